@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Compiler and instruction-set facts, and the few macros of the library.
+//
+//   OPD_HD        callable on the host and, under nvcc, on the device
+//   OPD_INLINE    inlined even at -O0: the innermost functions of the row kernels
+//   OPD_ISA       name of an inline namespace for code whose machine code depends on -march (see below)
+//   detail::pin   the identity, opaque to the optimiser
+//
+// Two translation units built with different -march flags must not share an inline function, or the linker keeps either
+// of them: one that crashes on an older machine or one that is slow. Everything that uses lanes therefore lives in
+// `inline namespace OPD_ISA`, named after the instruction set, and links side by side.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define OPD_HD __host__ __device__
+#else
+#define OPD_HD
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define OPD_INLINE inline __attribute__((always_inline))
+#else
+#define OPD_INLINE inline
+#endif
+
+#if defined(__CUDACC__)
+#define OPD_ISA isa_cuda
+#elif defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define OPD_ISA isa_avx512
+#define OPD_AVX512 1
+#elif defined(__AVX2__) && defined(__FMA__)
+#define OPD_ISA isa_avx2
+#elif defined(__AVX__)
+#define OPD_ISA isa_avx
+#else
+#define OPD_ISA isa_base
+#endif
+
+#if defined(__AVX512F__)
+#define OPD_PIN_REGISTER(x) "+v"(x)
+#else
+#define OPD_PIN_REGISTER(x) "+x"(x)
+#endif
+
+namespace opd {
+
+/// Sizes, strides and token ids are 64-bit in arithmetic, whatever the caller stores: N·V exceeds 2^31 in practice.
+using index_t = std::int64_t;
+
+} // namespace opd
+
+namespace opd::detail {
+
+/// Returns x; the compiler may neither look inside nor move arithmetic across it. -Ofast and -ffast-math otherwise
+/// reassociate (z - z*) - (y - y*) and cancel the anchors that gradients near p = q rest on.
+template <class T>
+OPD_HD OPD_INLINE T pin(T x) {
+#if defined(__CUDA_ARCH__)
+    return x; // nvcc does not reassociate
+#elif defined(__SSE2__)
+    asm("" : OPD_PIN_REGISTER(x));
+    return x;
+#else
+    volatile T y = x;
+    return y;
+#endif
+}
+
+} // namespace opd::detail
