@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "opd/product.hpp"
+#include "opd/rng.hpp"
+
+namespace {
+
+using opd::index_t;
+
+// Runs tiles on `threads` threads, last tile first: no order of tiles may matter.
+struct threads_executor {
+    int threads = 1;
+    template <class Function>
+    void parallel_for(index_t count, Function&& f) const {
+        std::atomic<index_t> left{count};
+        const auto work = [&] {
+            for (index_t i; (i = --left) >= 0;) f(i);
+        };
+        std::vector<std::jthread> team;
+        for (int i = 1; i < threads; ++i) team.emplace_back(work);
+        work();
+    }
+};
+
+// The definition: one multiply-add a step, ascending k, fused where the build's lanes are.
+template <class T>
+T chain(index_t depth, const T* a, index_t a_step, const T* b, index_t b_step, T start) {
+    T acc = start;
+    for (index_t k = 0; k < depth; ++k) {
+#if defined(__FMA__)
+        acc = std::fma(a[k * a_step], b[k * b_step], acc);
+#else
+        if constexpr (std::is_same_v<T, double>)
+            acc = std::fma(a[k * a_step], b[k * b_step], acc);
+        else {
+            const volatile T product = a[k * a_step] * b[k * b_step];
+            acc = product + acc;
+        }
+#endif
+    }
+    return acc;
+}
+
+template <class T>
+std::vector<T> noise(std::uint64_t sample, index_t size) {
+    std::vector<T> r(static_cast<std::size_t>(size));
+    const opd::noise_row row(42, opd::noise_stream::mc, sample, 0);
+    for (std::size_t i = 0; i < r.size(); ++i)
+        r[i] = static_cast<T>(2 * opd::uniform_of_bits(row.bits(0, static_cast<std::uint32_t>(i))) - 1);
+    return r;
+}
+
+template <class T>
+bool same_bits(T a, T b) {
+    return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+template <class T>
+void check_shape(index_t rows, index_t columns, index_t depth, bool accumulate, int threads) {
+    CAPTURE(rows);
+    CAPTURE(columns);
+    CAPTURE(depth);
+    CAPTURE(accumulate);
+    CAPTURE(threads);
+    const index_t pad = 3; // row strides differ from the row lengths
+    const auto a = noise<T>(1, rows * (depth + pad)), at = noise<T>(2, depth * (rows + pad));
+    const auto b = noise<T>(3, depth * (columns + pad)), bt = noise<T>(4, columns * (depth + pad));
+    const auto start = noise<T>(5, rows * (columns + pad));
+    const threads_executor executor{threads};
+    for (int form = 0; form < 3; ++form) {
+        CAPTURE(form);
+        auto c = start;
+        const index_t ca = columns + pad;
+        if (form == 0)
+            opd::product(executor, opd::product_nn(rows, columns, depth, a.data(), depth + pad, b.data(), columns + pad,
+                                                   c.data(), ca, accumulate));
+        else if (form == 1)
+            opd::product(executor, opd::product_tn(rows, columns, depth, at.data(), rows + pad, b.data(), columns + pad,
+                                                   c.data(), ca, accumulate));
+        else
+            opd::product(executor, opd::product_nt(rows, columns, depth, a.data(), depth + pad, bt.data(), depth + pad,
+                                                   c.data(), ca, accumulate));
+        index_t wrong = 0;
+        for (index_t i = 0; i < rows; ++i)
+            for (index_t j = 0; j < ca; ++j) {
+                const T from = start[static_cast<std::size_t>(i * ca + j)];
+                T expected = from; // the padding of C stays as it was
+                if (j < columns) {
+                    const T* x = form == 1 ? at.data() + i : a.data() + i * (depth + pad);
+                    const T* y = form == 2 ? bt.data() + j * (depth + pad) : b.data() + j;
+                    expected = chain<T>(depth, x, form == 1 ? rows + pad : 1, y, form == 2 ? 1 : columns + pad,
+                                        accumulate ? from : T(0));
+                }
+                wrong += !same_bits(c[static_cast<std::size_t>(i * ca + j)], expected);
+            }
+        CHECK(wrong == 0);
+    }
+}
+
+} // namespace
+
+TEST_CASE("every output is one ascending chain, for any number of rows, columns and threads") {
+    for (index_t rows = 1; rows <= 33; ++rows)
+        for (index_t columns : {1, 15, 16, 48, 67})
+            check_shape<float>(rows, columns, 48, rows % 2 == 0, 1 + static_cast<int>(rows % 3));
+    check_shape<float>(200, 150, 70, false, 1);
+    check_shape<float>(200, 150, 70, true, 2);
+    check_shape<float>(200, 150, 70, true, 5);
+}
+
+TEST_CASE("a long depth is cut into blocks that continue the same chain") {
+    check_shape<float>(7, 20, 256, false, 1);
+    check_shape<float>(7, 20, 257, true, 2);
+    check_shape<float>(97, 65, 1000, false, 2);
+}
+
+TEST_CASE("depth 0 zeroes the output or leaves it alone") {
+    check_shape<float>(5, 9, 0, false, 1);
+    check_shape<float>(5, 9, 0, true, 1);
+}
+
+TEST_CASE("double runs the same chain") {
+    for (index_t rows : {1, 2, 5, 13})
+        for (index_t columns : {1, 3, 8}) check_shape<double>(rows, columns, 31, rows % 2 == 1, 2);
+}
+
+TEST_CASE("a row's bits do not depend on the rows around it") {
+    const index_t columns = 50, depth = 300;
+    const auto x = noise<float>(6, 33 * depth), w = noise<float>(7, depth * columns);
+    std::vector<float> alone(33 * columns), batch(33 * columns);
+    for (index_t r = 0; r < 33; ++r)
+        opd::product(opd::serial_executor{}, opd::product_nn(1, columns, depth, x.data() + r * depth, depth, w.data(),
+                                                             columns, alone.data() + r * columns, columns));
+    for (index_t rows = 1; rows <= 33; ++rows) {
+        opd::product(opd::serial_executor{},
+                     opd::product_nn(rows, columns, depth, x.data(), depth, w.data(), columns, batch.data(), columns));
+        CHECK(std::memcmp(alone.data(), batch.data(), static_cast<std::size_t>(rows * columns) * sizeof(float)) == 0);
+    }
+}
