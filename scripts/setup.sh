@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#
+# What the other scripts share: installing what a build needs on Debian 12, and configuring a build folder. By itself,
+# `scripts/setup.sh [test|demo|bench|ci]...` installs and does nothing else. Nothing is installed that is there already.
+
+opd_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+opd_say() { printf '== %s\n' "$*"; }
+opd_die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+opd_packages() {
+    local build="g++ cmake ninja-build libeigen3-dev"
+    local trainer="libcli11-dev nlohmann-json3-dev libfmt-dev libspdlog-dev"
+    local tests="doctest-dev librapidcheck-dev librange-v3-dev"
+    case $1 in
+    demo) echo "$build $trainer" ;;
+    test) echo "$build $trainer $tests" ;;
+    bench) echo "$build libbenchmark-dev" ;;
+    ci) echo "$build $trainer $tests libbenchmark-dev git clang-19 libclang-rt-19-dev clang-format" ;;
+    *) opd_die "opd_packages: no set of packages is called '$1'" ;;
+    esac
+}
+
+# The packages of a set that are not installed, on one line.
+opd_missing() {
+    local package
+    local missing=()
+    for package in $(opd_packages "$1"); do
+        if [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" != installed ]; then
+            missing+=("$package")
+        fi
+    done
+    echo "${missing[*]}"
+}
+
+opd_setup() {
+    if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+        opd_say "not a Debian system: nothing is installed; needed are the equivalents of: $(opd_packages "$1")"
+        return 0
+    fi
+    local missing
+    missing=$(opd_missing "$1")
+    [ -z "$missing" ] && return 0
+
+    local as_root=()
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null ||
+            opd_die "these packages are missing, and there is neither root nor sudo to install them: $missing"
+        as_root=(sudo)
+    fi
+    opd_say "installing: $missing"
+    local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=600)
+    "${apt[@]}" update || opd_say "apt-get update failed; trying with the lists that are there"
+    # shellcheck disable=SC2086 # a list of words
+    "${apt[@]}" install -y --no-install-recommends $missing ||
+        opd_die "apt-get could not install: $missing (all are in the main section of Debian 12)"
+    missing=$(opd_missing "$1")
+    [ -z "$missing" ] || opd_die "still missing after apt-get install: $missing"
+}
+
+# Compilers of these tests take up to 1.5 GB each.
+opd_jobs() {
+    local cores memory
+    cores=$(nproc)
+    memory=$(awk '/^MemAvailable:/ {print int($2 / 1500000)}' /proc/meminfo)
+    [ "$memory" -lt 1 ] && memory=1
+    echo $((cores < memory ? cores : memory))
+}
+
+# opd_configure <folder under build/> <cmake arguments...>
+opd_configure() {
+    local folder=$opd_root/build/$1
+    shift
+    local launcher=()
+    if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
+    cmake -S "$opd_root" -B "$folder" -G Ninja "${launcher[@]}" "$@"
+}
+
+# opd_build <folder under build/> <cmake --build arguments...>
+opd_build() {
+    local folder=$opd_root/build/$1
+    shift
+    cmake --build "$folder" -j "$(opd_jobs)" "$@"
+}
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    set -euo pipefail
+    for opd_set in "${@:-test}"; do opd_setup "$opd_set"; done
+fi
