@@ -50,7 +50,7 @@ T chain(index_t depth, const T* a, index_t a_step, const T* b, index_t b_step, T
 
 template <class T>
 std::vector<T> noise(std::uint64_t sample, index_t size) {
-    std::vector<T> r(static_cast<std::size_t>(size));
+    std::vector<T> r(static_cast<std::size_t>(size) + 1); // one more: data() of no elements would be a null pointer
     const opd::noise_row row(42, opd::noise_stream::mc, sample, 0);
     for (std::size_t i = 0; i < r.size(); ++i)
         r[i] = static_cast<T>(2 * opd::uniform_of_bits(row.bits(0, static_cast<std::uint32_t>(i))) - 1);
