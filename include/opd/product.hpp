@@ -58,8 +58,8 @@ struct product_operands {
     bool b_transposed = false; //
 };
 
-inline namespace OPD_ISA {
 namespace detail {
+inline namespace OPD_ISA {
 
 template <int Count, class Function>
 OPD_INLINE void unroll(Function&& f) {
@@ -199,7 +199,10 @@ void product_panel(index_t rows, index_t columns, index_t depth, const T* a, ind
     }
 }
 
+} // namespace OPD_ISA
 } // namespace detail
+
+inline namespace OPD_ISA {
 
 /// Output tiles of a product: the unit that threads share out.
 template <class T>

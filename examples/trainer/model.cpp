@@ -1,0 +1,578 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "model.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+#include "opd/product.hpp"
+#include "opd/rng.hpp"
+#include "row_kernels.hpp"
+
+namespace trainer {
+
+namespace {
+
+using opd::product;
+using opd::product_nn;
+using opd::serial_executor;
+
+// Query rows that attention handles together.
+constexpr index_t query_tile = 12;
+// Rows that a layer handles together while they lie in the first-level cache.
+constexpr index_t row_tile = 48;
+
+index_t round_up(index_t n, index_t to) { return (n + to - 1) / to * to; }
+
+// y (R,out) (+)= x (R,in) W^T
+template <class T>
+void linear(const transformer<T>& model, const tensor& w, const T* x, index_t rows, T* y, bool accumulate = false) {
+    product(serial_executor{},
+            product_nn(rows, w.rows, w.columns, x, w.columns, model.transposed_at(w), w.rows, y, w.rows, accumulate));
+}
+
+// dx (R,in) = dy (R,out) W
+template <class T>
+void linear_backward(const transformer<T>& model, const tensor& w, const T* dy, index_t rows, T* dx) {
+    product(serial_executor{}, product_nn(rows, w.columns, w.rows, dy, w.rows, model.at(w), w.columns, dx, w.columns));
+}
+
+} // namespace
+
+// --- parameters ------------------------------------------------------------------------------------------------------
+
+model_layout::model_layout(const model_shape& s) {
+    const auto place = [this](index_t rows, index_t columns) {
+        const tensor t{size, rows, columns};
+        size += round_up(t.size(), 16); // tensors start on a register's width
+        return t;
+    };
+    embedding = place(s.vocabulary, s.width);
+    for (int l = 0; l < s.layers; ++l) {
+        layer_tensors t;
+        t.norm1 = place(s.width, 1);
+        t.wqkv = place(s.qkv_width(), s.width);
+        t.q_norm = place(s.head_dim, 1);
+        t.k_norm = place(s.head_dim, 1);
+        t.wo = place(s.width, s.q_width());
+        t.norm2 = place(s.width, 1);
+        t.wgu = place(2 * index_t{s.ffn}, s.width);
+        t.wdown = place(s.width, s.ffn);
+        layers.push_back(t);
+    }
+    norm_f = place(s.width, 1);
+    head = s.tied ? embedding : place(s.vocabulary, s.width);
+}
+
+template <class T>
+transformer<T>::transformer(const model_shape& s)
+    : shape(s), layout(s), weights(static_cast<std::size_t>(layout.size)), transposed_(weights.size()) {
+    const index_t half = s.head_dim / 2;
+    cosines_.resize(static_cast<std::size_t>(s.max_length * half));
+    sines_.resize(cosines_.size());
+    for (index_t position = 0; position < s.max_length; ++position)
+        for (index_t i = 0; i < half; ++i) {
+            const double angle =
+                static_cast<double>(position) * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half));
+            cosines_[static_cast<std::size_t>(position * half + i)] = static_cast<T>(std::cos(angle));
+            sines_[static_cast<std::size_t>(position * half + i)] = static_cast<T>(std::sin(angle));
+        }
+    for (const auto& l : layout.layers)
+        for (const tensor* t : {&l.norm1, &l.q_norm, &l.k_norm, &l.norm2})
+            std::fill_n(weights.data() + t->offset, t->size(), T(1));
+    std::fill_n(weights.data() + layout.norm_f.offset, layout.norm_f.size(), T(1));
+}
+
+template <class T>
+void transformer<T>::initialise(std::uint64_t seed) {
+    std::uint64_t number = 0;
+    const auto fill = [&](const tensor& t, double deviation) {
+        const opd::noise_row noise(seed, opd::noise_stream::mc, number++, 0);
+        for (index_t i = 0; i < t.size(); ++i) { // Box-Muller
+            const auto id = static_cast<std::uint32_t>(i);
+            const double u = opd::uniform_of_bits(noise.bits(0, id)), v = opd::uniform_of_bits(noise.bits(1, id));
+            weights[static_cast<std::size_t>(t.offset + i)] =
+                static_cast<T>(deviation * std::sqrt(-2 * std::log(u)) * std::cos(2 * 3.14159265358979324 * v));
+        }
+    };
+    const double in = 1 / std::sqrt(static_cast<double>(shape.width));
+    const double residual = 1 / std::sqrt(2.0 * shape.layers);
+    fill(layout.embedding, shape.tied ? in : 1);
+    for (const auto& l : layout.layers) {
+        fill(l.wqkv, in);
+        fill(l.wo, residual / std::sqrt(static_cast<double>(shape.q_width())));
+        fill(l.wgu, in);
+        fill(l.wdown, residual / std::sqrt(static_cast<double>(shape.ffn)));
+    }
+    if (!shape.tied) fill(layout.head, in);
+    weights_changed();
+}
+
+template <class T>
+void transformer<T>::weights_changed() {
+    const auto transpose = [this](const tensor& t) {
+        const T* from = weights.data() + t.offset;
+        T* to = transposed_.data() + t.offset;
+        for (index_t r = 0; r < t.rows; ++r)
+            for (index_t c = 0; c < t.columns; ++c) to[c * t.rows + r] = from[r * t.columns + c];
+    };
+    for (const auto& l : layout.layers) {
+        transpose(l.wqkv);
+        transpose(l.wo);
+        transpose(l.wgu);
+        transpose(l.wdown);
+    }
+    transpose(layout.head);
+}
+
+// --- memory ----------------------------------------------------------------------------------------------------------
+
+template <class T>
+static void grow(std::vector<T>& v, index_t size) {
+    if (v.size() < static_cast<std::size_t>(size)) v.resize(static_cast<std::size_t>(size));
+}
+
+template <class T>
+void kv_cache<T>::resize(const model_shape& s, index_t slots, index_t length) {
+    slots_ = slots;
+    kv_heads_ = s.kv_heads;
+    head_dim_ = s.head_dim;
+    capacity_ = round_up(length, 16);
+    grow(keys_, s.layers * slots * s.kv_width() * capacity_);
+    grow(values_, s.layers * slots * s.kv_width() * capacity_);
+}
+
+template <class T>
+void layer_rows<T>::resize(const model_shape& s, index_t rows) {
+    grow(x, rows * s.width);
+    grow(inv1, rows);
+    grow(n1, rows * s.width);
+    grow(qkv, rows * s.qkv_width());
+    grow(invqk, rows * (s.heads + s.kv_heads));
+    grow(qk, rows * (s.q_width() + s.kv_width()));
+    grow(peak, rows * s.heads);
+    grow(scale, rows * s.heads);
+    grow(att, rows * s.q_width());
+    grow(x2, rows * s.width);
+    grow(inv2, rows);
+    grow(n2, rows * s.width);
+    grow(gu, rows * 2 * s.ffn);
+    grow(h, rows * s.ffn);
+}
+
+template <class T>
+void forward_state<T>::resize(const model_shape& s, index_t rows, index_t capacity, bool keep) {
+    layers.resize(keep ? static_cast<std::size_t>(s.layers) : 1);
+    for (auto& l : layers) l.resize(s, rows);
+    grow(x, rows * s.width);
+    grow(inv, rows);
+    grow(n, rows * s.width);
+    grow(scores, std::max<index_t>(query_tile, s.heads) * capacity);
+}
+
+// --- forward ---------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// out[r] = softmax(q[r] k^T) v for `rows` queries of one kv head, query r at position valid[r] - 1 and below.
+// Rows of a tile see `padded` positions, those beyond their own with weight 0: a multiply-add of an exact zero changes
+// nothing but the sign of a zero, which the last addition removes.
+template <class T>
+void attend(const T* q, index_t q_stride, index_t rows, index_t first_valid, index_t valid_step, const T* keys,
+            index_t capacity, const T* values, index_t kv_width, index_t head_dim, T* scores, T* peak, T* scale,
+            index_t statistics_stride, T* out, index_t out_stride) {
+    using Num = number<T>;
+    const index_t padded = first_valid + (rows - 1) * valid_step;
+    const T factor = T(1) / std::sqrt(static_cast<T>(head_dim));
+    product(serial_executor{},
+            product_nn(rows, padded, head_dim, q, q_stride, keys, capacity, scores, capacity)); // (rows,padded)
+    for (index_t r = 0; r < rows; ++r)
+        softmax_scores(scores + r * capacity, first_valid + r * valid_step, padded, factor, peak[r * statistics_stride],
+                       scale[r * statistics_stride]);
+    product(serial_executor{},
+            product_nn(rows, head_dim, padded, scores, capacity, values, kv_width, out, out_stride)); // (rows,head_dim)
+    for (index_t r = 0; r < rows; ++r) {
+        const Num inverse(scale[r * statistics_stride]);
+        T* o = out + r * out_stride;
+        each_lane<T>(head_dim, [&](index_t i, auto load, auto store) { store(load(o + i) * inverse + Num(0), o + i); });
+    }
+}
+
+template <class T>
+void attend_segment(const model_shape& s, const segment& g, index_t row, index_t layer, kv_cache<T>& cache,
+                    layer_rows<T>& l, T* scores) {
+    const index_t group = s.heads / s.kv_heads, stride = s.q_width() + s.kv_width(), capacity = cache.capacity();
+    const T* values = cache.values(layer, g.slot);
+    for (index_t kv = 0; kv < s.kv_heads; ++kv) {
+        const T* keys = cache.keys(layer, g.slot, kv);
+        if (g.count == 1) { // the heads that share these keys are the rows
+            const index_t head = kv * group;
+            attend(l.qk.data() + row * stride + head * s.head_dim, index_t{s.head_dim}, group, g.start + 1, 0, keys,
+                   capacity, values + kv * s.head_dim, s.kv_width(), s.head_dim, scores,
+                   l.peak.data() + row * s.heads + head, l.scale.data() + row * s.heads + head, 1,
+                   l.att.data() + row * s.q_width() + head * s.head_dim, s.head_dim);
+            continue;
+        }
+        for (index_t head = kv * group; head < (kv + 1) * group; ++head)
+            for (index_t i = 0; i < g.count; i += query_tile) {
+                const index_t r = row + i;
+                attend(l.qk.data() + r * stride + head * s.head_dim, stride, std::min(query_tile, g.count - i),
+                       g.start + i + 1, 1, keys, capacity, values + kv * s.head_dim, s.kv_width(), s.head_dim, scores,
+                       l.peak.data() + r * s.heads + head, l.scale.data() + r * s.heads + head, s.heads,
+                       l.att.data() + r * s.q_width() + head * s.head_dim, s.q_width());
+            }
+    }
+}
+
+} // namespace
+
+template <class T>
+void forward_rows(const transformer<T>& model, std::span<const segment> segments, std::span<const std::int32_t> tokens,
+                  kv_cache<T>& cache, forward_state<T>& state, bool keep, T* logits) {
+    const model_shape& s = model.shape;
+    const auto rows = static_cast<index_t>(tokens.size());
+    const index_t d = s.width, f = s.ffn, qk_width = s.q_width() + s.kv_width(), qk_heads = s.heads + s.kv_heads;
+    state.resize(s, rows, cache.capacity(), keep);
+
+    layer_rows<T>* l = &state.layers[0];
+    for (index_t r = 0; r < rows; ++r)
+        std::copy_n(model.at(model.layout.embedding) + tokens[static_cast<std::size_t>(r)] * d, d, l->x.data() + r * d);
+
+    for (index_t layer = 0; layer < s.layers; ++layer) {
+        const layer_tensors& w = model.layout.layers[static_cast<std::size_t>(layer)];
+        l = &state.layers[keep ? static_cast<std::size_t>(layer) : 0];
+
+        // queries, keys and values; the keys and values of all rows are in the cache before any row attends
+        for (index_t r = 0; r < rows; ++r)
+            l->inv1[static_cast<std::size_t>(r)] =
+                rms_norm(l->x.data() + r * d, model.at(w.norm1), d, l->n1.data() + r * d);
+        linear(model, w.wqkv, l->n1.data(), rows, l->qkv.data());
+        index_t row = 0;
+        for (const segment& g : segments)
+            for (index_t i = 0; i < g.count; ++i, ++row) {
+                const index_t position = g.start + i;
+                const T* raw = l->qkv.data() + row * s.qkv_width();
+                T* qk = l->qk.data() + row * qk_width;
+                for (index_t h = 0; h < qk_heads; ++h) {
+                    l->invqk[static_cast<std::size_t>(row * qk_heads + h)] =
+                        rms_norm(raw + h * s.head_dim, model.at(h < s.heads ? w.q_norm : w.k_norm), s.head_dim,
+                                 qk + h * s.head_dim);
+                    rotate(qk + h * s.head_dim, model.cosines(position), model.sines(position), T(1), s.head_dim / 2);
+                }
+                for (index_t kv = 0; kv < s.kv_heads; ++kv) {
+                    T* keys = cache.keys(layer, g.slot, kv) + position;
+                    for (index_t i_dim = 0; i_dim < s.head_dim; ++i_dim)
+                        keys[i_dim * cache.capacity()] = qk[s.q_width() + kv * s.head_dim + i_dim];
+                }
+                std::copy_n(raw + qk_width, s.kv_width(), cache.values(layer, g.slot) + position * s.kv_width());
+            }
+        row = 0;
+        for (const segment& g : segments) {
+            attend_segment(s, g, row, layer, cache, *l, state.scores.data());
+            row += g.count;
+        }
+
+        // the rest of the layer is local to a row: tile by tile, so that it stays in the cache
+        T* next = keep && layer + 1 < s.layers ? state.layers[static_cast<std::size_t>(layer + 1)].x.data()
+                  : layer + 1 < s.layers       ? l->x.data()
+                                               : state.x.data();
+        for (index_t r0 = 0; r0 < rows; r0 += row_tile) {
+            const index_t n = std::min(row_tile, rows - r0);
+            std::copy_n(l->x.data() + r0 * d, n * d, l->x2.data() + r0 * d);
+            linear(model, w.wo, l->att.data() + r0 * s.q_width(), n, l->x2.data() + r0 * d, true);
+            for (index_t r = r0; r < r0 + n; ++r)
+                l->inv2[static_cast<std::size_t>(r)] =
+                    rms_norm(l->x2.data() + r * d, model.at(w.norm2), d, l->n2.data() + r * d);
+            linear(model, w.wgu, l->n2.data() + r0 * d, n, l->gu.data() + r0 * 2 * f);
+            for (index_t r = r0; r < r0 + n; ++r)
+                swiglu(l->gu.data() + r * 2 * f, l->gu.data() + r * 2 * f + f, f, l->h.data() + r * f);
+            std::copy_n(l->x2.data() + r0 * d, n * d, next + r0 * d);
+            linear(model, w.wdown, l->h.data() + r0 * f, n, next + r0 * d, true);
+        }
+    }
+
+    for (index_t r = 0; r < rows; ++r)
+        state.inv[static_cast<std::size_t>(r)] =
+            rms_norm(state.x.data() + r * d, model.at(model.layout.norm_f), d, state.n.data() + r * d);
+    linear(model, model.layout.head, state.n.data(), rows, logits);
+}
+
+// --- backward --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Gradients of one kv head's queries, keys and values. P is recomputed from the saved peak and scale.
+template <class T>
+struct attention_backward {
+    const model_shape& s;
+    sequence_pass<T>& pass;
+    index_t layer;
+    std::vector<T>& scratch;
+
+    // d_att (R,Q) -> d_qk (R,Q+KV) before the rotation is undone, d_v into the last KV columns of d_qkv (R,Q+2KV)
+    void run(const T* d_att, T* d_qk, T* d_qkv) {
+        using Num = number<T>;
+        const index_t rows = pass.rows(), stride = round_up(rows, 16) + 16, group = s.heads / s.kv_heads;
+        const index_t hd = s.head_dim, q_width = s.q_width(), qk_width = q_width + s.kv_width(), qkv = s.qkv_width();
+        layer_rows<T>& l = pass.forward.layers[static_cast<std::size_t>(layer)];
+        grow(scratch, 2 * rows * stride + hd * stride);
+        T* p = scratch.data();      // (R,stride) probabilities
+        T* ds = p + rows * stride;  // (R,stride) gradient of the scores
+        T* vt = ds + rows * stride; // (head_dim,stride) values, transposed
+        const T factor = T(1) / std::sqrt(static_cast<T>(hd));
+        const Num lane = lane_numbers<T>();
+        for (index_t kv = 0; kv < s.kv_heads; ++kv) {
+            const T* keys = pass.cache.keys(layer, 0, kv);
+            const T* values = pass.cache.values(layer, 0) + kv * hd;
+            for (index_t r = 0; r < rows; ++r)
+                for (index_t i = 0; i < hd; ++i) vt[i * stride + r] = values[r * s.kv_width() + i];
+            for (index_t head = kv * group; head < (kv + 1) * group; ++head) {
+                const T* q = l.qk.data() + head * hd;
+                const T* d_out = d_att + head * hd;
+                for (index_t i = 0; i < rows; i += query_tile) {
+                    const index_t n = std::min(query_tile, rows - i), seen = i + n;
+                    product(serial_executor{}, product_nn(n, seen, hd, q + i * qk_width, qk_width, keys,
+                                                          pass.cache.capacity(), p + i * stride, stride));
+                    product(serial_executor{},
+                            product_nn(n, seen, hd, d_out + i * q_width, q_width, vt, stride, ds + i * stride, stride));
+                    for (index_t r = i; r < seen; ++r) {
+                        const auto at = static_cast<std::size_t>(r * s.heads + head);
+                        const T mean = dot(d_out + r * q_width, l.att.data() + r * q_width + head * hd, hd);
+                        const Num peak(l.peak[at]), scale(l.scale[at]);
+                        each_lane<T>(seen, [&](index_t j, auto load, auto store) {
+                            const auto valid = lane < Num(static_cast<double>(r + 1 - j));
+                            T* pr = p + r * stride + j;
+                            T* dr = ds + r * stride + j;
+                            const Num prob = select(valid, exp(load(pr) * Num(factor) - peak) * scale, Num(0));
+                            store(prob, pr);
+                            store(prob * (load(dr) - Num(mean)) * Num(factor), dr);
+                        });
+                    }
+                    product(serial_executor{},
+                            product_nn(n, hd, seen, ds + i * stride, stride, l.qk.data() + q_width + kv * hd, qk_width,
+                                       d_qk + i * qk_width + head * hd, qk_width));
+                }
+                // keys and values are seen by every later query, and by every head of the group
+                const bool more = head > kv * group;
+                for (index_t j = 0; j < rows; j += query_tile) {
+                    const index_t n = std::min(query_tile, rows - j), below = rows - j;
+                    product(serial_executor{},
+                            opd::product_tn(n, hd, below, ds + j * stride + j, stride, q + j * qk_width, qk_width,
+                                            d_qk + j * qk_width + q_width + kv * hd, qk_width, more));
+                    product(serial_executor{},
+                            opd::product_tn(n, hd, below, p + j * stride + j, stride, d_out + j * q_width, q_width,
+                                            d_qkv + j * qkv + qk_width + kv * hd, qkv, more));
+                }
+            }
+        }
+    }
+};
+
+template <class T>
+void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, const T* d_logits, std::vector<T>& scratch,
+                       std::vector<T>& attention_scratch) {
+    const model_shape& s = model.shape;
+    const index_t rows = pass.rows(), d = s.width, f = s.ffn, hd = s.head_dim;
+    const index_t q_width = s.q_width(), qk_width = q_width + s.kv_width(), qkv = s.qkv_width();
+    grow(scratch, rows * (2 * d + f + q_width + qk_width));
+    T* dx = scratch.data();           // (R,D) of the residual stream
+    T* dn = dx + rows * d;            // (R,D) of a norm's output
+    T* dh = dn + rows * d;            // (R,F)
+    T* d_att = dh + rows * f;         // (R,Q)
+    T* d_qk = d_att + rows * q_width; // (R,Q+KV)
+
+    pass.norm_f.assign(static_cast<std::size_t>(d), T(0));
+    linear_backward(model, model.layout.head, d_logits, rows, dn);
+    for (index_t r = 0; r < rows; ++r)
+        rms_norm_backward(dn + r * d, pass.forward.x.data() + r * d, model.at(model.layout.norm_f),
+                          pass.forward.inv[static_cast<std::size_t>(r)], d, static_cast<const T*>(nullptr), dx + r * d,
+                          pass.norm_f.data());
+
+    pass.layers.resize(static_cast<std::size_t>(s.layers));
+    for (index_t layer = s.layers - 1; layer >= 0; --layer) {
+        const layer_tensors& w = model.layout.layers[static_cast<std::size_t>(layer)];
+        const layer_rows<T>& l = pass.forward.layers[static_cast<std::size_t>(layer)];
+        layer_gradients<T>& g = pass.layers[static_cast<std::size_t>(layer)];
+        grow(g.out, rows * d);
+        grow(g.gu, rows * 2 * f);
+        grow(g.x2, rows * d);
+        grow(g.qkv, rows * qkv);
+        g.norm.assign(static_cast<std::size_t>(2 * d + 2 * hd), T(0));
+        T* d_norm1 = g.norm.data();
+        T* d_norm2 = d_norm1 + d;
+        T* d_q_norm = d_norm2 + d;
+        T* d_k_norm = d_q_norm + hd;
+
+        // x = x2 + silu(gate) up Wdown^T
+        std::copy_n(dx, rows * d, g.out.data());
+        for (index_t r0 = 0; r0 < rows; r0 += row_tile) {
+            const index_t n = std::min(row_tile, rows - r0);
+            linear_backward(model, w.wdown, dx + r0 * d, n, dh + r0 * f);
+            for (index_t r = r0; r < r0 + n; ++r) {
+                const T* gate = l.gu.data() + r * 2 * f;
+                T* d_gate = g.gu.data() + r * 2 * f;
+                swiglu_backward(dh + r * f, gate, gate + f, f, d_gate, d_gate + f);
+            }
+            linear_backward(model, w.wgu, g.gu.data() + r0 * 2 * f, n, dn + r0 * d);
+            for (index_t r = r0; r < r0 + n; ++r)
+                rms_norm_backward(dn + r * d, l.x2.data() + r * d, model.at(w.norm2),
+                                  l.inv2[static_cast<std::size_t>(r)], d, dx + r * d, dx + r * d, d_norm2);
+            // x2 = x + att Wo^T
+            linear_backward(model, w.wo, dx + r0 * d, n, d_att + r0 * q_width);
+        }
+        std::copy_n(dx, rows * d, g.x2.data());
+
+        attention_backward<T>{s, pass, layer, attention_scratch}.run(d_att, d_qk, g.qkv.data());
+        for (index_t r = 0; r < rows; ++r)
+            for (index_t h = 0; h < s.heads + s.kv_heads; ++h) {
+                T* dy = d_qk + r * qk_width + h * hd;
+                rotate(dy, model.cosines(r), model.sines(r), T(-1), hd / 2);
+                rms_norm_backward(dy, l.qkv.data() + r * qkv + h * hd, model.at(h < s.heads ? w.q_norm : w.k_norm),
+                                  l.invqk[static_cast<std::size_t>(r * (s.heads + s.kv_heads) + h)], hd,
+                                  static_cast<const T*>(nullptr), g.qkv.data() + r * qkv + h * hd,
+                                  h < s.heads ? d_q_norm : d_k_norm);
+            }
+        linear_backward(model, w.wqkv, g.qkv.data(), rows, dn);
+        for (index_t r = 0; r < rows; ++r)
+            rms_norm_backward(dn + r * d, l.x.data() + r * d, model.at(w.norm1), l.inv1[static_cast<std::size_t>(r)], d,
+                              dx + r * d, dx + r * d, d_norm1);
+    }
+    grow(pass.d_x0, rows * d);
+    std::copy_n(dx, rows * d, pass.d_x0.data());
+}
+
+} // namespace
+
+// --- a batch ---------------------------------------------------------------------------------------------------------
+
+template <class T>
+training_pass<T>::training_pass(const transformer<T>& model, const team& threads)
+    : model_(model), threads_(threads), scratch_(static_cast<std::size_t>(2 * threads.size())) {}
+
+template <class T>
+index_t training_pass<T>::set_sequences(std::span<const std::vector<std::int32_t>> sequences) {
+    count_ = sequences.size();
+    if (sequences_.size() < count_) sequences_.resize(count_);
+    rows_ = 0;
+    for (std::size_t i = 0; i < count_; ++i) {
+        const auto& tokens = sequences[i];
+        if (tokens.empty() || tokens.size() > static_cast<std::size_t>(model_.shape.max_length))
+            throw std::invalid_argument("sequence " + std::to_string(i) + " has " + std::to_string(tokens.size()) +
+                                        " tokens; the model takes 1 to " + std::to_string(model_.shape.max_length));
+        sequences_[i].tokens = tokens;
+        sequences_[i].row = rows_;
+        rows_ += sequences_[i].rows();
+    }
+    order_.resize(count_);
+    std::iota(order_.begin(), order_.end(), index_t{0});
+    std::stable_sort(order_.begin(), order_.end(), [&](index_t a, index_t b) {
+        return sequences_[static_cast<std::size_t>(a)].rows() > sequences_[static_cast<std::size_t>(b)].rows();
+    });
+    return rows_;
+}
+
+template <class T>
+void training_pass<T>::forward(T* logits) {
+    threads_.run(static_cast<index_t>(count_), [&](index_t piece, int) {
+        sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
+        pass.cache.resize(model_.shape, 1, pass.rows());
+        const segment whole{0, 0, pass.rows()};
+        forward_rows(model_, std::span(&whole, 1), std::span<const std::int32_t>(pass.tokens), pass.cache, pass.forward,
+                     true, logits + pass.row * model_.shape.vocabulary);
+    });
+}
+
+template <class T>
+void training_pass<T>::backward(const T* d_logits, std::vector<T>& grad) {
+    const model_shape& s = model_.shape;
+    const index_t d = s.width, hd = s.head_dim, v = s.vocabulary;
+    threads_.run(static_cast<index_t>(count_), [&](index_t piece, int thread) {
+        sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
+        backward_sequence(model_, pass, d_logits + pass.row * v, scratch_[static_cast<std::size_t>(2 * thread)],
+                          scratch_[static_cast<std::size_t>(2 * thread + 1)]);
+    });
+
+    // Weight gradients: dW (out,in) += dY^T X over the rows of all sequences in order, shared out by output tiles.
+    grad.assign(model_.weights.size(), T(0));
+    struct weight_task {
+        const tensor* w;
+        int layer; // -1: the head
+        const T* (*dy)(const sequence_pass<T>&, int, const T*);
+        const T* (*x)(const sequence_pass<T>&, int);
+        index_t tile;
+    };
+    const auto operands = [&](const weight_task& t, const sequence_pass<T>& pass) {
+        return opd::product_tn(t.w->rows, t.w->columns, pass.rows(), t.dy(pass, t.layer, d_logits + pass.row * v),
+                               t.w->rows, t.x(pass, t.layer), t.w->columns, grad.data() + t.w->offset, t.w->columns,
+                               true);
+    };
+    std::vector<weight_task> tasks;
+    const auto add = [&](const tensor& w, int layer, auto dy, auto x) {
+        weight_task t{&w, layer, dy, x, 0};
+        const index_t tiles = opd::product_tiles(operands(t, sequences_[0]));
+        for (; t.tile < tiles; ++t.tile) tasks.push_back(t);
+    };
+    for (int layer = 0; layer < s.layers && count_ > 0; ++layer) {
+        const layer_tensors& w = model_.layout.layers[static_cast<std::size_t>(layer)];
+        using pass_t = sequence_pass<T>;
+        add(
+            w.wgu, layer,
+            [](const pass_t& p, int l, const T*) { return p.layers[static_cast<std::size_t>(l)].gu.data(); },
+            [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].n2.data(); });
+        add(
+            w.wqkv, layer,
+            [](const pass_t& p, int l, const T*) { return p.layers[static_cast<std::size_t>(l)].qkv.data(); },
+            [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].n1.data(); });
+        add(
+            w.wdown, layer,
+            [](const pass_t& p, int l, const T*) { return p.layers[static_cast<std::size_t>(l)].out.data(); },
+            [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].h.data(); });
+        add(
+            w.wo, layer,
+            [](const pass_t& p, int l, const T*) { return p.layers[static_cast<std::size_t>(l)].x2.data(); },
+            [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].att.data(); });
+    }
+    if (count_ > 0)
+        add(
+            model_.layout.head, -1, [](const sequence_pass<T>&, int, const T* dz) { return dz; },
+            [](const sequence_pass<T>& p, int) { return p.forward.n.data(); });
+    threads_.run(static_cast<index_t>(tasks.size()), [&](index_t piece, int) {
+        const weight_task& t = tasks[static_cast<std::size_t>(piece)];
+        for (std::size_t i = 0; i < count_; ++i) opd::product_tile(operands(t, sequences_[i]), t.tile);
+    });
+
+    // Norm weights and embedding rows: small, in the order of the sequences.
+    for (std::size_t i = 0; i < count_; ++i) {
+        const sequence_pass<T>& pass = sequences_[i];
+        for (int layer = 0; layer < s.layers; ++layer) {
+            const layer_tensors& w = model_.layout.layers[static_cast<std::size_t>(layer)];
+            const T* part = pass.layers[static_cast<std::size_t>(layer)].norm.data();
+            add_row(part, d, grad.data() + w.norm1.offset);
+            add_row(part + d, d, grad.data() + w.norm2.offset);
+            add_row(part + 2 * d, hd, grad.data() + w.q_norm.offset);
+            add_row(part + 2 * d + hd, hd, grad.data() + w.k_norm.offset);
+        }
+        add_row(pass.norm_f.data(), d, grad.data() + model_.layout.norm_f.offset);
+        for (index_t r = 0; r < pass.rows(); ++r)
+            add_row(pass.d_x0.data() + r * d, d,
+                    grad.data() + model_.layout.embedding.offset + pass.tokens[static_cast<std::size_t>(r)] * d);
+    }
+}
+
+template class transformer<float>;
+template class transformer<double>;
+template class kv_cache<float>;
+template class kv_cache<double>;
+template struct layer_rows<float>;
+template struct layer_rows<double>;
+template struct forward_state<float>;
+template struct forward_state<double>;
+template class training_pass<float>;
+template class training_pass<double>;
+template void forward_rows(const transformer<float>&, std::span<const segment>, std::span<const std::int32_t>,
+                           kv_cache<float>&, forward_state<float>&, bool, float*);
+template void forward_rows(const transformer<double>&, std::span<const segment>, std::span<const std::int32_t>,
+                           kv_cache<double>&, forward_state<double>&, bool, double*);
+
+} // namespace trainer

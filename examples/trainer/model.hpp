@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// A decoder-only transformer in the Qwen3 shape, forward and backward by hand.
+//
+//   x   = embedding[token]                                              (R,D)
+//   per layer
+//       n1  = rmsnorm(x) * norm1                                        (R,D)
+//       qkv = n1 Wqkv^T                                                 (R,Q+2KV)   Q = heads * head_dim, KV = kv_heads * head_dim
+//       q, k = rotary(rmsnorm per head(q, k) * q_norm, k_norm)
+//       att = softmax(q k^T / sqrt(head_dim), causal) v                 (R,Q)       head h reads kv head h / (heads / kv_heads)
+//       x2  = x + att Wo^T                                              (R,D)
+//       n2  = rmsnorm(x2) * norm2                                       (R,D)
+//       gu  = n2 Wgu^T, h = silu(gate) * up                             (R,2F), (R,F)
+//       x   = x2 + h Wdown^T                                            (R,D)
+//   logits = rmsnorm(x) * norm_f  Whead^T                               (R,V)       Whead = embedding if tied
+//
+// Shapes: R rows (one token each) of one or more segments; D width, F feed-forward width, V vocabulary.
+//
+// What is promised: the logits of a (sequence, position) are the same bits whether the row is computed in a training
+// forward, a prefill, a chunk of a prefill or a decode step, and whatever other rows are in the batch. All of them run
+// `forward_rows`; its products are the library's fixed-order ones, attention sums logical positions in ascending order,
+// everything else is local to a row. Weight gradients are one chain over the rows of the batch in order; threads share
+// out sequences and output tiles, so their number changes no bit either.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "opd/config.hpp"
+#include "threads.hpp"
+
+namespace trainer {
+
+struct model_shape {
+    int vocabulary = 0; // V
+    int width = 48;     // D
+    int layers = 2;
+    int heads = 4;
+    int kv_heads = 2;
+    int head_dim = 16; // even
+    int ffn = 128;     // F
+    bool tied = false; // the head is the embedding
+    int max_length = 256;
+
+    index_t q_width() const { return index_t{heads} * head_dim; }
+    index_t kv_width() const { return index_t{kv_heads} * head_dim; }
+    index_t qkv_width() const { return q_width() + 2 * kv_width(); }
+    bool operator==(const model_shape&) const = default;
+};
+
+/// Where a tensor lies in the flat parameter vector.
+struct tensor {
+    index_t offset = 0;
+    index_t rows = 0;    // outputs
+    index_t columns = 0; // inputs; 1 for a norm's weight
+    index_t size() const { return rows * columns; }
+};
+
+struct layer_tensors {
+    tensor norm1;  // (D)
+    tensor wqkv;   // (Q+2KV,D)
+    tensor q_norm; // (head_dim)
+    tensor k_norm; // (head_dim)
+    tensor wo;     // (D,Q)
+    tensor norm2;  // (D)
+    tensor wgu;    // (2F,D)
+    tensor wdown;  // (D,F)
+};
+
+struct model_layout {
+    tensor embedding; // (V,D)
+    std::vector<layer_tensors> layers;
+    tensor norm_f; // (D)
+    tensor head;   // (V,D); the embedding's place if tied
+    index_t size = 0;
+
+    explicit model_layout(const model_shape& shape);
+};
+
+template <class T>
+class transformer {
+public:
+    explicit transformer(const model_shape& shape);
+
+    /// Normal weights, deterministic in the seed: scaled by 1/sqrt(inputs), residual outputs also by 1/sqrt(2 layers).
+    void initialise(std::uint64_t seed);
+
+    /// Call after every change of `weights`: refreshes the (in, out) copies that the forward pass reads.
+    void weights_changed();
+
+    model_shape shape;
+    model_layout layout;
+    std::vector<T> weights; // flat, tensors as (out, in)
+
+    const T* at(const tensor& t) const { return weights.data() + t.offset; }
+    const T* transposed_at(const tensor& t) const { return transposed_.data() + t.offset; } // (in, out)
+    const T* cosines(index_t position) const { return cosines_.data() + position * (shape.head_dim / 2); }
+    const T* sines(index_t position) const { return sines_.data() + position * (shape.head_dim / 2); }
+
+private:
+    std::vector<T> transposed_;
+    std::vector<T> cosines_, sines_; // (max_length, head_dim/2)
+};
+
+/// Keys (transposed, so that lanes run across positions) and values of `slots` sequences.
+template <class T>
+class kv_cache {
+public:
+    void resize(const model_shape& shape, index_t slots, index_t length);
+
+    index_t capacity() const { return capacity_; }          // positions, a multiple of 16
+    T* keys(index_t layer, index_t slot, index_t kv_head) { // (head_dim, capacity)
+        return keys_.data() + ((layer * slots_ + slot) * kv_heads_ + kv_head) * head_dim_ * capacity_;
+    }
+    T* values(index_t layer, index_t slot) { // (capacity, KV)
+        return values_.data() + (layer * slots_ + slot) * capacity_ * kv_heads_ * head_dim_;
+    }
+
+private:
+    index_t slots_ = 0, kv_heads_ = 0, head_dim_ = 0, capacity_ = 0;
+    std::vector<T> keys_, values_;
+};
+
+/// `count` consecutive positions of the sequence in `slot`, from position `start`; everything before is in the cache.
+struct segment {
+    index_t slot = 0;
+    index_t start = 0;
+    index_t count = 1;
+};
+
+/// What one layer computes for R rows. Decoding shares one of these between the layers, training keeps one per layer.
+template <class T>
+struct layer_rows {
+    std::vector<T> x;     // (R,D) the residual stream that enters
+    std::vector<T> inv1;  // (R) 1 / rms
+    std::vector<T> n1;    // (R,D)
+    std::vector<T> qkv;   // (R,Q+2KV) before the norms of q and k
+    std::vector<T> invqk; // (R,heads+kv_heads)
+    std::vector<T> qk;    // (R,Q+KV) normalised and rotated
+    std::vector<T> peak;  // (R,heads) maximum of the scores
+    std::vector<T> scale; // (R,heads) 1 / sum of exp(score - peak)
+    std::vector<T> att;   // (R,Q)
+    std::vector<T> x2;    // (R,D)
+    std::vector<T> inv2;  // (R)
+    std::vector<T> n2;    // (R,D)
+    std::vector<T> gu;    // (R,2F)
+    std::vector<T> h;     // (R,F)
+
+    void resize(const model_shape& shape, index_t rows);
+};
+
+/// Gradients with respect to what one layer's products put out: what the weight gradients need.
+template <class T>
+struct layer_gradients {
+    std::vector<T> out;  // (R,D) of h Wdown^T
+    std::vector<T> gu;   // (R,2F)
+    std::vector<T> x2;   // (R,D) of att Wo^T
+    std::vector<T> qkv;  // (R,Q+2KV)
+    std::vector<T> norm; // (2D + 2 head_dim) this sequence's share of norm1, norm2, q_norm, k_norm
+};
+
+/// Scratch memory and results of one forward pass over some rows.
+template <class T>
+struct forward_state {
+    std::vector<layer_rows<T>> layers; // one if nothing is kept, else one per layer
+    std::vector<T> x;                  // (R,D) the residual stream that leaves the last layer
+    std::vector<T> inv;                // (R)
+    std::vector<T> n;                  // (R,D)
+    std::vector<T> scores;             // (tile, capacity)
+
+    void resize(const model_shape& shape, index_t rows, index_t capacity, bool keep);
+};
+
+/// Logits of all rows of all segments, in order. Writes the rows' keys and values into the cache.
+template <class T>
+void forward_rows(const transformer<T>& model, std::span<const segment> segments,
+                  std::span<const std::int32_t> tokens, // (R)
+                  kv_cache<T>& cache, forward_state<T>& state, bool keep,
+                  T* logits); // (R,V)
+
+/// One sequence of a training batch: its tokens, the forward pass and the gradients of its products' outputs.
+template <class T>
+struct sequence_pass {
+    std::vector<std::int32_t> tokens; // (R) inputs
+    index_t row = 0;                  // its first row in the batch's logits
+    kv_cache<T> cache;
+    forward_state<T> forward;
+    std::vector<layer_gradients<T>> layers;
+    std::vector<T> d_x0;   // (R,D) of the embedding's rows
+    std::vector<T> norm_f; // (D) this sequence's share
+    index_t rows() const { return static_cast<index_t>(tokens.size()); }
+};
+
+/// A batch of packed sequences. Memory is kept from step to step.
+template <class T>
+class training_pass {
+public:
+    training_pass(const transformer<T>& model, const team& threads);
+
+    /// Takes the sequences' input tokens; returns the number of rows N.
+    index_t set_sequences(std::span<const std::vector<std::int32_t>> sequences);
+    index_t rows() const { return rows_; }
+    index_t first_row(std::size_t sequence) const { return sequences_[sequence].row; }
+
+    /// Logits of all rows, kept for backward.
+    void forward(T* logits); // (N,V)
+
+    /// Gradient of the loss with respect to the weights, from its gradient with respect to the logits.
+    void backward(const T* d_logits,     // (N,V)
+                  std::vector<T>& grad); // flat, as the weights; overwritten
+
+private:
+    const transformer<T>& model_;
+    const team& threads_;
+    std::vector<sequence_pass<T>> sequences_; // the first `count_` are in use
+    std::vector<index_t> order_;              // longest first: threads finish together
+    std::size_t count_ = 0;
+    index_t rows_ = 0;
+    std::vector<std::vector<T>> scratch_; // two per thread
+};
+
+extern template class transformer<float>;
+extern template class transformer<double>;
+extern template class training_pass<float>;
+extern template class training_pass<double>;
+
+} // namespace trainer

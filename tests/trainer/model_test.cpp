@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "model.hpp"
+#include "opd/rng.hpp"
+
+namespace {
+
+using namespace trainer;
+
+std::vector<std::vector<std::int32_t>> random_sequences(int vocabulary, std::initializer_list<int> lengths) {
+    std::vector<std::vector<std::int32_t>> r;
+    for (int length : lengths) {
+        const opd::noise_row noise(1, opd::noise_stream::mc, r.size(), 0);
+        std::vector<std::int32_t> tokens;
+        for (int i = 0; i < length; ++i)
+            tokens.push_back(static_cast<std::int32_t>(noise.bits(0, static_cast<std::uint32_t>(i)) %
+                                                       static_cast<std::uint32_t>(vocabulary)));
+        r.push_back(tokens);
+    }
+    return r;
+}
+
+template <class T>
+std::vector<T> coefficients(index_t size) {
+    const opd::noise_row noise(2, opd::noise_stream::mc, 0, 0);
+    std::vector<T> r(static_cast<std::size_t>(size));
+    for (std::size_t i = 0; i < r.size(); ++i)
+        r[i] = static_cast<T>(opd::uniform_of_bits(noise.bits(0, static_cast<std::uint32_t>(i))) - 0.5);
+    return r;
+}
+
+model_shape small_shape(bool tied) {
+    return {.vocabulary = 7,
+            .width = 6,
+            .layers = 2,
+            .heads = 4,
+            .kv_heads = 2,
+            .head_dim = 4,
+            .ffn = 10,
+            .tied = tied,
+            .max_length = 64};
+}
+
+// sum of coefficient * logit, a loss whose gradient with respect to the logits is the coefficients
+double loss_of(const transformer<double>& model, const team& threads,
+               const std::vector<std::vector<std::int32_t>>& sequences) {
+    training_pass<double> pass(model, threads);
+    const index_t rows = pass.set_sequences(sequences);
+    std::vector<double> logits(static_cast<std::size_t>(rows * model.shape.vocabulary));
+    pass.forward(logits.data());
+    const auto a = coefficients<double>(static_cast<index_t>(logits.size()));
+    double sum = 0;
+    for (std::size_t i = 0; i < logits.size(); ++i) sum += a[i] * logits[i];
+    return sum;
+}
+
+} // namespace
+
+TEST_CASE("the gradient of every weight equals central differences") {
+    for (bool tied : {false, true}) {
+        CAPTURE(tied);
+        transformer<double> model(small_shape(tied));
+        model.initialise(3);
+        // norms start at 1: move them, so that a missing factor shows
+        const auto jitter = coefficients<double>(model.layout.size);
+        for (std::size_t i = 0; i < model.weights.size(); ++i) model.weights[i] += 0.2 * jitter[i];
+        model.weights_changed();
+        const team threads(2);
+        const auto sequences = random_sequences(7, {1, 5, 27, 14});
+
+        training_pass<double> pass(model, threads);
+        const index_t rows = pass.set_sequences(sequences);
+        std::vector<double> logits(static_cast<std::size_t>(rows * 7)), grad;
+        pass.forward(logits.data());
+        const auto a = coefficients<double>(rows * 7);
+        pass.backward(a.data(), grad);
+
+        double worst = 0;
+        const auto check = [&](const tensor& t) {
+            for (index_t i = 0; i < t.size(); ++i) {
+                double& w = model.weights[static_cast<std::size_t>(t.offset + i)];
+                const double before = w, step = 1e-5;
+                w = before + step;
+                model.weights_changed();
+                const double up = loss_of(model, threads, sequences);
+                w = before - step;
+                model.weights_changed();
+                const double down = loss_of(model, threads, sequences);
+                w = before;
+                const double expected = (up - down) / (2 * step), got = grad[static_cast<std::size_t>(t.offset + i)];
+                worst = std::max(worst, std::abs(got - expected) / (1e-3 + std::abs(expected)));
+            }
+        };
+        check(model.layout.embedding);
+        check(model.layout.norm_f);
+        if (!tied) check(model.layout.head);
+        for (const auto& l : model.layout.layers)
+            for (const tensor* t : {&l.norm1, &l.wqkv, &l.q_norm, &l.k_norm, &l.wo, &l.norm2, &l.wgu, &l.wdown})
+                check(*t);
+        CHECK(worst < 1e-5);
+    }
+}
+
+TEST_CASE("float follows double") {
+    const auto shape = small_shape(false);
+    transformer<double> exact(shape);
+    exact.initialise(5);
+    transformer<float> model(shape);
+    for (std::size_t i = 0; i < model.weights.size(); ++i) model.weights[i] = static_cast<float>(exact.weights[i]);
+    model.weights_changed();
+    const team threads(1);
+    const auto sequences = random_sequences(7, {20, 9});
+    training_pass<double> pass_exact(exact, threads);
+    training_pass<float> pass(model, threads);
+    const index_t rows = pass.set_sequences(sequences);
+    pass_exact.set_sequences(sequences);
+    std::vector<double> logits_exact(static_cast<std::size_t>(rows * 7)), grad_exact;
+    std::vector<float> logits(logits_exact.size()), grad;
+    pass.forward(logits.data());
+    pass_exact.forward(logits_exact.data());
+    pass.backward(coefficients<float>(rows * 7).data(), grad);
+    pass_exact.backward(coefficients<double>(rows * 7).data(), grad_exact);
+    double worst = 0, largest = 0;
+    for (std::size_t i = 0; i < logits.size(); ++i) worst = std::max(worst, std::abs(logits[i] - logits_exact[i]));
+    CHECK(worst < 1e-5);
+    worst = 0;
+    for (std::size_t i = 0; i < grad.size(); ++i) {
+        worst = std::max(worst, std::abs(grad[i] - grad_exact[i]));
+        largest = std::max(largest, std::abs(grad_exact[i]));
+    }
+    CHECK(worst < 1e-5 * largest);
+}
+
+// The one property that plain, batched and later speculative rollout rest on: a (sequence, position) has one set of
+// logits, bit for bit.
+TEST_CASE("logits are the same bits for every batch size, chunk size and path") {
+    const model_shape shape{.vocabulary = 15,
+                            .width = 40,
+                            .layers = 2,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .head_dim = 12,
+                            .ffn = 72,
+                            .max_length = 64};
+    transformer<float> model(shape);
+    model.initialise(7);
+    const team one(1), two(2), three(3);
+    std::vector<std::vector<std::int32_t>> sequences;
+    for (int i = 0; i < 33; ++i) sequences.push_back(random_sequences(15, {i + 3})[0]);
+    // reference: the packed training forward of all sequences
+    training_pass<float> pass(model, one);
+    index_t rows = pass.set_sequences(sequences);
+    std::vector<float> reference(static_cast<std::size_t>(rows * 15));
+    pass.forward(reference.data());
+    const auto same = [&](const float* logits, std::size_t sequence, index_t position, index_t count) {
+        return std::memcmp(logits, reference.data() + (pass.first_row(sequence) + position) * 15,
+                           static_cast<std::size_t>(count * 15) * sizeof(float)) == 0;
+    };
+
+    SUBCASE("packed training batches of 1 to 33 sequences on 1 to 3 threads") {
+        for (std::size_t batch = 1; batch <= 33; ++batch) {
+            training_pass<float> other(model, batch % 3 == 0 ? one : batch % 3 == 1 ? two : three);
+            const std::size_t first = 33 - batch;
+            other.set_sequences(std::span(sequences).subspan(first, batch));
+            std::vector<float> logits(static_cast<std::size_t>(other.rows() * 15));
+            other.forward(logits.data());
+            for (std::size_t i = 0; i < batch; ++i)
+                CHECK(same(logits.data() + other.first_row(i) * 15, first + i, 0,
+                           static_cast<index_t>(sequences[first + i].size())));
+        }
+    }
+
+    SUBCASE("decoding in chunks, sequences entering and leaving the batch") {
+        for (index_t chunk : {1, 2, 3, 5, 12, 13, 40}) {
+            for (index_t slots : {1, 2, 7, 16, 33}) {
+                CAPTURE(chunk);
+                CAPTURE(slots);
+                kv_cache<float> cache;
+                cache.resize(shape, slots, 64);
+                forward_state<float> state;
+                struct running {
+                    std::size_t sequence;
+                    index_t done;
+                };
+                std::vector<running> slot(static_cast<std::size_t>(slots), {~std::size_t{0}, 0});
+                std::size_t next = 0;
+                int wrong = 0;
+                for (;;) {
+                    std::vector<segment> segments;
+                    std::vector<std::int32_t> tokens;
+                    for (std::size_t i = 0; i < slot.size(); ++i) {
+                        if (slot[i].sequence == ~std::size_t{0} && next < sequences.size()) slot[i] = {next++, 0};
+                        if (slot[i].sequence == ~std::size_t{0}) continue;
+                        const auto& all = sequences[slot[i].sequence];
+                        // alternate between the chunk and single steps in half of the slots
+                        const index_t want = i % 2 == 1 && slot[i].done % 2 == 1 ? 1 : chunk;
+                        const index_t count = std::min(want, static_cast<index_t>(all.size()) - slot[i].done);
+                        segments.push_back({static_cast<index_t>(i), slot[i].done, count});
+                        tokens.insert(tokens.end(), all.begin() + slot[i].done, all.begin() + slot[i].done + count);
+                    }
+                    if (segments.empty()) break;
+                    std::vector<float> logits(tokens.size() * 15);
+                    forward_rows(model, std::span<const segment>(segments), std::span<const std::int32_t>(tokens),
+                                 cache, state, false, logits.data());
+                    const float* z = logits.data();
+                    for (const segment& g : segments) {
+                        auto& s = slot[static_cast<std::size_t>(g.slot)];
+                        wrong += !same(z, s.sequence, g.start, g.count);
+                        z += g.count * 15;
+                        s.done += g.count;
+                        if (s.done == static_cast<index_t>(sequences[s.sequence].size())) s.sequence = ~std::size_t{0};
+                    }
+                }
+                CHECK(next == 33);
+                CHECK(wrong == 0);
+            }
+        }
+    }
+}
+
+TEST_CASE("weight gradients do not depend on the number of threads") {
+    const model_shape shape{.vocabulary = 15,
+                            .width = 48,
+                            .layers = 2,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .head_dim = 16,
+                            .ffn = 128,
+                            .max_length = 64};
+    transformer<float> model(shape);
+    model.initialise(9);
+    const auto sequences = random_sequences(15, {3, 40, 17, 64, 1, 22});
+    std::vector<float> first;
+    for (int size = 1; size <= 4; ++size) {
+        const team threads(size);
+        training_pass<float> pass(model, threads);
+        const index_t rows = pass.set_sequences(sequences);
+        std::vector<float> logits(static_cast<std::size_t>(rows * 15)), grad;
+        pass.forward(logits.data());
+        pass.backward(coefficients<float>(rows * 15).data(), grad);
+        if (size == 1) first = grad;
+        CHECK(std::memcmp(first.data(), grad.data(), grad.size() * sizeof(float)) == 0);
+    }
+}
