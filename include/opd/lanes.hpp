@@ -26,6 +26,9 @@
 
 namespace opd {
 
+/// A mask of one lane.
+OPD_HD constexpr bool any(bool m) { return m; }
+
 /// One number, with the interface of `lanes`. `scalar<double>` is the number type of the float64 reference and of rows
 /// that float cannot carry; `scalar<float>` that of a GPU thread.
 template <class T>
@@ -65,12 +68,14 @@ struct scalar {
     OPD_HD friend constexpr scalar abs(scalar a) { return a.v < T(0) ? -a : a; }
     OPD_HD friend scalar exp(scalar a) { return raw(::exp(a.v)); }
     OPD_HD friend scalar exp2(scalar a) { return raw(::exp2(a.v)); }
+    OPD_HD friend scalar exp2_scaled(scalar x, scalar hi, scalar lo, scalar) {
+        return raw(::exp2(x.v * hi.v + x.v * lo.v));
+    }
     OPD_HD friend scalar log(scalar a) { return raw(::log(a.v)); }
     OPD_HD friend scalar log1p(scalar a) { return raw(::log1p(a.v)); }
     OPD_HD friend scalar expm1(scalar a) { return raw(::expm1(a.v)); }
     OPD_HD friend scalar fma(scalar a, scalar b, scalar c) { return raw(::fma(a.v, b.v, c.v)); }
     OPD_HD friend scalar pin(scalar a) { return raw(detail::pin(a.v)); }
-    OPD_HD friend constexpr bool any(mask m) { return m; }
     OPD_HD friend constexpr T sum(scalar a) { return a.v; }
 };
 
@@ -165,6 +170,9 @@ struct lanes {
     OPD_INLINE friend lanes abs(lanes a) { return raw(std::bit_cast<vec>(std::bit_cast<ivec>(a.v) & 0x7fffffff)); }
     OPD_INLINE friend lanes pin(lanes a) { return raw(detail::pin(a.v)); }
 
+    /// Lanes holding whole numbers, as integers.
+    OPD_INLINE ivec as_int() const { return __builtin_convertvector(v, ivec); }
+
     /// a·b + c: fused where the instruction set has it, else two roundings. One or the other, never both in one build.
     OPD_INLINE friend lanes fma(lanes a, lanes b, lanes c) {
 #if defined(OPD_AVX512)
@@ -179,15 +187,6 @@ struct lanes {
 #endif
     }
 
-    OPD_INLINE friend bool any(mask m) {
-#if defined(OPD_AVX512)
-        return _mm512_movepi32_mask(std::bit_cast<__m512i>(m)) != 0;
-#else
-        std::int32_t r = 0;
-        for (int i = 0; i < width; ++i) r |= m[i];
-        return r != 0;
-#endif
-    }
     OPD_INLINE friend float sum(lanes a) {
         float t[width];
         a.store(t);
@@ -216,6 +215,24 @@ struct lanes {
         const vec n = detail::pin(a.v + 0x1.8p23f) - 0x1.8p23f;
         const ivec e = (__builtin_convertvector(n, ivec) + 127) << 23;
         return exp2_fraction(raw(a.v - n)) * raw(std::bit_cast<vec>(e));
+#endif
+    }
+    /// 2^(x (hi + lo)) for x in [floor, 127/hi], with hi + lo = log2(e)/T to more than float's digits: e^(x/T). The
+    /// product is reduced before it is rounded: its error does not grow with |x|, nor do equal logits share a bias.
+    /// Anything below floor = -160/hi counts as floor, where the result is 0; NaN stays NaN.
+    OPD_INLINE friend lanes exp2_scaled(lanes x, lanes hi, lanes lo, lanes floor) {
+        const lanes a = max(x, floor);
+#if defined(OPD_AVX512)
+        constexpr __mmask16 every = 0xffff;
+        const __m512 n = _mm512_maskz_roundscale_ps(every, std::bit_cast<__m512>((a * hi).v), 8);
+        const lanes f = fma(a, lo, fma(a, hi, -raw(std::bit_cast<vec>(n))));
+        const __m512 r = std::bit_cast<__m512>(exp2_fraction(f).v);
+        return raw(std::bit_cast<vec>(_mm512_maskz_scalef_ps(every, r, n)));
+#else
+        const vec n = detail::pin((a * hi).v + 0x1.8p23f) - 0x1.8p23f;
+        const lanes f = fma(a, lo, pin(fma(a, hi, raw(-n))));
+        const ivec h = max(raw(n), lanes(-127)).as_int() + 127; // 2^-127 and below: 0
+        return exp2_fraction(f) * raw(std::bit_cast<vec>(h << 23));
 #endif
     }
     OPD_INLINE friend lanes exp(lanes x) {
@@ -284,6 +301,16 @@ private:
     }
 };
 
+/// Whether any lane of a mask is set.
+OPD_INLINE bool any(lanes::mask m) {
+#if defined(OPD_AVX512)
+    return _mm512_movepi32_mask(std::bit_cast<__m512i>(m)) != 0;
+#else
+    std::int32_t r = 0;
+    for (int i = 0; i < lanes::width; ++i) r |= m[i];
+    return r != 0;
+#endif
+}
 } // namespace OPD_ISA
 
 #endif

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// A batch of rows as the caller describes it: which rows count (mask), how much (weights), how they form sequences
+// (offsets), which policy drew them (versions), how their losses become one number (reduction), and what happens to bad
+// or infinite rows. All of it is optional; `env{}` means every row, weight 1, mean over rows.
+//
+//   loss = Σ_r w_r f_r L_r over kept rows,   dL/dz_r = w_r f_r dL_r/dz_r,   with f by reduction:
+//
+//   sum                1
+//   token_mean         1 / (number of kept rows)                  or 1/normalizer if one is given
+//   sequence_mean      1 / (S · kept rows of the sequence)        S: sequences with a kept row, or normalizer
+//   sequence_sum_mean  1 / S
+//   constant           1 / normalizer
+//
+// A micro-batch passes the whole batch's count as `normalizer`; then cutting a batch changes the total by rounding only.
+// Weights are never part of a count. No kept row: loss 0, gradient 0, and the diagnostics say so.
+#pragma once
+
+#include <cstdint>
+#include <ranges>
+#include <type_traits>
+
+#include "opd/config.hpp"
+#include "opd/view.hpp"
+
+namespace opd {
+
+enum class reduce { sum, token_mean, sequence_mean, sequence_sum_mean, constant };
+
+/// Whether a row counts. From any contiguous run of bool or integers (non-zero: kept), or from targets with an ignored
+/// value: `row_mask::ignoring(targets, -100)`.
+template <space Space = space::host>
+struct row_mask {
+    const void* data = nullptr;
+    index_t size = 0;
+    int bytes = 0; ///< element width: 1, 2, 4, 8
+    bool has_ignore = false;
+    std::int64_t ignore = 0; ///< kept unless equal to this (has_ignore), else kept unless 0
+
+    row_mask() = default;
+    template <class T>
+        requires std::integral<std::remove_const_t<T>>
+    constexpr row_mask(vector_view<T, Space> v) : data(v.data), size(v.size), bytes(int(sizeof(T))) {}
+    template <std::ranges::contiguous_range R>
+        requires(Space == space::host && std::integral<std::ranges::range_value_t<R>>)
+    constexpr row_mask(R&& r)
+        : data(std::ranges::data(r)), size(static_cast<index_t>(std::ranges::size(r))),
+          bytes(int(sizeof(std::ranges::range_value_t<R>))) {}
+
+    template <class T>
+        requires std::integral<std::remove_const_t<T>>
+    static constexpr row_mask ignoring(vector_view<T, Space> targets,
+                                       std::type_identity_t<std::remove_const_t<T>> value) {
+        row_mask m(targets);
+        m.has_ignore = true;
+        m.ignore = static_cast<std::int64_t>(value);
+        return m;
+    }
+
+    OPD_HD constexpr bool empty() const { return data == nullptr; }
+    OPD_HD bool kept(index_t r) const {
+        if (data == nullptr) return true;
+        std::int64_t x = 0;
+        if (bytes == 1) // sign only matters against `ignore`
+            x = static_cast<const std::int8_t*>(data)[r];
+        else if (bytes == 2)
+            x = static_cast<const std::int16_t*>(data)[r];
+        else if (bytes == 4)
+            x = static_cast<const std::int32_t*>(data)[r];
+        else
+            x = static_cast<const std::int64_t*>(data)[r];
+        return has_ignore ? x != ignore : x != 0;
+    }
+};
+
+/// What happens to a row whose loss is infinite: p > 0 = q under reverse KL, q > 0 = p under forward KL, decided by the
+/// bits of the logits. Counted in every case.
+struct infinite {
+    enum class action { floor, skip, raise } act = action::floor;
+    double floor_at = -30; ///< nats: the log-prob inside the logarithm is raised to this on every entry of that row
+
+    static constexpr infinite floor(double nats = -30) { return {action::floor, nats}; }
+    static constexpr infinite skip() { return {action::skip, -30}; }
+    static constexpr infinite raise() { return {action::raise, -30}; }
+};
+
+/// `count`: a row with bad contents gets loss 0 and gradient 0 and is counted. `contents`: a pass of its own validates
+/// everything first and throws `invalid_input` naming the argument and the row.
+enum class check { count, contents };
+
+/// What a call promises about its bits. Results never depend on the thread count.
+enum class determinism {
+    not_guaranteed,
+    run_to_run,      ///< the same call on the same build gives the same bits (default)
+    tiling_invariant ///< also for any vocabulary tiling; refused by this version
+};
+
+/// Student and teacher vocabularies of different size. The softmax runs over the common ids only; nothing is padded.
+enum class vocabulary { must_match, drop_and_renormalise };
+
+/// Everything about a call that is not student, teacher or estimator.
+template <space Space = space::host>
+struct basic_env {
+    reduce reduction = reduce::token_mean;
+    row_mask<Space> mask = {};                            ///< (N) kept rows; empty: all
+    vector_view<const float, Space> weights = {};         ///< (N) any sign; empty: 1
+    vector_view<const std::int64_t, Space> offsets = {};  ///< (S+1) first row of each sequence, ascending, from 0 to N
+    vector_view<const std::int32_t, Space> versions = {}; ///< (N) policy version that drew the row; empty: unknown
+    std::int32_t version = 0;                       ///< the student's version now; staleness is version - versions[r]
+    double normalizer = 0;                          ///< count to divide by; 0: count this batch
+    float beta = 0;                                 ///< dz = beta·dz + gradient
+    float beta_loss = 0;                            ///< losses = beta_loss·losses + loss
+    vector_view<float, Space> losses = {};          ///< (N) out: w_r·L_r before the reduction's factor
+    vector_view<float, Space> lse = {};             ///< (N) out: the student's log-sum-exp at its temperature
+    vector_view<const float, Space> given_lse = {}; ///< (N) in: the student's log-sum-exp, used instead of a pass
+    infinite on_infinite = {};
+    double loss_clamp = 0; ///< per-row |loss| above this is cut to it with gradient 0, counted; 0: none
+    check checks = check::count;
+    determinism level = determinism::run_to_run;
+    vocabulary vocab = vocabulary::must_match;
+};
+
+using env = basic_env<space::host>;
+using device_env = basic_env<space::device>;
+
+} // namespace opd

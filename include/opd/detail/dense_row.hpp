@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// One row of a dense divergence on the CPU: value, and gradient dz = g (c - p Σ c) with g = scale/T.
+//
+//   single-sweep programs   sweep (normalisers + raw sums) · gradient                          3 reads, 1 write a row
+//   others                  sweep (normalisers) · terms and c, c parked · gradient from parked c
+//   careful                 float64, two plain passes: rows that float cannot carry, infinite rows under `floor`
+//
+// Passes after the first walk backwards: the end of the row is still in L2.
+#pragma once
+
+#include <cmath>
+
+#include "opd/batch.hpp"
+#include "opd/config.hpp"
+#include "opd/detail/sweep.hpp"
+#include "opd/lanes.hpp"
+#include "opd/row_program.hpp"
+
+namespace opd::detail {
+
+/// What one row reports to the batch.
+struct row_outcome {
+    double loss = 0; ///< L_r, before weight and clamp
+    double lse = 0;  ///< the student's log-sum-exp
+    bool bad = false, infinite = false, careful = false, clamped = false;
+};
+
+inline namespace OPD_ISA {
+
+/// Everything of a dense row that does not depend on the row.
+template <class Program, class Z, class Y, class G>
+struct dense_row {
+    using F = pack_for<Z, Y, G>;
+    using value = typename F::value_type;
+    static constexpr bool single_sweep = single_sweep_divergence<Program>;
+    static constexpr raw_sums_needed need = [] {
+        if constexpr (single_sweep)
+            return raw_sums_needed(Program::raw);
+        else
+            return raw_sums_needed{};
+    }();
+
+    Program program;
+    index_t n = 0; ///< entries of the softmax
+    double inv_s = 1, inv_t = 1;
+    float beta = 0;
+    infinite on_infinite = {};
+    double loss_clamp = 0;
+
+    /// `scale`: w_r f_r. dz null: value only. `parked`: n numbers of scratch for programs with two normalisers.
+    /// `given_lse`: the student's log-sum-exp, or null. dz may be z.
+    row_outcome run(const Z* z, const Y* y, G* dz, double scale, value* parked, const float* given_lse) const {
+        const double k = [this] {
+            if constexpr (single_sweep)
+                return program.exponent();
+            else
+                return 1.0;
+        }();
+        swept sw = sweep_row<F, true, need>(z, y, n, inv_s, inv_t, k);
+        row_outcome out;
+        raw_sums& s = sw.sums;
+        if (sw.found.bad || (given_lse && !is_finite(*given_lse))) {
+            out.bad = true;
+            zero(dz);
+            return out;
+        }
+        if (given_lse) s.S = std::expm1(double(*given_lse) - s.z_s * inv_s);
+        out.lse = s.lse();
+        out.infinite = (sw.found.teacher_zero && infinite_where_teacher_zero(program)) ||
+                       (sw.found.student_zero && infinite_where_student_zero(program));
+        if (out.infinite && on_infinite.act != infinite::action::floor) {
+            zero(dz);
+            return out;
+        }
+        const double gap = (s.y_t - s.y_s) * inv_t;             // how little the teacher gives the student's top token
+        constexpr bool tolerant = need.u && !need.w && !need.x; // reverse KL never forms e^-delta
+        bool careful = out.infinite || sw.wide || gap > (tolerant ? 1e29 : 40);
+
+        double sum_c = 0;
+        if (!careful) {
+            if constexpr (single_sweep) {
+                out.loss = program.value(s);
+                sum_c = program.sum_c(s);
+            } else {
+                const auto t = terms(z, y, s, sw.wild, parked);
+                out.loss = t.loss, sum_c = t.sum_c;
+            }
+            careful = !is_finite(out.loss) || !is_finite(sum_c);
+        }
+        if (careful) {
+            out.careful = true;
+            careful_row(z, y, dz, scale, s, given_lse != nullptr, out);
+            return out;
+        }
+        if (loss_clamp > 0 && std::abs(out.loss) > loss_clamp) {
+            out.clamped = true;
+            zero(dz);
+            return out;
+        }
+        if (dz) gradient(z, y, dz, s, sw.wild, parked, sum_c, scale * inv_s);
+        return out;
+    }
+
+    /// dz = beta·dz: rows that are masked, bad, skipped or clamped.
+    void zero(G* dz) const {
+        if (dz)
+            for (index_t i = 0; i < n; ++i)
+                dz[i] = beta == 0 ? element<G>::store(0) : element<G>::store(value(beta) * element<G>::load(dz[i]));
+    }
+
+private:
+    struct constants {
+        anchor_lanes<F> anchor;
+        row_constants<F> row;
+        F inv_sum_s, inv_sum_t, log_sum_s, log_sum_t;
+
+        explicit constants(const raw_sums& s)
+            : anchor(s), row{F(1 / (1 + s.S)), F(std::exp(-s.d_star()) / (1 + s.S)), F(s.d_star()),
+                             F(std::exp(-s.d_star()))},
+              inv_sum_s(1 / (1 + s.S)), inv_sum_t(1 / (1 + s.T)), log_sum_s(std::log1p(s.S)),
+              log_sum_t(std::log1p(s.T)) {}
+
+        OPD_INLINE dense_entry<F> entry(F z, F y) const {
+            dense_entry<F> e;
+            e.p = anchor.student(z) * inv_sum_s;
+            e.q = anchor.teacher(y) * inv_sum_t;
+            e.delta = anchor.delta(z, y);
+            e.log_p = pin(z - anchor.z_s) * anchor.inv_s - log_sum_s;
+            e.log_q = pin(y - anchor.y_t) * anchor.inv_t - log_sum_t;
+            return e;
+        }
+    };
+
+    struct terms_result {
+        double loss, sum_c;
+    };
+
+    /// Leaves of the row from its end, staged where they cannot be read in place: visit(z, y, begin, count, full).
+    template <bool NeedY, class Visit>
+    void backwards(const Z* z, const Y* y, bool wild, Visit visit) const {
+        constexpr bool direct = loads_directly<F, Z> && (!NeedY || loads_directly<F, Y>);
+        staged_leaf<F> stage;
+        for (index_t begin = (n - 1) / leaf_size * leaf_size; begin >= 0; begin -= leaf_size) {
+            const int count = static_cast<int>(std::min<index_t>(leaf_size, n - begin));
+            if constexpr (direct)
+                if (!wild && count == leaf_size) {
+                    visit(z + begin, y + begin, begin, count, count);
+                    continue;
+                }
+            const int full = staged_leaf<F>::load(stage.z, z + begin, count);
+            if constexpr (NeedY) staged_leaf<F>::load(stage.y, y + begin, count);
+            if (wild) stage.template tame<NeedY>(full);
+            visit(static_cast<const value*>(stage.z), static_cast<const value*>(stage.y), begin, count, full);
+        }
+    }
+
+    terms_result terms(const Z* z, const Y* y, const raw_sums& s, bool wild, value* parked) const {
+        const constants k(s);
+        terms_result r{0, 0};
+        backwards<true>(z, y, wild, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
+            F loss(0.), c(0.);
+            for (int i = 0; i < full; i += F::width) {
+                const dense_entry<F> e = k.entry(F::load(zl + i), F::load(yl + i));
+                loss += program.term(k.row, e);
+                const F ci = program.c(k.row, e);
+                c += ci;
+                if (parked) ci.store(parked + begin + i); // padded to the lane width by the caller
+            }
+            (void)count;
+            r.loss += sum(loss);
+            r.sum_c += sum(c);
+        });
+        return r;
+    }
+
+    void gradient(const Z* z, const Y* y, G* dz, const raw_sums& s, bool wild, const value* parked, double sum_c,
+                  double scale) const {
+        const constants k(s);
+        const F total(sum_c), g(scale), b{double(beta)};
+        constexpr bool lane_store = loads_directly<F, G>;
+        const bool stream = std::is_same_v<G, float> && beta == 0 && n >= 16 * leaf_size &&
+                            reinterpret_cast<std::uintptr_t>(dz) % (sizeof(value) * F::width) == 0;
+        alignas(64) value buffer[leaf_size];
+        backwards<single_sweep>(z, y, wild, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
+            const auto at = [&](int i) {
+                F p, c;
+                if constexpr (single_sweep) {
+                    const dense_entry<F> e = k.entry(F::load(zl + i), F::load(yl + i));
+                    p = e.p, c = program.c(k.row, e);
+                } else {
+                    p = k.anchor.student(F::load(zl + i)) * k.inv_sum_s, c = F::load(parked + begin + i);
+                }
+                return g * (c - p * total);
+            };
+            if constexpr (lane_store) {
+                if (count == leaf_size) {
+                    G* out = dz + begin;
+                    if (stream)
+                        for (int i = 0; i < full; i += F::width) {
+                            __builtin_prefetch(zl + i - 2 * leaf_size);
+                            if constexpr (single_sweep) __builtin_prefetch(yl + i - 2 * leaf_size);
+                            if constexpr (F::width > 1) at(i).stream(out + i);
+                        }
+                    else if (beta == 0)
+                        for (int i = 0; i < full; i += F::width) at(i).store(out + i);
+                    else
+                        for (int i = 0; i < full; i += F::width) fma(b, F::load(out + i), at(i)).store(out + i);
+                    return;
+                }
+            }
+            for (int i = 0; i < full; i += F::width) at(i).store(buffer + i);
+            store_converted(buffer, dz + begin, count);
+        });
+    }
+
+    void store_converted(const value* from, G* to, int count) const {
+        if (beta == 0)
+            for (int i = 0; i < count; ++i) to[i] = element<G>::store(static_cast<arithmetic_t<G>>(from[i]));
+        else
+            for (int i = 0; i < count; ++i)
+                to[i] = element<G>::store(
+                    static_cast<arithmetic_t<G>>(value(beta) * static_cast<value>(element<G>::load(to[i])) + from[i]));
+    }
+
+    /// The row in float64, entry by entry, unanchored: d* = 0 and ratio 1 make delta the full log-ratio.
+    void careful_row(const Z* z, const Y* y, G* dz, double scale, const raw_sums& s, bool lse_given,
+                     row_outcome& out) const {
+        using D = scalar<double>;
+        const auto get = [](const auto* x, index_t i) {
+            return double(element<std::remove_cvref_t<decltype(*x)>>::load(x[i]));
+        };
+        const bool floors = out.infinite;
+        const bool floor_q = floors && infinite_where_teacher_zero(program);
+        const bool floor_p = floors && infinite_where_student_zero(program);
+        double sum_z = 0, sum_y = 0;
+        for (index_t i = 0; i < n; ++i) {
+            const double zi = get(z, i), yi = get(y, i);
+            sum_z += is_neg_inf(zi) ? 0 : std::exp((zi - s.z_s) * inv_s);
+            sum_y += is_neg_inf(yi) ? 0 : std::exp((yi - s.y_t) * inv_t);
+        }
+        const double log_z = lse_given ? std::log1p(s.S) : std::log(sum_z), log_y = std::log(sum_y);
+        const row_constants<D> row{D(1), D(1), D(0), D(1)};
+        const auto entry = [&](index_t i, bool floored) {
+            const double zi = get(z, i), yi = get(y, i);
+            double lp = is_neg_inf(zi) ? -1e30 : (zi - s.z_s) * inv_s - log_z;
+            double lq = is_neg_inf(yi) ? -1e30 : (yi - s.y_t) * inv_t - log_y;
+            dense_entry<D> e;
+            e.p = D(lp < -745 ? 0 : std::exp(lp));
+            e.q = D(lq < -745 ? 0 : std::exp(lq));
+            if (floored && floor_q) lq = std::max(lq, on_infinite.floor_at);
+            if (floored && floor_p) lp = std::max(lp, on_infinite.floor_at);
+            e.log_p = D(lp), e.log_q = D(lq);
+            e.delta = D(lp - lq);
+            return e;
+        };
+        // The gradient of forward KL is p - q whatever the value: only a floor on the teacher's side reaches c.
+        const auto c_of = [&](index_t i) { return program.c(row, entry(i, floor_q)).v; };
+        double loss = 0, sum_c = 0;
+        for (index_t i = 0; i < n; ++i) {
+            loss += program.term(row, entry(i, floors)).v;
+            sum_c += c_of(i);
+        }
+        out.loss = loss;
+        if (!is_finite(loss) || !is_finite(sum_c)) { // beyond double: no finite number to report
+            out.infinite = true;
+            out.loss = 0;
+            zero(dz);
+            return;
+        }
+        if (loss_clamp > 0 && std::abs(loss) > loss_clamp) {
+            out.clamped = true;
+            zero(dz);
+            return;
+        }
+        if (dz)
+            for (index_t i = 0; i < n; ++i) {
+                const dense_entry<D> e = entry(i, floor_q);
+                const double g = scale * inv_s * (program.c(row, e).v - e.p.v * sum_c);
+                const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(dz[i]));
+                dz[i] = element<G>::store(static_cast<arithmetic_t<G>>(old + g));
+            }
+    }
+};
+
+} // namespace OPD_ISA
+
+} // namespace opd::detail

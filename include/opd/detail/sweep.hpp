@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The CPU's sweep over one row of student logits z and teacher logits y: normalisers and raw sums (row_program.hpp) in one
+// pass over memory, in leaves of 1,024 entries at absolute indices.
+//
+// Per leaf the sums run in the lanes, relative to the anchors found so far, on the speculation that no new maximum comes;
+// where one did, the sums move to the new anchor in double and the leaf is done again from L1. A leaf is staged through an
+// L1 buffer, else read in place, when it
+//   - holds an anchor (excluded from the sums) or an id that the caller excludes,
+//   - is shorter than 1,024 entries or not of a lane type (converted, padded with lowest),
+//   - holds something of magnitude 1e30 or more: -inf becomes -1e30, NaN and +inf make the row bad.
+// All classification is by the bits of the logits, so it holds under -Ofast.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "opd/config.hpp"
+#include "opd/element.hpp"
+#include "opd/lanes.hpp"
+#include "opd/row_program.hpp"
+
+namespace opd::detail {
+
+inline constexpr int leaf_size = 1024;
+inline constexpr int prefetch_ahead = 4096; // elements
+
+inline namespace OPD_ISA {
+
+/// The number type that rows of these storage types are computed in.
+template <class... T>
+using pack_for = std::conditional_t<(std::is_same_v<arithmetic_t<T>, double> || ...), scalar<double>, lanes>;
+
+/// Whether F loads T straight from memory.
+template <class F, class T>
+inline constexpr bool loads_directly = std::is_same_v<std::remove_const_t<T>, typename F::value_type> ||
+                                       (std::is_same_v<F, lanes> && std::is_same_v<std::remove_const_t<T>, bfloat16>);
+
+/// Running maximum of |x| as integers: shows NaN, infinities and values beyond 1e30, also under -Ofast.
+template <class F>
+struct magnitude;
+template <>
+struct magnitude<lanes> {
+    lanes::ivec seen{};
+    OPD_INLINE void see(lanes x) {
+        const lanes::ivec a = std::bit_cast<lanes::ivec>(x.v) & 0x7fffffff;
+        seen = a > seen ? a : seen;
+    }
+    OPD_INLINE bool wild() const { return any(seen >= 0x7149f2ca); } // 1e30f
+};
+template <>
+struct magnitude<scalar<double>> {
+    std::uint64_t seen = 0;
+    OPD_INLINE void see(scalar<double> x) {
+        const auto a = std::bit_cast<std::uint64_t>(x.v) & 0x7fffffffffffffffull;
+        seen = a > seen ? a : seen;
+    }
+    OPD_INLINE bool wild() const { return seen >= 0x46293e5939a08ceaull; } // 1e30
+};
+
+/// What staging found in a leaf, by bits.
+struct contents {
+    bool bad = false;          ///< NaN or +inf on either side
+    bool teacher_zero = false; ///< somewhere student > -inf = teacher: p > 0 = q
+    bool student_zero = false; ///< somewhere teacher > -inf = student: q > 0 = p
+};
+
+/// One leaf of a row: where to read it, `n` a multiple of the lane width.
+template <class F>
+struct staged_leaf {
+    using value = typename F::value_type;
+    alignas(64) value z[leaf_size];
+    alignas(64) value y[leaf_size];
+    alignas(64) value z_masked[leaf_size]; // as z, with excluded ids at lowest
+    alignas(64) value y_masked[leaf_size];
+    static constexpr value lowest = value(-1e30);
+
+    template <class T>
+    static int load(value* to, const T* from, int n) {
+        for (int i = 0; i < n; ++i) to[i] = static_cast<value>(element<std::remove_const_t<T>>::load(from[i]));
+        const int full = (n + F::width - 1) / F::width * F::width;
+        for (int i = n; i < full; ++i) to[i] = lowest;
+        return full;
+    }
+    /// Raises everything below -1e30 to it, cuts above 1e30, and reports NaN and infinities.
+    template <bool Teacher>
+    contents tame(int n) {
+        contents c;
+        for (int i = 0; i < n; ++i) {
+            const bool z_zero = is_neg_inf(z[i]);
+            c.bad |= is_nan(z[i]) || (is_inf(z[i]) && !z_zero);
+            z[i] = tamed(z[i]);
+            if constexpr (Teacher) {
+                const bool y_zero = is_neg_inf(y[i]);
+                c.bad |= is_nan(y[i]) || (is_inf(y[i]) && !y_zero);
+                c.teacher_zero |= y_zero && !z_zero;
+                c.student_zero |= z_zero && !y_zero;
+                y[i] = tamed(y[i]);
+            }
+        }
+        return c;
+    }
+    static value tamed(value x) {
+        using b = float_bits<value>;
+        if ((std::bit_cast<typename b::word>(x) & b::magnitude) < std::bit_cast<typename b::word>(value(1e30)))
+            return x;
+        return std::bit_cast<typename b::word>(x) > b::magnitude ? lowest : -lowest;
+    }
+};
+
+/// The anchors as the lanes see them.
+template <class F>
+struct anchor_lanes {
+    using value = typename F::value_type;
+    F z_s, y_s, y_t, d0;
+    F inv_s, inv_t, k;
+    F hi_s, lo_s, floor_s, hi_t, lo_t, floor_t; // log2(e)/T in two parts
+    bool near;                                  // how delta is grouped: each form alone loses digits on some rows
+
+    static constexpr double log2e = 1.4426950408889634;
+    static double low(double x) { return x - double(value(x)); }
+
+    explicit anchor_lanes(const raw_sums& s)
+        : z_s(s.z_s), y_s(s.y_s), y_t(s.y_t), d0(s.z_s - s.y_s), inv_s(s.inv_s), inv_t(s.inv_t), k(s.k),
+          hi_s(s.inv_s * log2e), lo_s(low(s.inv_s * log2e)), floor_s(-160 / (s.inv_s * log2e)), hi_t(s.inv_t * log2e),
+          lo_t(low(s.inv_t * log2e)), floor_t(-160 / (s.inv_t * log2e)),
+          near(s.inv_s == s.inv_t && std::abs(s.z_s - s.y_s) <= 16) {}
+
+    OPD_INLINE F delta(F z, F y) const {
+        if (near) return pin(pin(z - y) - d0) * inv_s;
+        return pin(z - z_s) * inv_s - pin(y - y_s) * inv_t;
+    }
+    OPD_INLINE F student(F z) const { return exp2_scaled(pin(z - z_s), hi_s, lo_s, floor_s); } // e^((z - z*)/T)
+    OPD_INLINE F teacher(F y) const { return exp2_scaled(pin(y - y_t), hi_t, lo_t, floor_t); }
+};
+
+template <class F>
+struct leaf_sums {
+    F S{0.}, T{0.}, U{0.}, W{0.}, X{0.}, top_z{-1e30}, top_y{-1e30};
+    typename F::mask wide{};
+    magnitude<F> size;
+};
+
+/// Sums of one leaf. Masked: the exponentials are taken of z_masked and y_masked, the differences of z and y.
+template <class F, bool Teacher, raw_sums_needed Need, bool Masked, class Z, class Y>
+OPD_INLINE leaf_sums<F> fold_leaf(const Z* z, const Y* y, const typename F::value_type* z_masked,
+                                  const typename F::value_type* y_masked, int n, const anchor_lanes<F>& a) {
+    leaf_sums<F> s;
+    for (int i = 0; i < n; i += F::width) {
+        const F zi = F::load(z + i);
+        __builtin_prefetch(z + i + prefetch_ahead);
+        s.top_z = max(s.top_z, zi);
+        s.size.see(zi);
+        const F e = a.student(Masked ? F::load(z_masked + i) : zi);
+        s.S += e;
+        if constexpr (Teacher) {
+            const F yi = F::load(y + i);
+            __builtin_prefetch(y + i + prefetch_ahead);
+            s.top_y = max(s.top_y, yi);
+            s.size.see(yi);
+            const F f = a.teacher(Masked ? F::load(y_masked + i) : yi);
+            s.T += f;
+            if constexpr (Need.u || Need.w || Need.x) {
+                const F delta = a.delta(zi, yi);
+                if constexpr (Need.u) s.U = fma(e, delta, s.U);
+                if constexpr (Need.w) {
+                    const F x = -a.k * delta;
+                    s.W = fma(e, expm1(x), s.W);
+                    s.wide = s.wide | ((x > F(80)) & ((e + f) > F(0)));
+                }
+                if constexpr (Need.x) s.X = fma(f, delta, s.X);
+            }
+        }
+    }
+    return s;
+}
+
+/// The largest entry of a leaf in memory or L1, and the lowest position that holds it.
+template <class F, class T>
+int top_of_leaf(const T* x, int n) {
+    F m(-1e30);
+    for (int i = 0; i < n; i += F::width) m = max(m, F::load(x + i));
+    typename F::value_type top;
+    if constexpr (F::width == 1)
+        top = m.v;
+    else
+        top = max_lane(m);
+    const F t(top);
+    for (int i = 0; i < n; i += F::width)
+        if (any(F::load(x + i) >= t))
+            for (int j = i; j < i + F::width; ++j)
+                if (static_cast<typename F::value_type>(element<std::remove_const_t<T>>::load(x[j])) >= top) return j;
+    return 0;
+}
+
+/// What a sweep leaves behind.
+struct swept {
+    raw_sums sums;
+    contents found;
+    bool wild = false; ///< some leaf had to be tamed: later passes stage every leaf
+    bool wide = false; ///< e^(-k delta) beyond e^80 at a token with mass: float cannot carry the row
+};
+
+/// Ascending, distinct ids that stay out of S (tail masses); `end - begin` may be 0.
+struct id_range {
+    const index_t* begin = nullptr;
+    const index_t* end = nullptr;
+};
+
+/// Sweeps n entries of z (and of y).
+template <class F, bool Teacher, raw_sums_needed Need, class Z, class Y>
+swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, double k, id_range excluded = {}) {
+    using value = typename F::value_type;
+    constexpr bool direct = loads_directly<F, Z> && (!Teacher || loads_directly<F, Y>);
+    swept out;
+    raw_sums& s = out.sums;
+    s.inv_s = inv_s, s.inv_t = inv_t, s.k = k;
+    staged_leaf<F> stage;
+    const index_t* next_excluded = excluded.begin;
+
+    for (index_t begin = 0; begin < n; begin += leaf_size) {
+        const int count = static_cast<int>(std::min<index_t>(leaf_size, n - begin));
+        const index_t end = begin + count;
+        const index_t* first_excluded = next_excluded;
+        while (next_excluded != excluded.end && *next_excluded < end) ++next_excluded;
+        const bool excludes = first_excluded != next_excluded;
+
+        int full = count;
+        bool staged = false, tamed = false;
+        const auto put_on_stage = [&] {
+            full = staged_leaf<F>::load(stage.z, z + begin, count);
+            if constexpr (Teacher) staged_leaf<F>::load(stage.y, y + begin, count);
+            staged = true;
+        };
+        const auto tame = [&] {
+            const contents c = stage.template tame<Teacher>(full);
+            out.found.bad |= c.bad;
+            out.found.teacher_zero |= c.teacher_zero;
+            out.found.student_zero |= c.student_zero;
+            out.wild = tamed = true;
+        };
+        // speculate: no new maximum, nothing wild
+        if (s.s >= 0 && !excludes && direct && count == leaf_size) {
+            if constexpr (direct) {
+                const anchor_lanes<F> a(s);
+                const auto l = fold_leaf<F, Teacher, Need, false>(z + begin, y + begin, static_cast<value*>(nullptr),
+                                                                  static_cast<value*>(nullptr), count, a);
+                const bool same_top = !any(l.top_z > a.z_s) && (!Teacher || !any(l.top_y > a.y_t));
+                if (same_top && !l.size.wild()) {
+                    s.S += sum(l.S);
+                    if constexpr (Teacher) s.T += sum(l.T);
+                    if constexpr (Need.u) s.U += sum(l.U);
+                    if constexpr (Need.w) {
+                        s.W += sum(l.W);
+                        out.wide |= any(l.wide);
+                    }
+                    if constexpr (Need.x) s.X += sum(l.X);
+                    continue;
+                }
+                if (l.size.wild()) {
+                    put_on_stage();
+                    tame();
+                }
+            }
+        }
+        if (!staged) put_on_stage();
+        if (!tamed) {
+            magnitude<F> size;
+            for (int i = 0; i < full; i += F::width) {
+                // padding is at lowest, which is wild by definition: look at the entries alone
+                if (i + F::width <= count) {
+                    size.see(F::load(stage.z + i));
+                    if constexpr (Teacher) size.see(F::load(stage.y + i));
+                } else {
+                    for (int j = i; j < count; ++j) {
+                        size.see(F(stage.z[j]));
+                        if constexpr (Teacher) size.see(F(stage.y[j]));
+                    }
+                }
+            }
+            if (size.wild()) tame();
+        }
+        if (out.found.bad) return out;
+
+        // new anchors, if this leaf holds a larger entry
+        const int top_z = top_of_leaf<F>(stage.z, full);
+        if (s.s < 0) {
+            s.s = begin + top_z;
+            s.z_s = stage.z[top_z];
+            if constexpr (Teacher) s.y_s = stage.y[top_z];
+        } else if (stage.z[top_z] > s.z_s) {
+            s.rebase_student(begin + top_z, stage.z[top_z], Teacher ? stage.y[top_z] : 0);
+        }
+        if constexpr (Teacher) {
+            const int top_y = top_of_leaf<F>(stage.y, full);
+            if (s.t < 0)
+                s.t = begin + top_y, s.z_t = stage.z[top_y], s.y_t = stage.y[top_y];
+            else if (stage.y[top_y] > s.y_t)
+                s.rebase_teacher(begin + top_y, stage.z[top_y], stage.y[top_y]);
+        }
+        // the leaf's sums, without anchors and excluded ids
+        std::copy_n(stage.z, full, stage.z_masked);
+        if constexpr (Teacher) std::copy_n(stage.y, full, stage.y_masked);
+        if (s.s >= begin && s.s < end) stage.z_masked[s.s - begin] = staged_leaf<F>::lowest;
+        if (Teacher && s.t >= begin && s.t < end) stage.y_masked[s.t - begin] = staged_leaf<F>::lowest;
+        for (const index_t* i = first_excluded; i != next_excluded; ++i)
+            stage.z_masked[*i - begin] = staged_leaf<F>::lowest;
+        const anchor_lanes<F> a(s);
+        const auto l = fold_leaf<F, Teacher, Need, true>(stage.z, stage.y, stage.z_masked, stage.y_masked, full, a);
+        s.S += sum(l.S);
+        if constexpr (Teacher) s.T += sum(l.T);
+        if constexpr (Need.u) s.U += sum(l.U);
+        if constexpr (Need.w) {
+            s.W += sum(l.W);
+            out.wide |= any(l.wide);
+        }
+        if constexpr (Need.x) s.X += sum(l.X);
+    }
+    // a row whose every logit is -inf has no distribution
+    out.found.bad |= s.s < 0 || s.z_s <= -1e30 || (Teacher && s.y_t <= -1e30);
+    return out;
+}
+
+} // namespace OPD_ISA
+
+} // namespace opd::detail

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The divergences between student p and teacher q at one prefix, each a small struct of two functions: `term`, summed over
+// the vocabulary, is the value; `c` is dL/dlog p[v]. With slope = d(value)/dp[v] and c = p·slope:
+//
+//   forward_kl        Σ q (log q - log p)                 slope -q/p                    AsyncOPD eq. 1
+//   reverse_kl        Σ p (log p - log q)                 log p - log q                 AsyncOPD eq. 2-3
+//   jsd{w, o}         o KL(q‖m) + (1-o) KL(p‖m)           see below; m = w q + (1-w) p  GKD (Agarwal et al. 2024)
+//   skew_forward_kl   KL(q ‖ a q + (1-a) p)               jsd{w=a, o=1}                 DistiLLM (Ko et al. 2024)
+//   skew_reverse_kl   KL(p ‖ (1-a) q + a p)               jsd{w=1-a, o=0}               DistiLLM
+//   total_variation   ½ Σ |p - q|                         ½ sign(p - q), 0 where equal
+//   alpha_divergence  (Σ p^a q^(1-a) - 1)/(a(a-1))        (p/q)^(a-1)/(a-1); a = 0, 1: forward, reverse KL   Amari
+//   chi_squared       Σ p²/q - 1                          2 p/q                         Lightning OPD thm 3.5
+//
+// Shapes: logits (N,V) and (N,V); one value a row. Additive constants in the slope are dropped: (1) of row_program.hpp
+// removes them. Every c is returned anchored at the student's top token s*, as p·(slope - slope*), by expm1 and log1p of
+// delta, so that it is exact to float precision near p = q. No T² factor is applied.
+//
+// Exact: all of them. A float row whose probabilities differ by more than e^80 at some token that matters is redone in
+// float64 by the driver (counted in diagnostics.careful_rows).
+#pragma once
+
+#include <cmath>
+
+#include "opd/config.hpp"
+#include "opd/error.hpp"
+#include "opd/lanes.hpp"
+#include "opd/row_program.hpp"
+
+namespace opd {
+
+namespace detail {
+
+/// Largest |x| for which e^x is used inside a product: beyond it float and double saturate alike in every program.
+template <class F>
+constexpr double widest() {
+    return sizeof(typename F::value_type) == 4 ? 80 : 700;
+}
+template <class F>
+OPD_HD OPD_INLINE F bounded(F x) {
+    return min(max(x, F(-widest<F>())), F(widest<F>()));
+}
+
+} // namespace detail
+
+/// Σ p (log p - log q)
+struct reverse_kl {
+    template <class F>
+    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return e.p * (e.delta + r.d_star);
+    }
+    template <class F>
+    OPD_HD OPD_INLINE F c(const row_constants<F>&, const dense_entry<F>& e) const {
+        return e.p * e.delta;
+    }
+
+    static constexpr bool infinite_where_teacher_zero() { return true; }
+    static constexpr raw_sums_needed raw{.u = true};
+    OPD_HD double exponent() const { return 1; }
+    OPD_HD double value(const raw_sums& s) const { return s.U / (1 + s.S) + s.d_star(); }
+    OPD_HD double sum_c(const raw_sums& s) const { return s.U / (1 + s.S); }
+};
+
+/// Σ q (log q - log p)
+struct forward_kl {
+    template <class F>
+    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return -e.q * (e.delta + r.d_star);
+    }
+    /// -(q - (q*/p*) p); where e^-delta would overflow, q itself.
+    template <class F>
+    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+        const F w(detail::widest<F>());
+        const F anchored = r.ratio * e.p * expm1(-max(e.delta, -w));
+        if constexpr (F::width == 1)
+            return -select(e.delta < -w, e.q - r.ratio * e.p, anchored);
+        else
+            return -anchored; // the driver sends wide rows to the float64 path
+    }
+
+    static constexpr bool infinite_where_student_zero() { return true; }
+    static constexpr raw_sums_needed raw{.w = true, .x = true};
+    OPD_HD double exponent() const { return 1; }
+    OPD_HD double value(const raw_sums& s) const { return -(s.X + s.delta_t()) / (1 + s.T) - s.d_star(); }
+    /// Σ q = 1 makes q*/p* = (1+S)/(1+S+W): the teacher's normaliser, and its rounding, drop out.
+    OPD_HD double sum_c(const raw_sums& s) const { return -s.W / (1 + s.S + s.W); }
+};
+
+/// Generalised Jensen-Shannon divergence: o KL(q‖m) + (1-o) KL(p‖m), m = w q + (1-w) p, 0 < w < 1.
+/// Libraries disagree about the two weights, hence both are named: TRL and Liger w = o = b; KDFlow and DistiLLM
+/// w = o = 1-b; ms-swift w = b, o = 1-b. With y = σ expm1(-delta), σ = w q*/m*:
+/// slope - slope* = -(1-o) log1p(y) + (1-w)(p*/m*) ((1-o) - o(1-w)/w) y/(1+y), whose second part is 0 for o = w.
+struct jsd {
+    double w = 0.5;
+    double o = 0.5;
+
+    template <class F>
+    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+        const F delta = detail::bounded(e.delta);
+        const F log_p_m = shift(r) - log1p(mixture(r, delta)); // log p - log m
+        return F(o) * e.q * (log_p_m - delta - r.d_star) + F(1 - o) * e.p * log_p_m;
+    }
+    template <class F>
+    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+        const F y = mixture(r, detail::bounded(e.delta));
+        F slope = F(-(1 - o)) * log1p(y);
+        if (o != w) { // a parameter, not a number: the same for every entry
+            const F m = F(w) * r.ratio + F(1 - w);
+            slope += F((1 - w) * ((1 - o) - o * (1 - w) / w)) / m * (y / (F(1) + y));
+        }
+        return e.p * slope;
+    }
+    void validate() const {
+        if (!(w > 0 && w < 1))
+            throw invalid_input("jsd.w", "must lie strictly between 0 and 1; the ends are forward_kl and reverse_kl");
+        if (!(o >= 0 && o <= 1)) throw invalid_input("jsd.o", "must lie in [0, 1]");
+    }
+
+private:
+    template <class F> // σ expm1(-delta): m/p = (m*/p*)(1 + y)
+    OPD_HD OPD_INLINE F mixture(const row_constants<F>& r, F delta) const {
+        return F(w) * r.ratio / (F(w) * r.ratio + F(1 - w)) * expm1(-delta);
+    }
+    template <class F> // log p* - log m*
+    OPD_HD OPD_INLINE F shift(const row_constants<F>& r) const {
+        return -log1p(F(w) * (r.ratio - F(1)));
+    }
+};
+
+/// KL(q ‖ a q + (1-a) p), 0 < a < 1.
+struct skew_forward_kl {
+    double a = 0.1;
+    template <class F>
+    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return jsd{a, 1}.term(r, e);
+    }
+    template <class F>
+    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return jsd{a, 1}.c(r, e);
+    }
+    void validate() const {
+        if (!(a > 0 && a < 1)) throw invalid_input("skew_forward_kl.a", "must lie strictly between 0 and 1");
+    }
+};
+
+/// KL(p ‖ (1-a) q + a p), 0 < a < 1.
+struct skew_reverse_kl {
+    double a = 0.1;
+    template <class F>
+    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return jsd{1 - a, 0}.term(r, e);
+    }
+    template <class F>
+    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return jsd{1 - a, 0}.c(r, e);
+    }
+    void validate() const {
+        if (!(a > 0 && a < 1)) throw invalid_input("skew_reverse_kl.a", "must lie strictly between 0 and 1");
+    }
+};
+
+/// ½ Σ |p - q|
+struct total_variation {
+    template <class F>
+    OPD_HD OPD_INLINE F term(const row_constants<F>&, const dense_entry<F>& e) const {
+        return F(0.5) * abs(e.p - e.q);
+    }
+    template <class F>
+    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+        const F d = e.delta + r.d_star; // its sign is that of p - q, also where both underflow
+        return e.p * select(d > F(0), F(0.5), select(d < F(0), F(-0.5), F(0)));
+    }
+};
+
+/// (Σ p^a q^(1-a) - 1) / (a(a-1)). a = 1 is reverse KL, a = 0 forward KL.
+struct alpha_divergence {
+    double a = 0.5;
+
+    template <class F>
+    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+        if (a == 0) return forward_kl{}.term(r, e);
+        if (a == 1) return reverse_kl{}.term(r, e);
+        return F(1 / (a * (a - 1))) * e.p * expm1(detail::bounded(F(a - 1) * (e.delta + r.d_star)));
+    }
+    template <class F>
+    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+        if (a == 0) return forward_kl{}.c(r, e);
+        if (a == 1) return reverse_kl{}.c(r, e);
+        const F slope_star = exp(detail::bounded(F(a - 1) * r.d_star)) * F(1 / (a - 1));
+        return slope_star * e.p * expm1(detail::bounded(F(a - 1) * e.delta));
+    }
+
+    bool infinite_where_teacher_zero() const { return a >= 1; }
+    bool infinite_where_student_zero() const { return a <= 0; }
+    static constexpr raw_sums_needed raw{.u = true, .w = true, .x = true}; // a is known at run time only
+    OPD_HD double exponent() const { return a == 0 ? 1 : 1 - a; }
+    OPD_HD double value(const raw_sums& s) const {
+        if (a == 0) return forward_kl{}.value(s);
+        if (a == 1) return reverse_kl{}.value(s);
+        // Σ p^a q^(1-a) - 1 = (e^((a-1)d*) - 1) + e^((a-1)d*) W/(1+S)
+        const double g = (a - 1) * s.d_star();
+        return (::expm1(g) + ::exp(g) * s.W / (1 + s.S)) / (a * (a - 1));
+    }
+    OPD_HD double sum_c(const raw_sums& s) const {
+        if (a == 0) return forward_kl{}.sum_c(s);
+        if (a == 1) return reverse_kl{}.sum_c(s);
+        return ::exp((a - 1) * s.d_star()) / (a - 1) * s.W / (1 + s.S);
+    }
+};
+
+/// Σ p²/q - 1, twice the alpha-divergence at a = 2.
+struct chi_squared {
+    template <class F>
+    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return F(2) * alpha_divergence{2}.term(r, e);
+    }
+    template <class F>
+    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return F(2) * alpha_divergence{2}.c(r, e);
+    }
+
+    static constexpr bool infinite_where_teacher_zero() { return true; }
+    static constexpr raw_sums_needed raw{.w = true};
+    OPD_HD double exponent() const { return -1; }
+    OPD_HD double value(const raw_sums& s) const { return 2 * alpha_divergence{2}.value(s); }
+    OPD_HD double sum_c(const raw_sums& s) const { return 2 * alpha_divergence{2}.sum_c(s); }
+};
+
+} // namespace opd

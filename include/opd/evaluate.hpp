@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The one call: loss and gradient of an estimator over a batch of rows.
+//
+//   auto r = opd::evaluate(backend, student, teacher, estimator, env);
+//
+//   backend    eigen_backend (CPU), cuda_backend, or your own (see docs/concepts/backend.md)
+//   student    student::logits{view(z,N,V), view(dz,N,V)}, …
+//   teacher    teacher::dense | support | samples | weighted
+//   estimator  reverse_kl{}, jsd{.w = .3, .o = .3}, renormalised{reverse_kl{}}, mc_reverse_kl{}, …
+//   env        reduction, mask, weights, beta, policies; basic_env<space>
+//
+// In: logits and what the teacher cache holds. Out: r.loss (reduced), r.diagnostics, dz, and what env asks for. Inputs are
+// never written; calling twice gives the same bits. Nothing V-sized is allocated, nothing at all in steady state.
+//
+// Throws invalid_input before anything is written: shapes, strides, temperatures, aliasing other than dz == z; and under
+// check::contents also NaN, +inf, rows without mass, bad ids. Rows with bad contents are otherwise counted, with loss 0 and
+// gradient 0.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "opd/batch.hpp"
+#include "opd/config.hpp"
+#include "opd/diagnostics.hpp"
+#include "opd/error.hpp"
+#include "opd/reduction.hpp"
+#include "opd/row_program.hpp"
+#include "opd/student.hpp"
+#include "opd/teacher.hpp"
+
+namespace opd {
+
+/// A checked call, as a backend receives it. `vocab` is the number of ids in the softmax (less than the student's columns
+/// only under vocabulary::drop_and_renormalise).
+template <class Student, class Teacher, class Estimator, space Space>
+struct row_job {
+    Student student;
+    Teacher teacher;
+    Estimator estimator;
+    basic_env<Space> env;
+    index_t rows = 0;
+    index_t vocab = 0;
+};
+
+namespace detail {
+
+template <class T>
+struct is_dense_teacher : std::false_type {};
+template <class Y, space S>
+struct is_dense_teacher<teacher::dense<Y, S>> : std::true_type {};
+template <class T>
+struct is_support_teacher : std::false_type {};
+template <class I, class L, space S>
+struct is_support_teacher<teacher::support<I, L, S>> : std::true_type {};
+template <class T>
+struct is_sample_teacher : std::false_type {};
+template <class I, class L, space S>
+struct is_sample_teacher<teacher::samples<I, L, S>> : std::true_type {};
+template <class T>
+struct is_weighted_teacher : std::false_type {};
+template <class I, class L, space S>
+struct is_weighted_teacher<teacher::weighted<I, L, S>> : std::true_type {};
+
+/// Half-open byte range of a view.
+struct extent {
+    std::uintptr_t begin = 0, end = 0;
+    bool overlaps(extent o) const { return begin < o.end && o.begin < end; }
+};
+template <class T, space S>
+extent bytes_of(matrix_view<T, S> v) {
+    if (v.empty() || v.rows == 0 || v.cols == 0) return {};
+    const auto b = reinterpret_cast<std::uintptr_t>(v.data);
+    return {b, b + static_cast<std::uintptr_t>((v.rows - 1) * v.stride + v.cols) * sizeof(T)};
+}
+template <class T, space S>
+extent bytes_of(vector_view<T, S> v) {
+    const auto b = reinterpret_cast<std::uintptr_t>(v.data);
+    return {b, b + static_cast<std::uintptr_t>(v.size) * sizeof(T)};
+}
+
+template <class T, space S>
+void check_matrix(const char* name, matrix_view<T, S> v, index_t rows, index_t cols) {
+    if (v.rows < 0 || v.cols < 0) throw invalid_input(name, "has a negative shape " + shape(v.rows, v.cols));
+    if (v.rows != rows || (cols >= 0 && v.cols != cols))
+        throw invalid_input(name, "has shape " + shape(v.rows, v.cols) + ", expected " +
+                                      shape(rows, cols >= 0 ? cols : v.cols));
+    if (v.stride < v.cols)
+        throw invalid_input(name, "has a row stride of " + std::to_string(v.stride) + " for " + std::to_string(v.cols) +
+                                      " columns");
+    if (v.empty() && v.rows > 0 && v.cols > 0) throw invalid_input(name, "is a null pointer");
+    if (reinterpret_cast<std::uintptr_t>(v.data) % alignof(T) != 0)
+        throw invalid_input(name, "is not aligned to its element type");
+}
+
+inline void check_temperature(const char* name, float t) {
+    if (!is_finite(t) || !(t > 0)) throw invalid_input(name, "must be positive and finite");
+}
+
+template <class Student, space S>
+void check_student(const Student& s, const basic_env<S>& e, index_t gradient_cols) {
+    check_matrix("student.z", s.z, s.z.rows, s.z.cols);
+    if (s.z.cols < 1 && s.z.rows > 0) throw invalid_input("student.z", "has no columns");
+    check_temperature("student.temperature", s.temperature);
+    if (s.dz.empty()) return;
+    check_matrix("student.dz", s.dz, s.z.rows, gradient_cols);
+    if (bytes_of(s.dz).overlaps(bytes_of(s.z))) {
+        const bool exact = !Student::sparse_gradient && static_cast<const void*>(s.dz.data) == s.z.data &&
+                           std::is_same_v<typename Student::logit_type, typename Student::gradient_type> &&
+                           s.dz.stride == s.z.stride;
+        if (!exact)
+            throw invalid_input("student.dz", "overlaps student.z; only the same pointer, type and stride may alias");
+        if (e.beta != 0) throw invalid_input("student.dz", "is student.z, which env.beta = 0 alone allows");
+    }
+    const extent g = bytes_of(s.dz);
+    for (const auto& [name, x] :
+         {std::pair{"env.losses", bytes_of(e.losses)}, std::pair{"env.lse", bytes_of(e.lse)},
+          std::pair{"env.weights", bytes_of(e.weights)}, std::pair{"env.given_lse", bytes_of(e.given_lse)}})
+        if (g.overlaps(x)) throw invalid_input("student.dz", std::string("overlaps ") + name);
+}
+
+template <class View, class Student>
+void check_input(const char* name, View v, const Student& s) {
+    if (!s.dz.empty() && bytes_of(s.dz).overlaps(bytes_of(v)))
+        throw invalid_input("student.dz", std::string("overlaps ") + name);
+}
+
+template <class Estimator>
+void validate_estimator(const Estimator& e) {
+    if constexpr (requires { e.validate(); }) e.validate();
+}
+
+/// The pass of check::contents, and of infinite::raise, over one row of logits: by bits, before anything is written.
+template <class T>
+void check_logit_row(const char* name, const T* x, index_t n, index_t r) {
+    bool mass = false;
+    for (index_t i = 0; i < n; ++i) {
+        const auto v = element<T>::load(x[i]);
+        if (is_nan(v) || (is_inf(v) && !is_neg_inf(v)))
+            throw invalid_input(name, (is_nan(v) ? "NaN at column " : "+inf at column ") + std::to_string(i), r);
+        mass |= !is_neg_inf(v);
+    }
+    if (!mass) throw invalid_input(name, "every logit is -inf", r);
+}
+
+template <class Student, class Teacher, class Estimator, space S>
+void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d, const basic_env<S>& e, index_t vocab,
+                          index_t r) {
+    const auto* z = s.z.row(r);
+    const auto* y = t.y.row(r);
+    if (e.checks == check::contents) {
+        check_logit_row("student.z", z, vocab, r);
+        check_logit_row("teacher.y", y, vocab, r);
+    }
+    if (e.on_infinite.act == infinite::action::raise)
+        for (index_t i = 0; i < vocab; ++i) {
+            const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(z[i]));
+            const bool q_zero = is_neg_inf(element<typename Teacher::logit_type>::load(y[i]));
+            if ((q_zero && !p_zero && infinite_where_teacher_zero(d)) ||
+                (p_zero && !q_zero && infinite_where_student_zero(d)))
+                throw infinite_value(r);
+        }
+}
+
+} // namespace detail
+
+/// Loss and gradient. See the head of this file; the estimator's own page says what it computes.
+template <class Backend, class Student, class Teacher, class Estimator, space Space = Backend::memory_space>
+auto evaluate(Backend& backend, Student student, Teacher teacher, const Estimator& estimator,
+              std::type_identity_t<basic_env<Space>> e = {}) {
+    static_assert(
+        Student::memory_space == Backend::memory_space && Teacher::memory_space == Backend::memory_space,
+        "opd: student and teacher views must lie in the backend's memory space (view for host, device_view for "
+        "device)");
+    if constexpr (detail::is_dense_teacher<Teacher>::value) {
+        static_assert(divergence<Estimator>,
+                      "opd: a teacher::dense cache takes a divergence: a struct with `F term(row_constants<F>, "
+                      "dense_entry<F>) const` and `F c(row_constants<F>, dense_entry<F>) const`, templates on F; see "
+                      "docs/concepts/divergence.md");
+        static_assert(!Student::sparse_gradient, "opd: a dense divergence has a dense gradient: use student::logits");
+        const index_t n = student.z.rows;
+        detail::check_student(student, e, student.z.cols);
+        detail::check_matrix("teacher.y", teacher.y, n, -1);
+        detail::check_temperature("teacher.temperature", teacher.temperature);
+        index_t vocab = student.z.cols;
+        if (teacher.y.cols != vocab) {
+            if (e.vocab == vocabulary::must_match)
+                throw invalid_input("teacher.y", "has " + std::to_string(teacher.y.cols) + " columns, the student " +
+                                                     std::to_string(vocab) +
+                                                     "; set env.vocab = vocabulary::drop_and_renormalise to use the "
+                                                     "common ids");
+            vocab = teacher.y.cols < vocab ? teacher.y.cols : vocab;
+            if (vocab < 1 && n > 0) throw invalid_input("teacher.y", "has no columns");
+        }
+        detail::check_input("teacher.y", teacher.y, student);
+        detail::check_env(e, n);
+        detail::validate_estimator(estimator);
+        if constexpr (Space == space::host) {
+            detail::check_env_contents(e, n);
+            if (e.checks == check::contents || e.on_infinite.act == infinite::action::raise)
+                for (index_t r = 0; r < n; ++r)
+                    if (e.mask.kept(r)) detail::check_dense_contents(student, teacher, estimator, e, vocab, r);
+        }
+        return backend.for_rows(row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, vocab});
+    } else {
+        return evaluate_sparse(backend, student, teacher, estimator, e);
+    }
+}
+
+} // namespace opd

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Everything that needs the standard library alone. Add a backend: opd/backends/eigen.hpp or opd/backends/cuda.hpp.
+#pragma once
+
+#include "opd/batch.hpp"
+#include "opd/config.hpp"
+#include "opd/diagnostics.hpp"
+#include "opd/element.hpp"
+#include "opd/error.hpp"
+#include "opd/estimators/divergences.hpp"
+#include "opd/evaluate.hpp"
+#include "opd/lanes.hpp"
+#include "opd/row_program.hpp"
+#include "opd/student.hpp"
+#include "opd/teacher.hpp"
+#include "opd/version.hpp"
+#include "opd/view.hpp"

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Row programs: what happens at one prefix. Every loss reaches the logits through log p, so an objective says two things,
+// its value and c[v] = dL/dlog p[v]; the pullback through log-softmax is always
+//
+//   dL/dz[v] = (c[v] - p[v] Σ_u c[u]) / T                                                                          (1)
+//
+// A dense program is a small struct with two functions over one entry, `term` and `c`. They see
+//
+//   p[v], q[v]      student and teacher probabilities, at their temperatures
+//   delta[v]        (log p - log q)[v] - (log p - log q)[s*], from raw logit differences; s* the student's top token
+//   row             p*, q* and d* = log p* - log q* at s*, and ratio = q*/p*
+//
+// Differences anchored at s* are what keeps a gradient near p = q right to float precision: log p[v] and log q[v] share the
+// error of their normalisers, delta has none. (1) is unchanged when k·p[v] is added to c for any k, so a program is free to
+// return c anchored, c[v] - p[v]·slope[s*], or not; constants in the slope are dropped.
+//
+// A program that can do so declares `raw`, the sums over raw logits from which value and Σ c follow in closed form. Then one
+// sweep serves for normalisers and value at once (reverse and forward KL, the alpha family):
+//
+//   S = Σ_{v≠s*} e^(z-z*)         T = Σ_{v≠t*} e^(y-y*)          normalisers, z student and y teacher logits over T
+//   U = Σ_{v≠s*} e^(z-z*) delta   W = Σ_{v≠s*} e^(z-z*) expm1(-k delta)   X = Σ_{v≠t*} e^(y-y*) delta
+//
+// Every sum excludes its anchor's 1, is folded in float over leaves of 1,024 entries and in double above, and moves to a new
+// anchor exactly (`rebase`). Source: on-policy distillation objectives as in AsyncOPD (eq. 1-7); the anchored sums are this
+// project's.
+#pragma once
+
+#include <cmath>
+#include <concepts>
+
+#include "opd/config.hpp"
+#include "opd/lanes.hpp"
+
+namespace opd {
+
+/// Constants of a row, in the program's number type.
+template <class F>
+struct row_constants {
+    F p_star; ///< p[s*]
+    F q_star; ///< q[s*]
+    F d_star; ///< log p[s*] - log q[s*]
+    F ratio;  ///< q[s*] / p[s*]
+};
+
+/// One vocabulary entry as a dense program sees it. Fields that a program does not read cost nothing.
+template <class F>
+struct dense_entry {
+    F p, q;
+    F delta;        ///< (log p - log q)[v] - d*, clamped to ±1e30
+    F log_p, log_q; ///< accurate to float's error in the normaliser: for values, not for differences
+};
+
+/// Which raw sums a program needs beside the normalisers S and T.
+struct raw_sums_needed {
+    bool u = false, w = false, x = false;
+    friend constexpr bool operator==(raw_sums_needed, raw_sums_needed) = default;
+};
+
+/// Normalisers and raw sums of one row, in double, relative to the anchors. The sums exclude their anchor's own term.
+struct raw_sums {
+    double S = 0, T = 0, U = 0, W = 0, X = 0;
+    index_t s = -1, t = -1;      ///< ids of the anchors: student's and teacher's top token, lowest id first
+    double z_s = 0, y_s = 0;     ///< student and teacher logits at s, not yet divided by temperature
+    double z_t = 0, y_t = 0;     ///< the same at t
+    double inv_s = 1, inv_t = 1; ///< 1/temperature of the student and of the teacher
+    double k = 1;                ///< exponent of W
+
+    /// log p - log q at the student's anchor, from the normalisers.
+    OPD_HD double d_star() const { return ::log1p(T) - ::log1p(S) + (y_t - y_s) * inv_t; }
+    /// delta at the teacher's anchor.
+    OPD_HD double delta_t() const { return (z_t - z_s) * inv_s - (y_t - y_s) * inv_t; }
+    /// log-sum-exp of the student's scaled logits.
+    OPD_HD double lse() const { return z_s * inv_s + ::log1p(S); }
+
+    /// Moves the student's anchor to token `s2` with logits z2, y2 (z2 > z_s): S, U, W lose s2's term, gain the old one's.
+    /// The caller must not have added s2 yet.
+    OPD_HD void rebase_student(index_t s2, double z2, double y2) {
+        const double a = (z_s - z2) * inv_s, b = (y_s - y2) * inv_t, g = a - b;
+        const double e = ::exp(a), full = 1 + S;
+        X += g * T; // delta grows by g everywhere; t's own term is added at the end
+        U = e * (U + g * full);
+        const double f = ::exp(a - k * g);
+        W = f * W + (k * g > -1 && k * g < 1 ? e * ::expm1(-k * g) : f - e) * full;
+        S = e * full;
+        s = s2, z_s = z2, y_s = y2;
+    }
+    /// Moves the teacher's anchor to token `t2`.
+    OPD_HD void rebase_teacher(index_t t2, double z2, double y2) {
+        const double f = ::exp((y_t - y2) * inv_t);
+        X = f * (X + delta_t());
+        T = f * (1 + T);
+        t = t2, z_t = z2, y_t = y2;
+    }
+};
+
+// clang-format off
+/// A divergence: two functions of a row's constants and one entry.
+///   term(row, entry)  summed over v, is the value
+///   c(row, entry)     is dL/dlog p[v], up to any multiple of p[v]
+/// both templates on the number type F, made of the operators and functions in lanes.hpp. See docs/concepts/divergence.md.
+template <class D>
+concept divergence = requires(const D d, row_constants<scalar<double>> r, dense_entry<scalar<double>> e) {
+    { d.term(r, e) } -> std::same_as<scalar<double>>;
+    { d.c(r, e) } -> std::same_as<scalar<double>>;
+};
+
+/// A divergence whose value and Σ c follow from raw sums: one sweep over the logits.
+///   static constexpr raw_sums_needed raw;  double exponent() const;
+///   double value(raw_sums) const;          double sum_c(raw_sums) const;   (Σ over v of c as `c` returns it)
+template <class D>
+concept single_sweep_divergence = divergence<D> && requires(const D d, raw_sums s) {
+    { D::raw } -> std::convertible_to<raw_sums_needed>;
+    { d.exponent() } -> std::convertible_to<double>;
+    { d.value(s) } -> std::convertible_to<double>;
+    { d.sum_c(s) } -> std::convertible_to<double>;
+};
+// clang-format on
+
+namespace detail {
+
+/// Where a program's value is infinite: needed to floor, skip or raise. Programs say so by two optional members.
+template <class D>
+constexpr bool infinite_where_teacher_zero(const D& d) {
+    if constexpr (requires { d.infinite_where_teacher_zero(); })
+        return d.infinite_where_teacher_zero();
+    else
+        return false;
+}
+template <class D>
+constexpr bool infinite_where_student_zero(const D& d) {
+    if constexpr (requires { d.infinite_where_student_zero(); })
+        return d.infinite_where_student_zero();
+    else
+        return false;
+}
+
+} // namespace detail
+
+} // namespace opd

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Teacher caches: what is known of the teacher at each row, and so which objectives are available.
+//
+//   teacher::dense     V logits a row                                 every divergence
+//   teacher::support   k ids, teacher log-probs, (log tail mass)      divergences on a support
+//   teacher::samples   m ids drawn i.i.d. from mu, log mu, log q      sampled reverse KL, weights 1/m
+//   teacher::weighted  ids with entry weights w, log mu, log q        sampled reverse KL, any design with
+//                                                                     E[Σ w f(a)] = E_mu[f]
+//
+// ids may be any integer type; they are checked against the vocabulary. In `weighted` an id below 0 marks an unused slot.
+// Log-probs are those of the full distribution at the temperature that the loss is meant at ("processed"); log-probs recorded
+// raw while sampling at another temperature bias every importance ratio, which diagnostics::mu_mismatch() shows.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+
+#include "opd/config.hpp"
+#include "opd/element.hpp"
+#include "opd/view.hpp"
+
+namespace opd::teacher {
+
+template <storage Y, space Space = space::host>
+struct dense {
+    using logit_type = Y;
+    static constexpr space memory_space = Space;
+    matrix_view<const Y, Space> y; ///< (N,V)
+    float temperature = 1;         ///< q = softmax(y / temperature)
+};
+template <class Y, space S>
+dense(matrix_view<Y, S>) -> dense<std::remove_const_t<Y>, S>;
+template <class Y, space S>
+dense(matrix_view<Y, S>, float) -> dense<std::remove_const_t<Y>, S>;
+
+template <std::integral Id, storage L = float, space Space = space::host>
+struct support {
+    using id_type = Id;
+    using log_type = L;
+    static constexpr space memory_space = Space;
+    matrix_view<const Id, Space> ids;          ///< (N,k) distinct
+    matrix_view<const L, Space> log_q;         ///< (N,k)
+    vector_view<const L, Space> log_tail = {}; ///< (N) log of the teacher's mass outside the support; empty: from log_q
+};
+template <class Id, class L, space S>
+support(matrix_view<Id, S>, matrix_view<L, S>) -> support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
+template <class Id, class L, class T, space S>
+support(matrix_view<Id, S>, matrix_view<L, S>, vector_view<T, S>)
+    -> support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
+
+template <std::integral Id, storage L = float, space Space = space::host>
+struct samples {
+    using id_type = Id;
+    using log_type = L;
+    static constexpr space memory_space = Space;
+    matrix_view<const Id, Space> ids;          ///< (N,m) drawn i.i.d. from mu; repeats are legal
+    matrix_view<const L, Space> log_mu;        ///< (N,m)
+    matrix_view<const L, Space> log_q;         ///< (N,m)
+    matrix_view<const L, Space> log_prox = {}; ///< (N,m) proximal policy; empty: log_mu
+    matrix_view<const L, Space> log_ref = {};  ///< (N,m) reference policy; empty: log_mu
+};
+template <class Id, class L, space S>
+samples(matrix_view<Id, S>, matrix_view<L, S>, matrix_view<L, S>)
+    -> samples<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
+template <class Id, class A, class B, space S>
+samples(matrix_view<Id, S>, matrix_view<A, S>, matrix_view<B, S>)
+    -> samples<std::remove_const_t<Id>, std::remove_const_t<A>, S>;
+
+template <std::integral Id, storage L = float, space Space = space::host>
+struct weighted {
+    using id_type = Id;
+    using log_type = L;
+    static constexpr space memory_space = Space;
+    matrix_view<const Id, Space> ids;       ///< (N,B); below 0: unused slot
+    matrix_view<const float, Space> weight; ///< (N,B) w with E[Σ w f(a)] = E_mu[f]: mu/inclusion for threshold(B)
+    matrix_view<const L, Space> log_mu;     ///< (N,B)
+    matrix_view<const L, Space> log_q;      ///< (N,B)
+    matrix_view<const std::uint8_t, Space> exact = {}; ///< (N,B) 1 where the inclusion is certain; carries the baseline
+    matrix_view<const L, Space> log_prox = {};
+    matrix_view<const L, Space> log_ref = {};
+};
+template <class Id, class W, class A, class B, space S>
+weighted(matrix_view<Id, S>, matrix_view<W, S>, matrix_view<A, S>, matrix_view<B, S>)
+    -> weighted<std::remove_const_t<Id>, std::remove_const_t<A>, S>;
+template <class Id, class W, class A, class B, class E, space S>
+weighted(matrix_view<Id, S>, matrix_view<W, S>, matrix_view<A, S>, matrix_view<B, S>, matrix_view<E, S>)
+    -> weighted<std::remove_const_t<Id>, std::remove_const_t<A>, S>;
+
+} // namespace opd::teacher
