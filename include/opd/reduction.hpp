@@ -7,6 +7,7 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
+#include "opd/element.hpp"
 #include "opd/error.hpp"
 
 namespace opd::detail {
