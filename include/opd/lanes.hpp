@@ -95,7 +95,13 @@ struct lanes {
     using value_type = float;
     typedef float vec __attribute__((vector_size(4 * width)));
     typedef std::int32_t ivec __attribute__((vector_size(4 * width)));
+#if defined(OPD_AVX512)
+    using mask = std::uint16_t;                // a bit a lane
+    static constexpr __mmask16 every = 0xffff; // the unmasked intrinsics warn in g++ 12
+    static OPD_INLINE __m512 reg(lanes a) { return std::bit_cast<__m512>(a.v); }
+#else
     using mask = ivec; // all ones or all zeros in each lane
+#endif
     vec v;
 
     lanes() = default;
@@ -159,14 +165,24 @@ struct lanes {
     OPD_INLINE lanes& operator+=(lanes b) { return *this = *this + b; }
     OPD_INLINE lanes& operator-=(lanes b) { return *this = *this - b; }
     OPD_INLINE lanes& operator*=(lanes b) { return *this = *this * b; }
+#if defined(OPD_AVX512)
+    OPD_INLINE friend mask operator<(lanes a, lanes b) { return _mm512_cmp_ps_mask(reg(a), reg(b), _CMP_LT_OQ); }
+    OPD_INLINE friend mask operator>(lanes a, lanes b) { return _mm512_cmp_ps_mask(reg(a), reg(b), _CMP_GT_OQ); }
+    OPD_INLINE friend mask operator<=(lanes a, lanes b) { return _mm512_cmp_ps_mask(reg(a), reg(b), _CMP_LE_OQ); }
+    OPD_INLINE friend mask operator>=(lanes a, lanes b) { return _mm512_cmp_ps_mask(reg(a), reg(b), _CMP_GE_OQ); }
+    OPD_INLINE friend lanes select(mask m, lanes a, lanes b) { return raw(_mm512_mask_blend_ps(m, reg(b), reg(a))); }
+    // a NaN in `a` stays: the instruction returns its second operand then
+    OPD_INLINE friend lanes max(lanes a, lanes b) { return raw(_mm512_maskz_max_ps(every, reg(b), reg(a))); }
+    OPD_INLINE friend lanes min(lanes a, lanes b) { return raw(_mm512_maskz_min_ps(every, reg(b), reg(a))); }
+#else
     OPD_INLINE friend mask operator<(lanes a, lanes b) { return a.v < b.v; }
     OPD_INLINE friend mask operator>(lanes a, lanes b) { return a.v > b.v; }
     OPD_INLINE friend mask operator<=(lanes a, lanes b) { return a.v <= b.v; }
     OPD_INLINE friend mask operator>=(lanes a, lanes b) { return a.v >= b.v; }
-
     OPD_INLINE friend lanes select(mask m, lanes a, lanes b) { return raw(m ? a.v : b.v); }
     OPD_INLINE friend lanes max(lanes a, lanes b) { return raw(a.v < b.v ? b.v : a.v); }
     OPD_INLINE friend lanes min(lanes a, lanes b) { return raw(b.v < a.v ? b.v : a.v); }
+#endif
     OPD_INLINE friend lanes abs(lanes a) { return raw(std::bit_cast<vec>(std::bit_cast<ivec>(a.v) & 0x7fffffff)); }
     OPD_INLINE friend lanes pin(lanes a) { return raw(detail::pin(a.v)); }
 
@@ -205,11 +221,8 @@ struct lanes {
     /// 2^x for x <= 127; 0 for anything below the normal range (AVX-512: below the denormal range), also for -infinity.
     OPD_INLINE friend lanes exp2(lanes x) {
 #if defined(OPD_AVX512)
-        constexpr __mmask16 every = 0xffff; // the unmasked forms warn in g++ 12
-        const __m512 a = std::bit_cast<__m512>(x.v);
-        const __m512 f = _mm512_maskz_reduce_ps(every, a, 0); // a - nearest integer; 0 for ±infinity
-        const __m512 r = std::bit_cast<__m512>(exp2_fraction(raw(std::bit_cast<vec>(f))).v);
-        return raw(std::bit_cast<vec>(_mm512_maskz_scalef_ps(every, r, a - f)));
+        const __m512 f = _mm512_maskz_reduce_ps(every, reg(x), 0); // x - nearest integer; 0 for ±infinity
+        return raw(_mm512_maskz_scalef_ps(every, reg(exp2_fraction(raw(f))), reg(x) - f));
 #else
         const lanes a = max(x, lanes(-127)); // the order matters: a NaN in x stays
         const vec n = detail::pin(a.v + 0x1.8p23f) - 0x1.8p23f;
@@ -223,36 +236,32 @@ struct lanes {
     OPD_INLINE friend lanes exp2_scaled(lanes x, lanes hi, lanes lo, lanes floor) {
         const lanes a = max(x, floor);
 #if defined(OPD_AVX512)
-        constexpr __mmask16 every = 0xffff;
-        const __m512 n = _mm512_maskz_roundscale_ps(every, std::bit_cast<__m512>((a * hi).v), 8);
-        const lanes f = fma(a, lo, fma(a, hi, -raw(std::bit_cast<vec>(n))));
-        const __m512 r = std::bit_cast<__m512>(exp2_fraction(f).v);
-        return raw(std::bit_cast<vec>(_mm512_maskz_scalef_ps(every, r, n)));
+        const __m512 n = _mm512_maskz_roundscale_ps(every, reg(a * hi), 8);
+        const lanes f = fma(a, lo, fma(a, hi, -raw(n)));
+        return raw(_mm512_maskz_scalef_ps(every, reg(exp2_fraction(f)), n));
 #else
-        const vec n = detail::pin((a * hi).v + 0x1.8p23f) - 0x1.8p23f;
-        const lanes f = fma(a, lo, pin(fma(a, hi, raw(-n))));
-        const ivec h = max(raw(n), lanes(-127)).as_int() + 127; // 2^-127 and below: 0
+        const lanes n = nearest(a * hi);
+        const lanes f = fma(a, lo, pin(fma(a, hi, -n)));
+        const ivec h = max(n, lanes(-127)).as_int() + 127; // 2^-127 and below: 0
         return exp2_fraction(f) * raw(std::bit_cast<vec>(h << 23));
 #endif
     }
     OPD_INLINE friend lanes exp(lanes x) {
-        // x = n ln2 + r in two steps, so that large |x| keep their relative accuracy
         const lanes a = min(max(x, lanes(-104)), lanes(88));
-        const vec n = detail::pin(a.v * 0x1.715476p0f + 0x1.8p23f) - 0x1.8p23f;
-        const lanes r = fma(raw(n), lanes(-0x1.7f7d1cp-20), fma(raw(n), lanes(-0x1.62e4p-1), a));
-        const lanes q = expm1_core(r) + lanes(1);
-        // two factors: n reaches -150
-        const ivec h = __builtin_convertvector(n, ivec);
-        const ivec h1 = h >> 1, h2 = h - h1;
+        const lanes n = nearest(a * lanes(0x1.715476p0)), q = expm1_core(less_ln2(a, n)) + lanes(1);
+#if defined(OPD_AVX512)
+        return raw(_mm512_maskz_scalef_ps(every, reg(q), reg(n)));
+#else
+        const ivec h = n.as_int(), h1 = h >> 1, h2 = h - h1; // two factors: n reaches -150
         return q * raw(std::bit_cast<vec>((h1 + 127) << 23)) * raw(std::bit_cast<vec>((h2 + 127) << 23));
+#endif
     }
     /// e^x - 1, saturated at x = ±87, with small relative error near 0.
     OPD_INLINE friend lanes expm1(lanes x) {
         const lanes a = min(max(x, lanes(-87)), lanes(87));
-        const vec n = detail::pin(a.v * 0x1.715476p0f + 0x1.8p23f) - 0x1.8p23f;
-        const lanes r = fma(raw(n), lanes(-0x1.7f7d1cp-20), fma(raw(n), lanes(-0x1.62e4p-1), a));
-        const lanes s = raw(std::bit_cast<vec>((__builtin_convertvector(n, ivec) + 127) << 23));
-        return fma(s, expm1_core(r), s - lanes(1));
+        const lanes n = nearest(a * lanes(0x1.715476p0));
+        const lanes s = raw(std::bit_cast<vec>((n.as_int() + 127) << 23));
+        return fma(s, expm1_core(less_ln2(a, n)), s - lanes(1));
     }
     /// log(1 + y), y > -1 and finite, with small relative error near 0.
     OPD_INLINE friend lanes log1p(lanes y) {
@@ -263,6 +272,16 @@ struct lanes {
     OPD_INLINE friend lanes log(lanes u) { return log_of(u, lanes(0)); }
 
 private:
+    OPD_INLINE static lanes nearest(lanes x) { // |x| < 2^22
+#if defined(OPD_AVX512)
+        return raw(_mm512_maskz_roundscale_ps(every, reg(x), 8));
+#else
+        return raw(detail::pin(x.v + 0x1.8p23f) - 0x1.8p23f);
+#endif
+    }
+    OPD_INLINE static lanes less_ln2(lanes x, lanes n) { // x - n ln2, ln2 in two parts
+        return fma(n, lanes(-0x1.7f7d1cp-20), fma(n, lanes(-0x1.62e4p-1), x));
+    }
     OPD_INLINE static lanes exp2_fraction(lanes f) { // 2^f, |f| <= 1/2: minimax of degree 6, 1.9e-9
         lanes r = lanes(1.53458078e-4);
         r = fma(r, f, lanes(1.33999317e-3));
@@ -282,9 +301,9 @@ private:
     }
     OPD_INLINE static lanes log_of(lanes u, lanes lost) { // log(u + lost), u = 2^k m, m in [sqrt(1/2), sqrt(2))
         const ivec bits = std::bit_cast<ivec>(u.v);
-        const ivec k = (bits - 0x3f3504f3) >> 23;
-        const lanes m = raw(std::bit_cast<vec>(bits - (k << 23)));
-        const lanes unscale = raw(std::bit_cast<vec>((127 - k) << 23));
+        const ivec k = (bits - 0x3f3504f3) >> 23, up = k << 23;
+        const lanes m = raw(std::bit_cast<vec>(bits - up));
+        const lanes unscale = raw(std::bit_cast<vec>((127 << 23) - up));
         const lanes f = pin(m - lanes(1)) + pin(lost * unscale);
         lanes q = lanes(-7.63443792e-2);
         q = fma(q, f, lanes(1.27615629e-1));
@@ -304,7 +323,7 @@ private:
 /// Whether any lane of a mask is set.
 OPD_INLINE bool any(lanes::mask m) {
 #if defined(OPD_AVX512)
-    return _mm512_movepi32_mask(std::bit_cast<__m512i>(m)) != 0;
+    return m != 0;
 #else
     std::int32_t r = 0;
     for (int i = 0; i < lanes::width; ++i) r |= m[i];

@@ -44,9 +44,19 @@ struct magnitude<lanes> {
     lanes::ivec seen{};
     OPD_INLINE void see(lanes x) {
         const lanes::ivec a = std::bit_cast<lanes::ivec>(x.v) & 0x7fffffff;
+#if defined(OPD_AVX512)
+        seen = std::bit_cast<lanes::ivec>(
+            _mm512_maskz_max_epi32(lanes::every, std::bit_cast<__m512i>(a), std::bit_cast<__m512i>(seen)));
+#else
         seen = a > seen ? a : seen;
+#endif
     }
-    OPD_INLINE bool wild() const { return any(seen >= 0x7149f2ca); } // 1e30f
+    OPD_INLINE bool wild() const {
+        for (int i = 0; i < lanes::width; ++i)
+            if (seen[i] >= 0x7149f2ca) // 1e30f
+                return true;
+        return false;
+    }
 };
 template <>
 struct magnitude<scalar<double>> {

@@ -13,8 +13,8 @@
 //   chi_squared       Σ p²/q - 1                          2 p/q                         Lightning OPD thm 3.5
 //
 // Shapes: logits (N,V) and (N,V); one value a row. Additive constants in the slope are dropped: (1) of row_program.hpp
-// removes them. Every c is returned anchored at the student's top token s*, as p·(slope - slope*), by expm1 and log1p of
-// delta, so that it is exact to float precision near p = q. No T² factor is applied.
+// removes them. Every c is returned anchored at the student's top token s*, as p·(slope - slope*), from delta by expm1 and
+// log1p, so that it is exact to float precision near p = q. No T² factor is applied.
 //
 // Exact: all of them. A float row whose probabilities differ by more than e^80 at some token that matters is redone in
 // float64 by the driver (counted in diagnostics.careful_rows).
@@ -67,15 +67,11 @@ struct forward_kl {
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return -e.q * (e.delta + r.d_star);
     }
-    /// -(q - (q*/p*) p); where e^-delta would overflow, q itself.
+    /// -(q - (q*/p*) p): by expm1 where p and q are close, from q itself where they are not.
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
-        const F w(detail::widest<F>());
-        const F anchored = r.ratio * e.p * expm1(-max(e.delta, -w));
-        if constexpr (F::width == 1)
-            return -select(e.delta < -w, e.q - r.ratio * e.p, anchored);
-        else
-            return -anchored; // the driver sends wide rows to the float64 path
+        const F rp = r.ratio * e.p;
+        return -select(abs(e.delta) < F(1), rp * expm1(-detail::bounded(e.delta)), e.q - rp);
     }
 
     static constexpr bool infinite_where_student_zero() { return true; }
@@ -88,27 +84,21 @@ struct forward_kl {
 
 /// Generalised Jensen-Shannon divergence: o KL(q‖m) + (1-o) KL(p‖m), m = w q + (1-w) p, 0 < w < 1.
 /// Libraries disagree about the two weights, hence both are named: TRL and Liger w = o = b; KDFlow and DistiLLM
-/// w = o = 1-b; ms-swift w = b, o = 1-b. With y = σ expm1(-delta), σ = w q*/m*:
-/// slope - slope* = -(1-o) log1p(y) + (1-w)(p*/m*) ((1-o) - o(1-w)/w) y/(1+y), whose second part is 0 for o = w.
+/// w = o = 1-b; ms-swift w = b, o = 1-b. Up to a constant, with B = log p - log m and κ = o(1-w)/w - (1-o) (0 for o = w),
+/// slope = (1-o) B + (1-w) κ (p/m - 1).
 struct jsd {
     double w = 0.5;
     double o = 0.5;
 
     template <class F>
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
-        const F delta = detail::bounded(e.delta);
-        const F log_p_m = shift(r) - log1p(mixture(r, delta)); // log p - log m
-        return F(o) * e.q * (log_p_m - delta - r.d_star) + F(1 - o) * e.p * log_p_m;
+        const F d = detail::bounded(e.delta + r.d_star);
+        const F b = against_mixture(d).log_ratio;
+        return F(o) * e.q * (b - d) + F(1 - o) * e.p * b;
     }
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
-        const F y = mixture(r, detail::bounded(e.delta));
-        F slope = F(-(1 - o)) * log1p(y);
-        if (o != w) { // a parameter, not a number: the same for every entry
-            const F m = F(w) * r.ratio + F(1 - w);
-            slope += F((1 - w) * ((1 - o) - o * (1 - w) / w)) / m * (y / (F(1) + y));
-        }
-        return e.p * slope;
+        return e.p * (slope(detail::bounded(e.delta + r.d_star)) - slope(detail::bounded(r.d_star)));
     }
     void validate() const {
         if (!(w > 0 && w < 1))
@@ -117,13 +107,27 @@ struct jsd {
     }
 
 private:
-    template <class F> // σ expm1(-delta): m/p = (m*/p*)(1 + y)
-    OPD_HD OPD_INLINE F mixture(const row_constants<F>& r, F delta) const {
-        return F(w) * r.ratio / (F(w) * r.ratio + F(1 - w)) * expm1(-delta);
+    template <class F>
+    struct mixture {
+        F log_ratio; // log p - log m
+        F excess;    // p/m - 1
+    };
+    /// From d = log p - log q, through the smaller of p/q and q/p, so that nothing overflows or cancels.
+    template <class F>
+    OPD_HD OPD_INLINE mixture<F> against_mixture(F d) const {
+        const F x = expm1(-abs(d));
+        const auto p_larger = d >= F(0);
+        const F u = select(p_larger, F(w), F(1 - w)) * x; // m = max(p, q) (1 + u)
+        const F from_larger = -log1p(u);
+        const F excess = o == w ? F(0) : select(p_larger, -u, F(w) * x) / (F(1) + u);
+        return {select(p_larger, from_larger, from_larger + d), excess};
     }
-    template <class F> // log p* - log m*
-    OPD_HD OPD_INLINE F shift(const row_constants<F>& r) const {
-        return -log1p(F(w) * (r.ratio - F(1)));
+    template <class F>
+    OPD_HD OPD_INLINE F slope(F d) const {
+        const mixture<F> m = against_mixture(d);
+        if (o == w) // parameters, not numbers: the same way for every entry
+            return F(1 - o) * m.log_ratio;
+        return F(1 - o) * m.log_ratio + F((1 - w) * (o * (1 - w) / w - (1 - o))) * m.excess;
     }
 };
 
@@ -167,8 +171,14 @@ struct total_variation {
     }
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
-        const F d = e.delta + r.d_star; // its sign is that of p - q, also where both underflow
-        return e.p * select(d > F(0), F(0.5), select(d < F(0), F(-0.5), F(0)));
+        // the sign of d is that of p - q, also where both underflow; anchored, it is exactly 0 on the top token's side
+        return e.p * (half_sign(e.delta + r.d_star) - half_sign(r.d_star));
+    }
+
+private:
+    template <class F>
+    OPD_HD OPD_INLINE static F half_sign(F d) {
+        return select(d > F(0), F(0.5), select(d < F(0), F(-0.5), F(0)));
     }
 };
 
