@@ -53,7 +53,7 @@ struct diagnostics {
     index_t staleness[staleness_bins] = {};
     index_t staleness_max = 0;
 
-    OPD_HD void merge(const diagnostics& o) {
+    OPD_HD OPD_INLINE void merge(const diagnostics& o) {
         rows += o.rows, kept += o.kept;
         bad_rows += o.bad_rows, infinite_rows += o.infinite_rows;
         first_bad_row = first(first_bad_row, o.first_bad_row);

@@ -47,6 +47,7 @@ struct row_job {
 };
 
 namespace detail {
+inline namespace OPD_ISA {
 
 template <class T>
 struct is_dense_teacher : std::false_type {};
@@ -165,7 +166,10 @@ void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d
         }
 }
 
+} // namespace OPD_ISA
 } // namespace detail
+
+inline namespace OPD_ISA {
 
 /// Loss and gradient. See the head of this file; the estimator's own page says what it computes.
 template <class Backend, class Student, class Teacher, class Estimator, space Space = Backend::memory_space>
@@ -209,5 +213,7 @@ auto evaluate(Backend& backend, Student student, Teacher teacher, const Estimato
         return evaluate_sparse(backend, student, teacher, estimator, e);
     }
 }
+
+} // namespace OPD_ISA
 
 } // namespace opd

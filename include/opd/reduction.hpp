@@ -11,6 +11,7 @@
 #include "opd/error.hpp"
 
 namespace opd::detail {
+inline namespace OPD_ISA {
 
 /// Throws unless every span of `e` fits a batch of n rows.
 template <space S>
@@ -93,4 +94,5 @@ OPD_HD void count_staleness(Diagnostics& d, const basic_env<S>& e, index_t r) {
     d.staleness_max = d.staleness_max < lag ? lag : d.staleness_max;
 }
 
+} // namespace OPD_ISA
 } // namespace opd::detail

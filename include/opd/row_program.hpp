@@ -75,7 +75,7 @@ struct raw_sums {
 
     /// Moves the student's anchor to token `s2` with logits z2, y2 (z2 > z_s): S, U, W lose s2's term, gain the old one's.
     /// The caller must not have added s2 yet.
-    OPD_HD void rebase_student(index_t s2, double z2, double y2) {
+    OPD_HD OPD_INLINE void rebase_student(index_t s2, double z2, double y2) {
         const double a = (z_s - z2) * inv_s, b = (y_s - y2) * inv_t, g = a - b;
         const double e = ::exp(a), full = 1 + S;
         X += g * T; // delta grows by g everywhere; t's own term is added at the end
@@ -86,7 +86,7 @@ struct raw_sums {
         s = s2, z_s = z2, y_s = y2;
     }
     /// Moves the teacher's anchor to token `t2`.
-    OPD_HD void rebase_teacher(index_t t2, double z2, double y2) {
+    OPD_HD OPD_INLINE void rebase_teacher(index_t t2, double z2, double y2) {
         const double f = ::exp((y_t - y2) * inv_t);
         X = f * (X + delta_t());
         T = f * (1 + T);

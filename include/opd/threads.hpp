@@ -18,6 +18,7 @@
 #include "opd/config.hpp"
 
 namespace opd {
+inline namespace OPD_ISA {
 
 class thread_team {
 public:
@@ -104,4 +105,5 @@ private:
     bool closing_ = false;
 };
 
+} // namespace OPD_ISA
 } // namespace opd

@@ -18,6 +18,7 @@
 #include "opd/threads.hpp"
 
 namespace opd::detail {
+inline namespace OPD_ISA {
 
 struct block_partial {
     double loss = 0;
@@ -140,4 +141,5 @@ auto batch_of(const row_job<student::logits<Z, G>, teacher::dense<Y>, Program, s
     return dense_batch<Z, G, Y, Program>{job};
 }
 
+} // namespace OPD_ISA
 } // namespace opd::detail

@@ -57,6 +57,8 @@ struct element<Eigen::half> {
     static Eigen::half store(float x) { return static_cast<Eigen::half>(x); }
 };
 
+inline namespace OPD_ISA {
+
 struct eigen_backend {
     static constexpr space memory_space = space::host;
     int threads = 1;
@@ -126,5 +128,7 @@ struct eigen_backend {
             state->team = std::make_unique<thread_team>(threads);
     }
 };
+
+} // namespace OPD_ISA
 
 } // namespace opd

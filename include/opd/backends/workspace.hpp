@@ -19,6 +19,7 @@
 #include "opd/error.hpp"
 
 namespace opd {
+inline namespace OPD_ISA {
 
 class workspace {
 public:
@@ -58,4 +59,5 @@ private:
     std::size_t size_ = 0;
 };
 
+} // namespace OPD_ISA
 } // namespace opd

@@ -51,12 +51,8 @@ struct dense_row {
     /// `scale`: w_r f_r. dz null: value only. `parked`: n numbers of scratch for programs with two normalisers.
     /// `given_lse`: the student's log-sum-exp, or null. dz may be z.
     row_outcome run(const Z* z, const Y* y, G* dz, double scale, value* parked, const float* given_lse) const {
-        const double k = [this] {
-            if constexpr (single_sweep)
-                return program.exponent();
-            else
-                return 1.0;
-        }();
+        double k = 1;
+        if constexpr (single_sweep) k = program.exponent();
         swept sw = sweep_row<F, true, need>(z, y, n, inv_s, inv_t, k);
         row_outcome out;
         raw_sums& s = sw.sums;
