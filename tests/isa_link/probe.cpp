@@ -40,6 +40,6 @@ std::vector<float> OPD_PROBE() {
         r.insert(r.end(), dz.begin(), dz.begin() + 200);
     };
     both(opd::reverse_kl{});
-    both(opd::forward_kl{});
+    both(opd::jsd{});
     return r;
 }

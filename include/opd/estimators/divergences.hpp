@@ -100,7 +100,7 @@ struct jsd {
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return e.p * (slope(detail::bounded(e.delta + r.d_star)) - slope(detail::bounded(r.d_star)));
     }
-    void validate() const {
+    OPD_INLINE void validate() const {
         if (!(w > 0 && w < 1))
             throw invalid_input("jsd.w", "must lie strictly between 0 and 1; the ends are forward_kl and reverse_kl");
         if (!(o >= 0 && o <= 1)) throw invalid_input("jsd.o", "must lie in [0, 1]");
@@ -142,7 +142,7 @@ struct skew_forward_kl {
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return jsd{a, 1}.c(r, e);
     }
-    void validate() const {
+    OPD_INLINE void validate() const {
         if (!(a > 0 && a < 1)) throw invalid_input("skew_forward_kl.a", "must lie strictly between 0 and 1");
     }
 };
@@ -158,7 +158,7 @@ struct skew_reverse_kl {
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return jsd{1 - a, 0}.c(r, e);
     }
-    void validate() const {
+    OPD_INLINE void validate() const {
         if (!(a > 0 && a < 1)) throw invalid_input("skew_reverse_kl.a", "must lie strictly between 0 and 1");
     }
 };
