@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Random calls: shapes, strides, temperatures, masks and logits. A `problem` is small and printable (RapidCheck shrinks its
+// shape); the numbers follow from its seed. `buffers` holds the same problem in the element types under test.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <opd/batch.hpp>
+#include <opd/element.hpp>
+#include <opd/student.hpp>
+#include <opd/teacher.hpp>
+#include <rapidcheck.h>
+
+namespace opd::test {
+
+/// How a row's logits look.
+enum class flavour {
+    wide,        ///< z, y ~ N(0,3), independent
+    near_equal,  ///< y = z + N(0, 1e-3)
+    equal,       ///< y = z
+    peaked,      ///< one token 12 nats above N(0,1), not always the same on both sides
+    filtered,    ///< wide, with the same ids at -inf on both sides: what top-p leaves
+    student_gap, ///< wide, with -inf on the student's side only: forward KL infinite
+    teacher_gap, ///< wide, with -inf on the teacher's side only: reverse KL infinite
+    one_hot      ///< everything but one token at -inf, the same on both sides
+};
+inline const char* name_of(flavour f) {
+    constexpr const char* names[] = {"wide",     "near_equal",  "equal",       "peaked",
+                                     "filtered", "student_gap", "teacher_gap", "one_hot"};
+    return names[int(f)];
+}
+
+struct problem {
+    index_t rows = 1, vocab = 1;
+    index_t pad_z = 0, pad_y = 0, pad_g = 0; ///< stride - vocab
+    float temperature_p = 1, temperature_q = 1;
+    flavour kind = flavour::wide;
+    bool masked = false; ///< about a third of the rows
+    std::uint64_t seed = 1;
+
+    friend std::ostream& operator<<(std::ostream& o, const problem& p) {
+        return o << "problem{" << p.rows << " x " << p.vocab << ", padding " << p.pad_z << "/" << p.pad_y << "/"
+                 << p.pad_g << ", T " << p.temperature_p << "/" << p.temperature_q << ", " << name_of(p.kind)
+                 << (p.masked ? ", masked" : "") << ", seed " << p.seed << "}";
+    }
+};
+
+/// Sizes at which something changes: 0 lanes, lane widths, leaves; and everything modulo 16.
+inline rc::Gen<index_t> vocab_size(index_t largest) {
+    return rc::gen::suchThat(
+        rc::gen::oneOf(rc::gen::inRange<index_t>(1, 67),
+                       rc::gen::element<index_t>(1, 2, 3, 15, 16, 17, 1023, 1024, 1025, 2047, 2049, 3000),
+                       rc::gen::inRange<index_t>(1008, 1042)),
+        [largest](index_t v) { return v <= largest; });
+}
+
+struct problem_options {
+    index_t largest_vocab = 3000;
+    index_t smallest_rows = 0, largest_rows = 6;
+    bool temperatures = true;
+    std::vector<flavour> kinds = {flavour::wide, flavour::near_equal, flavour::equal, flavour::peaked,
+                                  flavour::filtered};
+};
+
+inline rc::Gen<problem> problems(problem_options o = {}) {
+    return rc::gen::exec([o] {
+        problem p;
+        p.vocab = *vocab_size(o.largest_vocab);
+        p.rows = *rc::gen::inRange<index_t>(o.smallest_rows, o.largest_rows + 1);
+        p.pad_z = *rc::gen::element<index_t>(0, 0, 1, 5, 16);
+        p.pad_y = *rc::gen::element<index_t>(0, 0, 3, 8);
+        p.pad_g = *rc::gen::element<index_t>(0, 0, 2, 16);
+        if (o.temperatures) {
+            p.temperature_p = *rc::gen::element(1.F, 1.F, 0.7F, 0.5F, 2.F, 1.3F);
+            p.temperature_q = *rc::gen::element(1.F, 1.F, 0.7F, 2.F);
+        }
+        p.kind = *rc::gen::elementOf(o.kinds);
+        p.masked = *rc::gen::arbitrary<bool>();
+        p.seed = *rc::gen::noShrink(rc::gen::arbitrary<std::uint64_t>());
+        return p;
+    });
+}
+
+/// The next numbers of a stream: independent of the standard library's distributions, so a printed seed means the same
+/// everywhere.
+class numbers {
+public:
+    explicit numbers(std::uint64_t seed) : engine_(seed) {}
+    double uniform() { return (double(engine_() >> 11) + 0.5) * 0x1p-53; }
+    double normal() { return std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()); }
+    index_t below(index_t n) { return index_t(engine_() % std::uint64_t(n)); }
+
+private:
+    std::mt19937_64 engine_;
+};
+
+/// A row of student and teacher logits (V) of the given flavour.
+inline void fill_row(flavour f, numbers& u, double* z, double* y, index_t n) {
+    const double minus_inf = detail::neg_inf<double>();
+    for (index_t v = 0; v < n; ++v) {
+        z[v] = (f == flavour::peaked ? 1 : 3) * u.normal();
+        y[v] = (f == flavour::peaked ? 1 : 3) * u.normal();
+        if (f == flavour::near_equal) y[v] = z[v] + 1e-3 * u.normal();
+        if (f == flavour::equal || f == flavour::one_hot) y[v] = z[v];
+    }
+    if (f == flavour::peaked) {
+        const index_t top = u.below(n);
+        z[top] += 12;
+        y[u.uniform() < 0.7 ? top : u.below(n)] += 12;
+    }
+    const index_t stays = u.below(n); // one id always keeps its mass on both sides
+    for (index_t v = 0; v < n; ++v) {
+        if (v == stays) continue;
+        const bool gap = u.uniform() < 0.3;
+        if (f == flavour::one_hot || (f == flavour::filtered && gap)) z[v] = y[v] = minus_inf;
+        if (f == flavour::student_gap && (gap || v == 0)) z[v] = minus_inf;
+        if (f == flavour::teacher_gap && (gap || v == 0)) y[v] = minus_inf;
+    }
+}
+
+/// The problem's memory, rounded to the element types. Padding and dz hold 777 until written.
+template <class Z, class G = Z, class Y = Z>
+struct buffers {
+    problem p;
+    std::vector<Z> z;  // (N, V + pad_z)
+    std::vector<Y> y;  // (N, V + pad_y)
+    std::vector<G> dz; // (N, V + pad_g)
+    std::vector<std::uint8_t> kept;
+    std::vector<float> weights;
+
+    explicit buffers(const problem& p_)
+        : p(p_), z(size(p.pad_z), cast<Z>(777)), y(size(p.pad_y), cast<Y>(777)), dz(size(p.pad_g), cast<G>(777)),
+          kept(std::size_t(p.rows), 1), weights(std::size_t(p.rows), 1) {
+        numbers u(p.seed);
+        std::vector<double> rz(static_cast<std::size_t>(p.vocab)), ry(rz.size());
+        for (index_t r = 0; r < p.rows; ++r) {
+            fill_row(p.kind, u, rz.data(), ry.data(), p.vocab);
+            for (index_t v = 0; v < p.vocab; ++v) {
+                z[std::size_t(r * (p.vocab + p.pad_z) + v)] = cast<Z>(rz[std::size_t(v)]);
+                y[std::size_t(r * (p.vocab + p.pad_y) + v)] = cast<Y>(ry[std::size_t(v)]);
+            }
+            if (p.masked) kept[std::size_t(r)] = u.uniform() < 0.65;
+            weights[std::size_t(r)] = float(u.normal());
+        }
+    }
+    /// The same call for other element types: the values this problem's memory really holds.
+    template <class Z2, class G2, class Y2>
+    buffers<Z2, G2, Y2> as() const {
+        buffers<Z2, G2, Y2> o(p);
+        for (std::size_t i = 0; i < z.size(); ++i) o.z[i] = cast<Z2>(double(element<Z>::load(z[i])));
+        for (std::size_t i = 0; i < y.size(); ++i) o.y[i] = cast<Y2>(double(element<Y>::load(y[i])));
+        for (std::size_t i = 0; i < dz.size(); ++i) o.dz[i] = cast<G2>(double(element<G>::load(dz[i])));
+        o.kept = kept, o.weights = weights;
+        return o;
+    }
+
+    std::size_t size(index_t pad) const { return std::size_t(p.rows * (p.vocab + pad)) + 1; } // never a null pointer
+    matrix_view<const Z> z_view() const { return {z.data(), p.rows, p.vocab, p.vocab + p.pad_z}; }
+    matrix_view<const Y> y_view() const { return {y.data(), p.rows, p.vocab, p.vocab + p.pad_y}; }
+    matrix_view<G> dz_view() { return {dz.data(), p.rows, p.vocab, p.vocab + p.pad_g}; }
+    student::logits<Z, G> student(padding pad = padding::keep) { return {z_view(), dz_view(), p.temperature_p, pad}; }
+    student::logits<Z, G> value_only() { return {z_view(), {}, p.temperature_p}; }
+    teacher::dense<Y> teacher() const { return {y_view(), p.temperature_q}; }
+    env masked_env() const {
+        env e;
+        if (p.masked) e.mask = row_mask<>(kept);
+        return e;
+    }
+
+    template <class T>
+    static T cast(double x) {
+        return element<T>::store(static_cast<arithmetic_t<T>>(x));
+    }
+};
+
+} // namespace opd::test

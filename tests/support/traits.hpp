@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What each estimator claims to be. The property suite derives from it what must hold; where an estimator is declared biased
+// or not zero at equality, the suite asserts that the property fails, so that a declaration cannot be too modest either.
+#pragma once
+
+#include <string>
+#include <type_traits>
+
+#include <opd/estimators/divergences.hpp>
+
+namespace opd::test {
+
+enum class expectation { unbiased, consistent, biased };
+enum class meaning { divergence, value_estimate, surrogate };
+
+struct estimator_traits {
+    expectation mean = expectation::unbiased; ///< of the gradient, over the sampling design
+    meaning value = meaning::divergence;      ///< what the reported loss is
+    bool exact_zero_at_equality = true;       ///< loss 0 and gradient 0 at p = q, beyond rounding
+};
+
+/// Specialise for estimators that are not plain divergences.
+template <class E>
+constexpr estimator_traits traits_of(const E&) {
+    static_assert(divergence<E>, "declare this estimator's traits in tests/support/traits.hpp");
+    return {};
+}
+
+/// f(name, divergence) for every dense divergence, some at several parameters.
+template <class Visit>
+void for_each_divergence(Visit f) {
+    f("reverse_kl", reverse_kl{});
+    f("forward_kl", forward_kl{});
+    f("jsd(.5,.5)", jsd{});
+    f("jsd(.3,.3)", jsd{.w = .3, .o = .3});
+    f("jsd(.2,.9)", jsd{.w = .2, .o = .9});
+    f("skew_forward_kl(.1)", skew_forward_kl{});
+    f("skew_reverse_kl(.3)", skew_reverse_kl{.a = .3});
+    f("total_variation", total_variation{});
+    f("alpha(.5)", alpha_divergence{});
+    f("alpha(0)", alpha_divergence{.a = 0});
+    f("alpha(1)", alpha_divergence{.a = 1});
+    f("alpha(-.5)", alpha_divergence{.a = -.5});
+    f("chi_squared", chi_squared{});
+}
+
+/// One of each type: for suites whose cost is compile time or a large vocabulary.
+template <class Visit>
+void for_each_divergence_type(Visit f) {
+    f("reverse_kl", reverse_kl{});
+    f("forward_kl", forward_kl{});
+    f("jsd(.5,.5)", jsd{});
+    f("skew_forward_kl(.1)", skew_forward_kl{});
+    f("skew_reverse_kl(.1)", skew_reverse_kl{});
+    f("total_variation", total_variation{});
+    f("alpha(.5)", alpha_divergence{});
+    f("chi_squared", chi_squared{});
+}
+
+} // namespace opd::test
