@@ -55,6 +55,13 @@ using index_t = std::int64_t;
 
 namespace opd::detail {
 
+/// std::bit_cast, callable on a device.
+template <class To, class From>
+OPD_HD OPD_INLINE constexpr To bit_cast(const From& x) {
+    static_assert(sizeof(To) == sizeof(From));
+    return __builtin_bit_cast(To, x);
+}
+
 /// Returns x; the compiler may neither look inside nor move arithmetic across it. -Ofast and -ffast-math otherwise
 /// reassociate (z - z*) - (y - y*) and cancel the anchors that gradients near p = q rest on.
 template <class T>

@@ -17,7 +17,6 @@
 //   };
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <type_traits>
 
@@ -58,9 +57,9 @@ struct element<double> {
 template <>
 struct element<bfloat16> {
     using arithmetic = float;
-    OPD_HD static constexpr float load(bfloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
+    OPD_HD static constexpr float load(bfloat16 x) { return detail::bit_cast<float>(std::uint32_t{x.bits} << 16); }
     OPD_HD static constexpr bfloat16 store(float x) {
-        const auto u = std::bit_cast<std::uint32_t>(x);
+        const auto u = detail::bit_cast<std::uint32_t>(x);
         if ((u & 0x7fffffffu) > 0x7f800000u) // NaN: keep it one
             return {static_cast<std::uint16_t>((u >> 16) | 0x40u)};
         return {static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
@@ -72,23 +71,23 @@ struct element<half> {
     using arithmetic = float;
     OPD_HD static constexpr float load(half x) {
         const std::uint32_t sign = (x.bits & 0x8000u) << 16, exponent = (x.bits >> 10) & 31u, m = x.bits & 1023u;
-        if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (m << 13));
+        if (exponent == 31) return detail::bit_cast<float>(sign | 0x7f800000u | (m << 13));
         if (exponent == 0) { // zero or subnormal: m * 2^-24 is exact in float
             const float v = static_cast<float>(m) * 0x1p-24f;
             return sign ? -v : v;
         }
-        return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (m << 13));
+        return detail::bit_cast<float>(sign | ((exponent + 112u) << 23) | (m << 13));
     }
     OPD_HD static constexpr half store(float x) {
-        const auto u = std::bit_cast<std::uint32_t>(x);
+        const auto u = detail::bit_cast<std::uint32_t>(x);
         const auto sign = static_cast<std::uint16_t>((u >> 16) & 0x8000u);
         const std::uint32_t a = u & 0x7fffffffu;
         if (a > 0x7f800000u) return {static_cast<std::uint16_t>(sign | 0x7e00u)};
         if (a >= 0x477ff000u) // rounds to 2^16 or more
             return {static_cast<std::uint16_t>(sign | 0x7c00u)};
         if (a < 0x38800000u) { // below 2^-14: count of 2^-24, rounded by the float adder (2^-1 + k·2^-24 has that ulp)
-            const float k = std::bit_cast<float>(a) + 0.5f;
-            return {static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(k) - 0x3f000000u))};
+            const float k = detail::bit_cast<float>(a) + 0.5f;
+            return {static_cast<std::uint16_t>(sign | (detail::bit_cast<std::uint32_t>(k) - 0x3f000000u))};
         }
         const std::uint32_t r = a + 0xfffu + ((a >> 13) & 1u);
         return {static_cast<std::uint16_t>(sign | ((r - 0x38000000u) >> 13))};
@@ -124,28 +123,28 @@ struct float_bits<double> {
 template <class F>
 OPD_HD constexpr bool is_nan(F x) {
     using b = float_bits<F>;
-    return (std::bit_cast<typename b::word>(x) & b::magnitude) > b::infinity;
+    return (detail::bit_cast<typename b::word>(x) & b::magnitude) > b::infinity;
 }
 template <class F>
 OPD_HD constexpr bool is_inf(F x) {
     using b = float_bits<F>;
-    return (std::bit_cast<typename b::word>(x) & b::magnitude) == b::infinity;
+    return (detail::bit_cast<typename b::word>(x) & b::magnitude) == b::infinity;
 }
 template <class F>
 OPD_HD constexpr bool is_neg_inf(F x) {
     using b = float_bits<F>;
-    return std::bit_cast<typename b::word>(x) == (b::infinity | ~b::magnitude);
+    return detail::bit_cast<typename b::word>(x) == (b::infinity | ~b::magnitude);
 }
 template <class F>
 OPD_HD constexpr bool is_finite(F x) {
     using b = float_bits<F>;
-    return (std::bit_cast<typename b::word>(x) & b::magnitude) < b::infinity;
+    return (detail::bit_cast<typename b::word>(x) & b::magnitude) < b::infinity;
 }
 /// -inf as bits: the literal is undefined behaviour under -ffinite-math-only.
 template <class F>
 OPD_HD constexpr F neg_inf() {
     using b = float_bits<F>;
-    return std::bit_cast<F>(static_cast<typename b::word>(b::infinity | ~b::magnitude));
+    return detail::bit_cast<F>(static_cast<typename b::word>(b::infinity | ~b::magnitude));
 }
 
 } // namespace detail

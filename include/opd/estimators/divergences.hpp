@@ -33,7 +33,7 @@ namespace detail {
 
 /// Largest |x| for which e^x is used inside a product: beyond it float and double saturate alike in every program.
 template <class F>
-constexpr double widest() {
+OPD_HD constexpr double widest() {
     return sizeof(typename F::value_type) == 4 ? 80 : 700;
 }
 template <class F>
