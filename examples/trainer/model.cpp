@@ -447,7 +447,7 @@ void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, cons
 // --- a batch ---------------------------------------------------------------------------------------------------------
 
 template <class T>
-training_pass<T>::training_pass(const transformer<T>& model, const team& threads)
+training_pass<T>::training_pass(const transformer<T>& model, opd::thread_team& threads)
     : model_(model), threads_(threads), scratch_(static_cast<std::size_t>(2 * threads.size())) {}
 
 template <class T>

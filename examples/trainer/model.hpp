@@ -29,9 +29,11 @@
 #include <vector>
 
 #include "opd/config.hpp"
-#include "threads.hpp"
+#include "opd/threads.hpp"
 
 namespace trainer {
+
+using opd::index_t;
 
 struct model_shape {
     int vocabulary = 0; // V
@@ -197,7 +199,7 @@ struct sequence_pass {
 template <class T>
 class training_pass {
 public:
-    training_pass(const transformer<T>& model, const team& threads);
+    training_pass(const transformer<T>& model, opd::thread_team& threads);
 
     /// Takes the sequences' input tokens; returns the number of rows N.
     index_t set_sequences(std::span<const std::vector<std::int32_t>> sequences);
@@ -213,7 +215,7 @@ public:
 
 private:
     const transformer<T>& model_;
-    const team& threads_;
+    opd::thread_team& threads_;
     std::vector<sequence_pass<T>> sequences_; // the first `count_` are in use
     std::vector<index_t> order_;              // longest first: threads finish together
     std::size_t count_ = 0;

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "config.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "files.hpp"
+#include "opd/version.hpp"
+
+namespace trainer {
+
+namespace {
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+    std::vector<std::size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), std::size_t{0});
+    for (std::size_t i = 1; i <= a.size(); ++i) {
+        std::size_t diagonal = row[0];
+        row[0] = i;
+        for (std::size_t j = 1; j <= b.size(); ++j) {
+            const std::size_t above = row[j];
+            row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+            diagonal = above;
+        }
+    }
+    return row[b.size()];
+}
+
+struct json_writer {
+    nlohmann::ordered_json out;
+    std::string group_key;
+    bool results_only = false;
+    void group(const char* key, const char*) {
+        group_key = key;
+        out[group_key] = nlohmann::ordered_json::object();
+    }
+    template <class T>
+    void option(const char* key, const std::string&, const T& value, const char*, bool affects_results) {
+        if (!results_only || affects_results) out[group_key][key] = value;
+    }
+};
+
+struct json_reader {
+    const nlohmann::json& in;
+    const std::string& source;
+    std::vector<std::string> groups;
+    std::vector<std::pair<std::string, std::vector<std::string>>> keys;
+
+    void group(const char* key, const char*) {
+        groups.push_back(key);
+        keys.push_back({key, {}});
+    }
+    template <class T>
+    void option(const char* key, const std::string&, T& value, const char*, bool) {
+        keys.back().second.push_back(key);
+        const auto g = in.find(groups.back());
+        if (g == in.end() || !g->is_object()) return;
+        const auto found = g->find(key);
+        if (found == g->end()) return;
+        const auto wrong = [&](const char* expected) {
+            throw failure(exit_usage, fmt::format("{}: {}.{} must be {}, not {}", source, groups.back(), key, expected,
+                                                  found->dump()));
+        };
+        if constexpr (std::is_same_v<T, bool>) {
+            if (!found->is_boolean()) wrong("true or false");
+        } else if constexpr (std::is_same_v<T, std::string>) {
+            if (!found->is_string()) wrong("a string");
+        } else if constexpr (std::is_unsigned_v<T>) {
+            if (!found->is_number_unsigned()) wrong("an integer of 0 or more");
+        } else if constexpr (std::is_integral_v<T>) {
+            if (!found->is_number_integer() || found->template get<double>() > std::numeric_limits<T>::max() ||
+                found->template get<double>() < std::numeric_limits<T>::min())
+                wrong("an integer");
+        } else {
+            if (!found->is_number()) wrong("a number");
+        }
+        value = found->template get<T>();
+    }
+    void check_keys() const {
+        const auto unknown = [&](const std::string& name, const std::vector<std::string>& known,
+                                 const std::string& in_) {
+            const std::string near = nearest(name, known);
+            throw failure(exit_usage,
+                          fmt::format("{}: unknown key '{}'{}{}", source, name, in_,
+                                      near.empty() ? std::string() : fmt::format("; did you mean '{}'?", near)));
+        };
+        if (!in.is_object()) throw failure(exit_usage, fmt::format("{}: a configuration is a JSON object", source));
+        for (const auto& [name, value] : in.items()) {
+            const auto g = std::find_if(keys.begin(), keys.end(), [&n = name](const auto& k) { return k.first == n; });
+            if (g == keys.end()) unknown(name, groups, "");
+            if (!value.is_object())
+                throw failure(exit_usage, fmt::format("{}: '{}' must be an object of settings", source, name));
+            for (const auto& [key, ignored] : value.items())
+                if (std::find(g->second.begin(), g->second.end(), key) == g->second.end())
+                    unknown(key, g->second, fmt::format(" in '{}'", name));
+        }
+    }
+};
+
+struct command_line {
+    CLI::App& app;
+    std::string title;
+    void group(const char*, const char* t) { title = t; }
+    template <class T>
+    void option(const char*, const std::string& flag, T& value, const char* help, bool) {
+        if constexpr (std::is_same_v<T, bool>)
+            app.add_flag(flag + ",!--no-" + flag.substr(2), value, help)->group(title)->capture_default_str();
+        else
+            app.add_option(flag, value, help)->group(title)->capture_default_str();
+    }
+};
+
+} // namespace
+
+std::string nearest(std::string_view name, const std::vector<std::string>& known) {
+    std::string best;
+    std::size_t distance = std::max<std::size_t>(2, name.size() / 2) + 1;
+    for (const std::string& k : known)
+        if (const std::size_t d = edit_distance(name, k); d < distance) {
+            distance = d;
+            best = k;
+        }
+    return best;
+}
+
+nlohmann::ordered_json to_json(const config& c) {
+    json_writer w;
+    visit_options(c, w);
+    return w.out;
+}
+
+void from_json(const nlohmann::json& j, const std::string& source, config& c) {
+    json_reader r{j, source, {}, {}};
+    config changed = c;
+    if (j.is_object()) visit_options(changed, r);
+    r.check_keys();
+    c = changed;
+}
+
+void load_config(const std::string& path, config& c) {
+    const std::string text = read_file(path);
+    nlohmann::json j;
+    try {
+        j = nlohmann::json::parse(text);
+    } catch (const nlohmann::json::parse_error& e) {
+        throw failure(exit_usage, fmt::format("{}: {}", path, e.what()));
+    }
+    from_json(j, path, c);
+}
+
+void validate(const config& c) {
+    const auto need = [](bool ok, const std::string& what) {
+        if (!ok) throw failure(exit_usage, what);
+    };
+    const auto at_least = [&](const char* flag, auto value, auto least) {
+        need(value >= least, fmt::format("{} must be at least {}, not {}", flag, least, value));
+    };
+    const auto positive = [&](const char* flag, double value) {
+        need(std::isfinite(value) && value > 0, fmt::format("{} must be positive, not {}", flag, value));
+    };
+    const auto within = [&](const char* flag, double value, double low, double high) {
+        need(value >= low && value <= high, fmt::format("{} must lie in [{}, {}], not {}", flag, low, high, value));
+    };
+    need(!c.run.directory.empty(), "--run-dir must name a directory");
+    at_least("--threads", c.run.threads, 0);
+    at_least("--checkpoint-every", c.run.checkpoint_every, 1);
+    at_least("--log-every", c.run.log_every, 1);
+    positive("--loss-limit", c.run.loss_limit);
+    at_least("--max-operand", c.task.max_operand, 3);
+    need(c.task.max_operand <= 9999, fmt::format("--max-operand must be at most 9999, not {}", c.task.max_operand));
+    at_least("--max-task-steps", c.task.max_steps, 1);
+    at_least("--held-out-one-in", c.task.held_out_one_in, 2);
+    const auto model = [&](const model_shape& m, const std::string& prefix) {
+        at_least((prefix + "-width").c_str(), m.width, 1);
+        at_least((prefix + "-layers").c_str(), m.layers, 1);
+        at_least((prefix + "-heads").c_str(), m.heads, 1);
+        at_least((prefix + "-kv-heads").c_str(), m.kv_heads, 1);
+        need(m.heads % m.kv_heads == 0,
+             fmt::format("{0}-kv-heads ({1}) must divide {0}-heads ({2})", prefix, m.kv_heads, m.heads));
+        need(m.head_dim >= 2 && m.head_dim % 2 == 0,
+             fmt::format("{}-head-dim must be even and positive, not {}", prefix, m.head_dim));
+        at_least((prefix + "-ffn").c_str(), m.ffn, 1);
+    };
+    model(c.teacher_model, "--teacher");
+    model(c.student_model, "--student");
+    at_least("--teacher-steps", c.teacher.steps, 1);
+    at_least("--teacher-batch", c.teacher.batch, 1);
+    at_least("--teacher-warmup", c.teacher.warmup, 0);
+    positive("--teacher-rate", c.teacher.rate);
+    at_least("--student-max-steps", c.student.max_steps, 0);
+    at_least("--student-batch", c.student.batch, 1);
+    at_least("--student-warmup", c.student.warmup, 0);
+    positive("--student-rate", c.student.rate);
+    within("--student-target-accuracy", c.student.target_accuracy, 0, 1);
+    at_least("--student-check-every", c.student.check_every, 1);
+    at_least("--student-check-prompts", c.student.check_prompts, 1);
+    if (std::find(estimators.begin(), estimators.end(), c.distill.estimator) == estimators.end()) {
+        const std::string near = nearest(c.distill.estimator, {estimators.begin(), estimators.end()});
+        throw failure(exit_usage,
+                      fmt::format("--estimator: '{}' is not one of {}{}", c.distill.estimator,
+                                  fmt::join(estimators, ", "),
+                                  near.empty() ? std::string() : fmt::format("; did you mean '{}'?", near)));
+    }
+    at_least("--steps", c.distill.steps, 0);
+    at_least("--prompts", c.distill.prompts, 1);
+    at_least("--warmup", c.distill.warmup, 0);
+    positive("--rate", c.distill.rate);
+    positive("--temperature", c.distill.temperature);
+    need(c.distill.jsd_w > 0 && c.distill.jsd_w < 1,
+         fmt::format("--jsd-w must lie in (0, 1), not {}", c.distill.jsd_w));
+    within("--jsd-o", c.distill.jsd_o, 0, 1);
+    need(c.distill.skew >= 0 && c.distill.skew < 1, fmt::format("--skew must lie in [0, 1), not {}", c.distill.skew));
+    need(std::isfinite(c.distill.alpha), "--alpha must be finite");
+    at_least("--k", c.distill.k, 1);
+    need(c.distill.topk_from == "teacher" || c.distill.topk_from == "student",
+         fmt::format("--topk-from must be teacher or student, not '{}'", c.distill.topk_from));
+    at_least("--m", c.distill.m, 1);
+    at_least("--budget", c.distill.budget, 1);
+    at_least("--slots", c.distill.slots, 1);
+    at_least("--prefill-chunk", c.distill.prefill_chunk, 1);
+    within("--beta1", c.optimizer.beta1, 0, 0.9999999);
+    within("--beta2", c.optimizer.beta2, 0, 0.9999999);
+    positive("--epsilon", c.optimizer.epsilon);
+    need(c.optimizer.decay >= 0, fmt::format("--weight-decay must be at least 0, not {}", c.optimizer.decay));
+    need(c.optimizer.clip >= 0, fmt::format("--clip must be at least 0, not {}", c.optimizer.clip));
+    at_least("--eval-prompts", c.evaluation.prompts, 1);
+    at_least("--eval-samples", c.evaluation.samples, 0);
+    at_least("--eval-every", c.evaluation.every, 0);
+    at_least("--eval-every-prompts", c.evaluation.every_prompts, 1);
+}
+
+nlohmann::ordered_json results_json(const config& c) {
+    json_writer w;
+    w.results_only = true;
+    visit_options(c, w);
+    return w.out;
+}
+
+std::string fingerprint(const config& c) { return hash128(results_json(c).dump()); }
+
+command parse_command_line(int argc, const char* const* argv) {
+    command r;
+    std::string config_file;
+
+    // First what decides the defaults: a configuration file, or the run that is resumed.
+    {
+        CLI::App first;
+        first.set_help_flag();
+        first.allow_extras();
+        first.allow_config_extras();
+        first.add_option("--config", config_file);
+        first.add_option("--run-dir", r.settings.run.directory);
+        first.add_flag("--resume", r.resume);
+        try {
+            first.parse(argc, argv);
+        } catch (const CLI::ParseError& e) {
+            throw failure(exit_usage, e.what());
+        }
+    }
+    if (!config_file.empty()) {
+        const std::string directory = r.settings.run.directory;
+        const bool named = directory != config{}.run.directory;
+        load_config(config_file, r.settings);
+        if (named) r.settings.run.directory = directory;
+    } else if (r.resume) {
+        const std::string directory = r.settings.run.directory;
+        const std::string saved = directory + "/config.json";
+        if (std::filesystem::exists(saved)) load_config(saved, r.settings);
+        r.settings.run.directory = directory;
+    }
+
+    CLI::App app("Trains a teacher on an embedded task, warms a weak student up, and closes the gap between them by\n"
+                 "on-policy distillation with the opd library.",
+                 "opd-train");
+    app.footer("Exit codes: 0 ok, 2 usage or configuration, 3 input file, 4 numeric guard, 5 output, 6 peer failure,\n"
+               "130 interrupted (a checkpoint was written; --resume goes on).");
+    bool version = false;
+    app.add_option("--config", config_file, "JSON file with settings; flags override it")->group("Files");
+    app.add_flag("--print-config", r.print_config, "print the settings as a file that --config reads, and exit")
+        ->group("Files");
+    app.add_flag("--resume", r.resume, "go on from the run directory's checkpoint, bit for bit")->group("Files");
+    app.add_flag("--overwrite", r.overwrite, "replace the run that the run directory holds")->group("Files");
+    app.add_flag("--quiet", r.quiet, "no progress, only warnings and the final table")->group("Files");
+    app.add_flag("--version", version, "print the version and exit")->group("Files");
+    visit_options(r.settings, command_line{app, ""});
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::CallForHelp&) {
+        r.text = app.help();
+        return r;
+    } catch (const CLI::ExtrasError& e) {
+        std::string hint;
+        for (int i = 1; i < argc; ++i) {
+            const std::string flag = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+            if (flag.size() < 3 || flag.compare(0, 2, "--") != 0) continue;
+            std::vector<std::string> known;
+            for (const CLI::Option* o : app.get_options())
+                for (const std::string& name : o->get_lnames()) known.push_back("--" + name);
+            if (std::find(known.begin(), known.end(), flag) != known.end()) continue;
+            if (const std::string near = nearest(flag, known); !near.empty())
+                hint += fmt::format("\n{}: did you mean {}?", flag, near);
+        }
+        throw failure(exit_usage, e.what() + hint + "\nopd-train --help lists every option");
+    } catch (const CLI::ParseError& e) {
+        throw failure(exit_usage, std::string(e.what()) + "\nopd-train --help lists every option");
+    }
+    if (version) {
+        r.text = fmt::format("opd-train {}.{}.{}\n", OPD_VERSION_MAJOR, OPD_VERSION_MINOR, OPD_VERSION_PATCH);
+        return r;
+    }
+    if (r.resume && r.overwrite) throw failure(exit_usage, "--resume and --overwrite exclude each other");
+    validate(r.settings);
+    if (r.print_config) r.text = to_json(r.settings).dump(2) + "\n";
+    return r;
+}
+
+} // namespace trainer

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Every setting of a run, in one table: `visit_options` names each once, and the command line, the configuration file,
+// --print-config, --help and the fingerprint of a checkpoint all read that table.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "model.hpp"
+#include "optimizer.hpp"
+
+namespace trainer {
+
+/// Exit codes of opd-train.
+enum exit_code : int {
+    exit_ok = 0,
+    exit_usage = 2,        ///< command line or configuration
+    exit_input = 3,        ///< an input file cannot be read or is damaged
+    exit_numeric = 4,      ///< not a number, or divergence
+    exit_io = 5,           ///< an output cannot be written
+    exit_peer = 6,         ///< a peer process failed (distributed modes)
+    exit_interrupted = 130 ///< SIGINT or SIGTERM: a checkpoint was written, --resume goes on
+};
+
+/// An error with the exit code that it leads to.
+struct failure : std::runtime_error {
+    exit_code code;
+    failure(exit_code c, const std::string& what) : std::runtime_error(what), code(c) {}
+};
+
+inline constexpr std::array<std::string_view, 12> estimators = {
+    "reverse_kl", "forward_kl",  "jsd",  "skew_forward", "skew_reverse", "total_variation",
+    "alpha",      "chi_squared", "topk", "tail_bucket",  "mc",           "threshold"};
+
+struct config {
+    struct {
+        std::string directory = "runs/gcd";
+        std::uint64_t seed = 1;
+        int threads = 0; // 0: all cores
+        int checkpoint_every = 500;
+        int log_every = 50;
+        double loss_limit = 100;
+    } run;
+    struct {
+        int max_operand = 199;
+        int max_steps = 24;
+        int held_out_one_in = 8;
+    } task;
+    model_shape teacher_model, student_model; // vocabulary and max_length come from the task
+    struct {
+        int steps = 2600;
+        int batch = 32;
+        int warmup = 50;
+        double rate = 4e-3;
+    } teacher;
+    struct {
+        int max_steps = 1500;
+        int batch = 32;
+        int warmup = 50;
+        double rate = 2e-3;
+        double target_accuracy = 0.45;
+        int check_every = 20;
+        int check_prompts = 512;
+    } student;
+    struct {
+        std::string estimator = "reverse_kl";
+        int steps = 2700;
+        int prompts = 32;
+        int warmup = 50;
+        double rate = 1e-3;
+        double temperature = 1;
+        double jsd_w = 0.5;
+        double jsd_o = 0.5;
+        double skew = 0.1;
+        double alpha = 0.5;
+        int k = 4;
+        std::string topk_from = "teacher";
+        int m = 4;
+        int budget = 4;
+        int slots = 32;
+        int prefill_chunk = 8;
+    } distill;
+    adamw optimizer;
+    struct {
+        int prompts = 2000;
+        int samples = 4;
+        int every = 300;
+        int every_prompts = 500;
+    } evaluation;
+};
+
+/// Calls v.group(key, title), then v.option(key, flag, value, help, affects_results) for each of the group's settings.
+template <class Config, class Visitor>
+void visit_options(Config& c, Visitor&& v) {
+    v.group("run", "Run");
+    v.option("directory", "--run-dir", c.run.directory, "directory of everything the run writes", false);
+    v.option("seed", "--seed", c.run.seed, "seed of weights, prompts and sampling", true);
+    v.option("threads", "--threads", c.run.threads, "threads; 0: one per core. Results do not depend on it", false);
+    v.option("checkpoint_every", "--checkpoint-every", c.run.checkpoint_every, "steps between checkpoints", false);
+    v.option("log_every", "--log-every", c.run.log_every, "steps between lines of log.jsonl and of progress", false);
+    v.option("loss_limit", "--loss-limit", c.run.loss_limit, "stop with exit code 4 when a loss exceeds this", true);
+
+    v.group("task", "Task (greatest common divisor by repeated subtraction)");
+    v.option("max_operand", "--max-operand", c.task.max_operand, "largest operand", true);
+    v.option("max_steps", "--max-task-steps", c.task.max_steps, "keep pairs with at most so many subtractions", true);
+    v.option("held_out_one_in", "--held-out-one-in", c.task.held_out_one_in, "one pair in so many is held out", true);
+
+    const auto model = [&v](auto& m, const std::string& prefix) {
+        v.option("width", prefix + "-width", m.width, "width of the residual stream", true);
+        v.option("layers", prefix + "-layers", m.layers, "layers", true);
+        v.option("heads", prefix + "-heads", m.heads, "query heads", true);
+        v.option("kv_heads", prefix + "-kv-heads", m.kv_heads, "key-value heads; divides the query heads", true);
+        v.option("head_dim", prefix + "-head-dim", m.head_dim, "width of a head, even", true);
+        v.option("ffn", prefix + "-ffn", m.ffn, "feed-forward width", true);
+        v.option("tied", prefix + "-tied", m.tied, "the output head is the embedding", true);
+    };
+    v.group("teacher_model", "Teacher model");
+    model(c.teacher_model, "--teacher");
+    v.group("student_model", "Student model");
+    model(c.student_model, "--student");
+
+    v.group("teacher", "Teacher (supervised)");
+    v.option("steps", "--teacher-steps", c.teacher.steps, "steps", true);
+    v.option("batch", "--teacher-batch", c.teacher.batch, "prompts a step", true);
+    v.option("warmup", "--teacher-warmup", c.teacher.warmup, "steps of linear warm-up of the rate", true);
+    v.option("rate", "--teacher-rate", c.teacher.rate, "learning rate, then a cosine to a tenth", true);
+
+    v.group("student", "Student warm-up (supervised, until it reaches an accuracy)");
+    v.option("max_steps", "--student-max-steps", c.student.max_steps, "most steps; 0: no warm-up", true);
+    v.option("batch", "--student-batch", c.student.batch, "prompts a step", true);
+    v.option("warmup", "--student-warmup", c.student.warmup, "steps of linear warm-up of the rate", true);
+    v.option("rate", "--student-rate", c.student.rate, "learning rate, constant", true);
+    v.option("target_accuracy", "--student-target-accuracy", c.student.target_accuracy,
+             "stop at this greedy accuracy on training prompts", true);
+    v.option("check_every", "--student-check-every", c.student.check_every, "steps between looks at it", true);
+    v.option("check_prompts", "--student-check-prompts", c.student.check_prompts, "prompts of a look", true);
+
+    v.group("distill", "Distillation (on-policy)");
+    v.option(
+        "estimator", "--estimator", c.distill.estimator,
+        "reverse_kl, forward_kl, jsd, skew_forward, skew_reverse, total_variation, alpha, chi_squared (dense teacher "
+        "logits); topk, tail_bucket (a support); mc, threshold (samples)",
+        true);
+    v.option("steps", "--steps", c.distill.steps, "steps", true);
+    v.option("prompts", "--prompts", c.distill.prompts, "prompts a step", true);
+    v.option("warmup", "--warmup", c.distill.warmup, "steps of linear warm-up of the rate", true);
+    v.option("rate", "--rate", c.distill.rate, "learning rate, then a cosine to a tenth", true);
+    v.option("temperature", "--temperature", c.distill.temperature, "of rollout, student and teacher", true);
+    v.option("jsd_w", "--jsd-w", c.distill.jsd_w, "jsd: teacher's share of the mixture, in (0,1)", true);
+    v.option("jsd_o", "--jsd-o", c.distill.jsd_o, "jsd: weight of KL(q|m), in [0,1]", true);
+    v.option("skew", "--skew", c.distill.skew, "skew_forward, skew_reverse: share of the own distribution, in [0,1)",
+             true);
+    v.option("alpha", "--alpha", c.distill.alpha, "alpha: the exponent", true);
+    v.option("k", "--k", c.distill.k, "topk, tail_bucket: size of the support", true);
+    v.option("topk_from", "--topk-from", c.distill.topk_from, "topk, tail_bucket: whose top k, teacher or student",
+             true);
+    v.option("m", "--m", c.distill.m, "mc: draws a position", true);
+    v.option("budget", "--budget", c.distill.budget, "threshold: entries a position", true);
+    v.option("slots", "--slots", c.distill.slots, "sequences decoded together. Results do not depend on it", false);
+    v.option("prefill_chunk", "--prefill-chunk", c.distill.prefill_chunk,
+             "prompt tokens a decoding step takes. Results do not depend on it", false);
+
+    v.group("optimizer", "Optimizer (AdamW)");
+    v.option("beta1", "--beta1", c.optimizer.beta1, "decay of the mean", true);
+    v.option("beta2", "--beta2", c.optimizer.beta2, "decay of the square", true);
+    v.option("epsilon", "--epsilon", c.optimizer.epsilon, "added to the root", true);
+    v.option("decay", "--weight-decay", c.optimizer.decay, "weight decay of the matrices", true);
+    v.option("clip", "--clip", c.optimizer.clip, "largest gradient norm; 0: no clipping", true);
+
+    v.group("evaluation", "Evaluation");
+    v.option("prompts", "--eval-prompts", c.evaluation.prompts, "held-out prompts", true);
+    v.option("samples", "--eval-samples", c.evaluation.samples, "sampled responses a prompt for Avg@n; 0: none", true);
+    v.option("every", "--eval-every", c.evaluation.every,
+             "distillation steps between looks at the student's accuracy; 0: none", true);
+    v.option("every_prompts", "--eval-every-prompts", c.evaluation.every_prompts, "held-out prompts of such a look",
+             true);
+}
+
+/// All settings, grouped: what --print-config prints and --config reads.
+nlohmann::ordered_json to_json(const config& c);
+
+/// Overwrites the settings that `j` names. Unknown keys and wrong types are usage failures that name the key, the file
+/// and, for a key, the nearest one that exists.
+void from_json(const nlohmann::json& j, const std::string& source, config& c);
+
+/// Reads a configuration file into c.
+void load_config(const std::string& path, config& c);
+
+/// Throws a usage failure that names the setting.
+void validate(const config& c);
+
+/// The settings that results depend on.
+nlohmann::ordered_json results_json(const config& c);
+
+/// The settings that results depend on, as 32 hexadecimal digits.
+std::string fingerprint(const config& c);
+
+/// The known name nearest to `name` by edit distance; empty if none is near.
+std::string nearest(std::string_view name, const std::vector<std::string>& known);
+
+/// What the command line asks for.
+struct command {
+    config settings;
+    bool resume = false;
+    bool overwrite = false;
+    bool quiet = false;
+    bool print_config = false;
+    std::string text; ///< what to print instead of running: --help, --version, --print-config
+};
+
+/// Parses the command line; usage failures carry the message to print.
+command parse_command_line(int argc, const char* const* argv);
+
+} // namespace trainer

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "evaluation.hpp"
+
+#include <algorithm>
+
+namespace trainer {
+
+nlohmann::json to_json(const evaluation_result& r) {
+    return {{"accuracy", r.accuracy},        {"valid", r.valid},           {"step_validity", r.step_validity},
+            {"sampled_accuracy", r.sampled}, {"kl_to_teacher", r.kl},      {"mean_length", r.mean_length},
+            {"p50_length", r.p50_length},    {"p99_length", r.p99_length}, {"lengths", r.lengths}};
+}
+
+evaluation_result evaluate_model(const transformer<float>& model, opd::thread_team& threads, const gcd_task& task,
+                                 std::span<const operands> pairs, int samples, std::uint64_t seed,
+                                 std::uint64_t first_sample, int slots) {
+    evaluation_result r;
+    sampling options;
+    options.greedy = true;
+    options.seed = seed;
+    options.end = gcd_task::end;
+    options.max_response = task.max_response();
+    options.slots = slots;
+    options.prefill_chunk = task.prompt_length();
+    std::vector<request> requests;
+    for (std::size_t i = 0; i < pairs.size(); ++i)
+        requests.push_back({first_sample + i, task.text.encode(task.prompt(pairs[i]))});
+    r.responses = roll_out(model, threads, requests, options);
+    std::int64_t steps = 0, valid_steps = 0;
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+        const auto response = r.responses[i].response();
+        const verdict v = task.judge(pairs[i], task.text.decode(response));
+        r.accuracy += v.correct;
+        r.valid += v.valid;
+        steps += v.steps;
+        valid_steps += v.valid_steps;
+        r.lengths.push_back(static_cast<int>(response.size()));
+        r.tokens += static_cast<std::int64_t>(response.size());
+    }
+    const auto n = static_cast<double>(pairs.size());
+    r.accuracy /= n;
+    r.valid /= n;
+    r.step_validity = steps > 0 ? static_cast<double>(valid_steps) / static_cast<double>(steps) : 0;
+    r.mean_length = static_cast<double>(r.tokens) / n;
+    std::vector<int> sorted = r.lengths;
+    std::sort(sorted.begin(), sorted.end());
+    r.p50_length = sorted[(sorted.size() - 1) / 2];
+    r.p99_length = sorted[(sorted.size() - 1) * 99 / 100];
+
+    if (samples > 0) {
+        std::vector<request> repeated;
+        for (int s = 0; s < samples; ++s)
+            for (std::size_t i = 0; i < pairs.size(); ++i)
+                repeated.push_back(
+                    {first_sample + (static_cast<std::uint64_t>(s) + 1) * pairs.size() + i, requests[i].prompt});
+        options.greedy = false;
+        const auto drawn = roll_out(model, threads, repeated, options);
+        for (std::size_t i = 0; i < drawn.size(); ++i) {
+            r.sampled += task.judge(pairs[i % pairs.size()], task.text.decode(drawn[i].response())).correct;
+            r.tokens += static_cast<std::int64_t>(drawn[i].response().size());
+        }
+        r.sampled /= static_cast<double>(drawn.size());
+    }
+    return r;
+}
+
+} // namespace trainer

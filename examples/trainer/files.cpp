@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "files.hpp"
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "config.hpp"
+
+namespace trainer {
+
+namespace {
+
+struct descriptor {
+    int fd;
+    ~descriptor() {
+        if (fd >= 0) ::close(fd);
+    }
+};
+
+[[noreturn]] void fail(exit_code code, const std::string& what, const std::string& path) {
+    throw failure(code, fmt::format("{} {}: {}", what, path, std::strerror(errno)));
+}
+
+} // namespace
+
+std::string read_file(const std::string& path) {
+    const descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+    if (file.fd < 0) fail(exit_input, "cannot open", path);
+    std::string r;
+    char buffer[1 << 16];
+    for (;;) {
+        const ssize_t n = ::read(file.fd, buffer, sizeof buffer);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) fail(exit_input, "cannot read", path);
+        if (n == 0) return r;
+        r.append(buffer, static_cast<std::size_t>(n));
+    }
+}
+
+void write_file(const std::string& path, std::string_view bytes) {
+    const std::string temporary = path + ".tmp";
+    {
+        const descriptor file{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
+        if (file.fd < 0) fail(exit_io, "cannot create", temporary);
+        while (!bytes.empty()) {
+            const ssize_t n = ::write(file.fd, bytes.data(), bytes.size());
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0) fail(exit_io, "cannot write", temporary);
+            bytes.remove_prefix(static_cast<std::size_t>(n));
+        }
+        if (::fsync(file.fd) != 0) fail(exit_io, "cannot sync", temporary);
+    }
+    if (std::rename(temporary.c_str(), path.c_str()) != 0) fail(exit_io, "cannot rename to", path);
+    // the name itself must survive a crash too
+    const std::string parent = std::filesystem::path(path).parent_path().string();
+    const descriptor directory{::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+    if (directory.fd < 0 || ::fsync(directory.fd) != 0) fail(exit_io, "cannot sync", parent);
+}
+
+void make_directory(const std::string& path) {
+    std::error_code error;
+    std::filesystem::create_directories(path, error);
+    if (error) throw failure(exit_io, fmt::format("cannot create directory {}: {}", path, error.message()));
+}
+
+std::string hash128(std::string_view bytes) {
+    __extension__ using wide = unsigned __int128;
+    wide h = (wide{0x6c62272e07bb0142u} << 64) | 0x62b821756295c58du;
+    const wide prime = (wide{1} << 88) | 0x13bu;
+    for (char c : bytes) {
+        h ^= static_cast<unsigned char>(c);
+        h *= prime;
+    }
+    return fmt::format("{:016x}{:016x}", static_cast<std::uint64_t>(h >> 64), static_cast<std::uint64_t>(h));
+}
+
+} // namespace trainer

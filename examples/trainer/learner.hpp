@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The learner: rows and a teacher cache in, one optimizer step out. The objective is the library's: opd::evaluate writes
+// the gradient over the student's logits, the model carries it to the weights.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config.hpp"
+#include "model.hpp"
+#include "opd/backends/eigen.hpp"
+#include "optimizer.hpp"
+#include "supervised.hpp"
+#include "teacher.hpp"
+
+namespace trainer {
+
+/// What an estimator wants of rollout and of the teacher.
+draw_plan draws_for(const config& c);
+cache_plan cache_for(const config& c);
+
+/// Loss and gradient of the configured estimator. `logits` (N,V) are overwritten by the gradient.
+opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
+                      float* logits, index_t vocabulary, std::int32_t version);
+
+/// Mean over the rows of KL(student, teacher), from dense logits of both.
+double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, const std::vector<float>& student,
+                       const std::vector<float>& teacher, index_t vocabulary);
+
+struct learner_result : step_result {
+    double kl = 0;                     ///< mean of log mu - log q over the response tokens: KL(mu, q), sampled
+    index_t mismatched = 0;            ///< tokens of the current version whose log p differs from rollout's log mu
+    opd::diagnostics diagnostics = {}; ///< of the estimator
+};
+
+class learner {
+public:
+    learner(const config& settings, transformer<float>& model, adamw_state& state, opd::eigen_backend& backend)
+        : settings_(settings), model_(model), state_(state), backend_(backend), pass_(model, backend.team()) {}
+
+    /// One step. `version` is that of the model's weights now.
+    learner_result step(const row_batch& batch, const teacher_cache& cache, double rate, std::int32_t version);
+
+    /// log p of the tokens that follow, at the current weights. (N) 0 where masked
+    std::vector<float> token_log_probs(const row_batch& batch);
+
+private:
+    const config& settings_;
+    transformer<float>& model_;
+    adamw_state& state_;
+    opd::eigen_backend& backend_;
+    training_pass<float> pass_;
+    std::vector<float> logits_; // (N,V), then their gradient
+    std::vector<float> gradient_;
+};
+
+} // namespace trainer

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "optimizer.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "row_kernels.hpp"
+
+namespace trainer {
+
+double adamw_step(const adamw& o, double rate, std::vector<float>& gradient, adamw_state& state,
+                  transformer<float>& model) {
+    const std::size_t n = model.weights.size();
+    state.m.resize(n);
+    state.v.resize(n);
+    // in blocks folded into double: the norm of many small gradients keeps its digits
+    double square = 0;
+    for (std::size_t i = 0; i < n; i += 1024) {
+        const auto count = static_cast<index_t>(std::min<std::size_t>(1024, n - i));
+        square += dot(gradient.data() + i, gradient.data() + i, count);
+    }
+    const double norm = std::sqrt(square);
+    if (!std::isfinite(norm)) return norm;
+    ++state.step;
+    const auto shrink = static_cast<float>(o.clip > 0 && norm > o.clip ? o.clip / norm : 1.0);
+    const auto b1 = static_cast<float>(o.beta1), b2 = static_cast<float>(o.beta2);
+    const auto correct1 = static_cast<float>(1 / (1 - std::pow(o.beta1, static_cast<double>(state.step))));
+    const auto correct2 = static_cast<float>(1 / (1 - std::pow(o.beta2, static_cast<double>(state.step))));
+    const auto epsilon = static_cast<float>(o.epsilon), step = static_cast<float>(rate);
+
+    const auto update = [&](const tensor& t) {
+        const auto decay = static_cast<float>(t.columns > 1 ? o.decay : 0);
+        float* w = model.weights.data() + t.offset;
+        float* m = state.m.data() + t.offset;
+        float* v = state.v.data() + t.offset;
+        const float* g = gradient.data() + t.offset;
+        for (index_t i = 0; i < t.size(); ++i) {
+            const float gi = g[i] * shrink;
+            m[i] = b1 * m[i] + (1 - b1) * gi;
+            v[i] = b2 * v[i] + (1 - b2) * gi * gi;
+            w[i] -= step * (m[i] * correct1 / (std::sqrt(v[i] * correct2) + epsilon) + decay * w[i]);
+        }
+    };
+    update(model.layout.embedding);
+    for (const auto& l : model.layout.layers)
+        for (const tensor* t : {&l.norm1, &l.wqkv, &l.q_norm, &l.k_norm, &l.wo, &l.norm2, &l.wgu, &l.wdown}) update(*t);
+    update(model.layout.norm_f);
+    if (!model.shape.tied) update(model.layout.head);
+    model.weights_changed();
+    return norm;
+}
+
+double cosine_rate(double rate, double floor, std::int64_t warmup, std::int64_t step, std::int64_t steps) {
+    if (step < warmup) return rate * static_cast<double>(step + 1) / static_cast<double>(warmup);
+    const double done =
+        static_cast<double>(step - warmup) / static_cast<double>(std::max<std::int64_t>(1, steps - warmup));
+    return rate * (floor + (1 - floor) * 0.5 * (1 + std::cos(3.14159265358979324 * std::min(1.0, done))));
+}
+
+} // namespace trainer

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// AdamW with clipping of the global gradient norm, and the schedule of its rate.
+//
+//   g <- g min(1, clip / |g|)
+//   m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g²
+//   w <- w - rate (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay w)      decay on matrices only
+//
+// Source: Loshchilov and Hutter, "Decoupled weight decay regularization", 2019. Everything in float and in a fixed
+// order: a resumed run repeats the bits of an uninterrupted one.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model.hpp"
+
+namespace trainer {
+
+struct adamw {
+    double beta1 = 0.9;
+    double beta2 = 0.99;
+    double epsilon = 1e-8;
+    double decay = 0.01;
+    double clip = 1;
+};
+
+struct adamw_state {
+    std::vector<float> m, v; // flat, as the weights
+    std::int64_t step = 0;
+};
+
+/// Changes the model's weights; returns the gradient's norm before clipping. A norm that is not finite changes nothing.
+double adamw_step(const adamw& options, double rate, std::vector<float>& gradient, adamw_state& state,
+                  transformer<float>& model);
+
+/// Linear warm-up over `warmup` steps, then half a cosine from `rate` down to rate * floor at `steps`.
+double cosine_rate(double rate, double floor, std::int64_t warmup, std::int64_t step, std::int64_t steps);
+
+} // namespace trainer

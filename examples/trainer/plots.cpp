@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "plots.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <sstream>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include "files.hpp"
+
+extern char** environ;
+
+namespace trainer {
+
+namespace {
+
+// Runs `gnuplot script` in `directory` without a shell; returns what went wrong.
+std::string run_gnuplot(const std::string& directory, const std::string& script) {
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addchdir_np(&actions, directory.c_str());
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "gnuplot.log", O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+    std::string program = "gnuplot", file = script;
+    char* const arguments[] = {program.data(), file.data(), nullptr};
+    pid_t child = 0;
+    const int error = ::posix_spawnp(&child, "gnuplot", &actions, nullptr, arguments, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    if (error == ENOENT) return "gnuplot is not installed";
+    if (error != 0) return fmt::format("gnuplot cannot be started: {}", std::strerror(error));
+    int status = 0;
+    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127) return "gnuplot is not installed";
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        return fmt::format("gnuplot failed, see {}/gnuplot.log", directory);
+    return {};
+}
+
+} // namespace
+
+std::string draw_plots(const std::string& run_directory, const nlohmann::json& evaluations) {
+    const std::string directory = run_directory + "/plots";
+    make_directory(directory);
+
+    // the curves, from the log
+    std::map<std::string, std::string> loss; // by stage
+    std::string accuracy;
+    std::istringstream log(read_file(run_directory + "/log.jsonl"));
+    for (std::string line; std::getline(log, line);) {
+        const auto j = nlohmann::json::parse(line, nullptr, false);
+        if (!j.is_object() || !j.contains("stage")) continue;
+        const std::string stage = j["stage"];
+        const auto number = [&](const char* key) {
+            return j.contains(key) && j[key].is_number() ? fmt::format("{}", j[key].get<double>()) : std::string("nan");
+        };
+        if (j.contains("loss"))
+            loss[stage] += fmt::format("{} {} {}\n", j["step"].get<long>(), number("loss"), number("kl"));
+        if (j.contains("accuracy") && stage == "distill")
+            accuracy += fmt::format("{} {}\n", j["step"].get<long>(), number("accuracy"));
+    }
+    std::string script = "set grid\nset key top right\n";
+    const auto terminal = [&](const char* file, const char* title) {
+        script += fmt::format("set terminal svg size 800,480 background rgb 'white'\nset output '{}'\nset title '{}'\n",
+                              file, title);
+    };
+    const auto data = [&](const std::string& name, const std::string& rows) {
+        script += fmt::format("${} << EOD\n{}EOD\n", name, rows);
+    };
+
+    if (!loss.empty()) {
+        std::string curves;
+        for (const auto& [stage, rows] : loss) {
+            data("loss_" + stage, rows);
+            curves += fmt::format("{}$loss_{} using 1:2 with lines lw 2 title '{} loss'", curves.empty() ? "" : ", ",
+                                  stage, stage);
+            if (stage == "distill")
+                curves += fmt::format(", $loss_{} using 1:3 with lines dt 2 title 'sampled KL'", stage);
+        }
+        terminal("loss.svg", "Loss");
+        script += "set xlabel 'step of the stage'\nset ylabel 'nats'\nset logscale y\nset format y '%g'\nplot " +
+                  curves + "\nunset logscale\n";
+    }
+
+    const auto value = [&](const char* who) {
+        return evaluations.contains(who) ? evaluations[who].value("accuracy", 0.0) : 0.0;
+    };
+    terminal("accuracy.svg", "Greedy accuracy on held-out prompts");
+    script += "set xlabel 'distillation step'\nset ylabel 'share correct'\nset yrange [0:1]\nset key bottom right\n";
+    std::string curves =
+        fmt::format("{} with lines dt 2 lw 2 title 'teacher', {} with lines dt 3 lw 2 title 'student before'",
+                    value("teacher"), value("before"));
+    if (!accuracy.empty()) {
+        data("accuracy", accuracy);
+        curves += ", $accuracy using 1:2 with linespoints lw 2 title 'student'";
+    }
+    if (evaluations.contains("after"))
+        curves += fmt::format(", {} with lines lw 2 title 'student after'", value("after"));
+    script += "plot " + curves + "\nunset yrange\n";
+
+    std::string histograms;
+    for (const char* who : {"teacher", "before", "after"}) {
+        if (!evaluations.contains(who) || !evaluations[who].contains("lengths")) continue;
+        std::map<int, int> count;
+        for (const auto& length : evaluations[who]["lengths"]) ++count[length.get<int>() / 8 * 8];
+        std::string rows;
+        for (const auto& [length, n] : count) rows += fmt::format("{} {}\n", length, n);
+        data(std::string("lengths_") + who, rows);
+        histograms += fmt::format("{}$lengths_{} using 1:2 with histeps lw 2 title '{}'",
+                                  histograms.empty() ? "" : ", ", who, who);
+    }
+    if (!histograms.empty()) {
+        terminal("lengths.svg", "Lengths of greedy responses");
+        script += "set xlabel 'tokens'\nset ylabel 'responses'\nset key top right\nset yrange [0:*]\nplot " +
+                  histograms + "\n";
+    }
+    write_file(directory + "/plots.gp", script);
+    return run_gnuplot(directory, "plots.gp");
+}
+
+} // namespace trainer

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// SVG plots of a run, drawn by gnuplot in a process of its own.
+#pragma once
+
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+namespace trainer {
+
+/// Writes plots/loss.svg, plots/accuracy.svg and plots/lengths.svg from the run directory's log.jsonl and the
+/// evaluations. Returns what kept it from drawing (gnuplot is not installed, say); empty if nothing did.
+std::string draw_plots(const std::string& run_directory, const nlohmann::json& evaluations);
+
+} // namespace trainer

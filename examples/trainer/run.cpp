@@ -1,0 +1,552 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "run.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <sstream>
+#include <thread>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "files.hpp"
+#include "opd/version.hpp"
+#include "plots.hpp"
+#include "supervised.hpp"
+
+namespace trainer {
+
+std::atomic<bool> interrupted{false};
+
+namespace {
+
+config with_task_shapes(config c, const gcd_task& task) {
+    for (model_shape* m : {&c.teacher_model, &c.student_model}) {
+        m->vocabulary = gcd_task::text.vocabulary();
+        m->max_length = task.max_length();
+    }
+    return c;
+}
+
+gcd_task task_of(const config& c) {
+    try {
+        return gcd_task(c.task.max_operand, c.task.max_steps, c.task.held_out_one_in);
+    } catch (const std::invalid_argument& e) {
+        throw failure(exit_usage, e.what());
+    }
+}
+
+int threads_of(const config& c) {
+    return c.run.threads > 0 ? c.run.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+std::string version_text() { return fmt::format("{}.{}.{}", OPD_VERSION_MAJOR, OPD_VERSION_MINOR, OPD_VERSION_PATCH); }
+
+// The settings that results depend on, as text: a checkpoint's, and the run's that wants to go on from it.
+std::string result_settings(const config& c) { return results_json(c).dump(); }
+
+// "distill.rate, task.max_steps": where two settings differ
+std::string differences(const std::string& a, const std::string& b) {
+    const auto x = nlohmann::json::parse(a, nullptr, false), y = nlohmann::json::parse(b, nullptr, false);
+    std::string r;
+    for (const auto& [group, settings] : y.items())
+        for (const auto& [key, value] : settings.items())
+            if (!x.contains(group) || !x[group].contains(key) || x[group][key] != value)
+                r += (r.empty() ? "" : ", ") + group + "." + key;
+    return r;
+}
+
+} // namespace
+
+run::run(const command& arguments)
+    : arguments_(arguments), settings_(arguments.settings), directory_(settings_.run.directory),
+      task_(task_of(settings_)), teacher_(with_task_shapes(settings_, task_).teacher_model),
+      student_(with_task_shapes(settings_, task_).student_model), progress_(arguments.quiet) {
+    settings_ = with_task_shapes(settings_, task_);
+    const int v = task_.text.vocabulary();
+    for (const auto& [flag, value] :
+         {std::pair{"--k", settings_.distill.k}, std::pair{"--budget", settings_.distill.budget}})
+        if (value > v)
+            throw failure(exit_usage,
+                          fmt::format("{} must be at most the vocabulary of {} symbols, not {}", flag, v, value));
+    if (settings_.evaluation.prompts > static_cast<int>(task_.held_out().size()))
+        throw failure(exit_usage, fmt::format("--eval-prompts must be at most the {} held-out pairs, not {}",
+                                              task_.held_out().size(), settings_.evaluation.prompts));
+    backend_.threads = threads_of(settings_);
+    teacher_.initialise(settings_.run.seed);
+    student_.initialise(settings_.run.seed + 1);
+    open_directory();
+}
+
+run::~run() {
+    if (log_) std::fclose(log_);
+}
+
+// --- the run directory ----------------------------------------------------------------------------------------------
+
+void run::open_directory() {
+    namespace fs = std::filesystem;
+    const std::string latest = directory_ + "/checkpoints/latest.ckpt";
+    const bool holds_run = fs::exists(directory_ + "/config.json") || fs::exists(latest);
+    if (arguments_.resume) {
+        if (!fs::exists(latest)) throw failure(exit_input, fmt::format("--resume: there is no checkpoint {}", latest));
+        std::string saved;
+        state_ = load_checkpoint(latest, saved);
+        if (const std::string mine = result_settings(settings_); mine != saved)
+            throw failure(exit_usage, fmt::format("--resume: {} was made with other settings: {}", latest,
+                                                  differences(saved, mine)));
+        for (auto [model, weights] :
+             {std::pair{&teacher_, &state_.teacher_weights}, std::pair{&student_, &state_.student_weights}}) {
+            if (weights->size() != model->weights.size())
+                throw failure(exit_input, fmt::format("{}: {} weights for a model of {}", latest, weights->size(),
+                                                      model->weights.size()));
+            model->weights = *weights;
+            model->weights_changed();
+        }
+        evaluations_ = nlohmann::json::parse(state_.evaluations);
+        if (fs::exists(directory_ + "/timing.json")) {
+            const auto timing = nlohmann::json::parse(read_file(directory_ + "/timing.json"), nullptr, false);
+            for (std::size_t i = 0; i < clock_names.size(); ++i)
+                if (timing.is_object()) seconds_[i] = timing.value(clock_names[i], 0.0);
+        }
+        spdlog::info("resuming {} at {} step {}", directory_, name_of(state_.stage), state_.step);
+    } else if (holds_run && !arguments_.overwrite) {
+        throw failure(exit_usage,
+                      fmt::format("--run-dir: {} holds a run already; --resume goes on with it, --overwrite "
+                                  "replaces it",
+                                  directory_));
+    } else if (holds_run) {
+        std::error_code error;
+        for (const char* name :
+             {"checkpoints", "samples", "plots", "log.jsonl", "report.json", "timing.json", "config.json"})
+            if (fs::remove_all(directory_ + "/" + name, error); error)
+                throw failure(exit_io, fmt::format("cannot remove {}/{}: {}", directory_, name, error.message()));
+    }
+    make_directory(directory_ + "/checkpoints");
+    make_directory(directory_ + "/samples");
+    write_file(directory_ + "/config.json", to_json(settings_).dump(2) + "\n");
+    open_log();
+}
+
+// A resumed run drops the lines of steps that it is about to repeat.
+void run::open_log() {
+    const std::string path = directory_ + "/log.jsonl";
+    std::string kept;
+    if (arguments_.resume && std::filesystem::exists(path)) {
+        std::istringstream lines(read_file(path));
+        for (std::string line; std::getline(lines, line);) {
+            const auto j = nlohmann::json::parse(line, nullptr, false);
+            if (!j.is_object()) continue;
+            if (j.contains("stage") && j.contains("step")) {
+                int number = 0;
+                while (number < 3 && j["stage"] != name_of(static_cast<stage>(number))) ++number;
+                if (number > static_cast<int>(state_.stage) ||
+                    (number == static_cast<int>(state_.stage) && j["step"].get<std::int64_t>() > state_.step))
+                    continue;
+            }
+            kept += line + "\n";
+        }
+    }
+    write_file(path, kept);
+    log_ = std::fopen(path.c_str(), "ab");
+    if (!log_) throw failure(exit_io, fmt::format("cannot open {}: {}", path, std::strerror(errno)));
+    if (kept.empty()) {
+        nlohmann::ordered_json first;
+        first["version"] = version_text();
+        first["config"] = to_json(settings_);
+        first["fingerprint"] = fingerprint(settings_);
+        first["threads"] = threads_of(settings_);
+        log(first);
+    }
+}
+
+void run::log(const nlohmann::ordered_json& line) {
+    if (std::fprintf(log_, "%s\n", line.dump().c_str()) < 0 || std::fflush(log_) != 0)
+        throw failure(exit_io, fmt::format("cannot write {}/log.jsonl: {}", directory_, std::strerror(errno)));
+}
+
+void run::save(const std::string& name) {
+    state_.teacher_weights = teacher_.weights;
+    state_.student_weights = student_.weights;
+    state_.evaluations = evaluations_.dump();
+    nlohmann::ordered_json timing;
+    for (std::size_t i = 0; i < clock_names.size(); ++i) timing[clock_names[i]] = seconds_[i];
+    write_file(directory_ + "/timing.json", timing.dump(2) + "\n");
+    save_checkpoint(directory_ + "/checkpoints/" + name, state_, result_settings(settings_));
+}
+
+// --- steps ----------------------------------------------------------------------------------------------------------
+
+template <class Work>
+void run::timed(clock_name what, Work&& work) {
+    const double start = now();
+    work();
+    seconds_[static_cast<std::size_t>(what)] += now() - start;
+}
+
+void run::check_numbers(const step_result& r) const {
+    if (std::isfinite(r.loss) && std::isfinite(r.gradient_norm) && r.loss <= settings_.run.loss_limit) return;
+    throw failure(exit_numeric,
+                  fmt::format("{} step {}: loss {}, gradient norm {}{}; a lower rate may help. The last checkpoint is "
+                              "intact",
+                              name_of(state_.stage), state_.step, r.loss, r.gradient_norm,
+                              std::isfinite(r.loss) && std::isfinite(r.gradient_norm)
+                                  ? fmt::format(" (--loss-limit {})", settings_.run.loss_limit)
+                                  : std::string()));
+}
+
+bool run::end_of_step() {
+    if (steps_left_ > 0 && --steps_left_ == 0) interrupted = true;
+    if (interrupted) {
+        progress_.clear();
+        save("latest.ckpt");
+        return false;
+    }
+    if (state_.step % settings_.run.checkpoint_every == 0) save("latest.ckpt");
+    return true;
+}
+
+void run::finish_stage(stage next) {
+    progress_.clear();
+    const std::string name = name_of(state_.stage);
+    state_.stage = next;
+    state_.step = 0;
+    state_.next_sample = sample_base();
+    save(name + ".ckpt");
+    save("latest.ckpt");
+    shown_step_ = 0;
+    tokens_since_ = 0;
+}
+
+void run::show(const step_result& r, std::int64_t steps, double seconds, double staleness, double accuracy,
+               const learner_result* more) {
+    tokens_since_ += r.tokens;
+    const bool due = state_.step % settings_.run.log_every == 0 || state_.step == steps || accuracy >= 0;
+    if (due || rate_ == 0) {
+        if (shown_step_ >= state_.step) shown_step_ = state_.step - 1;
+        const double elapsed = std::max(1e-9, seconds - shown_seconds_);
+        rate_ = static_cast<double>(tokens_since_) / elapsed;
+        step_seconds_ = elapsed / static_cast<double>(state_.step - shown_step_);
+    }
+    if (due) {
+        nlohmann::ordered_json line;
+        line["stage"] = name_of(state_.stage);
+        line["step"] = state_.step;
+        line["loss"] = r.loss;
+        line["gradient_norm"] = r.gradient_norm;
+        line["tokens_per_second"] = std::round(rate_);
+        if (accuracy >= 0) line["accuracy"] = accuracy;
+        if (more) {
+            line["kl"] = more->kl;
+            line["response_tokens"] = more->diagnostics.kept;
+            line["staleness"] = staleness;
+            line["mismatched"] = more->mismatched;
+            if (more->diagnostics.tokens > 0) {
+                line["ratio_mean"] = more->diagnostics.ratio_mean();
+                line["effective_sample_share"] =
+                    more->diagnostics.effective_sample_size() / static_cast<double>(more->diagnostics.tokens);
+            }
+            if (more->diagnostics.support_rows > 0) {
+                line["student_mass"] = more->diagnostics.student_mass();
+                line["teacher_mass"] = more->diagnostics.teacher_mass();
+            }
+        }
+        log(line);
+    }
+    progress_.show({name_of(state_.stage), state_.step, steps, r.loss, r.gradient_norm, rate_, staleness,
+                    step_seconds_ * static_cast<double>(steps - state_.step)},
+                   due);
+    if (due) {
+        shown_seconds_ = seconds;
+        shown_step_ = state_.step;
+        tokens_since_ = 0;
+    }
+}
+
+// --- stages ---------------------------------------------------------------------------------------------------------
+
+void run::train_teacher() {
+    supervised teach(task_, teacher_, state_.teacher_optimizer, backend_.team());
+    double& seconds = seconds_[static_cast<std::size_t>(clock_name::teacher_training)];
+    shown_seconds_ = seconds;
+    shown_step_ = state_.step;
+    while (state_.step < settings_.teacher.steps) {
+        step_result r;
+        timed(clock_name::teacher_training, [&] {
+            r = teach.step(settings_.run.seed, state_.next_sample, settings_.teacher.batch,
+                           cosine_rate(settings_.teacher.rate, 0.1, settings_.teacher.warmup, state_.step,
+                                       settings_.teacher.steps),
+                           settings_.optimizer);
+        });
+        check_numbers(r);
+        ++state_.step;
+        state_.next_sample += static_cast<std::uint64_t>(settings_.teacher.batch);
+        state_.tokens[static_cast<std::size_t>(clock_name::teacher_training)] += r.tokens;
+        show(r, settings_.teacher.steps, seconds, -1, -1, nullptr);
+        if (state_.step < settings_.teacher.steps && !end_of_step()) return;
+    }
+    evaluations_["teacher"] = to_json(evaluate(teacher_, "teacher"));
+    finish_stage(stage::student);
+}
+
+void run::warm_student_up() {
+    supervised teach(task_, student_, state_.student_optimizer, backend_.team());
+    double& seconds = seconds_[static_cast<std::size_t>(clock_name::student_warmup)];
+    shown_seconds_ = seconds;
+    shown_step_ = state_.step;
+    std::vector<operands> prompts; // training prompts, apart from those of the steps
+    for (int i = 0; i < settings_.student.check_prompts; ++i)
+        prompts.push_back(task_.draw(settings_.run.seed, (std::uint64_t{9} << 56) + static_cast<std::uint64_t>(i)));
+    bool reached = settings_.student.max_steps == 0;
+    while (!reached && state_.step < settings_.student.max_steps) {
+        step_result r;
+        double accuracy = -1;
+        timed(clock_name::student_warmup, [&] {
+            const double ramp = std::min(1.0, static_cast<double>(state_.step + 1) /
+                                                  std::max(1.0, static_cast<double>(settings_.student.warmup)));
+            r = teach.step(settings_.run.seed, state_.next_sample, settings_.student.batch,
+                           settings_.student.rate * ramp, settings_.optimizer);
+            if ((state_.step + 1) % settings_.student.check_every == 0)
+                accuracy = evaluate_model(student_, backend_.team(), task_, prompts, 0, settings_.run.seed, 0,
+                                          settings_.distill.slots)
+                               .accuracy;
+        });
+        check_numbers(r);
+        ++state_.step;
+        state_.next_sample += static_cast<std::uint64_t>(settings_.student.batch);
+        state_.tokens[static_cast<std::size_t>(clock_name::student_warmup)] += r.tokens;
+        reached = accuracy >= settings_.student.target_accuracy;
+        show(r, reached ? state_.step : settings_.student.max_steps, seconds, -1, accuracy, nullptr);
+        if (!reached && state_.step < settings_.student.max_steps && !end_of_step()) return;
+    }
+    progress_.clear();
+    if (!reached)
+        spdlog::warn("the student did not reach --student-target-accuracy {} in {} steps",
+                     settings_.student.target_accuracy, settings_.student.max_steps);
+    evaluations_["before"] = to_json(evaluate(student_, "before"));
+    state_.student_optimizer = {};
+    finish_stage(stage::distill);
+}
+
+void run::distill() {
+    learner learn(settings_, student_, state_.student_optimizer, backend_);
+    teacher_scorer scorer(teacher_, backend_.team());
+    teacher_cache cache;
+    const cache_plan plan = cache_for(settings_);
+    const auto pairs =
+        std::span(task_.held_out())
+            .first(std::min(task_.held_out().size(), static_cast<std::size_t>(settings_.evaluation.every_prompts)));
+    const auto seconds = [&] {
+        return seconds_[static_cast<std::size_t>(clock_name::rollout)] +
+               seconds_[static_cast<std::size_t>(clock_name::teacher_scoring)] +
+               seconds_[static_cast<std::size_t>(clock_name::learner)];
+    };
+    shown_seconds_ = seconds();
+    shown_step_ = state_.step;
+    const auto count = [&](clock_name what, std::int64_t tokens) {
+        state_.tokens[static_cast<std::size_t>(what)] += tokens;
+    };
+    bool mismatch_told = false;
+    while (state_.step < settings_.distill.steps) {
+        const auto version = static_cast<std::int32_t>(state_.step); // of the weights that draw and that learn
+
+        std::vector<request> requests;
+        for (int i = 0; i < settings_.distill.prompts; ++i) {
+            const std::uint64_t sample = state_.next_sample + static_cast<std::uint64_t>(i);
+            requests.push_back({sample, task_.text.encode(task_.prompt(task_.draw(settings_.run.seed, sample)))});
+        }
+        sampling options;
+        options.temperature = settings_.distill.temperature;
+        options.seed = settings_.run.seed;
+        options.version = version;
+        options.end = gcd_task::end;
+        options.max_response = task_.max_response();
+        options.slots = settings_.distill.slots;
+        options.prefill_chunk = settings_.distill.prefill_chunk;
+        options.plan = draws_for(settings_);
+        std::vector<trajectory> trajectories;
+        timed(clock_name::rollout, [&] { trajectories = roll_out(student_, backend_.team(), requests, options); });
+
+        row_batch batch;
+        timed(clock_name::teacher_scoring, [&] {
+            batch = pack(trajectories, options.plan.count);
+            scorer.score(batch, plan, cache);
+        });
+
+        learner_result r;
+        timed(clock_name::learner, [&] {
+            r = learn.step(batch, cache,
+                           cosine_rate(settings_.distill.rate, 0.1, settings_.distill.warmup, state_.step,
+                                       settings_.distill.steps),
+                           version);
+        });
+        check_numbers(r);
+        ++state_.step;
+        state_.next_sample += static_cast<std::uint64_t>(settings_.distill.prompts);
+        count(clock_name::rollout, batch.kept);
+        count(clock_name::teacher_scoring, batch.rows);
+        count(clock_name::learner, batch.rows);
+        if (state_.kl.add(r.kl)) {
+            progress_.clear();
+            spdlog::warn(
+                "step {}: the KL to the teacher has risen for {} steps, to {:.4f}; reverse KL collapses where the "
+                "teacher has never seen the student's prefixes: a lower --rate or a stronger warm-up helps",
+                state_.step, kl_watch::block * kl_watch::limit, state_.kl.last_mean);
+        }
+        if (r.mismatched > 0 && !mismatch_told) {
+            mismatch_told = true;
+            progress_.clear();
+            spdlog::warn("step {}: {} tokens have another log-probability in the learner than in rollout", state_.step,
+                         r.mismatched);
+        }
+        if (r.diagnostics.bad_rows > 0) {
+            progress_.clear();
+            spdlog::warn("step {}: {} bad rows, the first is {}", state_.step, r.diagnostics.bad_rows,
+                         r.diagnostics.first_bad_row);
+        }
+        double accuracy = -1;
+        if (settings_.evaluation.every > 0 && state_.step % settings_.evaluation.every == 0)
+            timed(clock_name::evaluation, [&] {
+                const auto e = evaluate_model(student_, backend_.team(), task_, pairs, 0, settings_.run.seed, 0,
+                                              settings_.distill.slots);
+                accuracy = e.accuracy;
+                count(clock_name::evaluation, e.tokens);
+            });
+        double staleness = 0;
+        for (int bin = 0; bin < opd::diagnostics::staleness_bins; ++bin)
+            staleness += bin * static_cast<double>(r.diagnostics.staleness[bin]);
+        staleness /= std::max(1.0, static_cast<double>(r.diagnostics.kept));
+        show(r, settings_.distill.steps, seconds(), staleness, accuracy, &r);
+        if (state_.step < settings_.distill.steps && !end_of_step()) return;
+    }
+    progress_.clear();
+    evaluations_["after"] = to_json(evaluate(student_, "after"));
+    finish_stage(stage::finished);
+}
+
+evaluation_result run::evaluate(const transformer<float>& model, const char* who) {
+    evaluation_result r;
+    const auto pairs = std::span(task_.held_out()).first(static_cast<std::size_t>(settings_.evaluation.prompts));
+    timed(clock_name::evaluation, [&] {
+        r = evaluate_model(model, backend_.team(), task_, pairs, settings_.evaluation.samples, settings_.run.seed,
+                           std::uint64_t{8} << 56, settings_.distill.slots);
+        // KL to the teacher along the model's own greedy responses
+        const row_batch batch = pack(r.responses, 0);
+        std::vector<float> own, teachers;
+        teacher_scorer(model, backend_.team()).logits(batch.inputs, own);
+        teacher_scorer(teacher_, backend_.team()).logits(batch.inputs, teachers);
+        r.kl = mean_reverse_kl(backend_, batch, own, teachers, model.shape.vocabulary);
+    });
+    state_.tokens[static_cast<std::size_t>(clock_name::evaluation)] += r.tokens;
+    std::string samples;
+    for (std::size_t i = 0; i < std::min<std::size_t>(20, pairs.size()); ++i) {
+        const std::string response = task_.text.decode(r.responses[i].response());
+        const verdict v = task_.judge(pairs[i], response);
+        nlohmann::ordered_json line;
+        line["prompt"] = task_.prompt(pairs[i]);
+        line["response"] = response;
+        line["correct"] = v.correct;
+        line["valid_steps"] = v.valid_steps;
+        line["steps"] = v.steps;
+        samples += line.dump() + "\n";
+    }
+    write_file(fmt::format("{}/samples/{}.jsonl", directory_, who), samples);
+    return r;
+}
+
+// --- the report -----------------------------------------------------------------------------------------------------
+
+void run::report() {
+    const auto number = [&](const char* who, const char* key) { return evaluations_[who][key].get<double>(); };
+    const double teacher = number("teacher", "accuracy"), before = number("before", "accuracy"),
+                 after = number("after", "accuracy");
+    nlohmann::ordered_json j;
+    const bool gap = teacher > before;
+    j["gap_closed"] = gap ? nlohmann::ordered_json((after - before) / (teacher - before)) : nlohmann::ordered_json();
+    j["accuracy"] = {{"teacher", teacher}, {"before", before}, {"after", after}};
+    for (const char* key :
+         {"valid", "step_validity", "sampled_accuracy", "kl_to_teacher", "mean_length", "p50_length", "p99_length"})
+        for (const char* who : {"teacher", "before", "after"}) j[key][who] = evaluations_[who][key];
+    j["estimator"] = settings_.distill.estimator;
+    j["held_out_prompts"] = settings_.evaluation.prompts;
+    double total = 0;
+    for (std::size_t i = 0; i < clock_names.size(); ++i) {
+        const auto tokens = static_cast<double>(state_.tokens[i]);
+        j["tokens_per_second"][clock_names[i]] = seconds_[i] > 0 ? std::round(tokens / seconds_[i]) : 0.0;
+        j["seconds"][clock_names[i]] = seconds_[i];
+        total += seconds_[i];
+    }
+    j["seconds"]["total"] = total;
+    j["threads"] = threads_of(settings_);
+    j["version"] = version_text();
+    j["fingerprint"] = fingerprint(settings_);
+    write_file(directory_ + "/report.json", j.dump(2) + "\n");
+
+    std::string t = fmt::format("\n{:<16}{:>10}{:>14}{:>12}{:>10}{:>12}{:>10}\n", "", "accuracy",
+                                settings_.evaluation.samples > 0 ? fmt::format("Avg@{}", settings_.evaluation.samples)
+                                                                 : std::string("sampled"),
+                                "all valid", "steps ok", "KL(.|teach)", "length");
+    for (const auto& [label, who] :
+         {std::pair{"teacher", "teacher"}, std::pair{"student before", "before"}, std::pair{"student after", "after"}})
+        t += fmt::format("{:<16}{:>10.4f}{:>14}{:>12.4f}{:>10.4f}{:>12.5f}{:>10.1f}\n", label, number(who, "accuracy"),
+                         settings_.evaluation.samples > 0 ? fmt::format("{:.4f}", number(who, "sampled_accuracy"))
+                                                          : std::string("-"),
+                         number(who, "valid"), number(who, "step_validity"), number(who, "kl_to_teacher"),
+                         number(who, "mean_length"));
+    t += gap ? fmt::format("\ngap closed      {:>10.3f}   ({} held-out prompts, greedy, {})\n\n",
+                           (after - before) / (teacher - before), settings_.evaluation.prompts,
+                           settings_.distill.estimator)
+             : std::string("\ngap closed           none: the student before is not below the teacher\n\n");
+    t += fmt::format("{:<16}{:>10}{:>14}\n", "stage", "seconds", "tokens/s");
+    for (std::size_t i = 0; i < clock_names.size(); ++i)
+        t += fmt::format("{:<16}{:>10.1f}{:>14.0f}\n", clock_names[i], seconds_[i],
+                         seconds_[i] > 0 ? static_cast<double>(state_.tokens[i]) / seconds_[i] : 0.0);
+    t += fmt::format("{:<16}{:>10.1f}\n", "total", total);
+    fmt::print("{}", t);
+    std::fflush(stdout);
+
+    if (const std::string problem = draw_plots(directory_, evaluations_); !problem.empty())
+        spdlog::warn("no plots: {}", problem);
+    else
+        spdlog::info("plots are in {}/plots", directory_);
+    spdlog::info("the report is {}/report.json", directory_);
+}
+
+exit_code run::go() {
+    interrupted = false;
+    if (!arguments_.resume) state_.next_sample = sample_base();
+    while (state_.stage != stage::finished) {
+        const stage before = state_.stage;
+        switch (before) {
+        case stage::teacher:
+            train_teacher();
+            break;
+        case stage::student:
+            warm_student_up();
+            break;
+        case stage::distill:
+            distill();
+            break;
+        case stage::finished:
+            break;
+        }
+        if (interrupted) {
+            if (state_.stage == before) {
+                spdlog::warn("stopped at {} step {}; --resume goes on from {}/checkpoints/latest.ckpt", name_of(before),
+                             state_.step, directory_);
+                return exit_interrupted;
+            }
+            if (state_.stage != stage::finished) {
+                spdlog::warn("stopped after the {} stage; --resume goes on", name_of(before));
+                return exit_interrupted;
+            }
+        }
+    }
+    report();
+    return exit_ok;
+}
+
+} // namespace trainer

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// A run from its first step to its report: train a teacher, warm a student up, evaluate both, distil on-policy, evaluate
+// again. Each stage is a loop over steps around objects with explicit inputs and outputs:
+//
+//   distill:  prompts -> roll_out -> trajectories -> pack -> teacher_scorer -> cache -> learner -> weights, version + 1
+//
+// The run directory holds config.json, log.jsonl, checkpoints/, samples/, plots/, timing.json and report.json.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <string>
+
+#include "checkpoint.hpp"
+#include "config.hpp"
+#include "evaluation.hpp"
+#include "learner.hpp"
+#include "progress.hpp"
+#include "task.hpp"
+
+namespace trainer {
+
+/// What is timed apart, and the keys of report.json.
+enum class clock_name { teacher_training, student_warmup, rollout, teacher_scoring, learner, evaluation, count };
+inline constexpr std::array<const char*, 6> clock_names = {"teacher_training", "student_warmup", "rollout",
+                                                           "teacher_scoring",  "learner",        "evaluation"};
+
+/// Set by SIGINT and SIGTERM: the run writes a checkpoint after its step and leaves.
+extern std::atomic<bool> interrupted;
+
+class run {
+public:
+    explicit run(const command& arguments);
+    ~run();
+
+    /// Everything that is left to do. Returns the exit code.
+    exit_code go();
+
+    /// For tests: as go(), but as if interrupted after so many further steps (over all stages).
+    void stop_after(std::int64_t steps) { steps_left_ = steps; }
+
+    const run_state& state() const { return state_; }
+
+private:
+    void open_directory();
+    void open_log();
+    void train_teacher();
+    void warm_student_up();
+    void distill();
+    void report();
+
+    evaluation_result evaluate(const transformer<float>& model, const char* who);
+    void finish_stage(stage next);
+    void save(const std::string& name);
+    bool end_of_step(); // checkpoints where due; false: leave
+    void check_numbers(const step_result& r) const;
+    void log(const nlohmann::ordered_json& line);
+    void show(const step_result& r, std::int64_t steps, double seconds, double staleness, double accuracy,
+              const learner_result* more);
+    std::uint64_t sample_base() const { return (static_cast<std::uint64_t>(state_.stage) + 1) << 56; }
+
+    template <class Work>
+    void timed(clock_name what, Work&& work);
+
+    command arguments_;
+    config settings_;
+    std::string directory_;
+    gcd_task task_;
+    opd::eigen_backend backend_;
+    transformer<float> teacher_, student_;
+    run_state state_;
+    progress progress_;
+    std::FILE* log_ = nullptr;
+    std::array<double, 6> seconds_{};
+    nlohmann::json evaluations_ = nlohmann::json::object();
+    double shown_seconds_ = 0;      // of the stage when it was last shown
+    std::int64_t shown_step_ = 0;   // likewise
+    std::int64_t tokens_since_ = 0; // since then
+    double rate_ = 0;               // tokens/s, as last measured
+    double step_seconds_ = 0;       // likewise
+    std::int64_t steps_left_ = -1;  // negative: no limit
+};
+
+} // namespace trainer

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "supervised.hpp"
+
+#include <cmath>
+
+#include "log_probs.hpp"
+
+namespace trainer {
+
+step_result supervised::step(std::uint64_t seed, std::uint64_t first_sample, int batch, double rate,
+                             const adamw& optimizer) {
+    inputs_.resize(static_cast<std::size_t>(batch));
+    targets_.clear();
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+        const operands p = task_.draw(seed, first_sample + i);
+        std::vector<token>& tokens = inputs_[i];
+        tokens = task_.text.encode(task_.prompt(p));
+        const std::size_t prompt = tokens.size();
+        task_.text.append(task_.solve(p), tokens);
+        for (std::size_t t = 1; t < tokens.size(); ++t) targets_.push_back(t < prompt ? -1 : tokens[t]);
+        kept += tokens.size() - prompt;
+        tokens.pop_back(); // the last token is only a target
+    }
+    const index_t rows = pass_.set_sequences(inputs_), v_count = model_.shape.vocabulary;
+    logits_.resize(static_cast<std::size_t>(rows * v_count));
+    pass_.forward(logits_.data());
+
+    double loss = 0;
+    const float share = 1.0f / static_cast<float>(kept);
+    for (index_t r = 0; r < rows; ++r) {
+        float* z = logits_.data() + r * v_count;
+        const token target = targets_[static_cast<std::size_t>(r)];
+        if (target < 0) {
+            std::fill_n(z, v_count, 0.0f);
+            continue;
+        }
+        const float normaliser = log_normaliser(z, v_count, 1);
+        loss -= static_cast<double>(log_prob(z, target, 1, normaliser));
+        for (index_t v = 0; v < v_count; ++v)
+            z[v] = share * (std::exp(log_prob(z, v, 1, normaliser)) - (v == target ? 1.0f : 0.0f));
+    }
+    pass_.backward(logits_.data(), gradient_);
+    const double norm = adamw_step(optimizer, rate, gradient_, state_, model_);
+    return {loss / static_cast<double>(kept), norm, rows};
+}
+
+} // namespace trainer

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "teacher.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "log_probs.hpp"
+
+namespace trainer {
+
+row_batch pack(std::span<const trajectory> trajectories, int entries) {
+    row_batch b;
+    b.entries = entries;
+    const auto width = static_cast<std::size_t>(entries);
+    for (const trajectory& t : trajectories) {
+        b.inputs.emplace_back(t.tokens.begin(), t.tokens.end() - 1);
+        b.rows += static_cast<index_t>(t.tokens.size()) - 1;
+        for (std::size_t r = 0; r + 1 < t.tokens.size(); ++r) {
+            const bool kept = r + 1 >= t.prompt_length;
+            const std::size_t i = kept ? r + 1 - t.prompt_length : 0; // response token
+            b.mask.push_back(kept);
+            b.next.push_back(t.tokens[r + 1]);
+            b.log_mu.push_back(kept ? t.log_mu[i] : 0.0f);
+            b.versions.push_back(kept ? t.versions[i] : t.versions.front());
+            b.kept += kept;
+            for (std::size_t e = 0; e < width; ++e) {
+                const std::size_t at = i * width + e;
+                b.ids.push_back(kept ? t.draw_ids[at] : static_cast<std::int32_t>(e));
+                b.entry_log_mu.push_back(kept ? t.draw_log_mu[at] : 0.0f);
+                b.entry_weight.push_back(kept ? t.draw_weight[at] : 0.0f);
+                b.entry_exact.push_back(kept ? t.draw_exact[at] : std::uint8_t{0});
+            }
+        }
+    }
+    return b;
+}
+
+void teacher_scorer::logits(std::span<const std::vector<token>> inputs, std::vector<float>& out) {
+    const index_t v = model_.shape.vocabulary;
+    std::vector<index_t> first, order(inputs.size());
+    index_t rows = 0;
+    for (const auto& tokens : inputs) {
+        first.push_back(rows);
+        rows += static_cast<index_t>(tokens.size());
+    }
+    out.resize(static_cast<std::size_t>(rows * v));
+    // longest first, so that the threads finish together
+    std::iota(order.begin(), order.end(), index_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](index_t a, index_t b) {
+        return inputs[static_cast<std::size_t>(a)].size() > inputs[static_cast<std::size_t>(b)].size();
+    });
+    threads_.run(static_cast<index_t>(inputs.size()), [&](index_t piece, int thread) {
+        const auto i = static_cast<std::size_t>(order[static_cast<std::size_t>(piece)]);
+        thread_state& s = states_[static_cast<std::size_t>(thread)];
+        const segment whole{0, 0, static_cast<index_t>(inputs[i].size())};
+        s.cache.resize(model_.shape, 1, whole.count);
+        forward_rows(model_, std::span(&whole, 1), std::span<const std::int32_t>(inputs[i]), s.cache, s.forward, false,
+                     out.data() + first[i] * v);
+    });
+}
+
+void teacher_scorer::score(const row_batch& batch, const cache_plan& plan, teacher_cache& cache) {
+    const index_t v_count = model_.shape.vocabulary;
+    const bool dense = plan.what == teacher_cache::kind::dense;
+    std::vector<float>& z = dense ? cache.logits : scratch_;
+    logits(batch.inputs, z);
+    cache.what = plan.what;
+    cache.entries = plan.entries;
+    cache.next_log_q.assign(static_cast<std::size_t>(batch.rows), 0.0f);
+    const auto width = static_cast<std::size_t>(dense ? 0 : plan.entries);
+    cache.ids.assign(static_cast<std::size_t>(batch.rows) * width, 0);
+    cache.log_q.assign(cache.ids.size(), 0.0f);
+    cache.log_tail.assign(plan.what == teacher_cache::kind::support ? static_cast<std::size_t>(batch.rows) : 0, 0.0f);
+    std::vector<std::int32_t> order(static_cast<std::size_t>(v_count));
+    std::vector<char> inside(static_cast<std::size_t>(v_count));
+    for (std::size_t r = 0; r < static_cast<std::size_t>(batch.rows); ++r) {
+        const float* row = z.data() + static_cast<index_t>(r) * v_count;
+        const float normaliser = log_normaliser(row, v_count, plan.temperature);
+        if (batch.mask[r]) cache.next_log_q[r] = log_prob(row, batch.next[r], plan.temperature, normaliser);
+        if (dense) continue;
+        std::int32_t* ids = cache.ids.data() + r * width;
+        if (plan.what == teacher_cache::kind::support && plan.teacher_top_k) {
+            std::iota(order.begin(), order.end(), 0);
+            std::partial_sort(
+                order.begin(), order.begin() + plan.entries, order.end(),
+                [&](std::int32_t a, std::int32_t b) { return row[a] != row[b] ? row[a] > row[b] : a < b; });
+            std::copy_n(order.begin(), plan.entries, ids);
+        } else {
+            std::copy_n(batch.ids.begin() + static_cast<std::ptrdiff_t>(r * width), width, ids);
+        }
+        for (std::size_t e = 0; e < width; ++e)
+            cache.log_q[r * width + e] = ids[e] < 0 ? 0.0f : log_prob(row, ids[e], plan.temperature, normaliser);
+        if (plan.what != teacher_cache::kind::support) continue;
+        std::fill(inside.begin(), inside.end(), char{0});
+        for (std::size_t e = 0; e < width; ++e) inside[static_cast<std::size_t>(ids[e])] = 1;
+        double tail = 0; // summed directly: 1 - sum over the support would cancel
+        for (index_t v = 0; v < v_count; ++v)
+            if (!inside[static_cast<std::size_t>(v)])
+                tail += std::exp(static_cast<double>(log_prob(row, v, plan.temperature, normaliser)));
+        cache.log_tail[r] = tail > 0 ? static_cast<float>(std::log(tail)) : -std::numeric_limits<float>::infinity();
+    }
+}
+
+} // namespace trainer

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// From trajectories to a batch of rows, and from the teacher to what the cache holds of it at every row.
+//
+// A row is one input position of a trajectory; row r of a trajectory predicts its token r + 1. Rows before the last prompt
+// token predict the prompt and are masked out.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model.hpp"
+#include "opd/threads.hpp"
+#include "rollout.hpp"
+
+namespace trainer {
+
+/// Trajectories as rows: what teacher and learner both read.
+struct row_batch {
+    std::vector<std::vector<token>> inputs; ///< per sequence
+    index_t rows = 0;                       ///< N
+    index_t kept = 0;                       ///< response positions
+    std::vector<std::uint8_t> mask;         ///< (N)
+    std::vector<token> next;                ///< (N) the token that follows
+    std::vector<float> log_mu;              ///< (N) of it; 0 where masked
+    std::vector<std::int32_t> versions;     ///< (N) of the policy that drew it
+    int entries = 0;                        ///< B, m or k recorded a position; 0: none
+    std::vector<std::int32_t> ids;          ///< (N, entries)
+    std::vector<float> entry_log_mu;        ///< (N, entries)
+    std::vector<float> entry_weight;        ///< (N, entries)
+    std::vector<std::uint8_t> entry_exact;  ///< (N, entries)
+};
+
+row_batch pack(std::span<const trajectory> trajectories, int entries);
+
+/// What is kept of the teacher at the rows of a batch.
+struct teacher_cache {
+    enum class kind { dense, support, samples, weighted } what = kind::dense;
+    std::vector<float> logits;     ///< (N,V) dense
+    int entries = 0;               ///< the others
+    std::vector<std::int32_t> ids; ///< (N, entries)
+    std::vector<float> log_q;      ///< (N, entries)
+    std::vector<float> log_tail;   ///< (N) support: log of the teacher's mass outside it
+    std::vector<float> next_log_q; ///< (N) of the token that follows; 0 where masked
+};
+
+/// What the learner's estimator needs.
+struct cache_plan {
+    teacher_cache::kind what = teacher_cache::kind::dense;
+    int entries = 0;           ///< k, m or B
+    bool teacher_top_k = true; ///< support: the teacher's top k, else the ids that rollout recorded
+    double temperature = 1;
+};
+
+class teacher_scorer {
+public:
+    teacher_scorer(const transformer<float>& model, opd::thread_team& threads)
+        : model_(model), threads_(threads), states_(static_cast<std::size_t>(threads.size())) {}
+
+    /// Fills the cache for all rows of the batch.
+    void score(const row_batch& batch, const cache_plan& plan, teacher_cache& cache);
+
+    /// The model's logits at all rows of some sequences. (N,V)
+    void logits(std::span<const std::vector<token>> inputs, std::vector<float>& out);
+
+private:
+    struct thread_state {
+        kv_cache<float> cache;
+        forward_state<float> forward;
+    };
+    const transformer<float>& model_;
+    opd::thread_team& threads_;
+    std::vector<thread_state> states_;
+    std::vector<float> scratch_; // (N,V)
+};
+
+} // namespace trainer
