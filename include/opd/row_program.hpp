@@ -76,6 +76,11 @@ struct raw_sums {
     /// Moves the student's anchor to token `s2` with logits z2, y2 (z2 > z_s): S, U, W lose s2's term, gain the old one's.
     /// The caller must not have added s2 yet.
     OPD_HD OPD_INLINE void rebase_student(index_t s2, double z2, double y2) {
+        if (z_s <= -1e30) { // nothing had mass so far
+            S = U = W = 0;
+            s = s2, z_s = z2, y_s = y2;
+            return;
+        }
         const double a = (z_s - z2) * inv_s, b = (y_s - y2) * inv_t, g = a - b;
         const double e = ::exp(a), full = 1 + S;
         X += g * T; // delta grows by g everywhere; t's own term is added at the end

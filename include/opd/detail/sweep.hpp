@@ -176,7 +176,8 @@ OPD_INLINE leaf_sums<F> fold_leaf(const Z* z, const Y* y, const typename F::valu
                 if constexpr (Need.w) {
                     const F x = -a.k * delta;
                     s.W = fma(e, expm1(x), s.W);
-                    s.wide = s.wide | ((x > F(80)) & ((e + f) > F(0)));
+                    const typename F::mask far = x > F(80), felt = (e + f) > F(0);
+                    s.wide = s.wide | (far & felt);
                 }
                 if constexpr (Need.x) s.X = fma(f, delta, s.X);
             }
