@@ -47,7 +47,7 @@ model_shape small_shape(bool tied) {
 }
 
 // sum of coefficient * logit, a loss whose gradient with respect to the logits is the coefficients
-double loss_of(const transformer<double>& model, const team& threads,
+double loss_of(const transformer<double>& model, opd::thread_team& threads,
                const std::vector<std::vector<std::int32_t>>& sequences) {
     training_pass<double> pass(model, threads);
     const index_t rows = pass.set_sequences(sequences);
@@ -70,7 +70,7 @@ TEST_CASE("the gradient of every weight equals central differences") {
         const auto jitter = coefficients<double>(model.layout.size);
         for (std::size_t i = 0; i < model.weights.size(); ++i) model.weights[i] += 0.2 * jitter[i];
         model.weights_changed();
-        const team threads(2);
+        opd::thread_team threads(2);
         const auto sequences = random_sequences(7, {1, 5, 27, 14});
 
         training_pass<double> pass(model, threads);
@@ -113,7 +113,7 @@ TEST_CASE("float follows double") {
     transformer<float> model(shape);
     for (std::size_t i = 0; i < model.weights.size(); ++i) model.weights[i] = static_cast<float>(exact.weights[i]);
     model.weights_changed();
-    const team threads(1);
+    opd::thread_team threads(1);
     const auto sequences = random_sequences(7, {20, 9});
     training_pass<double> pass_exact(exact, threads);
     training_pass<float> pass(model, threads);
@@ -149,7 +149,7 @@ TEST_CASE("logits are the same bits for every batch size, chunk size and path") 
                             .max_length = 64};
     transformer<float> model(shape);
     model.initialise(7);
-    const team one(1), two(2), three(3);
+    opd::thread_team one(1), two(2), three(3);
     std::vector<std::vector<std::int32_t>> sequences;
     for (int i = 0; i < 33; ++i) sequences.push_back(random_sequences(15, {i + 3})[0]);
     // reference: the packed training forward of all sequences
@@ -237,7 +237,7 @@ TEST_CASE("weight gradients do not depend on the number of threads") {
     const auto sequences = random_sequences(15, {3, 40, 17, 64, 1, 22});
     std::vector<float> first;
     for (int size = 1; size <= 4; ++size) {
-        const team threads(size);
+        opd::thread_team threads(size);
         training_pass<float> pass(model, threads);
         const index_t rows = pass.set_sequences(sequences);
         std::vector<float> logits(static_cast<std::size_t>(rows * 15)), grad;
