@@ -46,25 +46,19 @@ struct row_job {
     index_t vocab = 0;
 };
 
+/// A checked call of token_logp.
+template <class Z, class Id, class L, space Space = space::host>
+struct token_logp_job {
+    matrix_view<const Z, Space> z;    ///< (N,V)
+    matrix_view<const Id, Space> ids; ///< (N,m)
+    matrix_view<L, Space> out;        ///< (N,m)
+    vector_view<float, Space> lse;    ///< (N) or empty
+    row_mask<Space> mask;
+    float temperature;
+};
+
 namespace detail {
 inline namespace OPD_ISA {
-
-template <class T>
-struct is_dense_teacher : std::false_type {};
-template <class Y, space S>
-struct is_dense_teacher<teacher::dense<Y, S>> : std::true_type {};
-template <class T>
-struct is_support_teacher : std::false_type {};
-template <class I, class L, space S>
-struct is_support_teacher<teacher::support<I, L, S>> : std::true_type {};
-template <class T>
-struct is_sample_teacher : std::false_type {};
-template <class I, class L, space S>
-struct is_sample_teacher<teacher::samples<I, L, S>> : std::true_type {};
-template <class T>
-struct is_weighted_teacher : std::false_type {};
-template <class I, class L, space S>
-struct is_weighted_teacher<teacher::weighted<I, L, S>> : std::true_type {};
 
 /// Half-open byte range of a view.
 struct extent {
@@ -166,6 +160,110 @@ void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d
         }
 }
 
+/// Whether estimator E reads a cache of kind K.
+template <class E, cache_kind K>
+constexpr bool reads_cache() {
+    if constexpr (requires { E::takes; })
+        return E::takes == K;
+    else
+        return false;
+}
+/// Whether E's gradient may be stored on the support alone.
+template <class E>
+constexpr bool offers_sparse_gradient() {
+    if constexpr (requires { E::sparse_gradient; })
+        return E::sparse_gradient;
+    else
+        return false;
+}
+
+/// Cache and estimator belong together, or a sentence says what does.
+template <class Student, class Teacher, class Estimator>
+constexpr void check_pairing() {
+    constexpr cache_kind kind = Teacher::kind;
+    static_assert(kind != cache_kind::dense || divergence<Estimator>,
+                  "opd: a teacher::dense cache takes a divergence: a struct with `F term(row_constants<F>, "
+                  "dense_entry<F>) const` and `F c(row_constants<F>, dense_entry<F>) const`, templates on F; see "
+                  "docs/concepts/divergence.md");
+    static_assert(kind != cache_kind::support || reads_cache<Estimator, cache_kind::support>(),
+                  "opd: a teacher::support cache takes renormalised{divergence} or tail_bucket{divergence}");
+    static_assert(kind != cache_kind::samples || reads_cache<Estimator, cache_kind::samples>(),
+                  "opd: a teacher::samples cache takes mc_reverse_kl{surrogate, baseline}");
+    static_assert(kind != cache_kind::weighted || reads_cache<Estimator, cache_kind::weighted>(),
+                  "opd: a teacher::weighted cache takes weighted_reverse_kl{surrogate, baseline}");
+    static_assert(!Student::sparse_gradient || offers_sparse_gradient<Estimator>(),
+                  "opd: student::on_support takes renormalised{divergence} alone: every other loss moves all logits "
+                  "through the normaliser and has a dense gradient; use student::logits");
+}
+
+template <class Teacher, class Student>
+void check_teacher(const Teacher& t, const Student& s, index_t n, index_t k) {
+    const auto input = [&](const char* name, auto v, bool optional) {
+        if (optional && v.empty()) return;
+        check_matrix(name, v, n, k);
+        check_input(name, v, s);
+    };
+    if (k < 1 && n > 0) throw invalid_input("teacher.ids", "has no columns");
+    input("teacher.ids", t.ids, false);
+    input("teacher.log_q", t.log_q, false);
+    if constexpr (Teacher::kind == cache_kind::support) {
+        if (k > s.z.cols)
+            throw invalid_input("teacher.ids", "has " + std::to_string(k) + " columns for a vocabulary of " +
+                                                   std::to_string(s.z.cols));
+        if (!t.log_tail.empty() && t.log_tail.size != n)
+            throw invalid_input("teacher.log_tail", "has " + std::to_string(t.log_tail.size) + " entries for " +
+                                                        std::to_string(n) + " rows");
+    } else {
+        input("teacher.log_mu", t.log_mu, false);
+        input("teacher.log_prox", t.log_prox, true);
+        input("teacher.log_ref", t.log_ref, true);
+        if constexpr (Teacher::kind == cache_kind::weighted) {
+            input("teacher.weight", t.weight, false);
+            input("teacher.exact", t.exact, true);
+        }
+    }
+}
+
+/// check::contents and infinite::raise over one row of a sparse call.
+template <class Student, class Teacher, class Estimator>
+void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& est, const env& e, index_t r) {
+    const index_t vocab = s.z.cols;
+    using L = typename Teacher::log_type;
+    if (e.checks == check::contents) check_logit_row("student.z", s.z.row(r), vocab, r);
+    for (index_t j = 0; j < t.ids.cols; ++j) {
+        const auto id = static_cast<index_t>(t.ids(r, j));
+        if (Teacher::kind == cache_kind::weighted && id < 0) continue;
+        const double log_q = double(element<L>::load(t.log_q(r, j)));
+        if (e.checks == check::contents) {
+            if (id < 0 || id >= vocab)
+                throw invalid_input("teacher.ids",
+                                    "id " + std::to_string(id) + " in column " + std::to_string(j) +
+                                        " for a vocabulary of " + std::to_string(vocab),
+                                    r);
+            if (is_nan(log_q) || log_q > 1e-3)
+                throw invalid_input("teacher.log_q", "is not a log-probability in column " + std::to_string(j), r);
+            if constexpr (Teacher::kind == cache_kind::support) {
+                for (index_t i = 0; i < j; ++i)
+                    if (t.ids(r, i) == t.ids(r, j))
+                        throw invalid_input("teacher.ids", "id " + std::to_string(id) + " twice in a support", r);
+            } else {
+                const double log_mu = double(element<L>::load(t.log_mu(r, j)));
+                if (is_nan(log_mu) || log_mu > 1e-3 || log_mu < -9000)
+                    throw invalid_input("teacher.log_mu",
+                                        "is not the log-probability of a drawn token in column " + std::to_string(j),
+                                        r);
+            }
+        }
+        if (e.on_infinite.act == infinite::action::raise && id >= 0 && id < vocab) {
+            const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(s.z(r, id)));
+            const bool q_zero = is_neg_inf(log_q);
+            if ((q_zero && !p_zero && infinite_where_teacher_zero(est)) ||
+                (p_zero && !q_zero && infinite_where_student_zero(est)))
+                throw infinite_value(r);
+        }
+    }
+}
+
 } // namespace OPD_ISA
 } // namespace detail
 
@@ -179,12 +277,8 @@ auto evaluate(Backend& backend, Student student, Teacher teacher, const Estimato
         Student::memory_space == Backend::memory_space && Teacher::memory_space == Backend::memory_space,
         "opd: student and teacher views must lie in the backend's memory space (view for host, device_view for "
         "device)");
-    if constexpr (detail::is_dense_teacher<Teacher>::value) {
-        static_assert(divergence<Estimator>,
-                      "opd: a teacher::dense cache takes a divergence: a struct with `F term(row_constants<F>, "
-                      "dense_entry<F>) const` and `F c(row_constants<F>, dense_entry<F>) const`, templates on F; see "
-                      "docs/concepts/divergence.md");
-        static_assert(!Student::sparse_gradient, "opd: a dense divergence has a dense gradient: use student::logits");
+    detail::check_pairing<Student, Teacher, Estimator>();
+    if constexpr (Teacher::kind == cache_kind::dense) {
         const index_t n = student.z.rows;
         detail::check_student(student, e, student.z.cols);
         detail::check_matrix("teacher.y", teacher.y, n, -1);
@@ -210,8 +304,55 @@ auto evaluate(Backend& backend, Student student, Teacher teacher, const Estimato
         }
         return backend.for_rows(row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, vocab});
     } else {
-        return evaluate_sparse(backend, student, teacher, estimator, e);
+        const index_t n = student.z.rows, k = teacher.ids.cols;
+        detail::check_student(student, e, Student::sparse_gradient ? k : student.z.cols);
+        detail::check_teacher(teacher, student, n, k);
+        detail::check_env(e, n);
+        detail::validate_estimator(estimator);
+        if constexpr (detail::offers_sparse_gradient<Estimator>())
+            if (!e.given_lse.empty() || !e.lse.empty())
+                throw invalid_input("env.lse", "a renormalised support has no log-sum-exp over the vocabulary");
+        if constexpr (Space == space::host) {
+            detail::check_env_contents(e, n);
+            if (e.checks == check::contents || e.on_infinite.act == infinite::action::raise)
+                for (index_t r = 0; r < n; ++r)
+                    if (e.mask.kept(r)) detail::check_sparse_contents(student, teacher, estimator, e, r);
+        }
+        return backend.for_rows(
+            row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, student.z.cols});
     }
+}
+
+/// out[r,j] = log p[r, ids[r,j]] at `temperature`, and optionally the log-sum-exp of each row, both from the logits' bits
+/// alone: rollout and learner that call it on the same logits get the same bits, whatever the batch. This is the log p that
+/// the sampled estimators use. (N,V), (N,m) -> (N,m). Bad rows or ids get -inf and are counted.
+template <class Backend, class Z, class Id, class L, space Space>
+auto token_logp(Backend& backend, matrix_view<Z, Space> z, matrix_view<Id, Space> ids, matrix_view<L, Space> out,
+                float temperature = 1, row_mask<Space> mask = {},
+                std::type_identity_t<vector_view<float, Space>> lse = {}) {
+    static_assert(Space == Backend::memory_space, "opd: the views must lie in the backend's memory space");
+    const index_t n = z.rows;
+    detail::check_matrix("z", z, n, z.cols);
+    detail::check_matrix("ids", ids, n, ids.cols);
+    detail::check_matrix("out", out, n, ids.cols);
+    detail::check_temperature("temperature", temperature);
+    if (z.cols < 1 && n > 0) throw invalid_input("z", "has no columns");
+    if (!mask.empty() && mask.size != n)
+        throw invalid_input("mask", "has " + std::to_string(mask.size) + " entries for " + std::to_string(n) + " rows");
+    if (!lse.empty() && lse.size != n)
+        throw invalid_input("lse", "has " + std::to_string(lse.size) + " entries for " + std::to_string(n) + " rows");
+    if (detail::bytes_of(out).overlaps(detail::bytes_of(z)) || detail::bytes_of(out).overlaps(detail::bytes_of(ids)))
+        throw invalid_input("out", "overlaps an input");
+    return backend.for_rows(
+        token_logp_job<std::remove_const_t<Z>, std::remove_const_t<Id>, L, Space>{z, ids, out, lse, mask, temperature});
+}
+
+/// lse[r] = log Σ_v e^(z[r,v]/temperature). (N,V) -> (N)
+template <class Backend, class Z, space Space>
+auto log_sum_exp(Backend& backend, matrix_view<Z, Space> z, std::type_identity_t<vector_view<float, Space>> lse,
+                 float temperature = 1, row_mask<Space> mask = {}) {
+    return token_logp(backend, z, matrix_view<const std::int32_t, Space>(nullptr, z.rows, 0, 0),
+                      matrix_view<float, Space>(nullptr, z.rows, 0, 0), temperature, mask, lse);
 }
 
 } // namespace OPD_ISA

@@ -37,6 +37,8 @@ struct logits {
 };
 template <class Z, space S>
 logits(matrix_view<Z, S>) -> logits<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
+template <class Z, space S>
+logits(matrix_view<Z, S>, float) -> logits<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
 template <class Z, class G, space S>
 logits(matrix_view<Z, S>, matrix_view<G, S>) -> logits<std::remove_const_t<Z>, G, S>;
 template <class Z, class G, space S>

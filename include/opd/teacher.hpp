@@ -21,10 +21,16 @@
 #include "opd/element.hpp"
 #include "opd/view.hpp"
 
-namespace opd::teacher {
+namespace opd {
+
+/// The kinds of cache. An estimator that does not read dense logits declares which it `takes`.
+enum class cache_kind { dense, support, samples, weighted };
+
+namespace teacher {
 
 template <storage Y, space Space = space::host>
 struct dense {
+    static constexpr cache_kind kind = cache_kind::dense;
     using logit_type = Y;
     static constexpr space memory_space = Space;
     matrix_view<const Y, Space> y; ///< (N,V)
@@ -37,6 +43,7 @@ dense(matrix_view<Y, S>, float) -> dense<std::remove_const_t<Y>, S>;
 
 template <std::integral Id, storage L = float, space Space = space::host>
 struct support {
+    static constexpr cache_kind kind = cache_kind::support;
     using id_type = Id;
     using log_type = L;
     static constexpr space memory_space = Space;
@@ -52,6 +59,7 @@ support(matrix_view<Id, S>, matrix_view<L, S>, vector_view<T, S>)
 
 template <std::integral Id, storage L = float, space Space = space::host>
 struct samples {
+    static constexpr cache_kind kind = cache_kind::samples;
     using id_type = Id;
     using log_type = L;
     static constexpr space memory_space = Space;
@@ -70,6 +78,7 @@ samples(matrix_view<Id, S>, matrix_view<A, S>, matrix_view<B, S>)
 
 template <std::integral Id, storage L = float, space Space = space::host>
 struct weighted {
+    static constexpr cache_kind kind = cache_kind::weighted;
     using id_type = Id;
     using log_type = L;
     static constexpr space memory_space = Space;
@@ -88,4 +97,6 @@ template <class Id, class W, class A, class B, class E, space S>
 weighted(matrix_view<Id, S>, matrix_view<W, S>, matrix_view<A, S>, matrix_view<B, S>, matrix_view<E, S>)
     -> weighted<std::remove_const_t<Id>, std::remove_const_t<A>, S>;
 
-} // namespace opd::teacher
+} // namespace teacher
+
+} // namespace opd

@@ -79,6 +79,13 @@ struct eigen_backend {
         return batch.run(team, memory(batch.plan().bytes(team.size())));
     }
 
+    template <class Z, class Id, class L>
+    result for_rows(const token_logp_job<Z, Id, L>& job) {
+        const auto batch = detail::batch_of(job);
+        thread_team& team = this->team();
+        return batch.run(team, memory(batch.plan().bytes(team.size())));
+    }
+
     /// Bytes of arena that `for_rows` of this job needs.
     template <class Student, class Teacher, class Estimator>
     std::size_t workspace_bytes(const row_job<Student, Teacher, Estimator, space::host>& job) const {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "opd/config.hpp"
@@ -300,7 +301,11 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
             s.z_s = stage.z[top_z];
             if constexpr (Teacher) s.y_s = stage.y[top_z];
         } else if (stage.z[top_z] > s.z_s) {
+            const double kept = s.S;
+            const double shift = std::exp((s.z_s - double(stage.z[top_z])) * inv_s);
+            const bool was_excluded = std::binary_search(excluded.begin, excluded.end, s.s);
             s.rebase_student(begin + top_z, stage.z[top_z], Teacher ? stage.y[top_z] : 0);
+            if (was_excluded) s.S = shift * kept; // the old anchor itself stays out, as any excluded id
         }
         if constexpr (Teacher) {
             const int top_y = top_of_leaf<F>(stage.y, full);

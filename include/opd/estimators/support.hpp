@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Divergences on a support S of k ids a row, from a teacher::support cache. Z_p = Σ_S p, Z_q = Σ_S q.
+//
+//   renormalised{D}   D(p/Z_p, q/Z_q) on S                                   AsyncOPD eq. 8-10
+//     needs z[S] alone: O(k) a row, with a sparse gradient through student::on_support; blind to the mass outside S
+//   tail_bucket{D}    D over S and one bucket holding the rest
+//     c[v] = p[v] (slope_v - slope_rest) on S, 0 elsewhere; dense gradient. The student's tail mass is summed directly over
+//     v not in S; the teacher's comes with the cache, else log1p(-Z_q) floored at k·eps of its type (counted). A lower bound
+//     of D, exact for k = V. An empty student bucket contributes 0.
+//
+// Shapes: ids, log_q (N,k), log_tail (N). Ids are distinct and in range, or the row is bad. The divergence is any of
+// divergences.hpp or your own. Z_p and Z_q go to the diagnostics where known (Z_p: tail_bucket only).
+#pragma once
+
+#include "opd/config.hpp"
+#include "opd/row_program.hpp"
+#include "opd/teacher.hpp"
+
+namespace opd {
+
+template <divergence D>
+struct renormalised {
+    static constexpr cache_kind takes = cache_kind::support;
+    static constexpr bool sparse_gradient = true; ///< student::on_support or student::logits
+    D on_support = {};
+    constexpr bool infinite_where_teacher_zero() const { return detail::infinite_where_teacher_zero(on_support); }
+    constexpr bool infinite_where_student_zero() const { return detail::infinite_where_student_zero(on_support); }
+    void validate() const {
+        if constexpr (requires { on_support.validate(); }) on_support.validate();
+    }
+};
+template <divergence D>
+renormalised(D) -> renormalised<D>;
+
+template <divergence D>
+struct tail_bucket {
+    static constexpr cache_kind takes = cache_kind::support;
+    D on_buckets = {};
+    constexpr bool infinite_where_teacher_zero() const { return detail::infinite_where_teacher_zero(on_buckets); }
+    constexpr bool infinite_where_student_zero() const { return detail::infinite_where_student_zero(on_buckets); }
+    void validate() const {
+        if constexpr (requires { on_buckets.validate(); }) on_buckets.validate();
+    }
+};
+template <divergence D>
+tail_bucket(D) -> tail_bucket<D>;
+
+} // namespace opd
