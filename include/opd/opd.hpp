@@ -8,6 +8,7 @@
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
+#include "opd/estimators/designs.hpp"
 #include "opd/estimators/divergences.hpp"
 #include "opd/estimators/sampled.hpp"
 #include "opd/estimators/support.hpp"

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Sampling designs: which actions of a behaviour policy mu to score at one prefix, and the weights that make
+// E[Σ w f(a)] = E_mu[f].
+//
+//   design::iid        m draws from mu with replacement, w = 1/m (implied by teacher::samples)
+//   design::threshold  B entries without replacement: inclusion incl = min(1, κ mu) with Σ incl = B. Entries with incl = 1
+//                      are taken for certain ("exact", w = mu), the others by systematic sampling with one uniform
+//                      (w = mu/incl = 1/κ). Unbiased, and of least variance among designs of that size when f is bounded
+//                      by rho (Fearnhead & Clifford 2003).
+//
+// In: one row of the behaviour policy's logits (V) and its temperature; mu = softmax(z/T). Out: ids, log mu, and for
+// threshold the weights and exact marks, ready for teacher::samples and teacher::weighted. Scratch: design::scratch_floats(V).
+// Uniforms are the caller's, so draws can be keyed (rng.hpp) and are a pure function of logits and key.
+//
+// Probabilities are float (relative error 2e-7), sums double over leaves of 1,024.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "opd/config.hpp"
+#include "opd/detail/sweep.hpp"
+#include "opd/element.hpp"
+#include "opd/error.hpp"
+#include "opd/lanes.hpp"
+
+namespace opd::design {
+
+/// Floats of scratch for a vocabulary of n.
+constexpr std::size_t scratch_floats(index_t n) {
+    constexpr index_t leaf = opd::detail::leaf_size;
+    const index_t leaves = (n + leaf - 1) / leaf;
+    return static_cast<std::size_t>((leaves + 1) * leaf + 2 * leaves + 2); // e, a stage, sums up to each leaf
+}
+
+namespace detail {
+inline namespace OPD_ISA {
+
+using opd::detail::leaf_size;
+
+/// e[v] = exp((z[v] - z*)/T) and its cumulative sums, in the caller's scratch.
+struct row_weights {
+    float* e;           // (V)
+    double* cumulative; // (leaves) Σ e up to and including each leaf
+    index_t n;
+    double z_top = 0, inv_t, total = 0; // total = Σ e
+    bool good;
+
+    template <class Z>
+    row_weights(const Z* z, index_t n_, float temperature, std::span<float> scratch)
+        : n(n_), inv_t(1 / double(temperature)) {
+        if (n < 1) throw invalid_input("z", "has no columns");
+        if (!(temperature > 0)) throw invalid_input("temperature", "must be positive and finite");
+        if (scratch.size() < scratch_floats(n))
+            throw invalid_input("scratch", "holds " + std::to_string(scratch.size()) + " floats; this row needs " +
+                                               std::to_string(scratch_floats(n)));
+        const index_t leaves = (n + leaf_size - 1) / leaf_size;
+        e = scratch.data();
+        float* stage = e + leaves * leaf_size;
+        void* after = stage + leaf_size;
+        std::size_t room = sizeof(float) * static_cast<std::size_t>(2 * leaves + 2);
+        cumulative = static_cast<double*>(
+            std::align(alignof(double), sizeof(double) * static_cast<std::size_t>(leaves), after, room));
+
+        const auto sw =
+            opd::detail::sweep_row<lanes, false, raw_sums_needed{}>(z, static_cast<const Z*>(nullptr), n, inv_t, 1, 1);
+        good = !sw.found.bad;
+        if (!good) return;
+        z_top = sw.sums.z_s;
+        const opd::detail::anchor_lanes<lanes> a(sw.sums);
+        for (index_t b = 0; b < n; b += leaf_size) {
+            const int count = static_cast<int>(std::min<index_t>(leaf_size, n - b));
+            const int full = opd::detail::staged_leaf<lanes>::load(stage, z + b, count);
+            for (int i = 0; i < full; i += lanes::width) a.student(lanes::load(stage + i)).store(e + b + i);
+        }
+        accumulate();
+    }
+    /// Sums again after entries of e have been cleared.
+    void accumulate() {
+        total = 0;
+        for (index_t b = 0; b < n; b += leaf_size) {
+            lanes s(0.);
+            for (index_t i = b; i < std::min(b + leaf_size, n); i += lanes::width) s += lanes::load(e + i);
+            cumulative[b / leaf_size] = total += double(sum(s));
+        }
+    }
+    /// The first id whose cumulative sum exceeds `at`, in [0, total).
+    index_t find(double at) const {
+        const index_t leaves = (n + leaf_size - 1) / leaf_size;
+        const index_t leaf =
+            std::min<index_t>(std::upper_bound(cumulative, cumulative + leaves, at) - cumulative, leaves - 1);
+        const index_t begin = leaf * leaf_size, end = std::min(begin + leaf_size, n);
+        double c = leaf > 0 ? cumulative[leaf - 1] : 0;
+        index_t last = -1;
+        for (index_t i = begin; i < end; ++i) {
+            if (!(e[i] > 0)) continue;
+            c += double(e[i]);
+            last = i;
+            if (at < c) return i;
+        }
+        if (last < 0) // rounding at a leaf's end: the nearest entry with mass before it
+            for (last = begin - 1; last > 0 && !(e[last] > 0);) --last;
+        return last < 0 ? 0 : last;
+    }
+};
+
+} // namespace OPD_ISA
+} // namespace detail
+
+inline namespace OPD_ISA {
+
+/// m draws with replacement. uniform(j) in (0,1) for draw j; draw j takes the first id whose cumulative probability exceeds
+/// it. Ids and log mu in draw order. Returns false, writing nothing, if the row holds NaN, +inf or no mass.
+template <class Z, class Id, class L, class Uniform>
+bool iid(const Z* z, index_t n, float temperature, index_t m, Uniform uniform, Id* ids, L* log_mu,
+         std::span<float> scratch) {
+    const detail::row_weights w(z, n, temperature, scratch);
+    if (!w.good) return false;
+    const double log_total = std::log(w.total);
+    for (index_t j = 0; j < m; ++j) {
+        ids[j] = static_cast<Id>(w.find(double(uniform(j)) * w.total));
+        const double zj = double(element<Z>::load(z[static_cast<index_t>(ids[j])]));
+        log_mu[j] = element<L>::store(static_cast<arithmetic_t<L>>((zj - w.z_top) * w.inv_t - log_total));
+    }
+    return true;
+}
+
+/// B entries by threshold sampling with one uniform u in (0,1). Exact entries come first, then the sampled ones, both by
+/// ascending id; where at most B ids have mass, all are exact. Returns the number of entries written, min(B, ids with mass);
+/// slots beyond carry id -1. Returns 0 if the row holds NaN, +inf or no mass.
+template <class Z, class Id, class L>
+index_t threshold(const Z* z, index_t n, float temperature, index_t budget, double u, Id* ids, float* weight, L* log_mu,
+                  std::uint8_t* exact, std::span<float> scratch) {
+    if (budget < 1) throw invalid_input("budget", "must be at least 1");
+    detail::row_weights w(z, n, temperature, scratch);
+    for (index_t j = 0; j < budget; ++j) ids[j] = Id(-1), weight[j] = 0, log_mu[j] = element<L>::store(0), exact[j] = 0;
+    if (!w.good) return 0;
+    const double all = w.total, log_total = std::log(all);
+    index_t count = 0;
+    const auto put = [&](index_t id, double sampled_weight, bool certain) {
+        const double lm = (double(element<Z>::load(z[id])) - w.z_top) * w.inv_t - log_total;
+        ids[count] = static_cast<Id>(id);
+        weight[count] = static_cast<float>(certain ? std::exp(lm) : sampled_weight);
+        log_mu[count] = element<L>::store(static_cast<arithmetic_t<L>>(lm));
+        exact[count++] = certain;
+    };
+    // An entry is certain if e >= cut, cut = 1/κ in units of e = (mass not certain) / (B - certain). Certain entries lower
+    // the cut, which may make more certain: from cut = total/B down to the fixed point.
+    float cut = static_cast<float>(all / double(budget));
+    for (;;) {
+        index_t certain = 0, with_mass = 0;
+        double mass = 0;
+        for (index_t i = 0; i < n; ++i) {
+            with_mass += w.e[i] > 0;
+            if (w.e[i] > 0 && w.e[i] >= cut) ++certain, mass += double(w.e[i]);
+        }
+        if (with_mass <= budget) {
+            cut = 0;
+            break;
+        }
+        if (certain >= budget) break;
+        const auto next = static_cast<float>((all - mass) / double(budget - certain));
+        if (!(next < cut)) break;
+        cut = next;
+    }
+    for (index_t i = 0; i < n && count < budget; ++i)
+        if (w.e[i] > 0 && w.e[i] >= cut) {
+            put(i, 0, true);
+            w.e[i] = 0; // leaves the systematic part
+        }
+    const index_t left = budget - count;
+    if (left == 0 || cut == 0) return count;
+    w.accumulate();
+    const double step = w.total / double(left); // 1/κ in units of e
+    for (index_t j = 0; j < left; ++j) put(w.find((u + double(j)) * step), step / all, false);
+    return count;
+}
+
+} // namespace OPD_ISA
+
+} // namespace opd::design
