@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The CUDA backend's kernels: blocks of threads around the functions of cuda_rows.hpp, merged by CUB. Compiled by nvcc
+// (C++20, no other flag needed); the handle and what a caller reads are in cuda.hpp.
+//
+//   #include "opd/backends/cuda.cuh"
+//   auto r = opd::evaluate(be, opd::student::logits{opd::device_view(z, N, V), opd::device_view(dz, N, V)},
+//                          opd::teacher::dense{opd::device_view(y, N, V)}, opd::reverse_kl{}, opd::device_env{});
+//
+// To call from a translation unit that g++ compiles, instantiate cuda_backend::for_rows explicitly in a .cu file.
+#pragma once
+
+#include <cub/block/block_reduce.cuh>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "opd/backends/cuda.hpp"
+#include "opd/backends/cuda_rows.hpp"
+#include "opd/evaluate.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+inline constexpr int block_threads = 256;
+
+template <class Phase>
+struct merge_of {
+    template <class T>
+    OPD_HD T operator()(const T& a, const T& b) const {
+        return Phase::merge(a, b);
+    }
+};
+
+/// Shared memory of a block, as bytes: its types have initialisers, which __shared__ does not take.
+template <class State>
+struct block_memory {
+    static constexpr std::size_t scratch_bytes = 4096;
+    alignas(16) unsigned char state[sizeof(State)];
+    alignas(16) unsigned char scratch[scratch_bytes];
+};
+
+/// The team (cuda_rows.hpp) of a block of GPU threads.
+template <class State>
+struct block_team {
+    block_memory<State>& memory;
+
+    __device__ State& shared() const { return *reinterpret_cast<State*>(memory.state); }
+    __device__ const State& state() const { return shared(); }
+    __device__ void begin(index_t row) {
+        if (threadIdx.x == 0) {
+            shared() = State{};
+            shared().row = row;
+        }
+        __syncthreads();
+    }
+    __device__ void move_to(index_t row) {
+        if (threadIdx.x == 0) shared().row = row;
+        __syncthreads();
+    }
+    template <class Phase, class Kernel>
+    __device__ void fold(const Kernel& k) {
+        using partial = decltype(Phase::part(k, state(), 0, 0));
+        using block_reduce = cub::BlockReduce<partial, block_threads, cub::BLOCK_REDUCE_WARP_REDUCTIONS>;
+        using storage = typename block_reduce::TempStorage;
+        static_assert(sizeof(storage) <= sizeof memory.scratch && alignof(storage) <= 16);
+        const partial mine = Phase::part(k, state(), int(threadIdx.x), block_threads);
+        const partial all = block_reduce(*reinterpret_cast<storage*>(memory.scratch)).Reduce(mine, merge_of<Phase>{});
+        __syncthreads();
+        if (threadIdx.x == 0) Phase::finish(k, shared(), all);
+        __syncthreads();
+    }
+    template <class Phase, class Kernel, class... Extra>
+    __device__ void each(const Kernel& k, Extra... extra) {
+        Phase::run(k, shared(), int(threadIdx.x), block_threads, extra...);
+        __syncthreads();
+    }
+};
+
+template <class Kernel>
+static __global__ void __launch_bounds__(block_threads) block_kernel(const Kernel k) {
+    using state_type = typename Kernel::state_type;
+    __shared__ block_memory<state_type> memory;
+    block_team<state_type> team{memory};
+    k.run(index_t{blockIdx.x}, team);
+}
+
+/// Enqueues kernels on a stream.
+struct stream_launcher {
+    cudaStream_t stream;
+    template <class Kernel>
+    void operator()(const Kernel& k, index_t blocks) const {
+        static_assert(std::is_trivially_copyable_v<Kernel>,
+                      "opd: a kernel's argument is copied to the device byte by byte");
+        if (blocks > 0x7fffffff)
+            throw invalid_input("env.offsets", "has more sequences than one launch has blocks (2^31 - 1)");
+        Kernel copy = k;
+        void* arguments[] = {&copy};
+        cuda_check("kernel launch",
+                   cudaLaunchKernel(reinterpret_cast<const void*>(&block_kernel<Kernel>), dim3(unsigned(blocks)),
+                                    dim3(block_threads), arguments, 0, stream));
+    }
+};
+
+} // namespace OPD_ISA
+} // namespace opd::detail
+
+namespace opd {
+
+template <class Student, class Teacher, class Estimator>
+device_result cuda_backend::for_rows(const row_job<Student, Teacher, Estimator, space::device>& job) {
+    detail::refuse_content_checks(job.env);
+    const std::size_t bytes = workspace_bytes(job) - alignment;
+    void* p = arena.data();
+    std::size_t room = arena.size();
+    if (p == nullptr || !std::align(alignment, bytes, p, room))
+        throw invalid_input("cuda_backend.arena", "holds " + std::to_string(arena.size()) + " bytes; this call needs " +
+                                                      std::to_string(bytes + alignment) + " (see workspace_bytes)");
+    auto* memory = static_cast<std::byte*>(p);
+    result* out = results ? results : reinterpret_cast<result*>(memory);
+    detail::run_job(job, memory, out, detail::stream_launcher{stream});
+    return {out};
+}
+
+} // namespace opd

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// A backend that runs the GPU's kernels on the host: the phases of cuda_rows.hpp in a loop over thread indices, one block
+// after the other. Slow; it shows that the kernels' logic is right where there is no GPU.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "opd/backends/cuda_rows.hpp"
+
+namespace opd::test {
+
+/// A block of `threads` threads, one at a time.
+template <class State>
+struct host_team {
+    int threads;
+    bool tree; ///< merge as a tree of neighbours, else one after the other
+    State state_ = {};
+
+    const State& state() const { return state_; }
+    void begin(index_t row) {
+        state_ = {};
+        state_.row = row;
+    }
+    void move_to(index_t row) { state_.row = row; }
+    template <class Phase, class Kernel>
+    void fold(const Kernel& k) {
+        using partial = decltype(Phase::part(k, state_, 0, threads));
+        std::vector<partial> parts;
+        for (int t = 0; t < threads; ++t) parts.push_back(Phase::part(k, state_, t, threads));
+        for (int d = 1; tree && d < threads; d *= 2)
+            for (int t = 0; t + d < threads; t += 2 * d) parts[t] = Phase::merge(parts[t], parts[t + d]);
+        for (int t = 1; !tree && t < threads; ++t) parts[0] = Phase::merge(parts[0], parts[t]);
+        Phase::finish(k, state_, parts[0]);
+    }
+    template <class Phase, class Kernel, class... Extra>
+    void each(const Kernel& k, Extra... extra) {
+        for (int t = 0; t < threads; ++t) Phase::run(k, state_, t, threads, extra...);
+    }
+};
+
+struct host_run_backend {
+    static constexpr space memory_space = space::host;
+    int threads = 128;
+    bool tree = true;
+    std::vector<std::byte> arena = {};
+
+    template <class Job>
+    result for_rows(const Job& job) {
+        detail::refuse_content_checks(job.env);
+        const detail::device_plan plan(job.rows, detail::sequences_of(job.env));
+        arena.assign(plan.bytes + 64, std::byte{0xa5}); // nothing may rest on what the memory held
+        void* p = arena.data();
+        std::size_t room = arena.size();
+        auto* memory = static_cast<std::byte*>(std::align(64, plan.bytes, p, room));
+        auto* out = reinterpret_cast<result*>(memory);
+        detail::run_job(job, memory, out, [this](const auto& kernel, index_t blocks) {
+            for (index_t b = 0; b < blocks; ++b) {
+                host_team<typename std::remove_cvref_t<decltype(kernel)>::state_type> team{threads, tree};
+                kernel.run(b, team);
+            }
+        });
+        return *out;
+    }
+};
+
+} // namespace opd::test
