@@ -98,7 +98,11 @@ struct jsd {
     }
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
-        return e.p * (slope(detail::bounded(e.delta + r.d_star)) - slope(detail::bounded(r.d_star)));
+        const F d = detail::bounded(e.delta + r.d_star), d_star = detail::bounded(r.d_star);
+        const F anchored = slope(d) - slope(d_star);
+        if (w > 0.75) // the student's own share is small: where p* >> q*, slope* nears log 1/(1-w) and would cancel
+            return e.p * select(d_star > F(1), slope_from_limit(d), anchored);
+        return e.p * anchored;
     }
     OPD_INLINE void validate() const {
         if (!(w > 0 && w < 1))
@@ -121,6 +125,18 @@ private:
         const F from_larger = -log1p(u);
         const F excess = o == w ? F(0) : select(p_larger, -u, F(w) * x) / (F(1) + u);
         return {select(p_larger, from_larger, from_larger + d), excess};
+    }
+    /// slope(d) - slope(∞), whose terms are small where d is large. x = min(p/q, q/p), m = max(p, q)·den.
+    template <class F>
+    OPD_HD OPD_INLINE F slope_from_limit(F d) const {
+        const F x = exp(-abs(d));
+        const auto p_larger = d >= F(0);
+        const F b = select(p_larger, F(0), d - F(::log(w / (1 - w)))) -
+                    log1p(select(p_larger, F(w / (1 - w)), F((1 - w) / w)) * x);
+        if (o == w) return F(1 - o) * b;
+        const F num = select(p_larger, F(w) * x, F(w)),
+                den = select(p_larger, F(1 - w) + F(w) * x, F(1 - w) * x + F(w));
+        return F(1 - o) * b - F(o * (1 - w) / w - (1 - o)) * num / den;
     }
     template <class F>
     OPD_HD OPD_INLINE F slope(F d) const {
