@@ -269,10 +269,10 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
 
 inline namespace OPD_ISA {
 
-/// Loss and gradient. See the head of this file; the estimator's own page says what it computes.
+/// The call as a backend receives it, once every check that needs no arithmetic has passed. Throws as `evaluate` does.
 template <class Backend, class Student, class Teacher, class Estimator, space Space = Backend::memory_space>
-auto evaluate(Backend& backend, Student student, Teacher teacher, const Estimator& estimator,
-              std::type_identity_t<basic_env<Space>> e = {}) {
+auto checked_job(const Backend&, Student student, Teacher teacher, const Estimator& estimator,
+                 std::type_identity_t<basic_env<Space>> e = {}) {
     static_assert(
         Student::memory_space == Backend::memory_space && Teacher::memory_space == Backend::memory_space,
         "opd: student and teacher views must lie in the backend's memory space (view for host, device_view for "
@@ -302,7 +302,7 @@ auto evaluate(Backend& backend, Student student, Teacher teacher, const Estimato
                 for (index_t r = 0; r < n; ++r)
                     if (e.mask.kept(r)) detail::check_dense_contents(student, teacher, estimator, e, vocab, r);
         }
-        return backend.for_rows(row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, vocab});
+        return row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, vocab};
     } else {
         const index_t n = student.z.rows, k = teacher.ids.cols;
         detail::check_student(student, e, Student::sparse_gradient ? k : student.z.cols);
@@ -318,9 +318,22 @@ auto evaluate(Backend& backend, Student student, Teacher teacher, const Estimato
                 for (index_t r = 0; r < n; ++r)
                     if (e.mask.kept(r)) detail::check_sparse_contents(student, teacher, estimator, e, r);
         }
-        return backend.for_rows(
-            row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, student.z.cols});
+        return row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, student.z.cols};
     }
+}
+
+/// Loss and gradient. See the head of this file; the estimator's own page says what it computes.
+template <class Backend, class Student, class Teacher, class Estimator, space Space = Backend::memory_space>
+auto evaluate(Backend& backend, Student student, Teacher teacher, const Estimator& estimator,
+              std::type_identity_t<basic_env<Space>> e = {}) {
+    return backend.for_rows(checked_job(backend, student, teacher, estimator, e));
+}
+
+/// Bytes of arena that the same call to `evaluate` needs, for callers who own all memory.
+template <class Backend, class Student, class Teacher, class Estimator, space Space = Backend::memory_space>
+std::size_t workspace_bytes(const Backend& backend, Student student, Teacher teacher, const Estimator& estimator,
+                            std::type_identity_t<basic_env<Space>> e = {}) {
+    return backend.workspace_bytes(checked_job(backend, student, teacher, estimator, e));
 }
 
 /// out[r,j] = log p[r, ids[r,j]] at `temperature`, and optionally the log-sum-exp of each row, both from the logits' bits
