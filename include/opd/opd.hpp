@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Everything that needs the standard library alone. Add a backend: opd/backends/eigen.hpp or opd/backends/cuda.hpp.
+// Everything that needs the standard library alone, but for product.hpp, which refuses fast-math. Add a backend: opd/backends/eigen.hpp or opd/backends/cuda.hpp.
 #pragma once
 
 #include "opd/batch.hpp"
@@ -15,6 +15,7 @@
 #include "opd/estimators/surrogates.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/lanes.hpp"
+#include "opd/rng.hpp"
 #include "opd/row_program.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"

@@ -13,18 +13,12 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
+#include "opd/detail/row_outcome.hpp"
 #include "opd/detail/sweep.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
 
 namespace opd::detail {
-
-/// What one row reports to the batch.
-struct row_outcome {
-    double loss = 0; ///< L_r, before weight and clamp
-    double lse = 0;  ///< the student's log-sum-exp
-    bool bad = false, infinite = false, careful = false, clamped = false;
-};
 
 inline namespace OPD_ISA {
 
