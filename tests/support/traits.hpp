@@ -18,12 +18,15 @@ struct estimator_traits {
     expectation mean = expectation::unbiased; ///< of the gradient, over the sampling design
     meaning value = meaning::divergence;      ///< what the reported loss is
     bool exact_zero_at_equality = true;       ///< loss 0 and gradient 0 at p = q, beyond rounding
+    double conditioning = 1;                  ///< how much its formula enlarges the rounding of a log-ratio
 };
 
 /// Specialise for estimators that are not plain divergences.
 template <class E>
 constexpr estimator_traits traits_of(const E&) {
     static_assert(divergence<E>, "declare this estimator's traits in tests/support/traits.hpp");
+    if (std::is_same_v<E, alpha_divergence> || std::is_same_v<E, chi_squared>) // powers of the ratio
+        return {.conditioning = 4};
     return {};
 }
 
