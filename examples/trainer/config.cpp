@@ -112,7 +112,7 @@ struct command_line {
         if constexpr (std::is_same_v<T, bool>)
             app.add_flag(flag + ",!--no-" + flag.substr(2), value, help)->group(title)->capture_default_str();
         else
-            app.add_option(flag, value, help)->group(title)->capture_default_str();
+            app.add_option(flag, value, help)->group(title)->capture_default_str()->take_last();
     }
 };
 
@@ -254,8 +254,8 @@ command parse_command_line(int argc, const char* const* argv) {
         first.set_help_flag();
         first.allow_extras();
         first.allow_config_extras();
-        first.add_option("--config", config_file);
-        first.add_option("--run-dir", r.settings.run.directory);
+        first.add_option("--config", config_file)->take_last();
+        first.add_option("--run-dir", r.settings.run.directory)->take_last();
         first.add_flag("--resume", r.resume);
         try {
             first.parse(argc, argv);
@@ -281,7 +281,7 @@ command parse_command_line(int argc, const char* const* argv) {
     app.footer("Exit codes: 0 ok, 2 usage or configuration, 3 input file, 4 numeric guard, 5 output, 6 peer failure,\n"
                "130 interrupted (a checkpoint was written; --resume goes on).");
     bool version = false;
-    app.add_option("--config", config_file, "JSON file with settings; flags override it")->group("Files");
+    app.add_option("--config", config_file, "JSON file with settings; flags override it")->group("Files")->take_last();
     app.add_flag("--print-config", r.print_config, "print the settings as a file that --config reads, and exit")
         ->group("Files");
     app.add_flag("--resume", r.resume, "go on from the run directory's checkpoint, bit for bit")->group("Files");

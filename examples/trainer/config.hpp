@@ -64,7 +64,7 @@ struct config {
         int batch = 32;
         int warmup = 50;
         double rate = 2e-3;
-        double target_accuracy = 0.45;
+        double target_accuracy = 0.5;
         int check_every = 20;
         int check_prompts = 512;
     } student;
@@ -73,7 +73,7 @@ struct config {
         int steps = 2700;
         int prompts = 32;
         int warmup = 50;
-        double rate = 1e-3;
+        double rate = 2e-3;
         double temperature = 1;
         double jsd_w = 0.5;
         double jsd_o = 0.5;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "learner.hpp"
 
-#include "log_probs.hpp"
+#include "opd/opd.hpp"
 
 namespace trainer {
 
@@ -13,15 +13,12 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
 
     learner_result r;
     r.tokens = rows;
+    recompute(batch);
     double kl = 0;
-    for (index_t row = 0; row < rows; ++row) {
-        const auto i = static_cast<std::size_t>(row);
+    for (std::size_t i = 0; i < batch.mask.size(); ++i) {
         if (!batch.mask[i]) continue;
         kl += static_cast<double>(batch.log_mu[i]) - static_cast<double>(cache.next_log_q[i]);
-        if (batch.versions[i] != version) continue;
-        const float* z = logits_.data() + row * v;
-        const float normaliser = log_normaliser(z, v, settings_.distill.temperature);
-        r.mismatched += log_prob(z, batch.next[i], settings_.distill.temperature, normaliser) != batch.log_mu[i];
+        r.mismatched += batch.versions[i] == version && log_p_[i] != batch.log_mu[i];
     }
     r.kl = batch.kept > 0 ? kl / static_cast<double>(batch.kept) : 0;
 
@@ -33,20 +30,23 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
     return r;
 }
 
-std::vector<float> learner::token_log_probs(const row_batch& batch) {
+// log p of the tokens that follow, from the logits of the last forward pass, by the call that rollout makes too.
+void learner::recompute(const row_batch& batch) {
     const index_t v = model_.shape.vocabulary;
+    log_p_.assign(static_cast<std::size_t>(batch.rows), 0.0f);
+    opd::token_logp(backend_, opd::view(static_cast<const float*>(logits_.data()), batch.rows, v),
+                    opd::view(batch.next.data(), batch.rows, 1), opd::view(log_p_.data(), batch.rows, 1),
+                    static_cast<float>(settings_.distill.temperature));
+    for (std::size_t i = 0; i < batch.mask.size(); ++i)
+        if (!batch.mask[i]) log_p_[i] = 0;
+}
+
+std::vector<float> learner::token_log_probs(const row_batch& batch) {
     const index_t rows = pass_.set_sequences(batch.inputs);
-    logits_.resize(static_cast<std::size_t>(rows * v));
+    logits_.resize(static_cast<std::size_t>(rows * model_.shape.vocabulary));
     pass_.forward(logits_.data());
-    std::vector<float> r(static_cast<std::size_t>(rows), 0.0f);
-    for (index_t row = 0; row < rows; ++row) {
-        const auto i = static_cast<std::size_t>(row);
-        const float* z = logits_.data() + row * v;
-        if (batch.mask[i])
-            r[i] = log_prob(z, batch.next[i], settings_.distill.temperature,
-                            log_normaliser(z, v, settings_.distill.temperature));
-    }
-    return r;
+    recompute(batch);
+    return log_p_;
 }
 
 } // namespace trainer

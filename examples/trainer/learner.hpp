@@ -46,12 +46,15 @@ public:
     std::vector<float> token_log_probs(const row_batch& batch);
 
 private:
+    void recompute(const row_batch& batch);
+
     const config& settings_;
     transformer<float>& model_;
     adamw_state& state_;
     opd::eigen_backend& backend_;
     training_pass<float> pass_;
     std::vector<float> logits_; // (N,V), then their gradient
+    std::vector<float> log_p_;  // (N)
     std::vector<float> gradient_;
 };
 

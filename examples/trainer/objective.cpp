@@ -60,6 +60,23 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
     if (e == "total_variation") return dense(opd::total_variation{});
     if (e == "alpha") return dense(opd::alpha_divergence{.a = c.distill.alpha});
     if (e == "chi_squared") return dense(opd::chi_squared{});
+
+    const index_t k = cache.entries;
+    const auto ids = opd::view(cache.ids.data(), n, k);
+    const auto log_q = opd::view(cache.log_q.data(), n, k);
+    if (e == "topk" || e == "tail_bucket") {
+        const opd::teacher::support teacher{ids, log_q, opd::view(cache.log_tail.data(), n)};
+        if (e == "topk") return opd::evaluate(backend, student, teacher, opd::renormalised{opd::reverse_kl{}}, env);
+        return opd::evaluate(backend, student, teacher, opd::tail_bucket{opd::reverse_kl{}}, env);
+    }
+    const auto log_mu = opd::view(batch.entry_log_mu.data(), n, k);
+    if (e == "mc")
+        return opd::evaluate(backend, student, opd::teacher::samples{ids, log_mu, log_q}, opd::mc_reverse_kl<>{}, env);
+    if (e == "threshold")
+        return opd::evaluate(backend, student,
+                             opd::teacher::weighted{ids, opd::view(batch.entry_weight.data(), n, k), log_mu, log_q,
+                                                    opd::view(batch.entry_exact.data(), n, k)},
+                             opd::weighted_reverse_kl<>{}, env);
     throw failure(exit_usage, "--estimator: no objective for '" + e + "'");
 }
 

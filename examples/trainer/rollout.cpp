@@ -9,122 +9,125 @@
 #include <fmt/format.h>
 
 #include "config.hpp"
-#include "log_probs.hpp"
+#include "opd/backends/eigen.hpp"
+#include "opd/opd.hpp"
 #include "opd/rng.hpp"
 
 namespace trainer {
 
 namespace {
 
-// One row of logits becomes a token and the records of the plan.
+// Rows of logits become tokens and the records of the plan.
 class sampler {
 public:
     sampler(const sampling& options, index_t vocabulary)
-        : o_(options), v_(vocabulary), log_mu_(static_cast<std::size_t>(vocabulary)),
-          mu_(static_cast<std::size_t>(vocabulary)), order_(static_cast<std::size_t>(vocabulary)) {}
+        : o_(options), v_(vocabulary), width_(1 + options.plan.count), scaled_(static_cast<std::size_t>(vocabulary)),
+          order_(static_cast<std::size_t>(vocabulary)), scratch_(opd::design::scratch_floats(vocabulary)) {}
 
-    // Appends the token at `position` of the sequence to t.
-    void step(const float* z, std::uint32_t position, trajectory& t) {
-        const float normaliser = log_normaliser(z, v_, o_.temperature);
-        if (!std::isfinite(normaliser))
-            throw failure(exit_numeric, fmt::format("rollout: logits of sample {} at position {} are not finite",
-                                                    t.sample, position));
-        for (index_t v = 0; v < v_; ++v)
-            log_mu_[static_cast<std::size_t>(v)] = log_prob(z, v, o_.temperature, normaliser);
-        index_t chosen = 0;
-        if (o_.greedy)
-            chosen = std::max_element(log_mu_.begin(), log_mu_.end()) - log_mu_.begin();
-        else
-            chosen = opd::gumbel_max(opd::noise_row(o_.seed, opd::noise_stream::rollout, t.sample, position), 0,
-                                     log_mu_.data(), v_);
-        record(static_cast<token>(chosen), position, t);
-        t.tokens.push_back(static_cast<token>(chosen));
-        t.log_mu.push_back(log_mu_[static_cast<std::size_t>(chosen)]);
-        t.versions.push_back(o_.version);
+    void clear() {
+        rows_.clear();
+        z_.clear();
+    }
+    /// The next token of t is to be drawn from the logits z (V).
+    void add(trajectory& t, const float* z) {
+        rows_.push_back(&t);
+        z_.insert(z_.end(), z, z + v_);
+    }
+
+    /// Appends a token to every trajectory that was added.
+    void draw() {
+        const auto n = static_cast<index_t>(rows_.size());
+        const auto entries = static_cast<std::size_t>(n * width_);
+        ids_.resize(entries); // the token, then the plan's entries
+        log_mu_.resize(entries);
+        weight_.resize(entries);
+        exact_.resize(entries);
+        for (index_t r = 0; r < n; ++r) choose(r);
+        // the library's log p, as in the learner; unused slots ask for id 0 and are blanked
+        asked_ = ids_;
+        for (auto& id : asked_) id = std::max(id, 0);
+        opd::token_logp(backend_, opd::view(static_cast<const float*>(z_.data()), n, v_),
+                        opd::view(static_cast<const token*>(asked_.data()), n, width_),
+                        opd::view(log_mu_.data(), n, width_), static_cast<float>(o_.temperature));
+        for (index_t r = 0; r < n; ++r) {
+            trajectory& t = *rows_[static_cast<std::size_t>(r)];
+            const auto first = static_cast<std::size_t>(r * width_);
+            if (!std::isfinite(log_mu_[first]))
+                throw failure(exit_numeric, fmt::format("rollout: logits of sample {} at position {} are not finite",
+                                                        t.sample, t.tokens.size()));
+            t.tokens.push_back(ids_[first]);
+            t.log_mu.push_back(log_mu_[first]);
+            t.versions.push_back(o_.version);
+            for (std::size_t e = first + 1; e < first + static_cast<std::size_t>(width_); ++e) {
+                t.draw_ids.push_back(ids_[e]);
+                t.draw_log_mu.push_back(ids_[e] < 0 ? 0.0f : log_mu_[e]);
+                t.draw_weight.push_back(weight_[e]);
+                t.draw_exact.push_back(exact_[e]);
+            }
+        }
     }
 
 private:
-    void add(std::int32_t id, float weight, bool exact, trajectory& t) const {
-        t.draw_ids.push_back(id);
-        t.draw_log_mu.push_back(id < 0 ? 0.0f : log_mu_[static_cast<std::size_t>(id)]);
-        t.draw_weight.push_back(weight);
-        t.draw_exact.push_back(exact);
-    }
-
-    void record(token chosen, std::uint32_t position, trajectory& t) {
+    void choose(index_t r) {
+        const trajectory& t = *rows_[static_cast<std::size_t>(r)];
+        const float* z = z_.data() + r * v_;
+        const auto position = static_cast<std::uint32_t>(t.tokens.size());
+        const auto first = static_cast<std::size_t>(r * width_);
+        token* ids = ids_.data() + first + 1;
         const int count = o_.plan.count;
+        const auto temperature = static_cast<float>(o_.temperature);
+        index_t chosen = 0;
+        if (o_.greedy) {
+            chosen = std::max_element(z, z + v_) - z;
+        } else {
+            for (index_t v = 0; v < v_; ++v) scaled_[static_cast<std::size_t>(v)] = z[v] / temperature;
+            chosen = opd::gumbel_max(opd::noise_row(o_.seed, opd::noise_stream::rollout, t.sample, position), 0,
+                                     scaled_.data(), v_);
+        }
+        ids_[first] = static_cast<token>(std::max<index_t>(chosen, 0)); // NaN shows in the log-probs
+        std::fill_n(weight_.data() + first, width_, 0.0f);
+        std::fill_n(exact_.data() + first, width_, std::uint8_t{0});
         switch (o_.plan.what) {
         case draw_plan::kind::none:
             return;
         case draw_plan::kind::iid: {
-            // draw 0 is the rollout's token; the others go through the inverse of mu's distribution function
+            // draw 0 is the rollout's token
             const opd::noise_row noise(o_.seed, opd::noise_stream::mc, t.sample, position);
-            const double total = probabilities();
-            for (int draw = 0; draw < count; ++draw) {
-                std::int32_t id = chosen;
-                if (draw > 0) id = invert(opd::keyed_uniform(noise, static_cast<std::uint32_t>(draw)) * total);
-                add(id, 1.0f / static_cast<float>(count), false, t);
-            }
+            ids[0] = ids_[first];
+            opd::design::iid(
+                z, v_, temperature, count - 1,
+                [&](index_t draw) { return opd::keyed_uniform(noise, static_cast<std::uint32_t>(draw) + 1); }, ids + 1,
+                log_mu_.data() + first + 2, scratch_);
+            std::fill_n(weight_.data() + first + 1, count, 1.0f / static_cast<float>(count));
             return;
         }
-        case draw_plan::kind::threshold: {
-            probabilities();
-            const std::vector<double> inclusion = threshold_inclusion(mu_, count);
-            int used = 0;
-            // systematic sampling: one uniform u, an entry for every integer that the running sum + u passes
-            double running =
-                opd::keyed_uniform(opd::noise_row(o_.seed, opd::noise_stream::tail, t.sample, position), 0);
-            for (index_t v = 0; v < v_; ++v) {
-                const double p = inclusion[static_cast<std::size_t>(v)], mu = mu_[static_cast<std::size_t>(v)];
-                if (p >= 1) {
-                    add(static_cast<std::int32_t>(v), static_cast<float>(mu), true, t);
-                    ++used;
-                    continue;
-                }
-                running += p;
-                if (running >= 1 && used < count) {
-                    running -= 1;
-                    add(static_cast<std::int32_t>(v), static_cast<float>(mu / p), false, t);
-                    ++used;
-                }
-            }
-            for (; used < count; ++used) add(-1, 0, false, t);
+        case draw_plan::kind::threshold:
+            opd::design::threshold(
+                z, v_, temperature, count,
+                opd::keyed_uniform(opd::noise_row(o_.seed, opd::noise_stream::tail, t.sample, position), 0), ids,
+                weight_.data() + first + 1, log_mu_.data() + first + 1, exact_.data() + first + 1, scratch_);
             return;
-        }
-        case draw_plan::kind::top_k: {
+        case draw_plan::kind::top_k:
             std::iota(order_.begin(), order_.end(), 0);
-            std::partial_sort(
-                order_.begin(), order_.begin() + count, order_.end(), [&](std::int32_t a, std::int32_t b) {
-                    const float x = log_mu_[static_cast<std::size_t>(a)], y = log_mu_[static_cast<std::size_t>(b)];
-                    return x != y ? x > y : a < b;
-                });
-            for (int i = 0; i < count; ++i) add(order_[static_cast<std::size_t>(i)], 0, true, t);
+            std::partial_sort(order_.begin(), order_.begin() + count, order_.end(),
+                              [&](token a, token b) { return z[a] != z[b] ? z[a] > z[b] : a < b; });
+            std::copy_n(order_.begin(), count, ids);
             return;
         }
-        }
-    }
-
-    double probabilities() {
-        double total = 0;
-        for (std::size_t v = 0; v < mu_.size(); ++v) total += mu_[v] = std::exp(static_cast<double>(log_mu_[v]));
-        return total;
-    }
-    std::int32_t invert(double target) const {
-        double running = 0;
-        std::size_t last = 0;
-        for (std::size_t v = 0; v < mu_.size(); ++v)
-            if (mu_[v] > 0) {
-                last = v;
-                if ((running += mu_[v]) > target) break;
-            }
-        return static_cast<std::int32_t>(last);
     }
 
     const sampling& o_;
-    index_t v_;
-    std::vector<float> log_mu_;       // (V)
-    std::vector<double> mu_;          // (V)
-    std::vector<std::int32_t> order_; // (V)
+    index_t v_, width_;
+    opd::eigen_backend backend_{.threads = 1};
+    std::vector<trajectory*> rows_;   // (n)
+    std::vector<float> z_;            // (n,V)
+    std::vector<token> ids_, asked_;  // (n,width)
+    std::vector<float> log_mu_;       // (n,width)
+    std::vector<float> weight_;       // (n,width)
+    std::vector<std::uint8_t> exact_; // (n,width)
+    std::vector<float> scaled_;       // (V)
+    std::vector<token> order_;        // (V)
+    std::vector<float> scratch_;
 };
 
 // One thread's share of the slots.
@@ -157,13 +160,18 @@ public:
             forward_rows(model_, std::span<const segment>(segments_), std::span<const std::int32_t>(tokens_), cache_,
                          state_, false, logits_.data());
             index_t row = 0;
+            sampler_.clear();
             for (const segment& g : segments_) {
                 row += g.count;
                 slot& s = slots_[static_cast<std::size_t>(g.slot)];
                 s.computed += static_cast<std::size_t>(g.count);
+                if (s.computed == s.running->tokens.size()) // else the rest of the prompt comes in the next step
+                    sampler_.add(*s.running, logits_.data() + (row - 1) * v);
+            }
+            sampler_.draw();
+            for (slot& s : slots_) {
+                if (!s.running || s.running->tokens.size() == s.running->prompt_length) continue;
                 trajectory& t = *s.running;
-                if (s.computed < t.tokens.size()) continue; // the rest of the prompt comes in the next step
-                sampler_.step(logits_.data() + (row - 1) * v, static_cast<std::uint32_t>(t.tokens.size()), t);
                 t.ended = t.tokens.back() == o_.end;
                 if (t.ended || t.tokens.size() - t.prompt_length == static_cast<std::size_t>(o_.max_response))
                     s.running = nullptr;
@@ -200,44 +208,6 @@ private:
 };
 
 } // namespace
-
-std::vector<double> threshold_inclusion(std::span<const double> mu, int budget) {
-    std::vector<std::size_t> order;
-    double rest = 0; // mass of the entries that are not certain
-    for (std::size_t v = 0; v < mu.size(); ++v)
-        if (mu[v] > 0) {
-            order.push_back(v);
-            rest += mu[v];
-        }
-    std::vector<double> inclusion(mu.size(), 0);
-    if (order.size() <= static_cast<std::size_t>(budget)) {
-        for (std::size_t v : order) inclusion[v] = 1;
-        return inclusion;
-    }
-    std::sort(order.begin(), order.end(),
-              [&](std::size_t a, std::size_t b) { return mu[a] != mu[b] ? mu[a] > mu[b] : a < b; });
-    // the largest become certain while kappa = (budget - certain) / rest would lift them to 1
-    std::size_t certain = 0;
-    while (certain < static_cast<std::size_t>(budget) &&
-           (static_cast<double>(budget) - static_cast<double>(certain)) * mu[order[certain]] >= rest) {
-        inclusion[order[certain]] = 1;
-        ++certain;
-        rest = 0; // summed anew, smallest first: subtracting would leave rounding behind
-        for (std::size_t i = order.size(); i-- > certain;) rest += mu[order[i]];
-    }
-    const double kappa = (static_cast<double>(budget) - static_cast<double>(certain)) / rest;
-    for (std::size_t i = certain; i < order.size(); ++i) inclusion[order[i]] = kappa * mu[order[i]];
-    return inclusion;
-}
-
-float log_normaliser(const float* z, index_t vocabulary, double temperature) {
-    const float inverse = 1.0f / static_cast<float>(temperature);
-    float top = z[0] / static_cast<float>(temperature);
-    for (index_t v = 1; v < vocabulary; ++v) top = std::max(top, z[v] / static_cast<float>(temperature));
-    double sum = 0;
-    for (index_t v = 0; v < vocabulary; ++v) sum += std::exp(z[v] * inverse - top);
-    return top + static_cast<float>(std::log(sum));
-}
 
 std::vector<trajectory> roll_out(const transformer<float>& model, opd::thread_team& threads,
                                  std::span<const request> requests, const sampling& options) {

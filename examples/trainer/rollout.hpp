@@ -67,8 +67,4 @@ struct sampling {
 std::vector<trajectory> roll_out(const transformer<float>& model, opd::thread_team& threads,
                                  std::span<const request> requests, const sampling& options);
 
-/// The inclusion probabilities of threshold(B): min(1, kappa mu) with sum B, or all 1 where mu has no more than B
-/// positive entries (Fearnhead and Clifford 2003).
-std::vector<double> threshold_inclusion(std::span<const double> mu, int budget);
-
 } // namespace trainer

@@ -269,7 +269,7 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
 // --- stages ---------------------------------------------------------------------------------------------------------
 
 void run::train_teacher() {
-    supervised teach(task_, teacher_, state_.teacher_optimizer, backend_.team());
+    supervised teach(task_, teacher_, state_.teacher_optimizer, backend_);
     double& seconds = seconds_[static_cast<std::size_t>(clock_name::teacher_training)];
     shown_seconds_ = seconds;
     shown_step_ = state_.step;
@@ -293,7 +293,7 @@ void run::train_teacher() {
 }
 
 void run::warm_student_up() {
-    supervised teach(task_, student_, state_.student_optimizer, backend_.team());
+    supervised teach(task_, student_, state_.student_optimizer, backend_);
     double& seconds = seconds_[static_cast<std::size_t>(clock_name::student_warmup)];
     shown_seconds_ = seconds;
     shown_step_ = state_.step;
@@ -333,7 +333,7 @@ void run::warm_student_up() {
 
 void run::distill() {
     learner learn(settings_, student_, state_.student_optimizer, backend_);
-    teacher_scorer scorer(teacher_, backend_.team());
+    teacher_scorer scorer(teacher_, backend_);
     teacher_cache cache;
     const cache_plan plan = cache_for(settings_);
     const auto pairs =
@@ -436,8 +436,8 @@ evaluation_result run::evaluate(const transformer<float>& model, const char* who
         // KL to the teacher along the model's own greedy responses
         const row_batch batch = pack(r.responses, 0);
         std::vector<float> own, teachers;
-        teacher_scorer(model, backend_.team()).logits(batch.inputs, own);
-        teacher_scorer(teacher_, backend_.team()).logits(batch.inputs, teachers);
+        teacher_scorer(model, backend_).logits(batch.inputs, own);
+        teacher_scorer(teacher_, backend_).logits(batch.inputs, teachers);
         r.kl = mean_reverse_kl(backend_, batch, own, teachers, model.shape.vocabulary);
     });
     state_.tokens[static_cast<std::size_t>(clock_name::evaluation)] += r.tokens;
@@ -516,7 +516,6 @@ void run::report() {
 }
 
 exit_code run::go() {
-    interrupted = false;
     if (!arguments_.resume) state_.next_sample = sample_base();
     while (state_.stage != stage::finished) {
         const stage before = state_.stage;

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "log_probs.hpp"
+#include "opd/opd.hpp"
 
 namespace trainer {
 
@@ -26,6 +26,9 @@ step_result supervised::step(std::uint64_t seed, std::uint64_t first_sample, int
     logits_.resize(static_cast<std::size_t>(rows * v_count));
     pass_.forward(logits_.data());
 
+    normaliser_.resize(static_cast<std::size_t>(rows));
+    opd::log_sum_exp(backend_, opd::view(static_cast<const float*>(logits_.data()), rows, v_count),
+                     opd::view(normaliser_.data(), rows));
     double loss = 0;
     const float share = 1.0f / static_cast<float>(kept);
     for (index_t r = 0; r < rows; ++r) {
@@ -35,10 +38,10 @@ step_result supervised::step(std::uint64_t seed, std::uint64_t first_sample, int
             std::fill_n(z, v_count, 0.0f);
             continue;
         }
-        const float normaliser = log_normaliser(z, v_count, 1);
-        loss -= static_cast<double>(log_prob(z, target, 1, normaliser));
+        const float normaliser = normaliser_[static_cast<std::size_t>(r)];
+        loss -= static_cast<double>(z[target] - normaliser);
         for (index_t v = 0; v < v_count; ++v)
-            z[v] = share * (std::exp(log_prob(z, v, 1, normaliser)) - (v == target ? 1.0f : 0.0f));
+            z[v] = share * (std::exp(z[v] - normaliser) - (v == target ? 1.0f : 0.0f));
     }
     pass_.backward(logits_.data(), gradient_);
     const double norm = adamw_step(optimizer, rate, gradient_, state_, model_);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "model.hpp"
-#include "opd/threads.hpp"
+#include "opd/backends/eigen.hpp"
 #include "optimizer.hpp"
 #include "task.hpp"
 
@@ -23,8 +23,8 @@ struct step_result {
 
 class supervised {
 public:
-    supervised(const gcd_task& task, transformer<float>& model, adamw_state& state, opd::thread_team& threads)
-        : task_(task), model_(model), state_(state), pass_(model, threads) {}
+    supervised(const gcd_task& task, transformer<float>& model, adamw_state& state, opd::eigen_backend& backend)
+        : task_(task), model_(model), state_(state), backend_(backend), pass_(model, backend.team()) {}
 
     /// One optimizer step on `batch` pairs, those of samples first_sample, first_sample + 1, ...
     step_result step(std::uint64_t seed, std::uint64_t first_sample, int batch, double rate, const adamw& optimizer);
@@ -33,10 +33,12 @@ private:
     const gcd_task& task_;
     transformer<float>& model_;
     adamw_state& state_;
+    opd::eigen_backend& backend_;
     training_pass<float> pass_;
     std::vector<std::vector<token>> inputs_;
-    std::vector<token> targets_; // (N) -1 on rows of the prompt
-    std::vector<float> logits_;  // (N,V), then their gradient
+    std::vector<token> targets_;    // (N) -1 on rows of the prompt
+    std::vector<float> logits_;     // (N,V), then their gradient
+    std::vector<float> normaliser_; // (N)
     std::vector<float> gradient_;
 };
 

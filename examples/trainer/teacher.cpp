@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "log_probs.hpp"
+#include "opd/opd.hpp"
 
 namespace trainer {
 
@@ -51,7 +51,7 @@ void teacher_scorer::logits(std::span<const std::vector<token>> inputs, std::vec
     std::stable_sort(order.begin(), order.end(), [&](index_t a, index_t b) {
         return inputs[static_cast<std::size_t>(a)].size() > inputs[static_cast<std::size_t>(b)].size();
     });
-    threads_.run(static_cast<index_t>(inputs.size()), [&](index_t piece, int thread) {
+    backend_.team().run(static_cast<index_t>(inputs.size()), [&](index_t piece, int thread) {
         const auto i = static_cast<std::size_t>(order[static_cast<std::size_t>(piece)]);
         thread_state& s = states_[static_cast<std::size_t>(thread)];
         const segment whole{0, 0, static_cast<index_t>(inputs[i].size())};
@@ -68,38 +68,55 @@ void teacher_scorer::score(const row_batch& batch, const cache_plan& plan, teach
     logits(batch.inputs, z);
     cache.what = plan.what;
     cache.entries = plan.entries;
-    cache.next_log_q.assign(static_cast<std::size_t>(batch.rows), 0.0f);
+    const index_t n = batch.rows;
     const auto width = static_cast<std::size_t>(dense ? 0 : plan.entries);
-    cache.ids.assign(static_cast<std::size_t>(batch.rows) * width, 0);
-    cache.log_q.assign(cache.ids.size(), 0.0f);
-    cache.log_tail.assign(plan.what == teacher_cache::kind::support ? static_cast<std::size_t>(batch.rows) : 0, 0.0f);
-    std::vector<std::int32_t> order(static_cast<std::size_t>(v_count));
-    std::vector<char> inside(static_cast<std::size_t>(v_count));
-    for (std::size_t r = 0; r < static_cast<std::size_t>(batch.rows); ++r) {
-        const float* row = z.data() + static_cast<index_t>(r) * v_count;
-        const float normaliser = log_normaliser(row, v_count, plan.temperature);
-        if (batch.mask[r]) cache.next_log_q[r] = log_prob(row, batch.next[r], plan.temperature, normaliser);
-        if (dense) continue;
-        std::int32_t* ids = cache.ids.data() + r * width;
-        if (plan.what == teacher_cache::kind::support && plan.teacher_top_k) {
+    const auto temperature = static_cast<float>(plan.temperature);
+    const auto rows = opd::view(static_cast<const float*>(z.data()), n, v_count);
+    const opd::row_mask mask(batch.mask);
+    normaliser_.assign(static_cast<std::size_t>(n), 0.0f);
+    cache.next_log_q.assign(static_cast<std::size_t>(n), 0.0f);
+    opd::token_logp(backend_, rows, opd::view(batch.next.data(), n, 1), opd::view(cache.next_log_q.data(), n, 1),
+                    temperature, mask, opd::view(normaliser_.data(), n));
+    for (std::size_t r = 0; r < batch.mask.size(); ++r)
+        if (!batch.mask[r]) cache.next_log_q[r] = 0;
+    if (dense) return;
+
+    const bool support = plan.what == teacher_cache::kind::support;
+    cache.ids = batch.ids;
+    if (support && plan.teacher_top_k) {
+        cache.ids.resize(static_cast<std::size_t>(n) * width);
+        std::vector<std::int32_t> order(static_cast<std::size_t>(v_count));
+        for (index_t r = 0; r < n; ++r) {
+            const float* row = rows.row(r);
             std::iota(order.begin(), order.end(), 0);
             std::partial_sort(
                 order.begin(), order.begin() + plan.entries, order.end(),
                 [&](std::int32_t a, std::int32_t b) { return row[a] != row[b] ? row[a] > row[b] : a < b; });
-            std::copy_n(order.begin(), plan.entries, ids);
-        } else {
-            std::copy_n(batch.ids.begin() + static_cast<std::ptrdiff_t>(r * width), width, ids);
+            std::copy_n(order.begin(), plan.entries, cache.ids.begin() + r * plan.entries);
         }
-        for (std::size_t e = 0; e < width; ++e)
-            cache.log_q[r * width + e] = ids[e] < 0 ? 0.0f : log_prob(row, ids[e], plan.temperature, normaliser);
-        if (plan.what != teacher_cache::kind::support) continue;
+    }
+    cache.log_q.assign(cache.ids.size(), 0.0f);
+    asked_ = cache.ids;
+    for (auto& id : asked_) id = std::max(id, 0); // unused slots of a threshold design
+    opd::token_logp(backend_, rows, opd::view(static_cast<const std::int32_t*>(asked_.data()), n, plan.entries),
+                    opd::view(cache.log_q.data(), n, plan.entries), temperature);
+    if (!support) return;
+
+    // the mass outside, summed directly: 1 - the sum over the support would cancel
+    cache.log_tail.assign(static_cast<std::size_t>(n), 0.0f);
+    std::vector<char> inside(static_cast<std::size_t>(v_count));
+    for (index_t r = 0; r < n; ++r) {
+        if (!batch.mask[static_cast<std::size_t>(r)]) continue;
         std::fill(inside.begin(), inside.end(), char{0});
-        for (std::size_t e = 0; e < width; ++e) inside[static_cast<std::size_t>(ids[e])] = 1;
-        double tail = 0; // summed directly: 1 - sum over the support would cancel
+        for (index_t e = 0; e < plan.entries; ++e)
+            inside[static_cast<std::size_t>(cache.ids[static_cast<std::size_t>(r * plan.entries + e)])] = 1;
+        double tail = 0;
         for (index_t v = 0; v < v_count; ++v)
             if (!inside[static_cast<std::size_t>(v)])
-                tail += std::exp(static_cast<double>(log_prob(row, v, plan.temperature, normaliser)));
-        cache.log_tail[r] = tail > 0 ? static_cast<float>(std::log(tail)) : -std::numeric_limits<float>::infinity();
+                tail += std::exp(static_cast<double>(rows(r, v)) / static_cast<double>(temperature) -
+                                 static_cast<double>(normaliser_[static_cast<std::size_t>(r)]));
+        cache.log_tail[static_cast<std::size_t>(r)] =
+            tail > 0 ? static_cast<float>(std::log(tail)) : -std::numeric_limits<float>::infinity();
     }
 }
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "model.hpp"
-#include "opd/threads.hpp"
+#include "opd/backends/eigen.hpp"
 #include "rollout.hpp"
 
 namespace trainer {
@@ -56,8 +56,8 @@ struct cache_plan {
 
 class teacher_scorer {
 public:
-    teacher_scorer(const transformer<float>& model, opd::thread_team& threads)
-        : model_(model), threads_(threads), states_(static_cast<std::size_t>(threads.size())) {}
+    teacher_scorer(const transformer<float>& model, opd::eigen_backend& backend)
+        : model_(model), backend_(backend), states_(static_cast<std::size_t>(backend.team().size())) {}
 
     /// Fills the cache for all rows of the batch.
     void score(const row_batch& batch, const cache_plan& plan, teacher_cache& cache);
@@ -71,9 +71,11 @@ private:
         forward_state<float> forward;
     };
     const transformer<float>& model_;
-    opd::thread_team& threads_;
+    opd::eigen_backend& backend_;
     std::vector<thread_state> states_;
-    std::vector<float> scratch_; // (N,V)
+    std::vector<float> scratch_;      // (N,V)
+    std::vector<float> normaliser_;   // (N)
+    std::vector<std::int32_t> asked_; // (N, entries)
 };
 
 } // namespace trainer

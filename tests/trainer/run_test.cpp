@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <doctest/doctest.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "app.hpp"
+#include "checkpoint.hpp"
+#include "files.hpp"
+#include "run.hpp"
+
+namespace {
+
+using namespace trainer;
+namespace fs = std::filesystem;
+
+// A directory that goes away with the test.
+struct scratch {
+    fs::path path;
+    scratch() {
+        std::string name = (fs::temp_directory_path() / "opd-train-test-XXXXXX").string();
+        REQUIRE(::mkdtemp(name.data()) != nullptr);
+        path = name;
+    }
+    ~scratch() { fs::remove_all(path); }
+    std::string operator/(const std::string& name) const { return (path / name).string(); }
+};
+
+// Seconds, not minutes: two digits, one layer, a few steps.
+std::vector<std::string> tiny(const std::string& directory) {
+    std::vector<std::string> r = {"opd-train", "--run-dir", directory, "--quiet"};
+    for (const char* s : {"--max-operand=20",
+                          "--max-task-steps=5",
+                          "--teacher-width=8",
+                          "--teacher-layers=1",
+                          "--teacher-heads=2",
+                          "--teacher-kv-heads=1",
+                          "--teacher-head-dim=4",
+                          "--teacher-ffn=12",
+                          "--student-width=8",
+                          "--student-layers=1",
+                          "--student-heads=2",
+                          "--student-kv-heads=2",
+                          "--student-head-dim=4",
+                          "--student-ffn=8",
+                          "--student-tied",
+                          "--teacher-steps=14",
+                          "--teacher-batch=4",
+                          "--student-max-steps=12",
+                          "--student-batch=4",
+                          "--student-check-every=5",
+                          "--student-check-prompts=8",
+                          "--student-target-accuracy=1",
+                          "--steps=13",
+                          "--prompts=4",
+                          "--eval-prompts=12",
+                          "--eval-samples=1",
+                          "--eval-every=6",
+                          "--eval-every-prompts=6",
+                          "--checkpoint-every=3",
+                          "--log-every=2",
+                          "--threads=2"})
+        r.push_back(s);
+    return r;
+}
+
+std::vector<std::string> with(std::vector<std::string> a, std::initializer_list<const char*> more) {
+    a.insert(a.end(), more.begin(), more.end());
+    return a;
+}
+
+command parse(const std::vector<std::string>& arguments) {
+    std::vector<const char*> argv;
+    for (const auto& a : arguments) argv.push_back(a.c_str());
+    return parse_command_line(static_cast<int>(argv.size()), argv.data());
+}
+
+int exit_of(const std::vector<std::string>& arguments) {
+    std::vector<const char*> argv;
+    for (const auto& a : arguments) argv.push_back(a.c_str());
+    return app_main(static_cast<int>(argv.size()), argv.data());
+}
+
+std::string failure_text(const std::vector<std::string>& arguments, exit_code code) {
+    try {
+        run(parse(arguments)).go();
+    } catch (const failure& e) {
+        CHECK(e.code == code);
+        return e.what();
+    }
+    FAIL("it did not fail");
+    return {};
+}
+
+bool contains(const std::string& text, const std::string& part) {
+    CAPTURE(text);
+    CAPTURE(part);
+    CHECK(text.find(part) != std::string::npos);
+    return text.find(part) != std::string::npos;
+}
+
+const char* const checkpoints[] = {"teacher.ckpt", "student.ckpt", "distill.ckpt", "latest.ckpt"};
+
+// Runs silently: the table of a tiny run says nothing.
+exit_code go(run& r) {
+    std::fflush(stdout);
+    const int keep = ::dup(STDOUT_FILENO);
+    const bool silent = std::freopen("/dev/null", "w", stdout) != nullptr;
+    const exit_code code = r.go();
+    std::fflush(stdout);
+    if (silent) ::dup2(keep, STDOUT_FILENO);
+    ::close(keep);
+    return code;
+}
+
+} // namespace
+
+TEST_CASE("a run that was interrupted anywhere ends in the bytes of one that was not") {
+    const scratch dir;
+    run whole(parse(tiny(dir / "whole")));
+    REQUIRE(go(whole) == exit_ok);
+    for (const char* estimator : {"reverse_kl"}) {
+        CAPTURE(estimator);
+        // 14 teacher steps, 12 warm-up steps, 13 of distillation; at stage ends and next to them too
+        for (int stop : {1, 7, 13, 14, 20, 24, 25, 30, 36}) {
+            CAPTURE(stop);
+            const std::string directory = dir / ("stop" + std::to_string(stop));
+            {
+                run first(parse(tiny(directory)));
+                first.stop_after(stop);
+                interrupted = false;
+                REQUIRE(go(first) == exit_interrupted);
+                CHECK_FALSE(fs::exists(directory + "/report.json"));
+            }
+            interrupted = false;
+            run second(parse(with(tiny(directory), {"--resume"})));
+            REQUIRE(go(second) == exit_ok);
+            for (const char* name : checkpoints)
+                CHECK(read_file(directory + "/checkpoints/" + name) ==
+                      read_file(dir / (std::string("whole/checkpoints/") + name)));
+            fs::remove_all(directory);
+        }
+    }
+}
+
+TEST_CASE("threads, slots and chunks change no byte") {
+    const scratch dir;
+    interrupted = false;
+    run one(parse(with(tiny(dir / "a"), {"--threads=1"})));
+    REQUIRE(go(one) == exit_ok);
+    run three(parse(with(tiny(dir / "b"), {"--threads=3", "--slots=3", "--prefill-chunk=2"})));
+    REQUIRE(go(three) == exit_ok);
+    for (const char* name : checkpoints)
+        CHECK(read_file(dir / (std::string("a/checkpoints/") + name)) ==
+              read_file(dir / (std::string("b/checkpoints/") + name)));
+    run other(parse(with(tiny(dir / "c"), {"--seed=2"})));
+    REQUIRE(go(other) == exit_ok);
+    CHECK(read_file(dir / "a/checkpoints/teacher.ckpt") != read_file(dir / "c/checkpoints/teacher.ckpt"));
+}
+
+TEST_CASE("every estimator runs, and the run directory holds what it promises") {
+    const scratch dir;
+    interrupted = false;
+    for (std::string_view estimator : estimators) {
+        CAPTURE(estimator);
+        const std::string directory = dir / std::string(estimator);
+        const std::string flag = "--estimator=" + std::string(estimator);
+        run r(parse(with(tiny(directory), {flag.c_str()})));
+        REQUIRE(go(r) == exit_ok);
+        const auto report = nlohmann::json::parse(read_file(directory + "/report.json"));
+        CHECK(report.contains("gap_closed"));
+        for (const char* who : {"teacher", "before", "after"}) {
+            CHECK(report["accuracy"][who].is_number());
+            CHECK(fs::exists(directory + "/samples/" + who + ".jsonl"));
+        }
+        for (const char* stage : clock_names) {
+            CHECK(report["tokens_per_second"][stage].get<double>() > 0);
+            CHECK(report["seconds"][stage].get<double>() > 0);
+        }
+        const std::string log = read_file(directory + "/log.jsonl");
+        const auto first = nlohmann::json::parse(log.substr(0, log.find('\n')));
+        CHECK(first["version"].is_string());
+        CHECK(first["config"]["distill"]["estimator"] == estimator);
+        // the rollout's log-probs were the learner's at every logged step
+        CHECK(log.find("\"mismatched\":0") != std::string::npos);
+        CHECK(log.find("\"mismatched\":1") == std::string::npos);
+    }
+}
+
+TEST_CASE("SIGINT writes a checkpoint and leaves with 130; the run goes on from it") {
+    const scratch dir;
+    const auto slow = with(tiny(dir / "run"), {"--teacher-steps=1000000", "--checkpoint-every=1000000"});
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) ::_exit(exit_of(slow));
+    // the log's first line is there once the run is set up; then some steps are under way
+    for (int i = 0; i < 2000 && !fs::exists(dir / "run/log.jsonl"); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    CHECK(::kill(child, SIGINT) == 0);
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == exit_interrupted);
+    interrupted = false;
+    run resumed(parse(with(slow, {"--resume"})));
+    CHECK(resumed.state().stage == stage::teacher);
+    CHECK(resumed.state().step > 0);
+    const std::int64_t before = resumed.state().step;
+    resumed.stop_after(2);
+    CHECK(go(resumed) == exit_interrupted);
+    CHECK(resumed.state().step == before + 2);
+    interrupted = false;
+}
+
+TEST_CASE("exit codes and messages of a wrong command line") {
+    const scratch dir;
+    const auto base = tiny(dir / "run");
+    CHECK(exit_of({"opd-train", "--no-such-flag"}) == exit_usage);
+    CHECK(exit_of(with(base, {"--estimator=reverse"})) == exit_usage);
+    CHECK(exit_of({"opd-train", "--config", dir / "missing.json"}) == exit_input);
+    CHECK(exit_of(with(base, {"--run-dir=/dev/null/run"})) == exit_io);
+    CHECK(exit_of(with(base, {"--loss-limit=0.001"})) == exit_numeric);
+
+    contains(failure_text({"opd-train", "--stepz=3"}, exit_usage), "did you mean --steps?");
+    contains(failure_text({"opd-train", "--steps=many"}, exit_usage), "--steps");
+    contains(failure_text(with(base, {"--estimator=reverse_k"}), exit_usage), "did you mean 'reverse_kl'?");
+    contains(failure_text(with(base, {"--teacher-kv-heads=3"}), exit_usage),
+             "--teacher-kv-heads (3) must divide --teacher-heads (2)");
+    contains(failure_text(with(base, {"--rate=-1"}), exit_usage), "--rate must be positive, not -1");
+    contains(failure_text(with(base, {"--k=16"}), exit_usage), "--k must be at most the vocabulary of 15");
+    contains(failure_text(with(base, {"--eval-prompts=100000"}), exit_usage), "--eval-prompts must be at most");
+    contains(failure_text(with(base, {"--resume", "--overwrite"}), exit_usage), "exclude each other");
+    contains(failure_text(with(tiny(dir / "nothing"), {"--resume"}), exit_input), "there is no checkpoint");
+}
+
+TEST_CASE("configuration files are strict and can be read back") {
+    const scratch dir;
+    const auto write = [&](const std::string& text) {
+        std::ofstream(dir / "c.json") << text;
+        return std::vector<std::string>{"opd-train", "--config", dir / "c.json"};
+    };
+    contains(failure_text(write("{\"distil\": {}}"), exit_usage), "unknown key 'distil'; did you mean 'distill'?");
+    contains(failure_text(write("{\"distill\": {\"stepz\": 1}}"), exit_usage),
+             "unknown key 'stepz' in 'distill'; did you mean 'steps'?");
+    contains(failure_text(write("{\"distill\": {\"steps\": \"ten\"}}"), exit_usage),
+             "distill.steps must be an integer, not \"ten\"");
+    contains(failure_text(write("{\"distill\": {\"steps\": 1e30}}"), exit_usage), "distill.steps must be an integer");
+    contains(failure_text(write("{\"distill\": 3}"), exit_usage), "'distill' must be an object");
+    contains(failure_text(write("[1]"), exit_usage), "a configuration is a JSON object");
+    contains(failure_text(write("{"), exit_usage), "parse error");
+
+    // a flag overrides the file, the file the default
+    const auto from_file = parse(with(write("{\"distill\": {\"steps\": 7, \"m\": 3}}"), {"--m=5", "--print-config"}));
+    CHECK(from_file.settings.distill.steps == 7);
+    CHECK(from_file.settings.distill.m == 5);
+    std::ofstream(dir / "printed.json") << from_file.text;
+    const auto again = parse({"opd-train", "--config", dir / "printed.json", "--print-config"});
+    CHECK(again.text == from_file.text);
+    CHECK(fingerprint(again.settings) == fingerprint(from_file.settings));
+    CHECK(fingerprint(again.settings).size() == 32);
+}
+
+TEST_CASE("help names every setting with its default") {
+    const auto help = parse({"opd-train", "--help"}).text;
+    for (const char* part : {"--estimator", "reverse_kl", "--run-dir", "--resume", "--seed", "Exit codes", "2700"})
+        contains(help, part);
+}
+
+TEST_CASE("a run directory is neither lost nor mixed up") {
+    const scratch dir;
+    interrupted = false;
+    {
+        run first(parse(tiny(dir / "run")));
+        first.stop_after(4);
+        REQUIRE(go(first) == exit_interrupted);
+        interrupted = false;
+    }
+    contains(failure_text(tiny(dir / "run"), exit_usage), "--resume goes on with it, --overwrite replaces it");
+    contains(failure_text(with(tiny(dir / "run"), {"--resume", "--rate=0.5"}), exit_usage),
+             "made with other settings: distill.rate");
+
+    // a damaged checkpoint is recognised wherever the damage is
+    const std::string path = dir / "run/checkpoints/latest.ckpt";
+    const std::string good = read_file(path);
+    for (std::size_t at : {std::size_t{0}, std::size_t{9}, std::size_t{200}, good.size() / 2, good.size() - 1}) {
+        std::string bad = good;
+        bad[at] = static_cast<char>(bad[at] ^ 0x10);
+        write_file(path, bad);
+        contains(failure_text(with(tiny(dir / "run"), {"--resume"}), exit_input), "latest.ckpt");
+    }
+    write_file(path, good.substr(0, good.size() / 2));
+    contains(failure_text(with(tiny(dir / "run"), {"--resume"}), exit_input), "damaged checkpoint");
+    write_file(path, good);
+
+    run again(parse(with(tiny(dir / "run"), {"--overwrite"})));
+    CHECK(again.state().step == 0);
+    CHECK_FALSE(fs::exists(path));
+}
+
+TEST_CASE("divergence stops the run with its own exit code") {
+    const scratch dir;
+    interrupted = false;
+    contains(failure_text(with(tiny(dir / "a"), {"--teacher-rate=1e38", "--teacher-warmup=0"}), exit_numeric),
+             "teacher step");
+    contains(failure_text(with(tiny(dir / "b"), {"--loss-limit=0.01"}), exit_numeric), "--loss-limit 0.01");
+}
+
+TEST_CASE("a KL that rises for 100 steps is noticed once, a noisy one is not") {
+    kl_watch watch;
+    int warnings = 0;
+    for (int i = 0; i < 400; ++i) warnings += watch.add(0.5 + (i % 2 ? 0.2 : -0.2));
+    CHECK(warnings == 0);
+    for (int i = 0; i < 100; ++i) warnings += watch.add(0.5 + 0.01 * i);
+    CHECK(warnings == 1);
+    for (int i = 0; i < 100; ++i) warnings += watch.add(1.5 + 0.01 * i);
+    CHECK(warnings == 1);
+    for (int i = 0; i < 40; ++i) warnings += watch.add(0.1);
+    for (int i = 0; i < 120; ++i) warnings += watch.add(0.2 + 0.01 * i);
+    CHECK(warnings == 2);
+}
