@@ -2,9 +2,9 @@
 //
 // The one call: loss and gradient of an estimator over a batch of rows.
 //
-//   auto r = opd::evaluate(backend, student, teacher, estimator, env);
+//   auto r = opd::evaluate(be, student, teacher, estimator, env);
 //
-//   backend    eigen_backend (CPU), cuda_backend, or your own (see docs/concepts/backend.md)
+//   be         eigen_backend (CPU), cuda_backend, or your own (see docs/concepts/backend.md)
 //   student    student::logits{view(z,N,V), view(dz,N,V)}, …
 //   teacher    teacher::dense | support | samples | weighted
 //   estimator  reverse_kl{}, jsd{.w = .3, .o = .3}, renormalised{reverse_kl{}}, mc_reverse_kl{}, …
@@ -57,7 +57,24 @@ struct token_logp_job {
     float temperature;
 };
 
+// clang-format off
+/// A backend says where its memory lies and runs checked calls: `for_rows(row_job)` and, for token_logp,
+/// `for_rows(token_logp_job)`. See docs/concepts/backend.md.
+template <class B>
+concept backend = requires { { B::memory_space } -> std::convertible_to<space>; };
+// clang-format on
+
 namespace detail {
+
+/// Where a backend's memory lies; host for what is no backend, so that the sentence in `evaluate` is what shows.
+template <class B>
+constexpr space space_of() {
+    if constexpr (backend<B>)
+        return B::memory_space;
+    else
+        return space::host;
+}
+
 inline namespace OPD_ISA {
 
 /// Half-open byte range of a view.
@@ -270,11 +287,15 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
 inline namespace OPD_ISA {
 
 /// The call as a backend receives it, once every check that needs no arithmetic has passed. Throws as `evaluate` does.
-template <class Backend, class Student, class Teacher, class Estimator, space Space = Backend::memory_space>
+template <class Backend, class Student, class Teacher, class Estimator, space Space = detail::space_of<Backend>()>
 auto checked_job(const Backend&, Student student, Teacher teacher, const Estimator& estimator,
                  std::type_identity_t<basic_env<Space>> e = {}) {
     static_assert(
-        Student::memory_space == Backend::memory_space && Teacher::memory_space == Backend::memory_space,
+        backend<Backend>,
+        "opd: not a backend: it needs `static constexpr opd::space memory_space` and a template `for_rows(job)` that "
+        "returns the result; see docs/concepts/backend.md");
+    static_assert(
+        Student::memory_space == detail::space_of<Backend>() && Teacher::memory_space == detail::space_of<Backend>(),
         "opd: student and teacher views must lie in the backend's memory space (view for host, device_view for "
         "device)");
     detail::check_pairing<Student, Teacher, Estimator>();
@@ -323,24 +344,29 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
 }
 
 /// Loss and gradient. See the head of this file; the estimator's own page says what it computes.
-template <class Backend, class Student, class Teacher, class Estimator, space Space = Backend::memory_space>
-auto evaluate(Backend& backend, Student student, Teacher teacher, const Estimator& estimator,
+template <class Backend, class Student, class Teacher, class Estimator, space Space = detail::space_of<Backend>()>
+auto evaluate(Backend& be, Student student, Teacher teacher, const Estimator& estimator,
               std::type_identity_t<basic_env<Space>> e = {}) {
-    return backend.for_rows(checked_job(backend, student, teacher, estimator, e));
+    const auto job = checked_job(be, student, teacher, estimator, e);
+    static_assert(
+        requires { be.for_rows(job); },
+        "opd: this backend has no rows for this student, cache and estimator (for cuda_backend include "
+        "opd/backends/cuda.cuh in a .cu file); see docs/support-matrix.md");
+    return be.for_rows(job);
 }
 
 /// Bytes of arena that the same call to `evaluate` needs, for callers who own all memory.
-template <class Backend, class Student, class Teacher, class Estimator, space Space = Backend::memory_space>
-std::size_t workspace_bytes(const Backend& backend, Student student, Teacher teacher, const Estimator& estimator,
+template <class Backend, class Student, class Teacher, class Estimator, space Space = detail::space_of<Backend>()>
+std::size_t workspace_bytes(const Backend& be, Student student, Teacher teacher, const Estimator& estimator,
                             std::type_identity_t<basic_env<Space>> e = {}) {
-    return backend.workspace_bytes(checked_job(backend, student, teacher, estimator, e));
+    return be.workspace_bytes(checked_job(be, student, teacher, estimator, e));
 }
 
 /// out[r,j] = log p[r, ids[r,j]] at `temperature`, and optionally the log-sum-exp of each row, both from the logits' bits
 /// alone: rollout and learner that call it on the same logits get the same bits, whatever the batch. This is the log p that
 /// the sampled estimators use. (N,V), (N,m) -> (N,m). Bad rows or ids get -inf and are counted.
 template <class Backend, class Z, class Id, class L, space Space>
-auto token_logp(Backend& backend, matrix_view<Z, Space> z, matrix_view<Id, Space> ids, matrix_view<L, Space> out,
+auto token_logp(Backend& be, matrix_view<Z, Space> z, matrix_view<Id, Space> ids, matrix_view<L, Space> out,
                 float temperature = 1, row_mask<Space> mask = {},
                 std::type_identity_t<vector_view<float, Space>> lse = {}) {
     static_assert(Space == Backend::memory_space, "opd: the views must lie in the backend's memory space");
@@ -356,15 +382,15 @@ auto token_logp(Backend& backend, matrix_view<Z, Space> z, matrix_view<Id, Space
         throw invalid_input("lse", "has " + std::to_string(lse.size) + " entries for " + std::to_string(n) + " rows");
     if (detail::bytes_of(out).overlaps(detail::bytes_of(z)) || detail::bytes_of(out).overlaps(detail::bytes_of(ids)))
         throw invalid_input("out", "overlaps an input");
-    return backend.for_rows(
+    return be.for_rows(
         token_logp_job<std::remove_const_t<Z>, std::remove_const_t<Id>, L, Space>{z, ids, out, lse, mask, temperature});
 }
 
 /// lse[r] = log Σ_v e^(z[r,v]/temperature). (N,V) -> (N)
 template <class Backend, class Z, space Space>
-auto log_sum_exp(Backend& backend, matrix_view<Z, Space> z, std::type_identity_t<vector_view<float, Space>> lse,
+auto log_sum_exp(Backend& be, matrix_view<Z, Space> z, std::type_identity_t<vector_view<float, Space>> lse,
                  float temperature = 1, row_mask<Space> mask = {}) {
-    return token_logp(backend, z, matrix_view<const std::int32_t, Space>(nullptr, z.rows, 0, 0),
+    return token_logp(be, z, matrix_view<const std::int32_t, Space>(nullptr, z.rows, 0, 0),
                       matrix_view<float, Space>(nullptr, z.rows, 0, 0), temperature, mask, lse);
 }
 
