@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What a call must satisfy before anything is written: shapes, strides, aliasing and the pairing of student, cache and
+// estimator always; contents by the bits of the numbers where the caller asks (check::contents, infinite::raise).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "opd/batch.hpp"
+#include "opd/config.hpp"
+#include "opd/element.hpp"
+#include "opd/error.hpp"
+#include "opd/row_program.hpp"
+#include "opd/teacher.hpp"
+#include "opd/view.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+/// Half-open byte range of a view.
+struct extent {
+    std::uintptr_t begin = 0, end = 0;
+    bool overlaps(extent o) const { return begin < o.end && o.begin < end; }
+};
+template <class T, space S>
+extent bytes_of(matrix_view<T, S> v) {
+    if (v.empty() || v.rows == 0 || v.cols == 0) return {};
+    const auto b = reinterpret_cast<std::uintptr_t>(v.data);
+    return {b, b + static_cast<std::uintptr_t>((v.rows - 1) * v.stride + v.cols) * sizeof(T)};
+}
+template <class T, space S>
+extent bytes_of(vector_view<T, S> v) {
+    const auto b = reinterpret_cast<std::uintptr_t>(v.data);
+    return {b, b + static_cast<std::uintptr_t>(v.size) * sizeof(T)};
+}
+
+template <class T, space S>
+void check_matrix(const char* name, matrix_view<T, S> v, index_t rows, index_t cols) {
+    if (v.rows < 0 || v.cols < 0) throw invalid_input(name, "has a negative shape " + shape(v.rows, v.cols));
+    if (v.rows != rows || (cols >= 0 && v.cols != cols))
+        throw invalid_input(name, "has shape " + shape(v.rows, v.cols) + ", expected " +
+                                      shape(rows, cols >= 0 ? cols : v.cols));
+    if (v.stride < v.cols)
+        throw invalid_input(name, "has a row stride of " + std::to_string(v.stride) + " for " + std::to_string(v.cols) +
+                                      " columns");
+    if (v.empty() && v.rows > 0 && v.cols > 0) throw invalid_input(name, "is a null pointer");
+    if (reinterpret_cast<std::uintptr_t>(v.data) % alignof(T) != 0)
+        throw invalid_input(name, "is not aligned to its element type");
+}
+
+inline void check_temperature(const char* name, float t) {
+    if (!is_finite(t) || !(t > 0)) throw invalid_input(name, "must be positive and finite");
+}
+
+template <class Student, space S>
+void check_student(const Student& s, const basic_env<S>& e, index_t gradient_cols) {
+    check_matrix("student.z", s.z, s.z.rows, s.z.cols);
+    if (s.z.cols < 1 && s.z.rows > 0) throw invalid_input("student.z", "has no columns");
+    check_temperature("student.temperature", s.temperature);
+    if (s.dz.empty()) return;
+    check_matrix("student.dz", s.dz, s.z.rows, gradient_cols);
+    if (bytes_of(s.dz).overlaps(bytes_of(s.z))) {
+        const bool exact = !Student::sparse_gradient && static_cast<const void*>(s.dz.data) == s.z.data &&
+                           std::is_same_v<typename Student::logit_type, typename Student::gradient_type> &&
+                           s.dz.stride == s.z.stride;
+        if (!exact)
+            throw invalid_input("student.dz", "overlaps student.z; only the same pointer, type and stride may alias");
+        if (e.beta != 0) throw invalid_input("student.dz", "is student.z, which env.beta = 0 alone allows");
+    }
+    const extent g = bytes_of(s.dz);
+    for (const auto& [name, x] :
+         {std::pair{"env.losses", bytes_of(e.losses)}, std::pair{"env.lse", bytes_of(e.lse)},
+          std::pair{"env.weights", bytes_of(e.weights)}, std::pair{"env.given_lse", bytes_of(e.given_lse)}})
+        if (g.overlaps(x)) throw invalid_input("student.dz", std::string("overlaps ") + name);
+}
+
+template <class View, class Student>
+void check_input(const char* name, View v, const Student& s) {
+    if (!s.dz.empty() && bytes_of(s.dz).overlaps(bytes_of(v)))
+        throw invalid_input("student.dz", std::string("overlaps ") + name);
+}
+
+template <class Estimator>
+void validate_estimator(const Estimator& e) {
+    if constexpr (requires { e.validate(); }) e.validate();
+}
+
+/// The pass of check::contents, and of infinite::raise, over one row of logits: by bits, before anything is written.
+template <class T>
+void check_logit_row(const char* name, const T* x, index_t n, index_t r) {
+    bool mass = false;
+    for (index_t i = 0; i < n; ++i) {
+        const auto v = element<T>::load(x[i]);
+        if (is_nan(v) || (is_inf(v) && !is_neg_inf(v)))
+            throw invalid_input(name, (is_nan(v) ? "NaN at column " : "+inf at column ") + std::to_string(i), r);
+        mass |= !is_neg_inf(v);
+    }
+    if (!mass) throw invalid_input(name, "every logit is -inf", r);
+}
+
+template <class Student, class Teacher, class Estimator, space S>
+void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d, const basic_env<S>& e, index_t vocab,
+                          index_t r) {
+    const auto* z = s.z.row(r);
+    const auto* y = t.y.row(r);
+    if (e.checks == check::contents) {
+        check_logit_row("student.z", z, vocab, r);
+        check_logit_row("teacher.y", y, vocab, r);
+    }
+    if (e.on_infinite.act == infinite::action::raise)
+        for (index_t i = 0; i < vocab; ++i) {
+            const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(z[i]));
+            const bool q_zero = is_neg_inf(element<typename Teacher::logit_type>::load(y[i]));
+            if ((q_zero && !p_zero && infinite_where_teacher_zero(d)) ||
+                (p_zero && !q_zero && infinite_where_student_zero(d)))
+                throw infinite_value(r);
+        }
+}
+
+/// Whether estimator E reads a cache of kind K.
+template <class E, cache_kind K>
+constexpr bool reads_cache() {
+    if constexpr (requires { E::takes; })
+        return E::takes == K;
+    else
+        return false;
+}
+/// Whether E's gradient may be stored on the support alone.
+template <class E>
+constexpr bool offers_sparse_gradient() {
+    if constexpr (requires { E::sparse_gradient; })
+        return E::sparse_gradient;
+    else
+        return false;
+}
+
+/// Cache and estimator belong together, or a sentence says what does.
+template <class Student, class Teacher, class Estimator>
+constexpr void check_pairing() {
+    constexpr cache_kind kind = Teacher::kind;
+    static_assert(kind != cache_kind::dense || divergence<Estimator>,
+                  "opd: a teacher::dense cache takes a divergence: a struct with `F term(row_constants<F>, "
+                  "dense_entry<F>) const` and `F c(row_constants<F>, dense_entry<F>) const`, templates on F; see "
+                  "docs/concepts/divergence.md");
+    static_assert(kind != cache_kind::support || reads_cache<Estimator, cache_kind::support>(),
+                  "opd: a teacher::support cache takes renormalised{divergence} or tail_bucket{divergence}");
+    static_assert(kind != cache_kind::samples || reads_cache<Estimator, cache_kind::samples>(),
+                  "opd: a teacher::samples cache takes mc_reverse_kl{surrogate, baseline}");
+    static_assert(kind != cache_kind::weighted || reads_cache<Estimator, cache_kind::weighted>(),
+                  "opd: a teacher::weighted cache takes weighted_reverse_kl{surrogate, baseline}");
+    static_assert(!Student::sparse_gradient || offers_sparse_gradient<Estimator>(),
+                  "opd: student::on_support takes renormalised{divergence} alone: every other loss moves all logits "
+                  "through the normaliser and has a dense gradient; use student::logits");
+}
+
+template <class Teacher, class Student>
+void check_teacher(const Teacher& t, const Student& s, index_t n, index_t k) {
+    const auto input = [&](const char* name, auto v, bool optional) {
+        if (optional && v.empty()) return;
+        check_matrix(name, v, n, k);
+        check_input(name, v, s);
+    };
+    if (k < 1 && n > 0) throw invalid_input("teacher.ids", "has no columns");
+    input("teacher.ids", t.ids, false);
+    input("teacher.log_q", t.log_q, false);
+    if constexpr (Teacher::kind == cache_kind::support) {
+        if (k > s.z.cols)
+            throw invalid_input("teacher.ids", "has " + std::to_string(k) + " columns for a vocabulary of " +
+                                                   std::to_string(s.z.cols));
+        if (!t.log_tail.empty() && t.log_tail.size != n)
+            throw invalid_input("teacher.log_tail", "has " + std::to_string(t.log_tail.size) + " entries for " +
+                                                        std::to_string(n) + " rows");
+    } else {
+        input("teacher.log_mu", t.log_mu, false);
+        input("teacher.log_prox", t.log_prox, true);
+        input("teacher.log_ref", t.log_ref, true);
+        if constexpr (Teacher::kind == cache_kind::weighted) {
+            input("teacher.weight", t.weight, false);
+            input("teacher.exact", t.exact, true);
+        }
+    }
+}
+
+/// check::contents and infinite::raise over one row of a sparse call.
+template <class Student, class Teacher, class Estimator>
+void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& est, const env& e, index_t r) {
+    const index_t vocab = s.z.cols;
+    using L = typename Teacher::log_type;
+    if (e.checks == check::contents) check_logit_row("student.z", s.z.row(r), vocab, r);
+    for (index_t j = 0; j < t.ids.cols; ++j) {
+        const auto id = static_cast<index_t>(t.ids(r, j));
+        if (Teacher::kind == cache_kind::weighted && id < 0) continue;
+        const double log_q = double(element<L>::load(t.log_q(r, j)));
+        if (e.checks == check::contents) {
+            if (id < 0 || id >= vocab)
+                throw invalid_input("teacher.ids",
+                                    "id " + std::to_string(id) + " in column " + std::to_string(j) +
+                                        " for a vocabulary of " + std::to_string(vocab),
+                                    r);
+            if (is_nan(log_q) || log_q > 1e-3)
+                throw invalid_input("teacher.log_q", "is not a log-probability in column " + std::to_string(j), r);
+            if constexpr (Teacher::kind == cache_kind::support) {
+                for (index_t i = 0; i < j; ++i)
+                    if (t.ids(r, i) == t.ids(r, j))
+                        throw invalid_input("teacher.ids", "id " + std::to_string(id) + " twice in a support", r);
+            } else {
+                const double log_mu = double(element<L>::load(t.log_mu(r, j)));
+                if (is_nan(log_mu) || log_mu > 1e-3 || log_mu < -9000)
+                    throw invalid_input("teacher.log_mu",
+                                        "is not the log-probability of a drawn token in column " + std::to_string(j),
+                                        r);
+            }
+        }
+        if (e.on_infinite.act == infinite::action::raise && id >= 0 && id < vocab) {
+            const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(s.z(r, id)));
+            const bool q_zero = is_neg_inf(log_q);
+            if ((q_zero && !p_zero && infinite_where_teacher_zero(est)) ||
+                (p_zero && !q_zero && infinite_where_student_zero(est)))
+                throw infinite_value(r);
+        }
+    }
+}
+
+} // namespace OPD_ISA
+} // namespace opd::detail
