@@ -4,7 +4,7 @@
 // `scalar<T>` (one float or double, on the host or a device). Both have the same operators and, found by argument-
 // dependent lookup, the same functions:
 //
-//   exp log log1p expm1 exp2 abs min max select fma pin
+//   exp log log1p expm1 expm1_near exp2 abs min max select fma pin
 //
 // so that one program text serves the CPU's lanes, the float64 reference and a GPU thread. A program holds no `if`
 // over numbers and no naked literal: it writes F(2) and select(mask, a, b).
@@ -15,6 +15,7 @@
 
 #include <bit>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <cstring>
 #if defined(__AVX512F__) && !defined(__CUDACC__)
@@ -35,7 +36,7 @@ template <class T>
 struct scalar {
     using value_type = T;
     using mask = bool;
-    static constexpr int width = 1;
+    static constexpr int width = 1, alignment = alignof(T);
     T v;
 
     scalar() = default;
@@ -68,12 +69,12 @@ struct scalar {
     OPD_HD friend constexpr scalar abs(scalar a) { return a.v < T(0) ? -a : a; }
     OPD_HD friend scalar exp(scalar a) { return raw(::exp(a.v)); }
     OPD_HD friend scalar exp2(scalar a) { return raw(::exp2(a.v)); }
-    OPD_HD friend scalar exp2_scaled(scalar x, scalar hi, scalar lo, scalar) {
-        return raw(::exp2(x.v * hi.v + x.v * lo.v));
-    }
+    OPD_HD friend scalar exp2_scaled(scalar x, scalar hi, scalar lo) { return raw(::exp2(x.v * hi.v + x.v * lo.v)); }
+    OPD_HD friend scalar exp2_scaled(scalar x, scalar hi, scalar lo, scalar) { return exp2_scaled(x, hi, lo); }
     OPD_HD friend scalar log(scalar a) { return raw(::log(a.v)); }
     OPD_HD friend scalar log1p(scalar a) { return raw(::log1p(a.v)); }
     OPD_HD friend scalar expm1(scalar a) { return raw(::expm1(a.v)); }
+    OPD_HD friend scalar expm1_near(scalar a) { return expm1(a); }
     OPD_HD friend scalar fma(scalar a, scalar b, scalar c) { return raw(::fma(a.v, b.v, c.v)); }
     OPD_HD friend scalar pin(scalar a) { return raw(detail::pin(a.v)); }
     OPD_HD friend constexpr T sum(scalar a) { return a.v; }
@@ -92,7 +93,9 @@ struct lanes {
 #else
     static constexpr int width = 4;
 #endif
+    static constexpr int alignment = 4 * width; // bytes, for `stream`
     using value_type = float;
+    using lane_type = lanes;
     typedef float vec __attribute__((vector_size(4 * width)));
     typedef std::int32_t ivec __attribute__((vector_size(4 * width)));
 #if defined(OPD_AVX512)
@@ -203,120 +206,79 @@ struct lanes {
 #endif
     }
 
+    /// The sum of all lanes, by halves: lane i and lane i + width/2, and so on.
     OPD_INLINE friend float sum(lanes a) {
-        float t[width];
-        a.store(t);
-        for (int step = width / 2; step > 0; step /= 2)
-            for (int i = 0; i < step; ++i) t[i] += t[i + step];
-        return t[0];
+        const quad q = quarter(a, [](auto x, auto y) { return x + y; });
+        return (q[0] + q[2]) + (q[1] + q[3]);
     }
     OPD_INLINE friend float max_lane(lanes a) {
-        float t[width];
-        a.store(t);
-        for (int step = width / 2; step > 0; step /= 2)
-            for (int i = 0; i < step; ++i) t[i] = t[i] < t[i + step] ? t[i + step] : t[i];
-        return t[0];
+        const quad q = quarter(a, [](auto x, auto y) { return x < y ? y : x; });
+        const float m = q[0] < q[2] ? q[2] : q[0], n = q[1] < q[3] ? q[3] : q[1];
+        return m < n ? n : m;
     }
 
-    /// 2^x for x <= 127; 0 for anything below the normal range (AVX-512: below the denormal range), also for -infinity.
-    OPD_INLINE friend lanes exp2(lanes x) {
-#if defined(OPD_AVX512)
-        const __m512 f = _mm512_maskz_reduce_ps(every, reg(x), 0); // x - nearest integer; 0 for ±infinity
-        return raw(_mm512_maskz_scalef_ps(every, reg(exp2_fraction(raw(f))), reg(x) - f));
-#else
-        const lanes a = max(x, lanes(-127)); // the order matters: a NaN in x stays
-        const vec n = detail::pin(a.v + 0x1.8p23f) - 0x1.8p23f;
-        const ivec e = (__builtin_convertvector(n, ivec) + 127) << 23;
-        return exp2_fraction(raw(a.v - n)) * raw(std::bit_cast<vec>(e));
-#endif
-    }
-    /// 2^(x (hi + lo)) for x in [floor, 127/hi], with hi + lo = log2(e)/T to more than float's digits: e^(x/T). The
-    /// product is reduced before it is rounded: its error does not grow with |x|, nor do equal logits share a bias.
-    /// Anything below floor = -160/hi counts as floor, where the result is 0; NaN stays NaN.
-    OPD_INLINE friend lanes exp2_scaled(lanes x, lanes hi, lanes lo, lanes floor) {
-        const lanes a = max(x, floor);
-#if defined(OPD_AVX512)
-        const __m512 n = _mm512_maskz_roundscale_ps(every, reg(a * hi), 8);
-        const lanes f = fma(a, lo, fma(a, hi, -raw(n)));
-        return raw(_mm512_maskz_scalef_ps(every, reg(exp2_fraction(f)), n));
-#else
-        const lanes n = nearest(a * hi);
-        const lanes f = fma(a, lo, pin(fma(a, hi, -n)));
-        const ivec h = max(n, lanes(-127)).as_int() + 127; // 2^-127 and below: 0
-        return exp2_fraction(f) * raw(std::bit_cast<vec>(h << 23));
-#endif
-    }
-    OPD_INLINE friend lanes exp(lanes x) {
-        const lanes a = min(max(x, lanes(-104)), lanes(88));
-        const lanes n = nearest(a * lanes(0x1.715476p0)), q = expm1_core(less_ln2(a, n)) + lanes(1);
-#if defined(OPD_AVX512)
-        return raw(_mm512_maskz_scalef_ps(every, reg(q), reg(n)));
-#else
-        const ivec h = n.as_int(), h1 = h >> 1, h2 = h - h1; // two factors: n reaches -150
-        return q * raw(std::bit_cast<vec>((h1 + 127) << 23)) * raw(std::bit_cast<vec>((h2 + 127) << 23));
-#endif
-    }
-    /// e^x - 1, saturated at x = ±87, with small relative error near 0.
-    OPD_INLINE friend lanes expm1(lanes x) {
-        const lanes a = min(max(x, lanes(-87)), lanes(87));
-        const lanes n = nearest(a * lanes(0x1.715476p0));
-        const lanes s = raw(std::bit_cast<vec>((n.as_int() + 127) << 23));
-        return fma(s, expm1_core(less_ln2(a, n)), s - lanes(1));
-    }
-    /// log(1 + y), y > -1 and finite, with small relative error near 0.
-    OPD_INLINE friend lanes log1p(lanes y) {
-        const lanes u = pin(y + lanes(1));
-        return log_of(u, y - pin(u - lanes(1))); // what the addition lost
-    }
-    /// log(u), u positive, normal and finite.
-    OPD_INLINE friend lanes log(lanes u) { return log_of(u, lanes(0)); }
-
-private:
-    OPD_INLINE static lanes nearest(lanes x) { // |x| < 2^22
+    // --- what the functions below are made of -------------------------------------------------------------------------
+    /// The nearest whole number, |x| < 2^22 (AVX-512: any x).
+    OPD_INLINE friend lanes nearest(lanes x) {
 #if defined(OPD_AVX512)
         return raw(_mm512_maskz_roundscale_ps(every, reg(x), 8));
 #else
         return raw(detail::pin(x.v + 0x1.8p23f) - 0x1.8p23f);
 #endif
     }
-    OPD_INLINE static lanes less_ln2(lanes x, lanes n) { // x - n ln2, ln2 in two parts
-        return fma(n, lanes(-0x1.7f7d1cp-20), fma(n, lanes(-0x1.62e4p-1), x));
+    /// q 2^n, n whole, q in [1/2, 2]: 0 below the normal range (AVX-512: below the denormal range).
+    OPD_INLINE friend lanes scaled(lanes q, lanes n) {
+#if defined(OPD_AVX512)
+        return raw(_mm512_maskz_scalef_ps(every, reg(q), reg(n)));
+#else
+        const ivec e = (max(n, lanes(-127)).as_int() + 127) << 23; // 2^-127 and below: 0
+        return q * raw(std::bit_cast<vec>(e));
+#endif
     }
-    OPD_INLINE static lanes exp2_fraction(lanes f) { // 2^f, |f| <= 1/2: minimax of degree 6, 1.9e-9
-        lanes r = lanes(1.53458078e-4);
-        r = fma(r, f, lanes(1.33999317e-3));
-        r = fma(r, f, lanes(9.61848894e-3));
-        r = fma(r, f, lanes(5.55032876e-2));
-        r = fma(r, f, lanes(2.40226469e-1));
-        r = fma(r, f, lanes(6.93147206e-1));
-        return fma(r, f, lanes(1));
+    /// The same with denormal results, n >= -150.
+    OPD_INLINE friend lanes scaled_gradually(lanes q, lanes n) {
+#if defined(OPD_AVX512)
+        return scaled(q, n);
+#else
+        const ivec h = n.as_int(), h1 = h >> 1, h2 = h - h1;
+        return q * raw(std::bit_cast<vec>((h1 + 127) << 23)) * raw(std::bit_cast<vec>((h2 + 127) << 23));
+#endif
     }
-    OPD_INLINE static lanes expm1_core(lanes r) { // e^r - 1, |r| <= ln2/2, as r + r² Q(r): 1.4e-8
-        lanes q = lanes(1.38825192e-3);
-        q = fma(q, r, lanes(8.36652095e-3));
-        q = fma(q, r, lanes(4.16671999e-2));
-        q = fma(q, r, lanes(1.66665436e-1));
-        q = fma(q, r, lanes(4.99999982e-1));
-        return fma(r * r, q, r);
+    /// 2^n, n whole, -126 <= n <= 127.
+    OPD_INLINE friend lanes power_of_two(lanes n) {
+#if defined(OPD_AVX512)
+        return raw(_mm512_maskz_scalef_ps(every, reg(lanes(1)), reg(n)));
+#else
+        return raw(std::bit_cast<vec>((n.as_int() + 127) << 23));
+#endif
     }
-    OPD_INLINE static lanes log_of(lanes u, lanes lost) { // log(u + lost), u = 2^k m, m in [sqrt(1/2), sqrt(2))
+    /// u = 2^k m with m in [sqrt(1/2), sqrt(2)), u positive and normal; `unscale` = 2^-k.
+    OPD_INLINE friend void split(lanes u, lanes& m, lanes& k, lanes& unscale) {
         const ivec bits = std::bit_cast<ivec>(u.v);
-        const ivec k = (bits - 0x3f3504f3) >> 23, up = k << 23;
-        const lanes m = raw(std::bit_cast<vec>(bits - up));
-        const lanes unscale = raw(std::bit_cast<vec>((127 << 23) - up));
-        const lanes f = pin(m - lanes(1)) + pin(lost * unscale);
-        lanes q = lanes(-7.63443792e-2);
-        q = fma(q, f, lanes(1.27615629e-1));
-        q = fma(q, f, lanes(-1.31601980e-1));
-        q = fma(q, f, lanes(1.42017610e-1));
-        q = fma(q, f, lanes(-1.66233560e-1));
-        q = fma(q, f, lanes(2.00012267e-1));
-        q = fma(q, f, lanes(-2.50008211e-1));
-        q = fma(q, f, lanes(3.33333317e-1));
-        const lanes f2 = f * f;
-        const lanes tail = fma(f2 * f, q, f2 * lanes(-0.5));
-        const lanes kf = raw(__builtin_convertvector(k, vec));
-        return fma(kf, lanes(0x1.62e4p-1), f + fma(kf, lanes(0x1.7f7d1cp-20), tail));
+        const ivec e = (bits - 0x3f3504f3) >> 23, up = e << 23;
+        m = raw(std::bit_cast<vec>(bits - up));
+        k = raw(__builtin_convertvector(e, vec));
+        unscale = raw(std::bit_cast<vec>((127 << 23) - up));
+    }
+
+private:
+    typedef float quad __attribute__((vector_size(16)));
+    /// Halves folded onto each other until four lanes are left.
+    template <class Fold>
+    OPD_INLINE static quad quarter(lanes a, Fold fold) {
+#if defined(OPD_AVX512)
+        typedef float half __attribute__((vector_size(32)));
+        const half h = fold(__builtin_shufflevector(a.v, a.v, 0, 1, 2, 3, 4, 5, 6, 7),
+                            __builtin_shufflevector(a.v, a.v, 8, 9, 10, 11, 12, 13, 14, 15));
+#else
+        const vec h = a.v;
+#endif
+#if defined(__AVX2__)
+        return fold(__builtin_shufflevector(h, h, 0, 1, 2, 3), __builtin_shufflevector(h, h, 4, 5, 6, 7));
+#else
+        (void)fold;
+        return h;
+#endif
     }
 };
 
@@ -329,6 +291,186 @@ OPD_INLINE bool any(lanes::mask m) {
     for (int i = 0; i < lanes::width; ++i) r |= m[i];
     return r != 0;
 #endif
+}
+
+/// Two registers as one number type: every operation is done on both. A row kernel is one long chain of dependent
+/// operations a register; a second chain beside it fills the units while the first waits.
+template <class L>
+struct twin {
+    static constexpr int width = 2 * L::width, alignment = L::alignment;
+    using value_type = typename L::value_type;
+    using lane_type = typename L::lane_type;
+    struct mask {
+        typename L::mask a, b;
+        OPD_INLINE friend mask operator&(mask x, mask y) { return {narrow(x.a & y.a), narrow(x.b & y.b)}; }
+        OPD_INLINE friend mask operator|(mask x, mask y) { return {narrow(x.a | y.a), narrow(x.b | y.b)}; }
+        template <class M>
+        OPD_INLINE static typename L::mask narrow(M m) { // small integers were promoted
+            return static_cast<typename L::mask>(m);
+        }
+        OPD_INLINE friend bool any(mask m) { return any(narrow(m.a | m.b)); }
+    };
+    L a, b;
+
+    twin() = default;
+    OPD_INLINE explicit twin(double x) : a(x), b(x) {}
+    OPD_INLINE twin(L a_, L b_) : a(a_), b(b_) {}
+
+    template <class T>
+    OPD_INLINE static twin load(const T* p) {
+        return {L::load(p), L::load(p + L::width)};
+    }
+    template <class T>
+    OPD_INLINE void store(T* p) const {
+        a.store(p), b.store(p + L::width);
+    }
+    template <class T>
+    OPD_INLINE void stream(T* p) const {
+        a.stream(p), b.stream(p + L::width);
+    }
+
+    OPD_INLINE friend twin operator+(twin x, twin y) { return {x.a + y.a, x.b + y.b}; }
+    OPD_INLINE friend twin operator-(twin x, twin y) { return {x.a - y.a, x.b - y.b}; }
+    OPD_INLINE friend twin operator*(twin x, twin y) { return {x.a * y.a, x.b * y.b}; }
+    OPD_INLINE friend twin operator/(twin x, twin y) { return {x.a / y.a, x.b / y.b}; }
+    OPD_INLINE friend twin operator-(twin x) { return {-x.a, -x.b}; }
+    OPD_INLINE twin& operator+=(twin y) { return *this = *this + y; }
+    OPD_INLINE twin& operator-=(twin y) { return *this = *this - y; }
+    OPD_INLINE twin& operator*=(twin y) { return *this = *this * y; }
+    OPD_INLINE friend mask operator<(twin x, twin y) { return {x.a < y.a, x.b < y.b}; }
+    OPD_INLINE friend mask operator>(twin x, twin y) { return {x.a > y.a, x.b > y.b}; }
+    OPD_INLINE friend mask operator<=(twin x, twin y) { return {x.a <= y.a, x.b <= y.b}; }
+    OPD_INLINE friend mask operator>=(twin x, twin y) { return {x.a >= y.a, x.b >= y.b}; }
+    OPD_INLINE friend twin select(mask m, twin x, twin y) { return {select(m.a, x.a, y.a), select(m.b, x.b, y.b)}; }
+    OPD_INLINE friend twin max(twin x, twin y) { return {max(x.a, y.a), max(x.b, y.b)}; }
+    OPD_INLINE friend twin min(twin x, twin y) { return {min(x.a, y.a), min(x.b, y.b)}; }
+    OPD_INLINE friend twin abs(twin x) { return {abs(x.a), abs(x.b)}; }
+    OPD_INLINE friend twin pin(twin x) { return {pin(x.a), pin(x.b)}; }
+    OPD_INLINE friend twin fma(twin x, twin y, twin z) { return {fma(x.a, y.a, z.a), fma(x.b, y.b, z.b)}; }
+    OPD_INLINE friend float sum(twin x) { return sum(x.a + x.b); }
+    OPD_INLINE friend float max_lane(twin x) { return max_lane(max(x.a, x.b)); }
+    OPD_INLINE friend twin nearest(twin x) { return {nearest(x.a), nearest(x.b)}; }
+    OPD_INLINE friend twin scaled(twin q, twin n) { return {scaled(q.a, n.a), scaled(q.b, n.b)}; }
+    OPD_INLINE friend twin scaled_gradually(twin q, twin n) {
+        return {scaled_gradually(q.a, n.a), scaled_gradually(q.b, n.b)};
+    }
+    OPD_INLINE friend twin power_of_two(twin n) { return {power_of_two(n.a), power_of_two(n.b)}; }
+    OPD_INLINE friend void split(twin u, twin& m, twin& k, twin& unscale) {
+        split(u.a, m.a, k.a, unscale.a), split(u.b, m.b, k.b, unscale.b);
+    }
+};
+
+/// `lanes`, or several of them side by side.
+template <class L>
+concept lane_pack = std::same_as<typename L::lane_type, lanes>;
+
+/// What a row kernel computes in: with the 16 registers of older instruction sets a second chain would only spill.
+#if defined(OPD_AVX512)
+using pack = twin<lanes>;
+#else
+using pack = lanes;
+#endif
+
+namespace lane_math {
+
+template <lane_pack L>
+OPD_INLINE L less_ln2(L x, L n) { // x - n ln2, ln2 in two parts
+    return fma(n, L(-0x1.7f7d1cp-20), fma(n, L(-0x1.62e4p-1), x));
+}
+template <lane_pack L>
+OPD_INLINE L exp2_fraction(L f) { // 2^f, |f| <= 1/2: minimax of degree 6, 1.9e-9
+    L r = L(1.53458078e-4);
+    r = fma(r, f, L(1.33999317e-3));
+    r = fma(r, f, L(9.61848894e-3));
+    r = fma(r, f, L(5.55032876e-2));
+    r = fma(r, f, L(2.40226469e-1));
+    r = fma(r, f, L(6.93147206e-1));
+    return fma(r, f, L(1));
+}
+template <lane_pack L>
+OPD_INLINE L expm1_core(L r) { // e^r - 1, |r| <= ln2/2, as r + r² Q(r): 1.4e-8
+    L q = L(1.38825192e-3);
+    q = fma(q, r, L(8.36652095e-3));
+    q = fma(q, r, L(4.16671999e-2));
+    q = fma(q, r, L(1.66665436e-1));
+    q = fma(q, r, L(4.99999982e-1));
+    return fma(r * r, q, r);
+}
+template <lane_pack L>
+OPD_INLINE L log_of(L u, L lost) { // log(u + lost), u = 2^k m, m in [sqrt(1/2), sqrt(2))
+    L m, k, unscale;
+    split(u, m, k, unscale);
+    const L f = pin(m - L(1)) + pin(lost * unscale);
+    L q = L(-7.63443792e-2);
+    q = fma(q, f, L(1.27615629e-1));
+    q = fma(q, f, L(-1.31601980e-1));
+    q = fma(q, f, L(1.42017610e-1));
+    q = fma(q, f, L(-1.66233560e-1));
+    q = fma(q, f, L(2.00012267e-1));
+    q = fma(q, f, L(-2.50008211e-1));
+    q = fma(q, f, L(3.33333317e-1));
+    const L f2 = f * f;
+    const L tail = fma(f2 * f, q, f2 * L(-0.5));
+    return fma(k, L(0x1.62e4p-1), f + fma(k, L(0x1.7f7d1cp-20), tail));
+}
+
+} // namespace lane_math
+
+/// 2^x for x in [-2^22, 127]; 0 for anything below the normal range (AVX-512: below the denormal range), also -infinity.
+template <lane_pack L>
+OPD_INLINE L exp2(L x) {
+    const L a = max(x, L(-160)), n = nearest(a); // the order matters: a NaN in x stays
+    return scaled(lane_math::exp2_fraction(a - n), n);
+}
+/// 2^(x (hi + lo)) for |x hi| <= 2^40, below 128: with hi + lo = log2(e)/T to more than float's digits, e^(x/T). The
+/// product is reduced before it is rounded: its error does not grow with |x|, nor do equal logits share a bias.
+template <lane_pack L>
+OPD_INLINE L exp2_scaled(L x, L hi, L lo) {
+    const L n = nearest(x * hi);
+    const L f = fma(x, lo, pin(fma(x, hi, -n)));
+    return scaled(lane_math::exp2_fraction(f), n);
+}
+/// The same, where anything below floor = -160/hi counts as floor: the result is 0 there; NaN stays NaN.
+template <lane_pack L>
+OPD_INLINE L exp2_scaled(L x, L hi, L lo, L floor) {
+    return exp2_scaled(max(x, floor), hi, lo);
+}
+template <lane_pack L>
+OPD_INLINE L exp(L x) {
+    const L a = min(max(x, L(-104)), L(88));
+    const L n = nearest(a * L(0x1.715476p0)), q = lane_math::expm1_core(lane_math::less_ln2(a, n)) + L(1);
+    return scaled_gradually(q, n);
+}
+/// e^x - 1, saturated at x = ±87, with small relative error near 0.
+template <lane_pack L>
+OPD_INLINE L expm1(L x) {
+    const L a = min(max(x, L(-87)), L(87));
+    const L n = nearest(a * L(0x1.715476p0));
+    const L s = power_of_two(n);
+    return fma(s, lane_math::expm1_core(lane_math::less_ln2(a, n)), s - L(1));
+}
+/// e^x - 1 for |x| <= 1, by one polynomial: 2.4e-8; anything elsewhere.
+template <lane_pack L>
+OPD_INLINE L expm1_near(L x) {
+    L q = L(2.47602965e-5);
+    q = fma(q, x, L(2.03702828e-4));
+    q = fma(q, x, L(1.38955076e-3));
+    q = fma(q, x, L(8.33030963e-3));
+    q = fma(q, x, L(4.16662614e-2));
+    q = fma(q, x, L(1.66667153e-1));
+    q = fma(q, x, L(5.00000049e-1));
+    return fma(x * x, q, x);
+}
+/// log(1 + y), y > -1 and finite, with small relative error near 0.
+template <lane_pack L>
+OPD_INLINE L log1p(L y) {
+    const L u = pin(y + L(1));
+    return lane_math::log_of(u, y - pin(u - L(1))); // what the addition lost
+}
+/// log(u), u positive, normal and finite.
+template <lane_pack L>
+OPD_INLINE L log(L u) {
+    return lane_math::log_of(u, L(0));
 }
 } // namespace OPD_ISA
 

@@ -37,10 +37,11 @@ namespace opd {
 /// Constants of a row, in the program's number type.
 template <class F>
 struct row_constants {
-    F p_star; ///< p[s*]
-    F q_star; ///< q[s*]
-    F d_star; ///< log p[s*] - log q[s*]
-    F ratio;  ///< q[s*] / p[s*]
+    F p_star;            ///< p[s*]
+    F q_star;            ///< q[s*]
+    F d_star;            ///< log p[s*] - log q[s*]
+    F ratio;             ///< q[s*] / p[s*]
+    F slope_star = F(0); ///< what the program's slope_star(row) returned; 0 if it has none, or the driver does not ask
 };
 
 /// One vocabulary entry as a dense program sees it. Fields that a program does not read cost nothing.
@@ -54,6 +55,7 @@ struct dense_entry {
 /// Which raw sums a program needs beside the normalisers S and T.
 struct raw_sums_needed {
     bool u = false, w = false, x = false;
+    bool k_is_one = false; ///< the exponent of W is 1 in every row: cheaper
     friend constexpr bool operator==(raw_sums_needed, raw_sums_needed) = default;
 };
 

@@ -35,6 +35,13 @@ struct dense_row {
             return raw_sums_needed{};
     }();
 
+    static constexpr raw_sums_needed need_for_value = [] {
+        if constexpr (requires { Program::raw_for_value; })
+            return raw_sums_needed(Program::raw_for_value);
+        else
+            return need;
+    }();
+
     Program program;
     index_t n = 0; ///< entries of the softmax
     double inv_s = 1, inv_t = 1;
@@ -47,7 +54,8 @@ struct dense_row {
     row_outcome run(const Z* z, const Y* y, G* dz, double scale, value* parked, const float* given_lse) const {
         double k = 1;
         if constexpr (single_sweep) k = program.exponent();
-        swept sw = sweep_row<F, true, need>(z, y, n, inv_s, inv_t, k);
+        swept sw = dz ? sweep_row<F, true, need>(z, y, n, inv_s, inv_t, k)
+                      : sweep_row<F, true, need_for_value>(z, y, n, inv_s, inv_t, k);
         row_outcome out;
         raw_sums& s = sw.sums;
         if (sw.found.bad || (given_lse && !is_finite(*given_lse))) {
@@ -105,17 +113,20 @@ private:
         row_constants<F> row;
         F inv_sum_s, inv_sum_t, log_sum_s, log_sum_t;
 
-        explicit constants(const raw_sums& s)
+        constants(const raw_sums& s, const Program& program)
             : anchor(s), row{F(1 / (1 + s.S)), F(std::exp(-s.d_star()) / (1 + s.S)), F(s.d_star()),
                              F(std::exp(-s.d_star()))},
               inv_sum_s(1 / (1 + s.S)), inv_sum_t(1 / (1 + s.T)), log_sum_s(std::log1p(s.S)),
-              log_sum_t(std::log1p(s.T)) {}
+              log_sum_t(std::log1p(s.T)) {
+            if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
+        }
 
+        template <bool Near>
         OPD_INLINE dense_entry<F> entry(F z, F y) const {
             dense_entry<F> e;
             e.p = anchor.student(z) * inv_sum_s;
             e.q = anchor.teacher(y) * inv_sum_t;
-            e.delta = anchor.delta(z, y);
+            e.delta = anchor.template delta<Near>(z, y);
             e.log_p = pin(z - anchor.z_s) * anchor.inv_s - log_sum_s;
             e.log_q = pin(y - anchor.y_t) * anchor.inv_t - log_sum_t;
             return e;
@@ -146,16 +157,30 @@ private:
     }
 
     terms_result terms(const Z* z, const Y* y, const raw_sums& s, bool wild, value* parked) const {
-        const constants k(s);
+        const constants k(s, program);
+        if (!parked)
+            return k.anchor.near ? terms<true, false>(z, y, k, wild, parked)
+                                 : terms<false, false>(z, y, k, wild, parked);
+        return k.anchor.near ? terms<true, true>(z, y, k, wild, parked) : terms<false, true>(z, y, k, wild, parked);
+    }
+    template <bool Near, bool Park>
+    terms_result terms(const Z* z, const Y* y, const constants k, bool wild, value* parked) const {
         terms_result r{0, 0};
+        const Program program = this->program; // a copy that no store can alias
         backwards<true>(z, y, wild, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
             F loss(0.), c(0.);
-            for (int i = 0; i < full; i += F::width) {
-                const dense_entry<F> e = k.entry(F::load(zl + i), F::load(yl + i));
-                loss += program.term(k.row, e);
-                const F ci = program.c(k.row, e);
-                c += ci;
-                if (parked) ci.store(parked + begin + i); // padded to the lane width by the caller
+            for (int block = 0; block < full; block += sum_chain<F>) {
+                F block_loss(0.), block_c(0.);
+                for (int i = block, end = std::min(full, block + sum_chain<F>); i < end; i += F::width) {
+                    const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
+                    block_loss += program.term(k.row, e);
+                    if constexpr (Park) {
+                        const F ci = program.c(k.row, e);
+                        block_c += ci;
+                        ci.store(parked + begin + i); // padded to the lane width by the caller
+                    }
+                }
+                loss += block_loss, c += block_c;
             }
             (void)count;
             r.loss += sum(loss);
@@ -166,17 +191,26 @@ private:
 
     void gradient(const Z* z, const Y* y, G* dz, const raw_sums& s, bool wild, const value* parked, double sum_c,
                   double scale) const {
-        const constants k(s);
+        const constants k(s, program);
+        if (k.anchor.near)
+            gradient<true>(z, y, dz, k, wild, parked, sum_c, scale);
+        else
+            gradient<false>(z, y, dz, k, wild, parked, sum_c, scale);
+    }
+    template <bool Near>
+    void gradient(const Z* z, const Y* y, G* dz, const constants k, bool wild, const value* parked, double sum_c,
+                  double scale) const {
+        const Program program = this->program; // a copy that no store can alias
         const F total(sum_c), g(scale), b{double(beta)};
         constexpr bool lane_store = loads_directly<F, G>;
         const bool stream = std::is_same_v<G, float> && beta == 0 && n >= 16 * leaf_size &&
-                            reinterpret_cast<std::uintptr_t>(dz) % (sizeof(value) * F::width) == 0;
+                            reinterpret_cast<std::uintptr_t>(dz) % F::alignment == 0;
         alignas(64) value buffer[leaf_size];
         backwards<single_sweep>(z, y, wild, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
             const auto at = [&](int i) {
                 F p, c;
                 if constexpr (single_sweep) {
-                    const dense_entry<F> e = k.entry(F::load(zl + i), F::load(yl + i));
+                    const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
                     p = e.p, c = program.c(k.row, e);
                 } else {
                     p = k.anchor.student(F::load(zl + i)) * k.inv_sum_s, c = F::load(parked + begin + i);
@@ -188,8 +222,8 @@ private:
                     G* out = dz + begin;
                     if (stream)
                         for (int i = 0; i < full; i += F::width) {
-                            __builtin_prefetch(zl + i - 2 * leaf_size);
-                            if constexpr (single_sweep) __builtin_prefetch(yl + i - 2 * leaf_size);
+                            prefetch<F>(zl + i - 2 * leaf_size);
+                            if constexpr (single_sweep) prefetch<F>(yl + i - 2 * leaf_size);
                             if constexpr (F::width > 1) at(i).stream(out + i);
                         }
                     else if (beta == 0)

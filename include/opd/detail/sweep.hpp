@@ -30,12 +30,12 @@ inline namespace OPD_ISA {
 
 /// The number type that rows of these storage types are computed in.
 template <class... T>
-using pack_for = std::conditional_t<(std::is_same_v<arithmetic_t<T>, double> || ...), scalar<double>, lanes>;
+using pack_for = std::conditional_t<(std::is_same_v<arithmetic_t<T>, double> || ...), scalar<double>, pack>;
 
 /// Whether F loads T straight from memory.
 template <class F, class T>
 inline constexpr bool loads_directly = std::is_same_v<std::remove_const_t<T>, typename F::value_type> ||
-                                       (std::is_same_v<F, lanes> && std::is_same_v<std::remove_const_t<T>, bfloat16>);
+                                       (lane_pack<F> && std::is_same_v<std::remove_const_t<T>, bfloat16>);
 
 /// Running maximum of |x| as integers: shows NaN, infinities and values beyond 1e30, also under -Ofast.
 template <class F>
@@ -53,10 +53,19 @@ struct magnitude<lanes> {
 #endif
     }
     OPD_INLINE bool wild() const {
-        for (int i = 0; i < lanes::width; ++i)
-            if (seen[i] >= 0x7149f2ca) // 1e30f
-                return true;
-        return false;
+        constexpr int limit = 0x7149f2ca; // 1e30f
+#if defined(OPD_AVX512)
+        return _mm512_cmpge_epi32_mask(std::bit_cast<__m512i>(seen), _mm512_set1_epi32(limit)) != 0;
+#else
+        return any(seen >= limit);
+#endif
+    }
+};
+template <>
+struct magnitude<twin<lanes>> : magnitude<lanes> {
+    OPD_INLINE void see(twin<lanes> x) {
+        magnitude<lanes>::see(x.a);
+        magnitude<lanes>::see(x.b);
     }
 };
 template <>
@@ -69,12 +78,63 @@ struct magnitude<scalar<double>> {
     OPD_INLINE bool wild() const { return seen >= 0x46293e5939a08ceaull; } // 1e30
 };
 
+/// How far the entries lie below their anchor: the largest bits of (anchor - x), as unsigned. A number above the anchor
+/// has the sign bit, NaN and infinity lie above every finite one: one comparison finds them all, also under -Ofast.
+template <class F>
+struct fall;
+template <>
+struct fall<lanes> {
+    typedef std::uint32_t uvec __attribute__((vector_size(4 * lanes::width)));
+    uvec most{};
+    OPD_INLINE void see(lanes x) {
+        const uvec b = std::bit_cast<uvec>(x.v);
+#if defined(OPD_AVX512)
+        most = std::bit_cast<uvec>(
+            _mm512_maskz_max_epu32(lanes::every, std::bit_cast<__m512i>(b), std::bit_cast<__m512i>(most)));
+#else
+        most = b > most ? b : most;
+#endif
+    }
+    /// Whether some entry is not within [anchor - limit, anchor].
+    OPD_INLINE bool beyond(float limit) const {
+        const auto l = std::bit_cast<std::uint32_t>(limit);
+#if defined(OPD_AVX512)
+        return _mm512_cmpgt_epu32_mask(std::bit_cast<__m512i>(most), _mm512_set1_epi32(static_cast<int>(l))) != 0;
+#else
+        return any(std::bit_cast<lanes::ivec>(most > l));
+#endif
+    }
+};
+template <>
+struct fall<twin<lanes>> : fall<lanes> {
+    OPD_INLINE void see(twin<lanes> x) {
+        fall<lanes>::see(x.a);
+        fall<lanes>::see(x.b);
+    }
+};
+template <>
+struct fall<scalar<double>> {
+    std::uint64_t most = 0;
+    OPD_INLINE void see(scalar<double> x) {
+        const auto b = std::bit_cast<std::uint64_t>(x.v);
+        most = b > most ? b : most;
+    }
+    OPD_INLINE bool beyond(double limit) const { return most > std::bit_cast<std::uint64_t>(limit); }
+};
+
 /// What staging found in a leaf, by bits.
 struct contents {
     bool bad = false;          ///< NaN or +inf on either side
     bool teacher_zero = false; ///< somewhere student > -inf = teacher: p > 0 = q
     bool student_zero = false; ///< somewhere teacher > -inf = student: q > 0 = p
 };
+
+/// Fetches the cache lines of one F of storage T, some way ahead.
+template <class F, class T>
+OPD_INLINE void prefetch(const T* p) {
+    for (std::size_t byte = 0; byte < F::width * sizeof(T); byte += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(p) + byte);
+}
 
 /// One leaf of a row: where to read it, `n` a multiple of the lane width.
 template <class F>
@@ -126,6 +186,8 @@ struct anchor_lanes {
     F z_s, y_s, y_t, d0;
     F inv_s, inv_t, k;
     F hi_s, lo_s, floor_s, hi_t, lo_t, floor_t; // log2(e)/T in two parts
+    F share;                                    // e^((y* - y[s*])/T): the teacher's anchor in units of its y[s*]
+    value limit_s, limit_t;                     // how far below the anchor exp2_scaled needs no floor
     bool near;                                  // how delta is grouped: each form alone loses digits on some rows
 
     static constexpr double log2e = 1.4426950408889634;
@@ -134,12 +196,32 @@ struct anchor_lanes {
     explicit anchor_lanes(const raw_sums& s)
         : z_s(s.z_s), y_s(s.y_s), y_t(s.y_t), d0(s.z_s - s.y_s), inv_s(s.inv_s), inv_t(s.inv_t), k(s.k),
           hi_s(s.inv_s * log2e), lo_s(low(s.inv_s * log2e)), floor_s(-160 / (s.inv_s * log2e)), hi_t(s.inv_t * log2e),
-          lo_t(low(s.inv_t * log2e)), floor_t(-160 / (s.inv_t * log2e)),
+          lo_t(low(s.inv_t * log2e)), floor_t(-160 / (s.inv_t * log2e)), share(std::exp((s.y_t - s.y_s) * s.inv_t)),
+          limit_s(value(std::min(1e30, 0x1p40 / (s.inv_s * log2e)))),
+          limit_t(value(std::min(1e30, 0x1p40 / (s.inv_t * log2e)))),
           near(s.inv_s == s.inv_t && std::abs(s.z_s - s.y_s) <= 16) {}
 
+    /// Near is `near`, known at compile time so that the loops hold no branch. Before the factor `unit`.
+    template <bool Near>
+    OPD_INLINE F unscaled_delta(F z, F y) const {
+        if constexpr (Near)
+            return pin(pin(z - y) - d0);
+        else
+            return pin(z - z_s) * inv_s - pin(y - y_s) * inv_t;
+    }
+    template <bool Near>
+    OPD_INLINE F unit() const {
+        if constexpr (Near)
+            return inv_s;
+        else
+            return F(1);
+    }
+    template <bool Near>
     OPD_INLINE F delta(F z, F y) const {
-        if (near) return pin(pin(z - y) - d0) * inv_s;
-        return pin(z - z_s) * inv_s - pin(y - y_s) * inv_t;
+        if constexpr (Near)
+            return unscaled_delta<true>(z, y) * inv_s;
+        else
+            return unscaled_delta<false>(z, y);
     }
     OPD_INLINE F student(F z) const { return exp2_scaled(pin(z - z_s), hi_s, lo_s, floor_s); } // e^((z - z*)/T)
     OPD_INLINE F teacher(F y) const { return exp2_scaled(pin(y - y_t), hi_t, lo_t, floor_t); }
@@ -147,44 +229,111 @@ struct anchor_lanes {
 
 template <class F>
 struct leaf_sums {
-    F S{0.}, T{0.}, U{0.}, W{0.}, X{0.}, top_z{-1e30}, top_y{-1e30};
+    F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
     typename F::mask wide{};
-    magnitude<F> size;
+    fall<F> fall_z, fall_y;
 };
 
-/// Sums of one leaf. Masked: the exponentials are taken of z_masked and y_masked, the differences of z and y.
-template <class F, bool Teacher, raw_sums_needed Need, bool Masked, class Z, class Y>
-OPD_INLINE leaf_sums<F> fold_leaf(const Z* z, const Y* y, const typename F::value_type* z_masked,
-                                  const typename F::value_type* y_masked, int n, const anchor_lanes<F>& a) {
+/// Entries whose terms are added up before they join the leaf's sum: chains of additions in float must stay short, or the sum
+/// drifts by several units in its last place. Wide registers have short chains as they are.
+template <class F>
+inline constexpr int sum_chain = F::width == 4 || F::width == 8 ? 8 * F::width : leaf_size;
+
+/// Sums of a leaf in memory, on the speculation that nothing lies above the anchors or absurdly far below: fall_z and fall_y
+/// tell whether that was so.
+template <class F, bool Teacher, raw_sums_needed Need, bool Near, class Z, class Y>
+leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) {
     leaf_sums<F> s;
-    for (int i = 0; i < n; i += F::width) {
-        const F zi = F::load(z + i);
-        __builtin_prefetch(z + i + prefetch_ahead);
-        s.top_z = max(s.top_z, zi);
-        s.size.see(zi);
-        const F e = a.student(Masked ? F::load(z_masked + i) : zi);
-        s.S += e;
-        if constexpr (Teacher) {
-            const F yi = F::load(y + i);
-            __builtin_prefetch(y + i + prefetch_ahead);
-            s.top_y = max(s.top_y, yi);
-            s.size.see(yi);
-            const F f = a.teacher(Masked ? F::load(y_masked + i) : yi);
-            s.T += f;
-            if constexpr (Need.u || Need.w || Need.x) {
-                const F delta = a.delta(zi, yi);
-                if constexpr (Need.u) s.U = fma(e, delta, s.U);
-                if constexpr (Need.w) {
-                    const F x = -a.k * delta;
-                    s.W = fma(e, expm1(x), s.W);
-                    const typename F::mask far = x > F(80), felt = (e + f) > F(0);
-                    s.wide = s.wide | (far & felt);
+    const F unit = a.template unit<Near>(), minus_k = -(a.k * unit), hi_s = -a.hi_s, lo_s = -a.lo_s;
+    const F hi_t = -a.hi_t, lo_t = -a.lo_t;
+    for (int block = 0; block < n; block += sum_chain<F>) {
+        F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
+        for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
+            const F zi = F::load(z + i), below_z = pin(a.z_s - zi);
+            prefetch<F>(z + i + prefetch_ahead);
+            s.fall_z.see(below_z);
+            const F e = exp2_scaled(below_z, hi_s, lo_s);
+            S += e;
+            if constexpr (Teacher) {
+                const F yi = F::load(y + i), below_y = pin(a.y_t - yi);
+                prefetch<F>(y + i + prefetch_ahead);
+                s.fall_y.see(below_y);
+                const F f = exp2_scaled(below_y, hi_t, lo_t);
+                T += f;
+                if constexpr (Need.u || Need.w || Need.x) {
+                    const F delta = a.template unscaled_delta<Near>(zi, yi);
+                    if constexpr (Need.u) U = fma(e, delta, U);
+                    if constexpr (Need.w) {
+                        const F x = minus_k * delta;
+                        if constexpr (Need.k_is_one) { // e e^-delta is f in other units
+                            W += select(abs(x) < F(1), e * expm1_near(x), fma(f, a.share, -e));
+                        } else {
+                            W = fma(e, expm1(x), W);
+                            const typename F::mask far = x > F(80), felt = (e + f) > F(0);
+                            s.wide = s.wide | (far & felt);
+                        }
+                    }
+                    if constexpr (Need.x) X = fma(f, delta, X);
                 }
-                if constexpr (Need.x) s.X = fma(f, delta, s.X);
             }
         }
+        s.S += S;
+        if constexpr (Teacher) s.T += T;
+        if constexpr (Need.u) s.U += U;
+        if constexpr (Need.w) s.W += W;
+        if constexpr (Need.x) s.X += X;
+    }
+    if constexpr (Need.u) s.U *= unit;
+    if constexpr (Need.x) s.X *= unit;
+    return s;
+}
+
+/// Sums of a staged leaf: the exponentials are taken of z_masked and y_masked, the differences of z and y.
+template <class F, bool Teacher, raw_sums_needed Need>
+leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, int n, const anchor_lanes<F>& a) {
+    leaf_sums<F> s;
+    for (int block = 0; block < n; block += sum_chain<F>) {
+        F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
+        for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
+            const F e = a.student(F::load(leaf.z_masked + i));
+            S += e;
+            if constexpr (Teacher) {
+                const F f = a.teacher(F::load(leaf.y_masked + i));
+                T += f;
+                if constexpr (Need.u || Need.w || Need.x) {
+                    const F zi = F::load(leaf.z + i), yi = F::load(leaf.y + i);
+                    const F delta = a.near ? a.template delta<true>(zi, yi) : a.template delta<false>(zi, yi);
+                    if constexpr (Need.u) U = fma(e, delta, U);
+                    if constexpr (Need.w) {
+                        const F x = -a.k * delta;
+                        W = fma(e, expm1(x), W);
+                        const typename F::mask far = x > F(80), felt = (e + f) > F(0);
+                        s.wide = s.wide | (far & felt);
+                    }
+                    if constexpr (Need.x) X = fma(f, delta, X);
+                }
+            }
+        }
+        s.S += S;
+        if constexpr (Teacher) s.T += T;
+        if constexpr (Need.u) s.U += U;
+        if constexpr (Need.w) s.W += W;
+        if constexpr (Need.x) s.X += X;
     }
     return s;
+}
+
+/// Adds a leaf's sums to the row's, in double.
+template <bool Teacher, raw_sums_needed Need, class F>
+OPD_INLINE void add_leaf(raw_sums& s, bool& wide, const leaf_sums<F>& l) {
+    s.S += sum(l.S);
+    if constexpr (Teacher) s.T += sum(l.T);
+    if constexpr (Need.u) s.U += sum(l.U);
+    if constexpr (Need.w) {
+        s.W += sum(l.W);
+        wide |= any(l.wide);
+    }
+    if constexpr (Need.x) s.X += sum(l.X);
 }
 
 /// The largest entry of a leaf in memory or L1, and the lowest position that holds it.
@@ -222,13 +371,13 @@ struct id_range {
 /// Sweeps n entries of z (and of y).
 template <class F, bool Teacher, raw_sums_needed Need, class Z, class Y>
 swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, double k, id_range excluded = {}) {
-    using value = typename F::value_type;
     constexpr bool direct = loads_directly<F, Z> && (!Teacher || loads_directly<F, Y>);
     swept out;
     raw_sums& s = out.sums;
     s.inv_s = inv_s, s.inv_t = inv_t, s.k = k;
     staged_leaf<F> stage;
     const index_t* next_excluded = excluded.begin;
+    anchor_lanes<F> a(s);
 
     for (index_t begin = 0; begin < n; begin += leaf_size) {
         const int count = static_cast<int>(std::min<index_t>(leaf_size, n - begin));
@@ -237,60 +386,36 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
         while (next_excluded != excluded.end && *next_excluded < end) ++next_excluded;
         const bool excludes = first_excluded != next_excluded;
 
-        int full = count;
-        bool staged = false, tamed = false;
-        const auto put_on_stage = [&] {
-            full = staged_leaf<F>::load(stage.z, z + begin, count);
-            if constexpr (Teacher) staged_leaf<F>::load(stage.y, y + begin, count);
-            staged = true;
-        };
-        const auto tame = [&] {
+        if constexpr (direct)
+            if (s.s >= 0 && !excludes && count == leaf_size) {
+                const auto l = a.near ? fold_leaf<F, Teacher, Need, true>(z + begin, y + begin, count, a)
+                                      : fold_leaf<F, Teacher, Need, false>(z + begin, y + begin, count, a);
+                if (!l.fall_z.beyond(a.limit_s) && !(Teacher && l.fall_y.beyond(a.limit_t))) {
+                    add_leaf<Teacher, Need>(s, out.wide, l);
+                    continue;
+                }
+            }
+        const int full = staged_leaf<F>::load(stage.z, z + begin, count);
+        if constexpr (Teacher) staged_leaf<F>::load(stage.y, y + begin, count);
+        magnitude<F> size;
+        for (int i = 0; i < full; i += F::width) {
+            // padding is at lowest, which is wild by definition: look at the entries alone
+            if (i + F::width <= count) {
+                size.see(F::load(stage.z + i));
+                if constexpr (Teacher) size.see(F::load(stage.y + i));
+            } else {
+                for (int j = i; j < count; ++j) {
+                    size.see(F(stage.z[j]));
+                    if constexpr (Teacher) size.see(F(stage.y[j]));
+                }
+            }
+        }
+        if (size.wild()) {
             const contents c = stage.template tame<Teacher>(full);
             out.found.bad |= c.bad;
             out.found.teacher_zero |= c.teacher_zero;
             out.found.student_zero |= c.student_zero;
-            out.wild = tamed = true;
-        };
-        // speculate: no new maximum, nothing wild
-        if (s.s >= 0 && !excludes && direct && count == leaf_size) {
-            if constexpr (direct) {
-                const anchor_lanes<F> a(s);
-                const auto l = fold_leaf<F, Teacher, Need, false>(z + begin, y + begin, static_cast<value*>(nullptr),
-                                                                  static_cast<value*>(nullptr), count, a);
-                const bool same_top = !any(l.top_z > a.z_s) && (!Teacher || !any(l.top_y > a.y_t));
-                if (same_top && !l.size.wild()) {
-                    s.S += sum(l.S);
-                    if constexpr (Teacher) s.T += sum(l.T);
-                    if constexpr (Need.u) s.U += sum(l.U);
-                    if constexpr (Need.w) {
-                        s.W += sum(l.W);
-                        out.wide |= any(l.wide);
-                    }
-                    if constexpr (Need.x) s.X += sum(l.X);
-                    continue;
-                }
-                if (l.size.wild()) {
-                    put_on_stage();
-                    tame();
-                }
-            }
-        }
-        if (!staged) put_on_stage();
-        if (!tamed) {
-            magnitude<F> size;
-            for (int i = 0; i < full; i += F::width) {
-                // padding is at lowest, which is wild by definition: look at the entries alone
-                if (i + F::width <= count) {
-                    size.see(F::load(stage.z + i));
-                    if constexpr (Teacher) size.see(F::load(stage.y + i));
-                } else {
-                    for (int j = i; j < count; ++j) {
-                        size.see(F(stage.z[j]));
-                        if constexpr (Teacher) size.see(F(stage.y[j]));
-                    }
-                }
-            }
-            if (size.wild()) tame();
+            out.wild = true;
         }
         if (out.found.bad) return out;
 
@@ -321,16 +446,8 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
         if (Teacher && s.t >= begin && s.t < end) stage.y_masked[s.t - begin] = staged_leaf<F>::lowest;
         for (const index_t* i = first_excluded; i != next_excluded; ++i)
             stage.z_masked[*i - begin] = staged_leaf<F>::lowest;
-        const anchor_lanes<F> a(s);
-        const auto l = fold_leaf<F, Teacher, Need, true>(stage.z, stage.y, stage.z_masked, stage.y_masked, full, a);
-        s.S += sum(l.S);
-        if constexpr (Teacher) s.T += sum(l.T);
-        if constexpr (Need.u) s.U += sum(l.U);
-        if constexpr (Need.w) {
-            s.W += sum(l.W);
-            out.wide |= any(l.wide);
-        }
-        if constexpr (Need.x) s.X += sum(l.X);
+        a = anchor_lanes<F>(s);
+        add_leaf<Teacher, Need>(s, out.wide, fold_staged<F, Teacher, Need>(stage, full, a));
     }
     // a row whose every logit is -inf has no distribution
     out.found.bad |= s.s < 0 || s.z_s <= -1e30 || (Teacher && s.y_t <= -1e30);

@@ -71,11 +71,12 @@ struct forward_kl {
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         const F rp = r.ratio * e.p;
-        return -select(abs(e.delta) < F(1), rp * expm1(-detail::bounded(e.delta)), e.q - rp);
+        return select(abs(e.delta) < F(1), rp * -expm1_near(-e.delta), rp - e.q);
     }
 
     static constexpr bool infinite_where_student_zero() { return true; }
-    static constexpr raw_sums_needed raw{.w = true, .x = true};
+    static constexpr raw_sums_needed raw{.w = true, .x = true, .k_is_one = true};
+    static constexpr raw_sums_needed raw_for_value{.x = true};
     OPD_HD double exponent() const { return 1; }
     OPD_HD double value(const raw_sums& s) const { return -(s.X + s.delta_t()) / (1 + s.T) - s.d_star(); }
     /// Σ q = 1 makes q*/p* = (1+S)/(1+S+W): the teacher's normaliser, and its rounding, drop out.
@@ -99,10 +100,15 @@ struct jsd {
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         const F d = detail::bounded(e.delta + r.d_star), d_star = detail::bounded(r.d_star);
-        const F anchored = slope(d) - slope(d_star);
+        const F anchored = slope(d) - r.slope_star;
         if (w > 0.75) // the student's own share is small: where p* >> q*, slope* nears log 1/(1-w) and would cancel
             return e.p * select(d_star > F(1), slope_from_limit(d), anchored);
         return e.p * anchored;
+    }
+    /// Constant in a row; drivers that do not ask for it leave c unanchored, which (1) of row_program.hpp allows.
+    template <class F>
+    OPD_HD OPD_INLINE F slope_star(const row_constants<F>& r) const {
+        return slope(detail::bounded(r.d_star));
     }
     OPD_INLINE void validate() const {
         if (!(w > 0 && w < 1))
@@ -158,6 +164,10 @@ struct skew_forward_kl {
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return jsd{a, 1}.c(r, e);
     }
+    template <class F>
+    OPD_HD OPD_INLINE F slope_star(const row_constants<F>& r) const {
+        return jsd{a, 1}.slope_star(r);
+    }
     OPD_INLINE void validate() const {
         if (!(a > 0 && a < 1)) throw invalid_input("skew_forward_kl.a", "must lie strictly between 0 and 1");
     }
@@ -173,6 +183,10 @@ struct skew_reverse_kl {
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return jsd{1 - a, 0}.c(r, e);
+    }
+    template <class F>
+    OPD_HD OPD_INLINE F slope_star(const row_constants<F>& r) const {
+        return jsd{1 - a, 0}.slope_star(r);
     }
     OPD_INLINE void validate() const {
         if (!(a > 0 && a < 1)) throw invalid_input("skew_reverse_kl.a", "must lie strictly between 0 and 1");
