@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: ofast
+//
+// Accuracy of the CPU backend's float path at V = 151,936 against float64, on the rows where plain float sums go wrong:
+//
+//   forward and reverse KL   value within 1e-7·max(1, KL)
+//   other divergences        value within 1e-6·max(1, value)
+//   gradients of all         within 1e-6·max|g| + 1e-9      (total variation: entries at its kink apart)
+//
+// Two of these are not reached everywhere, and are held to what is: without fused multiply-add the value of a KL comes within
+// 1.2e-7; gradients of chi-squared and of the skewed divergences, whose terms are powers and mixtures of ratios of e^20 on
+// N(0,3) rows, within 1.6e-6·max|g|.
+//
+// Also bfloat16 gradients near p = q, whose relative error stays below 1e-2.
+#include "support/generators.hpp"
+#include "support/naive_backend.hpp"
+#include "support/property.hpp"
+#include "support/traits.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include <opd/backends/eigen.hpp>
+#include <opd/estimators/divergences.hpp>
+
+using namespace opd;
+using namespace opd::test;
+
+namespace {
+
+constexpr index_t vocab = 151936;
+#ifdef __FMA__
+constexpr double kl_bound = 1e-7;
+#else
+constexpr double kl_bound = 1.2e-7;
+#endif
+template <class D>
+constexpr double gradient_bound =
+    std::is_same_v<D, chi_squared> || std::is_same_v<D, skew_forward_kl> || std::is_same_v<D, skew_reverse_kl> ? 1.6e-6
+                                                                                                               : 1e-6;
+constexpr std::uint64_t seeds[] = {20250601, 7, 977};
+
+struct pair_of_rows {
+    std::string name;
+    std::vector<float> z, y; // (V)
+};
+
+/// f(u, z, y) fills a row in double.
+template <class Fill>
+pair_of_rows row(const std::string& name, std::uint64_t seed, Fill f) {
+    numbers u(seed);
+    std::vector<double> z(vocab), y(vocab);
+    f(u, z, y);
+    return {name, {z.begin(), z.end()}, {y.begin(), y.end()}};
+}
+
+void independent(numbers& u, std::vector<double>& z, std::vector<double>& y) {
+    for (std::size_t v = 0; v < z.size(); ++v) z[v] = 3 * u.normal(), y[v] = 3 * u.normal();
+}
+
+std::vector<pair_of_rows> rows(std::uint64_t seed) {
+    using doubles = std::vector<double>;
+    std::vector<pair_of_rows> all;
+    all.push_back(row("N(0,3)", seed, independent));
+    all.push_back(row("two models with KL 5e-7", seed, [](numbers& u, doubles& z, doubles& y) {
+        for (std::size_t v = 0; v < z.size(); ++v) z[v] = 3 * u.normal(), y[v] = z[v] + 1e-3 * u.normal();
+    }));
+    all.push_back(row("Zipf-peaked", seed, [](numbers& u, doubles& z, doubles& y) {
+        std::vector<std::size_t> rank(z.size());
+        std::iota(rank.begin(), rank.end(), std::size_t{0});
+        for (std::size_t v = rank.size() - 1; v > 0; --v)
+            std::swap(rank[v], rank[std::size_t(u.below(index_t(v) + 1))]);
+        for (std::size_t v = 0; v < z.size(); ++v) {
+            const double zipf = -1.5 * std::log(double(rank[v]) + 1);
+            z[v] = zipf + 0.5 * u.normal(), y[v] = zipf + 0.5 * u.normal();
+        }
+    }));
+    all.push_back(row("very peaked, differences of 0.01", seed, [](numbers& u, doubles& z, doubles& y) {
+        for (std::size_t v = 0; v < z.size(); ++v) z[v] = u.normal();
+        z[std::size_t(u.below(vocab))] += 25;
+        z[std::size_t(u.below(vocab))] += 20;
+        for (std::size_t v = 0; v < z.size(); ++v) y[v] = z[v] + 0.01 * u.normal();
+    }));
+    all.push_back(row("disagreeing top tokens", seed, [](numbers& u, doubles& z, doubles& y) {
+        for (std::size_t v = 0; v < z.size(); ++v) z[v] = u.normal(), y[v] = z[v] + 0.3 * u.normal();
+        const auto a = std::size_t(u.below(vocab)), b = (a + vocab / 2) % vocab;
+        z[a] = 16, y[a] = 11;
+        z[b] = 12, y[b] = 15;
+    }));
+    all.push_back(row("two heavy tokens on both sides", seed, [](numbers& u, doubles& z, doubles& y) {
+        for (std::size_t v = 0; v < z.size(); ++v) z[v] = u.normal(), y[v] = z[v] + 0.3 * u.normal();
+        const auto a = std::size_t(u.below(vocab)), b = (a + vocab / 2) % vocab;
+        z[a] = 16, y[a] = 13;
+        z[b] = 14, y[b] = 15;
+    }));
+    const double offsets[][2] = {{60, 60}, {60, 0}, {60, -60}, {1e4, 0}};
+    for (const auto& o : offsets)
+        all.push_back(row("offsets (" + std::to_string(int(o[0])) + "," + std::to_string(int(o[1])) + ")", seed,
+                          [&](numbers& u, doubles& z, doubles& y) {
+                              independent(u, z, y);
+                              for (std::size_t v = 0; v < z.size(); ++v) z[v] += o[0], y[v] += o[1];
+                          }));
+    return all;
+}
+
+/// Largest |error|/bound of the gradient. Where |log p - log q| < `kink` the entry is passed over.
+double excess(const std::vector<float>& got, const std::vector<double>& want, const std::vector<double>& log_ratio,
+              double kink, double bound) {
+    double top = 0, e = 0;
+    for (const double g : want) top = std::max(top, std::abs(g));
+    for (std::size_t v = 0; v < got.size(); ++v) {
+        if (!detail::is_finite(got[v])) return 1e300;
+        if (std::abs(log_ratio[v]) >= kink) e = std::max(e, std::abs(got[v] - want[v]) / (bound * top + 1e-9));
+    }
+    return e;
+}
+
+std::vector<double> log_ratio_of(const pair_of_rows& r) {
+    std::vector<double> lp, lq;
+    double lse = 0;
+    naive_backend::log_softmax(r.z.data(), vocab, 1, nullptr, &lse, lp);
+    naive_backend::log_softmax(r.y.data(), vocab, 1, nullptr, &lse, lq);
+    for (std::size_t v = 0; v < lp.size(); ++v) lp[v] -= lq[v];
+    return lp;
+}
+
+} // namespace
+
+TEST_CASE("value and gradient at V = 151,936") {
+    eigen_backend fast;
+    naive_backend slow;
+    std::vector<float> dz(vocab);
+    std::vector<double> want(vocab);
+    for (const std::uint64_t seed : seeds)
+        for (const pair_of_rows& r : rows(seed)) {
+            const std::vector<double> log_ratio = log_ratio_of(r);
+            for_each_divergence_type([&](const std::string& name, auto d) {
+                using D = decltype(d);
+                const teacher::dense t{view(r.y.data(), 1, vocab)};
+                const auto got =
+                    evaluate(fast, student::logits{view(r.z.data(), 1, vocab), view(dz.data(), 1, vocab)}, t, d);
+                const auto ref =
+                    evaluate(slow, student::logits{view(r.z.data(), 1, vocab), view(want.data(), 1, vocab)}, t, d);
+                const auto value_only = evaluate(fast, student::logits{view(r.z.data(), 1, vocab)}, t, d);
+                INFO(name << " on " << r.name << ", seed " << seed);
+                const bool kl = std::is_same_v<D, reverse_kl> || std::is_same_v<D, forward_kl>;
+                const double error =
+                    std::abs(got.loss - ref.loss) / ((kl ? kl_bound : 1e-6) * std::max(1.0, std::abs(ref.loss)));
+                const double gradient =
+                    excess(dz, want, log_ratio, std::is_same_v<D, total_variation> ? 1e-5 : 0, gradient_bound<D>);
+                CAPTURE(ref.loss);
+                CHECK(error <= 1);
+                CHECK(gradient <= 1);
+                CHECK(value_only.loss == got.loss);
+            });
+        }
+}
+
+TEST_CASE("bfloat16 gradients near p = q keep a relative error below 1e-2") {
+    eigen_backend fast;
+    naive_backend slow;
+    std::vector<bfloat16> dz(vocab);
+    std::vector<double> want(vocab);
+    for (const std::uint64_t seed : seeds) {
+        const pair_of_rows r = rows(seed)[1];
+        const auto check = [&](const std::string& name, auto d) {
+            const teacher::dense t{view(r.y.data(), 1, vocab)};
+            const auto z = view(r.z.data(), 1, vocab);
+            evaluate(fast, student::logits<float, bfloat16>{z, view(dz.data(), 1, vocab)}, t, d);
+            evaluate(slow, student::logits<float, double>{z, view(want.data(), 1, vocab)}, t, d);
+            double top = 0, worst = 0;
+            for (const double g : want) top = std::max(top, std::abs(g));
+            for (std::size_t v = 0; v < dz.size(); ++v)
+                if (std::abs(want[v]) > 1e-3 * top)
+                    worst = std::max(worst, std::abs(element<bfloat16>::load(dz[v]) / want[v] - 1));
+            INFO(name << ", seed " << seed);
+            CHECK(worst < 1e-2);
+        };
+        check("reverse KL", reverse_kl{});
+        check("forward KL", forward_kl{});
+        check("JSD", jsd{});
+    }
+}
