@@ -53,7 +53,8 @@ struct row_mask {
                                        std::type_identity_t<std::remove_const_t<T>> value) {
         row_mask m(targets);
         m.has_ignore = true;
-        m.ignore = static_cast<std::int64_t>(value);
+        constexpr int unused = 64 - 8 * int(sizeof(T)); // `kept` reads every type as a signed one
+        m.ignore = static_cast<std::int64_t>(value) << unused >> unused;
         return m;
     }
 

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The call contract on the CPU backend: reductions, masks of every kind, weights, beta, aliasing, padding, log-sum-exp given and
+// returned, unequal vocabularies, threads, micro-batches, 64-bit indices. Bits are compared where bits are promised.
+#include "support/generators.hpp"
+#include "support/naive_backend.hpp"
+#include "support/property.hpp"
+#include "support/tolerances.hpp"
+
+#include <cstring>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <opd/backends/eigen.hpp>
+#include <opd/estimators/divergences.hpp>
+
+using namespace opd;
+using namespace opd::test;
+
+namespace {
+
+using floats = buffers<float>;
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+bool same_bits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
+/// Random sequence offsets over `rows` rows, some of them empty.
+std::vector<std::int64_t> random_offsets(index_t rows, numbers& u) {
+    std::vector<std::int64_t> o{0};
+    while (o.back() < rows) o.push_back(std::min<std::int64_t>(rows, o.back() + u.below(4)));
+    if (u.uniform() < 0.5) o.push_back(rows);
+    return o;
+}
+
+void close(const char* what, double got, double want, double bound) {
+    if (!(std::abs(got - want) <= bound))
+        RC_FAIL(std::string(what) + ": " + std::to_string(got) + ", not " + std::to_string(want));
+}
+
+} // namespace
+
+TEST_CASE("every reduction, with weights of any sign, masks and beta, as the naive backend") {
+    eigen_backend fast;
+    naive_backend slow;
+    property("reductions", [&] {
+        const problem p = *problems({.largest_vocab = 70, .largest_rows = 12, .kinds = {flavour::wide}});
+        floats b(p);
+        auto ref = b.as<double, double, double>();
+        numbers u(p.seed + 1);
+        env e = b.masked_env();
+        e.reduction = *rc::gen::element(reduce::sum, reduce::token_mean, reduce::sequence_mean,
+                                        reduce::sequence_sum_mean, reduce::constant);
+        e.normalizer = e.reduction == reduce::constant || u.uniform() < 0.3 ? 17.5 : 0;
+        const auto offsets = random_offsets(p.rows, u);
+        e.offsets = offsets;
+        if (*rc::gen::arbitrary<bool>()) e.weights = b.weights;
+        e.beta = *rc::gen::element(0.F, 1.F, -0.5F);
+        e.beta_loss = *rc::gen::element(0.F, 1.F, 2.F);
+        for (std::size_t i = 0; i < b.dz.size(); ++i) ref.dz[i] = b.dz[i] = float(u.normal());
+        std::vector<float> losses(std::size_t(p.rows), 0.25F), losses_ref(losses), lse(losses), lse_ref(losses);
+        e.losses = losses, e.lse = lse;
+        const auto pad = *rc::gen::element(padding::keep, padding::zero);
+        const auto dz_before = b.dz;
+        const result got = evaluate(fast, b.student(pad), b.teacher(), reverse_kl{}, e);
+        e.losses = losses_ref, e.lse = lse_ref;
+        const result want = evaluate(slow, ref.student(pad), ref.teacher(), reverse_kl{}, e);
+        close("loss", got.loss, want.loss, 1e-5 * (1 + std::abs(want.loss)) * double(p.rows + 1));
+        for (std::size_t r = 0; r < losses.size(); ++r) {
+            close("losses", losses[r], losses_ref[r], 2e-5 * (1 + std::abs(losses_ref[r])));
+            close("lse", lse[r], lse_ref[r], 1e-6 * (1 + std::abs(lse_ref[r])));
+        }
+        for (index_t r = 0; r < p.rows; ++r)
+            for (index_t v = 0; v < p.vocab + p.pad_g; ++v) {
+                const auto i = std::size_t(r * (p.vocab + p.pad_g) + v);
+                if (v >= p.vocab && pad == padding::keep) RC_ASSERT(b.dz[i] == dz_before[i]);
+                close("dz", b.dz[i], ref.dz[i], 1e-5 * (1 + std::abs(ref.dz[i])));
+            }
+        RC_ASSERT(got.diagnostics.rows == p.rows);
+        RC_ASSERT(got.diagnostics.kept == want.diagnostics.kept);
+        close("kept_loss", got.diagnostics.kept_loss, want.diagnostics.kept_loss,
+              1e-5 * (1 + std::abs(want.diagnostics.kept_loss)));
+    });
+}
+
+TEST_CASE("reductions by hand: four rows, one masked, two sequences and an empty one") {
+    eigen_backend backend;
+    const float z[] = {0, 1, 2, 0, 1, 1, 3, 0}, y[] = {0, 0, 0, 1, 0, 2, 0, 0}; // (4,2)
+    std::vector<float> each(4);
+    env e{.reduction = reduce::sum, .losses = each};
+    const auto loss = [&] {
+        return evaluate(backend, student::logits{view(z, 4, 2)}, teacher::dense{view(y, 4, 2)}, reverse_kl{}, e).loss;
+    };
+    const double total = loss();
+    const std::vector<double> l(each.begin(), each.end());
+    CHECK(total == doctest::Approx(l[0] + l[1] + l[2] + l[3]));
+    const std::vector<int> mask{1, 0, 1, 1};
+    const std::vector<std::int64_t> offsets{0, 3, 3, 4}; // rows 0-2, none, row 3
+    e.mask = row_mask<>(mask), e.offsets = offsets;
+    CHECK(loss() == doctest::Approx(l[0] + l[2] + l[3]));
+    CHECK(each[1] == 0);
+    e.reduction = reduce::token_mean;
+    CHECK(loss() == doctest::Approx((l[0] + l[2] + l[3]) / 3));
+    e.normalizer = 12;
+    CHECK(loss() == doctest::Approx((l[0] + l[2] + l[3]) / 12));
+    e.reduction = reduce::constant;
+    CHECK(loss() == doctest::Approx((l[0] + l[2] + l[3]) / 12));
+    e.normalizer = 0;
+    e.reduction = reduce::sequence_mean;
+    CHECK(loss() == doctest::Approx(((l[0] + l[2]) / 2 + l[3]) / 2));
+    e.reduction = reduce::sequence_sum_mean;
+    CHECK(loss() == doctest::Approx((l[0] + l[2] + l[3]) / 2));
+    const std::vector<float> weights{2, 5, -1, 0};
+    e.weights = weights;
+    CHECK(loss() == doctest::Approx((2 * l[0] - l[2]) / 2));
+    CHECK(each[2] == doctest::Approx(-l[2]));
+}
+
+TEST_CASE("no kept row: loss 0, gradient 0 (or beta·dz), and the report says so") {
+    eigen_backend backend;
+    for (const auto reduction : {reduce::sum, reduce::token_mean, reduce::sequence_mean, reduce::sequence_sum_mean}) {
+        floats b({.rows = 3, .vocab = 20, .seed = 5});
+        const std::vector<std::int64_t> offsets{0, 1, 3};
+        const std::vector<std::uint8_t> none(3, 0);
+        env e{.reduction = reduction, .mask = row_mask<>(none), .offsets = offsets};
+        const result r = evaluate(backend, b.student(), b.teacher(), reverse_kl{}, e);
+        CHECK(r.loss == 0);
+        CHECK(r.diagnostics.kept == 0);
+        CHECK(r.diagnostics.rows == 3);
+        for (std::size_t i = 0; i < 60; ++i) CHECK(b.dz[i] == 0);
+        b.dz[7] = 3;
+        e.beta = 0.5F;
+        evaluate(backend, b.student(), b.teacher(), reverse_kl{}, e);
+        CHECK(b.dz[7] == 1.5F);
+    }
+    floats none({.rows = 0, .vocab = 20});
+    const result r = evaluate(backend, none.student(), none.teacher(), jsd{});
+    CHECK(r.loss == 0);
+    CHECK(r.diagnostics.rows == 0);
+}
+
+TEST_CASE("masks of every integral width, bool, and an ignored target") {
+    eigen_backend backend;
+    floats b({.rows = 5, .vocab = 9, .seed = 3});
+    const auto loss = [&](const row_mask<>& m) {
+        return evaluate(backend, b.value_only(), b.teacher(), reverse_kl{}, {.mask = m}).loss;
+    };
+    const std::vector<std::uint8_t> u8{1, 0, 7, 0, 255};
+    const double want = loss(row_mask<>(u8));
+    CHECK(want != loss({}));
+    const bool bools[] = {true, false, true, false, true};
+    CHECK(loss(row_mask<>(bools)) == want);
+    CHECK(loss(row_mask<>(std::vector<std::int8_t>{-1, 0, 1, 0, 1})) == want);
+    CHECK(loss(row_mask<>(std::vector<std::int16_t>{256, 0, 1, 0, 1})) == want);
+    CHECK(loss(row_mask<>(std::vector<int>{1, 0, -65536, 0, 1})) == want);
+    CHECK(loss(row_mask<>(std::vector<std::int64_t>{1, 0, std::int64_t{1} << 40, 0, 1})) == want);
+    const std::vector<std::int64_t> targets{0, -100, 5, -100, 0};
+    CHECK(loss(row_mask<>::ignoring(view(targets.data(), 5), -100)) == want);
+    const std::vector<std::uint8_t> ids{0, 255, 5, 255, 0}; // unsigned, its ignored value with the top bit set
+    CHECK(loss(row_mask<>::ignoring(view(ids.data(), 5), 255)) == want);
+}
+
+TEST_CASE("the gradient may be written over the logits") {
+    eigen_backend backend;
+    const auto check = [&](auto d, auto example) {
+        using T = decltype(example);
+        property("dz == z gives the same bits",
+                 [&] {
+                     const problem p = *problems();
+                     buffers<T> b(p);
+                     const double want = evaluate(backend, b.student(), b.teacher(), d, b.masked_env()).loss;
+                     auto z = b.z;
+                     const auto stride = p.vocab + p.pad_z;
+                     const matrix_view<T> both{z.data(), p.rows, p.vocab, stride};
+                     const double got = evaluate(backend, student::logits<T>{both, both, p.temperature_p}, b.teacher(),
+                                                 d, b.masked_env())
+                                            .loss;
+                     RC_ASSERT(same_bits(got, want));
+                     for (index_t r = 0; r < p.rows; ++r) {
+                         RC_ASSERT(std::memcmp(both.row(r), b.dz_view().row(r), std::size_t(p.vocab) * sizeof(T)) == 0);
+                         const auto end = std::size_t(r * stride + p.vocab); // padding of z stays
+                         RC_ASSERT(std::memcmp(&z[end], &b.z[end], std::size_t(p.pad_z) * sizeof(T)) == 0);
+                     }
+                 },
+                 {.cases = 50});
+    };
+    check(reverse_kl{}, float{});
+    check(jsd{}, float{});
+    check(forward_kl{}, bfloat16{});
+    check(reverse_kl{}, half{});
+}
+
+TEST_CASE("padding is kept or zeroed for every width modulo 8, and nothing beyond is touched") {
+    eigen_backend backend;
+    for (index_t v = 1; v <= 40; ++v)
+        for (const index_t pad : {0, 1, 7, 8, 17})
+            for (const auto policy : {padding::keep, padding::zero}) {
+                floats b({.rows = 2, .vocab = v, .pad_g = pad, .seed = 9});
+                evaluate(backend, b.student(policy), b.teacher(), jsd{});
+                for (index_t r = 0; r < 2; ++r)
+                    for (index_t i = v; i < v + pad; ++i)
+                        if (b.dz[std::size_t(r * (v + pad) + i)] != (policy == padding::keep ? 777 : 0))
+                            FAIL("V " << v << ", padding " << pad << ", column " << i);
+                CHECK(b.dz.back() == 777);
+            }
+}
+
+TEST_CASE("log-sum-exp: what a call returns, another may be given") {
+    eigen_backend backend;
+    naive_backend slow;
+    property("given and returned", [&] {
+        const problem p = *problems({.smallest_rows = 1, .kinds = {flavour::wide, flavour::peaked, flavour::filtered}});
+        floats b(p);
+        std::vector<float> lse(std::size_t(p.rows)), again(lse);
+        const double plain = evaluate(backend, b.value_only(), b.teacher(), reverse_kl{}, {.lse = lse}).loss;
+        const double given =
+            evaluate(backend, b.student(), b.teacher(), reverse_kl{}, {.lse = again, .given_lse = lse}).loss;
+        auto ref = b.as<double, double, double>();
+        const double want = evaluate(slow, ref.student(), ref.teacher(), reverse_kl{}, {.given_lse = lse}).loss;
+        double size = 1;
+        for (const float l : lse) size = std::max(size, std::abs(double(l)));
+        close("loss with lse", given, plain, 3e-7 * size * (1 + std::abs(plain)));
+        close("loss as naive", given, want, 3e-6 * (1 + std::abs(want)));
+        for (std::size_t r = 0; r < lse.size(); ++r) close("lse", again[r], lse[r], 1e-6 * size);
+        for (index_t r = 0; r < p.rows; ++r)
+            for (index_t v = 0; v < p.vocab; ++v) close("dz", b.dz_view()(r, v), ref.dz_view()(r, v), 4e-6 * size);
+    });
+    floats b({.rows = 2, .vocab = 30, .seed = 4}); // it is really used
+    std::vector<float> lse(2);
+    evaluate(backend, b.value_only(), b.teacher(), reverse_kl{}, {.lse = lse});
+    const double plain = evaluate(backend, b.value_only(), b.teacher(), reverse_kl{}).loss;
+    for (float& l : lse) l += 1;
+    CHECK(std::abs(evaluate(backend, b.value_only(), b.teacher(), reverse_kl{}, {.given_lse = lse}).loss - plain) >
+          0.5);
+}
+
+TEST_CASE("unequal vocabularies: softmax over the common ids") {
+    eigen_backend backend;
+    property("drop and renormalise", [&] {
+        problem p = *problems({.smallest_rows = 1});
+        const index_t common = *rc::gen::inRange<index_t>(1, p.vocab + 1);
+        const bool student_longer = *rc::gen::arbitrary<bool>();
+        floats b(p), cut(p);
+        env e{.vocab = vocabulary::drop_and_renormalise};
+        auto s = b.student();
+        auto t = b.teacher();
+        if (student_longer)
+            t.y.cols = common;
+        else
+            s.z.cols = s.dz.cols = common;
+        const double got = evaluate(backend, s, t, jsd{}, e).loss;
+        auto s2 = cut.student();
+        auto t2 = cut.teacher();
+        t2.y.cols = s2.z.cols = s2.dz.cols = common;
+        const double want = evaluate(backend, s2, t2, jsd{}).loss;
+        RC_ASSERT(same_bits(got, want));
+        for (index_t r = 0; r < p.rows; ++r)
+            for (index_t v = 0; v < p.vocab; ++v) {
+                const float g = b.dz_view()(r, v);
+                RC_ASSERT(g == (v < common ? cut.dz_view()(r, v) : student_longer ? 0.F : 777.F));
+            }
+    });
+}
+
+TEST_CASE("the same call gives the same bits, on 1, 2 or 3 threads") {
+    eigen_backend one, two{.threads = 2}, three{.threads = 3};
+    const auto check = [&](const char* name, auto d) {
+        property(name,
+                 [&] {
+                     problem p = *problems({.largest_vocab = 1100, .largest_rows = 9});
+                     p.rows = *rc::gen::element(index_t{p.rows}, index_t{p.rows}, index_t{300},
+                                                index_t{521}); // several rows a block
+                     if (p.rows > 9) p.vocab = p.vocab % 40 + 1;
+                     floats a(p);
+                     std::vector<float> la(std::size_t(p.rows)), lb(la);
+                     const auto call = [&](eigen_backend& backend, floats& x, std::vector<float>& losses) {
+                         env e = x.masked_env();
+                         e.weights = x.weights, e.losses = losses;
+                         return evaluate(backend, x.student(), x.teacher(), d, e).loss;
+                     };
+                     const double want = call(one, a, la);
+                     for (eigen_backend* backend : {&one, &two, &three}) {
+                         floats b(p);
+                         RC_ASSERT(same_bits(call(*backend, b, lb), want));
+                         RC_ASSERT(same_bits(a.dz, b.dz));
+                         RC_ASSERT(same_bits(la, lb));
+                     }
+                 },
+                 {.cases = 40});
+    };
+    check("reverse KL", reverse_kl{});
+    check("JSD", jsd{});
+}
+
+TEST_CASE("cutting a batch into micro-batches changes the total by rounding only") {
+    eigen_backend backend;
+    property("token mean with the global count as normalizer", [&] {
+        problem p = *problems({.largest_vocab = 60, .smallest_rows = 2, .largest_rows = 12});
+        p.masked = true;
+        floats whole(p), cut(p);
+        env e = whole.masked_env();
+        const result all = evaluate(backend, whole.student(), whole.teacher(), reverse_kl{}, e);
+        const index_t at = *rc::gen::inRange<index_t>(0, p.rows + 1);
+        double total = 0;
+        diagnostics merged;
+        for (const auto& [begin, end] : {std::pair{index_t{0}, at}, std::pair{at, p.rows}}) {
+            auto s = cut.student();
+            auto t = cut.teacher();
+            s.z.data = cut.z_view().row(begin), s.dz.data = cut.dz_view().row(begin),
+            t.y.data = cut.y_view().row(begin);
+            s.z.rows = s.dz.rows = t.y.rows = end - begin;
+            const std::vector<std::uint8_t> mask(cut.kept.begin() + begin, cut.kept.begin() + end);
+            env part{.mask = row_mask<>(mask), .normalizer = double(all.diagnostics.kept)};
+            if (mask.empty()) part.mask = {};
+            const result r = evaluate(backend, s, t, reverse_kl{}, part);
+            total += r.loss;
+            merged.merge(r.diagnostics);
+        }
+        close("loss", total, all.loss, 1e-13 * (1 + std::abs(all.loss)) * double(p.rows));
+        if (all.diagnostics.kept > 0) RC_ASSERT(same_bits(whole.dz, cut.dz));
+        RC_ASSERT(merged.rows == all.diagnostics.rows);
+        RC_ASSERT(merged.kept == all.diagnostics.kept);
+    });
+}
+
+TEST_CASE("staleness is counted over kept rows") {
+    eigen_backend backend;
+    floats b({.rows = 5, .vocab = 9});
+    const std::vector<std::int32_t> versions{10, 7, 10, -90, 12};
+    const std::vector<int> mask{1, 1, 0, 1, 1};
+    const auto d = evaluate(backend, b.value_only(), b.teacher(), reverse_kl{},
+                            {.mask = row_mask<>(mask), .versions = versions, .version = 10})
+                       .diagnostics;
+    CHECK(d.staleness[0] == 2); // version 10, and 12 from the future
+    CHECK(d.staleness[3] == 1);
+    CHECK(d.staleness[32] == 1);
+    CHECK(d.staleness_max == 100);
+}
+
+#if defined(__linux__)
+TEST_CASE("offsets beyond 2^31 elements: three rows at a stride of 2^30") {
+    const index_t stride = index_t{1} << 30, vocab = 1500;
+    const std::size_t bytes = (2 * std::size_t(stride) + std::size_t(vocab)) * sizeof(float);
+    const auto map = [&] {
+        void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        REQUIRE(p != MAP_FAILED);
+        return static_cast<float*>(p);
+    };
+    float *z = map(), *dz = map();
+    floats b({.rows = 3, .vocab = vocab, .seed = 8});
+    for (index_t r = 0; r < 3; ++r) std::memcpy(z + r * stride, b.z_view().row(r), std::size_t(vocab) * sizeof(float));
+    eigen_backend backend{.threads = 2};
+    const auto far = student::logits{view(static_cast<const float*>(z), 3, vocab, stride), view(dz, 3, vocab, stride)};
+    const auto check = [&](auto d) {
+        const double want = evaluate(backend, b.student(), b.teacher(), d).loss;
+        CHECK(evaluate(backend, far, b.teacher(), d).loss == want);
+        for (index_t r = 0; r < 3; ++r)
+            CHECK(std::memcmp(dz + r * stride, b.dz_view().row(r), std::size_t(vocab) * sizeof(float)) == 0);
+    };
+    check(reverse_kl{});
+    check(jsd{});
+    ::munmap(z, bytes);
+    ::munmap(dz, bytes);
+}
+#endif
+
+TEST_CASE("Eigen matrices as views") {
+    using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+    matrix z = matrix::Random(3, 11), dz(3, 11);
+    const matrix y = matrix::Random(3, 11);
+    eigen_backend backend;
+    const double got =
+        evaluate(backend, student::logits{view(z), view(dz)}, teacher::dense{view(y)}, reverse_kl{}).loss;
+    const double want = evaluate(backend, student::logits{view(static_cast<const float*>(z.data()), 3, 11)},
+                                 teacher::dense{view(y.data(), 3, 11)}, reverse_kl{})
+                            .loss;
+    CHECK(got == want);
+    CHECK(std::abs(dz.sum()) < 1e-6);
+}
