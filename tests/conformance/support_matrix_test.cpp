@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: no-sanitize
 //
 // docs/support-matrix.md against the code: every row says `yes`, `throws`, `does not compile` or `not yet`, and that is what
 // happens. Each table is read into cells, each row expanded into its combinations; a combination must be one that this
@@ -259,6 +260,7 @@ void add_on(const char* name, Estimator estimator) {
     const key k = key_of(name, name_of_kind(Kind), Sparse ? "sparse" : "dense", Cuda ? "cuda" : "eigen", name_of<Z>,
                          name_of<G>, name_of<L>);
     instantiated[k] = [estimator](const call_options& o) -> outcome {
+        (void)estimator, (void)o; // where nothing is called
         if constexpr (!pairs<Estimator, Kind, Sparse>())
             return {.status = "does not compile"};
         else if constexpr (!Cuda) {

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What the documentation shows is compiled and run. Every `cpp` and `cmake` block of README.md, CHANGELOG.md and docs/ names
+// the file that it is cut from, in a comment on the line before it: <!-- from examples/01_dense_kl.cpp -->. Its lines stand in
+// that file, in that order and together; a line that is only `…` behind a comment sign leaves lines out. Links within the
+// repository lead somewhere. The blocks that no example holds are cut from this file.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <doctest/doctest.h>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "opd/backends/eigen.hpp"
+#include "opd/opd.hpp"
+#include "opd/product.hpp"
+#include "opd/rng.hpp"
+
+// [own element type]
+struct fixed_point { // 1/256 units in 16 bits
+    std::int16_t units;
+};
+template <>
+struct opd::element<fixed_point> {
+    using arithmetic = float;
+    static float load(fixed_point x) { return float(x.units) / 256; }
+    static fixed_point store(float x) { return {static_cast<std::int16_t>(std::lround(x * 256))}; }
+};
+// [/own element type]
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string trimmed(const std::string& s) {
+    const auto begin = s.find_first_not_of(" \t\r"), end = s.find_last_not_of(" \t\r");
+    return begin == std::string::npos ? "" : s.substr(begin, end - begin + 1);
+}
+std::vector<std::string> lines_of(const fs::path& file) {
+    std::ifstream in(file);
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(in, line);) lines.push_back(line);
+    return lines;
+}
+
+/// Where `part` stands in `whole`, line by line without indentation and empty lines; npos if nowhere.
+std::size_t find_lines(const std::vector<std::string>& whole, const std::vector<std::string>& part, std::size_t from) {
+    for (std::size_t at = from; at + part.size() <= whole.size(); ++at)
+        if (std::equal(part.begin(), part.end(), whole.begin() + std::ptrdiff_t(at))) return at;
+    return std::string::npos;
+}
+bool cut_from(const std::vector<std::string>& block, const std::vector<std::string>& file) {
+    std::vector<std::string> whole;
+    for (const std::string& l : file)
+        if (!trimmed(l).empty()) whole.push_back(trimmed(l));
+    std::vector<std::vector<std::string>> pieces{{}};
+    for (const std::string& l : block) {
+        const std::string t = trimmed(l);
+        if (t == "// …" || t == "# …")
+            pieces.emplace_back();
+        else if (!t.empty())
+            pieces.back().push_back(t);
+    }
+    std::size_t at = 0;
+    for (const auto& piece : pieces) {
+        const std::size_t found = find_lines(whole, piece, at);
+        if (found == std::string::npos) return false;
+        at = found + piece.size();
+    }
+    return true;
+}
+
+std::vector<fs::path> pages() {
+    const fs::path root = OPD_TEST_SOURCE_DIR;
+    std::vector<fs::path> all{root / "README.md", root / "CHANGELOG.md", root / "CONTRIBUTING.md"};
+    for (const auto& entry : fs::recursive_directory_iterator(root / "docs"))
+        if (entry.path().extension() == ".md") all.push_back(entry.path());
+    std::sort(all.begin(), all.end());
+    return all;
+}
+
+TEST_CASE("blocks of code are cut from files that are compiled") {
+    CHECK(cut_from({"  b", "", "c"}, {"a", "b", "c"}));
+    CHECK(cut_from({"a", "// …", "c"}, {"a", "b", "c"}));
+    CHECK_FALSE(cut_from({"a", "c"}, {"a", "b", "c"}));
+    CHECK_FALSE(cut_from({"c", "// …", "a"}, {"a", "b", "c"}));
+
+    int blocks = 0;
+    for (const fs::path& page : pages()) {
+        const auto lines = lines_of(page);
+        for (std::size_t i = 0; i < lines.size(); ++i) {
+            if (lines[i] != "```cpp" && lines[i] != "```cmake") continue;
+            ++blocks;
+            CAPTURE(page.string());
+            CAPTURE(i + 1);
+            std::smatch source;
+            const std::string before = i > 0 ? lines[i - 1] : "";
+            REQUIRE_MESSAGE(std::regex_match(before, source, std::regex("<!-- from (\\S+) -->")),
+                            "a block of code must say where it is cut from");
+            const fs::path file = fs::path(OPD_TEST_SOURCE_DIR) / source[1].str();
+            REQUIRE_MESSAGE(fs::exists(file), "no such file: ", file.string());
+            std::vector<std::string> block;
+            for (++i; i < lines.size() && lines[i] != "```"; ++i) block.push_back(lines[i]);
+            CHECK_MESSAGE(cut_from(block, lines_of(file)), "this block is not in ", file.string());
+        }
+    }
+    CHECK(blocks > 10);
+}
+
+TEST_CASE("links within the repository lead somewhere") {
+    const std::regex link("\\]\\(([^)#\\s]+)(#[^)]*)?\\)");
+    for (const fs::path& page : pages())
+        for (const std::string& line : lines_of(page))
+            for (std::sregex_iterator i(line.begin(), line.end(), link), end; i != end; ++i) {
+                const std::string target = (*i)[1];
+                if (target.find("://") != std::string::npos) continue;
+                CHECK_MESSAGE(fs::exists(page.parent_path() / target), page.string(), " links to ", target);
+            }
+}
+
+// --- blocks that no example holds ---------------------------------------------------------------------------------------
+
+TEST_CASE("views") {
+    constexpr long N = 2, V = 5, P = 8;
+    std::vector<float> memory(N * P);
+    const float* logits = memory.data();
+    // [views]
+    auto z = opd::view(logits, N, V);          // (N,V), rows one after the other
+    auto padded = opd::view(logits, N, V, P);  // (N,V), the next row P elements on
+    auto weights = opd::view(logits, N);       // (N)
+    opd::vector_view<const float> all(memory); // any contiguous range: vector, span, array
+    // [/views]
+    CHECK(&z(1, 0) == logits + V);
+    CHECK(&padded(1, 0) == logits + P);
+    CHECK(weights.size == N);
+    CHECK(all.size == N * P);
+
+    // [eigen]
+    Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> matrix(N, V);
+    auto m = opd::view(matrix); // no copy; a column-major matrix does not compile
+    // [/eigen]
+    CHECK(m.data == matrix.data());
+}
+
+TEST_CASE("element types") {
+    std::vector<fixed_point> z(4), dz(4);
+    std::vector<float> y{1, 0, 0, 0};
+    opd::eigen_backend backend;
+    // [own type]
+    auto r = opd::evaluate(backend, opd::student::logits{opd::view(z.data(), 1, 4), opd::view(dz.data(), 1, 4)},
+                           opd::teacher::dense{opd::view(y.data(), 1, 4)}, opd::forward_kl{});
+    // [/own type]
+    CHECK(r.loss > 0);
+    CHECK(dz[0].units < 0);
+}
+
+TEST_CASE("what an env says") {
+    constexpr long N = 4, V = 6;
+    std::vector<float> z(N * V), dz(N * V), y(N * V), per_row(N), lse(N);
+    for (long i = 0; i < N * V; ++i) y[std::size_t(i)] = float(i % 5);
+    opd::eigen_backend backend;
+    const opd::student::logits student{opd::view(z.data(), N, V), opd::view(dz.data(), N, V)};
+    const opd::teacher::dense teacher{opd::view(y.data(), N, V)};
+    // [env]
+    const std::vector<std::int32_t> labels{-100, 17, 4, -100};
+    const std::vector<float> advantage{0, 1.5f, -0.5f, 0};
+    const std::vector<std::int64_t> first{0, 2, 4}; // two sequences: rows 0-1 and rows 2-3
+    auto r = opd::evaluate(backend, student, teacher, opd::reverse_kl{},
+                           opd::env{.reduction = opd::reduce::sequence_mean,
+                                    .mask = opd::row_mask<>::ignoring(opd::view(labels.data(), N), -100),
+                                    .weights = advantage,
+                                    .offsets = first,
+                                    .losses = per_row,
+                                    .lse = lse});
+    // [/env]
+    CHECK(r.diagnostics.kept == 2);
+    CHECK(dz[0] == 0);
+    CHECK(r.loss == doctest::Approx((per_row[1] + per_row[2]) / 2));
+    CHECK(lse[1] == doctest::Approx(std::log(6.0)));
+
+    // [micro]
+    const double tokens = 3; // of the whole batch
+    double loss = 0;
+    for (long begin = 0; begin < N; begin += 2) // two micro-batches of two rows
+        loss += opd::evaluate(backend,
+                              opd::student::logits{opd::view(&z[begin * V], 2, V), opd::view(&dz[begin * V], 2, V)},
+                              opd::teacher::dense{opd::view(&y[begin * V], 2, V)}, opd::reverse_kl{},
+                              opd::env{.normalizer = tokens})
+                    .loss;
+    // [/micro]
+    const double whole =
+        opd::evaluate(backend, student, teacher, opd::reverse_kl{}, opd::env{.normalizer = tokens}).loss;
+    CHECK(loss == doctest::Approx(whole));
+}
+
+TEST_CASE("caches") {
+    constexpr long N = 1, V = 4, k = 2, m = 2;
+    std::vector<float> z(N * V), dz(N * V), sparse(N * k);
+    const std::vector<std::int32_t> ids{3, 1};
+    const std::vector<float> log_q{-0.3f, -2.f}, log_mu{-0.7f, -1.9f}, tail{-2.1f}, weight{0.5f, 1.f};
+    const std::vector<std::uint8_t> exact{1, 0};
+    opd::eigen_backend backend;
+    const opd::student::logits student{opd::view(z.data(), N, V), opd::view(dz.data(), N, V)};
+    // [caches]
+    opd::teacher::support top_k{opd::view(ids.data(), N, k), opd::view(log_q.data(), N, k), opd::view(tail.data(), N)};
+    opd::teacher::samples drawn{opd::view(ids.data(), N, m), opd::view(log_mu.data(), N, m),
+                                opd::view(log_q.data(), N, m)};
+    opd::teacher::weighted entries{opd::view(ids.data(), N, m), opd::view(weight.data(), N, m),
+                                   opd::view(log_mu.data(), N, m), opd::view(log_q.data(), N, m),
+                                   opd::view(exact.data(), N, m)};
+    auto a = opd::evaluate(backend, student, top_k, opd::tail_bucket{opd::reverse_kl{}});
+    auto b = opd::evaluate(backend, student, drawn, opd::mc_reverse_kl{.baseline = opd::baseline::leave_one_out});
+    auto c = opd::evaluate(backend, student, entries, opd::weighted_reverse_kl{});
+    // [/caches]
+    CHECK(a.loss > 0);
+    CHECK(std::isfinite(b.loss));
+    CHECK(std::isfinite(c.loss));
+    // [sparse]
+    auto r = opd::evaluate(backend, opd::student::on_support{opd::view(z.data(), N, V), opd::view(sparse.data(), N, k)},
+                           top_k, opd::renormalised{opd::forward_kl{}}); // sparse[r,j] belongs to logit ids[r,j]
+    // [/sparse]
+    CHECK(r.loss > 0);
+    CHECK(sparse[0] + sparse[1] == doctest::Approx(0));
+}
+
+TEST_CASE("bad input") {
+    constexpr long N = 2, V = 3;
+    std::vector<float> z(N * V), dz(N * V, 7), y(N * V);
+    opd::eigen_backend backend;
+    const opd::student::logits student{opd::view(z.data(), N, V), opd::view(dz.data(), N, V)};
+    std::string said;
+    // [bad shape]
+    try {
+        opd::evaluate(backend, student, opd::teacher::dense{opd::view(y.data(), N, V - 1)}, opd::reverse_kl{});
+    } catch (const opd::invalid_input& e) {
+        said = e.what(); // opd: teacher.y: has 2 columns, the student 3; set env.vocab = …
+    }
+    // [/bad shape]
+    CHECK(said.rfind("opd: teacher.y: has 2 columns, the student 3; set env.vocab = ", 0) == 0);
+    CHECK(dz[0] == 7);
+
+    // [bad row]
+    z[4] = std::nanf("");
+    auto r = opd::evaluate(backend, student, opd::teacher::dense{opd::view(y.data(), N, V)}, opd::reverse_kl{});
+    // r.diagnostics.bad_rows is 1, r.diagnostics.first_bad_row is 1: that row's loss and gradient are 0
+    try {
+        opd::evaluate(backend, student, opd::teacher::dense{opd::view(y.data(), N, V)}, opd::reverse_kl{},
+                      opd::env{.checks = opd::check::contents});
+    } catch (const opd::invalid_input& e) {
+        said = e.what(); // opd: student.z, row 1: NaN at column 1
+    }
+    // [/bad row]
+    CHECK(said == "opd: student.z, row 1: NaN at column 1");
+    CHECK(r.diagnostics.bad_rows == 1);
+    CHECK(r.diagnostics.first_bad_row == 1);
+    CHECK(dz[4] == 0);
+}
+
+TEST_CASE("noise and products") {
+    const std::vector<float> logp{-1.f, -2.f, -0.7f};
+    const std::uint64_t seed = 1, sample = 42;
+    const std::uint32_t position = 5;
+    // [noise]
+    const opd::noise_row noise(seed, opd::noise_stream::rollout, sample, position);
+    const opd::index_t token = opd::gumbel_max(noise, 0, logp.data(), opd::index_t(logp.size()));
+    // [/noise]
+    CHECK(token >= 0);
+    CHECK(token == opd::gumbel_max(noise, 0, logp.data(), 3));
+
+    constexpr long M = 2, N = 3, K = 4;
+    std::vector<float> X(M * K, 1), W(N * K, 2), Y(M * N);
+    // [product]
+    // Y (M,N) = X (M,K) W (N,K)^T
+    opd::product(opd::serial_executor{}, opd::product_nt(M, N, K, X.data(), K, W.data(), K, Y.data(), N));
+    // [/product]
+    CHECK(Y[5] == 8);
+}
+
+} // namespace
