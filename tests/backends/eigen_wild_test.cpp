@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: ofast
+//
+// Wild input: logits in ±1e4, one-hot rows, -inf everywhere but somewhere, denormals, the largest floats, V = 1, N = 0, all
+// masked. Nothing may be NaN or infinite, in the loss, the gradient or the log-sum-exp, also under -Ofast; what is masked may
+// hold anything.
+#include "support/generators.hpp"
+#include "support/property.hpp"
+#include "support/traits.hpp"
+
+#include <cstring>
+
+#include <opd/backends/eigen.hpp>
+
+using namespace opd;
+using namespace opd::test;
+
+namespace {
+
+const float nan_f = std::bit_cast<float>(0x7fc00000u), inf_f = std::bit_cast<float>(0x7f800000u);
+
+float wild_number(numbers& u) {
+    switch (u.below(9)) {
+    case 0:
+        return float(1e4 * (2 * u.uniform() - 1));
+    case 1:
+        return detail::neg_inf<float>();
+    case 2:
+        return std::bit_cast<float>(std::uint32_t(u.below(1 << 23))); // denormal
+    case 3:
+        return 0;
+    case 4:
+        return -3e38F;
+    case 5:
+        return u.uniform() < 0.1 ? 3e38F : 1e4F;
+    case 6:
+        return float(100 * u.normal());
+    default:
+        return float(3 * u.normal());
+    }
+}
+bool all_finite(const std::vector<float>& x) {
+    return std::all_of(x.begin(), x.end(), [](float v) { return detail::is_finite(v); });
+}
+
+} // namespace
+
+TEST_CASE("no NaN, no overflow") {
+    eigen_backend backend;
+    for_each_divergence_type([&](const std::string& name, auto d) {
+        property(name + " on wild rows", [&] {
+            problem p = *problems({.largest_rows = 3});
+            buffers<float> b(p);
+            numbers u(p.seed + 2);
+            const bool moderate = u.uniform() < 0.4; // ±1e4 and -inf alone: values stay within double
+            for (auto* x : {&b.z, &b.y})
+                for (float& v : *x) {
+                    v = wild_number(u);
+                    if (moderate && !(v < 2e4F && v > -2e4F)) v = detail::neg_inf<float>();
+                }
+            std::vector<float> losses(std::size_t(p.rows)), lse(losses);
+            env e = b.masked_env();
+            e.losses = losses, e.lse = lse;
+            e.reduction = reduce::sum;
+            const result r = evaluate(backend, b.student(), b.teacher(), d, e);
+            RC_ASSERT(detail::is_finite(r.loss));
+            RC_ASSERT(detail::is_finite(r.diagnostics.kept_loss));
+            RC_ASSERT(all_finite(b.dz));
+            RC_ASSERT(all_finite(lse));
+            RC_ASSERT(r.diagnostics.bad_rows == 0 || p.vocab < 40); // a short row may be -inf all over
+        });
+    });
+}
+
+TEST_CASE("one entry: every divergence of one token is 0, and so is its gradient") {
+    eigen_backend backend;
+    for_each_divergence_type([&](const std::string& name, auto d) {
+        for (const float z : {0.F, 1e4F, -1e4F, 1e-40F, 3e38F}) {
+            const float y = 17;
+            float dz = 777;
+            const double loss =
+                evaluate(backend, student::logits{view(&z, 1, 1), view(&dz, 1, 1)}, teacher::dense{view(&y, 1, 1)}, d)
+                    .loss;
+            CAPTURE(name);
+            CAPTURE(z);
+            CHECK(std::abs(loss) < 1e-12);
+            CHECK(dz == 0);
+        }
+    });
+}
+
+TEST_CASE("one-hot rows that disagree have the value they should") {
+    eigen_backend backend;
+    std::vector<float> z(2000, detail::neg_inf<float>()), y(z), dz(z);
+    z[1500] = 3, y[20] = -5;
+    const auto loss = [&](auto d) {
+        const double l = evaluate(backend, student::logits{view(z.data(), 1, 2000), view(dz.data(), 1, 2000)},
+                                  teacher::dense{view(y.data(), 1, 2000)}, d)
+                             .loss;
+        CHECK(all_finite(dz));
+        return l;
+    };
+    CHECK(loss(total_variation{}) == doctest::Approx(1));
+    CHECK(loss(jsd{}) == doctest::Approx(std::log(2.0)).epsilon(1e-5));
+    CHECK(loss(alpha_divergence{}) == doctest::Approx(4));
+    CHECK(loss(reverse_kl{}) == doctest::Approx(30)); // floored
+    CHECK(loss(forward_kl{}) == doctest::Approx(30));
+    y = z; // one-hot and equal, beyond the first leaf, at different temperatures
+    for_each_divergence_type([&](const std::string& name, auto d) {
+        const double l = evaluate(backend, student::logits{view(z.data(), 1, 2000), view(dz.data(), 1, 2000), 2.F},
+                                  teacher::dense{view(y.data(), 1, 2000)}, d)
+                             .loss;
+        CAPTURE(name);
+        CHECK(std::abs(l) < 1e-12);
+        CHECK(all_finite(dz));
+    });
+}
+
+TEST_CASE("what a masked row holds changes no bit of anything else, NaN included") {
+    eigen_backend backend{.threads = 2};
+    for_each_divergence_type([&](const std::string& name, auto d) {
+        property(name,
+                 [&] {
+                     problem p = *problems({.largest_vocab = 1100, .smallest_rows = 2});
+                     p.masked = true;
+                     buffers<float> a(p), b(p);
+                     numbers u(p.seed + 3);
+                     for (index_t r = 0; r < p.rows; ++r)
+                         if (!b.kept[std::size_t(r)]) {
+                             b.weights[std::size_t(r)] = 5;
+                             for (index_t v = 0; v < p.vocab; ++v) {
+                                 b.z[std::size_t(r * (p.vocab + p.pad_z) + v)] = u.uniform() < 0.5 ? nan_f : inf_f;
+                                 b.y[std::size_t(r * (p.vocab + p.pad_y) + v)] = u.uniform() < 0.5 ? nan_f : -inf_f;
+                             }
+                         }
+                     const auto call = [&](buffers<float>& x) {
+                         env e = x.masked_env();
+                         e.weights = x.weights;
+                         return evaluate(backend, x.student(), x.teacher(), d, e);
+                     };
+                     const result want = call(a), got = call(b);
+                     RC_ASSERT(std::memcmp(&want.loss, &got.loss, sizeof(double)) == 0);
+                     RC_ASSERT(std::memcmp(a.dz.data(), b.dz.data(), a.dz.size() * sizeof(float)) == 0);
+                     RC_ASSERT(got.diagnostics.bad_rows == 0);
+                     for (index_t r = 0; r < p.rows; ++r)
+                         for (index_t v = 0; v < p.vocab && !a.kept[std::size_t(r)]; ++v)
+                             RC_ASSERT(b.dz[std::size_t(r * (p.vocab + p.pad_g) + v)] == 0);
+                 },
+                 {.cases = 30});
+    });
+}
