@@ -70,7 +70,7 @@ struct config {
     } student;
     struct {
         std::string estimator = "reverse_kl";
-        int steps = 2700;
+        int steps = 3600;
         int prompts = 32;
         int warmup = 50;
         double rate = 2e-3;
