@@ -13,32 +13,35 @@
 
 namespace opd::test {
 
-/// A block of `threads` threads, one at a time.
+/// A block of `threads` threads, one at a time. (OPD_HD so that nvcc, too, compiles a host backend.)
 template <class State>
 struct host_team {
     int threads;
     bool tree; ///< merge as a tree of neighbours, else one after the other
     State state_ = {};
 
-    const State& state() const { return state_; }
-    void begin(index_t row) {
-        state_ = {};
+    OPD_HD const State& state() const { return state_; }
+    OPD_HD void begin(index_t row) {
+        state_ = State{};
         state_.row = row;
     }
-    void move_to(index_t row) { state_.row = row; }
+    OPD_HD void move_to(index_t row) { state_.row = row; }
     template <class Phase, class Kernel>
-    void fold(const Kernel& k) {
-        using partial = decltype(Phase::part(k, state_, 0, threads));
-        std::vector<partial> parts;
-        for (int t = 0; t < threads; ++t) parts.push_back(Phase::part(k, state_, t, threads));
-        for (int d = 1; tree && d < threads; d *= 2)
-            for (int t = 0; t + d < threads; t += 2 * d) parts[t] = Phase::merge(parts[t], parts[t + d]);
-        for (int t = 1; !tree && t < threads; ++t) parts[0] = Phase::merge(parts[0], parts[t]);
-        Phase::finish(k, state_, parts[0]);
+    OPD_HD void fold(const Kernel& k) {
+        Phase::finish(k, state_, merged<Phase>(k, 0, threads));
     }
     template <class Phase, class Kernel, class... Extra>
-    void each(const Kernel& k, Extra... extra) {
+    OPD_HD void each(const Kernel& k, Extra... extra) {
         for (int t = 0; t < threads; ++t) Phase::run(k, state_, t, threads, extra...);
+    }
+
+private:
+    /// Threads first to first + count - 1.
+    template <class Phase, class Kernel>
+    OPD_HD auto merged(const Kernel& k, int first, int count) const -> decltype(Phase::part(k, state_, 0, 1)) {
+        if (count == 1) return Phase::part(k, state_, first, threads);
+        const int left = tree ? count / 2 : count - 1;
+        return Phase::merge(merged<Phase>(k, first, left), merged<Phase>(k, first + left, count - left));
     }
 };
 

@@ -360,6 +360,8 @@ struct thread_anchors {
 struct row_sweep {
     raw_sums sums = {};
     double steepest = -1e300; ///< largest -k·delta over entries with mass: beyond 60 float cannot carry e^(-k delta)
+    bool rough_s = false,
+         rough_x = false; ///< an anchor moved by so many nats of log-ratio that float's delta lost digits, or W was cut
     row_contents found = {};
 
     /// The student's anchor moves to token id, which is in none of these sums.
@@ -368,7 +370,10 @@ struct row_sweep {
             sums.s = id, sums.z_s = z, sums.y_s = y;
             return;
         }
-        steepest -= sums.k * ((sums.z_s - z) * sums.inv_s - (sums.y_s - y) * sums.inv_t);
+        const double a = (sums.z_s - z) * sums.inv_s, g = a - (sums.y_s - y) * sums.inv_t;
+        rough_x |= g > 200 || g < -200;
+        rough_s |= (g > 200 || g < -200) && a > -100; // else nothing of this side is left
+        steepest -= sums.k * g;
         sums.rebase_student(id, z, y);
     }
     OPD_HD void teacher_to(index_t id, double z, double y) {
@@ -391,6 +396,7 @@ struct row_sweep {
             b.teacher_to(a.sums.t, a.sums.z_t, a.sums.y_t);
         a.sums.S += b.sums.S, a.sums.T += b.sums.T, a.sums.U += b.sums.U, a.sums.W += b.sums.W, a.sums.X += b.sums.X;
         a.steepest = a.steepest < b.steepest ? b.steepest : a.steepest;
+        a.rough_s |= b.rough_s, a.rough_x |= b.rough_x;
         a.found.bad |= b.found.bad;
         a.found.teacher_zero |= b.found.teacher_zero;
         a.found.student_zero |= b.found.student_zero;
@@ -446,7 +452,7 @@ OPD_HD row_sweep sweep_thread(const Z* z, const Y* y, index_t n, double inv_s, d
                     const F delta = a.delta(zs[i], ys[i]);
                     if constexpr (Need.u) U = in_s ? fma(e, delta, U) : U;
                     if constexpr (Need.w) {
-                        const F x = -F(k) * delta, edge(60);
+                        const F x = -F(k) * delta, edge(80);
                         W += in_s ? e * expm1(min(max(x, -edge), edge)) : F(0.);
                         if (has_z && has_y && (in_s || in_t || id == s.t)) steepest = max(steepest, x);
                     }
@@ -456,6 +462,7 @@ OPD_HD row_sweep sweep_thread(const Z* z, const Y* y, index_t n, double inv_s, d
         }
         s.S += double(S.v), s.T += double(T.v), s.U += double(U.v), s.W += double(W.v), s.X += double(X.v);
         out.steepest = out.steepest < double(steepest.v) ? double(steepest.v) : out.steepest;
+        out.rough_s |= steepest > F(80); // W was cut: no later anchor brings it back
     }
     return out;
 }
@@ -509,6 +516,13 @@ struct dense_kernel {
             return raw_sums_needed{};
     }();
 
+    static constexpr raw_sums_needed need_for_value = [] {
+        if constexpr (requires { Program::raw_for_value; })
+            return raw_sums_needed(Program::raw_for_value);
+        else
+            return need;
+    }();
+
     row_frame<S> frame;
     student::logits<Z, G, S> student;
     teacher::dense<Y, S> teacher;
@@ -547,8 +561,11 @@ struct dense_kernel {
         OPD_HD static row_sweep part(const dense_kernel& k, const dense_state& st, int tid, int threads) {
             double exponent = 1;
             if constexpr (single_sweep) exponent = k.program.exponent();
-            return sweep_thread<F, true, need>(k.student.z.row(st.row), k.teacher.y.row(st.row), k.vocab, k.inv_s,
-                                               k.inv_t, exponent, tid, threads);
+            const Z* z = k.student.z.row(st.row);
+            const Y* y = k.teacher.y.row(st.row);
+            if (k.student.dz.empty())
+                return sweep_thread<F, true, need_for_value>(z, y, k.vocab, k.inv_s, k.inv_t, exponent, tid, threads);
+            return sweep_thread<F, true, need>(z, y, k.vocab, k.inv_s, k.inv_t, exponent, tid, threads);
         }
         OPD_HD static row_sweep merge(const row_sweep& a, const row_sweep& b) { return row_sweep::merge(a, b); }
         OPD_HD static void finish(const dense_kernel& k, dense_state& st, const row_sweep& all) {
@@ -569,7 +586,8 @@ struct dense_kernel {
             if (out.infinite && e.on_infinite.act != infinite::action::floor) return;
             const double gap = (s.y_t - s.y_s) * s.inv_t; // how little the teacher gives the student's top token
             constexpr bool tolerant = need.u && !need.w && !need.x; // never forms e^-delta
-            if (out.infinite || all.steepest > 60 || gap > (tolerant ? 1e29 : 40)) {
+            const bool rough = (need.x && all.rough_x) || ((need.u || need.w) && all.rough_s);
+            if (out.infinite || rough || all.steepest > 60 || gap > (tolerant ? 1e29 : 40)) {
                 st.next = row_step::careful;
             } else if constexpr (single_sweep) {
                 out.loss = k.program.value(s);
@@ -600,9 +618,11 @@ struct dense_kernel {
         row_constants<F> row;
         F inv_sum_s, inv_sum_t, log_sum_s, log_sum_t;
 
-        OPD_HD explicit constants(const raw_sums& s)
+        OPD_HD constants(const raw_sums& s, const Program& program)
             : anchor(s), row{F(1 / (1 + s.S)), F(::exp(-s.d_star()) / (1 + s.S)), F(s.d_star()), F(::exp(-s.d_star()))},
-              inv_sum_s(1 / (1 + s.S)), inv_sum_t(1 / (1 + s.T)), log_sum_s(::log1p(s.S)), log_sum_t(::log1p(s.T)) {}
+              inv_sum_s(1 / (1 + s.S)), inv_sum_t(1 / (1 + s.T)), log_sum_s(::log1p(s.S)), log_sum_t(::log1p(s.T)) {
+            if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
+        }
 
         OPD_HD OPD_INLINE dense_entry<F> entry(F z, F y) const {
             dense_entry<F> e;
@@ -623,7 +643,7 @@ struct dense_kernel {
     /// Σ term and Σ c of programs that need both normalisers first.
     struct terms {
         OPD_HD static two_sums part(const dense_kernel& k, const dense_state& st, int tid, int threads) {
-            const constants c(st.sums);
+            const constants c(st.sums, k.program);
             two_sums out;
             for (index_t first = tid; first < k.vocab; first += index_t{threads} * entries_at_a_time) {
                 F loss(0.), sum_c(0.);
@@ -715,7 +735,7 @@ struct dense_kernel {
             G* dz = k.student.dz.row(st.row);
             index_t written = k.vocab;
             if (step == row_step::gradient) {
-                const constants c(st.sums);
+                const constants c(st.sums, k.program);
                 const F total(st.sum_c), g(st.factor * k.inv_s);
                 for (index_t i = tid; i < k.vocab; i += threads) {
                     const dense_entry<F> e = k.entry_at(c, st.row, i);
