@@ -18,11 +18,10 @@
 /// `tokens` is the count to divide by: the whole batch's, so that micro-batches add up. Returns the mean KL in nats.
 double distil(opd::eigen_backend& backend, float* logits, const float* teacher, const std::uint8_t* keep, long N,
               long V, long P, double tokens) {
-    const auto z = opd::view(logits, N, V, P); // (N,V), row stride P
-    const auto r =
-        opd::evaluate(backend, opd::student::logits{z, z}, // the gradient takes the logits' place
-                      opd::teacher::dense{opd::view(teacher, N, V, P)}, opd::reverse_kl{},
-                      opd::env{.reduction = opd::reduce::token_mean, .mask = opd::view(keep, N), .normalizer = tokens});
+    const opd::student::logits student{opd::view(logits, N, V, P), opd::view(logits, N, V, P)}; // in and out
+    const opd::teacher::dense known{opd::view(teacher, N, V, P)};
+    const auto r = opd::evaluate(backend, student, known, opd::reverse_kl{},
+                                 opd::env{.mask = opd::view(keep, N), .normalizer = tokens});
     return r.loss;
 }
 // [/distil]
