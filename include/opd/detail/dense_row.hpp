@@ -286,7 +286,7 @@ private:
             sum_c += c_of(i);
         }
         out.loss = loss;
-        if (!(std::abs(loss) < 1e30 && std::abs(sum_c) < 1e30)) { // beyond float: no finite number to report or store
+        if (!is_finite(loss) || !is_finite(sum_c) || std::abs(loss) > 1e30 || std::abs(sum_c) > 1e30) { // beyond float
             out.infinite = true;
             out.loss = 0;
             zero(dz);
