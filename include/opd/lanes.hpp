@@ -135,13 +135,13 @@ struct lanes {
     }
     OPD_INLINE void store(float* p) const { std::memcpy(p, &v, sizeof v); }
     OPD_INLINE void store(bfloat16* p) const {
+#if defined(OPD_AVX512)
+        const __m512i r = _mm512_maskz_srli_epi32(every, rounded_to_bfloat16(), 16);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(every, r));
+#else
         const ivec u = std::bit_cast<ivec>(v);
         const ivec nan = (u & 0x7fffffff) > 0x7f800000;
         const ivec rounded = ((u + 0x7fff + ((u >> 16) & 1)) & ~nan) | ((u | 0x400000) & nan);
-#if defined(OPD_AVX512)
-        const __m512i r = _mm512_maskz_srli_epi32(0xffff, std::bit_cast<__m512i>(rounded), 16);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, r));
-#else
         typedef std::uint16_t hvec __attribute__((vector_size(2 * width)));
         typedef std::uint32_t uvec __attribute__((vector_size(4 * width)));
         const hvec h = __builtin_convertvector(std::bit_cast<uvec>(rounded) >> 16, hvec);
@@ -159,6 +159,28 @@ struct lanes {
 #endif
     }
     OPD_INLINE void stream(bfloat16* p) const { store(p); }
+#if defined(OPD_AVX512)
+    /// The bfloat16 of each lane in its upper half, to nearest even; NaN stays one. Below are bits to drop.
+    OPD_INLINE __m512i rounded_to_bfloat16() const {
+        const __m512i u = std::bit_cast<__m512i>(v);
+        const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(every, u, 16), _mm512_set1_epi32(1));
+        const __m512i r = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+        const __mmask16 nan = _mm512_fpclass_ps_mask(reg(*this), 0x81); // quiet or signalling, also under -Ofast
+        return _mm512_mask_or_epi32(r, nan, u, _mm512_set1_epi32(0x400000));
+    }
+    /// Two registers as one of bfloat16.
+    OPD_INLINE static __m512i bfloat16_pair(lanes a, lanes b) {
+        alignas(64) static constexpr std::uint16_t upper_halves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                                       23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                                       45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+        return _mm512_maskz_permutex2var_epi16(~__mmask32{0}, a.rounded_to_bfloat16(), _mm512_load_si512(upper_halves),
+                                               b.rounded_to_bfloat16());
+    }
+    OPD_INLINE static void store_pair(lanes a, lanes b, bfloat16* p) { _mm512_storeu_si512(p, bfloat16_pair(a, b)); }
+    OPD_INLINE static void stream_pair(lanes a, lanes b, bfloat16* p) {
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(p), bfloat16_pair(a, b));
+    }
+#endif
 
     OPD_INLINE friend lanes operator+(lanes a, lanes b) { return raw(a.v + b.v); }
     OPD_INLINE friend lanes operator-(lanes a, lanes b) { return raw(a.v - b.v); }
@@ -322,11 +344,17 @@ struct twin {
     }
     template <class T>
     OPD_INLINE void store(T* p) const {
-        a.store(p), b.store(p + L::width);
+        if constexpr (requires { L::store_pair(a, b, p); })
+            L::store_pair(a, b, p);
+        else
+            a.store(p), b.store(p + L::width);
     }
     template <class T>
     OPD_INLINE void stream(T* p) const {
-        a.stream(p), b.stream(p + L::width);
+        if constexpr (requires { L::stream_pair(a, b, p); })
+            L::stream_pair(a, b, p);
+        else
+            a.stream(p), b.stream(p + L::width);
     }
 
     OPD_INLINE friend twin operator+(twin x, twin y) { return {x.a + y.a, x.b + y.b}; }

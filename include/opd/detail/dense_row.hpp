@@ -174,11 +174,9 @@ private:
                 for (int i = block, end = std::min(full, block + sum_chain<F>); i < end; i += F::width) {
                     const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
                     block_loss += program.term(k.row, e);
-                    if constexpr (Park) {
-                        const F ci = program.c(k.row, e);
-                        block_c += ci;
-                        ci.store(parked + begin + i); // padded to the lane width by the caller
-                    }
+                    const F ci = program.c(k.row, e);
+                    block_c += ci; // also where nobody asks for it: else a*b+c would contract differently in the value
+                    if constexpr (Park) ci.store(parked + begin + i); // padded to the lane width by the caller
                 }
                 loss += block_loss, c += block_c;
             }
@@ -203,8 +201,8 @@ private:
         const Program program = this->program; // a copy that no store can alias
         const F total(sum_c), g(scale), b{double(beta)};
         constexpr bool lane_store = loads_directly<F, G>;
-        const bool stream = std::is_same_v<G, float> && beta == 0 && n >= 16 * leaf_size &&
-                            reinterpret_cast<std::uintptr_t>(dz) % F::alignment == 0;
+        const bool stream =
+            streams<F, G> && beta == 0 && n >= stream_from && reinterpret_cast<std::uintptr_t>(dz) % F::alignment == 0;
         alignas(64) value buffer[leaf_size];
         backwards<single_sweep>(z, y, wild, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
             const auto at = [&](int i) {
@@ -224,7 +222,7 @@ private:
                         for (int i = 0; i < full; i += F::width) {
                             prefetch<F>(zl + i - 2 * leaf_size);
                             if constexpr (single_sweep) prefetch<F>(yl + i - 2 * leaf_size);
-                            if constexpr (F::width > 1) at(i).stream(out + i);
+                            if constexpr (streams<F, G>) at(i).stream(out + i);
                         }
                     else if (beta == 0)
                         for (int i = 0; i < full; i += F::width) at(i).store(out + i);

@@ -90,8 +90,8 @@ void pull_back(const Z* z, G* dz, index_t n, const student_row<Z>& s, const spar
     const anchor_lanes<F> a(s.sw.sums);
     const F factor(-g * sum_c / (1 + s.sw.sums.S)), b{double(beta)};
     constexpr bool direct = loads_directly<F, Z> && loads_directly<F, G>;
-    const bool stream = std::is_same_v<G, float> && beta == 0 && n >= 16 * leaf_size &&
-                        reinterpret_cast<std::uintptr_t>(dz) % (sizeof(value) * F::width) == 0;
+    const bool stream =
+        streams<F, G> && beta == 0 && n >= stream_from && reinterpret_cast<std::uintptr_t>(dz) % F::alignment == 0;
     staged_leaf<F> stage;
     alignas(64) value buffer[leaf_size];
     for (index_t begin = (n - 1) / leaf_size * leaf_size; begin >= 0; begin -= leaf_size) {
@@ -102,8 +102,8 @@ void pull_back(const Z* z, G* dz, index_t n, const student_row<Z>& s, const spar
                 G* out = dz + begin;
                 if (stream)
                     for (int i = 0; i < count; i += F::width) {
-                        __builtin_prefetch(in + i - 2 * leaf_size);
-                        if constexpr (F::width > 1) (factor * a.student(F::load(in + i))).stream(out + i);
+                        prefetch<F>(in + i - 2 * leaf_size);
+                        if constexpr (streams<F, G>) (factor * a.student(F::load(in + i))).stream(out + i);
                     }
                 else if (beta == 0)
                     for (int i = 0; i < count; i += F::width) (factor * a.student(F::load(in + i))).store(out + i);

@@ -25,6 +25,8 @@ namespace opd::detail {
 
 inline constexpr int leaf_size = 1024;
 inline constexpr int prefetch_ahead = 4096; // elements
+/// Rows from this length on are written past the caches: shorter ones may still be in L2 when the caller reads them.
+inline constexpr int stream_from = 64 * leaf_size;
 
 inline namespace OPD_ISA {
 
@@ -77,6 +79,12 @@ struct magnitude<scalar<double>> {
     }
     OPD_INLINE bool wild() const { return seen >= 0x46293e5939a08ceaull; } // 1e30
 };
+
+/// Whether F writes G past the caches: whole cache lines at a time.
+template <class F, class G>
+inline constexpr bool streams = std::is_same_v<G, float>&& F::width > 1;
+template <class G>
+inline constexpr bool streams<twin<lanes>, G> = std::is_same_v<G, float> || std::is_same_v<G, bfloat16>;
 
 /// How far the entries lie below their anchor: the largest bits of (anchor - x), as unsigned. A number above the anchor
 /// has the sign bit, NaN and infinity lie above every finite one: one comparison finds them all, also under -Ofast.
@@ -388,8 +396,9 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
 
         if constexpr (direct)
             if (s.s >= 0 && !excludes && count == leaf_size) {
-                const auto l = a.near ? fold_leaf<F, Teacher, Need, true>(z + begin, y + begin, count, a)
-                                      : fold_leaf<F, Teacher, Need, false>(z + begin, y + begin, count, a);
+                const Y* const leaf_y = Teacher ? y + begin : nullptr; // a student's sweep has none
+                const auto l = a.near ? fold_leaf<F, Teacher, Need, true>(z + begin, leaf_y, count, a)
+                                      : fold_leaf<F, Teacher, Need, false>(z + begin, leaf_y, count, a);
                 if (!l.fall_z.beyond(a.limit_s) && !(Teacher && l.fall_y.beyond(a.limit_t))) {
                     add_leaf<Teacher, Need>(s, out.wide, l);
                     continue;
