@@ -8,7 +8,9 @@
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
+#if !defined(__CUDACC__) // draws on the host's lanes
 #include "opd/estimators/designs.hpp"
+#endif
 #include "opd/estimators/divergences.hpp"
 #include "opd/estimators/sampled.hpp"
 #include "opd/estimators/support.hpp"

@@ -4,149 +4,25 @@
 // docs/support-matrix.md against the code: every row says `yes`, `throws`, `does not compile` or `not yet`, and that is what
 // happens. Each table is read into cells, each row expanded into its combinations; a combination must be one that this
 // program instantiates, and every combination that it instantiates must be listed. CUDA's kernels run on the host.
-#include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <doctest/doctest.h>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <set>
-#include <sstream>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include "backends/host_run.hpp"
+#include "conformance/support_matrix.hpp"
 #include "opd/backends/eigen.hpp"
 #include "opd/opd.hpp"
 
 namespace {
 
 using namespace opd;
+using namespace opd::test::matrix;
 using opd::test::host_run_backend;
-
-// --- the page -----------------------------------------------------------------------------------------------------------
-
-using cells = std::map<std::string, std::string>; // column -> one value
-
-std::string trimmed(const std::string& s) {
-    const auto begin = s.find_first_not_of(" \t"), end = s.find_last_not_of(" \t");
-    return begin == std::string::npos ? "" : s.substr(begin, end - begin + 1);
-}
-std::vector<std::string> split(const std::string& s, char at) {
-    std::vector<std::string> parts;
-    std::istringstream in(s);
-    for (std::string part; std::getline(in, part, at);) parts.push_back(trimmed(part));
-    return parts;
-}
-
-/// The rows of the table under heading `## title`, expanded.
-std::vector<cells> table(const std::string& title) {
-    std::ifstream page(std::string(OPD_TEST_SOURCE_DIR) + "/docs/support-matrix.md");
-    REQUIRE_MESSAGE(page.good(), "docs/support-matrix.md cannot be read");
-    std::vector<std::string> columns;
-    std::vector<cells> rows;
-    bool here = false;
-    for (std::string line; std::getline(page, line);) {
-        if (line.rfind("## ", 0) == 0) here = line == "## " + title;
-        if (!here || line.rfind("|", 0) != 0 || line.rfind("|---", 0) == 0) continue;
-        std::vector<std::string> values = split(line.substr(1), '|');
-        if (columns.empty()) {
-            columns = values;
-            continue;
-        }
-        REQUIRE_MESSAGE(values.size() == columns.size(), "wrong number of cells: ", line);
-        std::vector<cells> expanded{{}};
-        for (std::size_t i = 0; i < columns.size(); ++i) {
-            std::vector<cells> next;
-            for (const cells& row : expanded)
-                for (const std::string& value : split(values[i], ',')) {
-                    next.push_back(row);
-                    next.back()[columns[i]] = value == "=" ? row.at("z") : value;
-                }
-            expanded = next;
-        }
-        rows.insert(rows.end(), expanded.begin(), expanded.end());
-    }
-    REQUIRE_MESSAGE(!rows.empty(), "no table under ", title);
-    return rows;
-}
-std::string described(const cells& row) {
-    std::string s;
-    for (const auto& [column, value] : row) s += column + " " + value + "; ";
-    return s;
-}
-
-// --- one call of each kind ----------------------------------------------------------------------------------------------
-
-constexpr index_t rows = 3, vocab = 40, kept = 6;
-
-/// A batch in the given types. All logits are multiples of 1/16, exact in 16 bits.
-template <class Z, class G, class L>
-struct batch {
-    static constexpr auto to = []<class T>(std::type_identity<T>, double x) {
-        return element<T>::store(static_cast<arithmetic_t<T>>(x));
-    };
-    std::vector<Z> z;                // (N,V)
-    std::vector<G> dz;               // (N,V)
-    std::vector<L> y, log_q, log_mu; // (N,V) (N,k) (N,k)
-    std::vector<std::int32_t> ids;   // (N,k)
-    std::vector<float> weight;       // (N,k)
-    std::vector<std::uint8_t> exact; // (N,k)
-    std::vector<float> lse, losses, given;
-
-    batch() {
-        for (index_t i = 0; i < rows * vocab; ++i) {
-            z.push_back(to(std::type_identity<Z>{}, double((i * 37) % 61) / 16 - 2));
-            y.push_back(to(std::type_identity<L>{}, double((i * 29) % 53) / 16 - 1.5));
-            dz.push_back(to(std::type_identity<G>{}, 0));
-        }
-        for (index_t r = 0; r < rows; ++r) {
-            double sum = 0, sum_z = 0;
-            for (index_t v = 0; v < vocab; ++v) {
-                sum += std::exp(double(element<L>::load(y[std::size_t(r * vocab + v)])));
-                sum_z += std::exp(double(element<Z>::load(z[std::size_t(r * vocab + v)])));
-            }
-            given.push_back(float(std::log(sum_z)));
-            for (index_t j = 0; j < kept; ++j) {
-                const index_t id = (7 * j + r) % vocab;
-                ids.push_back(std::int32_t(id));
-                const double lq = double(element<L>::load(y[std::size_t(r * vocab + id)])) - std::log(sum);
-                log_q.push_back(to(std::type_identity<L>{}, lq));
-                log_mu.push_back(to(std::type_identity<L>{}, lq - 0.0625));
-                exact.push_back(j < 2);
-                weight.push_back(float(j < 2 ? std::exp(lq - 0.0625) : 0.2));
-            }
-        }
-        lse.resize(rows), losses.resize(rows);
-    }
-    template <cache_kind Kind>
-    auto teacher() const {
-        const auto at = [](const auto& v, index_t cols) { return view(v.data(), rows, cols); };
-        if constexpr (Kind == cache_kind::dense)
-            return teacher::dense{at(y, vocab)};
-        else if constexpr (Kind == cache_kind::support)
-            return teacher::support{at(ids, kept), at(log_q, kept)};
-        else if constexpr (Kind == cache_kind::samples)
-            return teacher::samples{at(ids, kept), at(log_mu, kept), at(log_q, kept)};
-        else
-            return teacher::weighted{at(ids, kept), at(weight, kept), at(log_mu, kept), at(log_q, kept),
-                                     at(exact, kept)};
-    }
-    template <bool Sparse>
-    auto student() {
-        if constexpr (Sparse)
-            return student::on_support{view(z.data(), rows, vocab), view(dz.data(), rows, kept)};
-        else
-            return student::logits{view(z.data(), rows, vocab), view(dz.data(), rows, vocab)};
-    }
-    bool has_gradient() const {
-        double sum = 0;
-        for (const G& g : dz) sum += std::abs(double(element<G>::load(g)));
-        return std::isfinite(sum) && sum > 0;
-    }
-};
 
 // --- what this program instantiates -------------------------------------------------------------------------------------
 
@@ -231,29 +107,7 @@ constexpr bool has_kernel = requires(const Job& job) {
     detail::kernel_of(job, detail::row_frame<space::host>{});
 };
 
-using key = std::string;
 std::map<key, std::function<outcome(const call_options&)>> instantiated;
-
-template <class T>
-constexpr const char* name_of = "";
-template <>
-constexpr const char* name_of<float> = "float";
-template <>
-constexpr const char* name_of<bfloat16> = "bfloat16";
-template <>
-constexpr const char* name_of<half> = "half";
-template <>
-constexpr const char* name_of<double> = "double";
-constexpr const char* name_of_kind(cache_kind k) {
-    return k == cache_kind::dense     ? "dense"
-           : k == cache_kind::support ? "support"
-           : k == cache_kind::samples ? "samples"
-                                      : "weighted";
-}
-key key_of(const std::string& estimator, const std::string& cache, const std::string& gradient,
-           const std::string& backend, const std::string& z, const std::string& dz, const std::string& teacher) {
-    return estimator + " | " + cache + " | " + gradient + " | " + backend + " | " + z + " | " + dz + " | " + teacher;
-}
 
 template <cache_kind Kind, bool Sparse, class Z, class G, class L, bool Cuda, class Estimator>
 void add_on(const char* name, Estimator estimator) {
