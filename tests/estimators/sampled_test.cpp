@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Sampled reverse KL by exact enumeration: every tuple of m draws from mu at small V, every interval of the systematic offset for
+// threshold(B). The mean of the gradients equals the dense gradient where an estimator claims to be unbiased, and must not
+// where it is biased (negative controls). What each surrogate descends, and its c against differences in log p.
+#include "support/enumerate.hpp"
+#include "support/generators.hpp"
+#include "support/naive_backend.hpp"
+#include "support/property.hpp"
+#include "support/textbook.hpp"
+
+#include <opd/backends/eigen.hpp>
+#include <opd/estimators/designs.hpp>
+#include <opd/estimators/sampled.hpp>
+
+using namespace opd;
+using namespace opd::test;
+
+namespace {
+
+/// Student, teacher and a stale behaviour policy over V tokens, in double.
+struct policies {
+    index_t vocab;
+    float temperature = 1;
+    std::vector<double> z, y, b; // logits (V): student, teacher, behaviour
+    std::vector<double> log_p, log_q, log_mu;
+
+    policies(index_t v, std::uint64_t seed, bool stale, float t = 1) : vocab(v), temperature(t) {
+        numbers u(seed);
+        for (index_t i = 0; i < v; ++i) {
+            z.push_back(1.5 * u.normal()), y.push_back(1.5 * u.normal());
+            b.push_back(stale ? z.back() + 0.7 * u.normal() : z.back());
+        }
+        double lse = 0;
+        naive_backend::log_softmax(z.data(), v, t, nullptr, &lse, log_p);
+        naive_backend::log_softmax(y.data(), v, 1, nullptr, &lse, log_q);
+        naive_backend::log_softmax(b.data(), v, t, nullptr, &lse, log_mu);
+    }
+    /// c (V) through the pullback.
+    std::vector<double> pullback(const std::vector<double>& c) const {
+        double sum = 0;
+        for (const double x : c) sum += x;
+        std::vector<double> g;
+        for (std::size_t v = 0; v < c.size(); ++v) g.push_back((c[v] - std::exp(log_p[v]) * sum) / double(temperature));
+        return g;
+    }
+    std::vector<double> gradient_of_kl(const std::vector<double>& log_other) const { // ∇ KL(p‖other)
+        std::vector<double> c;
+        for (std::size_t v = 0; v < log_p.size(); ++v) c.push_back(std::exp(log_p[v]) * (log_p[v] - log_other[v]));
+        return pullback(c);
+    }
+    double kl(const std::vector<double>& log_other) const {
+        double s = 0;
+        for (std::size_t v = 0; v < log_p.size(); ++v) s += std::exp(log_p[v]) * (log_p[v] - log_other[v]);
+        return s;
+    }
+};
+
+struct outcome {
+    double loss = 0;
+    std::vector<double> dz;
+};
+
+template <class Estimator>
+outcome call(const policies& w, const teacher::samples<std::int64_t, double>& t, const Estimator& e) {
+    eigen_backend backend;
+    outcome o;
+    o.dz.resize(w.z.size());
+    const student::logits<double> s{view(w.z.data(), 1, w.vocab), view(o.dz.data(), 1, w.vocab), w.temperature};
+    o.loss = evaluate(backend, s, t, e).loss;
+    return o;
+}
+
+/// E over all m-tuples of i.i.d. draws from mu.
+template <class Estimator>
+outcome expectation(const policies& w, index_t m, const Estimator& e) {
+    outcome mean{0, std::vector<double>(w.z.size(), 0.0)};
+    double total = 0;
+    for_each_tuple(w.vocab, m, [&](const std::vector<std::int64_t>& ids) {
+        std::vector<double> log_mu, log_q;
+        double lp = 0;
+        for (const auto id : ids) {
+            log_mu.push_back(w.log_mu[std::size_t(id)]), log_q.push_back(w.log_q[std::size_t(id)]);
+            lp += log_mu.back();
+        }
+        const outcome o = call(w, {view(ids.data(), 1, m), view(log_mu.data(), 1, m), view(log_q.data(), 1, m)}, e);
+        const double probability = std::exp(lp);
+        total += probability;
+        mean.loss += probability * o.loss;
+        for (std::size_t v = 0; v < mean.dz.size(); ++v) mean.dz[v] += probability * o.dz[v];
+    });
+    CHECK(total == doctest::Approx(1).epsilon(1e-12));
+    return mean;
+}
+
+double distance(const std::vector<double>& a, const std::vector<double>& b) {
+    double d = 0;
+    for (std::size_t v = 0; v < a.size(); ++v) d = std::max(d, std::abs(a[v] - b[v]));
+    return d;
+}
+
+const std::pair<index_t, index_t> sizes[] = {{2, 1}, {5, 1}, {3, 2}, {5, 2}, {4, 3}, {5, 3}}; // V, m
+
+} // namespace
+
+TEST_CASE("MC-m with importance sampling is unbiased under staleness, with and without leave-one-out") {
+    for (const auto& [v, m] : sizes)
+        for (const float t : {1.F, 0.7F}) {
+            const policies w(v, 100 + std::uint64_t(v * m), true, t);
+            const auto dense = w.gradient_of_kl(w.log_q);
+            CAPTURE(v);
+            CAPTURE(m);
+            for (const auto b : {baseline::none, baseline::leave_one_out, baseline::self_normalised}) {
+                const outcome o = expectation(w, m, mc_reverse_kl<>{.baseline = b});
+                CHECK(distance(o.dz, dense) < 1e-10);
+                CHECK(o.loss == doctest::Approx(w.kl(w.log_q)).epsilon(1e-10)); // the value never uses the baseline
+            }
+        }
+}
+
+TEST_CASE("control: without correction MC-m is unbiased on policy and biased when stale") {
+    for (const auto& [v, m] : sizes) {
+        const policies fresh(v, 7, false), stale(v, 7, true);
+        CHECK(distance(expectation(fresh, m, mc_reverse_kl<score_function>{}).dz, fresh.gradient_of_kl(fresh.log_q)) <
+              1e-10);
+        CHECK(distance(expectation(stale, m, mc_reverse_kl<score_function>{}).dz, stale.gradient_of_kl(stale.log_q)) >
+              1e-2);
+    }
+}
+
+TEST_CASE("control: a clipped advantage and a floored teacher are biased") {
+    const policies w(5, 3, true);
+    CHECK(distance(expectation(w, 2, mc_reverse_kl<>{.advantage_clip = 0.3}).dz, w.gradient_of_kl(w.log_q)) > 1e-2);
+}
+
+TEST_CASE("what a surrogate descends") {
+    for (const auto& [v, m] : sizes) {
+        const policies w(v, 21, true);
+        // rho sg(A_old): KL(p‖q) - KL(p‖mu), which rewards drifting from mu
+        const auto to_q = w.gradient_of_kl(w.log_q), to_mu = w.gradient_of_kl(w.log_mu);
+        std::vector<double> want;
+        for (std::size_t i = 0; i < to_q.size(); ++i) want.push_back(to_q[i] - to_mu[i]);
+        const outcome o = expectation(w, m, mc_reverse_kl<>{.advantage = advantage::old});
+        CHECK(distance(o.dz, want) < 1e-10);
+        CHECK(distance(o.dz, to_q) > 1e-3);
+        // A_theta log p without ratio: Σ mu (log p - log q) through the pullback
+        std::vector<double> c;
+        for (std::size_t i = 0; i < w.log_p.size(); ++i) c.push_back(std::exp(w.log_mu[i]) * (w.log_p[i] - w.log_q[i]));
+        CHECK(distance(expectation(w, m, mc_reverse_kl<score_function>{}).dz, w.pullback(c)) < 1e-10);
+    }
+}
+
+TEST_CASE("exactly zero at p = q, whatever was drawn") {
+    policies w(5, 9, true);
+    w.log_q = w.log_p;
+    for_each_tuple(5, 2, [&](const std::vector<std::int64_t>& ids) {
+        std::vector<double> log_mu, log_q;
+        for (const auto id : ids)
+            log_mu.push_back(w.log_mu[std::size_t(id)]), log_q.push_back(w.log_p[std::size_t(id)]);
+        const outcome o = call(w, {view(ids.data(), 1, 2), view(log_mu.data(), 1, 2), view(log_q.data(), 1, 2)},
+                               mc_reverse_kl<>{.baseline = baseline::leave_one_out});
+        CHECK(std::abs(o.loss) < 1e-14);
+        for (const double g : o.dz) CHECK(std::abs(g) < 1e-14);
+    });
+}
+
+TEST_CASE("a surrogate's c is its loss's derivative in log p") {
+    const auto check = [](const auto& s) {
+        property("differences", [&] {
+            numbers u(*rc::gen::arbitrary<std::uint64_t>());
+            token_in x{.log_p = -3 * u.uniform(),
+                       .log_mu = -3 * u.uniform(),
+                       .log_prox = -1,
+                       .log_ref = -1,
+                       .log_q = -3 * u.uniform(),
+                       .log_ratio = 0,
+                       .advantage = u.normal(),
+                       .age = 1};
+            const auto at = [&](double h) {
+                token_in t = x;
+                t.log_p += h, t.log_ratio = t.log_p - t.log_mu;
+                return s(t);
+            };
+            const double slope = (at(1e-5).loss - at(-1e-5).loss) / 2e-5;
+            RC_ASSERT(std::abs(at(0).c - slope) < 1e-8 * (1 + std::abs(slope)));
+        });
+    };
+    check(unclipped_is{});
+    check(score_function{});
+}
+
+TEST_CASE("repeated ids are summed: a tuple's gradient is the mean of its draws'") {
+    const policies w(5, 31, true);
+    for_each_tuple(5, 3, [&](const std::vector<std::int64_t>& ids) {
+        std::vector<double> log_mu, log_q, mean(5, 0.0);
+        for (const auto id : ids) {
+            log_mu.push_back(w.log_mu[std::size_t(id)]), log_q.push_back(w.log_q[std::size_t(id)]);
+            const outcome one =
+                call(w, {view(&id, 1, 1), view(&log_mu.back(), 1, 1), view(&log_q.back(), 1, 1)}, mc_reverse_kl{});
+            for (std::size_t v = 0; v < 5; ++v) mean[v] += one.dz[v] / 3;
+        }
+        const outcome all =
+            call(w, {view(ids.data(), 1, 3), view(log_mu.data(), 1, 3), view(log_q.data(), 1, 3)}, mc_reverse_kl{});
+        CHECK(distance(all.dz, mean) < 1e-13);
+    });
+}
+
+TEST_CASE("diagnostics: E_mu[rho] = 1, K1, K2, K3, saturation, a missing baseline") {
+    const policies w(4, 5, true);
+    double rho = 0, k3 = 0;
+    eigen_backend backend;
+    for_each_tuple(4, 1, [&](const std::vector<std::int64_t>& ids) {
+        const auto i = std::size_t(ids[0]);
+        const student::logits<double> s{view(w.z.data(), 1, 4)};
+        const teacher::samples<std::int64_t, double> t{view(ids.data(), 1, 1), view(&w.log_mu[i], 1, 1),
+                                                       view(&w.log_q[i], 1, 1)};
+        const auto d = evaluate(backend, s, t, mc_reverse_kl<>{.baseline = baseline::leave_one_out}).diagnostics;
+        const double l = w.log_p[i] - w.log_mu[i];
+        CHECK(d.ratio_mean() == doctest::Approx(std::exp(l)));
+        CHECK(d.k1() == doctest::Approx(-l));
+        CHECK(d.k2() == doctest::Approx(l * l / 2));
+        CHECK(d.baseline_missing == 1);
+        CHECK(d.saturated == 0);
+        rho += std::exp(w.log_mu[i]) * d.ratio_mean(), k3 += std::exp(w.log_mu[i]) * d.k3();
+    });
+    CHECK(rho == doctest::Approx(1));
+    double kl_mu_p = 0; // E_mu[K3] = KL(mu‖p)
+    for (std::size_t i = 0; i < 4; ++i) kl_mu_p += std::exp(w.log_mu[i]) * (w.log_mu[i] - w.log_p[i]);
+    CHECK(k3 == doctest::Approx(kl_mu_p));
+
+    const std::int64_t id = 0;
+    const double log_mu = -300, log_q = -1, z[] = {0, 0};
+    double dz[2];
+    const auto d =
+        evaluate(backend, student::logits{view(z, 1, 2), view(dz, 1, 2)},
+                 teacher::samples<std::int64_t, double>{view(&id, 1, 1), view(&log_mu, 1, 1), view(&log_q, 1, 1)},
+                 mc_reverse_kl{})
+            .diagnostics;
+    CHECK(d.saturated == 1);
+    CHECK(d.ratio_max == doctest::Approx(std::exp(80.0)));
+}
+
+TEST_CASE("threshold(B) is unbiased over its systematic offset, with its baseline too; equal weights are not") {
+    eigen_backend backend;
+    for (const index_t vocab : {5, 9})
+        for (const index_t budget : {1, 2, 3, 4, 8})
+            for (const std::uint64_t seed : {1, 2, 3}) {
+                const policies w(vocab, seed, true, 0.8F);
+                const auto draw = [&](double u) {
+                    threshold_draw d(budget);
+                    std::vector<float> scratch(design::scratch_floats(vocab));
+                    d.count = design::threshold(w.b.data(), vocab, w.temperature, budget, u, d.ids.data(),
+                                                d.weight.data(), d.log_mu.data(), d.exact.data(), scratch);
+                    return d;
+                };
+                std::vector<std::vector<double>> mean(3, std::vector<double>(w.z.size(), 0.0));
+                double value = 0, mass = 0, total = 0;
+                for_each_offset_interval(w.log_mu, budget, draw, [&](double length, const threshold_draw& d) {
+                    CHECK(d.count == std::min(budget, vocab));
+                    total += length;
+                    std::vector<double> log_q(std::size_t(budget), 0.0);
+                    for (std::size_t j = 0; j < d.ids.size(); ++j)
+                        if (d.ids[j] >= 0)
+                            log_q[j] = w.log_q[std::size_t(d.ids[j])], mass += length * double(d.weight[j]);
+                    for (const std::size_t kind : {0, 1, 2}) {
+                        std::vector<double> dz(w.z.size());
+                        std::vector<float> weight = d.weight;
+                        if (kind == 2) std::fill(weight.begin(), weight.end(), 1.F / float(d.count));
+                        const teacher::weighted<std::int64_t, double> t{
+                            view(d.ids.data(), 1, budget), view(static_cast<const float*>(weight.data()), 1, budget),
+                            view(d.log_mu.data(), 1, budget), view(static_cast<const double*>(log_q.data()), 1, budget),
+                            view(d.exact.data(), 1, budget)};
+                        const student::logits<double> s{view(w.z.data(), 1, vocab), view(dz.data(), 1, vocab),
+                                                        w.temperature};
+                        const weighted_reverse_kl<> e{.baseline = kind == 1 ? baseline::exact_entries : baseline::none};
+                        const double loss = evaluate(backend, s, t, e).loss;
+                        if (kind == 1) value += length * loss;
+                        for (std::size_t v = 0; v < dz.size(); ++v) mean[kind][v] += length * dz[v];
+                    }
+                });
+                INFO("V " << vocab << ", B " << budget << ", seed " << seed);
+                const auto dense = w.gradient_of_kl(w.log_q);
+                CHECK(total == doctest::Approx(1).epsilon(1e-12));
+                CHECK(mass == doctest::Approx(1).epsilon(1e-6)); // E[Σ w] = 1
+                CHECK(distance(mean[0], dense) < 2e-6);          // weights are float
+                CHECK(distance(mean[1], dense) < 2e-6);
+                CHECK(value == doctest::Approx(w.kl(w.log_q)).epsilon(1e-5));
+                if (budget > 1 && budget < vocab) CHECK(distance(mean[2], dense) > 1e-3);
+                if (budget >= vocab) CHECK(distance(mean[0], dense) < 2e-7); // all exact
+            }
+}
+
+TEST_CASE("i.i.d. draws follow mu: the inverse of its distribution function, in id order") {
+    const policies w(7, 12, true);
+    std::vector<float> scratch(design::scratch_floats(7));
+    double cumulative = 0;
+    for (std::int64_t v = 0; v < 7; ++v) {
+        for (const double inside : {0.001, 0.5, 0.999}) {
+            const double u = cumulative + inside * std::exp(w.log_mu[std::size_t(v)]);
+            std::int64_t id = -1;
+            double log_mu = 0;
+            REQUIRE(design::iid(
+                w.b.data(), 7, 1, 1, [u](index_t) { return u; }, &id, &log_mu, scratch));
+            CHECK(id == v);
+            CHECK(log_mu == doctest::Approx(w.log_mu[std::size_t(v)]).epsilon(1e-6));
+        }
+        cumulative += std::exp(w.log_mu[std::size_t(v)]);
+    }
+}
+
+TEST_CASE("bfloat16 gradients of a sampled loss near p = q keep a relative error below 1e-2") {
+    constexpr index_t vocab = 3000, m = 64;
+    numbers u(17);
+    std::vector<float> z(vocab), log_mu(m), log_q(m);
+    for (float& x : z) x = float(3 * u.normal());
+    std::vector<double> lp, want(vocab);
+    double lse = 0;
+    naive_backend::log_softmax(z.data(), vocab, 1, nullptr, &lse, lp);
+    std::vector<std::int32_t> ids(m);
+    std::vector<float> scratch(design::scratch_floats(vocab));
+    REQUIRE(design::iid(
+        z.data(), vocab, 1, m, [&](index_t) { return u.uniform(); }, ids.data(), log_mu.data(), scratch));
+    for (std::size_t j = 0; j < m; ++j) log_q[j] = float(lp[std::size_t(ids[j])] + 1e-3 * u.normal());
+    const teacher::samples<std::int32_t> t{view(ids.data(), 1, m), view(log_mu.data(), 1, m), view(log_q.data(), 1, m)};
+    std::vector<bfloat16> dz(vocab);
+    eigen_backend backend;
+    const auto zv = view(static_cast<const float*>(z.data()), 1, vocab);
+    evaluate(backend, student::logits<float, bfloat16>{zv, view(dz.data(), 1, vocab)}, t, mc_reverse_kl{});
+    evaluate(backend, student::logits<float, double>{zv, view(want.data(), 1, vocab)}, t, mc_reverse_kl{});
+    double top = 0;
+    for (const double g : want) top = std::max(top, std::abs(g));
+    for (std::size_t v = 0; v < dz.size(); ++v)
+        if (std::abs(want[v]) > 1e-4 * top) CHECK(std::abs(element<bfloat16>::load(dz[v]) / want[v] - 1) < 1e-2);
+}
