@@ -128,14 +128,14 @@ namespace detail {
 
 /// Where a program's value is infinite: needed to floor, skip or raise. Programs say so by two optional members.
 template <class D>
-constexpr bool infinite_where_teacher_zero(const D& d) {
+OPD_HD constexpr bool infinite_where_teacher_zero(const D& d) {
     if constexpr (requires { d.infinite_where_teacher_zero(); })
         return d.infinite_where_teacher_zero();
     else
         return false;
 }
 template <class D>
-constexpr bool infinite_where_student_zero(const D& d) {
+OPD_HD constexpr bool infinite_where_student_zero(const D& d) {
     if constexpr (requires { d.infinite_where_student_zero(); })
         return d.infinite_where_student_zero();
     else

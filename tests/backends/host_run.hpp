@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "opd/backends/cuda_rows.hpp"
+#include "opd/backends/cuda_jobs.hpp"
 
 namespace opd::test {
 
@@ -53,8 +53,8 @@ struct host_run_backend {
 
     template <class Job>
     result for_rows(const Job& job) {
-        detail::refuse_content_checks(job.env);
-        const detail::device_plan plan(job.rows, detail::sequences_of(job.env));
+        if constexpr (requires { job.env; }) detail::refuse_content_checks(job.env);
+        const detail::device_plan plan = detail::plan_of(job);
         arena.assign(plan.bytes + 64, std::byte{0xa5}); // nothing may rest on what the memory held
         void* p = arena.data();
         std::size_t room = arena.size();

@@ -15,8 +15,10 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "opd/backends/cuda.hpp"
+#include "opd/backends/cuda_jobs.hpp"
 #include "opd/backends/cuda_rows.hpp"
 #include "opd/evaluate.hpp"
 
@@ -108,19 +110,34 @@ struct stream_launcher {
 
 namespace opd {
 
+namespace detail {
+inline namespace OPD_ISA {
+template <class Job>
+device_result enqueue(const cuda_backend& be, const Job& job) {
+    constexpr std::size_t alignment = cuda_backend::alignment;
+    const std::size_t bytes = plan_of(job).bytes;
+    void* p = be.arena.data();
+    std::size_t room = be.arena.size();
+    if (p == nullptr || !std::align(alignment, bytes, p, room))
+        throw invalid_input("cuda_backend.arena", "holds " + std::to_string(be.arena.size()) +
+                                                      " bytes; this call needs " + std::to_string(bytes + alignment) +
+                                                      " (see workspace_bytes)");
+    auto* memory = static_cast<std::byte*>(p);
+    result* out = be.results ? be.results : reinterpret_cast<result*>(memory);
+    run_job(job, memory, out, stream_launcher{be.stream});
+    return {out};
+}
+} // namespace OPD_ISA
+} // namespace detail
+
 template <class Student, class Teacher, class Estimator>
 device_result cuda_backend::for_rows(const row_job<Student, Teacher, Estimator, space::device>& job) {
     detail::refuse_content_checks(job.env);
-    const std::size_t bytes = workspace_bytes(job) - alignment;
-    void* p = arena.data();
-    std::size_t room = arena.size();
-    if (p == nullptr || !std::align(alignment, bytes, p, room))
-        throw invalid_input("cuda_backend.arena", "holds " + std::to_string(arena.size()) + " bytes; this call needs " +
-                                                      std::to_string(bytes + alignment) + " (see workspace_bytes)");
-    auto* memory = static_cast<std::byte*>(p);
-    result* out = results ? results : reinterpret_cast<result*>(memory);
-    detail::run_job(job, memory, out, detail::stream_launcher{stream});
-    return {out};
+    return detail::enqueue(*this, job);
+}
+template <class Z, class Id, class L>
+device_result cuda_backend::for_rows(const token_logp_job<Z, Id, L, space::device>& job) {
+    return detail::enqueue(*this, job);
 }
 
 } // namespace opd

@@ -9,8 +9,8 @@
 //   opd::result host = r.fetch(stream);                                                     // the only call that waits
 //
 // Nothing is allocated, nothing synchronises, no global state is read or written, and everything but `fetch` is legal under
-// stream capture. Views are device_view; every span of device_env lies in device memory. Workspace: workspace_bytes(rows),
-// about 1 MB at most plus 8 bytes a sequence.
+// stream capture. Views are device_view; every span of device_env lies in device memory. Workspace: about 1 MB at most, 8
+// bytes a sequence, and for supports and samples at most 2,048 times 48 to 80 bytes an entry of a row.
 //
 // The same call gives the same bits (run_to_run), on any device: blocks and merges depend on sizes alone, there are no float
 // atomics. Contents are counted, never thrown: check::contents and infinite::raise are refused. Offsets or weights that make
@@ -25,7 +25,7 @@
 #include <string>
 #include <type_traits>
 
-#include "opd/backends/cuda_rows.hpp"
+#include "opd/backends/cuda_jobs.hpp"
 #include "opd/config.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
@@ -103,18 +103,21 @@ struct cuda_backend {
     std::span<std::byte> arena = {}; ///< device memory of at least workspace_bytes(…)
     result* results = nullptr;       ///< device memory for the result; null: the head of the arena
 
-    /// Bytes of arena that a call over this many rows (and sequences, for the reductions that know them) needs.
+    /// Bytes of arena that a dense call over this many rows (and sequences, for the reductions that know them) needs.
     static constexpr std::size_t workspace_bytes(index_t rows, index_t sequences = 0) {
-        return detail::device_plan(rows, sequences).bytes + alignment;
+        return detail::device_plan(rows, sequences, 0).bytes + alignment;
     }
-    template <class Student, class Teacher, class Estimator>
-    static std::size_t workspace_bytes(const row_job<Student, Teacher, Estimator, space::device>& job) {
-        return workspace_bytes(job.rows, detail::sequences_of(job.env));
+    /// Bytes that any call needs; see opd::workspace_bytes(backend, student, …).
+    template <class Job>
+    static std::size_t workspace_bytes(const Job& job) {
+        return detail::plan_of(job).bytes + alignment;
     }
 
-    /// Enqueues a checked call; called by evaluate. Defined in cuda.cuh.
+    /// Enqueues a checked call; called by evaluate and token_logp. Defined in cuda.cuh.
     template <class Student, class Teacher, class Estimator>
     device_result for_rows(const row_job<Student, Teacher, Estimator, space::device>& job);
+    template <class Z, class Id, class L>
+    device_result for_rows(const token_logp_job<Z, Id, L, space::device>& job);
 
     /// C = alpha·op(A) op(B) + beta·C by cuBLAS on the caller's handle, in float (double for double): run_to_run, not
     /// row-invariant. (M,K) (K,N) -> (M,N), row-major. The handle's stream and pointer mode are put back.

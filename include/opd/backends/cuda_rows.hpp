@@ -50,14 +50,16 @@ struct device_plan {
     static constexpr index_t most_groups = 2048;
     index_t rows, sequences;
     index_t group, groups; ///< rows a block works through, one after the other; blocks
-    std::size_t totals, counts, partials, bytes;
+    std::size_t totals, counts, partials, scratch, bytes;
 
-    explicit constexpr device_plan(index_t rows_, index_t sequences_)
+    /// `scratch_of_block`: what one block needs beside shared memory.
+    constexpr device_plan(index_t rows_, index_t sequences_, std::size_t scratch_of_block)
         : rows(rows_), sequences(sequences_), group(rows_ < most_groups ? 1 : (rows_ + most_groups - 1) / most_groups),
           groups((rows_ + group - 1) / group), totals(aligned(sizeof(result))),
           counts(totals + aligned(sizeof(batch_totals))),
           partials(counts + aligned(sizeof(index_t) * std::size_t(sequences_))),
-          bytes(partials + aligned(sizeof(result) * std::size_t(groups))) {}
+          scratch(partials + aligned(sizeof(result) * std::size_t(groups))),
+          bytes(scratch + aligned(scratch_of_block) * std::size_t(groups)) {}
     static constexpr std::size_t aligned(std::size_t n) { return (n + 255) / 256 * 256; }
 };
 
@@ -81,6 +83,7 @@ struct row_report {
 struct group_state {
     index_t row = 0;
     bool kept = false;
+    bool live = false; ///< sparse rows: there is a gradient
     double factor = 0; ///< w_r f_r
     row_report report = {};
     result partial = {};
@@ -95,7 +98,13 @@ struct row_frame {
     batch_totals* totals = nullptr;
     index_t* counts = nullptr; ///< (sequences) kept rows
     result* partials = nullptr;
+    std::byte* scratch = nullptr;
+    std::size_t scratch_of_block = 0;
 
+    /// The block's scratch, by the row it works on.
+    OPD_HD std::byte* scratch_at(index_t row) const {
+        return scratch + scratch_of_block * static_cast<std::size_t>(row / group);
+    }
     /// offsets[s] as a row of the batch, whatever the caller's memory holds.
     OPD_HD index_t offset(index_t s) const {
         const index_t o = env.offsets[s];
@@ -221,6 +230,7 @@ struct begin_row {
     OPD_HD static void run(const Kernel& k, typename Kernel::state_type& st, int tid, int) {
         if (tid != 0) return;
         st.report = {};
+        st.live = false;
         st.kept = k.frame.env.mask.kept(st.row);
         diagnostics& d = st.partial.diagnostics;
         ++d.rows;
@@ -404,10 +414,14 @@ struct row_sweep {
     }
 };
 
-/// One thread's share of a row of n entries: tid, tid + threads, …. `Teacher` false: y is not read.
-template <class F, bool Teacher, raw_sums_needed Need, class Z, class Y>
+/// One thread's share of a row of n entries: tid, tid + threads, …. `Teacher` false: y is not read. Excluded ids are looked
+/// at, but neither summed nor made an anchor.
+struct nothing_excluded {
+    OPD_HD OPD_INLINE bool operator()(index_t) const { return false; }
+};
+template <class F, bool Teacher, raw_sums_needed Need, class Z, class Y, class Excluded = nothing_excluded>
 OPD_HD row_sweep sweep_thread(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, double k, int tid,
-                              int threads) {
+                              int threads, const Excluded& excluded = {}) {
     row_sweep out;
     raw_sums& s = out.sums;
     s.inv_s = inv_s, s.inv_t = inv_t, s.k = k;
@@ -424,7 +438,7 @@ OPD_HD row_sweep sweep_thread(const Z* z, const Y* y, index_t n, double inv_s, d
             zs[i] = ys[i] = lowest;
             if (id >= n) continue;
             const loaded<F> zi = load_logit<F>(z + id, out.found.bad);
-            zs[i] = zi.x;
+            zs[i] = excluded(id) ? lowest : zi.x;
             if constexpr (Teacher) {
                 const loaded<F> yi = load_logit<F>(y + id, out.found.bad);
                 ys[i] = yi.x;
@@ -755,11 +769,15 @@ struct dense_kernel {
     };
 };
 
-/// Which kernel does a job.
+/// Which kernel does a job, and the scratch that a block of it needs.
 template <class Z, class G, class Y, class Program, space S>
 dense_kernel<Z, G, Y, Program, S>
 kernel_of(const row_job<student::logits<Z, G, S>, teacher::dense<Y, S>, Program, S>& job, const row_frame<S>& frame) {
     return {job, frame};
+}
+template <class Z, class G, class Y, class Program, space S>
+std::size_t scratch_of(const row_job<student::logits<Z, G, S>, teacher::dense<Y, S>, Program, S>&) {
+    return 0;
 }
 
 /// What no kernel can do: throw for what the rows hold.
@@ -773,23 +791,6 @@ void refuse_content_checks(const basic_env<S>& e) {
         throw unsupported(
             "opd: env.on_infinite = infinite::raise() throws for what rows hold, which a device call would "
             "have to wait for; use floor or skip and read infinite_rows of fetch()");
-}
-
-/// The kernels of one call, in stream order: launch(kernel, blocks). `memory` holds device_plan::bytes.
-template <class Student, class Teacher, class Estimator, space S, class Launch>
-void run_job(const row_job<Student, Teacher, Estimator, S>& job, std::byte* memory, result* out, Launch&& launch) {
-    const device_plan plan(job.rows, sequences_of(job.env));
-    row_frame<S> frame;
-    frame.env = job.env;
-    frame.rows = job.rows, frame.group = plan.group;
-    frame.totals = reinterpret_cast<batch_totals*>(memory + plan.totals);
-    frame.counts = reinterpret_cast<index_t*>(memory + plan.counts);
-    frame.partials = reinterpret_cast<result*>(memory + plan.partials);
-    if (plan.sequences > 0) launch(count_sequences<S>{frame}, plan.sequences);
-    if (reduces_sequences(job.env) || job.env.reduction == reduce::token_mean)
-        launch(count_batch<S>{frame, plan.sequences}, index_t{1});
-    if (plan.groups > 0) launch(kernel_of(job, frame), plan.groups);
-    launch(merge_results{frame.partials, plan.groups, out}, index_t{1});
 }
 
 } // namespace OPD_ISA

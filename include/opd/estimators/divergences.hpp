@@ -54,7 +54,7 @@ struct reverse_kl {
         return e.p * e.delta;
     }
 
-    static constexpr bool infinite_where_teacher_zero() { return true; }
+    OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     static constexpr raw_sums_needed raw{.u = true};
     OPD_HD double exponent() const { return 1; }
     OPD_HD double value(const raw_sums& s) const { return s.U / (1 + s.S) + s.d_star(); }
@@ -74,7 +74,7 @@ struct forward_kl {
         return select(abs(e.delta) < F(1), rp * -expm1_near(-e.delta), rp - e.q);
     }
 
-    static constexpr bool infinite_where_student_zero() { return true; }
+    OPD_HD static constexpr bool infinite_where_student_zero() { return true; }
     static constexpr raw_sums_needed raw{.w = true, .x = true, .k_is_one = true};
     static constexpr raw_sums_needed raw_for_value{.x = true};
     OPD_HD double exponent() const { return 1; }
@@ -230,8 +230,8 @@ struct alpha_divergence {
         return slope_star * e.p * expm1(detail::bounded(F(a - 1) * e.delta));
     }
 
-    bool infinite_where_teacher_zero() const { return a >= 1; }
-    bool infinite_where_student_zero() const { return a <= 0; }
+    OPD_HD bool infinite_where_teacher_zero() const { return a >= 1; }
+    OPD_HD bool infinite_where_student_zero() const { return a <= 0; }
     static constexpr raw_sums_needed raw{.u = true, .w = true, .x = true}; // a is known at run time only
     OPD_HD double exponent() const { return a == 0 ? 1 : 1 - a; }
     OPD_HD double value(const raw_sums& s) const {
@@ -259,7 +259,7 @@ struct chi_squared {
         return F(2) * alpha_divergence{2}.c(r, e);
     }
 
-    static constexpr bool infinite_where_teacher_zero() { return true; }
+    OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     static constexpr raw_sums_needed raw{.w = true};
     OPD_HD double exponent() const { return -1; }
     OPD_HD double value(const raw_sums& s) const { return 2 * alpha_divergence{2}.value(s); }
