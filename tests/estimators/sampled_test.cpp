@@ -9,6 +9,8 @@
 #include "support/property.hpp"
 #include "support/textbook.hpp"
 
+#include <utility>
+
 #include <opd/backends/eigen.hpp>
 #include <opd/estimators/designs.hpp>
 #include <opd/estimators/sampled.hpp>
@@ -288,6 +290,51 @@ TEST_CASE("threshold(B) is unbiased over its systematic offset, with its baselin
                 if (budget > 1 && budget < vocab) CHECK(distance(mean[2], dense) > 1e-3);
                 if (budget >= vocab) CHECK(distance(mean[0], dense) < 2e-7); // all exact
             }
+}
+
+TEST_CASE("baselines by hand: they move the gradient of a tuple to w rho (A - b), and the value not at all") {
+    const policies w(5, 44, true);
+    const std::vector<std::int64_t> ids{3, 0, 2};
+    std::vector<double> log_mu, log_q, rho, a;
+    for (const auto id : ids) {
+        const auto i = std::size_t(id);
+        log_mu.push_back(w.log_mu[i]), log_q.push_back(w.log_q[i]);
+        rho.push_back(std::exp(w.log_p[i] - w.log_mu[i])), a.push_back(w.log_q[i] - w.log_p[i]);
+    }
+    const teacher::samples<std::int64_t, double> t{view(ids.data(), 1, 3), view(std::as_const(log_mu).data(), 1, 3),
+                                                   view(std::as_const(log_q).data(), 1, 3)};
+    const auto want = [&](const std::vector<double>& b) {
+        std::vector<double> c(5, 0.0);
+        for (std::size_t i = 0; i < 3; ++i) c[std::size_t(ids[i])] -= rho[i] * (a[i] - b[i]) / 3;
+        return w.pullback(c);
+    };
+    std::vector<double> plain, normalised;
+    for (std::size_t i = 0; i < 3; ++i) {
+        const std::size_t j = (i + 1) % 3, k = (i + 2) % 3;
+        plain.push_back((rho[j] * a[j] + rho[k] * a[k]) / 2);
+        normalised.push_back((rho[j] * a[j] + rho[k] * a[k]) / (rho[j] + rho[k]));
+    }
+    const outcome none = call(w, t, mc_reverse_kl<>{});
+    const outcome loo = call(w, t, mc_reverse_kl<>{.baseline = baseline::leave_one_out});
+    const outcome self = call(w, t, mc_reverse_kl<>{.baseline = baseline::self_normalised});
+    CHECK(distance(none.dz, want({0, 0, 0})) < 1e-14);
+    CHECK(distance(loo.dz, want(plain)) < 1e-14);
+    CHECK(distance(self.dz, want(normalised)) < 1e-14);
+    CHECK(loo.loss == none.loss);
+    CHECK(self.loss == none.loss);
+
+    const std::vector<float> weight{0.5F, 0.25F, 0.5F};
+    const std::vector<std::uint8_t> exact{1, 0, 1};
+    const teacher::weighted<std::int64_t, double> tw{t.ids, view(weight.data(), 1, 3), t.log_mu, t.log_q,
+                                                     view(exact.data(), 1, 3)};
+    const double p0 = std::exp(w.log_p[3]), p2 = std::exp(w.log_p[2]), b = (p0 * a[0] + p2 * a[2]) / (p0 + p2);
+    std::vector<double> c(5, 0.0), dz(5);
+    for (std::size_t i = 0; i < 3; ++i) c[std::size_t(ids[i])] -= double(weight[i]) * rho[i] * (a[i] - b);
+    eigen_backend backend;
+    const student::logits<double> s{view(w.z.data(), 1, 5), view(dz.data(), 1, 5)};
+    const double loss = evaluate(backend, s, tw, weighted_reverse_kl{}).loss;
+    CHECK(distance(dz, w.pullback(c)) < 1e-14);
+    CHECK(loss == doctest::Approx(-0.5 * rho[0] * a[0] - 0.25 * rho[1] * a[1] - 0.5 * rho[2] * a[2]));
 }
 
 TEST_CASE("i.i.d. draws follow mu: the inverse of its distribution function, in id order") {
