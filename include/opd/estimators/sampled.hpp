@@ -30,7 +30,7 @@ namespace opd {
 template <surrogate Surrogate = unclipped_is>
 struct mc_reverse_kl {
     static constexpr cache_kind takes = cache_kind::samples;
-    static constexpr bool infinite_where_teacher_zero() { return true; }
+    OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     Surrogate surrogate = {};
     opd::baseline baseline = opd::baseline::none;
     opd::advantage advantage = opd::advantage::theta;
@@ -48,7 +48,7 @@ struct mc_reverse_kl {
 template <surrogate Surrogate = unclipped_is>
 struct weighted_reverse_kl {
     static constexpr cache_kind takes = cache_kind::weighted;
-    static constexpr bool infinite_where_teacher_zero() { return true; }
+    OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     Surrogate surrogate = {};
     opd::baseline baseline = opd::baseline::exact_entries;
     opd::advantage advantage = opd::advantage::theta;

@@ -24,8 +24,12 @@ struct renormalised {
     static constexpr cache_kind takes = cache_kind::support;
     static constexpr bool sparse_gradient = true; ///< student::on_support or student::logits
     D on_support = {};
-    constexpr bool infinite_where_teacher_zero() const { return detail::infinite_where_teacher_zero(on_support); }
-    constexpr bool infinite_where_student_zero() const { return detail::infinite_where_student_zero(on_support); }
+    OPD_HD constexpr bool infinite_where_teacher_zero() const {
+        return detail::infinite_where_teacher_zero(on_support);
+    }
+    OPD_HD constexpr bool infinite_where_student_zero() const {
+        return detail::infinite_where_student_zero(on_support);
+    }
     void validate() const {
         if constexpr (requires { on_support.validate(); }) on_support.validate();
     }
@@ -37,8 +41,12 @@ template <divergence D>
 struct tail_bucket {
     static constexpr cache_kind takes = cache_kind::support;
     D on_buckets = {};
-    constexpr bool infinite_where_teacher_zero() const { return detail::infinite_where_teacher_zero(on_buckets); }
-    constexpr bool infinite_where_student_zero() const { return detail::infinite_where_student_zero(on_buckets); }
+    OPD_HD constexpr bool infinite_where_teacher_zero() const {
+        return detail::infinite_where_teacher_zero(on_buckets);
+    }
+    OPD_HD constexpr bool infinite_where_student_zero() const {
+        return detail::infinite_where_student_zero(on_buckets);
+    }
     void validate() const {
         if constexpr (requires { on_buckets.validate(); }) on_buckets.validate();
     }
