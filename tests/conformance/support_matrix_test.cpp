@@ -182,10 +182,7 @@ void instantiate() {
         });
     };
     mixed("reverse_kl", reverse_kl{});
-    for_types([&]<class T>(T) {
-        add_on<dense, false, T, T, T, true>("reverse_kl", reverse_kl{});
-        add_on<dense, false, T, T, T, true>("jsd", jsd{});
-    });
+    for_types([]<class T>(T) { add_on<dense, false, T, T, T, true>("reverse_kl", reverse_kl{}); });
 
     add_types<support, false>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
     add_types<support, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
@@ -220,11 +217,14 @@ void instantiate() {
     elsewhere.operator()<dense, support, weighted>("mc_reverse_kl", mc_reverse_kl{});
     elsewhere.operator()<dense, support, samples>("weighted_reverse_kl", weighted_reverse_kl{});
 
-    add_on<support, false, float, float, float, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
-    add_on<support, true, float, float, float, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
-    add_on<support, false, float, float, float, true>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
-    add_on<samples, false, float, float, float, true>("mc_reverse_kl", mc_reverse_kl{});
-    add_on<weighted, false, float, float, float, true>("weighted_reverse_kl", weighted_reverse_kl{});
+    const auto cuda = []<class T>(T) {
+        add_on<support, false, T, T, T, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
+        add_on<support, true, T, T, T, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
+        add_on<support, false, T, T, T, true>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
+        add_on<samples, false, T, T, T, true>("mc_reverse_kl", mc_reverse_kl{});
+        add_on<weighted, false, T, T, T, true>("weighted_reverse_kl", weighted_reverse_kl{});
+    };
+    cuda(float{}), cuda(double{});
 }
 
 const std::function<outcome(const call_options&)>& case_of(const key& k) {

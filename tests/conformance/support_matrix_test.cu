@@ -26,41 +26,72 @@ struct losses {
 };
 std::map<key, std::function<losses()>> cases;
 
-template <class Z, class G, class L, class Estimator>
+/// The batch's cache in device memory.
+template <cache_kind Kind, class Batch>
+auto teacher_on(device_memory& memory, Batch& b) {
+    const auto at = [&](auto& v, index_t cols) { return device_view(memory.put(v), rows, cols); };
+    if constexpr (Kind == cache_kind::dense)
+        return teacher::dense{at(b.y, vocab)};
+    else if constexpr (Kind == cache_kind::support)
+        return teacher::support{at(b.ids, kept), at(b.log_q, kept)};
+    else if constexpr (Kind == cache_kind::samples)
+        return teacher::samples{at(b.ids, kept), at(b.log_mu, kept), at(b.log_q, kept)};
+    else
+        return teacher::weighted{at(b.ids, kept), at(b.weight, kept), at(b.log_mu, kept), at(b.log_q, kept),
+                                 at(b.exact, kept)};
+}
+template <bool Sparse, class Z, class G>
+auto student_on(Z* z, G* dz) {
+    if constexpr (Sparse)
+        return student::on_support{device_view(z, rows, vocab), device_view(dz, rows, kept)};
+    else
+        return student::logits{device_view(z, rows, vocab), device_view(dz, rows, vocab)};
+}
+
+template <class T, cache_kind Kind = cache_kind::dense, bool Sparse = false, class Estimator>
 void add(const char* name, Estimator estimator) {
-    const key k = key_of(name, "dense", "dense", "cuda", name_of<Z>, name_of<G>, name_of<L>);
+    const key k =
+        key_of(name, name_of_kind(Kind), Sparse ? "sparse" : "dense", "cuda", name_of<T>, name_of<T>, name_of<T>);
     cases[k] = [estimator]() -> losses {
         losses out{};
-        batch<Z, G, L> b;
+        batch<T, T, T> b;
         host_run_backend host;
-        out.host = evaluate(host, b.template student<false>(), b.template teacher<cache_kind::dense>(), estimator).loss;
+        out.host = evaluate(host, b.template student<Sparse>(), b.template teacher<Kind>(), estimator).loss;
+        for (T& g : b.dz) g = element<T>::store(0);
         device_memory memory;
-        G* dz = memory.put(b.dz);
-        const student::logits student{device_view(memory.put(b.z), rows, vocab), device_view(dz, rows, vocab)};
-        const teacher::dense teacher{device_view(memory.put(b.y), rows, vocab)};
-        for (G& g : b.dz) g = element<G>::store(0);
-        out.device = memory.finish(evaluate(memory.backend, student, teacher, estimator)).loss;
+        T* dz = memory.put(b.dz);
+        out.device = memory
+                         .finish(evaluate(memory.backend, student_on<Sparse>(memory.put(b.z), dz),
+                                          teacher_on<Kind>(memory, b), estimator))
+                         .loss;
         memory.get(b.dz, dz);
         out.gradient = b.has_gradient();
         return out;
     };
 }
+template <class T>
+void add_sparse() {
+    add<T, cache_kind::support, false>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
+    add<T, cache_kind::support, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
+    add<T, cache_kind::support, false>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
+    add<T, cache_kind::samples, false>("mc_reverse_kl", mc_reverse_kl{});
+    add<T, cache_kind::weighted, false>("weighted_reverse_kl", weighted_reverse_kl{});
+}
 
 void instantiate() {
-    add<float, float, float>("reverse_kl", reverse_kl{});
-    add<float, float, float>("forward_kl", forward_kl{});
-    add<float, float, float>("jsd", jsd{});
-    add<float, float, float>("skew_forward_kl", skew_forward_kl{});
-    add<float, float, float>("skew_reverse_kl", skew_reverse_kl{});
-    add<float, float, float>("total_variation", total_variation{});
-    add<float, float, float>("alpha_divergence", alpha_divergence{});
-    add<float, float, float>("chi_squared", chi_squared{});
-    add<bfloat16, bfloat16, bfloat16>("reverse_kl", reverse_kl{});
-    add<opd::half, opd::half, opd::half>("reverse_kl", reverse_kl{});
-    add<double, double, double>("reverse_kl", reverse_kl{});
-    add<bfloat16, bfloat16, bfloat16>("jsd", jsd{});
-    add<opd::half, opd::half, opd::half>("jsd", jsd{});
-    add<double, double, double>("jsd", jsd{});
+    add<float>("reverse_kl", reverse_kl{});
+    add<float>("forward_kl", forward_kl{});
+    add<float>("jsd", jsd{});
+    add<float>("skew_forward_kl", skew_forward_kl{});
+    add<float>("skew_reverse_kl", skew_reverse_kl{});
+    add<float>("total_variation", total_variation{});
+    add<float>("alpha_divergence", alpha_divergence{});
+    add<float>("chi_squared", chi_squared{});
+    add<bfloat16>("reverse_kl", reverse_kl{});
+    add<opd::half>("reverse_kl", reverse_kl{});
+    add<double>("reverse_kl", reverse_kl{});
+    add_sparse<float>();
+    add_sparse<double>();
 }
 
 TEST_CASE("what the page promises for CUDA") {
