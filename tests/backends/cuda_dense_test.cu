@@ -167,28 +167,4 @@ TEST_CASE("on the device: gemm is row-major, transposes, accumulates") {
     cublasDestroy(memory.backend.cublas);
 }
 
-TEST_CASE("refusals need no device") {
-    cuda_backend be;
-    float x = 0;
-    const auto z = device_view(&x, 1, 1);
-    CHECK_THROWS_AS(
-        evaluate(be, student::logits{z}, teacher::dense{z}, reverse_kl{}, device_env{.on_infinite = infinite::raise()}),
-        unsupported);
-    CHECK_THROWS_AS(
-        evaluate(be, student::logits{z}, teacher::dense{z}, reverse_kl{}, device_env{.checks = check::contents}),
-        unsupported);
-    try {
-        evaluate(be, student::logits{z}, teacher::dense{z}, reverse_kl{}, device_env{});
-        FAIL("no arena, no error");
-    } catch (const invalid_input& e) {
-        CHECK(e.argument == "cuda_backend.arena");
-        CHECK(std::string(e.what()).find("this call needs " + std::to_string(cuda_backend::workspace_bytes(1))) !=
-              std::string::npos);
-    }
-    CHECK(cuda_backend::workspace_bytes(1 << 30) < (2u << 20));
-    CHECK_THROWS_AS(
-        be.gemm(false, false, 1.f, device_view(&x, 1, 2), device_view(&x, 1, 2), 0.f, device_view(&x, 1, 1)),
-        invalid_input);
-}
-
 } // namespace

@@ -109,9 +109,8 @@ struct cuda_backend {
     }
     /// Bytes that any call needs; see opd::workspace_bytes(backend, student, …).
     template <class Job>
-    static std::size_t workspace_bytes(const Job& job) {
-        return detail::plan_of(job).bytes + alignment;
-    }
+        requires(!std::is_arithmetic_v<Job>)
+    static std::size_t workspace_bytes(const Job& job) { return detail::plan_of(job).bytes + alignment; }
 
     /// Enqueues a checked call; called by evaluate and token_logp. Defined in cuda.cuh.
     template <class Student, class Teacher, class Estimator>

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What the CUDA backend refuses before it touches a device, so that it is tested on every machine; and how it reports CUDA's
+// own errors.
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <doctest/doctest.h>
+#include <string>
+#include <vector>
+
+#include "opd/backends/cuda.cuh"
+#include "opd/estimators/divergences.hpp"
+#include "opd/estimators/support.hpp"
+
+namespace {
+
+using namespace opd;
+
+TEST_CASE("what a device call cannot do, and what it lacks, is refused in words") {
+    cuda_backend be;
+    float x = 0;
+    const auto z = device_view(&x, 1, 1);
+    CHECK_THROWS_AS(
+        evaluate(be, student::logits{z}, teacher::dense{z}, reverse_kl{}, device_env{.on_infinite = infinite::raise()}),
+        unsupported);
+    CHECK_THROWS_AS(
+        evaluate(be, student::logits{z}, teacher::dense{z}, reverse_kl{}, device_env{.checks = check::contents}),
+        unsupported);
+    try {
+        evaluate(be, student::logits{z}, teacher::dense{z}, reverse_kl{}, device_env{});
+        FAIL("no arena, no error");
+    } catch (const invalid_input& e) {
+        CHECK(e.argument == "cuda_backend.arena");
+        CHECK(std::string(e.what()).find("this call needs " + std::to_string(cuda_backend::workspace_bytes(1))) !=
+              std::string::npos);
+    }
+    CHECK(cuda_backend::workspace_bytes(1 << 30) < (2u << 20));
+    CHECK_THROWS_AS(
+        be.gemm(false, false, 1.f, device_view(&x, 1, 2), device_view(&x, 1, 2), 0.f, device_view(&x, 1, 1)),
+        invalid_input);
+}
+
+TEST_CASE("an arena for the rows alone is too small for a support, in words") {
+    cuda_backend be;
+    std::vector<std::byte> not_device_memory(cuda_backend::workspace_bytes(1));
+    be.arena = not_device_memory; // never touched: the call is refused first
+    float x = 0;
+    std::int32_t id = 0;
+    const auto z = device_view(static_cast<const float*>(&x), 1, 4000);
+    const auto ids = device_view(static_cast<const std::int32_t*>(&id), 1, 1000);
+    const auto logs = device_view(static_cast<const float*>(&x), 1, 1000);
+    const teacher::support cache{ids, logs};
+    const std::size_t needed = workspace_bytes(be, student::logits{z}, cache, tail_bucket{reverse_kl{}});
+    CHECK(needed > 48000);
+    CHECK_THROWS_WITH_AS(evaluate(be, student::logits{z}, cache, tail_bucket{reverse_kl{}}),
+                         ("opd: cuda_backend.arena: holds " + std::to_string(not_device_memory.size()) +
+                          " bytes; this call needs " + std::to_string(needed) + " (see workspace_bytes)")
+                             .c_str(),
+                         invalid_input);
+}
+
+TEST_CASE("CUDA's errors become cuda_error, with call and code") {
+    try {
+        detail::cuda_check("cudaMalloc", cudaErrorMemoryAllocation);
+        FAIL("no error");
+    } catch (const error& e) { // every exception of the library is an opd::error
+        CHECK(std::string(e.what()) == "opd: cudaMalloc: out of memory (2)");
+        CHECK(dynamic_cast<const cuda_error*>(&e)->code == 2);
+    }
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return; // a launch would succeed
+    std::vector<std::byte> memory(cuda_backend::workspace_bytes(1));
+    cuda_backend be{.arena = memory};
+    float x = 0;
+    const auto z = device_view(&x, 1, 1);
+    CHECK_THROWS_AS(evaluate(be, student::logits{z}, teacher::dense{z}, reverse_kl{}), cuda_error);
+}
+
+} // namespace
