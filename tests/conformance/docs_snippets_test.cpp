@@ -227,6 +227,24 @@ TEST_CASE("caches") {
     CHECK(sparse[0] + sparse[1] == doctest::Approx(0));
 }
 
+TEST_CASE("an arena of one's own") {
+    constexpr long N = 3, V = 2000;
+    std::vector<float> z(N * V), dz(N * V), y(N * V);
+    for (long i = 0; i < N * V; ++i) y[std::size_t(i)] = float(i % 11) / 8;
+    const opd::student::logits student{opd::view(z.data(), N, V), opd::view(dz.data(), N, V)};
+    const opd::teacher::dense teacher{opd::view(y.data(), N, V)};
+    opd::eigen_backend backend;
+    // [arena]
+    std::vector<std::byte> memory(opd::workspace_bytes(backend, student, teacher, opd::jsd{}));
+    opd::eigen_backend own{.arena = memory};
+    auto r = opd::evaluate(own, student, teacher, opd::jsd{});
+    // [/arena]
+    CHECK(r.loss == opd::evaluate(backend, student, teacher, opd::jsd{}).loss);
+    memory.resize(memory.size() / 2);
+    own.arena = memory;
+    CHECK_THROWS_AS(opd::evaluate(own, student, teacher, opd::jsd{}), opd::invalid_input);
+}
+
 TEST_CASE("bad input") {
     constexpr long N = 2, V = 3;
     std::vector<float> z(N * V), dz(N * V, 7), y(N * V);
