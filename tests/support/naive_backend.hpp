@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A backend in under a hundred lines: the oracle of the tests and the example of how to write one. Float64, one row after
+// A small backend: the oracle of the tests and the example of how to write one. Float64, one row after
 // another, plain loops, no shortcut: log p = z/T - log Σ e^(z/T), then the row program over every entry, then the pullback
 //
 //   dL/dz[v] = (c[v] - p[v] Σ_u c[u]) / T
