@@ -156,7 +156,7 @@ TEST_CASE("value and gradient at V = 151,936") {
                 CAPTURE(ref.loss);
                 CHECK(error <= 1);
                 CHECK(gradient <= 1);
-                CHECK(value_only.loss == got.loss);
+                CHECK(std::abs(value_only.loss - got.loss) <= 1e-7 * std::max(1.0, std::abs(got.loss)));
             });
         }
 }
