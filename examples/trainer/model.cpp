@@ -466,8 +466,10 @@ index_t training_pass<T>::set_sequences(std::span<const std::vector<std::int32_t
     }
     order_.resize(count_);
     std::iota(order_.begin(), order_.end(), index_t{0});
-    std::stable_sort(order_.begin(), order_.end(), [&](index_t a, index_t b) {
-        return sequences_[static_cast<std::size_t>(a)].rows() > sequences_[static_cast<std::size_t>(b)].rows();
+    std::sort(order_.begin(), order_.end(), [&](index_t a, index_t b) {
+        const index_t x = sequences_[static_cast<std::size_t>(a)].rows();
+        const index_t y = sequences_[static_cast<std::size_t>(b)].rows();
+        return x != y ? x > y : a < b;
     });
     return rows_;
 }

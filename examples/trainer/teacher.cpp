@@ -48,8 +48,9 @@ void teacher_scorer::logits(std::span<const std::vector<token>> inputs, std::vec
     out.resize(static_cast<std::size_t>(rows * v));
     // longest first, so that the threads finish together
     std::iota(order.begin(), order.end(), index_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](index_t a, index_t b) {
-        return inputs[static_cast<std::size_t>(a)].size() > inputs[static_cast<std::size_t>(b)].size();
+    std::sort(order.begin(), order.end(), [&](index_t a, index_t b) {
+        const auto x = inputs[static_cast<std::size_t>(a)].size(), y = inputs[static_cast<std::size_t>(b)].size();
+        return x != y ? x > y : a < b;
     });
     backend_.team().run(static_cast<index_t>(inputs.size()), [&](index_t piece, int thread) {
         const auto i = static_cast<std::size_t>(order[static_cast<std::size_t>(piece)]);
