@@ -5,7 +5,7 @@
 // interleaved rounds; its own time on a row of 32,768 entries that stays in the L2 cache (on two threads: half of it); plain
 // Eigen and naive versions. Samples beside a slow multiply-add probe are thrown away (harness.hpp). The figures are medians.
 //
-//   bench_dense [--quick] [--rows=64,512] [--benchmark_filter=substring] [--benchmark_out=file.json]
+//   bench_dense [--quick] [--rows=64,512] [--threads=1,2] [--benchmark_filter=substring] [--benchmark_out=file.json]
 //
 // `share`: memory limit / time. `floor`: max(memory limit, L2 time) / time. A bar is met by its share, or by a floor of 0.85.
 // Data: student logits N(0,3), teacher = student + N(0,0.5); "apart": teacher N(0,3) on its own. --quick: N = 64 alone.
@@ -226,7 +226,7 @@ struct line {
 
 struct settings {
     bool quick = false;
-    std::vector<index_t> row_counts = {64, 512, 1024, 2048};
+    std::vector<index_t> row_counts = {64, 512, 1024, 2048}, threads = {1, 2};
     std::string filter, out;
 };
 
@@ -397,6 +397,21 @@ void compare_types(const std::vector<line>& report) {
     }
 }
 
+std::vector<index_t> numbers(const char* option, const char* list) {
+    std::vector<index_t> all;
+    for (const char* p = list; *p;) {
+        char* end = nullptr;
+        const long long n = std::strtoll(p, &end, 10);
+        if (end == p || n < 1) {
+            std::fprintf(stderr, "error: %s takes positive numbers, not '%s'\n", option, p);
+            std::exit(2);
+        }
+        all.push_back(n);
+        p = *end == ',' ? end + 1 : end;
+    }
+    return all;
+}
+
 settings parse(int argc, char** argv) {
     settings s;
     const auto value = [](const char* arg, const char* name) -> const char* {
@@ -407,18 +422,10 @@ settings parse(int argc, char** argv) {
         if (std::strcmp(argv[i], "--quick") == 0) {
             s.quick = true;
             s.row_counts = {64};
-        } else if (const char* list = value(argv[i], "--rows=")) {
-            s.row_counts.clear();
-            for (const char* p = list; *p;) {
-                char* end = nullptr;
-                const long long n = std::strtoll(p, &end, 10);
-                if (end == p || n < 1) {
-                    std::fprintf(stderr, "error: --rows takes positive numbers, not '%s'\n", p);
-                    std::exit(2);
-                }
-                s.row_counts.push_back(n);
-                p = *end == ',' ? end + 1 : end;
-            }
+        } else if (const char* rows = value(argv[i], "--rows=")) {
+            s.row_counts = numbers("--rows", rows);
+        } else if (const char* threads = value(argv[i], "--threads=")) {
+            s.threads = numbers("--threads", threads);
         } else if (const char* text = value(argv[i], "--benchmark_filter=")) {
             s.filter = text;
         } else if (const char* path = value(argv[i], "--benchmark_out=")) {
@@ -461,9 +468,11 @@ int main(int argc, char** argv) {
 
     std::vector<line> report;
     const peers compared = measure_peers(set, long_rows);
-    const int cores = int(std::thread::hardware_concurrency());
+    const auto cores = index_t(std::thread::hardware_concurrency());
     for (const index_t n : counts)
-        for (int threads = 1; threads <= std::min(2, cores); ++threads) {
+        for (const index_t wanted : set.threads) {
+            if (wanted > cores) continue;
+            const int threads = int(wanted);
             measure<float>(set, long_rows, short_rows, n, threads, false, compared, report);
             if (n == main_count) measure<float>(set, long_rows, short_rows, n, threads, true, compared, report);
             measure<opd::bfloat16>(set, long_rows, short_rows, n, threads, false, compared, report);

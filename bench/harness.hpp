@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -60,11 +61,16 @@ private:
     T* data_ = nullptr;
 };
 
-/// GFLOP/s of dependent multiply-adds in registers, ten chains a thread, over about a fifth of a millisecond.
+/// GFLOP/s of dependent multiply-adds in registers, ten chains a thread, over about a fifth of a millisecond. The threads
+/// start together, and the slowest counts: two threads that share one core show half the rate.
 inline double fma_rate(opd::thread_team& team) {
     constexpr int steps = 5000;
-    const double start = now();
+    std::atomic<int> arrived{0};
+    std::atomic<double> slowest{1e300};
     team.run(team.size(), [&](index_t, int) {
+        arrived.fetch_add(1);
+        for (const double since = now(); arrived.load() < team.size() && now() - since < 2e-3;) {}
+        const double start = now();
         const lanes m(0.999), c(0.01);
         lanes a0(0), a1(1), a2(2), a3(3), a4(4), a5(5), a6(6), a7(7), a8(8), a9(9);
         for (int i = 0; i < steps; ++i) {
@@ -72,8 +78,10 @@ inline double fma_rate(opd::thread_team& team) {
             a5 = fma(a5, m, c), a6 = fma(a6, m, c), a7 = fma(a7, m, c), a8 = fma(a8, m, c), a9 = fma(a9, m, c);
         }
         benchmark::DoNotOptimize(sum(((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7)) + (a8 + a9)));
+        const double rate = double(steps) * 10 * 2 * lanes::width / (now() - start) * 1e-9;
+        for (double seen = slowest.load(); rate < seen && !slowest.compare_exchange_weak(seen, rate);) {}
     });
-    return double(team.size()) * steps * 10 * 2 * lanes::width / (now() - start) * 1e-9;
+    return slowest.load() * team.size();
 }
 
 /// Seconds of the samples that two good probes enclose.
@@ -93,16 +101,16 @@ public:
     explicit gate(opd::thread_team& team) : team_(team) {
         for (int i = 0; i < 40; ++i) best_ = std::max(best_, fma_rate(team_));
     }
-    /// Takes one sample of f. Disturbed, and tried again up to eight times: a slow probe before or after, or less processor
+    /// Takes one sample of f. Disturbed, and tried again up to four times: a slow probe before or after, or less processor
     /// time than the threads would use undisturbed.
     template <class F>
     void sample(samples& to, F&& f) {
-        for (int attempt = 0; attempt < 8; ++attempt) {
+        for (int attempt = 0; attempt < 4; ++attempt) {
             const double before = fma_rate(team_), used = processor_time(), start = now();
             f();
             const double took = now() - start, worked = processor_time() - used, after = fma_rate(team_);
             best_ = std::max({best_, before, after});
-            if (std::min(before, after) > 0.9 * best_ && worked > 0.93 * took * team_.size()) {
+            if (std::min(before, after) > 0.9 * best_ && worked > 0.9 * took * team_.size()) {
                 to.seconds.push_back(took);
                 return;
             }
