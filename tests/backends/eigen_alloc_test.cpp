@@ -32,14 +32,15 @@ void* operator new(std::size_t n) { return counted(n, 1); }
 void* operator new[](std::size_t n) { return counted(n, 1); }
 void* operator new(std::size_t n, std::align_val_t a) { return counted(n, std::size_t(a)); }
 void* operator new[](std::size_t n, std::align_val_t a) { return counted(n, std::size_t(a)); }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete[](void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
-void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
+// noinline: g++ otherwise takes free for the wrong partner of new
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete[](void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
 
 using namespace opd;
 using namespace opd::test;
@@ -57,11 +58,9 @@ long steady(F f) {
 } // namespace
 
 TEST_CASE("the counter counts") {
-    CHECK(steady([] { delete new int(3); }) == 2);
-    struct alignas(128) wide {
-        char c[128];
-    };
-    CHECK(steady([] { delete new wide; }) == 2);
+    CHECK(steady([] { ::operator delete(::operator new(4)); }) == 2); // a new-expression may be optimised away
+    constexpr std::align_val_t wide{128};
+    CHECK(steady([] { ::operator delete(::operator new(256, wide), wide); }) == 2);
 }
 
 TEST_CASE("evaluate, token_logp and the designs allocate nothing in steady state") {
