@@ -28,11 +28,11 @@ void* counted(std::size_t size, std::size_t alignment) {
 }
 } // namespace
 
-void* operator new(std::size_t n) { return counted(n, 1); }
-void* operator new[](std::size_t n) { return counted(n, 1); }
-void* operator new(std::size_t n, std::align_val_t a) { return counted(n, std::size_t(a)); }
-void* operator new[](std::size_t n, std::align_val_t a) { return counted(n, std::size_t(a)); }
-// noinline: g++ otherwise takes free for the wrong partner of new
+[[gnu::noinline]] void* operator new(std::size_t n) { return counted(n, 1); }
+[[gnu::noinline]] void* operator new[](std::size_t n) { return counted(n, 1); }
+[[gnu::noinline]] void* operator new(std::size_t n, std::align_val_t a) { return counted(n, std::size_t(a)); }
+[[gnu::noinline]] void* operator new[](std::size_t n, std::align_val_t a) { return counted(n, std::size_t(a)); }
+// noinline throughout: g++ otherwise takes free for the wrong partner of new
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete[](void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
