@@ -93,6 +93,8 @@ host_memory(Backend&) -> host_memory<Backend>;
 
 struct reference_row {
     double value = 0;
+    double kink =
+        0; ///< what rounding may turn in the gradient: total variation's tokens with p = q to float's last digits
     std::vector<double> dz = {};
 };
 
@@ -165,6 +167,8 @@ reference_row reference(const dense_case<Z, Y, G>& c, const Divergence& d, index
         value += at.term(d);
         each.push_back(at.c(d));
         total += each.back();
+        if (std::is_same_v<Divergence, total_variation> && std::abs(lp[i] - lq[i]) < 1e-5)
+            out.kink += at.p() / double(c.t_s);
     }
     out.value = double(value);
     for (std::size_t i = 0; i < lp.size(); ++i)
@@ -260,7 +264,7 @@ void check_against_reference(Memory& memory, dense_case<Z, Y, G> c, const Diverg
         for (index_t v = 0; v < index_t(want.dz.size()); ++v)
             worst = std::max(worst, std::abs(double(element<G>::load(c.dz[std::size_t(r * c.stride + v)])) -
                                              want.dz[std::size_t(v)]));
-        const bool fits = worst <= gradient * largest(want.dz) + 1e-9;
+        const bool fits = worst <= gradient * largest(want.dz) + want.kink + 1e-9;
         CHECK_MESSAGE(fits, "gradient off by " << worst << " of " << largest(want.dz));
     }
     CHECK(std::abs(got.loss - sum) <= tolerance);

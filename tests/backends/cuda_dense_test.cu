@@ -33,8 +33,7 @@ struct reference_check {
         if (!finite_with(d, h)) return;
         INFO(std::string(name));
         CAPTURE(int(h));
-        const bool kinks = std::is_same_v<Divergence, total_variation>;
-        check_against_reference(memory, c, d, hard > 0 ? (kinks ? 5e-6 : hard) : gradient_tolerance(d));
+        check_against_reference(memory, c, d, hard > 0 ? hard : gradient_tolerance(d));
     }
 };
 

@@ -83,7 +83,7 @@ TEST_CASE("random shapes, temperatures, holes and thread counts") {
             RC_LOG() << name << " V " << vocab << " threads " << threads << ": " << got.loss << " for " << want.value
                      << ", gradient off by " << worst << " of " << largest(want.dz) << '\n';
             RC_ASSERT(std::abs(got.loss - want.value) <= 2 * value_tolerance(d, want.value));
-            RC_ASSERT(worst <= gradient_tolerance(d) * largest(want.dz) + 1e-9);
+            RC_ASSERT(worst <= gradient_tolerance(d) * largest(want.dz) + want.kink + 1e-9);
         });
     });
 }
@@ -94,9 +94,7 @@ TEST_CASE("the rows that plain float gets wrong") {
     host_memory memory{backend};
     for_every_divergence([&](const char* name, const auto& d) {
         INFO(std::string(name));
-        // total variation has a kink at p = q: rounding decides the sign of a few tokens there
-        const bool kinks = std::is_same_v<std::remove_cvref_t<decltype(d)>, total_variation>;
-        check_against_reference(memory, c, d, kinks ? 5e-6 : 1e-6);
+        check_against_reference(memory, c, d, 1e-6);
     });
 }
 
@@ -166,9 +164,9 @@ dense_case<Z, Y, G> rich_case(std::uint64_t seed) {
         c.plain.vocab = vocabulary::drop_and_renormalise;
     }
     c.stride = c.vocab_z + s.below(5);
-    c.t_s = float(0.5 + 1.5 * s.uniform()), c.t_t = float(0.5 + 1.5 * s.uniform());
+    c.t_s = float(0.8 + 1.2 * s.uniform()), c.t_t = float(0.8 + 1.2 * s.uniform());
     c.pad = s.below(2) ? padding::zero : padding::keep;
-    fill_normal(c, s, s.below(4) == 0 ? 8 : 3);
+    fill_normal(c, s, s.below(4) == 0 ? 4 : 3); // chi-squared stays within float
     if (s.below(2)) punch(c, every_hole[s.below(4)], s);
     if (s.below(4) == 0) // a NaN, a row without mass
         c.z[std::size_t(s.below(index_t(c.z.size())))] =

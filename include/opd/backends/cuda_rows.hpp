@@ -710,7 +710,9 @@ struct dense_kernel {
         OPD_HD static void finish(const dense_kernel& k, dense_state& st, two_sums all) {
             st.report.careful = true;
             st.report.loss = all.a, st.sum_c = all.b;
-            if (!is_finite(all.a) || !is_finite(all.b)) { // beyond double: no finite number to report
+            const double most = 1e30; // beyond float: no finite number to report or store
+            if (!is_finite(all.a) || !is_finite(all.b) || all.a > most || all.a < -most || all.b > most ||
+                all.b < -most) {
                 st.report.infinite = true;
                 st.report.loss = 0;
                 st.next = row_step::clear;
