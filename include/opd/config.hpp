@@ -30,7 +30,11 @@
 #if defined(__CUDACC__)
 #define OPD_ISA isa_cuda
 #elif defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(__AVX512BF16__)
+#define OPD_ISA isa_avx512_bf16
+#else
 #define OPD_ISA isa_avx512
+#endif
 #define OPD_AVX512 1
 #elif defined(__AVX2__) && defined(__FMA__)
 #define OPD_ISA isa_avx2

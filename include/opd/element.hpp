@@ -43,22 +43,22 @@ struct element {};
 template <>
 struct element<float> {
     using arithmetic = float;
-    OPD_HD static constexpr float load(float x) { return x; }
-    OPD_HD static constexpr float store(float x) { return x; }
+    OPD_HD OPD_INLINE static constexpr float load(float x) { return x; }
+    OPD_HD OPD_INLINE static constexpr float store(float x) { return x; }
 };
 
 template <>
 struct element<double> {
     using arithmetic = double;
-    OPD_HD static constexpr double load(double x) { return x; }
-    OPD_HD static constexpr double store(double x) { return x; }
+    OPD_HD OPD_INLINE static constexpr double load(double x) { return x; }
+    OPD_HD OPD_INLINE static constexpr double store(double x) { return x; }
 };
 
 template <>
 struct element<bfloat16> {
     using arithmetic = float;
-    OPD_HD static constexpr float load(bfloat16 x) { return detail::bit_cast<float>(std::uint32_t{x.bits} << 16); }
-    OPD_HD static constexpr bfloat16 store(float x) {
+    OPD_HD OPD_INLINE static constexpr float load(bfloat16 x) { return detail::bit_cast<float>(std::uint32_t{x.bits} << 16); }
+    OPD_HD OPD_INLINE static constexpr bfloat16 store(float x) {
         const auto u = detail::bit_cast<std::uint32_t>(x);
         if ((u & 0x7fffffffu) > 0x7f800000u) // NaN: keep it one
             return {static_cast<std::uint16_t>((u >> 16) | 0x40u)};
@@ -69,7 +69,7 @@ struct element<bfloat16> {
 template <>
 struct element<half> {
     using arithmetic = float;
-    OPD_HD static constexpr float load(half x) {
+    OPD_HD OPD_INLINE static constexpr float load(half x) {
         const std::uint32_t sign = (x.bits & 0x8000u) << 16, exponent = (x.bits >> 10) & 31u, m = x.bits & 1023u;
         if (exponent == 31) return detail::bit_cast<float>(sign | 0x7f800000u | (m << 13));
         if (exponent == 0) { // zero or subnormal: m * 2^-24 is exact in float
@@ -78,7 +78,7 @@ struct element<half> {
         }
         return detail::bit_cast<float>(sign | ((exponent + 112u) << 23) | (m << 13));
     }
-    OPD_HD static constexpr half store(float x) {
+    OPD_HD OPD_INLINE static constexpr half store(float x) {
         const auto u = detail::bit_cast<std::uint32_t>(x);
         const auto sign = static_cast<std::uint16_t>((u >> 16) & 0x8000u);
         const std::uint32_t a = u & 0x7fffffffu;
@@ -104,7 +104,8 @@ concept storage = requires(T t, typename element<T>::arithmetic a) {
 template <class T>
 using arithmetic_t = typename element<std::remove_const_t<T>>::arithmetic;
 
-/// Floats classified by their bits: right under -ffast-math, where isinf and isnan are folded to false.
+/// Floats classified by their bits: right under -ffast-math, where isinf and isnan are folded to false. By reference and
+/// inlined: clang takes a float argument or result to be finite there.
 namespace detail {
 
 template <class F>
@@ -121,28 +122,28 @@ struct float_bits<double> {
 };
 
 template <class F>
-OPD_HD constexpr bool is_nan(F x) {
+OPD_HD OPD_INLINE constexpr bool is_nan(const F& x) {
     using b = float_bits<F>;
     return (detail::bit_cast<typename b::word>(x) & b::magnitude) > b::infinity;
 }
 template <class F>
-OPD_HD constexpr bool is_inf(F x) {
+OPD_HD OPD_INLINE constexpr bool is_inf(const F& x) {
     using b = float_bits<F>;
     return (detail::bit_cast<typename b::word>(x) & b::magnitude) == b::infinity;
 }
 template <class F>
-OPD_HD constexpr bool is_neg_inf(F x) {
+OPD_HD OPD_INLINE constexpr bool is_neg_inf(const F& x) {
     using b = float_bits<F>;
     return detail::bit_cast<typename b::word>(x) == (b::infinity | ~b::magnitude);
 }
 template <class F>
-OPD_HD constexpr bool is_finite(F x) {
+OPD_HD OPD_INLINE constexpr bool is_finite(const F& x) {
     using b = float_bits<F>;
     return (detail::bit_cast<typename b::word>(x) & b::magnitude) < b::infinity;
 }
 /// -inf as bits: the literal is undefined behaviour under -ffinite-math-only.
 template <class F>
-OPD_HD constexpr F neg_inf() {
+OPD_HD OPD_INLINE constexpr F neg_inf() {
     using b = float_bits<F>;
     return detail::bit_cast<F>(static_cast<typename b::word>(b::infinity | ~b::magnitude));
 }

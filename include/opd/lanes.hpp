@@ -135,7 +135,10 @@ struct lanes {
     }
     OPD_INLINE void store(float* p) const { std::memcpy(p, &v, sizeof v); }
     OPD_INLINE void store(bfloat16* p) const {
-#if defined(OPD_AVX512)
+#if defined(__AVX512BF16__)
+        const auto r = std::bit_cast<__m256i>(_mm512_cvtneps_pbh(std::bit_cast<__m512>(v))); // denormals become 0
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), r);
+#elif defined(OPD_AVX512)
         const __m512i r = _mm512_maskz_srli_epi32(every, rounded_to_bfloat16(), 16);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(every, r));
 #else
@@ -170,11 +173,15 @@ struct lanes {
     }
     /// Two registers as one of bfloat16.
     OPD_INLINE static __m512i bfloat16_pair(lanes a, lanes b) {
+#if defined(__AVX512BF16__)
+        return std::bit_cast<__m512i>(_mm512_cvtne2ps_pbh(reg(b), reg(a)));
+#else
         alignas(64) static constexpr std::uint16_t upper_halves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
                                                                        23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
                                                                        45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
         return _mm512_maskz_permutex2var_epi16(~__mmask32{0}, a.rounded_to_bfloat16(), _mm512_load_si512(upper_halves),
                                                b.rounded_to_bfloat16());
+#endif
     }
     OPD_INLINE static void store_pair(lanes a, lanes b, bfloat16* p) { _mm512_storeu_si512(p, bfloat16_pair(a, b)); }
     OPD_INLINE static void stream_pair(lanes a, lanes b, bfloat16* p) {

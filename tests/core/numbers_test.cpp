@@ -97,7 +97,8 @@ TEST_CASE("elementary functions of the lanes") {
     CHECK(worst([](lanes x) { return exp(x); }, [](double x) { return std::exp(x); }, -86, 87) <= 2);
     CHECK(worst([](lanes x) { return expm1(x); }, [](double x) { return std::expm1(x); }, -86, 86) <= 3);
     CHECK(worst([](lanes x) { return expm1(x); }, [](double x) { return std::expm1(x); }, -1e-3, 1e-3) <= 3);
-    CHECK(worst([](lanes x) { return log1p(x); }, [](double x) { return std::log1p(x); }, -0.999, 10) <= 2.2);
+    CHECK(worst([](lanes x) { return log1p(x); }, [](double x) { return std::log1p(x); }, -0.999, 10) <=
+          2.6); // 2 without fast-math
     CHECK(worst([](lanes x) { return log1p(x); }, [](double x) { return std::log1p(x); }, -1e-4, 1e-4) <= 2.2);
     CHECK(worst([](lanes x) { return log(x); }, [](double x) { return std::log(x); }, 1e-3, 100) <= 2.2);
     alignas(64) float y[lanes::width];

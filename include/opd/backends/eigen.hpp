@@ -8,7 +8,7 @@
 //
 // Owns parked threads and a workspace that grows on the first calls and is kept; give `arena` to own the memory yourself.
 // Use one backend from one thread at a time. Eigen::setNbThreads is never touched; Eigen runs single-threaded inside.
-// Compile with -march=native or the like: without it the lanes are 128-bit and dense rows cost about ten times as much.
+// Compile with -march=native or the like: without it the lanes are 128-bit and dense rows cost about seven times as much.
 #pragma once
 
 #include <Eigen/Core>
