@@ -24,7 +24,7 @@ namespace trainer {
 struct draw_plan {
     enum class kind {
         none,
-        iid,       ///< m draws from mu; draw 0 is the rollout's token            SPEC: MC-m
+        iid,       ///< m draws from mu; draw 0 is the rollout's token   MC-m
         threshold, ///< B entries, those with B·mu >= 1 exact, the rest systematic   threshold(B)
         top_k      ///< the k most probable ids, ties to the lower id
     } what = kind::none;

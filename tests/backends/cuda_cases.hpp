@@ -107,7 +107,7 @@ inline std::vector<double> log_softmax(const std::vector<double>& x) {
     return out;
 }
 
-/// term(p, q, log p, log q) and slope (SPEC's table, textbook form) of each divergence.
+/// term(p, q, log p, log q) and slope (textbook form) of each divergence.
 inline double zero_or(double weight, double x) { return weight == 0 ? 0 : weight * x; }
 struct reference_of {
     double lp, lq;
@@ -176,7 +176,7 @@ reference_row reference(const dense_case<Z, Y, G>& c, const Divergence& d, index
     return out;
 }
 
-/// Values: SPEC section 2's bounds on its rows, and what float's exponentials leave elsewhere. Gradients on random rows of any size, relative to the largest: what float's own steps
+/// Values: the accuracy promised on the rows of vocabulary size, and what float's exponentials leave elsewhere. Gradients on random rows of any size, relative to the largest: what float's own steps
 /// leave, on the CPU alike (the mixtures' slopes cancel where the student is sure and the temperatures differ).
 template <class Divergence>
 double value_tolerance(const Divergence&, double value) {
@@ -293,7 +293,7 @@ bool finite_with(const Divergence& d, holes h) {
     return true;
 }
 
-/// The rows of SPEC section 2 at V entries.
+/// The rows that the accuracy is promised on, at V entries.
 inline dense_case<> hard_rows(index_t vocab) {
     source s(17);
     dense_case<> c{.rows = 9, .vocab_z = vocab, .vocab_y = vocab};

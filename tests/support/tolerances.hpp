@@ -8,7 +8,7 @@
 //              1e-12·max(1, |value|)                       double on some side
 //   gradient   (1e-6 + spread·2^-23)·max|g| + 2^-24·scale (double 1e-13)  likewise, plus half a unit of the gradient's own storage
 //
-// `scale` is what multiplies the row's gradient (weight, reduction, 1/T). SPEC-sized rows are held to the 1e-6 alone by
+// `scale` is what multiplies the row's gradient (weight, reduction, 1/T). rows of vocabulary size are held to the 1e-6 alone by
 // backends/eigen_accuracy_test.cpp.
 #pragma once
 
