@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// A leaf: 1,024 entries of a row, the stretch that is summed in float before anything is folded into double. Here is what is
+// done to one leaf: reading it in place or through an L1 buffer, telling wild numbers by their bits, its raw sums relative to
+// given anchors (row_program.hpp), and finding its largest entry. sweep.hpp strings leaves together.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "opd/config.hpp"
+#include "opd/element.hpp"
+#include "opd/lanes.hpp"
+#include "opd/row_program.hpp"
+
+namespace opd::detail {
+
+inline constexpr int leaf_size = 1024;
+inline constexpr int prefetch_ahead = 4096; // elements
+/// Rows from this length on are written past the caches: shorter ones may still be in L2 when the caller reads them.
+inline constexpr int stream_from = 64 * leaf_size;
+
+inline namespace OPD_ISA {
+
+/// The number type that rows of these storage types are computed in.
+template <class... T>
+using pack_for = std::conditional_t<(std::is_same_v<arithmetic_t<T>, double> || ...), scalar<double>, pack>;
+
+/// Whether F loads T straight from memory.
+template <class F, class T>
+inline constexpr bool loads_directly = std::is_same_v<std::remove_const_t<T>, typename F::value_type> ||
+                                       (lane_pack<F> && std::is_same_v<std::remove_const_t<T>, bfloat16>);
+
+/// Running maximum of |x| as integers: shows NaN, infinities and values beyond 1e30, also under -Ofast.
+template <class F>
+struct magnitude;
+template <>
+struct magnitude<lanes> {
+    lanes::ivec seen{};
+    OPD_INLINE void see(lanes x) {
+        const lanes::ivec a = std::bit_cast<lanes::ivec>(x.v) & 0x7fffffff;
+#if defined(OPD_AVX512)
+        seen = std::bit_cast<lanes::ivec>(
+            _mm512_maskz_max_epi32(lanes::every, std::bit_cast<__m512i>(a), std::bit_cast<__m512i>(seen)));
+#else
+        seen = a > seen ? a : seen;
+#endif
+    }
+    OPD_INLINE bool wild() const {
+        constexpr int limit = 0x7149f2ca; // 1e30f
+#if defined(OPD_AVX512)
+        return _mm512_cmpge_epi32_mask(std::bit_cast<__m512i>(seen), _mm512_set1_epi32(limit)) != 0;
+#else
+        return any(seen >= limit);
+#endif
+    }
+};
+template <>
+struct magnitude<twin<lanes>> : magnitude<lanes> {
+    OPD_INLINE void see(twin<lanes> x) {
+        magnitude<lanes>::see(x.a);
+        magnitude<lanes>::see(x.b);
+    }
+};
+template <>
+struct magnitude<scalar<double>> {
+    std::uint64_t seen = 0;
+    OPD_INLINE void see(scalar<double> x) {
+        const auto a = std::bit_cast<std::uint64_t>(x.v) & 0x7fffffffffffffffull;
+        seen = a > seen ? a : seen;
+    }
+    OPD_INLINE bool wild() const { return seen >= 0x46293e5939a08ceaull; } // 1e30
+};
+
+/// Whether F writes G past the caches: whole cache lines at a time.
+template <class F, class G>
+inline constexpr bool streams = std::is_same_v<G, float>&& F::width > 1;
+template <class G>
+inline constexpr bool streams<twin<lanes>, G> = std::is_same_v<G, float> || std::is_same_v<G, bfloat16>;
+
+/// How far the entries lie below their anchor: the largest bits of (anchor - x), as unsigned. A number above the anchor
+/// has the sign bit, NaN and infinity lie above every finite one: one comparison finds them all, also under -Ofast.
+template <class F>
+struct fall;
+template <>
+struct fall<lanes> {
+    typedef std::uint32_t uvec __attribute__((vector_size(4 * lanes::width)));
+    uvec most{};
+    OPD_INLINE void see(lanes x) {
+        const uvec b = std::bit_cast<uvec>(x.v);
+#if defined(OPD_AVX512)
+        most = std::bit_cast<uvec>(
+            _mm512_maskz_max_epu32(lanes::every, std::bit_cast<__m512i>(b), std::bit_cast<__m512i>(most)));
+#else
+        most = b > most ? b : most;
+#endif
+    }
+    /// Whether some entry is not within [anchor - limit, anchor].
+    OPD_INLINE bool beyond(float limit) const {
+        const auto l = std::bit_cast<std::uint32_t>(limit);
+#if defined(OPD_AVX512)
+        return _mm512_cmpgt_epu32_mask(std::bit_cast<__m512i>(most), _mm512_set1_epi32(static_cast<int>(l))) != 0;
+#else
+        return any(std::bit_cast<lanes::ivec>(most > l));
+#endif
+    }
+};
+template <>
+struct fall<twin<lanes>> : fall<lanes> {
+    OPD_INLINE void see(twin<lanes> x) {
+        fall<lanes>::see(x.a);
+        fall<lanes>::see(x.b);
+    }
+};
+template <>
+struct fall<scalar<double>> {
+    std::uint64_t most = 0;
+    OPD_INLINE void see(scalar<double> x) {
+        const auto b = std::bit_cast<std::uint64_t>(x.v);
+        most = b > most ? b : most;
+    }
+    OPD_INLINE bool beyond(double limit) const { return most > std::bit_cast<std::uint64_t>(limit); }
+};
+
+/// What staging found in a leaf, by bits.
+struct contents {
+    bool bad = false;          ///< NaN or +inf on either side
+    bool teacher_zero = false; ///< somewhere student > -inf = teacher: p > 0 = q
+    bool student_zero = false; ///< somewhere teacher > -inf = student: q > 0 = p
+};
+
+/// Fetches the cache lines of one F of storage T, some way ahead.
+template <class F, class T>
+OPD_INLINE void prefetch(const T* p) {
+    for (std::size_t byte = 0; byte < F::width * sizeof(T); byte += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(p) + byte);
+}
+
+/// One leaf of a row: where to read it, `n` a multiple of the lane width.
+template <class F>
+struct staged_leaf {
+    using value = typename F::value_type;
+    alignas(64) value z[leaf_size];
+    alignas(64) value y[leaf_size];
+    alignas(64) value z_masked[leaf_size]; // as z, with excluded ids at lowest
+    alignas(64) value y_masked[leaf_size];
+    static constexpr value lowest = value(-1e30);
+
+    template <class T>
+    static int load(value* to, const T* from, int n) {
+        for (int i = 0; i < n; ++i) to[i] = static_cast<value>(element<std::remove_const_t<T>>::load(from[i]));
+        const int full = (n + F::width - 1) / F::width * F::width;
+        for (int i = n; i < full; ++i) to[i] = lowest;
+        return full;
+    }
+    /// Raises everything below -1e30 to it, cuts above 1e30, and reports NaN and infinities.
+    template <bool Teacher>
+    contents tame(int n) {
+        contents c;
+        for (int i = 0; i < n; ++i) {
+            const bool z_zero = is_neg_inf(z[i]);
+            c.bad |= is_nan(z[i]) || (is_inf(z[i]) && !z_zero);
+            z[i] = tamed(z[i]);
+            if constexpr (Teacher) {
+                const bool y_zero = is_neg_inf(y[i]);
+                c.bad |= is_nan(y[i]) || (is_inf(y[i]) && !y_zero);
+                c.teacher_zero |= y_zero && !z_zero;
+                c.student_zero |= z_zero && !y_zero;
+                y[i] = tamed(y[i]);
+            }
+        }
+        return c;
+    }
+    static value tamed(value x) {
+        using b = float_bits<value>;
+        if ((std::bit_cast<typename b::word>(x) & b::magnitude) < std::bit_cast<typename b::word>(value(1e30)))
+            return x;
+        return std::bit_cast<typename b::word>(x) > b::magnitude ? lowest : -lowest;
+    }
+};
+
+/// The anchors as the lanes see them.
+template <class F>
+struct anchor_lanes {
+    using value = typename F::value_type;
+    F z_s, y_s, y_t, d0;
+    F inv_s, inv_t, k;
+    F hi_s, lo_s, floor_s, hi_t, lo_t, floor_t; // log2(e)/T in two parts
+    F share;                                    // e^((y* - y[s*])/T): the teacher's anchor in units of its y[s*]
+    value limit_s, limit_t;                     // how far below the anchor exp2_scaled needs no floor
+    bool near;                                  // how delta is grouped: each form alone loses digits on some rows
+
+    static constexpr double log2e = 1.4426950408889634;
+    static double low(double x) { return x - double(value(x)); }
+
+    explicit anchor_lanes(const raw_sums& s)
+        : z_s(s.z_s), y_s(s.y_s), y_t(s.y_t), d0(s.z_s - s.y_s), inv_s(s.inv_s), inv_t(s.inv_t), k(s.k),
+          hi_s(s.inv_s * log2e), lo_s(low(s.inv_s * log2e)), floor_s(-160 / (s.inv_s * log2e)), hi_t(s.inv_t * log2e),
+          lo_t(low(s.inv_t * log2e)), floor_t(-160 / (s.inv_t * log2e)), share(std::exp((s.y_t - s.y_s) * s.inv_t)),
+          limit_s(value(std::min(1e30, 0x1p40 / (s.inv_s * log2e)))),
+          limit_t(value(std::min(1e30, 0x1p40 / (s.inv_t * log2e)))),
+          near(s.inv_s == s.inv_t && std::abs(s.z_s - s.y_s) <= 16) {}
+
+    /// Near is `near`, known at compile time so that the loops hold no branch. Before the factor `unit`.
+    template <bool Near>
+    OPD_INLINE F unscaled_delta(F z, F y) const {
+        if constexpr (Near)
+            return pin(pin(z - y) - d0);
+        else
+            return pin(z - z_s) * inv_s - pin(y - y_s) * inv_t;
+    }
+    template <bool Near>
+    OPD_INLINE F unit() const {
+        if constexpr (Near)
+            return inv_s;
+        else
+            return F(1);
+    }
+    template <bool Near>
+    OPD_INLINE F delta(F z, F y) const {
+        if constexpr (Near)
+            return unscaled_delta<true>(z, y) * inv_s;
+        else
+            return unscaled_delta<false>(z, y);
+    }
+    OPD_INLINE F student(F z) const { return exp2_scaled(pin(z - z_s), hi_s, lo_s, floor_s); } // e^((z - z*)/T)
+    OPD_INLINE F teacher(F y) const { return exp2_scaled(pin(y - y_t), hi_t, lo_t, floor_t); }
+};
+
+template <class F>
+struct leaf_sums {
+    F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
+    typename F::mask wide{};
+    fall<F> fall_z, fall_y;
+};
+
+/// Entries whose terms are added up before they join the leaf's sum: chains of additions in float must stay short, or the sum
+/// drifts by several units in its last place. Wide registers have short chains as they are.
+template <class F>
+inline constexpr int sum_chain = F::width == 4 || F::width == 8 ? 8 * F::width : leaf_size;
+
+/// Sums of a leaf in memory, on the speculation that nothing lies above the anchors or absurdly far below: fall_z and fall_y
+/// tell whether that was so.
+template <class F, bool Teacher, raw_sums_needed Need, bool Near, class Z, class Y>
+leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) {
+    leaf_sums<F> s;
+    const F unit = a.template unit<Near>(), minus_k = -(a.k * unit), hi_s = -a.hi_s, lo_s = -a.lo_s;
+    const F hi_t = -a.hi_t, lo_t = -a.lo_t;
+    for (int block = 0; block < n; block += sum_chain<F>) {
+        F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
+        for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
+            const F zi = F::load(z + i), below_z = pin(a.z_s - zi);
+            prefetch<F>(z + i + prefetch_ahead);
+            s.fall_z.see(below_z);
+            const F e = exp2_scaled(below_z, hi_s, lo_s);
+            S += e;
+            if constexpr (Teacher) {
+                const F yi = F::load(y + i), below_y = pin(a.y_t - yi);
+                prefetch<F>(y + i + prefetch_ahead);
+                s.fall_y.see(below_y);
+                const F f = exp2_scaled(below_y, hi_t, lo_t);
+                T += f;
+                if constexpr (Need.u || Need.w || Need.x) {
+                    const F delta = a.template unscaled_delta<Near>(zi, yi);
+                    if constexpr (Need.u) U = fma(e, delta, U);
+                    if constexpr (Need.w) {
+                        const F x = minus_k * delta;
+                        if constexpr (Need.k_is_one) { // e e^-delta is f in other units
+                            W += select(abs(x) < F(1), e * expm1_near(x), fma(f, a.share, -e));
+                        } else {
+                            W = fma(e, expm1(x), W);
+                            const typename F::mask far = x > F(80), felt = (e + f) > F(0);
+                            s.wide = s.wide | (far & felt);
+                        }
+                    }
+                    if constexpr (Need.x) X = fma(f, delta, X);
+                }
+            }
+        }
+        s.S += S;
+        if constexpr (Teacher) s.T += T;
+        if constexpr (Need.u) s.U += U;
+        if constexpr (Need.w) s.W += W;
+        if constexpr (Need.x) s.X += X;
+    }
+    if constexpr (Need.u) s.U *= unit;
+    if constexpr (Need.x) s.X *= unit;
+    return s;
+}
+
+/// Sums of a staged leaf: the exponentials are taken of z_masked and y_masked, the differences of z and y.
+template <class F, bool Teacher, raw_sums_needed Need>
+leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, int n, const anchor_lanes<F>& a) {
+    leaf_sums<F> s;
+    for (int block = 0; block < n; block += sum_chain<F>) {
+        F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
+        for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
+            const F e = a.student(F::load(leaf.z_masked + i));
+            S += e;
+            if constexpr (Teacher) {
+                const F f = a.teacher(F::load(leaf.y_masked + i));
+                T += f;
+                if constexpr (Need.u || Need.w || Need.x) {
+                    const F zi = F::load(leaf.z + i), yi = F::load(leaf.y + i);
+                    const F delta = a.near ? a.template delta<true>(zi, yi) : a.template delta<false>(zi, yi);
+                    if constexpr (Need.u) U = fma(e, delta, U);
+                    if constexpr (Need.w) {
+                        const F x = -a.k * delta;
+                        W = fma(e, expm1(x), W);
+                        const typename F::mask far = x > F(80), felt = (e + f) > F(0);
+                        s.wide = s.wide | (far & felt);
+                    }
+                    if constexpr (Need.x) X = fma(f, delta, X);
+                }
+            }
+        }
+        s.S += S;
+        if constexpr (Teacher) s.T += T;
+        if constexpr (Need.u) s.U += U;
+        if constexpr (Need.w) s.W += W;
+        if constexpr (Need.x) s.X += X;
+    }
+    return s;
+}
+
+/// Adds a leaf's sums to the row's, in double.
+template <bool Teacher, raw_sums_needed Need, class F>
+OPD_INLINE void add_leaf(raw_sums& s, bool& wide, const leaf_sums<F>& l) {
+    s.S += sum(l.S);
+    if constexpr (Teacher) s.T += sum(l.T);
+    if constexpr (Need.u) s.U += sum(l.U);
+    if constexpr (Need.w) {
+        s.W += sum(l.W);
+        wide |= any(l.wide);
+    }
+    if constexpr (Need.x) s.X += sum(l.X);
+}
+
+/// The largest entry of a leaf in memory or L1, and the lowest position that holds it.
+template <class F, class T>
+int top_of_leaf(const T* x, int n) {
+    F m(-1e30);
+    for (int i = 0; i < n; i += F::width) m = max(m, F::load(x + i));
+    typename F::value_type top;
+    if constexpr (F::width == 1)
+        top = m.v;
+    else
+        top = max_lane(m);
+    const F t(top);
+    for (int i = 0; i < n; i += F::width)
+        if (any(F::load(x + i) >= t))
+            for (int j = i; j < i + F::width; ++j)
+                if (static_cast<typename F::value_type>(element<std::remove_const_t<T>>::load(x[j])) >= top) return j;
+    return 0;
+}
+
+} // namespace OPD_ISA
+
+} // namespace opd::detail
