@@ -57,7 +57,9 @@ struct element<double> {
 template <>
 struct element<bfloat16> {
     using arithmetic = float;
-    OPD_HD OPD_INLINE static constexpr float load(bfloat16 x) { return detail::bit_cast<float>(std::uint32_t{x.bits} << 16); }
+    OPD_HD OPD_INLINE static constexpr float load(bfloat16 x) {
+        return detail::bit_cast<float>(std::uint32_t{x.bits} << 16);
+    }
     OPD_HD OPD_INLINE static constexpr bfloat16 store(float x) {
         const auto u = detail::bit_cast<std::uint32_t>(x);
         if ((u & 0x7fffffffu) > 0x7f800000u) // NaN: keep it one
