@@ -9,7 +9,8 @@
 //                                                  ids[r,j]; for losses on a renormalised support, which need no other
 //
 // Element types of z and dz are independent. dz may be z itself (same pointer, type and stride; not with beta != 0); any
-// other overlap is an error. Columns between V and the stride are padding: kept, or zeroed with `padding::zero`.
+// other overlap with z, the teacher's matrices or the env's weights and outputs is an error (the env's masks, offsets and
+// versions are not looked at). Columns between V and the stride are padding: kept, or zeroed with `padding::zero`.
 #pragma once
 
 #include <type_traits>
