@@ -361,14 +361,14 @@ void run::distill() {
         sampling options;
         options.temperature = settings_.distill.temperature;
         options.seed = settings_.run.seed;
-        options.version = version;
         options.end = gcd_task::end;
         options.max_response = task_.max_response();
         options.slots = settings_.distill.slots;
         options.prefill_chunk = settings_.distill.prefill_chunk;
         options.plan = draws_for(settings_);
         std::vector<trajectory> trajectories;
-        timed(clock_name::rollout, [&] { trajectories = roll_out(student_, backend_.team(), requests, options); });
+        timed(clock_name::rollout,
+              [&] { trajectories = roll_out(student_, backend_.team(), requests, options, version); });
 
         row_batch batch;
         timed(clock_name::teacher_scoring, [&] {

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Continuous batching over a fixed number of lanes: sequences enter and leave one by one, every step() takes all running
+// ones one quantum further, and the weights can change between two steps.
+//
+// A token is a pure function of (weights, seed, sample, position) and of the tokens before it: lanes, chunks, and what
+// else is running change nothing (model.hpp, sampler.hpp).
+//
+//   install   the running prefixes are kept, their keys and values are rebuilt under the new weights before the next token
+//             is drawn (by chunks, as a prompt is), and every later token carries the new version. So a token's log mu is
+//             that of one set of weights over the whole prefix, and a learner of that version computes the same bits.
+//   partials  what is running, with everything drawn so far; start() goes on from such a one bit for bit.
+//
+// Source: AsyncOPD section 7 (in-flight weight updates that keep the sampled prefix).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "model.hpp"
+#include "sampler.hpp"
+#include "trajectory.hpp"
+
+namespace trainer {
+
+/// Weights that nobody changes any more, and their version. The learner hands them out, rollout workers share them.
+struct policy {
+    std::shared_ptr<const transformer<float>> model;
+    std::int32_t version = 0;
+};
+
+/// What runs, or ran, on a lane.
+struct lane_trajectory {
+    index_t lane = 0;
+    trajectory sequence;
+    bool operator==(const lane_trajectory&) const = default;
+};
+
+class rollout_engine {
+public:
+    /// Room for sequences of `length` tokens, prompt and response. Of the options, `slots` is not looked at.
+    rollout_engine(const policy& weights, const sampling& options, index_t lanes, index_t length);
+
+    index_t lanes() const { return static_cast<index_t>(lanes_.size()); }
+    index_t running() const { return running_; }
+    bool busy(index_t lane) const { return at(lane).busy; }
+    std::int32_t version() const { return weights_.version; }
+
+    /// A prompt, or a response that was begun elsewhere, enters a free lane.
+    void start(index_t lane, trajectory sequence);
+    void start(index_t lane, const request& prompt) { start(lane, begin_response(prompt)); }
+
+    /// Frees the lane; what was drawn is forgotten.
+    void abort(index_t lane);
+
+    /// All that is drawn from now on is drawn from these weights. Prefixes are kept.
+    void install(const policy& weights);
+
+    /// One quantum: every running sequence takes a chunk of what its cache lacks, and a token if nothing is lacking.
+    /// Appends those that are finished; their lanes are free.
+    void step(std::vector<lane_trajectory>& finished);
+
+    /// What is running, by lane.
+    std::vector<lane_trajectory> partials() const;
+
+private:
+    struct lane_state {
+        trajectory sequence;
+        std::size_t computed = 0; // tokens whose keys and values are in the cache, under the present weights
+        bool busy = false;
+    };
+
+    lane_state& at(index_t lane);
+    const lane_state& at(index_t lane) const { return const_cast<rollout_engine*>(this)->at(lane); }
+    bool complete(const trajectory& t) const;
+
+    policy weights_;
+    sampling o_;
+    index_t length_;
+    sampler sampler_;
+    std::vector<lane_state> lanes_;
+    index_t running_ = 0;
+    kv_cache<float> cache_;
+    forward_state<float> state_;
+    std::vector<segment> segments_;
+    std::vector<token> tokens_;
+    std::vector<float> logits_;
+};
+
+} // namespace trainer

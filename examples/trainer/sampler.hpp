@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// From rows of logits to tokens, their log-probabilities and what the draw plan records beside them.
+//
+// Noise is keyed (opd/rng.hpp): what is drawn is a function of (logits, seed, sample, position), whatever rows are drawn
+// together.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "opd/backends/eigen.hpp"
+#include "trajectory.hpp"
+
+namespace trainer {
+
+using opd::index_t;
+
+struct sampling {
+    bool greedy = false; ///< the most probable token, ties to the lower id
+    double temperature = 1;
+    std::uint64_t seed = 0;
+    token end = 0;
+    int max_response = 0;
+    int slots = 32;        ///< sequences decoded together, all threads
+    int prefill_chunk = 8; ///< prompt tokens a decoding step takes
+    draw_plan plan = {};
+};
+
+class sampler {
+public:
+    sampler(const sampling& options, index_t vocabulary);
+
+    void clear();
+
+    /// The next token of t is to be drawn from the logits z (V).
+    void add(trajectory& t, const float* z);
+
+    /// Appends a token to every trajectory that was added. Logits that are not finite are a failure of kind exit_numeric.
+    void draw(std::int32_t version);
+
+private:
+    void choose(index_t r);
+
+    sampling o_;
+    index_t v_, width_;
+    opd::eigen_backend backend_{.threads = 1};
+    std::vector<trajectory*> rows_;   // (n)
+    std::vector<float> z_;            // (n,V)
+    std::vector<token> ids_, asked_;  // (n,width) the token, then the plan's entries
+    std::vector<float> log_mu_;       // (n,width)
+    std::vector<float> weight_;       // (n,width)
+    std::vector<std::uint8_t> exact_; // (n,width)
+    std::vector<float> scaled_;       // (V)
+    std::vector<token> order_;        // (V)
+    std::vector<float> scratch_;
+};
+
+} // namespace trainer
