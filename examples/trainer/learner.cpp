@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "learner.hpp"
 
+#include <memory>
+#include <stdexcept>
+
+#include <fmt/format.h>
+
 #include "opd/opd.hpp"
 
 namespace trainer {
 
 learner_result learner::step(const row_batch& batch, const teacher_cache& cache, double rate, std::int32_t version) {
     const index_t v = model_.shape.vocabulary;
+    if (cache.rows() != batch.rows)
+        throw std::invalid_argument(
+            fmt::format("learner: a batch of {} rows and a teacher cache of {}", batch.rows, cache.rows()));
     const index_t rows = pass_.set_sequences(batch.inputs);
     logits_.resize(static_cast<std::size_t>(rows * v));
     pass_.forward(logits_.data());
@@ -28,6 +36,10 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
     pass_.backward(logits_.data(), gradient_);
     r.gradient_norm = adamw_step(settings_.optimizer, rate, gradient_, state_, model_);
     return r;
+}
+
+policy learner::snapshot(std::int32_t version) const {
+    return {std::make_shared<const transformer<float>>(model_), version};
 }
 
 // log p of the tokens that follow, from the logits of the last forward pass, by the call that rollout makes too.

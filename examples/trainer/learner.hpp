@@ -11,6 +11,7 @@
 #include "model.hpp"
 #include "opd/backends/eigen.hpp"
 #include "optimizer.hpp"
+#include "publication.hpp"
 #include "supervised.hpp"
 #include "teacher.hpp"
 
@@ -41,6 +42,9 @@ public:
 
     /// One step. `version` is that of the model's weights now.
     learner_result step(const row_batch& batch, const teacher_cache& cache, double rate, std::int32_t version);
+
+    /// A copy of the weights as they are, which no later step changes.
+    policy snapshot(std::int32_t version) const;
 
     /// log p of the tokens that follow, at the current weights. (N) 0 where masked
     std::vector<float> token_log_probs(const row_batch& batch);

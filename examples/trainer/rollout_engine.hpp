@@ -15,20 +15,14 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "model.hpp"
+#include "publication.hpp"
 #include "sampler.hpp"
 #include "trajectory.hpp"
 
 namespace trainer {
-
-/// Weights that nobody changes any more, and their version. The learner hands them out, rollout workers share them.
-struct policy {
-    std::shared_ptr<const transformer<float>> model;
-    std::int32_t version = 0;
-};
 
 /// What runs, or ran, on a lane.
 struct lane_trajectory {

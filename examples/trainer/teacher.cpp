@@ -5,16 +5,21 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <stdexcept>
+#include <utility>
+
+#include <fmt/format.h>
 
 #include "opd/opd.hpp"
 
 namespace trainer {
 
-row_batch pack(std::span<const trajectory> trajectories, int entries) {
+row_batch pack(std::span<const trajectory* const> trajectories, int entries) {
     row_batch b;
     b.entries = entries;
     const auto width = static_cast<std::size_t>(entries);
-    for (const trajectory& t : trajectories) {
+    for (const trajectory* pointer : trajectories) {
+        const trajectory& t = *pointer;
         b.inputs.emplace_back(t.tokens.begin(), t.tokens.end() - 1);
         b.rows += static_cast<index_t>(t.tokens.size()) - 1;
         for (std::size_t r = 0; r + 1 < t.tokens.size(); ++r) {
@@ -35,6 +40,61 @@ row_batch pack(std::span<const trajectory> trajectories, int entries) {
         }
     }
     return b;
+}
+
+row_batch pack(std::span<const trajectory> trajectories, int entries) {
+    std::vector<const trajectory*> pointers;
+    for (const trajectory& t : trajectories) pointers.push_back(&t);
+    return pack(std::span<const trajectory* const>(pointers), entries);
+}
+
+void join(std::span<const scored_sequence* const> sequences, teacher_cache& cache) {
+    cache = {};
+    if (sequences.empty()) return;
+    const teacher_cache& first = sequences.front()->cache;
+    cache.what = first.what;
+    cache.entries = first.entries;
+    for (const scored_sequence* s : sequences) {
+        if (s->cache.what != cache.what || s->cache.entries != cache.entries)
+            throw std::invalid_argument(fmt::format("join: sample {} was scored for another objective", s->sample));
+        const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+        append(cache.logits, s->cache.logits);
+        append(cache.ids, s->cache.ids);
+        append(cache.log_q, s->cache.log_q);
+        append(cache.log_tail, s->cache.log_tail);
+        append(cache.next_log_q, s->cache.next_log_q);
+    }
+}
+
+std::vector<scored_sequence> teacher_scorer::score(std::span<const trajectory* const> trajectories, int entries,
+                                                   const cache_plan& plan) {
+    const row_batch batch = pack(trajectories, entries);
+    teacher_cache whole;
+    score(batch, plan, whole);
+    std::vector<scored_sequence> r;
+    index_t first = 0;
+    for (std::size_t i = 0; i < trajectories.size(); ++i) {
+        const auto rows = static_cast<index_t>(batch.inputs[i].size());
+        const auto part = [&](const auto& from, index_t width) {
+            return std::remove_cvref_t<decltype(from)>(from.begin() + first * width,
+                                                       from.begin() + (first + rows) * width);
+        };
+        scored_sequence s;
+        s.sample = trajectories[i]->sample;
+        s.cache.what = whole.what;
+        s.cache.entries = whole.entries;
+        s.cache.next_log_q = part(whole.next_log_q, 1);
+        if (whole.what == teacher_cache::kind::dense) {
+            s.cache.logits = part(whole.logits, model_.shape.vocabulary);
+        } else {
+            s.cache.ids = part(whole.ids, whole.entries);
+            s.cache.log_q = part(whole.log_q, whole.entries);
+            if (whole.what == teacher_cache::kind::support) s.cache.log_tail = part(whole.log_tail, 1);
+        }
+        first += rows;
+        r.push_back(std::move(s));
+    }
+    return r;
 }
 
 void teacher_scorer::logits(std::span<const std::vector<token>> inputs, std::vector<float>& out) {

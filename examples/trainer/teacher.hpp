@@ -4,6 +4,9 @@
 //
 // A row is one input position of a trajectory; row r of a trajectory predicts its token r + 1. Rows before the last prompt
 // token predict the prompt and are masked out.
+//
+// What the teacher says of a sequence does not depend on what it is scored with: a batch can be scored in any parts, in
+// any order, and `join` of the parts has the bits of scoring it at once.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +37,7 @@ struct row_batch {
 };
 
 row_batch pack(std::span<const trajectory> trajectories, int entries);
+row_batch pack(std::span<const trajectory* const> trajectories, int entries);
 
 /// What is kept of the teacher at the rows of a batch.
 struct teacher_cache {
@@ -44,7 +48,18 @@ struct teacher_cache {
     std::vector<float> log_q;      ///< (N, entries)
     std::vector<float> log_tail;   ///< (N) support: log of the teacher's mass outside it
     std::vector<float> next_log_q; ///< (N) of the token that follows; 0 where masked
+
+    index_t rows() const { return static_cast<index_t>(next_log_q.size()); }
 };
+
+/// What is kept of the teacher at the rows of one sequence.
+struct scored_sequence {
+    std::uint64_t sample = 0;
+    teacher_cache cache; ///< (N) its rows
+};
+
+/// The cache of a batch whose sequences are these, in this order: pack the trajectories in the same one.
+void join(std::span<const scored_sequence* const> sequences, teacher_cache& cache);
 
 /// What the learner's estimator needs.
 struct cache_plan {
@@ -61,6 +76,10 @@ public:
 
     /// Fills the cache for all rows of the batch.
     void score(const row_batch& batch, const cache_plan& plan, teacher_cache& cache);
+
+    /// The same for each of some trajectories by itself; `entries` are recorded a position.
+    std::vector<scored_sequence> score(std::span<const trajectory* const> trajectories, int entries,
+                                       const cache_plan& plan);
 
     /// The model's logits at all rows of some sequences. (N,V)
     void logits(std::span<const std::vector<token>> inputs, std::vector<float>& out);
