@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// State to bytes and back: a type lists its members once, `template <class A> void fields(A& a) { a(x, y, z); }`, and the
+// writer, the reader and with them snapshots, hashes and comparisons of state follow. Integers and doubles are stored as
+// they are, little-endian; containers with their length before them.
+#pragma once
+
+#include <bit>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "opd/error.hpp"
+
+namespace opd::sched {
+
+static_assert(std::endian::native == std::endian::little, "opd: snapshots are little-endian");
+
+namespace detail {
+template <class T>
+concept plain = std::is_arithmetic_v<T> || std::is_enum_v<T>;
+template <class T, class A>
+concept lists_fields = requires(T& t, A& a) {
+    t.fields(a);
+};
+} // namespace detail
+
+/// Collects bytes.
+class archive_writer {
+public:
+    static constexpr bool reading = false;
+    std::string bytes;
+
+    template <class... T>
+    void operator()(const T&... values) {
+        (one(values), ...);
+    }
+
+private:
+    template <class T>
+    void one(const T& v) {
+        if constexpr (detail::plain<T>)
+            bytes.append(reinterpret_cast<const char*>(&v), sizeof v);
+        else
+            const_cast<T&>(v).fields(*this);
+    }
+    template <class T>
+    void range(const T& v) {
+        one(static_cast<std::uint64_t>(v.size()));
+        for (const auto& x : v) one(x);
+    }
+    template <class T>
+    void one(const std::vector<T>& v) {
+        range(v);
+    }
+    template <class T>
+    void one(const std::deque<T>& v) {
+        range(v);
+    }
+    void one(const std::string& v) {
+        one(static_cast<std::uint64_t>(v.size()));
+        bytes += v;
+    }
+    template <class A, class B>
+    void one(const std::pair<A, B>& v) {
+        one(v.first);
+        one(v.second);
+    }
+};
+
+/// Takes bytes apart; throws invalid_input when they end too early.
+class archive_reader {
+public:
+    static constexpr bool reading = true;
+    explicit archive_reader(std::string_view bytes) : rest_(bytes) {}
+
+    template <class... T>
+    void operator()(T&... values) {
+        (one(values), ...);
+    }
+    bool done() const { return rest_.empty(); }
+
+private:
+    const char* take(std::size_t n) {
+        if (rest_.size() < n) throw invalid_input("snapshot", "ends too early");
+        const char* p = rest_.data();
+        rest_.remove_prefix(n);
+        return p;
+    }
+    template <class T>
+    void one(T& v) {
+        if constexpr (detail::plain<T>)
+            std::memcpy(&v, take(sizeof v), sizeof v);
+        else
+            v.fields(*this);
+    }
+    template <class T>
+    void range(T& v) {
+        std::uint64_t n = 0;
+        one(n);
+        if (n > rest_.size()) throw invalid_input("snapshot", "is damaged: a length exceeds what follows");
+        v.clear();
+        for (std::uint64_t i = 0; i < n; ++i) {
+            typename T::value_type x{};
+            one(x);
+            v.push_back(std::move(x));
+        }
+    }
+    template <class T>
+    void one(std::vector<T>& v) {
+        range(v);
+    }
+    template <class T>
+    void one(std::deque<T>& v) {
+        range(v);
+    }
+    void one(std::string& v) {
+        std::uint64_t n = 0;
+        one(n);
+        v.assign(take(n), n);
+    }
+    template <class A, class B>
+    void one(std::pair<A, B>& v) {
+        one(v.first);
+        one(v.second);
+    }
+    std::string_view rest_;
+};
+
+} // namespace opd::sched

@@ -1,0 +1,589 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Permits, versions, the sync gate and the staleness policies: who may start, and which scored sequences make the next
+// batch. Pure bookkeeping, shared by the scheduler and by the staleness queue.
+//
+//   admission   while the gate is open and fewer than M permits are out
+//   a step      pick B ready sequences -> train -> close the gate -> synchronise -> version + 1, permits return, gate open
+//
+// Notation: v the version; B the batch; M <= (tau + 1)·B the permits. Between two steps at most M sequences are
+// outstanding, those in training included, and every full batch consumes B of them.
+//
+//   capacity     A sequence with lag l is outstanding at l + 1 steps, so over J full steps the sum of (lag + 1) over
+//                consumed sequences is at most M·J, and they are B·J: the mean start lag is at most M/B - 1. Nothing holds
+//                for one sequence: it can be overtaken for ever.
+//   cohort_fifo  When v becomes v + 1, at most M - B sequences of version <= v are left, no later one goes before them and
+//                none joins them: they are gone after ceil(M/B) - 1 more steps. Start lag <= ceil(M/B) - 1.
+//   in_order     The same with "admitted earlier" for "of lower version".
+//   edf          The deadline of a sequence of version u is the step at version u + tau. A batch is accepted if for every
+//                j >= 1 at most B·(j - 1) others have their deadline within the next j steps. What is admitted at v has
+//                its deadline at v + tau, and at most tau·B others are outstanding then; so feasibility is kept by every
+//                step, and once all are scored the B of lowest version are always accepted: start lag <= tau, no deadlock.
+//   drop, retry  When v becomes v + 1 every sequence of version < v + 1 - tau that is not in training leaves (or starts
+//                again): start lag <= tau. The version moves only when B sequences were consumed, so progress is kept.
+//   areal        Admission while running + accepted < (eta + v + 1)·B and running < concurrency (AReaL,
+//                staleness_manager); consumption as capacity. With full batches this is capacity with M = (eta + 1)·B.
+//   naive_wait   "Wait for whoever would exceed tau": more than B sequences can come to share a deadline; then it waits for
+//                ever. Kept as a negative control.
+//
+// A failed sequence leaves and a retried one takes a new version; both only shrink the sets that the bounds count.
+// Source: AsyncOPD appendix G; AReaL (arXiv 2505.24298) section 5; the feasibility test is that of earliest-deadline-first
+// scheduling (Liu and Layland 1973) for jobs of one batch slot each.
+#pragma once
+
+#include <algorithm>
+#include <cassert>
+#include <limits>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "opd/sched/archive.hpp"
+#include "opd/sched/settings.hpp"
+
+namespace opd::sched {
+
+using slot_t = std::uint32_t;
+
+/// A queue of slots on one vector: push, pop, put back in front.
+class slot_fifo {
+public:
+    bool empty() const { return head_ == items_.size(); }
+    index_t size() const { return static_cast<index_t>(items_.size() - head_); }
+    slot_t front() const { return items_[head_]; }
+    auto begin() const { return items_.begin() + static_cast<std::ptrdiff_t>(head_); }
+    auto end() const { return items_.end(); }
+    void push(slot_t s) { items_.push_back(s); }
+    slot_t pop() {
+        const slot_t s = items_[head_++];
+        if (head_ == items_.size()) {
+            items_.clear();
+            head_ = 0;
+        } else if (head_ > 64 && head_ > items_.size() / 2) {
+            items_.erase(items_.begin(), begin());
+            head_ = 0;
+        }
+        return s;
+    }
+    void push_front(slot_t s) {
+        if (head_ > 0)
+            items_[--head_] = s;
+        else
+            items_.insert(items_.begin(), s);
+    }
+    void erase(slot_t s) {
+        const auto at = std::find(items_.begin() + static_cast<std::ptrdiff_t>(head_), items_.end(), s);
+        assert(at != items_.end());
+        items_.erase(at);
+    }
+    template <class A>
+    void fields(A& a) {
+        if constexpr (!A::reading) { // equal queues give equal bytes
+            items_.erase(items_.begin(), begin());
+            head_ = 0;
+        }
+        a(items_, head_);
+    }
+
+private:
+    std::vector<slot_t> items_;
+    std::size_t head_ = 0;
+};
+
+namespace detail {
+
+/// What a policy sees of a sequence that leaves it.
+struct listing {
+    slot_t slot;
+    version_t version; // of its start
+};
+
+/// capacity, drop, retry, areal: the B that were scored first.
+class completion_order {
+public:
+    void admitted(slot_t) {}
+    void started(slot_t, version_t) {}
+    void restarted(slot_t, version_t) {}
+    void ready(slot_t s, version_t) { ready_.push(s); }
+    void unready(slot_t s, version_t) { ready_.erase(s); }
+    void left(slot_t s, version_t, bool was_ready) {
+        if (was_ready) ready_.erase(s);
+    }
+    bool pick(index_t n, version_t, std::vector<slot_t>& out) {
+        if (ready_.size() < n) return false;
+        while (n-- > 0) out.push_back(ready_.pop());
+        return true;
+    }
+    void put_back(std::span<const listing> batch) {
+        for (std::size_t i = batch.size(); i-- > 0;) ready_.push_front(batch[i].slot);
+    }
+    template <class A>
+    void fields(A& a) {
+        a(ready_);
+    }
+
+private:
+    slot_fifo ready_;
+};
+
+/// in_order: the B that were admitted first, once all of them are scored.
+class admission_order {
+public:
+    void admitted(slot_t s) {
+        if (s >= links_.size()) links_.resize(s + std::size_t{1});
+        links_[s] = {last_, none, false};
+        (last_ == none ? first_ : links_[last_].next) = s;
+        last_ = s;
+        if (frontier_ == none) frontier_ = s;
+    }
+    void started(slot_t, version_t) {}
+    void restarted(slot_t, version_t) {}
+    void ready(slot_t s, version_t) {
+        links_[s].ready = true;
+        move_frontier();
+    }
+    void unready(slot_t s, version_t) { // it keeps its place
+        links_[s].ready = false;
+        if (!before_frontier(s)) return;
+        frontier_ = s;
+        prefix_ = 0;
+        for (slot_t i = first_; i != s; i = links_[i].next) ++prefix_;
+    }
+    void left(slot_t s, version_t, bool) {
+        if (s == frontier_)
+            frontier_ = links_[s].next;
+        else if (links_[s].ready && before_frontier(s))
+            --prefix_;
+        unlink(s);
+        move_frontier();
+    }
+    bool pick(index_t n, version_t, std::vector<slot_t>& out) {
+        if (prefix_ < n) return false;
+        for (prefix_ -= n; n > 0; --n) {
+            const slot_t s = first_;
+            out.push_back(s);
+            unlink(s);
+        }
+        return true;
+    }
+    void put_back(std::span<const listing> batch) {
+        for (std::size_t i = batch.size(); i-- > 0;) {
+            const slot_t s = batch[i].slot;
+            links_[s] = {none, first_, true};
+            (first_ == none ? last_ : links_[first_].previous) = s;
+            first_ = s;
+            ++prefix_;
+        }
+    }
+    template <class A>
+    void fields(A& a) {
+        a(links_, first_, last_, frontier_, prefix_);
+    }
+
+private:
+    static constexpr slot_t none = std::numeric_limits<slot_t>::max();
+    struct link {
+        slot_t previous = none, next = none;
+        bool ready = false;
+        template <class A>
+        void fields(A& a) {
+            a(previous, next, ready);
+        }
+    };
+    void unlink(slot_t s) {
+        const link l = links_[s];
+        (l.previous == none ? first_ : links_[l.previous].next) = l.next;
+        (l.next == none ? last_ : links_[l.next].previous) = l.previous;
+    }
+    void move_frontier() {
+        while (frontier_ != none && links_[frontier_].ready) {
+            ++prefix_;
+            frontier_ = links_[frontier_].next;
+        }
+    }
+    bool before_frontier(slot_t s) const {
+        for (slot_t i = first_; i != frontier_; i = links_[i].next)
+            if (i == s) return true;
+        return false;
+    }
+    std::vector<link> links_;                             // by slot
+    slot_t first_ = none, last_ = none, frontier_ = none; // frontier: the first that is not ready
+    index_t prefix_ = 0;                                  // ready ones before it
+};
+
+/// Outstanding sequences by the version of their start. Those that wait for a lane have none yet.
+class cohorts {
+public:
+    void admitted(slot_t) {}
+    void started(slot_t, version_t v) { ++at(v).unready; }
+    void restarted(slot_t, version_t v) {
+        --at(v).unready;
+        trim();
+    }
+    void ready(slot_t s, version_t v) {
+        cohort& c = at(v);
+        --c.unready;
+        c.ready.push(s);
+        ++ready_count_;
+    }
+    void unready(slot_t s, version_t v) {
+        cohort& c = at(v);
+        ++c.unready;
+        c.ready.erase(s);
+        --ready_count_;
+    }
+    void left(slot_t s, version_t v, bool was_ready) {
+        cohort& c = at(v);
+        if (was_ready) {
+            c.ready.erase(s);
+            --ready_count_;
+        } else {
+            --c.unready;
+        }
+        trim();
+    }
+    void put_back(std::span<const listing> batch) {
+        for (std::size_t i = batch.size(); i-- > 0;) {
+            at(batch[i].version).ready.push_front(batch[i].slot);
+            ++ready_count_;
+        }
+    }
+    template <class A>
+    void fields(A& a) {
+        a(base_, list_, ready_count_);
+    }
+
+protected:
+    struct cohort {
+        index_t unready = 0; // started, not scored
+        slot_fifo ready;
+        template <class A>
+        void fields(A& a) {
+            a(unready, ready);
+        }
+    };
+    cohort& at(version_t v) {
+        if (list_.empty()) base_ = v;
+        for (; v < base_; --base_) list_.emplace_front();
+        while (v >= base_ + static_cast<version_t>(list_.size())) list_.emplace_back();
+        return list_[static_cast<std::size_t>(v - base_)];
+    }
+    void trim() {
+        while (!list_.empty() && list_.front().unready == 0 && list_.front().ready.empty()) {
+            list_.pop_front();
+            ++base_;
+        }
+    }
+    // The n ready ones of lowest version, which are there.
+    void take(index_t n, std::vector<slot_t>& out) {
+        ready_count_ -= n;
+        for (cohort& c : list_)
+            for (; n > 0 && !c.ready.empty(); --n) out.push_back(c.ready.pop());
+        trim();
+    }
+    version_t base_ = 0; // version of the first cohort
+    std::deque<cohort> list_;
+    index_t ready_count_ = 0;
+};
+
+/// cohort_fifo: the B of lowest version, once no unscored one is of lower version than any of them.
+class cohort_order : public cohorts {
+public:
+    bool pick(index_t n, version_t, std::vector<slot_t>& out) {
+        if (ready_count_ < n) return false;
+        index_t need = n;
+        for (const cohort& c : list_) {
+            if (c.ready.size() >= need) break;
+            if (c.unready > 0) return false;
+            need -= c.ready.size();
+        }
+        take(n, out);
+        return true;
+    }
+};
+
+/// edf: the B of lowest version, if every deadline of the others stays feasible.
+class deadline_order : public cohorts {
+public:
+    explicit deadline_order(index_t batch = 1, index_t tau = 0) : batch_(batch), tau_(tau) {}
+    bool pick(index_t n, version_t now, std::vector<slot_t>& out) {
+        if (ready_count_ < n) return false;
+        index_t need = n, others = 0, slack = std::numeric_limits<index_t>::max();
+        version_t u = base_;
+        for (const cohort& c : list_) {
+            const index_t taken = std::min(need, c.ready.size());
+            need -= taken;
+            others += c.unready + c.ready.size() - taken;
+            // those of version <= u are due within the next u + tau - now steps after this one
+            slack = std::min(slack, batch_ * std::max<version_t>(0, u + tau_ - now) - others);
+            ++u;
+        }
+        if (slack < 0) return false;
+        slack_ = slack;
+        take(n, out);
+        return true;
+    }
+    /// Of the last batch: how many more sequences could have shared the tightest deadline.
+    index_t slack() const { return slack_; }
+    template <class A>
+    void fields(A& a) {
+        cohorts::fields(a);
+        a(batch_, tau_, slack_);
+    }
+
+private:
+    index_t batch_, tau_, slack_ = 0;
+};
+
+/// naive_wait: order of completion, but whoever would exceed tau must be in the batch.
+class naive_order {
+public:
+    explicit naive_order(index_t tau = 0) : tau_(tau) {}
+    void admitted(slot_t) {}
+    void started(slot_t s, version_t v) { unready_.push_back({s, v}); }
+    void restarted(slot_t s, version_t) { forget(unready_, s); }
+    void ready(slot_t s, version_t v) {
+        forget(unready_, s);
+        ready_.push_back({s, v});
+    }
+    void unready(slot_t s, version_t v) {
+        forget(ready_, s);
+        unready_.push_back({s, v});
+    }
+    void left(slot_t s, version_t, bool was_ready) { forget(was_ready ? ready_ : unready_, s); }
+    bool pick(index_t n, version_t now, std::vector<slot_t>& out) {
+        const auto urgent = [&](const entry& e) { return e.second <= now - tau_; };
+        if (static_cast<index_t>(ready_.size()) < n || std::any_of(unready_.begin(), unready_.end(), urgent) ||
+            std::count_if(ready_.begin(), ready_.end(), urgent) > n)
+            return false;
+        std::vector<entry> rest;
+        for (const bool now_or_never : {true, false})
+            for (const entry& e : ready_)
+                if (urgent(e) == now_or_never) {
+                    if (n > 0) out.push_back(e.first), --n;
+                    else if (!now_or_never) rest.push_back(e);
+                }
+        ready_ = std::move(rest);
+        return true;
+    }
+    void put_back(std::span<const listing> batch) {
+        for (std::size_t i = batch.size(); i-- > 0;) ready_.insert(ready_.begin(), {batch[i].slot, batch[i].version});
+    }
+    template <class A>
+    void fields(A& a) {
+        a(tau_, unready_, ready_);
+    }
+
+private:
+    using entry = std::pair<slot_t, version_t>;
+    static void forget(std::vector<entry>& list, slot_t s) {
+        list.erase(std::find_if(list.begin(), list.end(), [&](const entry& e) { return e.first == s; }));
+    }
+    index_t tau_;
+    std::vector<entry> unready_, ready_;
+};
+
+} // namespace detail
+
+/// Permits and versions of one run. A permit is a slot number; slots are reused.
+class ledger {
+public:
+    explicit ledger(const plan& p) : plan_(p), permits_(p.permits) {
+        switch (p.policy) {
+        case staleness_policy::cohort_fifo:
+            order_ = detail::cohort_order{};
+            break;
+        case staleness_policy::edf:
+            order_ = detail::deadline_order(p.batch, p.depth);
+            break;
+        case staleness_policy::in_order:
+            order_ = detail::admission_order{};
+            break;
+        case staleness_policy::naive_wait:
+            order_ = detail::naive_order(p.depth);
+            break;
+        default:
+            break;
+        }
+    }
+
+    version_t version() const { return version_; }
+    bool gate_open() const { return gate_open_; }
+    index_t outstanding() const { return outstanding_; }
+    index_t ready_count() const { return ready_; }
+    index_t permits() const { return permits_; }
+
+    /// How many sequences may be admitted now.
+    index_t free() const {
+        if (!gate_open_) return 0;
+        if (plan_.policy != staleness_policy::areal) return std::max<index_t>(0, permits_ - outstanding_);
+        const index_t room = (plan_.depth + version_ + 1) * plan_.batch - (accepted_ + in_rollout_);
+        const index_t lanes = plan_.concurrency > 0 ? plan_.concurrency - in_rollout_ : room;
+        return std::max<index_t>(0, std::min(room, lanes));
+    }
+
+    /// Takes a permit. free() must be positive.
+    slot_t admit() {
+        slot_t s;
+        if (vacant_.empty()) {
+            s = static_cast<slot_t>(entries_.size());
+            entries_.emplace_back();
+            vacant_.reserve(entries_.capacity()); // so that giving a permit back never allocates
+        } else {
+            s = vacant_.back();
+            vacant_.pop_back();
+        }
+        entries_[s] = {-1, state::waiting};
+        ++outstanding_;
+        ++in_rollout_;
+        std::visit([&](auto& o) { o.admitted(s); }, order_);
+        return s;
+    }
+    /// Its first token will be drawn by the present version.
+    void started(slot_t s) {
+        assert(entries_[s].what == state::waiting);
+        entries_[s] = {version_, state::running};
+        std::visit([&](auto& o) { o.started(s, version_); }, order_);
+    }
+    /// It waits for a lane again.
+    void restarted(slot_t s) {
+        assert(entries_[s].what == state::running);
+        if (entries_[s].rolled_out) count_rollout(entries_[s], +1, -1);
+        std::visit([&](auto& o) { o.restarted(s, entries_[s].version); }, order_);
+        entries_[s] = {-1, state::waiting};
+    }
+    void rolled_out(slot_t s) { count_rollout(entries_[s], -1, +1); }
+    /// Scored: it may be picked.
+    void ready(slot_t s) {
+        assert(entries_[s].what == state::running);
+        entries_[s].what = state::ready;
+        ++ready_;
+        std::visit([&](auto& o) { o.ready(s, entries_[s].version); }, order_);
+    }
+    /// Appends the next batch of n sequences, if the policy has one.
+    bool pick(index_t n, std::vector<slot_t>& out) {
+        const std::size_t first = out.size();
+        if (!std::visit([&](auto& o) { return o.pick(n, version_, out); }, order_)) return false;
+        for (std::size_t i = first; i < out.size(); ++i) entries_[out[i]].what = state::training;
+        ready_ -= n;
+        return true;
+    }
+    /// Takes these ready sequences for training, whatever the policy says (schedules of whole batches).
+    void take(std::span<const slot_t> batch) {
+        for (const slot_t s : batch) {
+            assert(entries_[s].what == state::ready);
+            std::visit([&](auto& o) { o.left(s, entries_[s].version, true); }, order_);
+            entries_[s].what = state::training;
+            --ready_;
+        }
+    }
+    /// A picked batch was not consumed: its sequences are ready again, in front.
+    void put_back(std::span<const slot_t> batch) {
+        std::vector<detail::listing> list;
+        for (const slot_t s : batch) {
+            assert(entries_[s].what == state::training);
+            entries_[s].what = state::ready;
+            list.push_back({s, entries_[s].version});
+            ++ready_;
+        }
+        std::visit([&](auto& o) { o.put_back(list); }, order_);
+    }
+    /// Returns the permit of a sequence that was not consumed.
+    void release(slot_t s) {
+        entry& e = entries_[s];
+        if (e.what == state::waiting) {
+            // a policy that lists by version does not know it
+            if (auto* o = std::get_if<detail::admission_order>(&order_)) o->left(s, -1, false);
+        } else if (e.what != state::training) {
+            std::visit([&](auto& o) { o.left(s, e.version, e.what == state::ready); }, order_);
+        }
+        ready_ -= e.what == state::ready;
+        if (e.rolled_out)
+            --accepted_;
+        else
+            --in_rollout_;
+        vacate(s);
+    }
+    /// Nothing is admitted until advance(): called when an update is done and its weights are not yet out.
+    void close_gate() { gate_open_ = false; }
+    void reopen_gate() { gate_open_ = true; }
+    /// The update that consumed `batch` is synchronised: the version moves, the permits return, the gate opens.
+    void advance(std::span<const slot_t> batch) {
+        ++version_;
+        for (const slot_t s : batch) {
+            assert(entries_[s].what == state::training);
+            vacate(s);
+        }
+        gate_open_ = true;
+    }
+    /// Under drop and retry: the sequences that may not be consumed any more. They are to be released or restarted.
+    void stale(std::vector<slot_t>& out) const {
+        if (plan_.policy != staleness_policy::drop && plan_.policy != staleness_policy::retry) return;
+        for (slot_t s = 0; s < entries_.size(); ++s)
+            if ((entries_[s].what == state::running || entries_[s].what == state::ready) &&
+                entries_[s].version < version_ - plan_.depth)
+                out.push_back(s);
+    }
+    /// A stale sequence that was ready becomes one that is running, so that it can be restarted.
+    void unready(slot_t s) {
+        assert(entries_[s].what == state::ready);
+        std::visit([&](auto& o) { o.unready(s, entries_[s].version); }, order_);
+        entries_[s].what = state::running;
+        --ready_;
+    }
+    /// Another number of permits, from now on. Those that are out stay out.
+    void resize(index_t permits) { permits_ = permits; }
+
+    version_t version_of(slot_t s) const { return entries_[s].version; }
+    bool in_use(slot_t s) const { return s < entries_.size() && entries_[s].what != state::free; }
+    slot_t slots() const { return static_cast<slot_t>(entries_.size()); }
+    /// edf: sequences that could still have shared the tightest deadline of the last batch; -1 under other policies.
+    index_t slack() const {
+        const auto* o = std::get_if<detail::deadline_order>(&order_);
+        return o ? o->slack() : -1;
+    }
+
+    template <class A>
+    void fields(A& a) {
+        a(permits_, version_, outstanding_, ready_, in_rollout_, accepted_, gate_open_, entries_, vacant_);
+        std::visit([&](auto& o) { a(o); }, order_);
+    }
+
+private:
+    enum class state : std::uint8_t { free, waiting, running, ready, training };
+    struct entry {
+        version_t version = -1; // of its start; -1: none yet
+        state what = state::free;
+        bool rolled_out = false;
+        template <class A>
+        void fields(A& a) {
+            a(version, what, rolled_out);
+        }
+    };
+    void count_rollout(entry& e, int rollout, int accepted) {
+        e.rolled_out = accepted > 0;
+        in_rollout_ += rollout;
+        accepted_ += accepted;
+    }
+    void vacate(slot_t s) {
+        entries_[s] = {};
+        vacant_.push_back(s);
+        --outstanding_;
+    }
+
+    plan plan_;
+    index_t permits_;
+    version_t version_ = 0;
+    index_t outstanding_ = 0;
+    index_t ready_ = 0;
+    index_t in_rollout_ = 0; // admitted and not rolled out
+    index_t accepted_ = 0;   // rolled out, over the whole run, and not given up
+    bool gate_open_ = true;
+    std::vector<entry> entries_; // by slot
+    std::vector<slot_t> vacant_;
+    std::variant<detail::completion_order, detail::cohort_order, detail::deadline_order, detail::admission_order,
+                 detail::naive_order>
+        order_;
+};
+
+} // namespace opd::sched

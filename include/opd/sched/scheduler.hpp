@@ -1,0 +1,1093 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The scheduler: a state machine without a clock and without threads. `on(event, actions)` is all there is; drivers run it
+// on threads (thread_driver.hpp), in virtual time (virtual_driver.hpp) or by messages.
+//
+// A sequence:   waiting -> rollout -> queued -> scoring -> ready -> training -> consumed
+//               with its permit from admission to the end of the synchronisation; any stage can lead back or to `failed`
+// The learner:  idle -> training -> leaving (finish-first: until nothing is in rollout) -> syncing -> idle
+//
+// After an update the gate is closed first, the weights go to the rollout workers, and only when all have them does the
+// version move, do the permits return and does the gate open: nothing starts on old weights with new credit.
+//
+// Whole batches (sync, step_off, controlled): batch b is started once v >= b - k and batch b - 1 is completely rolled out;
+// scored once it is completely rolled out; trained at version b, once batch b + k is started; the weights change once
+// nothing is in rollout. So its start lag is min(b, k) exactly. In steady state with stage times r, t, l a step takes
+// r + t + l for k = 0, max(r, t + l) for k = 1 and max(r, t, l) for k = 2. controlled{k} waits until batch b + k is scored.
+//
+// Streaming (async): sequences are admitted under M permits, scored as they come, and make a batch when the staleness
+// policy says so (ledger.hpp).
+//
+// A teacher call is made when `teacher_batch` sequences are queued; smaller ones when the oldest has waited `teacher_flush`
+// seconds, when nothing is in rollout, or when the learner is idle and the call would complete a batch.
+//
+// Conservation, after every event: admitted = waiting + rollout + queued + scoring + ready + training + consumed + failed.
+//
+// Source: AsyncOPD section 7, appendices B and G. What is ours: faults as events, attempts, deadlines, snapshot.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "opd/sched/events.hpp"
+#include "opd/sched/ledger.hpp"
+
+namespace opd::sched {
+
+/// Running totals.
+struct counters {
+    std::int64_t admitted = 0;                  // sequences that took a permit
+    std::int64_t consumed = 0;                  // by updates
+    std::int64_t consumed_tokens = 0;           // response tokens of them
+    std::int64_t failed = 0;                    // given up, for whatever reason
+    std::array<std::int64_t, 5> failed_by = {}; // by `failure`
+    std::int64_t retries = 0;                   // attempts after a fault
+    std::int64_t restarts = 0;                  // attempts after a weight change (abort) or staleness (retry)
+    std::int64_t late = 0;                      // replies to an attempt that was given up
+    std::int64_t duplicates = 0;                // replies to what was answered already
+    std::int64_t lost_workers = 0;              // missed a deadline
+    std::int64_t updates = 0;                   // optimizer updates
+    std::int64_t short_batches = 0;             // smaller than B
+    std::int64_t empty_batches = 0;             // all of a whole batch failed: a step without an update
+
+    template <class A>
+    void fields(A& a) {
+        a(admitted, consumed, consumed_tokens, failed, retries, restarts, late, duplicates, lost_workers, updates,
+          short_batches, empty_batches);
+        for (auto& f : failed_by) a(f);
+    }
+};
+
+/// Where the outstanding sequences are.
+struct census {
+    index_t waiting = 0, rollout = 0, queued = 0, scoring = 0, ready = 0, training = 0;
+    index_t outstanding() const { return waiting + rollout + queued + scoring + ready + training; }
+    bool operator==(const census&) const = default;
+};
+
+/// An outstanding sequence, for reports and drivers.
+struct outstanding_sequence {
+    enum class place : std::uint8_t { waiting, rollout, queued, scoring, ready, training };
+    sched::ticket ticket;
+    place where = place::waiting;
+    version_t start = -1; ///< version of its start; -1: none yet
+};
+
+namespace detail {
+
+/// Rollout workers that can take a sequence: least busy first, then lower number. A heap that knows where everybody is.
+class worker_heap {
+public:
+    bool empty() const { return heap_.empty(); }
+    std::int32_t top() const { return heap_.front().second; }
+    void clear() {
+        heap_.clear();
+        where_.clear();
+    }
+    void set(std::int32_t worker, std::int32_t busy) {
+        if (static_cast<std::size_t>(worker) >= where_.size()) where_.resize(static_cast<std::size_t>(worker) + 1, -1);
+        std::int32_t at = where_[static_cast<std::size_t>(worker)];
+        if (at < 0) {
+            at = static_cast<std::int32_t>(heap_.size());
+            heap_.emplace_back();
+        }
+        settle(at, {busy, worker});
+    }
+    void remove(std::int32_t worker) {
+        if (static_cast<std::size_t>(worker) >= where_.size()) return;
+        const std::int32_t at = where_[static_cast<std::size_t>(worker)];
+        if (at < 0) return;
+        where_[static_cast<std::size_t>(worker)] = -1;
+        const entry last = heap_.back();
+        heap_.pop_back();
+        if (last.second != worker) settle(at, last);
+    }
+    template <class A>
+    void fields(A& a) {
+        a(heap_, where_);
+    }
+
+private:
+    using entry = std::pair<std::int32_t, std::int32_t>; // busy, worker
+    void put(std::int32_t at, const entry& e) {
+        heap_[static_cast<std::size_t>(at)] = e;
+        where_[static_cast<std::size_t>(e.second)] = at;
+    }
+    // Puts e where it belongs, the place `at` being vacant.
+    void settle(std::int32_t at, entry e) {
+        const auto size = static_cast<std::int32_t>(heap_.size());
+        const auto value = [&](std::int32_t i) { return heap_[static_cast<std::size_t>(i)]; };
+        while (at > 0 && e < value((at - 1) / 2)) {
+            put(at, value((at - 1) / 2));
+            at = (at - 1) / 2;
+        }
+        for (;;) {
+            std::int32_t child = 2 * at + 1;
+            if (child >= size) break;
+            if (child + 1 < size && value(child + 1) < value(child)) ++child;
+            if (!(value(child) < e)) break;
+            put(at, value(child));
+            at = child;
+        }
+        put(at, e);
+    }
+    std::vector<entry> heap_;
+    std::vector<std::int32_t> where_; // by worker; -1: not in it
+};
+
+} // namespace detail
+
+class scheduler {
+public:
+    /// Throws invalid_input where the settings cannot work, and says why.
+    explicit scheduler(const settings& s) : settings_(s), plan_(plan_of(s)), ledger_(plan_) {}
+
+    /// Takes one event and appends what it leads to. An event that no driver could mean (a worker that was never
+    /// announced, versions from the future) throws invalid_input before anything is changed; replies that are late, double
+    /// or to nobody are counted and do nothing else.
+    void on(const event& e, actions& out);
+
+    version_t version() const { return ledger_.version(); }
+    bool gate_open() const { return ledger_.gate_open(); }
+    bool finished() const { return finished_; }
+    const sched::counters& totals() const { return totals_; }
+    const sched::census& where() const { return census_; }
+    const sched::plan& resolved() const { return plan_; }
+    const sched::settings& options() const { return settings_; }
+    sample_t cursor() const { return cursor_; } ///< the next sequence's number
+    /// A batch's worth is scored and the learner idle, but the staleness policy waits for someone.
+    bool held_back() const {
+        return phase_ == phase::idle && ledger_.ready_count() >= plan_.batch && !finished_ && can_train();
+    }
+    /// edf: sequences that could still have shared the tightest deadline of the last batch; -1 under other policies.
+    index_t slack() const { return ledger_.slack(); }
+
+    /// Calls f(outstanding_sequence) for every sequence that holds a permit.
+    template <class F>
+    void for_each(F&& f) const;
+
+    /// All of the state, for restore(). Equal states give equal bytes.
+    std::string snapshot() const;
+    /// A scheduler as it was; `settings` are not in the snapshot and must be the same.
+    static scheduler restore(const settings& s, std::string_view snapshot);
+    /// After restore() in a new process: nobody is there yet. What was in rollout waits again, with its permit; what was
+    /// being scored is queued; what was in training is ready; an unfinished synchronisation is one that did not happen, so
+    /// the weights must be those of version(). Workers are announced by worker_up. `keep_prefixes`: the driver has the
+    /// tokens of the sequences that were in rollout and goes on from them, so they keep the version of their start.
+    void abandon_workers(bool keep_prefixes = false);
+
+    /// Recounts everything; throws std::logic_error that names the broken invariant. For tests and simulations.
+    void check_invariants() const;
+
+private:
+    enum class place : std::uint8_t { none, waiting, rollout, queued, scoring, ready, training };
+    enum class phase : std::uint8_t { idle, training, leaving, syncing };
+
+    struct sequence {
+        sample_t sample = 0;
+        std::uint32_t attempt = 0;
+        std::int32_t worker = -1, lane = -1; // in rollout
+        place where = place::none;
+        std::int32_t rollout_failures = 0, teacher_failures = 0;
+        std::uint64_t batch = 0; // whole batches: its number
+        version_t start = -1;
+        token_versions versions = {};
+        template <class A>
+        void fields(A& a) {
+            a(sample, attempt, worker, lane, where, rollout_failures, teacher_failures, batch, start, versions.oldest,
+              versions.newest, versions.mean, versions.tokens);
+        }
+    };
+    struct lane {
+        bool taken = false;
+        sample_t sample = 0;
+        std::uint32_t attempt = 0;
+        template <class A>
+        void fields(A& a) {
+            a(taken, sample, attempt);
+        }
+    };
+    struct worker {
+        bool up = false;
+        std::int32_t slots = 0, busy = 0;
+        version_t told = -1, has = -1; // weights: sent, installed
+        std::vector<lane> lanes;       // rollout
+        std::vector<std::int32_t> vacant;
+        template <class A>
+        void fields(A& a) {
+            a(up, slots, busy, told, has, lanes, vacant);
+        }
+    };
+    struct job {
+        std::uint64_t number = 0;
+        std::int32_t worker = -1;
+        std::vector<slot_t> slots;
+        template <class A>
+        void fields(A& a) {
+            a(number, worker, slots);
+        }
+    };
+    struct batch {
+        std::vector<slot_t> slots; // of those that have not failed
+        index_t unrolled = 0, unscored = 0;
+        template <class A>
+        void fields(A& a) {
+            a(slots, unrolled, unscored);
+        }
+    };
+
+    // --- events
+    void on_worker_up(const event& e, actions& out);
+    void on_worker_down(sched::stage s, std::int32_t w, actions& out);
+    void on_reply(const event& e, actions& out);
+    void on_scored(const event& e, actions& out);
+    void on_learned(const event& e, actions& out);
+    void on_learn_failed(actions& out);
+    void on_timer(const timer& t, actions& out);
+    void on_stop(actions& out);
+
+    // --- what may follow from any event
+    void pump(actions& out);
+    bool synchronise(actions& out);
+    void complete_step(actions& out);
+    void feed(actions& out);
+    void feed_batches();
+    void feed_stream();
+    void start_waiting(actions& out);
+    void score(actions& out);
+    bool train(actions& out);
+    void finish(actions& out);
+
+    // --- parts
+    bool may_admit() const { return !closed_ && !paused_ && gate_open(); }
+    index_t wanted() const; // sequences still to be admitted, at most
+    slot_t admit();
+    void move(slot_t s, place to);
+    void restart(slot_t s, bool in_front);
+    void rollout_fault(slot_t s, actions& out);
+    void teacher_fault(slot_t s, actions& out);
+    void give_up(slot_t s, failure why, actions& out);
+    void put_training_back();
+    bool rollout_empty() const { return census_.waiting + census_.rollout == 0; }
+    bool can_train() const { return workers_of(stage::learner).size() > 0 && workers_of(stage::learner)[0].up; }
+    bool no_more() const; // nothing will be admitted before something is consumed
+    ticket ticket_of(slot_t s) const {
+        const sequence& q = sequences_[s];
+        return {q.sample, s, q.attempt, q.worker, q.lane};
+    }
+    bool current(const ticket& t) const {
+        return t.slot < sequences_.size() && sequences_[t.slot].where != place::none &&
+               sequences_[t.slot].sample == t.sample && sequences_[t.slot].attempt == t.attempt;
+    }
+    bool in_rollout(const ticket& t) const { return current(t) && sequences_[t.slot].where == place::rollout; }
+    bool vacate_lane(const ticket& t);
+    void offer(std::int32_t w);
+    bool usable(const worker& w) const { return w.up && w.has == version() && w.told == version(); }
+    void tell(std::int32_t w, version_t v, actions& out);
+    void set_timer(actions& out, const timer& t, double seconds) const {
+        if (!(seconds > 0)) return;
+        action a;
+        a.what = action::kind::set_timer, a.timer = t, a.seconds = seconds;
+        out.items.push_back(a);
+    }
+    static action& emit(actions& out, action::kind k) {
+        action a;
+        a.what = k;
+        return out.items.emplace_back(a);
+    }
+    void list(actions& out, action& a, std::span<const slot_t> slots) const {
+        a.first = static_cast<std::uint32_t>(out.tickets.size());
+        a.count = static_cast<std::uint32_t>(slots.size());
+        for (const slot_t s : slots) out.tickets.push_back(ticket_of(s));
+    }
+    std::vector<worker>& workers_of(sched::stage s) { return workers_[static_cast<std::size_t>(s)]; }
+    const std::vector<worker>& workers_of(sched::stage s) const { return workers_[static_cast<std::size_t>(s)]; }
+    worker& known(sched::stage s, std::int32_t w) {
+        auto& all = workers_of(s);
+        if (w < 0 || static_cast<std::size_t>(w) >= all.size())
+            throw invalid_input("event", std::string("no ") + name_of(s) + " worker " + std::to_string(w) +
+                                             " was ever announced");
+        return all[static_cast<std::size_t>(w)];
+    }
+    index_t& count_of(place p) {
+        switch (p) {
+        case place::waiting:
+            return census_.waiting;
+        case place::rollout:
+            return census_.rollout;
+        case place::queued:
+            return census_.queued;
+        case place::scoring:
+            return census_.scoring;
+        case place::ready:
+            return census_.ready;
+        default:
+            return census_.training;
+        }
+    }
+    template <class A>
+    void fields(A& a) {
+        a(ledger_, sequences_, cursor_, waiting_, queue_, jobs_, workers_[0], workers_[1], workers_[2], idle_lanes_,
+          training_, training_job_, training_failures_, phase_, next_job_, flush_, flush_due_, paused_, closed_,
+          finished_, batches_, first_batch_, totals_, census_.waiting, census_.rollout, census_.queued, census_.scoring,
+          census_.ready, census_.training);
+    }
+
+    sched::settings settings_;
+    sched::plan plan_;
+    ledger ledger_;
+    std::vector<sequence> sequences_; // by slot
+    sample_t cursor_ = 0;
+    slot_fifo waiting_; // hold a permit, wait for a lane
+    slot_fifo queue_;   // rolled out, wait for a teacher
+    std::vector<job> jobs_;
+    std::array<std::vector<worker>, stage_count> workers_;
+    detail::worker_heap idle_lanes_; // rollout workers with a vacant lane and the present weights
+    std::vector<slot_t> training_;   // by sample
+    std::uint64_t training_job_ = 0;
+    std::int32_t training_failures_ = 0;
+    phase phase_ = phase::idle;
+    std::uint64_t next_job_ = 1;
+    std::uint64_t flush_ = 0; // number of the flush timer that counts
+    bool flush_due_ = false, paused_ = false, closed_ = false, finished_ = false;
+    std::deque<batch> batches_;     // whole batches: those that are outstanding
+    std::uint64_t first_batch_ = 0; // number of the first of them
+    sched::counters totals_;
+    sched::census census_;
+};
+
+// --- events ---------------------------------------------------------------------------------------------------------
+
+inline void scheduler::on(const event& e, actions& out) {
+    using kind = event::kind;
+    switch (e.what) {
+    case kind::worker_up:
+        on_worker_up(e, out);
+        break;
+    case kind::worker_down:
+        known(e.stage, e.worker);
+        on_worker_down(e.stage, e.worker, out);
+        break;
+    case kind::rolled_out:
+    case kind::rollout_failed:
+    case kind::aborted:
+        on_reply(e, out);
+        break;
+    case kind::scored:
+    case kind::score_failed:
+        on_scored(e, out);
+        break;
+    case kind::learned:
+        on_learned(e, out);
+        break;
+    case kind::learn_failed:
+        if (phase_ != phase::training || e.job != training_job_)
+            ++totals_.late;
+        else
+            on_learn_failed(out);
+        break;
+    case kind::synced: {
+        worker& w = known(stage::rollout, e.worker);
+        if (e.version > w.told)
+            throw invalid_input("event", "rollout worker " + std::to_string(e.worker) + " installed version " +
+                                             std::to_string(e.version) + ", which it was not sent");
+        if (!w.up || e.version <= w.has) {
+            ++totals_.duplicates;
+            break;
+        }
+        w.has = e.version;
+        offer(e.worker);
+        break;
+    }
+    case kind::timer:
+        on_timer(e.timer, out);
+        break;
+    case kind::pause:
+        paused_ = true;
+        break;
+    case kind::resume:
+        paused_ = false;
+        break;
+    case kind::resize: {
+        if (!plan_.streaming || plan_.policy == staleness_policy::areal)
+            throw invalid_input("event",
+                                "resize: only async schedules with permits have a number of permits to change");
+        if (e.count < 1) throw invalid_input("event", "resize: permits must be at least batch");
+        sched::settings changed = settings_;
+        std::get<async>(changed.schedule).outstanding = e.count;
+        plan_of(changed); // throws where it cannot work
+        ledger_.resize(e.count);
+        break;
+    }
+    case kind::close:
+        closed_ = true;
+        break;
+    case kind::stop:
+        on_stop(out);
+        return;
+    }
+    pump(out);
+}
+
+inline void scheduler::on_worker_up(const event& e, actions& out) {
+    if (e.worker < 0 || e.slots < 1)
+        throw invalid_input("event", std::string("worker_up of ") + name_of(e.stage) + " worker " +
+                                         std::to_string(e.worker) + " with " + std::to_string(e.slots) + " slots");
+    if (e.stage == stage::learner && (e.worker != 0 || e.slots != 1))
+        throw invalid_input("event", "there is one learner: worker 0 with one slot");
+    auto& all = workers_of(e.stage);
+    if (static_cast<std::size_t>(e.worker) >= all.size()) all.resize(static_cast<std::size_t>(e.worker) + 1);
+    worker& w = all[static_cast<std::size_t>(e.worker)];
+    const bool was_up = w.up;
+    w.up = true;
+    w.slots = e.slots;
+    if (e.stage != stage::rollout) return;
+    if (static_cast<std::size_t>(e.slots) > w.lanes.size()) w.lanes.resize(static_cast<std::size_t>(e.slots));
+    w.vacant.clear();
+    for (std::int32_t l = e.slots; l-- > 0;)
+        if (!w.lanes[static_cast<std::size_t>(l)].taken) w.vacant.push_back(l);
+    if (!was_up) {
+        w.has = w.told = -1;
+        tell(e.worker, phase_ == phase::syncing ? version() + 1 : version(), out);
+    }
+    offer(e.worker);
+}
+
+inline void scheduler::on_worker_down(sched::stage s, std::int32_t number, actions& out) {
+    worker& w = workers_of(s)[static_cast<std::size_t>(number)];
+    if (!w.up) {
+        ++totals_.duplicates;
+        return;
+    }
+    w.up = false;
+    w.busy = 0;
+    if (s == stage::rollout) {
+        for (lane& l : w.lanes) l = {};
+        offer(number);
+        for (slot_t i = 0; i < sequences_.size(); ++i)
+            if (sequences_[i].where == place::rollout && sequences_[i].worker == number) rollout_fault(i, out);
+    } else if (s == stage::teacher) {
+        for (std::size_t j = jobs_.size(); j-- > 0;) {
+            if (jobs_[j].worker != number) continue;
+            const job gone = std::move(jobs_[j]);
+            jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(j));
+            for (std::size_t i = gone.slots.size(); i-- > 0;) teacher_fault(gone.slots[i], out);
+        }
+    } else if (phase_ == phase::training) {
+        on_learn_failed(out);
+    }
+}
+
+// A reply to one attempt frees its lane, whoever still wants the result.
+inline void scheduler::on_reply(const event& e, actions& out) {
+    const ticket& t = e.ticket;
+    const worker& w = known(stage::rollout, t.worker);
+    if (e.what == event::kind::rolled_out && (e.versions.newest > std::max(w.has, version()) ||
+                                              e.versions.oldest > e.versions.newest || e.versions.tokens < 0))
+        throw invalid_input("event", "rolled_out of sequence " + std::to_string(t.sample) +
+                                         ": its tokens are of versions " + std::to_string(e.versions.oldest) + " to " +
+                                         std::to_string(e.versions.newest) + ", the worker has " +
+                                         std::to_string(w.has));
+    if (!vacate_lane(t)) {
+        ++totals_.duplicates;
+        return;
+    }
+    if (!in_rollout(t)) {
+        totals_.late += e.what != event::kind::aborted;
+        return;
+    }
+    sequence& q = sequences_[t.slot];
+    if (e.what != event::kind::rolled_out) {
+        rollout_fault(t.slot, out);
+        return;
+    }
+    q.versions = e.versions;
+    q.worker = q.lane = -1;
+    ledger_.rolled_out(t.slot);
+    move(t.slot, place::queued);
+    if (plan_.streaming) {
+        if (queue_.empty()) set_timer(out, {timer::kind::flush, {}, ++flush_, -1}, settings_.teacher_flush);
+        queue_.push(t.slot);
+        if (settings_.teacher_flush == 0) flush_due_ = true;
+    } else {
+        batch& b = batches_[q.batch - first_batch_];
+        if (--b.unrolled == 0)
+            for (const slot_t s : b.slots)
+                if (sequences_[s].where == place::queued) queue_.push(s);
+    }
+}
+
+inline void scheduler::on_scored(const event& e, actions& out) {
+    worker& w = known(stage::teacher, e.worker);
+    const auto at = std::find_if(jobs_.begin(), jobs_.end(),
+                                 [&](const job& j) { return j.number == e.job && j.worker == e.worker; });
+    if (at == jobs_.end()) {
+        ++(e.job < next_job_ && !w.up ? totals_.late : totals_.duplicates);
+        return;
+    }
+    const job done = std::move(*at);
+    jobs_.erase(at);
+    --w.busy;
+    for (std::size_t i = done.slots.size(); i-- > 0;) { // from the back: what fails is queued in front, in order
+        const slot_t s = done.slots[i];
+        const bool scored = e.what == event::kind::scored &&
+                            (e.tickets.empty() || std::any_of(e.tickets.begin(), e.tickets.end(), [&](const ticket& t) {
+                                 return t.slot == s && t.sample == sequences_[s].sample;
+                             }));
+        if (!scored) teacher_fault(s, out);
+    }
+    for (const slot_t s : done.slots) {
+        if (sequences_[s].where != place::scoring) continue;
+        ledger_.ready(s);
+        move(s, place::ready);
+        if (!plan_.streaming) --batches_[sequences_[s].batch - first_batch_].unscored;
+    }
+}
+
+inline void scheduler::on_learned(const event& e, actions&) {
+    if (phase_ != phase::training || e.job != training_job_) {
+        ++(e.job < next_job_ && e.job != training_job_ ? totals_.late : totals_.duplicates);
+        return;
+    }
+    ledger_.close_gate(); // first of all
+    totals_.updates += e.count;
+    training_failures_ = 0;
+    phase_ = phase::leaving;
+}
+
+inline void scheduler::on_learn_failed(actions& out) {
+    phase_ = phase::idle;
+    if (++training_failures_ < settings_.learner_attempts) {
+        ++totals_.retries;
+        put_training_back();
+        return;
+    }
+    training_failures_ = 0;
+    const std::vector<slot_t> failed = std::exchange(training_, {});
+    for (const slot_t s : failed) give_up(s, failure::learner, out);
+}
+
+inline void scheduler::on_timer(const timer& t, actions& out) {
+    const auto lose = [&](sched::stage s, std::int32_t w) {
+        ++totals_.lost_workers;
+        action& a = emit(out, action::kind::lost);
+        a.stage = s, a.worker = w;
+        on_worker_down(s, w, out);
+    };
+    switch (t.what) {
+    case timer::kind::flush:
+        if (t.number == flush_ && !queue_.empty()) flush_due_ = true;
+        break;
+    case timer::kind::rollout:
+        if (in_rollout(t.attempt)) {
+            emit(out, action::kind::abort).ticket = t.attempt;
+            set_timer(out, {timer::kind::abort, t.attempt, 0, -1}, settings_.abort_deadline);
+            rollout_fault(t.attempt.slot, out);
+        }
+        break;
+    case timer::kind::abort: {
+        const worker& w = known(stage::rollout, t.attempt.worker);
+        const lane& l = w.lanes[static_cast<std::size_t>(t.attempt.lane)];
+        if (w.up && l.taken && l.sample == t.attempt.sample && l.attempt == t.attempt.attempt)
+            lose(stage::rollout, t.attempt.worker);
+        break;
+    }
+    case timer::kind::teacher:
+        for (const job& j : jobs_)
+            if (j.number == t.number) {
+                lose(stage::teacher, j.worker);
+                break;
+            }
+        break;
+    case timer::kind::learner:
+        if (phase_ == phase::training && training_job_ == t.number) lose(stage::learner, 0);
+        break;
+    case timer::kind::sync: {
+        const worker& w = known(stage::rollout, t.worker);
+        const auto v = static_cast<version_t>(t.number);
+        if (w.up && w.told == v && w.has < v) lose(stage::rollout, t.worker);
+        break;
+    }
+    }
+}
+
+inline void scheduler::on_stop(actions& out) {
+    closed_ = true;
+    if (finished_) return;
+    for (slot_t s = 0; s < sequences_.size(); ++s) {
+        if (sequences_[s].where == place::none) continue;
+        if (sequences_[s].where == place::rollout) emit(out, action::kind::abort).ticket = ticket_of(s);
+        give_up(s, failure::stopped, out);
+    }
+    jobs_.clear();
+    training_.clear();
+    batches_.clear();
+    phase_ = phase::idle;
+    ledger_.reopen_gate();
+    finish(out);
+}
+
+// --- what may follow ------------------------------------------------------------------------------------------------
+
+inline void scheduler::pump(actions& out) {
+    if (finished_) return;
+    do {
+        while (synchronise(out)) {}
+        feed(out);
+        score(out);
+    } while (train(out));
+    finish(out);
+}
+
+// True when a step was completed.
+inline bool scheduler::synchronise(actions& out) {
+    if (phase_ == phase::leaving) {
+        if (plan_.update == weight_update::finish_first) {
+            if (!plan_.streaming) start_waiting(out); // admitted before the update: its version is this one
+            if (census_.rollout > 0 || (!plan_.streaming && census_.waiting > 0)) return false;
+        }
+        if (plan_.update == weight_update::abort)
+            for (slot_t s = 0; s < sequences_.size(); ++s)
+                if (sequences_[s].where == place::rollout) {
+                    const ticket t = ticket_of(s);
+                    emit(out, action::kind::abort).ticket = t;
+                    set_timer(out, {timer::kind::abort, t, 0, -1}, settings_.abort_deadline);
+                    ++totals_.restarts;
+                    restart(s, false);
+                }
+        phase_ = phase::syncing;
+        const auto& all = workers_of(stage::rollout);
+        for (std::size_t w = 0; w < all.size(); ++w)
+            if (all[w].up) tell(static_cast<std::int32_t>(w), version() + 1, out);
+    }
+    if (phase_ != phase::syncing) return false;
+    for (const worker& w : workers_of(stage::rollout))
+        if (w.up && w.has < version() + 1) return false;
+    complete_step(out);
+    return true;
+}
+
+inline void scheduler::complete_step(actions& out) {
+    phase_ = phase::idle;
+    ledger_.advance(training_);
+    action& a = emit(out, action::kind::step);
+    a.version = version();
+    a.first = static_cast<std::uint32_t>(out.consumed.size());
+    a.count = static_cast<std::uint32_t>(training_.size());
+    for (const slot_t s : training_) {
+        out.consumed.push_back({ticket_of(s), sequences_[s].start, sequences_[s].versions});
+        totals_.consumed_tokens += sequences_[s].versions.tokens;
+        --census_.training;
+        sequences_[s].where = place::none;
+    }
+    totals_.consumed += static_cast<std::int64_t>(training_.size());
+    totals_.short_batches += static_cast<index_t>(training_.size()) < plan_.batch;
+    training_.clear();
+    if (!plan_.streaming) {
+        batches_.pop_front();
+        ++first_batch_;
+    }
+    idle_lanes_.clear();
+    for (std::size_t w = 0; w < workers_of(stage::rollout).size(); ++w) offer(static_cast<std::int32_t>(w));
+    std::vector<slot_t> stale;
+    ledger_.stale(stale);
+    for (const slot_t s : stale) {
+        const place where = sequences_[s].where;
+        if (where == place::rollout) {
+            const ticket t = ticket_of(s);
+            emit(out, action::kind::abort).ticket = t;
+            set_timer(out, {timer::kind::abort, t, 0, -1}, settings_.abort_deadline);
+        }
+        if (where == place::queued) queue_.erase(s);
+        if (where == place::scoring)
+            for (job& j : jobs_) std::erase(j.slots, s);
+        if (plan_.policy == staleness_policy::drop) {
+            give_up(s, failure::stale, out);
+        } else {
+            if (where == place::ready) ledger_.unready(s);
+            ++totals_.restarts;
+            restart(s, true);
+        }
+    }
+}
+
+inline index_t scheduler::wanted() const {
+    index_t n = std::numeric_limits<index_t>::max();
+    if (settings_.sequences > 0) n = settings_.sequences - totals_.consumed - ledger_.outstanding();
+    if (settings_.available > 0) n = std::min(n, settings_.available - static_cast<index_t>(cursor_));
+    return std::max<index_t>(0, n);
+}
+
+// Nothing will be admitted before something is consumed or given up.
+inline bool scheduler::no_more() const {
+    return closed_ || wanted() == 0 || (plan_.streaming && ledger_.gate_open() && ledger_.free() < settings_.group);
+}
+
+inline void scheduler::feed(actions& out) {
+    if (!may_admit()) return;
+    start_waiting(out);
+    if (plan_.streaming) {
+        while (waiting_.empty() && !idle_lanes_.empty() && wanted() > 0 && ledger_.free() >= settings_.group) {
+            for (index_t g = 0; g < settings_.group; ++g) waiting_.push(admit());
+            start_waiting(out);
+        }
+    } else {
+        feed_batches();
+        start_waiting(out);
+    }
+}
+
+inline void scheduler::feed_batches() {
+    const std::uint64_t next = first_batch_ + batches_.size();
+    if (static_cast<version_t>(next) > version() + plan_.depth || wanted() == 0) return;
+    if (!rollout_empty()) return;
+    if (!plan_.overlap)
+        for (const batch& b : batches_)
+            if (b.unscored > 0) return;
+    batch b;
+    for (index_t n = std::min(plan_.batch, wanted()); n > 0; --n) {
+        const slot_t s = admit();
+        sequences_[s].batch = next;
+        b.slots.push_back(s);
+        waiting_.push(s);
+    }
+    b.unrolled = b.unscored = static_cast<index_t>(b.slots.size());
+    batches_.push_back(std::move(b));
+}
+
+inline void scheduler::start_waiting(actions& out) {
+    if (paused_) return;
+    while (!waiting_.empty() && !idle_lanes_.empty()) {
+        const std::int32_t number = idle_lanes_.top();
+        worker& w = workers_of(stage::rollout)[static_cast<std::size_t>(number)];
+        const slot_t s = waiting_.pop();
+        sequence& q = sequences_[s];
+        q.worker = number;
+        q.lane = w.vacant.back();
+        w.vacant.pop_back();
+        ++w.busy;
+        ++q.attempt;
+        if (q.start < 0) { // else it goes on with tokens that it has
+            q.start = version();
+            ledger_.started(s);
+        }
+        w.lanes[static_cast<std::size_t>(q.lane)] = {true, q.sample, q.attempt};
+        offer(number);
+        move(s, place::rollout);
+        action& a = emit(out, action::kind::start);
+        a.ticket = ticket_of(s);
+        a.worker = number;
+        a.version = version();
+        set_timer(out, {timer::kind::rollout, ticket_of(s), 0, -1}, settings_.rollout_deadline);
+    }
+}
+
+inline void scheduler::score(actions& out) {
+    auto& teachers = workers_of(stage::teacher);
+    std::size_t next = 0;
+    while (!queue_.empty()) {
+        const bool full = queue_.size() >= settings_.teacher_batch;
+        // a smaller call: its time has come, nothing more can come, or it is all that the idle learner waits for
+        const bool due = flush_due_ || rollout_empty() || !plan_.streaming ||
+                         (phase_ == phase::idle && census_.ready + census_.scoring + queue_.size() >= plan_.batch);
+        if (!full && !due) return;
+        while (next < teachers.size() && (!teachers[next].up || teachers[next].busy >= teachers[next].slots)) ++next;
+        if (next == teachers.size()) return;
+        job j;
+        j.number = next_job_++;
+        j.worker = static_cast<std::int32_t>(next);
+        while (!queue_.empty() && static_cast<index_t>(j.slots.size()) < settings_.teacher_batch) {
+            j.slots.push_back(queue_.pop());
+            move(j.slots.back(), place::scoring);
+        }
+        if (queue_.empty()) {
+            flush_due_ = false;
+            ++flush_;
+        }
+        ++teachers[next].busy;
+        action& a = emit(out, action::kind::score);
+        a.job = j.number;
+        a.worker = j.worker;
+        list(out, a, j.slots);
+        set_timer(out, {timer::kind::teacher, {}, j.number, -1}, settings_.teacher_deadline);
+        jobs_.push_back(std::move(j));
+    }
+}
+
+// True when something may follow at once: an empty batch was passed over.
+inline bool scheduler::train(actions& out) {
+    if (phase_ != phase::idle || !gate_open() || !can_train()) return false;
+    if (plan_.streaming) {
+        index_t n = plan_.batch;
+        // the last batch: nothing else is outstanding and nothing will come
+        if (ledger_.outstanding() < n && ledger_.ready_count() == ledger_.outstanding() && no_more())
+            n = ledger_.ready_count();
+        if (n == 0 || !ledger_.pick(n, training_)) return false;
+    } else {
+        if (batches_.empty() || batches_.front().unscored > 0) return false;
+        const std::uint64_t ahead = first_batch_ + static_cast<std::uint64_t>(plan_.depth);
+        const bool all_started = first_batch_ + batches_.size() > ahead || closed_ || wanted() == 0;
+        if (!all_started) return false;
+        if (!plan_.overlap)
+            for (const batch& b : batches_)
+                if (b.unscored > 0) return false;
+        training_ = batches_.front().slots;
+        ledger_.take(training_);
+        if (training_.empty()) {
+            ++totals_.empty_batches;
+            ledger_.close_gate();
+            phase_ = phase::leaving;
+            return true;
+        }
+    }
+    std::sort(training_.begin(), training_.end(),
+              [&](slot_t a, slot_t b) { return sequences_[a].sample < sequences_[b].sample; });
+    for (const slot_t s : training_) move(s, place::training);
+    phase_ = phase::training;
+    training_job_ = next_job_++;
+    action& a = emit(out, action::kind::train);
+    a.job = training_job_;
+    a.version = version();
+    a.worker = 0;
+    list(out, a, training_);
+    set_timer(out, {timer::kind::learner, {}, training_job_, -1}, settings_.learner_deadline);
+    return false;
+}
+
+inline void scheduler::finish(actions& out) {
+    if (finished_ || phase_ != phase::idle || ledger_.outstanding() > 0) return;
+    if (!closed_ && wanted() > 0) return;
+    finished_ = true;
+    emit(out, action::kind::finished);
+}
+
+// --- parts ----------------------------------------------------------------------------------------------------------
+
+inline slot_t scheduler::admit() {
+    const slot_t s = ledger_.admit();
+    if (s >= sequences_.size()) sequences_.resize(s + std::size_t{1});
+    sequences_[s] = {};
+    sequences_[s].sample = cursor_++;
+    sequences_[s].where = place::waiting;
+    ++census_.waiting;
+    ++totals_.admitted;
+    return s;
+}
+
+inline void scheduler::move(slot_t s, place to) {
+    --count_of(sequences_[s].where);
+    ++count_of(to);
+    sequences_[s].where = to;
+}
+
+// From rollout or later back to waiting, under its permit; its next attempt has another number.
+inline void scheduler::restart(slot_t s, bool in_front) {
+    sequence& q = sequences_[s];
+    ledger_.restarted(s);
+    move(s, place::waiting);
+    q.worker = q.lane = -1;
+    q.start = -1;
+    if (in_front)
+        waiting_.push_front(s);
+    else
+        waiting_.push(s);
+}
+
+inline void scheduler::rollout_fault(slot_t s, actions& out) {
+    if (++sequences_[s].rollout_failures >= settings_.rollout_attempts) {
+        give_up(s, failure::rollout, out);
+        return;
+    }
+    ++totals_.retries;
+    restart(s, true);
+}
+
+inline void scheduler::teacher_fault(slot_t s, actions& out) {
+    if (++sequences_[s].teacher_failures >= settings_.teacher_attempts) {
+        give_up(s, failure::teacher, out);
+        return;
+    }
+    ++totals_.retries;
+    if (queue_.empty()) set_timer(out, {timer::kind::flush, {}, ++flush_, -1}, settings_.teacher_flush);
+    move(s, place::queued);
+    queue_.push_front(s);
+    if (settings_.teacher_flush == 0) flush_due_ = true;
+}
+
+inline void scheduler::give_up(slot_t s, failure why, actions& out) {
+    sequence& q = sequences_[s];
+    action& a = emit(out, action::kind::fail);
+    a.ticket = ticket_of(s);
+    a.why = why;
+    if (q.where == place::waiting) waiting_.erase(s);
+    if (q.where == place::queued && std::find(queue_.begin(), queue_.end(), s) != queue_.end()) queue_.erase(s);
+    if (!plan_.streaming && !batches_.empty()) {
+        batch& b = batches_[q.batch - first_batch_];
+        std::erase(b.slots, s);
+        b.unscored -= q.where < place::ready;
+        if (q.where <= place::rollout && --b.unrolled == 0)
+            for (const slot_t other : b.slots)
+                if (sequences_[other].where == place::queued) queue_.push(other);
+    }
+    ledger_.release(s);
+    --count_of(q.where);
+    q.where = place::none;
+    ++totals_.failed;
+    ++totals_.failed_by[static_cast<std::size_t>(why)];
+}
+
+inline void scheduler::put_training_back() {
+    for (const slot_t s : training_) move(s, place::ready);
+    ledger_.put_back(training_);
+    training_.clear();
+}
+
+inline bool scheduler::vacate_lane(const ticket& t) {
+    worker& w = workers_of(stage::rollout)[static_cast<std::size_t>(t.worker)];
+    if (!w.up || t.lane < 0 || static_cast<std::size_t>(t.lane) >= w.lanes.size()) return false;
+    lane& l = w.lanes[static_cast<std::size_t>(t.lane)];
+    if (!l.taken || l.sample != t.sample || l.attempt != t.attempt) return false;
+    l = {};
+    --w.busy;
+    if (t.lane < w.slots) w.vacant.push_back(t.lane); // else the worker has shrunk
+    offer(t.worker);
+    return true;
+}
+
+// Lists the worker among those that can take a sequence, or takes it off the list.
+inline void scheduler::offer(std::int32_t number) {
+    const worker& w = workers_of(stage::rollout)[static_cast<std::size_t>(number)];
+    if (usable(w) && !w.vacant.empty())
+        idle_lanes_.set(number, w.busy);
+    else
+        idle_lanes_.remove(number);
+}
+
+inline void scheduler::tell(std::int32_t number, version_t v, actions& out) {
+    worker& w = workers_of(stage::rollout)[static_cast<std::size_t>(number)];
+    w.told = v;
+    offer(number);
+    action& a = emit(out, action::kind::sync);
+    a.worker = number;
+    a.version = v;
+    set_timer(out, {timer::kind::sync, {}, static_cast<std::uint64_t>(v), number}, settings_.sync_deadline);
+}
+
+// --- reports --------------------------------------------------------------------------------------------------------
+
+template <class F>
+void scheduler::for_each(F&& f) const {
+    for (slot_t s = 0; s < sequences_.size(); ++s)
+        if (sequences_[s].where != place::none)
+            f(outstanding_sequence{ticket_of(s),
+                                   static_cast<outstanding_sequence::place>(static_cast<int>(sequences_[s].where) - 1),
+                                   sequences_[s].start});
+}
+
+inline std::string scheduler::snapshot() const {
+    archive_writer w;
+    const_cast<scheduler*>(this)->fields(w);
+    return std::move(w.bytes);
+}
+
+inline scheduler scheduler::restore(const sched::settings& s, std::string_view snapshot) {
+    scheduler r(s);
+    archive_reader reader(snapshot);
+    r.fields(reader);
+    if (!reader.done()) throw invalid_input("snapshot", "is longer than the state it describes");
+    return r;
+}
+
+inline void scheduler::abandon_workers(bool keep_prefixes) {
+    if (finished_) return;
+    if (phase_ != phase::idle) put_training_back();
+    phase_ = phase::idle;
+    ledger_.reopen_gate();
+    for (auto& all : workers_)
+        for (worker& w : all) {
+            w.up = false;
+            w.busy = 0;
+            for (lane& l : w.lanes) l = {};
+        }
+    idle_lanes_.clear();
+    // in the order of admission, in front of what waits already
+    std::vector<slot_t> running;
+    for (slot_t s = 0; s < sequences_.size(); ++s)
+        if (sequences_[s].where == place::rollout) running.push_back(s);
+    std::sort(running.begin(), running.end(),
+              [&](slot_t a, slot_t b) { return sequences_[a].sample > sequences_[b].sample; });
+    for (const slot_t s : running) {
+        if (!keep_prefixes) {
+            restart(s, true);
+            continue;
+        }
+        move(s, place::waiting);
+        sequences_[s].worker = sequences_[s].lane = -1;
+        waiting_.push_front(s);
+    }
+    for (std::size_t j = jobs_.size(); j-- > 0;)
+        for (std::size_t i = jobs_[j].slots.size(); i-- > 0;) {
+            move(jobs_[j].slots[i], place::queued);
+            queue_.push_front(jobs_[j].slots[i]);
+        }
+    jobs_.clear();
+    flush_due_ = !queue_.empty(); // the timer is gone
+}
+
+inline void scheduler::check_invariants() const {
+    const auto require = [](bool holds, const char* what) {
+        if (!holds) throw std::logic_error(std::string("opd: scheduler: ") + what);
+    };
+    sched::census c;
+    index_t ready = 0;
+    for (slot_t s = 0; s < sequences_.size(); ++s) {
+        const sequence& q = sequences_[s];
+        require((q.where != place::none) == ledger_.in_use(s),
+                "a sequence is outstanding exactly while it has a permit");
+        switch (q.where) {
+        case place::none:
+            continue;
+        case place::waiting:
+            ++c.waiting;
+            break;
+        case place::rollout: {
+            ++c.rollout;
+            const worker& w = workers_of(stage::rollout)[static_cast<std::size_t>(q.worker)];
+            const lane& l = w.lanes[static_cast<std::size_t>(q.lane)];
+            require(w.up && l.taken && l.sample == q.sample && l.attempt == q.attempt,
+                    "a sequence in rollout has its lane");
+            require(q.start <= version(), "no sequence starts in the future");
+            break;
+        }
+        case place::queued:
+            ++c.queued;
+            break;
+        case place::scoring:
+            ++c.scoring;
+            break;
+        case place::ready:
+            ++c.ready;
+            ++ready;
+            break;
+        case place::training:
+            ++c.training;
+            break;
+        }
+        require(q.where < place::queued || (q.versions.oldest >= q.start && q.versions.oldest <= q.versions.newest &&
+                                            q.versions.newest <= version() + (phase_ == phase::syncing)),
+                "versions never decrease along a sequence");
+    }
+    require(c == census_, "the census counts what is there");
+    require(totals_.admitted == c.outstanding() + totals_.consumed + totals_.failed,
+            "admitted = waiting + rollout + queued + scoring + ready + training + consumed + failed");
+    require(c.outstanding() == ledger_.outstanding() && ready == ledger_.ready_count(), "the ledger agrees");
+    require(phase_ != phase::idle || training_.empty(), "an idle learner trains nothing");
+    require(gate_open() == (phase_ == phase::idle || phase_ == phase::training),
+            "the gate is closed from the end of an update to the end of its synchronisation");
+    std::size_t scoring = 0;
+    for (const job& j : jobs_) scoring += j.slots.size();
+    require(static_cast<index_t>(scoring) == c.scoring, "every sequence in scoring is in one call");
+}
+
+} // namespace opd::sched

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What a user chooses of a schedule, and which choices are refused.
+//
+//   sync           rollout, score, train, synchronise, in strict sequence                       lag 0
+//   step_off{k}    whole batches; the batch trained at version v was started at version v - k    lag min(v, k), exactly
+//   controlled{k}  as step_off{k} without overlap: staleness as the only variable                lag min(v, k), exactly
+//   async{tau}     sequences stream under M permits; which of them make a batch is the policy's choice
+//
+// Source: AsyncOPD section 7, appendix G (sync, step-off, async) and appendix B (controlled staleness).
+#pragma once
+
+#include "opd/sched/types.hpp"
+
+namespace opd::sched {
+
+/// Which scored sequences make the next batch. The theorems are in ledger.hpp, beside the code.
+enum class staleness_policy : std::uint8_t {
+    capacity,    ///< order of completion: mean start lag at most M/B - 1, no bound for one sequence (AsyncOPD)
+    cohort_fifo, ///< order of start version: start lag at most ceil(M/B) - 1
+    edf,         ///< lowest versions first, and only if every deadline stays feasible: start lag at most tau
+    drop,        ///< order of completion; what would exceed tau is given up: start lag at most tau, data lost
+    retry,       ///< order of completion; what would exceed tau starts again: start lag at most tau, work lost
+    in_order,    ///< order of admission: start lag at most ceil(M/B) - 1, reproducible batches
+    areal,       ///< order of completion under AReaL's admission rule
+    naive_wait   ///< negative control: waits for whoever would exceed tau, and deadlocks
+};
+constexpr const char* name_of(staleness_policy p) {
+    constexpr const char* names[] = {"capacity", "cohort_fifo", "edf",   "drop",
+                                     "retry",    "in_order",    "areal", "naive_wait"};
+    return names[static_cast<int>(p)];
+}
+
+/// What happens to running sequences when the weights change.
+enum class weight_update : std::uint8_t {
+    keep,        ///< they pause, keep their tokens, rebuild their KV state and go on under the new weights
+    abort,       ///< they start again under the new weights
+    finish_first ///< the change waits until none is running
+};
+constexpr const char* name_of(weight_update u) {
+    constexpr const char* names[] = {"keep", "abort", "finish_first"};
+    return names[static_cast<int>(u)];
+}
+
+struct sync {};
+
+struct step_off {
+    index_t k = 2; ///< updates between the start of a batch and the update that consumes it; 0: sync
+};
+
+struct controlled {
+    index_t k = 2; ///< as in step_off
+};
+
+struct async {
+    index_t tau = 4;         ///< staleness bound, in train batches
+    index_t outstanding = 0; ///< M, permits; 0: (tau + 1)·B
+    staleness_policy policy = staleness_policy::capacity;
+    weight_update update = weight_update::keep;
+    index_t concurrency = 0;       ///< areal: most sequences in rollout; 0: no limit
+    bool negative_control = false; ///< allows naive_wait
+};
+
+using schedule = std::variant<sync, step_off, controlled, async>;
+
+struct settings {
+    index_t batch = 256; ///< B, sequences a train batch
+    sched::schedule schedule = async{};
+    index_t group = 1;     ///< answers a prompt; their permits are taken all or none
+    index_t sequences = 0; ///< to be consumed, then the run ends; 0: no end
+    index_t available = 0; ///< what the prompt source can give; 0: no end
+
+    index_t teacher_batch = 8;   ///< sequences a scoring call
+    double teacher_flush = 0.05; ///< seconds after which a smaller call is made; 0: at once
+
+    int rollout_attempts = 3; ///< failures of a sequence in rollout before it fails for good
+    int teacher_attempts = 3; ///< likewise in scoring
+    int learner_attempts = 1; ///< failures of a train step before its sequences fail
+
+    double rollout_deadline = 0; ///< seconds of one attempt; 0: none. Past it the attempt is aborted
+    double abort_deadline = 0;   ///< seconds for a worker to let go of an aborted attempt before it counts as lost
+    double teacher_deadline = 0; ///< seconds of a scoring call before its worker counts as lost; likewise:
+    double learner_deadline = 0;
+    double sync_deadline = 0; ///< seconds for a rollout worker to install new weights
+};
+
+/// The schedule with its defaults resolved.
+struct plan {
+    bool streaming = true; ///< async; else whole batches
+    bool overlap = true;   ///< false: controlled
+    index_t batch = 1;     ///< B
+    index_t depth = 0;     ///< tau or k
+    index_t permits = 1;   ///< M
+    staleness_policy policy = staleness_policy::in_order;
+    weight_update update = weight_update::finish_first;
+    index_t concurrency = 0;
+};
+
+/// Resolves and checks; throws invalid_input that names the setting and says why it cannot work.
+inline plan plan_of(const settings& s) {
+    const auto refuse = [](const char* name, const std::string& why) { throw invalid_input(name, why); };
+    const auto at_least = [&](const char* name, auto value, auto least) {
+        if (!(value >= least))
+            refuse(name, "must be at least " + std::to_string(least) + ", not " + std::to_string(value));
+    };
+    at_least("batch", s.batch, index_t{1});
+    at_least("group", s.group, index_t{1});
+    at_least("sequences", s.sequences, index_t{0});
+    at_least("available", s.available, index_t{0});
+    at_least("teacher_batch", s.teacher_batch, index_t{1});
+    at_least("rollout_attempts", s.rollout_attempts, 1);
+    at_least("teacher_attempts", s.teacher_attempts, 1);
+    at_least("learner_attempts", s.learner_attempts, 1);
+    at_least("teacher_flush", s.teacher_flush, 0.0);
+    at_least("rollout_deadline", s.rollout_deadline, 0.0);
+    at_least("abort_deadline", s.abort_deadline, 0.0);
+    at_least("teacher_deadline", s.teacher_deadline, 0.0);
+    at_least("learner_deadline", s.learner_deadline, 0.0);
+    at_least("sync_deadline", s.sync_deadline, 0.0);
+    for (const auto& [name, count] : {std::pair{"sequences", s.sequences}, std::pair{"available", s.available}})
+        if (count % s.group != 0) refuse(name, "must be a multiple of group, " + std::to_string(s.group));
+    constexpr index_t most = index_t{1} << 31; // slots are 32-bit
+    if (s.batch >= most) refuse("batch", "must be below 2^31");
+
+    plan p;
+    p.batch = s.batch;
+    const auto whole_batches = [&](index_t k, bool overlap) {
+        at_least("schedule.k", k, index_t{0});
+        if (k >= most / s.batch - 1) refuse("schedule.k", "(k + 1) batches must be below 2^31 sequences");
+        if (s.batch % s.group != 0)
+            refuse("batch", "must be a multiple of group, " + std::to_string(s.group) + ", where batches are whole");
+        p.streaming = false;
+        p.overlap = overlap;
+        p.depth = k;
+        p.permits = (k + 1) * s.batch;
+    };
+    if (std::holds_alternative<sync>(s.schedule)) {
+        whole_batches(0, true);
+    } else if (const auto* off = std::get_if<step_off>(&s.schedule)) {
+        whole_batches(off->k, true);
+    } else if (const auto* still = std::get_if<controlled>(&s.schedule)) {
+        whole_batches(still->k, false);
+    } else {
+        const async& a = std::get<async>(s.schedule);
+        at_least("schedule.tau", a.tau, index_t{0});
+        at_least("schedule.outstanding", a.outstanding, index_t{0});
+        at_least("schedule.concurrency", a.concurrency, index_t{0});
+        if (a.tau >= most / s.batch - 1) refuse("schedule.tau", "(tau + 1) batches must be below 2^31 sequences");
+        p.depth = a.tau;
+        p.permits = a.outstanding > 0 ? a.outstanding : (a.tau + 1) * s.batch;
+        p.policy = a.policy;
+        p.update = a.update;
+        p.concurrency = a.concurrency;
+        if (p.permits >= most) refuse("schedule.outstanding", "must be below 2^31");
+        if (p.permits < s.batch)
+            refuse("schedule.outstanding", "must be at least the batch, " + std::to_string(s.batch) + ", not " +
+                                               std::to_string(p.permits) + ": no batch would ever fill");
+        const bool gives_up = a.policy == staleness_policy::drop || a.policy == staleness_policy::retry;
+        if (!gives_up && p.permits > (a.tau + 1) * s.batch)
+            refuse("schedule.outstanding",
+                   "must be at most (tau + 1)·batch = " + std::to_string((a.tau + 1) * s.batch) + ", not " +
+                       std::to_string(p.permits) + ": with more, no order of consumption keeps the lag within tau");
+        if (a.policy == staleness_policy::areal && a.outstanding > 0)
+            refuse("schedule.outstanding", "must be 0 under areal, whose own rule limits what is outstanding");
+        if (a.policy != staleness_policy::areal && a.concurrency > 0)
+            refuse("schedule.concurrency", "belongs to the policy areal");
+        if (a.policy == staleness_policy::areal && a.concurrency > 0 && a.concurrency < s.group)
+            refuse("schedule.concurrency", "must be at least group, " + std::to_string(s.group));
+        if (a.policy == staleness_policy::naive_wait && !a.negative_control)
+            refuse("schedule.policy", "naive_wait deadlocks as soon as more than a batch shares a deadline; it is a "
+                                      "negative control (negative_control = true)");
+        // Otherwise less than a batch could be outstanding with fewer permits free than a group takes.
+        if (p.permits < s.batch + s.group - 1 && (s.batch % s.group != 0 || p.permits % s.group != 0))
+            refuse("group", "must divide batch and outstanding, or outstanding must be at least batch + group - 1: "
+                            "else the permits that are left are too few for a group and too many for a batch");
+    }
+    return p;
+}
+
+} // namespace opd::sched

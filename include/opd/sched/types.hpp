@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The words of the schedulers: sequences, versions, stages, tickets, lags and settings.
+//
+// A *sequence* is one response to one prompt. It passes rollout, teacher scoring and the learner. The *version* of the
+// student counts completed train batches; every staleness figure is in versions. A *permit* is the right of one sequence
+// to be outstanding: between its admission and the synchronisation after the update that consumed it.
+//
+//   lag of a token = version of the update that consumes it - version of the weights that drew it
+//   start lag      = the same for the weights at the sequence's start
+//
+// Source: AsyncOPD section 7 and appendix G (schedules, permits, sync gate), appendix B (controlled staleness).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include "opd/config.hpp"
+#include "opd/error.hpp"
+
+namespace opd::sched {
+
+/// Completed train batches.
+using version_t = std::int64_t;
+
+/// Number of a sequence, unique in a run: the cursor of the prompt source at its admission. With `group` answers a prompt,
+/// sequence i is answer i % group of prompt i / group.
+using sample_t = std::uint64_t;
+
+enum class stage : std::uint8_t { rollout, teacher, learner };
+inline constexpr int stage_count = 3;
+constexpr const char* name_of(stage s) {
+    return s == stage::rollout ? "rollout" : s == stage::teacher ? "teacher" : "learner";
+}
+
+/// One attempt at rolling one sequence out, on one lane of one worker. A reply carries the ticket it answers; an attempt
+/// that was given up is known by its number, so late and double replies do no harm.
+struct ticket {
+    sample_t sample = 0;
+    std::uint32_t slot = 0;    ///< of its permit, in [0, M): unique among outstanding sequences
+    std::uint32_t attempt = 0; ///< counts starts of this sequence
+    std::int32_t worker = -1;
+    std::int32_t lane = -1; ///< in [0, slots of the worker): unique among what runs there
+    bool operator==(const ticket&) const = default;
+};
+
+/// Which versions drew the tokens of one response.
+struct token_versions {
+    version_t oldest = 0, newest = 0;
+    double mean = 0;         ///< weighted by tokens
+    std::int64_t tokens = 0; ///< of the response
+    bool operator==(const token_versions&) const = default;
+};
+
+/// The four lags of a consumed sequence.
+enum class lag : std::uint8_t { start, oldest_token, mean_token, newest_token };
+inline constexpr int lag_count = 4;
+constexpr const char* name_of(lag l) {
+    constexpr const char* names[] = {"start", "oldest_token", "mean_token", "newest_token"};
+    return names[static_cast<int>(l)];
+}
+
+} // namespace opd::sched
