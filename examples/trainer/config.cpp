@@ -12,6 +12,7 @@
 
 #include "files.hpp"
 #include "opd/version.hpp"
+#include "schedule.hpp"
 
 namespace trainer {
 
@@ -33,16 +34,19 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 struct json_writer {
-    nlohmann::ordered_json out;
-    std::string group_key;
+    nlohmann::ordered_json out = {};
+    std::vector<std::string> unused; // of group "schedule"
     bool results_only = false;
+    std::string group_key = {};
     void group(const char* key, const char*) {
         group_key = key;
         out[group_key] = nlohmann::ordered_json::object();
     }
     template <class T>
     void option(const char* key, const std::string&, const T& value, const char*, bool affects_results) {
-        if (!results_only || affects_results) out[group_key][key] = value;
+        if (results_only && !affects_results) return;
+        if (group_key == "schedule" && std::find(unused.begin(), unused.end(), key) != unused.end()) return;
+        out[group_key][key] = value;
     }
 };
 
@@ -103,6 +107,18 @@ struct json_reader {
     }
 };
 
+// The flags of the settings in group "schedule" that are not looked at.
+struct unused_flags {
+    std::vector<std::string> keys;
+    std::vector<std::pair<std::string, std::string>> found = {}; // key, flag
+    bool here = false;
+    void group(const char* key, const char*) { here = std::string_view(key) == "schedule"; }
+    template <class T>
+    void option(const char* key, const std::string& flag, const T&, const char*, bool) {
+        if (here && std::find(keys.begin(), keys.end(), key) != keys.end()) found.push_back({key, flag});
+    }
+};
+
 struct command_line {
     CLI::App& app;
     std::string title;
@@ -130,9 +146,24 @@ std::string nearest(std::string_view name, const std::vector<std::string>& known
 }
 
 nlohmann::ordered_json to_json(const config& c) {
-    json_writer w;
+    json_writer w{.unused = unused_schedule_keys(c)};
     visit_options(c, w);
     return w.out;
+}
+
+std::vector<std::string> unused_schedule_keys(const config& c) {
+    const auto& s = c.schedule;
+    std::vector<std::string> r;
+    const auto only = [&r](bool used, std::initializer_list<const char*> keys) {
+        if (!used) r.insert(r.end(), keys.begin(), keys.end());
+    };
+    const bool async = s.kind == "async", areal = async && s.staleness_policy == "areal";
+    only(s.kind == "step-off" || s.kind == "controlled", {"k"});
+    only(async, {"tau", "staleness_policy", "weight_update"});
+    only(async && !areal, {"outstanding"});
+    only(areal, {"concurrency"});
+    only(s.kind != "sync", {"rollout_workers", "score_batch", "score_flush"});
+    return r;
 }
 
 void from_json(const nlohmann::json& j, const std::string& source, config& c) {
@@ -143,7 +174,7 @@ void from_json(const nlohmann::json& j, const std::string& source, config& c) {
     c = changed;
 }
 
-void load_config(const std::string& path, config& c) {
+nlohmann::json load_config(const std::string& path, config& c) {
     const std::string text = read_file(path);
     nlohmann::json j;
     try {
@@ -152,6 +183,7 @@ void load_config(const std::string& path, config& c) {
         throw failure(exit_usage, fmt::format("{}: {}", path, e.what()));
     }
     from_json(j, path, c);
+    return j;
 }
 
 void validate(const config& c) {
@@ -224,6 +256,7 @@ void validate(const config& c) {
     at_least("--budget", c.distill.budget, 1);
     at_least("--slots", c.distill.slots, 1);
     at_least("--prefill-chunk", c.distill.prefill_chunk, 1);
+    schedule_of(c); // names what it refuses
     within("--beta1", c.optimizer.beta1, 0, 0.9999999);
     within("--beta2", c.optimizer.beta2, 0, 0.9999999);
     positive("--epsilon", c.optimizer.epsilon);
@@ -236,8 +269,7 @@ void validate(const config& c) {
 }
 
 nlohmann::ordered_json results_json(const config& c) {
-    json_writer w;
-    w.results_only = true;
+    json_writer w{.unused = unused_schedule_keys(c), .results_only = true};
     visit_options(c, w);
     return w.out;
 }
@@ -247,6 +279,7 @@ std::string fingerprint(const config& c) { return hash128(results_json(c).dump()
 command parse_command_line(int argc, const char* const* argv) {
     command r;
     std::string config_file;
+    nlohmann::json file = nlohmann::json::object();
 
     // First what decides the defaults: a configuration file, or the run that is resumed.
     {
@@ -266,12 +299,14 @@ command parse_command_line(int argc, const char* const* argv) {
     if (!config_file.empty()) {
         const std::string directory = r.settings.run.directory;
         const bool named = directory != config{}.run.directory;
-        load_config(config_file, r.settings);
+        file = load_config(config_file, r.settings);
         if (named) r.settings.run.directory = directory;
     } else if (r.resume) {
         const std::string directory = r.settings.run.directory;
         const std::string saved = directory + "/config.json";
-        if (std::filesystem::exists(saved)) load_config(saved, r.settings);
+        if (std::filesystem::exists(saved)) {
+            file = load_config(saved, r.settings);
+        }
         r.settings.run.directory = directory;
     }
 
@@ -316,6 +351,16 @@ command parse_command_line(int argc, const char* const* argv) {
     }
     if (r.resume && r.overwrite) throw failure(exit_usage, "--resume and --overwrite exclude each other");
     validate(r.settings);
+    unused_flags unused{unused_schedule_keys(r.settings)};
+    visit_options(r.settings, unused);
+    for (const auto& [key, flag] : unused.found) {
+        const bool in_file = file.contains("schedule") && file["schedule"].contains(key);
+        if (app.count(flag) == 0 && !in_file) continue;
+        const auto& s = r.settings.schedule;
+        throw failure(exit_usage,
+                      fmt::format("{} is not used by --schedule {}{}", in_file ? "schedule." + key : flag, s.kind,
+                                  s.kind == "async" ? " --staleness-policy " + s.staleness_policy : std::string()));
+    }
     if (r.print_config) r.text = to_json(r.settings).dump(2) + "\n";
     return r;
 }

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -86,6 +87,18 @@ struct config {
         int slots = 32;
         int prefill_chunk = 8;
     } distill;
+    struct {
+        std::string kind = "sync";
+        int k = 2;
+        int tau = 4;
+        std::string staleness_policy = "capacity";
+        int outstanding = 0; // 0: (tau + 1) * prompts
+        int concurrency = 0; // 0: no limit
+        std::string weight_update = "keep";
+        int rollout_workers = 1;
+        int score_batch = 8;
+        double score_flush = 0.05; // seconds
+    } schedule;
     adamw optimizer;
     struct {
         int prompts = 2000;
@@ -166,6 +179,26 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("prefill_chunk", "--prefill-chunk", c.distill.prefill_chunk,
              "prompt tokens a decoding step takes. Results do not depend on it", false);
 
+    v.group("schedule", "Schedule (of distillation's rollout, teacher and learner)");
+    v.option("kind", "--schedule", c.schedule.kind, "sync, step-off, controlled, async", true);
+    v.option("k", "--schedule-k", c.schedule.k,
+             "step-off, controlled: updates between the start of a batch and the one that consumes it", true);
+    v.option("tau", "--tau", c.schedule.tau, "async: staleness bound, in updates", true);
+    v.option("staleness_policy", "--staleness-policy", c.schedule.staleness_policy,
+             "async: which sequences make a batch: capacity, cohort_fifo, edf, drop, retry, in_order, areal", true);
+    v.option("outstanding", "--outstanding", c.schedule.outstanding,
+             "async, but areal: sequences between start and update; 0: (tau + 1) * prompts", true);
+    v.option("concurrency", "--concurrency", c.schedule.concurrency, "areal: most sequences in rollout; 0: no limit",
+             true);
+    v.option("weight_update", "--weight-update", c.schedule.weight_update,
+             "async: what new weights do to running sequences: keep, abort, finish_first", true);
+    v.option("rollout_workers", "--rollout-workers", c.schedule.rollout_workers,
+             "all but sync: rollout workers; they share out --slots", true);
+    v.option("score_batch", "--score-batch", c.schedule.score_batch, "all but sync: sequences a teacher call scores",
+             true);
+    v.option("score_flush", "--score-flush", c.schedule.score_flush,
+             "all but sync: seconds after which the teacher scores fewer; 0: at once", true);
+
     v.group("optimizer", "Optimizer (AdamW)");
     v.option("beta1", "--beta1", c.optimizer.beta1, "decay of the mean", true);
     v.option("beta2", "--beta2", c.optimizer.beta2, "decay of the square", true);
@@ -182,15 +215,18 @@ void visit_options(Config& c, Visitor&& v) {
              true);
 }
 
-/// All settings, grouped: what --print-config prints and --config reads.
+/// The keys of group "schedule" that the schedule does not look at. Giving one of them is a usage failure.
+std::vector<std::string> unused_schedule_keys(const config& c);
+
+/// All settings, grouped: what --print-config prints and --config reads. Without those that the schedule does not use.
 nlohmann::ordered_json to_json(const config& c);
 
 /// Overwrites the settings that `j` names. Unknown keys and wrong types are usage failures that name the key, the file
 /// and, for a key, the nearest one that exists.
 void from_json(const nlohmann::json& j, const std::string& source, config& c);
 
-/// Reads a configuration file into c.
-void load_config(const std::string& path, config& c);
+/// Reads a configuration file into c. Returns what it says.
+nlohmann::json load_config(const std::string& path, config& c);
 
 /// Throws a usage failure that names the setting.
 void validate(const config& c);

@@ -72,6 +72,9 @@ run::run(const command& arguments)
         if (value > v)
             throw failure(exit_usage,
                           fmt::format("{} must be at most the vocabulary of {} symbols, not {}", flag, v, value));
+    if (settings_.schedule.kind != "sync")
+        throw failure(exit_usage, fmt::format("--schedule {}: distillation runs synchronously only, so far",
+                                              settings_.schedule.kind));
     if (settings_.evaluation.prompts > static_cast<int>(task_.held_out().size()))
         throw failure(exit_usage, fmt::format("--eval-prompts must be at most the {} held-out pairs, not {}",
                                               task_.held_out().size(), settings_.evaluation.prompts));

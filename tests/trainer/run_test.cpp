@@ -15,6 +15,7 @@
 #include "checkpoint.hpp"
 #include "files.hpp"
 #include "run.hpp"
+#include "schedule.hpp"
 
 namespace {
 
@@ -266,6 +267,81 @@ TEST_CASE("configuration files are strict and can be read back") {
     CHECK(again.text == from_file.text);
     CHECK(fingerprint(again.settings) == fingerprint(from_file.settings));
     CHECK(fingerprint(again.settings).size() == 32);
+}
+
+TEST_CASE("a schedule takes its own settings and refuses those that it would ignore") {
+    const scratch dir;
+    const auto flags = [](std::initializer_list<const char*> more) { return with({"opd-train"}, more); };
+    const auto refused = [&](std::initializer_list<const char*> more, const char* part) {
+        CAPTURE(part);
+        contains(failure_text(flags(more), exit_usage), part);
+    };
+    // given, even with the value that it has anyhow
+    refused({"--tau=4"}, "--tau is not used by --schedule sync");
+    refused({"--schedule=sync", "--rollout-workers=1"}, "--rollout-workers is not used by --schedule sync");
+    refused({"--score-batch=8"}, "--score-batch is not used by --schedule sync");
+    refused({"--score-flush=1"}, "--score-flush is not used by --schedule sync");
+    refused({"--schedule=step-off", "--tau=1"}, "--tau is not used by --schedule step-off");
+    refused({"--schedule=controlled", "--staleness-policy=edf"},
+            "--staleness-policy is not used by --schedule control");
+    refused({"--schedule=step-off", "--weight-update=keep"}, "--weight-update is not used by --schedule step-off");
+    refused({"--schedule=async", "--schedule-k=1"}, "--schedule-k is not used by --schedule async");
+    refused({"--schedule=async", "--concurrency=8"}, "--concurrency belongs to the policy areal");
+    refused({"--schedule=async", "--concurrency=0"},
+            "--concurrency is not used by --schedule async --staleness-policy cap");
+    refused({"--schedule=async", "--staleness-policy=areal", "--outstanding=64"},
+            "--outstanding must be 0 under areal");
+    refused({"--schedule=async", "--staleness-policy=areal", "--outstanding=0"}, "--outstanding is not used by");
+    // misspelt or impossible
+    refused({"--schedule=asinc"},
+            "--schedule: 'asinc' is not one of sync, step-off, controlled, async; did you mean 'async'?");
+    refused({"--schedule=async", "--staleness-policy=edg"}, "did you mean 'edf'?");
+    refused({"--schedule=async", "--staleness-policy=naive_wait"}, "is not one of capacity");
+    refused({"--schedule=async", "--weight-update=finish-first"}, "did you mean 'finish_first'?");
+    refused({"--schedule=async", "--tau=-1"}, "--tau must be at least 0, not -1");
+    refused({"--schedule=async", "--outstanding=31"}, "--outstanding must be at least the batch, 32, not 31");
+    refused({"--schedule=async", "--tau=1", "--outstanding=65"}, "--outstanding must be at most (tau + 1)");
+    refused({"--schedule=async", "--rollout-workers=0"}, "--rollout-workers must be at least 1");
+    refused({"--schedule=async", "--rollout-workers=33"}, "--slots (32) must be at least --rollout-workers (33)");
+    refused({"--schedule=async", "--score-flush=-1"}, "--score-flush must be at least 0");
+
+    // what is taken becomes the scheduler's settings
+    namespace sched = opd::sched;
+    CHECK(std::holds_alternative<sched::sync>(schedule_of(parse(flags({})).settings).schedule));
+    const auto async =
+        schedule_of(parse(flags({"--schedule=async", "--tau=2", "--outstanding=64", "--staleness-policy=edf",
+                                 "--weight-update=abort", "--steps=10", "--score-batch=3", "--score-flush=0.5"}))
+                        .settings);
+    REQUIRE(std::holds_alternative<sched::async>(async.schedule));
+    CHECK(std::get<sched::async>(async.schedule).tau == 2);
+    CHECK(std::get<sched::async>(async.schedule).outstanding == 64);
+    CHECK(std::get<sched::async>(async.schedule).policy == sched::staleness_policy::edf);
+    CHECK(std::get<sched::async>(async.schedule).update == sched::weight_update::abort);
+    CHECK(async.batch == 32);
+    CHECK(async.sequences == 320);
+    CHECK(async.teacher_batch == 3);
+    CHECK(async.teacher_flush == 0.5);
+    const auto off = schedule_of(parse(flags({"--schedule=step-off", "--schedule-k=3"})).settings);
+    REQUIRE(std::holds_alternative<sched::step_off>(off.schedule));
+    CHECK(std::get<sched::step_off>(off.schedule).k == 3);
+    const auto still = schedule_of(parse(flags({"--schedule=controlled"})).settings);
+    REQUIRE(std::holds_alternative<sched::controlled>(still.schedule));
+    CHECK(std::get<sched::controlled>(still.schedule).k == 2);
+
+    // what is printed is what is used, and can be read back; a file is held to the same rule
+    const auto printed = parse(flags({"--schedule=async", "--tau=2", "--print-config"}));
+    const auto j = nlohmann::json::parse(printed.text);
+    CHECK(j["schedule"]["tau"] == 2);
+    CHECK_FALSE(j["schedule"].contains("k"));
+    write_file(dir / "async.json", printed.text);
+    const std::string file = dir / "async.json";
+    const auto again = parse({"opd-train", "--config", file, "--print-config"});
+    CHECK(again.text == printed.text);
+    CHECK(fingerprint(again.settings) == fingerprint(printed.settings));
+    CHECK(fingerprint(again.settings) != fingerprint(parse(flags({"--schedule=async", "--tau=3"})).settings));
+    contains(failure_text({"opd-train", "--config", file, "--schedule=step-off"}, exit_usage),
+             "schedule.tau is not used by --schedule step-off");
+    CHECK(nlohmann::json::parse(parse(flags({"--print-config"})).text)["schedule"] == nlohmann::json{{"kind", "sync"}});
 }
 
 TEST_CASE("help names every setting with its default") {

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "schedule.hpp"
+
+#include <array>
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace trainer {
+
+namespace {
+
+namespace sched = opd::sched;
+
+constexpr std::array<const char*, 4> kinds = {"sync", "step-off", "controlled", "async"};
+constexpr std::array policies = {sched::staleness_policy::capacity, sched::staleness_policy::cohort_fifo,
+                                 sched::staleness_policy::edf,      sched::staleness_policy::drop,
+                                 sched::staleness_policy::retry,    sched::staleness_policy::in_order,
+                                 sched::staleness_policy::areal};
+constexpr std::array updates = {sched::weight_update::keep, sched::weight_update::abort,
+                                sched::weight_update::finish_first};
+
+// The place of `name` among `names`, or a usage failure that lists them.
+std::size_t place_of(const char* flag, const std::string& name, const std::vector<std::string>& names) {
+    for (std::size_t i = 0; i < names.size(); ++i)
+        if (names[i] == name) return i;
+    const std::string near = nearest(name, names);
+    throw failure(exit_usage, fmt::format("{}: '{}' is not one of {}{}", flag, name, fmt::join(names, ", "),
+                                          near.empty() ? std::string() : fmt::format("; did you mean '{}'?", near)));
+}
+
+template <class Array>
+std::vector<std::string> names_of(const Array& values) {
+    std::vector<std::string> r;
+    for (const auto v : values) r.push_back(sched::name_of(v));
+    return r;
+}
+
+} // namespace
+
+sched::settings schedule_of(const config& c) {
+    const auto& s = c.schedule;
+    const auto need = [](bool ok, const std::string& what) {
+        if (!ok) throw failure(exit_usage, what);
+    };
+    for (const auto& [flag, value, least] :
+         {std::tuple{"--schedule-k", s.k, 0}, std::tuple{"--tau", s.tau, 0},
+          std::tuple{"--outstanding", s.outstanding, 0}, std::tuple{"--concurrency", s.concurrency, 0},
+          std::tuple{"--rollout-workers", s.rollout_workers, 1}, std::tuple{"--score-batch", s.score_batch, 1}})
+        need(value >= least, fmt::format("{} must be at least {}, not {}", flag, least, value));
+    need(std::isfinite(s.score_flush) && s.score_flush >= 0,
+         fmt::format("--score-flush must be at least 0, not {}", s.score_flush));
+    need(s.kind == "sync" || c.distill.slots >= s.rollout_workers,
+         fmt::format("--slots ({}) must be at least --rollout-workers ({})", c.distill.slots, s.rollout_workers));
+    const auto policy = policies[place_of("--staleness-policy", s.staleness_policy, names_of(policies))];
+    const auto update = updates[place_of("--weight-update", s.weight_update, names_of(updates))];
+
+    sched::settings r;
+    r.batch = c.distill.prompts;
+    r.sequences = opd::index_t{c.distill.prompts} * c.distill.steps;
+    r.teacher_batch = s.score_batch;
+    r.teacher_flush = s.score_flush;
+    switch (place_of("--schedule", s.kind, {kinds.begin(), kinds.end()})) {
+    case 0:
+        r.schedule = sched::sync{};
+        break;
+    case 1:
+        r.schedule = sched::step_off{s.k};
+        break;
+    case 2:
+        r.schedule = sched::controlled{s.k};
+        break;
+    default:
+        r.schedule = sched::async{.tau = s.tau,
+                                  .outstanding = s.outstanding,
+                                  .policy = policy,
+                                  .update = update,
+                                  .concurrency = s.concurrency};
+    }
+    try {
+        sched::plan_of(r);
+    } catch (const opd::invalid_input& e) {
+        constexpr std::array<std::pair<std::string_view, const char*>, 5> flags = {
+            {{"batch", "--prompts"},
+             {"schedule.k", "--schedule-k"},
+             {"schedule.tau", "--tau"},
+             {"schedule.outstanding", "--outstanding"},
+             {"schedule.concurrency", "--concurrency"}}};
+        const std::string text = e.what();
+        for (const auto& [name, flag] : flags) // "opd: schedule.tau: must be ..." to "--tau must be ..."
+            if (e.argument == name)
+                throw failure(exit_usage, flag + text.substr(std::string("opd: :").size() + name.size()));
+        throw failure(exit_usage, e.what());
+    }
+    return r;
+}
+
+} // namespace trainer

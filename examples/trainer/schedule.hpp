@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// From the names on the command line to the library's schedules.
+#pragma once
+
+#include "config.hpp"
+#include "opd/sched/settings.hpp"
+
+namespace trainer {
+
+/// What the scheduler is to do: a train batch is `--prompts` sequences. Names that do not exist and choices that cannot work
+/// are usage failures that name the flag.
+opd::sched::settings schedule_of(const config& c);
+
+} // namespace trainer
