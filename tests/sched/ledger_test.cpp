@@ -53,6 +53,13 @@ struct model {
     std::optional<std::vector<slot_t>> pick(index_t n) const {
         const auto size = static_cast<std::size_t>(n);
         const auto at = [&](slot_t s) -> const sequence& { return out.at(s); };
+        const auto by_version = [&] { // and of one version by completion
+            std::multimap<version_t, slot_t> sorted;
+            for (const slot_t s : completed) sorted.emplace(at(s).version, s);
+            std::vector<slot_t> sequence;
+            for (const auto& e : sorted) sequence.push_back(e.second);
+            return sequence;
+        };
         std::vector<slot_t> list = completed;
         switch (p.policy) {
         case staleness_policy::in_order: { // the n that were admitted first; all of them are ready
@@ -67,8 +74,7 @@ struct model {
             return list;
         }
         case staleness_policy::cohort_fifo: { // nothing unscored is of lower version than any of the batch
-            std::stable_sort(list.begin(), list.end(),
-                             [&](slot_t a, slot_t b) { return at(a).version < at(b).version; });
+            list = by_version();
             if (list.size() < size) return {};
             list.resize(size);
             for (const slot_t s : list)
@@ -78,8 +84,7 @@ struct model {
             return list;
         }
         case staleness_policy::edf: { // the others, B a step in order of their deadlines, all meet them
-            std::stable_sort(list.begin(), list.end(),
-                             [&](slot_t a, slot_t b) { return at(a).version < at(b).version; });
+            list = by_version();
             if (list.size() < size) return {};
             list.resize(size);
             std::vector<version_t> deadlines;
