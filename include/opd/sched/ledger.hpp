@@ -360,8 +360,10 @@ public:
         for (const bool now_or_never : {true, false})
             for (const entry& e : ready_)
                 if (urgent(e) == now_or_never) {
-                    if (n > 0) out.push_back(e.first), --n;
-                    else if (!now_or_never) rest.push_back(e);
+                    if (n > 0)
+                        out.push_back(e.first), --n;
+                    else
+                        rest.push_back(e);
                 }
         ready_ = std::move(rest);
         return true;
