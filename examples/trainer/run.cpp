@@ -15,6 +15,7 @@
 #include "files.hpp"
 #include "opd/version.hpp"
 #include "plots.hpp"
+#include "stages.hpp"
 #include "supervised.hpp"
 
 namespace trainer {
@@ -352,6 +353,7 @@ void run::distill() {
     const auto count = [&](clock_name what, std::int64_t tokens) {
         state_.tokens[static_cast<std::size_t>(what)] += tokens;
     };
+    const sampling options = sampling_of(settings_, task_);
     bool mismatch_told = false;
     while (state_.step < settings_.distill.steps) {
         const auto version = static_cast<std::int32_t>(state_.step); // of the weights that draw and that learn
@@ -359,16 +361,8 @@ void run::distill() {
         std::vector<request> requests;
         for (int i = 0; i < settings_.distill.prompts; ++i) {
             const std::uint64_t sample = state_.next_sample + static_cast<std::uint64_t>(i);
-            requests.push_back({sample, task_.text.encode(task_.prompt(task_.draw(settings_.run.seed, sample)))});
+            requests.push_back(request_of(task_, settings_.run.seed, sample));
         }
-        sampling options;
-        options.temperature = settings_.distill.temperature;
-        options.seed = settings_.run.seed;
-        options.end = gcd_task::end;
-        options.max_response = task_.max_response();
-        options.slots = settings_.distill.slots;
-        options.prefill_chunk = settings_.distill.prefill_chunk;
-        options.plan = draws_for(settings_);
         std::vector<trajectory> trajectories;
         timed(clock_name::rollout,
               [&] { trajectories = roll_out(student_, backend_.team(), requests, options, version); });

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "stages.hpp"
+
+#include <stdexcept>
+#include <utility>
+
+namespace trainer {
+
+namespace sched = opd::sched;
+
+sampling sampling_of(const config& c, const gcd_task& task) {
+    sampling o;
+    o.temperature = c.distill.temperature;
+    o.seed = c.run.seed;
+    o.end = gcd_task::end;
+    o.max_response = task.max_response();
+    o.slots = c.distill.slots;
+    o.prefill_chunk = c.distill.prefill_chunk;
+    o.plan = draws_for(c);
+    return o;
+}
+
+request request_of(const gcd_task& task, std::uint64_t seed, std::uint64_t sample) {
+    return {sample, task.text.encode(task.prompt(task.draw(seed, sample)))};
+}
+
+sched::token_versions versions_of(const trajectory& t) {
+    sched::token_versions r;
+    if (t.versions.empty()) return r;
+    r.oldest = t.versions.front(); // they never decrease
+    r.newest = t.versions.back();
+    double sum = 0;
+    for (const std::int32_t v : t.versions) sum += v;
+    r.tokens = static_cast<std::int64_t>(t.versions.size());
+    r.mean = sum / static_cast<double>(r.tokens);
+    return r;
+}
+
+// --- rollout --------------------------------------------------------------------------------------------------------
+
+void rollout_stage::start(const sched::ticket& t) {
+    if (!engine_) throw std::logic_error("rollout_stage: a start before the first weights");
+    const std::uint64_t sample = first_sample_ + t.sample;
+    auto saved = saved_.take(sample);
+    engine_->start(t.lane, saved ? std::move(*saved) : begin_response(request_of(task_, options_.seed, sample)));
+    tickets_[static_cast<std::size_t>(t.lane)] = t;
+}
+
+void rollout_stage::abort(const sched::ticket& t) {
+    if (engine_ && engine_->busy(t.lane) && tickets_[static_cast<std::size_t>(t.lane)] == t) engine_->abort(t.lane);
+}
+
+void rollout_stage::install(sched::version_t version) {
+    const policy weights = weights_.get(static_cast<std::int32_t>(version));
+    if (engine_)
+        engine_->install(weights);
+    else
+        engine_.emplace(weights, options_, static_cast<index_t>(tickets_.size()), task_.max_length());
+}
+
+std::vector<trajectory> rollout_stage::partials() const {
+    std::vector<trajectory> r;
+    if (engine_)
+        for (lane_trajectory& p : engine_->partials()) r.push_back(std::move(p.sequence));
+    return r;
+}
+
+// --- teacher --------------------------------------------------------------------------------------------------------
+
+std::vector<std::shared_ptr<const scored_sequence>>
+teacher_stage::score(std::span<const std::shared_ptr<const trajectory>> trajectories, std::stop_token) {
+    std::vector<const trajectory*> pointers;
+    for (const auto& t : trajectories) pointers.push_back(t.get());
+    std::vector<std::shared_ptr<const scored_sequence>> r;
+    for (scored_sequence& s : scorer_.score(pointers, entries_, plan_))
+        r.push_back(std::make_shared<const scored_sequence>(std::move(s)));
+    return r;
+}
+
+// --- learner --------------------------------------------------------------------------------------------------------
+
+index_t learner_stage::step(std::span<const trajectory* const> rolled, std::span<const scored_sequence* const> scored,
+                            sched::version_t version) {
+    const row_batch batch = pack(rolled, entries_);
+    join(scored, cache_);
+    const learner_result r = learn_.step(
+        batch, cache_,
+        cosine_rate(settings_.distill.rate, 0.1, settings_.distill.warmup, version, settings_.distill.steps),
+        static_cast<std::int32_t>(version));
+    if (after_) after_(r, batch, version);
+    weights_.publish(learn_.snapshot(static_cast<std::int32_t>(version) + 1));
+    return 1;
+}
+
+} // namespace trainer

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The three stages as a scheduler's driver runs them. Each is used by one thread at a time; they share nothing but
+// immutable values (trajectories, scored sequences, published weights), a publication and a partial_store.
+//
+//   rollout   start, abort, install, step: a rollout_engine whose lanes hold tickets     trajectory
+//   teacher   score: micro-batches of trajectories                                       scored_sequence
+//   learner   train: a batch of both, in the order of the samples; publishes version + 1
+//
+// The scheduler numbers sequences from 0; `first_sample` + that number is the sample of the trainer, which keys prompt and
+// noise.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <vector>
+
+#include "learner.hpp"
+#include "opd/sched/types.hpp"
+#include "publication.hpp"
+#include "rollout_engine.hpp"
+#include "task.hpp"
+#include "teacher.hpp"
+
+namespace trainer {
+
+/// How distillation samples: from the run's settings.
+sampling sampling_of(const config& c, const gcd_task& task);
+
+/// The prompt of a sample: a pure function of (seed, sample).
+request request_of(const gcd_task& task, std::uint64_t seed, std::uint64_t sample);
+
+/// Which versions drew a response.
+opd::sched::token_versions versions_of(const trajectory& t);
+
+/// Unfinished responses that a checkpoint held. Any thread may call.
+class partial_store {
+public:
+    void put(trajectory t) {
+        const std::lock_guard lock(mutex_);
+        partials_[t.sample] = std::move(t);
+    }
+    /// Gives it away; nothing if there is none.
+    std::optional<trajectory> take(std::uint64_t sample) {
+        const std::lock_guard lock(mutex_);
+        const auto node = partials_.extract(sample);
+        return node ? std::optional(std::move(node.mapped())) : std::nullopt;
+    }
+
+private:
+    std::mutex mutex_;
+    std::map<std::uint64_t, trajectory> partials_;
+};
+
+class rollout_stage {
+public:
+    using rolled_type = trajectory;
+
+    rollout_stage(const gcd_task& task, const sampling& options, std::uint64_t first_sample, index_t lanes,
+                  const publication& weights, partial_store& saved)
+        : task_(task), options_(options), first_sample_(first_sample), weights_(weights), saved_(saved),
+          tickets_(static_cast<std::size_t>(lanes)) {}
+
+    /// The first weights must have been installed.
+    void start(const opd::sched::ticket& t);
+
+    /// An attempt that is over already is none of its business.
+    void abort(const opd::sched::ticket& t);
+
+    /// Takes these weights; throws if they are not the published ones.
+    void install(opd::sched::version_t version);
+
+    /// One quantum. Appends {ticket, token_versions, shared_ptr<const trajectory>} of the finished ones.
+    template <class Out>
+    void step(Out& out) {
+        finished_.clear();
+        if (engine_) engine_->step(finished_);
+        for (lane_trajectory& f : finished_) {
+            auto t = std::make_shared<const trajectory>(std::move(f.sequence));
+            out.push_back({tickets_[static_cast<std::size_t>(f.lane)], versions_of(*t), std::move(t)});
+        }
+    }
+
+    index_t running() const { return engine_ ? engine_->running() : 0; }
+
+    /// What is running, for a checkpoint.
+    std::vector<trajectory> partials() const;
+
+private:
+    const gcd_task& task_;
+    sampling options_;
+    std::uint64_t first_sample_;
+    const publication& weights_;
+    partial_store& saved_;
+    std::vector<opd::sched::ticket> tickets_; // by lane
+    std::optional<rollout_engine> engine_;    // from the first weights on
+    std::vector<lane_trajectory> finished_;
+};
+
+class teacher_stage {
+public:
+    using rolled_type = trajectory;
+    using scored_type = scored_sequence;
+
+    teacher_stage(const transformer<float>& teacher, const config& c, int threads)
+        : plan_(cache_for(c)), entries_(draws_for(c).count), backend_{.threads = threads}, scorer_(teacher, backend_) {}
+    teacher_stage(const teacher_stage&) = delete; // the scorer refers to the backend
+    teacher_stage& operator=(const teacher_stage&) = delete;
+
+    std::vector<std::shared_ptr<const scored_sequence>>
+    score(std::span<const std::shared_ptr<const trajectory>> trajectories, std::stop_token = {});
+
+private:
+    cache_plan plan_;
+    int entries_;
+    opd::eigen_backend backend_;
+    teacher_scorer scorer_;
+};
+
+class learner_stage {
+public:
+    /// Called after every step, on the learner's thread, before the weights are published.
+    using report = std::function<void(const learner_result&, const row_batch&, opd::sched::version_t)>;
+
+    learner_stage(const config& c, learner& learn, publication& weights, report after)
+        : settings_(c), learn_(learn), weights_(weights), after_(std::move(after)), entries_(draws_for(c).count) {}
+
+    /// One step on sequences with members `rolled` and `scored`, which point to those. Returns the optimizer updates made.
+    template <class View>
+    index_t train(std::span<const View> sequences, opd::sched::version_t version, std::stop_token = {}) {
+        std::vector<const trajectory*> rolled;
+        std::vector<const scored_sequence*> scored;
+        for (const View& s : sequences) {
+            rolled.push_back(&*s.rolled);
+            scored.push_back(&*s.scored);
+        }
+        return step(rolled, scored, version);
+    }
+
+private:
+    index_t step(std::span<const trajectory* const> rolled, std::span<const scored_sequence* const> scored,
+                 opd::sched::version_t version);
+
+    const config& settings_;
+    learner& learn_;
+    publication& weights_;
+    report after_;
+    int entries_;
+    teacher_cache cache_;
+};
+
+} // namespace trainer

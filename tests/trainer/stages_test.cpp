@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The trainer's stages under the scheduler, in any order in which a driver could carry its actions out: the schedules that
+// promise it end in the weights of a plain loop, bit for bit, and no schedule loses or doubles a sequence.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+
+#include "opd/sched/scheduler.hpp"
+#include "rollout.hpp"
+#include "schedule.hpp"
+#include "stages.hpp"
+
+namespace {
+
+using namespace trainer;
+namespace sched = opd::sched;
+
+constexpr std::uint64_t first_sample = std::uint64_t{3} << 56;
+
+const gcd_task& small_task() {
+    static const gcd_task task(30, 6, 4);
+    return task;
+}
+
+config settings(const char* estimator, const char* kind) {
+    config c;
+    for (model_shape* m : {&c.student_model, &c.teacher_model})
+        *m = {.vocabulary = 15,
+              .width = 16,
+              .layers = 1,
+              .heads = 2,
+              .kv_heads = 1,
+              .head_dim = 8,
+              .ffn = 24,
+              .max_length = small_task().max_length()};
+    c.distill.estimator = estimator;
+    c.distill.steps = 9;
+    c.distill.prompts = 6;
+    c.distill.slots = 7;
+    c.distill.warmup = 2;
+    c.schedule.kind = kind;
+    c.schedule.score_batch = 4;
+    return c;
+}
+
+transformer<float> model_of(const model_shape& shape, std::uint64_t seed) {
+    transformer<float> m(shape);
+    m.initialise(seed);
+    return m;
+}
+
+// What was learnt from: per step the samples, in their order, and how stale their tokens were.
+struct history {
+    std::vector<float> weights;
+    std::vector<std::vector<std::uint64_t>> consumed;
+    std::int32_t most_stale = 0;
+    index_t stale_tokens = 0, mismatched = 0, from_the_future = 0;
+    index_t spanning = 0; // sequences of more than one version
+    sched::counters totals = {};
+};
+
+// Step after step: the batch of step v is drawn by the weights after max(0, v - lag) steps.
+history plain_loop(const config& c, int lag) {
+    history h;
+    transformer<float> student = model_of(c.student_model, 1);
+    const transformer<float> teacher = model_of(c.teacher_model, 2);
+    adamw_state state;
+    opd::eigen_backend backend{.threads = 2};
+    learner learn(c, student, state, backend);
+    teacher_scorer scorer(teacher, backend);
+    std::vector<policy> versions;
+    for (std::int32_t v = 0; v < c.distill.steps; ++v) {
+        versions.push_back(learn.snapshot(v));
+        const policy& mu = versions[static_cast<std::size_t>(std::max(0, v - lag))];
+        std::vector<request> requests;
+        h.consumed.emplace_back();
+        for (int i = 0; i < c.distill.prompts; ++i) {
+            h.consumed.back().push_back(first_sample + static_cast<std::uint64_t>(v * c.distill.prompts + i));
+            requests.push_back(request_of(small_task(), c.run.seed, h.consumed.back().back()));
+        }
+        const auto t = roll_out(*mu.model, backend.team(), requests, sampling_of(c, small_task()), mu.version);
+        const row_batch batch = pack(t, draws_for(c).count);
+        teacher_cache cache;
+        scorer.score(batch, cache_for(c), cache);
+        learn.step(batch, cache, cosine_rate(c.distill.rate, 0.1, c.distill.warmup, v, c.distill.steps), v);
+    }
+    h.weights = student.weights;
+    return h;
+}
+
+struct rolled_out {
+    sched::ticket ticket;
+    sched::token_versions versions;
+    std::shared_ptr<const trajectory> rolled;
+};
+struct view {
+    sched::ticket ticket;
+    std::shared_ptr<const trajectory> rolled;
+    std::shared_ptr<const scored_sequence> scored;
+};
+
+// A driver that picks at random what happens next.
+history driven(const config& c, int rollout_workers, int teachers, std::uint32_t seed) {
+    std::mt19937 random(seed);
+    history h;
+    transformer<float> student = model_of(c.student_model, 1);
+    const transformer<float> teacher = model_of(c.teacher_model, 2);
+    adamw_state state;
+    opd::eigen_backend backend{.threads = 1};
+    learner learn(c, student, state, backend);
+    publication board;
+    board.publish(learn.snapshot(0));
+    partial_store saved;
+
+    struct task {
+        sched::action action;
+        std::vector<sched::ticket> tickets;
+    };
+    struct rollout_worker {
+        rollout_stage stage;
+        std::deque<task> inbox;
+    };
+    const index_t lanes = c.distill.slots / rollout_workers;
+    std::vector<std::unique_ptr<rollout_worker>> rollouts;
+    for (int w = 0; w < rollout_workers; ++w)
+        rollouts.push_back(std::make_unique<rollout_worker>(
+            rollout_worker{{small_task(), sampling_of(c, small_task()), first_sample, lanes, board, saved}, {}}));
+    std::vector<std::unique_ptr<teacher_stage>> scorers;
+    for (int w = 0; w < teachers; ++w) scorers.push_back(std::make_unique<teacher_stage>(teacher, c, 1));
+    std::vector<std::deque<task>> calls(static_cast<std::size_t>(teachers));
+    std::deque<task> lessons;
+    learner_stage lesson(c, learn, board,
+                         [&](const learner_result& r, const row_batch& batch, sched::version_t version) {
+                             h.mismatched += r.mismatched;
+                             for (std::size_t i = 0; i < batch.mask.size(); ++i) {
+                                 if (!batch.mask[i]) continue;
+                                 const auto age = static_cast<std::int32_t>(version) - batch.versions[i];
+                                 h.from_the_future += age < 0;
+                                 h.most_stale = std::max(h.most_stale, age);
+                                 h.stale_tokens += age > 0;
+                             }
+                         });
+
+    sched::scheduler machine(schedule_of(c));
+    sched::actions out;
+    std::deque<sched::timer> timers;
+    std::map<std::uint64_t, view> known; // by the scheduler's number
+    bool finished = false;
+    const auto carry_out = [&] {
+        for (const sched::action& a : out.items) {
+            const auto named = [&] { return task{a, {out.of(a).begin(), out.of(a).end()}}; };
+            switch (a.what) {
+            case sched::action::kind::start:
+            case sched::action::kind::sync:
+                rollouts[static_cast<std::size_t>(a.worker)]->inbox.push_back({a, {}});
+                break;
+            case sched::action::kind::abort:
+                rollouts[static_cast<std::size_t>(a.ticket.worker)]->inbox.push_back({a, {}});
+                break;
+            case sched::action::kind::score:
+                calls[static_cast<std::size_t>(a.worker)].push_back(named());
+                break;
+            case sched::action::kind::train:
+                lessons.push_back(named());
+                break;
+            case sched::action::kind::set_timer:
+                timers.push_back(a.timer);
+                break;
+            case sched::action::kind::finished:
+                finished = true;
+                break;
+            case sched::action::kind::fail:
+            case sched::action::kind::lost:
+            case sched::action::kind::step:
+                break;
+            }
+        }
+        out.clear();
+    };
+    const auto tell = [&](const sched::event& e) {
+        machine.on(e, out);
+        machine.check_invariants();
+        carry_out();
+    };
+    for (int w = 0; w < rollout_workers; ++w)
+        tell(sched::event::up(sched::stage::rollout, w, static_cast<std::int32_t>(lanes)));
+    for (int w = 0; w < teachers; ++w) tell(sched::event::up(sched::stage::teacher, w));
+    tell(sched::event::up(sched::stage::learner, 0));
+
+    for (int quanta = 0; !finished; ++quanta) {
+        REQUIRE(quanta < 200000); // a deadlock
+        const auto who = random() % static_cast<std::uint32_t>(rollout_workers + teachers + 2);
+        if (who < static_cast<std::uint32_t>(rollout_workers)) {
+            rollout_worker& w = *rollouts[who];
+            if (!w.inbox.empty() && random() % 2) {
+                const task t = w.inbox.front();
+                w.inbox.pop_front();
+                if (t.action.what == sched::action::kind::start) {
+                    w.stage.start(t.action.ticket);
+                } else if (t.action.what == sched::action::kind::abort) {
+                    w.stage.abort(t.action.ticket);
+                    tell(sched::event::aborted(t.action.ticket));
+                } else {
+                    w.stage.install(t.action.version);
+                    tell(sched::event::synced(t.action.worker, t.action.version));
+                }
+                continue;
+            }
+            std::vector<rolled_out> done;
+            w.stage.step(done);
+            for (auto& d : done) {
+                CHECK(d.versions.tokens == static_cast<std::int64_t>(d.rolled->response().size()));
+                CHECK(d.rolled->sample == first_sample + d.ticket.sample);
+                known[d.ticket.sample] = {d.ticket, d.rolled, nullptr};
+                tell(sched::event::rolled_out(d.ticket, d.versions));
+            }
+        } else if (who < static_cast<std::uint32_t>(rollout_workers + teachers)) {
+            const auto w = who - static_cast<std::uint32_t>(rollout_workers);
+            if (calls[w].empty()) continue;
+            const task t = calls[w].front();
+            calls[w].pop_front();
+            std::vector<std::shared_ptr<const trajectory>> rolled;
+            for (const auto& k : t.tickets) rolled.push_back(known.at(k.sample).rolled);
+            const auto scored = scorers[w]->score(rolled);
+            for (std::size_t i = 0; i < scored.size(); ++i) known.at(t.tickets[i].sample).scored = scored[i];
+            tell(sched::event::scored(t.action.job, t.action.worker));
+        } else if (who == static_cast<std::uint32_t>(rollout_workers + teachers)) {
+            if (lessons.empty()) continue;
+            const task t = lessons.front();
+            lessons.pop_front();
+            std::vector<view> views;
+            h.consumed.emplace_back();
+            for (const auto& k : t.tickets) {
+                views.push_back(known.at(k.sample));
+                h.spanning += views.back().rolled->versions.front() != views.back().rolled->versions.back();
+                h.consumed.back().push_back(views.back().rolled->sample);
+            }
+            const index_t updates = lesson.train(std::span<const view>(views), t.action.version);
+            tell(sched::event::learned(t.action.job, updates));
+        } else if (!timers.empty() && random() % 8 == 0) {
+            const sched::timer t = timers.front();
+            timers.pop_front();
+            tell(sched::event::fired(t));
+        }
+    }
+    h.weights = student.weights;
+    h.totals = machine.totals();
+    return h;
+}
+
+bool each_once(const history& h, const config& c) {
+    std::set<std::uint64_t> seen;
+    std::size_t count = 0;
+    for (const auto& batch : h.consumed)
+        for (const std::uint64_t s : batch) {
+            seen.insert(s);
+            ++count;
+        }
+    const auto all = static_cast<std::size_t>(c.distill.steps) * static_cast<std::size_t>(c.distill.prompts);
+    return count == all && seen.size() == all && *seen.begin() == first_sample &&
+           *seen.rbegin() == first_sample + all - 1;
+}
+
+} // namespace
+
+TEST_CASE("sync, k = 0 and tau = 0 are the plain loop, bit for bit, whatever happens first") {
+    for (const char* estimator : {"reverse_kl", "mc", "threshold", "tail_bucket"}) {
+        CAPTURE(estimator);
+        const history reference = plain_loop(settings(estimator, "sync"), 0);
+        std::vector<config> same = {settings(estimator, "sync"), settings(estimator, "step-off"),
+                                    settings(estimator, "controlled")};
+        same[1].schedule.k = same[2].schedule.k = 0;
+        for (const char* update : {"keep", "abort", "finish_first"})
+            for (const char* policy : {"capacity", "edf", "in_order", "drop", "retry", "cohort_fifo", "areal"}) {
+                same.push_back(settings(estimator, "async"));
+                same.back().schedule.tau = 0;
+                same.back().schedule.weight_update = update;
+                same.back().schedule.staleness_policy = policy;
+            }
+        std::uint32_t seed = 0;
+        for (const config& c : same) {
+            CAPTURE(c.schedule.kind);
+            CAPTURE(c.schedule.staleness_policy);
+            ++seed;
+            const history h = driven(c, 1 + static_cast<int>(seed % 3), 1 + static_cast<int>(seed % 2), seed);
+            CHECK(h.weights == reference.weights);
+            CHECK(h.consumed == reference.consumed);
+            CHECK(h.stale_tokens == 0);
+            CHECK(h.from_the_future == 0);
+            CHECK(h.mismatched == 0);
+        }
+        CHECK(plain_loop(settings(estimator, "sync"), 1).weights != reference.weights);
+    }
+}
+
+TEST_CASE("k updates off is the loop whose batches are drawn k updates earlier, bit for bit") {
+    for (int k : {1, 2, 4})
+        for (const char* kind : {"step-off", "controlled"})
+            for (const char* estimator : {"reverse_kl", "mc"}) {
+                CAPTURE(k);
+                CAPTURE(kind);
+                config c = settings(estimator, kind);
+                c.schedule.k = k;
+                const history reference = plain_loop(c, k);
+                for (std::uint32_t seed = 0; seed < 3; ++seed) {
+                    const history h = driven(c, 1 + static_cast<int>(seed), 1 + static_cast<int>(seed % 2), seed);
+                    CHECK(h.weights == reference.weights);
+                    CHECK(h.consumed == reference.consumed);
+                    CHECK(h.most_stale == k);
+                    CHECK(h.mismatched == 0);
+                }
+            }
+}
+
+TEST_CASE("async learns from every sequence once, within its bound, in every mode") {
+    index_t stale_tokens = 0, spanning = 0;
+    for (const char* update : {"keep", "abort", "finish_first"})
+        for (const char* policy : {"capacity", "cohort_fifo", "edf", "retry", "in_order", "areal"})
+            for (std::uint32_t seed = 0; seed < 3; ++seed) {
+                CAPTURE(update);
+                CAPTURE(policy);
+                config c = settings("mc", "async");
+                c.schedule.tau = 2;
+                c.schedule.weight_update = update;
+                c.schedule.staleness_policy = policy;
+                const history h = driven(c, 1 + static_cast<int>(seed), 1, seed);
+                CHECK(each_once(h, c));
+                CHECK(h.totals.consumed == c.distill.steps * c.distill.prompts);
+                CHECK(h.totals.failed == 0);
+                CHECK(static_cast<int>(h.consumed.size()) == c.distill.steps);
+                // what the current weights drew, the learner computes again
+                CHECK(h.mismatched == 0);
+                if (std::string(policy) != "capacity" && std::string(policy) != "areal") CHECK(h.most_stale <= 2);
+                stale_tokens += h.stale_tokens;
+                CHECK(h.from_the_future == 0);
+                if (std::string(update) == "keep")
+                    spanning += h.spanning;
+                else
+                    CHECK(h.spanning == 0);
+            }
+    CHECK(stale_tokens > 1000);
+    CHECK(spanning > 100);
+}
