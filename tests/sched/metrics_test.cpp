@@ -59,13 +59,13 @@ rc::Gen<std::vector<interval>> some_intervals(int workers) {
     }));
 }
 std::vector<edge> edges_of(const std::vector<interval>& list) {
-    std::vector<edge> edges;
+    std::multimap<double, edge> sorted; // equal times stay in order: no interval ends before it begins
     for (const interval& i : list) {
-        edges.push_back({i.begin, true, i.stage, i.worker});
-        edges.push_back({i.end, false, i.stage, i.worker});
+        sorted.insert({i.begin, {i.begin, true, i.stage, i.worker}});
+        sorted.insert({i.end, {i.end, false, i.stage, i.worker}});
     }
-    // an interval's own end never before its beginning: stable, beginnings pushed first
-    std::stable_sort(edges.begin(), edges.end(), [](const edge& a, const edge& b) { return a.time < b.time; });
+    std::vector<edge> edges;
+    for (const auto& entry : sorted) edges.push_back(entry.second);
     return edges;
 }
 stage stage_of(int s) { return static_cast<stage>(s); }
@@ -185,9 +185,9 @@ TEST_CASE("overlap where workers come and go is the mean share of present worker
         // A naive model in steps of one second: who is present and who is busy in each.
         const int workers = 4, steps = *rc::gen::inRange(1, 60);
         stage_meter meter(0, 0, 0);
-        std::vector<bool> up(workers), busy(workers);
+        bool up[4] = {}, busy[4] = {};
         double shared = 0, merged = 0, first = -1, last = 0;
-        std::vector<double> each(workers);
+        double each[4] = {};
         for (int t = 0; t < steps; ++t) {
             for (int w = 0; w < workers; ++w) {
                 const int what = *rc::gen::inRange(0, 6);
@@ -209,7 +209,7 @@ TEST_CASE("overlap where workers come and go is the mean share of present worker
                     last = t;
                 }
             }
-            const auto n = std::count(up.begin(), up.end(), true), b = std::count(busy.begin(), busy.end(), true);
+            const auto n = std::count(up, up + workers, true), b = std::count(busy, busy + workers, true);
             RC_ASSERT(meter.workers(stage::rollout) == n);
             RC_ASSERT(meter.busy_workers(stage::rollout) == b);
             if (b > 0) {
@@ -218,12 +218,12 @@ TEST_CASE("overlap where workers come and go is the mean share of present worker
                 last = t + 1;
             }
             for (int w = 0; w < workers; ++w)
-                if (busy[w]) each[std::size_t(w)] += 1;
+                if (busy[w]) each[w] += 1;
         }
         meter.observe(steps);
         RC_ASSERT(near(meter.shared_time(stage::rollout), shared));
         RC_ASSERT(meter.merged_time(stage::rollout) == merged);
-        for (int w = 0; w < workers; ++w) RC_ASSERT(meter.worker_time(stage::rollout, w) == each[std::size_t(w)]);
+        for (int w = 0; w < workers; ++w) RC_ASSERT(meter.worker_time(stage::rollout, w) == each[w]);
         RC_ASSERT(meter.wall_time() == (first < 0 ? 0.0 : last - first));
     });
 }

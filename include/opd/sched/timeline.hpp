@@ -86,9 +86,11 @@ inline timeline timeline_of(const trace& recorded) {
                     out.faults.push_back({static_cast<stage>(s), e.where.thread, e.begin});
         }
     });
-    for (timeline_curve& c : out.curves)
-        std::stable_sort(c.points.begin(), c.points.end(),
-                         [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (timeline_curve& c : out.curves) { // by time, then as recorded
+        std::multimap<double, double> sorted;
+        for (const auto& p : c.points) sorted.insert(p);
+        c.points.assign(sorted.begin(), sorted.end());
+    }
     return out;
 }
 
