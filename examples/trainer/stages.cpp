@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include <fmt/format.h>
+
 namespace trainer {
 
 namespace sched = opd::sched;
@@ -38,11 +40,13 @@ sched::token_versions versions_of(const trajectory& t) {
 
 // --- rollout --------------------------------------------------------------------------------------------------------
 
-void rollout_stage::start(const sched::ticket& t) {
+void rollout_stage::start(const sched::ticket& t, std::shared_ptr<const trajectory> partial) {
     if (!engine_) throw std::logic_error("rollout_stage: a start before the first weights");
     const std::uint64_t sample = first_sample_ + t.sample;
-    auto saved = saved_.take(sample);
-    engine_->start(t.lane, saved ? std::move(*saved) : begin_response(request_of(task_, options_.seed, sample)));
+    if (partial && partial->sample != sample)
+        throw std::invalid_argument(
+            fmt::format("rollout_stage: a partial response of sample {} for sample {}", partial->sample, sample));
+    engine_->start(t.lane, partial ? *partial : begin_response(request_of(task_, options_.seed, sample)));
     tickets_[static_cast<std::size_t>(t.lane)] = t;
 }
 
@@ -56,13 +60,6 @@ void rollout_stage::install(sched::version_t version) {
         engine_->install(weights);
     else
         engine_.emplace(weights, options_, static_cast<index_t>(tickets_.size()), task_.max_length());
-}
-
-std::vector<trajectory> rollout_stage::partials() const {
-    std::vector<trajectory> r;
-    if (engine_)
-        for (lane_trajectory& p : engine_->partials()) r.push_back(std::move(p.sequence));
-    return r;
 }
 
 // --- teacher --------------------------------------------------------------------------------------------------------

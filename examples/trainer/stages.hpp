@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // The three stages as a scheduler's driver runs them. Each is used by one thread at a time; they share nothing but
-// immutable values (trajectories, scored sequences, published weights), a publication and a partial_store.
+// immutable values (trajectories, scored sequences, published weights) and a publication.
 //
 //   rollout   start, abort, install, step: a rollout_engine whose lanes hold tickets     trajectory
 //   teacher   score: micro-batches of trajectories                                       scored_sequence
@@ -13,9 +13,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <stop_token>
@@ -39,36 +37,17 @@ request request_of(const gcd_task& task, std::uint64_t seed, std::uint64_t sampl
 /// Which versions drew a response.
 opd::sched::token_versions versions_of(const trajectory& t);
 
-/// Unfinished responses that a checkpoint held. Any thread may call.
-class partial_store {
-public:
-    void put(trajectory t) {
-        const std::lock_guard lock(mutex_);
-        partials_[t.sample] = std::move(t);
-    }
-    /// Gives it away; nothing if there is none.
-    std::optional<trajectory> take(std::uint64_t sample) {
-        const std::lock_guard lock(mutex_);
-        const auto node = partials_.extract(sample);
-        return node ? std::optional(std::move(node.mapped())) : std::nullopt;
-    }
-
-private:
-    std::mutex mutex_;
-    std::map<std::uint64_t, trajectory> partials_;
-};
-
 class rollout_stage {
 public:
     using rolled_type = trajectory;
 
     rollout_stage(const gcd_task& task, const sampling& options, std::uint64_t first_sample, index_t lanes,
-                  const publication& weights, partial_store& saved)
-        : task_(task), options_(options), first_sample_(first_sample), weights_(weights), saved_(saved),
+                  const publication& weights)
+        : task_(task), options_(options), first_sample_(first_sample), weights_(weights),
           tickets_(static_cast<std::size_t>(lanes)) {}
 
-    /// The first weights must have been installed.
-    void start(const opd::sched::ticket& t);
+    /// The first weights must have been installed. With a partial response it goes on from that.
+    void start(const opd::sched::ticket& t, std::shared_ptr<const trajectory> partial = nullptr);
 
     /// An attempt that is over already is none of its business.
     void abort(const opd::sched::ticket& t);
@@ -89,15 +68,20 @@ public:
 
     index_t running() const { return engine_ ? engine_->running() : 0; }
 
-    /// What is running, for a checkpoint.
-    std::vector<trajectory> partials() const;
+    /// Appends {ticket, shared_ptr<const trajectory>} of what is running, as far as it is.
+    template <class Out>
+    void export_partials(Out& out) const {
+        if (!engine_) return;
+        for (lane_trajectory& p : engine_->partials())
+            out.push_back({tickets_[static_cast<std::size_t>(p.lane)],
+                           std::make_shared<const trajectory>(std::move(p.sequence))});
+    }
 
 private:
     const gcd_task& task_;
     sampling options_;
     std::uint64_t first_sample_;
     const publication& weights_;
-    partial_store& saved_;
     std::vector<opd::sched::ticket> tickets_; // by lane
     std::optional<rollout_engine> engine_;    // from the first weights on
     std::vector<lane_trajectory> finished_;

@@ -116,7 +116,6 @@ history driven(const config& c, int rollout_workers, int teachers, std::uint32_t
     learner learn(c, student, state, backend);
     publication board;
     board.publish(learn.snapshot(0));
-    partial_store saved;
 
     struct task {
         sched::action action;
@@ -130,7 +129,7 @@ history driven(const config& c, int rollout_workers, int teachers, std::uint32_t
     std::vector<std::unique_ptr<rollout_worker>> rollouts;
     for (int w = 0; w < rollout_workers; ++w)
         rollouts.push_back(std::make_unique<rollout_worker>(
-            rollout_worker{{small_task(), sampling_of(c, small_task()), first_sample, lanes, board, saved}, {}}));
+            rollout_worker{{small_task(), sampling_of(c, small_task()), first_sample, lanes, board}, {}}));
     std::vector<std::unique_ptr<teacher_stage>> scorers;
     for (int w = 0; w < teachers; ++w) scorers.push_back(std::make_unique<teacher_stage>(teacher, c, 1));
     std::vector<std::deque<task>> calls(static_cast<std::size_t>(teachers));
@@ -316,6 +315,55 @@ TEST_CASE("k updates off is the loop whose batches are drawn k updates earlier, 
                     CHECK(h.mismatched == 0);
                 }
             }
+}
+
+TEST_CASE("a rollout stage gives out what runs on it, and another one goes on from that") {
+    const config c = settings("mc", "async");
+    publication board;
+    board.publish({std::make_shared<const transformer<float>>(model_of(c.student_model, 1)), 5});
+    const sampling o = sampling_of(c, small_task());
+    rollout_stage whole(small_task(), o, first_sample, 3, board), first(small_task(), o, first_sample, 3, board),
+        second(small_task(), o, first_sample, 5, board);
+    const auto ticket = [](int i, int lane) {
+        return sched::ticket{static_cast<sched::sample_t>(i), static_cast<std::uint32_t>(i), 1, 0, lane};
+    };
+    CHECK_THROWS_WITH(whole.start(ticket(0, 0)), doctest::Contains("before the first weights"));
+    CHECK_THROWS_WITH(whole.install(4), doctest::Contains("version 4 was asked for, version 5 is published"));
+    for (rollout_stage* s : {&whole, &first, &second}) s->install(5);
+    for (int i = 0; i < 3; ++i) {
+        whole.start(ticket(i, i));
+        first.start(ticket(i, i));
+    }
+    std::vector<rolled_out> expected, got;
+    while (whole.running() > 0) whole.step(expected);
+    for (int i = 0; i < 5; ++i) first.step(got);
+    struct partial {
+        sched::ticket ticket;
+        std::shared_ptr<const trajectory> sequence;
+    };
+    std::vector<partial> partials;
+    first.export_partials(partials);
+    REQUIRE(partials.size() + got.size() == 3);
+    REQUIRE(!partials.empty());
+    CHECK_THROWS_WITH(second.start(ticket(9, 0), partials[0].sequence),
+                      doctest::Contains("a partial response of sample"));
+    CHECK(second.running() == 0);
+    for (const partial& p : partials) {
+        CHECK(p.sequence->response().size() > 0);
+        second.start(ticket(static_cast<int>(p.ticket.sample), 4 - p.ticket.lane), p.sequence);
+    }
+    second.abort(ticket(static_cast<int>(partials[0].ticket.sample), 0)); // not there: another lane
+    CHECK(second.running() == static_cast<index_t>(partials.size()));
+    while (second.running() > 0) second.step(got);
+    const auto by_sample = [](const rolled_out& a, const rolled_out& b) { return a.ticket.sample < b.ticket.sample; };
+    std::sort(expected.begin(), expected.end(), by_sample);
+    std::sort(got.begin(), got.end(), by_sample);
+    REQUIRE(got.size() == 3);
+    for (std::size_t i = 0; i < 3; ++i) {
+        CHECK(*got[i].rolled == *expected[i].rolled);
+        CHECK(got[i].versions == expected[i].versions);
+        CHECK(got[i].versions.oldest == 5);
+    }
 }
 
 TEST_CASE("async learns from every sequence once, within its bound, in every mode") {
