@@ -1,0 +1,822 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Runs a scheduler in virtual time: a discrete-event executor that is deterministic to the last bit. Durations, lengths and
+// faults come from a *model*; the events of one moment are handled in the order in which they were caused.
+//
+//   model, always                              answers
+//     rollout(worker)                          a fresh rollout worker (see rollout_worker)
+//     start(rollout worker, ticket)            starts it there
+//     teacher(job, worker, tickets)            seconds of a scoring call
+//     learner(job, version, tickets)           seconds of a train step
+//     sync(worker, version)                    seconds of installing weights; the worker stands still and keeps what it runs
+//   model, if it has them
+//     rollout_fault(ticket), teacher_fault(job, worker), learner_fault(job), sync_fault(worker, version, life)   a `fault`
+//     recovery(stage, worker, life)            seconds until a worker that the scheduler gave up is back; none: never
+//     rolled(ticket, payload)                  what the rollout worker made
+//     scored(job, worker, tickets)             a scoring call is over; may throw: it failed
+//     learned(job, version, tickets)           a train step is over: optimizer updates (none: 1); may throw: it failed
+//     fields(archive)                          its state, for snapshots
+//   Faults must be functions of their arguments and a seed: they are asked for more than once.
+//
+//   observer, if it has them: up, down, begin, end (stage, worker, time): presence and busy intervals of workers, as
+//   stage_meter takes them; event(time, event, actions, scheduler): after every event that the scheduler has taken.
+//
+// Where several stages share devices, their durations say so (a learner on all of the devices is faster); nothing here
+// models devices. A worker that dies takes its running work with it; a reply that is late survives it.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "opd/sched/scheduler.hpp"
+#include "opd/sched/simulated.hpp"
+
+namespace opd::sched {
+
+/// What goes wrong with one attempt, call or transfer.
+struct fault {
+    enum class kind : std::uint8_t {
+        none,
+        fail,    ///< fails `after` seconds after its start (a transfer: as hang)
+        hang,    ///< never answers; an attempt can still be aborted
+        late,    ///< answers `after` seconds late, even if the worker is gone by then
+        twice,   ///< answers, and again `after` seconds later
+        partial, ///< scoring only: of the tickets those are scored whose bit is set in `which` (position modulo 64)
+        death,   ///< its worker dies `after` seconds after the start, is seen to, and returns `back` seconds later
+        silence  ///< as death, but nobody is told: only deadlines find out
+    };
+    kind what = kind::none;
+    double after = 0;
+    double back = forever; ///< death, silence
+    std::uint64_t which = 0;
+};
+
+/// A rollout worker in virtual time; simulated_rollout is one, timed_rollout makes one of a real stage.
+template <class W>
+concept rollout_worker = requires(W w, const W c, const ticket& t, version_t v, double dt) {
+    { w.abort(t) } -> std::convertible_to<bool>; // false: it does not run
+    w.install(v);
+    { c.next() } -> std::convertible_to<double>; // seconds until it has something to report
+    w.advance(dt, [](const ticket&, const token_versions&, auto&&...) {});
+    { c.running() } -> std::convertible_to<index_t>;
+};
+
+struct no_observer {};
+
+namespace detail {
+
+template <class A>
+void event_fields(A& a, event& e) {
+    a(e.what, e.stage, e.worker, e.slots, e.ticket.sample, e.ticket.slot, e.ticket.attempt, e.ticket.worker,
+      e.ticket.lane, e.versions.oldest, e.versions.newest, e.versions.mean, e.versions.tokens, e.job, e.version,
+      e.count, e.timer.what, e.timer.attempt.sample, e.timer.attempt.slot, e.timer.attempt.attempt,
+      e.timer.attempt.worker, e.timer.attempt.lane, e.timer.number, e.timer.worker);
+}
+
+struct moment {
+    double time = forever;
+    std::uint64_t number = 0;
+    bool operator<(const moment& o) const { return time != o.time ? time < o.time : number < o.number; }
+    template <class A>
+    void fields(A& a) {
+        a(time, number);
+    }
+};
+
+/// Which worker has something to report first: a heap that knows where everybody is.
+class wake_heap {
+public:
+    moment first() const { return heap_.empty() ? moment{} : heap_.front().first; }
+    std::int32_t worker() const { return heap_.front().second; }
+    void set(std::int32_t worker, const moment& when) {
+        if (index(worker) >= where_.size()) where_.resize(index(worker) + 1, -1);
+        std::int32_t at = where_[index(worker)];
+        if (at < 0) {
+            at = static_cast<std::int32_t>(heap_.size());
+            heap_.emplace_back();
+        }
+        settle(at, {when, worker});
+    }
+    void remove(std::int32_t worker) {
+        if (index(worker) >= where_.size() || where_[index(worker)] < 0) return;
+        const std::int32_t at = std::exchange(where_[index(worker)], -1);
+        const entry last = heap_.back();
+        heap_.pop_back();
+        if (last.second != worker) settle(at, last);
+    }
+    void clear() {
+        heap_.clear();
+        where_.clear();
+    }
+    template <class A>
+    void fields(A& a) {
+        a(heap_, where_);
+    }
+
+private:
+    using entry = std::pair<moment, std::int32_t>;
+    static std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
+    void settle(std::int32_t at, const entry& e) {
+        const auto size = static_cast<std::int32_t>(heap_.size());
+        const auto put = [&](const entry& x) {
+            heap_[index(at)] = x;
+            where_[index(x.second)] = at;
+        };
+        for (std::int32_t parent; at > 0 && e.first < heap_[index(parent = (at - 1) / 2)].first; at = parent)
+            put(heap_[index(parent)]);
+        for (std::int32_t child; (child = 2 * at + 1) < size; at = child) {
+            if (child + 1 < size && heap_[index(child + 1)].first < heap_[index(child)].first) ++child;
+            if (!(heap_[index(child)].first < e.first)) break;
+            put(heap_[index(child)]);
+        }
+        put(e);
+    }
+    std::vector<entry> heap_;
+    std::vector<std::int32_t> where_; // by worker; -1: not in it
+};
+
+} // namespace detail
+
+template <class Model, class Observer = no_observer>
+class virtual_driver {
+public:
+    using worker_type = decltype(std::declval<Model&>().rollout(std::int32_t{}));
+    static_assert(rollout_worker<worker_type>);
+
+    virtual_driver(const settings& s, Model m, Observer* o = nullptr)
+        : scheduler_(s), model_(std::move(m)), observer_(o) {}
+
+    /// Who is told what happens; not copied into snapshots.
+    void observe(Observer* o) { observer_ = o; }
+
+    /// Hands the scheduler `e` at time t: workers that come (their slots) and go, pause, resume, resize, close, stop. A
+    /// worker that comes is new unless it is there already.
+    void at(double t, const event& e) {
+        if (!(t >= now_ && t < forever))
+            throw invalid_input("t", "must be finite and not before now, " + std::to_string(now_) + ", not " +
+                                         std::to_string(t));
+        if (!e.tickets.empty()) throw invalid_input("event", "an event from outside names no tickets");
+        record& r = push(t, record::kind::deliver);
+        r.what = e;
+        r.outside = true;
+    }
+    /// Workers 0 … count-1 of a stage, now.
+    void bring_up(stage s, std::int32_t count, std::int32_t slots = 1) {
+        for (std::int32_t w = 0; w < count; ++w) at(now_, event::up(s, w, slots));
+    }
+
+    /// Lets the scheduler take one more event. False when there is none: the run is over, or stuck (see finished()).
+    bool step() {
+        for (;;) {
+            const detail::moment wake = wakes_.first();
+            if (heap_.empty() || wake < heap_.front().when) {
+                if (wake.time == forever) return false;
+                now_ = wake.time;
+                report(wakes_.worker());
+                continue;
+            }
+            now_ = heap_.front().when.time;
+            const std::uint32_t at = pop();
+            const record r = records_[at];
+            vacant_.push_back(at);
+            if (handle(r)) return true;
+        }
+    }
+    /// Runs until the scheduler has finished, nothing is left to happen, or after `most` events. Returns finished().
+    bool run(std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
+        for (; most > 0 && !scheduler_.finished(); --most)
+            if (!step()) break;
+        return scheduler_.finished();
+    }
+    /// Runs up to and including time t.
+    bool run_until(double t) {
+        while (!scheduler_.finished() && next() <= t)
+            if (!step()) break;
+        return scheduler_.finished();
+    }
+
+    double now() const { return now_; }
+    /// When something happens next; `forever` if nothing does.
+    double next() const {
+        return heap_.empty() ? wakes_.first().time : std::min(wakes_.first().time, heap_.front().when.time);
+    }
+    bool finished() const { return scheduler_.finished(); }
+    /// Events that the scheduler has taken.
+    std::uint64_t events() const { return events_; }
+    const sched::scheduler& scheduler() const { return scheduler_; }
+    const Model& model() const { return model_; }
+    Model& model() { return model_; }
+
+    /// All of the state. Equal states give equal bytes.
+    std::string snapshot() const {
+        archive_writer w;
+        w(scheduler_.snapshot());
+        const_cast<virtual_driver*>(this)->fields(w);
+        return std::move(w.bytes);
+    }
+    /// A driver as it was. Settings are not in the snapshot, and of the model only its fields().
+    static virtual_driver restore(const settings& s, Model m, std::string_view snapshot, Observer* o = nullptr) {
+        virtual_driver r(s, std::move(m), o);
+        archive_reader reader(snapshot);
+        std::string bytes;
+        reader(bytes);
+        r.scheduler_ = sched::scheduler::restore(s, bytes);
+        r.fields(reader);
+        if (!reader.done()) throw invalid_input("snapshot", "is longer than the state it describes");
+        return r;
+    }
+    /// The process dies and comes back: of the present state only the scheduler's is kept, every worker that was there is
+    /// up again after `seconds`, what was to come from outside still comes.
+    void crash(double seconds = 0) {
+        std::vector<record> outside;
+        while (!heap_.empty()) {
+            const std::uint32_t at = pop();
+            if (records_[at].outside) outside.push_back(records_[at]);
+        }
+        records_.clear();
+        vacant_.clear();
+        wakes_.clear();
+        jobs_.clear();
+        vacant_jobs_.clear();
+        scheduler_.abandon_workers();
+        for (int s = 0; s < stage_count; ++s) {
+            auto& all = workers_[static_cast<std::size_t>(s)];
+            for (std::size_t w = 0; w < all.size(); ++w) {
+                if (all[w].up) take_down(static_cast<stage>(s), static_cast<std::int32_t>(w));
+                if (all[w].slots > 0)
+                    push(now_ + seconds, record::kind::deliver).what =
+                        event::up(static_cast<stage>(s), static_cast<std::int32_t>(w), all[w].slots);
+            }
+        }
+        for (const record& r : outside) {
+            record& again = push(std::max(r.when, now_), record::kind::deliver);
+            again.what = r.what;
+            again.outside = true;
+        }
+    }
+
+private:
+    struct record {
+        enum class kind : std::uint8_t {
+            deliver,    // `what`
+            fail,       // of the attempt what.ticket
+            sync_begin, // worker, version
+            sync_end,
+            job_end, // job
+            death    // what.stage, what.worker; back
+        };
+        kind is = kind::deliver;
+        bool outside = false;
+        bool bad = false;       // job_end: it failed; death: nobody is told
+        std::uint32_t life = 0; // of the worker that it belongs to
+        std::uint32_t job = 0;
+        double when = 0, back = 0;
+        event what;
+        fault wrong;
+        template <class A>
+        void fields(A& a) {
+            a(is, outside, bad, life, job, when, back, wrong.what, wrong.after, wrong.back, wrong.which);
+            detail::event_fields(a, what);
+        }
+    };
+    struct entry {
+        detail::moment when;
+        std::uint32_t at = 0;
+        bool operator<(const entry& o) const { return o.when < when; } // std's heaps have the largest first
+        template <class A>
+        void fields(A& a) {
+            a(when, at);
+        }
+    };
+    struct job {
+        version_t version = 0;
+        std::vector<ticket> tickets;
+        template <class A>
+        void fields(A& a) {
+            std::uint64_t n = tickets.size();
+            a(version, n);
+            if constexpr (A::reading) tickets.assign(static_cast<std::size_t>(n), {});
+            for (ticket& t : tickets) a(t.sample, t.slot, t.attempt, t.worker, t.lane);
+        }
+    };
+    struct worker {
+        bool up = false, silent = false, busy = false;
+        std::uint32_t life = 0; // counts returns
+        std::int32_t slots = 0;
+        std::int32_t syncs = 0;            // asked for and not over
+        std::int32_t installing = 0;       // begun and not over
+        double since = 0;                  // its time
+        double free = 0;                   // when the last sync will be over
+        double back = forever;             // silent: seconds from its loss to its return
+        std::optional<worker_type> engine; // rollout
+        std::vector<ticket> hung;
+    };
+
+    // --- queue
+
+    record& push(double t, typename record::kind k) {
+        std::uint32_t at;
+        if (vacant_.empty()) {
+            at = static_cast<std::uint32_t>(records_.size());
+            records_.emplace_back();
+        } else {
+            at = vacant_.back();
+            vacant_.pop_back();
+        }
+        record& r = records_[at];
+        r.is = k;
+        r.outside = r.bad = false;
+        r.when = t;
+        heap_.push_back({{t, next_number_++}, at});
+        std::push_heap(heap_.begin(), heap_.end());
+        return r;
+    }
+    std::uint32_t pop() {
+        const std::uint32_t at = heap_.front().at;
+        std::pop_heap(heap_.begin(), heap_.end());
+        heap_.pop_back();
+        return at;
+    }
+    void reply(double t, const event& e) { push(t, record::kind::deliver).what = e; }
+
+    // --- what happens
+
+    // True when the scheduler took an event.
+    bool handle(const record& r) {
+        switch (r.is) {
+        case record::kind::deliver:
+            if (r.what.what == event::kind::worker_up) come(r.what);
+            if (r.what.what == event::kind::worker_down && is_up(r.what.stage, r.what.worker))
+                take_down(r.what.stage, r.what.worker);
+            deliver(r.what);
+            return true;
+        case record::kind::fail: {
+            worker& w = of(stage::rollout, r.what.ticket.worker);
+            if (!alive(w, r.life)) return false;
+            touch(r.what.ticket.worker);
+            const bool ran = w.engine->abort(r.what.ticket);
+            settle(r.what.ticket.worker);
+            if (ran) deliver(event::rollout_failed(r.what.ticket));
+            return ran;
+        }
+        case record::kind::sync_begin: {
+            worker& w = of(stage::rollout, r.what.worker);
+            if (!alive(w, r.life)) return false;
+            touch(r.what.worker);
+            ++w.installing;
+            settle(r.what.worker);
+            return false;
+        }
+        case record::kind::sync_end:
+            return sync_end(r);
+        case record::kind::job_end:
+            return job_end(r);
+        case record::kind::death: {
+            worker& w = of(r.what.stage, r.what.worker);
+            if (!alive(w, r.life)) return false;
+            if (r.bad) {
+                silence(r.what.stage, r.what.worker);
+                w.back = r.back; // from when the scheduler finds out
+                return false;
+            }
+            take_down(r.what.stage, r.what.worker);
+            if (r.back < forever) reply(now_ + r.back, event::up(r.what.stage, r.what.worker, w.slots));
+            deliver(event::down(r.what.stage, r.what.worker));
+            return true;
+        }
+        }
+        return false;
+    }
+
+    void deliver(const event& e) {
+        actions_.clear();
+        scheduler_.on(e, actions_);
+        ++events_;
+        if constexpr (requires(Observer & o) { o.event(now_, e, actions_, scheduler_); })
+            if (observer_) observer_->event(now_, e, std::as_const(actions_), std::as_const(scheduler_));
+        for (const action& a : actions_.items) carry_out(a);
+        for (const std::int32_t w : touched_) settle(w);
+        touched_.clear();
+    }
+
+    void carry_out(const action& a) {
+        switch (a.what) {
+        case action::kind::start:
+            start(a.ticket);
+            break;
+        case action::kind::abort:
+            abort(a.ticket);
+            break;
+        case action::kind::score:
+            score(a);
+            break;
+        case action::kind::train:
+            train(a);
+            break;
+        case action::kind::sync:
+            sync(a.worker, a.version);
+            break;
+        case action::kind::set_timer:
+            reply(now_ + a.seconds, event::fired(a.timer));
+            break;
+        case action::kind::lost:
+            lost(a.stage, a.worker);
+            break;
+        case action::kind::step:
+        case action::kind::fail:
+        case action::kind::finished:
+            break;
+        }
+    }
+
+    void start(const ticket& t) {
+        worker& w = of(stage::rollout, t.worker);
+        if (!w.up || w.silent) return;
+        const fault f = fault_of_rollout(t);
+        mark(t.worker);
+        if (f.what == fault::kind::hang) {
+            w.hung.push_back(t);
+            return;
+        }
+        model_.start(*w.engine, t);
+        if (f.what == fault::kind::fail) {
+            record& r = push(now_ + f.after, record::kind::fail);
+            r.what.ticket = t;
+            r.life = w.life;
+        }
+        may_die(f, stage::rollout, t.worker);
+    }
+
+    void abort(const ticket& t) {
+        worker& w = of(stage::rollout, t.worker);
+        if (!w.up || w.silent) return;
+        mark(t.worker);
+        const auto hung = std::find(w.hung.begin(), w.hung.end(), t);
+        if (hung != w.hung.end())
+            w.hung.erase(hung);
+        else if (!w.engine->abort(t))
+            return; // its reply is on the way
+        reply(now_, event::aborted(t));
+    }
+
+    void score(const action& a) {
+        const auto tickets = actions_.of(a);
+        const double seconds = model_.teacher(a.job, a.worker, tickets);
+        call(stage::teacher, a, seconds, fault_of_teacher(a.job, a.worker));
+    }
+    void train(const action& a) {
+        const auto tickets = actions_.of(a);
+        const double seconds = model_.learner(a.job, a.version, tickets);
+        call(stage::learner, a, seconds, fault_of_learner(a.job));
+    }
+    void call(stage s, const action& a, double seconds, const fault& f) {
+        worker& w = of(s, a.worker);
+        check_seconds(seconds, name_of(s));
+        if (!w.up || w.silent) return;
+        begin(s, a.worker);
+        may_die(f, s, a.worker);
+        if (f.what == fault::kind::hang) return;
+        const bool bad = f.what == fault::kind::fail;
+        record& r = push(now_ + (bad ? f.after : seconds), record::kind::job_end);
+        r.what = event::of(event::kind::scored);
+        r.what.stage = s, r.what.worker = a.worker, r.what.job = a.job;
+        r.bad = bad;
+        r.wrong = f;
+        r.life = w.life;
+        if (vacant_jobs_.empty()) {
+            vacant_jobs_.push_back(static_cast<std::uint32_t>(jobs_.size()));
+            jobs_.emplace_back();
+        }
+        r.job = vacant_jobs_.back();
+        vacant_jobs_.pop_back();
+        jobs_[r.job].version = a.version;
+        const auto tickets = actions_.of(a);
+        jobs_[r.job].tickets.assign(tickets.begin(), tickets.end());
+    }
+    bool job_end(const record& r) {
+        vacant_jobs_.push_back(r.job); // nothing takes it before this event is over
+        const job& j = jobs_[r.job];
+        const std::int32_t number = r.what.worker;
+        if (!alive(of(r.what.stage, number), r.life)) return false;
+        end(r.what.stage, number);
+        event answer;
+        bool bad = r.bad;
+        index_t updates = 1;
+        const std::span<const ticket> tickets(j.tickets);
+        if (!bad) try {
+                if (r.what.stage == stage::teacher) {
+                    if constexpr (requires { model_.scored(r.what.job, number, tickets); })
+                        model_.scored(r.what.job, number, tickets);
+                } else {
+                    if constexpr (requires { model_.learned(r.what.job, j.version, tickets); })
+                        updates = static_cast<index_t>(model_.learned(r.what.job, j.version, tickets));
+                }
+            } catch (const std::exception&) {
+                bad = true;
+            }
+        if (r.what.stage == stage::teacher)
+            answer = bad ? event::score_failed(r.what.job, number) : event::scored(r.what.job, number);
+        else
+            answer = bad ? event::learn_failed(r.what.job) : event::learned(r.what.job, updates);
+        if (r.wrong.what == fault::kind::late) {
+            reply(now_ + r.wrong.after, answer);
+            return false;
+        }
+        if (r.wrong.what == fault::kind::twice) reply(now_ + r.wrong.after, answer);
+        if (r.wrong.what == fault::kind::partial && r.what.stage == stage::teacher && !bad) {
+            part_.clear();
+            for (std::size_t i = 0; i < tickets.size(); ++i)
+                if (r.wrong.which >> (i % 64) & 1) part_.push_back(tickets[i]);
+            answer = part_.empty() ? event::score_failed(r.what.job, number) : event::scored(r.what.job, number, part_);
+        }
+        deliver(answer);
+        return true;
+    }
+
+    void sync(std::int32_t number, version_t v) {
+        worker& w = of(stage::rollout, number);
+        if (!w.up || w.silent) return;
+        const double seconds = model_.sync(number, v);
+        check_seconds(seconds, "sync");
+        mark(number);
+        double begin = std::max(now_, w.free);
+        // a worker in the middle of a decode step finishes it first
+        if constexpr (requires { w.engine->until_settled(); })
+            if (w.syncs == 0) begin = std::max(begin, now_ + w.engine->until_settled());
+        w.free = begin + seconds;
+        ++w.syncs;
+        if (begin > now_) {
+            record& r = push(begin, record::kind::sync_begin);
+            r.what.worker = number;
+            r.life = w.life;
+        } else {
+            ++w.installing;
+        }
+        record& r = push(w.free, record::kind::sync_end);
+        r.what = event::synced(number, v);
+        r.life = w.life;
+        r.wrong = fault_of_sync(number, v, w.life);
+        const fault f = r.wrong;
+        may_die(f, stage::rollout, number);
+    }
+    bool sync_end(const record& r) {
+        const std::int32_t number = r.what.worker;
+        worker& w = of(stage::rollout, number);
+        if (!alive(w, r.life)) return false;
+        const fault::kind wrong = r.wrong.what;
+        if (wrong == fault::kind::hang || wrong == fault::kind::fail) return false; // it stands still
+        --w.syncs;
+        --w.installing;
+        w.since = now_;
+        w.engine->install(r.what.version);
+        settle(number);
+        // a late answer is one of this life: the weights are gone with the worker
+        if (wrong == fault::kind::late || wrong == fault::kind::twice) {
+            record& again = push(now_ + r.wrong.after, record::kind::sync_end);
+            again.what = r.what;
+            again.life = r.life;
+            again.wrong = {};
+            ++w.syncs;
+            ++w.installing;
+            settle(number);
+        }
+        if (wrong == fault::kind::late) return false;
+        deliver(r.what);
+        return true;
+    }
+
+    // The scheduler has given the worker up.
+    void lost(stage s, std::int32_t number) {
+        worker& w = of(s, number);
+        if (!w.up) return;
+        const double after = w.silent ? w.back : forever;
+        take_down(s, number);
+        double back = after;
+        if constexpr (requires { model_.recovery(s, number, w.life); })
+            back = std::min(back, static_cast<double>(model_.recovery(s, number, w.life)));
+        if (back < forever) reply(now_ + back, event::up(s, number, w.slots));
+    }
+
+    // --- workers
+
+    worker& of(stage s, std::int32_t number) {
+        auto& all = workers_[static_cast<std::size_t>(s)];
+        if (number < 0) throw invalid_input("worker", "must not be negative");
+        if (static_cast<std::size_t>(number) >= all.size()) all.resize(static_cast<std::size_t>(number) + 1);
+        return all[static_cast<std::size_t>(number)];
+    }
+    bool is_up(stage s, std::int32_t number) const {
+        const auto& all = workers_[static_cast<std::size_t>(s)];
+        return number >= 0 && static_cast<std::size_t>(number) < all.size() && all[static_cast<std::size_t>(number)].up;
+    }
+    static bool alive(const worker& w, std::uint32_t life) { return w.up && !w.silent && w.life == life; }
+
+    void come(const event& e) {
+        worker& w = of(e.stage, e.worker);
+        w.slots = e.slots;
+        if (w.up) return;
+        w.up = true;
+        w.silent = false;
+        ++w.life;
+        w.syncs = w.installing = 0;
+        w.since = w.free = now_;
+        w.hung.clear();
+        if (e.stage == stage::rollout) w.engine.emplace(model_.rollout(e.worker));
+        if constexpr (requires(Observer & o) { o.up(e.stage, e.worker, now_); })
+            if (observer_) observer_->up(e.stage, e.worker, now_);
+    }
+    void take_down(stage s, std::int32_t number) {
+        silence(s, number);
+        worker& w = of(s, number);
+        w.up = w.silent = false;
+        w.engine.reset();
+        if constexpr (requires(Observer & o) { o.down(s, number, now_); })
+            if (observer_) observer_->down(s, number, now_);
+    }
+    // It does nothing any more.
+    void silence(stage s, std::int32_t number) {
+        worker& w = of(s, number);
+        if (s == stage::rollout) {
+            wakes_.remove(number);
+            if (w.busy) end(s, number);
+        }
+        w.silent = true;
+        w.busy = false;
+        w.hung.clear();
+    }
+    void may_die(const fault& f, stage s, std::int32_t number) {
+        if (f.what != fault::kind::death && f.what != fault::kind::silence) return;
+        record& r = push(now_ + f.after, record::kind::death);
+        r.what = event::down(s, number);
+        r.bad = f.what == fault::kind::silence;
+        r.back = f.back;
+        r.life = of(s, number).life;
+    }
+
+    // Brings a rollout worker to the present; its replies are queued.
+    void touch(std::int32_t number) {
+        worker& w = of(stage::rollout, number);
+        if (w.installing == 0 && now_ > w.since) advance(number, now_ - w.since);
+        w.since = now_;
+    }
+    void mark(std::int32_t number) {
+        touch(number);
+        if (touched_.empty() || touched_.back() != number) touched_.push_back(number);
+    }
+    // The time has come that it had named.
+    void report(std::int32_t number) {
+        worker& w = of(stage::rollout, number);
+        advance(number, w.engine->next()); // exactly, whatever the clock's rounding
+        w.since = now_;
+        settle(number);
+    }
+    void advance(std::int32_t number, double dt) {
+        of(stage::rollout, number)
+            .engine->advance(dt, [this](const ticket& t, const token_versions& v, auto&&... payload) {
+                if constexpr (sizeof...(payload) > 0) model_.rolled(t, std::forward<decltype(payload)>(payload)...);
+                const fault f = fault_of_rollout(t);
+                reply(f.what == fault::kind::late ? now_ + f.after : now_, event::rolled_out(t, v));
+                if (f.what == fault::kind::twice) reply(now_ + f.after, event::rolled_out(t, v));
+            });
+    }
+    // Enters when it will next report, and whether it is busy.
+    void settle(std::int32_t number) {
+        worker& w = of(stage::rollout, number);
+        if (!w.up || w.silent) return;
+        const double next = w.installing > 0 ? forever : static_cast<double>(w.engine->next());
+        if (next < forever)
+            wakes_.set(number, {now_ + next, next_number_++});
+        else
+            wakes_.remove(number);
+        if constexpr (requires(Observer & o) { o.begin(stage::rollout, number, now_); }) {
+            const bool busy = w.installing == 0 && w.engine->running() > 0;
+            if (busy == w.busy) return;
+            w.busy = busy;
+            if (busy)
+                begin(stage::rollout, number);
+            else
+                end(stage::rollout, number);
+        }
+    }
+    void begin(stage s, std::int32_t number) {
+        if constexpr (requires(Observer & o) { o.begin(s, number, now_); })
+            if (observer_) observer_->begin(s, number, now_);
+    }
+    void end(stage s, std::int32_t number) {
+        if constexpr (requires(Observer & o) { o.end(s, number, now_); })
+            if (observer_) observer_->end(s, number, now_);
+    }
+
+    // --- the model's faults, if it has any
+
+    fault fault_of_rollout(const ticket& t) const {
+        if constexpr (requires { model_.rollout_fault(t); }) return model_.rollout_fault(t);
+        return {};
+    }
+    fault fault_of_teacher(std::uint64_t job, std::int32_t w) const {
+        if constexpr (requires { model_.teacher_fault(job, w); }) return model_.teacher_fault(job, w);
+        return {};
+    }
+    fault fault_of_learner(std::uint64_t job) const {
+        if constexpr (requires { model_.learner_fault(job); }) return model_.learner_fault(job);
+        return {};
+    }
+    fault fault_of_sync(std::int32_t w, version_t v, std::uint32_t life) const {
+        if constexpr (requires { model_.sync_fault(w, v, life); }) return model_.sync_fault(w, v, life);
+        return {};
+    }
+    static void check_seconds(double seconds, const char* what) {
+        if (!(seconds >= 0 && seconds < forever))
+            throw invalid_input(what, "takes " + std::to_string(seconds) + " seconds; must be finite and at least 0");
+    }
+
+    template <class A>
+    void fields(A& a) {
+        a(now_, next_number_, events_, heap_, records_, vacant_, wakes_, jobs_, vacant_jobs_);
+        for (int s = 0; s < stage_count; ++s) {
+            auto& all = workers_[static_cast<std::size_t>(s)];
+            std::uint64_t count = all.size();
+            a(count);
+            if constexpr (A::reading) all.resize(static_cast<std::size_t>(count));
+            for (std::size_t i = 0; i < all.size(); ++i) {
+                worker& w = all[i];
+                a(w.up, w.silent, w.busy, w.life, w.slots, w.syncs, w.installing, w.since, w.free, w.back);
+                std::uint64_t hung = w.hung.size();
+                a(hung);
+                if constexpr (A::reading) w.hung.assign(static_cast<std::size_t>(hung), {});
+                for (ticket& t : w.hung) a(t.sample, t.slot, t.attempt, t.worker, t.lane);
+                bool engine = w.engine.has_value();
+                a(engine);
+                if (!engine) continue;
+                if constexpr (A::reading) w.engine.emplace(model_.rollout(static_cast<std::int32_t>(i)));
+                if constexpr (requires { w.engine->fields(a); })
+                    w.engine->fields(a);
+                else
+                    throw std::logic_error("opd: this rollout worker has no fields(): its driver has no snapshots");
+            }
+        }
+        if constexpr (requires { model_.fields(a); }) model_.fields(a);
+    }
+
+    sched::scheduler scheduler_;
+    Model model_;
+    Observer* observer_;
+    double now_ = 0;
+    std::uint64_t next_number_ = 0, events_ = 0;
+    std::vector<entry> heap_;
+    std::vector<record> records_;
+    std::vector<std::uint32_t> vacant_;
+    detail::wake_heap wakes_;
+    std::vector<job> jobs_; // calls that run
+    std::vector<std::uint32_t> vacant_jobs_;
+    std::array<std::vector<worker>, stage_count> workers_;
+    actions actions_; // of the event in hand, as are:
+    std::vector<ticket> part_;
+    std::vector<std::int32_t> touched_;
+};
+
+/// A model without faults made of simulated stages: rollout workers of one kind, lengths by sequence, durations by formula.
+struct simulated_cluster {
+    simulated_lengths lengths;
+    engine_speed speed;
+    index_t lanes = 64;                  ///< most slots that a rollout worker will be given
+    distribution factor = {constant{1}}; ///< of each rollout worker's times: drawn once a worker
+    simulated_job teacher_time, learner_time, sync_time;
+    std::uint64_t seed = 1;
+
+    simulated_rollout rollout(std::int32_t worker) const {
+        engine_speed s = speed;
+        s.factor *= draw(factor, seed, draw_of::worker_speed, static_cast<std::uint64_t>(worker));
+        return simulated_rollout(s, lanes);
+    }
+    void start(simulated_rollout& r, const ticket& t) const {
+        const auto size = lengths.of(t);
+        r.start(t, size.response, size.prompt);
+    }
+    double teacher(std::uint64_t job, std::int32_t, std::span<const ticket> tickets) const {
+        return teacher_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens_of(teacher_time, tickets));
+    }
+    double learner(std::uint64_t job, version_t, std::span<const ticket> tickets) const {
+        return learner_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens_of(learner_time, tickets));
+    }
+    double sync(std::int32_t worker, version_t v) const {
+        return sync_time.seconds(static_cast<std::uint64_t>(v), static_cast<std::uint32_t>(worker), 1, 0);
+    }
+
+private:
+    double tokens_of(const simulated_job& j, std::span<const ticket> tickets) const {
+        double tokens = 0;
+        if (j.per_token > 0)
+            for (const ticket& t : tickets) {
+                const auto size = lengths.of(t);
+                tokens += size.response + size.prompt;
+            }
+        return tokens;
+    }
+};
+
+} // namespace opd::sched
