@@ -676,12 +676,17 @@ private:
     }
     void advance(std::int32_t number, double dt) {
         of(stage::rollout, number)
-            .engine->advance(dt, [this](const ticket& t, const token_versions& v, auto&&... payload) {
-                if constexpr (sizeof...(payload) > 0) model_.rolled(t, std::forward<decltype(payload)>(payload)...);
+            .engine->advance(dt, [this](const ticket& t, const token_versions& v, auto&&... made) {
+                hand_over(model_, t, std::forward<decltype(made)>(made)...);
                 const fault f = fault_of_rollout(t);
                 reply(f.what == fault::kind::late ? now_ + f.after : now_, event::rolled_out(t, v));
                 if (f.what == fault::kind::twice) reply(now_ + f.after, event::rolled_out(t, v));
             });
+    }
+    static void hand_over(Model&, const ticket&) {}
+    template <class M, class... Payload>
+    static void hand_over(M& model, const ticket& t, Payload&&... made) {
+        model.rolled(t, std::forward<Payload>(made)...);
     }
     // Enters when it will next report, and whether it is busy.
     void settle(std::int32_t number) {
