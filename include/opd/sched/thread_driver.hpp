@@ -89,15 +89,17 @@ struct step_report {
     std::vector<sequence_view<Rolled, Scored>> consumed;
 };
 
+/// A worker comes, goes, begins or ends to be busy. Who goes is not busy any more.
+enum class worker_change : std::uint8_t { up, down, begin, end };
+
 template <class Rolled, class Scored>
 struct thread_hooks {
     /// On the learner's thread, between two updates, without a lock: rollout and scoring go on meanwhile.
     std::function<void(const step_report<Rolled, Scored>&)> on_step;
     /// Likewise, after on_step of the same version.
     std::function<void(run_snapshot<Rolled, Scored>)> on_checkpoint;
-    /// Under the driver's lock, on any thread: must be quick and must not call the driver. A worker begins or ends to be
-    /// busy.
-    std::function<void(stage, std::int32_t worker, bool begins, double time)> on_busy;
+    /// Under the driver's lock, on any thread: must be quick and must not call the driver. `time` never decreases.
+    std::function<void(stage, std::int32_t worker, worker_change, double time)> on_worker;
     /// Likewise, after each event: what it led to and the state that it left.
     std::function<void(double time, const event&, const actions&, const scheduler&)> on_event;
 };
@@ -176,6 +178,27 @@ public:
         core_->learner = std::make_shared<learner_worker>();
         core_->learner->stage = std::move(stage);
         core_->learner->number = 0;
+    }
+
+    /// Before run(): an observer (recorder.hpp has one) that is told under the driver's lock what happens. It needs up, down,
+    /// begin, end (stage, worker, time) and event(time, event, actions, scheduler). Replaces on_worker and on_event.
+    template <class Observer>
+    void observe(Observer& o) {
+        core_->hooks.on_worker = [&o](stage s, std::int32_t worker, worker_change what, double t) {
+            switch (what) {
+            case worker_change::up:
+                return o.up(s, worker, t);
+            case worker_change::down:
+                return o.down(s, worker, t);
+            case worker_change::begin:
+                return o.begin(s, worker, t);
+            case worker_change::end:
+                return o.end(s, worker, t);
+            }
+        };
+        core_->hooks.on_event = [&o](double t, const event& e, const actions& a, const scheduler& s) {
+            o.event(t, e, a, s);
+        };
     }
 
     /// Blocks until the run is over and its threads have returned or were left behind. Once per driver.
@@ -537,6 +560,7 @@ private:
         }
         void announce(worker& w) {
             w.up = true;
+            tell(w, worker_change::up);
             w.may_return = false;
             w.stop = std::stop_source();
             const std::int32_t slots = w.kind == stage::rollout ? static_cast<rollout_worker&>(w).lanes : 1;
@@ -550,10 +574,12 @@ private:
         }
         /// The scheduler counts it as gone, or is about to.
         void lose(worker& w, bool may_return) {
-            w.up = false;
+            if (std::exchange(w.up, false)) {
+                busy(w, false);
+                tell(w, worker_change::down);
+            }
             w.may_return = may_return;
             w.stop.request_stop();
-            busy(w, false);
             if (w.kind == stage::rollout) static_cast<rollout_worker&>(w).mail.clear();
             if (w.kind == stage::teacher) static_cast<teacher_worker&>(w).mail.clear();
             if (w.kind == stage::learner) {
@@ -584,8 +610,11 @@ private:
         void busy(worker& w, bool begins) {
             if (w.busy == begins) return;
             w.busy = begins;
-            if (hooks.on_busy && !abandoned)
-                guarded({}, [&] { hooks.on_busy(w.kind, w.number, begins, steady_seconds()); });
+            tell(w, begins ? worker_change::begin : worker_change::end);
+        }
+        void tell(const worker& w, worker_change what) {
+            if (!hooks.on_worker || abandoned) return;
+            guarded({}, [&] { hooks.on_worker(w.kind, w.number, what, steady_seconds()); });
         }
         void finish() {
             over = true;
@@ -824,6 +853,7 @@ private:
                 w.wake.wait(lock,
                             [&] { return over || !w.hooks.empty() || (w.up ? w.next.has_value() : w.may_return); });
                 if (!w.hooks.empty() && !abandoned) {
+                    busy(w, false);
                     const auto hook = std::move(w.hooks.front());
                     w.hooks.pop_front();
                     w.hooking = true;
