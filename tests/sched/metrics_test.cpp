@@ -430,6 +430,13 @@ TEST_CASE("lags in optimizer updates") {
             if (v < now) RC_ASSERT(near(count.since(double(v) + 0.5), double(at[now]) - double(n + at[v + 1]) / 2));
         }
     });
+    update_count steady(0, 4); // memory grows with changes, not with versions
+    for (int i = 0; i < 10000; ++i) steady.advance(4);
+    CHECK(steady.entries() == 1);
+    steady.advance(3);
+    for (int i = 0; i < 10000; ++i) steady.advance(4);
+    CHECK(steady.entries() == 3);
+    CHECK(steady.since(9999) == 4 + 3 + 40000);
     CHECK_THROWS_AS(update_count(0, -1), opd::invalid_input);
     CHECK_THROWS_AS(update_count().advance(-1), opd::invalid_input);
 }

@@ -449,6 +449,8 @@ public:
     version_t version() const { return version_; }
     /// Updates since the first version.
     std::int64_t updates() const { return count_; }
+    /// Entries kept.
+    std::size_t entries() const { return segments_.size(); }
     /// Updates between a version (also a fractional one, then interpolated) and the present one.
     double since(double version) const {
         auto after = std::upper_bound(segments_.begin(), segments_.end(), version,
