@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What is simulated: a cluster, its stage times, and the schedules that are compared on it. Read from and printed as JSON;
+// unknown keys and wrong types are refused with the place and the nearest key that exists.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "opd/sched/settings.hpp"
+#include "opd/sched/simulated.hpp"
+
+namespace cluster_sim {
+
+using opd::index_t;
+
+/// Exit codes of opd-cluster-sim.
+enum exit_code : int {
+    exit_ok = 0,
+    exit_usage = 2, ///< command line or configuration
+    exit_input = 3, ///< a file cannot be read
+    exit_stuck = 4, ///< a simulated run came to a standstill
+    exit_io = 5     ///< an output cannot be written
+};
+
+struct failure : std::runtime_error {
+    exit_code code;
+    failure(exit_code c, const std::string& what) : std::runtime_error(what), code(c) {}
+};
+
+/// One row of the comparison: a schedule, and the GPUs that it has.
+struct entry {
+    std::string name;
+    opd::sched::schedule schedule;
+    int rollout_workers = 4;
+    int learner_gpus = 3;
+    bool time_shared = false; ///< rollout and learner take turns on the same GPUs: only where they never overlap
+};
+
+struct config {
+    std::string title;
+    std::uint64_t seed = 1;
+    index_t batch = 256; ///< B, sequences a train batch
+    index_t group = 1;   ///< answers a prompt
+    index_t steps = 100; ///< train batches; 0: until `seconds`
+    double seconds = 0;  ///< of virtual time; 0: until `steps`
+    index_t warmup = 5;  ///< updates that throughput does not count
+
+    struct {
+        opd::sched::distribution response, prompt; ///< tokens
+        bool redraw = false; ///< a sequence that starts again draws a new length; else it is as long as before
+    } lengths;
+    struct {
+        int lanes = 256; ///< most sequences at once on a worker
+        int gpus = 1;    ///< a worker
+        opd::sched::engine_speed speed;
+        opd::sched::distribution factor = {opd::sched::constant{1}}; ///< of a worker's times, drawn once a worker
+    } rollout;
+    struct {
+        int workers = 1;
+        int gpus = 1;      ///< a worker
+        index_t batch = 8; ///< sequences a call
+        double flush = 0.05;
+        opd::sched::simulated_job job;
+    } teacher;
+    struct {
+        opd::sched::simulated_job job; ///< per_item and per_token in GPU-seconds
+        double turn = 0;               ///< seconds a step to hand time-shared GPUs to the learner and back
+    } learner;
+    opd::sched::simulated_job sync;
+
+    std::vector<entry> schedules; ///< the first is what the others are compared with
+
+    /// Speed-ups of all `schedules` named here over the first, for tails × learner costs.
+    struct tail {
+        double sigma = 1;      ///< of a lognormal law with the mean of lengths.response
+        double at_most = 8192; ///< tokens
+    };
+    struct {
+        std::vector<tail> tails;
+        std::vector<double> learner_scales; ///< factors on the learner's time
+        std::vector<std::string> schedules;
+    } sensitivity;
+};
+
+/// GPUs that a row holds.
+int gpus_of(const config& c, const entry& e);
+
+/// One 8-GPU node; 1,000 rollout workers for a day.
+const std::vector<std::string>& preset_names();
+config preset(const std::string& name);
+
+nlohmann::ordered_json to_json(const config& c);
+config from_json(const nlohmann::json& j, const std::string& source);
+config load_config(const std::string& path);
+
+/// Throws a usage failure that names the setting.
+void validate(const config& c);
+
+/// The known name nearest to `name`; empty if none is near.
+std::string nearest(const std::string& name, const std::vector<std::string>& known);
+
+std::string read_file(const std::string& path);
+void write_file(const std::string& path, const std::string& text);
+
+} // namespace cluster_sim

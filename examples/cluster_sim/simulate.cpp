@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "simulate.hpp"
+
+#include <chrono>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "opd/sched/metrics.hpp"
+#include "opd/sched/virtual_driver.hpp"
+
+namespace cluster_sim {
+
+using namespace opd::sched;
+
+namespace {
+
+// What is known of the sequence in a slot.
+struct sequence {
+    sample_t sample = 0;
+    double response = 0, prompt = 0; // tokens
+    double begun = 0;
+    bool rolled = false;
+};
+
+// A simulated engine that adds up the tokens of aborted attempts.
+struct rollout_engine {
+    simulated_rollout sim;
+    double* aborted_tokens;
+
+    bool abort(const ticket& t) {
+        const double before = sim.done().discarded;
+        const bool ran = sim.abort(t);
+        *aborted_tokens += sim.done().discarded - before;
+        return ran;
+    }
+    void install(version_t v) { sim.install(v); }
+    double next() const { return sim.next(); }
+    template <class Out>
+    void advance(double dt, Out&& finished) {
+        sim.advance(dt, finished);
+    }
+    index_t running() const { return sim.running(); }
+};
+
+// The stages' times. Lengths are looked up in the slots that the observer fills: drawing them anew costs more.
+struct stages {
+    const config* c;
+    const entry* e;
+    const std::vector<sequence>* slots;
+    double* aborted_tokens;
+    simulated_job teacher_time, learner_time, sync_time;
+
+    stages(const config& config_, const entry& entry_, const std::vector<sequence>& slots_, double& aborted)
+        : c(&config_), e(&entry_), slots(&slots_), aborted_tokens(&aborted), teacher_time(config_.teacher.job),
+          learner_time(config_.learner.job), sync_time(config_.sync) {
+        teacher_time.what = draw_of::teacher_time;
+        learner_time.what = draw_of::learner_time;
+        sync_time.what = draw_of::sync_time;
+        teacher_time.seed = learner_time.seed = sync_time.seed = c->seed;
+        learner_time.per_item /= e->learner_gpus;
+        learner_time.per_token /= e->learner_gpus;
+    }
+
+    rollout_engine rollout(std::int32_t worker) const {
+        engine_speed speed = c->rollout.speed;
+        speed.factor *= draw(c->rollout.factor, c->seed, draw_of::worker_speed, static_cast<std::uint64_t>(worker));
+        return {simulated_rollout(speed, c->rollout.lanes), aborted_tokens};
+    }
+    void start(rollout_engine& engine, const ticket& t) const {
+        const sequence& s = (*slots)[t.slot];
+        engine.sim.start(t, s.response, s.prompt);
+    }
+    double teacher(std::uint64_t job, std::int32_t, std::span<const ticket> tickets) const {
+        return teacher_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens(tickets));
+    }
+    double learner(std::uint64_t job, version_t, std::span<const ticket> tickets) const {
+        const double turn = e->time_shared ? c->learner.turn : 0;
+        return turn + learner_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens(tickets));
+    }
+    double sync(std::int32_t, version_t v) const { // all workers at once; the first weights are there from the start
+        return v == 0 ? 0 : sync_time.seconds(static_cast<std::uint64_t>(v), 0, e->rollout_workers, 0);
+    }
+
+private:
+    double tokens(std::span<const ticket> tickets) const {
+        double sum = 0;
+        for (const ticket& t : tickets) sum += (*slots)[t.slot].response + (*slots)[t.slot].prompt;
+        return sum;
+    }
+};
+
+// Meters and the trace.
+class observer {
+public:
+    run_metrics metrics;
+    std::vector<sequence> slots;
+    double finished_tokens = 0, abandoned_tokens = 0, aborted_tokens = 0;
+
+    observer(const config& c, opd::sched::trace* recorded)
+        : metrics(run_metrics_options{
+              .rollout_workers = 0, .teacher_workers = 0, .learner_workers = 0, .warmup = c.warmup}),
+          lengths_{c.lengths.response, c.lengths.prompt, c.seed, c.group, c.lengths.redraw}, lanes_(c.rollout.lanes),
+          trace_(recorded) {
+        metrics.start(0);
+    }
+
+    void up(stage s, std::int32_t w, double t) { metrics.stages.up(s, w, t); }
+    void down(stage s, std::int32_t w, double t) { metrics.stages.down(s, w, t); }
+    void begin(stage s, std::int32_t w, double t) {
+        metrics.stages.begin(s, w, t);
+        if (trace_ && s != stage::rollout) begun_[{s, w}] = t;
+    }
+    void end(stage s, std::int32_t w, double t) {
+        metrics.stages.end(s, w, t);
+        if (trace_ && s != stage::rollout)
+            trace_->span(s, w, s == stage::teacher ? "score" : "train", begun_[{s, w}], t);
+    }
+
+    void event(double t, const opd::sched::event& e, const actions& list, const scheduler& s) {
+        if (e.what == event::kind::rolled_out && e.ticket.slot < slots.size()) {
+            sequence& q = slots[e.ticket.slot];
+            q.rolled = true;
+            finished_tokens += q.response;
+            if (trace_)
+                trace_->span(
+                    lane_track(stage::rollout, e.ticket.worker, e.ticket.lane, lanes_),
+                    fmt::format("{}", e.ticket.sample), q.begun, t,
+                    {{"tokens", e.versions.tokens}, {"oldest", e.versions.oldest}, {"newest", e.versions.newest}});
+        }
+        for (const action& a : list.items) {
+            if (a.what == action::kind::start) {
+                if (a.ticket.slot >= slots.size()) slots.resize(a.ticket.slot + std::size_t{1});
+                abandon(a.ticket); // a response that was complete and starts again
+                const auto size = lengths_.of(a.ticket);
+                slots[a.ticket.slot] = {a.ticket.sample, size.response, size.prompt, t, false};
+            } else if (a.what == action::kind::fail) {
+                abandon(a.ticket);
+            } else if (a.what == action::kind::step) {
+                for (const consumed_sequence& c : list.consumed_by(a)) {
+                    sequence& q = slots[c.ticket.slot];
+                    metrics.consumed(c.start, c.versions, static_cast<std::int64_t>(q.prompt));
+                    q.rolled = false;
+                }
+                metrics.step(t, 1);
+            }
+        }
+        const census& w = s.where();
+        metrics.depths.set(queue::running, w.rollout, t);
+        metrics.depths.set(queue::teacher, w.queued + w.scoring, t);
+        metrics.depths.set(queue::ready, w.ready, t);
+        if (const bool held = s.held_back(); held != held_) {
+            held_ = held;
+            held ? metrics.depths.hold(t) : metrics.depths.release(t);
+            if (!held && trace_) trace_->hold(held_since_, t);
+            held_since_ = t;
+        }
+        if (const bool closed = !s.gate_open(); closed != closed_) {
+            closed_ = closed;
+            if (!closed && trace_) trace_->gate(closed_since_, t, s.version());
+            closed_since_ = t;
+        }
+    }
+
+private:
+    void abandon(const ticket& t) {
+        if (t.slot >= slots.size()) return; // never started
+        sequence& q = slots[t.slot];
+        if (q.sample == t.sample && std::exchange(q.rolled, false)) abandoned_tokens += q.response;
+    }
+
+    simulated_lengths lengths_;
+    std::int32_t lanes_;
+    opd::sched::trace* trace_;
+    std::map<std::pair<stage, std::int32_t>, double> begun_;
+    bool held_ = false, closed_ = false;
+    double held_since_ = 0, closed_since_ = 0;
+};
+
+} // namespace
+
+outcome simulate(const config& c, const entry& e, opd::sched::trace* recorded) {
+    const auto began = std::chrono::steady_clock::now();
+    settings s;
+    s.batch = c.batch, s.group = c.group, s.schedule = e.schedule;
+    s.teacher_batch = c.teacher.batch, s.teacher_flush = c.teacher.flush;
+    observer seen(c, recorded);
+    virtual_driver<stages, observer> driver(s, stages(c, e, seen.slots, seen.aborted_tokens), &seen);
+    driver.bring_up(stage::learner, 1);
+    driver.bring_up(stage::teacher, c.teacher.workers);
+    driver.bring_up(stage::rollout, e.rollout_workers, c.rollout.lanes);
+
+    const double end = c.seconds > 0 ? c.seconds : forever;
+    const auto enough = [&] { return c.steps > 0 && seen.metrics.tokens.steps() >= c.steps; };
+    bool stuck = false;
+    while (!enough() && driver.next() <= end && !stuck) stuck = !driver.step();
+    stuck |= !enough() && driver.next() == forever;
+    const double now = enough() || stuck ? driver.now() : end;
+
+    run_metrics& m = seen.metrics;
+    m.observe(now);
+    outcome r;
+    r.what = e;
+    r.gpus = gpus_of(c, e);
+    r.steps = m.tokens.steps();
+    r.sequences = m.sequences();
+    r.seconds = now;
+    r.throughput = m.tokens.throughput().value_or(0);
+    r.overlap = m.stages.overlap().value_or(0);
+    const double wall = m.stages.wall_time();
+    for (int i = 0; i < stage_count; ++i)
+        r.busy[static_cast<std::size_t>(i)] = wall > 0 ? m.stages.stage_time(static_cast<stage>(i)) / wall : 0;
+    for (int i = 0; i < queue_count; ++i) r.depth[static_cast<std::size_t>(i)] = m.depths(static_cast<queue>(i)).mean();
+    for (int i = 0; i < lag_count; ++i) {
+        const lag_histogram& h = m.lags(static_cast<lag>(i));
+        r.lags[i].mean = h.mean(), r.lags[i].max = h.max(), r.lags[i].p99 = h.quantile(0.99);
+        const auto unit = static_cast<std::size_t>(h.divisions());
+        r.lags[i].bins.assign((h.bins().size() + unit - 1) / unit, 0);
+        for (std::size_t b = 0; b < h.bins().size(); ++b) r.lags[i].bins[b / unit] += h.bins()[b];
+    }
+    r.held = now > 0 ? m.depths.held_time() / now : 0;
+    r.ready = r.sequences > 0 ? r.depth[2] * now / static_cast<double>(r.sequences) : 0; // Little
+    r.failed = driver.scheduler().totals().failed;
+    r.restarts = driver.scheduler().totals().restarts;
+    r.generated = seen.finished_tokens + seen.aborted_tokens;
+    r.wasted = seen.abandoned_tokens + seen.aborted_tokens;
+    r.events = static_cast<std::int64_t>(driver.events());
+    if (stuck) {
+        const census& w = driver.scheduler().where();
+        r.stuck = fmt::format("at version {}, {} in rollout, {} with the teacher, {} scored",
+                              driver.scheduler().version(), w.waiting + w.rollout, w.queued + w.scoring, w.ready);
+    }
+    r.host_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    return r;
+}
+
+} // namespace cluster_sim
