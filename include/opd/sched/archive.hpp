@@ -2,10 +2,13 @@
 //
 // State to bytes and back: a type lists its members once, `template <class A> void fields(A& a) { a(x, y, z); }`, and the
 // writer, the reader and with them snapshots, hashes and comparisons of state follow. Integers and doubles are stored as
-// they are, little-endian; containers with their length before them.
+// they are, little-endian; containers with their length before them. seal() adds a mark in front and a checksum behind, so
+// that damage is found before anything is read: after it, what is read is what was written.
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <optional>
@@ -131,5 +134,40 @@ private:
     }
     std::string_view rest_;
 };
+
+namespace detail {
+inline constexpr std::string_view snapshot_mark = "opdsch01"; // 01: of the format
+// Changes whenever one 8-byte word changes: every step is a bijection of the sum so far.
+inline std::uint64_t checksum(std::string_view bytes) {
+    std::uint64_t sum = bytes.size();
+    for (std::size_t i = 0; i < bytes.size(); i += 8) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, bytes.data() + i, std::min<std::size_t>(8, bytes.size() - i));
+        sum = (sum ^ word) * 0x9E3779B97F4A7C15u;
+        sum ^= sum >> 32;
+    }
+    return sum;
+}
+} // namespace detail
+
+inline std::string seal(std::string bytes) {
+    bytes.insert(0, detail::snapshot_mark);
+    const std::uint64_t sum = detail::checksum(bytes);
+    bytes.append(reinterpret_cast<const char*>(&sum), sizeof sum);
+    return bytes;
+}
+
+/// What was sealed; throws invalid_input where the bytes are not what seal() returned.
+inline std::string_view unseal(std::string_view sealed) {
+    const std::size_t mark = detail::snapshot_mark.size();
+    std::uint64_t sum = 0;
+    if (sealed.size() < mark + sizeof sum) throw invalid_input("snapshot", "ends too early");
+    if (sealed.substr(0, mark) != detail::snapshot_mark)
+        throw invalid_input("snapshot", "is none of this library, or of another version of it");
+    const std::string_view body = sealed.substr(0, sealed.size() - sizeof sum);
+    std::memcpy(&sum, body.data() + body.size(), sizeof sum);
+    if (sum != detail::checksum(body)) throw invalid_input("snapshot", "is damaged: its checksum differs");
+    return body.substr(mark);
+}
 
 } // namespace opd::sched

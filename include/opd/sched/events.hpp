@@ -30,7 +30,7 @@ namespace opd::sched {
 struct timer {
     enum class kind : std::uint8_t { flush, rollout, abort, teacher, learner, sync };
     kind what = kind::flush;
-    ticket attempt = {};      ///< rollout, abort
+    ticket attempt = {};      ///< rollout, abort; sync: .attempt counts the comings of the worker
     std::uint64_t number = 0; ///< flush: which one; teacher, learner: the job; sync: the version
     std::int32_t worker = -1; ///< sync
     bool operator==(const timer&) const = default;

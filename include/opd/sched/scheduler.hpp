@@ -44,11 +44,11 @@ struct counters {
     std::array<std::int64_t, 5> failed_by = {}; // by `failure`
     std::int64_t retries = 0;                   // attempts after a fault
     std::int64_t restarts = 0;                  // attempts after a weight change (abort) or staleness (retry)
-    std::int64_t late = 0;                      // replies to an attempt that was given up
-    std::int64_t duplicates = 0;                // replies to what was answered already
+    std::int64_t late = 0;                      // replies to what was given up
+    std::int64_t duplicates = 0;                // replies to what was answered already, or is not known any more
     std::int64_t lost_workers = 0;              // missed a deadline
-    std::int64_t updates = 0;                   // optimizer updates
-    std::int64_t short_batches = 0;             // smaller than B
+    std::int64_t updates = 0;                   // optimizer updates, of completed steps
+    std::int64_t short_batches = 0;             // smaller than B, empty ones included
     std::int64_t empty_batches = 0;             // all of a whole batch failed: a step without an update
 
     template <class A>
@@ -80,6 +80,7 @@ namespace detail {
 class worker_heap {
 public:
     bool empty() const { return heap_.empty(); }
+    index_t size() const { return static_cast<index_t>(heap_.size()); }
     std::int32_t top() const { return heap_.front().second; }
     void clear() {
         heap_.clear();
@@ -167,15 +168,22 @@ public:
     template <class F>
     void for_each(F&& f) const;
 
+    /// Of an outstanding sequence: the version of its start (-1: none yet), and what drew its tokens once it is rolled out.
+    version_t start_of(const ticket& t) const { return known(t).start; }
+    const token_versions& versions_of(const ticket& t) const { return known(t).versions; }
+
     /// All of the state, for restore(). Equal states give equal bytes.
     std::string snapshot() const;
-    /// A scheduler as it was; `settings` are not in the snapshot and must be the same.
+    /// A scheduler as it was. The schedule, batch and group must be those of then; limits, deadlines and attempts may
+    /// differ. Throws invalid_input where they are not, and where the snapshot is damaged.
     static scheduler restore(const settings& s, std::string_view snapshot);
     /// After restore() in a new process: nobody is there yet. What was in rollout waits again, with its permit; what was
     /// being scored is queued; what was in training is ready; an unfinished synchronisation is one that did not happen, so
-    /// the weights must be those of version(). Workers are announced by worker_up. `keep_prefixes`: the driver has the
-    /// tokens of the sequences that were in rollout and goes on from them, so they keep the version of their start.
-    void abandon_workers(bool keep_prefixes = false);
+    /// the weights must be those of version(), and what has tokens of the version that never came waits again as well.
+    /// Workers are announced by worker_up. `keep_prefixes`: the driver has the tokens of the sequences that were in rollout
+    /// and goes on from those of versions up to version(), so they keep the version of their start.
+    /// `reopen`: a pause, a close and an end that the snapshot had seen are forgotten; they were the old process's.
+    void abandon_workers(bool keep_prefixes = false, bool reopen = false);
 
     /// Recounts everything; throws std::logic_error that names the broken invariant. For tests and simulations.
     void check_invariants() const;
@@ -200,23 +208,25 @@ private:
         }
     };
     struct lane {
-        bool taken = false;
+        bool taken = false; // by the attempt, which may have been given up
+        slot_t slot = 0;
         sample_t sample = 0;
         std::uint32_t attempt = 0;
         template <class A>
         void fields(A& a) {
-            a(taken, sample, attempt);
+            a(taken, slot, sample, attempt);
         }
     };
     struct worker {
         bool up = false;
         std::int32_t slots = 0, busy = 0;
         version_t told = -1, has = -1; // weights: sent, installed
+        std::uint32_t comings = 0;     // a timer of an earlier one says nothing of this one
         std::vector<lane> lanes;       // rollout
         std::vector<std::int32_t> vacant;
         template <class A>
         void fields(A& a) {
-            a(up, slots, busy, told, has, lanes, vacant);
+            a(up, slots, busy, told, has, comings, lanes, vacant);
         }
     };
     struct job {
@@ -260,8 +270,7 @@ private:
     void finish(actions& out);
 
     // --- parts
-    bool may_admit() const { return !closed_ && !paused_ && gate_open(); }
-    index_t wanted() const; // sequences still to be admitted, at most
+    index_t wanted() const; // sequences still to be admitted, at most: whole groups
     slot_t admit();
     void move(slot_t s, place to);
     void restart(slot_t s, bool in_front);
@@ -281,7 +290,10 @@ private:
                sequences_[t.slot].sample == t.sample && sequences_[t.slot].attempt == t.attempt;
     }
     bool in_rollout(const ticket& t) const { return current(t) && sequences_[t.slot].where == place::rollout; }
-    bool vacate_lane(const ticket& t);
+    bool holds_lane(const ticket& t) const;
+    void vacate_lane(const ticket& t);
+    void enqueue(slot_t s, bool in_front, actions& out);
+    bool behind(const worker& w) const { return w.up && w.has <= version(); } // while syncing: it owes an answer
     void offer(std::int32_t w);
     bool usable(const worker& w) const { return w.up && w.has == version() && w.told == version(); }
     void tell(std::int32_t w, version_t v, actions& out);
@@ -310,6 +322,12 @@ private:
                                              " was ever announced");
         return all[static_cast<std::size_t>(w)];
     }
+    const sequence& known(const ticket& t) const {
+        if (t.slot >= sequences_.size() || sequences_[t.slot].where == place::none ||
+            sequences_[t.slot].sample != t.sample)
+            throw invalid_input("ticket", "sequence " + std::to_string(t.sample) + " is not outstanding");
+        return sequences_[t.slot];
+    }
     index_t& count_of(place p) {
         switch (p) {
         case place::waiting:
@@ -329,9 +347,9 @@ private:
     template <class A>
     void fields(A& a) {
         a(ledger_, sequences_, cursor_, waiting_, queue_, jobs_, workers_[0], workers_[1], workers_[2], idle_lanes_,
-          training_, training_job_, training_failures_, phase_, next_job_, flush_, flush_due_, paused_, closed_,
-          finished_, batches_, first_batch_, totals_, census_.waiting, census_.rollout, census_.queued, census_.scoring,
-          census_.ready, census_.training);
+          training_, training_job_, training_failures_, training_updates_, phase_, behind_, next_job_, flush_,
+          flush_due_, paused_, closed_, finished_, batches_, first_batch_, totals_, census_.waiting, census_.rollout,
+          census_.queued, census_.scoring, census_.ready, census_.training);
     }
 
     sched::settings settings_;
@@ -347,7 +365,9 @@ private:
     std::vector<slot_t> training_;   // by sample
     std::uint64_t training_job_ = 0;
     std::int32_t training_failures_ = 0;
+    std::int64_t training_updates_ = 0; // of the step that is being synchronised
     phase phase_ = phase::idle;
+    index_t behind_ = 0; // while syncing: rollout workers without the new weights
     std::uint64_t next_job_ = 1;
     std::uint64_t flush_ = 0; // number of the flush timer that counts
     bool flush_due_ = false, paused_ = false, closed_ = false, finished_ = false;
@@ -396,7 +416,9 @@ inline void scheduler::on(const event& e, actions& out) {
             ++totals_.duplicates;
             break;
         }
+        const bool was_behind = behind(w);
         w.has = e.version;
+        if (phase_ == phase::syncing && was_behind && !behind(w)) --behind_;
         offer(e.worker);
         break;
     }
@@ -449,6 +471,8 @@ inline void scheduler::on_worker_up(const event& e, actions& out) {
         if (!w.lanes[static_cast<std::size_t>(l)].taken) w.vacant.push_back(l);
     if (!was_up) {
         w.has = w.told = -1;
+        ++w.comings;
+        if (phase_ == phase::syncing) ++behind_;
         tell(e.worker, phase_ == phase::syncing ? version() + 1 : version(), out);
     }
     offer(e.worker);
@@ -460,13 +484,19 @@ inline void scheduler::on_worker_down(sched::stage s, std::int32_t number, actio
         ++totals_.duplicates;
         return;
     }
+    if (s == stage::rollout && phase_ == phase::syncing && behind(w)) --behind_; // nobody waits for the dead
     w.up = false;
     w.busy = 0;
     if (s == stage::rollout) {
-        for (lane& l : w.lanes) l = {};
+        std::vector<slot_t> running;
+        for (lane& l : w.lanes) {
+            if (l.taken && in_rollout({l.sample, l.slot, l.attempt, -1, -1})) running.push_back(l.slot);
+            l = {};
+        }
         offer(number);
-        for (slot_t i = 0; i < sequences_.size(); ++i)
-            if (sequences_[i].where == place::rollout && sequences_[i].worker == number) rollout_fault(i, out);
+        std::sort(running.begin(), running.end(),
+                  [&](slot_t a, slot_t b) { return sequences_[a].sample > sequences_[b].sample; });
+        for (const slot_t i : running) rollout_fault(i, out); // each goes in front, so the order of admission is kept
     } else if (s == stage::teacher) {
         for (std::size_t j = jobs_.size(); j-- > 0;) {
             if (jobs_[j].worker != number) continue;
@@ -483,17 +513,22 @@ inline void scheduler::on_worker_down(sched::stage s, std::int32_t number, actio
 inline void scheduler::on_reply(const event& e, actions& out) {
     const ticket& t = e.ticket;
     const worker& w = known(stage::rollout, t.worker);
-    if (e.what == event::kind::rolled_out && (e.versions.newest > std::max(w.has, version()) ||
-                                              e.versions.oldest > e.versions.newest || e.versions.tokens < 0))
-        throw invalid_input("event", "rolled_out of sequence " + std::to_string(t.sample) +
-                                         ": its tokens are of versions " + std::to_string(e.versions.oldest) + " to " +
-                                         std::to_string(e.versions.newest) + ", the worker has " +
-                                         std::to_string(w.has));
-    if (!vacate_lane(t)) {
+    if (!holds_lane(t)) {
         ++totals_.duplicates;
         return;
     }
-    if (!in_rollout(t)) {
+    const bool wanted_still = in_rollout(t);
+    if (wanted_still && e.what == event::kind::rolled_out &&
+        (e.versions.oldest < sequences_[t.slot].start || e.versions.newest > w.told ||
+         e.versions.oldest > e.versions.newest || e.versions.tokens < 0))
+        throw invalid_input("event", "rolled_out of sequence " + std::to_string(t.sample) + ": " +
+                                         std::to_string(e.versions.tokens) + " tokens of versions " +
+                                         std::to_string(e.versions.oldest) + " to " +
+                                         std::to_string(e.versions.newest) + "; it was started at version " +
+                                         std::to_string(sequences_[t.slot].start) +
+                                         " and the worker was sent version " + std::to_string(w.told));
+    vacate_lane(t);
+    if (!wanted_still) {
         totals_.late += e.what != event::kind::aborted;
         return;
     }
@@ -507,9 +542,7 @@ inline void scheduler::on_reply(const event& e, actions& out) {
     ledger_.rolled_out(t.slot);
     move(t.slot, place::queued);
     if (plan_.streaming) {
-        if (queue_.empty()) set_timer(out, {timer::kind::flush, {}, ++flush_, -1}, settings_.teacher_flush);
-        queue_.push(t.slot);
-        if (settings_.teacher_flush == 0) flush_due_ = true;
+        enqueue(t.slot, false, out);
     } else {
         batch& b = batches_[q.batch - first_batch_];
         if (--b.unrolled == 0)
@@ -550,14 +583,16 @@ inline void scheduler::on_learned(const event& e, actions&) {
         ++(e.job < next_job_ && e.job != training_job_ ? totals_.late : totals_.duplicates);
         return;
     }
+    if (e.count < 0) throw invalid_input("event", "learned: " + std::to_string(e.count) + " updates");
     ledger_.close_gate(); // first of all
-    totals_.updates += e.count;
+    training_updates_ = e.count;
     training_failures_ = 0;
     phase_ = phase::leaving;
 }
 
 inline void scheduler::on_learn_failed(actions& out) {
     phase_ = phase::idle;
+    training_job_ = 0; // given up: an answer to it is late
     if (++training_failures_ < settings_.learner_attempts) {
         ++totals_.retries;
         put_training_back();
@@ -587,10 +622,8 @@ inline void scheduler::on_timer(const timer& t, actions& out) {
         }
         break;
     case timer::kind::abort: {
-        const worker& w = known(stage::rollout, t.attempt.worker);
-        const lane& l = w.lanes[static_cast<std::size_t>(t.attempt.lane)];
-        if (w.up && l.taken && l.sample == t.attempt.sample && l.attempt == t.attempt.attempt)
-            lose(stage::rollout, t.attempt.worker);
+        known(stage::rollout, t.attempt.worker);
+        if (holds_lane(t.attempt)) lose(stage::rollout, t.attempt.worker);
         break;
     }
     case timer::kind::teacher:
@@ -606,7 +639,7 @@ inline void scheduler::on_timer(const timer& t, actions& out) {
     case timer::kind::sync: {
         const worker& w = known(stage::rollout, t.worker);
         const auto v = static_cast<version_t>(t.number);
-        if (w.up && w.told == v && w.has < v) lose(stage::rollout, t.worker);
+        if (w.up && w.comings == t.attempt.attempt && w.told == v && w.has < v) lose(stage::rollout, t.worker);
         break;
     }
     }
@@ -622,6 +655,8 @@ inline void scheduler::on_stop(actions& out) {
     }
     jobs_.clear();
     training_.clear();
+    training_updates_ = 0;
+    training_job_ = 0;
     batches_.clear();
     phase_ = phase::idle;
     ledger_.reopen_gate();
@@ -657,13 +692,15 @@ inline bool scheduler::synchronise(actions& out) {
                     restart(s, false);
                 }
         phase_ = phase::syncing;
+        behind_ = 0;
         const auto& all = workers_of(stage::rollout);
         for (std::size_t w = 0; w < all.size(); ++w)
-            if (all[w].up) tell(static_cast<std::int32_t>(w), version() + 1, out);
+            if (all[w].up) {
+                ++behind_;
+                tell(static_cast<std::int32_t>(w), version() + 1, out);
+            }
     }
-    if (phase_ != phase::syncing) return false;
-    for (const worker& w : workers_of(stage::rollout))
-        if (w.up && w.has < version() + 1) return false;
+    if (phase_ != phase::syncing || behind_ > 0) return false;
     complete_step(out);
     return true;
 }
@@ -682,6 +719,8 @@ inline void scheduler::complete_step(actions& out) {
         sequences_[s].where = place::none;
     }
     totals_.consumed += static_cast<std::int64_t>(training_.size());
+    totals_.updates += std::exchange(training_updates_, 0);
+    totals_.empty_batches += training_.empty();
     totals_.short_batches += static_cast<index_t>(training_.size()) < plan_.batch;
     training_.clear();
     if (!plan_.streaming) {
@@ -706,6 +745,7 @@ inline void scheduler::complete_step(actions& out) {
             give_up(s, failure::stale, out);
         } else {
             if (where == place::ready) ledger_.unready(s);
+            if (where == place::waiting) waiting_.erase(s); // it has the tokens of an earlier process
             ++totals_.restarts;
             restart(s, true);
         }
@@ -715,6 +755,9 @@ inline void scheduler::complete_step(actions& out) {
 inline index_t scheduler::wanted() const {
     index_t n = std::numeric_limits<index_t>::max();
     if (settings_.sequences > 0) n = settings_.sequences - totals_.consumed - ledger_.outstanding();
+    if (n <= 0) return 0;
+    // where one of a group failed, what is missing is not a whole group, but a prompt is answered by a whole one
+    if (settings_.sequences > 0) n = (n + settings_.group - 1) / settings_.group * settings_.group;
     if (settings_.available > 0) n = std::min(n, settings_.available - static_cast<index_t>(cursor_));
     return std::max<index_t>(0, n);
 }
@@ -725,8 +768,9 @@ inline bool scheduler::no_more() const {
 }
 
 inline void scheduler::feed(actions& out) {
-    if (!may_admit()) return;
+    if (paused_ || !gate_open()) return;
     start_waiting(out);
+    if (closed_) return;
     if (plan_.streaming) {
         while (waiting_.empty() && !idle_lanes_.empty() && wanted() > 0 && ledger_.free() >= settings_.group) {
             for (index_t g = 0; g < settings_.group; ++g) waiting_.push(admit());
@@ -772,7 +816,7 @@ inline void scheduler::start_waiting(actions& out) {
             q.start = version();
             ledger_.started(s);
         }
-        w.lanes[static_cast<std::size_t>(q.lane)] = {true, q.sample, q.attempt};
+        w.lanes[static_cast<std::size_t>(q.lane)] = {true, s, q.sample, q.attempt};
         offer(number);
         move(s, place::rollout);
         action& a = emit(out, action::kind::start);
@@ -835,7 +879,6 @@ inline bool scheduler::train(actions& out) {
         training_ = batches_.front().slots;
         ledger_.take(training_);
         if (training_.empty()) {
-            ++totals_.empty_batches;
             ledger_.close_gate();
             phase_ = phase::leaving;
             return true;
@@ -909,10 +952,20 @@ inline void scheduler::teacher_fault(slot_t s, actions& out) {
         return;
     }
     ++totals_.retries;
-    if (queue_.empty()) set_timer(out, {timer::kind::flush, {}, ++flush_, -1}, settings_.teacher_flush);
     move(s, place::queued);
-    queue_.push_front(s);
-    if (settings_.teacher_flush == 0) flush_due_ = true;
+    enqueue(s, true, out);
+}
+
+// For the teacher; the first to wait starts the flush timer.
+inline void scheduler::enqueue(slot_t s, bool in_front, actions& out) {
+    if (queue_.empty()) {
+        flush_due_ = settings_.teacher_flush == 0;
+        set_timer(out, {timer::kind::flush, {}, ++flush_, -1}, settings_.teacher_flush);
+    }
+    if (in_front)
+        queue_.push_front(s);
+    else
+        queue_.push(s);
 }
 
 inline void scheduler::give_up(slot_t s, failure why, actions& out) {
@@ -943,16 +996,20 @@ inline void scheduler::put_training_back() {
     training_.clear();
 }
 
-inline bool scheduler::vacate_lane(const ticket& t) {
-    worker& w = workers_of(stage::rollout)[static_cast<std::size_t>(t.worker)];
+// The attempt runs there, whether or not anybody still wants it.
+inline bool scheduler::holds_lane(const ticket& t) const {
+    const worker& w = workers_of(stage::rollout)[static_cast<std::size_t>(t.worker)];
     if (!w.up || t.lane < 0 || static_cast<std::size_t>(t.lane) >= w.lanes.size()) return false;
-    lane& l = w.lanes[static_cast<std::size_t>(t.lane)];
-    if (!l.taken || l.sample != t.sample || l.attempt != t.attempt) return false;
-    l = {};
+    const lane& l = w.lanes[static_cast<std::size_t>(t.lane)];
+    return l.taken && l.slot == t.slot && l.sample == t.sample && l.attempt == t.attempt;
+}
+
+inline void scheduler::vacate_lane(const ticket& t) {
+    worker& w = workers_of(stage::rollout)[static_cast<std::size_t>(t.worker)];
+    w.lanes[static_cast<std::size_t>(t.lane)] = {};
     --w.busy;
     if (t.lane < w.slots) w.vacant.push_back(t.lane); // else the worker has shrunk
     offer(t.worker);
-    return true;
 }
 
 // Lists the worker among those that can take a sequence, or takes it off the list.
@@ -971,7 +1028,8 @@ inline void scheduler::tell(std::int32_t number, version_t v, actions& out) {
     action& a = emit(out, action::kind::sync);
     a.worker = number;
     a.version = v;
-    set_timer(out, {timer::kind::sync, {}, static_cast<std::uint64_t>(v), number}, settings_.sync_deadline);
+    set_timer(out, {timer::kind::sync, {0, 0, w.comings}, static_cast<std::uint64_t>(v), number},
+              settings_.sync_deadline);
 }
 
 // --- reports --------------------------------------------------------------------------------------------------------
@@ -987,22 +1045,41 @@ void scheduler::for_each(F&& f) const {
 
 inline std::string scheduler::snapshot() const {
     archive_writer w;
+    w(plan_.streaming, plan_.overlap, plan_.batch, plan_.depth, plan_.policy, plan_.update, plan_.concurrency,
+      settings_.group);
     const_cast<scheduler*>(this)->fields(w);
-    return std::move(w.bytes);
+    return seal(std::move(w.bytes));
 }
 
 inline scheduler scheduler::restore(const sched::settings& s, std::string_view snapshot) {
     scheduler r(s);
-    archive_reader reader(snapshot);
+    archive_reader reader(unseal(snapshot));
+    const auto same = [&](const char* name, auto now) {
+        auto then = now;
+        reader(then);
+        if (then != now) throw invalid_input("snapshot", std::string("is of another ") + name);
+    };
+    same("kind of schedule", r.plan_.streaming);
+    same("kind of schedule", r.plan_.overlap);
+    same("batch", r.plan_.batch);
+    same("schedule.k or schedule.tau", r.plan_.depth);
+    same("schedule.policy", r.plan_.policy);
+    same("schedule.update", r.plan_.update);
+    same("schedule.concurrency", r.plan_.concurrency);
+    same("group", r.settings_.group);
     r.fields(reader);
     if (!reader.done()) throw invalid_input("snapshot", "is longer than the state it describes");
     return r;
 }
 
-inline void scheduler::abandon_workers(bool keep_prefixes) {
+inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
+    if (reopen) paused_ = closed_ = finished_ = false;
     if (finished_) return;
     if (phase_ != phase::idle) put_training_back();
     phase_ = phase::idle;
+    training_job_ = 0;
+    training_updates_ = 0;
+    behind_ = 0;
     ledger_.reopen_gate();
     for (auto& all : workers_)
         for (worker& w : all) {
@@ -1011,14 +1088,25 @@ inline void scheduler::abandon_workers(bool keep_prefixes) {
             for (lane& l : w.lanes) l = {};
         }
     idle_lanes_.clear();
+    for (std::size_t j = jobs_.size(); j-- > 0;)
+        for (std::size_t i = jobs_[j].slots.size(); i-- > 0;) {
+            move(jobs_[j].slots[i], place::queued);
+            queue_.push_front(jobs_[j].slots[i]);
+        }
+    jobs_.clear();
     // in the order of admission, in front of what waits already
     std::vector<slot_t> running;
-    for (slot_t s = 0; s < sequences_.size(); ++s)
-        if (sequences_[s].where == place::rollout) running.push_back(s);
+    for (slot_t s = 0; s < sequences_.size(); ++s) {
+        const sequence& q = sequences_[s];
+        const bool ahead = q.where > place::rollout && q.versions.newest > version(); // only while sequences stream
+        if (ahead && q.where == place::queued) queue_.erase(s);
+        if (ahead && q.where == place::ready) ledger_.unready(s);
+        if (ahead || q.where == place::rollout) running.push_back(s);
+    }
     std::sort(running.begin(), running.end(),
               [&](slot_t a, slot_t b) { return sequences_[a].sample > sequences_[b].sample; });
     for (const slot_t s : running) {
-        if (!keep_prefixes) {
+        if (!keep_prefixes || sequences_[s].where != place::rollout) {
             restart(s, true);
             continue;
         }
@@ -1026,12 +1114,6 @@ inline void scheduler::abandon_workers(bool keep_prefixes) {
         sequences_[s].worker = sequences_[s].lane = -1;
         waiting_.push_front(s);
     }
-    for (std::size_t j = jobs_.size(); j-- > 0;)
-        for (std::size_t i = jobs_[j].slots.size(); i-- > 0;) {
-            move(jobs_[j].slots[i], place::queued);
-            queue_.push_front(jobs_[j].slots[i]);
-        }
-    jobs_.clear();
     flush_due_ = !queue_.empty(); // the timer is gone
 }
 
@@ -1088,6 +1170,43 @@ inline void scheduler::check_invariants() const {
     std::size_t scoring = 0;
     for (const job& j : jobs_) scoring += j.slots.size();
     require(static_cast<index_t>(scoring) == c.scoring, "every sequence in scoring is in one call");
+    require(waiting_.size() == c.waiting, "every waiting sequence is listed once");
+    require(static_cast<index_t>(training_.size()) == c.training, "every sequence in training is in the batch");
+    index_t rolling = 0, lanes_kept = 0, late_ones = 0;
+    for (const worker& w : workers_of(stage::rollout)) {
+        index_t taken = 0;
+        for (const lane& l : w.lanes) {
+            taken += l.taken;
+            rolling += l.taken && in_rollout({l.sample, l.slot, l.attempt, -1, -1});
+        }
+        require(taken == w.busy && (w.up || taken == 0), "a worker's lanes are counted, and a dead one has none");
+        const auto within =
+            std::count_if(w.lanes.begin(), w.lanes.begin() + w.slots, [](const lane& l) { return l.taken; });
+        require(!w.up || static_cast<index_t>(w.vacant.size()) + within == w.slots, "a lane is taken or vacant");
+        lanes_kept += usable(w) && !w.vacant.empty();
+        late_ones += behind(w);
+    }
+    require(rolling == c.rollout, "every sequence in rollout has one lane");
+    require(idle_lanes_.size() == lanes_kept, "the workers with vacant lanes are listed");
+    require(phase_ != phase::syncing || behind_ == late_ones, "the workers that synchronise are counted");
+    index_t queued = plan_.streaming ? queue_.size() : c.queued;
+    if (!plan_.streaming) {
+        index_t all = 0, in_queue = 0;
+        for (const batch& b : batches_) {
+            index_t unrolled = 0, unscored = 0;
+            for (const slot_t s : b.slots) {
+                unrolled += sequences_[s].where < place::queued;
+                unscored += sequences_[s].where < place::ready;
+            }
+            require(unrolled == b.unrolled && unscored == b.unscored, "a batch counts what it waits for");
+            all += static_cast<index_t>(b.slots.size());
+            if (unrolled == 0)
+                for (const slot_t s : b.slots) in_queue += sequences_[s].where == place::queued;
+        }
+        require(finished_ || all == c.outstanding(), "every sequence is in one batch");
+        require(queue_.size() == in_queue, "what is queued is of batches that are rolled out");
+    }
+    require(queued == c.queued, "every queued sequence is listed once");
 }
 
 } // namespace opd::sched

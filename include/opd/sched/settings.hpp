@@ -67,7 +67,7 @@ struct settings {
     index_t batch = 256; ///< B, sequences a train batch
     sched::schedule schedule = async{};
     index_t group = 1;     ///< answers a prompt; their permits are taken all or none
-    index_t sequences = 0; ///< to be consumed, then the run ends; 0: no end
+    index_t sequences = 0; ///< to be consumed, then the run ends; 0: no end. Whole groups start, so it may be some more
     index_t available = 0; ///< what the prompt source can give; 0: no end
 
     index_t teacher_batch = 8;   ///< sequences a scoring call
@@ -111,22 +111,26 @@ inline plan plan_of(const settings& s) {
     at_least("rollout_attempts", s.rollout_attempts, 1);
     at_least("teacher_attempts", s.teacher_attempts, 1);
     at_least("learner_attempts", s.learner_attempts, 1);
-    at_least("teacher_flush", s.teacher_flush, 0.0);
-    at_least("rollout_deadline", s.rollout_deadline, 0.0);
-    at_least("abort_deadline", s.abort_deadline, 0.0);
-    at_least("teacher_deadline", s.teacher_deadline, 0.0);
-    at_least("learner_deadline", s.learner_deadline, 0.0);
-    at_least("sync_deadline", s.sync_deadline, 0.0);
+    for (const auto& [name, seconds] : {std::pair{"teacher_flush", s.teacher_flush},
+                                        {"rollout_deadline", s.rollout_deadline},
+                                        {"abort_deadline", s.abort_deadline},
+                                        {"teacher_deadline", s.teacher_deadline},
+                                        {"learner_deadline", s.learner_deadline},
+                                        {"sync_deadline", s.sync_deadline}}) {
+        at_least(name, seconds, 0.0);
+        if (seconds > 1e9) refuse(name, "must be at most 1e9 seconds (64-bit nanoseconds end there)");
+    }
     for (const auto& [name, count] : {std::pair{"sequences", s.sequences}, std::pair{"available", s.available}})
         if (count % s.group != 0) refuse(name, "must be a multiple of group, " + std::to_string(s.group));
     constexpr index_t most = index_t{1} << 31; // slots are 32-bit
     if (s.batch >= most) refuse("batch", "must be below 2^31");
+    if (s.group >= most) refuse("group", "must be below 2^31");
 
     plan p;
     p.batch = s.batch;
     const auto whole_batches = [&](index_t k, bool overlap) {
         at_least("schedule.k", k, index_t{0});
-        if (k >= most / s.batch - 1) refuse("schedule.k", "(k + 1) batches must be below 2^31 sequences");
+        if (k >= (most - 1) / s.batch) refuse("schedule.k", "(k + 1) batches must be below 2^31 sequences");
         if (s.batch % s.group != 0)
             refuse("batch", "must be a multiple of group, " + std::to_string(s.group) + ", where batches are whole");
         p.streaming = false;
@@ -145,7 +149,7 @@ inline plan plan_of(const settings& s) {
         at_least("schedule.tau", a.tau, index_t{0});
         at_least("schedule.outstanding", a.outstanding, index_t{0});
         at_least("schedule.concurrency", a.concurrency, index_t{0});
-        if (a.tau >= most / s.batch - 1) refuse("schedule.tau", "(tau + 1) batches must be below 2^31 sequences");
+        if (a.tau >= (most - 1) / s.batch) refuse("schedule.tau", "(tau + 1) batches must be below 2^31 sequences");
         p.depth = a.tau;
         p.permits = a.outstanding > 0 ? a.outstanding : (a.tau + 1) * s.batch;
         p.policy = a.policy;

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// A scheduler driven by hand: every event returns the actions it led to as one line of text, and the invariants are checked
+// after it. Sequences are named by their number; replies carry the ticket of their latest start.
+#pragma once
+
+#include <doctest/doctest.h>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "opd/sched/scheduler.hpp"
+
+namespace opd::test {
+
+using namespace opd::sched;
+
+/// One line: `start 0@1` sequence 0 on worker 1 (`start 0#2@1` its second attempt), `score j1@0:0,1`, `train j2 v0:0,1`,
+/// `sync 0 v1`, `step v1:0,1`, `fail 0 rollout`, `abort 0`, `lost teacher 0`, `finished`. Timers are left out unless asked for.
+inline std::string line_of(const actions& out, bool timers = false) {
+    std::string text;
+    const auto add = [&](const std::string& word) { text += (text.empty() ? "" : " | ") + word; };
+    const auto numbers = [&](const auto& list, auto&& number) {
+        std::string s = ":";
+        for (const auto& x : list) s += (s.size() > 1 ? "," : "") + std::to_string(number(x));
+        return s;
+    };
+    const auto name = [](const ticket& t) {
+        return std::to_string(t.sample) + (t.attempt == 1 ? "" : "#" + std::to_string(t.attempt));
+    };
+    const auto n = [](auto x) { return std::to_string(x); };
+    for (const action& a : out.items) switch (a.what) {
+        case action::kind::start:
+            add("start " + name(a.ticket) + "@" + n(a.worker) + (a.version > 0 ? " v" + n(a.version) : ""));
+            break;
+        case action::kind::abort:
+            add("abort " + name(a.ticket));
+            break;
+        case action::kind::score:
+            add("score j" + n(a.job) + "@" + n(a.worker) +
+                numbers(out.of(a), [](const ticket& t) { return t.sample; }));
+            break;
+        case action::kind::train:
+            add("train j" + n(a.job) + " v" + n(a.version) +
+                numbers(out.of(a), [](const ticket& t) { return t.sample; }));
+            break;
+        case action::kind::sync:
+            add("sync " + n(a.worker) + " v" + n(a.version));
+            break;
+        case action::kind::step:
+            add("step v" + n(a.version) +
+                numbers(out.consumed_by(a), [](const consumed_sequence& c) { return c.ticket.sample; }));
+            break;
+        case action::kind::fail:
+            add("fail " + n(a.ticket.sample) + " " + name_of(a.why));
+            break;
+        case action::kind::lost:
+            add(std::string("lost ") + name_of(a.stage) + " " + n(a.worker));
+            break;
+        case action::kind::finished:
+            add("finished");
+            break;
+        case action::kind::set_timer: {
+            constexpr const char* names[] = {"flush", "rollout", "abort", "teacher", "learner", "sync"};
+            if (timers) add(std::string("timer ") + names[static_cast<int>(a.timer.what)]);
+            break;
+        }
+        }
+    return text;
+}
+
+class script {
+public:
+    sched::scheduler s;
+    actions out;                      // of the last event
+    std::map<sample_t, ticket> begun; // latest start of each
+    std::vector<timer> timers;        // set and not fired
+    std::uint64_t score_job = 0, train_job = 0;
+    std::int32_t score_worker = 0;
+    std::vector<std::vector<double>> lags; // start lags of every step
+
+    explicit script(const settings& o) : s(o) {}
+
+    std::string on(const event& e) {
+        out.clear();
+        s.on(e, out);
+        s.check_invariants();
+        for (const action& a : out.items) {
+            if (a.what == action::kind::start) begun[a.ticket.sample] = a.ticket;
+            if (a.what == action::kind::set_timer) timers.push_back(a.timer);
+            if (a.what == action::kind::score) score_job = a.job, score_worker = a.worker;
+            if (a.what == action::kind::train) train_job = a.job;
+            if (a.what == action::kind::step) {
+                lags.emplace_back();
+                for (const auto& c : out.consumed_by(a)) lags.back().push_back(c.lags(a.version - 1)[0]);
+            }
+        }
+        return line_of(out);
+    }
+    std::string up(stage g, std::int32_t w = 0, std::int32_t slots = 1) { return on(event::up(g, w, slots)); }
+    std::string down(stage g, std::int32_t w = 0) { return on(event::down(g, w)); }
+    std::string synced(std::int32_t w, version_t v) { return on(event::synced(w, v)); }
+    std::string rolled(sample_t n, version_t oldest = 0, version_t newest = -1) {
+        if (newest < oldest) newest = oldest;
+        return on(event::rolled_out(begun.at(n), {oldest, newest, 0.5 * static_cast<double>(oldest + newest), 10}));
+    }
+    std::string roll_failed(sample_t n) { return on(event::rollout_failed(begun.at(n))); }
+    std::string aborted(const ticket& t) { return on(event::aborted(t)); }
+    std::string scored(std::uint64_t job, std::int32_t w = 0) { return on(event::scored(job, w)); }
+    std::string scored() { return scored(score_job, score_worker); }
+    std::string learned(std::uint64_t job) { return on(event::learned(job)); }
+    std::string learned() { return learned(train_job); }
+    std::string of(event::kind k, index_t count = 0) { return on(event::of(k, count)); }
+    /// The latest timer of a kind goes off.
+    std::string fire(timer::kind k) {
+        for (std::size_t i = timers.size(); i-- > 0;)
+            if (timers[i].what == k) {
+                const timer t = timers[i];
+                timers.erase(timers.begin() + static_cast<std::ptrdiff_t>(i));
+                return on(event::fired(t));
+            }
+        return "no such timer";
+    }
+    bool has_timer(timer::kind k) const {
+        return std::any_of(timers.begin(), timers.end(), [&](const timer& t) { return t.what == k; });
+    }
+    /// One rollout worker with so many slots, one teacher, the learner; all have the first weights.
+    script& staff(std::int32_t slots = 1) {
+        up(stage::learner);
+        up(stage::teacher);
+        up(stage::rollout, 0, slots);
+        synced(0, s.version());
+        return *this;
+    }
+};
+
+/// The event throws invalid_input and nothing of the state has changed.
+inline void check_refused(script& t, const event& e, const std::string& words) {
+    const std::string before = t.s.snapshot();
+    actions out;
+    try {
+        t.s.on(e, out);
+        FAIL_CHECK("was taken, but expected: " << words);
+    } catch (const invalid_input& x) {
+        CHECK_MESSAGE(std::string(x.what()).find(words) != std::string::npos, x.what());
+    }
+    CHECK(t.s.snapshot() == before);
+    CHECK(out.items.empty());
+}
+
+} // namespace opd::test
