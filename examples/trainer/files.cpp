@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <sstream>
 #include <system_error>
 
 #include <fcntl.h>
@@ -63,6 +64,26 @@ void write_file(const std::string& path, std::string_view bytes) {
     const std::string parent = std::filesystem::path(path).parent_path().string();
     const descriptor directory{::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
     if (directory.fd < 0 || ::fsync(directory.fd) != 0) fail(exit_io, "cannot sync", parent);
+}
+
+bool line_file::open(const std::string& path, const std::function<bool(const std::string&)>& keep) {
+    std::string kept;
+    if (keep && std::filesystem::exists(path)) {
+        std::istringstream lines(read_file(path));
+        for (std::string line; std::getline(lines, line);)
+            if (keep(line)) kept += line + "\n";
+    }
+    write_file(path, kept);
+    path_ = path;
+    if (file_) std::fclose(file_);
+    file_ = std::fopen(path.c_str(), "ab");
+    if (!file_) throw failure(exit_io, fmt::format("cannot open {}: {}", path, std::strerror(errno)));
+    return !kept.empty();
+}
+
+void line_file::write(const std::string& line) {
+    if (std::fprintf(file_, "%s\n", line.c_str()) < 0 || std::fflush(file_) != 0)
+        throw failure(exit_io, fmt::format("cannot write {}: {}", path_, std::strerror(errno)));
 }
 
 void make_directory(const std::string& path) {

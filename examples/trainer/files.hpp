@@ -3,6 +3,8 @@
 // Files that are either the old or the new one, never half of each: written under a temporary name, synced, renamed.
 #pragma once
 
+#include <cstdio>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -13,6 +15,25 @@ std::string read_file(const std::string& path);
 
 /// Replaces the file; a failure of kind exit_io names it and says why.
 void write_file(const std::string& path, std::string_view bytes);
+
+/// A file that grows by lines, each handed to the system at once: a process that is killed loses none.
+class line_file {
+public:
+    line_file() = default;
+    line_file(const line_file&) = delete;
+    line_file& operator=(const line_file&) = delete;
+    ~line_file() {
+        if (file_) std::fclose(file_);
+    }
+
+    /// Opens the file with those of its lines for which `keep` says so, none if it is null. Returns whether any is left.
+    bool open(const std::string& path, const std::function<bool(const std::string& line)>& keep);
+    void write(const std::string& line);
+
+private:
+    std::string path_;
+    std::FILE* file_ = nullptr;
+};
 
 /// Creates a directory and its parents.
 void make_directory(const std::string& path);

@@ -2,11 +2,8 @@
 #include "run.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <sstream>
 #include <thread>
 
 #include <fmt/format.h>
@@ -85,10 +82,6 @@ run::run(const command& arguments)
     open_directory();
 }
 
-run::~run() {
-    if (log_) std::fclose(log_);
-}
-
 // --- the run directory ----------------------------------------------------------------------------------------------
 
 void run::open_directory() {
@@ -124,52 +117,37 @@ void run::open_directory() {
                                   directory_));
     } else if (holds_run) {
         std::error_code error;
-        for (const char* name :
-             {"checkpoints", "samples", "plots", "log.jsonl", "report.json", "timing.json", "config.json"})
+        for (const char* name : {"checkpoints", "samples", "plots", "log.jsonl", "consumed.jsonl", "report.json",
+                                 "timing.json", "config.json"})
             if (fs::remove_all(directory_ + "/" + name, error); error)
                 throw failure(exit_io, fmt::format("cannot remove {}/{}: {}", directory_, name, error.message()));
     }
     make_directory(directory_ + "/checkpoints");
     make_directory(directory_ + "/samples");
     write_file(directory_ + "/config.json", to_json(settings_).dump(2) + "\n");
-    open_log();
+    open_logs();
 }
 
 // A resumed run drops the lines of steps that it is about to repeat.
-void run::open_log() {
-    const std::string path = directory_ + "/log.jsonl";
-    std::string kept;
-    if (arguments_.resume && std::filesystem::exists(path)) {
-        std::istringstream lines(read_file(path));
-        for (std::string line; std::getline(lines, line);) {
-            const auto j = nlohmann::json::parse(line, nullptr, false);
-            if (!j.is_object()) continue;
-            if (j.contains("stage") && j.contains("step")) {
-                int number = 0;
-                while (number < 3 && j["stage"] != name_of(static_cast<stage>(number))) ++number;
-                if (number > static_cast<int>(state_.stage) ||
-                    (number == static_cast<int>(state_.stage) && j["step"].get<std::int64_t>() > state_.step))
-                    continue;
-            }
-            kept += line + "\n";
-        }
-    }
-    write_file(path, kept);
-    log_ = std::fopen(path.c_str(), "ab");
-    if (!log_) throw failure(exit_io, fmt::format("cannot open {}: {}", path, std::strerror(errno)));
-    if (kept.empty()) {
-        nlohmann::ordered_json first;
-        first["version"] = version_text();
-        first["config"] = to_json(settings_);
-        first["fingerprint"] = fingerprint(settings_);
-        first["threads"] = threads_of(settings_);
-        log(first);
-    }
-}
-
-void run::log(const nlohmann::ordered_json& line) {
-    if (std::fprintf(log_, "%s\n", line.dump().c_str()) < 0 || std::fflush(log_) != 0)
-        throw failure(exit_io, fmt::format("cannot write {}/log.jsonl: {}", directory_, std::strerror(errno)));
+void run::open_logs() {
+    const auto keep = [this](const std::string& line) {
+        const auto j = nlohmann::json::parse(line, nullptr, false);
+        if (!j.is_object()) return false;
+        if (!j.contains("stage") || !j.contains("step")) return true;
+        int number = 0;
+        while (number < 3 && j["stage"] != name_of(static_cast<stage>(number))) ++number;
+        const int mine = static_cast<int>(state_.stage);
+        return number < mine || (number == mine && j["step"].get<std::int64_t>() <= state_.step);
+    };
+    const auto nothing = std::function<bool(const std::string&)>();
+    consumed_.open(directory_ + "/consumed.jsonl", arguments_.resume ? keep : nothing);
+    if (log_.open(directory_ + "/log.jsonl", arguments_.resume ? keep : nothing)) return;
+    nlohmann::ordered_json first;
+    first["version"] = version_text();
+    first["config"] = to_json(settings_);
+    first["fingerprint"] = fingerprint(settings_);
+    first["threads"] = threads_of(settings_);
+    log_.write(first.dump());
 }
 
 void run::save(const std::string& name) {
@@ -258,7 +236,7 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
                 line["teacher_mass"] = more->diagnostics.teacher_mass();
             }
         }
-        log(line);
+        log_.write(line.dump());
     }
     progress_.show({name_of(state_.stage), state_.step, steps, r.loss, r.gradient_norm, rate_, staleness,
                     step_seconds_ * static_cast<double>(steps - state_.step)},
@@ -340,29 +318,16 @@ void run::distill() {
     teacher_scorer scorer(teacher_, backend_);
     teacher_cache cache;
     const cache_plan plan = cache_for(settings_);
-    const auto pairs =
-        std::span(task_.held_out())
-            .first(std::min(task_.held_out().size(), static_cast<std::size_t>(settings_.evaluation.every_prompts)));
-    const auto seconds = [&] {
-        return seconds_[static_cast<std::size_t>(clock_name::rollout)] +
-               seconds_[static_cast<std::size_t>(clock_name::teacher_scoring)] +
-               seconds_[static_cast<std::size_t>(clock_name::learner)];
-    };
-    shown_seconds_ = seconds();
-    shown_step_ = state_.step;
-    const auto count = [&](clock_name what, std::int64_t tokens) {
-        state_.tokens[static_cast<std::size_t>(what)] += tokens;
-    };
     const sampling options = sampling_of(settings_, task_);
-    bool mismatch_told = false;
+    shown_seconds_ = distill_seconds();
+    shown_step_ = state_.step;
     while (state_.step < settings_.distill.steps) {
         const auto version = static_cast<std::int32_t>(state_.step); // of the weights that draw and that learn
 
         std::vector<request> requests;
-        for (int i = 0; i < settings_.distill.prompts; ++i) {
-            const std::uint64_t sample = state_.next_sample + static_cast<std::uint64_t>(i);
-            requests.push_back(request_of(task_, settings_.run.seed, sample));
-        }
+        for (int i = 0; i < settings_.distill.prompts; ++i)
+            requests.push_back(
+                request_of(task_, settings_.run.seed, state_.next_sample + static_cast<std::uint64_t>(i)));
         std::vector<trajectory> trajectories;
         timed(clock_name::rollout,
               [&] { trajectories = roll_out(student_, backend_.team(), requests, options, version); });
@@ -380,48 +345,71 @@ void run::distill() {
                                        settings_.distill.steps),
                            version);
         });
-        check_numbers(r);
-        ++state_.step;
+        std::vector<std::uint64_t> sequences;
+        for (const trajectory& t : trajectories) sequences.push_back(t.sample - sample_base());
         state_.next_sample += static_cast<std::uint64_t>(settings_.distill.prompts);
-        count(clock_name::rollout, batch.kept);
-        count(clock_name::teacher_scoring, batch.rows);
-        count(clock_name::learner, batch.rows);
-        if (state_.kl.add(r.kl)) {
-            progress_.clear();
-            spdlog::warn(
-                "step {}: the KL to the teacher has risen for {} steps, to {:.4f}; reverse KL collapses where the "
-                "teacher has never seen the student's prefixes: a lower --rate or a stronger warm-up helps",
-                state_.step, kl_watch::block * kl_watch::limit, state_.kl.last_mean);
-        }
-        if (r.mismatched > 0 && !mismatch_told) {
-            mismatch_told = true;
-            progress_.clear();
-            spdlog::warn("step {}: {} tokens have another log-probability in the learner than in rollout", state_.step,
-                         r.mismatched);
-        }
-        if (r.diagnostics.bad_rows > 0) {
-            progress_.clear();
-            spdlog::warn("step {}: {} bad rows, the first is {}", state_.step, r.diagnostics.bad_rows,
-                         r.diagnostics.first_bad_row);
-        }
-        double accuracy = -1;
-        if (settings_.evaluation.every > 0 && state_.step % settings_.evaluation.every == 0)
-            timed(clock_name::evaluation, [&] {
-                const auto e = evaluate_model(student_, backend_.team(), task_, pairs, 0, settings_.run.seed, 0,
-                                              settings_.distill.slots);
-                accuracy = e.accuracy;
-                count(clock_name::evaluation, e.tokens);
-            });
-        double staleness = 0;
-        for (int bin = 0; bin < opd::diagnostics::staleness_bins; ++bin)
-            staleness += bin * static_cast<double>(r.diagnostics.staleness[bin]);
-        staleness /= std::max(1.0, static_cast<double>(r.diagnostics.kept));
-        show(r, settings_.distill.steps, seconds(), staleness, accuracy, &r);
+        distilled(r, batch, sequences);
         if (state_.step < settings_.distill.steps && !end_of_step()) return;
     }
     progress_.clear();
     evaluations_["after"] = to_json(evaluate(student_, "after"));
     finish_stage(stage::finished);
+}
+
+double run::distill_seconds() const {
+    return seconds_[static_cast<std::size_t>(clock_name::rollout)] +
+           seconds_[static_cast<std::size_t>(clock_name::teacher_scoring)] +
+           seconds_[static_cast<std::size_t>(clock_name::learner)];
+}
+
+// A step of distillation is done: looks at its numbers, counts, warns, evaluates, logs.
+void run::distilled(const learner_result& r, const row_batch& batch, const std::vector<std::uint64_t>& sequences) {
+    check_numbers(r);
+    ++state_.step;
+    const auto count = [&](clock_name what, std::int64_t tokens) {
+        state_.tokens[static_cast<std::size_t>(what)] += tokens;
+    };
+    count(clock_name::rollout, batch.kept);
+    count(clock_name::teacher_scoring, batch.rows);
+    count(clock_name::learner, batch.rows);
+    if (state_.kl.add(r.kl)) {
+        progress_.clear();
+        spdlog::warn("step {}: the KL to the teacher has risen for {} steps, to {:.4f}; reverse KL collapses where the "
+                     "teacher has never seen the student's prefixes: a lower --rate or a stronger warm-up helps",
+                     state_.step, kl_watch::block * kl_watch::limit, state_.kl.last_mean);
+    }
+    if (r.mismatched > 0 && !mismatch_told_) {
+        mismatch_told_ = true;
+        progress_.clear();
+        spdlog::warn("step {}: {} tokens have another log-probability in the learner than in rollout", state_.step,
+                     r.mismatched);
+    }
+    if (r.diagnostics.bad_rows > 0) {
+        progress_.clear();
+        spdlog::warn("step {}: {} bad rows, the first is {}", state_.step, r.diagnostics.bad_rows,
+                     r.diagnostics.first_bad_row);
+    }
+    double accuracy = -1;
+    if (settings_.evaluation.every > 0 && state_.step % settings_.evaluation.every == 0)
+        timed(clock_name::evaluation, [&] {
+            const auto pairs = std::span(task_.held_out())
+                                   .first(std::min(task_.held_out().size(),
+                                                   static_cast<std::size_t>(settings_.evaluation.every_prompts)));
+            const auto e = evaluate_model(student_, backend_.team(), task_, pairs, 0, settings_.run.seed, 0,
+                                          settings_.distill.slots);
+            accuracy = e.accuracy;
+            count(clock_name::evaluation, e.tokens);
+        });
+    double staleness = 0;
+    for (int bin = 0; bin < opd::diagnostics::staleness_bins; ++bin)
+        staleness += bin * static_cast<double>(r.diagnostics.staleness[bin]);
+    staleness /= std::max(1.0, static_cast<double>(r.diagnostics.kept));
+    nlohmann::ordered_json line;
+    line["stage"] = name_of(state_.stage);
+    line["step"] = state_.step;
+    line["sequences"] = sequences;
+    consumed_.write(line.dump());
+    show(r, settings_.distill.steps, distill_seconds(), staleness, accuracy, &r);
 }
 
 evaluation_result run::evaluate(const transformer<float>& model, const char* who) {

@@ -5,17 +5,18 @@
 //
 //   distill:  prompts -> roll_out -> trajectories -> pack -> teacher_scorer -> cache -> learner -> weights, version + 1
 //
-// The run directory holds config.json, log.jsonl, checkpoints/, samples/, plots/, timing.json and report.json.
+// The run directory holds config.json, log.jsonl, consumed.jsonl, checkpoints/, samples/, plots/, timing.json and report.json.
 #pragma once
 
 #include <array>
 #include <atomic>
-#include <cstdio>
 #include <string>
+#include <vector>
 
 #include "checkpoint.hpp"
 #include "config.hpp"
 #include "evaluation.hpp"
+#include "files.hpp"
 #include "learner.hpp"
 #include "progress.hpp"
 #include "task.hpp"
@@ -33,7 +34,6 @@ extern std::atomic<bool> interrupted;
 class run {
 public:
     explicit run(const command& arguments);
-    ~run();
 
     /// Everything that is left to do. Returns the exit code.
     exit_code go();
@@ -45,10 +45,12 @@ public:
 
 private:
     void open_directory();
-    void open_log();
+    void open_logs();
     void train_teacher();
     void warm_student_up();
     void distill();
+    double distill_seconds() const;
+    void distilled(const learner_result& r, const row_batch& batch, const std::vector<std::uint64_t>& sequences);
     void report();
 
     evaluation_result evaluate(const transformer<float>& model, const char* who);
@@ -56,7 +58,6 @@ private:
     void save(const std::string& name);
     bool end_of_step(); // checkpoints where due; false: leave
     void check_numbers(const step_result& r) const;
-    void log(const nlohmann::ordered_json& line);
     void show(const step_result& r, std::int64_t steps, double seconds, double staleness, double accuracy,
               const learner_result* more);
     std::uint64_t sample_base() const { return (static_cast<std::uint64_t>(state_.stage) + 1) << 56; }
@@ -72,7 +73,8 @@ private:
     transformer<float> teacher_, student_;
     run_state state_;
     progress progress_;
-    std::FILE* log_ = nullptr;
+    line_file log_, consumed_;
+    bool mismatch_told_ = false;
     std::array<double, 6> seconds_{};
     nlohmann::json evaluations_ = nlohmann::json::object();
     double shown_seconds_ = 0;      // of the stage when it was last shown

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: no-sanitize
+//
+// A run that is killed without warning, again and again, and resumed each time, learns from every sequence exactly once.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "app.hpp"
+#include "files.hpp"
+#include "run.hpp"
+
+namespace {
+
+using namespace trainer;
+namespace fs = std::filesystem;
+
+struct scratch {
+    fs::path path;
+    scratch() {
+        std::string name = (fs::temp_directory_path() / "opd-train-test-XXXXXX").string();
+        REQUIRE(::mkdtemp(name.data()) != nullptr);
+        path = name;
+    }
+    ~scratch() { fs::remove_all(path); }
+    std::string operator/(const std::string& name) const { return (path / name).string(); }
+};
+
+constexpr int steps = 300, prompts = 6;
+
+std::vector<std::string> arguments(const std::string& directory, const std::vector<std::string>& schedule) {
+    std::vector<std::string> r = {"opd-train",
+                                  "--run-dir",
+                                  directory,
+                                  "--quiet",
+                                  "--max-operand=60",
+                                  "--max-task-steps=10",
+                                  "--teacher-width=16",
+                                  "--teacher-layers=1",
+                                  "--student-width=16",
+                                  "--student-layers=1",
+                                  "--teacher-steps=5",
+                                  "--student-max-steps=0",
+                                  "--eval-prompts=8",
+                                  "--eval-samples=0",
+                                  "--eval-every=0",
+                                  "--checkpoint-every=7",
+                                  "--log-every=5",
+                                  "--threads=2",
+                                  "--estimator=mc",
+                                  "--steps=" + std::to_string(steps),
+                                  "--prompts=" + std::to_string(prompts)};
+    r.insert(r.end(), schedule.begin(), schedule.end());
+    return r;
+}
+
+// opd-train in a process of its own.
+pid_t launch(std::vector<std::string> a) {
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        if (!std::freopen("/dev/null", "w", stdout) || !std::freopen("/dev/null", "w", stderr)) ::_exit(99);
+        std::vector<const char*> argv;
+        for (const auto& x : a) argv.push_back(x.c_str());
+        ::_exit(app_main(static_cast<int>(argv.size()), argv.data()));
+    }
+    return child;
+}
+
+int wait_for(pid_t child) {
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+std::int64_t distilled_steps(const std::string& directory) {
+    std::int64_t count = 0;
+    if (!fs::exists(directory + "/consumed.jsonl")) return 0;
+    std::istringstream lines(read_file(directory + "/consumed.jsonl"));
+    for (std::string line; std::getline(lines, line);) ++count;
+    return count;
+}
+
+void check_complete(const std::string& directory) {
+    std::set<std::int64_t> seen;
+    std::int64_t step = 0, count = 0;
+    std::istringstream lines(read_file(directory + "/consumed.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+        const auto j = nlohmann::json::parse(line);
+        CHECK(j["step"] == ++step);
+        for (const std::int64_t s : j["sequences"]) {
+            seen.insert(s);
+            ++count;
+        }
+    }
+    CHECK(step == steps);
+    CHECK(count == steps * prompts);
+    CHECK(static_cast<std::int64_t>(seen.size()) == count);
+    CHECK(*seen.begin() == 0);
+    CHECK(*seen.rbegin() == steps * prompts - 1);
+    CHECK(fs::exists(directory + "/report.json"));
+}
+
+// Runs with ten kills, each within some steps of distillation after the start, and then to the end.
+void killed_ten_times(const std::string& directory, const std::vector<std::string>& schedule, std::uint32_t seed) {
+    std::mt19937 random(seed);
+    for (int kills = 0; kills < 10;) {
+        auto a = arguments(directory, schedule);
+        const bool resume = fs::exists(directory + "/checkpoints/latest.ckpt");
+        a.push_back(resume ? "--resume" : "--overwrite"); // killed before the first checkpoint: nothing to go on from
+        // the first one may come at any moment, the others in distillation
+        const std::int64_t until =
+            kills == 0 ? 0 : distilled_steps(directory) + 1 + static_cast<std::int64_t>(random() % 12);
+        const pid_t child = launch(a);
+        while (distilled_steps(directory) < until) std::this_thread::sleep_for(std::chrono::microseconds(500));
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 8000));
+        REQUIRE(::kill(child, SIGKILL) == 0);
+        const int how = wait_for(child);
+        REQUIRE(how == -SIGKILL); // else it was done: too few steps for so many kills
+        ++kills;
+    }
+    auto a = arguments(directory, schedule);
+    a.push_back("--resume");
+    CHECK(wait_for(launch(a)) == exit_ok);
+}
+
+} // namespace
+
+TEST_CASE("sync: ten kills at random moments change no byte of the result") {
+    const scratch dir;
+    REQUIRE(wait_for(launch(arguments(dir / "whole", {}))) == exit_ok);
+    check_complete(dir / "whole");
+    killed_ten_times(dir / "killed", {}, 1);
+    check_complete(dir / "killed");
+    for (const char* name : {"teacher.ckpt", "student.ckpt", "distill.ckpt"})
+        CHECK(read_file(dir / (std::string("whole/checkpoints/") + name)) ==
+              read_file(dir / (std::string("killed/checkpoints/") + name)));
+}
