@@ -41,9 +41,9 @@ namespace opd::sched {
 struct fault {
     enum class kind : std::uint8_t {
         none,
-        fail,    ///< fails `after` seconds after its start (a transfer: as hang)
-        hang,    ///< never answers; an attempt can still be aborted
-        late,    ///< answers `after` seconds late, even if the worker is gone by then
+        fail, ///< fails `after` seconds after its start (a transfer: is repeated, as `late`)
+        hang, ///< never answers; an attempt can still be aborted
+        late, ///< answers `after` seconds late, even if the worker is gone by then (a transfer: takes that much longer)
         twice,   ///< answers, and again `after` seconds later
         partial, ///< scoring only: of the tickets those are scored whose bit is set in `which` (position modulo 64)
         death,   ///< its worker dies `after` seconds after the start, is seen to, and returns `back` seconds later
@@ -141,7 +141,8 @@ private:
 
 } // namespace detail
 
-template <class Model, class Observer = no_observer>
+/// `Scheduler`: sched::scheduler, or one that stands in for it in a test.
+template <class Model, class Observer = no_observer, class Scheduler = sched::scheduler>
 class virtual_driver {
 public:
     using worker_type = decltype(std::declval<Model&>().rollout(std::int32_t{}));
@@ -207,7 +208,7 @@ public:
     bool finished() const { return scheduler_.finished(); }
     /// Events that the scheduler has taken.
     std::uint64_t events() const { return events_; }
-    const sched::scheduler& scheduler() const { return scheduler_; }
+    const Scheduler& scheduler() const { return scheduler_; }
     const Model& model() const { return model_; }
     Model& model() { return model_; }
 
@@ -224,7 +225,7 @@ public:
         archive_reader reader(snapshot);
         std::string bytes;
         reader(bytes);
-        r.scheduler_ = sched::scheduler::restore(s, bytes);
+        r.scheduler_ = Scheduler::restore(s, bytes);
         r.fields(reader);
         if (!reader.done()) throw invalid_input("snapshot", "is longer than the state it describes");
         return r;
@@ -266,6 +267,7 @@ private:
             fail,       // of the attempt what.ticket
             sync_begin, // worker, version
             sync_end,
+            sync_answer,
             job_end, // job
             death    // what.stage, what.worker; back
         };
@@ -373,6 +375,10 @@ private:
         }
         case record::kind::sync_end:
             return sync_end(r);
+        case record::kind::sync_answer:
+            if (!alive(of(stage::rollout, r.what.worker), r.life)) return false;
+            deliver(r.what);
+            return true;
         case record::kind::job_end:
             return job_end(r);
         case record::kind::death: {
@@ -540,7 +546,9 @@ private:
     void sync(std::int32_t number, version_t v) {
         worker& w = of(stage::rollout, number);
         if (!w.up || w.silent) return;
-        const double seconds = model_.sync(number, v);
+        const fault f = fault_of_sync(number, v, w.life);
+        const double seconds =
+            model_.sync(number, v) + (f.what == fault::kind::late || f.what == fault::kind::fail ? f.after : 0);
         check_seconds(seconds, "sync");
         mark(number);
         double begin = std::max(now_, w.free);
@@ -559,8 +567,7 @@ private:
         record& r = push(w.free, record::kind::sync_end);
         r.what = event::synced(number, v);
         r.life = w.life;
-        r.wrong = fault_of_sync(number, v, w.life);
-        const fault f = r.wrong;
+        r.wrong = f;
         may_die(f, stage::rollout, number);
     }
     bool sync_end(const record& r) {
@@ -568,23 +575,17 @@ private:
         worker& w = of(stage::rollout, number);
         if (!alive(w, r.life)) return false;
         const fault::kind wrong = r.wrong.what;
-        if (wrong == fault::kind::hang || wrong == fault::kind::fail) return false; // it stands still
+        if (wrong == fault::kind::hang) return false; // it stands still
         --w.syncs;
         --w.installing;
         w.since = now_;
         w.engine->install(r.what.version);
         settle(number);
-        // a late answer is one of this life: the weights are gone with the worker
-        if (wrong == fault::kind::late || wrong == fault::kind::twice) {
-            record& again = push(now_ + r.wrong.after, record::kind::sync_end);
+        if (wrong == fault::kind::twice) {
+            record& again = push(now_ + r.wrong.after, record::kind::sync_answer);
             again.what = r.what;
             again.life = r.life;
-            again.wrong = {};
-            ++w.syncs;
-            ++w.installing;
-            settle(number);
         }
-        if (wrong == fault::kind::late) return false;
         deliver(r.what);
         return true;
     }
@@ -767,7 +768,7 @@ private:
         if constexpr (requires { model_.fields(a); }) model_.fields(a);
     }
 
-    sched::scheduler scheduler_;
+    Scheduler scheduler_;
     Model model_;
     Observer* observer_;
     double now_ = 0;
