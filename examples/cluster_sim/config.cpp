@@ -312,7 +312,7 @@ config node() {
 config day() {
     config c;
     c.title = "1,000 rollout workers for a day";
-    c.batch = 4096;
+    c.batch = 8192;
     c.steps = 0;
     c.seconds = 86400;
     c.lengths.response = {lognormal{6000, 1.0}, 1, 32768};
@@ -332,7 +332,7 @@ config day() {
     add("sync", opd::sched::sync{}, 1000, 128, false);
     add("two-step-off", step_off{2}, 1000, 128, false);
     add("async", async{}, 1000, 128, false);
-    add("async edf M=3B", async{.outstanding = 3 * 4096, .policy = staleness_policy::edf}, 1000, 128, false);
+    add("async edf M=3B", async{.outstanding = 3 * 8192, .policy = staleness_policy::edf}, 1000, 128, false);
     return c;
 }
 

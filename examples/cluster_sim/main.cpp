@@ -51,7 +51,7 @@ int run(int argc, char** argv) {
     const auto* steps = app.add_option("--steps", a.steps, "train batches; 0: until --seconds");
     const auto* seconds = app.add_option("--seconds", a.seconds, "virtual seconds; 0: until --steps");
     app.add_option("--only", a.only, "names of schedules to run; the first is compared with");
-    app.add_option("--trace", a.trace_of, "schedule whose Chrome trace and timeline are written");
+    app.add_option("--trace", a.trace_of, "schedule whose Chrome trace and timeline are written [the first async one]");
     app.add_flag("--no-sensitivity", a.no_sensitivity, "no table over tails and learner times");
     app.add_flag("--no-plots", a.no_plots, "no plots");
     app.add_flag("--quiet", a.quiet, "no progress");
@@ -98,7 +98,11 @@ int run(int argc, char** argv) {
         fmt::print("{}\n", to_json(c).dump(2));
         return exit_ok;
     }
-    if (a.trace_of.empty()) a.trace_of = c.schedules.back().name;
+    if (a.trace_of.empty()) { // the first that streams, else the last
+        a.trace_of = c.schedules.back().name;
+        for (std::size_t i = c.schedules.size(); i-- > 0;)
+            if (std::holds_alternative<opd::sched::async>(c.schedules[i].schedule)) a.trace_of = c.schedules[i].name;
+    }
     if (std::none_of(c.schedules.begin(), c.schedules.end(), [&](const entry& e) { return e.name == a.trace_of; }))
         throw failure(exit_usage, fmt::format("--trace: no schedule is called '{}'", a.trace_of));
     std::error_code error;
@@ -131,7 +135,13 @@ int run(int argc, char** argv) {
     write_file(a.out + "/config.json", to_json(c).dump(2) + "\n");
     write_file(a.out + "/report.json", report(c, all, rows).dump(2) + "\n");
     recorded.write(a.out + "/trace.json");
-    write_file(a.out + "/timeline.svg", opd::sched::timeline_svg(opd::sched::timeline_of(recorded)));
+    opd::sched::timeline_options view; // a dozen steps: more cannot be told apart
+    for (const outcome& o : all)
+        if (o.what.name == a.trace_of) {
+            view.title = o.what.name;
+            view.to = o.steps > 0 ? std::min(o.seconds, 12 * o.seconds / static_cast<double>(o.steps)) : o.seconds;
+        }
+    write_file(a.out + "/timeline.svg", opd::sched::timeline_svg(opd::sched::timeline_of(recorded), view));
     if (!a.no_plots)
         if (const std::string why = draw_plots(a.out, c, all, rows); !why.empty())
             fmt::print(stderr, "no plots: {}\n", why);

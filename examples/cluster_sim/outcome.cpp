@@ -195,15 +195,23 @@ std::string draw_plots(const std::string& directory, const config& c, const std:
     script += fmt::format("set terminal svg size 1100,{} noenhanced background rgb 'white'\n"
                           "set output 'schedules.svg'\nset multiplot layout 1,2 title {}\n",
                           160 + 34 * all.size(), quoted(c.title));
-    script += fmt::format("set yrange [0.4:{}.6]\nset grid x\nset key below\nset style fill solid 0.7 noborder\n",
-                          all.size());
+    double fastest = 1, latest = 1;
+    for (const outcome& o : all) {
+        fastest = std::max(fastest, o.throughput);
+        latest = std::max(latest, o.lags[static_cast<int>(lag::start)].max);
+    }
+    script += fmt::format("set yrange [0.4:{}.6]\nset grid x\nset key below\nset style fill solid 0.7 noborder\n"
+                          "set lmargin 24\nset bmargin 6\nset xlabel 'response tokens a second'\n"
+                          "set xrange [0:{}]\nset format x '%.0s%c'\nset ytics scale 0\n",
+                          all.size(), 1.18 * fastest);
     script +=
-        "set lmargin 24\nset xlabel 'response tokens a second'\nset xrange [0:*]\nset format x '%.0s%c'\n"
         "plot $runs using (0):2:(0):3:($2-0.32):($2+0.32):yticlabels(1) with boxxyerror lc rgb '#4477aa' notitle, "
         "$runs using 3:2:(sprintf(' %.2fx', $3/";
     script += fmt::format("{})) with labels left notitle\n", all[0].throughput > 0 ? all[0].throughput : 1.0);
-    script += "set lmargin 4\nset xlabel 'lag in versions'\nset format y ''\nset format x '%g'\nunset ytics\n"
-              "plot $runs using 4:2 with points pt 7 ps 1.2 lc rgb '#ee6677' title 'start, mean', "
+    script += fmt::format("set lmargin 4\nset xlabel 'lag in versions'\nset format y ''\nset format x '%g'\n"
+                          "unset ytics\nset xrange [{}:{}]\n",
+                          -0.03 * latest, 1.06 * latest);
+    script += "plot $runs using 4:2 with points pt 7 ps 1.2 lc rgb '#ee6677' title 'start, mean', "
               "$runs using 5:2 with points pt 9 ps 1.2 lc rgb '#aa3377' title 'start, maximum', "
               "$runs using 6:2 with points pt 6 ps 1.2 lc rgb '#228833' title 'tokens, mean'\n"
               "unset multiplot\nreset\n";

@@ -152,6 +152,11 @@ public:
         metrics.depths.set(queue::running, w.rollout, t);
         metrics.depths.set(queue::teacher, w.queued + w.scoring, t);
         metrics.depths.set(queue::ready, w.ready, t);
+        if (trace_ && t >= counted_ + 0.5) {
+            counted_ = t;
+            trace_->counter("sequences", t,
+                            {{"running", w.rollout}, {"teacher", w.queued + w.scoring}, {"ready", w.ready}});
+        }
         if (const bool held = s.held_back(); held != held_) {
             held_ = held;
             held ? metrics.depths.hold(t) : metrics.depths.release(t);
@@ -177,7 +182,7 @@ private:
     opd::sched::trace* trace_;
     std::map<std::pair<stage, std::int32_t>, double> begun_;
     bool held_ = false, closed_ = false;
-    double held_since_ = 0, closed_since_ = 0;
+    double held_since_ = 0, closed_since_ = 0, counted_ = -1;
 };
 
 } // namespace
