@@ -21,7 +21,7 @@
 //                       counted as late and the worker comes back. A learner whose update comes late has changed weights
 //                       that nobody will install: it must look at its stop token before it publishes
 //   a hook throws       the run stops
-// The first exception is kept for the report.
+// The first exception is kept for the report; those of calls that were asked to stop count for nothing.
 //
 // Shutdown: request_stop() closes the scheduler (nothing new is admitted, what is outstanding is finished) for at most
 // `drain_seconds`; then everything outstanding is given up, and threads have `shutdown_seconds` to return. Those that do not
@@ -61,6 +61,7 @@ inline double steady_seconds() {
 struct thread_options {
     double drain_seconds = 30;    ///< after a request to stop: for what is outstanding to be finished
     double shutdown_seconds = 10; ///< for threads to return once the run is over; then they are left behind
+    double stranded_seconds = 0;  ///< a stage that has had no worker for so long stops the run; 0: it waits for ever
     bool stop_on_error = false;   ///< the first exception of a stage stops the run, without draining
     index_t checkpoint_every = 1; ///< versions between two calls of on_checkpoint; 0: only as request_checkpoint() asks
 };
@@ -262,6 +263,11 @@ public:
         const std::lock_guard lock(core_->mutex);
         return core_->sched.version();
     }
+    /// Workers of a stage that are there: announced, not lost, not killed.
+    std::int32_t workers(stage s) const {
+        const std::lock_guard lock(core_->mutex);
+        return core_->present[static_cast<std::size_t>(s)];
+    }
     census where() const {
         const std::lock_guard lock(core_->mutex);
         return core_->sched.where();
@@ -303,6 +309,7 @@ private:
         std::int32_t lanes = 1;
         std::vector<command> mail;
         std::vector<ticket> running; // of its thread alone
+        int installs = 0;            // asked for and not answered
         int failed_installs = 0;     // in a row
     };
     struct call {
@@ -351,6 +358,7 @@ private:
             };
             at_least_0("drain_seconds", o.drain_seconds);
             at_least_0("shutdown_seconds", o.shutdown_seconds);
+            at_least_0("stranded_seconds", o.stranded_seconds);
             if (o.checkpoint_every < 0) throw invalid_input("checkpoint_every", "must be at least 0");
         }
 
@@ -376,6 +384,8 @@ private:
             sched::timer what;
             bool operator<(const alarm& o) const { return at != o.at ? at > o.at : number > o.number; }
         };
+        std::array<std::int32_t, stage_count> present = {};                 // workers that are up
+        std::array<std::optional<clock::time_point>, stage_count> stranded; // since when there are none
         std::priority_queue<alarm> alarms;
         std::uint64_t alarm_count = 0;
 
@@ -453,6 +463,7 @@ private:
                     command c;
                     c.what = command::kind::install, c.version = a.version;
                     c.exports = export_now && a.version == exporting;
+                    ++rollouts[static_cast<std::size_t>(a.worker)]->installs;
                     post(*rollouts[static_cast<std::size_t>(a.worker)], std::move(c));
                     break;
                 }
@@ -546,6 +557,7 @@ private:
 
         // --- workers coming and going, under the mutex
 
+        static std::size_t index_of(stage s) { return static_cast<std::size_t>(s); }
         worker& named(const worker_name& n) {
             const auto i = static_cast<std::size_t>(n.worker);
             const std::size_t count = n.stage == stage::rollout   ? rollouts.size()
@@ -560,6 +572,8 @@ private:
         }
         void announce(worker& w) {
             w.up = true;
+            ++present[index_of(w.kind)];
+            stranded[index_of(w.kind)].reset();
             tell(w, worker_change::up);
             w.may_return = false;
             w.stop = std::stop_source();
@@ -577,10 +591,17 @@ private:
             if (std::exchange(w.up, false)) {
                 busy(w, false);
                 tell(w, worker_change::down);
+                if (--present[index_of(w.kind)] == 0) {
+                    stranded[index_of(w.kind)] = clock::now();
+                    time_passes.notify_all();
+                }
             }
             w.may_return = may_return;
             w.stop.request_stop();
-            if (w.kind == stage::rollout) static_cast<rollout_worker&>(w).mail.clear();
+            if (w.kind == stage::rollout) {
+                static_cast<rollout_worker&>(w).mail.clear();
+                installed(static_cast<rollout_worker&>(w), true);
+            }
             if (w.kind == stage::teacher) static_cast<teacher_worker&>(w).mail.clear();
             if (w.kind == stage::learner) {
                 learner->next.reset();
@@ -602,6 +623,16 @@ private:
             if (over || w.up) return;
             w.may_return = true;
             w.wake.notify_one();
+        }
+        // What is published must be what the workers are told to install: the learner waits while one of them is at it, and
+        // none comes back while the learner trains.
+        void installed(rollout_worker& w, bool all = false) {
+            w.installs = all ? 0 : w.installs - 1;
+            if (w.installs == 0) learner->wake.notify_one();
+        }
+        bool may_train() const {
+            return learner->next &&
+                   std::none_of(rollouts.begin(), rollouts.end(), [](const auto& w) { return w->installs > 0; });
         }
         void wake_the_lost() {
             for (const auto& w : rollouts)
@@ -713,8 +744,8 @@ private:
             for (auto& p : partials)
                 if (payload& known = at(p.ticket.slot); known.is(p.ticket)) known.partial = std::move(p.sequence);
             for (const reply& r : replies) {
+                if (!w.up || over) break; // it was lost meanwhile: all of this was given up
                 if (r.failed) note(r.failed, worker_name{w.kind, w.number});
-                if (!w.up) continue; // it was lost meanwhile: all of this was given up
                 switch (r.to->what) {
                 case command::kind::start:
                     if (r.failed) offer(w, event::rollout_failed(r.to->ticket));
@@ -724,6 +755,7 @@ private:
                     break;
                 case command::kind::install:
                     if (!r.failed) {
+                        installed(w);
                         w.failed_installs = 0;
                         offer(w, event::synced(w.number, r.to->version));
                     } else {
@@ -772,7 +804,7 @@ private:
                     }
             }
             lock.lock();
-            if (failed) note(failed, worker_name{w.kind, w.number});
+            if (failed && !stop.stop_requested()) note(failed, worker_name{w.kind, w.number});
             for (auto& f : out) {
                 if (f.ticket.worker != w.number) { // nobody asked it
                     note(std::make_exception_ptr(invalid_input("step", "a rollout stage answered another's ticket")),
@@ -829,7 +861,7 @@ private:
                 }
                 c.rolled.clear();
                 lock.lock();
-                if (failed) note(failed, worker_name{w.kind, w.number});
+                if (failed && !stop.stop_requested()) note(failed, worker_name{w.kind, w.number});
                 if (!w.up && !w.may_return) continue; // killed
                 std::vector<ticket> done;
                 for (std::size_t i = 0; !failed && i < scores.size(); ++i) {
@@ -850,8 +882,7 @@ private:
             std::unique_lock lock(mutex);
             for (;;) {
                 if (!w.next) busy(w, false);
-                w.wake.wait(lock,
-                            [&] { return over || !w.hooks.empty() || (w.up ? w.next.has_value() : w.may_return); });
+                w.wake.wait(lock, [&] { return over || !w.hooks.empty() || (w.up ? may_train() : w.may_return); });
                 if (!w.hooks.empty() && !abandoned) {
                     busy(w, false);
                     const auto hook = std::move(w.hooks.front());
@@ -874,7 +905,7 @@ private:
                     guarded({}, [&] { announce(w); });
                     continue;
                 }
-                if (!w.next) continue;
+                if (!may_train()) continue;
                 busy(w, true);
                 const training t = std::move(*w.next);
                 w.next.reset();
@@ -894,7 +925,7 @@ private:
                 }
                 lock.lock();
                 w.calling = false;
-                if (failed) note(failed, worker_name{w.kind, w.number});
+                if (failed && !stop.stop_requested()) note(failed, worker_name{w.kind, w.number});
                 if (w.up || w.may_return) // else it was killed
                     offer(w, failed ? event::learn_failed(t.job) : event::learned(t.job, updates));
                 wake_the_lost();
@@ -929,7 +960,21 @@ private:
                     continue;
                 }
                 std::optional<clock::time_point> until = drained;
-                if (!alarms.empty() && (!until || alarms.top().at < *until)) until = alarms.top().at;
+                const auto no_later = [&](clock::time_point t) { until = until ? std::min(*until, t) : t; };
+                if (!alarms.empty()) no_later(alarms.top().at);
+                if (options.stranded_seconds > 0 && !drained) {
+                    for (int i = 0; i < stage_count; ++i) {
+                        const auto& since = stranded[static_cast<std::size_t>(i)];
+                        if (!since) continue;
+                        const auto limit = *since + duration(options.stranded_seconds);
+                        if (now >= limit)
+                            note(std::make_exception_ptr(error(std::string("opd: no ") +
+                                                               name_of(static_cast<stage>(i)) + " worker is left")),
+                                 {});
+                        no_later(limit);
+                    }
+                    if (stop_requested) continue;
+                }
                 if (until)
                     time_passes.wait_until(lock, *until);
                 else

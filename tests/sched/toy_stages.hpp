@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Three stages that do next to nothing, check what they are given and do wrong what a test tells them to. A response has
+// 1 + sample % 17 tokens; token i of sample s, drawn by version v, is (s, i, v).
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "opd/sched/thread_driver.hpp"
+
+namespace toy {
+
+using namespace opd::sched;
+using opd::index_t;
+
+struct sequence {
+    sample_t sample = 0;
+    std::vector<version_t> versions; // of each token
+};
+struct scores {
+    sample_t sample = 0;
+    std::size_t tokens = 0;
+};
+inline std::size_t length_of(sample_t s) { return 1 + static_cast<std::size_t>(s % 17); }
+
+struct failed : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+/// What all stages of a run share. `fault` is asked before each call ("start", "step", "install", "abort", "score", "train")
+/// with the worker and what it is about; it may throw, hang, or answer what the stage knows to do wrong.
+struct world {
+    enum class wrong { nothing, twice, stranger, future, forgets, partly, miscounts };
+    std::function<wrong(const std::string& call, int worker, sample_t about, std::stop_token)> fault;
+    bool forgetful = false; ///< the rollout stage loses sequences
+
+    std::mutex mutex;
+    std::condition_variable changed;
+    version_t published = 0;
+    std::map<std::pair<sample_t, std::uint32_t>, version_t> starts; // attempts that the scheduler has started
+    std::vector<std::string> complaints;
+    int stages = 0; // objects that live
+    std::int64_t resumed = 0;
+
+    void complain(const std::string& s) {
+        const std::lock_guard lock(mutex);
+        complaints.push_back(s);
+    }
+    wrong ask(const std::string& call, int worker, sample_t about = 0, std::stop_token stop = {}) {
+        return fault ? fault(call, worker, about, stop) : wrong::nothing;
+    }
+    /// Blocks until released; heeds nothing.
+    class gate {
+    public:
+        void wait() {
+            std::unique_lock lock(mutex_);
+            ++waiting_;
+            changed_.notify_all();
+            changed_.wait(lock, [&] { return open_; });
+        }
+        void open() {
+            const std::lock_guard lock(mutex_);
+            open_ = true;
+            changed_.notify_all();
+        }
+        void await_waiting(int n = 1) {
+            std::unique_lock lock(mutex_);
+            changed_.wait(lock, [&] { return waiting_ >= n; });
+        }
+
+    private:
+        std::mutex mutex_;
+        std::condition_variable changed_;
+        bool open_ = false;
+        int waiting_ = 0;
+    };
+    void await_stages_gone() {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return stages == 0; });
+    }
+};
+
+/// Counts itself, so that a test can wait for threads that were left behind.
+class citizen {
+public:
+    explicit citizen(std::shared_ptr<world> w) : world_(std::move(w)) {
+        const std::lock_guard lock(world_->mutex);
+        ++world_->stages;
+    }
+    citizen(const citizen&) = delete;
+    citizen& operator=(const citizen&) = delete;
+    ~citizen() {
+        const std::lock_guard lock(world_->mutex);
+        --world_->stages;
+        world_->changed.notify_all();
+    }
+
+protected:
+    std::shared_ptr<world> world_;
+};
+
+class rollout : citizen {
+public:
+    using rolled_type = sequence;
+    rollout(std::shared_ptr<world> w, int number, int lanes)
+        : citizen(std::move(w)), number_(number), lanes_(static_cast<std::size_t>(lanes)) {}
+
+    void start(const ticket& t, std::shared_ptr<const sequence> partial) {
+        world_->ask("start", number_, t.sample);
+        lane& l = lanes_.at(static_cast<std::size_t>(t.lane));
+        if (l.busy) world_->complain("a lane is given twice");
+        {
+            const std::lock_guard lock(world_->mutex);
+            const auto known = world_->starts.find({t.sample, t.attempt});
+            if (known == world_->starts.end())
+                world_->complaints.push_back("an attempt that the scheduler has not started");
+            else if (known->second != version_)
+                world_->complaints.push_back("a start at version " + std::to_string(known->second) +
+                                             " on weights of version " + std::to_string(version_));
+            world_->resumed += partial != nullptr;
+        }
+        if (partial && partial->sample != t.sample) world_->complain("another's prefix");
+        if (partial && partial->versions.size() >= length_of(t.sample)) world_->complain("a prefix that is complete");
+        l = {true, t, partial ? *partial : sequence{t.sample, {}}};
+        ++running_;
+    }
+    void abort(const ticket& t) {
+        world_->ask("abort", number_, t.sample);
+        lane& l = lanes_.at(static_cast<std::size_t>(t.lane));
+        if (!l.busy || l.who != t) {
+            if (!world_->forgetful) world_->complain("an abort of what does not run");
+            return;
+        }
+        l.busy = false;
+        --running_;
+    }
+    void install(version_t v) {
+        world_->ask("install", number_, static_cast<sample_t>(v));
+        const std::lock_guard lock(world_->mutex);
+        if (v != world_->published)
+            throw failed("version " + std::to_string(v) + " is to be installed, but " +
+                         std::to_string(world_->published) + " is published");
+        version_ = v;
+    }
+    void step(std::vector<finished_rollout<sequence>>& out, std::stop_token stop) {
+        using wrong = world::wrong;
+        for (lane& l : lanes_) {
+            if (!l.busy) continue;
+            const wrong w = world_->ask("step", number_, l.who.sample, stop);
+            if (w == wrong::forgets) {
+                l.busy = false;
+                --running_;
+                return;
+            }
+            l.what.versions.push_back(version_);
+            if (l.what.versions.size() < length_of(l.who.sample)) continue;
+            token_versions v{l.what.versions.front(), l.what.versions.back(), 0,
+                             static_cast<std::int64_t>(l.what.versions.size())};
+            for (const version_t x : l.what.versions) v.mean += static_cast<double>(x);
+            v.mean /= static_cast<double>(v.tokens);
+            if (w == wrong::future) v.newest = version_ + 1;
+            const auto made = std::make_shared<const sequence>(l.what);
+            out.push_back({l.who, v, made});
+            if (w == wrong::twice) out.push_back({l.who, v, std::make_shared<const sequence>()});
+            if (w == wrong::stranger) {
+                ticket other = l.who;
+                ++other.worker;
+                out.push_back({other, v, made});
+            }
+            l.busy = false;
+            --running_;
+        }
+    }
+    index_t running() const { return running_; }
+    void export_partials(std::vector<partial_rollout<sequence>>& out) const {
+        for (const lane& l : lanes_)
+            if (l.busy) out.push_back({l.who, std::make_shared<const sequence>(l.what)});
+    }
+
+private:
+    struct lane {
+        bool busy = false;
+        ticket who;
+        sequence what;
+    };
+    int number_;
+    std::vector<lane> lanes_;
+    index_t running_ = 0;
+    version_t version_ = -1;
+};
+
+class teacher : citizen {
+public:
+    using scored_type = scores;
+    teacher(std::shared_ptr<world> w, int number) : citizen(std::move(w)), number_(number) {}
+
+    std::vector<std::shared_ptr<const scores>> score(std::span<const std::shared_ptr<const sequence>> rolled,
+                                                     std::stop_token stop) {
+        std::vector<std::shared_ptr<const scores>> r;
+        world::wrong w = world::wrong::nothing;
+        for (const auto& s : rolled) {
+            if (const auto one = world_->ask("score", number_, s->sample, stop); one != world::wrong::nothing) w = one;
+            if (s->versions.size() != length_of(s->sample)) world_->complain("an incomplete sequence is to be scored");
+            r.push_back(std::make_shared<const scores>(scores{s->sample, s->versions.size()}));
+        }
+        if (w == world::wrong::partly) r.front().reset();
+        if (w == world::wrong::miscounts) r.pop_back();
+        return r;
+    }
+
+private:
+    int number_;
+};
+
+class learner : citizen {
+public:
+    explicit learner(std::shared_ptr<world> w) : citizen(std::move(w)) {}
+
+    index_t train(std::span<const sequence_view<sequence, scores>> batch, version_t version, std::stop_token stop) {
+        world_->ask("train", 0, static_cast<sample_t>(version), stop);
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+            const auto& s = batch[i];
+            if (i > 0 && batch[i - 1].ticket.sample >= s.ticket.sample) world_->complain("a batch out of order");
+            if (!s.rolled || s.rolled->sample != s.ticket.sample) world_->complain("another's sequence");
+            if (!s.scored || s.scored->sample != s.ticket.sample) world_->complain("another's score");
+            if (s.rolled && (s.rolled->versions.front() != s.versions.oldest || s.start > s.versions.oldest))
+                world_->complain("versions that do not fit");
+        }
+        const std::lock_guard lock(world_->mutex);
+        if (world_->published != version) world_->complaints.push_back("a train step at the wrong version");
+        if (stop.stop_requested()) throw failed("too late");
+        world_->published = version + 1;
+        return 2;
+    }
+};
+
+using driver = thread_driver<rollout, teacher, learner>;
+
+using snapshot = run_snapshot<sequence, scores>;
+using step = step_report<sequence, scores>;
+
+/// A run with these stages, and what became of it.
+struct run {
+    settings how;
+    thread_options options;
+    int rollouts = 2, lanes = 4, teachers = 1;
+    std::function<void(driver&)> prepare; // before run()
+    std::function<void(driver&, const step&)> on_step;
+    std::function<void(driver&, snapshot)> on_checkpoint;
+    std::function<void(const opd::sched::event&, const actions&, const scheduler&)> on_event; // under the driver's lock
+    const snapshot* from = nullptr;
+    std::stop_token stop;
+    bool check_state = true; // the scheduler's invariants, after every event
+    std::shared_ptr<world> shared = std::make_shared<world>();
+
+    run_report report;
+    std::vector<std::set<sample_t>> batches; // by step
+    std::vector<sample_t> consumed;          // in the order of the steps
+    std::vector<step> steps;
+    double worst_start_lag = 0;
+    std::int64_t tokens = 0;
+
+    run& go() {
+        driver::hooks_type hooks;
+        driver* self = nullptr;
+        version_t last = from ? from->version : 0;
+        if (from) shared->published = from->version;
+        hooks.on_event = [this](double, const event& e, const actions& out, const scheduler& s) {
+            {
+                const std::lock_guard lock(shared->mutex);
+                for (const action& a : out.items)
+                    if (a.what == action::kind::start) shared->starts[{a.ticket.sample, a.ticket.attempt}] = a.version;
+            }
+            if (check_state) s.check_invariants();
+            if (on_event) on_event(e, out, s);
+        };
+        hooks.on_step = [&](const step& s) {
+            if (s.version != ++last) shared->complain("a step out of order");
+            batches.emplace_back();
+            for (const auto& c : s.consumed) {
+                batches.back().insert(c.ticket.sample);
+                consumed.push_back(c.ticket.sample);
+                tokens += c.versions.tokens;
+                worst_start_lag = std::max(worst_start_lag, static_cast<double>(s.version - 1 - c.start));
+            }
+            steps.push_back(s);
+            if (on_step) on_step(*self, s);
+        };
+        if (on_checkpoint) hooks.on_checkpoint = [&](snapshot s) { on_checkpoint(*self, std::move(s)); };
+        auto d = from ? std::make_unique<driver>(how, *from, options, std::move(hooks))
+                      : std::make_unique<driver>(how, options, std::move(hooks));
+        self = d.get();
+        for (int i = 0; i < rollouts; ++i) d->add_rollout(std::make_shared<rollout>(shared, i, lanes), lanes);
+        for (int i = 0; i < teachers; ++i) d->add_teacher(std::make_shared<teacher>(shared, i));
+        d->set_learner(std::make_shared<learner>(shared));
+        if (prepare) prepare(*d);
+        report = d->run(stop);
+        return *this;
+    }
+    std::string complaints() const {
+        const std::lock_guard lock(shared->mutex);
+        std::string all;
+        for (const std::string& s : shared->complaints) all += s + "\n";
+        return all;
+    }
+    /// Exactly 0 … n-1, each once.
+    bool consumed_all(sample_t n) const {
+        std::vector<sample_t> sorted = consumed;
+        std::sort(sorted.begin(), sorted.end());
+        if (sorted.size() != n) return false;
+        for (sample_t i = 0; i < n; ++i)
+            if (sorted[i] != i) return false;
+        return true;
+    }
+    std::string first_exception() const {
+        if (!report.first_exception) return "";
+        try {
+            std::rethrow_exception(report.first_exception);
+        } catch (const std::exception& e) {
+            return e.what();
+        }
+    }
+};
+
+} // namespace toy
