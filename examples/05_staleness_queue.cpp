@@ -42,9 +42,8 @@ int main() {
         const auto produce = [&](std::stop_token stop, unsigned seed) {
             std::mt19937 random(seed);
             for (int prompt = next++; prompt < prompts;) {
-                sched::permit permit =
-                    queue.acquire(stop); // waits for its turn, and while new weights are on their way
-                if (!permit) return;     // stopped or closed
+                sched::permit permit = queue.acquire(stop); // waits, also while new weights are on their way
+                if (!permit) return;                        // stopped or closed
                 try {
                     sample s{prompt, roll_out(weights, random)};
                     if (queue.push(permit, std::move(s)) == sched::push_result::queued) prompt = next++;

@@ -19,8 +19,8 @@ opd_packages() {
     case $1 in
     demo) echo "$build $trainer" ;;
     test) echo "$build $trainer $tests" ;;
-    bench) echo "$build libbenchmark-dev" ;;
-    ci) echo "$build $trainer $tests libbenchmark-dev git clang-19 libclang-rt-19-dev clang-format" ;;
+    bench) echo "$build libbenchmark-dev libtbb-dev" ;;
+    ci) echo "$build $trainer $tests libbenchmark-dev libtbb-dev git clang-19 libclang-rt-19-dev clang-format" ;;
     *) opd_die "opd_packages: no set of packages is called '$1'" ;;
     esac
 }

@@ -80,6 +80,24 @@ void producer(staleness_queue<item>& q, const world& w, record& r, int number, c
     }
 }
 
+/// The same with exchange(), one item at a time, and no failures.
+void exchanger(staleness_queue<item>& q, const world& w, record& r, int number, const std::stop_token& stop) {
+    permit p = q.acquire(stop);
+    for (int i = 0; i < w.each && p; ++i) {
+        const int id = number * w.each + i;
+        r.from_to(id, record::unmade, record::queued);
+        push_result pushed = push_result::stale;
+        while (pushed == push_result::stale) {
+            pushed = q.exchange(p, make(id), stop);
+            if (pushed == push_result::stale && (w.policy != staleness_policy::retry || !p.restart(stop))) break;
+        }
+        if (pushed == push_result::queued) continue;
+        r.from_to(id, record::queued, record::reported);
+        p = {}; // returned before the next is taken: more producers than permits must not hold them all
+        p = q.acquire(stop);
+    }
+}
+
 void learner(staleness_queue<item>& q, const world& w, record& r, int number, std::atomic<int>& out,
              const std::stop_token& stop) {
     std::mt19937 random(w.seed * 104729U + static_cast<std::uint32_t>(number));
@@ -141,7 +159,8 @@ void run(const world& w, bool to_the_end, Disturb&& disturb) {
         staleness_queue<item> q(options(w));
         std::vector<std::jthread> producers, learners;
         for (int k = 0; k < w.producers; ++k)
-            producers.emplace_back([&, k](const std::stop_token& stop) { producer(q, w, r, k, stop); });
+            producers.emplace_back(
+                [&, k](const std::stop_token& stop) { ((w.seed >> k) % 2 ? exchanger : producer)(q, w, r, k, stop); });
         for (int k = 0; k < w.learners; ++k)
             learners.emplace_back([&, k](const std::stop_token& stop) { learner(q, w, r, k, out, stop); });
         disturb(q, producers, learners, left);

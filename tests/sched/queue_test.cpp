@@ -375,6 +375,47 @@ TEST_CASE("restart waits for the gate and takes the next version") {
     CHECK(q.counts().retried == 1);
 }
 
+TEST_CASE("exchange pushes and takes the next permit") {
+    queue q(options(2, 0, staleness_policy::retry));
+    permit p = q.acquire();
+    CHECK(q.exchange(p, 1) == push_result::queued);
+    REQUIRE(p);
+    CHECK(q.counts().outstanding == 2);
+    std::jthread learner([&] { // the next is free only once these two are consumed
+        auto b = q.pop();
+        CHECK(items(*b) == std::vector{1, 2});
+        consume(*std::move(b));
+    });
+    CHECK(q.exchange(p, 2) == push_result::queued);
+    CHECK(p.version() == 1);
+    learner.join();
+    permit other = q.acquire();
+    std::stop_source stop;
+    std::jthread producer([&] { CHECK(q.exchange(p, 3, stop.get_token()) == push_result::queued); });
+    until_waiting(q, 1);
+    stop.request_stop();
+    producer.join();
+    CHECK_FALSE(p);
+    CHECK(q.exchange(other, 4, stop.get_token()) == push_result::queued);
+    CHECK_FALSE(other);
+    auto b = q.pop();
+    CHECK(items(*b) == std::vector{3, 4});
+    consume(*std::move(b));
+
+    p = q.acquire();
+    q.close();
+    CHECK(q.exchange(p, 5) == push_result::queued);
+    CHECK_FALSE(p);
+    CHECK(q.abort() == std::vector{5});
+    permit two[2];
+    int x[2] = {};
+    queue r(options(2, 1)), s(options(2, 0));
+    two[0] = r.acquire(), two[1] = r.acquire();
+    CHECK(argument_of([&] { (void)r.exchange(two, x); }) == "permits"); // group is 1
+    CHECK(r.counts().ready == 0);
+    CHECK(argument_of([&] { (void)s.exchange(two[0], 1); }) == "permits");
+}
+
 TEST_CASE("first come, first served: singles do not overtake a group") {
     queue q(options(2, 3, staleness_policy::capacity, 0, 4)); // 8 permits
     std::vector<permit> held;

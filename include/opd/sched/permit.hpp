@@ -97,6 +97,17 @@ public:
     permit_pool(const permit_pool&) = delete;
 
     bool acquire(std::span<permit> out, const std::stop_token& stop, bool may_wait);
+    /// If they are free and nobody waits for them.
+    bool grant_now(std::span<permit> out) {
+        if (closed_ || !permits_.empty() || ledger_.free() < static_cast<index_t>(out.size())) return false;
+        grant(out);
+        return true;
+    }
+    void check_group(std::span<permit> out) const {
+        if (static_cast<index_t>(out.size()) > group_)
+            throw invalid_input("permits", "at most group = " + std::to_string(group_) + " at once, not " +
+                                               std::to_string(out.size()));
+    }
     void release(slot_t s) {
         std::unique_lock lock = hold();
         ledger_.release(s);
@@ -293,27 +304,19 @@ inline void permit_pool::serve_permits() {
 }
 
 inline bool permit_pool::acquire(std::span<permit> out, const std::stop_token& stop, bool may_wait) {
-    const auto n = static_cast<index_t>(out.size());
-    if (n > group_)
-        throw invalid_input("permits",
-                            "at most group = " + std::to_string(group_) + " at once, not " + std::to_string(n));
-    for (index_t i = 0; i < n; ++i)
-        if (out[static_cast<std::size_t>(i)]) throw invalid_input("permits", "holds one already", i);
+    check_group(out);
+    for (const permit& p : out)
+        if (p) throw invalid_input("permits", "holds one already", &p - out.data());
     if (stop.stop_requested()) return false;
-    const auto try_now = [&] {
-        const bool enough = ledger_.free() >= n;
-        if (enough) grant(out);
-        return enough;
-    };
     {
         const std::unique_lock lock = hold();
-        if (closed_) return false;
-        if (permits_.empty() && try_now()) return true;
-        if (!may_wait) return false;
+        if (grant_now(out)) return true;
+        if (closed_ || !may_wait) return false;
     }
     queue_waiter w;
     w.out = out;
-    return wait(permits_, w, stop, try_now, [this] { return closed_; });
+    return wait(
+        permits_, w, stop, [&] { return grant_now(out); }, [this] { return closed_; });
 }
 
 } // namespace detail

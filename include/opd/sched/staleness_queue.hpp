@@ -27,7 +27,6 @@
 // Source: AsyncOPD section 7 and appendix G (permits, sync gate).
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -74,12 +73,21 @@ class staleness_queue {
             pool::plan_, pool::refuse_waiters, pool::serve, pool::training_, pool::wait;
         using training = typename pool::training;
 
-        std::deque<cell> cells;    // by slot; never moved
+        /// By slot; in pieces, since a batch refers to them while others are added.
+        class cell_table {
+        public:
+            slot_t size() const { return static_cast<slot_t>(pieces_.size() * piece); }
+            void reach(slot_t s) {
+                while (s >= size()) pieces_.push_back(std::make_unique<cell[]>(piece));
+            }
+            cell& operator[](slot_t s) const { return pieces_[s / piece][s % piece]; }
+
+        private:
+            static constexpr std::size_t piece = 256;
+            std::vector<std::unique_ptr<cell[]>> pieces_;
+        };
+        cell_table cells;
         std::vector<cell*> picked; // of the batch
-        cell& at(slot_t s) {
-            while (cells.size() <= s) cells.emplace_back();
-            return cells[s];
-        }
         void open() {
             picked.clear();
             for (const slot_t s : batch_) picked.push_back(&cells[s]);
@@ -242,8 +250,8 @@ public:
         try {
             restore(snapshot, read);
         } catch (...) { // its ledger speaks of items that were not read
-            for (cell& c : core_->cells)
-                if (c.full) (void)c.take();
+            for (slot_t s = 0; s < core_->cells.size(); ++s)
+                if (core_->cells[s].full) (void)core_->cells[s].take();
             delete core_;
             throw;
         }
@@ -270,32 +278,28 @@ public:
     [[nodiscard]] bool try_acquire(std::span<permit> out) { return core_->acquire(out, {}, false); }
 
     /// Unless `queued`, permit and item stay as they are.
-    [[nodiscard]] push_result push(permit& p, T&& item) { return push(std::span(&p, 1), std::span(&item, 1)); }
+    [[nodiscard]] push_result push(permit& p, T&& item) { return push({&p, 1}, {&item, 1}); }
     /// All or none.
     [[nodiscard]] push_result push(std::span<permit> permits, std::span<T> items) {
-        if (permits.size() != items.size())
-            throw invalid_input("items", "must be as many as permits, " + std::to_string(permits.size()) + ", not " +
-                                             std::to_string(items.size()));
-        for (std::size_t i = 0; i < permits.size(); ++i)
-            if (permits[i].pool_ != core_)
-                throw invalid_input("permits", permits[i] ? "belongs to another queue" : "is empty",
-                                    permits.size() == 1 ? -1 : static_cast<index_t>(i));
+        check(permits, items);
         const std::unique_lock lock = core_->hold();
-        if (core_->aborted_) return push_result::aborted;
-        if (gives_up())
-            for (const permit& p : permits)
-                if (p.version_ < core_->ledger_.version() - core_->plan_.depth) return push_result::stale;
-        for (const permit& p : permits) core_->at(p.slot_);
-        for (std::size_t i = 0; i < permits.size(); ++i) {
-            cell& c = core_->cells[permits[i].slot_];
-            std::construct_at(reinterpret_cast<T*>(c.bytes), std::move(items[i]));
-            c.full = true;
-            c.version = permits[i].version_;
-            core_->ledger_.rolled_out(permits[i].slot_);
-            core_->ledger_.ready(permits[i].slot_);
-            permits[i].pool_ = nullptr;
+        return push_now(permits, items);
+    }
+    /// push(), and if `queued` acquire() into the same permits: cheaper than one after the other. Then they are empty if
+    /// stopped or closed.
+    [[nodiscard]] push_result exchange(permit& p, T&& item, const std::stop_token& stop = {}) {
+        return exchange({&p, 1}, {&item, 1}, stop);
+    }
+    [[nodiscard]] push_result exchange(std::span<permit> permits, std::span<T> items,
+                                       const std::stop_token& stop = {}) {
+        check(permits, items);
+        core_->check_group(permits);
+        {
+            const std::unique_lock lock = core_->hold();
+            const push_result r = push_now(permits, items);
+            if (r != push_result::queued || stop.stop_requested() || core_->grant_now(permits)) return r;
         }
-        core_->serve();
+        (void)core_->acquire(permits, stop, true);
         return push_result::queued;
     }
 
@@ -406,6 +410,35 @@ private:
                                 "weights change is up to their producer");
         return new core(plan_of({.batch = o.batch, .schedule = o.schedule, .group = o.group}), o.group);
     }
+    void check(std::span<permit> permits, std::span<T> items) const {
+        if (permits.size() != items.size())
+            throw invalid_input("items", "must be as many as permits, " + std::to_string(permits.size()) + ", not " +
+                                             std::to_string(items.size()));
+        for (std::size_t i = 0; i < permits.size(); ++i)
+            if (permits[i].pool_ != core_)
+                throw invalid_input("permits", permits[i] ? "belongs to another queue" : "is empty",
+                                    permits.size() == 1 ? -1 : static_cast<index_t>(i));
+    }
+    push_result push_now(std::span<permit> permits, std::span<T> items) {
+        core& c = *core_;
+        if (c.aborted_) return push_result::aborted;
+        if (gives_up())
+            for (const permit& p : permits)
+                if (p.version_ < c.ledger_.version() - c.plan_.depth) return push_result::stale;
+        for (const permit& p : permits) c.cells.reach(p.slot_);
+        for (std::size_t i = 0; i < permits.size(); ++i) {
+            permit& p = permits[i];
+            cell& x = c.cells[p.slot_];
+            std::construct_at(reinterpret_cast<T*>(x.bytes), std::move(items[i]));
+            x.full = true;
+            x.version = p.version_;
+            c.ledger_.rolled_out(p.slot_);
+            c.ledger_.ready(p.slot_);
+            p.pool_ = nullptr;
+        }
+        c.serve();
+        return push_result::queued;
+    }
     bool gives_up() const {
         return core_->plan_.policy == staleness_policy::drop || core_->plan_.policy == staleness_policy::retry;
     }
@@ -430,7 +463,8 @@ private:
         from(c.counts_, c.ledger_);
         for (slot_t s = 0; s < c.ledger_.slots(); ++s)
             if (c.ledger_.in_use(s)) {
-                cell& x = c.at(s);
+                c.cells.reach(s);
+                cell& x = c.cells[s];
                 from(x.version);
                 std::construct_at(reinterpret_cast<T*>(x.bytes), read(from));
                 x.full = true;
