@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Snapshots of the scheduler. In random runs with random faults a scheduler that is saved and restored after every event does
+// what the one does that never was. Damaged, cut and foreign bytes are refused. After a crash at any event (the snapshot is
+// restored, everybody is gone and new workers come) nothing is lost, nothing consumed twice, and the staleness bounds hold.
+#include "script.hpp"
+#include "support/property.hpp"
+#include "world.hpp"
+
+namespace {
+
+using namespace opd::test;
+using opd::index_t;
+
+world_options random_options() {
+    world_options o;
+    settings& s = o.s;
+    s.batch = *rc::gen::inRange<index_t>(1, 5);
+    s.teacher_batch = *rc::gen::inRange<index_t>(1, 4);
+    s.teacher_flush = *rc::gen::element(0.0, 0.05);
+    s.rollout_attempts = s.teacher_attempts = s.learner_attempts = *rc::gen::inRange(1, 5);
+    s.rollout_deadline = s.abort_deadline = s.teacher_deadline = s.learner_deadline = s.sync_deadline = 1;
+    const index_t depth = *rc::gen::inRange<index_t>(0, 4);
+    const int kind = *rc::gen::inRange(0, 8);
+    async a{.tau = depth,
+            .policy = *rc::gen::element(policy::capacity, policy::cohort_fifo, policy::edf, policy::drop, policy::retry,
+                                        policy::in_order, policy::areal),
+            .update = *rc::gen::element(weight_update::keep, weight_update::abort, weight_update::finish_first)};
+    const bool gives_up = a.policy == policy::drop || a.policy == policy::retry;
+    if (a.policy != policy::areal)
+        a.outstanding = *rc::gen::inRange<index_t>(s.batch, (depth + 1) * s.batch + 1) + (gives_up ? 3 : 0);
+    if (kind == 0)
+        s.schedule = opd::sched::sync{};
+    else if (kind == 1)
+        s.schedule = step_off{depth};
+    else if (kind == 2)
+        s.schedule = controlled{depth};
+    else
+        s.schedule = a;
+    if (a.policy != policy::areal || kind <= 2) s.group = s.batch % 2 == 0 && a.outstanding % 2 == 0 ? 2 : 1;
+    s.sequences = s.group * *rc::gen::inRange<index_t>(1, 20 / s.group);
+    o.slots = *rc::gen::container<std::vector<std::int32_t>>(static_cast<std::size_t>(*rc::gen::inRange(1, 4)),
+                                                             rc::gen::inRange(1, 4));
+    o.faults = *rc::gen::inRange(0, 12);
+    o.keep_prefixes = *rc::gen::arbitrary<bool>();
+    return o;
+}
+
+/// The next choice: any that is possible, faults now and then.
+choice draw(const std::vector<choice>& all) {
+    const auto faults =
+        std::find_if(all.begin(), all.end(), [](const choice& c) { return c.what >= choice::first_fault; });
+    const auto plain = static_cast<std::size_t>(faults - all.begin());
+    RC_ASSERT(plain > 0u); // else it is a deadlock
+    const bool fault = plain < all.size() && *rc::gen::inRange(0, 8) == 0;
+    const std::size_t i = fault ? *rc::gen::inRange(plain, all.size()) : *rc::gen::inRange<std::size_t>(0, plain);
+    return all[i];
+}
+
+settings stream(index_t batch, const async& a) { return {.batch = batch, .schedule = a, .teacher_batch = 1}; }
+
+std::string refusal(const settings& s, std::string_view bytes) {
+    try {
+        scheduler::restore(s, bytes);
+    } catch (const opd::invalid_input& e) {
+        return e.what();
+    }
+    return "accepted";
+}
+bool refused(const settings& s, std::string_view bytes, const std::string& words) {
+    const std::string said = refusal(s, bytes);
+    INFO(said);
+    return said.find(words) != std::string::npos;
+}
+
+} // namespace
+
+TEST_CASE("saved and restored after every event it does what it would have done") {
+    property("restore(snapshot()) is the same scheduler",
+             [] {
+                 const world_options o = random_options();
+                 world plain(o), saved(o);
+                 for (int step = 0; !plain.s.finished() && step < 2000; ++step) {
+                     const choice c = draw(plain.choices(o));
+                     const std::string bytes = saved.s.snapshot();
+                     saved.s = scheduler::restore(o.s, bytes);
+                     RC_ASSERT(saved.s.snapshot() == bytes);
+                     plain.take(o, c);
+                     saved.take(o, c);
+                     RC_ASSERT(plain.hash() == saved.hash()); // of what it did to the world too
+                 }
+                 RC_ASSERT(plain.s.finished() && saved.s.finished());
+                 RC_ASSERT(plain.s.snapshot() == saved.s.snapshot());
+             },
+             {.cases = 4000});
+}
+
+TEST_CASE("a crash after every event loses nothing") {
+    property("crash at any event",
+             [] {
+                 world_options o = random_options();
+                 o.faults = 0;
+                 // a reference run up to any of its events, then the crash, then on to the end; the world keeps the books
+                 const int before = *rc::gen::inRange(0, 60);
+                 o.faults = 1 + *rc::gen::inRange(0, 3);
+                 world w(o);
+                 bool crashed = false;
+                 for (int step = 0; !w.s.finished() && step < 3000; ++step) {
+                     const auto all = w.choices(o);
+                     if (!crashed && step >= before && all.back().what == choice::crash) {
+                         const auto outstanding = w.s.where().outstanding();
+                         const version_t v = w.s.version();
+                         const counters totals = w.s.totals();
+                         scheduler again = scheduler::restore(o.s, w.s.snapshot());
+                         again.abandon_workers(o.keep_prefixes);
+                         RC_ASSERT(again.where().outstanding() == outstanding);
+                         RC_ASSERT(again.where().rollout + again.where().scoring + again.where().training == 0);
+                         RC_ASSERT(again.version() == v);
+                         RC_ASSERT(again.gate_open());
+                         RC_ASSERT(again.totals().admitted == totals.admitted);
+                         RC_ASSERT(again.totals().consumed == totals.consumed);
+                         RC_ASSERT(again.totals().updates == totals.updates);
+                         again.for_each([&](const outstanding_sequence& q) { RC_ASSERT(q.start <= v); });
+                         w.take(o, all.back());
+                         crashed = true;
+                     } else {
+                         w.take(o, draw(all));
+                     }
+                 }
+                 RC_ASSERT(w.s.finished());
+             },
+             {.cases = 6000});
+}
+
+TEST_CASE("damage is found") {
+    property("one changed byte, one bit, a cut, an end",
+             [] {
+                 const world_options o = random_options();
+                 world w(o);
+                 for (int step = *rc::gen::inRange(0, 40); step > 0 && !w.s.finished(); --step)
+                     w.take(o, draw(w.choices(o)));
+                 const std::string bytes = w.s.snapshot();
+                 RC_ASSERT(refusal(o.s, bytes) == "accepted");
+                 for (std::size_t i = 0; i < bytes.size(); i += 1 + bytes.size() / 97) {
+                     std::string other = bytes;
+                     other[i] = static_cast<char>(other[i] ^ (1 << *rc::gen::inRange(0, 8)));
+                     RC_ASSERT(refused(o.s, other, "opd: snapshot: "));
+                     RC_ASSERT(refused(o.s, std::string_view(bytes).substr(0, i), "opd: snapshot: "));
+                 }
+                 RC_ASSERT(refused(o.s, bytes + '\0', "damaged"));
+                 RC_ASSERT(refused(o.s, bytes + bytes, "damaged"));
+             },
+             {.cases = 100});
+    CHECK(refused(settings{}, "", "ends too early"));
+    CHECK(refused(settings{}, "some text that is no snapshot at all", "none of this library"));
+    CHECK(refused(settings{}, seal(""), "ends too early"));
+    const std::string good = scheduler(settings{}).snapshot();
+    const std::string body(unseal(good));
+    CHECK(refused(settings{}, seal(body + "x"), "longer than the state"));
+    CHECK(refused(settings{}, seal(body.substr(0, body.size() - 1)), "ends too early"));
+}
+
+TEST_CASE("a snapshot of another schedule is refused by the name of what differs") {
+    const settings s = stream(4, {.tau = 3});
+    const std::string bytes = scheduler(s).snapshot();
+    CHECK(refused(stream(2, {.tau = 3}), bytes, "another batch"));
+    CHECK(refused(stream(4, {.tau = 2}), bytes, "another schedule.k or schedule.tau"));
+    CHECK(refused(stream(4, {.tau = 3, .policy = policy::edf}), bytes, "another schedule.policy"));
+    CHECK(refused(stream(4, {.tau = 3, .update = weight_update::abort}), bytes, "another schedule.update"));
+    CHECK(refused({.batch = 4, .schedule = step_off{3}}, bytes, "another kind of schedule"));
+    settings other = s;
+    other.group = 2;
+    CHECK(refused(other, bytes, "another group"));
+    other = s;
+    other.sequences = 100, other.available = 200, other.teacher_batch = 3, other.rollout_attempts = 7;
+    other.sync_deadline = 9;
+    CHECK(refusal(other, bytes) == "accepted"); // limits may change
+}
+
+TEST_CASE(
+    "after a crash: who ran waits in the order of admission, who was scored is queued, who was trained is ready") {
+    for (const bool keep : {false, true}) {
+        script t(stream(1, {.tau = 4}));
+        t.staff(5);
+        t.rolled(1);
+        t.scored(); // in training
+        t.rolled(3);
+        t.scored();  // ready
+        t.rolled(2); // in scoring
+        const counters before = t.s.totals();
+        t.s = scheduler::restore(t.s.options(), t.s.snapshot());
+        t.s.abandon_workers(keep);
+        t.s.check_invariants();
+        CHECK(t.s.where() == census{.waiting = 2, .queued = 1, .ready = 2});
+        CHECK(t.s.totals().admitted == before.admitted);
+        t.s.for_each([&](const outstanding_sequence& q) {
+            if (q.where == outstanding_sequence::place::waiting) CHECK(q.start == (keep ? 0 : -1));
+        });
+        CHECK(t.up(stage::teacher, 0) == "score j5@0:2");
+        CHECK(t.up(stage::learner) == "train j6 v0:1");
+        CHECK(t.up(stage::rollout, 0, 2) == "sync 0 v0");
+        CHECK(t.synced(0, 0) == "start 0#2@0 | start 4#2@0");
+        t.learned();
+        CHECK(t.synced(0, 1) == "step v1:1 | train j7 v1:3");
+        t.rolled(0, 0, 1);
+        t.learned();
+        CHECK(t.synced(0, 2).find("step v2:3") == 0);
+    }
+}
+
+TEST_CASE("after a crash in a synchronisation: tokens of the version that never came are thrown away") {
+    for (const int stage_of_it : {0, 1, 2}) { // queued, in scoring, scored
+        CAPTURE(stage_of_it);
+        script t(stream(1, {.tau = 2}));
+        t.staff(2);
+        t.up(stage::rollout, 1);
+        t.synced(1, 0);
+        t.rolled(0);
+        t.scored();
+        CHECK(t.learned() == "sync 0 v1 | sync 1 v1");
+        t.synced(0, 1);
+        const auto at = t.begun.at(1).worker == 0 ? 1u : 2u;
+        if (stage_of_it == 0) t.down(stage::teacher);
+        t.rolled(at, 0, 1); // its end was drawn by version 1
+        if (stage_of_it == 2) t.scored();
+        CHECK(t.s.where().waiting == 0);
+        t.s = scheduler::restore(t.s.options(), t.s.snapshot());
+        t.s.abandon_workers(true);
+        t.s.check_invariants();
+        CHECK(t.s.version() == 0);
+        CHECK(t.s.where() == census{.waiting = 2, .ready = 1});
+        t.staff(3);
+        CHECK(t.s.where() == census{.rollout = 2, .training = 1});
+        CHECK(t.begun.at(at).attempt == 2);
+    }
+}
+
+TEST_CASE("after a crash in a synchronisation: the update is counted once") {
+    script t(stream(1, {.tau = 1}));
+    t.staff(2);
+    t.rolled(0);
+    t.scored();
+    t.on(event::learned(t.train_job, 3));
+    const std::uint64_t job = t.train_job;
+    t.s = scheduler::restore(t.s.options(), t.s.snapshot());
+    t.s.abandon_workers();
+    t.staff(2);
+    CHECK(t.train_job != job);
+    t.learned(job); // of the former life
+    CHECK(t.s.totals().late == 1);
+    t.on(event::learned(t.train_job, 3));
+    t.synced(0, 1);
+    CHECK(t.s.totals().updates == 3);
+    CHECK(t.s.totals().consumed == 1);
+}
+
+TEST_CASE("after a crash: a kept prefix that becomes stale while it waits starts again, once") {
+    for (const policy p : {policy::retry, policy::drop}) {
+        script t(stream(1, {.tau = 0, .outstanding = 2, .policy = p}));
+        t.staff(2);
+        t.rolled(0);
+        t.scored();
+        t.s = scheduler::restore(t.s.options(), t.s.snapshot());
+        t.s.abandon_workers(true);
+        t.up(stage::learner);
+        CHECK(t.learned() == (p == policy::retry ? "step v1:0" : "step v1:0 | fail 1 stale")); // nobody to synchronise
+        CHECK(t.s.where().waiting == (p == policy::retry ? 1 : 0));
+        t.up(stage::rollout, 0, 3);
+        CHECK(t.synced(0, 1) == (p == policy::retry ? "start 1#2@0 v1 | start 2@0 v1" : "start 2@0 v1 | start 3@0 v1"));
+    }
+}
+
+TEST_CASE("after a crash AReaL's rule goes on from its counts: no burst of admissions") {
+    script t(stream(2, {.tau = 1, .policy = policy::areal}));
+    t.staff(16);
+    for (version_t v = 0; v < 5; ++v) {
+        for (sample_t n = 2 * static_cast<sample_t>(v); n < 2 * static_cast<sample_t>(v) + 2; ++n) {
+            t.rolled(n, v > 0 ? v - 1 : 0, v);
+            t.scored();
+        }
+        t.learned();
+        t.synced(0, v + 1);
+        CHECK(t.s.where().outstanding() == 4);
+    }
+    for (const bool keep : {true, false}) {
+        t.s = scheduler::restore(t.s.options(), t.s.snapshot());
+        t.s.abandon_workers(keep);
+        t.staff(16);
+        CHECK(t.s.where().outstanding() == 4);
+        CHECK(t.s.where().rollout == 4);
+    }
+}
+
+TEST_CASE("after the end there is nothing to abandon") {
+    script t(stream(1, {.tau = 1}));
+    t.of(event::kind::close);
+    const std::string bytes = t.s.snapshot();
+    t.s.abandon_workers();
+    CHECK(t.s.snapshot() == bytes);
+    CHECK(scheduler::restore(t.s.options(), bytes).finished());
+}
