@@ -1,0 +1,773 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Random worlds for schedulers, and a witness that does not trust them.
+//
+//   world_of(seed)   settings, workers, durations, faults and outside events, all a function of the seed
+//   witness          watches events and actions alone, keeps its own account of every sequence, lane, call, weight and
+//                    permit, and throws `violation` when a promise is broken
+//   run_world        lets a world run to its end; throws `violation` for a deadlock or a livelock as well
+#pragma once
+
+#include <cmath>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "opd/sched/virtual_driver.hpp"
+
+namespace opd::test {
+
+using namespace opd::sched;
+
+struct violation : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+/// Random numbers of one world.
+struct dice {
+    std::uint64_t seed = 0;
+    std::uint64_t next = 0;
+    double operator()() { return keyed_uniform(seed, draw_of::own, next++); }
+    bool operator()(double probability) { return (*this)() < probability; }
+    index_t of(index_t low, index_t high) { // both included
+        return std::min(high, low + static_cast<index_t>((*this)() * static_cast<double>(high - low + 1)));
+    }
+    double in(double low, double high) { return low * std::pow(high / low, (*this)()); }
+    template <class T>
+    T one(std::initializer_list<T> list) {
+        return list.begin()[of(0, static_cast<index_t>(list.size()) - 1)];
+    }
+};
+
+/// How often things go wrong.
+struct fault_rates {
+    double fail = 0, hang = 0, late = 0, twice = 0, partial = 0, death = 0, silence = 0;
+    double scale = 1; ///< of their times, seconds
+    bool any() const { return fail + hang + late + twice + partial + death + silence > 0; }
+
+    fault draw(std::uint64_t seed, stage s, std::uint64_t number, std::uint32_t attempt) const {
+        fault f;
+        if (!any()) return f;
+        const auto what = static_cast<draw_of>(2000 + 10 * static_cast<int>(s));
+        double u = keyed_uniform(seed, what, number, attempt);
+        const auto more = [&](int i) {
+            return keyed_uniform(seed, static_cast<draw_of>(static_cast<int>(what) + i), number, attempt);
+        };
+        using kind = fault::kind;
+        for (const auto& [k, p] :
+             {std::pair{kind::fail, fail}, std::pair{kind::hang, hang}, std::pair{kind::late, late},
+              std::pair{kind::twice, twice}, std::pair{kind::partial, partial}, std::pair{kind::death, death},
+              std::pair{kind::silence, silence}}) {
+            if (u < p) {
+                f.what = k;
+                f.after = more(1) < 0.2 ? 0 : scale * 2 * more(2);
+                f.back = more(3) < 0.2 ? 0 : scale * 5 * more(4);
+                f.which = static_cast<std::uint64_t>(more(5) * 0x1p52);
+                return f;
+            }
+            u -= p;
+        }
+        return f;
+    }
+};
+
+/// simulated_cluster with faults.
+struct faulty_cluster : simulated_cluster {
+    fault_rates faults;
+    fault rollout_fault(const ticket& t) const { return faults.draw(seed, stage::rollout, t.sample, t.attempt); }
+    fault teacher_fault(std::uint64_t job, std::int32_t) const { return faults.draw(seed, stage::teacher, job, 0); }
+    fault learner_fault(std::uint64_t job) const { return faults.draw(seed, stage::learner, job, 0); }
+    fault sync_fault(std::int32_t worker, version_t v, std::uint32_t life) const {
+        return faults.draw(seed, static_cast<stage>(stage_count),
+                           static_cast<std::uint64_t>(worker) << 32 | static_cast<std::uint64_t>(v), life);
+    }
+    double recovery(stage s, std::int32_t worker, std::uint32_t life) const {
+        return 5 * faults.scale *
+               keyed_uniform(seed, static_cast<draw_of>(3000 + static_cast<int>(s)), static_cast<std::uint64_t>(worker),
+                             life);
+    }
+};
+
+struct outside_event {
+    double time = 0;
+    sched::event what;
+};
+
+struct world {
+    std::uint64_t seed = 0;
+    sched::settings settings;
+    faulty_cluster cluster;
+    std::int32_t rollout_workers = 1, lanes = 1, teachers = 1, teacher_slots = 1;
+    std::vector<outside_event> outside;
+};
+
+/// What kind of schedule a world has; `any` draws it.
+struct world_options {
+    std::optional<sched::schedule> schedule; ///< its numbers are drawn all the same, but for policy and update
+    bool faults = true;
+};
+
+inline distribution any_duration(dice& d, double mean) {
+    switch (d.of(0, 4)) {
+    case 0:
+        return {constant{mean}};
+    case 1:
+        return {uniform{0, 2 * mean}};
+    case 2:
+        return {exponential{mean}, 0, 40 * mean};
+    case 3:
+        return {lognormal{mean, 0.8}, 0, 60 * mean};
+    default:
+        return {pareto{1.1, mean / 3, 200 * mean}};
+    }
+}
+
+inline world world_of(std::uint64_t seed, const world_options& options = {}) {
+    dice d{seed};
+    world w;
+    w.seed = seed;
+    sched::settings& s = w.settings;
+    s.batch = d.of(1, 6);
+    s.group = d(0.7) ? 1 : d.of(2, 3);
+
+    // the schedule
+    const index_t kind = options.schedule ? static_cast<index_t>(options.schedule->index()) : d.of(0, 11);
+    const index_t depth = d.of(0, 4);
+    const bool whole = kind < 3;
+    if (whole && s.batch % s.group != 0) s.batch = s.group * d.of(1, 2);
+    if (kind == 0) {
+        s.schedule = sched::sync{};
+    } else if (kind == 1) {
+        s.schedule = step_off{depth};
+    } else if (kind == 2) {
+        s.schedule = controlled{depth};
+    } else {
+        async a;
+        a.tau = depth;
+        a.policy = static_cast<staleness_policy>(d.of(0, 6));
+        a.update = static_cast<weight_update>(d.of(0, 2));
+        if (const auto* given = options.schedule ? std::get_if<async>(&*options.schedule) : nullptr) {
+            a.policy = given->policy;
+            a.update = given->update;
+            a.negative_control = given->negative_control;
+        }
+        const bool gives_up = a.policy == staleness_policy::drop || a.policy == staleness_policy::retry;
+        if (a.policy == staleness_policy::areal) {
+            if (d(0.5)) a.concurrency = d.of(s.group, 12);
+        } else if (d(0.6)) {
+            a.outstanding = d.of(s.batch, (a.tau + 1) * s.batch + (gives_up ? s.batch : 0));
+        }
+        s.schedule = a;
+        const auto accepted = [&] {
+            try {
+                plan_of(s);
+                return true;
+            } catch (const invalid_input&) {
+                return false;
+            }
+        };
+        if (!accepted()) { // a group that no permits fit
+            s.group = 1;
+            plan_of(s);
+        }
+    }
+    s.sequences = s.group * d.of(1, 60 / s.group);
+    s.teacher_batch = d.of(1, 5);
+    s.teacher_flush = d.one({0.0, 0.05, 0.5, 5.0});
+
+    // times
+    w.rollout_workers = static_cast<std::int32_t>(d.of(1, 4));
+    w.lanes = static_cast<std::int32_t>(d.of(1, 4));
+    w.teachers = static_cast<std::int32_t>(d.of(1, 2));
+    w.teacher_slots = static_cast<std::int32_t>(d.of(1, 2));
+    faulty_cluster& c = w.cluster;
+    c.seed = seed;
+    c.lanes = 6;
+    c.lengths.seed = seed;
+    c.lengths.group = s.group;
+    c.lengths.by_attempt = d(0.5);
+    c.lengths.response = any_duration(d, d.one({1.0, 4.0, 20.0}));
+    c.lengths.prompt = {constant{d.one({0.0, 3.0})}};
+    c.speed.step = d.one({0.05, 0.25, 1.0});
+    c.speed.step_per_sequence = d.one({0.0, 0.1});
+    c.speed.prefill = d.one({0.0, 0.02});
+    c.speed.rebuild = d.one({0.0, 0.01});
+    if (d(0.3)) c.factor = {uniform{0.5, 3}};
+    const auto job = [&](draw_of what, double scale) {
+        simulated_job j;
+        j.fixed = d(0.1) ? 0 : d.in(0.05, scale);
+        j.per_item = d(0.5) ? 0 : 0.1;
+        j.noise = any_duration(d, 1);
+        j.what = what, j.seed = seed;
+        return j;
+    };
+    c.teacher_time = job(draw_of::teacher_time, 2);
+    c.learner_time = job(draw_of::learner_time, 4);
+    c.sync_time = job(draw_of::sync_time, 1);
+
+    // what goes wrong
+    s.rollout_attempts = static_cast<int>(d.of(1, 4));
+    s.teacher_attempts = static_cast<int>(d.of(1, 4));
+    s.learner_attempts = static_cast<int>(d.of(1, 3));
+    if (options.faults && d(0.6)) {
+        fault_rates& f = c.faults;
+        const double much = d.one({0.01, 0.05, 0.15});
+        for (double* rate : {&f.fail, &f.hang, &f.late, &f.twice, &f.partial, &f.death, &f.silence})
+            if (d(0.4)) *rate = much * d();
+        f.scale = d.one({0.3, 2.0, 10.0});
+    }
+    // Deadlines, wherever somebody may never answer. Above all durations the run ends by itself; tighter ones give up
+    // sequences that are merely slow, so the source must be one that ends. A transfer is tried until it succeeds.
+    if (c.faults.hang + c.faults.silence > 0 || d(0.2)) {
+        const bool tight = d(0.5);
+        if (tight) s.available = s.group * d.of(1, 60 / s.group);
+        const auto deadline = [&] { return tight ? d.in(1, 100) : 1e5; };
+        s.rollout_deadline = deadline();
+        s.abort_deadline = deadline();
+        s.teacher_deadline = deadline();
+        s.learner_deadline = deadline();
+        s.sync_deadline = 1e4;
+    }
+    if (s.available == 0 && d(0.2)) s.available = s.group * d.of(1, 60 / s.group);
+
+    // what comes from outside
+    const auto outside = [&](double t, const event& e) { w.outside.push_back({t, e}); };
+    if (options.faults) {
+        if (d(0.2))
+            for (index_t n = d.of(1, 3); n > 0; --n) {
+                const double t = d.in(0.5, 200);
+                outside(t, event::of(event::kind::pause));
+                outside(t + d.in(0.1, 50), event::of(event::kind::resume));
+            }
+        if (d(0.2))
+            for (index_t n = d.of(1, 4); n > 0; --n)
+                outside(d.in(0.5, 200), event::up(stage::rollout, static_cast<std::int32_t>(d.of(0, w.rollout_workers)),
+                                                  static_cast<std::int32_t>(d.of(1, 6))));
+        if (d(0.2))
+            for (index_t n = d.of(1, 4); n > 0; --n) {
+                const stage who = static_cast<stage>(d.of(0, 2));
+                const auto number = static_cast<std::int32_t>(d.of(0, who == stage::rollout   ? w.rollout_workers - 1
+                                                                      : who == stage::teacher ? w.teachers - 1
+                                                                                              : 0));
+                const double t = d.in(0.5, 200);
+                outside(t, event::down(who, number));
+                outside(t + d.in(0.1, 30), event::up(who, number, who == stage::rollout ? w.lanes : 1));
+            }
+        if (auto* a = std::get_if<async>(&s.schedule); a && a->policy != staleness_policy::areal && d(0.25))
+            for (index_t n = d.of(1, 4); n > 0; --n) {
+                sched::settings changed = s;
+                std::get<async>(changed.schedule).outstanding = d.of(s.batch, (a->tau + 1) * s.batch);
+                try {
+                    plan_of(changed);
+                } catch (const invalid_input&) {
+                    continue;
+                }
+                event e = event::of(event::kind::resize, std::get<async>(changed.schedule).outstanding);
+                outside(d.in(0.5, 200), e);
+            }
+        if (d(0.1)) outside(d.in(0.5, 200), event::of(event::kind::close));
+        if (d(0.05)) outside(d.in(0.5, 200), event::of(event::kind::stop));
+    }
+    return w;
+}
+
+/// The largest start lag that the schedule promises; none under capacity and areal.
+inline std::optional<version_t> promised_lag(const plan& p, index_t most_permits) {
+    if (!p.streaming) return p.depth;
+    switch (p.policy) {
+    case staleness_policy::capacity:
+    case staleness_policy::areal:
+        return std::nullopt;
+    case staleness_policy::cohort_fifo:
+    case staleness_policy::in_order:
+        return (most_permits + p.batch - 1) / p.batch - 1;
+    default:
+        return p.depth;
+    }
+}
+
+class witness {
+public:
+    explicit witness(const sched::settings& s)
+        : settings_(s), plan_(plan_of(s)), permits_(plan_.permits), most_permits_(plan_.permits) {}
+
+    /// For mutations of the witness itself: it then believes in another promise.
+    index_t permits_believed_less = 0;
+    version_t lag_believed_less = 0;
+
+    std::uint64_t hash() const { return hash_; }
+    std::int64_t consumed() const { return consumed_; }
+    std::int64_t failed() const { return failed_; }
+    version_t version() const { return version_; }
+    version_t largest_lag() const { return largest_lag_; }
+    double mean_lag() const { return consumed_ ? static_cast<double>(lag_sum_) / static_cast<double>(consumed_) : 0; }
+    bool finished() const { return finished_; }
+    /// Samples of every step, in the order in which the learner got them.
+    const std::vector<std::vector<sample_t>>& batches() const { return batches_; }
+
+    template <class Scheduler>
+    void event(double t, const sched::event& e, const actions& out, const Scheduler& s) {
+        require(t >= now_, "time runs backwards");
+        now_ = t;
+        mix(std::bit_cast<std::uint64_t>(t));
+        mix(static_cast<std::uint64_t>(e.what));
+        was_open_ = gate_open();
+        const std::int64_t admitted = admitted_;
+        hear(e, s);
+        for (const action& a : out.items) see(a, out);
+        s.check_invariants();
+        if (!plan_.streaming && gate_open() && !s.gate_open() && training_.empty() &&
+            static_cast<std::size_t>(version_) < whole_.size() && batch_failed()) {
+            learned_ = true; // all of a batch failed: a step without an update
+            cursor_at_gate_ = s.cursor();
+        }
+        compare(s);
+        admitted_ = s.totals().admitted;
+        if (admitted_ != admitted) {
+            whole_.emplace_back(static_cast<sample_t>(admitted), static_cast<sample_t>(admitted_));
+            require(plan_.streaming || admitted_ - admitted <= plan_.batch, "more than a batch at a time");
+            require(was_open_ || gate_open(), "admitted while the gate was closed");
+            require(!paused_ && !closed_, "admitted while paused or closed");
+            require((admitted_ - admitted) % settings_.group == 0, "half a group was admitted");
+            require(s.where().outstanding() <= cap() - permits_believed_less, "more outstanding than permits");
+        }
+        if (plan_.policy == staleness_policy::drop && plan_.streaming)
+            for (const sequence& q : sequences_)
+                require(!started(q) || q.where == training || q.start >= version_ - plan_.depth,
+                        "a stale sequence was kept");
+    }
+
+    /// All workers are gone, and with them what they did; a synchronisation that was not over never happened.
+    void crash() {
+        for (auto& all : workers_)
+            for (auto& w : all) w = {};
+        for (sequence& q : sequences_) {
+            if (q.where == rollout) q.where = waiting;
+            if (q.where == scoring) q.where = rolled;
+            if (q.where == training) q.where = ready;
+            if (started(q) && q.where != rollout && q.versions.newest > version_) q.where = waiting; // weights are gone
+        }
+        jobs_.clear();
+        training_.clear();
+        training_job_.reset();
+        learned_ = syncing_ = false;
+    }
+
+private:
+    enum place { unseen, waiting, rollout, rolled, scoring, ready, training, consumed_place, failed_place };
+    struct sequence {
+        place where = unseen;
+        version_t start = -1;
+        ticket t;
+        token_versions versions;
+        std::uint64_t job = 0;
+    };
+    struct worker {
+        bool up = false;
+        std::int32_t slots = 0, jobs = 0;
+        version_t told = -1, has = -1;
+        std::map<std::int32_t, ticket> lanes;
+    };
+    struct job {
+        std::int32_t worker;
+        std::vector<ticket> tickets;
+    };
+
+    static void require(bool holds, const char* what) {
+        if (!holds) throw violation(what);
+    }
+    void mix(std::uint64_t x) {
+        hash_ = (hash_ ^ x) * 0x9E3779B97F4A7C15ull;
+        hash_ ^= hash_ >> 29;
+    }
+    void mix(const ticket& t) {
+        mix(t.sample);
+        mix(std::uint64_t{t.attempt} << 32 | t.slot);
+        mix(static_cast<std::uint64_t>(t.worker) << 32 | static_cast<std::uint32_t>(t.lane));
+    }
+    bool gate_open() const { return !learned_ && !syncing_; }
+    static bool started(const sequence& q) { return q.where >= rollout && q.where <= training; }
+    sequence& of(const ticket& t) {
+        if (t.sample >= sequences_.size()) sequences_.resize(t.sample + 1);
+        return sequences_[t.sample];
+    }
+    worker& of(stage s, std::int32_t number) {
+        auto& all = workers_[static_cast<std::size_t>(s)];
+        require(number >= 0, "a worker has a number");
+        if (static_cast<std::size_t>(number) >= all.size()) all.resize(static_cast<std::size_t>(number) + 1);
+        return all[static_cast<std::size_t>(number)];
+    }
+    bool runs(const ticket& t) { return of(t).where == rollout && of(t).t == t; }
+
+    void gone(stage s, std::int32_t number) {
+        worker& w = of(s, number);
+        if (!w.up) return;
+        w = {};
+        if (s == stage::rollout) {
+            for (sequence& q : sequences_)
+                if (q.where == rollout && q.t.worker == number) q.where = waiting;
+        } else if (s == stage::teacher) {
+            std::erase_if(jobs_, [&](const auto& j) {
+                if (j.second.worker != number) return false;
+                for (const ticket& t : j.second.tickets)
+                    if (of(t).where == scoring && of(t).job == j.first) of(t).where = rolled;
+                return true;
+            });
+        } else if (!learned_) {
+            untrain();
+        }
+    }
+    void untrain() {
+        for (const ticket& t : training_) of(t).where = ready;
+        training_.clear();
+        training_job_.reset();
+    }
+
+    template <class Scheduler>
+    void hear(const sched::event& e, const Scheduler& s) {
+        using kind = sched::event::kind;
+        switch (e.what) {
+        case kind::worker_up: {
+            worker& w = of(e.stage, e.worker);
+            if (!w.up) w = {};
+            w.up = true;
+            w.slots = e.slots;
+            break;
+        }
+        case kind::worker_down:
+            gone(e.stage, e.worker);
+            break;
+        case kind::rolled_out:
+        case kind::rollout_failed:
+        case kind::aborted: {
+            worker& w = of(stage::rollout, e.ticket.worker);
+            const auto lane = w.lanes.find(e.ticket.lane);
+            const bool mine = lane != w.lanes.end() && lane->second == e.ticket;
+            if (runs(e.ticket)) {
+                require(mine, "a running sequence has a lane");
+                sequence& q = of(e.ticket);
+                q.where = e.what == kind::rolled_out ? rolled : waiting;
+                if (e.what == kind::rolled_out) {
+                    q.versions = e.versions;
+                    require(q.versions.oldest >= q.start && q.versions.newest >= q.versions.oldest &&
+                                q.versions.newest <= version_ + syncing_,
+                            "versions along a sequence");
+                }
+            }
+            if (mine) w.lanes.erase(lane);
+            break;
+        }
+        case kind::scored:
+        case kind::score_failed: {
+            const auto at = jobs_.find(e.job);
+            if (at == jobs_.end() || at->second.worker != e.worker) break;
+            for (const ticket& t : at->second.tickets) {
+                if (of(t).where != scoring || of(t).job != e.job) continue; // stale, and gone meanwhile
+                const bool named =
+                    e.tickets.empty() || std::find(e.tickets.begin(), e.tickets.end(), t) != e.tickets.end();
+                of(t).where = e.what == kind::scored && named ? ready : rolled;
+            }
+            --of(stage::teacher, e.worker).jobs;
+            jobs_.erase(at);
+            break;
+        }
+        case kind::learned:
+            if (training_job_ == e.job && !learned_) {
+                learned_ = true;
+                cursor_at_gate_ = s.cursor();
+            }
+            break;
+        case kind::learn_failed:
+            if (training_job_ == e.job && !learned_) untrain();
+            break;
+        case kind::synced: {
+            worker& w = of(stage::rollout, e.worker);
+            require(!w.up || e.version <= w.told, "weights that nobody sent");
+            if (w.up) w.has = std::max(w.has, e.version);
+            break;
+        }
+        case kind::timer:
+            break;
+        case kind::pause:
+            paused_ = true;
+            break;
+        case kind::resume:
+            paused_ = false;
+            break;
+        case kind::resize:
+            permits_ = e.count;
+            most_permits_ = std::max(most_permits_, permits_);
+            break;
+        case kind::close:
+            closed_ = true;
+            break;
+        case kind::stop:
+            closed_ = stopped_ = true;
+            learned_ = syncing_ = false;
+            training_.clear();
+            training_job_.reset();
+            break;
+        }
+    }
+
+    void see(const action& a, const actions& out) {
+        mix(static_cast<std::uint64_t>(a.what));
+        mix(a.ticket);
+        mix(static_cast<std::uint64_t>(a.version));
+        mix(a.job);
+        mix(static_cast<std::uint64_t>(a.worker));
+        require(!finished_ || a.what == action::kind::sync || a.what == action::kind::set_timer ||
+                    a.what == action::kind::lost,
+                "work after the end");
+        switch (a.what) {
+        case action::kind::start: {
+            sequence& q = of(a.ticket);
+            worker& w = of(stage::rollout, a.ticket.worker);
+            require(q.where == unseen || q.where == waiting, "started what was not waiting");
+            require(a.ticket.attempt > (q.where == unseen ? 0 : q.t.attempt), "attempts count up");
+            require(a.version == version_, "started on another version than the present one");
+            require(!paused_, "started while paused");
+            require(gate_open() || (!plan_.streaming && !syncing_ && a.ticket.sample < cursor_at_gate_),
+                    "started between the end of an update and the end of its synchronisation");
+            require(w.up && w.has == version_ && w.told == version_, "started on a worker without the present weights");
+            require(a.ticket.lane >= 0 && a.ticket.lane < w.slots && !w.lanes.contains(a.ticket.lane),
+                    "started on a lane that is taken");
+            w.lanes[a.ticket.lane] = a.ticket;
+            q.where = rollout;
+            q.start = version_;
+            q.t = a.ticket;
+            break;
+        }
+        case action::kind::abort:
+            if (runs(a.ticket)) of(a.ticket).where = waiting;
+            break;
+        case action::kind::score: {
+            worker& w = of(stage::teacher, a.worker);
+            require(w.up && w.jobs < w.slots, "a scoring call on a teacher that has no room");
+            ++w.jobs;
+            require(a.count > 0 && static_cast<index_t>(a.count) <= settings_.teacher_batch, "size of a scoring call");
+            job& j = jobs_[a.job];
+            require(j.tickets.empty(), "a job's number is used twice");
+            j.worker = a.worker;
+            for (const ticket& t : out.of(a)) {
+                mix(t);
+                require(of(t).where == rolled && of(t).t.sample == t.sample, "scored what was not rolled out");
+                of(t).where = scoring;
+                of(t).job = a.job;
+                j.tickets.push_back(t);
+            }
+            break;
+        }
+        case action::kind::train: {
+            require(!training_job_ && gate_open(), "two updates at a time");
+            require(of(stage::learner, 0).up, "an update without a learner");
+            require(a.version == version_, "an update of another version");
+            training_job_ = a.job;
+            const auto tickets = out.of(a);
+            training_.assign(tickets.begin(), tickets.end());
+            for (std::size_t i = 0; i < training_.size(); ++i) {
+                mix(training_[i]);
+                require(i == 0 || training_[i - 1].sample < training_[i].sample, "a batch is not sorted");
+                require(of(training_[i]).where == ready, "trained on what is not ready");
+                of(training_[i]).where = training;
+            }
+            check_size();
+            break;
+        }
+        case action::kind::sync: {
+            worker& w = of(stage::rollout, a.worker);
+            require(w.up, "weights for a worker that is gone");
+            if (a.version == version_ + 1) {
+                if (!learned_ && !plan_.streaming && training_.empty()) learned_ = batch_failed();
+                require(learned_, "weights that are not there yet");
+                syncing_ = true;
+            } else {
+                require(a.version == version_, "weights of another version");
+            }
+            w.told = a.version;
+            break;
+        }
+        case action::kind::step:
+            step(a, out);
+            break;
+        case action::kind::fail: {
+            sequence& q = of(a.ticket);
+            require(q.where != consumed_place && q.where != failed_place, "failed what was over");
+            require(a.why != failure::stopped || stopped_, "a reason that is none");
+            require(a.why != failure::stale ||
+                        (plan_.policy == staleness_policy::drop && plan_.streaming && q.start < version_ - plan_.depth),
+                    "dropped what was not stale");
+            q.where = failed_place;
+            ++failed_;
+            break;
+        }
+        case action::kind::lost:
+            require(of(a.stage, a.worker).up, "lost a worker that was gone");
+            gone(a.stage, a.worker);
+            break;
+        case action::kind::set_timer:
+            require(a.seconds > 0 && a.seconds < forever, "a timer without end");
+            mix(std::bit_cast<std::uint64_t>(a.seconds));
+            break;
+        case action::kind::finished:
+            end();
+            break;
+        }
+    }
+
+    // Full, unless it is the last; whole batches are exactly those that were admitted together and did not fail.
+    void check_size() const {
+        if (plan_.streaming) {
+            if (static_cast<index_t>(training_.size()) == plan_.batch) return;
+            require(!training_.empty() && static_cast<index_t>(training_.size()) < plan_.batch, "size of a batch");
+            for (const sequence& q : sequences_)
+                require(q.where == unseen || q.where >= training, "a short batch, and it was not the last");
+            return;
+        }
+        require(static_cast<std::size_t>(version_) < whole_.size(), "a batch that was never admitted");
+        const auto [first, last] = whole_[static_cast<std::size_t>(version_)];
+        std::size_t i = 0;
+        for (sample_t n = first; n < last && n < sequences_.size(); ++n) {
+            const place where = sequences_[n].where;
+            if (where == failed_place || where == unseen) continue;
+            require(i < training_.size() && training_[i].sample == n, "a batch is not whole");
+            ++i;
+        }
+        require(i == training_.size(), "a batch of strangers");
+    }
+
+    // What may be outstanding. AReaL's rule counts updates, so that after a short batch it is more than (tau + 1)·B.
+    index_t cap() const {
+        if (!plan_.streaming || plan_.policy != staleness_policy::areal) return permits_;
+        return (plan_.depth + version_ + 1) * plan_.batch - consumed_;
+    }
+    bool batch_failed() const {
+        const auto [first, last] = whole_[static_cast<std::size_t>(version_)];
+        for (sample_t n = first; n < last; ++n)
+            if (n >= sequences_.size() || sequences_[n].where != failed_place) return false;
+        return true;
+    }
+
+    void step(const action& a, const actions& out) {
+        require(a.version == version_ + 1, "versions count up by one");
+        require(learned_ || (!plan_.streaming && a.count == 0), "a step without an update");
+        for (const worker& w : workers_[0])
+            require(!w.up || w.has == a.version, "the gate opened before everybody had the weights");
+        const auto list = out.consumed_by(a);
+        require(list.size() == training_.size(), "consumed is not what was trained on");
+        cap_sum_ += plan_.policy == staleness_policy::areal ? cap() : most_permits_;
+        version_t least = std::numeric_limits<version_t>::max();
+        for (std::size_t i = 0; i < list.size(); ++i) {
+            mix(list[i].ticket);
+            sequence& q = of(list[i].ticket);
+            require(list[i].ticket.sample == training_[i].sample && q.where == training, "consumed a stranger");
+            require(list[i].start == q.start && list[i].versions == q.versions, "versions of a consumed sequence");
+            q.where = consumed_place;
+            const version_t lag = version_ - q.start;
+            require(lag >= 0, "consumed before its start");
+            least = std::min(least, lag);
+            largest_lag_ = std::max(largest_lag_, lag);
+            lag_sum_ += lag;
+            ++consumed_;
+        }
+        ++version_;
+        if (const auto most = promised_lag(plan_, most_permits_))
+            require(largest_lag_ <= *most - lag_believed_less, "a sequence was staler than its policy allows");
+        else // every sequence is outstanding at lag + 1 steps, and at most so many are at each
+            require(lag_sum_ + consumed_ <= cap_sum_ - lag_believed_less * version_, "the mean lag exceeds M/B - 1");
+        // exactly, but for batches at the end that make up for failed sequences
+        if (!plan_.streaming && !list.empty() &&
+            whole_[static_cast<std::size_t>(version_ - 1)].second <= static_cast<sample_t>(settings_.sequences))
+            require(least == std::min<version_t>(version_ - 1, plan_.depth),
+                    "the lag of whole batches is not min(b, k)");
+        batches_.emplace_back();
+        for (const ticket& t : training_) batches_.back().push_back(t.sample);
+        training_.clear();
+        training_job_.reset();
+        learned_ = syncing_ = false;
+        was_open_ = true;
+        if (plan_.policy == staleness_policy::retry && plan_.streaming)
+            for (sequence& q : sequences_)
+                if (started(q) && q.start < version_ - plan_.depth && q.where != rollout)
+                    q.where = waiting; // rollout: by abort
+    }
+
+    void end() {
+        finished_ = true;
+        for (const sequence& q : sequences_)
+            require(q.where >= consumed_place || q.where == unseen, "finished with sequences outstanding");
+        require(stopped_ || closed_ ||
+                    (consumed_ >= settings_.sequences && consumed_ < settings_.sequences + settings_.group) ||
+                    consumed_ + failed_ == settings_.available,
+                "finished too early");
+    }
+
+    // What the scheduler says of itself.
+    template <class Scheduler>
+    void compare(const Scheduler& s) {
+        require(s.version() == version_ && s.gate_open() == gate_open(), "version and gate");
+        require(s.totals().consumed == consumed_ && s.totals().failed == failed_, "consumed and failed");
+        require(s.finished() == finished_, "finished");
+        std::int64_t outstanding = 0, here = 0;
+        s.for_each([&](const outstanding_sequence& o) {
+            using at = outstanding_sequence::place;
+            ++outstanding;
+            const place where = o.ticket.sample < sequences_.size() ? sequences_[o.ticket.sample].where : unseen;
+            here += where != unseen;
+            const place expected = o.where == at::rollout    ? rollout
+                                   : o.where == at::queued   ? rolled
+                                   : o.where == at::scoring  ? scoring
+                                   : o.where == at::ready    ? ready
+                                   : o.where == at::training ? training
+                                                             : waiting;
+            require(where == expected || (where == unseen && expected == waiting), "a sequence is somewhere else");
+        });
+        require(s.totals().admitted == outstanding + consumed_ + failed_, "a sequence was lost");
+        std::int64_t seen = 0;
+        for (const sequence& q : sequences_) seen += q.where >= waiting && q.where <= training;
+        require(seen == here, "a sequence that was started has no permit");
+        if (finished_) {
+            require(static_cast<sample_t>(consumed_ + failed_) == s.cursor(), "every sequence has one end");
+            for (const sequence& q : sequences_) require(q.where >= consumed_place, "every sequence has an end");
+        }
+    }
+
+    sched::settings settings_;
+    plan plan_;
+    index_t permits_, most_permits_;
+    double now_ = 0;
+    std::uint64_t hash_ = 0;
+    version_t version_ = 0, largest_lag_ = 0;
+    std::int64_t lag_sum_ = 0, cap_sum_ = 0, consumed_ = 0, failed_ = 0, admitted_ = 0;
+    sample_t cursor_at_gate_ = 0;
+    bool learned_ = false, syncing_ = false, paused_ = false, closed_ = false, stopped_ = false, finished_ = false;
+    bool was_open_ = true; // the gate, at some time during the event
+    std::vector<sequence> sequences_;
+    std::array<std::vector<worker>, stage_count> workers_;
+    std::map<std::uint64_t, job> jobs_;
+    std::optional<std::uint64_t> training_job_;
+    std::vector<ticket> training_;
+    std::vector<std::vector<sample_t>> batches_;
+    std::vector<std::pair<sample_t, sample_t>> whole_; // admissions: first, last + 1
+};
+
+template <class Observer, class Scheduler = scheduler>
+virtual_driver<faulty_cluster, Observer, Scheduler> driver_of(const world& w, Observer* o) {
+    virtual_driver<faulty_cluster, Observer, Scheduler> d(w.settings, w.cluster, o);
+    d.bring_up(stage::rollout, w.rollout_workers, w.lanes);
+    d.bring_up(stage::teacher, w.teachers, w.teacher_slots);
+    d.bring_up(stage::learner, 1);
+    for (const outside_event& e : w.outside) d.at(e.time, e.what);
+    return d;
+}
+
+/// Lets it run to its end.
+template <class Driver>
+void run_to_end(Driver& d, std::uint64_t most_events = 200000) {
+    if (d.run(most_events)) return;
+    throw violation(d.next() == forever ? "deadlock" : "livelock");
+}
+
+} // namespace opd::test
