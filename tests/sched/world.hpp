@@ -372,7 +372,7 @@ private:
             require(s.gate_open() || !s.resolved().streaming, "a start while the gate is closed");
             for (const attempt& r : running_)
                 require(r.t.worker != a.worker || r.t.lane != a.ticket.lane, "two attempts on one lane");
-            require((done_ >> a.ticket.sample & 1) == 0, "a start of what is done");
+            require(!is_done(a.ticket.sample), "a start of what is done");
             running_.push_back({a.ticket, false, false});
             break;
         }
@@ -439,9 +439,11 @@ private:
             break;
         }
     }
+    bool is_done(sample_t n) const { return n < done_.size() && done_[static_cast<std::size_t>(n)] != 0; }
     void finish(sample_t n) {
-        require(n < 64 && (done_ >> n & 1) == 0, "consumed or given up twice");
-        done_ |= std::uint64_t{1} << n;
+        require(!is_done(n), "consumed or given up twice");
+        if (n >= done_.size()) done_.resize(static_cast<std::size_t>(n) + 1);
+        done_[static_cast<std::size_t>(n)] = 1;
     }
 
     int faults_;
@@ -451,7 +453,7 @@ private:
     std::uint64_t train_ = 0; // job
     timer flush_;
     bool teacher_ = true, learner_ = true, paused_ = false, closed_ = false, perfect_ = true;
-    std::uint64_t done_ = 0; // a bit for each sequence
+    std::vector<std::uint8_t> done_; // by sequence: consumed or given up
     index_t lag_sum_ = 0;
     ticket past_rolled_;
     std::uint64_t past_scored_ = 0, past_learned_ = 0;
