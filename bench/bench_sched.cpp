@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What bounded staleness costs an item: permit, push, pop in batches of B = 256, training, synchronisation, permit returned
-// (tau = 4, 1,280 permits, items of 16 bytes), in one thread, between one producer and one learner, and between two and two.
-// Beside it, in the same run, queues that bound a number and no staleness: oneTBB's bounded queue, alone and with a second
-// one that hands out the right to push (which is what a permit is); a deque under a mutex with two condition variables.
+// queue/       What bounded staleness costs an item: permit, push, pop in batches of B = 256, training, synchronisation, permit
+//              returned (tau = 4, 1,280 permits, items of 16 bytes), in one thread, between one producer and one learner,
+//              and between two and two. Beside it, in the same run, queues that bound a number and no staleness: oneTBB's
+//              bounded queue, alone and with a second one that hands out the right to push (which is what a permit is); a
+//              deque under a mutex with two condition variables.
+// scheduler/   What a sequence costs the scheduler, all of its events together, when every action is answered at once: same B
+//              and tau, 4 rollout workers, scoring calls of 8.
+// simulator/   A day of a cluster of 1,000 rollout workers in virtual time: seconds, and events a second.
 //
 //   bench_sched [--benchmark_filter=regex] [--benchmark_out=file.json]
 //
 // ns: wall time an item. cpu_ns: processor time of all threads an item; share: of one core at 10^6 items a second. The
-// figures are medians over repetitions, which take turns.
+// figures are medians over repetitions; --benchmark_enable_random_interleaving=true lets contenders take turns.
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -23,7 +27,9 @@
 #include <tbb/concurrent_queue.h>
 
 #include "harness.hpp"
+#include "opd/sched/scheduler.hpp"
 #include "opd/sched/staleness_queue.hpp"
+#include "opd/sched/virtual_driver.hpp"
 
 namespace {
 
@@ -181,6 +187,92 @@ void add(const char* name) {
     }
 }
 
+/// Answers every action of the scheduler in the order of asking.
+void scheduling(benchmark::State& state, staleness_policy policy) {
+    settings how{.batch = batch_size, .schedule = async{.tau = tau, .policy = policy}};
+    how.teacher_flush = 0;
+    scheduler s(how);
+    actions out;
+    std::vector<event> answers, round; // those of a round are given before their answers
+    for (int w = 0; w < 4; ++w) answers.push_back(event::up(stage::rollout, w, permits / 4));
+    answers.push_back(event::up(stage::teacher, 0));
+    answers.push_back(event::up(stage::learner, 0));
+    index_t consumed = 0, events = 0;
+    double seconds = 0;
+    for (auto _ : state) {
+        const double start = bench::now();
+        for (const version_t end = s.version() + 1000; s.version() < end;) {
+            if (answers.empty()) return state.SkipWithError("the scheduler waits for nobody");
+            std::swap(answers, round);
+            answers.clear();
+            events += static_cast<index_t>(round.size());
+            for (const event& e : round) {
+                out.clear();
+                s.on(e, out);
+                for (const action& a : out.items) {
+                    switch (a.what) {
+                    case action::kind::start:
+                        answers.push_back(event::rolled_out(a.ticket, {a.version, a.version, double(a.version), 100}));
+                        break;
+                    case action::kind::score:
+                        answers.push_back(event::scored(a.job, a.worker));
+                        break;
+                    case action::kind::train:
+                        answers.push_back(event::learned(a.job));
+                        break;
+                    case action::kind::sync:
+                        answers.push_back(event::synced(a.worker, a.version));
+                        break;
+                    case action::kind::step:
+                        consumed += a.count;
+                        break;
+                    default:
+                        break;
+                    }
+                }
+            }
+        }
+        const double took = bench::now() - start;
+        state.SetIterationTime(took);
+        seconds += took;
+    }
+    state.counters["ns"] = seconds / double(consumed) * 1e9;
+    state.counters["share"] = seconds / double(consumed) * 1e6;
+    state.counters["events"] = double(events) / double(consumed);
+    state.SetItemsProcessed(consumed);
+}
+
+/// 8 lanes a worker, long answers of lognormal length, workers of unequal speed; no faults.
+void simulation(benchmark::State& state, staleness_policy policy, int workers, double days) {
+    constexpr index_t big = 8192;
+    double seconds = 0, events = 0, steps = 0;
+    for (auto _ : state) {
+        simulated_cluster c;
+        c.lengths.response = {lognormal{6000, 1}, 1, 32768};
+        c.speed = {.step = 0.012, .step_per_sequence = 1e-4, .prefill = 2e-5, .rebuild = 2e-5};
+        c.lanes = 8;
+        c.factor = {uniform{0.9, 1.1}};
+        c.teacher_time = {.fixed = 0.1, .per_token = 5e-6};
+        c.learner_time = {.fixed = 2, .per_token = 1e-6};
+        c.sync_time = {.fixed = 3};
+        virtual_driver<simulated_cluster> driver(
+            {.batch = big, .schedule = async{.tau = tau, .policy = policy}, .teacher_batch = 64}, c);
+        const double start = bench::now();
+        driver.bring_up(stage::rollout, workers, 8);
+        driver.bring_up(stage::teacher, 48);
+        driver.bring_up(stage::learner, 1);
+        driver.run_until(days * 86'400);
+        const double took = bench::now() - start;
+        state.SetIterationTime(took);
+        seconds += took;
+        events += double(driver.events());
+        steps += double(driver.scheduler().version());
+    }
+    state.counters["events"] = events / double(state.iterations());
+    state.counters["events_per_second"] = events / seconds;
+    state.counters["updates"] = steps / double(state.iterations());
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -193,6 +285,20 @@ int main(int argc, char** argv) {
     add<tbb_bounded>("tbb");
     add<tbb_permits>("tbb, two queues");
     add<mutex_deque>("mutex and deque");
+    for (const auto policy : {staleness_policy::capacity, staleness_policy::edf, staleness_policy::in_order}) {
+        benchmark::RegisterBenchmark((std::string("scheduler/") + name_of(policy)).c_str(), scheduling, policy)
+            ->UseManualTime()
+            ->Iterations(1)
+            ->Repetitions(9)
+            ->ReportAggregatesOnly();
+        benchmark::RegisterBenchmark((std::string("simulator/a day of 1,000 workers/") + name_of(policy)).c_str(),
+                                     simulation, policy, 1000, 1.0)
+            ->UseManualTime()
+            ->Iterations(1)
+            ->Repetitions(3)
+            ->ReportAggregatesOnly()
+            ->Unit(benchmark::kSecond);
+    }
     benchmark::Initialize(&argc, argv);
     benchmark::RunSpecifiedBenchmarks();
 }

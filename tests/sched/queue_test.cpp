@@ -523,12 +523,26 @@ TEST_CASE("a group that cannot be completed leaves a short batch, not a deadlock
     for (int i = 0; i < 3; ++i) REQUIRE(q.push(group[i], int(i)) == push_result::queued);
     group[3] = {};            // a member failed for good
     CHECK_FALSE(q.try_pop()); // somebody might still replace it
-    std::jthread producer([&] { CHECK(q.acquire(next)); });
-    auto b = q.pop();
-    REQUIRE(b);
-    CHECK(b->size() == 3);
-    consume(*std::move(b));
-    producer.join();
+    std::size_t size = 0;
+    const auto produce = [&] { CHECK(q.acquire(next)); };
+    const auto learn = [&] {
+        auto b = q.pop();
+        size = b->size();
+        consume(*std::move(b));
+    };
+    std::vector<std::jthread> threads;
+    SUBCASE("the producer waits first") {
+        threads.emplace_back(produce);
+        until_waiting(q, 1);
+        threads.emplace_back(learn);
+    }
+    SUBCASE("the learner waits first") {
+        threads.emplace_back(learn);
+        until_waiting(q, 1);
+        threads.emplace_back(produce);
+    }
+    threads.clear();
+    CHECK(size == 3);
     for (const permit& p : next) CHECK(p.version() == 1);
 }
 
