@@ -18,7 +18,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "checkpoints are little-endian");
 
 constexpr std::string_view magic = "OPDTRAIN";
-constexpr std::uint32_t format_version = 1;
+constexpr std::uint32_t format_version = 2;
 
 // One list of sections serves both directions.
 template <class State, class Visitor>
@@ -41,6 +41,7 @@ void visit_sections(State& s, Visitor&& v) {
     v("kl.rises", s.kl.rises);
     v("tokens", s.tokens);
     v("evaluations", s.evaluations);
+    v("in_flight", s.in_flight);
 }
 
 template <class T>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Everything a run must remember to go on as if it had never stopped. A checkpoint holds no clock and no machine: the
-// same settings give the same bytes, interrupted or not.
+// same settings give the same bytes, interrupted or not, unless stages overlap.
 //
 // File: "OPDTRAIN" · version (u32) · sections (name, length, bytes), little-endian · FNV-1a of all before (32 characters).
 #pragma once
@@ -39,6 +39,7 @@ struct run_state {
     kl_watch kl;
     std::int64_t tokens[6] = {};    ///< by clock_name
     std::string evaluations = "{}"; ///< JSON: teacher, before, after
+    std::string in_flight;          ///< between the stages of distillation; empty if they do not overlap
 };
 
 /// Writes the file; failures are of kind exit_io.

@@ -95,7 +95,7 @@ struct config {
         int outstanding = 0; // 0: (tau + 1) * prompts
         int concurrency = 0; // 0: no limit
         std::string weight_update = "keep";
-        int rollout_workers = 1;
+        int rollout_workers = 0; // 0: as many as threads
         int score_batch = 8;
         double score_flush = 0.05; // seconds
     } schedule;
@@ -193,7 +193,7 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("weight_update", "--weight-update", c.schedule.weight_update,
              "async: what new weights do to running sequences: keep, abort, finish_first", true);
     v.option("rollout_workers", "--rollout-workers", c.schedule.rollout_workers,
-             "all but sync: rollout workers; they share out --slots", true);
+             "all but sync: rollout workers, which share out --slots; 0: as many as threads", true);
     v.option("score_batch", "--score-batch", c.schedule.score_batch, "all but sync: sequences a teacher call scores",
              true);
     v.option("score_flush", "--score-flush", c.schedule.score_flush,

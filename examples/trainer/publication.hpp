@@ -21,26 +21,28 @@ struct policy {
     std::int32_t version = 0;
 };
 
-/// The latest published policy. Any thread may call.
+/// The two latest published policies: a worker that comes late is still told to install version v while the learner, which
+/// waits for every worker after each step, may have published v + 1, but not more. Any thread may call.
 class publication {
 public:
     void publish(policy next) {
-        const std::lock_guard lock(mutex_);
         if (!next.model) throw std::invalid_argument("publication: there are no weights");
-        if (latest_.model && next.version < latest_.version)
+        policy gone; // freed outside of the lock
+        const std::lock_guard lock(mutex_);
+        if (latest_.model && next.version <= latest_.version)
             throw std::invalid_argument("publication: version " + std::to_string(next.version) + " after version " +
                                         std::to_string(latest_.version));
-        std::swap(latest_, next); // the last ones are freed by whoever holds them last
+        gone = std::exchange(previous_, std::exchange(latest_, std::move(next)));
     }
 
-    /// Throws unless it is this version: a worker that installs another one would mislabel what it draws.
-    policy get(std::int32_t version) const {
+    /// Exactly this version: a worker that installed another one would mislabel what it draws.
+    policy get(std::int64_t version) const {
         const std::lock_guard lock(mutex_);
-        if (!latest_.model || latest_.version != version)
-            throw std::logic_error("publication: version " + std::to_string(version) + " was asked for, " +
-                                   (latest_.model ? "version " + std::to_string(latest_.version) : "none") +
-                                   " is published");
-        return latest_;
+        for (const policy* p : {&latest_, &previous_})
+            if (p->model && p->version == version) return *p;
+        throw std::logic_error("publication: version " + std::to_string(version) + " was asked for, " +
+                               (latest_.model ? "version " + std::to_string(latest_.version) : "none") +
+                               " is published");
     }
 
     policy latest() const {
@@ -50,7 +52,7 @@ public:
 
 private:
     mutable std::mutex mutex_;
-    policy latest_;
+    policy latest_, previous_;
 };
 
 } // namespace trainer

@@ -37,9 +37,18 @@ gcd_task task_of(const config& c) {
     }
 }
 
+} // namespace
+
 int threads_of(const config& c) {
     return c.run.threads > 0 ? c.run.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
+
+int rollout_workers_of(const config& c) {
+    const int wanted = c.schedule.rollout_workers > 0 ? c.schedule.rollout_workers : threads_of(c);
+    return std::min(wanted, c.distill.slots);
+}
+
+namespace {
 
 std::string version_text() { return fmt::format("{}.{}.{}", OPD_VERSION_MAJOR, OPD_VERSION_MINOR, OPD_VERSION_PATCH); }
 
@@ -70,9 +79,6 @@ run::run(const command& arguments)
         if (value > v)
             throw failure(exit_usage,
                           fmt::format("{} must be at most the vocabulary of {} symbols, not {}", flag, v, value));
-    if (settings_.schedule.kind != "sync")
-        throw failure(exit_usage, fmt::format("--schedule {}: distillation runs synchronously only, so far",
-                                              settings_.schedule.kind));
     if (settings_.evaluation.prompts > static_cast<int>(task_.held_out().size()))
         throw failure(exit_usage, fmt::format("--eval-prompts must be at most the {} held-out pairs, not {}",
                                               task_.held_out().size(), settings_.evaluation.prompts));
@@ -118,7 +124,7 @@ void run::open_directory() {
     } else if (holds_run) {
         std::error_code error;
         for (const char* name : {"checkpoints", "samples", "plots", "log.jsonl", "consumed.jsonl", "report.json",
-                                 "timing.json", "config.json"})
+                                 "timing.json", "config.json", "schedule.json", "trace.json"})
             if (fs::remove_all(directory_ + "/" + name, error); error)
                 throw failure(exit_io, fmt::format("cannot remove {}/{}: {}", directory_, name, error.message()));
     }
@@ -204,7 +210,7 @@ void run::finish_stage(stage next) {
 }
 
 void run::show(const step_result& r, std::int64_t steps, double seconds, double staleness, double accuracy,
-               const learner_result* more) {
+               const learner_result* more, const std::string& schedule) {
     tokens_since_ += r.tokens;
     const bool due = state_.step % settings_.run.log_every == 0 || state_.step == steps || accuracy >= 0;
     if (due || rate_ == 0) {
@@ -235,6 +241,7 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
                 line["student_mass"] = more->diagnostics.student_mass();
                 line["teacher_mass"] = more->diagnostics.teacher_mass();
             }
+            if (!schedule.empty()) line["schedule"] = nlohmann::ordered_json::parse(schedule);
         }
         log_.write(line.dump());
     }
@@ -267,7 +274,7 @@ void run::train_teacher() {
         ++state_.step;
         state_.next_sample += static_cast<std::uint64_t>(settings_.teacher.batch);
         state_.tokens[static_cast<std::size_t>(clock_name::teacher_training)] += r.tokens;
-        show(r, settings_.teacher.steps, seconds, -1, -1, nullptr);
+        show(r, settings_.teacher.steps, seconds, -1, -1, nullptr, {});
         if (state_.step < settings_.teacher.steps && !end_of_step()) return;
     }
     evaluations_["teacher"] = to_json(evaluate(teacher_, "teacher"));
@@ -301,7 +308,7 @@ void run::warm_student_up() {
         state_.next_sample += static_cast<std::uint64_t>(settings_.student.batch);
         state_.tokens[static_cast<std::size_t>(clock_name::student_warmup)] += r.tokens;
         reached = accuracy >= settings_.student.target_accuracy;
-        show(r, reached ? state_.step : settings_.student.max_steps, seconds, -1, accuracy, nullptr);
+        show(r, reached ? state_.step : settings_.student.max_steps, seconds, -1, accuracy, nullptr, {});
         if (!reached && state_.step < settings_.student.max_steps && !end_of_step()) return;
     }
     progress_.clear();
@@ -314,6 +321,7 @@ void run::warm_student_up() {
 }
 
 void run::distill() {
+    if (settings_.schedule.kind != "sync") return distill_on_schedule();
     learner learn(settings_, student_, state_.student_optimizer, backend_);
     teacher_scorer scorer(teacher_, backend_);
     teacher_cache cache;
@@ -348,7 +356,7 @@ void run::distill() {
         std::vector<std::uint64_t> sequences;
         for (const trajectory& t : trajectories) sequences.push_back(t.sample - sample_base());
         state_.next_sample += static_cast<std::uint64_t>(settings_.distill.prompts);
-        distilled(r, batch, sequences);
+        distilled(r, batch.kept, sequences, distill_seconds(), {});
         if (state_.step < settings_.distill.steps && !end_of_step()) return;
     }
     progress_.clear();
@@ -363,15 +371,16 @@ double run::distill_seconds() const {
 }
 
 // A step of distillation is done: looks at its numbers, counts, warns, evaluates, logs.
-void run::distilled(const learner_result& r, const row_batch& batch, const std::vector<std::uint64_t>& sequences) {
+void run::distilled(const learner_result& r, index_t kept, const std::vector<std::uint64_t>& sequences, double seconds,
+                    const std::string& schedule) {
     check_numbers(r);
     ++state_.step;
     const auto count = [&](clock_name what, std::int64_t tokens) {
         state_.tokens[static_cast<std::size_t>(what)] += tokens;
     };
-    count(clock_name::rollout, batch.kept);
-    count(clock_name::teacher_scoring, batch.rows);
-    count(clock_name::learner, batch.rows);
+    count(clock_name::rollout, kept);
+    count(clock_name::teacher_scoring, r.tokens);
+    count(clock_name::learner, r.tokens);
     if (state_.kl.add(r.kl)) {
         progress_.clear();
         spdlog::warn("step {}: the KL to the teacher has risen for {} steps, to {:.4f}; reverse KL collapses where the "
@@ -409,7 +418,7 @@ void run::distilled(const learner_result& r, const row_batch& batch, const std::
     line["step"] = state_.step;
     line["sequences"] = sequences;
     consumed_.write(line.dump());
-    show(r, settings_.distill.steps, distill_seconds(), staleness, accuracy, &r);
+    show(r, settings_.distill.steps, seconds, staleness, accuracy, &r, schedule);
 }
 
 evaluation_result run::evaluate(const transformer<float>& model, const char* who) {
@@ -465,6 +474,8 @@ void run::report() {
         total += seconds_[i];
     }
     j["seconds"]["total"] = total;
+    if (settings_.schedule.kind != "sync")
+        j["schedule"] = nlohmann::ordered_json::parse(read_file(directory_ + "/schedule.json"));
     j["threads"] = threads_of(settings_);
     j["version"] = version_text();
     j["fingerprint"] = fingerprint(settings_);

@@ -5,6 +5,8 @@
 //
 //   distill:  prompts -> roll_out -> trajectories -> pack -> teacher_scorer -> cache -> learner -> weights, version + 1
 //
+// That is --schedule sync. Under the others the same stages overlap (run_schedule.cpp).
+//
 // The run directory holds config.json, log.jsonl, consumed.jsonl, checkpoints/, samples/, plots/, timing.json and report.json.
 #pragma once
 
@@ -31,6 +33,11 @@ inline constexpr std::array<const char*, 6> clock_names = {"teacher_training", "
 /// Set by SIGINT and SIGTERM: the run writes a checkpoint after its step and leaves.
 extern std::atomic<bool> interrupted;
 
+/// The threads of a run: as set, or one per core.
+int threads_of(const config& c);
+/// Likewise of the rollout workers of a schedule whose stages overlap.
+int rollout_workers_of(const config& c);
+
 class run {
 public:
     explicit run(const command& arguments);
@@ -50,7 +57,9 @@ private:
     void warm_student_up();
     void distill();
     double distill_seconds() const;
-    void distilled(const learner_result& r, const row_batch& batch, const std::vector<std::uint64_t>& sequences);
+    void distill_on_schedule();
+    void distilled(const learner_result& r, index_t kept, const std::vector<std::uint64_t>& sequences, double seconds,
+                   const std::string& schedule);
     void report();
 
     evaluation_result evaluate(const transformer<float>& model, const char* who);
@@ -59,7 +68,7 @@ private:
     bool end_of_step(); // checkpoints where due; false: leave
     void check_numbers(const step_result& r) const;
     void show(const step_result& r, std::int64_t steps, double seconds, double staleness, double accuracy,
-              const learner_result* more);
+              const learner_result* more, const std::string& schedule);
     std::uint64_t sample_base() const { return (static_cast<std::uint64_t>(state_.stage) + 1) << 56; }
 
     template <class Work>

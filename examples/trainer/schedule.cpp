@@ -50,7 +50,7 @@ sched::settings schedule_of(const config& c) {
     for (const auto& [flag, value, least] :
          {std::tuple{"--schedule-k", s.k, 0}, std::tuple{"--tau", s.tau, 0},
           std::tuple{"--outstanding", s.outstanding, 0}, std::tuple{"--concurrency", s.concurrency, 0},
-          std::tuple{"--rollout-workers", s.rollout_workers, 1}, std::tuple{"--score-batch", s.score_batch, 1}})
+          std::tuple{"--rollout-workers", s.rollout_workers, 0}, std::tuple{"--score-batch", s.score_batch, 1}})
         need(value >= least, fmt::format("{} must be at least {}, not {}", flag, least, value));
     need(std::isfinite(s.score_flush) && s.score_flush >= 0,
          fmt::format("--score-flush must be at least 0, not {}", s.score_flush));

@@ -55,7 +55,7 @@ void rollout_stage::abort(const sched::ticket& t) {
 }
 
 void rollout_stage::install(sched::version_t version) {
-    const policy weights = weights_.get(static_cast<std::int32_t>(version));
+    const policy weights = weights_.get(version);
     if (engine_)
         engine_->install(weights);
     else

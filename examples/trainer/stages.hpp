@@ -52,7 +52,7 @@ public:
     /// An attempt that is over already is none of its business.
     void abort(const opd::sched::ticket& t);
 
-    /// Takes these weights; throws if they are not the published ones.
+    /// Takes these weights; throws if they are not published.
     void install(opd::sched::version_t version);
 
     /// One quantum. Appends {ticket, token_versions, shared_ptr<const trajectory>} of the finished ones.

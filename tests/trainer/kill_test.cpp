@@ -148,3 +148,12 @@ TEST_CASE("sync: ten kills at random moments change no byte of the result") {
         CHECK(read_file(dir / (std::string("whole/checkpoints/") + name)) ==
               read_file(dir / (std::string("killed/checkpoints/") + name)));
 }
+
+TEST_CASE("async: ten kills at random moments lose and double no sequence") {
+    const scratch dir;
+    killed_ten_times(dir / "keep", {"--schedule=async", "--tau=4"}, 2);
+    check_complete(dir / "keep");
+    killed_ten_times(dir / "edf", {"--schedule=async", "--tau=2", "--staleness-policy=edf", "--weight-update=abort"},
+                     3);
+    check_complete(dir / "edf");
+}

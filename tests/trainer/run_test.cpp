@@ -278,7 +278,7 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     };
     // given, even with the value that it has anyhow
     refused({"--tau=4"}, "--tau is not used by --schedule sync");
-    refused({"--schedule=sync", "--rollout-workers=1"}, "--rollout-workers is not used by --schedule sync");
+    refused({"--schedule=sync", "--rollout-workers=0"}, "--rollout-workers is not used by --schedule sync");
     refused({"--score-batch=8"}, "--score-batch is not used by --schedule sync");
     refused({"--score-flush=1"}, "--score-flush is not used by --schedule sync");
     refused({"--schedule=step-off", "--tau=1"}, "--tau is not used by --schedule step-off");
@@ -301,7 +301,7 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     refused({"--schedule=async", "--tau=-1"}, "--tau must be at least 0, not -1");
     refused({"--schedule=async", "--outstanding=31"}, "--outstanding must be at least the batch, 32, not 31");
     refused({"--schedule=async", "--tau=1", "--outstanding=65"}, "--outstanding must be at most (tau + 1)");
-    refused({"--schedule=async", "--rollout-workers=0"}, "--rollout-workers must be at least 1");
+    refused({"--schedule=async", "--rollout-workers=-1"}, "--rollout-workers must be at least 0");
     refused({"--schedule=async", "--rollout-workers=33"}, "--slots (32) must be at least --rollout-workers (33)");
     refused({"--schedule=async", "--score-flush=-1"}, "--score-flush must be at least 0");
 

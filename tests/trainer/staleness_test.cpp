@@ -221,7 +221,8 @@ TEST_CASE("published weights arrive whole, whoever takes them and when") {
     CHECK(torn == 0);
     CHECK(changes >= last / 4 - 1);
     CHECK(board.get(last).version == last);
-    CHECK_THROWS_WITH(board.get(last - 1), doctest::Contains("version 399 was asked for, version 400 is published"));
+    CHECK(board.get(last - 1).version == last - 1); // for a worker that comes late
+    CHECK_THROWS_WITH(board.get(last - 2), doctest::Contains("version 398 was asked for, version 400 is published"));
     CHECK_THROWS_WITH(board.publish(marked(3)), doctest::Contains("version 3 after version 400"));
 }
 

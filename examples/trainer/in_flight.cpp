@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "in_flight.hpp"
+
+#include <fmt/format.h>
+
+#include "config.hpp"
+#include "opd/sched/archive.hpp"
+
+namespace trainer {
+
+namespace {
+
+namespace sched = opd::sched;
+using place = sched::outstanding_sequence::place;
+
+template <class A>
+void fields(A& a, trajectory& t) {
+    a(t.sample, t.tokens, t.prompt_length, t.ended, t.log_mu, t.versions, t.draw_ids, t.draw_log_mu, t.draw_weight,
+      t.draw_exact);
+}
+
+template <class A>
+void fields(A& a, in_flight::entry& e) {
+    a(e.ticket.sample, e.ticket.slot, e.ticket.attempt, e.ticket.worker, e.ticket.lane, e.where, e.start);
+    bool given = e.sequence != nullptr;
+    a(given);
+    if (!given) return;
+    trajectory t = e.sequence ? *e.sequence : trajectory{};
+    fields(a, t);
+    if constexpr (A::reading) e.sequence = std::make_shared<const trajectory>(std::move(t));
+}
+
+} // namespace
+
+std::string to_bytes(const in_flight& state) {
+    sched::archive_writer w;
+    w(state.version, state.scheduler, static_cast<std::uint64_t>(state.sequences.size()));
+    for (in_flight::entry e : state.sequences) fields(w, e);
+    return std::move(w.bytes);
+}
+
+in_flight in_flight_of(std::string_view bytes, const std::function<std::vector<std::shared_ptr<const scored_sequence>>(
+                                                   std::span<const std::shared_ptr<const trajectory>>)>& score) {
+    in_flight r;
+    try {
+        sched::archive_reader in(bytes);
+        std::uint64_t count = 0;
+        in(r.version, r.scheduler, count);
+        for (std::uint64_t i = 0; i < count; ++i) fields(in, r.sequences.emplace_back());
+        if (!in.done()) throw opd::invalid_input("snapshot", "is too long");
+    } catch (const opd::invalid_input& e) {
+        throw failure(exit_input, fmt::format("the checkpoint's sequences in flight: {}", e.what()));
+    }
+    std::vector<std::shared_ptr<const trajectory>> scored;
+    for (const auto& e : r.sequences)
+        if (e.where >= place::ready && e.sequence) scored.push_back(e.sequence);
+    const auto scores = score(scored);
+    std::size_t next = 0;
+    for (auto& e : r.sequences)
+        if (e.where >= place::ready && e.sequence) e.scored = scores[next++];
+    return r;
+}
+
+} // namespace trainer
