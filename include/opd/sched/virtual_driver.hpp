@@ -555,7 +555,8 @@ private:
         // a worker in the middle of a decode step finishes it first
         if constexpr (requires { w.engine->until_settled(); })
             if (w.syncs == 0) begin = std::max(begin, now_ + w.engine->until_settled());
-        w.free = begin + seconds;
+        if (begin == forever) return; // it hangs in an earlier one
+        w.free = f.what == fault::kind::hang ? forever : begin + seconds;
         ++w.syncs;
         if (begin > now_) {
             record& r = push(begin, record::kind::sync_begin);
@@ -564,6 +565,7 @@ private:
         } else {
             ++w.installing;
         }
+        if (f.what == fault::kind::hang) return; // it stands still from here on
         record& r = push(w.free, record::kind::sync_end);
         r.what = event::synced(number, v);
         r.life = w.life;
@@ -574,14 +576,12 @@ private:
         const std::int32_t number = r.what.worker;
         worker& w = of(stage::rollout, number);
         if (!alive(w, r.life)) return false;
-        const fault::kind wrong = r.wrong.what;
-        if (wrong == fault::kind::hang) return false; // it stands still
         --w.syncs;
         --w.installing;
         w.since = now_;
         w.engine->install(r.what.version);
         settle(number);
-        if (wrong == fault::kind::twice) {
+        if (r.wrong.what == fault::kind::twice) {
             record& again = push(now_ + r.wrong.after, record::kind::sync_answer);
             again.what = r.what;
             again.life = r.life;
