@@ -14,6 +14,7 @@
 #include <mutex>
 #include <span>
 #include <stop_token>
+#include <string>
 #include <utility>
 #include <vector>
 

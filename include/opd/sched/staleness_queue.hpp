@@ -27,10 +27,16 @@
 // Source: AsyncOPD section 7 and appendix G (permits, sync gate).
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "opd/sched/permit.hpp"
 
@@ -452,13 +458,13 @@ private:
         core& c = *core_;
         archive_reader from(snapshot);
         std::uint32_t magic = 0;
-        index_t batch = 0, depth = 0, permits = 0;
+        index_t size = 0, depth = 0, permits = 0;
         staleness_policy policy{};
         from(magic);
         if (magic != format) throw invalid_input("snapshot", "is not of a staleness_queue");
-        from(batch, depth, permits, policy);
-        if (batch != c.plan_.batch || depth != c.plan_.depth || permits != c.plan_.permits || policy != c.plan_.policy)
-            throw invalid_input("snapshot", "was taken under other options: batch " + std::to_string(batch) + ", tau " +
+        from(size, depth, permits, policy);
+        if (size != c.plan_.batch || depth != c.plan_.depth || permits != c.plan_.permits || policy != c.plan_.policy)
+            throw invalid_input("snapshot", "was taken under other options: batch " + std::to_string(size) + ", tau " +
                                                 std::to_string(depth) + ", outstanding " + std::to_string(permits));
         from(c.counts_, c.ledger_);
         for (slot_t s = 0; s < c.ledger_.slots(); ++s)
