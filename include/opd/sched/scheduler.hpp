@@ -76,15 +76,15 @@ struct outstanding_sequence {
 
 namespace detail {
 
-/// Rollout workers that can take a sequence: least busy first, then lower number. A heap that knows where everybody is.
+/// Workers that can take another sequence or call: least busy first, then lower number. A heap that knows where everybody is.
 class worker_heap {
 public:
     bool empty() const { return heap_.empty(); }
     index_t size() const { return static_cast<index_t>(heap_.size()); }
-    std::int32_t top() const { return heap_.front().second; }
+    std::int32_t top() const { return worker_of(heap_.front()); }
     void clear() {
+        for (const key k : heap_) where_[static_cast<std::size_t>(worker_of(k))] = -1;
         heap_.clear();
-        where_.clear();
     }
     void set(std::int32_t worker, std::int32_t busy) {
         if (static_cast<std::size_t>(worker) >= where_.size()) where_.resize(static_cast<std::size_t>(worker) + 1, -1);
@@ -93,16 +93,16 @@ public:
             at = static_cast<std::int32_t>(heap_.size());
             heap_.emplace_back();
         }
-        settle(at, {busy, worker});
+        settle(at, static_cast<key>(busy) << 32 | static_cast<key>(worker));
     }
     void remove(std::int32_t worker) {
         if (static_cast<std::size_t>(worker) >= where_.size()) return;
         const std::int32_t at = where_[static_cast<std::size_t>(worker)];
         if (at < 0) return;
         where_[static_cast<std::size_t>(worker)] = -1;
-        const entry last = heap_.back();
+        const key last = heap_.back();
         heap_.pop_back();
-        if (last.second != worker) settle(at, last);
+        if (worker_of(last) != worker) settle(at, last);
     }
     template <class A>
     void fields(A& a) {
@@ -110,30 +110,27 @@ public:
     }
 
 private:
-    using entry = std::pair<std::int32_t, std::int32_t>; // busy, worker
-    void put(std::int32_t at, const entry& e) {
-        heap_[static_cast<std::size_t>(at)] = e;
-        where_[static_cast<std::size_t>(e.second)] = at;
+    using key = std::uint64_t; // busy, worker: in the order of the heap
+    static std::int32_t worker_of(key k) { return static_cast<std::int32_t>(k & 0x7fffffff); }
+    void put(std::size_t at, key k) {
+        heap_[at] = k;
+        where_[static_cast<std::size_t>(worker_of(k))] = static_cast<std::int32_t>(at);
     }
-    // Puts e where it belongs, the place `at` being vacant.
-    void settle(std::int32_t at, entry e) {
-        const auto size = static_cast<std::int32_t>(heap_.size());
-        const auto value = [&](std::int32_t i) { return heap_[static_cast<std::size_t>(i)]; };
-        while (at > 0 && e < value((at - 1) / 2)) {
-            put(at, value((at - 1) / 2));
-            at = (at - 1) / 2;
-        }
+    // Puts k where it belongs, the place `from` being vacant.
+    void settle(std::int32_t from, key k) {
+        auto at = static_cast<std::size_t>(from);
+        for (; at > 0 && k < heap_[(at - 1) / 2]; at = (at - 1) / 2) put(at, heap_[(at - 1) / 2]);
         for (;;) {
-            std::int32_t child = 2 * at + 1;
-            if (child >= size) break;
-            if (child + 1 < size && value(child + 1) < value(child)) ++child;
-            if (!(value(child) < e)) break;
-            put(at, value(child));
+            std::size_t child = 2 * at + 1;
+            if (child >= heap_.size()) break;
+            child += child + 1 < heap_.size() && heap_[child + 1] < heap_[child];
+            if (heap_[child] >= k) break;
+            put(at, heap_[child]);
             at = child;
         }
-        put(at, e);
+        put(at, k);
     }
-    std::vector<entry> heap_;
+    std::vector<key> heap_;
     std::vector<std::int32_t> where_; // by worker; -1: not in it
 };
 
@@ -295,6 +292,13 @@ private:
     void enqueue(slot_t s, bool in_front, actions& out);
     bool behind(const worker& w) const { return w.up && w.has <= version(); } // while syncing: it owes an answer
     void offer(std::int32_t w);
+    void offer_teacher(std::int32_t number) {
+        const worker& w = workers_of(stage::teacher)[static_cast<std::size_t>(number)];
+        if (w.up && w.busy < w.slots)
+            idle_teachers_.set(number, w.busy);
+        else
+            idle_teachers_.remove(number);
+    }
     bool usable(const worker& w) const { return w.up && w.has == version() && w.told == version(); }
     void tell(std::int32_t w, version_t v, actions& out);
     void set_timer(actions& out, const timer& t, double seconds) const {
@@ -347,9 +351,9 @@ private:
     template <class A>
     void fields(A& a) {
         a(ledger_, sequences_, cursor_, waiting_, queue_, jobs_, workers_[0], workers_[1], workers_[2], idle_lanes_,
-          training_, training_job_, training_failures_, training_updates_, phase_, behind_, next_job_, flush_,
-          flush_due_, paused_, closed_, finished_, batches_, first_batch_, totals_, census_.waiting, census_.rollout,
-          census_.queued, census_.scoring, census_.ready, census_.training);
+          idle_teachers_, training_, training_job_, training_failures_, training_updates_, phase_, behind_, next_job_,
+          flush_, flush_due_, paused_, closed_, finished_, batches_, first_batch_, totals_, census_.waiting,
+          census_.rollout, census_.queued, census_.scoring, census_.ready, census_.training);
     }
 
     sched::settings settings_;
@@ -361,8 +365,9 @@ private:
     slot_fifo queue_;   // rolled out, wait for a teacher
     std::vector<job> jobs_;
     std::array<std::vector<worker>, stage_count> workers_;
-    detail::worker_heap idle_lanes_; // rollout workers with a vacant lane and the present weights
-    std::vector<slot_t> training_;   // by sample
+    detail::worker_heap idle_lanes_;    // rollout workers with a vacant lane and the present weights
+    detail::worker_heap idle_teachers_; // with a vacant slot
+    std::vector<slot_t> training_;      // by sample
     std::uint64_t training_job_ = 0;
     std::int32_t training_failures_ = 0;
     std::int64_t training_updates_ = 0; // of the step that is being synchronised
@@ -464,6 +469,7 @@ inline void scheduler::on_worker_up(const event& e, actions& out) {
     const bool was_up = w.up;
     w.up = true;
     w.slots = e.slots;
+    if (e.stage == stage::teacher) offer_teacher(e.worker);
     if (e.stage != stage::rollout) return;
     if (static_cast<std::size_t>(e.slots) > w.lanes.size()) w.lanes.resize(static_cast<std::size_t>(e.slots));
     w.vacant.clear();
@@ -498,6 +504,7 @@ inline void scheduler::on_worker_down(sched::stage s, std::int32_t number, actio
                   [&](slot_t a, slot_t b) { return sequences_[a].sample > sequences_[b].sample; });
         for (const slot_t i : running) rollout_fault(i, out); // each goes in front, so the order of admission is kept
     } else if (s == stage::teacher) {
+        offer_teacher(number);
         for (std::size_t j = jobs_.size(); j-- > 0;) {
             if (jobs_[j].worker != number) continue;
             const job gone = std::move(jobs_[j]);
@@ -562,6 +569,7 @@ inline void scheduler::on_scored(const event& e, actions& out) {
     const job done = std::move(*at);
     jobs_.erase(at);
     --w.busy;
+    offer_teacher(e.worker);
     for (std::size_t i = done.slots.size(); i-- > 0;) { // from the back: what fails is queued in front, in order
         const slot_t s = done.slots[i];
         const bool scored = e.what == event::kind::scored &&
@@ -693,6 +701,7 @@ inline bool scheduler::synchronise(actions& out) {
                 }
         phase_ = phase::syncing;
         behind_ = 0;
+        idle_lanes_.clear(); // at once, not one by one
         const auto& all = workers_of(stage::rollout);
         for (std::size_t w = 0; w < all.size(); ++w)
             if (all[w].up) {
@@ -828,19 +837,15 @@ inline void scheduler::start_waiting(actions& out) {
 }
 
 inline void scheduler::score(actions& out) {
-    auto& teachers = workers_of(stage::teacher);
-    std::size_t next = 0;
-    while (!queue_.empty()) {
+    while (!queue_.empty() && !idle_teachers_.empty()) {
         const bool full = queue_.size() >= settings_.teacher_batch;
         // a smaller call: its time has come, nothing more can come, or it is all that the idle learner waits for
         const bool due = flush_due_ || rollout_empty() || !plan_.streaming ||
                          (phase_ == phase::idle && census_.ready + census_.scoring + queue_.size() >= plan_.batch);
         if (!full && !due) return;
-        while (next < teachers.size() && (!teachers[next].up || teachers[next].busy >= teachers[next].slots)) ++next;
-        if (next == teachers.size()) return;
         job j;
         j.number = next_job_++;
-        j.worker = static_cast<std::int32_t>(next);
+        j.worker = idle_teachers_.top();
         while (!queue_.empty() && static_cast<index_t>(j.slots.size()) < settings_.teacher_batch) {
             j.slots.push_back(queue_.pop());
             move(j.slots.back(), place::scoring);
@@ -849,7 +854,8 @@ inline void scheduler::score(actions& out) {
             flush_due_ = false;
             ++flush_;
         }
-        ++teachers[next].busy;
+        ++workers_of(stage::teacher)[static_cast<std::size_t>(j.worker)].busy;
+        offer_teacher(j.worker);
         action& a = emit(out, action::kind::score);
         a.job = j.number;
         a.worker = j.worker;
@@ -1088,6 +1094,7 @@ inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
             for (lane& l : w.lanes) l = {};
         }
     idle_lanes_.clear();
+    idle_teachers_.clear();
     for (std::size_t j = jobs_.size(); j-- > 0;)
         for (std::size_t i = jobs_[j].slots.size(); i-- > 0;) {
             move(jobs_[j].slots[i], place::queued);
@@ -1170,6 +1177,13 @@ inline void scheduler::check_invariants() const {
     std::size_t scoring = 0;
     for (const job& j : jobs_) scoring += j.slots.size();
     require(static_cast<index_t>(scoring) == c.scoring, "every sequence in scoring is in one call");
+    index_t idle_teachers = 0, calls = 0;
+    for (const worker& w : workers_of(stage::teacher)) {
+        idle_teachers += w.up && w.busy < w.slots;
+        calls += w.busy;
+    }
+    require(finished_ || calls == static_cast<index_t>(jobs_.size()), "every teacher's calls are counted");
+    require(idle_teachers_.size() == idle_teachers, "the teachers with vacant slots are listed");
     require(waiting_.size() == c.waiting, "every waiting sequence is listed once");
     require(static_cast<index_t>(training_.size()) == c.training, "every sequence in training is in the batch");
     index_t rolling = 0, lanes_kept = 0, late_ones = 0;
