@@ -266,7 +266,7 @@ TEST_CASE("a failure of abort() leaves the sequence aborted") {
     r.shared->fault = once("abort", throwing("broken abort"));
     r.rollouts = 1;
     r.go();
-    // the toy does not clear the lane when abort() throws, so it complains about the lane given twice, or is not used again
+    check_clean(r);
     CHECK(r.report.completed);
     CHECK(r.consumed_all(200));
 }
@@ -661,38 +661,35 @@ TEST_CASE("a snapshot holds every outstanding sequence, and prefixes go on where
     toy::run first;
     first.how = how(streaming(4), 4, n);
     first.rollouts = 3;
-    std::int64_t partials = 0;
+    first.shared->held = {100, 103}; // so that some run at every checkpoint after their start
     first.on_checkpoint = [&](toy::driver& d, toy::snapshot s) {
         using place = outstanding_sequence::place;
         for (const auto& e : s.sequences) {
             if (e.where >= place::queued)
-                CHECK((e.sequence && e.sequence->versions.size() == toy::length_of(e.ticket.sample)));
+                CHECK((e.sequence && e.sequence->versions.size() >= toy::length_of(e.ticket.sample)));
             if (e.where >= place::ready) CHECK(e.scored);
             if (e.where == place::rollout) CHECK((e.start == s.version || e.sequence)); // started since, or exported
-            if (e.where <= place::rollout && e.sequence) ++partials;
         }
-        if (s.version < 50) return;
-        const auto running = std::count_if(s.sequences.begin(), s.sequences.end(), [](const auto& e) {
-            return e.where == place::rollout && e.sequence && !e.sequence->versions.empty();
-        });
-        if (running == 0 && s.version < 90) return;
+        if (s.version < 60) return;
         if (!saved) saved = std::move(s);
         d.stop_now();
     };
     first.go();
     CHECK(first.complaints() == "");
-    CHECK(partials > 0);
     REQUIRE(saved);
     for (const auto& e : saved->sequences)
         if (e.where == outstanding_sequence::place::rollout && e.sequence) {
             prefixes[e.ticket.sample] = e.sequence->versions;
             starts[e.ticket.sample] = e.start;
         }
-    REQUIRE(!prefixes.empty());
+    REQUIRE(prefixes.count(100) == 1);
+    REQUIRE(prefixes.count(103) == 1);
+    CHECK(prefixes[100].back() > prefixes[100].front());
 
     toy::run second;
     second.how = first.how;
     second.from = &*saved;
+    second.shared->was_held = first.shared->held;
     second.rollouts = 1; // other workers than before
     second.go();
     CHECK(second.complaints() == "");

@@ -7,7 +7,10 @@
 //             void start(const ticket&)                        and/or
 //             void start(const ticket&, std::shared_ptr<const rolled_type> partial)   null: from the prompt
 //             void abort(const ticket&)                        forget it; its lane is free
-//             void install(version_t)                          take the newest published weights; running prefixes are kept
+//             void install(version_t)                          take these weights, the newest published; running prefixes
+//                                                              are kept. Where weights change once nothing runs (sync,
+//                                                              step_off, controlled, finish_first), a worker that comes
+//                                                              back meanwhile gets those before the newest
 //             void step(std::vector<finished_rollout<rolled_type>>& out[, std::stop_token])
 //                                                              one quantum for all that is running; appends what is finished
 //             running()                                        how many run
