@@ -38,6 +38,9 @@ world_options random_options() {
     else
         s.schedule = a;
     if (a.policy != policy::areal || kind <= 2) s.group = s.batch % 2 == 0 && a.outstanding % 2 == 0 ? 2 : 1;
+    if (kind > 2 && a.policy == policy::areal)
+        std::get<async>(s.schedule).concurrency = *rc::gen::inRange<index_t>(0, 6);
+    o.resizes = kind > 2 && a.policy != policy::areal;
     s.sequences = s.group * *rc::gen::inRange<index_t>(1, 20 / s.group);
     o.slots = *rc::gen::container<std::vector<std::int32_t>>(static_cast<std::size_t>(*rc::gen::inRange(1, 4)),
                                                              rc::gen::inRange(1, 4));

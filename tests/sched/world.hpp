@@ -24,6 +24,7 @@ struct world_options {
     std::vector<std::int32_t> slots = {2}; // of the rollout workers
     int faults = 1;
     bool keep_prefixes = false; // of the crashes
+    bool resizes = false;       // the number of permits changes
     // what the explorer must find
     bool loses_replies = false;      // a hung attempt with no deadline
     bool lies_about_weights = false; // answers a synchronisation before it is done
@@ -93,7 +94,8 @@ struct choice {
         twice_learned,
         crash,
         pause,
-        close
+        close,
+        resize
     } what;
     std::size_t which = 0;
 };
@@ -103,13 +105,15 @@ inline const char* name_of(choice::kind k) {
                                      "rollout_up",    "resume",        "roll_fails",   "roll_hangs",   "roll_vanishes",
                                      "score_fails",   "score_partly",  "score_hangs",  "learn_fails",  "learn_hangs",
                                      "install_hangs", "rollout_dies",  "teacher_dies", "learner_dies", "twice_rolled",
-                                     "twice_scored",  "twice_learned", "crash",        "pause",        "close"};
+                                     "twice_scored",  "twice_learned", "crash",        "pause",        "close",
+                                     "resize"};
     return names[k];
 }
 
 class world {
 public:
-    explicit world(const world_options& o) : s(o.s), faults_(o.faults), rollout_(o.slots.size()) {
+    explicit world(const world_options& o)
+        : s(o.s), faults_(o.faults), permits_(s.resolved().permits), rollout_(o.slots.size()) {
         tell(o, event::up(stage::learner, 0));
         tell(o, event::up(stage::teacher, 0));
         for (std::size_t w = 0; w < o.slots.size(); ++w) come(o, w);
@@ -169,6 +173,11 @@ public:
         if (past_learned_ != 0) add(choice::twice_learned);
         if (!paused_) add(choice::pause);
         if (!closed_) add(choice::close);
+        if (o.resizes) {
+            const plan& p = s.resolved();
+            add(choice::resize, static_cast<std::size_t>(p.batch));
+            add(choice::resize, static_cast<std::size_t>((p.depth + 1) * p.batch));
+        }
         add(choice::crash);
         return list;
     }
@@ -286,6 +295,10 @@ public:
             closed_ = true;
             tell(o, event::of(event::kind::close));
             break;
+        case choice::resize:
+            permits_ = std::max(permits_, static_cast<index_t>(c.which));
+            tell(o, event::of(event::kind::resize, static_cast<index_t>(c.which)));
+            break;
         case choice::crash:
             s = scheduler::restore(o.s, s.snapshot());
             s.abandon_workers(o.keep_prefixes);
@@ -359,7 +372,7 @@ private:
         actions out;
         s.on(e, out);
         s.check_invariants();
-        require(s.where().outstanding() <= s.resolved().permits, "more is outstanding than there are permits");
+        require(s.where().outstanding() <= permits_, "more is outstanding than there are permits");
         for (const action& a : out.items) see(o, out, a, was_finished);
     }
 
@@ -403,7 +416,7 @@ private:
                 require(lags[3] >= 0 && lags[2] >= lags[3] && lags[1] >= lags[2] && lags[0] >= lags[1],
                         "the lags are not in order");
                 const auto start = static_cast<index_t>(lags[0]);
-                const index_t cohorts = (p.permits + p.batch - 1) / p.batch - 1;
+                const index_t cohorts = (permits_ + p.batch - 1) / p.batch - 1;
                 if (o.promised >= 0) {
                     require(start <= o.promised, "the lag exceeds what was promised");
                 } else if (!p.streaming) {
@@ -418,7 +431,7 @@ private:
                     lag_sum_ += start + 1;
                 }
             }
-            require(lag_sum_ <= p.permits * a.version, "the mean lag exceeds M/B - 1");
+            require(lag_sum_ <= permits_ * a.version, "the mean lag exceeds M/B - 1");
             break;
         }
         case action::kind::fail:
@@ -447,6 +460,7 @@ private:
     }
 
     int faults_;
+    index_t permits_; // the most that there were
     std::vector<rollout_worker> rollout_;
     std::vector<attempt> running_;
     std::vector<call> calls_;
