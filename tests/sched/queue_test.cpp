@@ -375,6 +375,21 @@ TEST_CASE("restart waits for the gate and takes the next version") {
     CHECK(q.counts().retried == 1);
 }
 
+TEST_CASE("abort ends a restart that waits for the gate") {
+    queue q(options(2, 1));
+    permit p = q.acquire();
+    put(q, 1);
+    put(q, 2);
+    auto u = std::move(*q.pop()).trained();
+    std::jthread producer([&] { CHECK_FALSE(p.restart()); });
+    until_waiting(q, 1);
+    CHECK(q.abort().empty());
+    producer.join();
+    CHECK(p.version() == 0);
+    CHECK(std::move(u).synchronised().empty()); // trained and out, all the same
+    CHECK(q.counts().consumed == 2);
+}
+
 TEST_CASE("exchange pushes and takes the next permit") {
     queue q(options(2, 0, staleness_policy::retry));
     permit p = q.acquire();
