@@ -417,6 +417,7 @@ TEST_CASE("workers that die and return") {
         r.how = how(streaming(2), 8, 240);
         r.how.learner_attempts = r.how.teacher_attempts = r.how.rollout_attempts = 1000;
         r.rollouts = 2;
+        r.shared->keeps_two = true;
         r.on_step = [&](toy::driver& d, const toy::step& at) {
             if (at.version % 4 == 1) d.kill(s, 0);
             if (at.version % 4 == 1 && s != stage::rollout) d.revive(s, 0); // nothing would go on

@@ -8,9 +8,7 @@
 //             void start(const ticket&, std::shared_ptr<const rolled_type> partial)   null: from the prompt
 //             void abort(const ticket&)                        forget it; its lane is free
 //             void install(version_t)                          take these weights, the newest published; running prefixes
-//                                                              are kept. Where weights change once nothing runs (sync,
-//                                                              step_off, controlled, finish_first), a worker that comes
-//                                                              back meanwhile gets those before the newest
+//                                                              are kept
 //             void step(std::vector<finished_rollout<rolled_type>>& out[, std::stop_token])
 //                                                              one quantum for all that is running; appends what is finished
 //             running()                                        how many run
@@ -22,6 +20,10 @@
 //   learner   updates train(std::span<const sequence_view<rolled_type, scored_type>>, version_t[, std::stop_token])
 //                                                              publishes the new weights, then returns how many optimizer
 //                                                              updates it made; `version` is the one that is trained from
+//
+// Publish by version and keep the last two: while no worker is lost, the version that is installed is the newest published;
+// but a worker that comes back while others finish under the old weights gets those before, and a learner that is lost after
+// it has published and before it has answered is given the same version to train again.
 //
 // A call that fails throws. A call whose stop token is triggered should return or throw soon; what it answers then counts
 // for nothing.
