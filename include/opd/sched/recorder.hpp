@@ -117,7 +117,10 @@ private:
     }
     void step(double t, const action& a, const actions& out, const counters& c) {
         for (const consumed_sequence& s : out.consumed_by(a)) {
-            metrics_.consumed(s.start, s.versions, prompt_tokens ? prompt_tokens(s.ticket.sample) : 0);
+            token_versions versions = s.versions; // a mean of equal versions may round beyond them
+            versions.mean =
+                std::clamp(versions.mean, static_cast<double>(versions.oldest), static_cast<double>(versions.newest));
+            metrics_.consumed(s.start, versions, prompt_tokens ? prompt_tokens(s.ticket.sample) : 0);
             if (!trace_ || !trace_sequences) continue;
             const auto node = starts_.extract(s.ticket.slot);
             if (node && node.mapped().first == s.ticket.sample)
