@@ -4,7 +4,8 @@
 //              returned (tau = 4, 1,280 permits, items of 16 bytes), in one thread, between one producer and one learner,
 //              and between two and two. Beside it, in the same run, queues that bound a number and no staleness: oneTBB's
 //              bounded queue, alone and with a second one that hands out the right to push (which is what a permit is); a
-//              deque under a mutex with two condition variables.
+//              deque under a mutex with two condition variables. `paced`: a producer that works a microsecond an item, and
+//              what the queue adds to its and the learner's processor time.
 // scheduler/   What a sequence costs the scheduler, all of its events together, when every action is answered at once: same B
 //              and tau, 4 rollout workers, scoring calls of 8.
 // simulator/   A day of a cluster of 1,000 rollout workers in virtual time: seconds, and events a second.
@@ -47,12 +48,16 @@ struct item {
 template <staleness_policy Policy, int Group, bool Exchange>
 struct ours {
     staleness_queue<item> queue{{.batch = batch_size, .schedule = {.tau = tau, .policy = Policy}, .group = Group}};
-    void produce(index_t from, index_t n) {
+    template <class Work>
+    void produce(index_t from, index_t n, Work&& work) {
         permit p[Group];
         item x[Group];
         (void)queue.acquire(p);
         for (index_t i = from; i < from + n; i += Group) {
-            for (int k = 0; k < Group; ++k) x[k] = {static_cast<std::uint64_t>(i + k), this};
+            for (int k = 0; k < Group; ++k) {
+                work();
+                x[k] = {static_cast<std::uint64_t>(i + k), this};
+            }
             if constexpr (Exchange) {
                 if (i + Group < from + n)
                     (void)queue.exchange(p, x);
@@ -78,8 +83,12 @@ struct ours {
 struct tbb_bounded {
     tbb::concurrent_bounded_queue<item> queue;
     tbb_bounded() { queue.set_capacity(permits); }
-    void produce(index_t from, index_t n) {
-        for (index_t i = from; i < from + n; ++i) queue.push({static_cast<std::uint64_t>(i), this});
+    template <class Work>
+    void produce(index_t from, index_t n, Work&& work) {
+        for (index_t i = from; i < from + n; ++i) {
+            work();
+            queue.push({static_cast<std::uint64_t>(i), this});
+        }
     }
     std::uint64_t consume(index_t n) {
         std::uint64_t sum = 0;
@@ -98,10 +107,12 @@ struct tbb_permits : tbb_bounded {
     tbb_permits() {
         for (int i = 0; i < permits; ++i) tokens.push(i);
     }
-    void produce(index_t from, index_t n) {
+    template <class Work>
+    void produce(index_t from, index_t n, Work&& work) {
         int token = 0;
         for (index_t i = from; i < from + n; ++i) {
             tokens.pop(token);
+            work();
             queue.push({static_cast<std::uint64_t>(i), this});
         }
     }
@@ -119,8 +130,10 @@ struct mutex_deque {
     std::mutex mutex;
     std::condition_variable room, filled;
     std::deque<item> queue;
-    void produce(index_t from, index_t n) {
+    template <class Work>
+    void produce(index_t from, index_t n, Work&& work) {
         for (index_t i = from; i < from + n; ++i) {
+            work();
             std::unique_lock lock(mutex);
             room.wait(lock, [&] { return queue.size() < std::size_t(permits); });
             queue.push_back({static_cast<std::uint64_t>(i), this});
@@ -151,13 +164,13 @@ void round_trip(benchmark::State& state, int pairs) {
         const double used = bench::processor_time(), start = bench::now();
         if (pairs == 0) {
             for (index_t i = 0; i < n; i += batch_size) {
-                queue->produce(i, batch_size);
+                queue->produce(i, batch_size, [] {});
                 sum += queue->consume(batch_size);
             }
         } else {
             std::vector<std::thread> threads;
             for (int k = 0; k < pairs; ++k) {
-                threads.emplace_back([&, k] { queue->produce(k * (n / pairs), n / pairs); });
+                threads.emplace_back([&, k] { queue->produce(k * (n / pairs), n / pairs, [] {}); });
                 threads.emplace_back([&] { sum += queue->consume(n / pairs); });
             }
             for (auto& t : threads) t.join();
@@ -175,8 +188,58 @@ void round_trip(benchmark::State& state, int pairs) {
     state.SetItemsProcessed(static_cast<std::int64_t>(items));
 }
 
+/// A microsecond of arithmetic.
+void microsecond(int steps) {
+    double x = 1;
+    for (int i = 0; i < steps; ++i) {
+        x = x * 0.999 + 0.001;
+        benchmark::DoNotOptimize(x);
+    }
+}
+
+/// 10^6 items a second: one producer works a microsecond an item, one learner waits. What the queue adds to that work, in
+/// processor time.
+template <class Queue>
+void paced(benchmark::State& state) {
+    constexpr index_t n = index_t{1} << 17;
+    static const int steps = [] {
+        double best = 1e9;
+        for (int i = 0; i < 200; ++i) {
+            const double start = bench::now();
+            microsecond(100'000);
+            best = std::min(best, bench::now() - start);
+        }
+        return int(100'000 * 1e-6 / best);
+    }();
+    double bare = 0, whole = 0, wall = 0, items = 0;
+    for (auto _ : state) {
+        const double used = bench::processor_time();
+        for (index_t i = 0; i < n; ++i) microsecond(steps);
+        const double worked = bench::processor_time(), start = bench::now();
+        const auto queue = std::make_unique<Queue>();
+        std::thread learner([&] { benchmark::DoNotOptimize(queue->consume(n)); });
+        queue->produce(0, n, [] { microsecond(steps); });
+        learner.join();
+        const double took = bench::now() - start;
+        state.SetIterationTime(took);
+        bare += worked - used;
+        whole += bench::processor_time() - worked;
+        wall += took;
+        items += double(n);
+    }
+    state.counters["ns"] = wall / items * 1e9;
+    state.counters["cpu_ns"] = (whole - bare) / items * 1e9;
+    state.counters["share"] = (whole - bare) / items * 1e6;
+    state.SetItemsProcessed(static_cast<std::int64_t>(items));
+}
+
 template <class Queue>
 void add(const char* name) {
+    benchmark::RegisterBenchmark(("queue/" + std::string(name) + "/paced").c_str(), paced<Queue>)
+        ->UseManualTime()
+        ->Iterations(1)
+        ->Repetitions(15)
+        ->ReportAggregatesOnly();
     for (const int pairs : {0, 1, 2}) {
         const std::string threads = pairs == 0 ? "one thread" : pairs == 1 ? "1 + 1" : "2 + 2";
         benchmark::RegisterBenchmark(("queue/" + std::string(name) + "/" + threads).c_str(), round_trip<Queue>, pairs)
