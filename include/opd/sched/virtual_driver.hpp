@@ -13,7 +13,8 @@
 //     rollout_fault(ticket), teacher_fault(job, worker), learner_fault(job), sync_fault(worker, version, life)   a `fault`
 //     recovery(stage, worker, life)            seconds until a worker that the scheduler gave up is back; none: never
 //     rolled(ticket, payload)                  what the rollout worker made
-//     scored(job, worker, tickets)             a scoring call is over; may throw: it failed
+//     scored(job, worker, tickets)             a scoring call is over: tickets that are scored (none: all); may throw: it
+//                                              failed
 //     learned(job, version, tickets)           a train step is over: optimizer updates (none: 1); may throw: it failed
 //     fields(archive)                          its state, for snapshots
 //   Faults must be functions of their arguments and a seed: they are asked for more than once.
@@ -111,6 +112,20 @@ public:
     void clear() {
         heap_.clear();
         where_.clear();
+    }
+    template <class F>
+    void each(F&& f) const {
+        for (const entry& e : heap_) f(e.second);
+    }
+    /// Of what a snapshot says.
+    bool good() const {
+        std::size_t there = 0;
+        for (const std::int32_t at : where_) there += at >= 0;
+        bool is = there == heap_.size();
+        for (std::size_t i = 0; i < heap_.size() && is; ++i)
+            is = heap_[i].second >= 0 && index(heap_[i].second) < where_.size() &&
+                 where_[index(heap_[i].second)] == static_cast<std::int32_t>(i);
+        return is;
     }
     template <class A>
     void fields(A& a) {
@@ -510,13 +525,17 @@ private:
         if (!alive(of(r.what.stage, number), r.life)) return false;
         end(r.what.stage, number);
         event answer;
-        bool bad = r.bad;
+        bool bad = r.bad, some = false;
         index_t updates = 1;
         const std::span<const ticket> tickets(j.tickets);
         if (!bad) try {
                 if (r.what.stage == stage::teacher) {
-                    if constexpr (requires { model_.scored(r.what.job, number, tickets); })
+                    if constexpr (requires { part_ = model_.scored(r.what.job, number, tickets); }) {
+                        part_ = model_.scored(r.what.job, number, tickets);
+                        some = part_.size() < tickets.size();
+                    } else if constexpr (requires { model_.scored(r.what.job, number, tickets); }) {
                         model_.scored(r.what.job, number, tickets);
+                    }
                 } else {
                     if constexpr (requires { model_.learned(r.what.job, j.version, tickets); })
                         updates = static_cast<index_t>(model_.learned(r.what.job, j.version, tickets));
@@ -529,16 +548,18 @@ private:
         else
             answer = bad ? event::learn_failed(r.what.job) : event::learned(r.what.job, updates);
         if (r.wrong.what == fault::kind::late) {
-            reply(now_ + r.wrong.after, answer);
+            reply(now_ + r.wrong.after, some && !bad ? event::score_failed(r.what.job, number) : answer);
             return false;
         }
         if (r.wrong.what == fault::kind::twice) reply(now_ + r.wrong.after, answer);
-        if (r.wrong.what == fault::kind::partial && r.what.stage == stage::teacher && !bad) {
+        if (r.wrong.what == fault::kind::partial && r.what.stage == stage::teacher && !some) {
             part_.clear();
             for (std::size_t i = 0; i < tickets.size(); ++i)
                 if (r.wrong.which >> (i % 64) & 1) part_.push_back(tickets[i]);
-            answer = part_.empty() ? event::score_failed(r.what.job, number) : event::scored(r.what.job, number, part_);
+            some = true;
         }
+        if (some && !bad)
+            answer = part_.empty() ? event::score_failed(r.what.job, number) : event::scored(r.what.job, number, part_);
         deliver(answer);
         return true;
     }
@@ -766,6 +787,33 @@ private:
             }
         }
         if constexpr (requires { model_.fields(a); }) model_.fields(a);
+        if constexpr (A::reading) check();
+    }
+
+    // A damaged snapshot must not become an index.
+    void check() const {
+        bool good = !(now_ < 0) && now_ < forever && wakes_.good();
+        for (const entry& e : heap_) good = good && e.at < records_.size();
+        for (const std::uint32_t v : vacant_) good = good && v < records_.size();
+        for (const std::uint32_t v : vacant_jobs_) good = good && v < jobs_.size();
+        good = good && heap_.size() + vacant_.size() == records_.size();
+        for (const entry& e : heap_) {
+            if (!good) break;
+            const record& r = records_[e.at];
+            good = r.is <= record::kind::death && static_cast<int>(r.what.stage) < stage_count &&
+                   r.what.what <= event::kind::stop && (r.is != record::kind::job_end || r.job < jobs_.size()) &&
+                   (r.is == record::kind::deliver || known(r.what.stage, worker_of(r)));
+        }
+        for (std::size_t s = 0; s < workers_.size(); ++s)
+            for (const worker& w : workers_[s]) good = good && w.engine.has_value() == (s == 0 && w.up);
+        wakes_.each([&](std::int32_t w) { good = good && is_up(stage::rollout, w); });
+        if (!good) throw invalid_input("snapshot", "is damaged: the queue of events contradicts itself");
+    }
+    static std::int32_t worker_of(const record& r) {
+        return r.is == record::kind::fail ? r.what.ticket.worker : r.what.worker;
+    }
+    bool known(stage s, std::int32_t number) const {
+        return number >= 0 && static_cast<std::size_t>(number) < workers_[static_cast<std::size_t>(s)].size();
     }
 
     Scheduler scheduler_;
