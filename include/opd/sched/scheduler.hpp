@@ -303,14 +303,13 @@ private:
     void tell(std::int32_t w, version_t v, actions& out);
     void set_timer(actions& out, const timer& t, double seconds) const {
         if (!(seconds > 0)) return;
-        action a;
-        a.what = action::kind::set_timer, a.timer = t, a.seconds = seconds;
-        out.items.push_back(a);
+        action& a = emit(out, action::kind::set_timer);
+        a.timer = t, a.seconds = seconds;
     }
     static action& emit(actions& out, action::kind k) {
-        action a;
+        action& a = out.items.emplace_back();
         a.what = k;
-        return out.items.emplace_back(a);
+        return a;
     }
     void list(actions& out, action& a, std::span<const slot_t> slots) const {
         a.first = static_cast<std::uint32_t>(out.tickets.size());
