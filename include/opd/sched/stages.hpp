@@ -26,7 +26,7 @@
 // it has published and before it has answered is given the same version to train again.
 //
 // A call that fails throws. A call whose stop token is triggered should return or throw soon; what it answers then counts
-// for nothing.
+// for nothing. The token is triggered under the driver's lock: a stop callback must not call the driver.
 #pragma once
 
 #include <concepts>
