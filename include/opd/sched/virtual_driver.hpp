@@ -466,7 +466,7 @@ private:
         model_.start(*w.engine, t);
         if (f.what == fault::kind::fail) {
             record& r = push(now_ + f.after, record::kind::fail);
-            r.what.ticket = t;
+            r.what = event::rollout_failed(t);
             r.life = w.life;
         }
         may_die(f, stage::rollout, t.worker);
@@ -581,7 +581,7 @@ private:
         ++w.syncs;
         if (begin > now_) {
             record& r = push(begin, record::kind::sync_begin);
-            r.what.worker = number;
+            r.what = event::synced(number, v);
             r.life = w.life;
         } else {
             ++w.installing;
