@@ -13,7 +13,8 @@
 // Whole batches (sync, step_off, controlled): batch b is started once v >= b - k and batch b - 1 is completely rolled out;
 // scored once it is completely rolled out; trained at version b, once batch b + k is started; the weights change once
 // nothing is in rollout. So its start lag is min(b, k) exactly. In steady state with stage times r, t, l a step takes
-// r + t + l for k = 0, max(r, t + l) for k = 1 and max(r, t, l) for k = 2. controlled{k} waits until batch b + k is scored.
+// max(r, t, l, (r + t + l)/(k + 1)): r + t + l for k = 0, at most the paper's max(r, t + l) for k = 1 (a batch is scored
+// while the one before it is trained), max(r, t, l) for k >= 2. controlled{k} waits until batch b + k is scored.
 //
 // Streaming (async): sequences are admitted under M permits, scored as they come, and make a batch when the staleness
 // policy says so (ledger.hpp).
