@@ -565,21 +565,23 @@ TEST_CASE("teacher calls: teacher_flush = 0 makes them at once") {
 }
 
 TEST_CASE("teacher calls: what was dropped for staleness does not hurry what comes after it") {
-    settings o = stream(1, {.tau = 0, .outstanding = 3, .policy = staleness_policy::drop});
+    settings o = stream(2, {.tau = 0, .outstanding = 4, .policy = staleness_policy::drop});
     o.teacher_batch = 2;
     script t(o);
-    t.staff(3);
-    CHECK(t.rolled(0) == "score j1@0:0");
+    t.staff(4);
+    t.rolled(0);
+    CHECK(t.rolled(1) == "score j1@0:0,1");
     t.scored();
-    CHECK(t.rolled(1) == ""); // waits for the flush timer
+    CHECK(t.rolled(2) == ""); // waits for the flush timer
     t.down(stage::teacher);
     CHECK(t.fire(tk::flush) == ""); // due, but nobody is there
     t.learned();
-    CHECK(t.synced(0, 1) == "step v1:0 | fail 1 stale | abort 2 | fail 2 stale | start 3@0 v1 | start 4@0 v1");
+    CHECK(t.synced(0, 1) == "step v1:0,1 | fail 2 stale | abort 3 | fail 3 stale | "
+                            "start 4@0 v1 | start 5@0 v1 | start 6@0 v1");
     t.up(stage::teacher);
-    CHECK(t.aborted(t.begun.at(2)) == "start 5@0 v1");
-    CHECK(t.down(stage::learner) == "");
-    CHECK(t.rolled(3, 1) == "score j3@0:3"); // for the learner's batch of one
+    CHECK(t.aborted(t.begun.at(3)) == "start 7@0 v1");
+    CHECK(t.rolled(4, 1) == ""); // waits for its own timer
+    CHECK(t.fire(tk::flush) == "score j3@0:4");
 }
 
 TEST_CASE("drop gives up what would exceed tau, retry starts it again") {
