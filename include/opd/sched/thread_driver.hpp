@@ -95,7 +95,8 @@ enum class worker_change : std::uint8_t { up, down, begin, end };
 
 template <class Rolled, class Scored>
 struct thread_hooks {
-    /// On the learner's thread, between two updates, without a lock: rollout and scoring go on meanwhile.
+    /// On the learner's thread, between two updates, without a lock: rollout and scoring go on meanwhile. One that is still
+    /// at work `shutdown_seconds` after a stopped run's end is left behind as a stage is.
     std::function<void(const step_report<Rolled, Scored>&)> on_step;
     /// Likewise, after on_step of the same version.
     std::function<void(run_snapshot<Rolled, Scored>)> on_checkpoint;
@@ -216,9 +217,18 @@ public:
         }
         std::vector<std::pair<worker*, std::jthread>> threads;
         const auto launch = [&](auto w) { threads.emplace_back(w.get(), std::jthread([c, w] { c->work(*w); })); };
-        launch(c->learner);
-        for (const auto& w : c->teachers) launch(w);
-        for (const auto& w : c->rollouts) launch(w);
+        try {
+            launch(c->learner);
+            for (const auto& w : c->teachers) launch(w);
+            for (const auto& w : c->rollouts) launch(w);
+        } catch (...) { // no more threads to be had
+            {
+                const std::lock_guard lock(c->mutex);
+                c->finish();
+            }
+            threads.clear();
+            throw;
+        }
 
         run_report report;
         {
@@ -346,7 +356,6 @@ private:
         token_versions versions;
         std::shared_ptr<const rolled_type> rolled, partial;
         std::shared_ptr<const scored_type> scored;
-        bool is(const ticket& t) const { return known && sample == t.sample && attempt == t.attempt; }
     };
 
     struct core {
@@ -478,7 +487,7 @@ private:
                 }
                 case kind::set_timer:
                     alarms.push({clock::now() + duration(a.seconds), ++alarm_count, a.timer});
-                    time_passes.notify_all();
+                    if (alarms.top().number == alarm_count) time_passes.notify_all(); // it is the next
                     break;
                 case kind::lost:
                     lose(named({a.stage, a.worker}), true);
@@ -518,6 +527,12 @@ private:
         payload& at(std::uint32_t slot) {
             if (slot >= payloads.size()) payloads.resize(slot + std::size_t{1});
             return payloads[slot];
+        }
+        /// Of this attempt; null if it is not the present one of its slot.
+        payload* find(const ticket& t) {
+            if (t.slot >= payloads.size()) return nullptr;
+            payload& p = payloads[t.slot];
+            return p.known && p.sample == t.sample && p.attempt == t.attempt ? &p : nullptr;
         }
         view_type view_of(const ticket& t) const {
             const payload& p = payloads[t.slot];
@@ -742,7 +757,7 @@ private:
             }
             lock.lock();
             for (auto& p : partials)
-                if (payload& known = at(p.ticket.slot); known.is(p.ticket)) known.partial = std::move(p.sequence);
+                if (payload* known = find(p.ticket)) known->partial = std::move(p.sequence);
             for (const reply& r : replies) {
                 if (!w.up || over) break; // it was lost meanwhile: all of this was given up
                 if (r.failed) note(r.failed, worker_name{w.kind, w.number});
@@ -812,17 +827,14 @@ private:
                     continue;
                 }
                 if (!w.up && !w.may_return && !over) continue; // killed: nothing is heard of it
-                payload& p = at(f.ticket.slot);
-                const bool wanted = w.up && p.is(f.ticket) && !p.rolled;
-                if (wanted) {
-                    p.rolled = std::move(f.sequence);
-                    p.versions = f.versions;
-                    p.partial.reset();
+                if (payload* p = w.up ? find(f.ticket) : nullptr; p && !p->rolled) {
+                    p->rolled = std::move(f.sequence);
+                    p->versions = f.versions;
+                    p->partial.reset();
                 }
-                if (!offer(w, event::rolled_out(f.ticket, f.versions)) && w.up) {
-                    if (wanted) p.rolled.reset();
+                // one that the scheduler cannot take is an attempt that failed; the next one replaces the payload
+                if (!offer(w, event::rolled_out(f.ticket, f.versions)) && w.up)
                     offer(w, event::rollout_failed(f.ticket));
-                }
             }
             out.clear();
             if (w.up)
@@ -866,8 +878,7 @@ private:
                 std::vector<ticket> done;
                 for (std::size_t i = 0; !failed && i < scores.size(); ++i) {
                     if (!scores[i]) continue;
-                    payload& p = at(c.tickets[i].slot);
-                    if (w.up && p.is(c.tickets[i])) p.scored = std::move(scores[i]);
+                    if (payload* p = w.up ? find(c.tickets[i]) : nullptr) p->scored = std::move(scores[i]);
                     done.push_back(c.tickets[i]);
                 }
                 if (failed || done.empty())
@@ -982,13 +993,15 @@ private:
             }
         }
         void stop() {
-            std::vector<outstanding_sequence> there;
-            sched.for_each([&](const outstanding_sequence& s) { there.push_back(s); });
+            std::vector<outstanding_sequence::place> places; // by slot
+            sched.for_each([&](const outstanding_sequence& s) {
+                places.resize(std::max(places.size(), s.ticket.slot + std::size_t{1}));
+                places[s.ticket.slot] = s.where;
+            });
             const std::size_t before = report.discarded.size();
             guarded({}, [&] { dispatch(event::of(event::kind::stop)); });
             for (std::size_t i = before; i < report.discarded.size(); ++i)
-                for (const outstanding_sequence& s : there)
-                    if (s.ticket.slot == report.discarded[i].ticket.slot) report.discarded[i].where = s.where;
+                report.discarded[i].where = places[report.discarded[i].ticket.slot];
             if (!over) finish();
         }
         void wait_for_workers(std::unique_lock<std::mutex>& lock) {
@@ -1045,7 +1058,7 @@ private:
         }
         void resume(const snapshot_type& from) {
             using place = outstanding_sequence::place;
-            sched.abandon_workers(detail::starts_partial<Rollout>, true);
+            sched.abandon_workers(detail::starts_partial<Rollout> && detail::exports_partials<Rollout>, true);
             std::vector<const typename snapshot_type::entry*> by_slot;
             for (const auto& e : from.sequences) {
                 if (e.ticket.slot >= by_slot.size()) by_slot.resize(e.ticket.slot + std::size_t{1});
