@@ -923,3 +923,25 @@ TEST_CASE("updates are counted with the step that they belong to") {
     t.synced(0, 1);
     CHECK(t.s.totals().updates == 4);
 }
+
+TEST_CASE("an empty batch adds no updates, and a batch's failures are not the next one's") {
+    settings o = whole(opd::sched::sync{}, 1, 2);
+    o.rollout_attempts = 1;
+    o.learner_attempts = 2;
+    script t(o);
+    t.staff();
+    t.rolled(0);
+    t.scored();
+    CHECK(t.on(event::learn_failed(t.train_job)) == "train j3 v0:0");
+    t.on(event::learned(t.train_job, 4));
+    CHECK(t.synced(0, 1) == "step v1:0 | start 1@0 v1");
+    CHECK(t.roll_failed(1) == "fail 1 rollout | sync 0 v2");
+    CHECK(t.synced(0, 2) == "step v2: | start 2@0 v2");
+    CHECK(t.s.totals().updates == 4);
+    t.rolled(2, 2);
+    t.scored();
+    CHECK(t.on(event::learn_failed(t.train_job)) == "train j6 v2:2"); // its first
+    t.on(event::learned(t.train_job, 1));
+    CHECK(t.synced(0, 3) == "step v3:2 | finished");
+    CHECK(t.s.totals().updates == 5);
+}
