@@ -9,11 +9,15 @@
 //   teacher   score() is called when score(sequences) seconds are over; what it throws fails the call
 //   learner   train() likewise
 //
-// What a rollout stage throws ends the run with that exception. Stages are shared by copies of the driver, and are not in
-// its snapshots: they have states of their own.
+// What a rollout stage throws ends the run with that exception. Stages are shared by copies of the driver.
+//
+// Snapshots hold what runs and what is between the stages, if what is sent and the rollout stage list their fields
+// (archive.hpp); a restored driver then goes on as the one it was taken from would have. Of the weights only the version is
+// theirs: the learner must be given the state that it had, and have published it, before restore().
 #pragma once
 
 #include <functional>
+#include <map>
 
 #include "opd/sched/stages.hpp"
 #include "opd/sched/virtual_driver.hpp"
@@ -29,6 +33,59 @@ struct stage_costs {
     std::function<double(batch)> train = [](batch b) { return static_cast<double>(b.size()); };
     std::function<double(std::int32_t worker, version_t)> install = [](std::int32_t, version_t) { return 0.0; };
 };
+
+namespace detail {
+
+template <class A>
+void ticket_fields(A& a, ticket& t) {
+    a(t.sample, t.slot, t.attempt, t.worker, t.lane);
+}
+
+/// The length of a list, then f of each entry; a length that is damaged runs out of bytes before it runs out of memory.
+template <class A, class List, class F>
+void list_fields(A& a, List& list, F&& f) {
+    auto count = static_cast<std::uint64_t>(list.size());
+    a(count);
+    if constexpr (A::reading) {
+        list.clear();
+        for (std::uint64_t i = 0; i < count; ++i) f(list.emplace_back());
+    } else {
+        for (auto& x : list) f(x);
+    }
+}
+
+/// Shared values in a snapshot: each once, and who shared one shares it again.
+template <class T>
+class shared_fields {
+public:
+    template <class A>
+    void operator()(A& a, std::shared_ptr<const T>& p) {
+        std::uint32_t number = 0; // null
+        if constexpr (!A::reading) {
+            if (p)
+                number = numbers_.try_emplace(p.get(), static_cast<std::uint32_t>(numbers_.size() + 1)).first->second;
+        }
+        a(number);
+        if (number > all_.size() + 1) throw invalid_input("snapshot", "is damaged: it shares what it does not have");
+        if (number == all_.size() + 1) {
+            if constexpr (A::reading) {
+                auto read = std::make_shared<T>();
+                a(*read);
+                all_.push_back(std::move(read));
+            } else {
+                a(*p);
+                all_.push_back(p);
+            }
+        }
+        if constexpr (A::reading) p = number > 0 ? all_[number - 1] : nullptr;
+    }
+
+private:
+    std::map<const T*, std::uint32_t> numbers_; // from 1
+    std::vector<std::shared_ptr<const T>> all_;
+};
+
+} // namespace detail
 
 /// A real rollout stage as a worker in virtual time.
 template <rollout_stage Stage>
@@ -85,6 +142,17 @@ public:
         }
         for (const struct command& c : std::exchange(waiting_, {})) carry_out(c);
         begin();
+    }
+
+    template <class A>
+        requires detail::lists_fields<Stage, A>
+    void fields(A& a) {
+        detail::list_fields(a, live_, [&](ticket& t) { detail::ticket_fields(a, t); });
+        detail::list_fields(a, waiting_, [&](struct command& c) {
+            a(c.what, c.version);
+            detail::ticket_fields(a, c.who);
+        });
+        a(left_, length_, version_, *stage_);
     }
 
 private:
@@ -208,6 +276,27 @@ public:
             return static_cast<index_t>(learner_->train(std::span<const view>(batch_), v));
     }
     double sync(std::int32_t worker, version_t v) const { return costs_.install(worker, v); }
+
+    template <class A>
+    void fields(A& a) {
+        if constexpr (detail::lists_fields<rolled_type, A> && detail::lists_fields<scored_type, A>) {
+            detail::shared_fields<rolled_type> rolled;
+            detail::shared_fields<scored_type> scored;
+            for (std::vector<view>* list : {&payloads_, &batch_})
+                detail::list_fields(a, *list, [&](view& p) {
+                    detail::ticket_fields(a, p.ticket);
+                    a(p.start, p.versions.oldest, p.versions.newest, p.versions.mean, p.versions.tokens);
+                    rolled(a, p.rolled);
+                    scored(a, p.scored);
+                });
+            auto teachers = static_cast<std::uint64_t>(calls_.size());
+            a(teachers);
+            if (teachers != calls_.size()) throw invalid_input("snapshot", "is of another number of teachers");
+            for (auto& call : calls_) detail::list_fields(a, call, [&](auto& p) { rolled(a, p); });
+        } else {
+            throw std::logic_error("opd: what these stages send has no fields(): their driver has no snapshots");
+        }
+    }
 
 private:
     view& of(std::uint32_t slot) {

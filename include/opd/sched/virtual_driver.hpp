@@ -27,6 +27,7 @@
 #pragma once
 
 #include <cmath>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -226,6 +227,26 @@ public:
     const Scheduler& scheduler() const { return scheduler_; }
     const Model& model() const { return model_; }
     Model& model() { return model_; }
+    /// The first that the model's scored() or learned() threw; null: none did. The scheduler sees failed calls only.
+    std::exception_ptr first_exception() const { return first_exception_; }
+    /// Tells the observer who is there, and busy: for one that comes late, as to a driver that was restored.
+    void introduce() {
+        for (int s = 0; s < stage_count; ++s) {
+            const auto number = static_cast<stage>(s);
+            const auto& all = workers_[static_cast<std::size_t>(s)];
+            for (std::size_t w = 0; w < all.size(); ++w) {
+                if (!all[w].up) continue;
+                if constexpr (requires(Observer & o) { o.up(number, std::int32_t{}, now_); })
+                    if (observer_) observer_->up(number, static_cast<std::int32_t>(w), now_);
+                if (all[w].busy) begin(number, static_cast<std::int32_t>(w));
+            }
+        }
+        for (const entry& e : heap_) {
+            const record& r = records_[e.at];
+            if (r.is == record::kind::job_end && alive(of(r.what.stage, r.what.worker), r.life))
+                begin(r.what.stage, r.what.worker);
+        }
+    }
 
     /// All of the state. Equal states give equal bytes.
     std::string snapshot() const {
@@ -542,6 +563,7 @@ private:
                 }
             } catch (const std::exception&) {
                 bad = true;
+                if (!first_exception_) first_exception_ = std::current_exception();
             }
         if (r.what.stage == stage::teacher)
             answer = bad ? event::score_failed(r.what.job, number) : event::scored(r.what.job, number);
@@ -828,6 +850,7 @@ private:
     std::vector<job> jobs_; // calls that run
     std::vector<std::uint32_t> vacant_jobs_;
     std::array<std::vector<worker>, stage_count> workers_;
+    std::exception_ptr first_exception_;
     actions actions_; // of the event in hand, as are:
     std::vector<ticket> part_;
     std::vector<std::int32_t> touched_;
