@@ -118,7 +118,7 @@ result result_of(const world& w) {
 
 TEST_CASE("k = 0 is sync, event by event") {
     for (std::uint64_t seed = 0; seed < 300; ++seed) {
-        world w = world_of(seed, {.schedule = opd::sched::sync{}, .faults = seed % 2 == 0});
+        world w = world_of(seed, {.schedule = opd::sched::sync{}, .faults = seed % 2 == 0, .large = false});
         INFO("seed " << seed);
         const result serial = result_of(w);
         w.settings.schedule = step_off{0};
@@ -131,7 +131,7 @@ TEST_CASE("k = 0 is sync, event by event") {
 
 TEST_CASE("tau = 0 consumes what sync consumes, at the same versions, under every policy and update") {
     for (std::uint64_t seed = 0; seed < 100; ++seed) {
-        world w = world_of(seed, {.schedule = opd::sched::sync{}, .faults = false});
+        world w = world_of(seed, {.schedule = opd::sched::sync{}, .faults = false, .large = false});
         w.settings.rollout_deadline = w.settings.teacher_deadline = w.settings.learner_deadline = 0;
         INFO("seed " << seed);
         const result serial = result_of(w);

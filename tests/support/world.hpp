@@ -107,6 +107,7 @@ struct world {
 struct world_options {
     std::optional<sched::schedule> schedule; ///< its numbers are drawn all the same, but for policy and update
     bool faults = true;
+    bool large = false; ///< tens of workers, hundreds of sequences
 };
 
 inline distribution any_duration(dice& d, double mean) {
@@ -129,7 +130,7 @@ inline world world_of(std::uint64_t seed, const world_options& options = {}) {
     world w;
     w.seed = seed;
     sched::settings& s = w.settings;
-    s.batch = d.of(1, 6);
+    s.batch = d.of(1, options.large ? 48 : 6);
     s.group = d(0.7) ? 1 : d.of(2, 3);
 
     // the schedule
@@ -173,14 +174,14 @@ inline world world_of(std::uint64_t seed, const world_options& options = {}) {
             plan_of(s);
         }
     }
-    s.sequences = s.group * d.of(1, 60 / s.group);
+    s.sequences = s.group * d.of(1, (options.large ? 600 : 60) / s.group);
     s.teacher_batch = d.of(1, 5);
     s.teacher_flush = d.one({0.0, 0.05, 0.5, 5.0});
 
     // times
-    w.rollout_workers = static_cast<std::int32_t>(d.of(1, 4));
+    w.rollout_workers = static_cast<std::int32_t>(d.of(1, options.large ? 30 : 4));
     w.lanes = static_cast<std::int32_t>(d.of(1, 4));
-    w.teachers = static_cast<std::int32_t>(d.of(1, 2));
+    w.teachers = static_cast<std::int32_t>(d.of(1, options.large ? 6 : 2));
     w.teacher_slots = static_cast<std::int32_t>(d.of(1, 2));
     faulty_cluster& c = w.cluster;
     c.seed = seed;
@@ -267,7 +268,12 @@ inline world world_of(std::uint64_t seed, const world_options& options = {}) {
                 event e = event::of(event::kind::resize, std::get<async>(changed.schedule).outstanding);
                 outside(d.in(0.5, 200), e);
             }
-        if (d(0.1)) outside(d.in(0.5, 200), event::of(event::kind::close));
+        if (s.available == 0 && d(0.1)) { // a run without end, but for this
+            s.sequences = 0;
+            outside(d.in(5, 100), event::of(event::kind::close));
+        } else if (d(0.1)) {
+            outside(d.in(0.5, 200), event::of(event::kind::close));
+        }
         if (d(0.05)) outside(d.in(0.5, 200), event::of(event::kind::stop));
     }
     return w;
@@ -296,6 +302,7 @@ public:
     /// For mutations of the witness itself: it then believes in another promise.
     index_t permits_believed_less = 0;
     version_t lag_believed_less = 0;
+    index_t room_believed_more = 0; ///< permits, and a scoring call that is smaller by as much
 
     std::uint64_t hash() const { return hash_; }
     std::int64_t consumed() const { return consumed_; }
@@ -333,6 +340,7 @@ public:
             require((admitted_ - admitted) % settings_.group == 0, "half a group was admitted");
             require(s.where().outstanding() <= cap() - permits_believed_less, "more outstanding than permits");
         }
+        if (!finished_ && gate_open()) nobody_idles(s);
         if (plan_.policy == staleness_policy::drop && plan_.streaming)
             for (const sequence& q : sequences_)
                 require(!started(q) || q.where == training || q.start >= version_ - plan_.depth,
@@ -642,6 +650,36 @@ private:
     index_t cap() const {
         if (!plan_.streaming || plan_.policy != staleness_policy::areal) return permits_;
         return (plan_.depth + version_ + 1) * plan_.batch - consumed_;
+    }
+    // Who could work and may, does.
+    template <class Scheduler>
+    void nobody_idles(const Scheduler& s) const {
+        const census c = s.where();
+        const bool lane = std::any_of(workers_[0].begin(), workers_[0].end(), [&](const worker& w) {
+            const auto taken =
+                std::count_if(w.lanes.begin(), w.lanes.end(), [&](const auto& l) { return l.first < w.slots; });
+            return w.up && w.has == version_ && w.told == version_ && taken < w.slots;
+        });
+        if (lane && !paused_) {
+            require(c.waiting == 0, "a sequence waits while a lane is vacant");
+            index_t wanted = std::numeric_limits<index_t>::max();
+            if (settings_.sequences > 0) wanted = settings_.sequences - consumed_ - c.outstanding();
+            if (settings_.available > 0)
+                wanted = std::min(wanted, settings_.available - static_cast<index_t>(s.cursor()));
+            if (plan_.streaming && plan_.policy != staleness_policy::areal && !closed_ && wanted > 0)
+                require(permits_ - c.outstanding() < settings_.group,
+                        "a lane is vacant, permits are free, nothing starts");
+        }
+        const bool teacher = std::any_of(workers_[1].begin(), workers_[1].end(),
+                                         [](const worker& w) { return w.up && w.jobs < w.slots; });
+        if (plan_.streaming && teacher)
+            require(c.queued < settings_.teacher_batch - room_believed_more,
+                    "a full call waits while a teacher is idle");
+        const bool learner = !workers_[2].empty() && workers_[2][0].up && !training_job_;
+        const bool any_batch = plan_.policy == staleness_policy::capacity || plan_.policy == staleness_policy::areal ||
+                               plan_.policy == staleness_policy::drop || plan_.policy == staleness_policy::retry;
+        if (plan_.streaming && learner && any_batch)
+            require(c.ready < plan_.batch, "a batch waits while the learner is idle");
     }
     bool batch_failed() const {
         const auto [first, last] = whole_[static_cast<std::size_t>(version_)];
