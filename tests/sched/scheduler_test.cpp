@@ -945,3 +945,14 @@ TEST_CASE("an empty batch adds no updates, and a batch's failures are not the ne
     CHECK(t.synced(0, 3) == "step v3:2 | finished");
     CHECK(t.s.totals().updates == 5);
 }
+
+TEST_CASE("areal: what failed after its rollout leaves room for one more in all, not for one more at a time") {
+    settings o = stream(2, {.tau = 0, .policy = staleness_policy::areal, .concurrency = 1});
+    o.teacher_attempts = 1;
+    script t(o);
+    t.staff(4);
+    CHECK(t.rolled(0) == "start 1@0 | score j1@0:0");
+    CHECK(t.on(event::score_failed(1, 0)) == "fail 0 teacher"); // 1 runs
+    CHECK(t.rolled(1) == "start 2@0 | score j2@0:1");
+    CHECK(t.s.where().rollout == 1);
+}

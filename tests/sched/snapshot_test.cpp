@@ -294,6 +294,27 @@ TEST_CASE("after a crash AReaL's rule goes on from its counts: no burst of admis
     }
 }
 
+TEST_CASE("after a crash in a synchronisation AReaL's rule counts what starts again as in rollout") {
+    script t(stream(1, {.tau = 2, .policy = policy::areal, .concurrency = 2}));
+    t.staff(1);
+    t.up(stage::rollout, 1);
+    t.synced(1, 0); // 0 and 1 run
+    t.rolled(0);    // and 2
+    t.scored();
+    t.learned();
+    t.synced(t.begun.at(1).worker, 1);
+    t.rolled(1, 0, 1); // with tokens of version 1
+    t.s = scheduler::restore(t.s.options(), t.s.snapshot());
+    t.s.abandon_workers();
+    t.staff(4);
+    CHECK(t.s.where() == census{.rollout = 2, .training = 1});
+    t.learned();
+    t.synced(0, 1);
+    CHECK(t.s.where() == census{.rollout = 2});
+    t.rolled(1, 0, 1);
+    CHECK(t.s.where() == census{.rollout = 2, .scoring = 1});
+}
+
 TEST_CASE("after the end there is nothing to abandon") {
     script t(stream(1, {.tau = 1}));
     t.of(event::kind::close);

@@ -373,6 +373,9 @@ private:
         s.on(e, out);
         s.check_invariants();
         require(s.where().outstanding() <= permits_, "more is outstanding than there are permits");
+        const index_t concurrency = s.resolved().concurrency;
+        require(concurrency == 0 || s.where().waiting + s.where().rollout <= concurrency,
+                "more in rollout than allowed");
         for (const action& a : out.items) see(o, out, a, was_finished);
     }
 
