@@ -431,6 +431,55 @@ TEST_CASE("workers that die and return") {
     }
 }
 
+TEST_CASE("a worker that returns during a train step gets the weights after it, a late answer is nobody's") {
+    toy::run r;
+    r.how = how(streaming(2), 8, 160);
+    toy::driver* self = nullptr;
+    r.prepare = [&](toy::driver& d) { self = &d; };
+    r.shared->fault = [&](const std::string& call, int, sample_t, std::stop_token) {
+        if (call != "train") return wrong::nothing;
+        self->kill(stage::rollout, 0);
+        self->revive(stage::rollout, 0);
+        for (int i = 0; i < 100; ++i) std::this_thread::yield(); // time to do it wrong
+        return wrong::nothing;
+    };
+    r.how.rollout_attempts = 1000;
+    r.go();
+    check_clean(r);
+    CHECK(r.report.completed);
+    CHECK(r.report.exceptions == 0); // nobody was told to install what was not the newest
+    CHECK(r.consumed_all(160));
+}
+
+TEST_CASE("an attempt past its deadline answers late: its successor's payload is not its") {
+    toy::world::gate hung, again;
+    toy::run r;
+    r.how = how(serial, 4, 80);
+    r.how.rollout_attempts = 1000;
+    r.how.rollout_deadline = 0.03; // and no abort_deadline: the worker is not given up
+    r.lanes = 1;
+    std::atomic<int> attempts = 0;
+    r.shared->fault = [&](const std::string& call, int, sample_t s, std::stop_token) {
+        if (call != "step" || s != 17) return wrong::nothing; // one token
+        const int n = ++attempts;
+        if (n == 1) hung.wait(); // until its successor runs
+        if (n == 2) {
+            hung.open();
+            again.wait(); // until the late answer was taken
+        }
+        return wrong::nothing;
+    };
+    r.on_event = [&](const event& e, const actions&, const scheduler& s) {
+        if (e.what == event::kind::rolled_out && e.ticket.sample == 17 && s.totals().late > 0) again.open();
+    };
+    r.go();
+    check_clean(r);
+    CHECK(r.report.completed);
+    CHECK(attempts >= 2);
+    CHECK(r.report.totals.late >= 1);
+    CHECK(r.consumed_all(80));
+}
+
 TEST_CASE("a worker whose install() always fails stays away") {
     toy::run r;
     r.how = how(streaming(2));

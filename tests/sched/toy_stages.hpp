@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -24,6 +25,7 @@ using opd::index_t;
 struct sequence {
     sample_t sample = 0;
     std::vector<version_t> versions; // of each token
+    std::uint32_t attempt = 0;       // that finished it
 };
 struct scores {
     sample_t sample = 0;
@@ -50,6 +52,7 @@ struct world {
     std::map<std::pair<sample_t, std::uint32_t>, version_t> starts; // attempts that the scheduler has started
     std::vector<std::string> complaints;
     int stages = 0; // objects that live
+    std::atomic<bool> training = false;
     std::int64_t resumed = 0;
 
     void complain(const std::string& s) {
@@ -132,7 +135,8 @@ public:
         if (partial && partial->sample != t.sample) world_->complain("another's prefix");
         if (partial && partial->versions.size() >= length_of(t.sample) && world_->was_held.count(t.sample) == 0)
             world_->complain("a prefix that is complete");
-        l = {true, t, partial ? *partial : sequence{t.sample, {}}};
+        l = {true, t, partial ? *partial : sequence{t.sample, {}, 0}};
+        l.what.attempt = t.attempt;
         ++running_;
     }
     void abort(const ticket& t) {
@@ -228,11 +232,17 @@ public:
     explicit learner(std::shared_ptr<world> w) : citizen(std::move(w)) {}
 
     index_t train(std::span<const sequence_view<sequence, scores>> batch, version_t version, std::stop_token stop) {
+        const struct presence {
+            std::atomic<bool>& is;
+            explicit presence(std::atomic<bool>& x) : is(x) { is = true; }
+            ~presence() { is = false; }
+        } training(world_->training);
         world_->ask("train", 0, static_cast<sample_t>(version), stop);
         for (std::size_t i = 0; i < batch.size(); ++i) {
             const auto& s = batch[i];
             if (i > 0 && batch[i - 1].ticket.sample >= s.ticket.sample) world_->complain("a batch out of order");
             if (!s.rolled || s.rolled->sample != s.ticket.sample) world_->complain("another's sequence");
+            if (s.rolled && s.rolled->attempt != s.ticket.attempt) world_->complain("an attempt that was given up");
             if (!s.scored || s.scored->sample != s.ticket.sample) world_->complain("another's score");
             if (s.rolled && (s.rolled->versions.front() != s.versions.oldest || s.start > s.versions.oldest))
                 world_->complain("versions that do not fit");
@@ -266,6 +276,7 @@ struct run {
     bool check_state = true;        // the scheduler's invariants, after every event
     std::shared_ptr<world> shared = std::make_shared<world>();
 
+    bool dead_learner = false;
     run_report report;
     std::vector<std::set<sample_t>> batches; // by step
     std::vector<sample_t> consumed;          // in the order of the steps
@@ -284,6 +295,12 @@ struct run {
                 for (const action& a : out.items)
                     if (a.what == action::kind::start) shared->starts[{a.ticket.sample, a.ticket.attempt}] = a.version;
             }
+            using kind = opd::sched::event::kind;
+            if (e.what == kind::worker_up && e.stage == stage::rollout && shared->training && !dead_learner)
+                shared->complain("a worker comes while newer weights may be published");
+            if (e.stage == stage::learner && (e.what == kind::worker_up || e.what == kind::worker_down))
+                dead_learner = e.what == kind::worker_down;
+            for (const action& a : out.items) dead_learner |= a.what == action::kind::lost && a.stage == stage::learner;
             if (check_state) s.check_invariants();
             if (on_event) on_event(e, out, s);
         };
