@@ -42,6 +42,7 @@ inline constexpr std::array<std::string_view, 12> estimators = {
 struct config {
     struct {
         std::string directory = "runs/gcd";
+        std::string start_from; // empty: train a teacher and warm a student up
         std::uint64_t seed = 1;
         int threads = 0; // 0: all cores
         int checkpoint_every = 500;
@@ -113,6 +114,10 @@ template <class Config, class Visitor>
 void visit_options(Config& c, Visitor&& v) {
     v.group("run", "Run");
     v.option("directory", "--run-dir", c.run.directory, "directory of everything the run writes", false);
+    v.option("start_from", "--start-from", c.run.start_from,
+             "checkpoints/student.ckpt of another run of the same task and models: its teacher and student are taken, "
+             "and distillation starts at once",
+             true);
     v.option("seed", "--seed", c.run.seed, "seed of weights, prompts and sampling", true);
     v.option("threads", "--threads", c.run.threads, "threads; 0: one per core. Results do not depend on it", false);
     v.option("checkpoint_every", "--checkpoint-every", c.run.checkpoint_every, "steps between checkpoints", false);

@@ -90,6 +90,40 @@ run::run(const command& arguments)
 
 // --- the run directory ----------------------------------------------------------------------------------------------
 
+// Teacher, student and their evaluations, from state_.
+void run::take_models(const std::string& path) {
+    for (auto [model, weights] :
+         {std::pair{&teacher_, &state_.teacher_weights}, std::pair{&student_, &state_.student_weights}}) {
+        if (weights->size() != model->weights.size())
+            throw failure(exit_input, fmt::format("{}: {} weights for a model of {}", path, weights->size(),
+                                                  model->weights.size()));
+        model->weights = *weights;
+        model->weights_changed();
+    }
+    evaluations_ = nlohmann::json::parse(state_.evaluations);
+}
+
+// Another run's teacher and warm student; its optimizers, clocks and counts stay behind.
+void run::start_from(const std::string& path) {
+    std::string saved;
+    run_state other = load_checkpoint(path, saved);
+    const auto theirs = nlohmann::json::parse(saved), mine = nlohmann::json::parse(result_settings(settings_));
+    for (const char* group : {"task", "teacher_model", "student_model"})
+        if (theirs.value(group, nlohmann::json()) != mine[group])
+            throw failure(exit_usage, fmt::format("--start-from: {} was made with another {}", path, group));
+    if (other.stage != stage::distill || other.step != 0)
+        throw failure(exit_usage, fmt::format("--start-from: {} is of {} step {}, not a warm student; a run writes "
+                                              "checkpoints/student.ckpt",
+                                              path, name_of(other.stage), other.step));
+    state_ = {};
+    state_.stage = stage::distill;
+    state_.teacher_weights = std::move(other.teacher_weights);
+    state_.student_weights = std::move(other.student_weights);
+    state_.evaluations = std::move(other.evaluations);
+    take_models(path);
+    spdlog::info("starting from {}", path);
+}
+
 void run::open_directory() {
     namespace fs = std::filesystem;
     const std::string latest = directory_ + "/checkpoints/latest.ckpt";
@@ -101,15 +135,7 @@ void run::open_directory() {
         if (const std::string mine = result_settings(settings_); mine != saved)
             throw failure(exit_usage, fmt::format("--resume: {} was made with other settings: {}", latest,
                                                   differences(saved, mine)));
-        for (auto [model, weights] :
-             {std::pair{&teacher_, &state_.teacher_weights}, std::pair{&student_, &state_.student_weights}}) {
-            if (weights->size() != model->weights.size())
-                throw failure(exit_input, fmt::format("{}: {} weights for a model of {}", latest, weights->size(),
-                                                      model->weights.size()));
-            model->weights = *weights;
-            model->weights_changed();
-        }
-        evaluations_ = nlohmann::json::parse(state_.evaluations);
+        take_models(latest);
         if (fs::exists(directory_ + "/timing.json")) {
             const auto timing = nlohmann::json::parse(read_file(directory_ + "/timing.json"), nullptr, false);
             for (std::size_t i = 0; i < clock_names.size(); ++i)
@@ -130,6 +156,7 @@ void run::open_directory() {
     }
     make_directory(directory_ + "/checkpoints");
     make_directory(directory_ + "/samples");
+    if (!arguments_.resume && !settings_.run.start_from.empty()) start_from(settings_.run.start_from);
     write_file(directory_ + "/config.json", to_json(settings_).dump(2) + "\n");
     open_logs();
 }

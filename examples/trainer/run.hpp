@@ -52,6 +52,8 @@ public:
 
 private:
     void open_directory();
+    void take_models(const std::string& path);
+    void start_from(const std::string& path);
     void open_logs();
     void train_teacher();
     void warm_student_up();

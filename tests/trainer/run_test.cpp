@@ -151,6 +151,29 @@ TEST_CASE("a run that was interrupted anywhere ends in the bytes of one that was
     }
 }
 
+TEST_CASE("distillation can start from another run's teacher and warm student") {
+    const scratch dir;
+    run whole(parse(tiny(dir / "whole")));
+    REQUIRE(go(whole) == exit_ok);
+    const std::string from = "--start-from=" + dir / "whole/checkpoints/student.ckpt";
+    run second(parse(with(tiny(dir / "second"), {from.c_str()})));
+    REQUIRE(go(second) == exit_ok);
+    CHECK(second.state().student_weights == whole.state().student_weights);
+    CHECK(second.state().evaluations == whole.state().evaluations);
+    // other settings of distillation are free
+    run other(parse(with(tiny(dir / "other"), {from.c_str(), "--steps=5", "--seed=9", "--schedule=async"})));
+    REQUIRE(go(other) == exit_ok);
+    CHECK(other.state().student_weights != whole.state().student_weights);
+    CHECK(other.state().teacher_weights == whole.state().teacher_weights);
+    // those of the models and the task are not
+    contains(failure_text(with(tiny(dir / "a"), {from.c_str(), "--student-ffn=12"}), exit_usage), "student_model");
+    contains(failure_text(with(tiny(dir / "b"), {from.c_str(), "--max-operand=21"}), exit_usage), "another task");
+    const std::string late = "--start-from=" + dir / "whole/checkpoints/distill.ckpt";
+    contains(failure_text(with(tiny(dir / "c"), {late.c_str()}), exit_usage), "not a warm student");
+    const std::string missing = "--start-from=" + dir / "nowhere.ckpt";
+    contains(failure_text(with(tiny(dir / "d"), {missing.c_str()}), exit_input), "nowhere.ckpt");
+}
+
 TEST_CASE("threads, slots and chunks change no byte") {
     const scratch dir;
     interrupted = false;
