@@ -364,6 +364,7 @@ private:
     slot_fifo waiting_; // hold a permit, wait for a lane
     slot_fifo queue_;   // rolled out, wait for a teacher
     std::vector<job> jobs_;
+    std::vector<std::vector<slot_t>> spare_; // lists of calls that are over, so that a call allocates nothing; no state
     std::array<std::vector<worker>, stage_count> workers_;
     detail::worker_heap idle_lanes_;    // rollout workers with a vacant lane and the present weights
     detail::worker_heap idle_teachers_; // with a vacant slot
@@ -566,7 +567,7 @@ inline void scheduler::on_scored(const event& e, actions& out) {
         ++(e.job < next_job_ && !w.up ? totals_.late : totals_.duplicates);
         return;
     }
-    const job done = std::move(*at);
+    job done = std::move(*at);
     jobs_.erase(at);
     --w.busy;
     offer_teacher(e.worker);
@@ -584,6 +585,8 @@ inline void scheduler::on_scored(const event& e, actions& out) {
         move(s, place::ready);
         if (!plan_.streaming) --batches_[sequences_[s].batch - first_batch_].unscored;
     }
+    done.slots.clear();
+    spare_.push_back(std::move(done.slots));
 }
 
 inline void scheduler::on_learned(const event& e, actions&) {
@@ -844,6 +847,10 @@ inline void scheduler::score(actions& out) {
                          (phase_ == phase::idle && census_.ready + census_.scoring + queue_.size() >= plan_.batch);
         if (!full && !due) return;
         job j;
+        if (!spare_.empty()) {
+            j.slots = std::move(spare_.back());
+            spare_.pop_back();
+        }
         j.number = next_job_++;
         j.worker = idle_teachers_.top();
         while (!queue_.empty() && static_cast<index_t>(j.slots.size()) < settings_.teacher_batch) {
