@@ -10,6 +10,7 @@
 #include <spdlog/spdlog.h>
 
 #include "files.hpp"
+#include "opd/sched/metrics.hpp"
 #include "opd/version.hpp"
 #include "plots.hpp"
 #include "stages.hpp"
@@ -356,6 +357,14 @@ void run::distill() {
     const sampling options = sampling_of(settings_, task_);
     shown_seconds_ = distill_seconds();
     shown_step_ = state_.step;
+    namespace sched = opd::sched;
+    sched::run_metrics metrics({.rollout_workers = 1, .version = state_.step});
+    metrics.start(now());
+    const auto busy = [&](sched::stage stage, clock_name clock, auto&& work) {
+        metrics.stages.begin(stage, 0, now());
+        timed(clock, work);
+        metrics.stages.end(stage, 0, now());
+    };
     while (state_.step < settings_.distill.steps) {
         const auto version = static_cast<std::int32_t>(state_.step); // of the weights that draw and that learn
 
@@ -364,29 +373,34 @@ void run::distill() {
             requests.push_back(
                 request_of(task_, settings_.run.seed, state_.next_sample + static_cast<std::uint64_t>(i)));
         std::vector<trajectory> trajectories;
-        timed(clock_name::rollout,
-              [&] { trajectories = roll_out(student_, backend_.team(), requests, options, version); });
+        busy(sched::stage::rollout, clock_name::rollout,
+             [&] { trajectories = roll_out(student_, backend_.team(), requests, options, version); });
 
         row_batch batch;
-        timed(clock_name::teacher_scoring, [&] {
+        busy(sched::stage::teacher, clock_name::teacher_scoring, [&] {
             batch = pack(trajectories, options.plan.count);
             scorer.score(batch, plan, cache);
         });
 
         learner_result r;
-        timed(clock_name::learner, [&] {
+        busy(sched::stage::learner, clock_name::learner, [&] {
             r = learn.step(batch, cache,
                            cosine_rate(settings_.distill.rate, 0.1, settings_.distill.warmup, state_.step,
                                        settings_.distill.steps),
                            version);
         });
         std::vector<std::uint64_t> sequences;
-        for (const trajectory& t : trajectories) sequences.push_back(t.sample - sample_base());
+        for (const trajectory& t : trajectories) {
+            sequences.push_back(t.sample - sample_base());
+            metrics.consumed(version, versions_of(t), static_cast<std::int64_t>(t.prompt_length));
+        }
+        metrics.step(now(), 1);
         state_.next_sample += static_cast<std::uint64_t>(settings_.distill.prompts);
         distilled(r, batch.kept, sequences, distill_seconds(), {});
         if (state_.step < settings_.distill.steps && !end_of_step()) return;
     }
     progress_.clear();
+    write_file(directory_ + "/schedule.json", metrics.summary_line(now()) + "\n");
     evaluations_["after"] = to_json(evaluate(student_, "after"));
     finish_stage(stage::finished);
 }
@@ -501,8 +515,7 @@ void run::report() {
         total += seconds_[i];
     }
     j["seconds"]["total"] = total;
-    if (settings_.schedule.kind != "sync")
-        j["schedule"] = nlohmann::ordered_json::parse(read_file(directory_ + "/schedule.json"));
+    j["schedule"] = nlohmann::ordered_json::parse(read_file(directory_ + "/schedule.json"));
     j["threads"] = threads_of(settings_);
     j["version"] = version_text();
     j["fingerprint"] = fingerprint(settings_);
