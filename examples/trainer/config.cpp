@@ -162,7 +162,9 @@ std::vector<std::string> unused_schedule_keys(const config& c) {
     only(async, {"tau", "staleness_policy", "weight_update"});
     only(async && !areal, {"outstanding"});
     only(areal, {"concurrency"});
-    only(s.kind != "sync", {"rollout_workers", "score_batch", "score_flush"});
+    only(s.kind != "sync", {"rollout_workers", "score_batch", "score_flush", "driver"});
+    only(in_virtual_time(c),
+         {"cost_step", "cost_step_row", "cost_score", "cost_score_row", "cost_train", "cost_train_row", "cost_sync"});
     return r;
 }
 
@@ -357,9 +359,12 @@ command parse_command_line(int argc, const char* const* argv) {
         const bool in_file = file.contains("schedule") && file["schedule"].contains(key);
         if (app.count(flag) == 0 && !in_file) continue;
         const auto& s = r.settings.schedule;
-        throw failure(exit_usage,
-                      fmt::format("{} is not used by --schedule {}{}", in_file ? "schedule." + key : flag, s.kind,
-                                  s.kind == "async" ? " --staleness-policy " + s.staleness_policy : std::string()));
+        std::string by = "--schedule " + s.kind;
+        if (s.kind != "sync" && key.rfind("cost_", 0) == 0)
+            by = "--driver " + s.driver;
+        else if (s.kind == "async")
+            by += " --staleness-policy " + s.staleness_policy;
+        throw failure(exit_usage, fmt::format("{} is not used by {}", in_file ? "schedule." + key : flag, by));
     }
     if (r.print_config) r.text = to_json(r.settings).dump(2) + "\n";
     return r;

@@ -99,6 +99,12 @@ struct config {
         int rollout_workers = 0; // 0: as many as threads
         int score_batch = 8;
         double score_flush = 0.05; // seconds
+        std::string driver = "threads";
+        // virtual seconds of a call, of each of its rows
+        double cost_step = 1e-5, cost_step_row = 2e-6;
+        double cost_score = 1e-5, cost_score_row = 1.5e-6;
+        double cost_train = 1e-3, cost_train_row = 6e-6;
+        double cost_sync = 1e-4;
     } schedule;
     adamw optimizer;
     struct {
@@ -108,6 +114,9 @@ struct config {
         int every_prompts = 500;
     } evaluation;
 };
+
+/// Stages overlap, and the clock is the run's own.
+inline bool in_virtual_time(const config& c) { return c.schedule.kind != "sync" && c.schedule.driver == "virtual"; }
 
 /// Calls v.group(key, title), then v.option(key, flag, value, help, affects_results) for each of the group's settings.
 template <class Config, class Visitor>
@@ -180,9 +189,12 @@ void visit_options(Config& c, Visitor&& v) {
              true);
     v.option("m", "--m", c.distill.m, "mc: draws a position", true);
     v.option("budget", "--budget", c.distill.budget, "threshold: entries a position", true);
-    v.option("slots", "--slots", c.distill.slots, "sequences decoded together. Results do not depend on it", false);
+    // in virtual time they decide how long rollout takes, and so what meets which weights
+    v.option("slots", "--slots", c.distill.slots,
+             "sequences decoded together. Results do not depend on it, but under --driver virtual", in_virtual_time(c));
     v.option("prefill_chunk", "--prefill-chunk", c.distill.prefill_chunk,
-             "prompt tokens a decoding step takes. Results do not depend on it", false);
+             "prompt tokens a decoding step takes. Results do not depend on it, but under --driver virtual",
+             in_virtual_time(c));
 
     v.group("schedule", "Schedule (of distillation's rollout, teacher and learner)");
     v.option("kind", "--schedule", c.schedule.kind, "sync, step-off, controlled, async", true);
@@ -198,11 +210,26 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("weight_update", "--weight-update", c.schedule.weight_update,
              "async: what new weights do to running sequences: keep, abort, finish_first", true);
     v.option("rollout_workers", "--rollout-workers", c.schedule.rollout_workers,
-             "all but sync: rollout workers, which share out --slots; 0: as many as threads", true);
+             "all but sync: rollout workers, which share out --slots; 0: as many as threads, under virtual 4", true);
     v.option("score_batch", "--score-batch", c.schedule.score_batch, "all but sync: sequences a teacher call scores",
              true);
     v.option("score_flush", "--score-flush", c.schedule.score_flush,
              "all but sync: seconds after which the teacher scores fewer; 0: at once", true);
+    v.option("driver", "--driver", c.schedule.driver,
+             "all but sync: threads; virtual: one thing after the other, in an order and at times that follow from the "
+             "costs below, so that the run is the same bit for bit wherever it runs",
+             true);
+    v.option("cost_step", "--cost-step", c.schedule.cost_step,
+             "virtual: seconds of a decoding step. Defaults: as measured on one core of an x86-64 server", true);
+    v.option("cost_step_row", "--cost-step-row", c.schedule.cost_step_row,
+             "virtual: more for each token in it, of responses and prompts", true);
+    v.option("cost_score", "--cost-score", c.schedule.cost_score, "virtual: seconds of a teacher call", true);
+    v.option("cost_score_row", "--cost-score-row", c.schedule.cost_score_row, "virtual: more for each token in it",
+             true);
+    v.option("cost_train", "--cost-train", c.schedule.cost_train, "virtual: seconds of a learner's step", true);
+    v.option("cost_train_row", "--cost-train-row", c.schedule.cost_train_row, "virtual: more for each token in it",
+             true);
+    v.option("cost_sync", "--cost-sync", c.schedule.cost_sync, "virtual: seconds of installing weights", true);
 
     v.group("optimizer", "Optimizer (AdamW)");
     v.option("beta1", "--beta1", c.optimizer.beta1, "decay of the mean", true);

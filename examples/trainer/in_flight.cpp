@@ -14,19 +14,13 @@ namespace sched = opd::sched;
 using place = sched::outstanding_sequence::place;
 
 template <class A>
-void fields(A& a, trajectory& t) {
-    a(t.sample, t.tokens, t.prompt_length, t.ended, t.log_mu, t.versions, t.draw_ids, t.draw_log_mu, t.draw_weight,
-      t.draw_exact);
-}
-
-template <class A>
 void fields(A& a, in_flight::entry& e) {
     a(e.ticket.sample, e.ticket.slot, e.ticket.attempt, e.ticket.worker, e.ticket.lane, e.where, e.start);
     bool given = e.sequence != nullptr;
     a(given);
     if (!given) return;
     trajectory t = e.sequence ? *e.sequence : trajectory{};
-    fields(a, t);
+    a(t);
     if constexpr (A::reading) e.sequence = std::make_shared<const trajectory>(std::move(t));
 }
 

@@ -27,6 +27,7 @@ rollout_engine::rollout_engine(const policy& weights, const sampling& options, i
         throw std::invalid_argument(fmt::format("rollout: {} tokens of prompt and response, the model takes {}", length,
                                                 weights.model->shape.max_length));
     lanes_.resize(static_cast<std::size_t>(lanes));
+    cache_lanes_ = lanes;
     cache_.resize(weights.model->shape, lanes, length);
 }
 
@@ -41,13 +42,10 @@ bool rollout_engine::complete(const trajectory& t) const {
     return drawn > 0 && (t.tokens.back() == o_.end || drawn >= static_cast<std::size_t>(o_.max_response));
 }
 
-void rollout_engine::start(index_t lane, trajectory t) {
-    lane_state& s = at(lane);
+void rollout_engine::check(const trajectory& t) const {
     const auto need = [&](bool ok, const char* what) {
         if (!ok) throw std::invalid_argument(fmt::format("rollout: sample {} has {}", t.sample, what));
     };
-    if (s.busy)
-        throw std::invalid_argument(fmt::format("rollout: lane {} still runs sample {}", lane, s.sequence.sample));
     if (t.prompt_length == 0)
         throw std::invalid_argument(fmt::format("rollout: the prompt of sample {} is empty", t.sample));
     need(t.tokens.size() >= t.prompt_length, "a prompt longer than the tokens");
@@ -64,6 +62,13 @@ void rollout_engine::start(index_t lane, trajectory t) {
                         static_cast<index_t>(t.prompt_length) + o_.max_response, t.sample, length_));
     for (const token id : t.tokens)
         need(id >= 0 && id < weights_.model->shape.vocabulary, "a token outside the vocabulary");
+}
+
+void rollout_engine::start(index_t lane, trajectory t) {
+    lane_state& s = at(lane);
+    if (s.busy)
+        throw std::invalid_argument(fmt::format("rollout: lane {} still runs sample {}", lane, s.sequence.sample));
+    check(t);
     s.sequence = std::move(t);
     s.computed = 0;
     s.busy = true;
@@ -89,6 +94,34 @@ void rollout_engine::install(const policy& weights) {
     weights_ = weights;
 }
 
+void rollout_engine::forward() {
+    const transformer<float>& model = *weights_.model;
+    logits_.resize(tokens_.size() * static_cast<std::size_t>(model.shape.vocabulary));
+    forward_rows(model, std::span<const segment>(segments_), std::span<const std::int32_t>(tokens_), cache_, state_,
+                 false, logits_.data());
+}
+
+void rollout_engine::fill_cache() {
+    if (static_cast<index_t>(lanes_.size()) != cache_lanes_)
+        throw std::invalid_argument(
+            fmt::format("rollout_engine: {} lanes were kept of {}", lanes_.size(), cache_lanes_));
+    running_ = 0;
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+        const lane_state& s = lanes_[i];
+        if (!s.busy) continue;
+        check(s.sequence);
+        const auto& all = s.sequence.tokens;
+        if (s.computed >= all.size())
+            throw std::invalid_argument(
+                fmt::format("rollout_engine: {} of {} tokens are in the cache", s.computed, all.size()));
+        ++running_;
+        if (s.computed == 0) continue;
+        segments_ = {{static_cast<index_t>(i), 0, static_cast<index_t>(s.computed)}};
+        tokens_.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(s.computed));
+        forward();
+    }
+}
+
 void rollout_engine::step(std::vector<lane_trajectory>& finished) {
     segments_.clear();
     tokens_.clear();
@@ -96,17 +129,14 @@ void rollout_engine::step(std::vector<lane_trajectory>& finished) {
         const lane_state& s = lanes_[i];
         if (!s.busy) continue;
         const auto& all = s.sequence.tokens;
-        const std::size_t count = std::min(all.size() - s.computed, static_cast<std::size_t>(o_.prefill_chunk));
+        const std::size_t count = chunk(s);
         segments_.push_back({static_cast<index_t>(i), static_cast<index_t>(s.computed), static_cast<index_t>(count)});
         tokens_.insert(tokens_.end(), all.begin() + static_cast<std::ptrdiff_t>(s.computed),
                        all.begin() + static_cast<std::ptrdiff_t>(s.computed + count));
     }
     if (segments_.empty()) return;
-    const transformer<float>& model = *weights_.model;
-    const index_t v = model.shape.vocabulary;
-    logits_.resize(tokens_.size() * static_cast<std::size_t>(v));
-    forward_rows(model, std::span<const segment>(segments_), std::span<const std::int32_t>(tokens_), cache_, state_,
-                 false, logits_.data());
+    forward();
+    const index_t v = weights_.model->shape.vocabulary;
     index_t row = 0;
     sampler_.clear();
     for (const segment& g : segments_) {
@@ -126,6 +156,13 @@ void rollout_engine::step(std::vector<lane_trajectory>& finished) {
         s = {};
         --running_;
     }
+}
+
+index_t rollout_engine::next_rows() const {
+    std::size_t rows = 0;
+    for (const lane_state& s : lanes_)
+        if (s.busy) rows += chunk(s);
+    return static_cast<index_t>(rows);
 }
 
 std::vector<lane_trajectory> rollout_engine::partials() const {

@@ -14,6 +14,7 @@
 // Source: AsyncOPD section 7 (in-flight weight updates that keep the sampled prefix).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -55,26 +56,47 @@ public:
     /// Appends those that are finished; their lanes are free.
     void step(std::vector<lane_trajectory>& finished);
 
+    /// Tokens that the next step takes through the model.
+    index_t next_rows() const;
+
     /// What is running, by lane.
     std::vector<lane_trajectory> partials() const;
+
+    /// All of its state but the weights, which must be those again when it is read. Of the cache it is known how far it is
+    /// filled, and its bits are computed again.
+    template <class A>
+    void fields(A& a) {
+        a(lanes_);
+        if constexpr (A::reading) fill_cache();
+    }
 
 private:
     struct lane_state {
         trajectory sequence;
         std::size_t computed = 0; // tokens whose keys and values are in the cache, under the present weights
         bool busy = false;
+        template <class A>
+        void fields(A& a) {
+            a(sequence, computed, busy);
+        }
     };
 
     lane_state& at(index_t lane);
     const lane_state& at(index_t lane) const { return const_cast<rollout_engine*>(this)->at(lane); }
     bool complete(const trajectory& t) const;
+    void check(const trajectory& t) const; // it can go on
+    void fill_cache();
+    void forward();                                // segments_, tokens_: to the cache and logits_
+    std::size_t chunk(const lane_state& s) const { // of a busy one
+        return std::min(s.sequence.tokens.size() - s.computed, static_cast<std::size_t>(o_.prefill_chunk));
+    }
 
     policy weights_;
     sampling o_;
     index_t length_;
     sampler sampler_;
     std::vector<lane_state> lanes_;
-    index_t running_ = 0;
+    index_t running_ = 0, cache_lanes_ = 0;
     kv_cache<float> cache_;
     forward_state<float> state_;
     std::vector<segment> segments_;

@@ -45,7 +45,8 @@ int threads_of(const config& c) {
 }
 
 int rollout_workers_of(const config& c) {
-    const int wanted = c.schedule.rollout_workers > 0 ? c.schedule.rollout_workers : threads_of(c);
+    const int unset = in_virtual_time(c) ? 4 : threads_of(c); // results in virtual time know of no threads
+    const int wanted = c.schedule.rollout_workers > 0 ? c.schedule.rollout_workers : unset;
     return std::min(wanted, c.distill.slots);
 }
 

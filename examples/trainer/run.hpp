@@ -59,7 +59,10 @@ private:
     void warm_student_up();
     void distill();
     double distill_seconds() const;
+    class overlapped; // run_schedule.cpp
     void distill_on_schedule();
+    void distill_on_threads();
+    void distill_in_virtual_time();
     void distilled(const learner_result& r, index_t kept, const std::vector<std::uint64_t>& sequences, double seconds,
                    const std::string& schedule);
     void report();

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Distillation with overlapping stages: rollout workers, a teacher and the learner on threads of their own, under the
-// library's scheduler.
+// Distillation with overlapping stages: rollout workers, a teacher and the learner under the library's scheduler, run by one
+// of two drivers.
+//
+//   threads   every stage on a thread of its own. A checkpoint holds the scheduler and the sequences in flight; rollout goes
+//             on from the responses as far as they were
+//   virtual   one call after the other, at times that follow from --cost-*: the same run wherever it runs. A checkpoint holds
+//             the driver with everything in it, to the half-filled cache of a prompt, and the resumed run is the same run
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -13,6 +18,7 @@
 #include "in_flight.hpp"
 #include "opd/sched/recorder.hpp"
 #include "opd/sched/thread_driver.hpp"
+#include "opd/sched/timed_stages.hpp"
 #include "run.hpp"
 #include "schedule.hpp"
 #include "stages.hpp"
@@ -21,122 +27,276 @@ namespace trainer {
 
 namespace sched = opd::sched;
 
-void run::distill_on_schedule() {
-    using driver_type = sched::thread_driver<rollout_stage, teacher_stage, learner_stage>;
-    const sched::settings schedule = schedule_of(settings_);
-    const sampling options = sampling_of(settings_, task_);
-    const int workers = rollout_workers_of(settings_);
-    const index_t lanes = std::max(1, settings_.distill.slots / workers);
+// What both drivers need: the stages, what is measured, what is told after a step, what is kept in a checkpoint.
+class run::overlapped {
+public:
+    overlapped(run& r, int teacher_threads)
+        : run_(r), learn_(r.settings_, r.student_, r.state_.student_optimizer, r.backend_),
+          schedule(schedule_of(r.settings_)), workers(rollout_workers_of(r.settings_)),
+          lanes(std::max(1, r.settings_.distill.slots / workers)),
+          teacher(std::make_shared<teacher_stage>(r.teacher_, r.settings_, teacher_threads)),
+          lesson(std::make_shared<learner_stage>(
+              r.settings_, learn_, weights_,
+              [this](const learner_result& result, const row_batch& batch, sched::version_t) {
+                  run_.check_numbers(result); // before anybody draws from such weights
+                  last_ = result;
+                  last_kept_ = batch.kept;
+              })),
+          metrics(sched::recorded({.version = r.state_.step})), recorder(metrics, &trace_) {
+        weights_.publish(learn_.snapshot(static_cast<std::int32_t>(r.state_.step)));
+        recorder.prompt_tokens = [this](sched::sample_t) { return run_.task_.prompt_length(); };
+        recorder.after_step = [this](sched::version_t version, double) { measure(version); };
+        run_.shown_seconds_ = 0;
+        run_.shown_step_ = run_.state_.step;
+    }
+    overlapped(const overlapped&) = delete;
+    overlapped& operator=(const overlapped&) = delete;
 
-    // The learner's thread owns the student, the optimizer, state_ and the logs from here to the end of run().
-    learner learn(settings_, student_, state_.student_optimizer, backend_);
-    publication weights;
-    weights.publish(learn.snapshot(static_cast<std::int32_t>(state_.step)));
-    learner_result last;
-    index_t last_kept = 0;
-    const auto teacher = std::make_shared<teacher_stage>(teacher_, settings_, 1);
-    const auto lesson = std::make_shared<learner_stage>(
-        settings_, learn, weights, [&](const learner_result& r, const row_batch& batch, sched::version_t) {
-            last = r;
-            last_kept = batch.kept;
-        });
+    std::shared_ptr<rollout_stage> rollout() {
+        return std::make_shared<rollout_stage>(run_.task_, sampling_of(run_.settings_, run_.task_), run_.sample_base(),
+                                               lanes, weights_);
+    }
 
-    // What is measured is handed from the driver's lock to the learner's thread by version.
+    /// A step is complete, and the next one has not begun: on the learner's thread.
+    void stepped(sched::version_t version, const std::vector<std::uint64_t>& sequences, std::int64_t admitted,
+                 double seconds) {
+        if (left) return;
+        figures f;
+        {
+            const std::lock_guard lock(figures_mutex_);
+            f = std::move(measured_.at(version));
+            measured_.erase(measured_.begin(), measured_.upper_bound(version));
+        }
+        for (std::size_t i = 0; i < clocks.size(); ++i)
+            run_.seconds_[static_cast<std::size_t>(clocks[i])] = before_[i] + f.busy[i];
+        run_.state_.next_sample = run_.sample_base() + static_cast<std::uint64_t>(admitted);
+        run_.distilled(last_, last_kept_, sequences, seconds, f.line);
+    }
+
+    /// After stepped(): writes a checkpoint where one is due. False: it is time to leave.
+    template <class Bytes>
+    bool checkpoint(sched::version_t version, Bytes&& in_flight) {
+        if (left) return false;
+        if (version == run_.settings_.distill.steps) return true;
+        if (run_.steps_left_ > 0 && --run_.steps_left_ == 0) interrupted = true;
+        left = interrupted;
+        if (left || run_.state_.step % run_.settings_.run.checkpoint_every == 0) {
+            if (left) run_.progress_.clear();
+            run_.state_.in_flight = in_flight();
+            run_.save("latest.ckpt");
+        }
+        return !left;
+    }
+
+    /// The driver has returned at `time`.
+    void finish(std::exception_ptr error, bool completed, std::int64_t given_up, double time) {
+        run_.progress_.clear();
+        trace_.write(run_.directory_ + "/trace.json");
+        if (error) std::rethrow_exception(error);
+        if (left) return;
+        const int steps = run_.settings_.distill.steps;
+        if (!completed || run_.state_.step != steps)
+            throw std::runtime_error(fmt::format("distillation ended at step {} of {}: {} sequences were given up",
+                                                 run_.state_.step, steps, given_up));
+        write_file(run_.directory_ + "/schedule.json", metrics.summary_line(time) + "\n");
+        run_.state_.in_flight.clear();
+        run_.evaluations_["after"] = to_json(run_.evaluate(run_.student_, "after"));
+        run_.finish_stage(trainer::stage::finished);
+    }
+
+private:
+    static constexpr std::array clocks = {clock_name::rollout, clock_name::teacher_scoring, clock_name::learner};
+    std::array<double, 3> clock_values() const {
+        std::array<double, 3> r;
+        for (std::size_t i = 0; i < clocks.size(); ++i) r[i] = run_.seconds_[static_cast<std::size_t>(clocks[i])];
+        return r;
+    }
+    // Where the driver calls its observer; stepped() may come later, on another thread.
+    void measure(sched::version_t version) {
+        const config& c = run_.settings_;
+        const bool due = version % c.run.log_every == 0 || version == c.distill.steps ||
+                         (c.evaluation.every > 0 && version % c.evaluation.every == 0);
+        const std::array busy = {metrics.stages.stage_time(sched::stage::rollout),
+                                 metrics.stages.stage_time(sched::stage::teacher),
+                                 metrics.stages.stage_time(sched::stage::learner)};
+        const std::lock_guard lock(figures_mutex_);
+        measured_[version] = {due ? metrics.step_line() : std::string(), busy};
+    }
+
+    run& run_; // while the driver runs, its student, optimizer, state and logs are the learner's thread's
+    learner learn_;
+    publication weights_;
+    learner_result last_;
+    index_t last_kept_ = 0;
     struct figures {
         std::string line;
         std::array<double, 3> busy;
     };
-    std::mutex figures_mutex;
-    std::map<sched::version_t, figures> measured;
-    sched::run_metrics metrics(sched::recorded({.version = state_.step}));
-    sched::trace trace({.first = 20000, .last = 20000});
-    sched::recorder recorder(metrics, &trace);
-    recorder.prompt_tokens = [this](sched::sample_t) { return task_.prompt_length(); };
-    const auto busy = [&] {
-        return std::array{metrics.stages.stage_time(sched::stage::rollout),
-                          metrics.stages.stage_time(sched::stage::teacher),
-                          metrics.stages.stage_time(sched::stage::learner)};
-    };
-    recorder.after_step = [&](sched::version_t version, double) {
-        const bool due = version % settings_.run.log_every == 0 || version == settings_.distill.steps ||
-                         (settings_.evaluation.every > 0 && version % settings_.evaluation.every == 0);
-        const std::lock_guard lock(figures_mutex);
-        measured[version] = {due ? metrics.step_line() : std::string(), busy()};
-    };
-    const std::array before = {seconds_[static_cast<std::size_t>(clock_name::rollout)],
-                               seconds_[static_cast<std::size_t>(clock_name::teacher_scoring)],
-                               seconds_[static_cast<std::size_t>(clock_name::learner)]};
+    std::mutex figures_mutex_;
+    std::map<sched::version_t, figures> measured_;
+    const std::array<double, 3> before_ = clock_values();
+    sched::trace trace_{{.first = 20000, .last = 20000}};
 
-    driver_type* running = nullptr;
-    bool stopping = false;
+public:
+    const sched::settings schedule;
+    const int workers;
+    const index_t lanes; // of a rollout worker
+    const std::shared_ptr<teacher_stage> teacher;
+    const std::shared_ptr<learner_stage> lesson;
+    sched::run_metrics metrics;
+    sched::recorder recorder;
+    bool left = false; // interrupted, and a checkpoint is written
+};
+
+namespace {
+
+void check_version(sched::version_t found, std::int64_t step) {
+    if (found != step)
+        throw failure(exit_input,
+                      fmt::format("the checkpoint's sequences in flight are those of step {}, not {}", found, step));
+}
+
+} // namespace
+
+void run::distill_on_schedule() { in_virtual_time(settings_) ? distill_in_virtual_time() : distill_on_threads(); }
+
+// --- threads --------------------------------------------------------------------------------------------------------
+
+void run::distill_on_threads() {
+    using driver_type = sched::thread_driver<rollout_stage, teacher_stage, learner_stage>;
+    overlapped all(*this, 1);
     const double begin = now();
-    shown_seconds_ = 0;
-    shown_step_ = state_.step;
+    driver_type* running = nullptr;
     driver_type::hooks_type hooks;
     hooks.on_step = [&](const driver_type::report_type& report) {
-        if (stopping) return;
-        figures f;
-        {
-            const std::lock_guard lock(figures_mutex);
-            f = std::move(measured.at(report.version));
-            measured.erase(measured.begin(), measured.upper_bound(report.version));
-        }
-        seconds_[static_cast<std::size_t>(clock_name::rollout)] = before[0] + f.busy[0];
-        seconds_[static_cast<std::size_t>(clock_name::teacher_scoring)] = before[1] + f.busy[1];
-        seconds_[static_cast<std::size_t>(clock_name::learner)] = before[2] + f.busy[2];
         std::vector<std::uint64_t> sequences;
         for (const auto& s : report.consumed) sequences.push_back(s.ticket.sample);
-        state_.next_sample = sample_base() + static_cast<std::uint64_t>(report.totals.admitted);
-        distilled(last, last_kept, sequences, now() - begin, f.line);
+        all.stepped(report.version, sequences, report.totals.admitted, now() - begin);
     };
     hooks.on_checkpoint = [&](in_flight state) {
-        if (stopping || state.version == settings_.distill.steps) return;
-        if (steps_left_ > 0 && --steps_left_ == 0) interrupted = true;
-        const bool leave = interrupted;
-        if (leave || state_.step % settings_.run.checkpoint_every == 0) {
-            if (leave) progress_.clear();
-            state_.in_flight = to_bytes(state);
-            save("latest.ckpt");
-        }
-        if (!leave) return;
-        stopping = true;
-        running->stop_now();
+        if (!all.left && !all.checkpoint(state.version, [&] { return to_bytes(state); })) running->stop_now();
     };
     const sched::thread_options how{.shutdown_seconds = 120, .stop_on_error = true};
     std::unique_ptr<driver_type> driver;
     if (state_.step > 0) {
-        const in_flight from = in_flight_of(state_.in_flight, [&](auto t) { return teacher->score(t); });
-        if (from.version != state_.step)
-            throw failure(exit_input, fmt::format("the checkpoint's sequences in flight are those of step {}, not {}",
-                                                  from.version, state_.step));
-        driver = std::make_unique<driver_type>(schedule, from, how, hooks);
+        const in_flight from = in_flight_of(state_.in_flight, [&](auto t) { return all.teacher->score(t); });
+        check_version(from.version, state_.step);
+        driver = std::make_unique<driver_type>(all.schedule, from, how, hooks);
     } else {
-        driver = std::make_unique<driver_type>(schedule, how, hooks);
+        driver = std::make_unique<driver_type>(all.schedule, how, hooks);
     }
     running = driver.get();
-    for (int w = 0; w < workers; ++w)
-        driver->add_rollout(std::make_shared<rollout_stage>(task_, options, sample_base(), lanes, weights),
-                            static_cast<std::int32_t>(lanes));
-    driver->add_teacher(teacher);
-    driver->set_learner(lesson);
-    driver->observe(recorder);
-    metrics.start(sched::steady_seconds());
+    for (int w = 0; w < all.workers; ++w) driver->add_rollout(all.rollout(), static_cast<std::int32_t>(all.lanes));
+    driver->add_teacher(all.teacher);
+    driver->set_learner(all.lesson);
+    driver->observe(all.recorder);
+    all.metrics.start(sched::steady_seconds());
     const sched::run_report report = driver->run();
     if (!report.left_behind.empty()) { // they use what would be destroyed now
         spdlog::error("{} threads did not return", report.left_behind.size());
-        std::_Exit(stopping ? exit_interrupted : 1);
+        std::_Exit(all.left ? exit_interrupted : 1);
     }
-    progress_.clear();
-    trace.write(directory_ + "/trace.json");
-    if (report.first_exception) std::rethrow_exception(report.first_exception);
-    if (stopping) return;
-    if (!report.completed || state_.step != settings_.distill.steps)
-        throw std::runtime_error(fmt::format("distillation ended at step {} of {}: {} sequences were given up",
-                                             state_.step, settings_.distill.steps, report.totals.failed));
-    write_file(directory_ + "/schedule.json", metrics.summary_line(sched::steady_seconds()) + "\n");
-    state_.in_flight.clear();
-    evaluations_["after"] = to_json(evaluate(student_, "after"));
-    finish_stage(stage::finished);
+    all.finish(report.first_exception, report.completed, report.totals.failed, sched::steady_seconds());
+}
+
+// --- virtual time ---------------------------------------------------------------------------------------------------
+
+namespace {
+
+using stage_objects = std::vector<std::shared_ptr<rollout_stage>>; // by worker
+
+sched::stage_costs<trajectory> costs_of(const config& c, const stage_objects& rollouts) {
+    const auto s = c.schedule;
+    const auto rows = [](sched::stage_costs<trajectory>::batch sequences) {
+        std::size_t r = 0;
+        for (const auto& t : sequences) r += t->tokens.size() - 1;
+        return static_cast<double>(r);
+    };
+    sched::stage_costs<trajectory> r;
+    r.step = [s, &rollouts](std::int32_t worker, index_t) {
+        return s.cost_step +
+               s.cost_step_row * static_cast<double>(rollouts[static_cast<std::size_t>(worker)]->next_rows());
+    };
+    r.score = [s, rows](auto sequences) { return s.cost_score + s.cost_score_row * rows(sequences); };
+    r.train = [s, rows](auto sequences) { return s.cost_train + s.cost_train_row * rows(sequences); };
+    r.install = [s](std::int32_t, sched::version_t) { return s.cost_sync; };
+    return r;
+}
+
+// Hands everything on to the recorder and remembers the steps until they are told.
+struct step_watch {
+    struct step {
+        sched::version_t version;
+        std::vector<std::uint64_t> sequences;
+    };
+    sched::recorder& to;
+    std::vector<step> steps = {};
+
+    void up(sched::stage s, std::int32_t worker, double t) { to.up(s, worker, t); }
+    void down(sched::stage s, std::int32_t worker, double t) { to.down(s, worker, t); }
+    void begin(sched::stage s, std::int32_t worker, double t) { to.begin(s, worker, t); }
+    void end(sched::stage s, std::int32_t worker, double t) { to.end(s, worker, t); }
+    void event(double t, const sched::event& e, const sched::actions& out, const sched::scheduler& now) {
+        to.event(t, e, out, now);
+        for (const sched::action& a : out.items) {
+            if (a.what != sched::action::kind::step) continue;
+            steps.push_back({a.version, {}});
+            for (const auto& s : out.consumed_by(a)) steps.back().sequences.push_back(s.ticket.sample);
+        }
+    }
+};
+
+using virtual_model = sched::timed_stages<rollout_stage, teacher_stage, learner_stage>;
+using virtual_run = sched::virtual_driver<virtual_model, step_watch>;
+
+std::string to_bytes(sched::version_t version, const virtual_run& driver) {
+    sched::archive_writer w;
+    w(version, driver.snapshot());
+    return std::move(w.bytes);
+}
+
+virtual_run virtual_run_of(std::string_view bytes, std::int64_t step, const sched::settings& s, virtual_model m) {
+    try {
+        sched::archive_reader in(bytes);
+        sched::version_t version = 0;
+        std::string snapshot;
+        in(version, snapshot);
+        if (!in.done()) throw opd::invalid_input("snapshot", "is too long");
+        check_version(version, step);
+        return virtual_run::restore(s, std::move(m), snapshot);
+    } catch (const opd::invalid_input& e) {
+        throw failure(exit_input, fmt::format("the checkpoint's sequences in flight: {}", e.what()));
+    }
+}
+
+} // namespace
+
+void run::distill_in_virtual_time() {
+    overlapped all(*this, threads_of(settings_)); // the teacher is alone while it scores
+    stage_objects rollouts(static_cast<std::size_t>(all.workers));
+    virtual_model model(
+        [&](std::int32_t worker) { return rollouts.at(static_cast<std::size_t>(worker)) = all.rollout(); },
+        {all.teacher}, all.lesson, costs_of(settings_, rollouts));
+    const bool resumed = state_.step > 0;
+    virtual_run driver = resumed ? virtual_run_of(state_.in_flight, state_.step, all.schedule, std::move(model))
+                                 : virtual_run(all.schedule, std::move(model));
+    step_watch watch{all.recorder};
+    driver.observe(&watch);
+    const double begin = driver.now();
+    all.metrics.start(begin);
+    driver.introduce();
+    if (!resumed) {
+        driver.bring_up(sched::stage::rollout, all.workers, static_cast<std::int32_t>(all.lanes));
+        driver.bring_up(sched::stage::teacher, 1);
+        driver.bring_up(sched::stage::learner, 1);
+    }
+    while (!all.left && !driver.first_exception() && !driver.finished() && driver.step()) {
+        for (const auto& s : std::exchange(watch.steps, {})) {
+            all.stepped(s.version, s.sequences, driver.scheduler().totals().admitted, driver.now() - begin);
+            all.checkpoint(s.version, [&] { return to_bytes(s.version, driver); });
+        }
+    }
+    all.finish(driver.first_exception(), driver.finished(), driver.scheduler().totals().failed, driver.now());
 }
 
 } // namespace trainer

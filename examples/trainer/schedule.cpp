@@ -54,6 +54,14 @@ sched::settings schedule_of(const config& c) {
         need(value >= least, fmt::format("{} must be at least {}, not {}", flag, least, value));
     need(std::isfinite(s.score_flush) && s.score_flush >= 0,
          fmt::format("--score-flush must be at least 0, not {}", s.score_flush));
+    place_of("--driver", s.driver, {"threads", "virtual"});
+    for (const auto& [flag, value] :
+         {std::pair{"--cost-step", s.cost_step}, std::pair{"--cost-step-row", s.cost_step_row},
+          std::pair{"--cost-score", s.cost_score}, std::pair{"--cost-score-row", s.cost_score_row},
+          std::pair{"--cost-train", s.cost_train}, std::pair{"--cost-train-row", s.cost_train_row},
+          std::pair{"--cost-sync", s.cost_sync}})
+        need(value >= 0 && value <= 1e6, fmt::format("{} must lie in [0, 1e6], not {}", flag, value));
+    need(s.cost_step + s.cost_step_row >= 1e-12, "--cost-step and --cost-step-row must not both be 0");
     need(s.kind == "sync" || c.distill.slots >= s.rollout_workers,
          fmt::format("--slots ({}) must be at least --rollout-workers ({})", c.distill.slots, s.rollout_workers));
     const auto policy = policies[place_of("--staleness-policy", s.staleness_policy, names_of(policies))];

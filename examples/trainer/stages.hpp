@@ -68,6 +68,9 @@ public:
 
     index_t running() const { return engine_ ? engine_->running() : 0; }
 
+    /// Tokens that the next quantum takes through the model.
+    index_t next_rows() const { return engine_ ? engine_->next_rows() : 0; }
+
     /// Appends {ticket, shared_ptr<const trajectory>} of what is running, as far as it is.
     template <class Out>
     void export_partials(Out& out) const {
@@ -75,6 +78,17 @@ public:
         for (lane_trajectory& p : engine_->partials())
             out.push_back({tickets_[static_cast<std::size_t>(p.lane)],
                            std::make_shared<const trajectory>(std::move(p.sequence))});
+    }
+
+    /// All of its state; when it is read, the weights of its version must be published.
+    template <class A>
+    void fields(A& a) {
+        opd::sched::version_t version = engine_ ? engine_->version() : -1;
+        a(version);
+        if constexpr (A::reading)
+            if (version >= 0) install(version);
+        for (opd::sched::ticket& t : tickets_) a(t.sample, t.slot, t.attempt, t.worker, t.lane);
+        if (engine_) a(*engine_);
     }
 
 private:

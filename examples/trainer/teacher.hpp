@@ -50,12 +50,20 @@ struct teacher_cache {
     std::vector<float> next_log_q; ///< (N) of the token that follows; 0 where masked
 
     index_t rows() const { return static_cast<index_t>(next_log_q.size()); }
+    template <class A>
+    void fields(A& a) {
+        a(what, logits, entries, ids, log_q, log_tail, next_log_q);
+    }
 };
 
 /// What is kept of the teacher at the rows of one sequence.
 struct scored_sequence {
     std::uint64_t sample = 0;
     teacher_cache cache; ///< (N) its rows
+    template <class A>
+    void fields(A& a) {
+        a(sample, cache);
+    }
 };
 
 /// The cache of a batch whose sequences are these, in this order: pack the trajectories in the same one.

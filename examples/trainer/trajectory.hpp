@@ -43,6 +43,10 @@ struct trajectory {
 
     std::span<const token> response() const { return std::span(tokens).subspan(prompt_length); }
     bool operator==(const trajectory&) const = default;
+    template <class A>
+    void fields(A& a) {
+        a(sample, tokens, prompt_length, ended, log_mu, versions, draw_ids, draw_log_mu, draw_weight, draw_exact);
+    }
 };
 
 /// The empty response to a prompt.

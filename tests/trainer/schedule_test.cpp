@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: tsan
 //
-// Whole runs with overlapping stages on threads: the schedules that promise it end in the weights of sync, every sequence is
-// learnt from once, interrupted or not, and the run directory says what happened.
+// Whole runs with overlapping stages, on threads and in virtual time: the schedules that promise it end in the weights of
+// sync, every sequence is learnt from once, interrupted or not, and the run directory says what happened. In virtual time
+// every run is the same bit for bit, on however many threads and however often interrupted.
 #include <doctest/doctest.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <random>
 #include <set>
 #include <sstream>
 #include <string>
@@ -279,6 +281,178 @@ TEST_CASE("what fails on a stage's thread ends the run with its exit code") {
             CHECK(e.code == exit_numeric);
         }
     }
+}
+
+// --- virtual time ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Where new weights meet sequences in mid-response: costs of which one decides now, now the other; prompts in chunks.
+const flags virtually = {"--driver=virtual",      "--slots=8",           "--prefill-chunk=3",    "--rollout-workers=4",
+                         "--score-batch=3",       "--cost-step=1e-3",    "--cost-step-row=1e-4", "--cost-score=2e-3",
+                         "--cost-score-row=1e-5", "--cost-train=1.1e-2", "--cost-sync=5e-4"};
+
+std::string checkpoint_of(const std::string& directory, const char* name = "distill") {
+    return read_file(directory + "/checkpoints/" + name + ".ckpt");
+}
+
+// What a run says of distillation, line by line; the first line names the machine's threads.
+std::string distillation_log(const std::string& directory) {
+    std::string r;
+    for (const auto& line : lines_of(directory + "/log.jsonl"))
+        if (line.value("stage", "") == "distill") r += line.dump() + "\n";
+    return r;
+}
+
+} // namespace
+
+TEST_CASE("virtual time: the same run again, on however many threads") {
+    const scratch dir;
+    const flags f = with(virtually, {"--schedule=async", "--tau=4"});
+    REQUIRE(complete(dir / "a", f) == exit_ok);
+    check_each_once(dir / "a");
+    REQUIRE_FALSE(distillation_log(dir / "a").empty());
+    int i = 0;
+    for (const char* threads : {"--threads=2", "--threads=1", "--threads=3"}) {
+        const std::string again = dir / std::to_string(i++);
+        CAPTURE(threads);
+        REQUIRE(complete(again, with(f, {threads})) == exit_ok);
+        CHECK(checkpoint_of(again) == checkpoint_of(dir / "a"));
+        CHECK(distillation_log(again) == distillation_log(dir / "a"));
+        for (const char* file : {"/consumed.jsonl", "/schedule.json", "/trace.json"})
+            CHECK(read_file(again + file) == read_file(dir / "a" + file));
+    }
+    // the costs decide what meets which weights
+    REQUIRE(complete(dir / "slow", with(f, {"--cost-step=1e-2"})) == exit_ok);
+    CHECK(weights_of(dir / "slow") != weights_of(dir / "a"));
+    // so do the slots, which are none of a result's business elsewhere
+    CHECK(fingerprint(parse(dir / "b", with(f, {"--slots=9"})).settings) != fingerprint(parse(dir / "b", f).settings));
+    CHECK(fingerprint(parse(dir / "b", {"--schedule=async", "--slots=9"}).settings) ==
+          fingerprint(parse(dir / "b", {"--schedule=async"}).settings));
+}
+
+TEST_CASE("virtual time: k = 0 and tau = 0 end in the weights of sync, bit for bit, and k = 2 in those of threads") {
+    const scratch dir;
+    REQUIRE(complete(dir / "sync", {}) == exit_ok);
+    int i = 0;
+    for (const flags& f :
+         {flags{"--schedule=step-off", "--schedule-k=0"}, flags{"--schedule=controlled", "--schedule-k=0"},
+          flags{"--schedule=async", "--tau=0"}, flags{"--schedule=async", "--tau=0", "--weight-update=abort"},
+          flags{"--schedule=async", "--tau=0", "--weight-update=finish_first", "--staleness-policy=edf"}}) {
+        const std::string directory = dir / std::to_string(i++);
+        CAPTURE(f[0]);
+        REQUIRE(complete(directory, with(virtually, f)) == exit_ok);
+        CHECK(weights_of(directory) == weights_of(dir / "sync"));
+        CHECK(read_file(directory + "/consumed.jsonl") == read_file(dir / "sync/consumed.jsonl"));
+    }
+    for (const char* kind : {"--schedule=step-off", "--schedule=controlled"}) {
+        CAPTURE(kind);
+        const std::string a = dir / (std::string("threads") + kind), b = dir / (std::string("virtual") + kind);
+        REQUIRE(complete(a, {kind, "--schedule-k=2"}) == exit_ok);
+        REQUIRE(complete(b, with(virtually, {kind, "--schedule-k=2"})) == exit_ok);
+        CHECK(weights_of(b) == weights_of(a));
+        CHECK(weights_of(b) != weights_of(dir / "sync"));
+    }
+}
+
+TEST_CASE("virtual time: interrupted or not, the run is the same bit for bit") {
+    const scratch dir;
+    std::mt19937 random(2);
+    int stops = 0;
+    for (const flags& f :
+         {flags{"--schedule=async", "--tau=4"}, flags{"--schedule=async", "--tau=4", "--weight-update=abort"},
+          flags{"--schedule=async", "--tau=2", "--weight-update=finish_first", "--staleness-policy=edf"},
+          flags{"--schedule=async", "--tau=3", "--staleness-policy=drop", "--estimator=threshold"},
+          flags{"--schedule=async", "--tau=2", "--staleness-policy=retry", "--estimator=reverse_kl"},
+          flags{"--schedule=async", "--staleness-policy=areal", "--concurrency=3"},
+          flags{"--schedule=controlled", "--schedule-k=2"}, flags{"--schedule=step-off", "--schedule-k=2"}}) {
+        CAPTURE(f);
+        const flags all = with(virtually, f);
+        const std::string whole = dir / "whole", parts = dir / "parts";
+        fs::remove_all(whole);
+        fs::remove_all(parts);
+        REQUIRE(complete(whole, all) == exit_ok);
+        for (bool first = true;; first = false) {
+            // other threads each time; never twice the same step, and not before distillation
+            const int more = 1 + static_cast<int>(random() % 5) + (first ? 4 : 0);
+            const flags how = {"--threads=" + std::to_string(1 + random() % 3)};
+            run part(parse(parts, with(with(all, how), first ? flags{} : flags{"--resume"})));
+            part.stop_after(more);
+            const exit_code code = go(part);
+            if (code == exit_ok) break;
+            REQUIRE(code == exit_interrupted);
+            // an uninterrupted run would have written these very bytes there
+            const std::string straight = dir / "straight";
+            fs::remove_all(straight);
+            run other(parse(straight, all));
+            other.stop_after(static_cast<int>(part.state().step) + 4); // the teacher's steps
+            REQUIRE(go(other) == exit_interrupted);
+            CHECK(checkpoint_of(parts, "latest") == checkpoint_of(straight, "latest"));
+            ++stops;
+        }
+        CHECK(checkpoint_of(parts) == checkpoint_of(whole));
+        CHECK(read_file(parts + "/consumed.jsonl") == read_file(whole + "/consumed.jsonl"));
+    }
+    CHECK(stops > 16);
+}
+
+TEST_CASE("virtual time: what async promises of lags, and what it gains, by its own clock") {
+    const scratch dir;
+    for (const char* policy : {"capacity", "cohort_fifo", "edf", "in_order"}) {
+        CAPTURE(policy);
+        const std::string directory = dir / policy;
+        REQUIRE(complete(directory, with(virtually, {"--schedule=async", "--tau=4",
+                                                     "--staleness-policy=" + std::string(policy)})) == exit_ok);
+        check_each_once(directory);
+        const auto s = nlohmann::json::parse(read_file(directory + "/report.json"))["schedule"];
+        const auto lag = [&](const char* which, const char* figure) {
+            return s.at("lag").at(which).at("versions").at(figure).get<double>();
+        };
+        CHECK(lag("start", "mean") > 0);
+        CHECK(lag("start", "mean") <= 4); // M/B - 1
+        // capacity keeps the mean; the others keep every sequence
+        if (std::string(policy) != "capacity") CHECK(lag("start", "max") <= 4);
+        CHECK(lag("newest_token", "mean") <= lag("oldest_token", "mean"));
+        CHECK(s["overlap"].get<double>() > 1);
+    }
+    const auto throughput = [&](const flags& f) {
+        const std::string directory = dir / f[1];
+        REQUIRE(complete(directory, with(virtually, f)) == exit_ok);
+        return nlohmann::json::parse(read_file(directory + "/schedule.json"))["throughput"].get<double>();
+    };
+    CHECK(throughput({"--schedule=async", "--tau=4"}) > 1.2 * throughput({"--schedule=async", "--tau=0"}));
+}
+
+TEST_CASE(
+    "virtual time: what a stage throws ends the run with its exit code, and more workers than lanes are refused") {
+    const scratch dir;
+    for (const flags& f : {flags{"--loss-limit=1e-9"}, flags{"--rate=1e38", "--warmup=0"}}) {
+        run r(parse(dir / f[0], with(with(virtually, {"--schedule=async", "--teacher-rate=1e-9"}), f)));
+        try {
+            go(r);
+            FAIL("it did not fail");
+        } catch (const failure& e) {
+            CHECK(e.code == exit_numeric);
+        }
+    }
+    const auto refused = [&](const flags& f, const char* why) {
+        CAPTURE(why);
+        try {
+            parse(dir / "x", f);
+            FAIL("it was taken");
+        } catch (const failure& e) {
+            CHECK(e.code == exit_usage);
+            CHECK_MESSAGE(std::string(e.what()).find(why) != std::string::npos, e.what());
+        }
+    };
+    refused({"--driver=virtual"}, "--driver is not used by --schedule sync");
+    refused({"--cost-step=1"}, "--cost-step is not used by --schedule sync");
+    refused({"--schedule=async", "--cost-sync=1"}, "--cost-sync is not used by --driver threads");
+    refused({"--schedule=async", "--driver=virtua"}, "did you mean 'virtual'?");
+    refused({"--schedule=async", "--driver=virtual", "--cost-train=-1"}, "--cost-train must lie in [0, 1e6], not -1");
+    refused({"--schedule=async", "--driver=virtual", "--cost-score-row=nan"}, "--cost-score-row must lie in");
+    refused({"--schedule=async", "--driver=virtual", "--cost-step=0", "--cost-step-row=0"}, "must not both be 0");
+    refused({"--schedule=async", "--driver=virtual", "--rollout-workers=7"}, "--slots (6) must be at least");
 }
 
 TEST_CASE("damaged sequences in flight are recognised") {
