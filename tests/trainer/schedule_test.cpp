@@ -287,10 +287,11 @@ TEST_CASE("what fails on a stage's thread ends the run with its exit code") {
 
 namespace {
 
-// Where new weights meet sequences in mid-response: costs of which one decides now, now the other; prompts in chunks.
+// Rollout workers are at different points of their quanta when new weights come, and one that has them goes on while another
+// has not: checkpoints find half-filled caches, begun quanta and calls, and things that wait for their end.
 const flags virtually = {"--driver=virtual",      "--slots=8",           "--prefill-chunk=3",    "--rollout-workers=4",
-                         "--score-batch=3",       "--cost-step=1e-3",    "--cost-step-row=1e-4", "--cost-score=2e-3",
-                         "--cost-score-row=1e-5", "--cost-train=1.1e-2", "--cost-sync=5e-4"};
+                         "--score-batch=3",       "--cost-step=1e-4",    "--cost-step-row=5e-4", "--cost-score=2e-3",
+                         "--cost-score-row=1e-5", "--cost-train=1.1e-2", "--cost-sync=1e-4"};
 
 std::string checkpoint_of(const std::string& directory, const char* name = "distill") {
     return read_file(directory + "/checkpoints/" + name + ".ckpt");
