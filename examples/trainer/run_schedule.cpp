@@ -264,7 +264,9 @@ virtual_run virtual_run_of(std::string_view bytes, std::int64_t step, const sche
         if (!in.done()) throw opd::invalid_input("snapshot", "is too long");
         check_version(version, step);
         return virtual_run::restore(s, std::move(m), snapshot);
-    } catch (const opd::invalid_input& e) {
+    } catch (const failure&) {
+        throw;
+    } catch (const std::exception& e) { // of the archive, the driver or a stage that cannot go on from that
         throw failure(exit_input, fmt::format("the checkpoint's sequences in flight: {}", e.what()));
     }
 }

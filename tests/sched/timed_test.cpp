@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Snapshots of real stages in virtual time: a driver that is restored at any event, with stages that were made anew, goes on
+// as the one it was taken from would have; and what late observers and failed calls are told.
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "opd/sched/timed_stages.hpp"
+#include "toy_stages.hpp"
+
+namespace {
+
+using namespace opd::sched;
+using opd::index_t;
+
+// The weights are their version's number of updates and a sum of all that was learnt from.
+struct weights {
+    version_t version = 0;
+    std::uint64_t sum = 0;
+};
+
+struct response {
+    sample_t sample = 0;
+    std::vector<std::uint64_t> tokens;
+    std::vector<version_t> versions;
+    template <class A>
+    void fields(A& a) {
+        a(sample, tokens, versions);
+    }
+};
+struct verdict {
+    std::uint64_t value = 0;
+    template <class A>
+    void fields(A& a) {
+        a(value);
+    }
+};
+
+class generator {
+public:
+    using rolled_type = response;
+    explicit generator(const weights& w) : source_(w) {}
+    void start(const ticket& t) { lanes_.push_back({t, {t.sample, {}, {}}}); }
+    void abort(const ticket& t) {
+        std::erase_if(lanes_, [&](const lane& l) { return l.who == t; });
+    }
+    void install(version_t v) {
+        if (v != source_.version) throw std::logic_error("other weights are published");
+        mine_ = source_.sum;
+        version_ = v;
+    }
+    index_t running() const { return static_cast<index_t>(lanes_.size()); }
+    void step(std::vector<finished_rollout<response>>& out) {
+        for (lane& l : lanes_) {
+            l.so_far.tokens.push_back(mine_ * 31 + l.so_far.sample * 7 + l.so_far.tokens.size());
+            l.so_far.versions.push_back(version_);
+        }
+        std::erase_if(lanes_, [&](lane& l) {
+            if (l.so_far.tokens.size() < 1 + l.who.sample * 5 % 11) return false;
+            token_versions v;
+            v.oldest = l.so_far.versions.front();
+            v.newest = l.so_far.versions.back();
+            for (const version_t x : l.so_far.versions) v.mean += static_cast<double>(x);
+            v.tokens = static_cast<std::int64_t>(l.so_far.tokens.size());
+            v.mean /= static_cast<double>(v.tokens);
+            out.push_back({l.who, v, std::make_shared<const response>(std::move(l.so_far))});
+            return true;
+        });
+    }
+    template <class A>
+    void fields(A& a) {
+        a(mine_, version_);
+        detail::list_fields(a, lanes_, [&](lane& l) {
+            detail::ticket_fields(a, l.who);
+            a(l.so_far);
+        });
+    }
+
+private:
+    struct lane {
+        ticket who;
+        response so_far;
+    };
+    const weights& source_;
+    std::uint64_t mine_ = 0;
+    version_t version_ = -1;
+    std::vector<lane> lanes_;
+};
+
+struct judge {
+    using scored_type = verdict;
+    bool refuses = false;
+    std::vector<std::shared_ptr<const verdict>> score(std::span<const std::shared_ptr<const response>> all) {
+        if (refuses) throw std::runtime_error("the judge refuses");
+        std::vector<std::shared_ptr<const verdict>> r;
+        for (const auto& s : all) r.push_back(std::make_shared<const verdict>(verdict{s->tokens.back() ^ 5}));
+        return r;
+    }
+};
+
+struct pupil {
+    weights& mine;
+    index_t train(std::span<const sequence_view<response, verdict>> batch, version_t v) {
+        for (const auto& s : batch) {
+            mine.sum = mine.sum * 1000003 + s.scored->value + static_cast<std::uint64_t>(s.start);
+            for (const std::uint64_t t : s.rolled->tokens) mine.sum = mine.sum * 31 + t;
+        }
+        mine.version = v + 1;
+        return 1;
+    }
+};
+
+// Balances what it is told of workers that come, go, begin and end.
+struct presence {
+    int there = 0, busy = 0;
+    void up(stage, std::int32_t, double) { ++there; }
+    void down(stage, std::int32_t, double) { --there; }
+    void begin(stage, std::int32_t, double) { ++busy; }
+    void end(stage, std::int32_t, double) { --busy; }
+};
+
+using model = timed_stages<generator, judge, pupil>;
+using driver = virtual_driver<model, presence>;
+
+model model_of(weights& w, bool refuses = false) {
+    stage_costs<response> costs;
+    costs.step = [](std::int32_t worker, index_t n) { return 0.3 + 0.17 * worker + 0.11 * static_cast<double>(n); };
+    costs.score = [](auto b) { return 0.5 + 0.25 * static_cast<double>(b.size()); };
+    costs.train = [](auto) { return 2.0; };
+    costs.install = [](std::int32_t, version_t) { return 0.125; };
+    auto teacher = std::make_shared<judge>();
+    teacher->refuses = refuses;
+    return model([&w](std::int32_t) { return std::make_shared<generator>(w); }, {teacher, teacher},
+                 std::make_shared<pupil>(pupil{w}), costs);
+}
+
+void bring_up(driver& d) {
+    d.bring_up(stage::rollout, 3, 4);
+    d.bring_up(stage::teacher, 2);
+    d.bring_up(stage::learner, 1);
+}
+
+TEST_CASE("a driver with real stages that is restored at any event goes on as it would have") {
+    for (const weight_update update : {weight_update::keep, weight_update::abort, weight_update::finish_first}) {
+        settings how;
+        how.batch = 4;
+        how.sequences = 60;
+        how.teacher_batch = 3;
+        how.teacher_flush = 0.7;
+        how.schedule = async{.tau = 2, .update = update};
+        weights w;
+        presence from_the_start;
+        driver d(how, model_of(w), &from_the_start);
+        bring_up(d);
+        struct moment {
+            std::string bytes;
+            weights published;
+            presence known;
+        };
+        std::vector<moment> states; // after each event
+        while (!d.finished()) {
+            states.push_back({d.snapshot(), w, from_the_start});
+            REQUIRE(d.step());
+        }
+        const std::string last = d.snapshot();
+        CHECK(w.version == 15);
+        REQUIRE(states.size() > 150);
+        for (std::size_t i = 0; i < states.size(); i += 3) {
+            INFO("after event " << i);
+            weights again = states[i].published;
+            driver r = driver::restore(how, model_of(again), states[i].bytes);
+            CHECK(r.snapshot() == states[i].bytes);
+            presence late;
+            r.observe(&late);
+            r.introduce();
+            CHECK(late.there == states[i].known.there);
+            CHECK(late.busy == states[i].known.busy);
+            CHECK(r.run());
+            CHECK(r.snapshot() == last);
+            CHECK(again.sum == w.sum);
+            CHECK(late.busy == from_the_start.busy);
+        }
+        for (std::size_t n = 0; n < states[100].bytes.size(); n += 1 + n / 40) {
+            weights none = states[100].published;
+            CHECK_THROWS_AS(driver::restore(how, model_of(none), states[100].bytes.substr(0, n)), opd::invalid_input);
+        }
+    }
+}
+
+TEST_CASE("stages that list no fields have no snapshots") {
+    using toys = timed_stages<toy::rollout, toy::teacher, toy::learner>;
+    const auto shared = std::make_shared<toy::world>();
+    settings how;
+    how.batch = 4;
+    how.sequences = 8;
+    virtual_driver<toys> d(how,
+                           toys([&](std::int32_t n) { return std::make_shared<toy::rollout>(shared, n, 4); },
+                                {std::make_shared<toy::teacher>(shared, 0)}, std::make_shared<toy::learner>(shared)));
+    CHECK_THROWS_AS(d.snapshot(), std::logic_error);
+    d.bring_up(stage::rollout, 1, 4);
+    d.step();
+    CHECK_THROWS_AS(d.snapshot(), std::logic_error);
+}
+
+TEST_CASE("the first that a stage throws is kept") {
+    settings how;
+    how.batch = 4;
+    how.sequences = 8;
+    weights w;
+    driver fine(how, model_of(w));
+    bring_up(fine);
+    CHECK(fine.run());
+    CHECK(fine.first_exception() == nullptr);
+    weights v;
+    driver d(how, model_of(v, true));
+    bring_up(d);
+    d.run(200); // every sequence is given up, and there are always more
+    REQUIRE(d.first_exception() != nullptr);
+    CHECK_THROWS_WITH_AS(std::rethrow_exception(d.first_exception()), "the judge refuses", std::runtime_error);
+}
+
+} // namespace
