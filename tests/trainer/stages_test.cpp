@@ -150,7 +150,6 @@ history driven(const config& c, int rollout_workers, int teachers, std::uint32_t
     sched::actions out;
     std::deque<sched::timer> timers;
     std::map<std::uint64_t, view> known; // by the scheduler's number
-    bool finished = false;
     const auto carry_out = [&] {
         for (const sched::action& a : out.items) {
             const auto named = [&] { return task{a, {out.of(a).begin(), out.of(a).end()}}; };
@@ -172,8 +171,6 @@ history driven(const config& c, int rollout_workers, int teachers, std::uint32_t
                 timers.push_back(a.timer);
                 break;
             case sched::action::kind::finished:
-                finished = true;
-                break;
             case sched::action::kind::fail:
             case sched::action::kind::lost:
             case sched::action::kind::step:
@@ -192,7 +189,7 @@ history driven(const config& c, int rollout_workers, int teachers, std::uint32_t
     for (int w = 0; w < teachers; ++w) tell(sched::event::up(sched::stage::teacher, w));
     tell(sched::event::up(sched::stage::learner, 0));
 
-    for (int quanta = 0; !finished; ++quanta) {
+    for (int quanta = 0; !machine.finished(); ++quanta) {
         REQUIRE(quanta < 200000); // a deadlock
         const auto who = random() % static_cast<std::uint32_t>(rollout_workers + teachers + 2);
         if (who < static_cast<std::uint32_t>(rollout_workers)) {
