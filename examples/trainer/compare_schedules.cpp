@@ -5,8 +5,8 @@
 //
 //   threads   this machine's cores: sync with all of them in every stage; the others with a thread a stage
 //   virtual   eight cores in virtual time, one of them the teacher's, with the stage times of one core of such a machine
-//             (--cost-* of opd-train): sync takes turns on the other seven, the others split them, two for rollout and five
-//             for the learner. A learner on n cores takes 1/n of the time
+//             (--cost-* of opd-train): sync takes turns on the other seven, the others split them, three for rollout and
+//             four for the learner. A learner on n cores takes 1/n of the time
 //
 // Teacher and student are trained once and kept in DIRECTORY/base. Schedules take turns within a seed. Speed-ups are ratios
 // of throughput (response tokens of updates 6 … J over the time from update 5 to J) within a seed: median, smallest, largest.
@@ -125,13 +125,14 @@ int main(int argc, char** argv) try {
         train(task + arguments{"--run-dir=" + directory + "/base", "--overwrite", "--teacher-steps=2500", "--steps=1"});
     }
 
-    const arguments eight = {"--driver=virtual", "--threads=1", "--slots=32"};
-    const arguments split = eight + arguments{"--rollout-workers=2"} + learner_on(5);
+    const arguments eight = {"--driver=virtual"};
+    const arguments split = eight + arguments{"--rollout-workers=3"} + learner_on(4);
     const arguments off = {"--schedule=step-off", "--schedule-k=2"}, async = {"--schedule=async", "--tau=4"};
     std::vector<std::pair<std::string, std::vector<contender>>> worlds = {
         {"threads", {{"sync", {}}, {"two-step-off", off}, {"async, tau = 4", async}}},
         {"virtual, 8 cores",
-         {{"sync", eight + arguments{"--schedule=step-off", "--schedule-k=0", "--rollout-workers=7"} + learner_on(7)},
+         {{"sync", eight + arguments{"--schedule=step-off", "--schedule-k=0", "--rollout-workers=7", "--slots=35"} +
+                       learner_on(7)},
           {"two-step-off", split + off},
           {"async, tau = 4", split + async},
           {"async, tau = 4, edf, M = 3B", split + async + arguments{"--staleness-policy=edf", "--outstanding=96"}}}}};
