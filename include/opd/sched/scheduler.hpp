@@ -32,6 +32,7 @@
 #include <string_view>
 
 #include "opd/sched/events.hpp"
+#include "opd/sched/indexed_heap.hpp"
 #include "opd/sched/ledger.hpp"
 
 namespace opd::sched {
@@ -74,68 +75,6 @@ struct outstanding_sequence {
     place where = place::waiting;
     version_t start = -1; ///< version of its start; -1: none yet
 };
-
-namespace detail {
-
-/// Workers that can take another sequence or call: least busy first, then lower number. A heap that knows where everybody is.
-class worker_heap {
-public:
-    bool empty() const { return heap_.empty(); }
-    index_t size() const { return static_cast<index_t>(heap_.size()); }
-    std::int32_t top() const { return worker_of(heap_.front()); }
-    void clear() {
-        for (const key k : heap_) where_[static_cast<std::size_t>(worker_of(k))] = -1;
-        heap_.clear();
-    }
-    void set(std::int32_t worker, std::int32_t busy) {
-        if (static_cast<std::size_t>(worker) >= where_.size()) where_.resize(static_cast<std::size_t>(worker) + 1, -1);
-        std::int32_t at = where_[static_cast<std::size_t>(worker)];
-        if (at < 0) {
-            at = static_cast<std::int32_t>(heap_.size());
-            heap_.emplace_back();
-        }
-        settle(at, static_cast<key>(busy) << 32 | static_cast<key>(worker));
-    }
-    void remove(std::int32_t worker) {
-        if (static_cast<std::size_t>(worker) >= where_.size()) return;
-        const std::int32_t at = where_[static_cast<std::size_t>(worker)];
-        if (at < 0) return;
-        where_[static_cast<std::size_t>(worker)] = -1;
-        const key last = heap_.back();
-        heap_.pop_back();
-        if (worker_of(last) != worker) settle(at, last);
-    }
-    template <class A>
-    void fields(A& a) {
-        a(heap_, where_);
-    }
-
-private:
-    using key = std::uint64_t; // busy, worker: in the order of the heap
-    static std::int32_t worker_of(key k) { return static_cast<std::int32_t>(k & 0x7fffffff); }
-    void put(std::size_t at, key k) {
-        heap_[at] = k;
-        where_[static_cast<std::size_t>(worker_of(k))] = static_cast<std::int32_t>(at);
-    }
-    // Puts k where it belongs, the place `from` being vacant.
-    void settle(std::int32_t from, key k) {
-        auto at = static_cast<std::size_t>(from);
-        for (; at > 0 && k < heap_[(at - 1) / 2]; at = (at - 1) / 2) put(at, heap_[(at - 1) / 2]);
-        for (;;) {
-            std::size_t child = 2 * at + 1;
-            if (child >= heap_.size()) break;
-            child += child + 1 < heap_.size() && heap_[child + 1] < heap_[child];
-            if (heap_[child] >= k) break;
-            put(at, heap_[child]);
-            at = child;
-        }
-        put(at, k);
-    }
-    std::vector<key> heap_;
-    std::vector<std::int32_t> where_; // by worker; -1: not in it
-};
-
-} // namespace detail
 
 class scheduler {
 public:
@@ -261,7 +200,6 @@ private:
     void complete_step(actions& out);
     void feed(actions& out);
     void feed_batches();
-    void feed_stream();
     void start_waiting(actions& out);
     void score(actions& out);
     bool train(actions& out);
@@ -366,9 +304,10 @@ private:
     std::vector<job> jobs_;
     std::vector<std::vector<slot_t>> spare_; // lists of calls that are over, so that a call allocates nothing; no state
     std::array<std::vector<worker>, stage_count> workers_;
-    detail::worker_heap idle_lanes_;    // rollout workers with a vacant lane and the present weights
-    detail::worker_heap idle_teachers_; // with a vacant slot
-    std::vector<slot_t> training_;      // by sample
+    // Workers by how busy they are.
+    detail::indexed_heap<std::int32_t> idle_lanes_;    // rollout workers with a vacant lane and the present weights
+    detail::indexed_heap<std::int32_t> idle_teachers_; // with a vacant slot
+    std::vector<slot_t> training_;                     // by sample
     std::uint64_t training_job_ = 0;
     std::int32_t training_failures_ = 0;
     std::int64_t training_updates_ = 0; // of the step that is being synchronised

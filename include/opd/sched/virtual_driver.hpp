@@ -34,6 +34,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "opd/sched/indexed_heap.hpp"
 #include "opd/sched/scheduler.hpp"
 #include "opd/sched/simulated.hpp"
 
@@ -89,72 +90,6 @@ struct moment {
     }
 };
 
-/// Which worker has something to report first: a heap that knows where everybody is.
-class wake_heap {
-public:
-    moment first() const { return heap_.empty() ? moment{} : heap_.front().first; }
-    std::int32_t worker() const { return heap_.front().second; }
-    void set(std::int32_t worker, const moment& when) {
-        if (index(worker) >= where_.size()) where_.resize(index(worker) + 1, -1);
-        std::int32_t at = where_[index(worker)];
-        if (at < 0) {
-            at = static_cast<std::int32_t>(heap_.size());
-            heap_.emplace_back();
-        }
-        settle(at, {when, worker});
-    }
-    void remove(std::int32_t worker) {
-        if (index(worker) >= where_.size() || where_[index(worker)] < 0) return;
-        const std::int32_t at = std::exchange(where_[index(worker)], -1);
-        const entry last = heap_.back();
-        heap_.pop_back();
-        if (last.second != worker) settle(at, last);
-    }
-    void clear() {
-        heap_.clear();
-        where_.clear();
-    }
-    template <class F>
-    void each(F&& f) const {
-        for (const entry& e : heap_) f(e.second);
-    }
-    /// Of what a snapshot says.
-    bool good() const {
-        std::size_t there = 0;
-        for (const std::int32_t at : where_) there += at >= 0;
-        bool is = there == heap_.size();
-        for (std::size_t i = 0; i < heap_.size() && is; ++i)
-            is = heap_[i].second >= 0 && index(heap_[i].second) < where_.size() &&
-                 where_[index(heap_[i].second)] == static_cast<std::int32_t>(i);
-        return is;
-    }
-    template <class A>
-    void fields(A& a) {
-        a(heap_, where_);
-    }
-
-private:
-    using entry = std::pair<moment, std::int32_t>;
-    static std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
-    void settle(std::int32_t at, const entry& e) {
-        const auto size = static_cast<std::int32_t>(heap_.size());
-        const auto put = [&](const entry& x) {
-            heap_[index(at)] = x;
-            where_[index(x.second)] = at;
-        };
-        for (std::int32_t parent; at > 0 && e.first < heap_[index(parent = (at - 1) / 2)].first; at = parent)
-            put(heap_[index(parent)]);
-        for (std::int32_t child; (child = 2 * at + 1) < size; at = child) {
-            if (child + 1 < size && heap_[index(child + 1)].first < heap_[index(child)].first) ++child;
-            if (!(heap_[index(child)].first < e.first)) break;
-            put(heap_[index(child)]);
-        }
-        put(e);
-    }
-    std::vector<entry> heap_;
-    std::vector<std::int32_t> where_; // by worker; -1: not in it
-};
-
 } // namespace detail
 
 /// `Scheduler`: sched::scheduler, or one that stands in for it in a test.
@@ -189,11 +124,11 @@ public:
     /// Lets the scheduler take one more event. False when there is none: the run is over, or stuck (see finished()).
     bool step() {
         for (;;) {
-            const detail::moment wake = wakes_.first();
+            const detail::moment wake = first_wake();
             if (heap_.empty() || wake < heap_.front().when) {
                 if (wake.time == forever) return false;
                 now_ = wake.time;
-                report(wakes_.worker());
+                report(wakes_.top());
                 continue;
             }
             now_ = heap_.front().when.time;
@@ -219,7 +154,7 @@ public:
     double now() const { return now_; }
     /// When something happens next; `forever` if nothing does.
     double next() const {
-        return heap_.empty() ? wakes_.first().time : std::min(wakes_.first().time, heap_.front().when.time);
+        return heap_.empty() ? first_wake().time : std::min(first_wake().time, heap_.front().when.time);
     }
     bool finished() const { return scheduler_.finished(); }
     /// Events that the scheduler has taken.
@@ -297,6 +232,7 @@ public:
     }
 
 private:
+    detail::moment first_wake() const { return wakes_.empty() ? detail::moment{} : wakes_.least(); }
     struct record {
         enum class kind : std::uint8_t {
             deliver,    // `what`
@@ -846,7 +782,7 @@ private:
     std::vector<entry> heap_;
     std::vector<record> records_;
     std::vector<std::uint32_t> vacant_;
-    detail::wake_heap wakes_;
+    detail::indexed_heap<detail::moment> wakes_;
     std::vector<job> jobs_; // calls that run
     std::vector<std::uint32_t> vacant_jobs_;
     std::array<std::vector<worker>, stage_count> workers_;
