@@ -2,18 +2,13 @@
 #include "outcome.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <tuple>
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <spawn.h>
-#include <sys/wait.h>
 
-extern char** environ;
+#include "gnuplot.hpp"
 
 namespace cluster_sim {
 
@@ -46,29 +41,6 @@ std::string number(double x) {
 
 double speedup(const std::vector<outcome>& all, const outcome& o) {
     return all[0].throughput > 0 ? o.throughput / all[0].throughput : 0;
-}
-
-// Runs `gnuplot script` in `directory` without a shell; returns what went wrong.
-std::string run_gnuplot(const std::string& directory, const std::string& script) {
-    posix_spawn_file_actions_t files;
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addchdir_np(&files, directory.c_str());
-    posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "gnuplot.log", O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
-    std::string program = "gnuplot", file = script;
-    char* const arguments[] = {program.data(), file.data(), nullptr};
-    pid_t child = 0;
-    const int error = ::posix_spawnp(&child, "gnuplot", &files, nullptr, arguments, environ);
-    posix_spawn_file_actions_destroy(&files);
-    if (error == ENOENT) return "gnuplot is not installed";
-    if (error != 0) return fmt::format("gnuplot cannot be started: {}", std::strerror(error));
-    int status = 0;
-    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {}
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 127) return "gnuplot is not installed";
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-        return fmt::format("gnuplot failed, see {}/gnuplot.log", directory);
-    return {};
 }
 
 // A gnuplot string: single quotes doubled, no markup.
@@ -240,7 +212,7 @@ std::string draw_plots(const std::string& directory, const config& c, const std:
         script += "plot " + plot + "\n";
     }
     write_file(directory + "/plots.gp", script);
-    return run_gnuplot(directory, "plots.gp");
+    return examples::run_gnuplot(directory, "plots.gp");
 }
 
 } // namespace cluster_sim

@@ -21,22 +21,14 @@
 #include "app.hpp"
 #include "files.hpp"
 #include "run.hpp"
+#include "trainer/scratch.hpp"
 
 namespace {
 
 using namespace trainer;
 namespace fs = std::filesystem;
 
-struct scratch {
-    fs::path path;
-    scratch() {
-        std::string name = (fs::temp_directory_path() / "opd-train-test-XXXXXX").string();
-        REQUIRE(::mkdtemp(name.data()) != nullptr);
-        path = name;
-    }
-    ~scratch() { fs::remove_all(path); }
-    std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
+using opd::test::scratch;
 
 constexpr int steps = 300, prompts = 6;
 

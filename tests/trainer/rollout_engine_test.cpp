@@ -11,26 +11,14 @@
 #include "rollout.hpp"
 #include "rollout_engine.hpp"
 #include "task.hpp"
+#include "trainer/small_task.hpp"
 
 namespace {
 
 using namespace trainer;
 
-const gcd_task& small_task() {
-    static const gcd_task task(30, 6, 4);
-    return task;
-}
-
-model_shape small_shape() {
-    return {.vocabulary = 15,
-            .width = 24,
-            .layers = 2,
-            .heads = 4,
-            .kv_heads = 2,
-            .head_dim = 8,
-            .ffn = 40,
-            .max_length = small_task().max_length()};
-}
+using opd::test::small_shape;
+using opd::test::small_task;
 
 policy weights_of(std::uint64_t seed, std::int32_t version) {
     transformer<float> model(small_shape());

@@ -16,6 +16,7 @@
 #include "files.hpp"
 #include "run.hpp"
 #include "schedule.hpp"
+#include "trainer/scratch.hpp"
 
 namespace {
 
@@ -23,16 +24,7 @@ using namespace trainer;
 namespace fs = std::filesystem;
 
 // A directory that goes away with the test.
-struct scratch {
-    fs::path path;
-    scratch() {
-        std::string name = (fs::temp_directory_path() / "opd-train-test-XXXXXX").string();
-        REQUIRE(::mkdtemp(name.data()) != nullptr);
-        path = name;
-    }
-    ~scratch() { fs::remove_all(path); }
-    std::string operator/(const std::string& name) const { return (path / name).string(); }
-};
+using opd::test::scratch;
 
 // Seconds, not minutes: two digits, one layer, a few steps.
 std::vector<std::string> tiny(const std::string& directory) {
