@@ -428,6 +428,41 @@ TEST_CASE("a snapshot that is cut short or too long is refused") {
     CHECK_THROWS_AS(restored(bytes + "x"), opd::invalid_input);
     for (std::size_t n = 0; n < bytes.size(); n += 1 + n / 50)
         CHECK_THROWS_AS(restored(bytes.substr(0, n)), opd::invalid_input);
+    for (std::size_t n = 0; n < bytes.size(); n += 1 + n / 100) { // a length as well as a number, anywhere
+        std::string damaged = bytes;
+        damaged[n] = static_cast<char>(damaged[n] ^ (1 << n % 8));
+        CHECK_THROWS_AS(restored(damaged), opd::invalid_input);
+    }
+}
+
+TEST_CASE("who is busy does not depend on who looks") {
+    struct looks {
+        int begun = 0, ended = 0;
+        void begin(stage, std::int32_t, double) { ++begun; }
+        void end(stage, std::int32_t, double) { ++ended; }
+    };
+    settings s;
+    s.batch = 4;
+    s.sequences = 40;
+    const auto bring_up = [](auto& d) {
+        d.bring_up(stage::rollout, 2, 2);
+        d.bring_up(stage::teacher, 1);
+        d.bring_up(stage::learner, 1);
+    };
+    looks there;
+    virtual_driver<constant_times> blind(s, {3, 1, 1});
+    virtual_driver<constant_times, looks> watched(s, {3, 1, 1}, &there);
+    bring_up(blind);
+    bring_up(watched);
+    for (int event = 0; event < 60; ++event) {
+        REQUIRE(blind.step());
+        REQUIRE(watched.step());
+        CHECK(blind.snapshot() == watched.snapshot());
+        looks late; // comes to a driver that nobody watched
+        auto again = virtual_driver<constant_times, looks>::restore(s, {3, 1, 1}, blind.snapshot(), &late);
+        again.introduce();
+        CHECK(late.begun == there.begun - there.ended);
+    }
 }
 
 } // namespace

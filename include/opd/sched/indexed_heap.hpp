@@ -43,20 +43,6 @@ public:
         heap_.pop_back();
         if (last.number != number) settle(index(at), last);
     }
-    template <class F>
-    void each(F&& f) const {
-        for (const entry& e : heap_) f(e.number);
-    }
-    /// What a snapshot says is a heap.
-    bool good() const {
-        std::size_t there = 0;
-        for (const std::int32_t at : where_) there += at >= 0;
-        bool is = there == heap_.size();
-        for (std::size_t i = 0; i < heap_.size() && is; ++i)
-            is = heap_[i].number >= 0 && index(heap_[i].number) < where_.size() &&
-                 where_[index(heap_[i].number)] == static_cast<std::int32_t>(i);
-        return is;
-    }
     template <class A>
     void fields(A& a) {
         a(heap_, where_);

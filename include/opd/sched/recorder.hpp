@@ -13,9 +13,11 @@
 // Source: AsyncOPD, appendix G (overlap, throughput).
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
-#include <memory>
+#include <optional>
+#include <utility>
 
 #include "opd/sched/metrics.hpp"
 #include "opd/sched/scheduler.hpp"
@@ -60,7 +62,7 @@ public:
         for (const action& a : out.items) {
             switch (a.what) {
             case action::kind::start:
-                if (trace_sequences) starts_[a.ticket.slot] = {a.ticket.sample, t};
+                if (trace_ && trace_sequences) starts_[a.ticket.slot] = {a.ticket.sample, t};
                 break;
             case action::kind::abort:
                 metrics_.count(tally::aborted);

@@ -188,12 +188,13 @@ public:
         archive_writer w;
         w(scheduler_.snapshot());
         const_cast<virtual_driver*>(this)->fields(w);
-        return std::move(w.bytes);
+        return seal(std::move(w.bytes));
     }
-    /// A driver as it was. Settings are not in the snapshot, and of the model only its fields().
+    /// A driver as it was. Settings are not in the snapshot, and of the model only its fields(). Throws invalid_input where
+    /// the snapshot is damaged.
     static virtual_driver restore(const settings& s, Model m, std::string_view snapshot, Observer* o = nullptr) {
         virtual_driver r(s, std::move(m), o);
-        archive_reader reader(snapshot);
+        archive_reader reader(unseal(snapshot));
         std::string bytes;
         reader(bytes);
         r.scheduler_ = Scheduler::restore(s, bytes);
@@ -677,15 +678,13 @@ private:
             wakes_.set(number, {now_ + next, next_number_++});
         else
             wakes_.remove(number);
-        if constexpr (requires(Observer & o) { o.begin(stage::rollout, number, now_); }) {
-            const bool busy = w.installing == 0 && w.engine->running() > 0;
-            if (busy == w.busy) return;
-            w.busy = busy;
-            if (busy)
-                begin(stage::rollout, number);
-            else
-                end(stage::rollout, number);
-        }
+        const bool busy = w.installing == 0 && w.engine->running() > 0;
+        if (busy == w.busy) return;
+        w.busy = busy;
+        if (busy)
+            begin(stage::rollout, number);
+        else
+            end(stage::rollout, number);
     }
     void begin(stage s, std::int32_t number) {
         if constexpr (requires(Observer & o) { o.begin(s, number, now_); })
@@ -745,33 +744,6 @@ private:
             }
         }
         if constexpr (requires { model_.fields(a); }) model_.fields(a);
-        if constexpr (A::reading) check();
-    }
-
-    // A damaged snapshot must not become an index.
-    void check() const {
-        bool good = !(now_ < 0) && now_ < forever && wakes_.good();
-        for (const entry& e : heap_) good = good && e.at < records_.size();
-        for (const std::uint32_t v : vacant_) good = good && v < records_.size();
-        for (const std::uint32_t v : vacant_jobs_) good = good && v < jobs_.size();
-        good = good && heap_.size() + vacant_.size() == records_.size();
-        for (const entry& e : heap_) {
-            if (!good) break;
-            const record& r = records_[e.at];
-            good = r.is <= record::kind::death && static_cast<int>(r.what.stage) < stage_count &&
-                   r.what.what <= event::kind::stop && (r.is != record::kind::job_end || r.job < jobs_.size()) &&
-                   (r.is == record::kind::deliver || known(r.what.stage, worker_of(r)));
-        }
-        for (std::size_t s = 0; s < workers_.size(); ++s)
-            for (const worker& w : workers_[s]) good = good && w.engine.has_value() == (s == 0 && w.up);
-        wakes_.each([&](std::int32_t w) { good = good && is_up(stage::rollout, w); });
-        if (!good) throw invalid_input("snapshot", "is damaged: the queue of events contradicts itself");
-    }
-    static std::int32_t worker_of(const record& r) {
-        return r.is == record::kind::fail ? r.what.ticket.worker : r.what.worker;
-    }
-    bool known(stage s, std::int32_t number) const {
-        return number >= 0 && static_cast<std::size_t>(number) < workers_[static_cast<std::size_t>(s)].size();
     }
 
     Scheduler scheduler_;
