@@ -103,7 +103,6 @@ private:
 
 class teacher_stage {
 public:
-    using rolled_type = trajectory;
     using scored_type = scored_sequence;
 
     teacher_stage(const transformer<float>& teacher, const config& c, int threads)

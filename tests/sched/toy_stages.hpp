@@ -282,7 +282,6 @@ struct run {
     std::vector<sample_t> consumed;          // in the order of the steps
     std::vector<step> steps;
     double worst_start_lag = 0;
-    std::int64_t tokens = 0;
 
     run& go() {
         driver::hooks_type hooks;
@@ -310,7 +309,6 @@ struct run {
             for (const auto& c : s.consumed) {
                 batches.back().insert(c.ticket.sample);
                 consumed.push_back(c.ticket.sample);
-                tokens += c.versions.tokens;
                 worst_start_lag = std::max(worst_start_lag, static_cast<double>(s.version - 1 - c.start));
             }
             steps.push_back(s);

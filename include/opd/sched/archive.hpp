@@ -150,6 +150,7 @@ inline std::uint64_t checksum(std::string_view bytes) {
 }
 } // namespace detail
 
+/// The bytes between a mark of the format and a checksum.
 inline std::string seal(std::string bytes) {
     bytes.insert(0, detail::snapshot_mark);
     const std::uint64_t sum = detail::checksum(bytes);

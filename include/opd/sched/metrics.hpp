@@ -16,7 +16,8 @@
 //
 // Exact (to rounding of one sum, compensated): all of the above, counts, maxima, quantiles of integers within the bound of
 // their histogram. Approximate, as said where they are: quantiles beyond the bound and of fractional lags; the lag in
-// optimizer updates of a mean version where updates per version change. Memory does not grow with time.
+// optimizer updates of a mean version where updates per version change. Memory does not grow with time, but by an entry for
+// each change of the number of optimizer updates in a version.
 #pragma once
 
 #include <algorithm>
@@ -746,7 +747,6 @@ public:
 
     const level_meter& operator()(queue q) const { return levels_[std::size_t(q)]; }
     const level_profile& running_profile() const { return profile_; }
-    bool holding() const { return held_.busy(); }
     double held_time() const { return held_.busy_time(); }
     double longest_hold() const { return held_.longest(); }
     std::int64_t holds() const { return held_.stretches(); }
@@ -825,7 +825,6 @@ public:
         time_ = t;
     }
     void count(tally c, std::int64_t n = 1) { tallies_[std::size_t(c)] += n; }
-    std::int64_t counted(tally c) const { return tallies_[std::size_t(c)]; }
     std::int64_t sequences() const { return sequences_; }
     void observe(double t) {
         stages.observe(t);

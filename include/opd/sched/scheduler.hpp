@@ -70,7 +70,8 @@ struct census {
 
 /// An outstanding sequence, for reports and drivers.
 struct outstanding_sequence {
-    enum class place : std::uint8_t { waiting, rollout, queued, scoring, ready, training };
+    /// none: it is not outstanding, so in no report.
+    enum class place : std::uint8_t { none, waiting, rollout, queued, scoring, ready, training };
     sched::ticket ticket;
     place where = place::waiting;
     version_t start = -1; ///< version of its start; -1: none yet
@@ -126,7 +127,7 @@ public:
     void check_invariants() const;
 
 private:
-    enum class place : std::uint8_t { none, waiting, rollout, queued, scoring, ready, training };
+    using place = outstanding_sequence::place;
     enum class phase : std::uint8_t { idle, training, leaving, syncing };
 
     struct sequence {
@@ -229,6 +230,11 @@ private:
     bool holds_lane(const ticket& t) const;
     void vacate_lane(const ticket& t);
     void enqueue(slot_t s, bool in_front, actions& out);
+    void one_less_unrolled(batch& b) { // once none is left the batch goes to the teacher
+        if (--b.unrolled > 0) return;
+        for (const slot_t s : b.slots)
+            if (sequences_[s].where == place::queued) queue_.push(s);
+    }
     bool behind(const worker& w) const { return w.up && w.has <= version(); } // while syncing: it owes an answer
     void offer(std::int32_t w);
     void offer_teacher(std::int32_t number) {
@@ -240,6 +246,10 @@ private:
     }
     bool usable(const worker& w) const { return w.up && w.has == version() && w.told == version(); }
     void tell(std::int32_t w, version_t v, actions& out);
+    void abort(const ticket& t, actions& out) const {
+        emit(out, action::kind::abort).ticket = t;
+        set_timer(out, {timer::kind::abort, t, 0, -1}, settings_.abort_deadline);
+    }
     void set_timer(actions& out, const timer& t, double seconds) const {
         if (!(seconds > 0)) return;
         action& a = emit(out, action::kind::set_timer);
@@ -491,10 +501,7 @@ inline void scheduler::on_reply(const event& e, actions& out) {
     if (plan_.streaming) {
         enqueue(t.slot, false, out);
     } else {
-        batch& b = batches_[q.batch - first_batch_];
-        if (--b.unrolled == 0)
-            for (const slot_t s : b.slots)
-                if (sequences_[s].where == place::queued) queue_.push(s);
+        one_less_unrolled(batches_[q.batch - first_batch_]);
     }
 }
 
@@ -566,8 +573,7 @@ inline void scheduler::on_timer(const timer& t, actions& out) {
         break;
     case timer::kind::rollout:
         if (in_rollout(t.attempt)) {
-            emit(out, action::kind::abort).ticket = t.attempt;
-            set_timer(out, {timer::kind::abort, t.attempt, 0, -1}, settings_.abort_deadline);
+            abort(t.attempt, out);
             rollout_fault(t.attempt.slot, out);
         }
         break;
@@ -635,9 +641,7 @@ inline bool scheduler::synchronise(actions& out) {
         if (plan_.update == weight_update::abort)
             for (slot_t s = 0; s < sequences_.size(); ++s)
                 if (sequences_[s].where == place::rollout) {
-                    const ticket t = ticket_of(s);
-                    emit(out, action::kind::abort).ticket = t;
-                    set_timer(out, {timer::kind::abort, t, 0, -1}, settings_.abort_deadline);
+                    abort(ticket_of(s), out);
                     ++totals_.restarts;
                     restart(s, false);
                 }
@@ -684,11 +688,7 @@ inline void scheduler::complete_step(actions& out) {
     ledger_.stale(stale);
     for (const slot_t s : stale) {
         const place where = sequences_[s].where;
-        if (where == place::rollout) {
-            const ticket t = ticket_of(s);
-            emit(out, action::kind::abort).ticket = t;
-            set_timer(out, {timer::kind::abort, t, 0, -1}, settings_.abort_deadline);
-        }
+        if (where == place::rollout) abort(ticket_of(s), out);
         if (where == place::queued) queue_.erase(s);
         if (where == place::scoring)
             for (job& j : jobs_) std::erase(j.slots, s);
@@ -931,9 +931,7 @@ inline void scheduler::give_up(slot_t s, failure why, actions& out) {
         batch& b = batches_[q.batch - first_batch_];
         std::erase(b.slots, s);
         b.unscored -= q.where < place::ready;
-        if (q.where <= place::rollout && --b.unrolled == 0)
-            for (const slot_t other : b.slots)
-                if (sequences_[other].where == place::queued) queue_.push(other);
+        if (q.where <= place::rollout) one_less_unrolled(b);
     }
     ledger_.release(s);
     --count_of(q.where);
@@ -990,9 +988,7 @@ template <class F>
 void scheduler::for_each(F&& f) const {
     for (slot_t s = 0; s < sequences_.size(); ++s)
         if (sequences_[s].where != place::none)
-            f(outstanding_sequence{ticket_of(s),
-                                   static_cast<outstanding_sequence::place>(static_cast<int>(sequences_[s].where) - 1),
-                                   sequences_[s].start});
+            f(outstanding_sequence{ticket_of(s), sequences_[s].where, sequences_[s].start});
 }
 
 inline std::string scheduler::snapshot() const {
