@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Everything a run must remember to go on as if it had never stopped. A checkpoint holds no clock and no machine: the
-// same settings give the same bytes, interrupted or not, unless stages overlap.
+// Everything a run must remember to go on as if it had never stopped. A checkpoint holds no machine's clock: under
+// sync and in virtual time the same settings give the same bytes, interrupted or not.
 //
 // File: "OPDTRAIN" · version (u32) · sections (name, length, bytes), little-endian · FNV-1a of all before (32 characters).
 #pragma once

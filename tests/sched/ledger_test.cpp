@@ -489,6 +489,11 @@ TEST_CASE("edf says how much slack its last batch had") {
     x.advance();
     REQUIRE(x.pick(2)); // none is left
     CHECK(x.l.slack() == 0);
+    pair_of y(streaming(2, {.tau = 2, .outstanding = 4, .policy = staleness_policy::edf}));
+    y.fill();
+    y.score_all();
+    REQUIRE(y.pick(2)); // two steps of 2 for 2 others
+    CHECK(y.l.slack() == 2);
     CHECK(ledger(plan_of(streaming(2, {}))).slack() == -1);
 }
 

@@ -642,6 +642,11 @@ TEST_CASE("edf holds back what would let a deadline be missed, and says how much
     CHECK_FALSE(t.s.held_back());
     script u(stream(1, {.tau = 1}));
     CHECK(u.s.slack() == -1);
+    script w(stream(1, {.tau = 2, .outstanding = 2, .policy = staleness_policy::edf}));
+    w.staff(2);
+    w.rolled(0);
+    w.scored();
+    CHECK(w.s.slack() == 1); // two steps for one other
 }
 
 TEST_CASE("in_order takes sequences as they were admitted, cohort_fifo by the version of their start") {
@@ -656,15 +661,25 @@ TEST_CASE("in_order takes sequences as they were admitted, cohort_fifo by the ve
     }
 }
 
-TEST_CASE("naive_wait: two sequences share a deadline and one step can take only one") {
-    script t(stream(1, {.tau = 1, .policy = staleness_policy::naive_wait, .negative_control = true}));
-    t.staff(2);
+TEST_CASE("naive_wait: two sequences share a deadline, one step can take only one, and it waits for ever") {
+    script t(stream(1, {.tau = 2, .policy = staleness_policy::naive_wait, .negative_control = true}));
+    t.staff(3);
     t.rolled(0);
     t.scored();
-    t.roll_failed(1); // its start would otherwise be older
     t.learned();
-    t.synced(0, 1); // 1 (version 0) and 2 (version 1)
-    CHECK_FALSE(t.s.held_back());
+    t.synced(0, 1);
+    t.rolled(3, 1);
+    t.scored();
+    t.learned();
+    t.synced(0, 2); // 1 and 2 are of version 0, their last step is this one
+    t.rolled(4, 2);
+    CHECK(t.scored() == "");
+    t.rolled(1, 0, 2);
+    CHECK(t.scored() == "");
+    t.rolled(2, 0, 2);
+    CHECK(t.scored() == "");
+    CHECK(t.s.where() == census{.ready = 3}); // all that is outstanding is scored
+    CHECK(t.s.held_back());
 }
 
 TEST_CASE("areal: admission by its own rule") {

@@ -102,7 +102,6 @@ TEST_CASE("a crash after every event loses nothing") {
     property("crash at any event",
              [] {
                  world_options o = random_options();
-                 o.faults = 0;
                  // a reference run up to any of its events, then the crash, then on to the end; the world keeps the books
                  const int before = *rc::gen::inRange(0, 60);
                  o.faults = 1 + *rc::gen::inRange(0, 3);

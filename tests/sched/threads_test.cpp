@@ -263,11 +263,21 @@ TEST_CASE("a stage that throws once: the work is done again") {
 
 TEST_CASE("a failure of abort() leaves the sequence aborted") {
     toy::run r;
-    r.how = how(streaming(1, staleness_policy::capacity, weight_update::abort), 4, 200);
-    r.shared->fault = once("abort", throwing("broken abort"));
+    // rollout is the slow stage, so that at every update some sequence runs
+    r.how = how(streaming(8, staleness_policy::capacity, weight_update::abort), 1, 200);
+    const auto broken = once("abort", throwing("broken abort"));
+    r.shared->fault = [=, fired = std::make_shared<std::atomic<bool>>(false)](const std::string& call, int worker,
+                                                                              sample_t sample, std::stop_token stop) {
+        if (call == "abort") *fired = true;
+        if (call == "step" && !*fired) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        return broken(call, worker, sample, stop);
+    };
     r.rollouts = 1;
+    r.lanes = 2;
     r.go();
     check_clean(r);
+    CHECK(r.report.exceptions == 1);
+    CHECK(r.first_exception() == "broken abort");
     CHECK(r.report.completed);
     CHECK(r.consumed_all(200));
 }

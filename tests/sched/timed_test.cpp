@@ -92,8 +92,9 @@ private:
 struct judge {
     using scored_type = verdict;
     bool refuses = false;
+    int refusals = 0;
     std::vector<std::shared_ptr<const verdict>> score(std::span<const std::shared_ptr<const response>> all) {
-        if (refuses) throw std::runtime_error("the judge refuses");
+        if (refuses) throw std::runtime_error("the judge refuses " + std::to_string(++refusals));
         std::vector<std::shared_ptr<const verdict>> r;
         for (const auto& s : all) r.push_back(std::make_shared<const verdict>(verdict{s->tokens.back() ^ 5}));
         return r;
@@ -218,7 +219,7 @@ TEST_CASE("the first that a stage throws is kept") {
     bring_up(d);
     d.run(200); // every sequence is given up, and there are always more
     REQUIRE(d.first_exception() != nullptr);
-    CHECK_THROWS_WITH_AS(std::rethrow_exception(d.first_exception()), "the judge refuses", std::runtime_error);
+    CHECK_THROWS_WITH_AS(std::rethrow_exception(d.first_exception()), "the judge refuses 1", std::runtime_error);
 }
 
 } // namespace
