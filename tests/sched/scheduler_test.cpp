@@ -661,6 +661,43 @@ TEST_CASE("in_order takes sequences as they were admitted, cohort_fifo by the ve
     }
 }
 
+TEST_CASE("each timer runs for the seconds of its own setting") {
+    settings o;
+    o.batch = 1;
+    o.schedule = async{.tau = 1};
+    o.teacher_batch = 2;
+    o.teacher_flush = 1, o.rollout_deadline = 2, o.abort_deadline = 3;
+    o.teacher_deadline = 4, o.learner_deadline = 5, o.sync_deadline = 6;
+    scheduler s(o);
+    std::map<timer::kind, double> seconds;
+    std::vector<ticket> started;
+    const auto tell = [&](const event& e) {
+        actions out;
+        s.on(e, out);
+        for (const action& a : out.items) {
+            if (a.what == action::kind::set_timer) seconds[a.timer.what] = a.seconds;
+            if (a.what == action::kind::start) started.push_back(a.ticket);
+        }
+    };
+    tell(event::up(stage::teacher, 0));
+    tell(event::up(stage::learner, 0));
+    tell(event::up(stage::rollout, 0, 2));
+    tell(event::synced(0, 0));
+    REQUIRE(started.size() == 2);
+    tell(event::rolled_out(started[0], {0, 0, 0, 5}));
+    tell(event::scored(1, 0));
+    timer late;
+    late.what = timer::kind::rollout;
+    late.attempt = started[1];
+    tell(event::fired(late));
+    CHECK(seconds == std::map<timer::kind, double>{{timer::kind::flush, 1},
+                                                   {timer::kind::rollout, 2},
+                                                   {timer::kind::abort, 3},
+                                                   {timer::kind::teacher, 4},
+                                                   {timer::kind::learner, 5},
+                                                   {timer::kind::sync, 6}});
+}
+
 TEST_CASE("naive_wait: two sequences share a deadline, one step can take only one, and it waits for ever") {
     script t(stream(1, {.tau = 2, .policy = staleness_policy::naive_wait, .negative_control = true}));
     t.staff(3);
