@@ -69,7 +69,10 @@ struct scalar {
     OPD_HD friend constexpr scalar abs(scalar a) { return a.v < T(0) ? -a : a; }
     OPD_HD friend scalar exp(scalar a) { return raw(::exp(a.v)); }
     OPD_HD friend scalar exp2(scalar a) { return raw(::exp2(a.v)); }
-    OPD_HD friend scalar exp2_scaled(scalar x, scalar hi, scalar lo) { return raw(::exp2(x.v * hi.v + x.v * lo.v)); }
+    OPD_HD friend scalar exp2_scaled(scalar x, scalar hi, scalar lo) {
+        const T t = x.v * hi.v; // -infinity times a lo of 0 would be no number
+        return raw(t < T(-1100) ? T(0) : ::exp2(t + x.v * lo.v));
+    }
     OPD_HD friend scalar exp2_scaled(scalar x, scalar hi, scalar lo, scalar) { return exp2_scaled(x, hi, lo); }
     OPD_HD friend scalar log(scalar a) { return raw(::log(a.v)); }
     OPD_HD friend scalar log1p(scalar a) { return raw(::log1p(a.v)); }
