@@ -124,7 +124,8 @@ struct lanes {
         std::memcpy(&x, p, sizeof x);
         return raw(x);
     }
-    OPD_INLINE static lanes load(const bfloat16* p) {
+    template <brain_float T>
+    OPD_INLINE static lanes load(const T* p) {
 #if defined(OPD_AVX512)
         const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         return raw(std::bit_cast<vec>(_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, h), 16)));
@@ -137,7 +138,8 @@ struct lanes {
 #endif
     }
     OPD_INLINE void store(float* p) const { std::memcpy(p, &v, sizeof v); }
-    OPD_INLINE void store(bfloat16* p) const {
+    template <brain_float T>
+    OPD_INLINE void store(T* p) const {
 #if defined(__AVX512BF16__)
         const auto r = std::bit_cast<__m256i>(_mm512_cvtneps_pbh(std::bit_cast<__m512>(v))); // denormals become 0
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), r);
@@ -151,7 +153,7 @@ struct lanes {
         typedef std::uint16_t hvec __attribute__((vector_size(2 * width)));
         typedef std::uint32_t uvec __attribute__((vector_size(4 * width)));
         const hvec h = __builtin_convertvector(std::bit_cast<uvec>(rounded) >> 16, hvec);
-        std::memcpy(p, &h, sizeof h);
+        std::memcpy(static_cast<void*>(p), &h, sizeof h);
 #endif
     }
     /// Store past the caches; p is aligned to the register's bytes.
@@ -164,7 +166,10 @@ struct lanes {
         store(p);
 #endif
     }
-    OPD_INLINE void stream(bfloat16* p) const { store(p); }
+    template <brain_float T>
+    OPD_INLINE void stream(T* p) const {
+        store(p);
+    }
 #if defined(OPD_AVX512)
     /// The bfloat16 of each lane in its upper half, to nearest even; NaN stays one. Below are bits to drop.
     OPD_INLINE __m512i rounded_to_bfloat16() const {
@@ -186,8 +191,12 @@ struct lanes {
                                                b.rounded_to_bfloat16());
 #endif
     }
-    OPD_INLINE static void store_pair(lanes a, lanes b, bfloat16* p) { _mm512_storeu_si512(p, bfloat16_pair(a, b)); }
-    OPD_INLINE static void stream_pair(lanes a, lanes b, bfloat16* p) {
+    template <brain_float T>
+    OPD_INLINE static void store_pair(lanes a, lanes b, T* p) {
+        _mm512_storeu_si512(p, bfloat16_pair(a, b));
+    }
+    template <brain_float T>
+    OPD_INLINE static void stream_pair(lanes a, lanes b, T* p) {
         _mm512_stream_si512(reinterpret_cast<__m512i*>(p), bfloat16_pair(a, b));
     }
 #endif

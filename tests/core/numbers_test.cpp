@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <doctest/doctest.h>
+#include <type_traits>
 
 #include <opd/element.hpp>
 #include <opd/lanes.hpp>
@@ -22,7 +23,7 @@ void nearest(float x) {
     const T got = element<T>::store(x);
     const double here = double(element<T>::load(got)), error = std::abs(here - double(x));
     for (const int step : {-1, 1}) {
-        const T next{static_cast<std::uint16_t>(got.bits + step)};
+        const T next = T::from_bits(static_cast<std::uint16_t>(got.bits + step));
         if ((next.bits & 0x7fff) > (std::is_same_v<T, half> ? 0x7bff : 0x7f7f)) continue;
         if ((next.bits ^ got.bits) & 0x8000) continue;
         const double other = std::abs(double(element<T>::load(next)) - double(x));
@@ -34,7 +35,7 @@ void nearest(float x) {
 template <class T>
 void every_value() {
     for (std::uint32_t b = 0; b < 0x10000; ++b) {
-        const T x{static_cast<std::uint16_t>(b)};
+        const T x = T::from_bits(static_cast<std::uint16_t>(b));
         const float f = element<T>::load(x);
         if (detail::is_nan(f))
             CHECK(detail::is_nan(element<T>::load(element<T>::store(f))));
@@ -71,10 +72,34 @@ double worst(F f, G exact, double low, double high) {
 TEST_CASE("half and bfloat16 keep every value and round to nearest even") {
     every_value<half>();
     every_value<bfloat16>();
-    CHECK(element<half>::load(element<half>::store(1e6F)) == element<half>::load(half{0x7c00}));
+    CHECK(element<half>::load(element<half>::store(1e6F)) == element<half>::load(half::from_bits(0x7c00)));
     CHECK(element<half>::store(65519.F).bits == 0x7bff);
     CHECK(element<half>::store(65520.F).bits == 0x7c00);
     CHECK(element<bfloat16>::store(detail::neg_inf<float>()).bits == 0xff80);
+}
+
+TEST_CASE("half and bfloat16 are made from numbers and turn into numbers, and only by name from bits") {
+    const auto check = [](auto zero) {
+        using T = decltype(zero);
+        static_assert(float(T(1.5f)) == 1.5f && float(T(1)) == 1 && float(T(-0.25)) == -0.25f && float(T{2.f}) == 2);
+        static_assert(T(1).bits != 1 && T::from_bits(1).bits == 1 && T(1.5f) == T::from_bits(T(1.5f).bits));
+        static_assert(!std::is_constructible_v<T, std::uint16_t>, "sixteen bits are a number or a pattern: from_bits");
+        static_assert(!std::is_convertible_v<float, T> && !std::is_convertible_v<T, float>);
+        static_assert(std::is_trivial_v<T> && std::is_standard_layout_v<T> && sizeof(T) == 2 && alignof(T) == 2);
+        for (std::uint32_t b = 0; b < 0x10000; ++b) {
+            const T x = T::from_bits(static_cast<std::uint16_t>(b));
+            const float f(x);
+            if (detail::is_nan(f) ? !detail::is_nan(float(T(f))) : T(f).bits != b) FAIL("bits " << b);
+        }
+        for (const float f : {0.1f, 3.14159f, -1e-3f, 1.00390625f, 1.01171875f, 2049.f})
+            CHECK(T(f) == element<T>::store(f));
+    };
+    check(half{});
+    check(bfloat16{});
+    CHECK(float(bfloat16(1.00390625f)) == 1.f); // ties go to even, either way
+    CHECK(float(bfloat16(1.01171875f)) == 1.015625f);
+    CHECK(float(half(2049.f)) == 2048.f);
+    CHECK(float(half(2051.f)) == 2052.f);
 }
 
 TEST_CASE("floats are classified by their bits, also under -Ofast") {

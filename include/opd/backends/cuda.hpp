@@ -139,7 +139,7 @@ struct cuda_backend {
         detail::cublas_check("cublasSetStream", cublasSetStream(cublas, stream));
         detail::cublas_check("cublasSetPointerMode", cublasSetPointerMode(cublas, CUBLAS_POINTER_MODE_HOST));
         // a row-major C is a column-major transpose: C^T = op(B)^T op(A)^T
-        using type = detail::cublas_type<T>;
+        using type = detail::cublas_type<stored_as<T>>;
         const typename type::scale s = alpha, t = beta;
         const cublasStatus_t status =
             cublasGemmEx_64(cublas, trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,

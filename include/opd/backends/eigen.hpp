@@ -45,17 +45,9 @@ auto view(Eigen::MapBase<Derived, Eigen::WriteAccessors>& m) {
 
 /// Storage of Eigen's own 16-bit types.
 template <>
-struct element<Eigen::bfloat16> {
-    using arithmetic = float;
-    static float load(Eigen::bfloat16 x) { return static_cast<float>(x); }
-    static Eigen::bfloat16 store(float x) { return static_cast<Eigen::bfloat16>(x); }
-};
+struct element<Eigen::bfloat16> : same_bits<Eigen::bfloat16, bfloat16> {};
 template <>
-struct element<Eigen::half> {
-    using arithmetic = float;
-    static float load(Eigen::half x) { return static_cast<float>(x); }
-    static Eigen::half store(float x) { return static_cast<Eigen::half>(x); }
-};
+struct element<Eigen::half> : same_bits<Eigen::half, half> {};
 
 inline namespace OPD_ISA {
 

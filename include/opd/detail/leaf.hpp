@@ -32,7 +32,7 @@ using pack_for = std::conditional_t<(std::is_same_v<arithmetic_t<T>, double> || 
 /// Whether F loads T straight from memory.
 template <class F, class T>
 inline constexpr bool loads_directly = std::is_same_v<std::remove_const_t<T>, typename F::value_type> ||
-                                       (lane_pack<F> && std::is_same_v<std::remove_const_t<T>, bfloat16>);
+                                       (lane_pack<F> && brain_float<T>);
 
 /// Running maximum of |x| as integers: shows NaN, infinities and values beyond 1e30, also under -Ofast.
 template <class F>
@@ -79,7 +79,7 @@ struct magnitude<scalar<double>> {
 template <class F, class G>
 inline constexpr bool streams = std::is_same_v<G, float>&& F::width > 1;
 template <class G>
-inline constexpr bool streams<twin<lanes>, G> = std::is_same_v<G, float> || std::is_same_v<G, bfloat16>;
+inline constexpr bool streams<twin<lanes>, G> = std::is_same_v<G, float> || brain_float<G>;
 
 /// How far the entries lie below their anchor: the largest bits of (anchor - x), as unsigned. A number above the anchor
 /// has the sign bit, NaN and infinity lie above every finite one: one comparison finds them all, also under -Ofast.

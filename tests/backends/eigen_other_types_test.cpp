@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: ofast
+//
+// Other libraries' 16-bit types: each gives the bits that opd::bfloat16 or opd::half gives, by the same loads and stores.
+// CUDA's and PyTorch's are stand-ins of the same name and layout, one declared before opd is included and one after.
+#include <cstdint>
+
+struct alignas(2) __nv_bfloat16 {
+    __nv_bfloat16() = default;
+    __nv_bfloat16(float) {}
+    operator float() const { return 0; } // never asked
+
+protected:
+    unsigned short __x;
+};
+struct alignas(2) __half {
+    __half() = default;
+    __half(float) {}
+    operator float() const { return 0; }
+
+protected:
+    unsigned short __x;
+};
+
+#include <doctest/doctest.h>
+#include <vector>
+
+#include <opd/backends/eigen.hpp>
+#include <opd/estimators/divergences.hpp>
+#include <opd/estimators/sampled.hpp>
+
+namespace c10 {
+struct alignas(2) BFloat16 {
+    std::uint16_t x;
+    BFloat16() = default;
+    BFloat16(float) {}
+    operator float() const { return 0; }
+};
+struct alignas(2) Half {
+    std::uint16_t x;
+    Half() = default;
+    Half(float) {}
+    operator float() const { return 0; }
+};
+} // namespace c10
+
+namespace mine {
+struct brain {
+    unsigned char b[2];
+};
+} // namespace mine
+template <>
+struct opd::element<mine::brain> : opd::same_bits<mine::brain, opd::bfloat16> {};
+
+using namespace opd;
+
+namespace {
+
+/// A call's gradient and loss on the same bits under the name T.
+struct outcome {
+    std::vector<std::uint16_t> dz;
+    double loss = 0, sampled_loss = 0;
+    bool operator==(const outcome&) const = default;
+};
+template <class T>
+outcome run(index_t vocab) {
+    using own = stored_as<T>;
+    static_assert(sizeof(T) == 2);
+    const index_t rows = 2;
+    std::vector<T> z(std::size_t(rows * vocab)), y(z.size()), dz(z.size());
+    std::uint32_t state = 7;
+    for (std::size_t i = 0; i < z.size(); ++i) {
+        const auto next = [&] { return own(float(std::int32_t(state = state * 1664525u + 1013904223u)) * 0x1p-29f); };
+        z[i] = detail::bit_cast<T>(next()), y[i] = detail::bit_cast<T>(next());
+    }
+    outcome o;
+    eigen_backend backend;
+    const auto keep = [&] {
+        for (const T& x : dz) o.dz.push_back(detail::bit_cast<own>(x).bits);
+    };
+    const student::logits s{view(z.data(), rows, vocab), view(dz.data(), rows, vocab)};
+    o.loss = evaluate(backend, s, teacher::dense{view(y.data(), rows, vocab)}, reverse_kl{}).loss;
+    keep();
+    const std::vector<std::int32_t> ids(std::size_t(rows), 1);
+    const std::vector<T> logs(std::size_t(rows), detail::bit_cast<T>(own(-2.f)));
+    o.sampled_loss =
+        evaluate(backend, s,
+                 teacher::samples{view(ids.data(), rows, 1), view(logs.data(), rows, 1), view(logs.data(), rows, 1)},
+                 mc_reverse_kl{})
+            .loss;
+    keep();
+    return o;
+}
+
+} // namespace
+
+TEST_CASE_TEMPLATE("bfloat16 under another name", T, c10::BFloat16, __nv_bfloat16, Eigen::bfloat16, mine::brain) {
+    static_assert(storage<T> && brain_float<T> && brain_float<const T>);
+    static_assert(detail::loads_directly<pack, T> && detail::loads_directly<pack, const T>);
+    static_assert(detail::streams<twin<lanes>, T>);
+    for (const index_t vocab : {5, 3001}) { // staged alone; whole leaves and the rest
+        const outcome want = run<bfloat16>(vocab);
+        CHECK(run<T>(vocab) == want);
+        CHECK(want.loss > 0.1);
+    }
+}
+
+#if !defined(__FLT16_MANT_DIG__)
+using _Float16 = Eigen::half;
+#endif
+TEST_CASE_TEMPLATE("half under another name", T, c10::Half, __half, Eigen::half, _Float16) {
+    static_assert(storage<T> && std::is_same_v<stored_as<T>, half> && !brain_float<T>);
+    CHECK(run<T>(3001) == run<half>(3001));
+}
+
+#if defined(__BFLT16_MANT_DIG__)
+static_assert(brain_float<__bf16>);
+#endif
+static_assert(!brain_float<half> && !brain_float<float> && brain_float<bfloat16>);
