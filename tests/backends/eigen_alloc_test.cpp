@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// No allocation in steady state: every operator new, aligned ones included, is counted. The first call of a shape may make
-// threads and scratch; the second may not ask for a byte.
+// No allocation in steady state: every call of malloc and its kin is counted, and so every operator new. The first call of a
+// shape may make threads and scratch; the second may not ask for a byte.
 #include "support/generators.hpp"
 
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <doctest/doctest.h>
 #include <new>
@@ -17,30 +18,37 @@
 
 namespace {
 std::atomic<long> allocations{0};
-
-void* counted(std::size_t size, std::size_t alignment) {
-    allocations.fetch_add(1, std::memory_order_relaxed);
-    void* p = alignment <= alignof(std::max_align_t)
-                  ? std::malloc(size)
-                  : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-    if (!p) throw std::bad_alloc();
-    return p;
-}
 } // namespace
 
-[[gnu::noinline]] void* operator new(std::size_t n) { return counted(n, 1); }
-[[gnu::noinline]] void* operator new[](std::size_t n) { return counted(n, 1); }
-[[gnu::noinline]] void* operator new(std::size_t n, std::align_val_t a) { return counted(n, std::size_t(a)); }
-[[gnu::noinline]] void* operator new[](std::size_t n, std::align_val_t a) { return counted(n, std::size_t(a)); }
-// noinline throughout: g++ otherwise takes free for the wrong partner of new
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete[](void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
+// glibc's own names for what the functions below replace.
+extern "C" {
+void* __libc_malloc(std::size_t);
+void* __libc_calloc(std::size_t, std::size_t);
+void* __libc_realloc(void*, std::size_t);
+void* __libc_memalign(std::size_t, std::size_t);
+
+void* malloc(std::size_t n) {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    return __libc_malloc(n);
+}
+void* calloc(std::size_t n, std::size_t size) {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    return __libc_calloc(n, size);
+}
+void* realloc(void* p, std::size_t n) {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    return __libc_realloc(p, n);
+}
+void* memalign(std::size_t alignment, std::size_t n) {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    return __libc_memalign(alignment, n);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t n) { return memalign(alignment, n); }
+int posix_memalign(void** out, std::size_t alignment, std::size_t n) {
+    *out = memalign(alignment, n);
+    return *out ? 0 : ENOMEM;
+}
+}
 
 using namespace opd;
 using namespace opd::test;
@@ -61,6 +69,10 @@ TEST_CASE("the counter counts") {
     CHECK(steady([] { ::operator delete(::operator new(4)); }) == 2); // a new-expression may be optimised away
     constexpr std::align_val_t wide{128};
     CHECK(steady([] { ::operator delete(::operator new(256, wide), wide); }) == 2);
+    void* volatile p = nullptr; // volatile: else the pair is optimised away
+    CHECK(steady([&] { p = std::malloc(7), std::free(p); }) == 2);
+    CHECK(steady([&] { p = std::calloc(7, 2), std::free(p); }) == 2);
+    CHECK(steady([&] { p = std::aligned_alloc(64, 128), std::free(p); }) == 2);
 }
 
 TEST_CASE("evaluate, token_logp and the designs allocate nothing in steady state") {

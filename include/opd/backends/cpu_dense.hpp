@@ -66,9 +66,10 @@ struct logp_batch {
                 const auto row = student_row<Z>::make(z, job.z.cols, 1 / double(job.temperature), nullptr);
                 o.lse = row.lse();
                 o.bad = row.sw.found.bad;
+                const bool readable = !o.bad; // a bad id says nothing of its neighbours
                 for (index_t j = 0; j < job.ids.cols; ++j) {
                     const auto id = static_cast<index_t>(job.ids(r, j));
-                    const bool good = !o.bad && id >= 0 && id < job.z.cols;
+                    const bool good = readable && id >= 0 && id < job.z.cols;
                     o.bad |= !good;
                     job.out(r, j) =
                         element<L>::store(static_cast<arithmetic_t<L>>(good ? row.log_p(z, id) : neg_inf<double>()));

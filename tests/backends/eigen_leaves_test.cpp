@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What happens beyond the first leaf of 1,024 entries, where rows are read in place: temperatures, beta, and a row made for
+// each of the guards that send a leaf to be staged or a row to float64. Against the naive backend on the same numbers.
+#include "support/generators.hpp"
+#include "support/naive_backend.hpp"
+#include "support/tolerances.hpp"
+
+#include <cmath>
+#include <doctest/doctest.h>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <opd/backends/eigen.hpp>
+#include <opd/estimators/divergences.hpp>
+
+using namespace opd;
+using namespace opd::test;
+
+namespace {
+
+/// One row each side, its temperatures.
+struct pair_of_rows {
+    std::vector<float> z, y; // (V)
+    float t_s = 1, t_t = 1;
+
+    explicit pair_of_rows(index_t vocab, std::uint64_t seed = 1, double spread = 3)
+        : z(static_cast<std::size_t>(vocab)), y(z) {
+        numbers u(seed);
+        for (std::size_t v = 0; v < z.size(); ++v) z[v] = float(spread * u.normal()), y[v] = float(spread * u.normal());
+    }
+    index_t vocab() const { return index_t(z.size()); }
+    teacher::dense<float> teacher() const { return {view(y.data(), 1, vocab()), t_t}; }
+    double spread() const { return spread_of(z.data(), vocab(), t_s) + spread_of(y.data(), vocab(), t_t); }
+};
+
+struct answer {
+    double loss = 0, lse = 0;
+    std::vector<double> dz = {};
+    opd::diagnostics diagnostics = {};
+};
+
+template <class G, class Backend, class D>
+answer ask(Backend& backend, const pair_of_rows& r, const D& d) {
+    std::vector<G> dz(r.z.size());
+    std::vector<std::remove_cvref_t<decltype(*env{}.lse.data)>> lse(1);
+    env e;
+    e.lse = lse;
+    const result got = evaluate(
+        backend, student::logits<float, G>{view(r.z.data(), 1, r.vocab()), view(dz.data(), 1, r.vocab()), r.t_s},
+        r.teacher(), d, e);
+    return {got.loss, double(lse[0]), {dz.begin(), dz.end()}, got.diagnostics};
+}
+template <class D>
+double value_of(const pair_of_rows& r, const D& d) {
+    eigen_backend backend;
+    return evaluate(backend, student::logits<float>{view(r.z.data(), 1, r.vocab()), {}, r.t_s}, r.teacher(), d).loss;
+}
+
+/// Value, with the gradient and alone, gradient and log-sum-exp within `bound` (of max(1, value), of the largest entry).
+template <class D>
+answer agrees(const pair_of_rows& r, const D& d, double bound) {
+    eigen_backend fast;
+    naive_backend slow;
+    const answer got = ask<float>(fast, r, d), want = ask<double>(slow, r, d);
+    CAPTURE(want.loss);
+    if (want.loss > 1e30) { // beyond float: dropped and counted
+        CHECK(got.diagnostics.infinite_rows == 1);
+        return got;
+    }
+    CHECK(std::abs(got.loss - want.loss) <= bound * std::max(1.0, std::abs(want.loss)));
+    CHECK(std::abs(value_of(r, d) - want.loss) <= bound * std::max(1.0, std::abs(want.loss)));
+    CHECK(std::abs(got.lse - want.lse) <= 3e-7 * std::max(1.0, std::abs(want.lse)));
+    double top = 0, worst = 0;
+    for (std::size_t v = 0; v < want.dz.size(); ++v) {
+        top = std::max(top, std::abs(want.dz[v]));
+        worst = std::max(worst, std::abs(got.dz[v] - want.dz[v]));
+    }
+    CHECK(worst <= bound * top + 1e-9);
+    return got;
+}
+
+template <class Visit>
+void divergences(Visit f) {
+    f("reverse KL", reverse_kl{});
+    f("forward KL", forward_kl{});
+    f("JSD(.3,.3)", jsd{.w = .3, .o = .3});
+    f("JSD(.2,.9)", jsd{.w = .2, .o = .9});
+    f("alpha(.5)", alpha_divergence{});
+    f("alpha(1.5)", alpha_divergence{.a = 1.5});
+}
+
+} // namespace
+
+TEST_CASE("temperatures, equal and not, in leaves that are read in place") {
+    for (const index_t vocab : {2048, 3000, 5120})
+        for (const float t : {0.5F, 0.7F, 2.F})
+            for (const bool equal : {true, false}) {
+                pair_of_rows r(vocab, 3, 3 * t);
+                r.t_s = t, r.t_t = equal ? t : 1.3F * t;
+                divergences([&](const std::string& name, auto d) {
+                    INFO(name << ", V " << vocab << ", T " << r.t_s << " and " << r.t_t);
+                    agrees(r, d, relative_bound<float>(r.spread()));
+                });
+            }
+}
+
+TEST_CASE("rows near each other, in leaves that are read in place, at a temperature") {
+    for (const float t : {0.5F, 1.F, 2.F}) {
+        pair_of_rows r(4096, 5, 3 * t);
+        numbers u(6);
+        for (std::size_t v = 0; v < r.z.size(); ++v) r.y[v] = float(r.z[v] + 1e-3 * t * u.normal());
+        r.t_s = r.t_t = t;
+        divergences([&](const std::string& name, auto d) {
+            INFO(name << ", T " << t);
+            agrees(r, d, 1e-6 + 30 * 0x1p-23);
+        });
+    }
+}
+
+TEST_CASE("beta in full leaves: the old gradient stays under the new one") {
+    eigen_backend backend;
+    for (const index_t vocab : {1024, 2500})
+        for (const float beta : {1.F, -0.5F}) {
+            const pair_of_rows r(vocab, 7);
+            std::vector<float> old(r.z.size()), plain(old), both;
+            numbers u(8);
+            for (float& g : old) g = float(u.normal());
+            divergences([&](const std::string& name, auto d) {
+                INFO(name << ", V " << vocab << ", beta " << beta);
+                const auto call = [&](std::vector<float>& dz, float b) {
+                    evaluate(backend, student::logits{view(r.z.data(), 1, vocab), view(dz.data(), 1, vocab)},
+                             r.teacher(), d, {.beta = b});
+                };
+                call(plain, 0);
+                both = old;
+                call(both, beta);
+                double worst = 0, top = 1;
+                for (std::size_t v = 0; v < old.size(); ++v) {
+                    const double want = double(beta) * double(old[v]) + double(plain[v]);
+                    worst = std::max(worst, std::abs(double(both[v]) - want)), top = std::max(top, std::abs(want));
+                }
+                CHECK(worst <= 3e-7 * top);
+            });
+        }
+}
+
+TEST_CASE("the normaliser keeps its digits where the temperature's reciprocal has more than float holds") {
+    eigen_backend fast;
+    naive_backend slow;
+    for (const float t : {0.7F, 1.1F, 1.3F, 1.7F, 1.9F}) { // one top token, and as much mass ten nats below it
+        pair_of_rows r(40000, 9, 0.1);
+        r.z[2000] = 10.5F * t, r.y[100] = 10.5F * t;
+        r.t_s = r.t_t = t;
+        CAPTURE(t);
+        const answer got = ask<float>(fast, r, reverse_kl{}), want = ask<double>(slow, r, reverse_kl{});
+        CHECK(std::abs(got.lse - want.lse) <= 1.2e-7 * want.lse);
+        CHECK(std::abs(got.loss - want.loss) <= 1.2e-7 * std::max(1.0, want.loss));
+        for (float& x : r.z) x += 0.3F; // the same row at another place
+        CHECK(std::abs(value_of(r, reverse_kl{}) - got.loss) <= 3e-6);
+    }
+}
+
+TEST_CASE("guard: e^(-k delta) beyond float at a token with mass") {
+    for (const double gap : {70, 84, 89, 95, 103}) { // nats of log-ratio
+        pair_of_rows r(3000, 11, 1);
+        r.z[10] = 8, r.y[10] = 8; // both anchors in the first leaf
+        r.z[2000] = -22, r.y[2000] = float(-22 - gap);
+        INFO("student over teacher by " << gap << " nats");
+        agrees(r, chi_squared{}, 2e-6 + gap * 0x1p-23);
+        agrees(r, alpha_divergence{.a = 2}, 2e-6 + gap * 0x1p-23);
+        std::swap(r.z, r.y);
+        INFO("and the other way round");
+        agrees(r, alpha_divergence{.a = -1}, 2e-6 + gap * 0x1p-23);
+        agrees(r, forward_kl{}, 1e-6 + gap * 0x1p-23);
+        agrees(r, reverse_kl{}, 1e-6 + gap * 0x1p-23);
+    }
+}
+
+TEST_CASE("guard: how little the teacher gives the student's top token") {
+    for (const double gap : {30, 39, 41, 60, 86, 100, 300}) {
+        pair_of_rows r(3000, 12, 1);
+        r.z[1500] = 9, r.y[1500] = float(9 - gap);
+        r.y[2500] = 9, r.z[2500] = 6;
+        INFO("gap " << gap);
+        divergences([&](const std::string& name, auto d) {
+            INFO(name);
+            agrees(r, d, 1e-6 + gap * 0x1p-23);
+        });
+    }
+}
+
+TEST_CASE("guard: entries absurdly far below the top have no mass, in any leaf") {
+    for (const float far : {-1e4F, -1e11F, -1e13F, -3e16F, -1e25F, -9e29F, -1e31F, -3e38F}) {
+        pair_of_rows r(4096, 13);
+        pair_of_rows without = r;
+        for (const std::size_t v : {3UL, 1030UL, 2047UL, 2500UL, 4095UL}) {
+            r.z[v] = r.y[v] = far * 0.9F;
+            without.z[v] = without.y[v] = -1e4F;
+        }
+        r.z[3000] = without.z[3000] = -200, r.y[3001] = without.y[3001] = -200;
+        divergences([&](const std::string& name, auto d) {
+            INFO(name << ", entries at " << far);
+            // differences of such numbers are all rounding: the float64 of the same row with them at -1e4 is the truth
+            eigen_backend fast;
+            naive_backend slow;
+            const answer got = ask<float>(fast, r, d), want = ask<double>(slow, without, d);
+            CHECK(std::abs(got.lse - want.lse) <= 1e-6);
+            if (want.loss > 1e30) return;
+            CHECK(std::abs(got.loss - want.loss) <= 3e-5 * std::max(1.0, std::abs(want.loss)));
+            double top = 0, worst = 0;
+            for (std::size_t v = 0; v < want.dz.size(); ++v)
+                top = std::max(top, std::abs(want.dz[v])), worst = std::max(worst, std::abs(got.dz[v] - want.dz[v]));
+            CHECK(worst <= 3e-5 * top);
+        });
+    }
+}
