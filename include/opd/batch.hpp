@@ -13,7 +13,9 @@
 //   constant           1 / normalizer
 //
 // A micro-batch passes the whole batch's count as `normalizer`; then cutting a batch changes the total by rounding only.
-// Weights are never part of a count. No kept row: loss 0, gradient 0, and the diagnostics say so.
+// Weights are never part of a count. Nor are contents: a kept row that turns out bad counts and adds 0, so that a factor
+// depends on masks and sizes alone and is the same on every rank; loss · kept / (kept - bad_rows) is token_mean over the
+// good rows. No kept row: loss 0, gradient 0, and the diagnostics say so.
 #pragma once
 
 #include <cstdint>
@@ -85,8 +87,20 @@ struct infinite {
     static constexpr infinite raise() { return {action::raise, -30}; }
 };
 
+/// What follows when kept rows hold bad contents (NaN, +inf, ids out of range, …). The row itself always gets loss 0 and
+/// gradient 0 and is counted. The others throw `bad_contents` once the whole batch is done: every output is written by then,
+/// and the exception holds the result. On CUDA `fetch` throws. The share is of this call's kept rows.
+struct bad {
+    enum class action { count, raise_above, raise } act = action::count;
+    double share = 0; ///< raise_above: the largest share that passes, between 0 and 1
+
+    static constexpr bad count() { return {action::count, 0}; }
+    static constexpr bad raise_above(double share) { return {action::raise_above, share}; }
+    static constexpr bad raise() { return {action::raise, 0}; }
+};
+
 /// `count`: a row with bad contents gets loss 0 and gradient 0 and is counted. `contents`: a pass of its own validates
-/// everything first and throws `invalid_input` naming the argument and the row.
+/// everything first and throws `invalid_input` naming the argument and the row, before anything is written.
 enum class check { count, contents };
 
 /// What a call promises about its bits. Results never depend on the thread count.
@@ -115,6 +129,7 @@ struct basic_env {
     vector_view<float, Space> lse = {};             ///< (N) out: the student's log-sum-exp at its temperature
     vector_view<const float, Space> given_lse = {}; ///< (N) in: the student's log-sum-exp, used instead of a pass
     infinite on_infinite = {};
+    bad on_bad = {};
     double loss_clamp = 0; ///< per-row |loss| above this is cut to it with gradient 0, counted; 0: none
     check checks = check::count;
     determinism level = determinism::run_to_run;

@@ -9,13 +9,18 @@
 //
 // `mu_mismatch()`: the mean of rho lies more than 5 standard errors from 1, so the recorded log mu is not the law that the
 // tokens were drawn from (raw log-probs recorded while sampling at another temperature, for one).
-// Figures that an estimator does not produce stay zero with their count at zero.
+// Figures that an estimator does not produce stay zero with their count at zero. `to_string(diagnostics)` says in one line
+// what was dropped or mended.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <string>
 
+#include "opd/batch.hpp"
 #include "opd/config.hpp"
+#include "opd/error.hpp"
 
 namespace opd {
 
@@ -94,10 +99,54 @@ private:
     OPD_HD static index_t first(index_t a, index_t b) { return a < 0 ? b : (b < 0 || a < b ? a : b); }
 };
 
+/// "64 rows, 60 kept", and behind it whatever was dropped, cut or mended: "; 2 bad (first: row 5): loss 0, gradient 0".
+inline std::string to_string(const diagnostics& d) {
+    std::string s = std::to_string(d.rows) + " rows, " + std::to_string(d.kept) + " kept";
+    const auto note = [&s](index_t n, const char* what, index_t first = -1, const char* treated = "") {
+        if (n == 0) return;
+        s.append("; ").append(std::to_string(n)).append(what);
+        if (first >= 0) s.append(" (first: row ").append(std::to_string(first)).append(")");
+        s.append(treated);
+    };
+    note(d.bad_rows, " bad", d.first_bad_row, ": loss 0, gradient 0");
+    note(d.infinite_rows, " infinite", d.first_infinite_row, ": treated by env.on_infinite");
+    note(d.clamped_rows, " cut by env.loss_clamp: gradient 0");
+    note(d.careful_rows, " computed in float64");
+    note(d.saturated, " ratios saturated at e^80");
+    note(d.baseline_missing, " samples without a baseline");
+    note(d.tail_floored, " teacher tails floored");
+    if (d.mu_mismatch()) {
+        char mean[32];
+        std::snprintf(mean, sizeof mean, "%.3g", d.ratio_mean());
+        s.append("; mean ratio ").append(mean).append(": log mu is not the law that the tokens were drawn from");
+    }
+    return s;
+}
+
 /// What `evaluate` returns on the host.
 struct result {
     double loss = 0; ///< reduced
     opd::diagnostics diagnostics = {};
 };
+
+/// Kept rows with bad contents, more than `env.on_bad` allows. Thrown after the batch: loss, gradient and every other output
+/// are written, 0 in the bad rows; `result` is what the call would have returned.
+struct bad_contents : error {
+    opd::result result;
+    explicit bad_contents(const opd::result& r)
+        : error("opd: " + std::to_string(r.diagnostics.bad_rows) + " of " + std::to_string(r.diagnostics.kept) +
+                " kept rows have bad contents, the first is row " + std::to_string(r.diagnostics.first_bad_row) +
+                "; more than env.on_bad allows. The gradient is written and 0 in those rows"),
+          result(r) {}
+};
+
+namespace detail {
+/// Throws if the batch holds more bad rows than the policy allows.
+inline void raise_bad(const result& r, const bad& policy) {
+    const index_t n = r.diagnostics.bad_rows;
+    if (n > 0 && policy.act != bad::action::count && double(n) > policy.share * double(r.diagnostics.kept))
+        throw bad_contents(r);
+}
+} // namespace detail
 
 } // namespace opd

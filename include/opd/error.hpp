@@ -3,7 +3,8 @@
 // What the library throws. A shape, stride, type or aliasing mistake is `invalid_input`, thrown on the host before
 // anything is launched or written; `what()` names the argument, what was expected and what came. Bad contents (NaN, ids out
 // of range, placeholder log-probs) are counted in the diagnostics by default, and thrown as `invalid_input` with the row
-// under `check::contents`. An infinite row under the policy `raise` is `infinite_value`.
+// under `check::contents`; `bad_contents` (diagnostics.hpp) is what env.on_bad throws after the batch. An infinite row under
+// the policy `raise` is `infinite_value`.
 #pragma once
 
 #include <stdexcept>

@@ -15,7 +15,7 @@
 //
 // Throws invalid_input before anything is written: shapes, strides, temperatures, aliasing other than dz == z; and under
 // check::contents also NaN, +inf, rows without mass, bad ids. Rows with bad contents are otherwise counted, with loss 0 and
-// gradient 0.
+// gradient 0; env.on_bad throws for them after everything is written.
 #pragma once
 
 #include <concepts>
@@ -146,7 +146,12 @@ auto evaluate(Backend& be, Student student, Teacher teacher, const Estimator& es
         requires { be.for_rows(job); },
         "opd: this backend has no rows for this student, cache and estimator (for cuda_backend include "
         "opd/backends/cuda.cuh in a .cu file); see docs/support-matrix.md");
-    return be.for_rows(job);
+    auto r = be.for_rows(job);
+    if constexpr (requires { r.on_bad = e.on_bad; })
+        r.on_bad = e.on_bad; // thrown by fetch
+    else
+        detail::raise_bad(r, e.on_bad);
+    return r;
 }
 
 /// Bytes of arena that the same call to `evaluate` needs, for callers who own all memory.

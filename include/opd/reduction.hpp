@@ -37,6 +37,10 @@ void check_env(const basic_env<S>& e, index_t n) {
     if (!is_finite(e.beta) || !is_finite(e.beta_loss)) throw invalid_input("env.beta", "must be finite");
     if (!is_finite(e.loss_clamp) || e.loss_clamp < 0)
         throw invalid_input("env.loss_clamp", "must be positive, or 0 for none");
+    if (e.on_bad.act == bad::action::raise_above &&
+        !(is_finite(e.on_bad.share) && e.on_bad.share > 0 && e.on_bad.share < 1))
+        throw invalid_input("env.on_bad",
+                            "raise_above takes a share between 0 and 1, both excluded; raise() allows none");
     if (e.level == determinism::tiling_invariant)
         throw unsupported("opd: env.level tiling_invariant is not offered by this version; use run_to_run");
 }

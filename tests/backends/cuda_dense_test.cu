@@ -166,4 +166,25 @@ TEST_CASE("on the device: gemm is row-major, transposes, accumulates") {
     cublasDestroy(memory.backend.cublas);
 }
 
+TEST_CASE("on the device: env.on_bad throws from fetch, and the gradient is written") {
+    if (!device_present()) return;
+    device_memory memory;
+    std::vector<float> z(12), y(12), dz(12, 777.f);
+    z[5] = std::numeric_limits<float>::quiet_NaN();
+    for (std::size_t i = 0; i < 4; ++i) z[i] = float(i);
+    const float* x = memory.put(z);
+    float* g = memory.put(dz);
+    const auto run = [&](bad policy) {
+        return evaluate(memory.backend, student::logits{device_view(x, 3, 4), device_view(g, 3, 4)},
+                        teacher::dense{device_view(static_cast<const float*>(memory.put(y)), 3, 4)}, reverse_kl{},
+                        device_env{.on_bad = policy});
+    };
+    CHECK(memory.finish(run(bad::raise_above(.5))).diagnostics.bad_rows == 1);
+    const device_result r = run(bad::raise());
+    CHECK_THROWS_AS(memory.finish(r), bad_contents);
+    memory.get(dz, g);
+    CHECK(dz[3] != 777);
+    for (std::size_t i = 4; i < 12; ++i) CHECK(dz[i] == 0); // the bad row; and p = q
+}
+
 } // namespace

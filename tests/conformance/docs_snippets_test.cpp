@@ -276,6 +276,15 @@ TEST_CASE("bad input") {
     CHECK(r.diagnostics.bad_rows == 1);
     CHECK(r.diagnostics.first_bad_row == 1);
     CHECK(dz[4] == 0);
+    // [dropped row]
+    try {
+        opd::evaluate(backend, student, opd::teacher::dense{opd::view(y.data(), N, V)}, opd::reverse_kl{},
+                      opd::env{.on_bad = opd::bad::raise_above(0.01)});
+    } catch (const opd::bad_contents& e) {      // the gradient is written
+        said = to_string(e.result.diagnostics); // 2 rows, 2 kept; 1 bad (first: row 1): loss 0, gradient 0
+    }
+    // [/dropped row]
+    CHECK(said == "2 rows, 2 kept; 1 bad (first: row 1): loss 0, gradient 0");
 }
 
 TEST_CASE("noise and products") {

@@ -13,8 +13,8 @@
 // bytes a sequence, and for supports and samples at most 2,048 times 48 to 80 bytes an entry of a row.
 //
 // The same call gives the same bits (run_to_run), on any device: blocks and merges depend on sizes alone, there are no float
-// atomics. Contents are counted, never thrown: check::contents and infinite::raise are refused. Offsets or weights that make
-// no sense make their rows bad.
+// atomics. Contents are counted, and `fetch` throws for them by env.on_bad; check::contents and infinite::raise are refused.
+// Offsets or weights that make no sense make their rows bad.
 #pragma once
 
 #include <cublas_v2.h>
@@ -81,16 +81,19 @@ struct cublas_type<half> {
 /// What `evaluate` returns on a device: where the result will be once the stream gets there.
 struct device_result {
     const result* data = nullptr; ///< device memory: cuda_backend::results, or the head of the arena
+    bad on_bad = {};              ///< the call's env.on_bad: `fetch` throws by it
 
     /// Device pointer to the reduced loss, for kernels of the caller's that follow on the stream.
     const double* loss() const { return reinterpret_cast<const double*>(data); }
 
-    /// Waits for the stream and returns the result. With the arena's result: before the next evaluate reuses it.
+    /// Waits for the stream and returns the result. With the arena's result: before the next evaluate reuses it. Throws
+    /// bad_contents if there are more bad rows than env.on_bad allows.
     result fetch(cudaStream_t stream) const {
         result r;
         detail::cuda_check("cudaMemcpyAsync of the result",
                            cudaMemcpyAsync(&r, data, sizeof r, cudaMemcpyDeviceToHost, stream));
         detail::cuda_check("cudaStreamSynchronize", cudaStreamSynchronize(stream));
+        detail::raise_bad(r, on_bad);
         return r;
     }
 };
