@@ -9,11 +9,14 @@
 //
 //   p[v], q[v]      student and teacher probabilities, at their temperatures
 //   delta[v]        (log p - log q)[v] - (log p - log q)[s*], from raw logit differences; s* the student's top token
-//   row             p*, q* and d* = log p* - log q* at s*, and ratio = q*/p*
+//   row             p*, q* and d* = log p* - log q* at s*, and ratio = q*/p*, or 0 in a row that had better not be anchored
 //
 // Differences anchored at s* are what keeps a gradient near p = q right to float precision: log p[v] and log q[v] share the
 // error of their normalisers, delta has none. (1) is unchanged when k·p[v] is added to c for any k, so a program is free to
-// return c anchored, c[v] - p[v]·slope[s*], or not; constants in the slope are dropped.
+// return c anchored, c[v] - p[v]·slope[s*], or not; constants in the slope are dropped. Anchoring is for rows whose p* and q*
+// are close. Where they are not, slope[s*] is unlike the others' and would cancel between c[v] and p[v] Σ c: an untrained
+// student under a teacher that is sure of s* has q*/p* = V. Then the gradient at s* is as large as p* and q* themselves, so
+// the normalisers' rounding does not show, and no anchor is needed.
 //
 // A program that can do so declares `raw`, the sums over raw logits from which value and Σ c follow in closed form. Then one
 // sweep serves for normalisers and value at once (reverse and forward KL, the alpha family):
@@ -40,7 +43,7 @@ struct row_constants {
     F p_star;            ///< p[s*]
     F q_star;            ///< q[s*]
     F d_star;            ///< log p[s*] - log q[s*]
-    F ratio;             ///< q[s*] / p[s*]
+    F ratio;             ///< q[s*] / p[s*]; 0 where they differ by more than a factor e: do not anchor there
     F slope_star = F(0); ///< what the program's slope_star(row) returned; 0 if it has none, or the driver does not ask
 };
 
@@ -70,6 +73,11 @@ struct raw_sums {
 
     /// log p - log q at the student's anchor, from the normalisers.
     OPD_HD double d_star() const { return ::log1p(T) - ::log1p(S) + (y_t - y_s) * inv_t; }
+    /// q/p at the student's anchor, 0 where the two are more than a nat apart: `row_constants::ratio`.
+    OPD_HD double ratio() const {
+        const double d = d_star();
+        return d >= -1 && d <= 1 ? ::exp(-d) : 0;
+    }
     /// delta at the teacher's anchor.
     OPD_HD double delta_t() const { return (z_t - z_s) * inv_s - (y_t - y_s) * inv_t; }
     /// log-sum-exp of the student's scaled logits.

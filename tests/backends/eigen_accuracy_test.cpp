@@ -22,6 +22,7 @@
 
 #include <opd/backends/eigen.hpp>
 #include <opd/estimators/divergences.hpp>
+#include <opd/estimators/support.hpp>
 
 using namespace opd;
 using namespace opd::test;
@@ -159,6 +160,59 @@ TEST_CASE("value and gradient at V = 151,936") {
                 CHECK(std::abs(value_only.loss - got.loss) <= 1e-7 * std::max(1.0, std::abs(got.loss)));
             });
         }
+}
+
+TEST_CASE("forward KL of a diffuse student under a teacher that is sure of the student's top token") {
+    eigen_backend fast;
+    std::vector<float> z(vocab), y(vocab), dz(vocab), compact(vocab), ids_log_q;
+    std::vector<double> want(vocab);
+    for (const double width : {0.0, 0.02, 0.2, 1.0})
+        for (const double mass : {0.9, 0.9999})
+            for (const index_t n : {index_t{700}, vocab}) { // as a support of 700 ids too
+                numbers u(17);
+                for (float& x : z) x = float(width * (2 * u.uniform() - 1));
+                std::fill(y.begin(), y.end(), 0.F);
+                const auto top = std::size_t(std::max_element(z.begin(), z.begin() + n) - z.begin());
+                z[top] += 0.01F; // also among equals
+                y[top] = float(std::log(mass / (1 - mass) * double(n - 1)));
+                double sum_p = 0, sum_q = 0, top_g = 0, worst = 0, square = 0, size = 0, total = 0, absolute = 0;
+                const auto lp = [&](std::size_t v) { return double(z[v]) - double(z[top]); };
+                const auto lq = [&](std::size_t v) { return double(y[v]) - double(y[top]); };
+                for (std::size_t v = 0; v < std::size_t(n); ++v) sum_p += std::exp(lp(v)), sum_q += std::exp(lq(v));
+                for (std::size_t v = 0; v < std::size_t(n); ++v)
+                    want[v] = std::exp(lp(v)) / sum_p - std::exp(lq(v)) / sum_q,
+                    top_g = std::max(top_g, std::abs(want[v]));
+                const auto check = [&] {
+                    worst = square = size = total = absolute = 0;
+                    for (std::size_t v = 0; v < std::size_t(n); ++v) {
+                        const double e = double(dz[v]) - want[v];
+                        worst = std::max(worst, std::abs(e)), square += e * e, size += want[v] * want[v];
+                        total += double(dz[v]), absolute += std::abs(double(dz[v]));
+                    }
+                    CAPTURE(width);
+                    CAPTURE(mass);
+                    CAPTURE(n);
+                    CHECK(worst <= 1e-6 * top_g);
+                    CHECK(std::sqrt(square / size) <= 1e-6);
+                    CHECK(std::abs(total) <= 8 * 0x1p-23 * absolute);
+                };
+                const auto both = [&](auto d) {
+                    evaluate(fast, student::logits{view(z.data(), 1, n), view(dz.data(), 1, n)},
+                             teacher::dense{view(y.data(), 1, n)}, d);
+                    check();
+                    if (n == vocab) return;
+                    std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
+                    std::iota(ids.begin(), ids.end(), 0);
+                    std::vector<float> log_q(y.begin(), y.begin() + n);
+                    for (float& q : log_q) q -= float(std::log(sum_q)) + y[top];
+                    std::fill(dz.begin(), dz.end(), 0.F);
+                    evaluate(fast, student::logits{view(z.data(), 1, vocab), view(dz.data(), 1, vocab)},
+                             teacher::support{view(ids.data(), 1, n), view(log_q.data(), 1, n)}, renormalised{d});
+                    check();
+                };
+                both(forward_kl{});
+                both(alpha_divergence{.a = 0});
+            }
 }
 
 TEST_CASE("bfloat16 gradients near p = q keep a relative error below 1e-2") {

@@ -633,7 +633,7 @@ struct dense_kernel {
         F inv_sum_s, inv_sum_t, log_sum_s, log_sum_t;
 
         OPD_HD constants(const raw_sums& s, const Program& program)
-            : anchor(s), row{F(1 / (1 + s.S)), F(::exp(-s.d_star()) / (1 + s.S)), F(s.d_star()), F(::exp(-s.d_star()))},
+            : anchor(s), row{F(1 / (1 + s.S)), F(::exp(-s.d_star()) / (1 + s.S)), F(s.d_star()), F(s.ratio())},
               inv_sum_s(1 / (1 + s.S)), inv_sum_t(1 / (1 + s.T)), log_sum_s(::log1p(s.S)), log_sum_t(::log1p(s.T)) {
             if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
         }

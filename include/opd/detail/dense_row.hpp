@@ -114,8 +114,7 @@ private:
         F inv_sum_s, inv_sum_t, log_sum_s, log_sum_t;
 
         constants(const raw_sums& s, const Program& program)
-            : anchor(s), row{F(1 / (1 + s.S)), F(std::exp(-s.d_star()) / (1 + s.S)), F(s.d_star()),
-                             F(std::exp(-s.d_star()))},
+            : anchor(s), row{F(1 / (1 + s.S)), F(std::exp(-s.d_star()) / (1 + s.S)), F(s.d_star()), F(s.ratio())},
               inv_sum_s(1 / (1 + s.S)), inv_sum_t(1 / (1 + s.T)), log_sum_s(std::log1p(s.S)),
               log_sum_t(std::log1p(s.T)) {
             if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);

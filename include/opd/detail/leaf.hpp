@@ -309,7 +309,10 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, int n, const anchor_lanes<F
                     if constexpr (Need.u) U = fma(e, delta, U);
                     if constexpr (Need.w) {
                         const F x = -a.k * delta;
-                        W = fma(e, expm1(x), W);
+                        if constexpr (Need.k_is_one) // as in fold_leaf, with the teacher's anchor
+                            W += select(abs(x) < F(1), e * expm1_near(x), fma(a.teacher(yi), a.share, -e));
+                        else
+                            W = fma(e, expm1(x), W);
                         const typename F::mask far = x > F(80), felt = (e + f) > F(0);
                         s.wide = s.wide | (far & felt);
                     }

@@ -121,6 +121,8 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
         a = anchor_lanes<F>(s);
         add_leaf<Teacher, Need>(s, out.wide, fold_staged<F, Teacher, Need>(stage, full, a));
     }
+    // the leaves do not see the teacher's mass at its own anchor
+    if constexpr (Teacher && Need.w) out.wide |= s.t != s.s && -s.k * s.delta_t() > 80;
     // a row whose every logit is -inf has no distribution
     out.found.bad |= s.s < 0 || s.z_s <= -1e30 || (Teacher && s.y_t <= -1e30);
     return out;

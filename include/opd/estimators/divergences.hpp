@@ -67,11 +67,11 @@ struct forward_kl {
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return -e.q * (e.delta + r.d_star);
     }
-    /// -(q - (q*/p*) p): by expm1 where p and q are close, from q itself where they are not.
+    /// -(q - ratio·p): by expm1 where p and q are close, from q itself where they are not. Unanchored rows (ratio 0): -q.
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
-        const F rp = r.ratio * e.p;
-        return select(abs(e.delta) < F(1), rp * -expm1_near(-e.delta), rp - e.q);
+        const F rp = r.ratio * e.p, near = select(r.ratio > F(0), F(1), F(0));
+        return select(abs(e.delta) < near, rp * -expm1_near(-e.delta), rp - e.q);
     }
 
     OPD_HD static constexpr bool infinite_where_student_zero() { return true; }
@@ -79,8 +79,8 @@ struct forward_kl {
     static constexpr raw_sums_needed raw_for_value{.x = true};
     OPD_HD double exponent() const { return 1; }
     OPD_HD double value(const raw_sums& s) const { return -(s.X + s.delta_t()) / (1 + s.T) - s.d_star(); }
-    /// Σ q = 1 makes q*/p* = (1+S)/(1+S+W): the teacher's normaliser, and its rounding, drop out.
-    OPD_HD double sum_c(const raw_sums& s) const { return -s.W / (1 + s.S + s.W); }
+    /// ratio - 1. Σ q = 1 makes q*/p* = (1+S)/(1+S+W): in anchored rows the teacher's normaliser, and its rounding, drop out.
+    OPD_HD double sum_c(const raw_sums& s) const { return s.ratio() > 0 ? -s.W / (1 + s.S + s.W) : -1; }
 };
 
 /// Generalised Jensen-Shannon divergence: o KL(q‖m) + (1-o) KL(p‖m), m = w q + (1-w) p, 0 < w < 1.
