@@ -4,6 +4,9 @@
 # What the other scripts share: installing what a build needs on Debian 12, and configuring a build folder. By itself,
 # `scripts/setup.sh [test|demo|bench|ci]...` installs and does nothing else. Nothing is installed that is there already.
 
+# Without these ccache keeps nothing that was compiled with a precompiled header.
+export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS-pch_defines,time_macros}
+
 opd_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 opd_say() { printf '== %s\n' "$*"; }
