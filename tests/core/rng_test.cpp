@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "opd/rng.hpp"
@@ -136,6 +137,19 @@ TEST_CASE("the shortcut of gumbel_max gives the exhaustive maximum, also far dow
         }
         const noise_row noise(5, noise_stream::rollout, sample, 9);
         CHECK(opd::gumbel_max(noise, 2, logp.data(), static_cast<opd::index_t>(v_count)) == exhaustive(noise, 2, logp));
+    }
+}
+
+TEST_CASE("the shortcut of gumbel_max knows how far up the rarest noise reaches") {
+    CHECK(-std::log(opd::exponential_of_bits(0)) > opd::gumbel_maximum - 0.01); // and no farther: cheap
+    const noise_row noise(1, noise_stream::rollout, 2, 3);
+    const std::uint32_t draw = 33617344; // searched for: token 1 has -log E = 20.7
+    CHECK(noise.bits(draw, 1) == 4);
+    const float head = -std::log(opd::exponential_of_bits(noise.bits(draw, 0)));
+    const float rare = -std::log(opd::exponential_of_bits(4));
+    for (const auto& [distance, winner] : {std::pair<float, opd::index_t>{-0.01F, 1}, {0.01F, 0}}) {
+        const float logp[] = {0, head - rare - distance};
+        CHECK(opd::gumbel_max(noise, draw, logp, 2) == winner);
     }
 }
 
