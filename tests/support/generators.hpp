@@ -4,6 +4,8 @@
 // shape); the numbers follow from its seed. `buffers` holds the same problem in the element types under test.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <ostream>
 #include <random>
@@ -29,11 +31,13 @@ enum class flavour {
     filtered,    ///< wide, with the same ids at -inf on both sides: what top-p leaves
     student_gap, ///< wide, with -inf on the student's side only: forward KL infinite
     teacher_gap, ///< wide, with -inf on the teacher's side only: reverse KL infinite
-    one_hot      ///< everything but one token at -inf, the same on both sides
+    one_hot,     ///< everything but one token at -inf, the same on both sides
+    steep,       ///< one token 20 to 1,000 nats above N(0,1) on each side, mostly the same; some tokens as far below
+    diffuse ///< one side within ±0.02, as an untrained head is; the other N(0,1) with one token 0 to 20 nats above
 };
 inline const char* name_of(flavour f) {
-    constexpr const char* names[] = {"wide",     "near_equal",  "equal",       "peaked",
-                                     "filtered", "student_gap", "teacher_gap", "one_hot"};
+    constexpr const char* names[] = {"wide",        "near_equal",  "equal",   "peaked", "filtered",
+                                     "student_gap", "teacher_gap", "one_hot", "steep",  "diffuse"};
     return names[int(f)];
 }
 
@@ -65,6 +69,8 @@ struct problem_options {
     index_t largest_vocab = 3000;
     index_t smallest_rows = 0, largest_rows = 6;
     bool temperatures = true;
+    bool far_temperatures = false; ///< also from 0.01 to 100
+    bool many_rows = false;        ///< also some hundreds of rows, several of them a block, of few entries
     std::vector<flavour> kinds = {flavour::wide, flavour::near_equal, flavour::equal, flavour::peaked,
                                   flavour::filtered};
 };
@@ -80,6 +86,14 @@ inline rc::Gen<problem> problems(problem_options o = {}) {
         if (o.temperatures) {
             p.temperature_p = *rc::gen::element(1.F, 1.F, 0.7F, 0.5F, 2.F, 1.3F);
             p.temperature_q = *rc::gen::element(1.F, 1.F, 0.7F, 2.F);
+        }
+        if (o.far_temperatures && *rc::gen::inRange(0, 3) == 0) {
+            p.temperature_p = *rc::gen::element(0.01F, 0.05F, 10.F, 100.F);
+            p.temperature_q = *rc::gen::element(p.temperature_p, p.temperature_p, 0.01F, 1.F, 100.F);
+        }
+        if (o.many_rows && *rc::gen::inRange(0, 10) == 0) {
+            p.rows = *rc::gen::element<index_t>(257, 300, 521);
+            p.vocab = p.vocab % 40 + 1;
         }
         p.kind = *rc::gen::elementOf(o.kinds);
         p.masked = *rc::gen::arbitrary<bool>();
@@ -114,6 +128,23 @@ inline void fill_row(flavour f, numbers& u, double* z, double* y, index_t n) {
         const index_t top = u.below(n);
         z[top] += 12;
         y[u.uniform() < 0.7 ? top : u.below(n)] += 12;
+    }
+    if (f == flavour::steep) {
+        const auto far = [&u] { return 20 * std::pow(50, u.uniform()); };
+        for (index_t v = 0; v < n; ++v) z[v] /= 3, y[v] /= 3;
+        const index_t top = u.below(n), other = u.below(n);
+        z[top] += far();
+        y[u.uniform() < 0.7 ? top : other] += far();
+        if (n > 2) z[u.below(n)] -= far(), y[u.below(n)] -= far();
+        if (u.uniform() < 0.5) z[other] = z[top] - u.uniform(); // two tokens share the mass
+    }
+    if (f == flavour::diffuse) {
+        double *flat = z, *sure = y;
+        if (u.uniform() < 0.3) std::swap(flat, sure);
+        for (index_t v = 0; v < n; ++v) flat[v] = 0.04 * u.uniform() - 0.02, sure[v] /= 3;
+        const index_t top = u.below(n);
+        sure[top] += 20 * u.uniform();
+        if (u.uniform() < 0.5) flat[top] = 0.02; // the token that both like best
     }
     const index_t stays = u.below(n); // one id always keeps its mass on both sides
     for (index_t v = 0; v < n; ++v) {
@@ -177,6 +208,74 @@ struct buffers {
     template <class T>
     static T cast(double x) {
         return element<T>::store(static_cast<arithmetic_t<T>>(x));
+    }
+};
+
+/// The sparse caches of a problem, in log-probs of type L: a support of k distinct ids, m draws (repeats among them, and m may
+/// exceed V) from a stale student, and the same m slots weighted, with unused ones and exact ones among them.
+template <class L>
+struct caches {
+    index_t rows, k, m;
+    std::vector<std::int32_t> ids, drawn, slots;         // (N,k) (N,m) (N,m)
+    std::vector<L> log_q, log_tail, drawn_log_q, log_mu; // (N,k) (N) (N,m) (N,m)
+    std::vector<float> weight;                           // (N,m)
+    std::vector<std::uint8_t> exact;                     // (N,m)
+
+    template <class Z, class G, class Y>
+    caches(const buffers<Z, G, Y>& b, index_t k_, index_t m_) : rows(b.p.rows), k(k_), m(m_) {
+        numbers u(b.p.seed + 77);
+        const index_t n = b.p.vocab;
+        std::vector<index_t> order(static_cast<std::size_t>(n));
+        for (index_t v = 0; v < n; ++v) order[std::size_t(v)] = v;
+        for (index_t r = 0; r < rows; ++r) {
+            const std::vector<double> lq = log_softmax(b.y_view().row(r), n, double(b.p.temperature_q), 0, u);
+            const std::vector<double> lm = log_softmax(b.z_view().row(r), n, double(b.p.temperature_p), 0.5, u);
+            for (index_t j = 0; j < k; ++j) std::swap(order[std::size_t(j)], order[std::size_t(j + u.below(n - j))]);
+            double rest = 0;
+            for (index_t j = 0; j < n; ++j) {
+                const auto id = std::size_t(order[std::size_t(j)]);
+                if (j < k)
+                    ids.push_back(std::int32_t(id)), log_q.push_back(cast(lq[id]));
+                else
+                    rest += std::exp(lq[id]);
+            }
+            log_tail.push_back(cast(rest > 0 ? std::log(rest) : detail::neg_inf<double>()));
+            for (index_t j = 0; j < m; ++j) {
+                auto id = std::size_t(u.below(n));
+                while (detail::is_neg_inf(lm[id])) id = std::size_t(u.below(n)); // nobody draws what has no mass
+                drawn.push_back(std::int32_t(id));
+                slots.push_back(j > 0 && u.uniform() < 0.2 ? -1 : std::int32_t(id));
+                drawn_log_q.push_back(cast(lq[id])), log_mu.push_back(cast(std::min(lm[id], -1e-4)));
+                exact.push_back(u.uniform() < 0.3), weight.push_back(float(u.uniform() / double(m)));
+            }
+        }
+    }
+    teacher::support<std::int32_t, L> support() const {
+        return {view(ids.data(), rows, k), view(log_q.data(), rows, k), vector_view<const L>(log_tail)};
+    }
+    teacher::samples<std::int32_t, L> samples() const {
+        return {view(drawn.data(), rows, m), view(log_mu.data(), rows, m), view(drawn_log_q.data(), rows, m)};
+    }
+    teacher::weighted<std::int32_t, L> weighted() const {
+        return {view(slots.data(), rows, m), view(weight.data(), rows, m), view(log_mu.data(), rows, m),
+                view(drawn_log_q.data(), rows, m), view(exact.data(), rows, m)};
+    }
+
+private:
+    static L cast(double x) { return element<L>::store(static_cast<arithmetic_t<L>>(x)); }
+    /// log softmax(x/T + noise N(0,1)); -inf stays.
+    template <class T>
+    static std::vector<double> log_softmax(const T* x, index_t n, double temperature, double noise, numbers& u) {
+        double top = -1e300, sum = 0;
+        std::vector<double> out;
+        for (index_t v = 0; v < n; ++v) {
+            const double s = double(element<T>::load(x[v]));
+            out.push_back(detail::is_neg_inf(s) ? s : s / temperature + noise * u.normal());
+            if (!detail::is_neg_inf(s)) top = std::max(top, out.back());
+        }
+        for (const double s : out) sum += detail::is_neg_inf(s) ? 0 : std::exp(s - top);
+        for (double& s : out) s = detail::is_neg_inf(s) ? s : s - top - std::log(sum);
+        return out;
     }
 };
 
