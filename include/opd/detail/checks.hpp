@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -46,6 +47,9 @@ void check_matrix(const char* name, matrix_view<T, S> v, index_t rows, index_t c
     if (v.stride < v.cols)
         throw invalid_input(name, "has a row stride of " + std::to_string(v.stride) + " for " + std::to_string(v.cols) +
                                       " columns");
+    if (v.rows > 1 && v.stride > std::numeric_limits<index_t>::max() / v.rows / static_cast<index_t>(sizeof(T)))
+        throw invalid_input(name, "is larger than any memory: " + std::to_string(v.rows) + " rows at a stride of " +
+                                      std::to_string(v.stride));
     if (v.empty() && v.rows > 0 && v.cols > 0) throw invalid_input(name, "is a null pointer");
     if (reinterpret_cast<std::uintptr_t>(v.data) % alignof(T) != 0)
         throw invalid_input(name, "is not aligned to its element type");
