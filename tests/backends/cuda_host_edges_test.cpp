@@ -247,6 +247,7 @@ TEST_CASE("log-ratios that float cannot carry, met before and after the anchors"
         agrees({gap, 0}, {0, 8}, reverse_kl{}, 1e-6 + gap * 0x1p-22F);
     }
     agrees({0, 9}, {0.8F, 0}, forward_kl{}, 1e-5, 0.1F);
+    agrees({105.26F, -0.69F, -560}, {-1.07F, -889.8F, 245.4F}, chi_squared{}, 1e-6, 10); // e^92: beyond float
 }
 
 TEST_CASE("entries at the lowest finite numbers have no mass, and ties go to the lower id") {

@@ -216,3 +216,18 @@ TEST_CASE("guard: entries absurdly far below the top have no mass, in any leaf")
         });
     }
 }
+
+TEST_CASE("a value that float cannot hold is dropped and counted, however it was met") {
+    // p²/q of the second token is e^92, though no log-ratio lies beyond float
+    for (const std::size_t last : {2UL, 2000UL}) {
+        pair_of_rows r(index_t(last + 1), 15, 0.01);
+        for (std::size_t v = 0; v <= last; ++v) r.z[v] -= 560, r.y[v] -= 110;
+        r.z[0] = 105.26F, r.z[1] = -0.69F;
+        r.y[0] = -1.07F, r.y[1] = -889.8F, r.y[last] = 245.4F;
+        r.t_s = r.t_t = 10;
+        const answer got = agrees(r, chi_squared{}, 1e-6);
+        CHECK(got.diagnostics.infinite_rows == 1);
+        CHECK(got.loss == 0);
+        for (const double g : got.dz) CHECK(g == 0);
+    }
+}

@@ -613,10 +613,12 @@ struct dense_kernel {
         }
     };
 
+    /// Whether there is no finite number to report or to store.
+    OPD_HD static bool beyond_float(const double& x) { return !is_finite(x) || x > 1e30 || x < -1e30; }
     /// Float could carry the row, or not; and the clamp.
     OPD_HD void settle(dense_state& st) const {
         const double clamp = frame.env.loss_clamp, loss = st.report.loss;
-        if (!is_finite(loss) || !is_finite(st.sum_c)) {
+        if (beyond_float(loss) || beyond_float(st.sum_c)) {
             st.next = row_step::careful;
         } else if (clamp > 0 && (loss > clamp || loss < -clamp)) {
             st.report.clamped = true;
@@ -710,9 +712,7 @@ struct dense_kernel {
         OPD_HD static void finish(const dense_kernel& k, dense_state& st, two_sums all) {
             st.report.careful = true;
             st.report.loss = all.a, st.sum_c = all.b;
-            const double most = 1e30; // beyond float: no finite number to report or store
-            if (!is_finite(all.a) || !is_finite(all.b) || all.a > most || all.a < -most || all.b > most ||
-                all.b < -most) {
+            if (beyond_float(all.a) || beyond_float(all.b)) {
                 st.report.infinite = true;
                 st.report.loss = 0;
                 st.next = row_step::clear;

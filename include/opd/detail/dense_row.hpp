@@ -22,6 +22,9 @@ namespace opd::detail {
 
 inline namespace OPD_ISA {
 
+/// Whether there is no finite number to report or to store.
+inline bool beyond_float(const double& x) { return !is_finite(x) || std::abs(x) > 1e30; }
+
 /// Everything of a dense row that does not depend on the row.
 template <class Program, class Z, class Y, class G>
 struct dense_row {
@@ -84,7 +87,7 @@ struct dense_row {
                 const auto t = terms(z, y, s, sw.wild, parked);
                 out.loss = t.loss, sum_c = t.sum_c;
             }
-            careful = !is_finite(out.loss) || !is_finite(sum_c);
+            careful = beyond_float(out.loss) || beyond_float(sum_c);
         }
         if (careful) {
             out.careful = true;
@@ -283,7 +286,7 @@ private:
             sum_c += c_of(i);
         }
         out.loss = loss;
-        if (!is_finite(loss) || !is_finite(sum_c) || std::abs(loss) > 1e30 || std::abs(sum_c) > 1e30) { // beyond float
+        if (beyond_float(loss) || beyond_float(sum_c)) {
             out.infinite = true;
             out.loss = 0;
             zero(dz);
