@@ -27,6 +27,20 @@
 
 namespace opd {
 
+namespace detail {
+
+/// A range of the caller's as a view of its own element type.
+template <class R>
+constexpr auto whole_range(R& r) {
+    static_assert(std::ranges::contiguous_range<R> && std::ranges::sized_range<R>,
+                  "opd: masks, weights and offsets lie in contiguous memory: a vector, span or array, and not of "
+                  "std::vector<bool>, which packs its bits");
+    using element = std::remove_reference_t<std::ranges::range_reference_t<R>>;
+    return vector_view<element>(std::ranges::data(r), static_cast<index_t>(std::ranges::size(r)));
+}
+
+} // namespace detail
+
 enum class reduce { sum, token_mean, sequence_mean, sequence_sum_mean, constant };
 
 /// Whether a row counts. From any contiguous run of bool or integers (non-zero: kept), or from targets with an ignored
@@ -41,16 +55,15 @@ struct row_mask {
 
     row_mask() = default;
     template <class T>
-        requires std::integral<std::remove_const_t<T>>
-    constexpr row_mask(vector_view<T, Space> v) : data(v.data), size(v.size), bytes(int(sizeof(T))) {}
-    template <std::ranges::contiguous_range R>
-        requires(Space == space::host && std::integral<std::ranges::range_value_t<R>>)
-    constexpr row_mask(R&& r)
-        : data(std::ranges::data(r)), size(static_cast<index_t>(std::ranges::size(r))),
-          bytes(int(sizeof(std::ranges::range_value_t<R>))) {}
+    constexpr row_mask(vector_view<T, Space> v) : data(v.data), size(v.size), bytes(int(sizeof(T))) {
+        static_assert(std::integral<std::remove_const_t<T>> && sizeof(T) <= 8,
+                      "opd: a mask is of bool or of integers of at most 64 bits");
+    }
+    template <std::ranges::range R>
+        requires(Space == space::host)
+    constexpr row_mask(R&& r) : row_mask(detail::whole_range(r)) {}
 
     template <class T>
-        requires std::integral<std::remove_const_t<T>>
     static constexpr row_mask ignoring(vector_view<T, Space> targets,
                                        std::type_identity_t<std::remove_const_t<T>> value) {
         row_mask m(targets);
@@ -73,6 +86,57 @@ struct row_mask {
         else
             x = static_cast<const std::int64_t*>(data)[r];
         return has_ignore ? x != ignore : x != 0;
+    }
+};
+
+/// A weight for each row, float or double, read as double.
+template <space Space = space::host>
+struct row_weights {
+    const void* data = nullptr;
+    index_t size = 0;
+    int bytes = 0; ///< element width: 4 float, 8 double
+
+    row_weights() = default;
+    template <class T>
+    constexpr row_weights(vector_view<T, Space> v) : data(v.data), size(v.size), bytes(int(sizeof(T))) {
+        static_assert(std::is_same_v<std::remove_const_t<T>, float> || std::is_same_v<std::remove_const_t<T>, double>,
+                      "opd: weights of rows are float or double");
+    }
+    template <class T>
+    constexpr row_weights(T* p, index_t n) : row_weights(vector_view<T, Space>(p, n)) {}
+    template <std::ranges::range R>
+        requires(Space == space::host)
+    constexpr row_weights(R&& r) : row_weights(detail::whole_range(r)) {}
+
+    OPD_HD constexpr bool empty() const { return data == nullptr; }
+    OPD_HD double operator[](index_t r) const {
+        return bytes == 4 ? double(static_cast<const float*>(data)[r]) : static_cast<const double*>(data)[r];
+    }
+};
+
+/// The first row of each sequence, 32 or 64 bits wide, read as 64.
+template <space Space = space::host>
+struct row_offsets {
+    const void* data = nullptr;
+    index_t size = 0;
+    int bytes = 0; ///< element width: 4, 8
+
+    row_offsets() = default;
+    template <class T>
+    constexpr row_offsets(vector_view<T, Space> v) : data(v.data), size(v.size), bytes(int(sizeof(T))) {
+        static_assert(std::signed_integral<std::remove_const_t<T>> && (sizeof(T) == 4 || sizeof(T) == 8),
+                      "opd: offsets of sequences are int32 or int64");
+    }
+    template <class T>
+    constexpr row_offsets(T* p, index_t n) : row_offsets(vector_view<T, Space>(p, n)) {}
+    template <std::ranges::range R>
+        requires(Space == space::host)
+    constexpr row_offsets(R&& r) : row_offsets(detail::whole_range(r)) {}
+
+    OPD_HD constexpr bool empty() const { return data == nullptr; }
+    OPD_HD index_t operator[](index_t i) const {
+        return bytes == 4 ? index_t{static_cast<const std::int32_t*>(data)[i]}
+                          : index_t{static_cast<const std::int64_t*>(data)[i]};
     }
 };
 
@@ -117,9 +181,9 @@ enum class vocabulary { must_match, drop_and_renormalise };
 template <space Space = space::host>
 struct basic_env {
     reduce reduction = reduce::token_mean;
-    row_mask<Space> mask = {};                            ///< (N) kept rows; empty: all
-    vector_view<const float, Space> weights = {};         ///< (N) any sign; empty: 1
-    vector_view<const std::int64_t, Space> offsets = {};  ///< (S+1) first row of each sequence, ascending, from 0 to N
+    row_mask<Space> mask = {};       ///< (N) kept rows; empty: all
+    row_weights<Space> weights = {}; ///< (N) float or double, any sign; empty: 1
+    row_offsets<Space> offsets = {}; ///< (S+1) int32 or int64: first row of each sequence, ascending, from 0 to N
     vector_view<const std::int32_t, Space> versions = {}; ///< (N) policy version that drew the row; empty: unknown
     std::int32_t version = 0;                       ///< the student's version now; staleness is version - versions[r]
     double normalizer = 0;                          ///< count to divide by; 0: count this batch

@@ -95,7 +95,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
     detail::check_pairing<Student, Teacher, Estimator>();
     if constexpr (Teacher::kind == cache_kind::dense) {
         const index_t n = student.z.rows;
-        detail::check_student(student, e, student.z.cols);
+        detail::check_student(student, student.z.cols);
         detail::check_matrix("teacher.y", teacher.y, n, -1);
         detail::check_temperature("teacher.temperature", teacher.temperature);
         index_t vocab = student.z.cols;
@@ -108,8 +108,8 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
             vocab = teacher.y.cols < vocab ? teacher.y.cols : vocab;
             if (vocab < 1 && n > 0) throw invalid_input("teacher.y", "has no columns");
         }
-        detail::check_input("teacher.y", teacher.y, student);
         detail::check_env(e, n);
+        detail::check_overlaps(student, teacher, e);
         detail::validate_estimator(estimator);
         if constexpr (Space == space::host) {
             detail::check_env_contents(e, n);
@@ -120,9 +120,10 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         return row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, vocab};
     } else {
         const index_t n = student.z.rows, k = teacher.ids.cols;
-        detail::check_student(student, e, Student::sparse_gradient ? k : student.z.cols);
+        detail::check_student(student, Student::sparse_gradient ? k : student.z.cols);
         detail::check_teacher(teacher, student, n, k);
         detail::check_env(e, n);
+        detail::check_overlaps(student, teacher, e);
         detail::validate_estimator(estimator);
         if constexpr (detail::offers_sparse_gradient<Estimator>())
             if (!e.given_lse.empty() || !e.lse.empty())
@@ -175,12 +176,15 @@ auto token_logp(Backend& be, matrix_view<Z, Space> z, matrix_view<Id, Space> ids
     detail::check_matrix("out", out, n, ids.cols);
     detail::check_temperature("temperature", temperature);
     if (z.cols < 1 && n > 0) throw invalid_input("z", "has no columns");
-    if (!mask.empty() && mask.size != n)
-        throw invalid_input("mask", "has " + std::to_string(mask.size) + " entries for " + std::to_string(n) + " rows");
-    if (!lse.empty() && lse.size != n)
-        throw invalid_input("lse", "has " + std::to_string(lse.size) + " entries for " + std::to_string(n) + " rows");
-    if (detail::bytes_of(out).overlaps(detail::bytes_of(z)) || detail::bytes_of(out).overlaps(detail::bytes_of(ids)))
-        throw invalid_input("out", "overlaps an input");
+    detail::check_vector("mask", mask, n);
+    detail::check_vector("lse", lse, n);
+    detail::call_spans spans;
+    spans.writes("out", out);
+    spans.writes("lse", lse);
+    spans.reads("z", z);
+    spans.reads("ids", ids);
+    spans.reads("mask", mask);
+    spans.check();
     return be.for_rows(
         token_logp_job<std::remove_const_t<Z>, std::remove_const_t<Id>, L, Space>{z, ids, out, lse, mask, temperature});
 }

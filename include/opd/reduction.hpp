@@ -3,6 +3,9 @@
 // From an env to one factor a row, w_r f_r (batch.hpp), and the checks that need no logits.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "opd/batch.hpp"
@@ -13,28 +16,58 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// Throws unless every span of `e` fits a batch of n rows.
+template <class T, space S>
+constexpr std::size_t element_bytes(const vector_view<T, S>&) {
+    return sizeof(T);
+}
+template <class View>
+constexpr std::size_t element_bytes(const View& v) {
+    return static_cast<std::size_t>(v.bytes);
+}
+
+/// No span reaches further: byte counts fit 64 bits.
+inline constexpr index_t most_bytes = std::numeric_limits<index_t>::max();
+
+/// A vector that is left out (null and of size 0), or one in its place: size, pointer, alignment. n < 0: of any size.
+template <class View>
+void check_vector(const char* name, const View& v, index_t n) {
+    if (v.data == nullptr && v.size == 0) return;
+    if (n >= 0 && v.size != n)
+        throw invalid_input(name, "has " + std::to_string(v.size) + " entries for " + std::to_string(n) + " rows");
+    if (v.size < 0) throw invalid_input(name, "has a negative size of " + std::to_string(v.size));
+    if (v.data == nullptr && v.size > 0)
+        throw invalid_input(name, "is a null pointer with " + std::to_string(v.size) +
+                                      " entries; leave out what is not given");
+    const auto width = element_bytes(v);
+    if (v.size > most_bytes / static_cast<index_t>(width)) throw invalid_input(name, "is larger than any memory");
+    if (reinterpret_cast<std::uintptr_t>(v.data) % width != 0)
+        throw invalid_input(name, "is not aligned to its element type");
+}
+
+/// The largest |w_r f_r|: beyond it a float gradient overflows.
+inline constexpr double largest_factor = 1e30;
+
+/// Throws unless every span of `e` fits a batch of n rows and every parameter means something.
 template <space S>
 void check_env(const basic_env<S>& e, index_t n) {
-    const auto length = [n](const char* name, bool empty, index_t size) {
-        if (!empty && size != n)
-            throw invalid_input(std::string("env.") + name,
-                                "has " + std::to_string(size) + " entries for " + std::to_string(n) + " rows");
-    };
-    length("mask", e.mask.empty(), e.mask.size);
-    length("weights", e.weights.empty(), e.weights.size);
-    length("versions", e.versions.empty(), e.versions.size);
-    length("losses", e.losses.empty(), e.losses.size);
-    length("lse", e.lse.empty(), e.lse.size);
-    length("given_lse", e.given_lse.empty(), e.given_lse.size);
-    if (e.reduction == reduce::constant && !(e.normalizer > 0))
+    check_vector("env.mask", e.mask, n);
+    check_vector("env.weights", e.weights, n);
+    check_vector("env.versions", e.versions, n);
+    check_vector("env.losses", e.losses, n);
+    check_vector("env.lse", e.lse, n);
+    check_vector("env.given_lse", e.given_lse, n);
+    check_vector("env.offsets", e.offsets, -1);
+    if (!is_finite(e.normalizer) || e.normalizer < 0 || (e.normalizer > 0 && e.normalizer < 1 / largest_factor))
+        throw invalid_input("env.normalizer", "must be a positive count of at least 1e-30, or 0 to count this batch");
+    if (e.reduction == reduce::constant && e.normalizer == 0)
         throw invalid_input("env.normalizer", "must be positive under reduce::constant");
-    if (e.normalizer < 0 || !is_finite(e.normalizer))
-        throw invalid_input("env.normalizer", "must be positive, or 0 to count this batch");
     const bool by_sequence = e.reduction == reduce::sequence_mean || e.reduction == reduce::sequence_sum_mean;
     if (by_sequence && e.offsets.size < 1)
         throw invalid_input("env.offsets", "is needed by a reduction over sequences");
-    if (!is_finite(e.beta) || !is_finite(e.beta_loss)) throw invalid_input("env.beta", "must be finite");
+    if (!is_finite(e.beta)) throw invalid_input("env.beta", "must be finite");
+    if (!is_finite(e.beta_loss)) throw invalid_input("env.beta_loss", "must be finite");
+    if (const double nats = e.on_infinite.floor_at; !is_finite(nats) || nats > 0 || nats < -1e6)
+        throw invalid_input("env.on_infinite", "must floor at a log-probability between -1e6 and 0 nats");
     if (!is_finite(e.loss_clamp) || e.loss_clamp < 0)
         throw invalid_input("env.loss_clamp", "must be positive, or 0 for none");
     if (e.on_bad.act == bad::action::raise_above &&
@@ -45,7 +78,8 @@ void check_env(const basic_env<S>& e, index_t n) {
         throw unsupported("opd: env.level tiling_invariant is not offered by this version; use run_to_run");
 }
 
-/// Contents of the spans, on the host: offsets ascending from 0 to n, weights finite.
+/// Contents of the spans, on the host: offsets ascending from 0 to n, weights of kept rows finite and of a size that a
+/// gradient can hold.
 inline void check_env_contents(const env& e, index_t n) {
     if (e.offsets.size > 0) {
         if (e.offsets[0] != 0) throw invalid_input("env.offsets", "must start at 0", 0);
@@ -56,13 +90,20 @@ inline void check_env_contents(const env& e, index_t n) {
             throw invalid_input("env.offsets", "ends at " + std::to_string(e.offsets[e.offsets.size - 1]) + " for " +
                                                    std::to_string(n) + " rows");
     }
-    for (index_t r = 0; r < e.weights.size; ++r)
-        if (!is_finite(e.weights[r])) throw invalid_input("env.weights", "is not finite", r);
+    if (e.weights.empty()) return;
+    const double count = e.reduction != reduce::sum && e.normalizer > 0 && e.normalizer < 1 ? e.normalizer : 1;
+    for (index_t r = 0; r < n; ++r) {
+        if (!e.mask.kept(r)) continue;
+        const double w = e.weights[r];
+        if (!is_finite(w)) throw invalid_input("env.weights", "is not finite", r);
+        if (w > largest_factor * count || w < -largest_factor * count)
+            throw invalid_input("env.weights", "is too large: a weight over the normalizer must not exceed 1e30", r);
+    }
 }
 
 /// factor[r] = w_r f_r for kept rows; masked rows are left untouched and must be asked of the mask. Returns kept rows.
 inline index_t row_factors(const env& e, index_t n, double* factor) {
-    const auto weight = [&](index_t r) { return e.weights.empty() ? 1.0 : double(e.weights[r]); };
+    const auto weight = [&](index_t r) { return e.weights.empty() ? 1.0 : e.weights[r]; };
     index_t kept = 0;
     if (e.reduction == reduce::sequence_mean || e.reduction == reduce::sequence_sum_mean) {
         index_t sequences = 0;

@@ -8,9 +8,14 @@
 //   student::on_support{view(z,N,V), view(dz,N,k)} (N,V) in, a sparse gradient out: dz[r,j] belongs to the support's
 //                                                  ids[r,j]; for losses on a renormalised support, which need no other
 //
-// Element types of z and dz are independent. dz may be z itself (same pointer, type and stride; not with beta != 0); any
-// other overlap with z, the teacher's matrices or the env's weights and outputs is an error (the env's masks, offsets and
-// versions are not looked at). Columns between V and the stride are padding: kept, or zeroed with `padding::zero`.
+// Options are named: student::logits{.z = z, .dz = dz, .temperature = 0.7f, .pad = padding::keep}; the temperature may also
+// stand third. nvcc deduces no types from named members: there name them, logits<float, float, space::device>{.z = …}, or
+// assign the member afterwards.
+//
+// Element types of z and dz are independent. dz may be z itself (same pointer, type and stride; not with beta != 0); no
+// other output may overlap anything else of the call. The padding that the view dz says it has (view.hpp) is zeroed or, with
+// `padding::keep`, left alone; columns beyond it are never touched. In place, rows with columns of which nothing is said
+// would leave logits where a backward pass that reads whole rows expects a gradient: that is an error.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +26,12 @@
 
 namespace opd {
 
-enum class padding { keep, zero };
+/// What a call does with the padding columns of the gradient's view.
+enum class padding { zero, keep };
+
+namespace detail {
+struct by_name_only {}; ///< what follows it in an aggregate is set by name
+} // namespace detail
 
 namespace student {
 
@@ -33,8 +43,9 @@ struct logits {
     static constexpr bool sparse_gradient = false;
     matrix_view<const Z, Space> z; ///< (N,V)
     matrix_view<G, Space> dz = {}; ///< (N,V); empty: value only
-    float temperature = 1;         ///< p = softmax(z / temperature)
-    opd::padding pad = opd::padding::keep;
+    float temperature = 1;         ///< p = softmax(z / temperature), from 1e-6 to 1e6
+    detail::by_name_only named = {};
+    opd::padding pad = opd::padding::zero;
 };
 template <class Z, space S>
 logits(matrix_view<Z, S>) -> logits<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
@@ -44,6 +55,8 @@ template <class Z, class G, space S>
 logits(matrix_view<Z, S>, matrix_view<G, S>) -> logits<std::remove_const_t<Z>, G, S>;
 template <class Z, class G, space S>
 logits(matrix_view<Z, S>, matrix_view<G, S>, float) -> logits<std::remove_const_t<Z>, G, S>;
+template <class Z, class G, space S> // these two by name alone: {.z, .dz, .pad}, {.z, .dz, .temperature, .pad}
+logits(matrix_view<Z, S>, matrix_view<G, S>, opd::padding)->logits<std::remove_const_t<Z>, G, S>;
 template <class Z, class G, space S>
 logits(matrix_view<Z, S>, matrix_view<G, S>, float, opd::padding) -> logits<std::remove_const_t<Z>, G, S>;
 
@@ -56,14 +69,21 @@ struct on_support {
     matrix_view<const Z, Space> z; ///< (N,V)
     matrix_view<G, Space> dz = {}; ///< (N,k), column j for the support's id j; empty: value only
     float temperature = 1;
-    opd::padding pad = opd::padding::keep;
+    detail::by_name_only named = {};
+    opd::padding pad = opd::padding::zero;
 };
 template <class Z, space S>
 on_support(matrix_view<Z, S>) -> on_support<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
+template <class Z, space S>
+on_support(matrix_view<Z, S>, float) -> on_support<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
 template <class Z, class G, space S>
 on_support(matrix_view<Z, S>, matrix_view<G, S>) -> on_support<std::remove_const_t<Z>, G, S>;
 template <class Z, class G, space S>
 on_support(matrix_view<Z, S>, matrix_view<G, S>, float) -> on_support<std::remove_const_t<Z>, G, S>;
+template <class Z, class G, space S>
+on_support(matrix_view<Z, S>, matrix_view<G, S>, opd::padding) -> on_support<std::remove_const_t<Z>, G, S>;
+template <class Z, class G, space S>
+on_support(matrix_view<Z, S>, matrix_view<G, S>, float, opd::padding) -> on_support<std::remove_const_t<Z>, G, S>;
 
 } // namespace student
 

@@ -2,10 +2,14 @@
 //
 // Views over the caller's memory: pointer, shape, row stride. Nothing here owns or allocates.
 //
-//   view(p, n)                 (n)        vector_view
-//   view(p, rows, cols)        (rows,cols) row-major, unit inner stride
-//   view(p, rows, cols, stride) the same with padded rows: stride >= cols elements from row to row
-//   device_view(...)           the same, in device memory
+//   view(p, n)                   (n)        vector_view
+//   view(p, rows, cols)          (rows,cols) row-major, unit inner stride
+//   view(p, rows, cols, stride)  the same, stride >= cols elements from row to row; what lies between belongs to others
+//   view(p, rows, cols, {.stride = P, .padding = n})  the same, n columns after the last belonging to each row
+//   padded_view(p, rows, cols, P)                     rows of P of which cols are real: .padding = P - cols
+//   device_view(...), padded_device_view(...)         the same, in device memory
+//
+// Padding is never read. A gradient's padding is set to zero (student.hpp); no column beyond a view's padding is touched.
 //
 // The memory space is part of the type: a host view cannot be passed where a device view is meant. Element (r,c) lies at
 // data[r*stride + c]; the arithmetic is 64-bit, whatever integer type the caller counts in.
@@ -22,7 +26,8 @@ namespace opd {
 
 enum class space { host, device };
 
-/// (rows, cols) elements of T, row-major, unit inner stride, `stride` elements from row to row.
+/// (rows, cols) elements of T, row-major, unit inner stride, `stride` elements from row to row, of which the `padding` that
+/// follow the columns belong to the view too.
 template <class T, space Space = space::host>
 struct matrix_view {
     using element_type = T;
@@ -31,14 +36,15 @@ struct matrix_view {
     index_t rows = 0;
     index_t cols = 0;
     index_t stride = 0;
+    index_t padding = 0;
 
     matrix_view() = default;
-    OPD_HD constexpr matrix_view(T* data_, index_t rows_, index_t cols_, index_t stride_)
-        : data(data_), rows(rows_), cols(cols_), stride(stride_) {}
+    OPD_HD constexpr matrix_view(T* data_, index_t rows_, index_t cols_, index_t stride_, index_t padding_ = 0)
+        : data(data_), rows(rows_), cols(cols_), stride(stride_), padding(padding_) {}
     /// A view of mutable elements is a view of const ones.
     template <class U>
     requires std::same_as<const U, T> OPD_HD constexpr matrix_view(matrix_view<U, Space> o)
-        : data(o.data), rows(o.rows), cols(o.cols), stride(o.stride) {}
+        : data(o.data), rows(o.rows), cols(o.cols), stride(o.stride), padding(o.padding) {}
 
     OPD_HD constexpr T* row(index_t r) const { return data + r * stride; }
     OPD_HD constexpr T& operator()(index_t r, index_t c) const { return data[r * stride + c]; }
@@ -68,6 +74,18 @@ struct vector_view {
     OPD_HD constexpr bool empty() const { return data == nullptr; }
 };
 
+/// A count, from any integer type.
+struct count {
+    index_t value;
+    template <std::integral I>
+    constexpr count(I i) : value(static_cast<index_t>(i)) {}
+};
+/// How rows lie, by name: `view(p, N, V, {.stride = P, .padding = P - V})`.
+struct row_layout {
+    count stride;
+    count padding = 0;
+};
+
 template <class T>
 constexpr matrix_view<T> view(T* data, std::integral auto rows, std::integral auto cols) {
     return {data, static_cast<index_t>(rows), static_cast<index_t>(cols), static_cast<index_t>(cols)};
@@ -75,6 +93,18 @@ constexpr matrix_view<T> view(T* data, std::integral auto rows, std::integral au
 template <class T>
 constexpr matrix_view<T> view(T* data, std::integral auto rows, std::integral auto cols, std::integral auto stride) {
     return {data, static_cast<index_t>(rows), static_cast<index_t>(cols), static_cast<index_t>(stride)};
+}
+template <class T>
+constexpr matrix_view<T> view(T* data, std::integral auto rows, std::integral auto cols, row_layout rows_lie) {
+    return {data, static_cast<index_t>(rows), static_cast<index_t>(cols), rows_lie.stride.value,
+            rows_lie.padding.value};
+}
+/// Rows of `stride` elements of which `cols` are real; the rest is padding.
+template <class T>
+constexpr matrix_view<T> padded_view(T* data, std::integral auto rows, std::integral auto cols,
+                                     std::integral auto stride) {
+    const auto s = static_cast<index_t>(stride), c = static_cast<index_t>(cols);
+    return {data, static_cast<index_t>(rows), c, s, s - c};
 }
 template <class T>
 constexpr vector_view<T> view(T* data, std::integral auto size) {
@@ -89,6 +119,19 @@ template <class T>
 constexpr matrix_view<T, space::device> device_view(T* data, std::integral auto rows, std::integral auto cols,
                                                     std::integral auto stride) {
     return {data, static_cast<index_t>(rows), static_cast<index_t>(cols), static_cast<index_t>(stride)};
+}
+template <class T>
+constexpr matrix_view<T, space::device> device_view(T* data, std::integral auto rows, std::integral auto cols,
+                                                    row_layout rows_lie) {
+    return {data, static_cast<index_t>(rows), static_cast<index_t>(cols), rows_lie.stride.value,
+            rows_lie.padding.value};
+}
+/// Rows of `stride` elements of which `cols` are real; the rest is padding.
+template <class T>
+constexpr matrix_view<T, space::device> padded_device_view(T* data, std::integral auto rows, std::integral auto cols,
+                                                           std::integral auto stride) {
+    const auto s = static_cast<index_t>(stride), c = static_cast<index_t>(cols);
+    return {data, static_cast<index_t>(rows), c, s, s - c};
 }
 template <class T>
 constexpr vector_view<T, space::device> device_view(T* data, std::integral auto size) {

@@ -66,9 +66,11 @@ result run_case(Memory& memory, dense_case<Z, Y, G>& c, const Divergence& d) {
     G* dz = memory.put(c.dz);
     const matrix_view<const Z, S> z(memory.put(c.z), c.rows, c.vocab_z, c.vocab_z);
     const matrix_view<const Y, S> y(memory.put(c.y), c.rows, c.vocab_y, c.vocab_y);
-    const matrix_view<G, S> sink = dz ? matrix_view<G, S>(dz, c.rows, c.vocab_z, c.stride) : matrix_view<G, S>();
-    const result r = memory.finish(evaluate(memory.backend, student::logits<Z, G, S>{z, sink, c.t_s, c.pad},
-                                            teacher::dense<Y, S>{y, c.t_t}, d, e));
+    const matrix_view<G, S> sink =
+        dz ? matrix_view<G, S>(dz, c.rows, c.vocab_z, c.stride, c.stride - c.vocab_z) : matrix_view<G, S>();
+    const result r = memory.finish(
+        evaluate(memory.backend, student::logits<Z, G, S>{.z = z, .dz = sink, .temperature = c.t_s, .pad = c.pad},
+                 teacher::dense<Y, S>{y, c.t_t}, d, e));
     memory.get(c.dz, dz), memory.get(c.losses, losses), memory.get(c.lse, lse);
     return r;
 }

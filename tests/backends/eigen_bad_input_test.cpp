@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: ofast
 //
-// Bad input, one case a kind. Shapes, strides, aliasing, options: `invalid_input` naming argument and row, thrown before
-// anything is written. Contents: counted with loss 0 and gradient 0, or thrown under check::contents. Infinite rows: floored,
+// Bad input. Shapes, strides, options, null pointers, overlaps: `invalid_input` naming argument and row, thrown before anything
+// is written; numbers and overlaps by tables over every field and every pair. Contents: counted with loss 0 and gradient 0, or thrown under check::contents. Infinite rows: floored,
 // skipped or raised. Rows beyond the clamp: cut.
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"
 
+#include <functional>
+#include <limits>
+
 #include <opd/backends/eigen.hpp>
+#include <opd/estimators/designs.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
@@ -29,6 +33,8 @@ struct call {
     std::vector<float> log_mu = std::vector<float>(rows * k, -2.F), log_q = std::vector<float>(rows * k, -1.5F);
     std::vector<float> weight = std::vector<float>(rows * k, 0.25F), log_tail = std::vector<float>(rows, -3.F);
     std::vector<float> losses = std::vector<float>(rows, 777.F), row_weights = std::vector<float>(rows, 1.F);
+    std::vector<double> double_weights = std::vector<double>(rows, 1.);
+    std::vector<std::int64_t> offsets;
     student::logits<float> s;
     teacher::dense<float> dense;
     teacher::support<std::int32_t> support;
@@ -143,15 +149,9 @@ TEST_CASE("shapes, strides, pointers") {
         "columns for a vocabulary of 3", [](call& c) { c.s.z.cols = c.s.dz.cols = 3; }, on_support);
 }
 
-TEST_CASE("vocabularies, temperatures, determinism, estimator options") {
+TEST_CASE("vocabularies, determinism, estimator options") {
     refused(
         "teacher.y: has 19 columns, the student 20; set env.vocab", [](call& c) { c.dense.y.cols = 19; }, on_dense);
-    for (const float t : {0.F, -1.F, nan_f, inf_f}) {
-        refused(
-            "student.temperature: must be positive and finite", [t](call& c) { c.s.temperature = t; }, on_dense);
-        refused(
-            "teacher.temperature: must be positive and finite", [t](call& c) { c.dense.temperature = t; }, on_dense);
-    }
     call c;
     c.env.level = determinism::tiling_invariant;
     CHECK_THROWS_WITH_AS(c.run_dense(), doctest::Contains("tiling_invariant is not offered"), unsupported);
@@ -166,9 +166,6 @@ TEST_CASE("vocabularies, temperatures, determinism, estimator options") {
         [](call& d) {
             evaluate(d.backend, d.s, d.weighted, weighted_reverse_kl<>{.baseline = baseline::leave_one_out}, d.env);
         });
-    refused(
-        "advantage_clip", [](call&) {},
-        [](call& d) { evaluate(d.backend, d.s, d.samples, mc_reverse_kl<>{.advantage_clip = -1}, d.env); });
     refused(
         "jsd.w", [](call&) {}, [](call& d) { evaluate(d.backend, d.s, d.support, tail_bucket{jsd{.w = 2}}, d.env); });
     refused(
@@ -224,8 +221,6 @@ TEST_CASE("env") {
         "env.normalizer: must be positive under reduce::constant", [](call& c) { c.env.reduction = reduce::constant; },
         on_dense);
     refused(
-        "env.normalizer: must be positive, or 0", [](call& c) { c.env.normalizer = -1; }, on_dense);
-    refused(
         "env.offsets: is needed by a reduction over sequences",
         [](call& c) { c.env.reduction = reduce::sequence_mean; }, on_dense);
     refused(
@@ -234,10 +229,432 @@ TEST_CASE("env") {
         "must ascend; entry 2 does not", [&](call& c) { c.env.offsets = falling; }, on_dense, 2);
     refused(
         "env.offsets: ends at 2 for 3 rows", [&](call& c) { c.env.offsets = early; }, on_dense);
+}
+
+TEST_CASE("numbers: every field, refused and accepted") {
+    const double nan_d = double(nan_f), inf_d = double(inf_f);
+    struct field {
+        const char* name;
+        std::vector<double> refused, accepted; ///< refused also: NaN and both infinities
+        std::function<void(call&, double)> run;
+    };
+    const auto dense = [](auto set) {
+        return [set](call& c, double x) {
+            set(c, x);
+            c.run_dense();
+        };
+    };
+    const auto estimator = [](auto make) {
+        return [make](call& c, double x) { evaluate(c.backend, c.s, c.dense, make(x), c.env); };
+    };
+    const auto bucket = [](auto make) {
+        return [make](call& c, double x) { evaluate(c.backend, c.s, c.support, tail_bucket{make(x)}, c.env); };
+    };
+    const auto renormal = [](auto make) {
+        return [make](call& c, double x) { evaluate(c.backend, c.s, c.support, renormalised{make(x)}, c.env); };
+    };
+    const auto token = [](auto& c, float temperature) {
+        std::vector<float> out(rows * k);
+        token_logp(c.backend, c.s.z, c.support.ids, view(out.data(), rows, k), temperature);
+    };
+    const auto iid = [](float temperature, double u) {
+        const float z[3] = {0, 1, 2};
+        std::int32_t ids[2];
+        float log_mu[2];
+        std::vector<float> scratch(design::scratch_floats(3));
+        design::iid(
+            z, 3, temperature, 2, [u](index_t) { return u; }, ids, log_mu, scratch);
+    };
+    const auto threshold = [](float temperature, double u) {
+        const float z[3] = {0, 1, 2};
+        std::int32_t ids[2] = {77, 77};
+        float log_mu[2], weight[2];
+        std::uint8_t exact[2];
+        std::vector<float> scratch(design::scratch_floats(3));
+        try {
+            design::threshold(z, 3, temperature, 2, u, ids, weight, log_mu, exact, scratch);
+        } catch (...) {
+            CHECK(ids[0] == 77);
+            throw;
+        }
+    };
+    const auto make_alpha = [](double x) { return alpha_divergence{x}; };
+    const auto make_w = [](double x) { return jsd{.w = x}; };
+    const std::vector<double> no_temperature{0, -1, 1e-45, 1e-38, 9e-7, 1.1e6, 1e30, 3e38},
+        temperature{1e-6F, .01, 1e6};
+    const std::vector<double> no_fraction{0, 1, -1, 2, 1e300}, fraction{1e-3, .5, .999};
+    const std::vector<double> no_weight{1.1e30, -3e38}, weight{0, -1, 1e-30, 1e29};
+    const std::vector<field> fields{
+        {"student.temperature", no_temperature, temperature,
+         dense([](call& c, double x) { c.s.temperature = float(x); })},
+        {"teacher.temperature", no_temperature, temperature,
+         dense([](call& c, double x) { c.dense.temperature = float(x); })},
+        {"student.temperature", no_temperature, temperature,
+         [](call& c, double x) { c.s.temperature = float(x), c.run_support(); }},
+        {"student.temperature", no_temperature, temperature,
+         [](call& c, double x) { c.s.temperature = float(x), c.run_samples(); }},
+        {"temperature", no_temperature, temperature, [&](call& c, double x) { token(c, float(x)); }},
+        {"temperature", no_temperature, temperature, [&](call&, double x) { iid(float(x), .5); }},
+        {"temperature", no_temperature, temperature, [&](call&, double x) { threshold(float(x), .5); }},
+        {"uniform 0", no_fraction, fraction, [&](call&, double x) { iid(1, x); }},
+        {"uniform", no_fraction, fraction, [&](call&, double x) { threshold(1, x); }},
+        {"env.normalizer", {-1, 1e-310, 1e-31}, {0, .5, 1e9}, dense([](call& c, double x) { c.env.normalizer = x; })},
+        {"env.normalizer", {-1, 0, 1e-310}, {.5, 1e9}, dense([](call& c, double x) {
+             c.env.reduction = reduce::constant, c.env.normalizer = x;
+         })},
+        {"env.beta", {}, {-1, 0, 2}, dense([](call& c, double x) { c.env.beta = float(x); })},
+        {"env.beta_loss", {}, {-1, 0, 2}, dense([](call& c, double x) { c.env.beta_loss = float(x); })},
+        {"env.on_infinite", {1e-9, 30, -1e7, -1e300}, {0, -1, -30, -1e6}, dense([](call& c, double x) {
+             c.env.on_infinite = infinite::floor(x);
+         })},
+        {"env.loss_clamp", {-1, -1e-300}, {0, 1e-3, 1e9}, dense([](call& c, double x) { c.env.loss_clamp = x; })},
+        {"env.weights", no_weight, weight,
+         dense([](call& c, double x) { c.row_weights[1] = float(x), c.env.weights = c.row_weights; })},
+        {"env.weights", {1e300, -1e31}, weight, dense([](call& c, double x) {
+             c.double_weights[1] = x, c.env.weights = c.double_weights;
+         })},
+        {"env.weights", {1e15, -1e15}, {1e9}, dense([](call& c, double x) {
+             c.double_weights[1] = x, c.env.weights = c.double_weights, c.env.normalizer = 1e-20;
+         })},
+        {"jsd.w", no_fraction, fraction, estimator(make_w)},
+        {"jsd.w", no_fraction, fraction, bucket(make_w)},
+        {"jsd.w", no_fraction, fraction, renormal(make_w)},
+        {"jsd.o", {-1, 2, 1e300}, {0, .5, 1}, estimator([](double x) { return jsd{.o = x}; })},
+        {"skew_forward_kl.a", no_fraction, fraction, estimator([](double x) { return skew_forward_kl{x}; })},
+        {"skew_reverse_kl.a", no_fraction, fraction, estimator([](double x) { return skew_reverse_kl{x}; })},
+        {"alpha_divergence.a", {-1001, 1e6}, {-1, 0, 1, 2}, estimator(make_alpha)},
+        {"alpha_divergence.a", {-1001, 1e6}, {-1, 0, 1, 2}, bucket(make_alpha)},
+        {"mc_reverse_kl.advantage_clip",
+         {-1, -1e-300},
+         {0, .5},
+         [](call& c, double x) { evaluate(c.backend, c.s, c.samples, mc_reverse_kl<>{.advantage_clip = x}, c.env); }},
+        {"weighted_reverse_kl.advantage_clip",
+         {-1, -1e-300},
+         {0, .5},
+         [](call& c, double x) {
+             evaluate(c.backend, c.s, c.weighted, weighted_reverse_kl<>{.advantage_clip = x}, c.env);
+         }},
+    };
+    for (const field& f : fields) {
+        std::vector<double> bad = f.refused;
+        bad.insert(bad.end(), {nan_d, inf_d, -inf_d});
+        for (const double x : bad) {
+            call c;
+            INFO(f.name << " = " << x);
+            try {
+                f.run(c, x);
+                FAIL("accepted");
+            } catch (const invalid_input& e) {
+                CHECK(e.argument == f.name);
+                if (std::string(f.name) == "env.weights") CHECK(e.row == 1);
+            }
+            CHECK(c.untouched());
+        }
+        for (const double x : f.accepted) {
+            call c;
+            INFO(f.name << " = " << x);
+            CHECK_NOTHROW(f.run(c, x));
+        }
+    }
+    call c; // a weight is read only where its row counts
+    const std::vector<int> mask{1, 0, 1};
+    c.row_weights[1] = nan_f, c.env.weights = c.row_weights, c.env.mask = mask;
+    CHECK(detail::is_finite(c.run_dense().loss));
+}
+
+TEST_CASE("null pointers with a shape are refused, what is left out is not") {
+    const auto null_vector = [](auto& v) { v = {static_cast<decltype(v.data)>(nullptr), rows}; };
+    const auto none = [](auto& v) { v.data = nullptr; };
     refused(
-        "env.beta: must be finite", [](call& c) { c.env.beta = nan_f; }, on_dense);
+        "env.weights: is a null pointer with 3 entries",
+        [](call& c) {
+            c.env.weights = {static_cast<const float*>(nullptr), rows};
+        },
+        on_dense);
     refused(
-        "env.loss_clamp: must be positive", [](call& c) { c.env.loss_clamp = -1; }, on_dense);
+        "env.mask: is a null pointer", [](call& c) { c.env.mask = view(static_cast<const bool*>(nullptr), rows); },
+        on_dense);
+    refused(
+        "env.offsets: is a null pointer with 4 entries",
+        [](call& c) {
+            c.env.offsets = {static_cast<const std::int64_t*>(nullptr), rows + 1};
+        },
+        on_dense);
+    refused(
+        "env.versions: is a null pointer", [&](call& c) { null_vector(c.env.versions); }, on_dense);
+    refused(
+        "env.losses: is a null pointer", [&](call& c) { null_vector(c.env.losses); }, on_dense);
+    refused(
+        "env.lse: is a null pointer", [&](call& c) { null_vector(c.env.lse); }, on_dense);
+    refused(
+        "env.given_lse: is a null pointer", [&](call& c) { null_vector(c.env.given_lse); }, on_dense);
+    refused(
+        "env.offsets: has a negative size", [](call& c) { c.env.offsets.size = -2; }, on_dense);
+    refused(
+        "student.dz: is a null pointer; leave the gradient out for the value alone", [&](call& c) { none(c.s.dz); },
+        on_dense);
+    refused(
+        "student.dz: is a null pointer; leave the gradient out", [&](call& c) { none(c.s.dz); }, on_support);
+    refused(
+        "teacher.log_tail: is a null pointer", [&](call& c) { none(c.support.log_tail); }, on_support);
+    refused(
+        "teacher.ids: is a null pointer", [&](call& c) { none(c.support.ids); }, on_support);
+    refused(
+        "teacher.log_q: is a null pointer", [&](call& c) { none(c.support.log_q); }, on_support);
+    refused(
+        "teacher.log_prox: is a null pointer",
+        [](call& c) { c.samples.log_prox = view(static_cast<const float*>(nullptr), rows, k); }, on_samples);
+    refused(
+        "teacher.log_ref: is a null pointer",
+        [](call& c) { c.samples.log_ref = view(static_cast<const float*>(nullptr), rows, k); }, on_samples);
+    refused(
+        "teacher.exact: is a null pointer",
+        [](call& c) { c.weighted.exact = view(static_cast<const std::uint8_t*>(nullptr), rows, k); }, on_weighted);
+    refused(
+        "teacher.weight: is a null pointer", [&](call& c) { none(c.weighted.weight); }, on_weighted);
+    refused(
+        "student.dz: has shape (0,20), expected (3,20)", [&](call& c) { none(c.s.dz), c.s.dz.rows = 0; }, on_dense);
+    call c;
+    c.s.dz = {}, c.env.losses = {}, c.support.log_tail = {};
+    c.run_dense(), c.run_support(), c.run_samples(), c.run_weighted();
+    CHECK(c.untouched());
+}
+
+TEST_CASE("alignment of vectors, and sizes beyond 64 bits of bytes") {
+    const auto odd = [](auto& v) {
+        v.data = reinterpret_cast<decltype(v.data)>(reinterpret_cast<std::uintptr_t>(v.data) + 1);
+    };
+    refused(
+        "env.losses: is not aligned", [&](call& c) { odd(c.env.losses); }, on_dense);
+    refused(
+        "teacher.log_tail: is not aligned", [&](call& c) { odd(c.support.log_tail); }, on_support);
+    refused(
+        "env.weights: is not aligned",
+        [](call& c) {
+            c.env.weights = c.row_weights;
+            c.env.weights.data = static_cast<const char*>(c.env.weights.data) + 2;
+        },
+        on_dense);
+    constexpr index_t huge = index_t{1} << 62;
+    for (const index_t stride : {huge, huge / 2, huge / 4, std::numeric_limits<index_t>::max()}) {
+        refused(
+            "student.z: is larger than any memory", [=](call& c) { c.s.z.stride = stride; }, on_dense);
+        refused(
+            "teacher.y: is larger than any memory", [=](call& c) { c.dense.y.stride = stride; }, on_dense);
+        refused(
+            "teacher.log_q: is larger than any memory", [=](call& c) { c.support.log_q.stride = stride; }, on_support);
+    }
+    refused(
+        "student.dz: has 5 columns of padding after 20, its rows are 24 apart", [](call& c) { c.s.dz.padding = 5; },
+        on_dense);
+    refused(
+        "student.dz: has -1 columns of padding", [](call& c) { c.s.dz.padding = -1; }, on_dense);
+    refused(
+        "student.dz: has 9223372036854775807 columns of padding",
+        [](call& c) { c.s.dz.padding = std::numeric_limits<index_t>::max(); }, on_dense);
+    refused(
+        "env.offsets: is larger than any memory",
+        [](call& c) {
+            c.offsets = {0, 3};
+            c.env.offsets = {c.offsets.data(), huge};
+        },
+        on_dense);
+}
+
+TEST_CASE("no output overlaps another span: every pair") {
+    // Each span is put by its own function at an address and says how many bytes it takes there.
+    struct place {
+        const char* name;
+        std::size_t (*put)(call&, std::byte*);
+    };
+    static constexpr auto matrix = [](auto& v, std::byte* p) {
+        v.data = reinterpret_cast<decltype(v.data)>(p);
+        return std::size_t((v.rows - 1) * v.stride + v.cols + v.padding) * sizeof(*v.data);
+    };
+    static constexpr auto vector = [](auto& v, std::byte* p, auto* element, index_t n) {
+        v = {reinterpret_cast<decltype(element)>(p), n};
+        return std::size_t(n) * sizeof(*element);
+    };
+    static constexpr float* f = nullptr;
+    const std::vector<place> outputs{
+        {"student.dz", [](call& c, std::byte* p) { return matrix(c.s.dz, p); }},
+        {"env.losses", [](call& c, std::byte* p) { return vector(c.env.losses, p, f, rows); }},
+        {"env.lse", [](call& c, std::byte* p) {
+             using lse = std::remove_pointer_t<decltype(c.env.lse.data)>;
+             return vector(c.env.lse, p, static_cast<lse*>(nullptr), rows);
+         }}};
+    const std::vector<place> any{
+        {"student.z", [](call& c, std::byte* p) { return matrix(c.s.z, p); }},
+        {"env.mask",
+         [](call& c, std::byte* p) {
+             c.env.mask = view(reinterpret_cast<const std::int16_t*>(p), rows);
+             return std::size_t(2 * rows);
+         }},
+        {"env.weights",
+         [](call& c, std::byte* p) { return vector(c.env.weights, p, static_cast<const double*>(nullptr), rows); }},
+        {"env.offsets",
+         [](call& c, std::byte* p) {
+             return vector(c.env.offsets, p, static_cast<const std::int32_t*>(nullptr), rows + 1);
+         }},
+        {"env.versions",
+         [](call& c, std::byte* p) {
+             return vector(c.env.versions, p, static_cast<const std::int32_t*>(nullptr), rows);
+         }},
+        {"env.given_lse", [](call& c, std::byte* p) {
+             using lse = std::remove_pointer_t<decltype(c.env.given_lse.data)>;
+             return vector(c.env.given_lse, p, static_cast<lse*>(nullptr), rows);
+         }}};
+    const std::vector<place> dense{{"teacher.y", [](call& c, std::byte* p) { return matrix(c.dense.y, p); }}};
+    const std::vector<place> support{
+        {"teacher.ids", [](call& c, std::byte* p) { return matrix(c.support.ids, p); }},
+        {"teacher.log_q", [](call& c, std::byte* p) { return matrix(c.support.log_q, p); }},
+        {"teacher.log_tail", [](call& c, std::byte* p) {
+             return vector(c.support.log_tail, p, static_cast<const float*>(nullptr), rows);
+         }}};
+    const std::vector<place> weighted{
+        {"teacher.ids", [](call& c, std::byte* p) { return matrix(c.weighted.ids, p); }},
+        {"teacher.log_q", [](call& c, std::byte* p) { return matrix(c.weighted.log_q, p); }},
+        {"teacher.log_mu", [](call& c, std::byte* p) { return matrix(c.weighted.log_mu, p); }},
+        {"teacher.weight", [](call& c, std::byte* p) { return matrix(c.weighted.weight, p); }},
+        {"teacher.exact",
+         [](call& c, std::byte* p) {
+             c.weighted.exact = view(reinterpret_cast<const std::uint8_t*>(p), rows, k);
+             return std::size_t(rows * k);
+         }},
+        {"teacher.log_prox",
+         [](call& c, std::byte* p) {
+             c.weighted.log_prox = view(reinterpret_cast<const float*>(p), rows, k);
+             return std::size_t(4 * rows * k);
+         }},
+        {"teacher.log_ref", [](call& c, std::byte* p) {
+             c.weighted.log_ref = view(reinterpret_cast<const float*>(p), rows, k);
+             return std::size_t(4 * rows * k);
+         }}};
+    const auto try_all = [&](const std::vector<place>& inputs, auto run) {
+        for (std::size_t w = 0; w < outputs.size(); ++w)
+            for (std::size_t i = 0; i < inputs.size() + any.size() + outputs.size() - w - 1; ++i) {
+                const place& out = outputs[w];
+                const place& in = i < inputs.size()                ? inputs[i]
+                                  : i < inputs.size() + any.size() ? any[i - inputs.size()]
+                                                                   : outputs[w + 1 + i - inputs.size() - any.size()];
+                const auto says = [&](std::ptrdiff_t shift) { // the other span `shift` bytes from the output's first
+                    alignas(64) std::byte memory[4096] = {};
+                    call c;
+                    std::byte* p = memory + 2048;
+                    out.put(c, p);
+                    in.put(c, p + shift);
+                    try {
+                        run(c);
+                    } catch (const invalid_input& e) { // zeros need not make sense as contents
+                        return std::string(e.what());
+                    }
+                    return std::string();
+                };
+                call c;
+                alignas(64) std::byte memory[2048] = {};
+                const auto out_bytes = std::ptrdiff_t(out.put(c, memory)), in_bytes = std::ptrdiff_t(in.put(c, memory));
+                const std::string want = std::string("opd: ") + out.name + ": overlaps " + in.name;
+                INFO(want);
+                const auto up = [](std::ptrdiff_t x) { return (x + 7) / 8 * 8; };
+                const bool exact = std::string(in.name) == "student.z" && w == 0;
+                if (exact)
+                    CHECK(says(0).find("student.dz: is student.z in rows of 24 for 20 columns: say .padding = 4") !=
+                          std::string::npos);
+                else
+                    CHECK(says(0).find(want) == 0);
+                CHECK(says(up(out_bytes) - 8).find(want) == 0);
+                CHECK(says(8 - up(in_bytes)).find(want) == 0);
+                CHECK(says(up(out_bytes)).find("overlaps") == std::string::npos);
+                CHECK(says(-up(in_bytes)).find("overlaps") == std::string::npos);
+            }
+    };
+    try_all(dense, on_dense);
+    try_all(support, on_support);
+    try_all(weighted, on_weighted);
+
+    const auto tokens = [](std::size_t which, std::ptrdiff_t shift) { // out 48 bytes, lse 12 or 24
+        call c;
+        alignas(64) std::byte memory[4096] = {};
+        std::byte *p = memory + 2048, *other = p + shift;
+        const auto out = view(reinterpret_cast<float*>(which == 3 ? other : p), rows, k);
+        auto z = c.s.z;
+        auto ids = c.support.ids;
+        row_mask<> mask;
+        vector_view<float> lse;
+        if (which == 0) z.data = reinterpret_cast<const float*>(other);
+        if (which == 1) ids.data = reinterpret_cast<const std::int32_t*>(other);
+        if (which == 2) mask = view(reinterpret_cast<const std::int32_t*>(other), rows);
+        if (which >= 3) lse = view(reinterpret_cast<float*>(which == 3 ? p : other), rows);
+        if (which >= 4) {
+            if (which == 5) z.data = reinterpret_cast<const float*>(p);
+            if (which == 6) ids.data = reinterpret_cast<const std::int32_t*>(p);
+            if (which == 7) mask = view(reinterpret_cast<const std::int32_t*>(p), rows);
+            std::vector<float> elsewhere(rows * k);
+            token_logp(c.backend, z, ids, which == 4 ? out : view(elsewhere.data(), rows, k), 1, mask, lse);
+            return;
+        }
+        token_logp(c.backend, z, ids, out, 1, mask, lse);
+    };
+    const char* said[] = {"out: overlaps z",   "out: overlaps ids", "out: overlaps mask", "out: overlaps lse",
+                          "out: overlaps lse", "lse: overlaps z",   "lse: overlaps ids",  "lse: overlaps mask"};
+    for (std::size_t which = 0; which < 8; ++which) {
+        CHECK_THROWS_WITH_AS(tokens(which, 0), doctest::Contains(said[which]), invalid_input);
+        CHECK_THROWS_WITH_AS(tokens(which, 8), doctest::Contains(said[which]), invalid_input);
+        CHECK_NOTHROW(tokens(which, -512));
+    }
+}
+
+TEST_CASE("disjoint column ranges of one buffer are no overlap") {
+    call c;
+    const double want = c.run_dense().loss;
+    const auto dz = c.dz, losses = c.losses;
+    constexpr index_t wide = 96; // z | gap | dz and 4 of padding | y, side by side in rows of 96
+    std::vector<float> one(rows * wide, 777.F);
+    for (index_t r = 0; r < rows; ++r) {
+        std::copy_n(c.z.begin() + r * 24, vocab, one.begin() + r * wide);
+        std::copy_n(c.y.begin() + r * 24, vocab, one.begin() + r * wide + 52);
+    }
+    const auto at = [&](index_t column) { return view(one.data() + column, rows, vocab, wide); };
+    c.s.z = at(0), c.dense.y = at(52);
+    c.s.dz = view(one.data() + 28, rows, vocab, {.stride = wide, .padding = 4});
+    CHECK(c.run_dense().loss == want);
+    CHECK(c.losses == losses);
+    for (index_t r = 0; r < rows; ++r)
+        for (index_t v = 0; v < 96; ++v) {
+            const float x = one[std::size_t(r * wide + v)];
+            if (v < 20) CHECK(x == c.z[std::size_t(r * 24 + v)]);
+            if ((v >= 20 && v < 28) || v >= 72) CHECK(x == 777);
+            if (v >= 28 && v < 48) CHECK(x == dz[std::size_t(r * 24 + v - 28)]);
+            if (v >= 48 && v < 52) CHECK(x == 0);
+        }
+    refused(
+        "student.dz: overlaps teacher.y", // by its padding alone
+        [&](call& d) {
+            d.s.dz = c.s.dz, d.dense.y = c.dense.y;
+            d.s.dz.padding = 25;
+        },
+        on_dense);
+    refused(
+        "student.dz: overlaps teacher.y", // y begins before dz and reaches round into its next row
+        [&](call& d) {
+            d.s.dz = view(one.data() + wide + 4, rows - 1, vocab, wide);
+            d.dense.y = view(one.data() + 90, rows - 1, vocab, wide);
+            d.s.z.rows = rows - 1, d.env.losses = {};
+        },
+        on_dense);
+    refused(
+        "student.dz: overlaps teacher.y", // other strides: not told apart
+        [&](call& d) {
+            d.s.dz = c.s.dz;
+            d.dense.y = view(one.data() + 52, rows, vocab, 48);
+        },
+        on_dense);
+    call d; // a vector in a gap between two rows
+    d.s.dz = c.s.dz;
+    d.env.losses = view(one.data() + 20, rows);
+    CHECK_NOTHROW(d.run_dense());
+    d.env.losses = view(one.data() + 26, rows);
+    CHECK_THROWS_WITH_AS(d.run_dense(), doctest::Contains("student.dz: overlaps env.losses"), invalid_input);
 }
 
 TEST_CASE("contents, checked: the argument and the row are named") {

@@ -14,6 +14,8 @@
 
 #include <opd/backends/eigen.hpp>
 #include <opd/estimators/divergences.hpp>
+#include <opd/estimators/sampled.hpp>
+#include <opd/estimators/support.hpp>
 
 using namespace opd;
 using namespace opd::test;
@@ -156,6 +158,12 @@ TEST_CASE("masks of every integral width, bool, and an ignored target") {
     CHECK(loss(row_mask<>(std::vector<std::int16_t>{256, 0, 1, 0, 1})) == want);
     CHECK(loss(row_mask<>(std::vector<int>{1, 0, -65536, 0, 1})) == want);
     CHECK(loss(row_mask<>(std::vector<std::int64_t>{1, 0, std::int64_t{1} << 40, 0, 1})) == want);
+    CHECK(loss(row_mask<>(std::vector<char>{1, 0, -128, 0, 1})) == want);
+    CHECK(loss(row_mask<>(std::vector<std::uint16_t>{1, 0, 0x8000, 0, 1})) == want);
+    CHECK(loss(row_mask<>(std::vector<std::uint32_t>{1, 0, 0x80000000, 0, 1})) == want);
+    CHECK(loss(row_mask<>(std::vector<std::size_t>{1, 0, std::size_t{1} << 63, 0, 1})) == want);
+    CHECK(loss(row_mask<>(std::vector<long long>{1, 0, -1, 0, 1})) == want);
+    CHECK(loss(std::span<const bool>(bools)) == want);
     const std::vector<std::int64_t> targets{0, -100, 5, -100, 0};
     CHECK(loss(row_mask<>::ignoring(view(targets.data(), 5), -100)) == want);
     const std::vector<std::uint8_t> ids{0, 255, 5, 255, 0}; // unsigned, its ignored value with the top bit set
@@ -173,15 +181,18 @@ TEST_CASE("the gradient may be written over the logits") {
                      const double want = evaluate(backend, b.student(), b.teacher(), d, b.masked_env()).loss;
                      auto z = b.z;
                      const auto stride = p.vocab + p.pad_z;
-                     const matrix_view<T> both{z.data(), p.rows, p.vocab, stride};
-                     const double got = evaluate(backend, student::logits<T>{both, both, p.temperature_p}, b.teacher(),
-                                                 d, b.masked_env())
-                                            .loss;
+                     const bool keep = *rc::gen::arbitrary<bool>();
+                     const matrix_view<T> both{z.data(), p.rows, p.vocab, stride, p.pad_z};
+                     const student::logits<T> s{.z = both,
+                                                .dz = both,
+                                                .temperature = p.temperature_p,
+                                                .pad = keep ? padding::keep : padding::zero};
+                     const double got = evaluate(backend, s, b.teacher(), d, b.masked_env()).loss;
                      RC_ASSERT(same_bits(got, want));
                      for (index_t r = 0; r < p.rows; ++r) {
                          RC_ASSERT(std::memcmp(both.row(r), b.dz_view().row(r), std::size_t(p.vocab) * sizeof(T)) == 0);
-                         const auto end = std::size_t(r * stride + p.vocab); // padding of z stays
-                         RC_ASSERT(std::memcmp(&z[end], &b.z[end], std::size_t(p.pad_z) * sizeof(T)) == 0);
+                         for (index_t v = p.vocab; v < stride; ++v)
+                             RC_ASSERT(both(r, v) == (keep ? b.z[std::size_t(r * stride + v)] : element<T>::store(0)));
                      }
                  },
                  {.cases = 50});
@@ -205,6 +216,145 @@ TEST_CASE("padding is kept or zeroed for every width modulo 8, and nothing beyon
                             FAIL("V " << v << ", padding " << pad << ", column " << i);
                 CHECK(b.dz.back() == 777);
             }
+}
+
+TEST_CASE(
+    "padding of every gradient: zeroed or kept as said, nothing beyond it, also in place, masked, bad and clamped") {
+    constexpr index_t n = 5, v = 20, stride = 32, m = 4;
+    eigen_backend backend;
+    for (const index_t pad : {0, 1, 7, 12})
+        for (const bool in_place : {false, true})
+            for (const auto policy : {padding::zero, padding::keep})
+                for (int cache = 0; cache < 5; ++cache) {
+                    INFO("padding " << pad << ", in place " << in_place << ", cache " << cache);
+                    std::vector<float> z((n - 1) * stride + v + pad + 9, 7.F), dz = z, y(n * v),
+                                                                               sparse(n * stride, 7.F);
+                    std::vector<float> lp(n * m, -2.F), w(n * m, .25F);
+                    std::vector<std::int32_t> ids(n * m);
+                    numbers u(3);
+                    for (index_t r = 0; r < n; ++r)
+                        for (index_t i = 0; i < v; ++i)
+                            z[std::size_t(r * stride + i)] = float(u.normal()),
+                                                       y[std::size_t(r * v + i)] = float(u.normal());
+                    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = std::int32_t(i % m);
+                    z[stride] = std::bit_cast<float>(0x7fc00000U); // row 1 is bad, row 2 masked
+                    const std::vector<std::uint8_t> mask{1, 1, 0, 1, 1};
+                    env e{.mask = mask, .loss_clamp = 0.3};
+                    auto& memory = in_place ? z : dz;
+                    const auto before = memory;
+                    const auto sink = view(memory.data(), n, v, {.stride = stride, .padding = pad});
+                    const student::logits s{.z = view(z.data(), n, v, stride), .dz = sink, .pad = policy};
+                    const auto f = [&](std::vector<float>& x) { return view(x.data(), n, m); };
+                    const auto id = view(ids.data(), n, m);
+                    if (in_place && pad == 0 && policy == padding::zero) {
+                        CHECK_THROWS_WITH_AS(evaluate(backend, s, teacher::dense{view(y.data(), n, v)}, jsd{}, e),
+                                             doctest::Contains("say .padding = 12"), invalid_input);
+                        CHECK(std::memcmp(z.data(), before.data(), z.size() * sizeof(float)) == 0);
+                        continue;
+                    }
+                    if (cache == 0) evaluate(backend, s, teacher::dense{view(y.data(), n, v)}, reverse_kl{}, e);
+                    if (cache == 1) evaluate(backend, s, teacher::support{id, f(lp)}, tail_bucket{reverse_kl{}}, e);
+                    if (cache == 2) evaluate(backend, s, teacher::support{id, f(lp)}, renormalised{jsd{}}, e);
+                    if (cache == 3) evaluate(backend, s, teacher::samples{id, f(lp), f(lp)}, mc_reverse_kl{}, e);
+                    if (cache == 4)
+                        evaluate(backend, s, teacher::weighted{id, f(w), f(lp), f(lp)}, weighted_reverse_kl{}, e);
+                    bool right = true;
+                    for (std::size_t i = 0; i < memory.size(); ++i) {
+                        const auto column = index_t(i) % stride;
+                        if (column < v) continue;
+                        const bool ours = column < v + pad && index_t(i) < (n - 1) * stride + v + pad;
+                        right &= memory[i] == (ours && policy == padding::zero ? 0 : 7);
+                    }
+                    CHECK(right);
+                    for (index_t i = 0; i < v; ++i) CHECK(memory[std::size_t(2 * stride + i)] == 0);
+                    if (cache == 2) { // and a sparse gradient's
+                        const auto on = view(sparse.data(), n, m, {.stride = stride, .padding = pad});
+                        std::vector<float> again = before;
+                        evaluate(backend,
+                                 student::on_support{.z = view(again.data(), n, v, stride), .dz = on, .pad = policy},
+                                 teacher::support{id, f(lp)}, renormalised{jsd{}}, e);
+                        for (std::size_t i = 0; i < sparse.size(); ++i) {
+                            const auto column = index_t(i) % stride;
+                            if (column >= m)
+                                right &= sparse[i] == (column < m + pad && policy == padding::zero ? 0 : 7);
+                        }
+                        CHECK(right);
+                    }
+                }
+}
+
+TEST_CASE("views and sources by name") {
+    float z[12] = {}, y[12] = {};
+    double dz[12] = {};
+    const std::size_t n = 2, v = 5, p = 6; // any integer type
+    static_assert(std::is_same_v<decltype(padded_view(z, n, v, p)), matrix_view<float>>);
+    for (const auto& x : {padded_view(z, n, v, p), view(z, n, v, {.stride = p, .padding = p - v})}) {
+        CHECK(x.rows == 2);
+        CHECK(x.cols == 5);
+        CHECK(x.stride == 6);
+        CHECK(x.padding == 1);
+        CHECK(matrix_view<const float>(x).padding == 1);
+    }
+    CHECK(view(z, n, v, {.stride = p}).padding == 0);
+    CHECK(device_view(z, n, v, {.stride = p, .padding = p - v}).padding == 1);
+    CHECK(padded_device_view(z, n, v, p).padding == 1);
+    const matrix_view<const float> in = padded_view(z, n, v, p);
+    const auto out = padded_view(dz, n, v, p);
+    const auto same = [&](auto s, bool gradient, float temperature, padding pad) {
+        CHECK(s.z.data == z);
+        CHECK(s.dz.empty() == !gradient);
+        CHECK(s.temperature == temperature);
+        CHECK(s.pad == pad);
+    };
+    using both = student::logits<float, double>;
+    static_assert(std::is_same_v<decltype(student::logits{.z = in, .dz = out}), both>);
+    static_assert(std::is_same_v<decltype(student::logits{.z = in, .dz = out, .pad = padding::keep}), both>);
+    static_assert(std::is_same_v<decltype(student::logits{.z = view(z, 2, 6)}), student::logits<float>>);
+    same(student::logits{.z = in}, false, 1, padding::zero);
+    same(student::logits{.z = in, .temperature = 2}, false, 2, padding::zero);
+    same(student::logits{.z = in, .dz = out}, true, 1, padding::zero);
+    same(student::logits{.z = in, .dz = out, .temperature = .5F}, true, .5F, padding::zero);
+    same(student::logits{.z = in, .dz = out, .pad = padding::keep}, true, 1, padding::keep);
+    same(student::logits{.z = in, .dz = out, .temperature = .5F, .pad = padding::keep}, true, .5F, padding::keep);
+    same(student::logits{in, out, .5F}, true, .5F, padding::zero);
+    same(student::on_support{.z = in, .temperature = 2}, false, 2, padding::zero);
+    same(student::on_support{.z = in, .dz = out, .temperature = .5F}, true, .5F, padding::zero);
+    same(student::on_support{.z = in, .dz = out, .pad = padding::keep}, true, 1, padding::keep);
+    same(student::on_support{.z = in, .dz = out, .temperature = 3, .pad = padding::keep}, true, 3, padding::keep);
+    CHECK(teacher::dense{.y = view(y, 2, 6), .temperature = 2}.temperature == 2);
+}
+
+TEST_CASE("offsets of 32 or 64 bits and weights of float or double: the same bits") {
+    eigen_backend backend;
+    floats b({.rows = 6, .vocab = 11, .seed = 21});
+    const std::vector<std::int32_t> offsets{0, 2, 2, 6};
+    const std::vector<std::int64_t> offsets_64(offsets.begin(), offsets.end());
+    const std::vector<long long> offsets_long(offsets.begin(), offsets.end());
+    const std::vector<double> weights(b.weights.begin(), b.weights.end());
+    std::vector<float> want_dz, losses(6);
+    double want = 0;
+    const auto check = [&](const env& e) {
+        const double loss = evaluate(backend, b.student(), b.teacher(), jsd{}, e).loss;
+        if (want_dz.empty()) want = loss, want_dz = b.dz;
+        CHECK(same_bits(loss, want));
+        CHECK(same_bits(b.dz, want_dz));
+        std::fill(b.dz.begin(), b.dz.end(), 777.F);
+    };
+    for (const auto by : {reduce::sequence_mean, reduce::sequence_sum_mean}) {
+        want_dz.clear();
+        check({.reduction = by, .weights = b.weights, .offsets = offsets_64});
+        check({.reduction = by, .weights = weights, .offsets = offsets});
+        check({.reduction = by, .weights = view(weights.data(), 6), .offsets = offsets_long});
+        check({.reduction = by, .weights = std::span(weights), .offsets = view(offsets.data(), 4)});
+        check({.reduction = by, .weights = {weights.data(), 6}, .offsets = {offsets.data(), 4}, .losses = losses});
+    }
+    std::vector<double> fine(6, 1 + 0x1p-40); // read as double: the batch's loss shows it
+    const double one =
+        evaluate(backend, b.value_only(), b.teacher(), jsd{}, {.weights = std::vector<float>(6, 1)}).loss;
+    CHECK(evaluate(backend, b.value_only(), b.teacher(), jsd{}, {.weights = fine}).loss > one);
+    const std::vector<std::int32_t> falling{0, 4, 2, 6};
+    CHECK_THROWS_WITH_AS(check({.offsets = falling}), doctest::Contains("env.offsets, row 2: must ascend"),
+                         invalid_input);
 }
 
 TEST_CASE("log-sum-exp: what a call returns, another may be given") {

@@ -129,13 +129,18 @@ TEST_CASE("views") {
     std::vector<float> memory(N * P);
     const float* logits = memory.data();
     // [views]
-    auto z = opd::view(logits, N, V);          // (N,V), rows one after the other
-    auto padded = opd::view(logits, N, V, P);  // (N,V), the next row P elements on
-    auto weights = opd::view(logits, N);       // (N)
-    opd::vector_view<const float> all(memory); // any contiguous range: vector, span, array
+    auto z = opd::view(logits, N, V);                // (N,V), rows one after the other
+    auto strided = opd::view(logits, N, V, P);       // (N,V), the next row P elements on
+    auto padded = opd::padded_view(logits, N, V, P); // the same; the P - V columns between belong to the rows
+    auto weights = opd::view(logits, N);             // (N)
+    opd::vector_view<const float> all(memory);       // any contiguous range: vector, span, array
+    auto some = opd::view(logits, N, V, {.stride = P, .padding = 1}); // one column of padding, by name
     // [/views]
     CHECK(&z(1, 0) == logits + V);
+    CHECK(&strided(1, 0) == logits + P);
     CHECK(&padded(1, 0) == logits + P);
+    CHECK(padded.padding == P - V);
+    CHECK(some.padding == 1);
     CHECK(weights.size == N);
     CHECK(all.size == N * P);
 
@@ -144,6 +149,31 @@ TEST_CASE("views") {
     auto m = opd::view(matrix); // no copy; a column-major matrix does not compile
     // [/eigen]
     CHECK(m.data == matrix.data());
+}
+
+TEST_CASE("a source by name") {
+    float memory[12] = {};
+    const auto z = opd::view(memory, 2, 3), dz = opd::view(memory + 6, 2, 3);
+    // [source]
+    opd::student::logits student{.z = z, .dz = dz, .temperature = 0.7f, .pad = opd::padding::keep};
+    // [/source]
+    CHECK(student.temperature == 0.7f);
+    CHECK(student.pad == opd::padding::keep);
+}
+
+TEST_CASE("a padded vocabulary") {
+    constexpr long N = 2, V = 3, P = 5;
+    float logits[] = {1, 2, 3, 7, 7, 3, 2, 1, 7, 7};
+    const float teacher_logits[] = {3, 2, 1, 9, 9, 1, 2, 3, 9, 9};
+    opd::eigen_backend backend;
+    // [padded]
+    auto rows = opd::padded_view(logits, N, V, P); // in, and out over it: the padding's gradient is zero
+    opd::student::logits student{rows, rows};
+    opd::teacher::dense teacher{opd::view(teacher_logits, N, V, P)};
+    auto r = opd::evaluate(backend, student, teacher, opd::reverse_kl{});
+    // [/padded]
+    CHECK(r.loss > 0);
+    for (long i : {3, 4, 8, 9}) CHECK(logits[i] == 0);
 }
 
 TEST_CASE("element types") {

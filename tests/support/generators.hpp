@@ -195,8 +195,10 @@ struct buffers {
     std::size_t size(index_t pad) const { return std::size_t(p.rows * (p.vocab + pad)) + 1; } // never a null pointer
     matrix_view<const Z> z_view() const { return {z.data(), p.rows, p.vocab, p.vocab + p.pad_z}; }
     matrix_view<const Y> y_view() const { return {y.data(), p.rows, p.vocab, p.vocab + p.pad_y}; }
-    matrix_view<G> dz_view() { return {dz.data(), p.rows, p.vocab, p.vocab + p.pad_g}; }
-    student::logits<Z, G> student(padding pad = padding::keep) { return {z_view(), dz_view(), p.temperature_p, pad}; }
+    matrix_view<G> dz_view() { return {dz.data(), p.rows, p.vocab, p.vocab + p.pad_g, p.pad_g}; }
+    student::logits<Z, G> student(padding pad = padding::keep) {
+        return {.z = z_view(), .dz = dz_view(), .temperature = p.temperature_p, .pad = pad};
+    }
     student::logits<Z, G> value_only() { return {z_view(), {}, p.temperature_p}; }
     teacher::dense<Y> teacher() const { return {y_view(), p.temperature_q}; }
     env masked_env() const {

@@ -28,7 +28,7 @@ struct naive_backend {
         result out;
         out.diagnostics.rows = job.rows;
         for (index_t r = 0; r < job.rows; ++r) {
-            const double weight = e.weights.empty() ? 1 : double(e.weights[r]);
+            const double weight = e.weights.empty() ? 1 : e.weights[r];
             std::vector<double> gradient(std::size_t(job.student.z.cols), 0.0); // (V)
             double loss = 0;
             if (e.mask.kept(r)) {
@@ -46,7 +46,7 @@ struct naive_backend {
                 dz[v] = element<G>::store(static_cast<arithmetic_t<G>>(old + scale * gradient[std::size_t(v)]));
             }
             if (job.student.pad == padding::zero)
-                std::fill(dz + job.student.dz.cols, dz + job.student.dz.stride, element<G>::store(0));
+                std::fill_n(dz + job.student.dz.cols, job.student.dz.padding, element<G>::store(0));
         }
         return out;
     }

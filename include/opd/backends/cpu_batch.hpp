@@ -78,7 +78,7 @@ result run_batch(thread_team& team, std::span<std::byte> memory, const batch_pla
             d.clamped_rows += o.clamped;
             out.loss += factor[r] * loss;
             if (!e.losses.empty()) {
-                const float w = e.weights.empty() ? 1 : e.weights[r];
+                const double w = e.weights.empty() ? 1 : e.weights[r];
                 e.losses[r] = (e.beta_loss == 0 ? 0 : e.beta_loss * e.losses[r]) + float(w * loss);
             }
             if (!e.lse.empty()) e.lse[r] = float(o.lse);
@@ -93,13 +93,15 @@ result run_batch(thread_team& team, std::span<std::byte> memory, const batch_pla
     return all;
 }
 
-/// dz = beta·dz over columns [begin, end), then the padding by policy.
-template <class G>
-void zero_columns(G* dz, index_t begin, index_t end, index_t stride, float beta, padding pad) {
+/// dz = beta·dz over columns [begin, cols) of a row of the student's gradient, then the view's padding by policy.
+template <class Student>
+void zero_columns(const Student& s, index_t row, index_t begin, float beta) {
+    using G = typename Student::gradient_type;
     using value = arithmetic_t<G>;
-    for (index_t i = begin; i < end; ++i)
+    G* dz = s.dz.row(row);
+    for (index_t i = begin; i < s.dz.cols; ++i)
         dz[i] = beta == 0 ? element<G>::store(0) : element<G>::store(value(beta) * element<G>::load(dz[i]));
-    if (pad == padding::zero) std::fill(dz + end, dz + stride, element<G>::store(0));
+    if (s.pad == padding::zero) std::fill_n(dz + s.dz.cols, s.dz.padding, element<G>::store(0));
 }
 
 } // namespace OPD_ISA

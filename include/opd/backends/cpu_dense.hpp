@@ -32,7 +32,7 @@ struct dense_batch {
             job.env.beta,  job.env.on_infinite, job.env.loss_clamp};
         const bool gradient = !s.dz.empty();
         const auto rest = [&](index_t r, index_t from) {
-            if (gradient) zero_columns(s.dz.row(r), from, s.dz.cols, s.dz.stride, job.env.beta, s.pad);
+            if (gradient) zero_columns(s, r, from, job.env.beta);
         };
         const bool parks = !row_type::single_sweep && gradient;
         return run_batch(

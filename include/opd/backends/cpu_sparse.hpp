@@ -46,7 +46,7 @@ struct renormalised_batch {
             if (!gradient) return;
             G* dz = s.dz.row(r);
             const Id* ids = t.ids.row(r);
-            zero_columns(dz, 0, s.dz.cols, s.dz.stride, beta, s.pad);
+            zero_columns(s, r, 0, beta);
             if (g)
                 for (index_t j = 0; j < k(); ++j) {
                     G& to = dz[Student::sparse_gradient ? j : static_cast<index_t>(ids[j])];
@@ -92,8 +92,7 @@ struct sparse_frame {
     index_t vocab;
 
     void zero(index_t r) const {
-        if (!student.dz.empty())
-            zero_columns(student.dz.row(r), 0, student.dz.cols, student.dz.stride, e.beta, student.pad);
+        if (!student.dz.empty()) zero_columns(student, r, 0, e.beta);
     }
     void finish(index_t r, const student_row<Z>& row, sparse_c* c, int m, double factor, double* values) const {
         if (student.dz.empty()) return;
@@ -102,7 +101,7 @@ struct sparse_frame {
         for (int j = 0; j < k; ++j) sum += c[j].c;
         pull_back(student.z.row(r), student.dz.row(r), vocab, row, c, k, sum, factor / double(student.temperature),
                   e.beta, values);
-        zero_columns(student.dz.row(r), vocab, student.dz.cols, student.dz.stride, e.beta, student.pad);
+        zero_columns(student, r, vocab, e.beta);
     }
     bool clamp(row_outcome& o, index_t r) const {
         if (!(e.loss_clamp > 0 && std::abs(o.loss) > e.loss_clamp)) return false;

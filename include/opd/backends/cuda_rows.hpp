@@ -122,7 +122,7 @@ struct row_frame {
     /// w_r f_r of a kept row; NaN if it has none (weights or offsets that make no sense).
     OPD_HD double factor(index_t r) const {
         const double nan = bit_cast<double>(0x7ff8000000000000ull);
-        const double w = env.weights.empty() ? 1 : double(env.weights[r]);
+        const double w = env.weights.empty() ? 1 : env.weights[r];
         double count = 1, in_sequence = 1;
         if (env.reduction == reduce::sequence_mean || env.reduction == reduce::sequence_sum_mean) {
             if (env.offsets.size < 2) return nan;
@@ -136,7 +136,7 @@ struct row_frame {
             count = env.normalizer;
         }
         const double f = w / in_sequence / (count > 0 ? count : 1);
-        return is_finite(f) ? f : nan;
+        return is_finite(f) && f <= largest_factor && f >= -largest_factor ? f : nan;
     }
 };
 
@@ -271,7 +271,7 @@ struct end_row {
         d.careful_rows += o.careful;
         d.clamped_rows += o.clamped;
         if (!e.losses.empty()) {
-            const double w = e.weights.empty() || o.bad ? 1 : double(e.weights[r]);
+            const double w = e.weights.empty() || o.bad ? 1 : e.weights[r];
             e.losses[r] = float(old) + float(w * loss);
         }
         if (!e.lse.empty()) e.lse[r] = float(o.lse);
@@ -489,7 +489,7 @@ OPD_HD OPD_INLINE void store_gradient(G* dz, double g, float beta) {
     *dz = element<G>::store(old + static_cast<value>(g));
 }
 
-/// One thread's share of: dz = beta·dz over columns [from, cols), then the padding by policy.
+/// One thread's share of: dz = beta·dz over columns [from, cols), then the view's padding by policy.
 template <class Student>
 OPD_HD void clear_columns(const Student& s, index_t row, index_t from, float beta, int tid, int threads) {
     using G = typename Student::gradient_type;
@@ -497,7 +497,7 @@ OPD_HD void clear_columns(const Student& s, index_t row, index_t from, float bet
     G* dz = s.dz.row(row);
     for (index_t i = from + tid; i < s.dz.cols; i += threads) store_gradient(dz + i, 0., beta);
     if (s.pad == padding::zero)
-        for (index_t i = s.dz.cols + tid; i < s.dz.stride; i += threads) dz[i] = element<G>::store(0);
+        for (index_t i = tid; i < s.dz.padding; i += threads) dz[s.dz.cols + i] = element<G>::store(0);
 }
 
 // --- dense divergences --------------------------------------------------------------------------------------------------

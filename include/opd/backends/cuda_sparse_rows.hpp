@@ -535,7 +535,7 @@ private:
         const index_t n = job.rows, k = job.teacher.ids.cols;
         row_job<student::logits<value, value, S>, teacher::dense<value, S>, Program, S> inner_job{
             {matrix_view<const value, S>(nullptr, n, k, 0), matrix_view<value, S>(nullptr, n, k, 0),
-             job.student.temperature, padding::keep},
+             job.student.temperature},
             {matrix_view<const value, S>(nullptr, n, k, 0), 1},
             job.estimator.on_support,
             job.env,

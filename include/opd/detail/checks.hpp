@@ -5,37 +5,26 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
+#include "opd/reduction.hpp"
 #include "opd/row_program.hpp"
+#include "opd/student.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// Half-open byte range of a view.
-struct extent {
-    std::uintptr_t begin = 0, end = 0;
-    bool overlaps(extent o) const { return begin < o.end && o.begin < end; }
-};
+/// Whether an optional argument was left out: null and without a shape.
 template <class T, space S>
-extent bytes_of(matrix_view<T, S> v) {
-    if (v.empty() || v.rows == 0 || v.cols == 0) return {};
-    const auto b = reinterpret_cast<std::uintptr_t>(v.data);
-    return {b, b + static_cast<std::uintptr_t>((v.rows - 1) * v.stride + v.cols) * sizeof(T)};
-}
-template <class T, space S>
-extent bytes_of(vector_view<T, S> v) {
-    const auto b = reinterpret_cast<std::uintptr_t>(v.data);
-    return {b, b + static_cast<std::uintptr_t>(v.size) * sizeof(T)};
+constexpr bool left_out(const matrix_view<T, S>& v) {
+    return v.data == nullptr && v.rows == 0 && v.cols == 0;
 }
 
 template <class T, space S>
@@ -47,7 +36,11 @@ void check_matrix(const char* name, matrix_view<T, S> v, index_t rows, index_t c
     if (v.stride < v.cols)
         throw invalid_input(name, "has a row stride of " + std::to_string(v.stride) + " for " + std::to_string(v.cols) +
                                       " columns");
-    if (v.rows > 1 && v.stride > std::numeric_limits<index_t>::max() / v.rows / static_cast<index_t>(sizeof(T)))
+    if (v.padding < 0 || v.padding > v.stride - v.cols)
+        throw invalid_input(name, "has " + std::to_string(v.padding) + " columns of padding after " +
+                                      std::to_string(v.cols) + ", its rows are " + std::to_string(v.stride) + " apart");
+    constexpr index_t most = most_bytes / static_cast<index_t>(sizeof(T));
+    if (v.rows > 1 ? v.stride > most / v.rows : v.cols + v.padding > most)
         throw invalid_input(name, "is larger than any memory: " + std::to_string(v.rows) + " rows at a stride of " +
                                       std::to_string(v.stride));
     if (v.empty() && v.rows > 0 && v.cols > 0) throw invalid_input(name, "is a null pointer");
@@ -55,36 +48,134 @@ void check_matrix(const char* name, matrix_view<T, S> v, index_t rows, index_t c
         throw invalid_input(name, "is not aligned to its element type");
 }
 
+/// Temperatures at which float arithmetic still tells logits apart.
 inline void check_temperature(const char* name, float t) {
-    if (!is_finite(t) || !(t > 0)) throw invalid_input(name, "must be positive and finite");
+    if (!is_finite(t) || t < 1e-6F || t > 1e6F) throw invalid_input(name, "must lie between 1e-6 and 1e6");
 }
 
-template <class Student, space S>
-void check_student(const Student& s, const basic_env<S>& e, index_t gradient_cols) {
+/// Every span of a call; no output may overlap another span. Matrices are compared as strided rectangles with their padding:
+/// two column ranges of one buffer do not overlap.
+class call_spans {
+public:
+    template <class T, space S>
+    void reads(const char* name, const matrix_view<T, S>& v) {
+        add(name, v, false);
+    }
+    template <class T, space S>
+    void writes(const char* name, const matrix_view<T, S>& v) {
+        add(name, v, true);
+    }
+    template <class View>
+    void reads(const char* name, const View& v) {
+        add(name, v, false);
+    }
+    template <class View>
+    void writes(const char* name, const View& v) {
+        add(name, v, true);
+    }
+
+    /// Throws if an output overlaps another span. `apart`: false where the caller lets the two spans of these names coincide.
+    void check(const char* output = nullptr, const char* input = nullptr, bool apart = true) const {
+        for (int w = 0; w < size_; ++w)
+            for (int i = 0; i < size_; ++i) {
+                const bool once = !spans_[i].written || i > w; // of two outputs the first one is named first
+                if (!spans_[w].written || i == w || !once || !overlap(spans_[w], spans_[i])) continue;
+                const bool named = spans_[w].name == output && spans_[i].name == input;
+                if (named && !apart) continue;
+                throw invalid_input(spans_[w].name,
+                                    std::string("overlaps ") + spans_[i].name +
+                                        (named ? "; only the same pointer, type and stride may alias" : ""));
+            }
+    }
+
+private:
+    struct span {
+        const char* name;
+        std::uintptr_t begin, rows, width, stride; ///< in bytes
+        bool written;
+    };
+    span spans_[24];
+    int size_ = 0;
+
+    template <class T, space S>
+    void add(const char* name, const matrix_view<T, S>& v, bool written) {
+        const auto bytes = [](index_t n) { return static_cast<std::uintptr_t>(n) * sizeof(T); };
+        put({name, reinterpret_cast<std::uintptr_t>(v.data), static_cast<std::uintptr_t>(v.rows),
+             bytes(v.cols + v.padding), bytes(v.stride), written});
+    }
+    template <class View>
+    void add(const char* name, const View& v, bool written) {
+        const std::uintptr_t bytes = static_cast<std::uintptr_t>(v.size) * element_bytes(v);
+        put({name, reinterpret_cast<std::uintptr_t>(v.data), 1, bytes, bytes, written});
+    }
+    void put(const span& s) {
+        if (s.begin != 0 && s.rows > 0 && s.width > 0) spans_[size_++] = s;
+    }
+    static bool overlap(const span& a, const span& b) {
+        if (b.begin < a.begin) return overlap(b, a);
+        const std::uintptr_t apart = b.begin - a.begin;
+        if (a.rows == 1) return apart < a.width;
+        if (b.rows > 1 && b.stride != a.stride) return apart < (a.rows - 1) * a.stride + a.width;
+        const std::uintptr_t row = apart / a.stride, column = apart % a.stride;
+        return (row < a.rows && column < a.width) || (row + 1 < a.rows && column + b.width > a.stride);
+    }
+};
+
+template <class Student>
+void check_student(const Student& s, index_t gradient_cols) {
     check_matrix("student.z", s.z, s.z.rows, s.z.cols);
     if (s.z.cols < 1 && s.z.rows > 0) throw invalid_input("student.z", "has no columns");
     check_temperature("student.temperature", s.temperature);
-    if (s.dz.empty()) return;
+    if (left_out(s.dz)) return;
+    if (s.dz.empty() && s.dz.rows > 0 && s.dz.cols > 0)
+        throw invalid_input("student.dz", "is a null pointer; leave the gradient out for the value alone");
     check_matrix("student.dz", s.dz, s.z.rows, gradient_cols);
-    if (bytes_of(s.dz).overlaps(bytes_of(s.z))) {
-        const bool exact = !Student::sparse_gradient && static_cast<const void*>(s.dz.data) == s.z.data &&
-                           std::is_same_v<typename Student::logit_type, typename Student::gradient_type> &&
-                           s.dz.stride == s.z.stride;
-        if (!exact)
-            throw invalid_input("student.dz", "overlaps student.z; only the same pointer, type and stride may alias");
-        if (e.beta != 0) throw invalid_input("student.dz", "is student.z, which env.beta = 0 alone allows");
-    }
-    const extent g = bytes_of(s.dz);
-    for (const auto& [name, x] :
-         {std::pair{"env.losses", bytes_of(e.losses)}, std::pair{"env.lse", bytes_of(e.lse)},
-          std::pair{"env.weights", bytes_of(e.weights)}, std::pair{"env.given_lse", bytes_of(e.given_lse)}})
-        if (g.overlaps(x)) throw invalid_input("student.dz", std::string("overlaps ") + name);
 }
 
-template <class View, class Student>
-void check_input(const char* name, View v, const Student& s) {
-    if (!s.dz.empty() && bytes_of(s.dz).overlaps(bytes_of(v)))
-        throw invalid_input("student.dz", std::string("overlaps ") + name);
+/// No output of the call over anything else of it, but dz on z exactly.
+template <class Student, class Teacher, space S>
+void check_overlaps(const Student& s, const Teacher& t, const basic_env<S>& e) {
+    static constexpr const char *z = "student.z", *dz = "student.dz";
+    call_spans spans;
+    spans.writes(dz, s.dz);
+    spans.writes("env.losses", e.losses);
+    spans.writes("env.lse", e.lse);
+    spans.reads(z, s.z);
+    if constexpr (Teacher::kind == cache_kind::dense) {
+        spans.reads("teacher.y", t.y);
+    } else {
+        spans.reads("teacher.ids", t.ids);
+        spans.reads("teacher.log_q", t.log_q);
+        if constexpr (Teacher::kind == cache_kind::support) {
+            spans.reads("teacher.log_tail", t.log_tail);
+        } else {
+            spans.reads("teacher.log_mu", t.log_mu);
+            spans.reads("teacher.log_prox", t.log_prox);
+            spans.reads("teacher.log_ref", t.log_ref);
+            if constexpr (Teacher::kind == cache_kind::weighted) {
+                spans.reads("teacher.weight", t.weight);
+                spans.reads("teacher.exact", t.exact);
+            }
+        }
+    }
+    spans.reads("env.mask", e.mask);
+    spans.reads("env.weights", e.weights);
+    spans.reads("env.offsets", e.offsets);
+    spans.reads("env.versions", e.versions);
+    spans.reads("env.given_lse", e.given_lse);
+
+    const bool in_place = !Student::sparse_gradient && !s.dz.empty() &&
+                          static_cast<const void*>(s.dz.data) == s.z.data && s.dz.stride == s.z.stride &&
+                          std::is_same_v<typename Student::logit_type, typename Student::gradient_type>;
+    if (!in_place) return spans.check(dz, z);
+    if (e.beta != 0) throw invalid_input(dz, "is student.z, which env.beta = 0 alone allows");
+    if (s.dz.stride > s.dz.cols && s.dz.padding == 0 && s.pad == padding::zero)
+        throw invalid_input(dz, "is student.z in rows of " + std::to_string(s.dz.stride) + " for " +
+                                    std::to_string(s.dz.cols) +
+                                    " columns: say .padding = " + std::to_string(s.dz.stride - s.dz.cols) +
+                                    " in the gradient's view (opd::padded_view) to have the rest set to zero, or "
+                                    ".pad = opd::padding::keep to leave it as it is");
+    spans.check(dz, z, false);
 }
 
 template <class Estimator>
@@ -163,9 +254,7 @@ constexpr void check_pairing() {
 template <class Teacher, class Student>
 void check_teacher(const Teacher& t, const Student& s, index_t n, index_t k) {
     const auto input = [&](const char* name, auto v, bool optional) {
-        if (optional && v.empty()) return;
-        check_matrix(name, v, n, k);
-        check_input(name, v, s);
+        if (!optional || !left_out(v)) check_matrix(name, v, n, k);
     };
     if (k < 1 && n > 0) throw invalid_input("teacher.ids", "has no columns");
     input("teacher.ids", t.ids, false);
@@ -174,9 +263,7 @@ void check_teacher(const Teacher& t, const Student& s, index_t n, index_t k) {
         if (k > s.z.cols)
             throw invalid_input("teacher.ids", "has " + std::to_string(k) + " columns for a vocabulary of " +
                                                    std::to_string(s.z.cols));
-        if (!t.log_tail.empty() && t.log_tail.size != n)
-            throw invalid_input("teacher.log_tail", "has " + std::to_string(t.log_tail.size) + " entries for " +
-                                                        std::to_string(n) + " rows");
+        check_vector("teacher.log_tail", t.log_tail, n);
     } else {
         input("teacher.log_mu", t.log_mu, false);
         input("teacher.log_prox", t.log_prox, true);

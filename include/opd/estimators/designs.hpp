@@ -24,6 +24,7 @@
 #include <string>
 
 #include "opd/config.hpp"
+#include "opd/detail/checks.hpp"
 #include "opd/detail/sweep.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
@@ -43,6 +44,12 @@ inline namespace OPD_ISA {
 
 using opd::detail::leaf_size;
 
+inline void check_uniform(double u, index_t draw = -1) {
+    if (!opd::detail::is_finite(u) || !(u > 0 && u < 1))
+        throw invalid_input(draw < 0 ? "uniform" : "uniform " + std::to_string(draw),
+                            "must lie strictly between 0 and 1");
+}
+
 /// e[v] = exp((z[v] - z*)/T) and its cumulative sums, in the caller's scratch.
 struct row_weights {
     float* e;           // (V)
@@ -55,7 +62,7 @@ struct row_weights {
     row_weights(const Z* z, index_t n_, float temperature, std::span<float> scratch)
         : n(n_), inv_t(1 / double(temperature)) {
         if (n < 1) throw invalid_input("z", "has no columns");
-        if (!(temperature > 0)) throw invalid_input("temperature", "must be positive and finite");
+        opd::detail::check_temperature("temperature", temperature);
         if (scratch.size() < scratch_floats(n))
             throw invalid_input("scratch", "holds " + std::to_string(scratch.size()) + " floats; this row needs " +
                                                std::to_string(scratch_floats(n)));
@@ -116,6 +123,7 @@ inline namespace OPD_ISA {
 
 /// m draws with replacement. uniform(j) in (0,1) for draw j; draw j takes the first id whose cumulative probability exceeds
 /// it. Ids and log mu in draw order. Returns false, writing nothing, if the row holds NaN, +inf or no mass.
+/// A uniform outside (0,1) throws invalid_input when draw j comes to it; draws before it have been written.
 template <class Z, class Id, class L, class Uniform>
 bool iid(const Z* z, index_t n, float temperature, index_t m, Uniform uniform, Id* ids, L* log_mu,
          std::span<float> scratch) {
@@ -123,7 +131,9 @@ bool iid(const Z* z, index_t n, float temperature, index_t m, Uniform uniform, I
     if (!w.good) return false;
     const double log_total = std::log(w.total);
     for (index_t j = 0; j < m; ++j) {
-        ids[j] = static_cast<Id>(w.find(double(uniform(j)) * w.total));
+        const auto u = static_cast<double>(uniform(j));
+        detail::check_uniform(u, j);
+        ids[j] = static_cast<Id>(w.find(u * w.total));
         const double zj = double(element<Z>::load(z[static_cast<index_t>(ids[j])]));
         log_mu[j] = element<L>::store(static_cast<arithmetic_t<L>>((zj - w.z_top) * w.inv_t - log_total));
     }
@@ -137,6 +147,7 @@ template <class Z, class Id, class L>
 index_t threshold(const Z* z, index_t n, float temperature, index_t budget, double u, Id* ids, float* weight, L* log_mu,
                   std::uint8_t* exact, std::span<float> scratch) {
     if (budget < 1) throw invalid_input("budget", "must be at least 1");
+    detail::check_uniform(u);
     detail::row_weights w(z, n, temperature, scratch);
     for (index_t j = 0; j < budget; ++j) ids[j] = Id(-1), weight[j] = 0, log_mu[j] = element<L>::store(0), exact[j] = 0;
     if (!w.good) return 0;

@@ -111,9 +111,9 @@ struct jsd {
         return slope(detail::bounded(r.d_star));
     }
     OPD_INLINE void validate() const {
-        if (!(w > 0 && w < 1))
+        if (!detail::is_finite(w) || !(w > 0 && w < 1))
             throw invalid_input("jsd.w", "must lie strictly between 0 and 1; the ends are forward_kl and reverse_kl");
-        if (!(o >= 0 && o <= 1)) throw invalid_input("jsd.o", "must lie in [0, 1]");
+        if (!detail::is_finite(o) || !(o >= 0 && o <= 1)) throw invalid_input("jsd.o", "must lie in [0, 1]");
     }
 
 private:
@@ -169,7 +169,8 @@ struct skew_forward_kl {
         return jsd{a, 1}.slope_star(r);
     }
     OPD_INLINE void validate() const {
-        if (!(a > 0 && a < 1)) throw invalid_input("skew_forward_kl.a", "must lie strictly between 0 and 1");
+        if (!detail::is_finite(a) || !(a > 0 && a < 1))
+            throw invalid_input("skew_forward_kl.a", "must lie strictly between 0 and 1");
     }
 };
 
@@ -189,7 +190,8 @@ struct skew_reverse_kl {
         return jsd{1 - a, 0}.slope_star(r);
     }
     OPD_INLINE void validate() const {
-        if (!(a > 0 && a < 1)) throw invalid_input("skew_reverse_kl.a", "must lie strictly between 0 and 1");
+        if (!detail::is_finite(a) || !(a > 0 && a < 1))
+            throw invalid_input("skew_reverse_kl.a", "must lie strictly between 0 and 1");
     }
 };
 
@@ -245,6 +247,10 @@ struct alpha_divergence {
         if (a == 0) return forward_kl{}.sum_c(s);
         if (a == 1) return reverse_kl{}.sum_c(s);
         return ::exp((a - 1) * s.d_star()) / (a - 1) * s.W / (1 + s.S);
+    }
+    OPD_INLINE void validate() const {
+        if (!detail::is_finite(a) || a < -1000 || a > 1000)
+            throw invalid_input("alpha_divergence.a", "must lie between -1000 and 1000");
     }
 };
 

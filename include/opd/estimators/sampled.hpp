@@ -19,6 +19,7 @@
 #pragma once
 
 #include "opd/config.hpp"
+#include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/estimators/surrogates.hpp"
 #include "opd/teacher.hpp"
@@ -39,8 +40,8 @@ struct mc_reverse_kl {
     void validate() const {
         if (baseline == opd::baseline::exact_entries)
             throw invalid_input("mc_reverse_kl.baseline", "exact_entries needs a teacher::weighted cache");
-        if (!(advantage_clip >= 0))
-            throw invalid_input("mc_reverse_kl.advantage_clip", "must be positive, or 0 for none");
+        if (!detail::is_finite(advantage_clip) || advantage_clip < 0)
+            throw invalid_input("mc_reverse_kl.advantage_clip", "must be positive and finite, or 0 for none");
     }
 };
 
@@ -57,8 +58,8 @@ struct weighted_reverse_kl {
     void validate() const {
         if (baseline == opd::baseline::leave_one_out || baseline == opd::baseline::self_normalised)
             throw invalid_input("weighted_reverse_kl.baseline", "leave-one-out baselines need i.i.d. teacher::samples");
-        if (!(advantage_clip >= 0))
-            throw invalid_input("weighted_reverse_kl.advantage_clip", "must be positive, or 0 for none");
+        if (!detail::is_finite(advantage_clip) || advantage_clip < 0)
+            throw invalid_input("weighted_reverse_kl.advantage_clip", "must be positive and finite, or 0 for none");
     }
 };
 
