@@ -42,6 +42,7 @@ row_batch pack(std::span<const trajectory* const> trajectories, int entries);
 /// What is kept of the teacher at the rows of a batch.
 struct teacher_cache {
     enum class kind { dense, support, samples, weighted } what = kind::dense;
+    friend constexpr kind last_of(kind) { return kind::weighted; }
     std::vector<float> logits;     ///< (N,V) dense
     int entries = 0;               ///< the others
     std::vector<std::int32_t> ids; ///< (N, entries)

@@ -510,6 +510,27 @@ TEST_CASE("an archive that is cut or damaged is refused") {
     }
 }
 
+TEST_CASE("a byte that is no flag and a number that is no enumerator are refused") {
+    const auto refused = [](auto value, int byte) {
+        archive_writer to;
+        to(value);
+        to.bytes[0] = static_cast<char>(byte);
+        archive_reader from(to.bytes);
+        CHECK_THROWS_AS(from(value), opd::invalid_input);
+    };
+    const auto taken = [](auto value, int byte) {
+        auto read = decltype(value){};
+        const std::string bytes(sizeof value, static_cast<char>(byte));
+        archive_reader from(bytes);
+        from(read);
+        CHECK(read == value);
+    };
+    taken(false, 0), taken(true, 1), taken(stage::learner, 2), taken(weight_update::finish_first, 2);
+    refused(true, 2), refused(false, 255);
+    refused(stage::rollout, 3), refused(stage::rollout, 255);
+    refused(staleness_policy::capacity, 8);
+}
+
 TEST_CASE("a slot queue behaves as a list") {
     property("slot_fifo", [](const std::vector<std::uint8_t>& events) {
         slot_fifo q;

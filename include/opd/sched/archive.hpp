@@ -2,7 +2,8 @@
 //
 // State to bytes and back: a type lists its members once, `template <class A> void fields(A& a) { a(x, y, z); }`, and the
 // writer, the reader and with them snapshots, hashes and comparisons of state follow. Integers and doubles are stored as
-// they are, little-endian; containers with their length before them. seal() adds a mark in front and a checksum behind, so
+// they are, little-endian; containers with their length before them. An enumeration runs from 0 to the value of a function
+// beside it, `constexpr kind last_of(kind) { return kind::c; }`: a reader refuses what no program wrote. seal() adds a mark in front and a checksum behind, so
 // that damage is found before anything is read: after it, what is read is what was written.
 #pragma once
 
@@ -97,10 +98,21 @@ private:
     }
     template <class T>
     void one(T& v) {
-        if constexpr (detail::plain<T>)
+        if constexpr (std::is_same_v<T, bool>)
+            v = number<std::uint8_t>(1) != 0; // a byte of 2 or more is none, and may not even be loaded as one
+        else if constexpr (std::is_enum_v<T>)
+            v = static_cast<T>(number<std::underlying_type_t<T>>(static_cast<std::underlying_type_t<T>>(last_of(T{}))));
+        else if constexpr (detail::plain<T>)
             std::memcpy(&v, take(sizeof v), sizeof v);
         else
             v.fields(*this);
+    }
+    template <class Int>
+    Int number(Int last) {
+        Int x;
+        std::memcpy(&x, take(sizeof x), sizeof x);
+        if (std::cmp_less(x, 0) || x > last) throw invalid_input("snapshot", "is damaged: a value is none of its kind");
+        return x;
     }
     template <class T>
     void range(T& v) {
@@ -147,6 +159,19 @@ inline std::uint64_t checksum(std::string_view bytes) {
         sum ^= sum >> 32;
     }
     return sum;
+}
+
+/// The length of a list, then f of each entry; a length that is damaged runs out of bytes before it runs out of memory.
+template <class A, class List, class F>
+void list_fields(A& a, List& list, F&& f) {
+    auto count = static_cast<std::uint64_t>(list.size());
+    a(count);
+    if constexpr (A::reading) {
+        list.clear();
+        for (std::uint64_t i = 0; i < count; ++i) f(list.emplace_back());
+    } else {
+        for (auto& x : list) f(x);
+    }
 }
 } // namespace detail
 

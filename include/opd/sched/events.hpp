@@ -29,6 +29,7 @@ namespace opd::sched {
 /// What a timer is for; the driver hands it back unchanged.
 struct timer {
     enum class kind : std::uint8_t { flush, rollout, abort, teacher, learner, sync };
+    friend constexpr kind last_of(kind) { return kind::sync; }
     kind what = kind::flush;
     ticket attempt = {};      ///< rollout, abort; sync: .attempt counts the comings of the worker
     std::uint64_t number = 0; ///< flush: which one; teacher, learner: the job; sync: the version
@@ -55,6 +56,7 @@ struct event {
         close,  ///< nothing new is admitted; what is outstanding is finished, the last batch may be short
         stop    ///< everything outstanding is given up
     };
+    friend constexpr kind last_of(kind) { return kind::stop; }
     kind what = kind::close;
     sched::stage stage = sched::stage::rollout;
     std::int32_t worker = -1;

@@ -553,6 +553,7 @@ public:
 
 private:
     enum class state : std::uint8_t { free, waiting, running, ready, training };
+    friend constexpr state last_of(state) { return state::training; }
     struct entry {
         version_t version = -1; // of its start; -1: none yet
         state what = state::free;

@@ -72,6 +72,7 @@ struct census {
 struct outstanding_sequence {
     /// none: it is not outstanding, so in no report.
     enum class place : std::uint8_t { none, waiting, rollout, queued, scoring, ready, training };
+    friend constexpr place last_of(place) { return place::training; }
     sched::ticket ticket;
     place where = place::waiting;
     version_t start = -1; ///< version of its start; -1: none yet
@@ -129,6 +130,7 @@ public:
 private:
     using place = outstanding_sequence::place;
     enum class phase : std::uint8_t { idle, training, leaving, syncing };
+    friend constexpr phase last_of(phase) { return phase::syncing; }
 
     struct sequence {
         sample_t sample = 0;

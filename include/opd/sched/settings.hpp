@@ -25,6 +25,7 @@ enum class staleness_policy : std::uint8_t {
     areal,       ///< order of completion under AReaL's admission rule
     naive_wait   ///< negative control: waits for whoever would exceed tau, and deadlocks
 };
+constexpr staleness_policy last_of(staleness_policy) { return staleness_policy::naive_wait; }
 constexpr const char* name_of(staleness_policy p) {
     constexpr const char* names[] = {"capacity", "cohort_fifo", "edf",   "drop",
                                      "retry",    "in_order",    "areal", "naive_wait"};
@@ -37,6 +38,7 @@ enum class weight_update : std::uint8_t {
     abort,       ///< they start again under the new weights
     finish_first ///< the change waits until none is running
 };
+constexpr weight_update last_of(weight_update) { return weight_update::finish_first; }
 constexpr const char* name_of(weight_update u) {
     constexpr const char* names[] = {"keep", "abort", "finish_first"};
     return names[static_cast<int>(u)];
@@ -53,7 +55,7 @@ struct controlled {
 };
 
 struct async {
-    index_t tau = 4;         ///< staleness bound, in train batches
+    index_t tau = 4;         ///< in train batches: bounds the mean start lag (capacity, areal) or every sequence's
     index_t outstanding = 0; ///< M, permits; 0: (tau + 1)·B
     staleness_policy policy = staleness_policy::capacity;
     weight_update update = weight_update::keep;

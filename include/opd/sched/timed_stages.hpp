@@ -36,24 +36,6 @@ struct stage_costs {
 
 namespace detail {
 
-template <class A>
-void ticket_fields(A& a, ticket& t) {
-    a(t.sample, t.slot, t.attempt, t.worker, t.lane);
-}
-
-/// The length of a list, then f of each entry; a length that is damaged runs out of bytes before it runs out of memory.
-template <class A, class List, class F>
-void list_fields(A& a, List& list, F&& f) {
-    auto count = static_cast<std::uint64_t>(list.size());
-    a(count);
-    if constexpr (A::reading) {
-        list.clear();
-        for (std::uint64_t i = 0; i < count; ++i) f(list.emplace_back());
-    } else {
-        for (auto& x : list) f(x);
-    }
-}
-
 /// Shared values in a snapshot: each once, and who shared one shares it again.
 template <class T>
 class shared_fields {
@@ -158,6 +140,7 @@ public:
 private:
     struct command {
         enum class kind { start, abort, install } what = kind::start;
+        friend constexpr kind last_of(kind) { return kind::install; }
         ticket who;
         version_t version = 0;
     };

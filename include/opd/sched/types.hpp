@@ -31,6 +31,7 @@ using sample_t = std::uint64_t;
 
 enum class stage : std::uint8_t { rollout, teacher, learner };
 inline constexpr int stage_count = 3;
+constexpr stage last_of(stage) { return stage::learner; }
 constexpr const char* name_of(stage s) {
     return s == stage::rollout ? "rollout" : s == stage::teacher ? "teacher" : "learner";
 }

@@ -52,6 +52,7 @@ struct fault {
         death,   ///< its worker dies `after` seconds after the start, is seen to, and returns `back` seconds later
         silence  ///< as death, but nobody is told: only deadlines find out
     };
+    friend constexpr kind last_of(kind) { return kind::silence; }
     kind what = kind::none;
     double after = 0;
     double back = forever; ///< death, silence
@@ -71,6 +72,11 @@ concept rollout_worker = requires(W w, const W c, const ticket& t, version_t v, 
 struct no_observer {};
 
 namespace detail {
+
+template <class A>
+void ticket_fields(A& a, ticket& t) {
+    a(t.sample, t.slot, t.attempt, t.worker, t.lane);
+}
 
 template <class A>
 void event_fields(A& a, event& e) {
@@ -244,6 +250,7 @@ private:
             job_end, // job
             death    // what.stage, what.worker; back
         };
+        friend constexpr kind last_of(kind) { return kind::death; }
         kind is = kind::deliver;
         bool outside = false;
         bool bad = false;       // job_end: it failed; death: nobody is told
@@ -272,10 +279,8 @@ private:
         std::vector<ticket> tickets;
         template <class A>
         void fields(A& a) {
-            std::uint64_t n = tickets.size();
-            a(version, n);
-            if constexpr (A::reading) tickets.assign(static_cast<std::size_t>(n), {});
-            for (ticket& t : tickets) a(t.sample, t.slot, t.attempt, t.worker, t.lane);
+            a(version);
+            detail::list_fields(a, tickets, [&](ticket& t) { detail::ticket_fields(a, t); });
         }
     };
     struct worker {
@@ -722,26 +727,20 @@ private:
     void fields(A& a) {
         a(now_, next_number_, events_, heap_, records_, vacant_, wakes_, jobs_, vacant_jobs_);
         for (int s = 0; s < stage_count; ++s) {
-            auto& all = workers_[static_cast<std::size_t>(s)];
-            std::uint64_t count = all.size();
-            a(count);
-            if constexpr (A::reading) all.resize(static_cast<std::size_t>(count));
-            for (std::size_t i = 0; i < all.size(); ++i) {
-                worker& w = all[i];
+            std::int32_t number = 0;
+            detail::list_fields(a, workers_[static_cast<std::size_t>(s)], [&](worker& w) {
+                const std::int32_t i = number++;
                 a(w.up, w.silent, w.busy, w.life, w.slots, w.syncs, w.installing, w.since, w.free, w.back);
-                std::uint64_t hung = w.hung.size();
-                a(hung);
-                if constexpr (A::reading) w.hung.assign(static_cast<std::size_t>(hung), {});
-                for (ticket& t : w.hung) a(t.sample, t.slot, t.attempt, t.worker, t.lane);
+                detail::list_fields(a, w.hung, [&](ticket& t) { detail::ticket_fields(a, t); });
                 bool engine = w.engine.has_value();
                 a(engine);
-                if (!engine) continue;
-                if constexpr (A::reading) w.engine.emplace(model_.rollout(static_cast<std::int32_t>(i)));
+                if (!engine) return;
+                if constexpr (A::reading) w.engine.emplace(model_.rollout(i));
                 if constexpr (requires { w.engine->fields(a); })
                     w.engine->fields(a);
                 else
                     throw std::logic_error("opd: this rollout worker has no fields(): its driver has no snapshots");
-            }
+            });
         }
         if constexpr (requires { model_.fields(a); }) model_.fields(a);
     }
