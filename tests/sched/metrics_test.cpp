@@ -618,8 +618,9 @@ TEST_CASE("a run's lines say what its meters say") {
     run_metrics_options options;
     options.rollout_workers = 2;
     run_metrics metrics(options);
-    metrics.start(0);
-    double t = 0;
+    constexpr double begin = 1000; // a machine's clock does not start with the run
+    metrics.start(begin);
+    double t = begin;
     std::string last;
     for (int j = 1; j <= 7; ++j) { // one rollout worker of two busy for 2 s, then the teacher 1 s, then the learner 1 s
         metrics.depths.set(queue::running, 3, t);
@@ -642,6 +643,7 @@ TEST_CASE("a run's lines say what its meters say") {
         const json line = json::parse(last);
         CHECK(line["step"] == j);
         CHECK(line["version"] == j);
+        CHECK(line["time"] == 4.0 * j);
         CHECK(line["updates"] == 4 * j);
         CHECK(line["sequences"] == 3);
         CHECK(line["response_tokens"] == 300);
@@ -662,7 +664,7 @@ TEST_CASE("a run's lines say what its meters say") {
         CHECK(line["failed"] == 0);
     }
     CHECK(json::parse(last)["throughput"] == 75.0);
-    const json summary = json::parse(metrics.summary_line(30));
+    const json summary = json::parse(metrics.summary_line(begin + 30));
     CHECK(summary["steps"] == 7);
     CHECK(summary["time"] == 30.0);
     CHECK(summary["sequences"] == 21);

@@ -798,9 +798,10 @@ public:
         : stages(options.rollout_workers, options.teacher_workers, options.learner_workers), tokens(options.warmup),
           lags(options.version, options.lag_bound, options.earlier_updates) {}
 
-    /// When the run's work began: the first step's time is then known.
+    /// When the run's work began: the first step's time is then known, and `time` in the lines counts from here.
     void start(double t) {
         tokens.start(t);
+        begin_ = t;
         window_ = current_window(t);
     }
     /// A sequence of the batch that the update in progress consumes.
@@ -835,7 +836,7 @@ public:
     /// their sum; `run_overlap` and `throughput` are those of the run so far.
     std::string step_line() const {
         json_writer out;
-        out.object().field("step", tokens.steps()).field("version", lags.version()).field("time", time_);
+        out.object().field("step", tokens.steps()).field("version", lags.version()).field("time", time_ - begin_);
         out.field("updates", lags.updates()).field("sequences", last_.sequences);
         out.field("response_tokens", last_.response).field("prompt_tokens", last_.prompt);
         out.field("step_seconds", tokens.step_seconds()).field("step_tokens_per_second", tokens.step_rate());
@@ -863,7 +864,7 @@ public:
         observe(t);
         json_writer out;
         out.object().field("summary", true).field("steps", tokens.steps()).field("version", lags.version());
-        out.field("time", t).field("updates", lags.updates()).field("sequences", sequences_);
+        out.field("time", t - begin_).field("updates", lags.updates()).field("sequences", sequences_);
         out.field("response_tokens", tokens.response_tokens()).field("prompt_tokens", tokens.prompt_tokens());
         out.field("throughput", tokens.throughput()).field("total_throughput", tokens.total_throughput());
         out.field("mean_step_seconds", tokens.mean_step_seconds());
@@ -906,7 +907,7 @@ private:
 
     batch_counts batch_, last_;
     window window_, last_window_;
-    double time_ = 0;
+    double time_ = 0, begin_ = 0;
     std::int64_t sequences_ = 0;
     std::array<std::int64_t, tally_count> tallies_{};
 };
