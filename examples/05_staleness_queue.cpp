@@ -30,6 +30,7 @@ double roll_out(double weights, std::mt19937& random) {
 
 int main() {
     bool good = true;
+    std::printf("tau = 2: capacity bounds the mean lag, edf the lag of every sample\n");
     std::printf("%-12s %9s %7s %9s %9s %9s\n", "policy", "versions", "items", "failures", "mean lag", "most");
     for (const auto policy : {sched::staleness_policy::capacity, sched::staleness_policy::edf}) {
         constexpr int prompts = 2'000, tau = 2;
