@@ -90,6 +90,25 @@ opd_build() {
     cmake --build "$folder" -j "$(opd_jobs)" "$@"
 }
 
+# opd_programs <build folder> <ctest arguments...>: the files, among those that the build makes, that the commands of
+# these tests name; one a line.
+opd_programs() {
+    local folder=$1
+    shift
+    comm -12 \
+        <(awk 'NR == FNR { chosen[$0]; next }
+               /^add_test\(/ {
+                   name = $0
+                   sub(/^add_test\((\[=+\[)?"?/, "", name)
+                   sub(/(\]=+\])?"? .*/, "", name)
+                   if (name in chosen) print
+               }' \
+            <(ctest --test-dir "$folder" -N "$@" | sed -n 's/^ *Test *#[0-9]*: //p') \
+            <(find "$folder" -name CTestTestfile.cmake -exec cat {} +) |
+            grep -oE "$folder/[^\\\"'; ]+" | sed "s|^$folder/||; s|/\./|/|g" | sort -u) \
+        <(ninja -C "$folder" -t targets all | sed 's/: [^:]*$//' | sort -u)
+}
+
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     set -euo pipefail
     for opd_set in "${@:-test}"; do opd_setup "$opd_set"; done

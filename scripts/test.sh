@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
 # scripts/test.sh [ctest arguments]: sets up a fresh Debian 12, builds every test and example with g++, runs them.
-# For example `scripts/test.sh -R estimators`. The seed of the property tests is fixed; RC_PARAMS="seed=…" sets another.
+# With arguments it builds only what the tests that they choose need: `scripts/test.sh -R estimators.support`. The seed of the property tests is fixed; RC_PARAMS="seed=…" sets another.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -11,7 +11,11 @@ opd_setup test
 # OPD_CI_RESULTS is set by .ci/run, which also wants the benchmarks compiled.
 opd_configure test -DCMAKE_BUILD_TYPE=Release "-DOPD_CI_RESULTS=${OPD_CI_RESULTS-}" \
     "-DOPD_BUILD_BENCHMARKS=$([ -n "${OPD_CI_RESULTS-}" ] && echo ON || echo OFF)"
-opd_build test
+if [ $# = 0 ]; then
+    opd_build test
+else
+    opd_programs "$opd_root/build/test" "$@" | xargs -r -d '\n' cmake --build "$opd_root/build/test" -j "$(opd_jobs)" --target
+fi
 export RC_PARAMS=${RC_PARAMS-seed=20250601}
 opd_say "RC_PARAMS=\"$RC_PARAMS\""
 ctest --test-dir "$opd_root/build/test" --no-tests=error --output-on-failure -j "$(nproc)" "$@"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: no-sanitize (numbers of rows that eigen_contract_test runs there)
 //
 // What every dense estimator's traits promise, on the naive backend and on the CPU backend with float, bfloat16 and double
 // storage: zero at p = q, never negative, invariant to a constant added to a row, equivariant under a permutation of the

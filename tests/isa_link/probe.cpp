@@ -2,19 +2,18 @@
 //
 // Compiled three times, for three instruction sets, under three names: a program that has its fast files compiled for a
 // newer machine. OPD_PROBE is the function's name. Returns a few numbers that use the lanes.
+#ifdef OPD_PLANTED // what check.cmake must find
+float planted_caller(float x);
+namespace opd {
+[[gnu::noinline]] inline float planted(float x) { return x + 1; }
+} // namespace opd
+float planted_caller(float x) { return opd::planted(x); }
+#else
 #include <cstddef>
 #include <opd/backends/eigen.hpp>
 #include <opd/opd.hpp>
 #include <opd/product.hpp>
 #include <vector>
-
-#ifdef OPD_PLANTED // what check.cmake must find
-namespace opd {
-[[gnu::noinline]] inline float planted(float x) { return x + 1; }
-} // namespace opd
-float planted_caller(float x);
-float planted_caller(float x) { return opd::planted(x); }
-#endif
 
 std::vector<float> OPD_PROBE();
 
@@ -43,3 +42,4 @@ std::vector<float> OPD_PROBE() {
     both(opd::jsd{});
     return r;
 }
+#endif
