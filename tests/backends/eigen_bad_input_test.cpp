@@ -816,12 +816,26 @@ TEST_CASE("loss clamp: the loss is cut, the gradient zero, the row counted") {
     index_t above = 0;
     for (const float l : open.losses) above += l > cut;
     CHECK(r.diagnostics.clamped_rows == above);
+    double cut_sum = 0; // the reduced loss is that of the cut rows
+    for (const float l : c.losses) cut_sum += double(l);
+    CHECK(r.loss == doctest::Approx(cut_sum).epsilon(1e-6));
+    CHECK(r.loss < open.run_dense().loss);
     double before = 0;
     for (const float l : open.losses) before += l;
     CHECK(r.diagnostics.kept_loss == doctest::Approx(before)); // reported before the clamp
     c.env.loss_clamp = 1e-3;
-    CHECK(c.run_support().diagnostics.clamped_rows > 0);
-    CHECK(c.run_samples().diagnostics.clamped_rows > 0);
+    const auto all_cut = [&](const result& got) {
+        double sum = 0;
+        for (const float l : c.losses) sum += double(l);
+        CHECK(got.loss == doctest::Approx(sum).epsilon(1e-6));
+        CHECK(std::abs(got.loss) <= 3.001e-3);
+        CHECK(got.diagnostics.clamped_rows > 0);
+    };
+    all_cut(c.run_support());
+    all_cut(c.run_samples());
+    std::fill(c.log_q.begin(), c.log_q.end(), -1e-3F); // the teacher likes every drawn token: negative losses
+    all_cut(c.run_samples());
+    CHECK(c.losses[0] == -1e-3F);
 }
 
 TEST_CASE("an arena too small says how much is needed") {

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Do the tests notice a wrong line?
+
+scripts/mutants.txt lists single changes to the headers. All of them are compiled into a copy of include/ at once, each behind a
+test of the environment variable OPD_MUTANT; so every test program is built once, and then run once a mutant. A mutant is
+killed if one of the tests of its file fails, crashes or does not end. An optional tool: no build and no test needs it.
+
+    scripts/mutate.py                     build, run all, print a table; fails if fewer than 95 % die
+    scripts/mutate.py --only 3,17 --least 0
+    scripts/mutate.py --build build/mutants --jobs 4 --list
+
+The list: `[file]` of include/opd and the names of its tests (area.name), then a mutant a line, `old ==> new`. `old` must occur
+once in the file (`2@old`: the second time of all). What ends in a semicolon is taken as a statement, all else as an expression.
+A line that begins with `~` is a mutant that no test can tell from the original; the reason follows after ` // `.
+"""
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+class Mutant:
+    def __init__(self, number, file, old, new, nth, tests, equivalent):
+        self.number, self.file, self.old, self.new, self.nth = number, file, old, new, nth
+        self.tests, self.equivalent = tests, equivalent
+
+
+def read_list(path):
+    mutants, file, tests = [], None, []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        heading = re.fullmatch(r"\[(.+)\]\s*(.*)", line)
+        if heading and " ==> " not in line:
+            file, tests = heading[1], heading[2].split()
+            continue
+        equivalent = None
+        if line.startswith("~"):
+            line, _, equivalent = line[1:].strip().rpartition(" // ")
+        old, arrow, new = line.partition(" ==> ")
+        if not arrow or not file:
+            sys.exit(f"{path}:{number}: not `old ==> new` under a [file]")
+        nth = re.match(r"(\d+)@", old)
+        mutants.append(Mutant(len(mutants) + 1, file, old[nth.end():] if nth else old, new, int(nth[1]) if nth else 0,
+                              tests, equivalent))
+    return mutants
+
+
+def plant(mutants, to):
+    """A copy of include/ with every mutant in it."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(ROOT / "include", to)
+    missing = []
+    for file in dict.fromkeys(m.file for m in mutants):
+        path = to / "opd" / file
+        text, places = path.read_text(), []
+        for m in (m for m in mutants if m.file == file):
+            at = [x.start() for x in re.finditer(re.escape(m.old), text)]
+            if len(at) < max(m.nth, 1) or (m.nth == 0 and len(at) != 1):
+                missing.append(f"{m.number} {file}: {len(at)} times: {m.old}")
+                continue
+            places.append((at[max(m.nth, 1) - 1], m))
+        for at, m in sorted(places, key=lambda x: -x[0]):  # from the end, so that places stay
+            if m.old.endswith(";"):
+                new = f"if (OPD_MUTANT({m.number})) {{ {m.new} }} else {{ {m.old} }}"
+            else:
+                new = f"(OPD_MUTANT({m.number}) ? ({m.new}) : ({m.old}))"
+            text = text[:at] + new + text[at + len(m.old):]
+        path.write_text(text)
+    if missing:
+        sys.exit("the list no longer fits the headers:\n  " + "\n  ".join(missing))
+    (to / "opd_mutant.hpp").write_text(
+        "#pragma once\n#include <cstdlib>\n"
+        "inline const int opd_mutant = std::getenv(\"OPD_MUTANT\") ? std::atoi(std::getenv(\"OPD_MUTANT\")) : 0;\n"
+        "#define OPD_MUTANT(n) (!__builtin_is_constant_evaluated() && opd_mutant == (n))\n")
+
+
+def eigen():
+    try:
+        return subprocess.check_output(["pkg-config", "--cflags", "eigen3"], text=True).split()
+    except (OSError, subprocess.CalledProcessError):
+        return ["-I/usr/include/eigen3"]
+
+
+def build(tests, folder, headers, jobs):
+    cxx = os.environ.get("CXX", "g++")
+    flags = ["-std=c++20", "-O1", "-w", f"-I{headers}", f"-I{ROOT}/tests", *eigen(),
+             f'-DOPD_TEST_SOURCE_DIR="{ROOT}"', '-DOPD_TEST_PROJECT_VERSION="0"']
+    shutil.copy(ROOT / "tests/support/precompiled.hpp", folder)
+    subprocess.run([cxx, *flags, "-x", "c++-header", folder / "precompiled.hpp", "-o", folder / "precompiled.hpp.gch"],
+                   check=True)
+    support = []
+    for source in sorted((ROOT / "tests/support").glob("*.cpp")):
+        if source.stem == "precompiled":
+            continue
+        support.append(folder / f"{source.stem}.o")
+        subprocess.run([cxx, *flags, "-c", source, "-o", support[-1]], check=True)
+    flags = [*flags, "-include", folder / "precompiled.hpp", "-include", "opd_mutant.hpp"]
+    running, waiting = [], list(tests)
+    while running or waiting:
+        while waiting and len(running) < jobs:
+            name = waiting.pop(0)
+            area, _, stem = name.partition(".")
+            source = ROOT / "tests" / area / f"{stem}_test.cpp"
+            running.append((name, subprocess.Popen(
+                [cxx, *flags, source, *support, "-o", folder / name, "-lrapidcheck", "-lpthread"])))
+            print("building", name, flush=True)
+        name, process = running.pop(0)
+        if process.wait() != 0:
+            sys.exit(f"{name} does not build")
+
+
+def passes(program, number, limit):
+    """Whether the test passes with this mutant."""
+    env = dict(os.environ, OPD_MUTANT=str(number))
+    env.setdefault("RC_PARAMS", "seed=20250601 noshrink=1")
+    try:
+        return subprocess.run([program, "--abort-after=1"], env=env, timeout=limit, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", type=pathlib.Path, default=ROOT / "scripts/mutants.txt")
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/mutants")
+    parser.add_argument("--jobs", type=int, default=1, help="compilers at once")
+    parser.add_argument("--only", help="numbers, with commas")
+    parser.add_argument("--least", type=int, help="how many must die; default: 95 of 100, of those not marked ~")
+    parser.add_argument("--list", action="store_true", help="print the mutants with their numbers, and stop")
+    parser.add_argument("--keep", action="store_true", help="use the programs that are there")
+    options = parser.parse_args()
+    everything = read_list(options.mutants)
+    chosen = [m for m in everything if not options.only or str(m.number) in options.only.split(",")]
+    if options.list:
+        for m in chosen:
+            print(f"{m.number:3} {m.file}: {m.old}  ==>  {m.new}")
+        return
+    options.build.mkdir(parents=True, exist_ok=True)
+    folder = options.build.resolve()
+    tests = list(dict.fromkeys(t for m in chosen for t in m.tests))
+    if not options.keep:
+        plant(everything, folder / "include")
+        build(tests, folder, folder / "include", options.jobs)
+    limits = {}
+    for t in tests:
+        begin = time.monotonic()
+        if not passes(folder / t, 0, 900):
+            sys.exit(f"{t} fails without any mutant")
+        limits[t] = 10 + 10 * (time.monotonic() - begin)
+    survivors = 0
+    for m in chosen:
+        by = next((t for t in m.tests if not passes(folder / t, m.number, limits[t])), None)
+        told = by or ("SURVIVES" if not m.equivalent else f"survives: {m.equivalent}")
+        survivors += by is None and not m.equivalent
+        print(f"{m.number:3} {m.file:28} {told:32} {m.old}  ==>  {m.new}", flush=True)
+    judged = sum(not m.equivalent for m in chosen)
+    least = options.least if options.least is not None else -(-95 * judged // 100)
+    print(f"{judged - survivors} of {judged} killed")
+    sys.exit(judged - survivors < least)
+
+
+if __name__ == "__main__":
+    main()
