@@ -311,7 +311,7 @@ TEST_CASE("caches and gradients with padded rows are read and written by their s
             const double want = evaluate(backend, s.student(), packed, estimator).loss;
             std::vector<float> dz(std::size_t(n * stride), 777.F);
             student::logits<float> out = s.student();
-            out.dz = view(dz.data(), n, vocab, stride), out.pad = policy;
+            out.dz = padded_view(dz.data(), n, vocab, stride), out.pad = policy;
             CHECK(evaluate(backend, out, padded, estimator).loss == want);
             for (index_t r = 0; r < n; ++r) {
                 CHECK(std::memcmp(dz.data() + r * stride, s.dz.data() + r * vocab, sizeof(float) * vocab) == 0);
@@ -334,7 +334,7 @@ TEST_CASE("caches and gradients with padded rows are read and written by their s
         std::vector<float> narrow(std::size_t(n * k)), sparse(std::size_t(n * far), 777.F);
         const matrix_view<const float> z = s.student().z;
         const student::on_support<float> a{z, view(narrow.data(), n, k)};
-        student::on_support<float> b{z, view(sparse.data(), n, k, far)};
+        student::on_support<float> b{z, padded_view(sparse.data(), n, k, far)};
         b.pad = policy;
         CHECK(evaluate(backend, a, s.support(), renormalised{reverse_kl{}}).loss ==
               evaluate(backend, b, support, renormalised{reverse_kl{}}).loss);
@@ -597,7 +597,8 @@ TEST_CASE("token_logp refuses lengths, nulls and overlaps") {
     refused("z: is a null pointer",
             [&] { token_logp(backend, view(static_cast<const float*>(nullptr), 3, 20), iv, ov); });
     refused("z: has no columns", [&] { token_logp(backend, view(z.data(), 3, 0), iv, ov); });
-    refused("out: has a row stride of 3", [&] { token_logp(backend, zv, iv, view(out.data(), 3, 4, 3)); });
+    refused("out: has a row stride of 3",
+            [&] { token_logp(backend, zv, iv, matrix_view<float>(out.data(), 3, 4, 3)); });
     refused("overlaps", [&] { token_logp(backend, zv, iv, view(z.data() + 48, 3, 4)); });
     refused("overlaps", [&] { token_logp(backend, zv, iv, view(reinterpret_cast<float*>(ids.data()), 3, 4)); });
     for (const float t : {0.F, -1.F, nan_f, std::bit_cast<float>(0x7f800000u)})
