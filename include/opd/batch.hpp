@@ -23,6 +23,7 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
+#include "opd/element.hpp"
 #include "opd/view.hpp"
 
 namespace opd {
@@ -111,6 +112,10 @@ struct row_weights {
     OPD_HD constexpr bool empty() const { return data == nullptr; }
     OPD_HD double operator[](index_t r) const {
         return bytes == 4 ? double(static_cast<const float*>(data)[r]) : static_cast<const double*>(data)[r];
+    }
+    OPD_HD bool finite(index_t r) const { // by the bits in memory: a result is taken to be finite under -Ofast
+        return bytes == 4 ? detail::is_finite(static_cast<const float*>(data)[r])
+                          : detail::is_finite(static_cast<const double*>(data)[r]);
     }
 };
 

@@ -94,8 +94,8 @@ inline void check_env_contents(const env& e, index_t n) {
     const double count = e.reduction != reduce::sum && e.normalizer > 0 && e.normalizer < 1 ? e.normalizer : 1;
     for (index_t r = 0; r < n; ++r) {
         if (!e.mask.kept(r)) continue;
+        if (!e.weights.finite(r)) throw invalid_input("env.weights", "is not finite", r);
         const double w = e.weights[r];
-        if (!is_finite(w)) throw invalid_input("env.weights", "is not finite", r);
         if (w > largest_factor * count || w < -largest_factor * count)
             throw invalid_input("env.weights", "is too large: a weight over the normalizer must not exceed 1e30", r);
     }

@@ -24,10 +24,10 @@ namespace {
 
 using floats = buffers<float>;
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+bool equal_bits(const std::vector<float>& a, const std::vector<float>& b) {
     return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
-bool same_bits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+bool equal_bits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 /// Random sequence offsets over `rows` rows, some of them empty.
 std::vector<std::int64_t> random_offsets(index_t rows, numbers& u) {
@@ -188,7 +188,7 @@ TEST_CASE("the gradient may be written over the logits") {
                                                 .temperature = p.temperature_p,
                                                 .pad = keep ? padding::keep : padding::zero};
                      const double got = evaluate(backend, s, b.teacher(), d, b.masked_env()).loss;
-                     RC_ASSERT(same_bits(got, want));
+                     RC_ASSERT(equal_bits(got, want));
                      for (index_t r = 0; r < p.rows; ++r) {
                          RC_ASSERT(std::memcmp(both.row(r), b.dz_view().row(r), std::size_t(p.vocab) * sizeof(T)) == 0);
                          for (index_t v = p.vocab; v < stride; ++v)
@@ -336,8 +336,8 @@ TEST_CASE("offsets of 32 or 64 bits and weights of float or double: the same bit
     const auto check = [&](const env& e) {
         const double loss = evaluate(backend, b.student(), b.teacher(), jsd{}, e).loss;
         if (want_dz.empty()) want = loss, want_dz = b.dz;
-        CHECK(same_bits(loss, want));
-        CHECK(same_bits(b.dz, want_dz));
+        CHECK(equal_bits(loss, want));
+        CHECK(equal_bits(b.dz, want_dz));
         std::fill(b.dz.begin(), b.dz.end(), 777.F);
     };
     for (const auto by : {reduce::sequence_mean, reduce::sequence_sum_mean}) {
@@ -405,7 +405,7 @@ TEST_CASE("unequal vocabularies: softmax over the common ids") {
         auto t2 = cut.teacher();
         t2.y.cols = s2.z.cols = s2.dz.cols = common;
         const double want = evaluate(backend, s2, t2, jsd{}).loss;
-        RC_ASSERT(same_bits(got, want));
+        RC_ASSERT(equal_bits(got, want));
         for (index_t r = 0; r < p.rows; ++r)
             for (index_t v = 0; v < p.vocab; ++v) {
                 const float g = b.dz_view()(r, v);
@@ -433,9 +433,9 @@ TEST_CASE("the same call gives the same bits, on 1, 2 or 3 threads") {
                      const double want = call(one, a, la);
                      for (eigen_backend* backend : {&one, &two, &three}) {
                          floats b(p);
-                         RC_ASSERT(same_bits(call(*backend, b, lb), want));
-                         RC_ASSERT(same_bits(a.dz, b.dz));
-                         RC_ASSERT(same_bits(la, lb));
+                         RC_ASSERT(equal_bits(call(*backend, b, lb), want));
+                         RC_ASSERT(equal_bits(a.dz, b.dz));
+                         RC_ASSERT(equal_bits(la, lb));
                      }
                  },
                  {.cases = 40});
@@ -469,7 +469,7 @@ TEST_CASE("cutting a batch into micro-batches changes the total by rounding only
             merged.merge(r.diagnostics);
         }
         close("loss", total, all.loss, 1e-13 * (1 + std::abs(all.loss)) * double(p.rows));
-        if (all.diagnostics.kept > 0) RC_ASSERT(same_bits(whole.dz, cut.dz));
+        if (all.diagnostics.kept > 0) RC_ASSERT(equal_bits(whole.dz, cut.dz));
         RC_ASSERT(merged.rows == all.diagnostics.rows);
         RC_ASSERT(merged.kept == all.diagnostics.kept);
     });

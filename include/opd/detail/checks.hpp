@@ -49,7 +49,7 @@ void check_matrix(const char* name, matrix_view<T, S> v, index_t rows, index_t c
 }
 
 /// Temperatures at which float arithmetic still tells logits apart.
-inline void check_temperature(const char* name, float t) {
+OPD_INLINE void check_temperature(const char* name, const float& t) {
     if (!is_finite(t) || t < 1e-6F || t > 1e6F) throw invalid_input(name, "must lie between 1e-6 and 1e6");
 }
 

@@ -44,7 +44,7 @@ inline namespace OPD_ISA {
 
 using opd::detail::leaf_size;
 
-inline void check_uniform(double u, index_t draw = -1) {
+OPD_INLINE void check_uniform(const double& u, index_t draw = -1) {
     if (!opd::detail::is_finite(u) || !(u > 0 && u < 1))
         throw invalid_input(draw < 0 ? "uniform" : "uniform " + std::to_string(draw),
                             "must lie strictly between 0 and 1");
@@ -131,7 +131,7 @@ bool iid(const Z* z, index_t n, float temperature, index_t m, Uniform uniform, I
     if (!w.good) return false;
     const double log_total = std::log(w.total);
     for (index_t j = 0; j < m; ++j) {
-        const auto u = static_cast<double>(uniform(j));
+        const double u = opd::detail::pin(static_cast<double>(uniform(j))); // -Ofast takes a result to be finite
         detail::check_uniform(u, j);
         ids[j] = static_cast<Id>(w.find(u * w.total));
         const double zj = double(element<Z>::load(z[static_cast<index_t>(ids[j])]));
