@@ -5,7 +5,13 @@
 #
 #     // expect: <CMake regular expression>
 #
-# May be given several times; every one must match. Where the file has
+# May be given several times; every one must match.
+#
+#     // first: <CMake regular expression>     the line of the first error must match
+#     // errors: N                             at most N errors in all
+#     // flags: -std=c++17                     further options; not for the control
+#
+# Where the file has
 #
 #     // control: NAME
 #
@@ -36,7 +42,7 @@ foreach(source IN LISTS sources)
 endforeach()
 
 # The harness itself: a file that compiles, a wrong message and a broken control must each be called a failure.
-foreach(kind compiles wrong_message broken_control no_expectation)
+foreach(kind compiles wrong_message wrong_first too_many broken_control no_expectation)
     add_test(
         NAME compile_fail.harness_${kind}
         COMMAND
@@ -46,5 +52,7 @@ foreach(kind compiles wrong_message broken_control no_expectation)
 endforeach()
 set_tests_properties(compile_fail.harness_compiles PROPERTIES PASS_REGULAR_EXPRESSION "compiled, but it must not")
 set_tests_properties(compile_fail.harness_wrong_message PROPERTIES PASS_REGULAR_EXPRESSION "did not print what it should")
+set_tests_properties(compile_fail.harness_wrong_first PROPERTIES PASS_REGULAR_EXPRESSION "the first error is another one")
+set_tests_properties(compile_fail.harness_too_many PROPERTIES PASS_REGULAR_EXPRESSION "2 errors; at most 1 may follow")
 set_tests_properties(compile_fail.harness_broken_control PROPERTIES PASS_REGULAR_EXPRESSION "its control must compile")
-set_tests_properties(compile_fail.harness_no_expectation PROPERTIES PASS_REGULAR_EXPRESSION "has no `// expect:` line")
+set_tests_properties(compile_fail.harness_no_expectation PROPERTIES PASS_REGULAR_EXPRESSION "has no `// expect:` and no")

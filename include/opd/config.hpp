@@ -12,6 +12,10 @@
 // `inline namespace OPD_ISA`, named after the instruction set, and links side by side.
 #pragma once
 
+#if (defined(_MSVC_LANG) ? _MSVC_LANG : __cplusplus) < 202002L
+#error "opd needs C++20: compile with -std=c++20 or later"
+#endif
+
 #include <cstddef>
 #include <cstdint>
 

@@ -4,7 +4,8 @@
 //
 //   auto r = opd::evaluate(be, student, teacher, estimator, env);
 //
-//   be         eigen_backend (CPU), cuda_backend, or your own (see docs/concepts/backend.md)
+//   be         eigen_backend (CPU), cuda_backend, or your own (see docs/concepts/backend.md). Keep it: a temporary,
+//              evaluate(eigen_backend{}, …), starts its threads and finds its memory anew
 //   student    student::logits{view(z,N,V), view(dz,N,V)}, …
 //   teacher    teacher::dense | support | samples | weighted
 //   estimator  reverse_kl{}, jsd{.w = .3, .o = .3}, renormalised{reverse_kl{}}, mc_reverse_kl{}, …
@@ -78,21 +79,47 @@ constexpr space space_of() {
 
 } // namespace detail
 
+namespace detail {
+inline namespace OPD_ISA {
+
+/// Whether the types of a call fit each other; if not, one sentence says why.
+template <class Backend, class Student, class Teacher, class Estimator>
+constexpr bool types_fit() {
+    if constexpr (!backend<Backend>)
+        static_assert(never<Backend>,
+                      "opd: not a backend: it needs `static constexpr opd::space memory_space` and a template "
+                      "`for_rows(job)` that returns the result; see docs/concepts/backend.md");
+    else if constexpr (!parts_fit<Student>() || !parts_fit<Teacher>() || !parts_fit<Estimator>())
+        return false; // they have said why
+    else if constexpr (teacher_cache<Student> && student_source<Teacher>)
+        static_assert(never<Student>, "opd: student and teacher are swapped: evaluate(backend, student, teacher, "
+                                      "estimator, env)");
+    else if constexpr (!student_source<Student>)
+        static_assert(never<Student>,
+                      "opd: the second argument is the student: student::logits{view(z, N, V), view(dz, "
+                      "N, V)} or student::on_support");
+    else if constexpr (!teacher_cache<Teacher>)
+        static_assert(never<Teacher>,
+                      "opd: the third argument is what is known of the teacher: teacher::dense, support, "
+                      "samples or weighted");
+    else if constexpr (Student::memory_space != Backend::memory_space || Teacher::memory_space != Backend::memory_space)
+        static_assert(never<Student>,
+                      "opd: student and teacher views must lie in the backend's memory space (view for host, "
+                      "device_view for device)");
+    else
+        return pairing_fits<Student, Teacher, Estimator>();
+    return false;
+}
+
+} // namespace OPD_ISA
+} // namespace detail
+
 inline namespace OPD_ISA {
 
 /// The call as a backend receives it, once every check that needs no arithmetic has passed. Throws as `evaluate` does.
 template <class Backend, class Student, class Teacher, class Estimator, space Space = detail::space_of<Backend>()>
 auto checked_job(const Backend&, Student student, Teacher teacher, const Estimator& estimator,
                  std::type_identity_t<basic_env<Space>> e = {}) {
-    static_assert(
-        backend<Backend>,
-        "opd: not a backend: it needs `static constexpr opd::space memory_space` and a template `for_rows(job)` that "
-        "returns the result; see docs/concepts/backend.md");
-    static_assert(
-        Student::memory_space == detail::space_of<Backend>() && Teacher::memory_space == detail::space_of<Backend>(),
-        "opd: student and teacher views must lie in the backend's memory space (view for host, device_view for "
-        "device)");
-    detail::check_pairing<Student, Teacher, Estimator>();
     if constexpr (Teacher::kind == cache_kind::dense) {
         const index_t n = student.z.rows;
         detail::check_student(student, student.z.cols);
@@ -139,37 +166,49 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
 }
 
 /// Loss and gradient. See the head of this file; the estimator's own page says what it computes.
-template <class Backend, class Student, class Teacher, class Estimator, space Space = detail::space_of<Backend>()>
-auto evaluate(Backend& be, Student student, Teacher teacher, const Estimator& estimator,
+template <class Backend, class Student, class Teacher, class Estimator,
+          space Space = detail::space_of<std::remove_cvref_t<Backend>>()>
+auto evaluate(Backend&& be, Student student, Teacher teacher, const Estimator& estimator,
               std::type_identity_t<basic_env<Space>> e = {}) {
-    const auto job = checked_job(be, student, teacher, estimator, e);
-    static_assert(
-        requires { be.for_rows(job); },
-        "opd: this backend has no rows for this student, cache and estimator (for cuda_backend include "
-        "opd/backends/cuda.cuh in a .cu file); see docs/support-matrix.md");
-    auto r = be.for_rows(job);
-    if constexpr (requires { r.on_bad = e.on_bad; })
-        r.on_bad = e.on_bad; // thrown by fetch
-    else
-        detail::raise_bad(r, e.on_bad);
-    return r;
+    if constexpr (detail::types_fit<std::remove_cvref_t<Backend>, Student, Teacher, Estimator>()) {
+        const auto job = checked_job(be, student, teacher, estimator, e);
+        if constexpr (requires { be.for_rows(job); }) {
+            auto r = be.for_rows(job);
+            if constexpr (requires { r.on_bad = e.on_bad; })
+                r.on_bad = e.on_bad; // thrown by fetch
+            else
+                detail::raise_bad(r, e.on_bad);
+            return r;
+        } else {
+            static_assert(detail::never<Backend>,
+                          "opd: this backend has no rows for this student, cache and estimator, or it is const (for "
+                          "cuda_backend include opd/backends/cuda.cuh in a .cu file); see docs/support-matrix.md");
+            return result{};
+        }
+    } else {
+        return result{};
+    }
 }
 
 /// Bytes of arena that the same call to `evaluate` needs, for callers who own all memory.
 template <class Backend, class Student, class Teacher, class Estimator, space Space = detail::space_of<Backend>()>
 std::size_t workspace_bytes(const Backend& be, Student student, Teacher teacher, const Estimator& estimator,
                             std::type_identity_t<basic_env<Space>> e = {}) {
-    return be.workspace_bytes(checked_job(be, student, teacher, estimator, e));
+    if constexpr (detail::types_fit<Backend, Student, Teacher, Estimator>())
+        return be.workspace_bytes(checked_job(be, student, teacher, estimator, e));
+    else
+        return 0;
 }
 
 /// out[r,j] = log p[r, ids[r,j]] at `temperature`, and optionally the log-sum-exp of each row, both from the logits' bits
 /// alone: rollout and learner that call it on the same logits get the same bits, whatever the batch. This is the log p that
 /// the sampled estimators use. (N,V), (N,m) -> (N,m). Bad rows or ids get -inf and are counted.
 template <class Backend, class Z, class Id, class L, space Space>
-auto token_logp(Backend& be, matrix_view<Z, Space> z, matrix_view<Id, Space> ids, matrix_view<L, Space> out,
+auto token_logp(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> ids, matrix_view<L, Space> out,
                 float temperature = 1, row_mask<Space> mask = {},
                 std::type_identity_t<vector_view<float, Space>> lse = {}) {
-    static_assert(Space == Backend::memory_space, "opd: the views must lie in the backend's memory space");
+    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
+                  "opd: the views must lie in the backend's memory space");
     const index_t n = z.rows;
     detail::check_matrix("z", z, n, z.cols);
     detail::check_matrix("ids", ids, n, ids.cols);
@@ -191,7 +230,7 @@ auto token_logp(Backend& be, matrix_view<Z, Space> z, matrix_view<Id, Space> ids
 
 /// lse[r] = log Σ_v e^(z[r,v]/temperature). (N,V) -> (N)
 template <class Backend, class Z, space Space>
-auto log_sum_exp(Backend& be, matrix_view<Z, Space> z, std::type_identity_t<vector_view<float, Space>> lse,
+auto log_sum_exp(Backend&& be, matrix_view<Z, Space> z, std::type_identity_t<vector_view<float, Space>> lse,
                  float temperature = 1, row_mask<Space> mask = {}) {
     return token_logp(be, z, matrix_view<const std::int32_t, Space>(nullptr, z.rows, 0, 0),
                       matrix_view<float, Space>(nullptr, z.rows, 0, 0), temperature, mask, lse);

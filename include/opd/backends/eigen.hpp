@@ -65,6 +65,7 @@ struct eigen_backend {
 
     /// Loss and gradient of a checked call; called by evaluate.
     template <class Student, class Teacher, class Estimator>
+        requires requires(const row_job<Student, Teacher, Estimator, space::host>& job) { detail::batch_of(job); }
     result for_rows(const row_job<Student, Teacher, Estimator, space::host>& job) {
         const auto batch = detail::batch_of(job);
         thread_team& team = this->team();

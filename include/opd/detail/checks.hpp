@@ -4,6 +4,7 @@
 // estimator always; contents by the bits of the numbers where the caller asks (check::contents, infinite::raise).
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -16,6 +17,7 @@
 #include "opd/row_program.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
+#include "opd/token.hpp"
 #include "opd/view.hpp"
 
 namespace opd::detail {
@@ -232,23 +234,78 @@ constexpr bool offers_sparse_gradient() {
         return false;
 }
 
+/// Sentences for a call whose types do not fit. Each function below says the first thing that is wrong and is then false, so
+/// that nothing else is instantiated and one mistake is one error. Classes that have said it themselves are passed over.
+template <class...>
+inline constexpr bool never = false;
+
+template <class S>
+concept student_source = requires {
+    typename S::logit_type;
+    typename S::gradient_type;
+    S::sparse_gradient;
+};
+template <class T>
+concept teacher_cache = requires {
+    T::kind;
+    T::memory_space;
+};
+
+/// Whether T's template arguments are what T asserts of them.
+template <class T>
+constexpr bool parts_fit() {
+    bool fit = !requires { typename T::misfit; };
+    if constexpr (requires { typename T::logit_type; }) fit = fit && storage<typename T::logit_type>;
+    if constexpr (requires { typename T::gradient_type; }) fit = fit && storage<typename T::gradient_type>;
+    if constexpr (requires { typename T::id_type; }) fit = fit && std::integral<typename T::id_type>;
+    if constexpr (requires { typename T::log_type; }) fit = fit && storage<typename T::log_type>;
+    if constexpr (requires(T t) { t.surrogate; }) fit = fit && surrogate<decltype(T::surrogate)>;
+    if constexpr (requires(T t) { t.on_support; }) fit = fit && divergence<decltype(T::on_support)>;
+    if constexpr (requires(T t) { t.on_buckets; }) fit = fit && divergence<decltype(T::on_buckets)>;
+    return fit;
+}
+
 /// Cache and estimator belong together, or a sentence says what does.
 template <class Student, class Teacher, class Estimator>
-constexpr void check_pairing() {
+constexpr bool pairing_fits() {
     constexpr cache_kind kind = Teacher::kind;
-    static_assert(kind != cache_kind::dense || divergence<Estimator>,
-                  "opd: a teacher::dense cache takes a divergence: a struct with `F term(row_constants<F>, "
-                  "dense_entry<F>) const` and `F c(row_constants<F>, dense_entry<F>) const`, templates on F; see "
-                  "docs/concepts/divergence.md");
-    static_assert(kind != cache_kind::support || reads_cache<Estimator, cache_kind::support>(),
-                  "opd: a teacher::support cache takes renormalised{divergence} or tail_bucket{divergence}");
-    static_assert(kind != cache_kind::samples || reads_cache<Estimator, cache_kind::samples>(),
-                  "opd: a teacher::samples cache takes mc_reverse_kl{surrogate, baseline}");
-    static_assert(kind != cache_kind::weighted || reads_cache<Estimator, cache_kind::weighted>(),
-                  "opd: a teacher::weighted cache takes weighted_reverse_kl{surrogate, baseline}");
-    static_assert(!Student::sparse_gradient || offers_sparse_gradient<Estimator>(),
-                  "opd: student::on_support takes renormalised{divergence} alone: every other loss moves all logits "
-                  "through the normaliser and has a dense gradient; use student::logits");
+    constexpr bool dense = kind == cache_kind::dense, samples = kind == cache_kind::samples;
+    if constexpr (dense && reads_cache<Estimator, cache_kind::samples>())
+        static_assert(never<Estimator>,
+                      "opd: this estimator reads drawn tokens: use teacher::samples{ids, log_mu, log_q}; "
+                      "a teacher::dense cache takes a divergence such as reverse_kl{}");
+    else if constexpr (dense && reads_cache<Estimator, cache_kind::weighted>())
+        static_assert(never<Estimator>,
+                      "opd: this estimator reads weighted tokens: use teacher::weighted{ids, weight, "
+                      "log_mu, log_q}; a teacher::dense cache takes a divergence such as reverse_kl{}");
+    else if constexpr (dense && reads_cache<Estimator, cache_kind::support>())
+        static_assert(never<Estimator>, "opd: this estimator reads a support: use teacher::support{ids, log_q}; "
+                                        "a teacher::dense cache takes a divergence such as reverse_kl{}");
+    else if constexpr (dense && !divergence<Estimator>)
+        static_assert(never<Estimator>,
+                      "opd: a teacher::dense cache takes a divergence: a struct with `F term(row_constants<F>, "
+                      "dense_entry<F>) const` and `F c(row_constants<F>, dense_entry<F>) const`, templates on F; see "
+                      "docs/concepts/divergence.md");
+    else if constexpr (kind == cache_kind::support && !reads_cache<Estimator, kind>())
+        static_assert(never<Estimator>,
+                      "opd: a teacher::support cache takes renormalised{divergence} or tail_bucket{divergence}");
+    else if constexpr (!dense && divergence<Estimator>)
+        static_assert(never<Estimator>,
+                      "opd: a divergence reads every logit of the teacher: use teacher::dense; drawn tokens take "
+                      "mc_reverse_kl{} (teacher::samples) or weighted_reverse_kl{} (teacher::weighted)");
+    else if constexpr (samples && !reads_cache<Estimator, kind>())
+        static_assert(never<Estimator>, "opd: a teacher::samples cache takes mc_reverse_kl{surrogate, baseline}");
+    else if constexpr (kind == cache_kind::weighted && !reads_cache<Estimator, kind>())
+        static_assert(never<Estimator>,
+                      "opd: a teacher::weighted cache takes weighted_reverse_kl{surrogate, baseline}");
+    else if constexpr (Student::sparse_gradient && !offers_sparse_gradient<Estimator>())
+        static_assert(
+            never<Estimator>,
+            "opd: student::on_support takes renormalised{divergence} alone: every other loss moves all logits "
+            "through the normaliser and has a dense gradient; use student::logits");
+    else
+        return true;
+    return false;
 }
 
 template <class Teacher, class Student>

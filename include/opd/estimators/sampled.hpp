@@ -28,8 +28,10 @@
 namespace opd {
 
 /// Reverse KL from m i.i.d. samples of mu. See the head of this file.
-template <surrogate Surrogate = unclipped_is>
+template <class Surrogate = unclipped_is>
 struct mc_reverse_kl {
+    static_assert(opd::surrogate<Surrogate>, "opd: a surrogate is a struct with `token_out operator()(const token_in&) "
+                                             "const`; see docs/concepts/surrogate.md");
     static constexpr cache_kind takes = cache_kind::samples;
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     Surrogate surrogate = {};
@@ -46,8 +48,10 @@ struct mc_reverse_kl {
 };
 
 /// Reverse KL from weighted entries: threshold(B), head + tail, sampling without replacement, ….
-template <surrogate Surrogate = unclipped_is>
+template <class Surrogate = unclipped_is>
 struct weighted_reverse_kl {
+    static_assert(opd::surrogate<Surrogate>, "opd: a surrogate is a struct with `token_out operator()(const token_in&) "
+                                             "const`; see docs/concepts/surrogate.md");
     static constexpr cache_kind takes = cache_kind::weighted;
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     Surrogate surrogate = {};

@@ -19,8 +19,12 @@
 
 namespace opd {
 
-template <divergence D>
+template <class D>
 struct renormalised {
+    static_assert(divergence<D>,
+                  "opd: renormalised takes a divergence: a struct with `F term(row_constants<F>, dense_entry<F>) "
+                  "const` and `F c(row_constants<F>, dense_entry<F>) const`, templates on F; see "
+                  "docs/concepts/divergence.md");
     static constexpr cache_kind takes = cache_kind::support;
     static constexpr bool sparse_gradient = true; ///< student::on_support or student::logits
     D on_support = {};
@@ -34,11 +38,15 @@ struct renormalised {
         if constexpr (requires { on_support.validate(); }) on_support.validate();
     }
 };
-template <divergence D>
+template <class D>
 renormalised(D) -> renormalised<D>;
 
-template <divergence D>
+template <class D>
 struct tail_bucket {
+    static_assert(divergence<D>,
+                  "opd: tail_bucket takes a divergence: a struct with `F term(row_constants<F>, dense_entry<F>) "
+                  "const` and `F c(row_constants<F>, dense_entry<F>) const`, templates on F; see "
+                  "docs/concepts/divergence.md");
     static constexpr cache_kind takes = cache_kind::support;
     D on_buckets = {};
     OPD_HD constexpr bool infinite_where_teacher_zero() const {
@@ -51,7 +59,7 @@ struct tail_bucket {
         if constexpr (requires { on_buckets.validate(); }) on_buckets.validate();
     }
 };
-template <divergence D>
+template <class D>
 tail_bucket(D) -> tail_bucket<D>;
 
 } // namespace opd
