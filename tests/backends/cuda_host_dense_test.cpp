@@ -32,7 +32,7 @@ result run_threads(auto& c, const auto& d, int threads, bool tree = true) {
 }
 
 template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+bool equal_bits(const std::vector<T>& a, const std::vector<T>& b) {
     return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
@@ -297,14 +297,14 @@ TEST_CASE("the same call twice gives the same bits, and the gradient may alias t
         dense_case<> a = c, b = c;
         const result x = run_threads(a, d, 128), w = run_threads(b, d, 128);
         CHECK(std::memcmp(&x, &w, sizeof x) == 0);
-        CHECK(same_bits(a.dz, b.dz));
-        CHECK(same_bits(a.losses, b.losses));
+        CHECK(equal_bits(a.dz, b.dz));
+        CHECK(equal_bits(a.losses, b.losses));
 
         host_run_backend backend{128};
         std::vector<float> z = c.z;
         evaluate(backend, student::logits{view(z.data(), 7, 3001), view(z.data(), 7, 3001)},
                  teacher::dense{view(c.y.data(), 7, 3001)}, d, env{});
-        CHECK(same_bits(z, a.dz));
+        CHECK(equal_bits(z, a.dz));
     });
 }
 
