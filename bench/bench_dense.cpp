@@ -51,7 +51,7 @@ struct rows {
     const T *z, *y, *apart; // (N,V)
     T* dz;                  // (N,V)
     T* sparse;              // (N,64)
-    float* lse;             // (N)
+    double* lse;            // (N)
     const cache* tokens;
     index_t n, v;
 
@@ -83,7 +83,7 @@ std::vector<operation<T>> operations() {
     };
     all.push_back({"log-sum-exp", traffic::read, 0.8, 0.8, false,
                    [](opd::eigen_backend& be, const rows<T>& x) {
-                       opd::log_sum_exp(be, opd::view(x.z, x.n, x.v), opd::vector_view<float>(x.lse, x.n));
+                       opd::log_sum_exp(be, opd::view(x.z, x.n, x.v), opd::vector_view<double>(x.lse, x.n));
                    },
                    int(peer::lse)});
     dense("reverse KL, value", opd::reverse_kl{}, false, 0.8, 0.8, int(peer::reverse_value));
@@ -128,7 +128,8 @@ struct data {
     index_t n, v;
     bench::array<float> z, y, apart, dz;
     bench::array<opd::bfloat16> z16, y16, dz16;
-    std::vector<float> lse, sparse;
+    std::vector<double> lse;
+    std::vector<float> sparse;
     std::vector<opd::bfloat16> sparse16;
     cache tokens;
 

@@ -190,13 +190,13 @@ struct basic_env {
     row_weights<Space> weights = {}; ///< (N) float or double, any sign; empty: 1
     row_offsets<Space> offsets = {}; ///< (S+1) int32 or int64: first row of each sequence, ascending, from 0 to N
     vector_view<const std::int32_t, Space> versions = {}; ///< (N) policy version that drew the row; empty: unknown
-    std::int32_t version = 0;                       ///< the student's version now; staleness is version - versions[r]
-    double normalizer = 0;                          ///< count to divide by; 0: count this batch
-    float beta = 0;                                 ///< dz = beta·dz + gradient
-    float beta_loss = 0;                            ///< losses = beta_loss·losses + loss
-    vector_view<float, Space> losses = {};          ///< (N) out: w_r·L_r before the reduction's factor
-    vector_view<float, Space> lse = {};             ///< (N) out: the student's log-sum-exp at its temperature
-    vector_view<const float, Space> given_lse = {}; ///< (N) in: the student's log-sum-exp, used instead of a pass
+    std::int32_t version = 0;                        ///< the student's version now; staleness is version - versions[r]
+    double normalizer = 0;                           ///< count to divide by; 0: count this batch
+    float beta = 0;                                  ///< dz = beta·dz + gradient
+    float beta_loss = 0;                             ///< losses = beta_loss·losses + loss
+    vector_view<float, Space> losses = {};           ///< (N) out: w_r·L_r before the reduction's factor
+    vector_view<double, Space> lse = {};             ///< (N) out: the student's log-sum-exp at its temperature
+    vector_view<const double, Space> given_lse = {}; ///< (N) in: the student's log-sum-exp, used instead of a pass
     infinite on_infinite = {};
     bad on_bad = {};
     double loss_clamp = 0; ///< per-row |loss| above this is cut to it with gradient 0, counted; 0: none

@@ -54,7 +54,7 @@ struct token_logp_job {
     matrix_view<const Z, Space> z;    ///< (N,V)
     matrix_view<const Id, Space> ids; ///< (N,m)
     matrix_view<L, Space> out;        ///< (N,m)
-    vector_view<float, Space> lse;    ///< (N) or empty
+    vector_view<double, Space> lse;   ///< (N) or empty
     row_mask<Space> mask;
     float temperature;
 };
@@ -206,7 +206,7 @@ std::size_t workspace_bytes(const Backend& be, Student student, Teacher teacher,
 template <class Backend, class Z, class Id, class L, space Space>
 auto token_logp(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> ids, matrix_view<L, Space> out,
                 float temperature = 1, row_mask<Space> mask = {},
-                std::type_identity_t<vector_view<float, Space>> lse = {}) {
+                std::type_identity_t<vector_view<double, Space>> lse = {}) {
     static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
                   "opd: the views must lie in the backend's memory space");
     const index_t n = z.rows;
@@ -230,7 +230,7 @@ auto token_logp(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> id
 
 /// lse[r] = log Σ_v e^(z[r,v]/temperature). (N,V) -> (N)
 template <class Backend, class Z, space Space>
-auto log_sum_exp(Backend&& be, matrix_view<Z, Space> z, std::type_identity_t<vector_view<float, Space>> lse,
+auto log_sum_exp(Backend&& be, matrix_view<Z, Space> z, std::type_identity_t<vector_view<double, Space>> lse,
                  float temperature = 1, row_mask<Space> mask = {}) {
     return token_logp(be, z, matrix_view<const std::int32_t, Space>(nullptr, z.rows, 0, 0),
                       matrix_view<float, Space>(nullptr, z.rows, 0, 0), temperature, mask, lse);

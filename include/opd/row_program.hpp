@@ -81,7 +81,7 @@ struct raw_sums {
     /// delta at the teacher's anchor.
     OPD_HD double delta_t() const { return (z_t - z_s) * inv_s - (y_t - y_s) * inv_t; }
     /// log-sum-exp of the student's scaled logits.
-    OPD_HD double lse() const { return z_s * inv_s + ::log1p(S); }
+    OPD_HD double lse() const { return detail::pin(z_s * inv_s) + ::log1p(S); }
 
     /// Moves the student's anchor to token `s2` with logits z2, y2 (z2 > z_s): S, U, W lose s2's term, gain the old one's.
     /// The caller must not have added s2 yet.

@@ -76,26 +76,26 @@ template <class Id, class A, class B, space S>
 samples(matrix_view<Id, S>, matrix_view<A, S>, matrix_view<B, S>)
     -> samples<std::remove_const_t<Id>, std::remove_const_t<A>, S>;
 
-template <std::integral Id, storage L = float, space Space = space::host>
+template <std::integral Id, storage L = float, space Space = space::host, std::floating_point W = arithmetic_t<L>>
 struct weighted {
     static constexpr cache_kind kind = cache_kind::weighted;
     using id_type = Id;
     using log_type = L;
     static constexpr space memory_space = Space;
-    matrix_view<const Id, Space> ids;       ///< (N,B); below 0: unused slot
-    matrix_view<const float, Space> weight; ///< (N,B) w with E[Σ w f(a)] = E_mu[f]: mu/inclusion for threshold(B)
-    matrix_view<const L, Space> log_mu;     ///< (N,B)
-    matrix_view<const L, Space> log_q;      ///< (N,B)
+    matrix_view<const Id, Space> ids;   ///< (N,B); below 0: unused slot
+    matrix_view<const W, Space> weight; ///< (N,B) w with E[Σ w f(a)] = E_mu[f]: mu/inclusion for threshold(B)
+    matrix_view<const L, Space> log_mu; ///< (N,B)
+    matrix_view<const L, Space> log_q;  ///< (N,B)
     matrix_view<const std::uint8_t, Space> exact = {}; ///< (N,B) 1 where the inclusion is certain; carries the baseline
     matrix_view<const L, Space> log_prox = {};
     matrix_view<const L, Space> log_ref = {};
 };
 template <class Id, class W, class A, class B, space S>
 weighted(matrix_view<Id, S>, matrix_view<W, S>, matrix_view<A, S>, matrix_view<B, S>)
-    -> weighted<std::remove_const_t<Id>, std::remove_const_t<A>, S>;
+    -> weighted<std::remove_const_t<Id>, std::remove_const_t<A>, S, std::remove_const_t<W>>;
 template <class Id, class W, class A, class B, class E, space S>
 weighted(matrix_view<Id, S>, matrix_view<W, S>, matrix_view<A, S>, matrix_view<B, S>, matrix_view<E, S>)
-    -> weighted<std::remove_const_t<Id>, std::remove_const_t<A>, S>;
+    -> weighted<std::remove_const_t<Id>, std::remove_const_t<A>, S, std::remove_const_t<W>>;
 
 } // namespace teacher
 

@@ -33,7 +33,8 @@ struct dense_case {
     float t_s = 1, t_t = 1;
     padding pad = padding::keep;
     std::vector<std::int32_t> mask = {};
-    std::vector<float> weights = {}, given_lse = {}, losses = {}, lse = {};
+    std::vector<float> weights = {}, losses = {};
+    std::vector<double> given_lse = {}, lse = {};
     std::vector<std::int64_t> offsets = {};
     std::vector<std::int32_t> versions = {};
     env plain = {}; // everything of the env that is not a span
@@ -56,13 +57,13 @@ result run_case(Memory& memory, dense_case<Z, Y, G>& c, const Divergence& d) {
     const auto n = [](const auto& v) { return static_cast<index_t>(v.size()); };
     e.mask = row_mask<S>(vector_view<const std::int32_t, S>(memory.put(c.mask), n(c.mask)));
     e.weights = vector_view<const float, S>(memory.put(c.weights), n(c.weights));
-    e.given_lse = vector_view<const float, S>(memory.put(c.given_lse), n(c.given_lse));
+    e.given_lse = vector_view<const double, S>(memory.put(c.given_lse), n(c.given_lse));
     e.offsets = vector_view<const std::int64_t, S>(memory.put(c.offsets), n(c.offsets));
     e.versions = vector_view<const std::int32_t, S>(memory.put(c.versions), n(c.versions));
     float* losses = memory.put(c.losses);
-    float* lse = memory.put(c.lse);
+    double* lse = memory.put(c.lse);
     e.losses = vector_view<float, S>(losses, n(c.losses));
-    e.lse = vector_view<float, S>(lse, n(c.lse));
+    e.lse = vector_view<double, S>(lse, n(c.lse));
     G* dz = memory.put(c.dz);
     const matrix_view<const Z, S> z(memory.put(c.z), c.rows, c.vocab_z, c.vocab_z);
     const matrix_view<const Y, S> y(memory.put(c.y), c.rows, c.vocab_y, c.vocab_y);

@@ -236,7 +236,7 @@ void compare_with_eigen(std::uint64_t seed, const auto& d, const char* name) {
         const auto i = std::size_t(r);
         RC_ASSERT(a.losses[i] == b.losses[i] || // beyond float: infinite
                   std::abs(double(a.losses[i]) - double(b.losses[i])) <= 1e-5 * (1 + std::abs(double(a.losses[i]))));
-        RC_ASSERT(std::abs(a.lse[i] - b.lse[i]) <= 1e-6f * (1 + std::abs(a.lse[i])));
+        RC_ASSERT(std::abs(a.lse[i] - b.lse[i]) <= 1e-6 * (1 + std::abs(a.lse[i])));
         double top = 0, worst = 0;
         for (index_t v = 0; v < c.stride; ++v) {
             const double g = double(element<G>::load(a.dz[std::size_t(r * c.stride + v)])),

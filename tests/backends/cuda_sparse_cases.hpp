@@ -27,7 +27,8 @@ struct sparse_case {
     std::vector<float> q_distinct = {}, q_drawn = {}, mu_distinct = {}, mu_drawn = {}, weight = {}, log_tail = {};
     std::vector<std::uint8_t> exact = {};
     std::vector<std::int32_t> mask = {}, versions = {};
-    std::vector<float> weights = {}, losses = {}, lse = {};
+    std::vector<float> weights = {}, losses = {};
+    std::vector<double> lse = {};
     env plain = {};
 };
 
@@ -114,9 +115,10 @@ result run_sparse(Memory& memory, sparse_case& c, const Estimator& estimator) {
     e.mask = row_mask<S>(vector_view<const std::int32_t, S>(memory.put(c.mask), n(c.mask)));
     e.weights = vector_view<const float, S>(memory.put(c.weights), n(c.weights));
     e.versions = vector_view<const std::int32_t, S>(memory.put(c.versions), n(c.versions));
-    float *losses = memory.put(c.losses), *lse = memory.put(c.lse);
+    float* losses = memory.put(c.losses);
+    double* lse = memory.put(c.lse);
     e.losses = vector_view<float, S>(losses, n(c.losses));
-    if (!sparse_sink<Estimator>()) e.lse = vector_view<float, S>(lse, n(c.lse));
+    if (!sparse_sink<Estimator>()) e.lse = vector_view<double, S>(lse, n(c.lse));
     const index_t columns = sparse_sink<Estimator>() ? c.k : c.vocab;
     c.dz.assign(std::size_t(c.rows * columns), 0.25f);
     float* dz = memory.put(c.dz);

@@ -81,7 +81,8 @@ TEST_CASE("evaluate, token_logp and the designs allocate nothing in steady state
     buffers<half> h({.rows = n, .vocab = vocab, .seed = 2});
     std::vector<std::int32_t> ids(n * k);
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = std::int32_t(7 * (i % k));
-    std::vector<float> log_mu(n * k, -3.F), log_q(n * k, -4.F), weight(n * k, 0.1F), losses(n), lse(n), sparse(n * k);
+    std::vector<float> log_mu(n * k, -3.F), log_q(n * k, -4.F), weight(n * k, 0.1F), losses(n), sparse(n * k);
+    std::vector<double> lse(n);
     const auto id = view(ids.data(), n, k);
     const auto f = [](std::vector<float>& x) { return view(x.data(), n, k); };
     const std::vector<std::int64_t> offsets{0, 2, 6};

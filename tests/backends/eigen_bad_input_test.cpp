@@ -35,6 +35,7 @@ struct call {
     std::vector<float> losses = std::vector<float>(rows, 777.F), row_weights = std::vector<float>(rows, 1.F);
     std::vector<double> double_weights = std::vector<double>(rows, 1.);
     std::vector<std::int64_t> offsets;
+    std::vector<double> row_lse = std::vector<double>(rows, 1.0);
     student::logits<float> s;
     teacher::dense<float> dense;
     teacher::support<std::int32_t> support;
@@ -169,7 +170,7 @@ TEST_CASE("vocabularies, determinism, estimator options") {
     refused(
         "jsd.w", [](call&) {}, [](call& d) { evaluate(d.backend, d.s, d.support, tail_bucket{jsd{.w = 2}}, d.env); });
     refused(
-        "has no log-sum-exp", [](call& d) { d.env.lse = d.row_weights; },
+        "has no log-sum-exp", [](call& d) { d.env.lse = d.row_lse; },
         [](call& d) { evaluate(d.backend, d.s, d.support, renormalised{reverse_kl{}}, d.env); });
 }
 
@@ -205,16 +206,17 @@ TEST_CASE("env") {
     const std::vector<int> short_mask{1, 0};
     const std::vector<std::int64_t> late{1, 3}, falling{0, 2, 1, 3}, early{0, 2};
     const std::vector<float> two{1, 1}, bad_weight{1, nan_f, 1};
+    const std::vector<double> two_lse{1, 1};
     refused(
         "env.mask: has 2 entries for 3 rows", [&](call& c) { c.env.mask = row_mask<>(short_mask); }, on_dense);
     refused(
         "env.weights: has 2 entries for 3 rows", [&](call& c) { c.env.weights = two; }, on_dense);
     refused(
-        "env.given_lse: has 2 entries", [&](call& c) { c.env.given_lse = two; }, on_dense);
+        "env.given_lse: has 2 entries", [&](call& c) { c.env.given_lse = two_lse; }, on_dense);
     refused(
         "env.losses: has 2 entries", [](call& c) { c.env.losses.size = 2; }, on_dense);
     refused(
-        "env.lse: has 1 entries", [](call& c) { c.env.lse = vector_view<float>(c.row_weights.data(), 1); }, on_dense);
+        "env.lse: has 1 entries", [](call& c) { c.env.lse = vector_view<double>(c.row_lse.data(), 1); }, on_dense);
     refused(
         "env.weights, row 1: is not finite", [&](call& c) { c.env.weights = bad_weight; }, on_dense, 1);
     refused(

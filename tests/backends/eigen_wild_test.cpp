@@ -61,7 +61,8 @@ TEST_CASE("no NaN, no overflow; moderate rows are right") {
                     v = wild_number(u);
                     if (moderate && !(v < 2e4F && v > -2e4F)) v = detail::neg_inf<float>();
                 }
-            std::vector<float> losses(std::size_t(p.rows)), lse(losses);
+            std::vector<float> losses(std::size_t(p.rows));
+            std::vector<double> lse(losses.size());
             env e = b.masked_env();
             e.losses = losses, e.lse = lse;
             e.reduction = reduce::sum;

@@ -190,7 +190,8 @@ TEST_CASE("element types") {
 
 TEST_CASE("what an env says") {
     constexpr long N = 4, V = 6;
-    std::vector<float> z(N * V), dz(N * V), y(N * V), per_row(N), lse(N);
+    std::vector<float> z(N * V), dz(N * V), y(N * V), per_row(N);
+    std::vector<double> lse(N);
     for (long i = 0; i < N * V; ++i) y[std::size_t(i)] = float(i % 5);
     opd::eigen_backend backend;
     const opd::student::logits student{opd::view(z.data(), N, V), opd::view(dz.data(), N, V)};

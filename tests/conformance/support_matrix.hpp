@@ -86,7 +86,8 @@ struct batch {
     std::vector<std::int32_t> ids;   // (N,k)
     std::vector<float> weight;       // (N,k)
     std::vector<std::uint8_t> exact; // (N,k)
-    std::vector<float> lse, losses, given;
+    std::vector<float> losses;
+    std::vector<double> lse, given;
 
     batch() {
         for (index_t i = 0; i < rows * vocab; ++i) {
@@ -100,7 +101,7 @@ struct batch {
                 sum += std::exp(double(element<L>::load(y[std::size_t(r * vocab + v)])));
                 sum_z += std::exp(double(element<Z>::load(z[std::size_t(r * vocab + v)])));
             }
-            given.push_back(float(std::log(sum_z)));
+            given.push_back(std::log(sum_z));
             for (index_t j = 0; j < kept; ++j) {
                 const index_t id = (7 * j + r) % vocab;
                 ids.push_back(std::int32_t(id));

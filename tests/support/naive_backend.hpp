@@ -76,7 +76,7 @@ struct naive_backend {
 
     /// log softmax(x/T) of n entries; false if one is NaN or +inf, or none is finite.
     template <class T>
-    static bool log_softmax(const T* x, index_t n, double temperature, const float* given, double* lse,
+    static bool log_softmax(const T* x, index_t n, double temperature, const double* given, double* lse,
                             std::vector<double>& out) {
         double top = detail::neg_inf<double>(), sum = 0;
         for (index_t v = 0; v < n; ++v) {
@@ -87,7 +87,7 @@ struct naive_backend {
         }
         if (detail::is_neg_inf(top)) return false;
         for (const double s : out) sum += detail::is_neg_inf(s) ? 0 : std::exp(s - top);
-        *lse = given ? double(*given) : top + std::log(sum);
+        *lse = given ? *given : top + std::log(sum);
         for (double& s : out) s = detail::is_neg_inf(s) ? -1e30 : s - *lse; // log 0, as programs see it
         return true;
     }
@@ -101,14 +101,14 @@ struct naive_backend {
         const auto count = [r](index_t& n, index_t& first) { first = n++ == 0 ? r : first; };
         std::vector<double> lp, lq; // (V)
         double lse = 0, lse_q = 0;
-        const float* given = e.given_lse.empty() ? nullptr : &e.given_lse[r];
+        const double* given = e.given_lse.empty() ? nullptr : &e.given_lse[r];
         if (!log_softmax(job.student.z.row(r), job.vocab, job.student.temperature, given, &lse, lp) ||
             !log_softmax(job.teacher.y.row(r), job.vocab, job.teacher.temperature, nullptr, &lse_q, lq) ||
             (given && !detail::is_finite(*given))) {
             count(d.bad_rows, d.first_bad_row);
             return 0;
         }
-        if (!e.lse.empty()) e.lse[r] = float(lse);
+        if (!e.lse.empty()) e.lse[r] = lse;
         bool floor_q = false, floor_p = false; // does the value hold p log 0, or q log 0?
         for (std::size_t v = 0; v < lp.size(); ++v) {
             floor_q |= lq[v] == -1e30 && lp[v] != -1e30 && detail::infinite_where_teacher_zero(job.estimator);

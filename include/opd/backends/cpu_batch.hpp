@@ -81,7 +81,7 @@ result run_batch(thread_team& team, std::span<std::byte> memory, const batch_pla
                 const double w = e.weights.empty() ? 1 : e.weights[r];
                 e.losses[r] = (e.beta_loss == 0 ? 0 : e.beta_loss * e.losses[r]) + float(w * loss);
             }
-            if (!e.lse.empty()) e.lse[r] = float(o.lse);
+            if (!e.lse.empty()) e.lse[r] = o.lse;
         }
         partial[b] = out;
     });

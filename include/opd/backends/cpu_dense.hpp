@@ -38,7 +38,7 @@ struct dense_batch {
         return run_batch(
             team, memory, plan(), job.env,
             [&](index_t r, double factor, std::byte* scratch, diagnostics&) {
-                const float* given = job.env.given_lse.empty() ? nullptr : &job.env.given_lse[r];
+                const double* given = job.env.given_lse.empty() ? nullptr : &job.env.given_lse[r];
                 const row_outcome o =
                     kernel.run(s.z.row(r), job.teacher.y.row(r), gradient ? s.dz.row(r) : nullptr, factor,
                                parks ? reinterpret_cast<typename row_type::value*>(scratch) : nullptr, given);
@@ -64,7 +64,7 @@ struct logp_batch {
                 const Z* z = job.z.row(r);
                 row_outcome o;
                 const auto row = student_row<Z>::make(z, job.z.cols, 1 / double(job.temperature), nullptr);
-                o.lse = row.lse();
+                o.lse = row.lse;
                 o.bad = row.sw.found.bad;
                 const bool readable = !o.bad; // a bad id says nothing of its neighbours
                 for (index_t j = 0; j < job.ids.cols; ++j) {

@@ -157,11 +157,13 @@ struct bucket_batch {
                 }
                 s.S += head; // now over all v but s*
                 if (!job.env.given_lse.empty()) {
-                    const double lse = double(job.env.given_lse[r]);
-                    if (!is_finite(lse)) return reject();
-                    s.S = std::expm1(lse - s.z_s * s.inv_s);
+                    row.lse = job.env.given_lse[r];
+                    if (!is_finite(row.lse)) return reject();
+                    s.S = std::expm1(row.lse - s.z_s * s.inv_s);
+                } else {
+                    row.lse = s.lse();
                 }
-                o.lse = row.lse();
+                o.lse = row.lse;
                 double z_q = 0;
                 for (int j = 0; j < n; ++j) {
                     log_p[j] = row.log_p(z, static_cast<index_t>(ids[j]));
@@ -230,10 +232,10 @@ struct sampled_batch {
                     frame.zero(r);
                     return o;
                 };
-                const float* given = job.env.given_lse.empty() ? nullptr : &job.env.given_lse[r];
+                const double* given = job.env.given_lse.empty() ? nullptr : &job.env.given_lse[r];
                 const auto row = student_row<Z>::make(z, job.vocab, 1 / double(job.student.temperature), given);
                 if (row.sw.found.bad) return reject();
-                o.lse = row.lse();
+                o.lse = row.lse;
                 int n = 0;
                 for (index_t j = 0; j < t.ids.cols; ++j) {
                     const auto id = static_cast<index_t>(t.ids(r, j));

@@ -274,7 +274,7 @@ struct end_row {
             const double w = e.weights.empty() || o.bad ? 1 : e.weights[r];
             e.losses[r] = float(old) + float(w * loss);
         }
-        if (!e.lse.empty()) e.lse[r] = float(o.lse);
+        if (!e.lse.empty()) e.lse[r] = o.lse;
     }
 };
 
@@ -589,12 +589,12 @@ struct dense_kernel {
             raw_sums& s = st.sums;
             row_report& out = st.report;
             const auto& e = k.frame.env;
-            const float* given = e.given_lse.empty() ? nullptr : &e.given_lse[st.row];
+            const double* given = e.given_lse.empty() ? nullptr : &e.given_lse[st.row];
             st.next = row_step::clear;
             out.bad = all.found.bad || s.s < 0 || s.t < 0 || (given && !is_finite(*given));
             if (out.bad) return;
-            if (given) s.S = ::expm1(double(*given) - s.z_s * s.inv_s);
-            out.lse = s.lse();
+            if (given) s.S = ::expm1(*given - s.z_s * s.inv_s);
+            out.lse = given ? *given : s.lse();
             out.infinite = (all.found.teacher_zero && k.infinite_teacher_zero) ||
                            (all.found.student_zero && k.infinite_student_zero);
             if (out.infinite && e.on_infinite.act != infinite::action::floor) return;

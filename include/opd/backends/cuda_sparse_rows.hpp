@@ -44,13 +44,6 @@ struct sparse_state : group_state {
     id_filter filter = {};
 };
 
-/// log p of one id, from the logits' bits and the row's sums.
-template <class Z>
-OPD_HD double log_p_of(const Z* z, index_t id, const raw_sums& s) {
-    const double x = double(element<Z>::load(z[id]));
-    return is_neg_inf(x) ? neg_inf<double>() : (x - s.z_s) * s.inv_s - ::log1p(s.S);
-}
-
 /// dz = beta dz + g(c - p Σc), in three phases. The kernel has frame, student, vocab, inv_s; entry_id(st, j), entry_c(st, j),
 /// values(st): a double of scratch an entry.
 template <class Kernel>
@@ -74,7 +67,7 @@ struct pullback {
                 double c = k.entry_c(st, j);
                 if constexpr (!Kernel::ids_are_distinct)
                     for (index_t i = j + 1; i < st.entries; ++i) c += k.entry_id(st, i) == id ? k.entry_c(st, i) : 0;
-                const double lp = log_p_of(k.student.z.row(st.row), id, st.sums), p = is_neg_inf(lp) ? 0 : ::exp(lp);
+                const double p = p_of(k.student.z.row(st.row), id, st.sums);
                 const float beta = k.frame.env.beta;
                 const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(k.student.dz(st.row, id)));
                 k.values(st)[j] = old + st.factor * k.inv_s * (c - p * st.sum_c);
@@ -187,7 +180,7 @@ struct sampled_kernel {
         team.template each<decide>(*this);
         pullback<sampled_kernel>::run(*this, team);
     }
-    OPD_HD const float* given(const sparse_state& st) const {
+    OPD_HD const double* given(const sparse_state& st) const {
         return frame.env.given_lse.empty() ? nullptr : &frame.env.given_lse[st.row];
     }
 
@@ -201,16 +194,16 @@ struct sampled_kernel {
         OPD_HD static void finish(const sampled_kernel& k, sparse_state& st, const row_sweep& all) {
             if (!st.kept || st.report.bad) return;
             st.sums = all.sums;
-            if (const float* lse = k.given(st)) { // the anchor carries it; a finite one vouches for the row
-                st.sums.inv_s = k.inv_s;
-                st.sums.z_s = double(*lse) / k.inv_s;
-                st.sums.s = 0;
+            if (const double* lse = k.given(st)) { // a finite one vouches for the row
                 st.report.bad = !is_finite(*lse);
+                if (st.report.bad) return;
+                anchor_at<typename F::value_type>(st.sums, *lse, k.inv_s);
+                st.report.lse = *lse;
             } else {
                 st.report.bad = all.found.bad || all.sums.s < 0;
+                if (st.report.bad) return;
+                st.report.lse = st.sums.lse();
             }
-            if (st.report.bad) return;
-            st.report.lse = st.sums.lse();
             st.live = true;
         }
     };
@@ -227,7 +220,7 @@ struct sampled_kernel {
                     x.id = weighted && x.id < 0 ? -1 : -2;
                     continue;
                 }
-                x.log_p = rounded(log_p_of(k.student.z.row(st.row), x.id, st.sums));
+                x.log_p = rounded(log_p_of(k.student.z.row(st.row), x.id, k.inv_s, st.report.lse));
                 x.log_mu = double(element<L>::load(t.log_mu(st.row, j)));
                 x.log_q = double(element<L>::load(t.log_q(st.row, j)));
                 x.log_prox = t.log_prox.empty() ? x.log_mu : double(element<L>::load(t.log_prox(st.row, j)));
@@ -404,11 +397,12 @@ struct bucket_kernel {
             for (index_t j = 0; j < n; ++j) head += j == top || is_neg_inf(z[j]) ? 0 : ::exp((z[j] - s.z_s) * s.inv_s);
             s.S += head;
             if (!k.frame.env.given_lse.empty()) {
-                const double lse = double(k.frame.env.given_lse[st.row]);
-                if (!is_finite(lse)) return;
-                s.S = ::expm1(lse - s.z_s * s.inv_s);
+                st.report.lse = k.frame.env.given_lse[st.row];
+                if (!is_finite(st.report.lse)) return;
+                s.S = ::expm1(st.report.lse - s.z_s * s.inv_s);
+            } else {
+                st.report.lse = s.lse();
             }
-            st.report.lse = s.lse();
             const double log_sum = ::log1p(s.S);
             double z_q = 0;
             for (index_t j = 0; j < n; ++j) {
@@ -585,7 +579,8 @@ struct logp_kernel {
                 const auto id = static_cast<index_t>(k.job.ids(st.row, j));
                 const bool in = id >= 0 && id < k.job.z.cols;
                 bad |= !in;
-                const double lp = in && !st.report.bad ? log_p_of(k.job.z.row(st.row), id, st.sums) : neg_inf<double>();
+                const double lp = in && !st.report.bad ? log_p_of(k.job.z.row(st.row), id, st.sums.inv_s, st.report.lse)
+                                                       : neg_inf<double>();
                 k.job.out(st.row, j) = element<L>::store(static_cast<arithmetic_t<L>>(lp));
             }
             return bad;

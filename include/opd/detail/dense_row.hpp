@@ -54,7 +54,7 @@ struct dense_row {
 
     /// `scale`: w_r f_r. dz null: value only. `parked`: n numbers of scratch for programs with two normalisers.
     /// `given_lse`: the student's log-sum-exp, or null. dz may be z.
-    row_outcome run(const Z* z, const Y* y, G* dz, double scale, value* parked, const float* given_lse) const {
+    row_outcome run(const Z* z, const Y* y, G* dz, double scale, value* parked, const double* given_lse) const {
         double k = 1;
         if constexpr (single_sweep) k = program.exponent();
         swept sw = dz ? sweep_row<F, true, need>(z, y, n, inv_s, inv_t, k)
@@ -66,8 +66,8 @@ struct dense_row {
             zero(dz);
             return out;
         }
-        if (given_lse) s.S = std::expm1(double(*given_lse) - s.z_s * inv_s);
-        out.lse = s.lse();
+        if (given_lse) s.S = std::expm1(*given_lse - s.z_s * inv_s);
+        out.lse = given_lse ? *given_lse : s.lse();
         out.infinite = (sw.found.teacher_zero && infinite_where_teacher_zero(program)) ||
                        (sw.found.student_zero && infinite_where_student_zero(program));
         if (out.infinite && on_infinite.act != infinite::action::floor) {

@@ -18,6 +18,28 @@ namespace opd::detail {
 
 inline constexpr double ratio_saturation = 80; ///< log rho stays within ±this
 
+/// log p of one id from its logit and the log-sum-exp, and from nothing else: whoever is handed the log-sum-exp gets the
+/// same bits as who swept the row.
+template <class Z>
+OPD_HD double log_p_of(const Z* z, index_t id, double inv_t, double lse) {
+    const double x = double(element<Z>::load(z[id]));
+    return is_neg_inf(x) ? neg_inf<double>() : pin(x * inv_t) - lse;
+}
+/// p of one id, from the row's sums: right in 1 - p, too.
+template <class Z>
+OPD_HD double p_of(const Z* z, index_t id, const raw_sums& s) {
+    const double x = double(element<Z>::load(z[id]));
+    return is_neg_inf(x) ? 0 : ::exp((x - s.z_s) * s.inv_s) / (1 + s.S);
+}
+/// Sums that stand for a given log-sum-exp. The anchor is a number that the row's arithmetic can hold; S takes what is left.
+template <class Value>
+OPD_HD void anchor_at(raw_sums& s, double lse, double inv_t) {
+    s.inv_s = inv_t;
+    s.z_s = double(static_cast<Value>(lse / inv_t));
+    s.S = ::expm1(lse - s.z_s * inv_t);
+    s.s = 0;
+}
+
 /// What a sparse row yields beside its c.
 struct sparse_outcome {
     double loss = 0;

@@ -14,6 +14,7 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
+#include "opd/detail/sparse_math.hpp"
 #include "opd/detail/sweep.hpp"
 #include "opd/lanes.hpp"
 #if defined(OPD_AVX512)
@@ -36,31 +37,24 @@ template <class Z>
 struct student_row {
     using F = pack_for<Z>;
     swept sw;
-    bool given = false; ///< log Z came from the caller: no sums were taken
+    double lse = 0; ///< log-sum-exp of z/T: the caller's number where it was given
 
     /// Sweeps z unless the caller gives log-sum-exp and nothing else needs the row.
-    static student_row make(const Z* z, index_t n, double inv_t, const float* given_lse, id_range excluded = {}) {
+    static student_row make(const Z* z, index_t n, double inv_t, const double* given_lse, id_range excluded = {}) {
         student_row r;
         if (given_lse && excluded.begin == excluded.end) {
-            r.given = true;
-            // the anchor carries lse itself, with S = 0; a finite lse vouches for the row's contents
-            r.sw.sums.inv_s = inv_t;
-            r.sw.sums.z_s = double(*given_lse) / inv_t;
-            r.sw.sums.S = 0;
-            r.sw.sums.s = 0;
+            // a finite lse vouches for the row's contents
             r.sw.found.bad = !is_finite(*given_lse);
+            if (!r.sw.found.bad) anchor_at<typename F::value_type>(r.sw.sums, *given_lse, inv_t);
+            r.lse = *given_lse;
             return r;
         }
         r.sw = sweep_row<F, false, raw_sums_needed{}>(z, static_cast<const Z*>(nullptr), n, inv_t, 1, 1, excluded);
+        r.lse = r.sw.sums.lse();
         return r;
     }
-    /// log p of one id, from the logits' bits alone.
-    double log_p(const Z* z, index_t id) const {
-        const double x = double(element<Z>::load(z[id]));
-        if (is_neg_inf(x)) return neg_inf<double>();
-        return (x - sw.sums.z_s) * sw.sums.inv_s - std::log1p(sw.sums.S);
-    }
-    double lse() const { return sw.sums.lse(); }
+    double log_p(const Z* z, index_t id) const { return log_p_of(z, id, sw.sums.inv_s, lse); }
+    double p(const Z* z, index_t id) const { return p_of(z, id, sw.sums); }
 };
 
 /// Sorts entries by id and adds up repeated ids in sample order; returns the distinct count.
@@ -83,7 +77,7 @@ void pull_back(const Z* z, G* dz, index_t n, const student_row<Z>& s, const spar
     using F = pack_for<Z, G>;
     using value = typename F::value_type;
     for (int j = 0; j < k; ++j) { // before dz overwrites z
-        const double lp = s.log_p(z, e[j].id), p = is_neg_inf(lp) ? 0 : std::exp(lp);
+        const double p = s.p(z, e[j].id);
         const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(dz[e[j].id]));
         values[j] = old + g * (e[j].c - p * sum_c);
     }
