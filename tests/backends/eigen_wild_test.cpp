@@ -41,7 +41,8 @@ float wild_number(numbers& u) {
         return float(3 * u.normal());
     }
 }
-bool all_finite(const std::vector<float>& x) {
+template <class T>
+bool all_finite(const std::vector<T>& x) {
     return std::all_of(x.begin(), x.end(), [](float v) { return detail::is_finite(v); });
 }
 

@@ -29,7 +29,7 @@ void for_each_tuple(index_t vocab, index_t m, Visit visit) {
 
 struct threshold_draw {
     std::vector<std::int64_t> ids;
-    std::vector<float> weight;
+    std::vector<double> weight;
     std::vector<double> log_mu;
     std::vector<std::uint8_t> exact;
     index_t count = 0;
@@ -57,7 +57,7 @@ void for_each_offset_interval(const std::vector<double>& log_mu, index_t budget,
     std::sort(ends.begin(), ends.end());
     std::vector<double> inside; // a point of every interval that is wide enough to see
     for (std::size_t i = 0; i + 1 < ends.size(); ++i)
-        if (ends[i + 1] - ends[i] > 1e-6) inside.push_back((ends[i] + ends[i + 1]) / 2);
+        if (ends[i + 1] - ends[i] > 1e-12) inside.push_back((ends[i] + ends[i + 1]) / 2);
     double begin = 0;
     for (std::size_t i = 0; i < inside.size(); ++i) {
         const threshold_draw here = draw(inside[i]);
