@@ -46,6 +46,7 @@ struct diagnostics {
     index_t clipped_positive = 0, clipped_negative = 0; ///< tokens whose gradient the surrogate cut, by sign of A
     index_t saturated = 0;                              ///< log rho beyond ±80, saturated
     index_t baseline_missing = 0;                       ///< leave-one-out with a single sample: baseline 0
+    index_t certain_mu = 0;                             ///< log mu of exactly 0: certain tokens, or placeholders
 
     // supports
     index_t support_rows = 0;
@@ -70,6 +71,7 @@ struct diagnostics {
         positive_advantage += o.positive_advantage, negative_advantage += o.negative_advantage;
         clipped_positive += o.clipped_positive, clipped_negative += o.clipped_negative;
         saturated += o.saturated, baseline_missing += o.baseline_missing;
+        certain_mu += o.certain_mu;
         support_rows += o.support_rows;
         student_mass_sum += o.student_mass_sum, teacher_mass_sum += o.teacher_mass_sum;
         student_mass_min = o.student_mass_min < student_mass_min ? o.student_mass_min : student_mass_min;

@@ -160,6 +160,8 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
             if (e.checks == check::contents || e.on_infinite.act == infinite::action::raise)
                 for (index_t r = 0; r < n; ++r)
                     if (e.mask.kept(r)) detail::check_sparse_contents(student, teacher, estimator, e, r);
+            if constexpr (Teacher::kind != cache_kind::support)
+                if (e.checks == check::contents) detail::check_mu_columns(teacher, e, n);
         }
         return row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, student.z.cols};
     }

@@ -8,7 +8,8 @@
 //   teacher::weighted  ids with entry weights w, log mu, log q        sampled reverse KL, any design with
 //                                                                     E[Σ w f(a)] = E_mu[f]
 //
-// ids may be any integer type; they are checked against the vocabulary. In `weighted` an id below 0 marks an unused slot.
+// ids may be any integer type; they are checked against the vocabulary. In `support` and `weighted` an id of -1 marks an unused
+// slot, whose other fields are not read; any other negative id, and a row without a used slot, are bad.
 // Log-probs are those of the full distribution at the temperature that the loss is meant at ("processed"); log-probs recorded
 // raw while sampling at another temperature bias every importance ratio, which diagnostics::mu_mismatch() shows.
 #pragma once
@@ -47,7 +48,7 @@ struct support {
     using id_type = Id;
     using log_type = L;
     static constexpr space memory_space = Space;
-    matrix_view<const Id, Space> ids;          ///< (N,k) distinct
+    matrix_view<const Id, Space> ids;          ///< (N,k) distinct; -1: unused slot
     matrix_view<const L, Space> log_q;         ///< (N,k)
     vector_view<const L, Space> log_tail = {}; ///< (N) log of the teacher's mass outside the support; empty: from log_q
 };
@@ -82,7 +83,7 @@ struct weighted {
     using id_type = Id;
     using log_type = L;
     static constexpr space memory_space = Space;
-    matrix_view<const Id, Space> ids;   ///< (N,B); below 0: unused slot
+    matrix_view<const Id, Space> ids;   ///< (N,B); -1: unused slot
     matrix_view<const W, Space> weight; ///< (N,B) w with E[Σ w f(a)] = E_mu[f]: mu/inclusion for threshold(B)
     matrix_view<const L, Space> log_mu; ///< (N,B)
     matrix_view<const L, Space> log_q;  ///< (N,B)

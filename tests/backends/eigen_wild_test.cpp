@@ -43,7 +43,7 @@ float wild_number(numbers& u) {
 }
 template <class T>
 bool all_finite(const std::vector<T>& x) {
-    return std::all_of(x.begin(), x.end(), [](float v) { return detail::is_finite(v); });
+    return std::all_of(x.begin(), x.end(), [](T v) { return detail::is_finite(v); });
 }
 
 } // namespace

@@ -152,7 +152,7 @@ struct caches {
     index_t rows, k, m;
     std::vector<std::int32_t> ids, drawn, slots;         // (N,k) (N,m) (N,m)
     std::vector<L> log_q, log_tail, drawn_log_q, log_mu; // (N,k) (N) (N,m) (N,m)
-    std::vector<float> weight;                           // (N,m)
+    std::vector<arithmetic_t<L>> weight;                 // (N,m)
     std::vector<std::uint8_t> exact;                     // (N,m)
 
     template <class Z, class G, class Y>
@@ -180,7 +180,7 @@ struct caches {
                 drawn.push_back(std::int32_t(id));
                 slots.push_back(j > 0 && u.uniform() < 0.2 ? -1 : std::int32_t(id));
                 drawn_log_q.push_back(cast(lq[id])), log_mu.push_back(cast(std::min(lm[id], -1e-4)));
-                exact.push_back(u.uniform() < 0.3), weight.push_back(float(u.uniform() / double(m)));
+                exact.push_back(u.uniform() < 0.3), weight.push_back(arithmetic_t<L>(u.uniform() / double(m)));
             }
         }
     }

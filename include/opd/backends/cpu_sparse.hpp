@@ -49,6 +49,7 @@ struct renormalised_batch {
             zero_columns(s, r, 0, beta);
             if (g)
                 for (index_t j = 0; j < k(); ++j) {
+                    if (static_cast<index_t>(ids[j]) == -1) continue; // unused slot
                     G& to = dz[Student::sparse_gradient ? j : static_cast<index_t>(ids[j])];
                     const value old = beta == 0 ? value(0) : static_cast<value>(element<G>::load(to));
                     to = element<G>::store(static_cast<arithmetic_t<G>>(old + g[j]));
@@ -72,8 +73,18 @@ struct renormalised_batch {
                 const Z* row = s.z.row(r);
                 const L* log_q = t.log_q.row(r);
                 for (index_t j = 0; j < k(); ++j) {
-                    z[j] = static_cast<value>(element<Z>::load(row[static_cast<index_t>(ids[j])]));
+                    const auto id = static_cast<index_t>(ids[j]);
+                    if (id == -1) { // an unused slot is a token that neither side gives mass
+                        z[j] = y[j] = neg_inf<value>();
+                        continue;
+                    }
+                    z[j] = static_cast<value>(element<Z>::load(row[id]));
                     y[j] = static_cast<value>(element<L>::load(log_q[j]));
+                    o.bad |= y[j] > value(1e-3);
+                }
+                if (o.bad) {
+                    scatter(r, nullptr);
+                    return o;
                 }
                 o = kernel.run(z, y, gradient ? g : nullptr, factor, parked, nullptr);
                 scatter(r, gradient && !o.bad ? g : nullptr);
@@ -94,13 +105,17 @@ struct sparse_frame {
     void zero(index_t r) const {
         if (!student.dz.empty()) zero_columns(student, r, 0, e.beta);
     }
-    void finish(index_t r, const student_row<Z>& row, sparse_c* c, int m, double factor, double* values) const {
+    /// dz from the entries' c - p Σc, which replace their c, and `share` of e^((z - z*)/T) for every other id.
+    void finish(index_t r, const raw_sums& anchor, double share, const sparse_c* h, int k, double factor,
+                double* values) const {
         if (student.dz.empty()) return;
-        const int k = merge_repeats(c, m);
-        double sum = 0;
-        for (int j = 0; j < k; ++j) sum += c[j].c;
-        pull_back(student.z.row(r), student.dz.row(r), vocab, row, c, k, sum, factor / double(student.temperature),
-                  e.beta, values);
+        const double g = factor / double(student.temperature);
+        G* dz = student.dz.row(r);
+        for (int j = 0; j < k; ++j) { // before dz overwrites z
+            const double old = e.beta == 0 ? 0 : double(e.beta) * double(element<G>::load(dz[h[j].id]));
+            values[j] = old + g * h[j].c;
+        }
+        pull_back(student.z.row(r), dz, vocab, anchor, g * share, h, k, e.beta, values);
         zero_columns(student, r, vocab, e.beta);
     }
     bool clamp(row_outcome& o, index_t r) const {
@@ -118,7 +133,7 @@ struct bucket_batch {
 
     index_t k() const { return job.teacher.ids.cols; }
     std::size_t slot() const { return aligned64(sizeof(double) * std::size_t(k() + 1)); }
-    batch_plan plan() const { return {job.rows, 8192 + 5 * slot() + aligned64(sizeof(sparse_c) * std::size_t(k()))}; }
+    batch_plan plan() const { return {job.rows, 5 * slot() + aligned64(sizeof(sparse_c) * std::size_t(k()))}; }
 
     result run(thread_team& team, std::span<std::byte> memory) const {
         const sparse_frame<Z, G> frame{job.student, job.env, job.vocab};
@@ -126,74 +141,62 @@ struct bucket_batch {
         return run_batch(
             team, memory, plan(), job.env,
             [&](index_t r, double factor, std::byte* scratch, diagnostics& d) {
-                auto* seen = reinterpret_cast<std::uint64_t*>(scratch);
-                const auto array = [&](int i) {
-                    return reinterpret_cast<double*>(scratch + 8192 + std::size_t(i) * slot());
-                };
-                double *log_p = array(0), *log_q = array(1), *c = array(2), *values = array(3);
+                const auto array = [&](int i) { return reinterpret_cast<double*>(scratch + std::size_t(i) * slot()); };
+                double *log_p = array(0), *log_q = array(1), *h = array(2), *values = array(3);
                 auto* sorted = reinterpret_cast<index_t*>(array(4));
-                auto* entries = reinterpret_cast<sparse_c*>(scratch + 8192 + 5 * slot());
-                const Id* ids = t.ids.row(r);
-                const int n = static_cast<int>(k());
+                auto* entries = reinterpret_cast<sparse_c*>(scratch + 5 * slot());
                 row_outcome o;
                 const auto reject = [&] {
                     o.bad = true;
                     frame.zero(r);
                     return o;
                 };
-                if (!distinct_in_range(ids, k(), job.vocab, seen)) return reject();
-                for (int j = 0; j < n; ++j) sorted[j] = static_cast<index_t>(ids[j]);
-                std::sort(sorted, sorted + n);
                 const Z* z = job.student.z.row(r);
-                // the student's tail is summed over v not in S: log1p(-Z_p) would be noise on peaked rows
-                auto row = student_row<Z>::make(z, job.vocab, 1 / double(job.student.temperature), nullptr,
-                                                {sorted, sorted + n});
-                if (row.sw.found.bad) return reject();
-                raw_sums& s = row.sw.sums;
-                double tail = s.S + !std::binary_search(sorted, sorted + n, s.s), head = 0;
-                for (int j = 0; j < n; ++j) {
-                    const double zj = double(element<Z>::load(z[sorted[j]]));
-                    head += is_neg_inf(zj) || sorted[j] == s.s ? 0 : std::exp((zj - s.z_s) * s.inv_s);
-                }
-                s.S += head; // now over all v but s*
-                if (!job.env.given_lse.empty()) {
-                    row.lse = job.env.given_lse[r];
-                    if (!is_finite(row.lse)) return reject();
-                    s.S = std::expm1(row.lse - s.z_s * s.inv_s);
-                } else {
-                    row.lse = s.lse();
-                }
-                o.lse = row.lse;
+                int n = 0; // used slots
                 double z_q = 0;
-                for (int j = 0; j < n; ++j) {
-                    log_p[j] = row.log_p(z, static_cast<index_t>(ids[j]));
-                    log_q[j] = double(element<L>::load(t.log_q.row(r)[j]));
-                    if (is_nan(log_q[j]) || log_q[j] > 1e-3) return reject();
-                    z_q += is_neg_inf(log_q[j]) ? 0 : std::exp(log_q[j]);
+                for (index_t j = 0; j < k(); ++j) {
+                    const auto id = static_cast<index_t>(t.ids(r, j));
+                    if (id == -1) continue;
+                    if (id < 0 || id >= job.vocab) return reject();
+                    log_q[n] = double(element<L>::load(t.log_q(r, j)));
+                    if (is_nan(log_q[n]) || log_q[n] > 1e-3) return reject();
+                    z_q += is_neg_inf(log_q[n]) ? 0 : std::exp(log_q[n]);
+                    log_p[n] = double(element<Z>::load(z[id]));
+                    sorted[n] = entries[n].id = id;
+                    ++n;
                 }
+                std::sort(sorted, sorted + n);
+                if (n == 0 || std::adjacent_find(sorted, sorted + n) != sorted + n) return reject();
+                // the student's tail is summed over v not in S: log1p(-Z_p) would be noise on peaked rows
+                const double inv_t = 1 / double(job.student.temperature);
+                const auto row = student_row<Z>::make(z, job.vocab, inv_t, nullptr, {sorted, sorted + n});
+                if (row.sw.found.bad) return reject();
+                const raw_sums& tail = row.sw.sums;
+                const double* given = job.env.given_lse.empty() ? nullptr : &job.env.given_lse[r];
+                const joined_row all = join_support(tail, log_p, n, inv_t, given);
+                if (!all.good) return reject();
+                const bool none = is_neg_inf(all.log_tail);
+                o.lse = all.lse;
                 double log_q_rest;
                 if (!t.log_tail.empty()) {
                     log_q_rest = double(element<L>::load(t.log_tail[r]));
                     if (is_nan(log_q_rest) || log_q_rest > 1e-3) return reject();
                 } else {
-                    const double eps =
-                        std::is_same_v<arithmetic_t<L>, double> ? 0x1p-52 : (sizeof(L) == 4 ? 0x1p-23 : 0x1p-7);
-                    const double least = double(n) * eps;
-                    d.tail_floored += !(1 - z_q >= least);
-                    log_q_rest = std::log(1 - z_q >= least ? 1 - z_q : least);
+                    log_q_rest = inferred_log_tail<L>(z_q, n, job.vocab - n, none, d);
                 }
-                const double log_p_rest = tail > 0 ? std::log(tail) - std::log1p(s.S) : neg_inf<double>();
-                const auto b = bucket_row(log_p, log_q, c, n, log_p_rest, log_q_rest, job.estimator.on_buckets,
-                                          job.env.on_infinite);
+                double h_rest;
+                const auto b = bucket_row(log_p, log_q, h, n, all.log_tail, log_q_rest, job.estimator.on_buckets,
+                                          job.env.on_infinite, h_rest);
                 o.loss = b.loss, o.infinite = b.infinite;
                 ++d.support_rows;
-                const double z_p = (1 + s.S - tail) / (1 + s.S);
+                double z_p = 0;
+                for (int j = 0; j < n; ++j) z_p += is_neg_inf(log_p[j]) ? 0 : std::exp(log_p[j]);
                 d.student_mass_sum += z_p, d.teacher_mass_sum += z_q;
                 d.student_mass_min = std::min(d.student_mass_min, z_p);
                 d.teacher_mass_min = std::min(d.teacher_mass_min, z_q);
                 if (frame.clamp(o, r)) return o;
-                for (int j = 0; j < n; ++j) entries[j] = {static_cast<index_t>(ids[j]), j, c[j]};
-                frame.finish(r, row, entries, n, factor, values);
+                for (int j = 0; j < n; ++j) entries[j].c = h[j];
+                frame.finish(r, none ? all.sums : tail, none ? 0 : h_rest / (1 + tail.S), entries, n, factor, values);
                 return o;
             },
             [&](index_t r) { frame.zero(r); });
@@ -239,7 +242,7 @@ struct sampled_batch {
                 int n = 0;
                 for (index_t j = 0; j < t.ids.cols; ++j) {
                     const auto id = static_cast<index_t>(t.ids(r, j));
-                    if (weighted && id < 0) continue; // unused slot
+                    if (weighted && id == -1) continue; // unused slot
                     if (id < 0 || id >= job.vocab) return reject();
                     const auto get = [&](const auto& view, double otherwise) {
                         return view.empty() ? otherwise : double(element<L>::load(view(r, j)));
@@ -268,7 +271,11 @@ struct sampled_batch {
                 o.loss = s.loss, o.infinite = s.infinite;
                 if (frame.clamp(o, r)) return o;
                 for (int j = 0; j < n; ++j) c[j] = {e[j].id, j, e[j].c};
-                frame.finish(r, row, c, n, factor, values);
+                const int k = merge_repeats(c, n);
+                double sum = 0;
+                for (int j = 0; j < k; ++j) sum += c[j].c;
+                for (int j = 0; j < k; ++j) c[j].c -= row.p(z, c[j].id) * sum;
+                frame.finish(r, row.sw.sums, -sum / (1 + row.sw.sums.S), c, k, factor, values);
                 return o;
             },
             [&](index_t r) { frame.zero(r); });

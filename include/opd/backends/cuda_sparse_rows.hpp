@@ -7,8 +7,9 @@
 //   tail bucket    gather · sweep of v not in S · one thread: buckets · pullback     2 reads, 1 write
 //   sampled        sweep (or the given log-sum-exp) · gather · one thread · pullback 2 reads (1), 1 write
 //
-// The pullback -g p Σc goes over the row; an entry's c meets its softmax term in double before the single store. Repeated
-// ids are summed in sample order.
+// The pullback goes over the row in proportion to p (samples: of -g p Σc; a tail bucket: of what falls to the tail); an entry's
+// c meets its softmax term in double before the single store. Repeated ids are summed in sample order. Id -1 in a support or a
+// weighted cache is an unused slot.
 #pragma once
 
 #include <cstddef>
@@ -41,11 +42,12 @@ struct sparse_state : group_state {
     raw_sums sums = {};
     index_t entries = 0; ///< filled slots
     double sum_c = 0;
+    double share = 0; ///< of e^((z - z*)/T), z* the anchor of `sums`, in dz of an id that is no entry
     id_filter filter = {};
 };
 
-/// dz = beta dz + g(c - p Σc), in three phases. The kernel has frame, student, vocab, inv_s; entry_id(st, j), entry_c(st, j),
-/// values(st): a double of scratch an entry.
+/// dz = beta dz + g(c - p Σc), in three phases. The kernel has frame, student, vocab, inv_s; entry_id(st, j); entry_h(st, j),
+/// an entry's c - p Σc with its repeats; values(st): a double of scratch an entry.
 template <class Kernel>
 struct pullback {
     using state_type = typename Kernel::state_type;
@@ -64,13 +66,9 @@ struct pullback {
             for (index_t j = tid; j < st.entries; j += threads) {
                 if (!leads(k, st, j)) continue;
                 const index_t id = k.entry_id(st, j);
-                double c = k.entry_c(st, j);
-                if constexpr (!Kernel::ids_are_distinct)
-                    for (index_t i = j + 1; i < st.entries; ++i) c += k.entry_id(st, i) == id ? k.entry_c(st, i) : 0;
-                const double p = p_of(k.student.z.row(st.row), id, st.sums);
                 const float beta = k.frame.env.beta;
                 const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(k.student.dz(st.row, id)));
-                k.values(st)[j] = old + st.factor * k.inv_s * (c - p * st.sum_c);
+                k.values(st)[j] = old + st.factor * k.inv_s * k.entry_h(st, j);
             }
         }
     };
@@ -85,7 +83,7 @@ struct pullback {
                 const Z* z = k.student.z.row(st.row);
                 G* dz = k.student.dz.row(st.row);
                 const thread_anchors<F> a(st.sums);
-                const F factor(-st.factor * k.inv_s * st.sum_c / (1 + st.sums.S));
+                const F factor(st.factor * k.inv_s * st.share);
                 for (index_t i = tid; i < k.vocab; i += threads) {
                     bool bad = false;
                     store_gradient(dz + i, (factor * a.student(load_logit<F>(z + i, bad).x)).v, beta);
@@ -128,6 +126,7 @@ struct check_ids {
         const index_t* ids = k.ids(st);
         int bad = 0;
         for (index_t j = tid; j < k.k(); j += threads) {
+            if (ids[j] == -1) continue; // unused slot
             bad |= ids[j] < 0 || ids[j] >= k.vocab;
             for (index_t i = 0; i < j; ++i) bad |= ids[i] == ids[j];
         }
@@ -167,7 +166,12 @@ struct sampled_kernel {
         return reinterpret_cast<double*>(entries(st) + teacher.ids.cols);
     }
     OPD_HD index_t entry_id(const sparse_state& st, index_t j) const { return entries(st)[j].id; }
-    OPD_HD double entry_c(const sparse_state& st, index_t j) const { return entries(st)[j].c; }
+    OPD_HD double entry_h(const sparse_state& st, index_t j) const {
+        const sampled_entry* e = entries(st);
+        double c = e[j].c;
+        for (index_t i = j + 1; i < st.entries; ++i) c += e[i].id == e[j].id ? e[i].c : 0;
+        return c - p_of(student.z.row(st.row), e[j].id, st.sums) * st.sum_c;
+    }
 
     template <class Team>
     OPD_HD void run(index_t group, Team& team) const {
@@ -217,7 +221,7 @@ struct sampled_kernel {
                 sampled_entry& x = k.entries(st)[j];
                 x.id = static_cast<index_t>(t.ids(st.row, j));
                 if (x.id < 0 || x.id >= k.vocab) {
-                    x.id = weighted && x.id < 0 ? -1 : -2;
+                    x.id = weighted && x.id == -1 ? -1 : -2;
                     continue;
                 }
                 x.log_p = rounded(log_p_of(k.student.z.row(st.row), x.id, k.inv_s, st.report.lse));
@@ -269,6 +273,7 @@ struct sampled_kernel {
             st.entries = n;
             st.sum_c = 0;
             for (index_t j = 0; j < n; ++j) st.sum_c += e[j].c;
+            st.share = -st.sum_c / (1 + st.sums.S);
             st.live = true;
         }
     };
@@ -301,14 +306,13 @@ struct bucket_kernel {
     OPD_HD double* array(const sparse_state& st, int i) const {
         return reinterpret_cast<double*>(frame.scratch_at(st.row)) + (i + 1) * k();
     }
-    OPD_HD double* z_of(const sparse_state& st) const { return array(st, 0); }
+    OPD_HD double* log_p(const sparse_state& st) const { return array(st, 0); } // at first: logits
     OPD_HD double* log_q(const sparse_state& st) const { return array(st, 1); }
-    OPD_HD double* log_p(const sparse_state& st) const { return array(st, 2); }
-    OPD_HD double* c(const sparse_state& st) const { return array(st, 3); }
-    OPD_HD double* values(const sparse_state& st) const { return array(st, 4); }
-    static constexpr int arrays = 6;
+    OPD_HD double* h(const sparse_state& st) const { return array(st, 2); }
+    OPD_HD double* values(const sparse_state& st) const { return array(st, 3); }
+    static constexpr int arrays = 5;
     OPD_HD index_t entry_id(const sparse_state& st, index_t j) const { return ids(st)[j]; }
-    OPD_HD double entry_c(const sparse_state& st, index_t j) const { return c(st)[j]; }
+    OPD_HD double entry_h(const sparse_state& st, index_t j) const { return h(st)[j]; }
 
     template <class Team>
     OPD_HD void run(index_t group, Team& team) const {
@@ -331,7 +335,7 @@ struct bucket_kernel {
                 const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
                 const bool in = id >= 0 && id < k.vocab;
                 k.ids(st)[j] = id;
-                k.z_of(st)[j] = in ? double(element<Z>::load(k.student.z(st.row, id))) : 0;
+                k.log_p(st)[j] = in ? double(element<Z>::load(k.student.z(st.row, id))) : 0;
                 k.log_q(st)[j] = double(element<L>::load(k.teacher.log_q(st.row, j)));
             }
             // each thread owns every threads-th word of the filter
@@ -355,7 +359,7 @@ struct bucket_kernel {
             return false;
         }
     };
-    /// The student's tail, summed over v not in S: log1p(-Z_p) would be noise on peaked rows.
+    /// The student's tail, summed over v not in S relative to its own top: log1p(-Z_p) would be noise on peaked rows.
     struct sweep {
         OPD_HD static row_sweep part(const bucket_kernel& k, const sparse_state& st, int tid, int threads) {
             if (st.report.bad) return row_sweep{};
@@ -375,68 +379,47 @@ struct bucket_kernel {
         OPD_HD static void run(const bucket_kernel& k, sparse_state& st, int tid, int) {
             if (tid != 0 || st.report.bad) return;
             st.report.bad = true; // until the end
-            raw_sums& s = st.sums;
-            const index_t n = k.k();
-            const double* z = k.z_of(st);
-            // the row's anchor is the better of the tail's and the support's; sums over all v but the anchor
-            index_t top = -1;
-            for (index_t j = 0; j < n; ++j)
-                if (!is_neg_inf(z[j]) && (top < 0 || row_sweep::better(z[j], k.ids(st)[j], z[top], k.ids(st)[top])))
-                    top = j;
-            double tail;
-            if (top >= 0 && (s.s < 0 || row_sweep::better(z[top], k.ids(st)[top], s.z_s, s.s))) {
-                tail = s.s < 0 ? 0 : ::exp((s.z_s - z[top]) * s.inv_s) * (1 + s.S);
-                s.S = tail;
-                s.s = k.ids(st)[top], s.z_s = z[top];
-            } else {
-                top = -1;
-                tail = 1 + s.S;
-            }
-            if (s.s < 0) return; // no mass anywhere
-            double head = 0;
-            for (index_t j = 0; j < n; ++j) head += j == top || is_neg_inf(z[j]) ? 0 : ::exp((z[j] - s.z_s) * s.inv_s);
-            s.S += head;
-            if (!k.frame.env.given_lse.empty()) {
-                st.report.lse = k.frame.env.given_lse[st.row];
-                if (!is_finite(st.report.lse)) return;
-                s.S = ::expm1(st.report.lse - s.z_s * s.inv_s);
-            } else {
-                st.report.lse = s.lse();
-            }
-            const double log_sum = ::log1p(s.S);
+            double *log_p = k.log_p(st), *log_q = k.log_q(st);
+            index_t* ids = k.ids(st);
+            int n = 0; // used slots
             double z_q = 0;
-            for (index_t j = 0; j < n; ++j) {
-                const double lq = k.log_q(st)[j];
-                k.log_p(st)[j] = is_neg_inf(z[j]) ? neg_inf<double>() : (z[j] - s.z_s) * s.inv_s - log_sum;
-                if (is_nan(lq) || lq > 1e-3) return;
-                z_q += is_neg_inf(lq) ? 0 : ::exp(lq);
+            for (index_t j = 0; j < k.k(); ++j) {
+                if (ids[j] == -1) continue;
+                if (is_nan(log_q[j]) || log_q[j] > 1e-3) return;
+                ids[n] = ids[j], log_p[n] = log_p[j], log_q[n] = log_q[j];
+                z_q += is_neg_inf(log_q[n]) ? 0 : ::exp(log_q[n]);
+                ++n;
             }
+            if (n == 0) return;
+            const auto& e = k.frame.env;
+            const double* given = e.given_lse.empty() ? nullptr : &e.given_lse[st.row];
+            const joined_row all = join_support(st.sums, log_p, n, k.inv_s, given);
+            if (!all.good) return;
+            const bool none = is_neg_inf(all.log_tail);
+            st.report.lse = all.lse;
             diagnostics& d = st.partial.diagnostics;
             double log_q_rest;
             if (!k.teacher.log_tail.empty()) {
                 log_q_rest = double(element<L>::load(k.teacher.log_tail[st.row]));
                 if (is_nan(log_q_rest) || log_q_rest > 1e-3) return;
             } else {
-                const double eps =
-                    std::is_same_v<arithmetic_t<L>, double> ? 0x1p-52 : (sizeof(L) == 4 ? 0x1p-23 : 0x1p-7);
-                const double least = double(n) * eps;
-                d.tail_floored += !(1 - z_q >= least);
-                log_q_rest = ::log(1 - z_q >= least ? 1 - z_q : least);
+                log_q_rest = inferred_log_tail<L>(z_q, n, k.vocab - n, none, d);
             }
             st.report.bad = false;
-            const double log_p_rest = tail > 0 ? ::log(tail) - log_sum : neg_inf<double>();
-            const sparse_outcome o = bucket_row(k.log_p(st), k.log_q(st), k.c(st), static_cast<int>(n), log_p_rest,
-                                                log_q_rest, k.estimator.on_buckets, k.frame.env.on_infinite);
+            double h_rest;
+            const sparse_outcome o = bucket_row(log_p, log_q, k.h(st), n, all.log_tail, log_q_rest,
+                                                k.estimator.on_buckets, e.on_infinite, h_rest);
             st.report.loss = o.loss, st.report.infinite = o.infinite;
             ++d.support_rows;
-            const double z_p = (1 + s.S - tail) / (1 + s.S);
+            double z_p = 0;
+            for (int j = 0; j < n; ++j) z_p += is_neg_inf(log_p[j]) ? 0 : ::exp(log_p[j]);
             d.student_mass_sum += z_p, d.teacher_mass_sum += z_q;
             d.student_mass_min = z_p < d.student_mass_min ? z_p : d.student_mass_min;
             d.teacher_mass_min = z_q < d.teacher_mass_min ? z_q : d.teacher_mass_min;
             if (clamps(k, st.report)) return;
             st.entries = n;
-            st.sum_c = 0;
-            for (index_t j = 0; j < n; ++j) st.sum_c += k.c(st)[j];
+            st.share = none ? 0 : h_rest / (1 + st.sums.S);
+            if (none) st.sums = all.sums; // an anchor with mass
             st.live = true;
         }
     };
@@ -481,6 +464,7 @@ struct renormalised_kernel {
         if (team.state().kept && !team.state().report.bad) {
             team.template each<gather>(*this);
             team.template fold<check_ids<renormalised_kernel>>(*this);
+            team.template fold<check_log_q>(*this);
             if (!team.state().report.bad) {
                 dense on_block = inner;
                 on_block.student.z.data = array(team.state(), 0);
@@ -499,10 +483,23 @@ struct renormalised_kernel {
                 const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
                 const bool in = id >= 0 && id < k.vocab;
                 k.ids(st)[j] = id;
-                k.array(st, 0)[j] = in ? static_cast<value>(element<Z>::load(k.student.z(st.row, id))) : value(0);
-                k.array(st, 1)[j] = static_cast<value>(element<L>::load(k.teacher.log_q(st.row, j)));
+                // an unused slot is a token that neither side gives mass
+                k.array(st, 0)[j] =
+                    in ? static_cast<value>(element<Z>::load(k.student.z(st.row, id))) : neg_inf<value>();
+                k.array(st, 1)[j] =
+                    in ? static_cast<value>(element<L>::load(k.teacher.log_q(st.row, j))) : neg_inf<value>();
             }
         }
+    };
+    /// Log-probs above 0 are none.
+    struct check_log_q {
+        OPD_HD static int part(const renormalised_kernel& k, const dense_state& st, int tid, int threads) {
+            int bad = 0;
+            for (index_t j = tid; j < k.k(); j += threads) bad |= k.array(st, 1)[j] > value(1e-3);
+            return bad;
+        }
+        OPD_HD static int merge(int a, int b) { return a | b; }
+        OPD_HD static void finish(const renormalised_kernel&, dense_state& st, int bad) { st.report.bad |= bad != 0; }
     };
     struct clear {
         OPD_HD static void run(const renormalised_kernel& k, const dense_state& st, int tid, int threads) {
@@ -515,6 +512,7 @@ struct renormalised_kernel {
             if (tid == 0) ++st.partial.diagnostics.support_rows;
             if (k.student.dz.empty()) return;
             for (index_t j = tid; j < k.k(); j += threads) {
+                if (k.ids(st)[j] == -1) continue;
                 G& to = k.student.dz(st.row, Student::sparse_gradient ? j : k.ids(st)[j]);
                 const value old = k.frame.env.beta == 0 ? value(0) : static_cast<value>(element<G>::load(to));
                 to = element<G>::store(static_cast<arithmetic_t<G>>(old + k.array(st, 2)[j]));

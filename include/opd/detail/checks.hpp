@@ -338,9 +338,12 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
     const index_t vocab = s.z.cols;
     using L = typename Teacher::log_type;
     if (e.checks == check::contents) check_logit_row("student.z", s.z.row(r), vocab, r);
+    constexpr bool may_be_unused = Teacher::kind == cache_kind::weighted || Teacher::kind == cache_kind::support;
+    index_t used = 0;
     for (index_t j = 0; j < t.ids.cols; ++j) {
         const auto id = static_cast<index_t>(t.ids(r, j));
-        if (Teacher::kind == cache_kind::weighted && id < 0) continue;
+        if (may_be_unused && id == -1) continue;
+        ++used;
         const double log_q = double(element<L>::load(t.log_q(r, j)));
         if (e.checks == check::contents) {
             if (id < 0 || id >= vocab)
@@ -348,7 +351,8 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
                                     "id " + std::to_string(id) + " in column " + std::to_string(j) +
                                         " for a vocabulary of " + std::to_string(vocab),
                                     r);
-            if (is_nan(log_q) || log_q > 1e-3)
+            const bool placeholder = Teacher::kind != cache_kind::support && log_q < -9000 && !is_neg_inf(log_q);
+            if (is_nan(log_q) || log_q > 1e-3 || placeholder)
                 throw invalid_input("teacher.log_q", "is not a log-probability in column " + std::to_string(j), r);
             if constexpr (Teacher::kind == cache_kind::support) {
                 for (index_t i = 0; i < j; ++i)
@@ -369,6 +373,45 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
                 (p_zero && !q_zero && infinite_where_student_zero(est)))
                 throw infinite_value(r);
         }
+    }
+    if (e.checks == check::contents && used == 0) throw invalid_input("teacher.ids", "has no used slot", r);
+    if constexpr (requires { est.on_buckets; }) {
+        if (t.log_tail.empty()) return; // an inferred tail is never 0
+        const double log_tail = double(element<L>::load(t.log_tail[r]));
+        if (e.checks == check::contents && (is_nan(log_tail) || log_tail > 1e-3))
+            throw invalid_input("teacher.log_tail", "is not a log-probability", r);
+        if (e.on_infinite.act != infinite::action::raise) return;
+        index_t outside = 0; // logits with mass that are not in the support
+        const auto has_mass = [&](index_t v) {
+            return !is_neg_inf(element<typename Student::logit_type>::load(s.z(r, v)));
+        };
+        for (index_t v = 0; v < vocab; ++v) outside += has_mass(v);
+        for (index_t j = 0; j < t.ids.cols; ++j) {
+            const auto id = static_cast<index_t>(t.ids(r, j));
+            outside -= id >= 0 && id < vocab && has_mass(id);
+        }
+        if ((is_neg_inf(log_tail) && outside > 0 && infinite_where_teacher_zero(est)) ||
+            (!is_neg_inf(log_tail) && outside == 0 && infinite_where_student_zero(est)))
+            throw infinite_value(r);
+    }
+}
+
+/// check::contents over the columns of log mu: one that is 0 in every kept row, of at least 16, was never filled in. Unused
+/// slots and entries that are marked as certain say nothing.
+template <class Teacher>
+void check_mu_columns(const Teacher& t, const env& e, index_t rows) {
+    for (index_t j = 0; j < t.ids.cols; ++j) {
+        index_t zeros = 0;
+        for (index_t r = 0; r < rows && zeros >= 0; ++r) {
+            if (!e.mask.kept(r)) continue;
+            if constexpr (Teacher::kind == cache_kind::weighted)
+                if (static_cast<index_t>(t.ids(r, j)) == -1 || (!t.exact.empty() && t.exact(r, j) != 0)) continue;
+            zeros = double(element<typename Teacher::log_type>::load(t.log_mu(r, j))) == 0 ? zeros + 1 : -1;
+        }
+        if (zeros >= 16)
+            throw invalid_input("teacher.log_mu", "is 0 in column " + std::to_string(j) + " of all " +
+                                                      std::to_string(zeros) +
+                                                      " kept rows: a placeholder, not what tokens were drawn with");
     }
 }
 

@@ -75,8 +75,8 @@ OPD_HD sparse_outcome sampled_row(sampled_entry* e, int m, const Surrogate& s, b
         sampled_entry& x = e[j];
         if (is_nan(x.log_mu) || is_nan(x.log_q) || is_nan(x.log_prox) || is_nan(x.log_ref) || is_nan(x.weight) ||
             x.log_mu > 1e-3 || x.log_q > 1e-3 || (x.log_mu < -9000 && !is_neg_inf(x.log_mu)) || is_neg_inf(x.log_mu) ||
-            (x.log_q < -9000 && !is_neg_inf(x.log_q)) || (x.log_mu == 0 && x.log_p < -0.01 && !x.exact)) {
-            out.bad = true; // placeholders: a drawn token cannot have had probability 0, nor 1 beside others
+            (x.log_q < -9000 && !is_neg_inf(x.log_q))) {
+            out.bad = true; // placeholders: a drawn token cannot have had probability 0
             return out;
         }
         if (is_neg_inf(x.log_p)) x.log_p = -745; // p = 0: log p enters products with rho = e^-80 alone
@@ -115,6 +115,7 @@ OPD_HD sparse_outcome sampled_row(sampled_entry* e, int m, const Surrogate& s, b
 
         const double w = x.weight * m; // 1 for i.i.d. samples
         ++d.tokens;
+        d.certain_mu += x.log_mu == 0;
         d.ratio_sum += w * rho, d.ratio_square_sum += w * rho * rho;
         d.ratio_max = d.ratio_max < rho ? rho : d.ratio_max;
         d.k1_sum += -w * l, d.k2_sum += w * 0.5 * l * l, d.k3_sum += w * (rho - 1 - l);
@@ -126,48 +127,128 @@ OPD_HD sparse_outcome sampled_row(sampled_entry* e, int m, const Surrogate& s, b
     return out;
 }
 
-/// One bucketed row: log p and log q of k ids and of the rest, c out on the ids. log_p_rest = -inf: empty bucket.
+/// The least eps with 1 + eps > 1 in the numbers that a storage type holds.
+template <class L>
+OPD_HD double storage_epsilon() {
+    double eps = 1;
+    while (eps > 0x1p-60) {
+        const auto next = static_cast<arithmetic_t<L>>(1 + eps / 2);
+        if (!(pin(double(element<L>::load(element<L>::store(next)))) > 1)) break;
+        eps /= 2;
+    }
+    return eps;
+}
+
+/// log of the teacher's mass outside a support of k ids, from the mass inside where the cache does not state it: 1 - Z_q, not
+/// below k·eps of the cache's type (counted). `outside`: ids that are not in the support. Where the student has no mass on
+/// them either, a floor would stand for nothing.
+template <class L>
+OPD_HD double inferred_log_tail(double z_q, int k, index_t outside, bool student_has_none, diagnostics& d) {
+    const double least = double(k) * storage_epsilon<L>(), rest = 1 - z_q;
+    const bool floored = !(rest >= least);
+    if (outside == 0 || (floored && student_has_none)) return neg_inf<double>();
+    d.tail_floored += floored;
+    return ::log(floored ? least : rest);
+}
+
+/// The student's row as the sums over v not in S and the logits in S make it.
+struct joined_row {
+    raw_sums sums; ///< over every v but the anchor
+    double lse = 0;
+    double log_tail = 0; ///< log p of the rest; -inf: no logit outside S has mass
+    bool good = false;
+};
+/// `tail`: sums over v not in S, relative to the largest logit there, so that nothing underflows. z (k): logits of S in,
+/// log p out. `given_lse` may be null.
+OPD_HD inline joined_row join_support(const raw_sums& tail, double* z, int k, double inv_t, const double* given_lse) {
+    joined_row out;
+    raw_sums& s = out.sums;
+    const bool has_tail = tail.s >= 0 && tail.z_s > -1e30;
+    int top = -1;
+    for (int j = 0; j < k; ++j)
+        if (!is_neg_inf(z[j]) && (top < 0 ? !has_tail || z[j] > tail.z_s : z[j] > z[top])) top = j;
+    if (top < 0 && !has_tail) return out;
+    s.inv_s = inv_t, s.s = 0;
+    s.z_s = top < 0 ? tail.z_s : z[top];
+    s.S = top < 0 ? tail.S : (has_tail ? ::exp((tail.z_s - s.z_s) * inv_t) * (1 + tail.S) : 0);
+    for (int j = 0; j < k; ++j) s.S += j == top || is_neg_inf(z[j]) ? 0 : ::exp((z[j] - s.z_s) * inv_t);
+    if (given_lse) {
+        if (!is_finite(*given_lse)) return out;
+        out.lse = *given_lse;
+        s.S = ::expm1(out.lse - s.z_s * inv_t);
+    } else {
+        out.lse = s.lse();
+    }
+    const double log_sum = ::log1p(s.S);
+    out.log_tail = has_tail ? (tail.z_s - s.z_s) * inv_t + ::log1p(tail.S) - log_sum : neg_inf<double>();
+    for (int j = 0; j < k; ++j) z[j] = is_neg_inf(z[j]) ? neg_inf<double>() : (z[j] - s.z_s) * inv_t - log_sum;
+    out.good = true;
+    return out;
+}
+
+/// One bucketed row: log p and log q of k ids and of the rest in; loss, and h = c - p Σc on the ids and of the rest, out. The
+/// rest's h belongs to the ids outside S in proportion to their p. A rest without student mass has no logit to move: its term
+/// counts, its c does not.
 template <class D>
-OPD_HD sparse_outcome bucket_row(const double* log_p, const double* log_q, double* c, int k, double log_p_rest,
-                                 double log_q_rest, const D& program, infinite on_infinite) {
+OPD_HD sparse_outcome bucket_row(const double* log_p, const double* log_q, double* h, int k, double log_p_rest,
+                                 double log_q_rest, const D& program, infinite on_infinite, double& h_rest) {
     using F = scalar<double>;
     sparse_outcome out;
-    const row_constants<F> row{F(1), F(1), F(0), F(1)};
-    const bool empty = is_neg_inf(log_p_rest);
+    int top = -1; // the student's largest bucket
+    const auto log_p_of = [&](int j) { return j < k ? log_p[j] : log_p_rest; };
+    const auto log_q_of = [&](int j) { return j < k ? log_q[j] : log_q_rest; };
     for (int j = 0; j <= k; ++j) {
-        if (j == k && empty) break;
-        const double lp = j < k ? log_p[j] : log_p_rest, lq = j < k ? log_q[j] : log_q_rest;
+        const double lp = log_p_of(j), lq = log_q_of(j);
         out.infinite |= (is_neg_inf(lq) && !is_neg_inf(lp) && infinite_where_teacher_zero(program)) ||
                         (is_neg_inf(lp) && !is_neg_inf(lq) && infinite_where_student_zero(program));
+        if (!is_neg_inf(lp) && (top < 0 || lp > log_p_of(top))) top = j;
     }
-    for (int j = 0; j < k; ++j) c[j] = 0;
+    h_rest = 0;
+    for (int j = 0; j < k; ++j) h[j] = 0;
     if (out.infinite && on_infinite.act != infinite::action::floor) return out;
     const bool floor_q = out.infinite && infinite_where_teacher_zero(program);
     const bool floor_p = out.infinite && infinite_where_student_zero(program);
-    const auto entry = [&](double lp, double lq, bool with_p) {
-        lp = is_neg_inf(lp) ? -1e30 : lp, lq = is_neg_inf(lq) ? -1e30 : lq;
+    const double nothing =
+        -1e6; // stands for -inf in differences: e^nothing is 0 by far, and a double still holds d* beside it
+    const auto teacher = [&](int j) {
+        const double lq = is_neg_inf(log_q_of(j)) ? nothing : log_q_of(j);
+        return floor_q && lq < on_infinite.floor_at ? on_infinite.floor_at : lq;
+    };
+    const double lp_star = log_p_of(top), lq_star = teacher(top), d_star = lp_star - lq_star;
+    row_constants<F> row{F(::exp(lp_star)), F(::exp(lq_star)), F(d_star), F(::exp(-d_star))};
+    if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
+    const auto entry = [&](int j, bool for_value) {
+        double lp = is_neg_inf(log_p_of(j)) ? nothing : log_p_of(j);
+        const double lq = teacher(j);
         dense_entry<F> e;
-        e.p = F(lp < -745 ? 0 : ::exp(lp)), e.q = F(lq < -745 ? 0 : ::exp(lq));
-        if (floor_q) lq = lq < on_infinite.floor_at ? on_infinite.floor_at : lq;
-        if (floor_p && with_p) lp = lp < on_infinite.floor_at ? on_infinite.floor_at : lp;
-        e.log_p = F(lp), e.log_q = F(lq), e.delta = F(lp - lq);
+        e.p = F(lp < -745 ? 0 : ::exp(lp));
+        e.q = F(is_neg_inf(log_q_of(j)) || log_q_of(j) < -745 ? 0 : ::exp(log_q_of(j)));
+        if (floor_p && for_value && lp < on_infinite.floor_at) lp = on_infinite.floor_at;
+        e.log_p = F(lp), e.log_q = F(lq), e.delta = F((lp - lp_star) - (lq - lq_star));
         return e;
     };
-    double slope_rest = 0;
-    if (!empty) {
-        out.loss = program.term(row, entry(log_p_rest, log_q_rest, true)).v;
-        const dense_entry<F> rest = entry(log_p_rest, log_q_rest, false);
-        if (rest.p.v > 0) slope_rest = program.c(row, rest).v / rest.p.v;
+    double sum_c = 0, others = 0;
+    for (int j = 0; j <= k; ++j) {
+        out.loss += program.term(row, entry(j, true)).v;
+        if (j == k && is_neg_inf(log_p_rest)) break;
+        const double c = program.c(row, entry(j, false)).v;
+        sum_c += c;
+        (j < k ? h[j] : h_rest) = c;
     }
-    for (int j = 0; j < k; ++j) {
-        out.loss += program.term(row, entry(log_p[j], log_q[j], true)).v;
-        const dense_entry<F> e = entry(log_p[j], log_q[j], false);
-        c[j] = program.c(row, e).v - e.p.v * slope_rest;
+    // On a peaked row c and p Σc cancel at the top, which has what the others leave: Σ h = 0.
+    for (int j = 0; j <= k; ++j) {
+        if (j == top || (j == k && is_neg_inf(log_p_rest))) continue;
+        double& to = j < k ? h[j] : h_rest;
+        to -= entry(j, false).p.v * sum_c;
+        others += to;
     }
-    if (!is_finite(out.loss) || !is_finite(slope_rest)) {
+    (top < k ? h[top] : h_rest) = -others;
+    const double most = 1e30; // beyond float: no finite number to report or store
+    if (!is_finite(out.loss) || !is_finite(sum_c) || out.loss > most || out.loss < -most || sum_c > most ||
+        sum_c < -most) {
         out.infinite = true;
-        out.loss = 0;
-        for (int j = 0; j < k; ++j) c[j] = 0;
+        out.loss = h_rest = 0;
+        for (int j = 0; j < k; ++j) h[j] = 0;
     }
     return out;
 }

@@ -4,9 +4,9 @@
 //
 //   dz[v] = g (c[v] - p[v] Σ c),   g = scale/T
 //
-// as one pass -g p Σc over the row and k exact entries on top. An entry's c and its softmax term meet in one float (double)
-// expression before the single store: storing -p Σc first and adding c afterwards would round twice, which in bf16 destroys
-// gradients near p = q.
+// as one pass over the row, in proportion to p (samples: of -g p Σc; a tail bucket: of what falls to the tail), and k exact
+// entries on top. An entry's c and its softmax term meet in one double expression before the single store: storing -p Σc first
+// and adding c afterwards would round twice, which in bf16 destroys gradients near p = q.
 #pragma once
 
 #include <algorithm>
@@ -70,19 +70,15 @@ inline int merge_repeats(sparse_c* e, int m) {
     return k;
 }
 
-/// dz = beta dz + g (c - p Σc): the dense pass and k entries with distinct ids. dz may be z. `values`: k doubles of scratch.
+/// dz = beta dz + share·e^((z - z*)/T) over the row, z* the anchor of `s`; then dz[e[j].id] = values[j]. dz may be z: values
+/// were made before.
 template <class Z, class G>
-void pull_back(const Z* z, G* dz, index_t n, const student_row<Z>& s, const sparse_c* e, int k, double sum_c, double g,
-               float beta, double* values) {
+void pull_back(const Z* z, G* dz, index_t n, const raw_sums& s, double share, const sparse_c* e, int k, float beta,
+               const double* values) {
     using F = pack_for<Z, G>;
     using value = typename F::value_type;
-    for (int j = 0; j < k; ++j) { // before dz overwrites z
-        const double p = s.p(z, e[j].id);
-        const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(dz[e[j].id]));
-        values[j] = old + g * (e[j].c - p * sum_c);
-    }
-    const anchor_lanes<F> a(s.sw.sums);
-    const F factor(-g * sum_c / (1 + s.sw.sums.S)), b{double(beta)};
+    const anchor_lanes<F> a(s);
+    const F factor(share), b{double(beta)};
     constexpr bool direct = loads_directly<F, Z> && loads_directly<F, G>;
     const bool stream =
         streams<F, G> && beta == 0 && n >= stream_from && reinterpret_cast<std::uintptr_t>(dz) % F::alignment == 0;
@@ -121,15 +117,16 @@ void pull_back(const Z* z, G* dz, index_t n, const student_row<Z>& s, const spar
 
 } // namespace OPD_ISA
 
-/// Whether every id lies in [0, n) and none repeats. `seen`: 64 Kbit of scratch; an exact search only on a collision.
+/// Whether every id lies in [0, n) or is -1, an unused slot, and none repeats. `seen`: 64 Kbit of scratch; an exact search only on a collision.
 template <class Id>
 bool distinct_in_range(const Id* ids, index_t k, index_t n, std::uint64_t* seen) {
     bool good = true;
     for (index_t j = 0; j < k; ++j)
-        good &= static_cast<std::uint64_t>(static_cast<index_t>(ids[j])) < static_cast<std::uint64_t>(n);
+        good &= static_cast<std::uint64_t>(static_cast<index_t>(ids[j])) + 1 < static_cast<std::uint64_t>(n) + 1;
     if (!good) return false;
     std::fill_n(seen, 1024, std::uint64_t{0});
     for (index_t j = 0; j < k; ++j) {
+        if (static_cast<index_t>(ids[j]) == -1) continue;
         const auto h = static_cast<std::uint64_t>(ids[j]) & 0xffff;
         std::uint64_t& word = seen[h >> 6];
         const std::uint64_t bit = std::uint64_t{1} << (h & 63);

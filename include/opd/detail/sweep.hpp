@@ -33,7 +33,7 @@ struct swept {
     bool wide = false; ///< e^(-k delta) beyond e^80 at a token with mass: float cannot carry the row
 };
 
-/// Ascending, distinct ids that stay out of S (tail masses); `end - begin` may be 0.
+/// Ascending, distinct ids that are looked at, but neither summed nor made an anchor (tails); `end - begin` may be 0.
 struct id_range {
     const index_t* begin = nullptr;
     const index_t* end = nullptr;
@@ -90,6 +90,7 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
             out.wild = true;
         }
         if (out.found.bad) return out;
+        for (const index_t* i = first_excluded; i != next_excluded; ++i) stage.z[*i - begin] = staged_leaf<F>::lowest;
 
         // new anchors, if this leaf holds a larger entry
         const int top_z = top_of_leaf<F>(stage.z, full);
@@ -98,11 +99,7 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
             s.z_s = stage.z[top_z];
             if constexpr (Teacher) s.y_s = stage.y[top_z];
         } else if (stage.z[top_z] > s.z_s) {
-            const double kept = s.S;
-            const double shift = std::exp((s.z_s - double(stage.z[top_z])) * inv_s);
-            const bool was_excluded = std::binary_search(excluded.begin, excluded.end, s.s);
             s.rebase_student(begin + top_z, stage.z[top_z], Teacher ? stage.y[top_z] : 0);
-            if (was_excluded) s.S = shift * kept; // the old anchor itself stays out, as any excluded id
         }
         if constexpr (Teacher) {
             const int top_y = top_of_leaf<F>(stage.y, full);
@@ -116,15 +113,13 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
         if constexpr (Teacher) std::copy_n(stage.y, full, stage.y_masked);
         if (s.s >= begin && s.s < end) stage.z_masked[s.s - begin] = staged_leaf<F>::lowest;
         if (Teacher && s.t >= begin && s.t < end) stage.y_masked[s.t - begin] = staged_leaf<F>::lowest;
-        for (const index_t* i = first_excluded; i != next_excluded; ++i)
-            stage.z_masked[*i - begin] = staged_leaf<F>::lowest;
         a = anchor_lanes<F>(s);
         add_leaf<Teacher, Need>(s, out.wide, fold_staged<F, Teacher, Need>(stage, full, a));
     }
     // the leaves do not see the teacher's mass at its own anchor
     if constexpr (Teacher && Need.w) out.wide |= s.t != s.s && -s.k * s.delta_t() > 80;
-    // a row whose every logit is -inf has no distribution
-    out.found.bad |= s.s < 0 || s.z_s <= -1e30 || (Teacher && s.y_t <= -1e30);
+    // a row whose every logit is -inf has no distribution; a tail may be empty
+    out.found.bad |= (excluded.begin == excluded.end && (s.s < 0 || s.z_s <= -1e30)) || (Teacher && s.y_t <= -1e30);
     return out;
 }
 

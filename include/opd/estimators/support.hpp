@@ -6,10 +6,13 @@
 //     needs z[S] alone: O(k) a row, with a sparse gradient through student::on_support; blind to the mass outside S
 //   tail_bucket{D}    D over S and one bucket holding the rest
 //     c[v] = p[v] (slope_v - slope_rest) on S, 0 elsewhere; dense gradient. The student's tail mass is summed directly over
-//     v not in S; the teacher's comes with the cache, else log1p(-Z_q) floored at k·eps of its type (counted). A lower bound
-//     of D, exact for k = V. An empty student bucket contributes 0.
+//     v not in S, relative to its own largest logit, so that it never underflows; the teacher's comes with the cache, else
+//     log1p(-Z_q) floored at k·eps of its type (counted). A lower bound of D, exact for k = V. A tail where every student logit
+//     is -inf has p = 0 as any bucket: reverse KL gets 0 from it, forward KL is infinite if the teacher has mass there (policy
+//     of env.on_infinite), the others get their own finite term. Its c moves no logit and is left out.
 //
-// Shapes: ids, log_q (N,k), log_tail (N). Ids are distinct and in range, or the row is bad. The divergence is any of
+// Shapes: ids, log_q (N,k), log_tail (N). Ids are distinct and in range, or -1 for an unused slot, else the row is bad; so it is
+// with a log-prob above 0 (by more than 1e-3) and without a used slot. The divergence is any of
 // divergences.hpp or your own. Z_p and Z_q go to the diagnostics where known (Z_p: tail_bucket only).
 #pragma once
 

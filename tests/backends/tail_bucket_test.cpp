@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Tail buckets on rows that are ever more peaked, from a gap of 0 nats between support and tail to 1,000 and to a tail without
+// mass, against buckets in long double: values, and gradients within 1e-6 of the largest entry at every gap. On the CPU backend
+// and on the GPU's kernels run on the host. Then what a support may hold: unused slots, bad ids, log-probs that are none.
+#include "backends/host_run.hpp"
+#include "support/generators.hpp"
+#include "support/textbook.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <doctest/doctest.h>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <opd/backends/eigen.hpp>
+#include <opd/estimators/divergences.hpp>
+#include <opd/estimators/sampled.hpp>
+#include <opd/estimators/support.hpp>
+
+using namespace opd;
+using namespace opd::test;
+using textbook::real;
+
+namespace {
+
+constexpr double endless = std::numeric_limits<double>::infinity();
+
+/// d(value)/dp as the divergence's page has it, from log p and log q.
+real slope(const reverse_kl&, real lp, real lq) { return lp - lq; }
+real slope(const forward_kl&, real lp, real lq) { return -std::exp(lq - lp); }
+real slope(const jsd& d, real lp, real lq) {
+    const real w = d.w, o = d.o, m = w * std::exp(lq) + (1 - w) * std::exp(lp);
+    return -o * (1 - w) * std::exp(lq) / m + (1 - o) * (lp - std::log(m) - (1 - w) * std::exp(lp) / m);
+}
+real slope(const skew_forward_kl& d, real lp, real lq) { return slope(jsd{d.a, 1}, lp, lq); }
+real slope(const skew_reverse_kl& d, real lp, real lq) { return slope(jsd{1 - d.a, 0}, lp, lq); }
+real slope(const total_variation&, real lp, real lq) { return lp > lq ? 0.5L : (lp < lq ? -0.5L : 0.0L); }
+real slope(const alpha_divergence& d, real lp, real lq) {
+    return std::exp((real(d.a) - 1) * (lp - lq)) / (real(d.a) - 1);
+}
+real slope(const chi_squared&, real lp, real lq) { return 2 * std::exp(lp - lq); }
+
+/// One row: k ids that carry the student's mass, some of them tokens of the tail, and a teacher of its own mind.
+template <class Z>
+struct peaked_row {
+    index_t vocab, k = 0;
+    std::vector<Z> z, dz;
+    std::vector<std::int32_t> ids;
+    std::vector<double> log_q, log_tail;
+    float temperature;
+
+    peaked_row(index_t v, double gap, double q_rest, float t, std::uint64_t seed) : vocab(v), temperature(t) {
+        numbers u(seed);
+        std::vector<bool> inside(std::size_t(v), false);
+        for (const index_t id : {v / 2, index_t(0), v - 1, v / 3})
+            if (!inside[std::size_t(id)] && k < v - 1)
+                ids.push_back(std::int32_t(id)), inside[std::size_t(id)] = true, ++k;
+        for (index_t i = 0; i < v; ++i) {
+            const bool head = i == ids[0] || (k > 2 && i == ids[1]); // ids 2, 3 lie as low as the tail
+            const double x = (i == ids[0] ? 0.3 : 0) + u.normal() * (i == ids[0] ? 0 : 0.5) - (head ? 0 : gap);
+            z.push_back(element<Z>::store(static_cast<arithmetic_t<Z>>(x * double(t))));
+            if (gap == endless && !head) z.back() = element<Z>::store(detail::neg_inf<arithmetic_t<Z>>());
+        }
+        double sum = 0;
+        for (index_t j = 0; j < k; ++j) log_q.push_back(u.uniform()), sum += log_q.back();
+        for (double& q : log_q) q = std::log(q / sum * (1 - q_rest));
+        log_tail.push_back(std::log(q_rest));
+        dz.resize(z.size());
+    }
+    student::logits<Z> student() {
+        return {view(std::as_const(z).data(), 1, vocab), view(dz.data(), 1, vocab), temperature};
+    }
+    teacher::support<std::int32_t, double> cache() const {
+        return {view(ids.data(), 1, k), view(log_q.data(), 1, k), log_tail};
+    }
+
+    struct outcome {
+        real value = 0;
+        std::vector<real> dz;
+    };
+    /// Without a floor: for values that are finite, or nearly so.
+    template <class D>
+    outcome reference(const D& d) const {
+        const textbook::row full = textbook::make_row(z.data(), z.data(), vocab, double(temperature), 1);
+        textbook::row b;
+        const auto rest = std::size_t(k);
+        std::vector<std::size_t> bucket_of(z.size(), rest);
+        for (index_t j = 0; j < k; ++j) {
+            const auto id = std::size_t(ids[std::size_t(j)]);
+            bucket_of[id] = std::size_t(j);
+            b.log_p.push_back(full.log_p[id]), b.log_q.push_back(real(log_q[std::size_t(j)]));
+        }
+        real top = -std::numeric_limits<real>::infinity(), sum = 0; // the tail, relative to its own top
+        for (std::size_t v = 0; v < full.log_p.size(); ++v)
+            if (bucket_of[v] == std::size_t(k)) top = std::max(top, full.log_p[v]);
+        for (std::size_t v = 0; v < full.log_p.size(); ++v)
+            if (bucket_of[v] == std::size_t(k) && std::isfinite(top)) sum += std::exp(full.log_p[v] - top);
+        b.log_p.push_back(std::isfinite(top) ? top + std::log(sum) : top), b.log_q.push_back(real(log_tail[0]));
+
+        outcome out;
+        out.value = textbook::value(d, b);
+        const std::size_t star = std::size_t(std::max_element(b.log_p.begin(), b.log_p.end()) - b.log_p.begin());
+        std::vector<real> h(b.log_p.size(), 0);
+        real mean = 0, others = 0; // of slopes less the top's, so that nothing cancels
+        for (std::size_t j = 0; j < h.size(); ++j)
+            if (std::isfinite(b.log_p[j])) {
+                h[j] =
+                    std::exp(b.log_p[j]) * (slope(d, b.log_p[j], b.log_q[j]) - slope(d, b.log_p[star], b.log_q[star]));
+                mean += h[j];
+            }
+        for (std::size_t j = 0; j < h.size(); ++j)
+            if (j != star && std::isfinite(b.log_p[j])) h[j] -= std::exp(b.log_p[j]) * mean, others += h[j];
+        h[star] = -others;
+        for (std::size_t v = 0; v < full.log_p.size(); ++v) {
+            const std::size_t j = bucket_of[v];
+            const real share = j < std::size_t(k) ? 1 : std::exp(full.log_p[v] - b.log_p[j]);
+            out.dz.push_back(std::isfinite(full.log_p[v]) ? h[j] * share / real(temperature) : 0);
+        }
+        return out;
+    }
+};
+
+template <class Backend, class Z, class D>
+void check_row(Backend& backend, peaked_row<Z>& row, const D& d) {
+    const auto want = row.reference(d);
+    const result r = evaluate(backend, row.student(), row.cache(), tail_bucket<D>{d});
+    CHECK(r.diagnostics.bad_rows == 0);
+    CHECK(r.diagnostics.infinite_rows == 0);
+    const double bound = sizeof(Z) == 8 ? 1e-10 : 1e-6; // float lanes sum the tail
+    CHECK(std::abs(r.loss - double(want.value)) <= bound * std::max(1.0, std::abs(double(want.value))));
+    real top = 0, worst = 0, sum = 0, size = 0;
+    for (std::size_t v = 0; v < row.dz.size(); ++v) {
+        const real g = real(element<Z>::load(row.dz[v]));
+        top = std::max(top, std::abs(want.dz[v])), worst = std::max(worst, std::abs(g - want.dz[v]));
+        sum += g, size += std::abs(g);
+    }
+    const real least = sizeof(Z) == 8 ? 1e-300L : 1e-37L; // what the storage type cannot hold in full
+    CHECK_MESSAGE(worst <= 1e-6L * top + least,
+                  "gradient off by " << double(worst) << " of " << double(top) << ", loss " << r.loss);
+    CHECK(std::abs(sum) <= 1e-6L * size + least * real(row.vocab));
+}
+
+template <class Visit>
+void for_each_divergence(Visit f) {
+    f("reverse KL", reverse_kl{});
+    f("forward KL", forward_kl{});
+    f("JSD", jsd{});
+    f("JSD(.3,.6)", jsd{.3, .6});
+    f("skew forward KL", skew_forward_kl{.1});
+    f("skew reverse KL", skew_reverse_kl{.1});
+    f("total variation", total_variation{});
+    f("alpha(.5)", alpha_divergence{.5});
+    f("chi-squared", chi_squared{});
+}
+
+template <class Z, class Backend>
+void every_gap(Backend& backend, const char* name, std::initializer_list<index_t> sizes) {
+    std::uint64_t seed = 3;
+    for (const index_t vocab : sizes)
+        for (const double gap : {0.0, 1.0, 10.0, 25.0, 35.0, 40.0, 60.0, 88.0, 104.0, 200.0, 500.0, 745.0, 1000.0})
+            for (const double q_rest : {0.22, 0.9, 1e-6})
+                for (const float t : {1.F, 0.7F}) {
+                    peaked_row<Z> row(vocab, gap, q_rest, t, ++seed);
+                    for_each_divergence([&](const char* what, const auto& d) {
+                        // e^((a-1)d) p is formed as a product, and p is 0 beyond 745 nats
+                        if (std::string(what) == "alpha(.5)" && gap > 500) return;
+                        INFO(std::string(name) << ", " << std::string(what) << ", V " << vocab << ", gap " << gap
+                                               << ", teacher's tail " << q_rest << ", T " << t);
+                        check_row(backend, row, d);
+                    });
+                }
+}
+
+/// A tail whose every logit is -inf.
+template <class Z, class Backend>
+void empty_tails(Backend& backend) {
+    for (const index_t vocab : {3, 40, 1500}) {
+        peaked_row<Z> row(vocab, endless, 0.22, 1, 8);
+        row.k = 1, row.ids.resize(1), row.log_q = {std::log(0.78)}; // the id of all mass (V = 3), or of most
+        if (vocab > 3) row.z[0] = element<Z>::store(detail::neg_inf<arithmetic_t<Z>>());
+        const auto all_of = [&](const char* what, const auto& d) {
+            CAPTURE(std::string(what));
+            CAPTURE(vocab);
+            using D = std::decay_t<decltype(d)>;
+            textbook::row b;
+            b.log_p = {0, -std::numeric_limits<real>::infinity()};
+            b.log_q = {std::log(0.78L), std::log(0.22L)};
+            real want = textbook::value(d, b);
+            const bool infinite_value = std::is_same_v<D, forward_kl>;
+            if (infinite_value) want = 0.78L * std::log(0.78L) + 0.22L * (std::log(0.22L) + 30);
+            const result r = evaluate(backend, row.student(), row.cache(), tail_bucket<D>{d});
+            CHECK(r.diagnostics.infinite_rows == infinite_value);
+            CHECK(r.loss == doctest::Approx(double(want)).epsilon(1e-12));
+            for (const Z g : row.dz) CHECK(double(element<Z>::load(g)) == 0); // one logit has mass: it cannot move
+            const result skipped =
+                evaluate(backend, row.student(), row.cache(), tail_bucket<D>{d}, {.on_infinite = infinite::skip()});
+            CHECK((skipped.loss == 0) == infinite_value);
+        };
+        for_each_divergence(all_of);
+    }
+    // k = V: no id is outside; a stated tail is the teacher's word, a missing one is none
+    const Z z[] = {Z(0), Z(1)};
+    const std::int32_t ids[] = {1, 0};
+    const double log_q[] = {std::log(0.5), std::log(0.3)}, tail[] = {std::log(0.2)};
+    const student::logits<Z> s{view(z, 1, 2)};
+    const auto stated =
+        teacher::support<std::int32_t, double>{view(ids, 1, 2), view(log_q, 1, 2), vector_view<const double>(tail, 1)};
+    CHECK(evaluate(backend, s, stated, tail_bucket{forward_kl{}}).diagnostics.infinite_rows == 1);
+    CHECK(evaluate(backend, s, stated, tail_bucket{reverse_kl{}}).diagnostics.infinite_rows == 0);
+    const auto missing = teacher::support<std::int32_t, double>{view(ids, 1, 2), view(log_q, 1, 2)};
+    const result r = evaluate(backend, s, missing, tail_bucket{forward_kl{}});
+    CHECK(r.diagnostics.infinite_rows == 0);
+    CHECK(r.diagnostics.tail_floored == 0);
+}
+
+} // namespace
+
+TEST_CASE("every gap, CPU, float") {
+    eigen_backend backend;
+    every_gap<float>(backend, "float", {3, 40, 2600});
+}
+TEST_CASE("every gap, CPU, double") {
+    eigen_backend backend;
+    every_gap<double>(backend, "double", {3, 40, 2600});
+}
+TEST_CASE("every gap, the GPU's kernels, float") {
+    host_run_backend backend{32};
+    every_gap<float>(backend, "float", {3, 700});
+}
+TEST_CASE("every gap, the GPU's kernels, double") {
+    host_run_backend backend{32};
+    every_gap<double>(backend, "double", {3, 700});
+}
+TEST_CASE("a tail without student mass: each divergence's limit; infinite under forward KL") {
+    eigen_backend cpu;
+    host_run_backend blocks{32};
+    empty_tails<float>(cpu), empty_tails<double>(cpu);
+    empty_tails<float>(blocks), empty_tails<double>(blocks);
+}
