@@ -71,10 +71,13 @@ pid_t launch(std::vector<std::string> a) {
     return child;
 }
 
+/// The exit code, or minus the signal.
+int outcome(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status); }
+
 int wait_for(pid_t child) {
     int status = 0;
     REQUIRE(::waitpid(child, &status, 0) == child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    return outcome(status);
 }
 
 std::int64_t distilled_steps(const std::string& directory) {
@@ -116,7 +119,12 @@ void killed_ten_times(const std::string& directory, const std::vector<std::strin
         const std::int64_t until =
             kills == 0 ? 0 : distilled_steps(directory) + 1 + static_cast<std::int64_t>(random() % 12);
         const pid_t child = launch(a);
-        while (distilled_steps(directory) < until) std::this_thread::sleep_for(std::chrono::microseconds(500));
+        while (distilled_steps(directory) < until) {
+            int status = 0; // of a child that ended by itself: the steps will never come
+            const bool ended = ::waitpid(child, &status, WNOHANG) == child;
+            REQUIRE_MESSAGE(!ended, "the run ended with exit code " << outcome(status) << " before step " << until);
+            std::this_thread::sleep_for(std::chrono::microseconds(500));
+        }
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 8000));
         REQUIRE(::kill(child, SIGKILL) == 0);
         const int how = wait_for(child);
