@@ -472,15 +472,17 @@ config from_json(const nlohmann::json& j, const std::string& source) {
     return c;
 }
 
-config load_config(const std::string& path) {
+config config_of_text(const std::string& text, const std::string& source) {
     nlohmann::json j;
     try {
-        j = nlohmann::json::parse(read_file(path));
-    } catch (const nlohmann::json::parse_error& e) {
-        throw failure(exit_usage, fmt::format("{}: {}", path, e.what()));
+        j = nlohmann::json::parse(text);
+    } catch (const nlohmann::json::exception& e) { // of syntax, or of a number that no double holds
+        throw failure(exit_usage, fmt::format("{}: {}", source, e.what()));
     }
-    return from_json(j, path);
+    return from_json(j, source);
 }
+
+config load_config(const std::string& path) { return config_of_text(read_file(path), path); }
 
 void validate(const config& c) {
     const auto need = [](bool ok, const std::string& what) {

@@ -96,6 +96,7 @@ config preset(const std::string& name);
 
 nlohmann::ordered_json to_json(const config& c);
 config from_json(const nlohmann::json& j, const std::string& source);
+config config_of_text(const std::string& text, const std::string& source);
 config load_config(const std::string& path);
 
 /// Throws a usage failure that names the setting.

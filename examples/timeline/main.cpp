@@ -7,41 +7,22 @@
 // Exit codes: 0 drawn, 2 usage, 3 the trace cannot be read or holds nothing to draw, 5 the picture cannot be written.
 #include <cstdio>
 #include <fstream>
-#include <map>
 #include <string>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "opd/sched/timeline.hpp"
-#include "opd/sched/trace.hpp"
+#include "read_trace.hpp"
 
 namespace {
 
 namespace sched = opd::sched;
 
-// The events that the picture shows, as the trace that they came from would give them.
 sched::timeline read_trace(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
     if (!in) throw std::runtime_error("cannot be opened");
-    const auto whole = nlohmann::json::parse(in);
-    sched::trace recorded;
-    for (const auto& e : whole.at("traceEvents")) {
-        const std::string phase = e.at("ph");
-        if (phase != "X" && phase != "C" && phase != "i") continue;
-        const sched::track where{e.at("pid").get<std::int32_t>(), e.at("tid").get<std::int64_t>()};
-        const std::string name = e.at("name");
-        const double begin = e.at("ts").get<double>() * 1e-6;
-        if (phase == "X")
-            recorded.span(where, name, begin, begin + e.at("dur").get<double>() * 1e-6);
-        else if (phase == "i")
-            recorded.instant(where, name, begin);
-        else
-            for (const auto& [series, value] : e.at("args").items()) // a curve each
-                recorded.counter(e.at("args").size() == 1 ? name : name + " " + series, begin,
-                                 {{"n", value.get<double>()}});
-    }
-    return sched::timeline_of(recorded);
+    return sched::timeline_of(recorded_by(nlohmann::json::parse(in)));
 }
 
 } // namespace

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -128,7 +129,7 @@ bool kl_watch::add(double kl) {
     return rises == limit; // once per rise, however long
 }
 
-void save_checkpoint(const std::string& path, const run_state& state, const std::string& settings) {
+std::string checkpoint_bytes(const run_state& state, const std::string& settings) {
     writer w;
     w.raw(std::span(magic.data(), magic.size()));
     w.raw(bytes_of(format_version));
@@ -136,19 +137,18 @@ void save_checkpoint(const std::string& path, const run_state& state, const std:
     w("fingerprint", hash128(settings));
     visit_sections(state, w);
     w.raw(bytes_of(hash128(w.out)));
-    write_file(path, w.out);
+    return std::move(w.out);
 }
 
-run_state load_checkpoint(const std::string& path, std::string& settings) {
-    const std::string file = read_file(path);
+run_state checkpoint_of(std::string_view file, const std::string& path, std::string& settings) {
     reader r{path, file};
     if (file.size() < magic.size() + 36 || r.take(magic.size()) != magic)
         throw failure(exit_input, fmt::format("{}: not a checkpoint of opd-train", path));
-    const std::string_view sum = std::string_view(file).substr(file.size() - 32);
+    const std::string_view sum = file.substr(file.size() - 32);
     if (const auto version = r.number<std::uint32_t>(); version != format_version)
         throw failure(exit_input,
                       fmt::format("{}: checkpoint format {}, this program reads {}", path, version, format_version));
-    if (hash128(std::string_view(file).substr(0, file.size() - 32)) != sum) r.damaged("its checksum does not fit");
+    if (hash128(file.substr(0, file.size() - 32)) != sum) r.damaged("its checksum does not fit");
     r.in.remove_suffix(32);
     run_state state;
     std::string fingerprint_text;
@@ -157,7 +157,17 @@ run_state load_checkpoint(const std::string& path, std::string& settings) {
     if (fingerprint_text != hash128(settings)) r.damaged("its fingerprint does not fit its settings");
     visit_sections(state, r);
     if (!r.in.empty()) r.damaged("it is too long");
+    if (state.stage > stage::finished || state.step < 0) r.damaged("there is no such stage and step");
+    if (!nlohmann::json::accept(state.evaluations)) r.damaged("its evaluations are no JSON");
     return state;
+}
+
+void save_checkpoint(const std::string& path, const run_state& state, const std::string& settings) {
+    write_file(path, checkpoint_bytes(state, settings));
+}
+
+run_state load_checkpoint(const std::string& path, std::string& settings) {
+    return checkpoint_of(read_file(path), path, settings);
 }
 
 } // namespace trainer

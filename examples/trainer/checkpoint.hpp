@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "optimizer.hpp"
@@ -41,6 +42,11 @@ struct run_state {
     std::string evaluations = "{}"; ///< JSON: teacher, before, after
     std::string in_flight;          ///< between the stages of distillation; empty if they do not overlap
 };
+
+/// The file's bytes, and what they say: bytes that are damaged, or that no run writes, are a failure of kind exit_input that
+/// names `path`. `settings` is what the bytes were made with.
+std::string checkpoint_bytes(const run_state& state, const std::string& settings);
+run_state checkpoint_of(std::string_view bytes, const std::string& path, std::string& settings);
 
 /// Writes the file; failures are of kind exit_io.
 void save_checkpoint(const std::string& path, const run_state& state, const std::string& settings);

@@ -35,7 +35,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 struct json_writer {
     nlohmann::ordered_json out = {};
-    std::vector<std::string> unused; // of group "schedule"
+    std::vector<unused_setting> unused;
     bool results_only = false;
     std::string group_key = {};
     void group(const char* key, const char*) {
@@ -45,7 +45,8 @@ struct json_writer {
     template <class T>
     void option(const char* key, const std::string&, const T& value, const char*, bool affects_results) {
         if (results_only && !affects_results) return;
-        if (group_key == "schedule" && std::find(unused.begin(), unused.end(), key) != unused.end()) return;
+        const auto left_out = [&](const unused_setting& u) { return u.group == group_key && u.key == key; };
+        if (std::any_of(unused.begin(), unused.end(), left_out)) return;
         out[group_key][key] = value;
     }
 };
@@ -107,15 +108,22 @@ struct json_reader {
     }
 };
 
-// The flags of the settings in group "schedule" that are not looked at.
-struct unused_flags {
-    std::vector<std::string> keys;
-    std::vector<std::pair<std::string, std::string>> found = {}; // key, flag
-    bool here = false;
-    void group(const char* key, const char*) { here = std::string_view(key) == "schedule"; }
+// Refuses settings that were given, by a flag or in the file, and are not looked at.
+struct unused_check {
+    const std::vector<unused_setting>& unused;
+    const CLI::App& app;
+    const nlohmann::json& file;
+    std::string group_key = {};
+    void group(const char* key, const char*) { group_key = key; }
     template <class T>
-    void option(const char* key, const std::string& flag, const T&, const char*, bool) {
-        if (here && std::find(keys.begin(), keys.end(), key) != keys.end()) found.push_back({key, flag});
+    void option(const char* key, const std::string& flag, const T&, const char*, bool) const {
+        for (const unused_setting& u : unused) {
+            if (u.group != group_key || u.key != key) continue;
+            const bool in_file = file.contains(group_key) && file[group_key].contains(key);
+            if (app.count(flag) > 0 || in_file)
+                throw failure(exit_usage,
+                              fmt::format("{} is not used by {}", in_file ? group_key + "." + key : flag, u.by));
+        }
     }
 };
 
@@ -146,24 +154,37 @@ std::string nearest(std::string_view name, const std::vector<std::string>& known
 }
 
 nlohmann::ordered_json to_json(const config& c) {
-    json_writer w{.unused = unused_schedule_keys(c)};
+    json_writer w{.unused = unused_settings(c)};
     visit_options(c, w);
     return w.out;
 }
 
-std::vector<std::string> unused_schedule_keys(const config& c) {
-    const auto& s = c.schedule;
-    std::vector<std::string> r;
-    const auto only = [&r](bool used, std::initializer_list<const char*> keys) {
-        if (!used) r.insert(r.end(), keys.begin(), keys.end());
+std::vector<unused_setting> unused_settings(const config& c) {
+    std::vector<unused_setting> r;
+    const auto only = [&r](bool used, const char* group, const std::string& by,
+                           std::initializer_list<const char*> keys) {
+        if (used) return;
+        for (const char* key : keys) r.push_back({group, key, by});
     };
+    const std::string& e = c.distill.estimator;
+    const std::string estimator = "--estimator " + e;
+    only(e == "jsd", "distill", estimator, {"jsd_w", "jsd_o"});
+    only(e == "skew_forward" || e == "skew_reverse", "distill", estimator, {"skew"});
+    only(e == "alpha", "distill", estimator, {"alpha"});
+    only(e == "topk" || e == "tail_bucket", "distill", estimator, {"k", "topk_from"});
+    only(e == "mc", "distill", estimator, {"m"});
+    only(e == "threshold", "distill", estimator, {"budget"});
+
+    const auto& s = c.schedule;
     const bool async = s.kind == "async", areal = async && s.staleness_policy == "areal";
-    only(s.kind == "step-off" || s.kind == "controlled", {"k"});
-    only(async, {"tau", "staleness_policy", "weight_update"});
-    only(async && !areal, {"outstanding"});
-    only(areal, {"concurrency"});
-    only(s.kind != "sync", {"rollout_workers", "score_batch", "score_flush", "driver"});
-    only(in_virtual_time(c),
+    const std::string schedule = "--schedule " + s.kind;
+    const std::string policy = schedule + (async ? " --staleness-policy " + s.staleness_policy : "");
+    only(s.kind == "step-off" || s.kind == "controlled", "schedule", schedule, {"k"});
+    only(async, "schedule", schedule, {"tau", "staleness_policy", "weight_update"});
+    only(async && !areal, "schedule", policy, {"outstanding"});
+    only(areal, "schedule", policy, {"concurrency"});
+    only(s.kind != "sync", "schedule", schedule, {"rollout_workers", "score_batch", "score_flush", "driver"});
+    only(in_virtual_time(c), "schedule", s.kind == "sync" ? schedule : "--driver " + s.driver,
          {"cost_step", "cost_step_row", "cost_score", "cost_score_row", "cost_train", "cost_train_row", "cost_sync"});
     return r;
 }
@@ -176,17 +197,18 @@ void from_json(const nlohmann::json& j, const std::string& source, config& c) {
     c = changed;
 }
 
-nlohmann::json load_config(const std::string& path, config& c) {
-    const std::string text = read_file(path);
+nlohmann::json config_of_text(std::string_view text, const std::string& source, config& c) {
     nlohmann::json j;
     try {
         j = nlohmann::json::parse(text);
-    } catch (const nlohmann::json::parse_error& e) {
-        throw failure(exit_usage, fmt::format("{}: {}", path, e.what()));
+    } catch (const nlohmann::json::exception& e) { // of syntax, or of a number that no double holds
+        throw failure(exit_usage, fmt::format("{}: {}", source, e.what()));
     }
-    from_json(j, path, c);
+    from_json(j, source, c);
     return j;
 }
+
+nlohmann::json load_config(const std::string& path, config& c) { return config_of_text(read_file(path), path, c); }
 
 void validate(const config& c) {
     const auto need = [](bool ok, const std::string& what) {
@@ -271,7 +293,7 @@ void validate(const config& c) {
 }
 
 nlohmann::ordered_json results_json(const config& c) {
-    json_writer w{.unused = unused_schedule_keys(c), .results_only = true};
+    json_writer w{.unused = unused_settings(c), .results_only = true};
     visit_options(c, w);
     return w.out;
 }
@@ -353,19 +375,9 @@ command parse_command_line(int argc, const char* const* argv) {
     }
     if (r.resume && r.overwrite) throw failure(exit_usage, "--resume and --overwrite exclude each other");
     validate(r.settings);
-    unused_flags unused{unused_schedule_keys(r.settings)};
-    visit_options(r.settings, unused);
-    for (const auto& [key, flag] : unused.found) {
-        const bool in_file = file.contains("schedule") && file["schedule"].contains(key);
-        if (app.count(flag) == 0 && !in_file) continue;
-        const auto& s = r.settings.schedule;
-        std::string by = "--schedule " + s.kind;
-        if (s.kind != "sync" && key.rfind("cost_", 0) == 0)
-            by = "--driver " + s.driver;
-        else if (s.kind == "async")
-            by += " --staleness-policy " + s.staleness_policy;
-        throw failure(exit_usage, fmt::format("{} is not used by {}", in_file ? "schedule." + key : flag, by));
-    }
+    const std::vector<unused_setting> unused = unused_settings(r.settings);
+    unused_check given{unused, app, file};
+    visit_options(r.settings, given);
     if (r.print_config) r.text = to_json(r.settings).dump(2) + "\n";
     return r;
 }

@@ -200,7 +200,10 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("kind", "--schedule", c.schedule.kind, "sync, step-off, controlled, async", true);
     v.option("k", "--schedule-k", c.schedule.k,
              "step-off, controlled: updates between the start of a batch and the one that consumes it", true);
-    v.option("tau", "--tau", c.schedule.tau, "async: staleness bound, in updates", true);
+    v.option("tau", "--tau", c.schedule.tau,
+             "async: staleness, in updates: bounds the mean start lag under capacity and areal, every sequence's under "
+             "the other policies",
+             true);
     v.option("staleness_policy", "--staleness-policy", c.schedule.staleness_policy,
              "async: which sequences make a batch: capacity, cohort_fifo, edf, drop, retry, in_order, areal", true);
     v.option("outstanding", "--outstanding", c.schedule.outstanding,
@@ -249,17 +252,25 @@ void visit_options(Config& c, Visitor&& v) {
              true);
 }
 
-/// The keys of group "schedule" that the schedule does not look at. Giving one of them is a usage failure.
-std::vector<std::string> unused_schedule_keys(const config& c);
+/// A setting that belongs to another estimator, schedule, policy or driver than the one chosen.
+struct unused_setting {
+    std::string group, key;
+    std::string by; ///< the choice that does not look at it: "--estimator reverse_kl"
+};
+/// All of them. Giving one, by its flag or in a file, is a usage failure.
+std::vector<unused_setting> unused_settings(const config& c);
 
-/// All settings, grouped: what --print-config prints and --config reads. Without those that the schedule does not use.
+/// All settings, grouped: what --print-config prints and --config reads. Without those that are unused.
 nlohmann::ordered_json to_json(const config& c);
 
 /// Overwrites the settings that `j` names. Unknown keys and wrong types are usage failures that name the key, the file
 /// and, for a key, the nearest one that exists.
 void from_json(const nlohmann::json& j, const std::string& source, config& c);
 
-/// Reads a configuration file into c. Returns what it says.
+/// Reads the text of a configuration into c. Returns what it says.
+nlohmann::json config_of_text(std::string_view text, const std::string& source, config& c);
+
+/// The same of a file.
 nlohmann::json load_config(const std::string& path, config& c);
 
 /// Throws a usage failure that names the setting.

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "in_flight.hpp"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "config.hpp"
 #include "opd/sched/archive.hpp"
+#include "task.hpp"
 
 namespace trainer {
 
@@ -12,6 +15,17 @@ namespace {
 
 namespace sched = opd::sched;
 using place = sched::outstanding_sequence::place;
+
+// What the stages index by without looking again: one entry a response token in every list, draws for each or for none.
+bool fits(const trajectory& t) {
+    if (t.prompt_length == 0 || t.prompt_length > t.tokens.size()) return false;
+    const std::size_t drawn = t.tokens.size() - t.prompt_length, entries = t.draw_ids.size();
+    return t.log_mu.size() == drawn && t.versions.size() == drawn && t.draw_log_mu.size() == entries &&
+           t.draw_weight.size() == entries && t.draw_exact.size() == entries &&
+           (drawn == 0 ? entries == 0 : entries % drawn == 0) &&
+           std::all_of(t.tokens.begin(), t.tokens.end(),
+                       [](token id) { return id >= 0 && id < gcd_task::text.vocabulary(); });
+}
 
 template <class A>
 void fields(A& a, in_flight::entry& e) {
@@ -21,7 +35,11 @@ void fields(A& a, in_flight::entry& e) {
     if (!given) return;
     trajectory t = e.sequence ? *e.sequence : trajectory{};
     a(t);
-    if constexpr (A::reading) e.sequence = std::make_shared<const trajectory>(std::move(t));
+    if constexpr (A::reading) {
+        if (!fits(t) || (e.where >= place::queued && t.tokens.size() == t.prompt_length))
+            throw opd::invalid_input("snapshot", "is damaged: a sequence does not fit together");
+        e.sequence = std::make_shared<const trajectory>(std::move(t));
+    }
 }
 
 } // namespace

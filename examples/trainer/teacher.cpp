@@ -20,6 +20,9 @@ row_batch pack(std::span<const trajectory* const> trajectories, int entries) {
     const auto width = static_cast<std::size_t>(entries);
     for (const trajectory* pointer : trajectories) {
         const trajectory& t = *pointer;
+        if (width > 0 && t.draw_ids.size() != t.response().size() * width)
+            throw std::invalid_argument(fmt::format("pack: sample {} has {} draws for {} tokens of {}", t.sample,
+                                                    t.draw_ids.size(), t.response().size(), entries));
         b.inputs.emplace_back(t.tokens.begin(), t.tokens.end() - 1);
         b.rows += static_cast<index_t>(t.tokens.size()) - 1;
         for (std::size_t r = 0; r + 1 < t.tokens.size(); ++r) {

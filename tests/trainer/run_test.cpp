@@ -188,9 +188,12 @@ TEST_CASE("every estimator runs, and the run directory holds what it promises") 
         CAPTURE(estimator);
         const std::string directory = dir / std::string(estimator);
         const std::string flag = "--estimator=" + std::string(estimator);
+        const double begin = now();
         run r(parse(with(tiny(directory), {flag.c_str()})));
         REQUIRE(go(r) == exit_ok);
         const auto report = nlohmann::json::parse(read_file(directory + "/report.json"));
+        CHECK(report["schedule"]["time"].get<double>() > 0);
+        CHECK(report["schedule"]["time"].get<double>() <= now() - begin); // of distillation, not of the machine
         CHECK(report.contains("gap_closed"));
         for (const char* who : {"teacher", "before", "after"}) {
             CHECK(report["accuracy"][who].is_number());
@@ -251,7 +254,8 @@ TEST_CASE("exit codes and messages of a wrong command line") {
     contains(failure_text(with(base, {"--teacher-kv-heads=3"}), exit_usage),
              "--teacher-kv-heads (3) must divide --teacher-heads (2)");
     contains(failure_text(with(base, {"--rate=-1"}), exit_usage), "--rate must be positive, not -1");
-    contains(failure_text(with(base, {"--k=16"}), exit_usage), "--k must be at most the vocabulary of 15");
+    contains(failure_text(with(base, {"--estimator=topk", "--k=16"}), exit_usage),
+             "--k must be at most the vocabulary of 15");
     contains(failure_text(with(base, {"--eval-prompts=100000"}), exit_usage), "--eval-prompts must be at most");
     contains(failure_text(with(base, {"--resume", "--overwrite"}), exit_usage), "exclude each other");
     contains(failure_text(with(tiny(dir / "nothing"), {"--resume"}), exit_input), "there is no checkpoint");
@@ -274,7 +278,8 @@ TEST_CASE("configuration files are strict and can be read back") {
     contains(failure_text(write("{"), exit_usage), "parse error");
 
     // a flag overrides the file, the file the default
-    const auto from_file = parse(with(write("{\"distill\": {\"steps\": 7, \"m\": 3}}"), {"--m=5", "--print-config"}));
+    const auto from_file = parse(
+        with(write("{\"distill\": {\"estimator\": \"mc\", \"steps\": 7, \"m\": 3}}"), {"--m=5", "--print-config"}));
     CHECK(from_file.settings.distill.steps == 7);
     CHECK(from_file.settings.distill.m == 5);
     std::ofstream(dir / "printed.json") << from_file.text;
@@ -282,6 +287,42 @@ TEST_CASE("configuration files are strict and can be read back") {
     CHECK(again.text == from_file.text);
     CHECK(fingerprint(again.settings) == fingerprint(from_file.settings));
     CHECK(fingerprint(again.settings).size() == 32);
+}
+
+TEST_CASE("an estimator takes its own settings and refuses those that it would ignore") {
+    const scratch dir;
+    const std::vector<std::pair<const char*, std::vector<std::string>>> used_by = {
+        {"--jsd-w=0.5", {"jsd"}},
+        {"--jsd-o=0.5", {"jsd"}},
+        {"--skew=0.1", {"skew_forward", "skew_reverse"}},
+        {"--alpha=0.5", {"alpha"}},
+        {"--k=4", {"topk", "tail_bucket"}},
+        {"--topk-from=teacher", {"topk", "tail_bucket"}},
+        {"--m=4", {"mc"}},
+        {"--budget=4", {"threshold"}}};
+    for (const std::string_view e : estimators) {
+        const std::string estimator = "--estimator=" + std::string(e);
+        for (const auto& [flag, users] : used_by) { // each with the value that it has anyhow
+            CAPTURE(estimator);
+            CAPTURE(flag);
+            const std::string name = std::string(flag).substr(0, std::string(flag).find('='));
+            if (std::find(users.begin(), users.end(), e) != users.end())
+                CHECK(parse({"opd-train", estimator, flag}).settings.distill.estimator == e);
+            else
+                contains(failure_text({"opd-train", estimator, flag}, exit_usage),
+                         name + " is not used by --estimator " + std::string(e));
+        }
+    }
+    // what is printed is what is used; a file is held to the same rule
+    const auto printed = parse({"opd-train", "--estimator=mc", "--m=8", "--print-config"});
+    const auto j = nlohmann::json::parse(printed.text)["distill"];
+    CHECK(j["m"] == 8);
+    for (const char* key : {"jsd_w", "jsd_o", "skew", "alpha", "k", "topk_from", "budget"})
+        CHECK_FALSE(j.contains(key));
+    write_file(dir / "mc.json", printed.text);
+    CHECK(parse({"opd-train", "--config", dir / "mc.json", "--print-config"}).text == printed.text);
+    contains(failure_text({"opd-train", "--config", dir / "mc.json", "--estimator=reverse_kl"}, exit_usage),
+             "distill.m is not used by --estimator reverse_kl");
 }
 
 TEST_CASE("a schedule takes its own settings and refuses those that it would ignore") {

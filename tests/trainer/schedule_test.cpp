@@ -229,10 +229,14 @@ TEST_CASE("async: interrupted at every second step, every sequence is learnt fro
 
 TEST_CASE("a run directory says how stale, how busy and how fast") {
     const scratch dir;
+    const double begin = now();
     REQUIRE(complete(dir / "run", {"--schedule=async", "--tau=3"}) == exit_ok);
+    const double seconds = now() - begin;
     const auto report = nlohmann::json::parse(read_file(dir / "run/report.json"));
     const auto& s = report["schedule"];
     CHECK(s["steps"] == steps);
+    CHECK(s["time"].get<double>() > 0);
+    CHECK(s["time"].get<double>() <= seconds); // of distillation, not of the machine
     CHECK(s["sequences"] == steps * prompts);
     CHECK(s["throughput"].get<double>() > 0);
     CHECK(s["overlap"].get<double>() > 0);
@@ -476,4 +480,28 @@ TEST_CASE("damaged sequences in flight are recognised") {
     for (std::size_t size = 0; size < bytes.size(); ++size)
         CHECK_THROWS_WITH(in_flight_of(std::string_view(bytes).substr(0, size), score), doctest::Contains("in flight"));
     CHECK_THROWS_WITH(in_flight_of(bytes + "x", score), doctest::Contains("is too long"));
+    // whole, but nothing that a run writes: version, scheduler, count, ticket, then where, start and given
+    const std::size_t where = 8 + (8 + 3) + 8 + (8 + 4 * 4), given = where + 1 + 8;
+    const auto refused = [&](std::size_t at, char byte) {
+        std::string other = bytes;
+        other.at(at) = byte;
+        CAPTURE(at);
+        CHECK_THROWS_WITH(in_flight_of(other, score), doctest::Contains("is damaged"));
+    };
+    refused(where, 7);
+    refused(given, 2), refused(given, -1);
+    const auto unfit = [&](auto change) {
+        trajectory other = t;
+        change(other);
+        e.sequence = std::make_shared<const trajectory>(other);
+        CHECK_THROWS_WITH(in_flight_of(to_bytes(state), score), doctest::Contains("does not fit together"));
+    };
+    unfit([](trajectory& x) { x.prompt_length = 4; });
+    unfit([](trajectory& x) { x.prompt_length = 0; });
+    unfit([](trajectory& x) { x.prompt_length = 3, x.log_mu = {}, x.versions = {}; }); // ready, and nothing drawn
+    unfit([](trajectory& x) { x.log_mu = {}; });
+    unfit([](trajectory& x) { x.versions = {2, 2}; });
+    unfit([](trajectory& x) { x.draw_ids = {1}; });
+    unfit([](trajectory& x) { x.tokens = {1, -2, 3}; });
+    unfit([](trajectory& x) { x.tokens = {1, 2, 1'000'000}; });
 }
