@@ -102,7 +102,7 @@ def build(tests, folder, headers, jobs):
         if source.stem == "precompiled":
             continue
         support.append(folder / f"{source.stem}.o")
-        subprocess.run([cxx, *flags, "-c", source, "-o", support[-1]], check=True)
+        subprocess.run([cxx, *flags, "-include", "opd_mutant.hpp", "-c", source, "-o", support[-1]], check=True)
     flags = [*flags, "-include", folder / "precompiled.hpp", "-include", "opd_mutant.hpp"]
     running, waiting = [], list(tests)
     while running or waiting:

@@ -179,7 +179,7 @@ struct caches {
                 while (detail::is_neg_inf(lm[id])) id = std::size_t(u.below(n)); // nobody draws what has no mass
                 drawn.push_back(std::int32_t(id));
                 slots.push_back(j > 0 && u.uniform() < 0.2 ? -1 : std::int32_t(id));
-                drawn_log_q.push_back(cast(lq[id])), log_mu.push_back(cast(std::min(lm[id], -1e-4)));
+                drawn_log_q.push_back(cast(lq[id])), log_mu.push_back(cast(std::max(std::min(lm[id], -1e-4), -8e3)));
                 exact.push_back(u.uniform() < 0.3), weight.push_back(arithmetic_t<L>(u.uniform() / double(m)));
             }
         }
@@ -208,7 +208,8 @@ private:
             if (!detail::is_neg_inf(s)) top = std::max(top, out.back());
         }
         for (const double s : out) sum += detail::is_neg_inf(s) ? 0 : std::exp(s - top);
-        for (double& s : out) s = detail::is_neg_inf(s) ? s : s - top - std::log(sum);
+        for (double& s : out) // below -9000 is a placeholder
+            s = detail::is_neg_inf(s) ? s : std::max(s - top - std::log(sum), -8e3);
         return out;
     }
 };
