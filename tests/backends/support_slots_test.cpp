@@ -24,6 +24,7 @@ using namespace opd::test;
 namespace {
 
 constexpr index_t vocab = 1500;
+const float minus_infinity_f = detail::neg_inf<float>();
 
 struct row_of_slots {
     std::vector<float> z, dz = std::vector<float>(vocab);
@@ -242,4 +243,39 @@ TEST_CASE("check::contents throws for slots, log-probs, tails and columns that w
         mu[std::size_t(3 * m + 1)] = -0.5F;
         samples(); // somebody filled it in
     }
+}
+
+TEST_CASE("a floor of a divergence without logarithm: the log-prob inside the power is raised") {
+    on_both_backends([](auto& backend) {
+        const float low_p[] = {0, minus_infinity_f, minus_infinity_f}, half_q[] = {0, 0, minus_infinity_f};
+        const float even_p[] = {0, 0, minus_infinity_f}, low_q[] = {0, minus_infinity_f, minus_infinity_f};
+        float dz[3];
+        const auto dense = [&](const float* z, const float* y, const auto& d, double floor) {
+            return evaluate(backend, student::logits{view(z, 1, 3), view(dz, 1, 3)}, teacher::dense{view(y, 1, 3)}, d,
+                            {.on_infinite = infinite::floor(floor)});
+        };
+        const std::int32_t id[] = {0};
+        const float log_q[] = {std::log(0.5F)}, tail[] = {std::log(0.5F)};
+        for (const double x : {-30.0, -3.0}) {
+            CAPTURE(x);
+            const auto near = [](double want) { return doctest::Approx(want).epsilon(1e-6); };
+            // alpha = -1: (Σ q²/p - 1)/2 with p = (1, e^x), q = (½, ½)
+            const double want = (0.25 + 0.25 * std::exp(-x) - 1 - std::exp(x)) / 2;
+            const result r = dense(low_p, half_q, alpha_divergence{-1}, x);
+            CHECK(r.diagnostics.infinite_rows == 1);
+            CHECK(r.loss == near(want));
+            for (const float g : dz) CHECK(detail::is_finite(g));
+            CHECK(std::abs(dz[0] + dz[1] + dz[2]) <= 1e-6F);
+            const teacher::support<std::int32_t> t{view(id, 1, 1), view(log_q, 1, 1),
+                                                   vector_view<const float>(tail, 1)};
+            const auto policy = infinite::floor(x);
+            CHECK(evaluate(backend, student::logits{view(low_p, 1, 3), view(dz, 1, 3)}, t,
+                           tail_bucket{alpha_divergence{-1}}, {.on_infinite = policy})
+                      .loss == near(want));
+            CHECK(dz[0] == 0); // one logit with mass
+            // chi-squared: Σ p²/q - 1 with p = (½, ½), q = (1, e^x)
+            CHECK(dense(even_p, low_q, chi_squared{}, x).loss == near(0.25 + 0.25 * std::exp(-x) - 1));
+            CHECK(std::abs(dz[0] + dz[1] + dz[2]) <= 1e-6F * std::abs(dz[0]));
+        }
+    });
 }

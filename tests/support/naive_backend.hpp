@@ -121,7 +121,9 @@ struct naive_backend {
         const auto entry = [&](std::size_t v, bool raise_p) {
             const double log_p = raise_p ? std::max(lp[v], e.on_infinite.floor_at) : lp[v];
             const double log_q = floor_q ? std::max(lq[v], e.on_infinite.floor_at) : lq[v];
-            return dense_entry<number>{number(std::exp(lp[v])), number(std::exp(lq[v])), number(log_p - log_q),
+            const double p =
+                raise_p && lq[v] != -1e30 ? log_p : lp[v]; // p itself, too: not every program has a logarithm
+            return dense_entry<number>{number(std::exp(p)), number(std::exp(lq[v])), number(log_p - log_q),
                                        number(log_p), number(log_q)};
         };
         double loss = 0, sum_c = 0;

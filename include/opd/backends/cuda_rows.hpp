@@ -703,7 +703,7 @@ struct dense_kernel {
         OPD_HD static two_sums part(const dense_kernel& k, const dense_state& st, int tid, int threads) {
             two_sums out;
             for (index_t i = tid; i < k.vocab; i += threads) {
-                out.a += k.program.term(careful_row(), k.careful_entry(st, i, st.report.infinite)).v;
+                out.a += k.program.term(careful_row(), k.careful_entry(st, i, st.report.infinite, true)).v;
                 out.b += k.program.c(careful_row(), k.careful_entry(st, i, k.floors_c(st))).v;
             }
             return out;
@@ -728,7 +728,7 @@ struct dense_kernel {
     OPD_HD static row_constants<D> careful_row() { return {D(1), D(1), D(0), D(1)}; }
     /// The gradient of forward KL is p - q whatever the value: only a floor on the teacher's side reaches c.
     OPD_HD bool floors_c(const dense_state& st) const { return st.report.infinite && infinite_teacher_zero; }
-    OPD_HD dense_entry<D> careful_entry(const dense_state& st, index_t i, bool floored) const {
+    OPD_HD dense_entry<D> careful_entry(const dense_state& st, index_t i, bool floored, bool for_value = false) const {
         const double z = student_at(st.row, i), y = teacher_at(st.row, i), floor = frame.env.on_infinite.floor_at;
         double lp = is_neg_inf(z) ? lowest_logit : (z - st.sums.z_s) * inv_s - st.log_z;
         double lq = is_neg_inf(y) ? lowest_logit : (y - st.sums.y_t) * inv_t - st.log_y;
@@ -736,7 +736,10 @@ struct dense_kernel {
         e.p = D(lp < -745 ? 0 : ::exp(lp));
         e.q = D(lq < -745 ? 0 : ::exp(lq));
         if (floored && infinite_teacher_zero && lq < floor) lq = floor;
-        if (floored && infinite_student_zero && lp < floor) lp = floor;
+        if (for_value && floored && infinite_student_zero && lp < floor) { // p, too: not every program has a logarithm
+            lp = floor;
+            if (e.q.v > 0) e.p = D(::exp(lp));
+        }
         e.log_p = D(lp), e.log_q = D(lq);
         e.delta = D(lp - lq);
         return e;

@@ -265,7 +265,7 @@ private:
         }
         const double log_z = lse_given ? std::log1p(s.S) : std::log(sum_z), log_y = std::log(sum_y);
         const row_constants<D> row{D(1), D(1), D(0), D(1)};
-        const auto entry = [&](index_t i, bool floored) {
+        const auto entry = [&](index_t i, bool floored, bool for_value = false) {
             const double zi = get(z, i), yi = get(y, i);
             double lp = is_neg_inf(zi) ? -1e30 : (zi - s.z_s) * inv_s - log_z;
             double lq = is_neg_inf(yi) ? -1e30 : (yi - s.y_t) * inv_t - log_y;
@@ -273,7 +273,10 @@ private:
             e.p = D(lp < -745 ? 0 : std::exp(lp));
             e.q = D(lq < -745 ? 0 : std::exp(lq));
             if (floored && floor_q) lq = std::max(lq, on_infinite.floor_at);
-            if (floored && floor_p) lp = std::max(lp, on_infinite.floor_at);
+            if (for_value && floor_p && lp < on_infinite.floor_at) { // p itself, too: not every program has a logarithm
+                lp = on_infinite.floor_at;
+                if (e.q.v > 0) e.p = D(std::exp(lp));
+            }
             e.log_p = D(lp), e.log_q = D(lq);
             e.delta = D(lp - lq);
             return e;
@@ -282,7 +285,7 @@ private:
         const auto c_of = [&](index_t i) { return program.c(row, entry(i, floor_q)).v; };
         double loss = 0, sum_c = 0;
         for (index_t i = 0; i < n; ++i) {
-            loss += program.term(row, entry(i, floors)).v;
+            loss += program.term(row, entry(i, floors, true)).v;
             sum_c += c_of(i);
         }
         out.loss = loss;

@@ -223,7 +223,10 @@ OPD_HD sparse_outcome bucket_row(const double* log_p, const double* log_q, doubl
         dense_entry<F> e;
         e.p = F(lp < -745 ? 0 : ::exp(lp));
         e.q = F(is_neg_inf(log_q_of(j)) || log_q_of(j) < -745 ? 0 : ::exp(log_q_of(j)));
-        if (floor_p && for_value && lp < on_infinite.floor_at) lp = on_infinite.floor_at;
+        if (floor_p && for_value && lp < on_infinite.floor_at) { // p, too: not every program has a logarithm
+            lp = on_infinite.floor_at;
+            if (e.q.v > 0) e.p = F(::exp(lp));
+        }
         e.log_p = F(lp), e.log_q = F(lq), e.delta = F((lp - lp_star) - (lq - lq_star));
         return e;
     };
