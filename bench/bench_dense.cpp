@@ -5,15 +5,18 @@
 // interleaved rounds; its own time on a row of 32,768 entries that stays in the L2 cache (on two threads: half of it); plain
 // Eigen and naive versions. Samples beside a slow multiply-add probe are thrown away (harness.hpp). The figures are medians.
 //
-//   bench_dense [--quick] [--rows=64,512] [--threads=1,2] [--benchmark_filter=substring] [--benchmark_out=file.json]
+//   bench_dense [--quick] [--rows=64,512] [--threads=1,2] [--holes=padded|filtered]
+//               [--benchmark_filter=substring] [--benchmark_out=file.json]
 //
 // `share`: memory limit / time. `floor`: max(memory limit, L2 time) / time. A bar is met by its share, or by a floor of 0.85.
 // Data: student logits N(0,3), teacher = student + N(0,0.5); "apart": teacher N(0,3) on its own. --quick: N = 64 alone.
+// --holes: the teacher is -inf at the last 267 ids (padded), or at 99 of 100 (filtered).
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <random>
 #include <string>
@@ -160,6 +163,18 @@ struct data {
         draw(k);
     }
 
+    /// Teacher logits of -inf: at the last 267 ids, or at 99 of 100 that are not the student's top token.
+    void punch(bool filtered) {
+        for (index_t r = 0; r < n; ++r) {
+            const index_t top = std::max_element(z.data() + r * v, z.data() + (r + 1) * v) - (z.data() + r * v);
+            for (index_t i = 0; i < v; ++i) {
+                if (i == top || (filtered ? (i * 7919 + r) % 100 == 0 : i < v - 267)) continue;
+                y.data()[r * v + i] = -std::numeric_limits<float>::infinity();
+                y16.data()[r * v + i] = opd::element<opd::bfloat16>::store(y.data()[r * v + i]);
+            }
+        }
+    }
+
     template <class T>
     rows<T> view(index_t count) {
         if constexpr (std::is_same_v<T, float>)
@@ -228,7 +243,7 @@ struct line {
 struct settings {
     bool quick = false;
     std::vector<index_t> row_counts = {64, 512, 1024, 2048}, threads = {1, 2};
-    std::string filter, out;
+    std::string filter, out, holes;
 };
 
 struct peers {
@@ -431,6 +446,12 @@ settings parse(int argc, char** argv) {
             s.row_counts = numbers("--rows", rows);
         } else if (const char* threads = value(argv[i], "--threads=")) {
             s.threads = numbers("--threads", threads);
+        } else if (const char* holes = value(argv[i], "--holes=")) {
+            s.holes = holes;
+            if (s.holes != "padded" && s.holes != "filtered") {
+                std::fprintf(stderr, "error: --holes takes padded or filtered, not '%s'\n", holes);
+                std::exit(2);
+            }
         } else if (const char* text = value(argv[i], "--benchmark_filter=")) {
             s.filter = text;
         } else if (const char* path = value(argv[i], "--benchmark_out=")) {
@@ -473,6 +494,10 @@ int main(int argc, char** argv) {
 
     std::vector<line> report;
     const peers compared = measure_peers(set, long_rows);
+    if (!set.holes.empty()) {
+        long_rows.punch(set.holes == "filtered");
+        short_rows.punch(set.holes == "filtered");
+    }
     const auto cores = index_t(std::thread::hardware_concurrency());
     for (const index_t n : counts)
         for (const index_t wanted : set.threads) {

@@ -4,7 +4,7 @@
 // `scalar<T>` (one float or double, on the host or a device). Both have the same operators and, found by argument-
 // dependent lookup, the same functions:
 //
-//   exp log log1p expm1 expm1_near exp2 abs min max select fma pin
+//   exp log log1p expm1 expm1_near exp2 abs min max select fma pin in_double
 //
 // so that one program text serves the CPU's lanes, the float64 reference and a GPU thread. A program holds no `if`
 // over numbers and no naked literal: it writes F(2) and select(mask, a, b).
@@ -80,6 +80,10 @@ struct scalar {
     OPD_HD friend scalar expm1_near(scalar a) { return expm1(a); }
     OPD_HD friend scalar fma(scalar a, scalar b, scalar c) { return raw(::fma(a.v, b.v, c.v)); }
     OPD_HD friend scalar pin(scalar a) { return raw(detail::pin(a.v)); }
+    /// a x + b y + c in double, rounded once.
+    OPD_HD friend scalar in_double(scalar x, double a, scalar y, double b, double c) {
+        return raw(static_cast<T>(double(x.v) * a + double(y.v) * b + c));
+    }
     OPD_HD friend constexpr T sum(scalar a) { return a.v; }
 };
 
@@ -229,6 +233,10 @@ struct lanes {
 #endif
     OPD_INLINE friend lanes abs(lanes a) { return raw(std::bit_cast<vec>(std::bit_cast<ivec>(a.v) & 0x7fffffff)); }
     OPD_INLINE friend lanes pin(lanes a) { return raw(detail::pin(a.v)); }
+    /// a x + b y + c in double, rounded once.
+    OPD_INLINE friend lanes in_double(lanes x, double a, lanes y, double b, double c) {
+        return joined(x.lower() * a + y.lower() * b + c, x.upper() * a + y.upper() * b + c);
+    }
 
     /// Lanes holding whole numbers, as integers.
     OPD_INLINE ivec as_int() const { return __builtin_convertvector(v, ivec); }
@@ -303,6 +311,29 @@ struct lanes {
     }
 
 private:
+    typedef float half_vec __attribute__((vector_size(2 * width)));
+    typedef double dvec __attribute__((vector_size(4 * width))); // half of the lanes
+#if defined(OPD_AVX512)
+    OPD_INLINE dvec lower() const {
+        return __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7), dvec);
+    }
+    OPD_INLINE dvec upper() const {
+        return __builtin_convertvector(__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15), dvec);
+    }
+#elif defined(__AVX2__)
+    OPD_INLINE dvec lower() const { return __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3), dvec); }
+    OPD_INLINE dvec upper() const { return __builtin_convertvector(__builtin_shufflevector(v, v, 4, 5, 6, 7), dvec); }
+#else
+    OPD_INLINE dvec lower() const { return __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1), dvec); }
+    OPD_INLINE dvec upper() const { return __builtin_convertvector(__builtin_shufflevector(v, v, 2, 3), dvec); }
+#endif
+    OPD_INLINE static lanes joined(dvec a, dvec b) {
+        const half_vec x = __builtin_convertvector(a, half_vec), y = __builtin_convertvector(b, half_vec);
+        vec r;
+        std::memcpy(&r, &x, sizeof x);
+        std::memcpy(reinterpret_cast<char*>(&r) + sizeof x, &y, sizeof y);
+        return raw(r);
+    }
     typedef float quad __attribute__((vector_size(16)));
     /// Halves folded onto each other until four lanes are left.
     template <class Fold>
@@ -393,6 +424,9 @@ struct twin {
     OPD_INLINE friend twin min(twin x, twin y) { return {min(x.a, y.a), min(x.b, y.b)}; }
     OPD_INLINE friend twin abs(twin x) { return {abs(x.a), abs(x.b)}; }
     OPD_INLINE friend twin pin(twin x) { return {pin(x.a), pin(x.b)}; }
+    OPD_INLINE friend twin in_double(twin x, double a, twin y, double b, double c) {
+        return {in_double(x.a, a, y.a, b, c), in_double(x.b, a, y.b, b, c)};
+    }
     OPD_INLINE friend twin fma(twin x, twin y, twin z) { return {fma(x.a, y.a, z.a), fma(x.b, y.b, z.b)}; }
     OPD_INLINE friend float sum(twin x) { return sum(x.a + x.b); }
     OPD_INLINE friend float max_lane(twin x) { return max_lane(max(x.a, x.b)); }

@@ -502,13 +502,14 @@ OPD_HD void clear_columns(const Student& s, index_t row, index_t from, float bet
 
 // --- dense divergences --------------------------------------------------------------------------------------------------
 
-enum class row_step { clear, gradient, terms, careful, careful_gradient };
+enum class row_step { clear, gradient, terms, entry_terms, entry_gradient, careful, careful_gradient };
 
 struct dense_state : group_state {
     row_step next = row_step::clear;
     raw_sums sums = {};
     double sum_c = 0;
-    double log_z = 0, log_y = 0; ///< careful: log normalisers relative to the anchors
+    double log_z = 0, log_y = 0;           ///< careful: log normalisers relative to the anchors
+    bool floor_q = false, floor_p = false; ///< an infinite row's log-probs of teacher or student are raised
     row_contents found = {};
 };
 
@@ -562,6 +563,7 @@ struct dense_kernel {
             team.template fold<sweep>(*this);
             if constexpr (!single_sweep)
                 if (team.state().next == row_step::terms) team.template fold<terms>(*this);
+            if (team.state().next == row_step::entry_terms) team.template fold<entry_terms>(*this);
             if (team.state().next == row_step::careful) {
                 team.template fold<careful_normalisers>(*this);
                 team.template fold<careful_terms>(*this);
@@ -598,11 +600,18 @@ struct dense_kernel {
             out.infinite = (all.found.teacher_zero && k.infinite_teacher_zero) ||
                            (all.found.student_zero && k.infinite_student_zero);
             if (out.infinite && e.on_infinite.act != infinite::action::floor) return;
-            const double gap = (s.y_t - s.y_s) * s.inv_t; // how little the teacher gives the student's top token
+            st.floor_q = out.infinite && all.found.teacher_zero && k.infinite_teacher_zero;
+            st.floor_p = out.infinite && all.found.student_zero && k.infinite_student_zero;
+            const double lowest = s.y_t + (e.on_infinite.floor_at + ::log1p(s.T)) / s.inv_t;
+            if (st.floor_q && s.y_s < lowest) s.y_s = lowest; // d* and delta follow
+            const double gap = (s.y_t - s.y_s) * s.inv_t;     // how little the teacher gives the student's top token
             constexpr bool tolerant = need.u && !need.w && !need.x; // never forms e^-delta
             const bool rough = (need.x && all.rough_x) || ((need.u || need.w) && all.rough_s);
-            if (out.infinite || rough || all.steepest > 60 || gap > (tolerant ? 1e29 : 40)) {
+            const bool by_entry = out.infinite || (single_sweep && rough);
+            if ((all.steepest > 60 && !by_entry) || gap > (tolerant ? 1e29 : 40)) {
                 st.next = row_step::careful;
+            } else if (by_entry) {
+                st.next = row_step::entry_terms;
             } else if constexpr (single_sweep) {
                 out.loss = k.program.value(s);
                 st.sum_c = k.program.sum_c(s);
@@ -681,6 +690,81 @@ struct dense_kernel {
         }
     };
 
+    /// Constants of a row that is looked at entry by entry: infinite rows under `floor`, rows whose raw sums lost their
+    /// digits on the way to their anchor. Differences are taken in double.
+    struct entry_constants : constants {
+        static constexpr double none = 3e38; // beyond every log-prob
+        double inv_s, inv_t, shift;
+        F floor_p, raised_p, floor_q, above_floor, k, d_star;
+
+        OPD_HD entry_constants(const dense_kernel& kernel, const dense_state& st)
+            : constants(st.sums, kernel.program), inv_s(st.sums.inv_s), inv_t(st.sums.inv_t),
+              shift(st.sums.y_s * st.sums.inv_t - st.sums.z_s * st.sums.inv_s),
+              floor_p(st.floor_p ? kernel.frame.env.on_infinite.floor_at : -none),
+              raised_p(st.floor_p ? ::exp(kernel.frame.env.on_infinite.floor_at) : 0),
+              floor_q(st.floor_q ? kernel.frame.env.on_infinite.floor_at : -none),
+              above_floor(st.floor_q ? kernel.frame.env.on_infinite.floor_at + st.sums.d_star() : -none), k(st.sums.k),
+              d_star(st.sums.d_star()) {}
+
+        /// As c sees it: with the teacher's floor, without the student's (the gradient of forward KL is p - q).
+        OPD_HD OPD_INLINE dense_entry<F> entry(F z, F y) const {
+            dense_entry<F> e = constants::entry(z, y);
+            e.log_q = max(e.log_q, floor_q);
+            e.delta = min(in_double(z, inv_s, y, -inv_t, shift), e.log_p - above_floor);
+            return e;
+        }
+        /// As the value sees it: p itself raised too, where q > 0, for not every program has a logarithm.
+        OPD_HD OPD_INLINE dense_entry<F> for_value(dense_entry<F> e) const {
+            const auto low = e.log_p < floor_p;
+            const typename F::mask lifted = low & (e.q > F(0));
+            e.p = select(lifted, raised_p, e.p);
+            e.log_p = max(e.log_p, floor_p);
+            e.delta = max(e.delta, floor_p - e.log_q - d_star);
+            return e;
+        }
+        /// Whether e^(-k delta), if the program forms it, is beyond float at an entry with mass.
+        OPD_HD OPD_INLINE bool wide(const dense_entry<F>& e) const {
+            return max(-k * e.delta, -k * (e.delta + d_star)) > F(80) && e.p + e.q > F(0.);
+        }
+    };
+    struct terms_and_width {
+        two_sums sums = {};
+        bool wide = false;
+    };
+    OPD_HD OPD_INLINE dense_entry<F> entry_at(const entry_constants& c, index_t r, index_t i) const {
+        bool bad = false; // such rows do not come here
+        return c.entry(load_logit<F>(student.z.row(r) + i, bad).x, load_logit<F>(teacher.y.row(r) + i, bad).x);
+    }
+
+    struct entry_terms {
+        OPD_HD static terms_and_width part(const dense_kernel& k, const dense_state& st, int tid, int threads) {
+            const entry_constants c(k, st);
+            terms_and_width out;
+            for (index_t first = tid; first < k.vocab; first += index_t{threads} * entries_at_a_time) {
+                F loss(0.), sum_c(0.);
+                for (int i = 0; i < entries_at_a_time; ++i) {
+                    const index_t id = first + index_t{i} * threads;
+                    if (id >= k.vocab) break;
+                    const dense_entry<F> e = k.entry_at(c, st.row, id);
+                    loss += k.program.term(c.row, c.for_value(e));
+                    sum_c += k.program.c(c.row, e);
+                    if constexpr (need.w && !need.k_is_one) out.wide |= c.wide(e);
+                }
+                out.sums.a += double(loss.v), out.sums.b += double(sum_c.v);
+            }
+            return out;
+        }
+        OPD_HD static terms_and_width merge(terms_and_width a, terms_and_width b) {
+            return {two_sums::merge(a.sums, b.sums), a.wide || b.wide};
+        }
+        OPD_HD static void finish(const dense_kernel& k, dense_state& st, terms_and_width all) {
+            st.report.loss = all.sums.a, st.sum_c = all.sums.b;
+            k.settle(st);
+            if (st.next == row_step::gradient) st.next = row_step::entry_gradient;
+            if (all.wide) st.next = row_step::careful;
+        }
+    };
+
     /// The row in float64, entry by entry, unanchored: d* = 0 and ratio 1 make delta the full log-ratio.
     struct careful_normalisers {
         OPD_HD static two_sums part(const dense_kernel& k, const dense_state& st, int tid, int threads) {
@@ -703,8 +787,8 @@ struct dense_kernel {
         OPD_HD static two_sums part(const dense_kernel& k, const dense_state& st, int tid, int threads) {
             two_sums out;
             for (index_t i = tid; i < k.vocab; i += threads) {
-                out.a += k.program.term(careful_row(), k.careful_entry(st, i, st.report.infinite, true)).v;
-                out.b += k.program.c(careful_row(), k.careful_entry(st, i, k.floors_c(st))).v;
+                out.a += k.program.term(careful_row(), k.careful_entry(st, i, true)).v;
+                out.b += k.program.c(careful_row(), k.careful_entry(st, i, false)).v;
             }
             return out;
         }
@@ -723,20 +807,26 @@ struct dense_kernel {
         }
     };
 
-    OPD_HD double student_at(index_t r, index_t i) const { return double(element<Z>::load(student.z.row(r)[i])); }
-    OPD_HD double teacher_at(index_t r, index_t i) const { return double(element<Y>::load(teacher.y.row(r)[i])); }
+    /// Within ±1e30, as the sweep saw it; -inf stays.
+    template <class T>
+    OPD_HD static double within(const T& stored) {
+        const double x = element<T>::load(stored);
+        const double most = double(typename F::value_type(1e30));
+        return is_neg_inf(x) ? x : (x < -most ? -most : (x > most ? most : x));
+    }
+    OPD_HD double student_at(index_t r, index_t i) const { return within<Z>(student.z.row(r)[i]); }
+    OPD_HD double teacher_at(index_t r, index_t i) const { return within<Y>(teacher.y.row(r)[i]); }
     OPD_HD static row_constants<D> careful_row() { return {D(1), D(1), D(0), D(1)}; }
     /// The gradient of forward KL is p - q whatever the value: only a floor on the teacher's side reaches c.
-    OPD_HD bool floors_c(const dense_state& st) const { return st.report.infinite && infinite_teacher_zero; }
-    OPD_HD dense_entry<D> careful_entry(const dense_state& st, index_t i, bool floored, bool for_value = false) const {
+    OPD_HD dense_entry<D> careful_entry(const dense_state& st, index_t i, bool for_value) const {
         const double z = student_at(st.row, i), y = teacher_at(st.row, i), floor = frame.env.on_infinite.floor_at;
         double lp = is_neg_inf(z) ? lowest_logit : (z - st.sums.z_s) * inv_s - st.log_z;
         double lq = is_neg_inf(y) ? lowest_logit : (y - st.sums.y_t) * inv_t - st.log_y;
         dense_entry<D> e;
         e.p = D(lp < -745 ? 0 : ::exp(lp));
         e.q = D(lq < -745 ? 0 : ::exp(lq));
-        if (floored && infinite_teacher_zero && lq < floor) lq = floor;
-        if (for_value && floored && infinite_student_zero && lp < floor) { // p, too: not every program has a logarithm
+        if (st.floor_q && lq < floor) lq = floor;
+        if (for_value && st.floor_p && lp < floor) { // p, too: not every program has a logarithm
             lp = floor;
             if (e.q.v > 0) e.p = D(::exp(lp));
         }
@@ -760,9 +850,16 @@ struct dense_kernel {
                     const dense_entry<F> e = k.entry_at(c, st.row, i);
                     store_gradient(dz + i, (g * (k.program.c(c.row, e) - e.p * total)).v, beta);
                 }
+            } else if (step == row_step::entry_gradient) {
+                const entry_constants c(k, st);
+                const F total(st.sum_c), g(st.factor * k.inv_s);
+                for (index_t i = tid; i < k.vocab; i += threads) {
+                    const dense_entry<F> e = k.entry_at(c, st.row, i);
+                    store_gradient(dz + i, (g * (k.program.c(c.row, e) - e.p * total)).v, beta);
+                }
             } else if (step == row_step::careful_gradient) {
                 for (index_t i = tid; i < k.vocab; i += threads) {
-                    const dense_entry<D> e = k.careful_entry(st, i, k.floors_c(st));
+                    const dense_entry<D> e = k.careful_entry(st, i, false);
                     const double c = k.program.c(careful_row(), e).v;
                     store_gradient(dz + i, st.factor * k.inv_s * (c - e.p.v * st.sum_c), beta);
                 }

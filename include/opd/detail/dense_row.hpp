@@ -4,7 +4,9 @@
 //
 //   single-sweep programs   sweep (normalisers + raw sums) · gradient                          3 reads, 1 write a row
 //   others                  sweep (normalisers) · terms and c, c parked · gradient from parked c
-//   careful                 float64, two plain passes: rows that float cannot carry, infinite rows under `floor`
+//   by entry                sweep (normalisers) · terms and c · c again and gradient: infinite rows under `floor`, rows whose
+//                           raw sums lost their digits on the way to their anchor
+//   careful                 float64, two plain passes: rows that float cannot carry
 //
 // Passes after the first walk backwards: the end of the row is still in L2.
 #pragma once
@@ -74,24 +76,31 @@ struct dense_row {
             zero(dz);
             return out;
         }
-        const double gap = (s.y_t - s.y_s) * inv_t;             // how little the teacher gives the student's top token
+        const floors raised(program, sw.found, out.infinite, on_infinite.floor_at);
+        const raw_sums anchored = raised.anchored(s);
+        const double gap = (s.y_t - anchored.y_s) * inv_t;      // how little the teacher gives the student's top token
         constexpr bool tolerant = need.u && !need.w && !need.x; // reverse KL never forms e^-delta
-        bool careful = out.infinite || sw.wide || gap > (tolerant ? 1e29 : 40);
+        const bool by_entry = out.infinite || (single_sweep && sw.rough);
+        bool careful = (sw.wide && !by_entry) || gap > (tolerant ? 1e29 : 40);
 
         double sum_c = 0;
         if (!careful) {
-            if constexpr (single_sweep) {
+            if (by_entry) {
+                const auto t = entry_terms(z, y, {anchored, program, raised, k});
+                out.loss = t.loss, sum_c = t.sum_c;
+                careful = t.wide;
+            } else if constexpr (single_sweep) {
                 out.loss = program.value(s);
                 sum_c = program.sum_c(s);
             } else {
                 const auto t = terms(z, y, s, sw.wild, parked);
                 out.loss = t.loss, sum_c = t.sum_c;
             }
-            careful = beyond_float(out.loss) || beyond_float(sum_c);
+            careful |= beyond_float(out.loss) || beyond_float(sum_c);
         }
         if (careful) {
             out.careful = true;
-            careful_row(z, y, dz, scale, s, given_lse != nullptr, out);
+            careful_row(z, y, dz, scale, s, given_lse != nullptr, raised, out);
             return out;
         }
         if (loss_clamp > 0 && std::abs(out.loss) > loss_clamp) {
@@ -99,7 +108,10 @@ struct dense_row {
             zero(dz);
             return out;
         }
-        if (dz) gradient(z, y, dz, s, sw.wild, parked, sum_c, scale * inv_s);
+        if (dz && by_entry)
+            entry_gradient(z, y, dz, {anchored, program, raised, k}, sum_c, scale * inv_s);
+        else if (dz)
+            gradient(z, y, dz, s, sw.wild, parked, sum_c, scale * inv_s);
         return out;
     }
 
@@ -135,9 +147,128 @@ private:
         }
     };
 
+    /// Which log-probs of an infinite row are raised inside the logarithms, and to what.
+    struct floors {
+        bool q = false, p = false; ///< the teacher's, the student's
+        double at = 0;
+
+        floors(const Program& program, const contents& found, bool infinite_row, double floor_at)
+            : q(infinite_row && found.teacher_zero && infinite_where_teacher_zero(program)),
+              p(infinite_row && found.student_zero && infinite_where_student_zero(program)), at(floor_at) {}
+
+        /// The row with the teacher's logit at the anchor raised to the floor: d* and delta follow.
+        raw_sums anchored(raw_sums s) const {
+            const double lowest = s.y_t + (at + std::log1p(s.T)) / s.inv_t;
+            if (q && s.y_s < lowest) s.y_s = lowest;
+            return s;
+        }
+    };
+
+    /// Constants of a row that is looked at entry by entry, -inf included. Differences are taken in double.
+    struct entry_constants : constants {
+        static constexpr double none = 3e38; // beyond every log-prob
+        double inv_s, inv_t, shift;
+        F floor_p, raised_p, floor_q, above_floor, k;
+        F d_star;
+
+        entry_constants(const raw_sums& s, const Program& program, const floors& f, double exponent)
+            : constants(s, program), inv_s(s.inv_s), inv_t(s.inv_t), shift(s.y_s * s.inv_t - s.z_s * s.inv_s),
+              floor_p(f.p ? f.at : -none), raised_p(f.p ? std::exp(f.at) : 0), floor_q(f.q ? f.at : -none),
+              above_floor(f.q ? f.at + s.d_star() : -none), k(exponent), d_star(s.d_star()) {}
+
+        /// As c sees it: with the teacher's floor, without the student's (the gradient of forward KL is p - q).
+        OPD_INLINE dense_entry<F> entry(F z, F y) const {
+            const F most(1e30);
+            z = min(max(z, -most), most), y = min(max(y, -most), most);
+            dense_entry<F> e;
+            e.p = this->anchor.student(z) * this->inv_sum_s;
+            e.q = this->anchor.teacher(y) * this->inv_sum_t;
+            e.log_p = pin(z - this->anchor.z_s) * this->anchor.inv_s - this->log_sum_s;
+            e.log_q = max(pin(y - this->anchor.y_t) * this->anchor.inv_t - this->log_sum_t, floor_q);
+            e.delta = min(in_double(z, inv_s, y, -inv_t, shift), e.log_p - above_floor);
+            return e;
+        }
+        /// As the value sees it: p itself raised too, where q > 0, for not every program has a logarithm.
+        OPD_INLINE dense_entry<F> for_value(dense_entry<F> e) const {
+            if constexpr (requires(const Program& p) { p.infinite_where_student_zero(); }) {
+                const auto low = e.log_p < floor_p;
+                const typename F::mask lifted = low & (e.q > F(0));
+                e.p = select(lifted, raised_p, e.p);
+                e.log_p = max(e.log_p, floor_p);
+                e.delta = max(e.delta, floor_p - e.log_q - d_star);
+            }
+            return e;
+        }
+        /// Whether e^(-k delta), if the program forms it, is beyond float at an entry with mass.
+        OPD_INLINE typename F::mask wide(const dense_entry<F>& e) const {
+            const typename F::mask far = max(-k * e.delta, -k * (e.delta + d_star)) > F(80), felt = (e.p + e.q) > F(0);
+            return far & felt;
+        }
+    };
+
     struct terms_result {
         double loss, sum_c;
+        bool wide = false;
     };
+
+    /// Leaves of the row from its end, as stored, -inf included: visit(z, y, begin, count, full).
+    template <class Visit>
+    void leaves_backwards(const Z* z, const Y* y, Visit visit) const {
+        staged_leaf<F> stage;
+        for (index_t begin = (n - 1) / leaf_size * leaf_size; begin >= 0; begin -= leaf_size) {
+            const int count = static_cast<int>(std::min<index_t>(leaf_size, n - begin));
+            if constexpr (loads_directly<F, Z> && loads_directly<F, Y>)
+                if (count == leaf_size) {
+                    visit(z + begin, y + begin, begin, count, count);
+                    continue;
+                }
+            const int full = staged_leaf<F>::load(stage.z, z + begin, count);
+            staged_leaf<F>::load(stage.y, y + begin, count);
+            visit(static_cast<const value*>(stage.z), static_cast<const value*>(stage.y), begin, count, full);
+        }
+    }
+
+    terms_result entry_terms(const Z* z, const Y* y, const entry_constants k) const {
+        terms_result r{0, 0};
+        const Program program = this->program; // a copy that no store can alias
+        typename F::mask wide{};
+        leaves_backwards(z, y, [&](auto* zl, auto* yl, index_t, int, int full) {
+            F loss(0.), c(0.);
+            for (int block = 0; block < full; block += sum_chain<F>) {
+                F block_loss(0.), block_c(0.);
+                for (int i = block, end = std::min(full, block + sum_chain<F>); i < end; i += F::width) {
+                    const dense_entry<F> e = k.entry(F::load(zl + i), F::load(yl + i));
+                    block_loss += program.term(k.row, k.for_value(e));
+                    block_c += program.c(k.row, e);
+                    if constexpr (need.w && !need.k_is_one) wide = wide | k.wide(e);
+                }
+                loss += block_loss, c += block_c;
+            }
+            r.loss += sum(loss);
+            r.sum_c += sum(c);
+        });
+        r.wide = any(wide);
+        return r;
+    }
+
+    void entry_gradient(const Z* z, const Y* y, G* dz, const entry_constants k, double sum_c, double scale) const {
+        const Program program = this->program; // a copy that no store can alias
+        const F total(sum_c), g(scale);
+        leaves_backwards(z, y, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
+            const auto at = [&](int i) {
+                const dense_entry<F> e = k.entry(F::load(zl + i), F::load(yl + i));
+                return g * (program.c(k.row, e) - e.p * total);
+            };
+            if constexpr (loads_directly<F, G>)
+                if (count == leaf_size && beta == 0) {
+                    for (int i = 0; i < full; i += F::width) at(i).store(dz + begin + i);
+                    return;
+                }
+            alignas(64) value buffer[leaf_size];
+            for (int i = 0; i < full; i += F::width) at(i).store(buffer + i);
+            store_converted(buffer, dz + begin, count);
+        });
+    }
 
     /// Leaves of the row from its end, staged where they cannot be read in place: visit(z, y, begin, count, full).
     template <bool NeedY, class Visit>
@@ -249,14 +380,13 @@ private:
 
     /// The row in float64, entry by entry, unanchored: d* = 0 and ratio 1 make delta the full log-ratio.
     void careful_row(const Z* z, const Y* y, G* dz, double scale, const raw_sums& s, bool lse_given,
-                     row_outcome& out) const {
+                     const floors& raised, row_outcome& out) const {
         using D = scalar<double>;
-        const auto get = [](const auto* x, index_t i) {
-            return double(element<std::remove_cvref_t<decltype(*x)>>::load(x[i]));
+        const auto get = [](const auto* x, index_t i) { // within ±1e30, as the sweep saw it; -inf stays
+            constexpr double lowest = staged_leaf<F>::lowest;
+            const double v = element<std::remove_cvref_t<decltype(*x)>>::load(x[i]);
+            return is_neg_inf(v) ? v : std::min(std::max(v, lowest), -lowest);
         };
-        const bool floors = out.infinite;
-        const bool floor_q = floors && infinite_where_teacher_zero(program);
-        const bool floor_p = floors && infinite_where_student_zero(program);
         double sum_z = 0, sum_y = 0;
         for (index_t i = 0; i < n; ++i) {
             const double zi = get(z, i), yi = get(y, i);
@@ -265,16 +395,16 @@ private:
         }
         const double log_z = lse_given ? std::log1p(s.S) : std::log(sum_z), log_y = std::log(sum_y);
         const row_constants<D> row{D(1), D(1), D(0), D(1)};
-        const auto entry = [&](index_t i, bool floored, bool for_value = false) {
+        const auto entry = [&](index_t i, bool for_value) {
             const double zi = get(z, i), yi = get(y, i);
             double lp = is_neg_inf(zi) ? -1e30 : (zi - s.z_s) * inv_s - log_z;
             double lq = is_neg_inf(yi) ? -1e30 : (yi - s.y_t) * inv_t - log_y;
             dense_entry<D> e;
             e.p = D(lp < -745 ? 0 : std::exp(lp));
             e.q = D(lq < -745 ? 0 : std::exp(lq));
-            if (floored && floor_q) lq = std::max(lq, on_infinite.floor_at);
-            if (for_value && floor_p && lp < on_infinite.floor_at) { // p itself, too: not every program has a logarithm
-                lp = on_infinite.floor_at;
+            if (raised.q) lq = std::max(lq, raised.at);
+            if (for_value && raised.p && lp < raised.at) { // p itself, too: not every program has a logarithm
+                lp = raised.at;
                 if (e.q.v > 0) e.p = D(std::exp(lp));
             }
             e.log_p = D(lp), e.log_q = D(lq);
@@ -282,10 +412,10 @@ private:
             return e;
         };
         // The gradient of forward KL is p - q whatever the value: only a floor on the teacher's side reaches c.
-        const auto c_of = [&](index_t i) { return program.c(row, entry(i, floor_q)).v; };
+        const auto c_of = [&](index_t i) { return program.c(row, entry(i, false)).v; };
         double loss = 0, sum_c = 0;
         for (index_t i = 0; i < n; ++i) {
-            loss += program.term(row, entry(i, floors, true)).v;
+            loss += program.term(row, entry(i, true)).v;
             sum_c += c_of(i);
         }
         out.loss = loss;
@@ -302,7 +432,7 @@ private:
         }
         if (dz)
             for (index_t i = 0; i < n; ++i) {
-                const dense_entry<D> e = entry(i, floor_q);
+                const dense_entry<D> e = entry(i, false);
                 const double g = scale * inv_s * (program.c(row, e).v - e.p.v * sum_c);
                 const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(dz[i]));
                 dz[i] = element<G>::store(static_cast<arithmetic_t<G>>(old + g));

@@ -159,27 +159,31 @@ struct staged_leaf {
     /// Raises everything below -1e30 to it, cuts above 1e30, and reports NaN and infinities.
     template <bool Teacher>
     contents tame(int n) {
-        contents c;
+        word bad = 0, teacher_zero = 0, student_zero = 0; // not bool, and no branch: the loop becomes lanes
         for (int i = 0; i < n; ++i) {
-            const bool z_zero = is_neg_inf(z[i]);
-            c.bad |= is_nan(z[i]) || (is_inf(z[i]) && !z_zero);
+            const word a = std::bit_cast<word>(z[i]), z_zero = a == minus_inf;
+            bad |= word{(a & bits::magnitude) >= bits::infinity} & ~z_zero;
             z[i] = tamed(z[i]);
             if constexpr (Teacher) {
-                const bool y_zero = is_neg_inf(y[i]);
-                c.bad |= is_nan(y[i]) || (is_inf(y[i]) && !y_zero);
-                c.teacher_zero |= y_zero && !z_zero;
-                c.student_zero |= z_zero && !y_zero;
+                const word b = std::bit_cast<word>(y[i]), y_zero = b == minus_inf;
+                bad |= word{(b & bits::magnitude) >= bits::infinity} & ~y_zero;
+                teacher_zero |= y_zero & ~z_zero;
+                student_zero |= z_zero & ~y_zero;
                 y[i] = tamed(y[i]);
             }
         }
-        return c;
+        return {bad != 0, teacher_zero != 0, student_zero != 0};
     }
     static value tamed(value x) {
-        using b = float_bits<value>;
-        if ((std::bit_cast<typename b::word>(x) & b::magnitude) < std::bit_cast<typename b::word>(value(1e30)))
-            return x;
-        return std::bit_cast<typename b::word>(x) > b::magnitude ? lowest : -lowest;
+        const word w = std::bit_cast<word>(x);
+        const word most = w > bits::magnitude ? std::bit_cast<word>(lowest) : std::bit_cast<word>(-lowest);
+        return std::bit_cast<value>((w & bits::magnitude) < std::bit_cast<word>(-lowest) ? w : most);
     }
+
+private:
+    using bits = float_bits<value>;
+    using word = typename bits::word;
+    static constexpr word minus_inf = bits::infinity | static_cast<word>(~bits::magnitude);
 };
 
 /// The anchors as the lanes see them.
@@ -291,17 +295,19 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
     return s;
 }
 
-/// Sums of a staged leaf: the exponentials are taken of z_masked and y_masked, the differences of z and y.
+/// Sums of a staged leaf: the exponentials are taken of mass_z and mass_y, which are the leaf's z and y or masked copies of
+/// them, the differences of z and y.
 template <class F, bool Teacher, raw_sums_needed Need>
-leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, int n, const anchor_lanes<F>& a) {
+leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_type* mass_z,
+                         const typename F::value_type* mass_y, int n, const anchor_lanes<F>& a) {
     leaf_sums<F> s;
     for (int block = 0; block < n; block += sum_chain<F>) {
         F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
         for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
-            const F e = a.student(F::load(leaf.z_masked + i));
+            const F e = a.student(F::load(mass_z + i));
             S += e;
             if constexpr (Teacher) {
-                const F f = a.teacher(F::load(leaf.y_masked + i));
+                const F f = a.teacher(F::load(mass_y + i));
                 T += f;
                 if constexpr (Need.u || Need.w || Need.x) {
                     const F zi = F::load(leaf.z + i), yi = F::load(leaf.y + i);
@@ -342,9 +348,9 @@ OPD_INLINE void add_leaf(raw_sums& s, bool& wide, const leaf_sums<F>& l) {
     if constexpr (Need.x) s.X += sum(l.X);
 }
 
-/// The largest entry of a leaf in memory or L1, and the lowest position that holds it.
+/// The lowest position that holds the largest entry of a leaf in memory or L1; -1 if no entry lies above `than`.
 template <class F, class T>
-int top_of_leaf(const T* x, int n) {
+int top_of_leaf(const T* x, int n, double than) {
     F m(-1e30);
     for (int i = 0; i < n; i += F::width) m = max(m, F::load(x + i));
     typename F::value_type top;
@@ -352,6 +358,7 @@ int top_of_leaf(const T* x, int n) {
         top = m.v;
     else
         top = max_lane(m);
+    if (!(double(top) > than)) return -1;
     const F t(top);
     for (int i = 0; i < n; i += F::width)
         if (any(F::load(x + i) >= t))

@@ -31,6 +31,8 @@ struct swept {
     contents found;
     bool wild = false; ///< some leaf had to be tamed: later passes stage every leaf
     bool wide = false; ///< e^(-k delta) beyond e^80 at a token with mass: float cannot carry the row
+    /// The student's anchor moved by 200 nats of log-ratio or more: U, W, X and `wide` mean nothing.
+    bool rough = false;
 };
 
 /// Ascending, distinct ids that are looked at, but neither summed nor made an anchor (tails); `end - begin` may be 0.
@@ -49,6 +51,7 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
     staged_leaf<F> stage;
     const index_t* next_excluded = excluded.begin;
     anchor_lanes<F> a(s);
+    bool last_wild = false; // holes come in runs: no speculation after a leaf that had some
 
     for (index_t begin = 0; begin < n; begin += leaf_size) {
         const int count = static_cast<int>(std::min<index_t>(leaf_size, n - begin));
@@ -58,7 +61,7 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
         const bool excludes = first_excluded != next_excluded;
 
         if constexpr (direct)
-            if (s.s >= 0 && !excludes && count == leaf_size) {
+            if (s.s >= 0 && !excludes && count == leaf_size && !last_wild) {
                 const Y* const leaf_y = Teacher ? y + begin : nullptr; // a student's sweep has none
                 const auto l = a.near ? fold_leaf<F, Teacher, Need, true>(z + begin, leaf_y, count, a)
                                       : fold_leaf<F, Teacher, Need, false>(z + begin, leaf_y, count, a);
@@ -82,7 +85,8 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
                 }
             }
         }
-        if (size.wild()) {
+        last_wild = size.wild();
+        if (last_wild) {
             const contents c = stage.template tame<Teacher>(full);
             out.found.bad |= c.bad;
             out.found.teacher_zero |= c.teacher_zero;
@@ -93,28 +97,37 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
         for (const index_t* i = first_excluded; i != next_excluded; ++i) stage.z[*i - begin] = staged_leaf<F>::lowest;
 
         // new anchors, if this leaf holds a larger entry
-        const int top_z = top_of_leaf<F>(stage.z, full);
+        const int top_z = top_of_leaf<F>(stage.z, full, s.s < 0 ? -2e30 : s.z_s);
         if (s.s < 0) {
             s.s = begin + top_z;
             s.z_s = stage.z[top_z];
             if constexpr (Teacher) s.y_s = stage.y[top_z];
-        } else if (stage.z[top_z] > s.z_s) {
+        } else if (top_z >= 0) {
+            if constexpr (Teacher) {
+                const double g = (s.z_s - double(stage.z[top_z])) * inv_s - (s.y_s - double(stage.y[top_z])) * inv_t;
+                out.rough |= s.z_s > -1e30 && (g > 200 || g < -200); // below: nothing had mass so far
+            }
             s.rebase_student(begin + top_z, stage.z[top_z], Teacher ? stage.y[top_z] : 0);
         }
         if constexpr (Teacher) {
-            const int top_y = top_of_leaf<F>(stage.y, full);
+            const int top_y = top_of_leaf<F>(stage.y, full, s.t < 0 ? -2e30 : s.y_t);
             if (s.t < 0)
                 s.t = begin + top_y, s.z_t = stage.z[top_y], s.y_t = stage.y[top_y];
-            else if (stage.y[top_y] > s.y_t)
+            else if (top_y >= 0)
                 s.rebase_teacher(begin + top_y, stage.z[top_y], stage.y[top_y]);
         }
         // the leaf's sums, without anchors and excluded ids
-        std::copy_n(stage.z, full, stage.z_masked);
-        if constexpr (Teacher) std::copy_n(stage.y, full, stage.y_masked);
-        if (s.s >= begin && s.s < end) stage.z_masked[s.s - begin] = staged_leaf<F>::lowest;
-        if (Teacher && s.t >= begin && s.t < end) stage.y_masked[s.t - begin] = staged_leaf<F>::lowest;
+        const typename F::value_type *mass_z = stage.z, *mass_y = stage.y;
+        if (s.s >= begin && s.s < end) {
+            mass_z = std::copy_n(stage.z, full, stage.z_masked) - full;
+            stage.z_masked[s.s - begin] = staged_leaf<F>::lowest;
+        }
+        if (Teacher && s.t >= begin && s.t < end) {
+            mass_y = std::copy_n(stage.y, full, stage.y_masked) - full;
+            stage.y_masked[s.t - begin] = staged_leaf<F>::lowest;
+        }
         a = anchor_lanes<F>(s);
-        add_leaf<Teacher, Need>(s, out.wide, fold_staged<F, Teacher, Need>(stage, full, a));
+        add_leaf<Teacher, Need>(s, out.wide, fold_staged<F, Teacher, Need>(stage, mass_z, mass_y, full, a));
     }
     // the leaves do not see the teacher's mass at its own anchor
     if constexpr (Teacher && Need.w) out.wide |= s.t != s.s && -s.k * s.delta_t() > 80;
