@@ -14,9 +14,9 @@
 // In: logits and what the teacher cache holds. Out: r.loss (reduced), r.diagnostics, dz, and what env asks for. Inputs are
 // never written; calling twice gives the same bits. Nothing V-sized is allocated, nothing at all in steady state.
 //
-// Throws invalid_input before anything is written: shapes, strides, temperatures, aliasing other than dz == z; and under
-// check::contents also NaN, +inf, rows without mass, bad ids. Rows with bad contents are otherwise counted, with loss 0 and
-// gradient 0; env.on_bad throws for them after everything is written.
+// Throws invalid_input before anything is written: shapes, strides, null pointers, numbers outside their range, an output over
+// any other span of the call but dz on z; and under check::contents also NaN, +inf, rows without mass, bad ids. Rows with bad
+// contents are otherwise counted, with loss 0 and gradient 0; env.on_bad throws for them after everything is written.
 #pragma once
 
 #include <concepts>

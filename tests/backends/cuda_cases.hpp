@@ -26,7 +26,7 @@ inline constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 /// One dense call in host memory.
 template <class Z = float, class Y = float, class G = Z>
 struct dense_case {
-    index_t rows = 0, vocab_z = 0, vocab_y = 0, stride = 0; // stride of dz
+    index_t rows = 0, vocab_z = 0, vocab_y = 0, stride = 0; // stride of dz; half of what follows the columns is padding
     std::vector<Z> z = {};
     std::vector<Y> y = {};
     std::vector<G> dz = {}; // before the call; empty: value only
@@ -68,7 +68,7 @@ result run_case(Memory& memory, dense_case<Z, Y, G>& c, const Divergence& d) {
     const matrix_view<const Z, S> z(memory.put(c.z), c.rows, c.vocab_z, c.vocab_z);
     const matrix_view<const Y, S> y(memory.put(c.y), c.rows, c.vocab_y, c.vocab_y);
     const matrix_view<G, S> sink =
-        dz ? matrix_view<G, S>(dz, c.rows, c.vocab_z, c.stride, c.stride - c.vocab_z) : matrix_view<G, S>();
+        dz ? matrix_view<G, S>(dz, c.rows, c.vocab_z, c.stride, (c.stride - c.vocab_z + 1) / 2) : matrix_view<G, S>();
     const result r = memory.finish(
         evaluate(memory.backend, student::logits<Z, G, S>{.z = z, .dz = sink, .temperature = c.t_s, .pad = c.pad},
                  teacher::dense<Y, S>{y, c.t_t}, d, e));

@@ -247,7 +247,7 @@ void compare_with_eigen(std::uint64_t seed, const auto& d, const char* name) {
             if (v < c.vocab_z)
                 worst = std::max(worst, std::abs(g - h));
             else
-                RC_ASSERT(g == h); // padding
+                RC_ASSERT(g == h); // padding, and columns beyond it
         }
         RC_LOG() << "row " << r << " gradient off by " << worst << " of " << top << '\n';
         RC_ASSERT(worst <= (1e-3 + storage_step<G>()) * top + 1e-6); // the reference judges digits, this test meanings
@@ -331,6 +331,32 @@ TEST_CASE("more rows than blocks, no rows, no kept row") {
     const result nothing = run_threads(empty, jsd{}, 32);
     CHECK(nothing.loss == 0);
     CHECK(nothing.diagnostics.rows == 0);
+}
+
+TEST_CASE("offsets of 32 or 64 bits and weights of float or double: the same bits") {
+    source s(12);
+    dense_case<> c{.rows = 6, .vocab_z = 20, .vocab_y = 20};
+    fill_normal(c, s);
+    const std::vector<std::int32_t> offsets{0, 2, 2, 6};
+    const std::vector<std::int64_t> long_offsets(offsets.begin(), offsets.end());
+    const std::vector<float> weights{1, -2, 0.5F, 3, 0, 1.25F};
+    const std::vector<double> long_weights(weights.begin(), weights.end());
+    host_run_backend backend{64};
+    std::vector<float> a(6 * 20), b(a);
+    const auto run = [&](std::vector<float>& dz, const env& e) {
+        return evaluate(backend, student::logits{view(c.z.data(), 6, 20), view(dz.data(), 6, 20)},
+                        teacher::dense{view(c.y.data(), 6, 20)}, jsd{}, e)
+            .loss;
+    };
+    const double x = run(a, {.reduction = reduce::sequence_mean, .weights = weights, .offsets = long_offsets});
+    const double y = run(b, {.reduction = reduce::sequence_mean, .weights = long_weights, .offsets = offsets});
+    CHECK(x == y);
+    CHECK(same_bits(a, b));
+    detail::row_frame<space::host> frame; // a factor that a float gradient cannot hold makes the row bad
+    const std::vector<double> large{1e31, -1e31, 1e30, 1e300};
+    frame.env.weights = large, frame.env.reduction = reduce::sum, frame.rows = 4;
+    for (const index_t r : {0, 1, 3}) CHECK(detail::is_nan(frame.factor(r)));
+    CHECK(frame.factor(2) == 1e30);
 }
 
 TEST_CASE("weights and offsets that make no sense make their rows bad") {

@@ -309,6 +309,7 @@ TEST_CASE("numbers: every field, refused and accepted") {
         {"env.on_infinite", {1e-9, 30, -1e7, -1e300}, {0, -1, -30, -1e6}, dense([](call& c, double x) {
              c.env.on_infinite = infinite::floor(x);
          })},
+        {"env.on_bad", {0, 1, -1, 2}, {1e-9, .5}, dense([](call& c, double x) { c.env.on_bad = bad::raise_above(x); })},
         {"env.loss_clamp", {-1, -1e-300}, {0, 1e-3, 1e9}, dense([](call& c, double x) { c.env.loss_clamp = x; })},
         {"env.weights", no_weight, weight,
          dense([](call& c, double x) { c.row_weights[1] = float(x), c.env.weights = c.row_weights; })},
