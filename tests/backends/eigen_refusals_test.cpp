@@ -113,7 +113,7 @@ struct field {
 } // namespace
 
 TEST_CASE("every number of a call has a range") {
-    const std::vector<double> no_temperature{nan_v, inf_v, -inf_v, -1, 0};
+    const std::vector<double> no_temperature{nan_v, inf_v, -inf_v, -1, 0, 1e-45, 1e-38, 9e-7, 1.1e6, 1e30, 3e38};
     const std::vector<double> no_number{nan_v, inf_v, -inf_v};
     const std::vector<double> no_share{nan_v, inf_v, -inf_v, -1, -1e-9, 1 + 1e-9, 2};
     const auto open = [](std::vector<double> v) { return v.push_back(0), v.push_back(1), v; };
@@ -139,7 +139,7 @@ TEST_CASE("every number of a call has a range") {
          {nan_v, inf_v, -inf_v, -1, 0},
          {3.5}},
         {"env.beta", [](call& c, double x) { c.env.beta = float(x); }, reverse, no_number, {0, -1, 2}},
-        {"env.beta", [](call& c, double x) { c.env.beta_loss = float(x); }, bucket, no_number, {0, -1, 2}},
+        {"env.beta_loss", [](call& c, double x) { c.env.beta_loss = float(x); }, bucket, no_number, {0, -1, 2}},
         {"env.loss_clamp",
          [](call& c, double x) { c.env.loss_clamp = x; },
          reverse,
@@ -147,6 +147,33 @@ TEST_CASE("every number of a call has a range") {
          {0, 3.5}},
         {"env.weights", [](call& c, double x) { c.weights[1] = float(x); }, reverse, no_number, {0, -1, 2}},
         {"env.weights", [](call& c, double x) { c.weights[2] = float(x); }, entries, no_number, {0, -1, 2}},
+        {"env.weights", [](call& c, double x) { c.weights[1] = float(x); }, bucket, {3e38, -3e38}, {1e29}},
+        {"env.normalizer", [](call& c, double x) { c.env.normalizer = x; }, entries, {1e-310, 1e-31}, {1e-3}},
+        {"env.on_infinite",
+         [](call& c, double x) { c.env.on_infinite = infinite::floor(x); },
+         reverse,
+         {nan_v, inf_v, -inf_v, 1, 1e-3, -2e6},
+         {-30, -1, 0}},
+        {"env.on_infinite",
+         [](call& c, double x) { c.env.on_infinite = infinite::floor(x); },
+         mc,
+         {nan_v, inf_v, -inf_v, 1},
+         {-30}},
+        {"env.on_bad",
+         [](call& c, double x) { c.env.on_bad = bad::raise_above(x); },
+         reverse,
+         {nan_v, inf_v, -inf_v, -1, 0, 1},
+         {.25}},
+        {"alpha_divergence.a",
+         number,
+         on_dense([](double x) { return alpha_divergence{x}; }),
+         {nan_v, inf_v, -inf_v, 1e4, -1e4},
+         {-.5, 0, .5, 1, 2}},
+        {"alpha_divergence.a",
+         number,
+         on_support([](double x) { return tail_bucket{alpha_divergence{x}}; }),
+         {nan_v, inf_v, -inf_v},
+         {.5}},
         {"jsd.w", number, on_dense([](double x) { return jsd{.w = x}; }), open(no_share), {.1}},
         {"jsd.o", number, on_dense([](double x) { return jsd{.o = x}; }), no_share, {0, .1, 1}},
         {"jsd.w", number, on_support([](double x) { return tail_bucket{jsd{.w = x}}; }), open(no_share), {.1}},
@@ -156,12 +183,12 @@ TEST_CASE("every number of a call has a range") {
         {"mc_reverse_kl.advantage_clip",
          number,
          on_samples([](double x) { return mc_reverse_kl<>{.advantage_clip = x}; }),
-         {nan_v, -inf_v, -1},
+         {nan_v, inf_v, -inf_v, -1},
          {0, 2}},
         {"weighted_reverse_kl.advantage_clip",
          number,
          on_weighted([](double x) { return weighted_reverse_kl<>{.advantage_clip = x}; }),
-         {nan_v, -inf_v, -1},
+         {nan_v, inf_v, -inf_v, -1},
          {0, 2}},
     };
     for (const field& f : fields) {

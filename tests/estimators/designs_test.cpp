@@ -139,9 +139,20 @@ TEST_CASE("what a design refuses, and rows without a law") {
     CHECK_THROWS_WITH_AS(threshold(1, 4, less), doctest::Contains("scratch"), invalid_input);
     CHECK_THROWS_WITH_AS(threshold(1, 0, scratch), doctest::Contains("budget"), invalid_input);
     const float nan = std::bit_cast<float>(0x7fc00000u);
-    for (const float t : {0.F, -1.F, nan}) {
+    for (const float t : {0.F, -1.F, nan, float(1e-45), 1e-38F, 1e30F, std::bit_cast<float>(0x7f800000u)}) {
         CHECK_THROWS_WITH_AS(iid(vocab, t, scratch), doctest::Contains("temperature"), invalid_input);
         CHECK_THROWS_WITH_AS(threshold(t, 4, scratch), doctest::Contains("temperature"), invalid_input);
+    }
+    const double inf = std::bit_cast<double>(0x7ff0000000000000ull);
+    for (const double u : {double(nan), -1.0, 0.0, 1.0, 2.0, inf, -inf}) {
+        CAPTURE(u);
+        CHECK_THROWS_AS(design::iid(
+                            p.z.data(), vocab, 1.F, 4, [u](index_t j) { return j == 2 ? u : 0.5; }, ids.data(),
+                            log_mu.data(), scratch),
+                        invalid_input);
+        CHECK_THROWS_AS(design::threshold(p.z.data(), vocab, 1, 4, u, ids.data(), weight.data(), log_mu.data(),
+                                          exact.data(), scratch),
+                        invalid_input);
     }
     CHECK(iid(vocab, 1, scratch));
     const std::vector<std::int32_t> before = ids;
