@@ -118,6 +118,18 @@ TEST_CASE("threshold: with fewer ids of mass than budget all are exact, and the 
     CHECK(exact == std::vector<std::uint8_t>{1, 1, 1, 0, 0});
     CHECK(double(weight[0] + weight[1] + weight[2]) == doctest::Approx(1));
     CHECK(weight[3] == 0);
+    for (std::uint64_t seed = 0; seed < 300; ++seed) { // as many ids as budget: exact whatever the sums round to
+        numbers u(seed);
+        const index_t n = 2 + u.below(4);
+        for (index_t v = 0; v < n; ++v) z[std::size_t(v)] = float(3 * u.normal());
+        CHECK(design::threshold(z.data(), n, 1.3F, n, u.uniform(), ids.data(), weight.data(), log_mu.data(),
+                                exact.data(), scratch) == n);
+        for (std::size_t v = 0; v < std::size_t(n); ++v) {
+            CHECK(ids[v] == std::int32_t(v));
+            CHECK(exact[v] == 1);
+            CHECK(double(weight[v]) == doctest::Approx(std::exp(log_mu[v])).epsilon(1e-6));
+        }
+    }
 }
 
 TEST_CASE("what a design refuses, and rows without a law") {
