@@ -530,6 +530,7 @@ TEST_CASE("the floor of a teacher's tail is k eps of the cache's type, by hand")
     check(float{}, 0x1p-23);
     check(double{}, 0x1p-52);
     check(bfloat16{}, 0x1p-7);
+    check(half{}, 0x1p-10);
 }
 
 TEST_CASE("token_logp and log_sum_exp: values, masks, bad rows and ids") {
