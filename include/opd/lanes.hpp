@@ -424,8 +424,8 @@ struct twin {
     OPD_INLINE friend twin min(twin x, twin y) { return {min(x.a, y.a), min(x.b, y.b)}; }
     OPD_INLINE friend twin abs(twin x) { return {abs(x.a), abs(x.b)}; }
     OPD_INLINE friend twin pin(twin x) { return {pin(x.a), pin(x.b)}; }
-    OPD_INLINE friend twin in_double(twin x, double a, twin y, double b, double c) {
-        return {in_double(x.a, a, y.a, b, c), in_double(x.b, a, y.b, b, c)};
+    OPD_INLINE friend twin in_double(twin x, double s, twin y, double t, double c) {
+        return {in_double(x.a, s, y.a, t, c), in_double(x.b, s, y.b, t, c)};
     }
     OPD_INLINE friend twin fma(twin x, twin y, twin z) { return {fma(x.a, y.a, z.a), fma(x.b, y.b, z.b)}; }
     OPD_INLINE friend float sum(twin x) { return sum(x.a + x.b); }

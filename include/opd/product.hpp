@@ -138,7 +138,7 @@ OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t 
         Num x[Vectors];
         unroll<Vectors>([&](auto v) __attribute__((always_inline)) { x[v()] = load(b, v); });
         unroll<Rows>([&](auto r) __attribute__((always_inline)) {
-            const Num y(a[r() * a_row]);
+            const Num y{double(a[r() * a_row])};
             unroll<Vectors>([&](auto v)
                                 __attribute__((always_inline)) { acc[r()][v()] = fma(y, x[v()], acc[r()][v()]); });
         });

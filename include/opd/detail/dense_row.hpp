@@ -230,7 +230,7 @@ private:
 
     terms_result entry_terms(const Z* z, const Y* y, const entry_constants k) const {
         terms_result r{0, 0};
-        const Program program = this->program; // a copy that no store can alias
+        const Program formula = this->program; // a copy that no store can alias
         typename F::mask wide{};
         leaves_backwards(z, y, [&](auto* zl, auto* yl, index_t, int, int full) {
             F loss(0.), c(0.);
@@ -238,26 +238,26 @@ private:
                 F block_loss(0.), block_c(0.);
                 for (int i = block, end = std::min(full, block + sum_chain<F>); i < end; i += F::width) {
                     const dense_entry<F> e = k.entry(F::load(zl + i), F::load(yl + i));
-                    block_loss += program.term(k.row, k.for_value(e));
-                    block_c += program.c(k.row, e);
+                    block_loss += formula.term(k.row, k.for_value(e));
+                    block_c += formula.c(k.row, e);
                     if constexpr (need.w && !need.k_is_one) wide = wide | k.wide(e);
                 }
                 loss += block_loss, c += block_c;
             }
-            r.loss += sum(loss);
-            r.sum_c += sum(c);
+            r.loss += double(sum(loss));
+            r.sum_c += double(sum(c));
         });
         r.wide = any(wide);
         return r;
     }
 
     void entry_gradient(const Z* z, const Y* y, G* dz, const entry_constants k, double sum_c, double scale) const {
-        const Program program = this->program; // a copy that no store can alias
+        const Program formula = this->program; // a copy that no store can alias
         const F total(sum_c), g(scale);
         leaves_backwards(z, y, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
             const auto at = [&](int i) {
                 const dense_entry<F> e = k.entry(F::load(zl + i), F::load(yl + i));
-                return g * (program.c(k.row, e) - e.p * total);
+                return g * (formula.c(k.row, e) - e.p * total);
             };
             if constexpr (loads_directly<F, G>)
                 if (count == leaf_size && beta == 0) {
@@ -299,23 +299,23 @@ private:
     template <bool Near, bool Park>
     terms_result terms(const Z* z, const Y* y, const constants k, bool wild, value* parked) const {
         terms_result r{0, 0};
-        const Program program = this->program; // a copy that no store can alias
+        const Program formula = this->program; // a copy that no store can alias
         backwards<true>(z, y, wild, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
             F loss(0.), c(0.);
             for (int block = 0; block < full; block += sum_chain<F>) {
                 F block_loss(0.), block_c(0.);
                 for (int i = block, end = std::min(full, block + sum_chain<F>); i < end; i += F::width) {
                     const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
-                    block_loss += program.term(k.row, e);
-                    const F ci = program.c(k.row, e);
+                    block_loss += formula.term(k.row, e);
+                    const F ci = formula.c(k.row, e);
                     block_c += ci; // also where nobody asks for it: else a*b+c would contract differently in the value
                     if constexpr (Park) ci.store(parked + begin + i); // padded to the lane width by the caller
                 }
                 loss += block_loss, c += block_c;
             }
             (void)count;
-            r.loss += sum(loss);
-            r.sum_c += sum(c);
+            r.loss += double(sum(loss));
+            r.sum_c += double(sum(c));
         });
         return r;
     }
@@ -331,7 +331,7 @@ private:
     template <bool Near>
     void gradient(const Z* z, const Y* y, G* dz, const constants k, bool wild, const value* parked, double sum_c,
                   double scale) const {
-        const Program program = this->program; // a copy that no store can alias
+        const Program formula = this->program; // a copy that no store can alias
         const F total(sum_c), g(scale), b{double(beta)};
         constexpr bool lane_store = loads_directly<F, G>;
         const bool stream =
@@ -342,7 +342,7 @@ private:
                 F p, c;
                 if constexpr (single_sweep) {
                     const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
-                    p = e.p, c = program.c(k.row, e);
+                    p = e.p, c = formula.c(k.row, e);
                 } else {
                     p = k.anchor.student(F::load(zl + i)) * k.inv_sum_s, c = F::load(parked + begin + i);
                 }
@@ -383,8 +383,8 @@ private:
                      const floors& raised, row_outcome& out) const {
         using D = scalar<double>;
         const auto get = [](const auto* x, index_t i) { // within ±1e30, as the sweep saw it; -inf stays
-            constexpr double lowest = staged_leaf<F>::lowest;
-            const double v = element<std::remove_cvref_t<decltype(*x)>>::load(x[i]);
+            constexpr double lowest = double(staged_leaf<F>::lowest);
+            const auto v = double(element<std::remove_cvref_t<decltype(*x)>>::load(x[i]));
             return is_neg_inf(v) ? v : std::min(std::max(v, lowest), -lowest);
         };
         double sum_z = 0, sum_y = 0;

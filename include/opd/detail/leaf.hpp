@@ -338,14 +338,14 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
 /// Adds a leaf's sums to the row's, in double.
 template <bool Teacher, raw_sums_needed Need, class F>
 OPD_INLINE void add_leaf(raw_sums& s, bool& wide, const leaf_sums<F>& l) {
-    s.S += sum(l.S);
-    if constexpr (Teacher) s.T += sum(l.T);
-    if constexpr (Need.u) s.U += sum(l.U);
+    s.S += double(sum(l.S));
+    if constexpr (Teacher) s.T += double(sum(l.T));
+    if constexpr (Need.u) s.U += double(sum(l.U));
     if constexpr (Need.w) {
-        s.W += sum(l.W);
+        s.W += double(sum(l.W));
         wide |= any(l.wide);
     }
-    if constexpr (Need.x) s.X += sum(l.X);
+    if constexpr (Need.x) s.X += double(sum(l.X));
 }
 
 /// The lowest position that holds the largest entry of a leaf in memory or L1; -1 if no entry lies above `than`.
@@ -359,7 +359,7 @@ int top_of_leaf(const T* x, int n, double than) {
     else
         top = max_lane(m);
     if (!(double(top) > than)) return -1;
-    const F t(top);
+    const F t{double(top)};
     for (int i = 0; i < n; i += F::width)
         if (any(F::load(x + i) >= t))
             for (int j = i; j < i + F::width; ++j)

@@ -80,8 +80,8 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
                 if constexpr (Teacher) size.see(F::load(stage.y + i));
             } else {
                 for (int j = i; j < count; ++j) {
-                    size.see(F(stage.z[j]));
-                    if constexpr (Teacher) size.see(F(stage.y[j]));
+                    size.see(F(double(stage.z[j])));
+                    if constexpr (Teacher) size.see(F(double(stage.y[j])));
                 }
             }
         }
@@ -100,21 +100,21 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
         const int top_z = top_of_leaf<F>(stage.z, full, s.s < 0 ? -2e30 : s.z_s);
         if (s.s < 0) {
             s.s = begin + top_z;
-            s.z_s = stage.z[top_z];
-            if constexpr (Teacher) s.y_s = stage.y[top_z];
+            s.z_s = double(stage.z[top_z]);
+            if constexpr (Teacher) s.y_s = double(stage.y[top_z]);
         } else if (top_z >= 0) {
             if constexpr (Teacher) {
                 const double g = (s.z_s - double(stage.z[top_z])) * inv_s - (s.y_s - double(stage.y[top_z])) * inv_t;
                 out.rough |= s.z_s > -1e30 && (g > 200 || g < -200); // below: nothing had mass so far
             }
-            s.rebase_student(begin + top_z, stage.z[top_z], Teacher ? stage.y[top_z] : 0);
+            s.rebase_student(begin + top_z, double(stage.z[top_z]), Teacher ? double(stage.y[top_z]) : 0);
         }
         if constexpr (Teacher) {
             const int top_y = top_of_leaf<F>(stage.y, full, s.t < 0 ? -2e30 : s.y_t);
             if (s.t < 0)
-                s.t = begin + top_y, s.z_t = stage.z[top_y], s.y_t = stage.y[top_y];
+                s.t = begin + top_y, s.z_t = double(stage.z[top_y]), s.y_t = double(stage.y[top_y]);
             else if (top_y >= 0)
-                s.rebase_teacher(begin + top_y, stage.z[top_y], stage.y[top_y]);
+                s.rebase_teacher(begin + top_y, double(stage.z[top_y]), double(stage.y[top_y]));
         }
         // the leaf's sums, without anchors and excluded ids
         const typename F::value_type *mass_z = stage.z, *mass_y = stage.y;

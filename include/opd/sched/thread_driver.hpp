@@ -186,16 +186,16 @@ public:
     /// begin, end (stage, worker, time) and event(time, event, actions, scheduler). Replaces on_worker and on_event.
     template <class Observer>
     void observe(Observer& o) {
-        core_->hooks.on_worker = [&o](stage s, std::int32_t worker, worker_change what, double t) {
+        core_->hooks.on_worker = [&o](stage s, std::int32_t w, worker_change what, double t) {
             switch (what) {
             case worker_change::up:
-                return o.up(s, worker, t);
+                return o.up(s, w, t);
             case worker_change::down:
-                return o.down(s, worker, t);
+                return o.down(s, w, t);
             case worker_change::begin:
-                return o.begin(s, worker, t);
+                return o.begin(s, w, t);
             case worker_change::end:
-                return o.end(s, worker, t);
+                return o.end(s, w, t);
             }
         };
         core_->hooks.on_event = [&o](double t, const event& e, const actions& a, const scheduler& s) {
@@ -287,9 +287,9 @@ public:
         return core_->sched.totals();
     }
     /// The worker dies: what it is doing is lost and nothing is heard of it until revive().
-    void kill(stage s, std::int32_t worker) { core_->kill(s, worker); }
+    void kill(stage s, std::int32_t w) { core_->kill(s, w); }
     /// The worker is back, with nothing running. Without effect on one that is there.
-    void revive(stage s, std::int32_t worker) { core_->revive(s, worker); }
+    void revive(stage s, std::int32_t w) { core_->revive(s, w); }
 
 private:
     using clock = std::chrono::steady_clock;

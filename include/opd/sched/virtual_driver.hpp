@@ -706,12 +706,12 @@ private:
         if constexpr (requires { model_.rollout_fault(t); }) return model_.rollout_fault(t);
         return {};
     }
-    fault fault_of_teacher(std::uint64_t job, std::int32_t w) const {
-        if constexpr (requires { model_.teacher_fault(job, w); }) return model_.teacher_fault(job, w);
+    fault fault_of_teacher(std::uint64_t j, std::int32_t w) const {
+        if constexpr (requires { model_.teacher_fault(j, w); }) return model_.teacher_fault(j, w);
         return {};
     }
-    fault fault_of_learner(std::uint64_t job) const {
-        if constexpr (requires { model_.learner_fault(job); }) return model_.learner_fault(job);
+    fault fault_of_learner(std::uint64_t j) const {
+        if constexpr (requires { model_.learner_fault(j); }) return model_.learner_fault(j);
         return {};
     }
     fault fault_of_sync(std::int32_t w, version_t v, std::uint32_t life) const {
