@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The readers of files: checkpoints, sequences in flight, the scheduler's snapshots, configurations, traces. A file that a
+// program would write is damaged by a list of edits and its checksum made to fit again, so that what lies behind it is
+// reached. A reader refuses it with its own kind of error, or what it read is written as the same bytes, or the same
+// configuration, again.
+#include <memory>
+#include <vector>
+
+#include "cluster_sim/config.hpp"
+#include "fuzz/input.hpp"
+#include "opd/sched/archive.hpp"
+#include "opd/sched/scheduler.hpp"
+#include "opd/sched/timeline.hpp"
+#include "timeline/read_trace.hpp"
+#include "trainer/checkpoint.hpp"
+#include "trainer/config.hpp"
+#include "trainer/files.hpp"
+#include "trainer/in_flight.hpp"
+
+namespace {
+
+using namespace opd::fuzz;
+namespace sched = opd::sched;
+
+/// Bytes overwritten, put in, taken out, said twice.
+void damage(choices& c, std::string& bytes) {
+    for (std::int64_t edits = c.below(6); edits > 0 && !bytes.empty(); --edits) {
+        const auto at = static_cast<std::size_t>(c.below(static_cast<std::int64_t>(bytes.size())));
+        const std::uint64_t number = c.once_in(2) ? c.bytes(8)
+                                                  : c.of<std::uint64_t>({0, 1, 2, 255, 0x7fffffff, 0xffffffff, 1u << 20,
+                                                                         ~std::uint64_t{0}, std::uint64_t{1} << 63});
+        const auto width = static_cast<std::size_t>(c.of({1, 4, 8}));
+        const std::string_view word(reinterpret_cast<const char*>(&number), width);
+        switch (c.below(4)) {
+        case 0:
+            bytes.replace(at, width, word);
+            break;
+        case 1:
+            bytes.insert(at, word);
+            break;
+        case 2:
+            bytes.erase(at, static_cast<std::size_t>(c.below(40)));
+            break;
+        default:
+            bytes.insert(at, bytes.substr(at, static_cast<std::size_t>(c.below(40))));
+        }
+    }
+}
+
+/// Values replaced, keys taken out and put in; or, of its text, bytes.
+std::string damaged_json(choices& c, nlohmann::json j) {
+    using nlohmann::json;
+    for (std::int64_t edits = c.below(6); edits > 0; --edits) {
+        std::vector<json*> all = {&j}; // every value, from the root
+        for (std::size_t i = 0; i < all.size(); ++i)
+            if (all[i]->is_structured())
+                for (auto& inner : *all[i]) all.push_back(&inner);
+        json& here = *all[static_cast<std::size_t>(c.below(static_cast<std::int64_t>(all.size())))];
+        const json other = *all[static_cast<std::size_t>(c.below(static_cast<std::int64_t>(all.size())))];
+        switch (c.below(5)) {
+        case 0:
+            here = c.of<json>({nullptr, true, 0, -1, 1, 0.5, 1e300, -1e300, 1e-300, std::int64_t{1} << 62,
+                               ~std::uint64_t{0}, 2147483648, "", "async", "edf", "mixture", json::array(),
+                               json::object()});
+            break;
+        case 1:
+            here = other;
+            break;
+        case 2:
+            if (here.is_object() && !here.empty()) here.erase(here.begin());
+            if (here.is_array() && !here.empty()) here.erase(0);
+            break;
+        case 3:
+            if (here.is_object()) here[c.of({"law", "x", "k", "steps", "parts"})] = other;
+            if (here.is_array()) here.push_back(other);
+            break;
+        default:
+            if (here.is_number())
+                here = static_cast<double>(static_cast<std::int64_t>(c.bytes(3)) - 1000) * c.of({1.0, 0.001});
+        }
+    }
+    std::string text = j.dump(-1, ' ', false, json::error_handler_t::replace);
+    if (c.once_in(3)) damage(c, text);
+    return text;
+}
+
+// --- the trainer --------------------------------------------------------------------------------------------------------
+
+trainer::config some_config(choices& c) {
+    trainer::config r;
+    r.distill.estimator = c.of({"reverse_kl", "jsd", "topk", "mc", "threshold", "alpha"});
+    r.schedule.kind = c.of({"sync", "async", "step-off"});
+    r.schedule.staleness_policy = c.of({"capacity", "areal", "edf"});
+    if (r.schedule.kind == "async") r.schedule.driver = c.of({"threads", "virtual"});
+    return r;
+}
+
+void checkpoint(choices& c) {
+    trainer::run_state s;
+    s.stage = c.of({trainer::stage::distill, trainer::stage::teacher, trainer::stage::finished});
+    s.step = 12;
+    s.teacher_weights = {1, 2, 3};
+    s.student_weights = {4, 5};
+    s.teacher_optimizer.m = s.teacher_optimizer.v = {0.5F, 0.25F, 0};
+    s.evaluations = "{\"teacher\":{\"accuracy\":0.5}}";
+    s.in_flight = "abc";
+    std::string bytes = trainer::checkpoint_bytes(s, "{\"run\":{\"seed\":1}}");
+    bytes.resize(bytes.size() - 32);
+    damage(c, bytes);
+    bytes += trainer::hash128(bytes);
+    if (c.once_in(16)) damage(c, bytes);
+    std::string settings;
+    trainer::run_state read;
+    try {
+        read = trainer::checkpoint_of(bytes, "a.ckpt", settings);
+    } catch (const trainer::failure& e) {
+        return need(e.code == trainer::exit_input, "a checkpoint is refused as something else than a bad input");
+    }
+    need(trainer::checkpoint_bytes(read, settings) == bytes, "a checkpoint that was read is written as other bytes");
+    need(trainer::name_of(read.stage) != std::string("unknown"), "a checkpoint of no stage was taken");
+}
+
+void in_flight(choices& c) {
+    trainer::in_flight state;
+    state.version = 3;
+    state.scheduler = "abc";
+    for (std::int64_t i = c.below(4); i >= 0; --i) {
+        auto& e = state.sequences.emplace_back();
+        e.where = static_cast<sched::outstanding_sequence::place>(1 + c.below(6));
+        trainer::trajectory t;
+        t.sample = 7;
+        t.tokens = {1, 2, 3, 4};
+        t.prompt_length = 2;
+        t.log_mu = {-0.5F, -1};
+        t.versions = {2, 3};
+        if (c.once_in(2))
+            t.draw_ids = {3, 1, 4, 1}, t.draw_log_mu = t.draw_weight = {-1, -2, -1, -2}, t.draw_exact = {1, 0, 0, 1};
+        if (!c.once_in(4)) e.sequence = std::make_shared<const trainer::trajectory>(t);
+    }
+    std::string bytes = to_bytes(state);
+    damage(c, bytes);
+    const auto score = [](auto sequences) { // looks at what a teacher looks at
+        std::vector<std::shared_ptr<const trainer::scored_sequence>> r;
+        for (const auto& t : sequences) {
+            need(t->prompt_length > 0 && !t->response().empty() && t->versions.size() == t->response().size() &&
+                     t->log_mu.size() == t->response().size() && t->draw_ids.size() % t->response().size() == 0,
+                 "a sequence in flight does not fit together");
+            r.push_back(std::make_shared<const trainer::scored_sequence>());
+        }
+        return r;
+    };
+    trainer::in_flight read;
+    try {
+        read = trainer::in_flight_of(bytes, score);
+    } catch (const trainer::failure& e) {
+        return need(e.code == trainer::exit_input,
+                    "sequences in flight are refused as something else than a bad input");
+    }
+    need(to_bytes(read) == bytes, "sequences in flight that were read are written as other bytes");
+}
+
+void trainer_config(choices& c) {
+    const std::string text = damaged_json(c, trainer::to_json(some_config(c)));
+    trainer::config read;
+    try {
+        trainer::config_of_text(text, "c.json", read);
+        trainer::validate(read);
+    } catch (const trainer::failure& e) {
+        return need(e.code == trainer::exit_usage, "a configuration is refused as something else than a usage error");
+    }
+    trainer::config again;
+    trainer::config_of_text(trainer::to_json(read).dump(), "again.json", again);
+    trainer::validate(again);
+    need(trainer::to_json(again) == trainer::to_json(read), "a configuration is printed as another one");
+}
+
+// --- the schedulers -----------------------------------------------------------------------------------------------------
+
+void snapshot(choices& c) {
+    sched::settings s;
+    s.batch = 2;
+    s.sequences = 20;
+    s.teacher_batch = 2;
+    sched::async a{.tau = 2};
+    a.policy = static_cast<sched::staleness_policy>(c.below(7));
+    if (c.once_in(4))
+        s.schedule = sched::step_off{1};
+    else
+        s.schedule = a;
+    sched::scheduler now(s);
+    sched::actions out;
+    const auto take = [&](const sched::event& e) {
+        try {
+            now.on(e, out);
+        } catch (const opd::invalid_input&) { // an event that nobody waits for
+        }
+    };
+    take(sched::event::up(sched::stage::rollout, 0, 3));
+    take(sched::event::up(sched::stage::teacher, 0));
+    take(sched::event::up(sched::stage::learner, 0));
+    for (std::int64_t events = c.below(12); events > 0; --events) {
+        const std::vector<sched::action> todo(out.items.begin(), out.items.end());
+        out = {};
+        for (const sched::action& x : todo) {
+            if (x.what == sched::action::kind::start)
+                take(sched::event::rolled_out(x.ticket, {now.version(), now.version(), 0, 5}));
+            if (x.what == sched::action::kind::score) take(sched::event::scored(x.job, x.worker));
+            if (x.what == sched::action::kind::train) take(sched::event::learned(x.job));
+            if (x.what == sched::action::kind::sync) take(sched::event::synced(x.worker, x.version));
+        }
+    }
+    std::string bytes(sched::unseal(now.snapshot()));
+    const std::string whole = bytes;
+    damage(c, bytes);
+    try {
+        const sched::scheduler read = sched::scheduler::restore(s, sched::seal(bytes));
+        if (bytes == whole) need(read.snapshot() == now.snapshot(), "a snapshot that was restored is another one");
+    } catch (const opd::invalid_input&) {}
+}
+
+void trace(choices& c) {
+    sched::trace recorded;
+    recorded.span({sched::process_of(sched::stage::rollout), 0}, "decode", 0, 6);
+    recorded.span({sched::process_of(sched::stage::teacher), 1}, "score", 6, 7);
+    recorded.span({sched::process_of(sched::stage::learner), 0}, "update", 7, 9.5);
+    recorded.gate(9.5, 10, 1);
+    recorded.counter("running", 0, {{"n", 8.0}});
+    recorded.instant({sched::process_of(sched::stage::rollout), 0}, "fault", 2);
+    const std::string text = damaged_json(c, nlohmann::json::parse(recorded.json()));
+    sched::timeline_options options;
+    if (c.once_in(2)) options.from = 1, options.to = c.of({2.0, 1e9, 1.0});
+    try {
+        const std::string svg =
+            sched::timeline_svg(sched::timeline_of(recorded_by(nlohmann::json::parse(text))), options);
+        need(svg.starts_with("<svg") || svg.starts_with("<?xml"), "a timeline is no SVG");
+    } catch (const opd::error&) {
+    } catch (const nlohmann::json::exception&) {}
+}
+
+void cluster_config(choices& c) {
+    const auto& names = cluster_sim::preset_names();
+    const auto& name = names[static_cast<std::size_t>(c.below(static_cast<std::int64_t>(names.size())))];
+    const std::string text = damaged_json(c, cluster_sim::to_json(cluster_sim::preset(name)));
+    cluster_sim::config read;
+    try {
+        read = cluster_sim::config_of_text(text, "c.json");
+        cluster_sim::validate(read);
+    } catch (const cluster_sim::failure& e) {
+        return need(e.code == cluster_sim::exit_usage,
+                    "a configuration is refused as something else than a usage error");
+    }
+    const auto again = cluster_sim::config_of_text(cluster_sim::to_json(read).dump(), "again.json");
+    cluster_sim::validate(again);
+    need(cluster_sim::to_json(again) == cluster_sim::to_json(read), "a configuration is printed as another one");
+}
+
+} // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+    choices c(data, size);
+    switch (c.below(6)) {
+    case 0:
+        checkpoint(c);
+        break;
+    case 1:
+        in_flight(c);
+        break;
+    case 2:
+        trainer_config(c);
+        break;
+    case 3:
+        snapshot(c);
+        break;
+    case 4:
+        trace(c);
+        break;
+    default:
+        cluster_config(c);
+    }
+    return 0;
+}
