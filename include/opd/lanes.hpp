@@ -4,7 +4,11 @@
 // `scalar<T>` (one float or double, on the host or a device). Both have the same operators and, found by argument-
 // dependent lookup, the same functions:
 //
+<<<<<<< HEAD
 //   exp log log1p expm1 expm1_near exp2 abs min max select fma pin in_double
+=======
+//   exp log log1p expm1 expm1_near exp_less log_sum exp2 abs min max select fma pin
+>>>>>>> 2f3e3cb (Keep the mixtures' and the alpha family's digits on diffuse, sure and disagreeing rows)
 //
 // so that one program text serves the CPU's lanes, the float64 reference and a GPU thread. A program holds no `if`
 // over numbers and no naked literal: it writes F(2) and select(mask, a, b).
@@ -76,8 +80,10 @@ struct scalar {
     OPD_HD friend scalar exp2_scaled(scalar x, scalar hi, scalar lo, scalar) { return exp2_scaled(x, hi, lo); }
     OPD_HD friend scalar log(scalar a) { return raw(::log(a.v)); }
     OPD_HD friend scalar log1p(scalar a) { return raw(::log1p(a.v)); }
+    OPD_HD friend scalar log_sum(scalar a, scalar b) { return raw(a.v == T(1) ? ::log1p(b.v) : ::log(a.v + b.v)); }
     OPD_HD friend scalar expm1(scalar a) { return raw(::expm1(a.v)); }
     OPD_HD friend scalar expm1_near(scalar a) { return expm1(a); }
+    OPD_HD friend scalar exp_less(scalar a, scalar b) { return b.v == T(0) ? exp(a) : expm1(a); }
     OPD_HD friend scalar fma(scalar a, scalar b, scalar c) { return raw(::fma(a.v, b.v, c.v)); }
     OPD_HD friend scalar pin(scalar a) { return raw(detail::pin(a.v)); }
     /// a x + b y + c in double, rounded once.
@@ -522,13 +528,18 @@ OPD_INLINE L exp(L x) {
     const L n = nearest(a * L(0x1.715476p0)), q = lane_math::expm1_core(lane_math::less_ln2(a, n)) + L(1);
     return scaled_gradually(q, n);
 }
-/// e^x - 1, saturated at x = ±87, with small relative error near 0.
+/// e^x - b for b = 0 or 1, saturated at x = ±87.
 template <lane_pack L>
-OPD_INLINE L expm1(L x) {
+OPD_INLINE L exp_less(L x, L b) {
     const L a = min(max(x, L(-87)), L(87));
     const L n = nearest(a * L(0x1.715476p0));
     const L s = power_of_two(n);
-    return fma(s, lane_math::expm1_core(lane_math::less_ln2(a, n)), s - L(1));
+    return fma(s, lane_math::expm1_core(lane_math::less_ln2(a, n)), s - b);
+}
+/// e^x - 1, saturated at x = ±87, with small relative error near 0.
+template <lane_pack L>
+OPD_INLINE L expm1(L x) {
+    return exp_less(x, L(1));
 }
 /// e^x - 1 for |x| <= 1, by one polynomial: 2.4e-8; anything elsewhere.
 template <lane_pack L>
@@ -542,11 +553,16 @@ OPD_INLINE L expm1_near(L x) {
     q = fma(q, x, L(5.00000049e-1));
     return fma(x * x, q, x);
 }
+/// log(a + b), a positive and a + b positive and finite, of small relative error also near 0 where a = 1.
+template <lane_pack L>
+OPD_INLINE L log_sum(L a, L b) {
+    const L u = pin(a + b);
+    return lane_math::log_of(u, b - pin(u - a)); // what the addition lost
+}
 /// log(1 + y), y > -1 and finite, with small relative error near 0.
 template <lane_pack L>
 OPD_INLINE L log1p(L y) {
-    const L u = pin(y + L(1));
-    return lane_math::log_of(u, y - pin(u - L(1))); // what the addition lost
+    return log_sum(L(1), y);
 }
 /// log(u), u positive, normal and finite.
 template <lane_pack L>

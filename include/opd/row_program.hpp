@@ -22,7 +22,9 @@
 // sweep serves for normalisers and value at once (reverse and forward KL, the alpha family):
 //
 //   S = Σ_{v≠s*} e^(z-z*)         T = Σ_{v≠t*} e^(y-y*)          normalisers, z student and y teacher logits over T
-//   U = Σ_{v≠s*} e^(z-z*) delta   W = Σ_{v≠s*} e^(z-z*) expm1(-k delta)   X = Σ_{v≠t*} e^(y-y*) delta
+//   U = Σ_{v≠s*} e^(z-z*) delta   W = Σ_{v≠s*} e^(z-z*) expm1(-k delta)   X = Σ_{v≠t*} e^(y-y*) delta, or φ(delta)
+//
+// where φ(x) = expm1(a x)/a with a = 1-k, whose limit at a = 0 is x: what keeps the alpha family's value as a goes to 0.
 //
 // Every sum excludes its anchor's 1, is folded in float over leaves of 1,024 entries and in double above, and moves to a new
 // anchor exactly (`rebase`). Source: on-policy distillation objectives as in AsyncOPD (eq. 1-7); the anchored sums are this
@@ -40,11 +42,12 @@ namespace opd {
 /// Constants of a row, in the program's number type.
 template <class F>
 struct row_constants {
-    F p_star;            ///< p[s*]
-    F q_star;            ///< q[s*]
-    F d_star;            ///< log p[s*] - log q[s*]
-    F ratio;             ///< q[s*] / p[s*]; 0 where they differ by more than a factor e: do not anchor there
-    F slope_star = F(0); ///< what the program's slope_star(row) returned; 0 if it has none, or the driver does not ask
+    F p_star;             ///< p[s*]
+    F q_star;             ///< q[s*]
+    F d_star;             ///< log p[s*] - log q[s*]
+    F ratio;              ///< q[s*] / p[s*]; 0 where they differ by more than a factor e: do not anchor there
+    F slope_star = F(0);  ///< what the program's slope_star(row) returned; 0 if it has none, or the driver does not ask
+    bool anchored = true; ///< ratio is q*/p*; a branch on it is the same for a whole row
 };
 
 /// One vocabulary entry as a dense program sees it. Fields that a program does not read cost nothing.
@@ -59,6 +62,7 @@ struct dense_entry {
 struct raw_sums_needed {
     bool u = false, w = false, x = false;
     bool k_is_one = false; ///< the exponent of W is 1 in every row: cheaper
+    bool x_power = false;  ///< X takes φ(delta)
     friend constexpr bool operator==(raw_sums_needed, raw_sums_needed) = default;
 };
 
@@ -70,6 +74,15 @@ struct raw_sums {
     double z_t = 0, y_t = 0;     ///< the same at t
     double inv_s = 1, inv_t = 1; ///< 1/temperature of the student and of the teacher
     double k = 1;                ///< exponent of W
+    double x_power = 0;          ///< a of φ in X; 0: X takes delta
+
+    /// φ
+    OPD_HD double phi(double x) const { return x_power == 0 ? x : ::expm1(x_power * x) / x_power; }
+    /// a of φ for programs with this exponent: 0 where X does not serve (a >= 0.8, where W does) or is linear as it is.
+    OPD_HD static double power_for(double k) {
+        const double a = 1 - k;
+        return a >= 0.8 || (a < 1e-9 && a > -1e-9) ? 0 : a;
+    }
 
     /// log p - log q at the student's anchor, from the normalisers.
     OPD_HD double d_star() const { return ::log1p(T) - ::log1p(S) + (y_t - y_s) * inv_t; }
@@ -93,7 +106,7 @@ struct raw_sums {
         }
         const double a = (z_s - z2) * inv_s, b = (y_s - y2) * inv_t, g = a - b;
         const double e = ::exp(a), full = 1 + S;
-        X += g * T; // delta grows by g everywhere; t's own term is added at the end
+        X += phi(g) * (T + x_power * X); // delta grows by g everywhere; t's own term is added at the end
         U = e * (U + g * full);
         const double f = ::exp(a - k * g);
         W = f * W + (k * g > -1 && k * g < 1 ? e * ::expm1(-k * g) : f - e) * full;
@@ -103,7 +116,7 @@ struct raw_sums {
     /// Moves the teacher's anchor to token `t2`.
     OPD_HD OPD_INLINE void rebase_teacher(index_t t2, double z2, double y2) {
         const double f = ::exp((y_t - y2) * inv_t);
-        X = f * (X + delta_t());
+        X = f * (X + phi(delta_t()));
         T = f * (1 + T);
         t = t2, z_t = z2, y_t = y2;
     }

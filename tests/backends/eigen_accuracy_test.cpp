@@ -12,12 +12,14 @@
 // N(0,3) rows, within 1.6e-6·max|g|.
 //
 // Also bfloat16 gradients near p = q, whose relative error stays below 1e-2.
+#include "support/accuracy.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"
 #include "support/traits.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 
 #include <opd/backends/eigen.hpp>
@@ -213,6 +215,40 @@ TEST_CASE("forward KL of a diffuse student under a teacher that is sure of the s
                 both(forward_kl{});
                 both(alpha_divergence{.a = 0});
             }
+}
+
+TEST_CASE("diffuse, peaked and disagreeing rows, T from 0.01 to 100, every divergence") {
+    eigen_backend backend;
+    std::vector<accuracy::errors> table;
+    for (const accuracy::row_pair& r : accuracy::rows(5000, 20250601)) accuracy::judge_dense(backend, r, table);
+    const auto large = accuracy::rows(vocab, 7);
+    for (std::size_t i = 0; i < large.size(); i += 24) accuracy::judge_dense(backend, large[i], table);
+    if (std::getenv("OPD_ACCURACY_TABLE")) accuracy::print(table, "V = 5,000 and 151,936");
+}
+
+TEST_CASE("sure teachers on a support of 300 ids, renormalised") {
+    eigen_backend backend;
+    std::vector<accuracy::errors> table;
+    constexpr index_t k = 300, wide = 2 * k + 1;
+    std::vector<std::int32_t> ids;
+    for (index_t j = 0; j < k; ++j) ids.push_back(std::int32_t(2 * j + 1));
+    std::vector<float> z(wide), g(wide);
+    for (accuracy::row_pair r : accuracy::rows(k, 20250601)) {
+        // sure teachers: rows near p = q lose what float's log q of -6 does not hold
+        if (r.name.find("| .9") == std::string::npos) continue;
+        const std::vector<double> lq = accuracy::log_softmax(r.y, 1);
+        for (std::size_t j = 0; j < std::size_t(k); ++j)
+            if (!detail::is_neg_inf(r.y[j])) r.y[j] = float(lq[j]);
+        accuracy::judge(r, table, [&](const accuracy::row_pair& row, const auto& d, std::vector<float>& dz) {
+            for (std::size_t j = 0; j < std::size_t(k); ++j) z[2 * j + 1] = row.z[j];
+            const double loss =
+                evaluate(backend, student::logits{view(z.data(), 1, wide), view(g.data(), 1, wide), row.temperature_p},
+                         teacher::support{view(ids.data(), 1, k), view(row.y.data(), 1, k)}, renormalised{d})
+                    .loss;
+            for (std::size_t j = 0; j < std::size_t(k); ++j) dz[j] = g[2 * j + 1];
+            return loss;
+        });
+    }
 }
 
 TEST_CASE("bfloat16 gradients near p = q keep a relative error below 1e-2") {

@@ -425,6 +425,7 @@ OPD_HD row_sweep sweep_thread(const Z* z, const Y* y, index_t n, double inv_s, d
     row_sweep out;
     raw_sums& s = out.sums;
     s.inv_s = inv_s, s.inv_t = inv_t, s.k = k;
+    if constexpr (Need.x_power) s.x_power = raw_sums::power_for(k);
     thread_anchors<F> a(s);
     const F lowest(lowest_logit);
     for (index_t first = tid; first < n; first += index_t{threads} * entries_at_a_time) {
@@ -470,7 +471,12 @@ OPD_HD row_sweep sweep_thread(const Z* z, const Y* y, index_t n, double inv_s, d
                         W += in_s ? e * expm1(min(max(x, -edge), edge)) : F(0.);
                         if (has_z && has_y && (in_s || in_t || id == s.t)) steepest = max(steepest, x);
                     }
-                    if constexpr (Need.x) X = in_t ? fma(f, delta, X) : X;
+                    if constexpr (Need.x) {
+                        F x = delta;
+                        if constexpr (Need.x_power)
+                            if (s.x_power != 0) x = expm1(min(F(s.x_power) * delta, F(80))) * F(1 / s.x_power);
+                        X = in_t ? fma(f, x, X) : X;
+                    }
                 }
             }
         }
@@ -646,6 +652,7 @@ struct dense_kernel {
         OPD_HD constants(const raw_sums& s, const Program& program)
             : anchor(s), row{F(1 / (1 + s.S)), F(::exp(-s.d_star()) / (1 + s.S)), F(s.d_star()), F(s.ratio())},
               inv_sum_s(1 / (1 + s.S)), inv_sum_t(1 / (1 + s.T)), log_sum_s(::log1p(s.S)), log_sum_t(::log1p(s.T)) {
+            row.anchored = s.ratio() > 0;
             if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
         }
 

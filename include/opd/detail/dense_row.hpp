@@ -132,6 +132,7 @@ private:
             : anchor(s), row{F(1 / (1 + s.S)), F(std::exp(-s.d_star()) / (1 + s.S)), F(s.d_star()), F(s.ratio())},
               inv_sum_s(1 / (1 + s.S)), inv_sum_t(1 / (1 + s.T)), log_sum_s(std::log1p(s.S)),
               log_sum_t(std::log1p(s.T)) {
+            row.anchored = s.ratio() > 0;
             if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
         }
 

@@ -192,9 +192,11 @@ struct anchor_lanes {
     using value = typename F::value_type;
     F z_s, y_s, y_t, d0;
     F inv_s, inv_t, k;
+    F x_power, x_scale;                         // a and 1/a of φ
     F hi_s, lo_s, floor_s, hi_t, lo_t, floor_t; // log2(e)/T in two parts
     F share;                                    // e^((y* - y[s*])/T): the teacher's anchor in units of its y[s*]
     value limit_s, limit_t;                     // how far below the anchor exp2_scaled needs no floor
+    bool linear;                                // X takes delta itself
     bool near;                                  // how delta is grouped: each form alone loses digits on some rows
 
     static constexpr double log2e = 1.4426950408889634;
@@ -202,10 +204,11 @@ struct anchor_lanes {
 
     explicit anchor_lanes(const raw_sums& s)
         : z_s(s.z_s), y_s(s.y_s), y_t(s.y_t), d0(s.z_s - s.y_s), inv_s(s.inv_s), inv_t(s.inv_t), k(s.k),
-          hi_s(s.inv_s * log2e), lo_s(low(s.inv_s * log2e)), floor_s(-160 / (s.inv_s * log2e)), hi_t(s.inv_t * log2e),
+          x_power(s.x_power), x_scale(s.x_power == 0 ? 1 : 1 / s.x_power), hi_s(s.inv_s * log2e),
+          lo_s(low(s.inv_s * log2e)), floor_s(-160 / (s.inv_s * log2e)), hi_t(s.inv_t * log2e),
           lo_t(low(s.inv_t * log2e)), floor_t(-160 / (s.inv_t * log2e)), share(std::exp((s.y_t - s.y_s) * s.inv_t)),
           limit_s(value(std::min(1e30, 0x1p40 / (s.inv_s * log2e)))),
-          limit_t(value(std::min(1e30, 0x1p40 / (s.inv_t * log2e)))),
+          limit_t(value(std::min(1e30, 0x1p40 / (s.inv_t * log2e)))), linear(s.x_power == 0),
           near(s.inv_s == s.inv_t && std::abs(s.z_s - s.y_s) <= 16) {}
 
     /// Near is `near`, known at compile time so that the loops hold no branch. Before the factor `unit`.
@@ -229,6 +232,14 @@ struct anchor_lanes {
             return unscaled_delta<true>(z, y) * inv_s;
         else
             return unscaled_delta<false>(z, y);
+    }
+    /// φ of raw_sums
+    template <raw_sums_needed Need>
+    OPD_INLINE F phi(F x) const {
+        if constexpr (Need.x_power)
+            return linear ? x : expm1(x_power * x) * x_scale;
+        else
+            return x;
     }
     OPD_INLINE F student(F z) const { return exp2_scaled(pin(z - z_s), hi_s, lo_s, floor_s); } // e^((z - z*)/T)
     OPD_INLINE F teacher(F y) const { return exp2_scaled(pin(y - y_t), hi_t, lo_t, floor_t); }
@@ -280,7 +291,7 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
                             s.wide = s.wide | (far & felt);
                         }
                     }
-                    if constexpr (Need.x) X = fma(f, delta, X);
+                    if constexpr (Need.x) X = fma(f, Need.x_power ? a.template phi<Need>(unit * delta) : delta, X);
                 }
             }
         }
@@ -291,7 +302,7 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
         if constexpr (Need.x) s.X += X;
     }
     if constexpr (Need.u) s.U *= unit;
-    if constexpr (Need.x) s.X *= unit;
+    if constexpr (Need.x && !Need.x_power) s.X *= unit;
     return s;
 }
 
@@ -322,7 +333,7 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
                         const typename F::mask far = x > F(80), felt = (e + f) > F(0);
                         s.wide = s.wide | (far & felt);
                     }
-                    if constexpr (Need.x) X = fma(f, delta, X);
+                    if constexpr (Need.x) X = fma(f, a.template phi<Need>(delta), X);
                 }
             }
         }

@@ -48,6 +48,7 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
     swept out;
     raw_sums& s = out.sums;
     s.inv_s = inv_s, s.inv_t = inv_t, s.k = k;
+    if constexpr (Need.x_power) s.x_power = raw_sums::power_for(k);
     staged_leaf<F> stage;
     const index_t* next_excluded = excluded.begin;
     anchor_lanes<F> a(s);

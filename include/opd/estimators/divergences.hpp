@@ -14,7 +14,8 @@
 //
 // Shapes: logits (N,V) and (N,V); one value a row. Additive constants in the slope are dropped: (1) of row_program.hpp
 // removes them. Every c is returned anchored at the student's top token s*, as p·(slope - slope*), from delta by expm1 and
-// log1p, so that it is exact to float precision near p = q. No T² factor is applied.
+// log1p, so that it is exact to float precision near p = q; forward KL's is not where p* and q* are far apart, where it is -q.
+// No T² factor is applied.
 //
 // Exact: all of them. A float row whose probabilities differ by more than e^80 at some token that matters is redone in
 // float64 by the driver (counted in diagnostics.careful_rows).
@@ -76,7 +77,7 @@ struct forward_kl {
 
     OPD_HD static constexpr bool infinite_where_student_zero() { return true; }
     static constexpr raw_sums_needed raw{.w = true, .x = true, .k_is_one = true};
-    static constexpr raw_sums_needed raw_for_value{.x = true};
+    static constexpr raw_sums_needed raw_for_value{.x = true, .k_is_one = true};
     OPD_HD double exponent() const { return 1; }
     OPD_HD double value(const raw_sums& s) const { return -(s.X + s.delta_t()) / (1 + s.T) - s.d_star(); }
     /// ratio - 1. Σ q = 1 makes q*/p* = (1+S)/(1+S+W): in anchored rows the teacher's normaliser, and its rounding, drop out.
@@ -85,30 +86,32 @@ struct forward_kl {
 
 /// Generalised Jensen-Shannon divergence: o KL(q‖m) + (1-o) KL(p‖m), m = w q + (1-w) p, 0 < w < 1.
 /// Libraries disagree about the two weights, hence both are named: TRL and Liger w = o = b; KDFlow and DistiLLM
-/// w = o = 1-b; ms-swift w = b, o = 1-b. Up to a constant, with B = log p - log m and κ = o(1-w)/w - (1-o) (0 for o = w),
-/// slope = (1-o) B + (1-w) κ (p/m - 1).
+/// w = o = 1-b; ms-swift w = b, o = 1-b. With L = log m - log p, R = 1 - p/m and h = L - R, up to a constant,
+///
+///   slope = -(1-o) h - ((1-o) w + o (1-w)²/w) R          -(1-o) L where o = w
+///
+/// which is 0 at p = q. In rows that are not anchored the constant is the slope at p/q = ∞, so that digits are kept where
+/// all of it is near there: L = log1p(v), R = v/(1+v), v = w q/((1-w) p), and o (1-w)/w before R.
 struct jsd {
     double w = 0.5;
     double o = 0.5;
 
     template <class F>
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
-        const F d = detail::bounded(e.delta + r.d_star);
-        const F b = against_mixture(d).log_ratio;
-        return F(o) * e.q * (b - d) + F(1 - o) * e.p * b;
+        const mixture<F> m = against_mixture(detail::bounded(e.delta + r.d_star));
+        return F(o) * e.q * m.log_q_ratio + F(1 - o) * e.p * m.log_p_ratio;
     }
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
-        const F d = detail::bounded(e.delta + r.d_star), d_star = detail::bounded(r.d_star);
-        const F anchored = slope(d) - r.slope_star;
-        if (w > 0.75) // the student's own share is small: where p* >> q*, slope* nears log 1/(1-w) and would cancel
-            return e.p * select(d_star > F(1), slope_from_limit(d), anchored);
-        return e.p * anchored;
+        if (r.anchored) return e.p * (slope(detail::bounded(e.delta + r.d_star)) - r.slope_star);
+        // of two ways to the log-ratio the one that rounds smaller numbers; exactly d* at s*
+        const F d = select(abs(e.delta) < F(4), e.delta + r.d_star, e.log_p - e.log_q);
+        return e.p * (slope_from_limit(r, d) - r.slope_star);
     }
     /// Constant in a row; drivers that do not ask for it leave c unanchored, which (1) of row_program.hpp allows.
     template <class F>
     OPD_HD OPD_INLINE F slope_star(const row_constants<F>& r) const {
-        return slope(detail::bounded(r.d_star));
+        return r.anchored ? slope(detail::bounded(r.d_star)) : slope_from_limit(r, r.d_star);
     }
     OPD_INLINE void validate() const {
         if (!detail::is_finite(w) || !(w > 0 && w < 1))
@@ -119,37 +122,50 @@ struct jsd {
 private:
     template <class F>
     struct mixture {
-        F log_ratio; // log p - log m
-        F excess;    // p/m - 1
+        F log_p_ratio, log_q_ratio; // log p - log m, log q - log m
+        F R, t;                     // 1 - p/m, (m - p)/(m + p)
     };
-    /// From d = log p - log q, through the smaller of p/q and q/p, so that nothing overflows or cancels.
+    /// From d = log p - log q: m/p as 1 + w expm1(-d) near d = 0, as (1-w) + w e^-d above, and m/q as w + (1-w) e^d below, so
+    /// that nothing overflows and nothing cancels, however small w or 1-w.
     template <class F>
     OPD_HD OPD_INLINE mixture<F> against_mixture(F d) const {
-        const F x = expm1(-abs(d));
-        const auto p_larger = d >= F(0);
-        const F u = select(p_larger, F(w), F(1 - w)) * x; // m = max(p, q) (1 + u)
-        const F from_larger = -log1p(u);
-        const F excess = o == w ? F(0) : select(p_larger, -u, F(w) * x) / (F(1) + u);
-        return {select(p_larger, from_larger, from_larger + d), excess};
-    }
-    /// slope(d) - slope(∞), whose terms are small where d is large. x = min(p/q, q/p), m = max(p, q)·den.
-    template <class F>
-    OPD_HD OPD_INLINE F slope_from_limit(F d) const {
-        const F x = exp(-abs(d));
-        const auto p_larger = d >= F(0);
-        const F b = select(p_larger, F(0), d - F(::log(w / (1 - w)))) -
-                    log1p(select(p_larger, F(w / (1 - w)), F((1 - w) / w)) * x);
-        if (o == w) return F(1 - o) * b;
-        const F num = select(p_larger, F(w) * x, F(w)),
-                den = select(p_larger, F(1 - w) + F(w) * x, F(1 - w) * x + F(w));
-        return F(1 - o) * b - F(o * (1 - w) / w - (1 - o)) * num / den;
+        const F size = abs(d), one = select(size < F(1), F(1), F(0));
+        const auto by_p = d > F(-1);
+        const F e = exp_less(select(by_p, -d, d), one);
+        const F a = select(size < F(1), F(1), select(by_p, F(1 - w), F(w)));
+        const F b = select(by_p, F(w), F(1 - w)) * e;
+        const F log_m = log_sum(a, b);
+        mixture<F> m{select(by_p, -log_m, d - log_m), select(by_p, -log_m - d, -log_m), F(0), F(0)};
+        if (o != w) { // parameters, not numbers: the same way for every entry
+            const F n = select(by_p, F(w), F(-w)) * (e - (F(1) - one));
+            m.R = n / (a + b);
+            m.t = n / (a + b + select(by_p, F(1), e + one));
+        }
+        return m;
     }
     template <class F>
     OPD_HD OPD_INLINE F slope(F d) const {
         const mixture<F> m = against_mixture(d);
-        if (o == w) // parameters, not numbers: the same way for every entry
-            return F(1 - o) * m.log_ratio;
-        return F(1 - o) * m.log_ratio + F((1 - w) * (o * (1 - w) / w - (1 - o))) * m.excess;
+        if (o == w) return F(1 - o) * m.log_p_ratio;
+        return F(-(1 - o)) * log_excess(-m.log_p_ratio, m.R, m.t) - F((1 - o) * w + o * (1 - w) * (1 - w) / w) * m.R;
+    }
+    template <class F>
+    OPD_HD OPD_INLINE F slope_from_limit(const row_constants<F>& r, F d) const {
+        const F log_odds = log(F(w / (1 - w)));
+        d = min(max(d, F(-detail::widest<F>()) + max(log_odds, F(0))), F(detail::widest<F>()));
+        const F v = F(w / (1 - w)) * exp(-d), l = log1p(v);
+        if (o == w) return F(-(1 - o)) * l;
+        const F den = F(1) / (F(1) + v), big = v * den;
+        // R itself where v is small at s*, R - 1 where it is large
+        const F rest = select(r.d_star > log_odds, big, -den);
+        return F(-(1 - o)) * log_excess(l, big, v / (F(2) + v)) - F(o * (1 - w) / w) * rest;
+    }
+    /// L - R, where L = 2 artanh(t) and R = 2t/(1+t): by t's series where they are close.
+    template <class F>
+    OPD_HD OPD_INLINE static F log_excess(F l, F big_r, F t) {
+        const F s = t * t;
+        const F series = fma(fma(fma(fma(F(2. / 9), s, F(2. / 7)), s, F(2. / 5)), s, F(2. / 3)), s * t, t * big_r);
+        return select(abs(t) < F(0.15), series, l - big_r);
     }
 };
 
@@ -214,37 +230,48 @@ private:
     }
 };
 
-/// (Σ p^a q^(1-a) - 1) / (a(a-1)). a = 1 is reverse KL, a = 0 forward KL.
+/// (Σ p^a q^(1-a) - 1) / (a(a-1)). a = 1 is reverse KL, a = 0 (below 1e-9 in size) forward KL. The value is summed as
+/// Σ q expm1(a (log p - log q)) for a < 0.8, so that it does not cancel as a goes to 0.
 struct alpha_divergence {
     double a = 0.5;
 
     template <class F>
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
-        if (a == 0) return forward_kl{}.term(r, e);
+        if (is_forward()) return forward_kl{}.term(r, e);
         if (a == 1) return reverse_kl{}.term(r, e);
-        return F(1 / (a * (a - 1))) * e.p * expm1(detail::bounded(F(a - 1) * (e.delta + r.d_star)));
+        const F scale(1 / (a * (a - 1))), d = e.delta + r.d_star;
+        if (a > -0.25 && a < 0.25) return scale * e.q * expm1(detail::bounded(F(a) * d)); // Σ p = Σ q
+        return scale * e.p * expm1(detail::bounded(F(a - 1) * d));
     }
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
-        if (a == 0) return forward_kl{}.c(r, e);
+        if (is_forward()) return forward_kl{}.c(r, e);
         if (a == 1) return reverse_kl{}.c(r, e);
-        const F slope_star = exp(detail::bounded(F(a - 1) * r.d_star)) * F(1 / (a - 1));
-        return slope_star * e.p * expm1(detail::bounded(F(a - 1) * e.delta));
+        const F star = exp(detail::bounded(F(a - 1) * r.d_star)), scale(1 / (a - 1)), x = F(a - 1) * e.delta;
+        const F near = star * e.p * expm1(detail::bounded(x));
+        if (a >= 0.5) return scale * near;
+        // p^a q^(1-a) from q where they are far apart: p may underflow while its power does not
+        return scale *
+               select(abs(x) < F(1), near, e.q * exp(detail::bounded(F(a) * (e.delta + r.d_star))) - star * e.p);
     }
 
     OPD_HD bool infinite_where_teacher_zero() const { return a >= 1; }
     OPD_HD bool infinite_where_student_zero() const { return a <= 0; }
-    static constexpr raw_sums_needed raw{.u = true, .w = true, .x = true}; // a is known at run time only
-    OPD_HD double exponent() const { return a == 0 ? 1 : 1 - a; }
+    // a is known at run time only
+    static constexpr raw_sums_needed raw{.u = true, .w = true, .x = true, .x_power = true};
+    OPD_HD double exponent() const { return is_forward() ? 1 : 1 - a; }
     OPD_HD double value(const raw_sums& s) const {
-        if (a == 0) return forward_kl{}.value(s);
+        if (is_forward()) return forward_kl{}.value(s);
         if (a == 1) return reverse_kl{}.value(s);
-        // Σ p^a q^(1-a) - 1 = (e^((a-1)d*) - 1) + e^((a-1)d*) W/(1+S)
-        const double g = (a - 1) * s.d_star();
+        // Σ p^a q^(1-a) - 1 = expm1(a d*) + e^(a d*) Σ q expm1(a delta) = (e^((a-1)d*) - 1) + e^((a-1)d*) W/(1+S)
+        const double d = s.d_star(), g = (a - 1) * d;
+        // W's terms cancel where p* is far below q*, X's where it is far above, and W is divided by a
+        const bool x_serves = by_teacher() && (d < 0 || a < 0.03);
+        if (x_serves) return (s.phi(d) + ::exp(a * d) * (s.X + s.phi(s.delta_t())) / (1 + s.T)) / (a - 1);
         return (::expm1(g) + ::exp(g) * s.W / (1 + s.S)) / (a * (a - 1));
     }
     OPD_HD double sum_c(const raw_sums& s) const {
-        if (a == 0) return forward_kl{}.sum_c(s);
+        if (is_forward()) return forward_kl{}.sum_c(s);
         if (a == 1) return reverse_kl{}.sum_c(s);
         return ::exp((a - 1) * s.d_star()) / (a - 1) * s.W / (1 + s.S);
     }
@@ -252,6 +279,10 @@ struct alpha_divergence {
         if (!detail::is_finite(a) || a < -1000 || a > 1000)
             throw invalid_input("alpha_divergence.a", "must lie between -1000 and 1000");
     }
+
+private:
+    OPD_HD bool is_forward() const { return a < 1e-9 && a > -1e-9; }
+    OPD_HD bool by_teacher() const { return raw_sums::power_for(1 - a) != 0; }
 };
 
 /// Σ p²/q - 1, twice the alpha-divergence at a = 2.
