@@ -4,11 +4,7 @@
 // `scalar<T>` (one float or double, on the host or a device). Both have the same operators and, found by argument-
 // dependent lookup, the same functions:
 //
-<<<<<<< HEAD
-//   exp log log1p expm1 expm1_near exp2 abs min max select fma pin in_double
-=======
-//   exp log log1p expm1 expm1_near exp_less log_sum exp2 abs min max select fma pin
->>>>>>> 2f3e3cb (Keep the mixtures' and the alpha family's digits on diffuse, sure and disagreeing rows)
+//   exp log log1p expm1 expm1_near exp_less log_sum exp2 abs min max select fma pin in_double
 //
 // so that one program text serves the CPU's lanes, the float64 reference and a GPU thread. A program holds no `if`
 // over numbers and no naked literal: it writes F(2) and select(mask, a, b).
