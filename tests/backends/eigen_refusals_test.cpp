@@ -354,3 +354,17 @@ TEST_CASE("check::contents names what is wrong with an entry, on every cache") {
             "teacher.y", [x](call& c) { c.y[vocab + 5] = float(x); }, reverse);
     }
 }
+
+TEST_CASE("column ranges of one buffer lie apart, unless one runs into the next row of the other") {
+    for (const index_t at : {12, 13, 11}) {
+        call c;
+        std::vector<float> both(rows * 24 + 16, 0.25F);
+        c.s.z = matrix_view<const float>(both.data(), rows, vocab, 24);
+        c.s.dz = matrix_view<float>(both.data() + at, rows, vocab, 24);
+        CAPTURE(at);
+        if (at == 12)
+            reverse(c);
+        else
+            CHECK_THROWS_WITH_AS(reverse(c), doctest::Contains("overlaps student.z"), invalid_input);
+    }
+}
