@@ -21,6 +21,7 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
+#include "opd/detail/misfit.hpp"
 #include "opd/element.hpp"
 #include "opd/view.hpp"
 
@@ -35,8 +36,12 @@ struct by_name_only {}; ///< what follows it in an aggregate is set by name
 
 namespace student {
 
-template <storage Z, storage G = Z, space Space = space::host>
+template <class Z, class G = Z, space Space = space::host>
 struct logits {
+    static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");
+    static_assert(detail::stored<Z, std::remove_const_t<G>>,
+                  "opd: unknown element type: specialise opd::element for it, in one line where it holds the bits of a "
+                  "known type; see docs/concepts/element.md");
     using logit_type = Z;
     using gradient_type = G;
     static constexpr space memory_space = Space;
@@ -59,9 +64,22 @@ template <class Z, class G, space S> // these two by name alone: {.z, .dz, .pad}
 logits(matrix_view<Z, S>, matrix_view<G, S>, opd::padding)->logits<std::remove_const_t<Z>, G, S>;
 template <class Z, class G, space S>
 logits(matrix_view<Z, S>, matrix_view<G, S>, float, opd::padding) -> logits<std::remove_const_t<Z>, G, S>;
+template <class... A>
+    requires(!detail::are_views<A...>())
+logits(A...)
+->logits<detail::misfit<A...>>;
+template <class... Why, class G, space S>
+struct logits<detail::misfit<Why...>, G, S> : detail::misfit_source<Why...> {
+    template <class... A>
+    constexpr logits(A&&...) {}
+};
 
-template <storage Z, storage G = Z, space Space = space::host>
+template <class Z, class G = Z, space Space = space::host>
 struct on_support {
+    static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");
+    static_assert(detail::stored<Z, std::remove_const_t<G>>,
+                  "opd: unknown element type: specialise opd::element for it, in one line where it holds the bits of a "
+                  "known type; see docs/concepts/element.md");
     using logit_type = Z;
     using gradient_type = G;
     static constexpr space memory_space = Space;
@@ -84,6 +102,15 @@ template <class Z, class G, space S>
 on_support(matrix_view<Z, S>, matrix_view<G, S>, opd::padding) -> on_support<std::remove_const_t<Z>, G, S>;
 template <class Z, class G, space S>
 on_support(matrix_view<Z, S>, matrix_view<G, S>, float, opd::padding) -> on_support<std::remove_const_t<Z>, G, S>;
+template <class... A>
+    requires(!detail::are_views<A...>())
+on_support(A...)
+->on_support<detail::misfit<A...>>;
+template <class... Why, class G, space S>
+struct on_support<detail::misfit<Why...>, G, S> : detail::misfit_source<Why...> {
+    template <class... A>
+    constexpr on_support(A&&...) {}
+};
 
 } // namespace student
 

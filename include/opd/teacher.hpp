@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
+#include "opd/detail/misfit.hpp"
 #include "opd/element.hpp"
 #include "opd/view.hpp"
 
@@ -27,10 +28,22 @@ namespace opd {
 /// The kinds of cache. An estimator that does not read dense logits declares which it `takes`.
 enum class cache_kind { dense, support, samples, weighted };
 
+namespace detail {
+/// Id, or why a cache's columns of weights W and log-probs A and B fit no cache.
+template <class Id, class W, class A, class B>
+using checked_id =
+    std::conditional_t<!std::floating_point<std::remove_const_t<W>>, misfit<weights_not_float>,
+                       std::conditional_t<!std::is_same_v<std::remove_const_t<A>, std::remove_const_t<B>>,
+                                          misfit<two_log_types>, std::remove_const_t<Id>>>;
+} // namespace detail
+
 namespace teacher {
 
-template <storage Y, space Space = space::host>
+template <class Y, space Space = space::host>
 struct dense {
+    static_assert(detail::stored<Y>,
+                  "opd: unknown element type: specialise opd::element for it, in one line where it holds "
+                  "the bits of a known type; see docs/concepts/element.md");
     static constexpr cache_kind kind = cache_kind::dense;
     using logit_type = Y;
     static constexpr space memory_space = Space;
@@ -41,9 +54,22 @@ template <class Y, space S>
 dense(matrix_view<Y, S>) -> dense<std::remove_const_t<Y>, S>;
 template <class Y, space S>
 dense(matrix_view<Y, S>, float) -> dense<std::remove_const_t<Y>, S>;
+template <class... A>
+    requires(!detail::are_views<A...>())
+dense(A...)
+->dense<detail::misfit<A...>>;
+template <class... Why, space S>
+struct dense<detail::misfit<Why...>, S> : detail::misfit_source<Why...> {
+    template <class... A>
+    constexpr dense(A&&...) {}
+};
 
-template <std::integral Id, storage L = float, space Space = space::host>
+template <class Id, class L = float, space Space = space::host>
 struct support {
+    static_assert(std::integral<Id>, "opd: ids are integers, of any type");
+    static_assert(detail::stored<L>,
+                  "opd: unknown element type: specialise opd::element for it, in one line where it holds "
+                  "the bits of a known type; see docs/concepts/element.md");
     static constexpr cache_kind kind = cache_kind::support;
     using id_type = Id;
     using log_type = L;
@@ -57,9 +83,22 @@ support(matrix_view<Id, S>, matrix_view<L, S>) -> support<std::remove_const_t<Id
 template <class Id, class L, class T, space S>
 support(matrix_view<Id, S>, matrix_view<L, S>, vector_view<T, S>)
     -> support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
+template <class... A>
+    requires(!detail::are_views<A...>())
+support(A...)
+->support<detail::misfit<A...>>;
+template <class... Why, class L, space S>
+struct support<detail::misfit<Why...>, L, S> : detail::misfit_source<Why...> {
+    template <class... A>
+    constexpr support(A&&...) {}
+};
 
-template <std::integral Id, storage L = float, space Space = space::host>
+template <class Id, class L = float, space Space = space::host>
 struct samples {
+    static_assert(std::integral<Id>, "opd: ids are integers, of any type");
+    static_assert(detail::stored<L>,
+                  "opd: unknown element type: specialise opd::element for it, in one line where it holds "
+                  "the bits of a known type; see docs/concepts/element.md");
     static constexpr cache_kind kind = cache_kind::samples;
     using id_type = Id;
     using log_type = L;
@@ -75,10 +114,23 @@ samples(matrix_view<Id, S>, matrix_view<L, S>, matrix_view<L, S>)
     -> samples<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
 template <class Id, class A, class B, space S>
 samples(matrix_view<Id, S>, matrix_view<A, S>, matrix_view<B, S>)
-    -> samples<std::remove_const_t<Id>, std::remove_const_t<A>, S>;
+    -> samples<detail::checked_id<Id, float, A, B>, std::remove_const_t<A>, S>;
+template <class... A>
+    requires(!detail::are_views<A...>())
+samples(A...)
+->samples<detail::misfit<A...>>;
+template <class... Why, class L, space S>
+struct samples<detail::misfit<Why...>, L, S> : detail::misfit_source<Why...> {
+    template <class... A>
+    constexpr samples(A&&...) {}
+};
 
-template <std::integral Id, storage L = float, space Space = space::host, std::floating_point W = arithmetic_t<L>>
+template <class Id, class L = float, space Space = space::host, class W = arithmetic_t<L>>
 struct weighted {
+    static_assert(std::integral<Id>, "opd: ids are integers, of any type");
+    static_assert(detail::stored<L>,
+                  "opd: unknown element type: specialise opd::element for it, in one line where it holds "
+                  "the bits of a known type; see docs/concepts/element.md");
     static constexpr cache_kind kind = cache_kind::weighted;
     using id_type = Id;
     using log_type = L;
@@ -93,10 +145,19 @@ struct weighted {
 };
 template <class Id, class W, class A, class B, space S>
 weighted(matrix_view<Id, S>, matrix_view<W, S>, matrix_view<A, S>, matrix_view<B, S>)
-    -> weighted<std::remove_const_t<Id>, std::remove_const_t<A>, S, std::remove_const_t<W>>;
+    -> weighted<detail::checked_id<Id, W, A, B>, std::remove_const_t<A>, S, std::remove_const_t<W>>;
 template <class Id, class W, class A, class B, class E, space S>
 weighted(matrix_view<Id, S>, matrix_view<W, S>, matrix_view<A, S>, matrix_view<B, S>, matrix_view<E, S>)
-    -> weighted<std::remove_const_t<Id>, std::remove_const_t<A>, S, std::remove_const_t<W>>;
+    -> weighted<detail::checked_id<Id, W, A, B>, std::remove_const_t<A>, S, std::remove_const_t<W>>;
+template <class... A>
+    requires(!detail::are_views<A...>())
+weighted(A...)
+->weighted<detail::misfit<A...>>;
+template <class... Why, class L, space S, class W>
+struct weighted<detail::misfit<Why...>, L, S, W> : detail::misfit_source<Why...> {
+    template <class... A>
+    constexpr weighted(A&&...) {}
+};
 
 } // namespace teacher
 

@@ -358,6 +358,20 @@ TEST_CASE("offsets of 32 or 64 bits and weights of float or double: the same bit
                          invalid_input);
 }
 
+TEST_CASE("a backend may be a temporary") {
+    const float z[4] = {0, 1, 2, 3}, y[4] = {3, 0, 1, 2};
+    float kept[4], temporary[4];
+    eigen_backend backend;
+    const teacher::dense t{view(y, 1, 4)};
+    const double loss = evaluate(backend, student::logits{view(z, 1, 4), view(kept, 1, 4)}, t, reverse_kl{}).loss;
+    CHECK(evaluate(eigen_backend{}, student::logits{view(z, 1, 4), view(temporary, 1, 4)}, t, reverse_kl{}).loss ==
+          loss);
+    CHECK(std::equal(kept, kept + 4, temporary));
+    double lse = 0;
+    CHECK(log_sum_exp(eigen_backend{}, view(z, 1, 4), view(&lse, 1)).diagnostics.kept == 1);
+    CHECK(lse == doctest::Approx(3.4401897));
+}
+
 TEST_CASE("log-sum-exp: what a call returns, another may be given") {
     eigen_backend backend;
     naive_backend slow;

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// first: opd: the views of a source lie in one memory space
+// errors: 1
+// control: FIXED
+#include <opd/student.hpp>
+
+int main() {
+    const float z[4] = {};
+    float dz[4];
+#ifdef FIXED
+    const opd::student::logits student{opd::view(z, 1, 4), opd::view(dz, 1, 4)};
+#else
+    const opd::student::logits student{opd::view(z, 1, 4), opd::device_view(dz, 1, 4)};
+#endif
+    (void)student, (void)z, (void)dz;
+}
