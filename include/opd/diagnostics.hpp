@@ -115,6 +115,7 @@ inline std::string to_string(const diagnostics& d) {
     note(d.clamped_rows, " cut by env.loss_clamp: gradient 0");
     note(d.careful_rows, " computed in float64");
     note(d.saturated, " ratios saturated at e^80");
+    note(d.certain_mu, " log mu of exactly 0");
     note(d.baseline_missing, " samples without a baseline");
     note(d.tail_floored, " teacher tails floored");
     if (d.mu_mismatch()) {

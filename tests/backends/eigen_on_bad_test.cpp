@@ -176,6 +176,9 @@ TEST_CASE("one line says what was dropped, and nothing where nothing was") {
           "gradient 0; 3 computed in float64; 4 ratios saturated at e^80; 5 samples without a baseline; "
           "6 teacher tails floored");
     d = {};
+    d.certain_mu = 2;
+    CHECK(to_string(d) == "0 rows, 0 kept; 2 log mu of exactly 0");
+    d = {};
     d.rows = d.kept = d.tokens = 100, d.ratio_sum = 150, d.ratio_square_sum = 226;
     REQUIRE(d.mu_mismatch());
     CHECK(to_string(d) == "100 rows, 100 kept; mean ratio 1.5: log mu is not the law that the tokens were drawn from");
