@@ -4,7 +4,7 @@
 // `scalar<T>` (one float or double, on the host or a device). Both have the same operators and, found by argument-
 // dependent lookup, the same functions:
 //
-//   exp log log1p expm1 expm1_near exp_less log_sum exp2 abs min max select fma pin in_double
+//   exp log log1p expm1 expm1_near expm1_rest exp_less log_sum exp2 abs min max select fma pin in_double
 //
 // so that one program text serves the CPU's lanes, the float64 reference and a GPU thread. A program holds no `if`
 // over numbers and no naked literal: it writes F(2) and select(mask, a, b).
@@ -80,11 +80,26 @@ struct scalar {
     OPD_HD friend scalar expm1(scalar a) { return raw(::expm1(a.v)); }
     OPD_HD friend scalar expm1_near(scalar a) { return expm1(a); }
     OPD_HD friend scalar exp_less(scalar a, scalar b) { return b.v == T(0) ? exp(a) : expm1(a); }
+    /// e^x - 1 - x: never negative, with small relative error near 0 in float, as far as expm1 carries it in double.
+    OPD_HD friend scalar expm1_rest(scalar x) {
+        if constexpr (sizeof(T) == 4)
+            if (x.v > T(-1) && x.v < T(1)) {
+                T q = T(2.47602965e-5);
+                q = ::fma(q, x.v, T(2.03702828e-4));
+                q = ::fma(q, x.v, T(1.38955076e-3));
+                q = ::fma(q, x.v, T(8.33030963e-3));
+                q = ::fma(q, x.v, T(4.16662614e-2));
+                q = ::fma(q, x.v, T(1.66667153e-1));
+                q = ::fma(q, x.v, T(5.00000049e-1));
+                return raw(x.v * x.v * q);
+            }
+        return max(expm1(x) - x, raw(T(0)));
+    }
     OPD_HD friend scalar fma(scalar a, scalar b, scalar c) { return raw(::fma(a.v, b.v, c.v)); }
     OPD_HD friend scalar pin(scalar a) { return raw(detail::pin(a.v)); }
-    /// a x + b y + c in double, rounded once.
+    /// a x - b y + c in double, rounded once; c where x = y and a = b.
     OPD_HD friend scalar in_double(scalar x, double a, scalar y, double b, double c) {
-        return raw(static_cast<T>(double(x.v) * a + double(y.v) * b + c));
+        return raw(static_cast<T>((double(x.v) - double(y.v)) * a + double(y.v) * (a - b) + c));
     }
     OPD_HD friend constexpr T sum(scalar a) { return a.v; }
 };
@@ -235,9 +250,10 @@ struct lanes {
 #endif
     OPD_INLINE friend lanes abs(lanes a) { return raw(std::bit_cast<vec>(std::bit_cast<ivec>(a.v) & 0x7fffffff)); }
     OPD_INLINE friend lanes pin(lanes a) { return raw(detail::pin(a.v)); }
-    /// a x + b y + c in double, rounded once.
+    /// a x - b y + c in double, rounded once; c where x = y and a = b.
     OPD_INLINE friend lanes in_double(lanes x, double a, lanes y, double b, double c) {
-        return joined(x.lower() * a + y.lower() * b + c, x.upper() * a + y.upper() * b + c);
+        const double d = a - b;
+        return joined((x.lower() - y.lower()) * a + y.lower() * d + c, (x.upper() - y.upper()) * a + y.upper() * d + c);
     }
 
     /// Lanes holding whole numbers, as integers.
@@ -537,17 +553,27 @@ template <lane_pack L>
 OPD_INLINE L expm1(L x) {
     return exp_less(x, L(1));
 }
-/// e^x - 1 for |x| <= 1, by one polynomial: 2.4e-8; anything elsewhere.
+namespace lane_math {
 template <lane_pack L>
-OPD_INLINE L expm1_near(L x) {
+OPD_INLINE L expm1_quotient(L x) { // (e^x - 1 - x) / x², |x| <= 1
     L q = L(2.47602965e-5);
     q = fma(q, x, L(2.03702828e-4));
     q = fma(q, x, L(1.38955076e-3));
     q = fma(q, x, L(8.33030963e-3));
     q = fma(q, x, L(4.16662614e-2));
     q = fma(q, x, L(1.66667153e-1));
-    q = fma(q, x, L(5.00000049e-1));
-    return fma(x * x, q, x);
+    return fma(q, x, L(5.00000049e-1));
+}
+} // namespace lane_math
+/// e^x - 1 for |x| <= 1, by one polynomial: 2.4e-8; anything elsewhere.
+template <lane_pack L>
+OPD_INLINE L expm1_near(L x) {
+    return fma(x * x, lane_math::expm1_quotient(x), x);
+}
+/// e^x - 1 - x, saturated as expm1: never negative, with small relative error near 0.
+template <lane_pack L>
+OPD_INLINE L expm1_rest(L x) {
+    return select(abs(x) < L(1), x * x * lane_math::expm1_quotient(x), max(expm1(x) - x, L(0)));
 }
 /// log(a + b), a positive and a + b positive and finite, of small relative error also near 0 where a = 1.
 template <lane_pack L>

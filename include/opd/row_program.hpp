@@ -91,6 +91,8 @@ struct raw_sums {
         const double d = d_star();
         return d >= -1 && d <= 1 ? ::exp(-d) : 0;
     }
+    /// What delta adds to z inv_s - y inv_t: exactly 0 where the anchor's logits and the temperatures are equal.
+    OPD_HD double shift() const { return (y_s - z_s) * inv_s + y_s * (inv_t - inv_s); }
     /// delta at the teacher's anchor.
     OPD_HD double delta_t() const { return (z_t - z_s) * inv_s - (y_t - y_s) * inv_t; }
     /// log-sum-exp of the student's scaled logits.
@@ -145,7 +147,25 @@ concept single_sweep_divergence = divergence<D> && requires(const D d, raw_sums 
 };
 // clang-format on
 
+/// A divergence whose value is also Σ of terms of which none is negative: `term` plus a multiple of p - q, which sums to 0,
+/// chosen so that the term is of second order in log p - log q near equality. A small value keeps its digits that way, and an
+/// error of the normalisers enters squared. `nonnegative_term(entry)` finds the whole log p - log q in entry.delta.
+template <class D>
+concept refinable_divergence = divergence<D> && requires(const D d, dense_entry<scalar<double>> e) {
+    { d.nonnegative_term(e) } -> std::same_as<scalar<double>>;
+};
+
 namespace detail {
+
+/// Whether a value is so small, beside the mass outside the top token that it was summed from, that rounding in F may be a
+/// thousandth of it. A sum in float is off by some 1e-7 of that mass; programs whose `value` enlarges that say by how much
+/// (`cancellation`).
+template <class F, class D>
+OPD_HD constexpr bool loses_digits(const D& program, double value, const raw_sums& s) {
+    double mass = s.S + s.T < 1 ? s.S + s.T : 1;
+    if constexpr (requires { program.cancellation(); }) mass *= program.cancellation();
+    return value < (sizeof(typename F::value_type) == 4 ? 0x1p-11 : 0x1p-40) * mass;
+}
 
 /// Where a program's value is infinite: needed to floor, skip or raise. Programs say so by two optional members.
 template <class D>

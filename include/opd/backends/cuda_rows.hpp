@@ -508,13 +508,14 @@ OPD_HD void clear_columns(const Student& s, index_t row, index_t from, float bet
 
 // --- dense divergences --------------------------------------------------------------------------------------------------
 
-enum class row_step { clear, gradient, terms, entry_terms, entry_gradient, careful, careful_gradient };
+enum class row_step { clear, gradient, terms, refine, entry_terms, entry_gradient, careful, careful_gradient };
 
 struct dense_state : group_state {
     row_step next = row_step::clear;
     raw_sums sums = {};
     double sum_c = 0;
     double log_z = 0, log_y = 0;           ///< careful: log normalisers relative to the anchors
+    bool by_entry = false;                 ///< the gradient, too, is taken entry by entry
     bool floor_q = false, floor_p = false; ///< an infinite row's log-probs of teacher or student are raised
     row_contents found = {};
 };
@@ -570,6 +571,8 @@ struct dense_kernel {
             if constexpr (!single_sweep)
                 if (team.state().next == row_step::terms) team.template fold<terms>(*this);
             if (team.state().next == row_step::entry_terms) team.template fold<entry_terms>(*this);
+            if constexpr (refinable_divergence<Program>)
+                if (team.state().next == row_step::refine) team.template fold<refine>(*this);
             if (team.state().next == row_step::careful) {
                 team.template fold<careful_normalisers>(*this);
                 team.template fold<careful_terms>(*this);
@@ -613,15 +616,15 @@ struct dense_kernel {
             const double gap = (s.y_t - s.y_s) * s.inv_t;     // how little the teacher gives the student's top token
             constexpr bool tolerant = need.u && !need.w && !need.x; // never forms e^-delta
             const bool rough = (need.x && all.rough_x) || ((need.u || need.w) && all.rough_s);
-            const bool by_entry = out.infinite || (single_sweep && rough);
-            if ((all.steepest > 60 && !by_entry) || gap > (tolerant ? 1e29 : 40)) {
+            st.by_entry = out.infinite || (single_sweep && rough);
+            if ((all.steepest > 60 && !st.by_entry) || gap > (tolerant ? 1e29 : 40)) {
                 st.next = row_step::careful;
-            } else if (by_entry) {
+            } else if (st.by_entry) {
                 st.next = row_step::entry_terms;
             } else if constexpr (single_sweep) {
                 out.loss = k.program.value(s);
                 st.sum_c = k.program.sum_c(s);
-                k.settle(st);
+                k.refine_or_settle(st);
             } else {
                 st.next = row_step::terms;
             }
@@ -630,6 +633,16 @@ struct dense_kernel {
 
     /// Whether there is no finite number to report or to store.
     OPD_HD static bool beyond_float(const double& x) { return !is_finite(x) || x > 1e30 || x < -1e30; }
+    /// A value that lost its digits is summed again; else `settle`.
+    OPD_HD void refine_or_settle(dense_state& st) const {
+        if constexpr (refinable_divergence<Program>)
+            if (!st.report.infinite && is_finite(st.report.loss) && is_finite(st.sum_c) &&
+                loses_digits<F>(program, st.report.loss, st.sums)) {
+                st.next = row_step::refine;
+                return;
+            }
+        settle(st);
+    }
     /// Float could carry the row, or not; and the clamp.
     OPD_HD void settle(dense_state& st) const {
         const double clamp = frame.env.loss_clamp, loss = st.report.loss;
@@ -639,7 +652,7 @@ struct dense_kernel {
             st.report.clamped = true;
             st.next = row_step::clear;
         } else {
-            st.next = row_step::gradient;
+            st.next = st.by_entry ? row_step::entry_gradient : row_step::gradient;
         }
     }
 
@@ -693,6 +706,36 @@ struct dense_kernel {
         OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
         OPD_HD static void finish(const dense_kernel& k, dense_state& st, two_sums all) {
             st.report.loss = all.a, st.sum_c = all.b;
+            k.refine_or_settle(st);
+        }
+    };
+
+    /// The value as a sum of terms of which none is negative, log p - log q in double but for the normalisers.
+    struct refine {
+        OPD_HD static two_sums part(const dense_kernel& k, const dense_state& st, int tid, int threads) {
+            const raw_sums& s = st.sums;
+            const constants c(s, k.program);
+            const double shift = s.shift() + s.d_star();
+            two_sums out;
+            for (index_t first = tid; first < k.vocab; first += index_t{threads} * entries_at_a_time) {
+                F loss(0.);
+                for (int i = 0; i < entries_at_a_time; ++i) {
+                    const index_t id = first + index_t{i} * threads;
+                    if (id >= k.vocab) break;
+                    bool bad = false; // such rows do not come here
+                    const F z = load_logit<F>(k.student.z.row(st.row) + id, bad).x;
+                    const F y = load_logit<F>(k.teacher.y.row(st.row) + id, bad).x;
+                    dense_entry<F> e = c.entry(z, y);
+                    e.delta = in_double(z, s.inv_s, y, s.inv_t, shift);
+                    loss += k.program.nonnegative_term(e);
+                }
+                out.a += double(loss.v);
+            }
+            return out;
+        }
+        OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
+        OPD_HD static void finish(const dense_kernel& k, dense_state& st, two_sums all) {
+            st.report.loss = all.a;
             k.settle(st);
         }
     };
@@ -705,8 +748,7 @@ struct dense_kernel {
         F floor_p, raised_p, floor_q, above_floor, k, d_star;
 
         OPD_HD entry_constants(const dense_kernel& kernel, const dense_state& st)
-            : constants(st.sums, kernel.program), inv_s(st.sums.inv_s), inv_t(st.sums.inv_t),
-              shift(st.sums.y_s * st.sums.inv_t - st.sums.z_s * st.sums.inv_s),
+            : constants(st.sums, kernel.program), inv_s(st.sums.inv_s), inv_t(st.sums.inv_t), shift(st.sums.shift()),
               floor_p(st.floor_p ? kernel.frame.env.on_infinite.floor_at : -none),
               raised_p(st.floor_p ? ::exp(kernel.frame.env.on_infinite.floor_at) : 0),
               floor_q(st.floor_q ? kernel.frame.env.on_infinite.floor_at : -none),
@@ -717,7 +759,7 @@ struct dense_kernel {
         OPD_HD OPD_INLINE dense_entry<F> entry(F z, F y) const {
             dense_entry<F> e = constants::entry(z, y);
             e.log_q = max(e.log_q, floor_q);
-            e.delta = min(in_double(z, inv_s, y, -inv_t, shift), e.log_p - above_floor);
+            e.delta = min(in_double(z, inv_s, y, inv_t, shift), e.log_p - above_floor);
             return e;
         }
         /// As the value sees it: p itself raised too, where q > 0, for not every program has a logarithm.
@@ -766,8 +808,7 @@ struct dense_kernel {
         }
         OPD_HD static void finish(const dense_kernel& k, dense_state& st, terms_and_width all) {
             st.report.loss = all.sums.a, st.sum_c = all.sums.b;
-            k.settle(st);
-            if (st.next == row_step::gradient) st.next = row_step::entry_gradient;
+            k.refine_or_settle(st);
             if (all.wide) st.next = row_step::careful;
         }
     };
@@ -809,6 +850,7 @@ struct dense_kernel {
                 st.next = row_step::clear;
                 return;
             }
+            st.by_entry = false;
             k.settle(st);
             if (st.next == row_step::gradient) st.next = row_step::careful_gradient;
         }

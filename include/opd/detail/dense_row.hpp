@@ -6,6 +6,7 @@
 //   others                  sweep (normalisers) · terms and c, c parked · gradient from parked c
 //   by entry                sweep (normalisers) · terms and c · c again and gradient: infinite rows under `floor`, rows whose
 //                           raw sums lost their digits on the way to their anchor
+//   a value near 0          one more read: a sum of terms of which none is negative
 //   careful                 float64, two plain passes: rows that float cannot carry
 //
 // Passes after the first walk backwards: the end of the row is still in L2.
@@ -97,6 +98,8 @@ struct dense_row {
                 out.loss = t.loss, sum_c = t.sum_c;
             }
             careful |= beyond_float(out.loss) || beyond_float(sum_c);
+            if constexpr (refinable_divergence<Program>)
+                if (!careful && !out.infinite && loses_digits<F>(program, out.loss, s)) out.loss = refined(z, y, s);
         }
         if (careful) {
             out.careful = true;
@@ -173,8 +176,8 @@ private:
         F d_star;
 
         entry_constants(const raw_sums& s, const Program& program, const floors& f, double exponent)
-            : constants(s, program), inv_s(s.inv_s), inv_t(s.inv_t), shift(s.y_s * s.inv_t - s.z_s * s.inv_s),
-              floor_p(f.p ? f.at : -none), raised_p(f.p ? std::exp(f.at) : 0), floor_q(f.q ? f.at : -none),
+            : constants(s, program), inv_s(s.inv_s), inv_t(s.inv_t), shift(s.shift()), floor_p(f.p ? f.at : -none),
+              raised_p(f.p ? std::exp(f.at) : 0), floor_q(f.q ? f.at : -none),
               above_floor(f.q ? f.at + s.d_star() : -none), k(exponent), d_star(s.d_star()) {}
 
         /// As c sees it: with the teacher's floor, without the student's (the gradient of forward KL is p - q).
@@ -186,7 +189,7 @@ private:
             e.q = this->anchor.teacher(y) * this->inv_sum_t;
             e.log_p = pin(z - this->anchor.z_s) * this->anchor.inv_s - this->log_sum_s;
             e.log_q = max(pin(y - this->anchor.y_t) * this->anchor.inv_t - this->log_sum_t, floor_q);
-            e.delta = min(in_double(z, inv_s, y, -inv_t, shift), e.log_p - above_floor);
+            e.delta = min(in_double(z, inv_s, y, inv_t, shift), e.log_p - above_floor);
             return e;
         }
         /// As the value sees it: p itself raised too, where q > 0, for not every program has a logarithm.
@@ -269,6 +272,28 @@ private:
             for (int i = 0; i < full; i += F::width) at(i).store(buffer + i);
             store_converted(buffer, dz + begin, count);
         });
+    }
+
+    /// The value as a sum of terms of which none is negative, log p - log q in double but for the normalisers.
+    double refined(const Z* z, const Y* y, const raw_sums& s) const {
+        const constants k(s, program);
+        const Program program = this->program;
+        const double shift = s.shift() + s.d_star();
+        const F most(1e30);
+        double value = 0;
+        leaves_backwards(z, y, [&](auto* zl, auto* yl, index_t, int, int full) {
+            F loss(0.);
+            for (int i = 0; i < full; i += F::width) {
+                const F zi = min(max(F::load(zl + i), -most), most), yi = min(max(F::load(yl + i), -most), most);
+                dense_entry<F> e;
+                e.p = k.anchor.student(zi) * k.inv_sum_s;
+                e.q = k.anchor.teacher(yi) * k.inv_sum_t;
+                e.delta = in_double(zi, inv_s, yi, inv_t, shift);
+                loss += program.nonnegative_term(e);
+            }
+            value += sum(loss);
+        });
+        return value;
     }
 
     /// Leaves of the row from its end, staged where they cannot be read in place: visit(z, y, begin, count, full).

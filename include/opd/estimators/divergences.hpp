@@ -42,6 +42,12 @@ OPD_HD OPD_INLINE F bounded(F x) {
     return min(max(x, F(-widest<F>())), F(widest<F>()));
 }
 
+/// w (e^x - 1 - x) with w e^x = other: from `other` where x is large, for w may have underflowed.
+template <class F>
+OPD_HD OPD_INLINE F above_tangent(F w, F other, F x) {
+    return select(x < F(1), w * expm1_rest(x), other - w * (F(1) + x));
+}
+
 } // namespace detail
 
 /// Σ p (log p - log q)
@@ -53,6 +59,11 @@ struct reverse_kl {
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>&, const dense_entry<F>& e) const {
         return e.p * e.delta;
+    }
+
+    template <class F>
+    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+        return detail::above_tangent(e.p, e.q, -e.delta); // p (d + e^-d - 1)
     }
 
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
@@ -73,6 +84,11 @@ struct forward_kl {
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         const F rp = r.ratio * e.p, near = select(r.ratio > F(0), F(1), F(0));
         return select(abs(e.delta) < near, rp * -expm1_near(-e.delta), rp - e.q);
+    }
+
+    template <class F>
+    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+        return detail::above_tangent(e.q, e.p, e.delta); // q (e^d - 1 - d)
     }
 
     OPD_HD static constexpr bool infinite_where_student_zero() { return true; }
@@ -107,6 +123,14 @@ struct jsd {
         // of two ways to the log-ratio the one that rounds smaller numbers; exactly d* at s*
         const F d = select(abs(e.delta) < F(4), e.delta + r.d_star, e.log_p - e.log_q);
         return e.p * (slope_from_limit(r, d) - r.slope_star);
+    }
+    /// Both KLs to the mixture by the form of reverse_kl's, Σ m being 1 too.
+    template <class F>
+    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+        const F d = detail::bounded(e.delta);
+        const F m_over_p = log1p(F(w) * expm1(-d)), m_over_q = log1p(F(1 - w) * expm1(d));
+        const F m = F(w) * e.q + F(1 - w) * e.p;
+        return F(o) * detail::above_tangent(e.q, m, m_over_q) + F(1 - o) * detail::above_tangent(e.p, m, m_over_p);
     }
     /// Constant in a row; drivers that do not ask for it leave c unanchored, which (1) of row_program.hpp allows.
     template <class F>
@@ -181,6 +205,10 @@ struct skew_forward_kl {
         return jsd{a, 1}.c(r, e);
     }
     template <class F>
+    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+        return jsd{a, 1}.nonnegative_term(e);
+    }
+    template <class F>
     OPD_HD OPD_INLINE F slope_star(const row_constants<F>& r) const {
         return jsd{a, 1}.slope_star(r);
     }
@@ -200,6 +228,10 @@ struct skew_reverse_kl {
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return jsd{1 - a, 0}.c(r, e);
+    }
+    template <class F>
+    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+        return jsd{1 - a, 0}.nonnegative_term(e);
     }
     template <class F>
     OPD_HD OPD_INLINE F slope_star(const row_constants<F>& r) const {
@@ -256,6 +288,24 @@ struct alpha_divergence {
                select(abs(x) < F(1), near, e.q * exp(detail::bounded(F(a) * (e.delta + r.d_star))) - star * e.p);
     }
 
+    /// Around p for a of at least a half, around q below: neither divides by what vanishes with a or a - 1.
+    template <class F>
+    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+        if (a == 0) return forward_kl{}.nonnegative_term(e);
+        if (a == 1) return reverse_kl{}.nonnegative_term(e);
+        // beyond the reach one power has vanished, and what is left of the two parts cancels in floats of that size
+        const F d = min(max(e.delta, F(-80 / (a < 0 ? -a : a))), F(80 / (a < 1 ? 1 - a : a - 1))), most(80);
+        if (a >= 0.5)
+            return F(1 / a) *
+                   (detail::above_tangent(e.p, e.q, -d) + F(1 / (a - 1)) * e.p * expm1_rest(min(F(a - 1) * d, most)));
+        return F(1 / (1 - a)) * (detail::above_tangent(e.q, e.p, d) - F(1 / a) * e.q * expm1_rest(min(F(a) * d, most)));
+    }
+    /// `value` divides what cancels by a.
+    OPD_HD double cancellation() const {
+        const double size = a < 0 ? -a : a;
+        return size > 0 && size < 1 ? 1 / size : 1;
+    }
+
     OPD_HD bool infinite_where_teacher_zero() const { return a >= 1; }
     OPD_HD bool infinite_where_student_zero() const { return a <= 0; }
     // a is known at run time only
@@ -295,6 +345,11 @@ struct chi_squared {
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return F(2) * alpha_divergence{2}.c(r, e);
+    }
+
+    template <class F>
+    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+        return F(2) * alpha_divergence{2}.nonnegative_term(e);
     }
 
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: ofast
+//
+// Values near p = q against long double, the stored logits being the truth: right to 1e-3 of themselves at 1e-8 (to 1e-4 from
+// 1e-6 on), never negative, exactly 0 for equal logits. V from 2 to 151,936, float and bfloat16 storage, any temperatures,
+// diffuse and peaked rows and offsets; on the CPU and in the device's text.
+#include "backends/host_run.hpp"
+#include "support/generators.hpp"
+#include "support/textbook.hpp"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <opd/backends/eigen.hpp>
+
+using namespace opd;
+using namespace opd::test;
+
+namespace {
+
+template <class Visit>
+void for_each_refined(Visit f) {
+    f("reverse_kl", reverse_kl{});
+    f("forward_kl", forward_kl{});
+    f("jsd(.5,.5)", jsd{});
+    f("jsd(.2,.9)", jsd{.w = .2, .o = .9});
+    f("skew_forward_kl(.1)", skew_forward_kl{});
+    f("skew_reverse_kl(.3)", skew_reverse_kl{.a = .3});
+    f("alpha(.5)", alpha_divergence{});
+    f("alpha(-.5)", alpha_divergence{.a = -.5});
+    f("alpha(.01)", alpha_divergence{.a = .01});
+    f("alpha(.999)", alpha_divergence{.a = .999});
+    f("chi_squared", chi_squared{});
+}
+
+template <class T>
+struct pair_of_rows {
+    std::vector<T> z, y;
+    float t_s, t_t;
+};
+
+enum class shape { normal, flat, peaked, offset };
+
+/// Logits whose scaled differences are N(0, sqrt(2 kl)).
+template <class T>
+pair_of_rows<T> near_rows(index_t vocab, double kl, shape s, float t_s, float t_t, std::uint64_t seed) {
+    numbers u(seed);
+    pair_of_rows<T> r{{}, {}, t_s, t_t};
+    const index_t top = u.below(vocab);
+    for (index_t v = 0; v < vocab; ++v) {
+        const double x = (s == shape::flat ? 0.02 : 3) * u.normal() + (s == shape::peaked && v == top ? 12 : 0);
+        r.z.push_back(element<T>::store(arithmetic_t<T>(x * t_s + (s == shape::offset ? 60 : 0))));
+        r.y.push_back(element<T>::store(arithmetic_t<T>((x + std::sqrt(2 * kl) * u.normal()) * t_t)));
+    }
+    return r;
+}
+
+template <class T, class Backend, class D>
+double value_of(Backend& backend, const pair_of_rows<T>& r, const D& d) {
+    const auto n = index_t(r.z.size());
+    return evaluate(backend, student::logits<T, T>{view(r.z.data(), 1, n), {}, r.t_s},
+                    teacher::dense{view(r.y.data(), 1, n), r.t_t}, d)
+        .loss;
+}
+
+/// `device`: in the device's text too, for float.
+template <class T>
+void check_row(const pair_of_rows<T>& r, bool device) {
+    const auto n = index_t(r.z.size());
+    const textbook::row exact = textbook::make_row(r.z.data(), r.y.data(), n, double(r.t_s), double(r.t_t));
+    for_each_refined([&](const std::string& name, auto d) {
+        const auto want = double(textbook::value(d, exact));
+        const auto check = [&](auto& backend) {
+            const double got = value_of(backend, r, d);
+            INFO(name << ", V = " << n << ", T = " << r.t_s << ", " << r.t_t << ": " << got << ", not " << want);
+            CHECK(got >= 0);
+            // below 1e-9 the normalisers' own rounding, 1e-7, squared
+            if (want > 1e-9) CHECK(std::abs(got - want) <= (want < 1e-6 ? 1e-3 : 3e-4) * want);
+        };
+        eigen_backend fast;
+        check(fast);
+        if constexpr (std::is_same_v<T, float>) {
+            host_run_backend threads{64};
+            if (device) check(threads);
+        }
+    });
+}
+
+} // namespace
+
+TEST_CASE("small values keep their digits") {
+    std::uint64_t seed = 20250601;
+    for (const index_t vocab : {2, 50, 3000})
+        for (const double kl : {1e-3, 1e-5, 1e-7, 2e-8, 1e-12})
+            for (const shape s : {shape::normal, shape::flat, shape::peaked, shape::offset})
+                for (const int i : {0, 1, 2}) {
+                    const float t_s[] = {1, 0.7F, 1.3F}, t_t[] = {1, 0.7F, 0.6F};
+                    check_row(near_rows<float>(vocab, kl, s, t_s[i], t_t[i], ++seed), i != 1);
+                    if (i != 1) check_row(near_rows<bfloat16>(vocab, kl, s, t_s[i], t_t[i], ++seed), false);
+                }
+}
+
+TEST_CASE("and in rows of vocabulary size") {
+    for (const index_t vocab : {32768, 151936})
+        for (const double kl : {1e-5, 2e-8}) {
+            check_row(near_rows<float>(vocab, kl, shape::normal, 1, 1, 7), vocab == 32768);
+            check_row(near_rows<float>(vocab, kl, shape::flat, 1.3F, 0.6F, 8), false);
+        }
+}
+
+TEST_CASE("equal logits: exactly 0") {
+    const auto check = [](auto storage, float temperature) {
+        using T = decltype(storage);
+        for (const index_t vocab : {1, 2, 50, 3000, 40000}) {
+            pair_of_rows<T> r = near_rows<T>(vocab, 0, shape::normal, temperature, temperature, std::uint64_t(vocab));
+            r.y = r.z;
+            const auto both = [&](const std::string& name, auto d) {
+                INFO(name << ", V = " << vocab);
+                eigen_backend fast;
+                CHECK(value_of(fast, r, d) == 0);
+                if constexpr (std::is_same_v<T, float>) {
+                    host_run_backend threads{64};
+                    if (vocab < 5000) CHECK(value_of(threads, r, d) == 0);
+                }
+            };
+            if constexpr (std::is_same_v<T, double>)
+                both("reverse_kl", reverse_kl{}), both("jsd", jsd{});
+            else
+                for_each_refined(both);
+        }
+    };
+    check(float{}, 1), check(float{}, 0.7F), check(bfloat16{}, 1), check(double{}, 1.3F);
+}
+
+TEST_CASE("a gradient beside it, holes and clamps change nothing about a small value") {
+    pair_of_rows<float> r = near_rows<float>(3000, 1e-8, shape::normal, 1, 1, 3);
+    for (index_t v = 100; v < 400; ++v) r.z[std::size_t(v)] = r.y[std::size_t(v)] = detail::neg_inf<float>();
+    const textbook::row exact = textbook::make_row(r.z.data(), r.y.data(), 3000, 1, 1);
+    for_each_refined([&](const std::string& name, auto d) {
+        INFO(name);
+        textbook::row dense = exact; // 0 log 0 = 0: without the holes
+        std::erase_if(dense.log_p, [](textbook::real x) { return !(x > -1e30L); });
+        std::erase_if(dense.log_q, [](textbook::real x) { return !(x > -1e30L); });
+        const auto want = double(textbook::value(d, dense));
+        const auto check = [&](auto& backend) {
+            std::vector<float> dz(3000);
+            const student::logits s{view(r.z.data(), 1, 3000), view(dz.data(), 1, 3000)};
+            const teacher::dense t{view(r.y.data(), 1, 3000)};
+            const double value = evaluate(backend, s, t, d).loss;
+            CHECK(value == value_of(backend, r, d));
+            CHECK(std::abs(value - want) <= 1e-3 * want);
+            const result cut = evaluate(backend, s, t, d, {.loss_clamp = want / 2});
+            CHECK(cut.diagnostics.clamped_rows == 1);
+            for (const float g : dz) CHECK(g == 0);
+        };
+        eigen_backend fast;
+        host_run_backend threads{64};
+        check(fast), check(threads);
+    });
+}
