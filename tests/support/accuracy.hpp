@@ -263,7 +263,7 @@ void judge(const row_pair& r, std::vector<errors>& table, Call call) {
             sum_c += c[v];
         }
         if (forward) sum_c = -1;
-        if (!(std::abs(double(value)) < 1e20)) return;
+        if (!detail::is_finite(double(value)) || std::abs(double(value)) > 1e20) return; // by bits: -Ofast
         const double loss = call(r, d, dz), t = double(r.temperature_p);
         double top_g = 0, worst = 0, sum = 0, size = 0, undecided = 0;
         for (std::size_t v = 0; v < n; ++v) {
