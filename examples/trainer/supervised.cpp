@@ -38,7 +38,7 @@ step_result supervised::step(std::uint64_t seed, std::uint64_t first_sample, int
             std::fill_n(z, v_count, 0.0f);
             continue;
         }
-        const float normaliser = normaliser_[static_cast<std::size_t>(r)];
+        const auto normaliser = static_cast<float>(normaliser_[static_cast<std::size_t>(r)]);
         loss -= static_cast<double>(z[target] - normaliser);
         for (index_t v = 0; v < v_count; ++v)
             z[v] = share * (std::exp(z[v] - normaliser) - (v == target ? 1.0f : 0.0f));

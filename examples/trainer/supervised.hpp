@@ -36,9 +36,9 @@ private:
     opd::eigen_backend& backend_;
     training_pass<float> pass_;
     std::vector<std::vector<token>> inputs_;
-    std::vector<token> targets_;    // (N) -1 on rows of the prompt
-    std::vector<float> logits_;     // (N,V), then their gradient
-    std::vector<float> normaliser_; // (N)
+    std::vector<token> targets_;     // (N) -1 on rows of the prompt
+    std::vector<float> logits_;      // (N,V), then their gradient
+    std::vector<double> normaliser_; // (N)
     std::vector<float> gradient_;
 };
 

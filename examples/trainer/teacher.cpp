@@ -137,7 +137,7 @@ void teacher_scorer::score(const row_batch& batch, const cache_plan& plan, teach
     const auto temperature = static_cast<float>(plan.temperature);
     const auto rows = opd::view(static_cast<const float*>(z.data()), n, v_count);
     const opd::row_mask mask(batch.mask);
-    normaliser_.assign(static_cast<std::size_t>(n), 0.0f);
+    normaliser_.assign(static_cast<std::size_t>(n), 0.0);
     cache.next_log_q.assign(static_cast<std::size_t>(n), 0.0f);
     opd::token_logp(backend_, rows, opd::view(batch.next.data(), n, 1), opd::view(cache.next_log_q.data(), n, 1),
                     temperature, mask, opd::view(normaliser_.data(), n));
@@ -178,7 +178,7 @@ void teacher_scorer::score(const row_batch& batch, const cache_plan& plan, teach
         for (index_t v = 0; v < v_count; ++v)
             if (!inside[static_cast<std::size_t>(v)])
                 tail += std::exp(static_cast<double>(rows(r, v)) / static_cast<double>(temperature) -
-                                 static_cast<double>(normaliser_[static_cast<std::size_t>(r)]));
+                                 normaliser_[static_cast<std::size_t>(r)]);
         cache.log_tail[static_cast<std::size_t>(r)] =
             tail > 0 ? static_cast<float>(std::log(tail)) : -std::numeric_limits<float>::infinity();
     }

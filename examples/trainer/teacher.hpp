@@ -102,7 +102,7 @@ private:
     opd::eigen_backend& backend_;
     std::vector<thread_state> states_;
     std::vector<float> scratch_;      // (N,V)
-    std::vector<float> normaliser_;   // (N)
+    std::vector<double> normaliser_;  // (N)
     std::vector<std::int32_t> asked_; // (N, entries)
 };
 
