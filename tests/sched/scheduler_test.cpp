@@ -22,7 +22,7 @@ settings stream(opd::index_t batch, const async& a, opd::index_t sequences = 0) 
 } // namespace
 
 TEST_CASE("sync: rollout, score, train, synchronise, one after the other") {
-    script t(whole(sync{}, 2, 4));
+    script t(whole(opd::sched::sync{}, 2, 4));
     CHECK(t.up(stage::learner) == "");
     CHECK(t.up(stage::teacher) == "");
     CHECK(t.up(stage::rollout, 0, 2) == "sync 0 v0"); // nothing starts on weights that are not there
@@ -432,7 +432,7 @@ TEST_CASE("whole batches: one whose sequences all fail is a step without an upda
 }
 
 TEST_CASE("whole batches: what fails for good makes its batch smaller") {
-    settings o = whole(sync{}, 3, 3);
+    settings o = whole(opd::sched::sync{}, 3, 3);
     o.rollout_attempts = o.teacher_attempts = 1;
     script t(o);
     t.staff(3);
@@ -753,7 +753,7 @@ TEST_CASE("groups are started all or none, and whole again after a failure") {
 }
 
 TEST_CASE("whole batches of groups: a failure is made up for by a whole group") {
-    settings o = whole(sync{}, 4, 4);
+    settings o = whole(opd::sched::sync{}, 4, 4);
     o.group = 2;
     o.rollout_attempts = 1;
     script t(o);
@@ -793,7 +793,7 @@ TEST_CASE("resize: more permits at once, fewer as they return") {
     check_refused(t, event::of(kind::resize, 5), "at most (tau + 1)");
     check_refused(t, event::of(kind::resize, 0), "at least");
     check_refused(t, event::of(kind::resize, -3), "at least");
-    script u(whole(sync{}, 2));
+    script u(whole(opd::sched::sync{}, 2));
     check_refused(u, event::of(kind::resize, 4), "only async");
     script v(stream(1, {.tau = 1, .policy = staleness_policy::areal}));
     check_refused(v, event::of(kind::resize, 2), "only async");
@@ -834,7 +834,7 @@ TEST_CASE("close: what is outstanding is finished, with its retries, and the las
 
 TEST_CASE("close: what was admitted and waits for a lane is started, under every schedule") {
     for (const schedule& how :
-         {schedule{sync{}}, schedule{step_off{1}}, schedule{controlled{1}}, schedule{async{.tau = 1}}}) {
+         {schedule{opd::sched::sync{}}, schedule{step_off{1}}, schedule{controlled{1}}, schedule{async{.tau = 1}}}) {
         script t(whole(how, 1));
         t.staff();
         t.down(stage::rollout); // what ran there waits
