@@ -351,7 +351,7 @@ TEST_CASE("offsets of 32 or 64 bits and weights of float or double: the same bit
     const double x = run(a, {.reduction = reduce::sequence_mean, .weights = weights, .offsets = long_offsets});
     const double y = run(b, {.reduction = reduce::sequence_mean, .weights = long_weights, .offsets = offsets});
     CHECK(x == y);
-    CHECK(same_bits(a, b));
+    CHECK(equal_bits(a, b));
     detail::row_frame<space::host> frame; // a factor that a float gradient cannot hold makes the row bad
     const std::vector<double> large{1e31, -1e31, 1e30, 1e300};
     frame.env.weights = large, frame.env.reduction = reduce::sum, frame.rows = 4;
