@@ -258,6 +258,7 @@ private:
     void entry_gradient(const Z* z, const Y* y, G* dz, const entry_constants k, double sum_c, double scale) const {
         const Program formula = this->program; // a copy that no store can alias
         const F total(sum_c), g(scale);
+        alignas(64) value buffer[leaf_size];
         leaves_backwards(z, y, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
             const auto at = [&](int i) {
                 const dense_entry<F> e = k.entry(F::load(zl + i), F::load(yl + i));
@@ -268,7 +269,6 @@ private:
                     for (int i = 0; i < full; i += F::width) at(i).store(dz + begin + i);
                     return;
                 }
-            alignas(64) value buffer[leaf_size];
             for (int i = 0; i < full; i += F::width) at(i).store(buffer + i);
             store_converted(buffer, dz + begin, count);
         });
@@ -277,10 +277,10 @@ private:
     /// The value as a sum of terms of which none is negative, log p - log q in double but for the normalisers.
     double refined(const Z* z, const Y* y, const raw_sums& s) const {
         const constants k(s, program);
-        const Program program = this->program;
+        const Program formula = this->program; // a copy that no store can alias
         const double shift = s.shift() + s.d_star();
         const F most(1e30);
-        double value = 0;
+        double total = 0;
         leaves_backwards(z, y, [&](auto* zl, auto* yl, index_t, int, int full) {
             F loss(0.);
             for (int i = 0; i < full; i += F::width) {
@@ -289,11 +289,11 @@ private:
                 e.p = k.anchor.student(zi) * k.inv_sum_s;
                 e.q = k.anchor.teacher(yi) * k.inv_sum_t;
                 e.delta = in_double(zi, inv_s, yi, inv_t, shift);
-                loss += program.nonnegative_term(e);
+                loss += formula.nonnegative_term(e);
             }
-            value += sum(loss);
+            total += double(sum(loss));
         });
-        return value;
+        return total;
     }
 
     /// Leaves of the row from its end, staged where they cannot be read in place: visit(z, y, begin, count, full).
