@@ -244,7 +244,7 @@ TEST_CASE("log-sum-exp: what a call returns another may be given; it is used; a 
     }
 }
 
-TEST_CASE("log-sum-exp given to a dense row that goes to float64, and one that has two sweeps") {
+TEST_CASE("log-sum-exp given to a dense row that is floored, and one that has two sweeps") {
     eigen_backend backend;
     naive_backend slow;
     for (const float t : {1.F, 0.7F}) {
@@ -262,20 +262,15 @@ TEST_CASE("log-sum-exp given to a dense row that goes to float64, and one that h
             double worst = 0;
             for (std::size_t v = 0; v < dz.size(); ++v) worst = std::max(worst, double(std::abs(dz[v] - b.dz[v])));
             CHECK(worst <= 1e-6);
-            // another log Z: every log p is that much lower; of the single sweep's rows the value is then nobody's
+            // another log Z: every log p is that much lower; a gradient, which rests on Σ p = 1, is then nobody's
             for (lse_type& l : lse) l += lse_type(0.5);
             std::vector<float> losses(2), losses_slow(2);
             e.losses = losses;
-            const bool in_float64 =
-                evaluate(backend, b.student(), b.teacher(), d, e).diagnostics.first_infinite_row == 0;
+            evaluate(backend, b.student(), b.teacher(), d, e);
             e.losses = losses_slow;
             auto ref = b.as<double, double, float>();
             evaluate(slow, ref.student(), ref.teacher(), d, e);
             CHECK(losses[0] == doctest::Approx(losses_slow[0]).epsilon(3e-6));
-            double top = 0, off = 0;
-            for (std::size_t v = 0; v < 1500; ++v)
-                top = std::max(top, std::abs(ref.dz[v])), off = std::max(off, std::abs(double(b.dz[v]) - ref.dz[v]));
-            if (in_float64) CHECK(off <= 3e-6 * top); // c is anchored elsewhere, which needs Σp = 1
             CHECK(std::abs(2 * plain - double(losses[0]) - double(losses[1])) > 1e-2);
         };
         check("reverse KL", reverse_kl{});
@@ -437,10 +432,10 @@ TEST_CASE("floors by hand: raised on every entry of the row, not on the infinite
                         reverse_kl{}, {.on_infinite = policy})
             .loss;
     };
-    CHECK(dense(infinite::floor(-30)) == doctest::Approx(lp - (log_q0 + (log_q0 - 5) - 60) / 4).epsilon(1e-9));
+    CHECK(dense(infinite::floor(-30)) == doctest::Approx(lp - (log_q0 + (log_q0 - 5) - 60) / 4).epsilon(1e-6));
     CHECK(dense(infinite::floor(-60)) ==
-          doctest::Approx(lp - (log_q0 + (log_q0 - 5) + (log_q0 - 40) - 60) / 4).epsilon(1e-9));
-    CHECK(dense(infinite::floor(-3)) == doctest::Approx(lp - (log_q0 - 9) / 4).epsilon(1e-9));
+          doctest::Approx(lp - (log_q0 + (log_q0 - 5) + (log_q0 - 40) - 60) / 4).epsilon(1e-6));
+    CHECK(dense(infinite::floor(-3)) == doctest::Approx(lp - (log_q0 - 9) / 4).epsilon(1e-6));
     CHECK(dz[1] == doctest::Approx(dz[3])); // the gradient is the floored value's
 
     const std::int32_t ids[] = {0, 1, 3};

@@ -131,7 +131,7 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
         add_leaf<Teacher, Need>(s, out.wide, fold_staged<F, Teacher, Need>(stage, mass_z, mass_y, full, a));
     }
     // the leaves do not see the teacher's mass at its own anchor
-    if constexpr (Teacher && Need.w) out.wide |= s.t != s.s && -s.k * s.delta_t() > 80;
+    if constexpr (Teacher && Need.w) out.wide |= s.t != s.s && -s.k * s.delta_t() > steepest_of(s.k);
     // a row whose every logit is -inf has no distribution; a tail may be empty
     out.found.bad |= (excluded.begin == excluded.end && (s.s < 0 || s.z_s <= -1e30)) || (Teacher && s.y_t <= -1e30);
     return out;
