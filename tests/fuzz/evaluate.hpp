@@ -342,7 +342,8 @@ template <class G, class Z>
 void check_rows(const block<G>& dz, const block<Z>& z, const surroundings& s, float temperature, index_t cols,
                 double slope) {
     for (index_t r = 0; r < dz.rows; ++r) {
-        double sum = 0, magnitudes = 0, low = 0, high = 0;
+        long double exact = 0; // double would add a rounding of its own for each entry
+        double magnitudes = 0, low = 0, high = 0;
         for (index_t v = 0; v < cols; ++v) {
             const double g = dz.number(r, v), x = z.number(r, v);
             if (!std::isfinite(g)) {
@@ -350,9 +351,10 @@ void check_rows(const block<G>& dz, const block<Z>& z, const surroundings& s, fl
                              static_cast<long long>(v), g);
                 fail("a gradient of moderate numbers is not finite");
             }
-            sum += g, magnitudes += std::abs(g);
+            exact += g, magnitudes += std::abs(g);
             if (std::isfinite(x)) low = std::min(low, x), high = std::max(high, x);
         }
+        const auto sum = static_cast<double>(exact);
         const double bound = row_sum_bound<G, Z>(magnitudes, s.factor * slope / static_cast<double>(temperature),
                                                  (high - low) / static_cast<double>(temperature), cols);
         if (std::abs(sum) > bound) {
