@@ -340,9 +340,9 @@ std::pair<outcome, block<G>> checked(const block<Z>& z, const block<G>& dz, bool
 /// The sum of each row of a gradient, and that it is finite.
 template <class G, class Z>
 void check_rows(const block<G>& dz, const block<Z>& z, const surroundings& s, float temperature, index_t cols,
-                double slope) {
+                double slope, double teacher_range = 0) {
     for (index_t r = 0; r < dz.rows; ++r) {
-        long double exact = 0; // double would add a rounding of its own for each entry
+        long double exact = 0; // a sum in double would add a rounding of its own for each entry
         double magnitudes = 0, low = 0, high = 0;
         for (index_t v = 0; v < cols; ++v) {
             const double g = dz.number(r, v), x = z.number(r, v);
@@ -356,7 +356,7 @@ void check_rows(const block<G>& dz, const block<Z>& z, const surroundings& s, fl
         }
         const auto sum = static_cast<double>(exact);
         const double bound = row_sum_bound<G, Z>(magnitudes, s.factor * slope / static_cast<double>(temperature),
-                                                 (high - low) / static_cast<double>(temperature), cols);
+                                                 teacher_range + (high - low) / static_cast<double>(temperature), cols);
         if (std::abs(sum) > bound) {
             std::fprintf(stderr, "row %lld of (%lld,%lld): sum %g, of magnitudes %g, bound %g, T %g\n",
                          static_cast<long long>(r), static_cast<long long>(dz.rows), static_cast<long long>(cols), sum,

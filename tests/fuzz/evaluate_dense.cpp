@@ -70,7 +70,14 @@ void run(choices& c, const Divergence& d) {
     // asked for until they do; all else is.
     bool sums = !std::is_same_v<Divergence, chi_squared>;
     if constexpr (std::is_same_v<Divergence, alpha_divergence>) sums = d.a >= 0 && d.a <= 1;
-    check_rows(out, z, s, tp, v, sums ? 1 : infinity);
+    double widest = 0; // scaled teacher logits of a row
+    for (index_t r = 0; r < n; ++r) {
+        double low = infinity, high = -infinity;
+        for (index_t i = 0; i < vy; ++i)
+            if (const double x = y.number(r, i); std::isfinite(x)) low = std::min(low, x), high = std::max(high, x);
+        widest = std::max(widest, (high - low) / static_cast<double>(tq));
+    }
+    check_rows(out, z, s, tp, v, sums ? 1 : infinity, widest);
 }
 
 template <class Z, class G, class Y>
