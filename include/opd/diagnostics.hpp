@@ -136,7 +136,7 @@ struct result {
 /// are written, 0 in the bad rows; `result` is what the call would have returned.
 struct bad_contents : error {
     opd::result result;
-    explicit bad_contents(const opd::result& r)
+    OPD_INLINE explicit bad_contents(const opd::result& r) // inlined: its copy of `result` uses the caller's registers
         : error("opd: " + std::to_string(r.diagnostics.bad_rows) + " of " + std::to_string(r.diagnostics.kept) +
                 " kept rows have bad contents, the first is row " + std::to_string(r.diagnostics.first_bad_row) +
                 "; more than env.on_bad allows. The gradient is written and 0 in those rows"),
@@ -144,12 +144,14 @@ struct bad_contents : error {
 };
 
 namespace detail {
+inline namespace OPD_ISA {
 /// Throws if the batch holds more bad rows than the policy allows.
 inline void raise_bad(const result& r, const bad& policy) {
     const index_t n = r.diagnostics.bad_rows;
     if (n > 0 && policy.act != bad::action::count && double(n) > policy.share * double(r.diagnostics.kept))
         throw bad_contents(r);
 }
+} // namespace OPD_ISA
 } // namespace detail
 
 } // namespace opd
