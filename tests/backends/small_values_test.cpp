@@ -122,7 +122,11 @@ TEST_CASE("equal logits: exactly 0") {
                 CHECK(value_of(fast, r, d) == 0);
                 if constexpr (std::is_same_v<T, float>) {
                     host_run_backend threads{64};
+#if defined(__FAST_MATH__) // no device text is compiled so
+                    if (vocab < 5000) CHECK(value_of(threads, r, d) <= 1e-30);
+#else
                     if (vocab < 5000) CHECK(value_of(threads, r, d) == 0);
+#endif
                 }
             };
             if constexpr (std::is_same_v<T, double>)
@@ -136,14 +140,13 @@ TEST_CASE("equal logits: exactly 0") {
 
 TEST_CASE("a gradient beside it, holes and clamps change nothing about a small value") {
     pair_of_rows<float> r = near_rows<float>(3000, 1e-8, shape::normal, 1, 1, 3);
+    std::vector<float> z(r.z), y(r.y); // 0 log 0 = 0: without the holes
+    z.erase(z.begin() + 100, z.begin() + 400), y.erase(y.begin() + 100, y.begin() + 400);
+    const textbook::row exact = textbook::make_row(z.data(), y.data(), 2700, 1, 1);
     for (index_t v = 100; v < 400; ++v) r.z[std::size_t(v)] = r.y[std::size_t(v)] = detail::neg_inf<float>();
-    const textbook::row exact = textbook::make_row(r.z.data(), r.y.data(), 3000, 1, 1);
     for_each_refined([&](const std::string& name, auto d) {
         INFO(name);
-        textbook::row dense = exact; // 0 log 0 = 0: without the holes
-        std::erase_if(dense.log_p, [](textbook::real x) { return !(x > -1e30L); });
-        std::erase_if(dense.log_q, [](textbook::real x) { return !(x > -1e30L); });
-        const auto want = double(textbook::value(d, dense));
+        const auto want = double(textbook::value(d, exact));
         const auto check = [&](auto& backend) {
             std::vector<float> dz(3000);
             const student::logits s{view(r.z.data(), 1, 3000), view(dz.data(), 1, 3000)};
