@@ -833,10 +833,11 @@ struct dense_kernel {
 
     struct careful_terms {
         OPD_HD static two_sums part(const dense_kernel& k, const dense_state& st, int tid, int threads) {
+            const row_constants<D> row = k.careful_row(st);
             two_sums out;
             for (index_t i = tid; i < k.vocab; i += threads) {
-                out.a += k.program.term(careful_row(), k.careful_entry(st, i, true)).v;
-                out.b += k.program.c(careful_row(), k.careful_entry(st, i, false)).v;
+                out.a += k.program.term(row, k.careful_entry(st, i, true, row.d_star.v)).v;
+                out.b += k.program.c(row, k.careful_entry(st, i, false, row.d_star.v)).v;
             }
             return out;
         }
@@ -865,9 +866,13 @@ struct dense_kernel {
     }
     OPD_HD double student_at(index_t r, index_t i) const { return within<Z>(student.z.row(r)[i]); }
     OPD_HD double teacher_at(index_t r, index_t i) const { return within<Y>(teacher.y.row(r)[i]); }
-    OPD_HD static row_constants<D> careful_row() { return {D(1), D(1), D(0), D(1)}; }
+    OPD_HD row_constants<D> careful_row(const dense_state& st) const {
+        double k = 1;
+        if constexpr (single_sweep) k = program.exponent();
+        return careful_constants(program, careful_entry(st, st.sums.s, false, 0), k);
+    }
     /// The gradient of forward KL is p - q whatever the value: only a floor on the teacher's side reaches c.
-    OPD_HD dense_entry<D> careful_entry(const dense_state& st, index_t i, bool for_value) const {
+    OPD_HD dense_entry<D> careful_entry(const dense_state& st, index_t i, bool for_value, double d_star) const {
         const double z = student_at(st.row, i), y = teacher_at(st.row, i), floor = frame.env.on_infinite.floor_at;
         double lp = is_neg_inf(z) ? lowest_logit : (z - st.sums.z_s) * inv_s - st.log_z;
         double lq = is_neg_inf(y) ? lowest_logit : (y - st.sums.y_t) * inv_t - st.log_y;
@@ -880,7 +885,7 @@ struct dense_kernel {
             if (e.q.v > 0) e.p = D(::exp(lp));
         }
         e.log_p = D(lp), e.log_q = D(lq);
-        e.delta = D(lp - lq);
+        e.delta = D(lp - lq - d_star);
         return e;
     }
 
@@ -907,9 +912,10 @@ struct dense_kernel {
                     store_gradient(dz + i, (g * (k.program.c(c.row, e) - e.p * total)).v, beta);
                 }
             } else if (step == row_step::careful_gradient) {
+                const row_constants<D> row = k.careful_row(st);
                 for (index_t i = tid; i < k.vocab; i += threads) {
-                    const dense_entry<D> e = k.careful_entry(st, i, false);
-                    const double c = k.program.c(careful_row(), e).v;
+                    const dense_entry<D> e = k.careful_entry(st, i, false, row.d_star.v);
+                    const double c = k.program.c(row, e).v;
                     store_gradient(dz + i, st.factor * k.inv_s * (c - e.p.v * st.sum_c), beta);
                 }
             } else {

@@ -404,7 +404,7 @@ private:
                     static_cast<arithmetic_t<G>>(value(beta) * static_cast<value>(element<G>::load(to[i])) + from[i]));
     }
 
-    /// The row in float64, entry by entry, unanchored: d* = 0 and ratio 1 make delta the full log-ratio.
+    /// The row in float64, entry by entry.
     void careful_row(const Z* z, const Y* y, G* dz, double scale, const raw_sums& s, bool lse_given,
                      const floors& raised, row_outcome& out) const {
         using D = scalar<double>;
@@ -420,7 +420,7 @@ private:
             sum_y += is_neg_inf(yi) ? 0 : std::exp((yi - s.y_t) * inv_t);
         }
         const double log_z = lse_given ? std::log1p(s.S) : std::log(sum_z), log_y = std::log(sum_y);
-        const row_constants<D> row{D(1), D(1), D(0), D(1)};
+        double d_star = 0;
         const auto entry = [&](index_t i, bool for_value) {
             const double zi = get(z, i), yi = get(y, i);
             double lp = is_neg_inf(zi) ? -1e30 : (zi - s.z_s) * inv_s - log_z;
@@ -434,9 +434,13 @@ private:
                 if (e.q.v > 0) e.p = D(std::exp(lp));
             }
             e.log_p = D(lp), e.log_q = D(lq);
-            e.delta = D(lp - lq);
+            e.delta = D(lp - lq - d_star);
             return e;
         };
+        double k = 1;
+        if constexpr (single_sweep) k = program.exponent();
+        const row_constants<D> row = careful_constants(program, entry(s.s, false), k);
+        d_star = row.d_star.v;
         // The gradient of forward KL is p - q whatever the value: only a floor on the teacher's side reaches c.
         const auto c_of = [&](index_t i) { return program.c(row, entry(i, false)).v; };
         double loss = 0, sum_c = 0;
