@@ -187,8 +187,8 @@ OPD_HD constexpr bool infinite_where_student_zero(const D& d) {
 /// anchor keeps a gradient whose slopes are all near slope*, or dwarfed by it; where a power of q*/p* leaves double there is none:
 /// d* = 0 and ratio 1 make delta the whole log-ratio. `k`: the program's exponent, 1 if it has none.
 template <class D>
-OPD_HD row_constants<scalar<double>> careful_constants(const D& program, const dense_entry<scalar<double>>& top,
-                                                       double k) {
+OPD_HD OPD_INLINE row_constants<scalar<double>> careful_constants(const D& program,
+                                                                  const dense_entry<scalar<double>>& top, double k) {
     using F = scalar<double>;
     const double d = top.delta.v, size = d < 0 ? -d : d, power = k < 0 ? -k : k, most = 300;
     if (!(size <= most && size * power <= most)) return {F(1), F(1), F(0), F(1)};
