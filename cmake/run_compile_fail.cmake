@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# cmake -DCOMPILER=<list> -DSOURCE=<file> -DINCLUDES=<list> -P run_compile_fail.cmake
+# cmake -DCOMPILER=<list> -DSOURCE=<file> -DINCLUDES=<list> [-DPRECOMPILED=<header>] -P run_compile_fail.cmake
 # See OpdCompileFailTests.cmake.
 function(fail text)
     message(NOTICE "${text}") # unlike FATAL_ERROR, does not break the lines
@@ -31,6 +31,9 @@ if(expected STREQUAL "" AND first STREQUAL "")
 endif()
 
 list(TRANSFORM INCLUDES PREPEND -I)
+if(PRECOMPILED AND flags STREQUAL "") # (other flags, other headers)
+    list(PREPEND INCLUDES -include "${PRECOMPILED}")
+endif()
 set(ENV{LC_ALL} C) # plain quotation marks
 execute_process(
     COMMAND ${COMPILER} ${flags} ${INCLUDES} "${SOURCE}"
