@@ -15,6 +15,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "json_integer.hpp"
+
 namespace cluster_sim {
 
 using namespace opd::sched;
@@ -91,10 +93,9 @@ private:
             if (!in.is_array() || !std::all_of(in.begin(), in.end(), [](const auto& x) { return x.is_number(); }))
                 fail_at(key, "a list of numbers", in);
         } else if constexpr (std::is_unsigned_v<T>) {
-            if (!in.is_number_unsigned()) fail_at(key, "an integer of 0 or more", in);
+            if (!is_integer_of<T>(in)) fail_at(key, "an integer of 0 or more", in);
         } else if constexpr (std::is_integral_v<T>) {
-            if (!in.is_number_integer() || in.get<double>() > static_cast<double>(std::numeric_limits<T>::max()) / 2 ||
-                in.get<double>() < 0)
+            if (!is_integer_of<T>(in) || in.get<T>() < 0 || in.get<T>() > std::numeric_limits<T>::max() / 2)
                 fail_at(key, "an integer of 0 or more", in);
         } else {
             if (!in.is_number()) fail_at(key, "a number", in);

@@ -8,6 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "json_integer.hpp"
+#include "opd/error.hpp"
 #include "opd/sched/trace.hpp"
 
 /// The events that a picture shows. Throws where `whole` is no such trace.
@@ -16,6 +18,8 @@ inline opd::sched::trace recorded_by(const nlohmann::json& whole) {
     for (const auto& e : whole.at("traceEvents")) {
         const std::string phase = e.at("ph");
         if (phase != "X" && phase != "C" && phase != "i") continue;
+        if (!is_integer_of<std::int32_t>(e.at("pid")) || !is_integer_of<std::int64_t>(e.at("tid")))
+            throw opd::error("an event's pid or tid is no integer");
         const opd::sched::track where{e.at("pid").get<std::int32_t>(), e.at("tid").get<std::int64_t>()};
         const std::string name = e.at("name");
         const double begin = e.at("ts").get<double>() * 1e-6;

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "files.hpp"
+#include "json_integer.hpp"
 #include "opd/version.hpp"
 #include "schedule.hpp"
 
@@ -77,11 +78,9 @@ struct json_reader {
         } else if constexpr (std::is_same_v<T, std::string>) {
             if (!found->is_string()) wrong("a string");
         } else if constexpr (std::is_unsigned_v<T>) {
-            if (!found->is_number_unsigned()) wrong("an integer of 0 or more");
+            if (!is_integer_of<T>(*found)) wrong("an integer of 0 or more");
         } else if constexpr (std::is_integral_v<T>) {
-            if (!found->is_number_integer() || found->template get<double>() > std::numeric_limits<T>::max() ||
-                found->template get<double>() < std::numeric_limits<T>::min())
-                wrong("an integer");
+            if (!is_integer_of<T>(*found)) wrong("an integer");
         } else {
             if (!found->is_number()) wrong("a number");
         }
