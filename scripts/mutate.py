@@ -98,7 +98,7 @@ def build(tests, folder, headers, jobs):
     subprocess.run([cxx, *flags, "-x", "c++-header", folder / "precompiled.hpp", "-o", folder / "precompiled.hpp.gch"],
                    check=True)
     support = []
-    for source in sorted((ROOT / "tests/support").glob("*.cpp")):
+    for source in sorted((ROOT / "tests/support").rglob("*.cpp")):
         if source.stem == "precompiled":
             continue
         support.append(folder / f"{source.stem}.o")

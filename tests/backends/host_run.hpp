@@ -52,22 +52,25 @@ struct host_run_backend {
     std::vector<std::byte> arena = {};
 
     template <class Job>
-    result for_rows(const Job& job) {
-        if constexpr (requires { job.env; }) detail::refuse_content_checks(job.env);
-        const detail::device_plan plan = detail::plan_of(job);
-        arena.assign(plan.bytes + 64, std::byte{0xa5}); // nothing may rest on what the memory held
-        void* p = arena.data();
-        std::size_t room = arena.size();
-        auto* memory = static_cast<std::byte*>(std::align(64, plan.bytes, p, room));
-        auto* out = reinterpret_cast<result*>(memory);
-        detail::run_job(job, memory, out, [this](const auto& kernel, index_t blocks) {
-            for (index_t b = 0; b < blocks; ++b) {
-                host_team<typename std::remove_cvref_t<decltype(kernel)>::state_type> team{threads, tree};
-                kernel.run(b, team);
-            }
-        });
-        return *out;
-    }
+    result for_rows(const Job& job);
 };
+
+template <class Job>
+result host_run_backend::for_rows(const Job& job) {
+    if constexpr (requires { job.env; }) detail::refuse_content_checks(job.env);
+    const detail::device_plan plan = detail::plan_of(job);
+    arena.assign(plan.bytes + 64, std::byte{0xa5}); // nothing may rest on what the memory held
+    void* p = arena.data();
+    std::size_t room = arena.size();
+    auto* memory = static_cast<std::byte*>(std::align(64, plan.bytes, p, room));
+    auto* out = reinterpret_cast<result*>(memory);
+    detail::run_job(job, memory, out, [this](const auto& kernel, index_t blocks) {
+        for (index_t b = 0; b < blocks; ++b) {
+            host_team<typename std::remove_cvref_t<decltype(kernel)>::state_type> team{threads, tree};
+            kernel.run(b, team);
+        }
+    });
+    return *out;
+}
 
 } // namespace opd::test

@@ -63,21 +63,15 @@ struct eigen_backend {
     };
     std::unique_ptr<engine> state = {};
 
-    /// Loss and gradient of a checked call; called by evaluate.
+    /// Loss and gradient of a checked call; called by evaluate. Compiled where it is first called; to compile it once for many
+    /// units, instantiate it in one (`template result eigen_backend::for_rows(const row_job<…>&);`) and declare it, with
+    /// `extern` before it, in the others.
     template <class Student, class Teacher, class Estimator>
         requires requires(const row_job<Student, Teacher, Estimator, space::host>& job) { detail::batch_of(job); }
-    result for_rows(const row_job<Student, Teacher, Estimator, space::host>& job) {
-        const auto batch = detail::batch_of(job);
-        thread_team& team = this->team();
-        return batch.run(team, memory(batch.plan().bytes(team.size())));
-    }
+    result for_rows(const row_job<Student, Teacher, Estimator, space::host>& job);
 
     template <class Z, class Id, class L>
-    result for_rows(const token_logp_job<Z, Id, L>& job) {
-        const auto batch = detail::batch_of(job);
-        thread_team& team = this->team();
-        return batch.run(team, memory(batch.plan().bytes(team.size())));
-    }
+    result for_rows(const token_logp_job<Z, Id, L>& job);
 
     /// Bytes of arena that `for_rows` of this job needs.
     template <class Student, class Teacher, class Estimator>
@@ -128,6 +122,21 @@ struct eigen_backend {
             state->team = std::make_unique<thread_team>(threads);
     }
 };
+
+template <class Student, class Teacher, class Estimator>
+    requires requires(const row_job<Student, Teacher, Estimator, space::host>& job) { detail::batch_of(job); }
+result eigen_backend::for_rows(const row_job<Student, Teacher, Estimator, space::host>& job) {
+    const auto batch = detail::batch_of(job);
+    thread_team& team = this->team();
+    return batch.run(team, memory(batch.plan().bytes(team.size())));
+}
+
+template <class Z, class Id, class L>
+result eigen_backend::for_rows(const token_logp_job<Z, Id, L>& job) {
+    const auto batch = detail::batch_of(job);
+    thread_team& team = this->team();
+    return batch.run(team, memory(batch.plan().bytes(team.size())));
+}
 
 } // namespace OPD_ISA
 
