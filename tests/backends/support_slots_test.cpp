@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: sanitize
 //
 // What the slots of a sparse cache may hold, on the CPU backend and on the GPU's kernels run on the host: an id of -1 is an
 // unused slot, in supports as in weighted entries; another negative id, or no used slot at all, is bad; log-probs above 0 are
 // none, for every cache alike; a log mu of 0 is used as it stands and counted. check::contents throws for what else is counted.
 #include "backends/host_run.hpp"
+#include "support/compiled/dense.hpp"
+#include "support/compiled/device_text.hpp"
+#include "support/compiled/sparse.hpp"
 #include "support/generators.hpp"
 
 #include <cmath>
@@ -47,6 +51,7 @@ struct row_of_slots {
         return view(x.data(), 1, k());
     }
     teacher::support<std::int32_t> support() const { return {row(ids), row(log_q), log_tail}; }
+    teacher::samples<std::int32_t> samples() const { return {row(ids), row(log_mu), row(log_q)}; }
     teacher::weighted<std::int32_t> weighted() const { return {row(ids), row(weight), row(log_mu), row(log_q)}; }
     student::logits<float> student() { return {view(std::as_const(z).data(), 1, vocab), view(dz.data(), 1, vocab)}; }
 };
@@ -124,6 +129,9 @@ TEST_CASE("another negative id, an id twice, no used slot: bad") {
             bad(s.support(), renormalised{reverse_kl{}});
             bad(s.support(), tail_bucket{reverse_kl{}});
             bad(s.weighted(), weighted_reverse_kl{});
+            for (std::size_t j = 0; j < slots.size(); ++j) // i.i.d. draws have no unused slots: -1 is bad too
+                if (slots[j] == -1) s.log_q[j] = -1, s.log_mu[j] = -1;
+            bad(s.samples(), mc_reverse_kl{});
         }
         row_of_slots twice({-1, 9, 4, 9});
         CHECK(evaluate(backend, twice.student(), twice.support(), tail_bucket{jsd{}}).diagnostics.bad_rows == 1);
