@@ -4,6 +4,7 @@
 // indices: diffuse students, sure teachers, far temperatures, every divergence.
 #include "backends/host_run.hpp"
 #include "support/accuracy.hpp"
+#include "support/compiled/device_text.hpp"
 
 #include <cstdlib>
 

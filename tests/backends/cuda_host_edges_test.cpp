@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: sanitize
 //
 // The GPU's kernels, run on the host, where random rows do not go: unused slots, ties and repeats, factors that make no sense,
 // rows without mass, entries at the lowest finite numbers, log-ratios that float cannot carry. Against float64 or the CPU.
 #include "backends/host_run.hpp"
+#include "support/compiled/dense.hpp"
+#include "support/compiled/device_text.hpp"
+#include "support/compiled/sparse.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: sanitize
 //
 // The GPU's kernels for supports, samples and token_logp, run on the host in a loop over thread indices: against a float64
 // reference from the textbook formulas, and against the CPU backend for everything an env can say.
@@ -15,6 +16,8 @@
 #include "backends/cuda_sparse_cases.hpp"
 #include "backends/host_run.hpp"
 #include "opd/backends/eigen.hpp"
+#include "support/compiled/device_text.hpp"
+#include "support/compiled/sparse.hpp"
 #include "support/property.hpp"
 
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: ofast, no-sanitize (numbers of rows that eigen_contract_test runs there)
+// build: ofast
 //
 // Accuracy of the CPU backend's float path at V = 151,936 against float64, on the rows where plain float sums go wrong:
 //
@@ -13,6 +13,8 @@
 //
 // Also bfloat16 gradients near p = q, whose relative error stays below 1e-2.
 #include "support/accuracy.hpp"
+#include "support/compiled/dense.hpp"
+#include "support/compiled/sparse.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: ofast, no-sanitize (numbers of rows that eigen_contract_test runs there)
+// build: ofast
 //
 // The CPU backend against the naive float64 one: every divergence on float, bfloat16 and double storage, and the mixes of
 // element types on three divergences of different kind; random shapes, strides, temperatures, masks and -inf patterns.
+#include "support/compiled/dense.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: ofast
+// build: ofast, sanitize
 //
 // Bad input. Shapes, strides, options, null pointers, overlaps: `invalid_input` naming argument and row, thrown before anything
 // is written; numbers and overlaps by tables over every field and every pair. Contents: counted with loss 0 and gradient 0, or thrown under check::contents. Infinite rows: floored,
 // skipped or raised. Rows beyond the clamp: cut.
+#include "support/compiled/dense.hpp"
+#include "support/compiled/sparse.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: ofast
 //
 // Other libraries' 16-bit types: each gives the bits that opd::bfloat16 or opd::half gives, by the same loads and stores.
 // CUDA's and PyTorch's are stand-ins of the same name and layout, one declared before opd is included and one after.
+#include "support/compiled/dense.hpp"
+#include "support/compiled/sparse.hpp"
+
 #include <cstdint>
 
 struct alignas(2) __nv_bfloat16 {

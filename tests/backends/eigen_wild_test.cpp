@@ -5,6 +5,8 @@
 // masked. Nothing may be NaN or infinite, in the loss, the gradient or the log-sum-exp, also under -Ofast; what is masked may
 // hold anything. Where the numbers are within ±2e4 or -inf, each row's loss is that of float64 and its gradient sums to 0.
 #include "backends/host_run.hpp"
+#include "support/compiled/dense.hpp"
+#include "support/compiled/device_text.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"

@@ -5,6 +5,8 @@
 // of -inf where the teacher has. Value and gradient are those of the naive float64 backend, on the CPU and in the device's
 // text, and no such row needs the float64 path. Also rows whose holes come before their anchor, and logits beyond 1e30.
 #include "backends/host_run.hpp"
+#include "support/compiled/dense.hpp"
+#include "support/compiled/device_text.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 

@@ -5,6 +5,8 @@
 // 1e-6 on), never negative, exactly 0 for equal logits. V from 2 to 151,936, float and bfloat16 storage, any temperatures,
 // diffuse and peaked rows and offsets; on the CPU and in the device's text.
 #include "backends/host_run.hpp"
+#include "support/compiled/dense.hpp"
+#include "support/compiled/device_text.hpp"
 #include "support/generators.hpp"
 #include "support/textbook.hpp"
 

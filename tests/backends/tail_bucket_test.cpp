@@ -4,6 +4,9 @@
 // mass, against buckets in long double: values, and gradients within 1e-6 of the largest entry at every gap. On the CPU backend
 // and on the GPU's kernels run on the host. Then what a support may hold: unused slots, bad ids, log-probs that are none.
 #include "backends/host_run.hpp"
+#include "support/compiled/dense.hpp"
+#include "support/compiled/device_text.hpp"
+#include "support/compiled/sparse.hpp"
 #include "support/generators.hpp"
 #include "support/textbook.hpp"
 

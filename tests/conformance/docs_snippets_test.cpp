@@ -4,6 +4,9 @@
 // the file that it is cut from, in a comment on the line before it: <!-- from examples/01_dense_kl.cpp -->. Its lines stand in
 // that file, in that order and together; a line that is only `…` behind a comment sign leaves lines out. Links within the
 // repository lead somewhere. The blocks that no example holds are cut from this file.
+#include "support/compiled/dense.hpp"
+#include "support/compiled/sparse.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: no-sanitize (numbers of rows that eigen_contract_test runs there)
 //
 // What every dense estimator's traits promise, on the naive backend and on the CPU backend with float, bfloat16 and double
 // storage: zero at p = q, never negative, invariant to a constant added to a row, equivariant under a permutation of the
 // vocabulary, Σ_v dL/dz = 0. A deliberately wrong program must fail them.
+#include "support/compiled/dense.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"

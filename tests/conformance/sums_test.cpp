@@ -10,6 +10,8 @@
 // second term is the rounding of what dz is the difference of: log-ratios of
 // the size of the loss, before p Σc is taken from c; c is 4 for powers of the
 // ratio, else 1.
+#include "support/compiled/dense.hpp"
+#include "support/compiled/sparse.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
 #include "support/tolerances.hpp"

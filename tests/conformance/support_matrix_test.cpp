@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: no-sanitize
 //
 // docs/support-matrix.md against the code: every row says `yes`, `throws`, `does not compile` or `not yet`, and that is what
 // happens. Each table is read into cells, each row expanded into its combinations; a combination must be one that this
@@ -17,6 +16,9 @@
 #include "conformance/support_matrix.hpp"
 #include "opd/backends/eigen.hpp"
 #include "opd/opd.hpp"
+#include "support/compiled/dense.hpp"
+#include "support/compiled/device_text.hpp"
+#include "support/compiled/sparse.hpp"
 
 namespace {
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: sanitize
 //
 // The figures that diagnostics derive from their counts and sums, by hand, and how reports of blocks merge.
 #include <cmath>

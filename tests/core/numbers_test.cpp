@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: ofast
+// build: ofast, sanitize
 //
 // The ground under the row kernels: 16-bit storage over all its values, floats classified by bits under fast-math, and the
 // lanes' elementary functions against double within the accuracy that lanes.hpp states.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: tsan
+// build: tsan, sanitize
 #include <doctest/doctest.h>
 
 #include <atomic>

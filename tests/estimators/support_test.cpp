@@ -3,6 +3,8 @@
 // Divergences on a support: against the textbook's sums over the support (renormalised) and over support + one bucket, with
 // gradients by central differences; k = V is the dense call; the blind part of a tail bucket is what the chain rule of KL says;
 // the sparse gradient is the dense one on the ids.
+#include "support/compiled/dense.hpp"
+#include "support/compiled/sparse.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: no-sanitize
 //
 // A run that is killed without warning, again and again, and resumed each time, learns from every sequence exactly once.
 #include <doctest/doctest.h>
