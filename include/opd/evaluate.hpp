@@ -4,8 +4,8 @@
 //
 //   auto r = opd::evaluate(be, student, teacher, estimator, env);
 //
-//   be         eigen_backend (CPU), cuda_backend, or your own (see docs/concepts/backend.md). Keep it: a temporary,
-//              evaluate(eigen_backend{}, …), starts its threads and finds its memory anew
+//   be         cpu_backend, cuda_backend, or your own (see docs/concepts/backend.md). Keep it: a temporary,
+//              evaluate(cpu_backend{}, …), starts its threads and finds its memory anew
 //   student    student::logits{view(z,N,V), view(dz,N,V)}, …
 //   teacher    teacher::dense | support | samples | weighted
 //   estimator  reverse_kl{}, jsd{.w = .3, .o = .3}, renormalised{reverse_kl{}}, mc_reverse_kl{}, …

@@ -248,6 +248,28 @@ TEST_CASE("no rows and no kept rows, for every kind of call") {
     }
 }
 
+namespace {
+template <class Backend>
+concept multiplies = requires(Backend& b, matrix_view<const float> in, matrix_view<float> out) {
+    b.gemm(false, false, 1.F, in, in, 0.F, out);
+};
+} // namespace
+
+TEST_CASE("cpu_backend has eigen_backend's rows, without Eigen's products") {
+    static_assert(multiplies<eigen_backend> && !multiplies<cpu_backend>);
+    std::vector<float> z(3 * 1500), y(z), dz(z), same(z);
+    numbers u(19);
+    for (float& x : z) x = float(3 * u.normal());
+    for (float& x : y) x = float(3 * u.normal());
+    const auto of = [&](auto&& backend, std::vector<float>& to) {
+        return evaluate(backend, student::logits{view(std::as_const(z).data(), 3, 1500), view(to.data(), 3, 1500)},
+                        teacher::dense{view(std::as_const(y).data(), 3, 1500)}, jsd{});
+    };
+    const result a = of(cpu_backend{.threads = 2}, dz), b = of(eigen_backend{.threads = 2}, same);
+    CHECK(a.loss == b.loss);
+    CHECK(dz == same);
+}
+
 TEST_CASE("gemm: alpha op(A) op(B) + beta C, every transposition, padded rows") {
     eigen_backend backend;
     numbers u(10);

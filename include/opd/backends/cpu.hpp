@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The CPU backend: the library's lanes over rows, the library's threads over row blocks. Needs the standard library alone, and
+// threads (link Threads::Threads where the C library keeps them apart).
+//
+//   opd::cpu_backend be{.threads = 2};
+//   auto r = opd::evaluate(be, …);
+//
+// Owns parked threads and a workspace that grows on the first calls and is kept; give `arena` to own the memory yourself.
+// Use one backend from one thread at a time. Compile with -march=native or the like: without it the lanes are 128-bit and
+// dense rows cost about seven times as much. eigen.hpp beside this file is the same backend with Eigen's types and products.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "opd/backends/cpu_rows.hpp"
+#include "opd/backends/workspace.hpp"
+#include "opd/config.hpp"
+#include "opd/evaluate.hpp"
+#include "opd/threads.hpp"
+
+namespace opd {
+inline namespace OPD_ISA {
+
+/// No products: this backend has no gemm.
+struct no_products {};
+
+/// The CPU backend with the products of a linear algebra library, see eigen_products.
+template <class Products>
+struct basic_cpu_backend {
+    static constexpr space memory_space = space::host;
+    int threads = 1;
+    std::span<std::byte> arena = {}; ///< caller's memory; empty: the backend's own
+
+    /// Threads and scratch, made by the first call.
+    struct engine {
+        std::unique_ptr<thread_team> team;
+        workspace scratch;
+    };
+    std::unique_ptr<engine> state = {};
+
+    /// Loss and gradient of a checked call; called by evaluate. Compiled where it is first called; to compile it once for many
+    /// units, instantiate it in one (`template result cpu_backend::for_rows(const row_job<…>&);`) and declare it, with
+    /// `extern` before it, in the others.
+    template <class Student, class Teacher, class Estimator>
+        requires requires(const row_job<Student, Teacher, Estimator, space::host>& job) { detail::batch_of(job); }
+    result for_rows(const row_job<Student, Teacher, Estimator, space::host>& job);
+
+    template <class Z, class Id, class L>
+    result for_rows(const token_logp_job<Z, Id, L>& job);
+
+    /// Bytes of arena that `for_rows` of this job needs.
+    template <class Student, class Teacher, class Estimator>
+    std::size_t workspace_bytes(const row_job<Student, Teacher, Estimator, space::host>& job) const {
+        return detail::batch_of(job).plan().bytes(threads < 1 ? 1 : threads) + 64;
+    }
+
+    thread_team& team() {
+        start();
+        return *state->team;
+    }
+    std::span<std::byte> memory(std::size_t bytes) {
+        start();
+        return state->scratch.get(bytes, arena);
+    }
+
+    /// C = alpha·op(A) op(B) + beta·C by the products' library: run_to_run, not row-invariant. (M,K) (K,N) -> (M,N)
+    template <class T>
+    void gemm(bool trans_a, bool trans_b, T alpha, matrix_view<const T> a, matrix_view<const T> b, T beta,
+              matrix_view<T> c) requires requires {
+        Products::gemm(trans_a, trans_b, alpha, a, b, beta, c);
+    }
+    {
+        const index_t m = trans_a ? a.cols : a.rows, k = trans_a ? a.rows : a.cols;
+        const index_t kb = trans_b ? b.cols : b.rows, n = trans_b ? b.rows : b.cols;
+        if (k != kb || c.rows != m || c.cols != n)
+            throw invalid_input("gemm", "shapes do not fit: op(A) " + detail::shape(m, k) + ", op(B) " +
+                                            detail::shape(kb, n) + ", C " + detail::shape(c.rows, c.cols));
+        Products::gemm(trans_a, trans_b, alpha, a, b, beta, c);
+    }
+
+    void start() {
+        if (!state) state = std::make_unique<engine>();
+        if (!state->team || state->team->size() != (threads < 1 ? 1 : threads))
+            state->team = std::make_unique<thread_team>(threads);
+    }
+};
+
+template <class Products>
+template <class Student, class Teacher, class Estimator>
+    requires requires(const row_job<Student, Teacher, Estimator, space::host>& job) { detail::batch_of(job); }
+result basic_cpu_backend<Products>::for_rows(const row_job<Student, Teacher, Estimator, space::host>& job) {
+    const auto batch = detail::batch_of(job);
+    thread_team& team = this->team();
+    return batch.run(team, memory(batch.plan().bytes(team.size())));
+}
+
+template <class Products>
+template <class Z, class Id, class L>
+result basic_cpu_backend<Products>::for_rows(const token_logp_job<Z, Id, L>& job) {
+    const auto batch = detail::batch_of(job);
+    thread_team& team = this->team();
+    return batch.run(team, memory(batch.plan().bytes(team.size())));
+}
+
+using cpu_backend = basic_cpu_backend<no_products>;
+
+} // namespace OPD_ISA
+
+} // namespace opd
