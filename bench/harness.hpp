@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // What a benchmark needs on a machine that it does not have for itself: memory in huge pages; samples between two probes of
-// multiply-add throughput, of which the disturbed are thrown away; and the memory limits that times are compared with,
-// measured in the same rounds.
+// multiply-add throughput, of which the disturbed do not count while there are others; and the memory limits that times are
+// compared with, measured in the same rounds.
 #pragma once
 
 #include <algorithm>
@@ -84,10 +84,17 @@ inline double fma_rate(opd::thread_team& team) {
     return slowest.load() * team.size();
 }
 
-/// Seconds of the samples that two good probes enclose.
+/// Seconds of the samples that two good probes enclose, and of the disturbed.
 struct samples {
-    std::vector<double> seconds = {};
-    int discarded = 0;
+    std::vector<double> seconds = {}, disturbed = {};
+    int discarded() const { return int(disturbed.size()); }
+    /// The smallest of all: what is left to compare where every sample was disturbed.
+    double least() const {
+        double t = 1e300;
+        for (const auto* x : {&seconds, &disturbed})
+            for (const double s : *x) t = std::min(t, s);
+        return t < 1e300 ? t : 0;
+    }
     double median() const {
         if (seconds.empty()) return 0;
         std::vector<double> s = seconds;
@@ -114,7 +121,7 @@ public:
                 to.seconds.push_back(took);
                 return;
             }
-            ++to.discarded;
+            to.disturbed.push_back(took);
             std::this_thread::sleep_for(std::chrono::milliseconds(attempt));
         }
     }
