@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: tsan, sanitize
+// build: tsan
 //
 // The staleness queue, one promise a case; random single-threaded histories against counts, bounds and resumed copies. What
 // threads may do to each other is in queue_stress_test.cpp.
