@@ -254,6 +254,20 @@ TEST_CASE("log-ratios that float cannot carry, met before and after the anchors"
     agrees({105.26F, -0.69F, -560}, {-1.07F, -889.8F, 245.4F}, chi_squared{}, 1e-6, 10); // e^92: beyond float
 }
 
+TEST_CASE("a thread's top on which the sides disagree by hundreds of nats, among entries on which they agree") {
+    for (const float far : {-60.F, -190.F, -210.F, -600.F, -3000.F}) {
+        numbers u(18);
+        std::vector<float> z(1500), y(z);
+        for (std::size_t v = 0; v < z.size(); ++v) z[v] = float(1e-3 * u.normal()), y[v] = float(1e-3 * u.normal());
+        z[0] = 0.01F, y[0] = far;
+        z.back() = y.back() = 1;
+        INFO("by " << far);
+        const double bound = 1e-6 + (far > -200 ? -double(far) * 0x1p-23 : 0); // beyond: float64, or entry by entry
+        agrees(z, y, reverse_kl{}, bound);
+        agrees(z, y, forward_kl{}, bound);
+    }
+}
+
 TEST_CASE("entries at the lowest finite numbers have no mass, and ties go to the lower id") {
     for (const float low : {-1e25F, -9e29F, -1e30F, -1e31F, -3e38F}) {
         std::vector<float> z(70), y(70);

@@ -147,6 +147,30 @@ TEST_CASE("no kept row: loss 0, gradient 0 (or beta·dz), and the report says so
     CHECK(r.diagnostics.rows == 0);
 }
 
+TEST_CASE("a row without a gradient of its own keeps beta times what was there: bad, skipped, clamped, masked") {
+    eigen_backend backend;
+    floats b({.rows = 5, .vocab = 20, .seed = 5});
+    const std::vector<float> old = [&] {
+        numbers u(6);
+        for (float& g : b.dz) g = float(u.normal());
+        return b.dz;
+    }();
+    const std::vector<std::uint8_t> kept{1, 1, 1, 0, 1};
+    const std::size_t row = b.dz.size() / 5;
+    b.z[3] = std::bit_cast<float>(0x7fc00000U);                        // row 0 is bad
+    b.y[b.y.size() / 5 + 4] = -std::numeric_limits<float>::infinity(); // row 1 infinite
+    b.y[2 * (b.y.size() / 5) + 7] = -90;                               // row 2 beyond the clamp
+    b.z[2 * (b.z.size() / 5) + 7] = 60;
+    env e{.mask = row_mask<>(kept)};
+    e.on_infinite = infinite::skip(), e.loss_clamp = 30, e.beta = 0.5F;
+    const result r = evaluate(backend, b.student(), b.teacher(), reverse_kl{}, e);
+    CHECK(r.diagnostics.bad_rows == 1);
+    CHECK(r.diagnostics.infinite_rows == 1);
+    CHECK(r.diagnostics.clamped_rows == 1);
+    for (std::size_t i = 0; i < 4 * row; ++i) CHECK(b.dz[i] == 0.5F * old[i]);
+    CHECK(b.dz[4 * row] != 0.5F * old[4 * row]);
+}
+
 TEST_CASE("masks of every integral width, bool, and an ignored target") {
     eigen_backend backend;
     floats b({.rows = 5, .vocab = 9, .seed = 3});

@@ -129,10 +129,10 @@ TEST_CASE("another negative id, an id twice, no used slot: bad") {
             bad(s.support(), renormalised{reverse_kl{}});
             bad(s.support(), tail_bucket{reverse_kl{}});
             bad(s.weighted(), weighted_reverse_kl{});
-            for (std::size_t j = 0; j < slots.size(); ++j) // i.i.d. draws have no unused slots: -1 is bad too
-                if (slots[j] == -1) s.log_q[j] = -1, s.log_mu[j] = -1;
-            bad(s.samples(), mc_reverse_kl{});
         }
+        row_of_slots draws({5, -1, 7}); // i.i.d. draws have no unused slots: -1 is bad too
+        draws.log_q[1] = draws.log_mu[1] = -1;
+        CHECK(evaluate(backend, draws.student(), draws.samples(), mc_reverse_kl{}).diagnostics.bad_rows == 1);
         row_of_slots twice({-1, 9, 4, 9});
         CHECK(evaluate(backend, twice.student(), twice.support(), tail_bucket{jsd{}}).diagnostics.bad_rows == 1);
         CHECK(evaluate(backend, twice.student(), twice.support(), renormalised{jsd{}}).diagnostics.bad_rows == 1);
