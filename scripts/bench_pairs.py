@@ -27,22 +27,22 @@ def main():
     parser.add_argument("old")
     parser.add_argument("new")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("arguments", nargs="*", help="for both programs, after --")
-    options = parser.parse_args()
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options, for_both = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1:]
     if options.rounds < 1:
         parser.error("--rounds must be 1 or more")
     least = {}  # row: [old, new, old again]
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(options.rounds):
             for which, program in enumerate((options.old, options.new, options.old)):
-                for row, ns in run(program, options.arguments, pathlib.Path(folder) / "out.json").items():
+                for row, ns in run(program, for_both, pathlib.Path(folder) / "out.json").items():
                     best = least.setdefault(row, [float("inf")] * 3)
                     if ns > 0:
                         best[which] = min(best[which], ns)
     slower = 0
     for (name, kind, teacher, threads, rows), (old, new, again) in least.items():
         spread = abs(again / old - 1)
-        mark = "SLOWER" if new / min(old, again) > 1.03 + spread else ""
+        mark = "SLOWER" if new / old > 1.03 + spread else ""
         slower += bool(mark)
         print(f"{name:26} {kind:5} {teacher:5} {threads} threads, {rows:5} rows  new/old {new / old:6.3f}  "
               f"old/old {again / old:6.3f}  {mark}")
