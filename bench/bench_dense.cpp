@@ -3,7 +3,8 @@
 // Time an element of the CPU kernels at V = 151,936: dense divergences, log-sum-exp, sampled and sparse estimators; N = 64 to
 // 2,048 rows, float and bfloat16, one and two threads. Beside each: the memory limit of its traffic, measured in the same
 // interleaved rounds; its own time on a row of 32,768 entries that stays in the L2 cache (on two threads: half of it); plain
-// Eigen and naive versions. Samples beside a slow multiply-add probe are thrown away (harness.hpp). The figures are medians.
+// Eigen and naive versions. Samples beside a slow multiply-add probe are thrown away (harness.hpp). The figures are medians;
+// where all samples were disturbed, the smallest times, marked ~.
 //
 //   bench_dense [--quick] [--rows=64,512] [--threads=1,2] [--holes=padded|filtered]
 //               [--benchmark_filter=substring] [--benchmark_out=file.json]
@@ -230,16 +231,15 @@ struct line {
     index_t rows;
     double ns, limit_ns, l2_ns, plain_ns, naive_ns, bar;
     int samples, discarded;
-    bool
-        minima; ///< some sample had only disturbed rounds: the figures are the smallest of interleaved rounds, not medians
+    bool minima; ///< of a sample every round was disturbed: figures are the smallest of interleaved rounds
 
     double share() const { return ns > 0 ? limit_ns / ns : 0; }
     double floor() const { return ns > 0 ? std::max(limit_ns, l2_ns) / ns : 0; }
-    const char* verdict() const {
+    std::string verdict() const {
         if (bar == 0) return "";
-        if (minima) return share() >= bar ? "met~" : floor() >= 0.85 ? "met (floor)~" : "MISSED~";
-        return share() >= bar ? "met" : floor() >= 0.85 ? "met (floor)" : "MISSED";
+        return marked(share() >= bar ? "met" : floor() >= 0.85 ? "met (floor)" : "MISSED");
     }
+    std::string marked(std::string text) const { return minima ? text + "~" : text; }
 };
 
 struct settings {
@@ -303,7 +303,7 @@ void measure(const settings& set, data& long_rows, data& short_rows, index_t n, 
                 type_name<T>(), static_cast<long long>(n), static_cast<long long>(vocab), threads,
                 threads == 1 ? "" : "s", apart ? "apart" : "near", gate.best());
     const double elements = double(n) * double(vocab);
-    for (const auto& [kind, s] : limits) std::printf(" %s %.3f", name_of(kind), s.median() / elements * 1e9);
+    for (const auto& [kind, s] : limits) std::printf(" %s %.3f", name_of(kind), s.figure() / elements * 1e9);
     std::printf(")\n%-26s %9s %9s %9s %6s %6s %5s %-12s %9s %9s %s\n", "", "ns/elem", "limit", "in L2", "share",
                 "floor", "bar", "", "Eigen", "naive", "samples");
     bool any_minima = false;
@@ -311,16 +311,15 @@ void measure(const settings& set, data& long_rows, data& short_rows, index_t n, 
         const operation<T>& o = all[i];
         const bool minima = times[i].seconds.empty() || cached[i].seconds.empty() ||
                             (o.limit == traffic::none ? again[i] : limits[o.limit]).seconds.empty();
-        const auto of = [minima](const bench::samples& s) { return minima ? s.least() : s.median(); };
         line l{o.name,
                type_name<T>(),
                apart ? "apart" : "near",
                name_of(o.limit),
                threads,
                n,
-               of(times[i]) / elements * 1e9,
-               o.limit == traffic::none ? 0 : of(limits[o.limit]) / elements * 1e9,
-               of(cached[i]) / (5.0 * double(cached_vocab) * threads) * 1e9,
+               times[i].figure(minima) / elements * 1e9,
+               o.limit == traffic::none ? 0 : limits[o.limit].figure(minima) / elements * 1e9,
+               cached[i].figure(minima) / (5.0 * double(cached_vocab) * threads) * 1e9,
                0,
                0,
                threads == 1 ? o.bar_one : o.bar_two,
@@ -328,13 +327,14 @@ void measure(const settings& set, data& long_rows, data& short_rows, index_t n, 
                times[i].discarded(),
                minima};
         if (o.limit == traffic::none) { // O(k) a row: time a row, no limit. Scattered lines: from memory, and in cache
-            const double cold = of(times[i]) / double(n) * 1e6, warm = of(again[i]) / double(n) * 1e6;
+            const double cold = times[i].figure(minima) / double(n) * 1e6,
+                         warm = again[i].figure(minima) / double(n) * 1e6;
             std::printf("%-26s %6.3f us a row from memory, %6.3f just after%7s %-22s %19d/%d\n", o.name.c_str(), cold,
                         warm, "",
-                        cold <= 1   ? minima ? "met (1 us)~" : "met (1 us)"
-                        : warm <= 1 ? minima ? "met just after (1 us)~" : "met just after (1 us)"
-                        : minima    ? "MISSED~"
-                                    : "MISSED",
+                        l.marked(cold <= 1   ? "met (1 us)"
+                                 : warm <= 1 ? "met just after (1 us)"
+                                             : "MISSED")
+                            .c_str(),
                         l.samples, l.discarded);
         } else {
             if (const auto p = compared.ns.find(o.name);
@@ -346,7 +346,7 @@ void measure(const settings& set, data& long_rows, data& short_rows, index_t n, 
                 std::printf(" %5.2f", l.bar);
             else
                 std::printf(" %5s", "");
-            std::printf(" %-12s", l.verdict());
+            std::printf(" %-12s", l.verdict().c_str());
             if (l.plain_ns > 0)
                 std::printf(" %9.3f %9.3f", l.plain_ns, l.naive_ns);
             else
@@ -384,8 +384,8 @@ peers measure_peers(const settings& set, data& long_rows) {
             });
         }
         const bool minima = with_eigen.seconds.empty() || by_hand.seconds.empty();
-        const auto of = [minima](const bench::samples& s) { return minima ? s.least() : s.median(); };
-        out.ns[o.name] = {of(with_eigen) / (8.0 * vocab) * 1e9, of(by_hand) / (2.0 * vocab) * 1e9};
+        out.ns[o.name] = {with_eigen.figure(minima) / (8.0 * vocab) * 1e9,
+                          by_hand.figure(minima) / (2.0 * vocab) * 1e9};
     }
     return out;
 }
@@ -407,8 +407,8 @@ void write_json(const std::string& path, const std::vector<line>& report) {
             "\"floor\": %.4f, \"bar\": %.2f, \"verdict\": \"%s\", \"eigen_ns\": %.4f, \"naive_ns\": %.4f, "
             "\"samples\": %d, \"discarded\": %d, \"minima\": %s}%s\n",
             l.operation.c_str(), l.type.c_str(), l.teacher.c_str(), l.threads, static_cast<long long>(l.rows), l.ns,
-            l.limit_name.c_str(), l.limit_ns, l.l2_ns, l.share(), l.floor(), l.bar, l.verdict(), l.plain_ns, l.naive_ns,
-            l.samples, l.discarded, l.minima ? "true" : "false", i + 1 < report.size() ? "," : "");
+            l.limit_name.c_str(), l.limit_ns, l.l2_ns, l.share(), l.floor(), l.bar, l.verdict().c_str(), l.plain_ns,
+            l.naive_ns, l.samples, l.discarded, l.minima ? "true" : "false", i + 1 < report.size() ? "," : "");
     }
     std::fprintf(f, "  ]\n}\n");
     std::fclose(f);
@@ -422,9 +422,10 @@ void compare_types(const std::vector<line>& report) {
         for (const line& f : report)
             if (f.type == "float" && f.teacher == h.teacher && f.operation == h.operation && f.rows == h.rows &&
                 f.threads == h.threads && f.ns > 0 && h.ns > 0)
-                std::printf("%-26s %5lld rows, %d thread%s %5.2f %s\n", h.operation.c_str(),
+                std::printf("%-26s %5lld rows, %d thread%s %5.2f %s%s\n", h.operation.c_str(),
                             static_cast<long long>(h.rows), h.threads, h.threads == 1 ? " " : "s", h.ns / f.ns,
-                            h.ns / f.ns <= (h.threads == 1 ? 1.15 : 1.0) ? "met" : "MISSED");
+                            h.ns / f.ns <= (h.threads == 1 ? 1.15 : 1.0) ? "met" : "MISSED",
+                            h.minima || f.minima ? "~" : "");
     }
 }
 

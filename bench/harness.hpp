@@ -95,8 +95,9 @@ struct samples {
             for (const double s : *x) t = std::min(t, s);
         return t < 1e300 ? t : 0;
     }
-    double median() const {
-        if (seconds.empty()) return 0;
+    /// The median of the undisturbed; where `minima` says so, or there are none, the smallest of all.
+    double figure(bool minima = false) const {
+        if (minima || seconds.empty()) return least();
         std::vector<double> s = seconds;
         std::nth_element(s.begin(), s.begin() + static_cast<std::ptrdiff_t>(s.size() / 2), s.end());
         return s[s.size() / 2];

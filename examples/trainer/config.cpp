@@ -77,10 +77,8 @@ struct json_reader {
             if (!found->is_boolean()) wrong("true or false");
         } else if constexpr (std::is_same_v<T, std::string>) {
             if (!found->is_string()) wrong("a string");
-        } else if constexpr (std::is_unsigned_v<T>) {
-            if (!is_integer_of<T>(*found)) wrong("an integer of 0 or more");
         } else if constexpr (std::is_integral_v<T>) {
-            if (!is_integer_of<T>(*found)) wrong("an integer");
+            if (!is_integer_of<T>(*found)) wrong(std::is_unsigned_v<T> ? "an integer of 0 or more" : "an integer");
         } else {
             if (!found->is_number()) wrong("a number");
         }

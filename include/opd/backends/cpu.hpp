@@ -27,7 +27,8 @@ inline namespace OPD_ISA {
 /// No products: this backend has no gemm.
 struct no_products {};
 
-/// The CPU backend with the products of a linear algebra library, see eigen_products.
+/// The CPU backend with the products of a linear algebra library: a type with a static gemm, as eigen_products has it. `threads`
+/// below 1 means 1.
 template <class Products>
 struct basic_cpu_backend {
     static constexpr space memory_space = space::host;
@@ -41,15 +42,13 @@ struct basic_cpu_backend {
     };
     std::unique_ptr<engine> state = {};
 
-    /// Loss and gradient of a checked call; called by evaluate. Compiled where it is first called; to compile it once for many
+    /// Runs a checked call: a row_job (evaluate) or a token_logp_job (token_logp). Throws invalid_input, naming the workspace, where
+    /// `arena` is too small. Compiled where it is first called; to compile it once for many
     /// units, instantiate it in one (`template result cpu_backend::for_rows(const row_job<…>&);`) and declare it, with
     /// `extern` before it, in the others.
-    template <class Student, class Teacher, class Estimator>
-        requires requires(const row_job<Student, Teacher, Estimator, space::host>& job) { detail::batch_of(job); }
-    result for_rows(const row_job<Student, Teacher, Estimator, space::host>& job);
-
-    template <class Z, class Id, class L>
-    result for_rows(const token_logp_job<Z, Id, L>& job);
+    template <class Job>
+        requires requires(const Job& job) { detail::batch_of(job); }
+    result for_rows(const Job& job);
 
     /// Bytes of arena that `for_rows` of this job needs.
     template <class Student, class Teacher, class Estimator>
@@ -66,7 +65,8 @@ struct basic_cpu_backend {
         return state->scratch.get(bytes, arena);
     }
 
-    /// C = alpha·op(A) op(B) + beta·C by the products' library: run_to_run, not row-invariant. (M,K) (K,N) -> (M,N)
+    /// C = alpha·op(A) op(B) + beta·C by the products' library: run_to_run, not row-invariant. (M,K) (K,N) -> (M,N); op is the
+    /// transpose where said. beta = 0 does not read C. Throws invalid_input where the shapes do not fit.
     template <class T>
     void gemm(bool trans_a, bool trans_b, T alpha, matrix_view<const T> a, matrix_view<const T> b, T beta,
               matrix_view<T> c) requires requires {
@@ -89,17 +89,9 @@ struct basic_cpu_backend {
 };
 
 template <class Products>
-template <class Student, class Teacher, class Estimator>
-    requires requires(const row_job<Student, Teacher, Estimator, space::host>& job) { detail::batch_of(job); }
-result basic_cpu_backend<Products>::for_rows(const row_job<Student, Teacher, Estimator, space::host>& job) {
-    const auto batch = detail::batch_of(job);
-    thread_team& team = this->team();
-    return batch.run(team, memory(batch.plan().bytes(team.size())));
-}
-
-template <class Products>
-template <class Z, class Id, class L>
-result basic_cpu_backend<Products>::for_rows(const token_logp_job<Z, Id, L>& job) {
+template <class Job>
+    requires requires(const Job& job) { detail::batch_of(job); }
+result basic_cpu_backend<Products>::for_rows(const Job& job) {
     const auto batch = detail::batch_of(job);
     thread_team& team = this->team();
     return batch.run(team, memory(batch.plan().bytes(team.size())));

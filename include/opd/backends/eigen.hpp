@@ -43,6 +43,7 @@ struct element<Eigen::half> : same_bits<Eigen::half, half> {};
 
 inline namespace OPD_ISA {
 
+/// gemm of basic_cpu_backend, which has checked the shapes, by Eigen.
 struct eigen_products {
     template <class T>
     static void gemm(bool trans_a, bool trans_b, T alpha, matrix_view<const T> a, matrix_view<const T> b, T beta,
