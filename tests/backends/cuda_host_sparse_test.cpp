@@ -17,7 +17,8 @@
 #include "backends/host_run.hpp"
 #include "opd/backends/eigen.hpp"
 #include "support/compiled/device_text.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
 #include "support/property.hpp"
 
 namespace {

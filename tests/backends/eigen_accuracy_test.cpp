@@ -14,7 +14,7 @@
 // Also bfloat16 gradients near p = q, whose relative error stays below 1e-2.
 #include "support/accuracy.hpp"
 #include "support/compiled/dense.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/support.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"

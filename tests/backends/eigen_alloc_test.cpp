@@ -3,7 +3,8 @@
 // No allocation in steady state: every call of malloc and its kin is counted, and so every operator new. The first call of a
 // shape may make threads and scratch; the second may not ask for a byte.
 #include "support/compiled/dense.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
 #include "support/generators.hpp"
 
 #include <atomic>

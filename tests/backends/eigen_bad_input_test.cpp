@@ -5,7 +5,8 @@
 // is written; numbers and overlaps by tables over every field and every pair. Contents: counted with loss 0 and gradient 0, or thrown under check::contents. Infinite rows: floored,
 // skipped or raised. Rows beyond the clamp: cut.
 #include "support/compiled/dense.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"

@@ -4,7 +4,8 @@
 // The call contract on the CPU backend: reductions, masks of every kind, weights, beta, aliasing, padding, log-sum-exp given and
 // returned, unequal vocabularies, threads, micro-batches, 64-bit indices. Bits are compared where bits are promised.
 #include "support/compiled/dense.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"

@@ -3,7 +3,8 @@
 // Other libraries' 16-bit types: each gives the bits that opd::bfloat16 or opd::half gives, by the same loads and stores.
 // CUDA's and PyTorch's are stand-ins of the same name and layout, one declared before opd is included and one after.
 #include "support/compiled/dense.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
 
 #include <cstdint>
 

@@ -5,7 +5,8 @@
 // full leaves, caches and gradients with padded rows, every field that a surrogate may read, the log-sum-exp given and
 // returned, floors by hand.
 #include "support/compiled/dense.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 

@@ -7,7 +7,8 @@
 #include "backends/host_run.hpp"
 #include "support/compiled/dense.hpp"
 #include "support/compiled/device_text.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
 #include "support/generators.hpp"
 
 #include <cmath>

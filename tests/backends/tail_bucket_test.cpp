@@ -6,7 +6,7 @@
 #include "backends/host_run.hpp"
 #include "support/compiled/dense.hpp"
 #include "support/compiled/device_text.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/support.hpp"
 #include "support/generators.hpp"
 #include "support/textbook.hpp"
 

@@ -5,7 +5,8 @@
 // that file, in that order and together; a line that is only `…` behind a comment sign leaves lines out. Links within the
 // repository lead somewhere. The blocks that no example holds are cut from this file.
 #include "support/compiled/dense.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
 
 #include <algorithm>
 #include <cmath>

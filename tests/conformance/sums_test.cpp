@@ -11,7 +11,8 @@
 // the size of the loss, before p Σc is taken from c; c is 4 for powers of the
 // ratio, else 1.
 #include "support/compiled/dense.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
 #include "support/tolerances.hpp"

@@ -18,7 +18,8 @@
 #include "opd/opd.hpp"
 #include "support/compiled/dense.hpp"
 #include "support/compiled/device_text.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
 
 namespace {
 

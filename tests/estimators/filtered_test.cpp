@@ -3,7 +3,8 @@
 // Student logits of -inf, as a filter leaves them, under every estimator and every element type: the loss is a number, dz is
 // a number everywhere, exactly 0 at -inf (entries of a cache aside), and sums to 0 over the row.
 #include "support/compiled/dense.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
 

@@ -4,7 +4,8 @@
 // logits up to 1e4: nothing is lost to its rounding. At unchanged weights every ratio is exactly 1, whether the second call
 // sweeps the row or is given its log-sum-exp; gradients are the long-double ones of the logits as they are stored.
 #include "support/compiled/dense.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
 #include "support/generators.hpp"
 #include "support/textbook.hpp"
 

@@ -4,7 +4,7 @@
 // gradients by central differences; k = V is the dense call; the blind part of a tail bucket is what the chain rule of KL says;
 // the sparse gradient is the dense one on the ids.
 #include "support/compiled/dense.hpp"
-#include "support/compiled/sparse.hpp"
+#include "support/compiled/support.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"
@@ -13,7 +13,10 @@
 #include "support/traits.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include <opd/backends/eigen.hpp>
 #include <opd/estimators/support.hpp>
@@ -100,19 +103,56 @@ problem random_problem(bool finite_kinds = true) {
     return p;
 }
 
-template <class D, class Reduce, class Estimator>
-void matches(const std::string& name, const D& d, const Estimator& estimator, Reduce reduced) {
+/// A divergence as functions, so that each property is compiled once and not for each divergence.
+struct any_divergence {
+    using student_type = student::logits<double>;
+    using cache_type = teacher::support<std::int64_t, double>;
+
+    std::string name;
+    std::function<real(const textbook::row&)> value;
+    std::function<double(eigen_backend&, const student_type&, const teacher::dense<double>&)> dense;
+    std::function<double(eigen_backend&, const student_type&, const cache_type&, reduce)> renormalised, tail_bucket;
+
+    template <class D>
+    static any_divergence of(std::string name, D d) {
+        return {std::move(name), [d](const textbook::row& r) { return textbook::value(d, r); },
+                [d](eigen_backend& backend, const student_type& s, const teacher::dense<double>& t) {
+                    return evaluate(backend, s, t, d).loss;
+                },
+                [d](eigen_backend& backend, const student_type& s, const cache_type& t, reduce how) {
+                    return evaluate(backend, s, t, opd::renormalised{d}, {.reduction = how}).loss;
+                },
+                [d](eigen_backend& backend, const student_type& s, const cache_type& t, reduce how) {
+                    return evaluate(backend, s, t, opd::tail_bucket{d}, {.reduction = how}).loss;
+                }};
+    }
+    double on_support(bool bucket, eigen_backend& backend, const student_type& s, const cache_type& t,
+                      reduce how = reduce::token_mean) const {
+        return (bucket ? tail_bucket : renormalised)(backend, s, t, how);
+    }
+    std::string named(bool bucket) const { return (bucket ? "tail-bucketed " : "renormalised ") + name; }
+};
+
+const std::vector<any_divergence> smooth_divergences = {
+    any_divergence::of("reverse KL", reverse_kl{}),
+    any_divergence::of("forward KL", forward_kl{}),
+    any_divergence::of("JSD(.3,.3)", jsd{.w = .3, .o = .3}),
+    any_divergence::of("skew reverse KL", skew_reverse_kl{.a = .3}),
+    any_divergence::of("alpha(.5)", alpha_divergence{}),
+};
+
+void matches(const any_divergence& d, bool bucket) {
     eigen_backend backend;
-    property(name,
+    const auto reduced = bucket ? bucketed : renormalised_row;
+    property(d.named(bucket),
              [&] {
                  const problem p = random_problem();
                  supported s(p, *rc::gen::inRange<index_t>(1, p.vocab + 1));
-                 const double total =
-                     evaluate(backend, s.b.student(), s.cache(), estimator, {.reduction = reduce::sum}).loss;
+                 const double total = d.on_support(bucket, backend, s.b.student(), s.cache(), reduce::sum);
                  real sum = 0;
                  for (index_t r = 0; r < p.rows; ++r) {
                      const textbook::row full = s.row(r);
-                     const real here = textbook::value(d, reduced(s, r, full));
+                     const real here = d.value(reduced(s, r, full));
                      sum += here;
                      real top = 0;
                      std::vector<real> want;
@@ -121,7 +161,7 @@ void matches(const std::string& name, const D& d, const Estimator& estimator, Re
                          const auto at = [&](real h) {
                              moved.z[v] = full.z[v] + h;
                              moved.log_p = textbook::log_softmax(moved.z);
-                             return textbook::value(d, reduced(s, r, moved));
+                             return d.value(reduced(s, r, moved));
                          };
                          const real h = 1e-4L;
                          want.push_back((at(-2 * h) - 8 * at(-h) + 8 * at(h) - at(2 * h)) / (12 * h) /
@@ -141,37 +181,24 @@ void matches(const std::string& name, const D& d, const Estimator& estimator, Re
              {.cases = 50});
 }
 
-template <class Visit>
-void smooth_divergences(Visit f) {
-    f("reverse KL", reverse_kl{});
-    f("forward KL", forward_kl{});
-    f("JSD(.3,.3)", jsd{.w = .3, .o = .3});
-    f("skew reverse KL", skew_reverse_kl{.a = .3});
-    f("alpha(.5)", alpha_divergence{});
-}
-
 } // namespace
 
 TEST_CASE("value and gradient are the textbook's") {
-    smooth_divergences([](const std::string& name, auto d) {
-        matches("renormalised " + name, d, renormalised{d}, renormalised_row);
-        matches("tail-bucketed " + name, d, tail_bucket{d}, bucketed);
-    });
+    for (const any_divergence& d : smooth_divergences)
+        for (const bool bucket : {false, true}) matches(d, bucket);
 }
 
 TEST_CASE("k = V is the dense call, whatever the order of ids") {
     eigen_backend backend;
-    smooth_divergences([&](const std::string& name, auto d) {
-        property(name,
+    for (const any_divergence& d : smooth_divergences)
+        property(d.name,
                  [&] {
                      const problem p = random_problem(false);
                      supported s(p, p.vocab);
-                     auto t = s.b.teacher();
-                     const double dense = evaluate(backend, s.b.student(), t, d).loss;
+                     const double dense = d.dense(backend, s.b.student(), s.b.teacher());
                      for (const bool bucket : {false, true}) {
                          buffers<double> c(p);
-                         const double got = bucket ? evaluate(backend, c.student(), s.cache(), tail_bucket{d}).loss
-                                                   : evaluate(backend, c.student(), s.cache(), renormalised{d}).loss;
+                         const double got = d.on_support(bucket, backend, c.student(), s.cache());
                          RC_ASSERT(std::abs(got - dense) <= 1e-10 * std::max(1.0, std::abs(dense)));
                          for (index_t r = 0; r < p.rows; ++r)
                              for (index_t v = 0; v < p.vocab; ++v)
@@ -180,7 +207,6 @@ TEST_CASE("k = V is the dense call, whatever the order of ids") {
                      }
                  },
                  {.cases = 50});
-    });
 }
 
 TEST_CASE("what a tail bucket cannot see: KL = bucketed KL + tail mass · KL of the rests") {
@@ -236,34 +262,32 @@ TEST_CASE("the sparse gradient is the dense one on the ids, which is zero elsewh
 
 TEST_CASE("zero at p = q, invariant to a shift of the row, Σ dz = 0") {
     eigen_backend backend;
-    smooth_divergences([&](const std::string& name, auto d) {
-        const auto check = [&](const std::string& kind, const auto& estimator) {
-            property(kind + name,
-                     [&] {
-                         problem p = random_problem(false);
-                         p.temperature_p = 1;
-                         p.kind = *rc::gen::element(flavour::equal, flavour::wide);
-                         supported s(p, *rc::gen::inRange<index_t>(1, p.vocab + 1));
-                         const double plain = evaluate(backend, s.b.student(), s.cache(), estimator).loss;
-                         RC_ASSERT(plain >= -1e-13);
-                         for (index_t r = 0; r < p.rows; ++r) {
-                             double sum = 0;
-                             for (index_t v = 0; v < p.vocab; ++v) {
-                                 sum += s.b.dz_view()(r, v);
-                                 if (p.kind == flavour::equal) RC_ASSERT(std::abs(s.b.dz_view()(r, v)) < 1e-13);
-                             }
-                             RC_ASSERT(std::abs(sum) < 1e-13 * (1 + plain));
+    const auto check = [&](const any_divergence& d, bool bucket) {
+        property(d.named(bucket),
+                 [&] {
+                     problem p = random_problem(false);
+                     p.temperature_p = 1;
+                     p.kind = *rc::gen::element(flavour::equal, flavour::wide);
+                     supported s(p, *rc::gen::inRange<index_t>(1, p.vocab + 1));
+                     const double plain = d.on_support(bucket, backend, s.b.student(), s.cache());
+                     RC_ASSERT(plain >= -1e-13);
+                     for (index_t r = 0; r < p.rows; ++r) {
+                         double sum = 0;
+                         for (index_t v = 0; v < p.vocab; ++v) {
+                             sum += s.b.dz_view()(r, v);
+                             if (p.kind == flavour::equal) RC_ASSERT(std::abs(s.b.dz_view()(r, v)) < 1e-13);
                          }
-                         if (p.kind == flavour::equal) RC_ASSERT(std::abs(plain) < 1e-13);
-                         for (double& z : s.b.z) z += 37;
-                         RC_ASSERT(std::abs(evaluate(backend, s.b.student(), s.cache(), estimator).loss - plain) <
-                                   1e-11 * (1 + plain));
-                     },
-                     {.cases = 40});
-        };
-        check("renormalised ", renormalised{d});
-        check("tail-bucketed ", tail_bucket{d});
-    });
+                         RC_ASSERT(std::abs(sum) < 1e-13 * (1 + plain));
+                     }
+                     if (p.kind == flavour::equal) RC_ASSERT(std::abs(plain) < 1e-13);
+                     for (double& z : s.b.z) z += 37;
+                     RC_ASSERT(std::abs(d.on_support(bucket, backend, s.b.student(), s.cache()) - plain) <
+                               1e-11 * (1 + plain));
+                 },
+                 {.cases = 40});
+    };
+    for (const any_divergence& d : smooth_divergences)
+        for (const bool bucket : {false, true}) check(d, bucket);
 }
 
 TEST_CASE("without a stated tail the teacher's is 1 - Z_q, floored and counted") {

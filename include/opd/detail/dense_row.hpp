@@ -174,22 +174,25 @@ private:
         double inv_s, inv_t, shift;
         F floor_p, raised_p, floor_q, above_floor, k;
         F d_star;
+        bool floored;
 
         entry_constants(const raw_sums& s, const Program& program, const floors& f, double exponent)
             : constants(s, program), inv_s(s.inv_s), inv_t(s.inv_t), shift(s.shift()), floor_p(f.p ? f.at : -none),
               raised_p(f.p ? std::exp(f.at) : 0), floor_q(f.q ? f.at : -none),
-              above_floor(f.q ? f.at + s.d_star() : -none), k(exponent), d_star(s.d_star()) {}
+              above_floor(f.q ? f.at + s.d_star() : -none), k(exponent), d_star(s.d_star()), floored(f.q) {}
 
         /// As c sees it: with the teacher's floor, without the student's (the gradient of forward KL is p - q).
         OPD_INLINE dense_entry<F> entry(F z, F y) const {
             const F most(1e30);
+            const bool below_floor = floored && !any(y > -most); // no difference of theirs is below the floor's
             z = min(max(z, -most), most), y = min(max(y, -most), most);
             dense_entry<F> e;
             e.p = this->anchor.student(z) * this->inv_sum_s;
             e.q = this->anchor.teacher(y) * this->inv_sum_t;
             e.log_p = pin(z - this->anchor.z_s) * this->anchor.inv_s - this->log_sum_s;
             e.log_q = max(pin(y - this->anchor.y_t) * this->anchor.inv_t - this->log_sum_t, floor_q);
-            e.delta = min(in_double(z, inv_s, y, inv_t, shift), e.log_p - above_floor);
+            e.delta = e.log_p - above_floor;
+            if (!below_floor) e.delta = min(in_double(z, inv_s, y, inv_t, shift), e.delta);
             return e;
         }
         /// As the value sees it: p itself raised too, where q > 0, for not every program has a logarithm.
@@ -275,7 +278,7 @@ private:
     }
 
     /// The value as a sum of terms of which none is negative, log p - log q in double but for the normalisers.
-    double refined(const Z* z, const Y* y, const raw_sums& s) const {
+    double refined(const Z* z, const Y* y, const raw_sums& s) const requires refinable_divergence<Program> {
         const constants k(s, program);
         const Program formula = this->program; // a copy that no store can alias
         const double shift = s.shift() + s.d_star();
@@ -310,7 +313,7 @@ private:
                 }
             const int full = staged_leaf<F>::load(stage.z, z + begin, count);
             if constexpr (NeedY) staged_leaf<F>::load(stage.y, y + begin, count);
-            if (wild) stage.template tame<NeedY>(full);
+            if (wild) stage.template tame<NeedY>(count);
             visit(static_cast<const value*>(stage.z), static_cast<const value*>(stage.y), begin, count, full);
         }
     }

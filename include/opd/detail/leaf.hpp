@@ -130,6 +130,7 @@ struct contents {
     bool bad = false;          ///< NaN or +inf on either side
     bool teacher_zero = false; ///< somewhere student > -inf = teacher: p > 0 = q
     bool student_zero = false; ///< somewhere teacher > -inf = student: q > 0 = p
+    bool wild = false;         ///< something of magnitude 1e30 or more
 };
 
 /// Fetches the cache lines of one F of storage T, some way ahead.
@@ -156,23 +157,40 @@ struct staged_leaf {
         for (int i = n; i < full; ++i) to[i] = lowest;
         return full;
     }
+    /// Whether something among the n entries has a magnitude of 1e30 or more.
+    template <bool Teacher>
+    bool looks_wild(int n) const {
+        magnitude<F> size;
+        int i = 0;
+        for (; i + F::width <= n; i += F::width) {
+            size.see(F::load(z + i));
+            if constexpr (Teacher) size.see(F::load(y + i));
+        }
+        for (; i < n; ++i) { // not the padding, which is at lowest
+            size.see(F(double(z[i])));
+            if constexpr (Teacher) size.see(F(double(y[i])));
+        }
+        return size.wild();
+    }
     /// Raises everything below -1e30 to it, cuts above 1e30, and reports NaN and infinities.
     template <bool Teacher>
     contents tame(int n) {
-        word bad = 0, teacher_zero = 0, student_zero = 0; // not bool, and no branch: the loop becomes lanes
+        word bad = 0, teacher_zero = 0, student_zero = 0, wild = 0; // not bool, and no branch: the loop becomes lanes
         for (int i = 0; i < n; ++i) {
             const word a = std::bit_cast<word>(z[i]), z_zero = a == minus_inf;
             bad |= word{(a & bits::magnitude) >= bits::infinity} & ~z_zero;
+            wild |= word{(a & bits::magnitude) >= std::bit_cast<word>(-lowest)};
             z[i] = tamed(z[i]);
             if constexpr (Teacher) {
                 const word b = std::bit_cast<word>(y[i]), y_zero = b == minus_inf;
                 bad |= word{(b & bits::magnitude) >= bits::infinity} & ~y_zero;
+                wild |= word{(b & bits::magnitude) >= std::bit_cast<word>(-lowest)};
                 teacher_zero |= y_zero & ~z_zero;
                 student_zero |= z_zero & ~y_zero;
                 y[i] = tamed(y[i]);
             }
         }
-        return {bad != 0, teacher_zero != 0, student_zero != 0};
+        return {bad != 0, teacher_zero != 0, student_zero != 0, wild != 0};
     }
     static value tamed(value x) {
         const word w = std::bit_cast<word>(x);
@@ -317,13 +335,16 @@ template <class F, bool Teacher, raw_sums_needed Need>
 leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_type* mass_z,
                          const typename F::value_type* mass_y, int n, const anchor_lanes<F>& a) {
     leaf_sums<F> s;
+    const F lowest(-1e30);
     for (int block = 0; block < n; block += sum_chain<F>) {
         F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
         for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
             const F e = a.student(F::load(mass_z + i));
             S += e;
             if constexpr (Teacher) {
-                const F f = a.teacher(F::load(mass_y + i));
+                const F yi_mass = F::load(mass_y + i);
+                F f(0.);
+                if (any(yi_mass > lowest)) f = a.teacher(yi_mass); // a filtered teacher has mass in few registers
                 T += f;
                 if constexpr (Need.u || Need.w || Need.x) {
                     const F zi = F::load(leaf.z + i), yi = F::load(leaf.y + i);

@@ -73,26 +73,13 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
             }
         const int full = staged_leaf<F>::load(stage.z, z + begin, count);
         if constexpr (Teacher) staged_leaf<F>::load(stage.y, y + begin, count);
-        magnitude<F> size;
-        for (int i = 0; i < full; i += F::width) {
-            // padding is at lowest, which is wild by definition: look at the entries alone
-            if (i + F::width <= count) {
-                size.see(F::load(stage.z + i));
-                if constexpr (Teacher) size.see(F::load(stage.y + i));
-            } else {
-                for (int j = i; j < count; ++j) {
-                    size.see(F(double(stage.z[j])));
-                    if constexpr (Teacher) size.see(F(double(stage.y[j])));
-                }
-            }
-        }
-        last_wild = size.wild();
-        if (last_wild) {
-            const contents c = stage.template tame<Teacher>(full);
+        // after a wild leaf, taming at once is cheaper than asking first; it leaves a leaf without wild numbers as it is
+        if (last_wild || stage.template looks_wild<Teacher>(count)) {
+            const contents c = stage.template tame<Teacher>(count);
             out.found.bad |= c.bad;
             out.found.teacher_zero |= c.teacher_zero;
             out.found.student_zero |= c.student_zero;
-            out.wild = true;
+            out.wild |= last_wild = c.wild;
         }
         if (out.found.bad) return out;
         for (const index_t* i = first_excluded; i != next_excluded; ++i) stage.z[*i - begin] = staged_leaf<F>::lowest;

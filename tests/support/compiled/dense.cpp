@@ -1,3 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-#define OPD_TEST_COMPILED
 #include "support/compiled/dense.hpp"
+
+namespace opd {
+
+OPD_TEST_DENSE_ROWS(, float)
+
+} // namespace opd

@@ -6,22 +6,26 @@
 #include "backends/host_run.hpp"
 #include "opd/estimators/divergences.hpp"
 
-#ifndef OPD_TEST_COMPILED
-#define OPD_TEST_COMPILED extern
-#endif
-
 namespace opd::test {
 
 template <class D>
 using device_text_job = row_job<student::logits<float>, teacher::dense<float>, D, space::host>;
 
-OPD_TEST_COMPILED template result host_run_backend::for_rows(const device_text_job<reverse_kl>&);
-OPD_TEST_COMPILED template result host_run_backend::for_rows(const device_text_job<forward_kl>&);
-OPD_TEST_COMPILED template result host_run_backend::for_rows(const device_text_job<jsd>&);
-OPD_TEST_COMPILED template result host_run_backend::for_rows(const device_text_job<skew_forward_kl>&);
-OPD_TEST_COMPILED template result host_run_backend::for_rows(const device_text_job<skew_reverse_kl>&);
-OPD_TEST_COMPILED template result host_run_backend::for_rows(const device_text_job<total_variation>&);
-OPD_TEST_COMPILED template result host_run_backend::for_rows(const device_text_job<alpha_divergence>&);
-OPD_TEST_COMPILED template result host_run_backend::for_rows(const device_text_job<chi_squared>&);
+} // namespace opd::test
+
+/// `kind`: extern (declared), or nothing (compiled here).
+#define OPD_TEST_DEVICE_TEXT_ROWS(kind)                                                                                \
+    kind template result host_run_backend::for_rows(const device_text_job<reverse_kl>&);                               \
+    kind template result host_run_backend::for_rows(const device_text_job<forward_kl>&);                               \
+    kind template result host_run_backend::for_rows(const device_text_job<jsd>&);                                      \
+    kind template result host_run_backend::for_rows(const device_text_job<skew_forward_kl>&);                          \
+    kind template result host_run_backend::for_rows(const device_text_job<skew_reverse_kl>&);                          \
+    kind template result host_run_backend::for_rows(const device_text_job<total_variation>&);                          \
+    kind template result host_run_backend::for_rows(const device_text_job<alpha_divergence>&);                         \
+    kind template result host_run_backend::for_rows(const device_text_job<chi_squared>&);
+
+namespace opd::test {
+
+OPD_TEST_DEVICE_TEXT_ROWS(extern)
 
 } // namespace opd::test
