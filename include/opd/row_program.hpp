@@ -66,6 +66,12 @@ struct raw_sums_needed {
     friend constexpr bool operator==(raw_sums_needed, raw_sums_needed) = default;
 };
 
+namespace detail {
+/// Float cannot carry a row where an entry has -k delta = x beyond 60 and its term e^(log e + x), e being its mass in units of
+/// the anchor's, is above e^-40. Up to there a mass below e^-87, which float loses, has a term below e^-27.
+inline constexpr double steepest = 60, least_term = -40;
+} // namespace detail
+
 /// Normalisers and raw sums of one row, in double, relative to the anchors. The sums exclude their anchor's own term.
 struct raw_sums {
     double S = 0, T = 0, U = 0, W = 0, X = 0;

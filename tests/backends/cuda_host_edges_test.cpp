@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: no
 //
 // The GPU's kernels, run on the host, where random rows do not go: unused slots, ties and repeats, factors that make no sense,
 // rows without mass, entries at the lowest finite numbers, log-ratios that float cannot carry. Against float64 or the CPU.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: ofast, sanitize
+// optimise: no
 //
 // Bad input. Shapes, strides, options, null pointers, overlaps: `invalid_input` naming argument and row, thrown before anything
 // is written; numbers and overlaps by tables over every field and every pair. Contents: counted with loss 0 and gradient 0, or thrown under check::contents. Infinite rows: floored,

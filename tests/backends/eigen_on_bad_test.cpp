@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: no
 //
 // Rows that are dropped for what they hold: what they do to the loss, when env.on_bad throws and what is written by then, on
 // every backend; and the one line that says what was dropped.

@@ -199,6 +199,61 @@ TEST_CASE("powers where the teacher gives the student's sure token next to nothi
     both(1.5, alpha_divergence{1.5}, 1);
 }
 
+TEST_CASE("powers of probabilities that float has lost") {
+    // Token 0 is sure on both sides; a far one has p^a q^(1-a) = e^t. In a later leaf or in the first, and with an earlier top
+    // token of the student to which the teacher gives `early` nats less or more.
+    using real = long double;
+    const auto check = [](const char* name, auto& backend, double a, auto d, double factor, double far_z, double far_y,
+                          double early) {
+        const bool long_row = early != 0;
+        const std::size_t vocab = long_row ? 2600 : 3, far = long_row ? 5 : 1, sure = long_row ? 2000 : 0;
+        std::vector<float> z(vocab, -1000.F), y(vocab, -1000.F), dz(vocab, 777.F);
+        z[sure] = 0, y[sure] = 0;
+        z[far] = static_cast<float>(far_z), y[far] = static_cast<float>(far_y);
+        if (long_row) z[4] = -40, y[4] = static_cast<float>(early);
+        const index_t v = static_cast<index_t>(vocab);
+        const double loss =
+            evaluate(backend, student::logits{view(std::as_const(z).data(), 1, v), view(dz.data(), 1, v)},
+                     teacher::dense{view(std::as_const(y).data(), 1, v)}, d)
+                .loss;
+        real sum_p = 0, sum_q = 0, power = 0, sum_c = 0;
+        for (std::size_t i = 0; i < vocab; ++i) sum_p += std::exp(real(z[i])), sum_q += std::exp(real(y[i]));
+        std::vector<real> c(vocab), want(vocab);
+        for (std::size_t i = 0; i < vocab; ++i) {
+            const real lp = real(z[i]) - std::log(sum_p), lq = real(y[i]) - std::log(sum_q);
+            const real x = std::exp(real(a) * lp + (1 - real(a)) * lq);
+            power += x, c[i] = x * real(factor) / real(a - 1), sum_c += c[i];
+        }
+        real top = 0;
+        for (std::size_t i = 0; i < vocab; ++i) {
+            want[i] = c[i] - std::exp(real(z[i])) / sum_p * sum_c;
+            top = std::max(top, std::abs(want[i]));
+        }
+        const double value = double((power - 1) * real(factor) / real(a * (a - 1))), size = 1 + std::abs(value);
+        INFO(name << ", a = " << a << ", far " << far_z << " " << far_y << ", early " << early);
+        CHECK(std::abs(loss - value) <= 1e-5 * size);
+        for (const std::size_t i : {sure, far, vocab - 1, std::size_t(long_row ? 4 : 0)})
+            CHECK(std::abs(double(dz[i]) - double(want[i])) <= 1e-5 * double(top) + 1e-8 * size);
+    };
+    eigen_backend fast;
+    host_run_backend threads{8};
+    const auto both = [&](double a, auto d, double factor) {
+        for (const double t : {-12., -5., 0., 6.})
+            for (const double smaller : {1., 30., 60., 80., 86., 88., 92., 104., 130., 400.}) {
+                // the side with the larger power in absolute terms is `smaller` nats below its top
+                const double far_z = a > 0.5 ? -smaller : (t + (1 - a) * smaller) / a;
+                const double far_y = a > 0.5 ? (t + a * smaller) / (1 - a) : -smaller;
+                if (far_z > -1 || far_y > -1 || far_z < -900 || far_y < -900) continue;
+                for (const double early : {0., -30., -90., -110., -190., -300., -900.})
+                    if (early == 0 || a * -40 + (1 - a) * early < 20) // its own power
+                        check("lanes", fast, a, d, factor, far_z, far_y, early),
+                            check("threads", threads, a, d, factor, far_z, far_y, early);
+            }
+    };
+    both(2, chi_squared{}, 2);
+    for (const double a : {2., 1.5, 6., -1., -.5, .02, .05, .1, .3, .7, .9, .98}) both(a, alpha_divergence{a}, 1);
+}
+
 TEST_CASE("what a masked row holds changes no bit of anything else, NaN included") {
     eigen_backend backend{.threads = 2};
     for_each_divergence_type([&](const std::string& name, auto d) {

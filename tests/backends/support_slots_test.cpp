@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: no
 //
 // What the slots of a sparse cache may hold, on the CPU backend and on the GPU's kernels run on the host: an id of -1 is an
 // unused slot, in supports as in weighted entries; another negative id, or no used slot at all, is bad; log-probs above 0 are

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // What the documentation shows is compiled and run. Every `cpp` and `cmake` block of README.md, CHANGELOG.md and docs/ names
 // the file that it is cut from, in a comment on the line before it: <!-- from examples/01_dense_kl.cpp -->. Its lines stand in

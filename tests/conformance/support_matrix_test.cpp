@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // docs/support-matrix.md against the code: every row says `yes`, `throws`, `does not compile` or `not yet`, and that is what
 // happens. Each table is read into cells, each row expanded into its combinations; a combination must be one that this
 // program instantiates, and every combination that it instantiates must be listed. CUDA's kernels run on the host.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <doctest/doctest.h>
 #include <functional>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -41,12 +45,17 @@ struct outcome {
     double loss = 0;
     bool gradient = false;
     std::vector<std::byte> bits = {}; ///< loss and dz
+    std::vector<double> dz = {}, lse = {}, exact_lse = {};
+    std::vector<float> losses = {};
+    opd::diagnostics diagnostics = {};
 };
 
 /// A change to the call: env, estimator options.
 struct call_options {
     determinism level = determinism::run_to_run;
     std::string option = "";
+    bool felt =
+        false; ///< numbers that the option must act upon: a bad or infinite row, a loss beyond the clamp, another lse
     int threads = 1;
 };
 
@@ -56,11 +65,22 @@ bool apply(const call_options& o, env& e, Batch& b, Student& s, Teacher& t, Esti
     (void)s;
     const std::string& name = o.option;
     if (name.empty()) return true;
+    if (o.felt && (name == "check::contents" || name.rfind("infinite::", 0) == 0)) { // in row 1
+        const double x = name == "check::contents" ? std::numeric_limits<double>::quiet_NaN()
+                                                   : -std::numeric_limits<double>::infinity();
+        b.y[vocab + 3] = b.to(std::type_identity<std::remove_cvref_t<decltype(b.y[0])>>{}, x);
+        b.log_q[kept] = b.to(std::type_identity<std::remove_cvref_t<decltype(b.y[0])>>{}, x);
+    }
+    if (o.felt && name == "env.given_lse")
+        for (double& l : b.given) l += 0.5;
     if (name == "env.lse") return e.lse = b.lse, true;
     if (name == "env.given_lse") return e.given_lse = b.given, true;
     if (name == "env.losses") return e.losses = b.losses, true;
-    if (name == "env.loss_clamp") return e.loss_clamp = 100, true;
-    if (name == "env.beta") return e.beta = 1, true;
+    if (name == "env.loss_clamp") return e.loss_clamp = o.felt ? 1e-6 : 100, true;
+    if (name == "env.beta") {
+        std::fill(b.dz.begin(), b.dz.end(), b.to(std::type_identity<std::remove_cvref_t<decltype(b.dz[0])>>{}, 0.5));
+        return e.beta = 1, true;
+    }
     if (name == "infinite::skip") return e.on_infinite = infinite::skip(), true;
     if (name == "infinite::raise") return e.on_infinite = infinite::raise(), true;
     if (name == "check::contents") return e.checks = check::contents, true;
@@ -95,11 +115,16 @@ outcome run(Backend& backend, Estimator estimator, const call_options& o) {
         out.bits.resize(sizeof r.loss + sizeof(G) * b.dz.size());
         std::memcpy(out.bits.data(), &r.loss, sizeof r.loss);
         std::memcpy(out.bits.data() + sizeof r.loss, b.dz.data(), sizeof(G) * b.dz.size());
+        for (const G& g : b.dz) out.dz.push_back(double(element<G>::load(g)));
+        out.lse = b.lse, out.exact_lse = b.given, out.losses = b.losses;
+        out.diagnostics = r.diagnostics;
         out.status = r.diagnostics.kept == rows && r.diagnostics.bad_rows == 0 ? "yes" : "runs, but drops rows";
     } catch (const unsupported&) {
         out.status = "throws";
     } catch (const invalid_input&) {
         out.status = "throws";
+    } catch (const infinite_value&) {
+        out.status = "infinite";
     }
     return out;
 }
@@ -285,11 +310,77 @@ TEST_CASE("determinism") {
     }
 }
 
+using call = std::function<outcome(const call_options&)>;
+
+/// The rows of a gradient that are not all 0.
+std::vector<bool> moved_rows(const outcome& o) {
+    std::vector<bool> moved(std::size_t(rows), false);
+    for (std::size_t i = 0; i < o.dz.size(); ++i)
+        if (o.dz[i] != 0) moved[i / (o.dz.size() / std::size_t(rows))] = true;
+    return moved;
+}
+
+/// What `option` does, beside not being refused.
+void acts(const call& run, const std::string& option, const std::string& estimator) {
+    const bool bounded = estimator == "jsd"; // finite where the teacher gives nothing
+    const outcome plain = run({}), got = run({.option = option});
+    const auto felt = [&] { return run({.option = option, .felt = true}); };
+    const auto near = [](const std::vector<double>& a, const std::vector<double>& b, double more) {
+        bool same = a.size() == b.size();
+        for (std::size_t i = 0; same && i < a.size(); ++i) same = std::abs(a[i] - b[i] - more) <= 1e-6;
+        return same;
+    };
+    if (option == "env.lse") {
+        CHECK(got.bits == plain.bits);
+        CHECK(near(got.lse, got.exact_lse, 0));
+    } else if (option == "env.given_lse") {
+        CHECK(got.loss == doctest::Approx(plain.loss).epsilon(1e-6));
+        CHECK(near(got.dz, plain.dz, 0));
+        CHECK(std::abs(felt().loss - plain.loss) > 0.01 * std::abs(plain.loss));
+    } else if (option == "env.losses") {
+        CHECK(got.bits == plain.bits);
+        double sum = 0;
+        for (const float l : got.losses) sum += double(l);
+        CHECK(sum / double(rows) == doctest::Approx(plain.loss).epsilon(1e-6));
+    } else if (option == "env.loss_clamp") {
+        CHECK(got.bits == plain.bits);
+        const outcome cut = felt();
+        CHECK(cut.diagnostics.clamped_rows == rows);
+        CHECK_FALSE(cut.gradient);
+    } else if (option == "env.beta") {
+        CHECK(got.loss == plain.loss);
+        CHECK(near(got.dz, plain.dz, 0.5));
+    } else if (option == "infinite::skip") {
+        CHECK(got.bits == plain.bits);
+        const outcome skipped = felt();
+        CHECK(skipped.diagnostics.first_infinite_row == (bounded ? -1 : 1));
+        CHECK(moved_rows(skipped) == std::vector<bool>{true, bounded, true});
+    } else if (option == "infinite::raise") {
+        CHECK(got.bits == plain.bits);
+        CHECK(felt().status == (bounded ? "yes" : "infinite"));
+    } else if (option == "check::contents") {
+        CHECK(got.bits == plain.bits);
+        CHECK(felt().status == "throws");
+    } else if (option == "vocabulary::drop_and_renormalise") {
+        CHECK(got.loss != plain.loss);
+        for (std::size_t i = 0; i < got.dz.size(); ++i)
+            CHECK((got.dz[i] == 0) ==
+                  ((i + 1) % std::size_t(vocab) == 0)); // the student's last token has left the softmax
+    } else { // a baseline or an advantage: another gradient, unless it is the default
+        const bool weighted = estimator == "weighted_reverse_kl";
+        CHECK((got.bits == plain.bits) == (option == (weighted ? "baseline::exact_entries" : "baseline::none")));
+        CHECK(got.gradient == !(weighted && option == "advantage::old")); // of log mu = log q - 1/16: a constant
+    }
+}
+
 TEST_CASE("options") {
     for (const cells& row : table("Options")) {
         CAPTURE(described(row));
-        const outcome got = case_of(float_key(row))({.option = row.at("option")});
-        CHECK(got.status == row.at("status"));
+        const call& run = case_of(float_key(row));
+        const std::string& option = row.at("option");
+        const std::string status = run({.option = option}).status;
+        CHECK(status == row.at("status"));
+        if (status == "yes") acts(run, option, row.at("estimator"));
     }
 }
 

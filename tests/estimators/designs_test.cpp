@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // Sampling designs on rows of several leaves and at temperatures: where a draw lands, its log mu, inclusion and weights, all
 // against cumulative sums in float64; what the designs refuse.

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // Student logits of -inf, as a filter leaves them, under every estimator and every element type: the loss is a number, dz is
 // a number everywhere, exactly 0 at -inf (entries of a cache aside), and sums to 0 over the row.

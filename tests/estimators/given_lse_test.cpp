@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // The log-sum-exp as a double, returned by one call and given to another, for every kind of cache and at offsets of the
 // logits up to 1e4: nothing is lost to its rounding. At unchanged weights every ratio is exactly 1, whether the second call

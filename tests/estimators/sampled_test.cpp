@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // Sampled reverse KL by exact enumeration: every tuple of m draws from mu at small V, every interval of the systematic offset for
 // threshold(B). The mean of the gradients equals the dense gradient where an estimator claims to be unbiased, and must not

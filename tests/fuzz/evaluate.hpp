@@ -80,12 +80,12 @@ smallest_of() { // of what is stored, half a step of it is lost an entry; the ba
     return std::is_same_v<T, half> ? 0x1p-24 : std::is_same_v<T, double> ? 0x1p-1022 : 0x1p-126;
 }
 
-/// How far a gradient row may be from summing to 0: 8 eps·Σ|dz| of the type it is stored in. Where p is nearly q, c itself is
+/// How far a gradient row may be from summing to 0: `units` eps·Σ|dz| of the type it is stored in. Where p is nearly q, c itself is
 /// the difference of numbers as large as the scaled logits: their rounding, eps of the arithmetic each, counts too, by p.
 template <class G, class Z>
-double row_sum_bound(double sum_of_magnitudes, double factor, double range, index_t cols) {
+double row_sum_bound(double sum_of_magnitudes, double factor, double range, index_t cols, double units = 8) {
     const double arithmetic = epsilon_of<arithmetic_t<Z>>();
-    return 8 * std::max(epsilon_of<G>(), arithmetic) * sum_of_magnitudes + 8 * arithmetic * factor * (1 + range) +
+    return units * std::max(epsilon_of<G>(), arithmetic) * sum_of_magnitudes + 8 * arithmetic * factor * (1 + range) +
            static_cast<double>(cols) * smallest_of<G>();
 }
 
@@ -340,7 +340,7 @@ std::pair<outcome, block<G>> checked(const block<Z>& z, const block<G>& dz, bool
 /// The sum of each row of a gradient, and that it is finite.
 template <class G, class Z>
 void check_rows(const block<G>& dz, const block<Z>& z, const surroundings& s, float temperature, index_t cols,
-                double slope, double teacher_range = 0) {
+                double slope, double teacher_range = 0, double units = 8) {
     for (index_t r = 0; r < dz.rows; ++r) {
         long double exact = 0; // a sum in double would add a rounding of its own for each entry
         double magnitudes = 0, low = 0, high = 0;
@@ -355,8 +355,9 @@ void check_rows(const block<G>& dz, const block<Z>& z, const surroundings& s, fl
             if (std::isfinite(x)) low = std::min(low, x), high = std::max(high, x);
         }
         const auto sum = static_cast<double>(exact);
-        const double bound = row_sum_bound<G, Z>(magnitudes, s.factor * slope / static_cast<double>(temperature),
-                                                 teacher_range + (high - low) / static_cast<double>(temperature), cols);
+        const double bound =
+            row_sum_bound<G, Z>(magnitudes, s.factor * slope / static_cast<double>(temperature),
+                                teacher_range + (high - low) / static_cast<double>(temperature), cols, units);
         if (std::abs(sum) > bound) {
             std::fprintf(stderr, "row %lld of (%lld,%lld): sum %g, of magnitudes %g, bound %g, T %g\n",
                          static_cast<long long>(r), static_cast<long long>(dz.rows), static_cast<long long>(cols), sum,

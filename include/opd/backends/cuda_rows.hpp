@@ -369,7 +369,8 @@ struct thread_anchors {
 /// A row as one thread, or several, have swept it. Sums exclude their anchors; an anchor -1 means that side had no mass yet.
 struct row_sweep {
     raw_sums sums = {};
-    double steepest = -1e300; ///< largest -k·delta over entries with mass: beyond 60 float cannot carry e^(-k delta)
+    double reach = -1e300; ///< largest -k·delta over entries whose term is felt: float carries up to `steepest`
+    double grown = 0;      ///< log of the factor by which W's terms have grown since they were smallest
     bool rough_s = false,
          rough_x = false; ///< an anchor moved by so many nats of log-ratio that float's delta lost digits, or W was cut
     row_contents found = {};
@@ -383,7 +384,8 @@ struct row_sweep {
         const double a = (sums.z_s - z) * sums.inv_s, g = a - (sums.y_s - y) * sums.inv_t;
         rough_x |= g > 200 || g < -200;
         rough_s |= (g > 200 || g < -200) && a > -100; // else nothing of this side is left
-        steepest -= sums.k * g;
+        reach -= sums.k * g;
+        grown = grown + a - sums.k * g > 0 ? grown + a - sums.k * g : 0;
         sums.rebase_student(id, z, y);
     }
     OPD_HD void teacher_to(index_t id, double z, double y) {
@@ -405,7 +407,8 @@ struct row_sweep {
         else if (a.sums.t >= 0)
             b.teacher_to(a.sums.t, a.sums.z_t, a.sums.y_t);
         a.sums.S += b.sums.S, a.sums.T += b.sums.T, a.sums.U += b.sums.U, a.sums.W += b.sums.W, a.sums.X += b.sums.X;
-        a.steepest = a.steepest < b.steepest ? b.steepest : a.steepest;
+        a.reach = a.reach < b.reach ? b.reach : a.reach;
+        a.grown = a.grown < b.grown ? b.grown : a.grown;
         a.rough_s |= b.rough_s, a.rough_x |= b.rough_x;
         a.found.bad |= b.found.bad;
         a.found.teacher_zero |= b.found.teacher_zero;
@@ -453,7 +456,7 @@ OPD_HD row_sweep sweep_thread(const Z* z, const Y* y, index_t n, double inv_s, d
         if (new_t >= 0) out.teacher_to(new_t, double(z_at_top.v), double(top_y.v));
         if (new_s >= 0 || new_t >= 0) a = thread_anchors<F>(s);
 
-        F S(0.), T(0.), U(0.), W(0.), X(0.), steepest(-1e30);
+        F S(0.), T(0.), U(0.), W(0.), X(0.), reach(-1e30);
         for (int i = 0; i < entries_at_a_time; ++i) {
             const index_t id = first + index_t{i} * threads;
             const bool has_z = zs[i] > lowest, has_y = Teacher && ys[i] > lowest;
@@ -469,7 +472,8 @@ OPD_HD row_sweep sweep_thread(const Z* z, const Y* y, index_t n, double inv_s, d
                     if constexpr (Need.w) {
                         const F x = -F(k) * delta, edge(80);
                         W += in_s ? e * expm1(min(max(x, -edge), edge)) : F(0.);
-                        if (has_z && has_y && (in_s || in_t || id == s.t)) steepest = max(steepest, x);
+                        const F log_e = (zs[i] - a.z_s) * a.inv_s;
+                        if (has_z && has_y && x + log_e > F(least_term)) reach = max(reach, x);
                     }
                     if constexpr (Need.x) {
                         F x = delta;
@@ -481,8 +485,8 @@ OPD_HD row_sweep sweep_thread(const Z* z, const Y* y, index_t n, double inv_s, d
             }
         }
         s.S += double(S.v), s.T += double(T.v), s.U += double(U.v), s.W += double(W.v), s.X += double(X.v);
-        out.steepest = out.steepest < double(steepest.v) ? double(steepest.v) : out.steepest;
-        out.rough_s |= steepest > F(80); // W was cut: no later anchor brings it back
+        out.reach = out.reach < double(reach.v) ? double(reach.v) : out.reach;
+        out.rough_s |= reach > F(80); // W was cut: no later anchor brings it back
     }
     return out;
 }
@@ -615,9 +619,10 @@ struct dense_kernel {
             if (st.floor_q && s.y_s < lowest) s.y_s = lowest; // d* and delta follow
             const double gap = (s.y_t - s.y_s) * s.inv_t;     // how little the teacher gives the student's top token
             constexpr bool tolerant = need.u && !need.w && !need.x; // never forms e^-delta
-            const bool rough = (need.x && all.rough_x) || ((need.u || need.w) && all.rough_s);
+            const bool rough = (need.x && all.rough_x) || ((need.u || need.w) && all.rough_s) ||
+                               (need.w && !need.k_is_one && all.grown > 10); // terms not felt grew
             st.by_entry = out.infinite || (single_sweep && rough);
-            if ((all.steepest > 60 && !st.by_entry) || gap > (tolerant ? 1e29 : 40)) {
+            if ((all.reach > steepest && !st.by_entry) || gap > (tolerant ? 1e29 : 40)) {
                 st.next = row_step::careful;
             } else if (st.by_entry) {
                 st.next = row_step::entry_terms;
@@ -771,9 +776,10 @@ struct dense_kernel {
             e.delta = max(e.delta, floor_p - e.log_q - d_star);
             return e;
         }
-        /// Whether e^(-k delta), if the program forms it, is beyond float at an entry with mass.
+        /// Whether float cannot carry e^(-k delta), if the program forms it, at this entry.
         OPD_HD OPD_INLINE bool wide(const dense_entry<F>& e) const {
-            return max(-k * e.delta, -k * (e.delta + d_star)) > F(80) && e.p + e.q > F(0.);
+            const F x = max(-k * e.delta, -k * (e.delta + d_star));
+            return x > F(steepest) && ((x + e.log_p > F(least_term) && e.log_p > F(-1e20)) || e.p + e.q > F(0.));
         }
     };
     struct terms_and_width {

@@ -206,10 +206,12 @@ private:
             }
             return e;
         }
-        /// Whether e^(-k delta), if the program forms it, is beyond float at an entry with mass.
+        /// Whether float cannot carry e^(-k delta), if the program forms it, at this entry.
         OPD_INLINE typename F::mask wide(const dense_entry<F>& e) const {
-            const typename F::mask far = max(-k * e.delta, -k * (e.delta + d_star)) > F(80), felt = (e.p + e.q) > F(0);
-            return far & felt;
+            const F x = max(-k * e.delta, -k * (e.delta + d_star));
+            const typename F::mask far = x > F(steepest), felt = x + e.log_p > F(least_term);
+            const typename F::mask alive = e.log_p > F(-1e20), has_mass = (e.p + e.q) > F(0);
+            return far & ((felt & alive) | has_mass);
         }
     };
 

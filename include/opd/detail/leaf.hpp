@@ -204,10 +204,6 @@ private:
     static constexpr word minus_inf = bits::infinity | static_cast<word>(~bits::magnitude);
 };
 
-/// How far -k delta may go in float. Beyond 80 e^(-k delta) leaves it; with 1/2 < k < 1 the student's own exponential is lost
-/// 80 nats below its top, while its power 1 - k is not.
-inline double steepest_of(double k) { return k > 0.5 && k < 1 ? 80 * k : 80; }
-
 /// The anchors as the lanes see them.
 template <class F>
 struct anchor_lanes {
@@ -217,7 +213,6 @@ struct anchor_lanes {
     F x_power, x_scale;                         // a and 1/a of φ
     F hi_s, lo_s, floor_s, hi_t, lo_t, floor_t; // log2(e)/T in two parts
     F share;                                    // e^((y* - y[s*])/T): the teacher's anchor in units of its y[s*]
-    F steepest;                                 // -k delta beyond which float cannot carry the row
     value limit_s, limit_t;                     // how far below the anchor exp2_scaled needs no floor
     bool linear;                                // X takes delta itself
     bool near;                                  // how delta is grouped: each form alone loses digits on some rows
@@ -230,7 +225,7 @@ struct anchor_lanes {
           x_power(s.x_power), x_scale(s.x_power == 0 ? 1 : 1 / s.x_power), hi_s(s.inv_s * log2e),
           lo_s(low(s.inv_s * log2e)), floor_s(-160 / (s.inv_s * log2e)), hi_t(s.inv_t * log2e),
           lo_t(low(s.inv_t * log2e)), floor_t(-160 / (s.inv_t * log2e)), share(std::exp((s.y_t - s.y_s) * s.inv_t)),
-          steepest(steepest_of(s.k)), limit_s(value(std::min(1e30, 0x1p40 / (s.inv_s * log2e)))),
+          limit_s(value(std::min(1e30, 0x1p40 / (s.inv_s * log2e)))),
           limit_t(value(std::min(1e30, 0x1p40 / (s.inv_t * log2e)))), linear(s.x_power == 0),
           near(s.inv_s == s.inv_t && std::abs(s.z_s - s.y_s) <= 16) {}
 
@@ -310,7 +305,7 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
                             W += select(abs(x) < F(1), e * expm1_near(x), fma(f, a.share, -e));
                         } else {
                             W = fma(e, expm1(x), W);
-                            const typename F::mask far = x > a.steepest, felt = (e + f) > F(0);
+                            const typename F::mask far = x > F(steepest), felt = x - below_z * a.inv_s > F(least_term);
                             s.wide = s.wide | (far & felt);
                         }
                     }
@@ -356,8 +351,10 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
                             W += select(abs(x) < F(1), e * expm1_near(x), fma(a.teacher(yi), a.share, -e));
                         else
                             W = fma(e, expm1(x), W);
-                        const typename F::mask far = x > a.steepest, felt = (e + f) > F(0);
-                        s.wide = s.wide | (far & felt);
+                        const F log_e = pin(F::load(mass_z + i) - a.z_s) * a.inv_s;
+                        const typename F::mask far = x > F(steepest), felt = x + log_e > F(least_term);
+                        const typename F::mask alive = log_e > F(-1e20);
+                        s.wide = s.wide | (far & felt & alive);
                     }
                     if constexpr (Need.x) X = fma(f, a.template phi<Need>(delta), X);
                 }

@@ -263,7 +263,7 @@ private:
 };
 
 /// (Σ p^a q^(1-a) - 1) / (a(a-1)). a = 1 is reverse KL, a = 0 (below 1e-9 in size) forward KL. The value is summed as
-/// Σ q expm1(a (log p - log q)) for a < 0.8, so that it does not cancel as a goes to 0.
+/// Σ q expm1(a (log p - log q)) for a < 0.25, so that it does not cancel as a goes to 0, and where p vanishes q does not.
 struct alpha_divergence {
     double a = 0.5;
 
@@ -272,7 +272,7 @@ struct alpha_divergence {
         if (is_forward()) return forward_kl{}.term(r, e);
         if (a == 1) return reverse_kl{}.term(r, e);
         const F scale(1 / (a * (a - 1))), d = e.delta + r.d_star;
-        if (a > -0.25 && a < 0.25) return scale * e.q * expm1(detail::bounded(F(a) * d)); // Σ p = Σ q
+        if (a < 0.25) return scale * e.q * expm1(detail::bounded(F(a) * d)); // Σ p = Σ q
         return scale * e.p * expm1(detail::bounded(F(a - 1) * d));
     }
     template <class F>
