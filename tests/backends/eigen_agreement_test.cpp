@@ -4,6 +4,7 @@
 // The CPU backend against the naive float64 one: every divergence on float, bfloat16 and double storage, and the mixes of
 // element types on three divergences of different kind; random shapes, strides, temperatures, masks and -inf patterns.
 #include "support/compiled/dense.hpp"
+#include "support/compiled/dense_double.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"

@@ -4,6 +4,7 @@
 // The call contract on the CPU backend: reductions, masks of every kind, weights, beta, aliasing, padding, log-sum-exp given and
 // returned, unequal vocabularies, threads, micro-batches, 64-bit indices. Bits are compared where bits are promised.
 #include "support/compiled/dense.hpp"
+#include "support/compiled/dense_double.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"
 #include "support/generators.hpp"

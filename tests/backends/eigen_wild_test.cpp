@@ -6,6 +6,7 @@
 // hold anything. Where the numbers are within ±2e4 or -inf, each row's loss is that of float64 and its gradient sums to 0.
 #include "backends/host_run.hpp"
 #include "support/compiled/dense.hpp"
+#include "support/compiled/dense_double.hpp"
 #include "support/compiled/device_text.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"

@@ -4,6 +4,7 @@
 // storage: zero at p = q, never negative, invariant to a constant added to a row, equivariant under a permutation of the
 // vocabulary, Σ_v dL/dz = 0. A deliberately wrong program must fail them.
 #include "support/compiled/dense.hpp"
+#include "support/compiled/dense_double.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"

@@ -5,6 +5,7 @@
 // threshold(B). The mean of the gradients equals the dense gradient where an estimator claims to be unbiased, and must not
 // where it is biased (negative controls). What each surrogate descends, and its c against differences in log p.
 #include "support/compiled/dense.hpp"
+#include "support/compiled/dense_double.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/enumerate.hpp"
 #include "support/generators.hpp"

@@ -5,6 +5,7 @@
 // gradients by central differences; k = V is the dense call; the blind part of a tail bucket is what the chain rule of KL says;
 // the sparse gradient is the dense one on the ids.
 #include "support/compiled/dense.hpp"
+#include "support/compiled/dense_double.hpp"
 #include "support/compiled/support.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"

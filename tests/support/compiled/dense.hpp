@@ -1,37 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The CPU backend's rows of every divergence over logits of float and of double, which many test programs run: compiled once,
-// in dense.cpp and dense_double.cpp.
+// The CPU backend's rows of every divergence over logits of float, which many test programs run: compiled once, in dense.cpp.
 #pragma once
 
-#include "opd/backends/eigen.hpp"
-#include "opd/estimators/divergences.hpp"
-
-namespace opd::test::compiled {
-
-template <class D, class T>
-using dense_job = row_job<student::logits<T>, teacher::dense<T>, D, space::host>;
-
-} // namespace opd::test::compiled
-
-/// `kind`: extern (declared), or nothing (compiled here). The rows by themselves too: what is renormalised on a support is a
-/// dense row of double.
-#define OPD_TEST_DENSE_ROW(kind, T, D)                                                                                 \
-    kind template struct detail::dense_row<D, T, T, T>;                                                                \
-    kind template result eigen_backend::for_rows(const test::compiled::dense_job<D, T>&);
-#define OPD_TEST_DENSE_ROWS(kind, T)                                                                                   \
-    OPD_TEST_DENSE_ROW(kind, T, reverse_kl)                                                                            \
-    OPD_TEST_DENSE_ROW(kind, T, forward_kl)                                                                            \
-    OPD_TEST_DENSE_ROW(kind, T, jsd)                                                                                   \
-    OPD_TEST_DENSE_ROW(kind, T, skew_forward_kl)                                                                       \
-    OPD_TEST_DENSE_ROW(kind, T, skew_reverse_kl)                                                                       \
-    OPD_TEST_DENSE_ROW(kind, T, total_variation)                                                                       \
-    OPD_TEST_DENSE_ROW(kind, T, alpha_divergence)                                                                      \
-    OPD_TEST_DENSE_ROW(kind, T, chi_squared)
+#include "support/compiled/dense_rows.hpp"
 
 namespace opd {
 
 OPD_TEST_DENSE_ROWS(extern, float)
-OPD_TEST_DENSE_ROWS(extern, double)
 
 } // namespace opd

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-#include "support/compiled/dense.hpp"
+#include "support/compiled/dense_double.hpp"
 
 namespace opd {
 

@@ -7,6 +7,7 @@
 #include "opd/backends/eigen.hpp"
 #include "opd/estimators/divergences.hpp"
 #include "opd/estimators/support.hpp"
+#include "support/compiled/dense.hpp" // a renormalised row is a dense one
 
 namespace opd::test::compiled {
 
