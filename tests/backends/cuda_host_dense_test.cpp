@@ -128,7 +128,7 @@ TEST_CASE("sums of threads merge associatively, with the same anchors in any ord
             CHECK(a.sums.U == doctest::Approx(b.sums.U).epsilon(1e-10));
             CHECK(a.sums.W == doctest::Approx(b.sums.W).epsilon(1e-10));
             CHECK(a.sums.X == doctest::Approx(b.sums.X).epsilon(1e-10));
-            CHECK(a.steepest == doctest::Approx(b.steepest).epsilon(1e-10));
+            CHECK(a.reach == doctest::Approx(b.reach).epsilon(1e-10));
             CHECK(a.found.student_zero == b.found.student_zero);
             CHECK(a.found.teacher_zero == b.found.teacher_zero);
         };
