@@ -7,6 +7,7 @@
 #include "opd/config.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
+#include "opd/entries.hpp"
 #include "opd/error.hpp"
 #if !defined(__CUDACC__) // draws on the host's lanes
 #include "opd/estimators/designs.hpp"

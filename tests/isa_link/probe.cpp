@@ -40,6 +40,20 @@ std::vector<float> OPD_PROBE() {
     };
     both(opd::reverse_kl{});
     both(opd::jsd{});
+
+    std::vector<int> ids;
+    std::vector<float> log_q, log_mu; // (N,k)
+    constexpr opd::index_t k = 8;
+    for (int i = 0; i < rows * k; ++i) ids.push_back(37 * i % vocab), log_q.push_back(-3), log_mu.push_back(-2.5f);
+    const auto of = [](const auto& x) { return opd::view(x.data(), rows, k); };
+    const opd::student::logits<float> student{opd::view(static_cast<const float*>(z.data()), rows, vocab),
+                                              opd::view(dz.data(), rows, vocab)};
+    const opd::teacher::support support{of(ids), of(log_q)};
+    const opd::teacher::samples samples{of(ids), of(log_mu), of(log_q)};
+    r.push_back(static_cast<float>(opd::evaluate(be, student, support, opd::tail_bucket{opd::forward_kl{}}).loss));
+    r.push_back(static_cast<float>(opd::evaluate(be, student, support, opd::renormalised{opd::jsd{}}).loss));
+    r.push_back(static_cast<float>(opd::evaluate(be, student, samples, opd::mc_reverse_kl{}).loss));
+    r.insert(r.end(), dz.begin(), dz.begin() + 200);
     return r;
 }
 #endif

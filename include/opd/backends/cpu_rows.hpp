@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Which batch runs a job on the CPU, by cache and by the part of it that the estimator reads.
+// Which batch runs a job on the CPU, by cache and by the estimator's concept (entries.hpp).
 #pragma once
 
 #include "opd/backends/cpu_batch.hpp"
 #include "opd/backends/cpu_dense.hpp"
 #include "opd/backends/cpu_sparse.hpp"
+#include "opd/entries.hpp"
 #include "opd/evaluate.hpp"
 
 namespace opd::detail {
@@ -17,17 +18,17 @@ auto batch_of(const row_job<student::logits<Z, G>, teacher::dense<Y>, Program, s
     return dense_batch<Z, G, Y, Program>{job};
 }
 template <class Student, class Id, class L, class Estimator>
-    requires requires(Estimator e) { e.on_support; }
+    requires renormalised_estimator<Estimator>
 auto batch_of(const row_job<Student, teacher::support<Id, L>, Estimator, space::host>& job) {
     return renormalised_batch<Student, Id, L, Estimator>{job};
 }
 template <class Z, class G, class Id, class L, class Estimator>
-    requires requires(Estimator e) { e.on_buckets; }
+    requires support_estimator<Estimator>
 auto batch_of(const row_job<student::logits<Z, G>, teacher::support<Id, L>, Estimator, space::host>& job) {
-    return bucket_batch<Z, G, Id, L, Estimator>{job};
+    return support_batch<Z, G, Id, L, Estimator>{job};
 }
 template <class Z, class G, class Teacher, class Estimator>
-    requires(Teacher::kind == cache_kind::samples || Teacher::kind == cache_kind::weighted)
+    requires(sampled_estimator<Estimator>&& Estimator::takes == Teacher::kind)
 auto batch_of(const row_job<student::logits<Z, G>, Teacher, Estimator, space::host>& job) {
     return sampled_batch<Z, G, Teacher, Estimator>{job};
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Calls whose teacher knows few ids a row: renormalised supports, tail buckets, samples. A renormalised support is the dense
-// row program over k gathered logits; the others are a normaliser, a handful of scalars and one pullback.
+// Calls whose teacher knows few ids a row, by the estimator's concept (entries.hpp). Renormalised on the support: the dense row
+// program over k gathered logits. The others: a normaliser over the vocabulary, the estimator's own row, one pullback.
 #pragma once
 
 #include <algorithm>
@@ -95,7 +95,7 @@ struct renormalised_batch {
     }
 };
 
-/// What tail buckets and samples share: student row, entries with c, pullback over the vocabulary.
+/// What supports and samples share: student row, entries with c, pullback over the vocabulary.
 template <class Z, class G>
 struct sparse_frame {
     const student::logits<Z, G>& student;
@@ -127,7 +127,7 @@ struct sparse_frame {
 };
 
 template <class Z, class G, class Id, class L, class Estimator>
-struct bucket_batch {
+struct support_batch {
     using job_type = row_job<student::logits<Z, G>, teacher::support<Id, L>, Estimator, space::host>;
     const job_type& job;
 
@@ -153,14 +153,12 @@ struct bucket_batch {
                 };
                 const Z* z = job.student.z.row(r);
                 int n = 0; // used slots
-                double z_q = 0;
                 for (index_t j = 0; j < k(); ++j) {
                     const auto id = static_cast<index_t>(t.ids(r, j));
                     if (id == -1) continue;
                     if (id < 0 || id >= job.vocab) return reject();
                     log_q[n] = double(element<L>::load(t.log_q(r, j)));
                     if (is_nan(log_q[n]) || log_q[n] > 1e-3) return reject();
-                    z_q += is_neg_inf(log_q[n]) ? 0 : std::exp(log_q[n]);
                     log_p[n] = double(element<Z>::load(z[id]));
                     sorted[n] = entries[n].id = id;
                     ++n;
@@ -173,42 +171,27 @@ struct bucket_batch {
                 if (row.sw.found.bad) return reject();
                 const raw_sums& tail = row.sw.sums;
                 const double* given = job.env.given_lse.empty() ? nullptr : &job.env.given_lse[r];
-                const joined_row all = join_support(tail, log_p, n, inv_t, given);
+                const L* stated = t.log_tail.empty() ? nullptr : &t.log_tail[r];
+                const support_answer all = answer_support(job.estimator, tail, log_p, log_q, h, n, job.vocab - n, inv_t,
+                                                          given, stated, facts_of(job.env, r), d);
+                o.lse = all.student.lse;
                 if (!all.good) return reject();
-                const bool none = is_neg_inf(all.log_tail);
-                o.lse = all.lse;
-                double log_q_rest;
-                if (!t.log_tail.empty()) {
-                    log_q_rest = double(element<L>::load(t.log_tail[r]));
-                    if (is_nan(log_q_rest) || log_q_rest > 1e-3) return reject();
-                } else {
-                    log_q_rest = inferred_log_tail<L>(z_q, n, job.vocab - n, none, d);
-                }
-                double h_rest;
-                const auto b = bucket_row(log_p, log_q, h, n, all.log_tail, log_q_rest, job.estimator.on_buckets,
-                                          job.env.on_infinite, h_rest);
-                o.loss = b.loss, o.infinite = b.infinite;
-                ++d.support_rows;
-                double z_p = 0;
-                for (int j = 0; j < n; ++j) z_p += is_neg_inf(log_p[j]) ? 0 : std::exp(log_p[j]);
-                d.student_mass_sum += z_p, d.teacher_mass_sum += z_q;
-                d.student_mass_min = std::min(d.student_mass_min, z_p);
-                d.teacher_mass_min = std::min(d.teacher_mass_min, z_q);
+                const bool none = is_neg_inf(all.student.log_tail);
+                o.loss = all.row.loss, o.infinite = all.row.infinite;
                 if (frame.clamp(o, r)) return o;
                 for (int j = 0; j < n; ++j) entries[j].c = h[j];
-                frame.finish(r, none ? all.sums : tail, none ? 0 : h_rest / (1 + tail.S), entries, n, factor, values);
+                frame.finish(r, none ? all.student.sums : tail, none ? 0 : all.h_rest / (1 + tail.S), entries, n,
+                             factor, values);
                 return o;
             },
             [&](index_t r) { frame.zero(r); });
     }
 };
 
-/// Sampled reverse KL from i.i.d. samples or weighted entries.
+/// A loss of drawn tokens.
 template <class Z, class G, class Teacher, class Estimator>
 struct sampled_batch {
     using job_type = row_job<student::logits<Z, G>, Teacher, Estimator, space::host>;
-    using L = typename Teacher::log_type;
-    static constexpr bool weighted = Teacher::kind == cache_kind::weighted;
     const job_type& job;
 
     std::size_t m() const { return std::size_t(job.teacher.ids.cols); }
@@ -220,7 +203,6 @@ struct sampled_batch {
     result run(thread_team& team, std::span<std::byte> memory) const {
         const sparse_frame<Z, G> frame{job.student, job.env, job.vocab};
         const auto& t = job.teacher;
-        const auto& est = job.estimator;
         return run_batch(
             team, memory, plan(), job.env,
             [&](index_t r, double factor, std::byte* scratch, diagnostics& d) {
@@ -241,32 +223,13 @@ struct sampled_batch {
                 o.lse = row.lse;
                 int n = 0;
                 for (index_t j = 0; j < t.ids.cols; ++j) {
-                    const auto id = static_cast<index_t>(t.ids(r, j));
-                    if (weighted && id == -1) continue; // unused slot
-                    if (id < 0 || id >= job.vocab) return reject();
-                    const auto get = [&](const auto& view, double otherwise) {
-                        return view.empty() ? otherwise : double(element<L>::load(view(r, j)));
-                    };
-                    sampled_entry& x = e[n++];
-                    x.id = id;
-                    x.log_p = rounded<L>(row.log_p(z, id));
-                    x.log_mu = get(t.log_mu, 0);
-                    x.log_q = get(t.log_q, 0);
-                    x.log_prox = get(t.log_prox, x.log_mu);
-                    x.log_ref = get(t.log_ref, x.log_mu);
-                    x.exact = false;
-                    x.c = 0;
-                    if constexpr (weighted) {
-                        x.weight = double(t.weight(r, j));
-                        x.exact = !t.exact.empty() && t.exact(r, j) != 0;
-                    } else {
-                        x.weight = 1 / double(t.ids.cols);
-                    }
+                    e[n] = gathered(z, t, r, j, job.vocab, row.sw.sums.inv_s, row.lse);
+                    if (e[n].id == -1) continue; // unused slot
+                    if (e[n].id < 0) return reject();
+                    ++n;
                 }
                 if (n == 0) return reject();
-                const double age = job.env.versions.empty() ? 0 : double(job.env.version) - job.env.versions[r];
-                const auto s = sampled_row(e, n, est.surrogate, est.baseline, est.advantage, est.advantage_clip,
-                                           job.env.on_infinite, age, d);
+                const entry_row s = job.estimator.row(e, n, facts_of(job.env, r), d);
                 if (s.bad) return reject();
                 o.loss = s.loss, o.infinite = s.infinite;
                 if (frame.clamp(o, r)) return o;
@@ -279,13 +242,6 @@ struct sampled_batch {
                 return o;
             },
             [&](index_t r) { frame.zero(r); });
-    }
-
-private:
-    template <class T> // log p as the cache would have stored it
-    static double rounded(double x) {
-        if (is_neg_inf(x)) return x;
-        return double(element<T>::load(element<T>::store(static_cast<arithmetic_t<T>>(x))));
     }
 };
 

@@ -22,6 +22,7 @@
 #include "opd/detail/sparse_math.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
+#include "opd/entries.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/row_program.hpp"
 #include "opd/student.hpp"
@@ -136,16 +137,14 @@ struct check_ids {
     OPD_HD static void finish(const Kernel&, state_type& st, int bad) { st.report.bad |= bad != 0; }
 };
 
-// --- sampled estimators -------------------------------------------------------------------------------------------------
+// --- drawn tokens -------------------------------------------------------------------------------------------------------
 
 template <class Z, class G, class Teacher, class Estimator, space S>
 struct sampled_kernel {
     using logit_type = Z;
     using gradient_type = G;
     using F = thread_number<Z>;
-    using L = typename Teacher::log_type;
     using state_type = sparse_state;
-    static constexpr bool weighted = Teacher::kind == cache_kind::weighted;
     static constexpr bool ids_are_distinct = false;
 
     row_frame<S> frame;
@@ -217,31 +216,8 @@ struct sampled_kernel {
         OPD_HD static void run(const sampled_kernel& k, const sparse_state& st, int tid, int threads) {
             if (!st.live) return;
             const Teacher& t = k.teacher;
-            for (index_t j = tid; j < t.ids.cols; j += threads) {
-                sampled_entry& x = k.entries(st)[j];
-                x.id = static_cast<index_t>(t.ids(st.row, j));
-                if (x.id < 0 || x.id >= k.vocab) {
-                    x.id = weighted && x.id == -1 ? -1 : -2;
-                    continue;
-                }
-                x.log_p = rounded(log_p_of(k.student.z.row(st.row), x.id, k.inv_s, st.report.lse));
-                x.log_mu = double(element<L>::load(t.log_mu(st.row, j)));
-                x.log_q = double(element<L>::load(t.log_q(st.row, j)));
-                x.log_prox = t.log_prox.empty() ? x.log_mu : double(element<L>::load(t.log_prox(st.row, j)));
-                x.log_ref = t.log_ref.empty() ? x.log_mu : double(element<L>::load(t.log_ref(st.row, j)));
-                x.exact = false;
-                x.c = 0;
-                x.weight = 1 / double(t.ids.cols);
-                if constexpr (weighted) {
-                    x.weight = double(t.weight(st.row, j));
-                    x.exact = !t.exact.empty() && t.exact(st.row, j) != 0;
-                }
-            }
-        }
-        /// log p as the cache would have stored it.
-        OPD_HD static double rounded(double x) {
-            if (is_neg_inf(x)) return x;
-            return double(element<L>::load(element<L>::store(static_cast<arithmetic_t<L>>(x))));
+            for (index_t j = tid; j < t.ids.cols; j += threads)
+                k.entries(st)[j] = gathered(k.student.z.row(st.row), t, st.row, j, k.vocab, k.inv_s, st.report.lse);
         }
     };
 
@@ -262,11 +238,8 @@ struct sampled_kernel {
             }
             st.report.bad = n == 0;
             if (st.report.bad) return;
-            const auto& env = k.frame.env;
-            const double age = env.versions.empty() ? 0 : double(env.version) - double(env.versions[st.row]);
-            const sparse_outcome o =
-                sampled_row(e, static_cast<int>(n), k.estimator.surrogate, k.estimator.baseline, k.estimator.advantage,
-                            k.estimator.advantage_clip, env.on_infinite, age, st.partial.diagnostics);
+            const entry_row o =
+                k.estimator.row(e, static_cast<int>(n), facts_of(k.frame.env, st.row), st.partial.diagnostics);
             st.report.bad = o.bad;
             st.report.loss = o.loss, st.report.infinite = o.infinite;
             if (o.bad || clamps(k, st.report)) return;
@@ -279,10 +252,10 @@ struct sampled_kernel {
     };
 };
 
-// --- tail bucket --------------------------------------------------------------------------------------------------------
+// --- supports -----------------------------------------------------------------------------------------------------------
 
 template <class Z, class G, class Id, class L, class Estimator, space S>
-struct bucket_kernel {
+struct support_kernel {
     using logit_type = Z;
     using gradient_type = G;
     using F = thread_number<Z>;
@@ -296,8 +269,8 @@ struct bucket_kernel {
     index_t vocab;
     double inv_s;
 
-    bucket_kernel(const row_job<student::logits<Z, G, S>, teacher::support<Id, L, S>, Estimator, S>& job,
-                  const row_frame<S>& frame_)
+    support_kernel(const row_job<student::logits<Z, G, S>, teacher::support<Id, L, S>, Estimator, S>& job,
+                   const row_frame<S>& frame_)
         : frame(frame_), student(job.student), teacher(job.teacher), estimator(job.estimator), vocab(job.vocab),
           inv_s(1 / double(job.student.temperature)) {}
 
@@ -322,15 +295,15 @@ struct bucket_kernel {
     OPD_HD void row(Team& team) const {
         if (team.state().kept && !team.state().report.bad) {
             team.template each<gather>(*this);
-            team.template fold<check_ids<bucket_kernel>>(*this);
+            team.template fold<check_ids<support_kernel>>(*this);
             team.template fold<sweep>(*this);
             team.template each<decide>(*this);
         }
-        pullback<bucket_kernel>::run(*this, team);
+        pullback<support_kernel>::run(*this, team);
     }
 
     struct gather {
-        OPD_HD static void run(const bucket_kernel& k, sparse_state& st, int tid, int threads) {
+        OPD_HD static void run(const support_kernel& k, sparse_state& st, int tid, int threads) {
             for (index_t j = tid; j < k.k(); j += threads) {
                 const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
                 const bool in = id >= 0 && id < k.vocab;
@@ -361,14 +334,14 @@ struct bucket_kernel {
     };
     /// The student's tail, summed over v not in S relative to its own top: log1p(-Z_p) would be noise on peaked rows.
     struct sweep {
-        OPD_HD static row_sweep part(const bucket_kernel& k, const sparse_state& st, int tid, int threads) {
+        OPD_HD static row_sweep part(const support_kernel& k, const sparse_state& st, int tid, int threads) {
             if (st.report.bad) return row_sweep{};
             return sweep_thread<F, false, raw_sums_needed{}>(k.student.z.row(st.row), static_cast<const Z*>(nullptr),
                                                              k.vocab, k.inv_s, 1, 1, tid, threads,
                                                              in_support{st.filter, k.ids(st), k.k()});
         }
         OPD_HD static row_sweep merge(const row_sweep& a, const row_sweep& b) { return row_sweep::merge(a, b); }
-        OPD_HD static void finish(const bucket_kernel& k, sparse_state& st, const row_sweep& all) {
+        OPD_HD static void finish(const support_kernel& k, sparse_state& st, const row_sweep& all) {
             st.sums = all.sums;
             st.sums.inv_s = k.inv_s;
             st.report.bad |= all.found.bad;
@@ -376,50 +349,34 @@ struct bucket_kernel {
     };
 
     struct decide {
-        OPD_HD static void run(const bucket_kernel& k, sparse_state& st, int tid, int) {
+        OPD_HD static void run(const support_kernel& k, sparse_state& st, int tid, int) {
             if (tid != 0 || st.report.bad) return;
             st.report.bad = true; // until the end
             double *log_p = k.log_p(st), *log_q = k.log_q(st);
             index_t* ids = k.ids(st);
             int n = 0; // used slots
-            double z_q = 0;
             for (index_t j = 0; j < k.k(); ++j) {
                 if (ids[j] == -1) continue;
                 if (is_nan(log_q[j]) || log_q[j] > 1e-3) return;
                 ids[n] = ids[j], log_p[n] = log_p[j], log_q[n] = log_q[j];
-                z_q += is_neg_inf(log_q[n]) ? 0 : ::exp(log_q[n]);
                 ++n;
             }
             if (n == 0) return;
             const auto& e = k.frame.env;
             const double* given = e.given_lse.empty() ? nullptr : &e.given_lse[st.row];
-            const joined_row all = join_support(st.sums, log_p, n, k.inv_s, given);
+            const L* stated = k.teacher.log_tail.empty() ? nullptr : &k.teacher.log_tail[st.row];
+            const support_answer all =
+                answer_support(k.estimator, st.sums, log_p, log_q, k.h(st), n, k.vocab - n, k.inv_s, given, stated,
+                               facts_of(e, st.row), st.partial.diagnostics);
+            st.report.lse = all.student.lse;
             if (!all.good) return;
-            const bool none = is_neg_inf(all.log_tail);
-            st.report.lse = all.lse;
-            diagnostics& d = st.partial.diagnostics;
-            double log_q_rest;
-            if (!k.teacher.log_tail.empty()) {
-                log_q_rest = double(element<L>::load(k.teacher.log_tail[st.row]));
-                if (is_nan(log_q_rest) || log_q_rest > 1e-3) return;
-            } else {
-                log_q_rest = inferred_log_tail<L>(z_q, n, k.vocab - n, none, d);
-            }
+            const bool none = is_neg_inf(all.student.log_tail);
             st.report.bad = false;
-            double h_rest;
-            const sparse_outcome o = bucket_row(log_p, log_q, k.h(st), n, all.log_tail, log_q_rest,
-                                                k.estimator.on_buckets, e.on_infinite, h_rest);
-            st.report.loss = o.loss, st.report.infinite = o.infinite;
-            ++d.support_rows;
-            double z_p = 0;
-            for (int j = 0; j < n; ++j) z_p += is_neg_inf(log_p[j]) ? 0 : ::exp(log_p[j]);
-            d.student_mass_sum += z_p, d.teacher_mass_sum += z_q;
-            d.student_mass_min = z_p < d.student_mass_min ? z_p : d.student_mass_min;
-            d.teacher_mass_min = z_q < d.teacher_mass_min ? z_q : d.teacher_mass_min;
+            st.report.loss = all.row.loss, st.report.infinite = all.row.infinite;
             if (clamps(k, st.report)) return;
             st.entries = n;
-            st.share = none ? 0 : h_rest / (1 + st.sums.S);
-            if (none) st.sums = all.sums; // an anchor with mass
+            st.share = none ? 0 : all.h_rest / (1 + st.sums.S);
+            if (none) st.sums = all.student.sums; // an anchor with mass
             st.live = true;
         }
     };
@@ -591,37 +548,37 @@ struct logp_kernel {
 // --- which kernel does a job, and the scratch that a block of it needs ------------------------------------------------------
 
 template <class Z, class G, class Teacher, class Estimator, space S>
-    requires(Teacher::kind == cache_kind::samples || Teacher::kind == cache_kind::weighted)
+    requires(sampled_estimator<Estimator>&& Estimator::takes == Teacher::kind)
 auto kernel_of(const row_job<student::logits<Z, G, S>, Teacher, Estimator, S>& job, const row_frame<S>& frame) {
     return sampled_kernel<Z, G, Teacher, Estimator, S>(job, frame);
 }
 template <class Z, class G, class Teacher, class Estimator, space S>
-    requires(Teacher::kind == cache_kind::samples || Teacher::kind == cache_kind::weighted)
+    requires(sampled_estimator<Estimator>&& Estimator::takes == Teacher::kind)
 std::size_t scratch_of(const row_job<student::logits<Z, G, S>, Teacher, Estimator, S>& job) {
     return (sizeof(sampled_entry) + sizeof(double)) * std::size_t(job.teacher.ids.cols);
 }
 template <class Z, class G, class Id, class L, class Estimator, space S>
-    requires requires(Estimator e) { e.on_buckets; }
+    requires support_estimator<Estimator>
 auto kernel_of(const row_job<student::logits<Z, G, S>, teacher::support<Id, L, S>, Estimator, S>& job,
                const row_frame<S>& frame) {
-    return bucket_kernel<Z, G, Id, L, Estimator, S>(job, frame);
+    return support_kernel<Z, G, Id, L, Estimator, S>(job, frame);
 }
 template <class Z, class G, class Id, class L, class Estimator, space S>
-    requires requires(Estimator e) { e.on_buckets; }
-std::size_t scratch_of(const row_job<student::logits<Z, G, S>, teacher::support<Id, L, S>, Estimator, S>& job) {
-    return sizeof(double) * bucket_kernel<Z, G, Id, L, Estimator, S>::arrays * std::size_t(job.teacher.ids.cols);
-}
+    requires support_estimator<Estimator> std::size_t
+    scratch_of(const row_job<student::logits<Z, G, S>, teacher::support<Id, L, S>, Estimator, S>& job) {
+        return sizeof(double) * support_kernel<Z, G, Id, L, Estimator, S>::arrays * std::size_t(job.teacher.ids.cols);
+    }
 template <class Student, class Id, class L, class Estimator, space S>
-    requires requires(Estimator e) { e.on_support; }
+    requires renormalised_estimator<Estimator>
 auto kernel_of(const row_job<Student, teacher::support<Id, L, S>, Estimator, S>& job, const row_frame<S>& frame) {
     return renormalised_kernel<Student, Id, L, Estimator, S>(job, frame);
 }
 template <class Student, class Id, class L, class Estimator, space S>
-    requires requires(Estimator e) { e.on_support; }
-std::size_t scratch_of(const row_job<Student, teacher::support<Id, L, S>, Estimator, S>& job) {
-    using kernel = renormalised_kernel<Student, Id, L, Estimator, S>;
-    return (sizeof(index_t) + sizeof(typename kernel::value) * kernel::arrays) * std::size_t(job.teacher.ids.cols);
-}
+    requires renormalised_estimator<Estimator> std::size_t
+    scratch_of(const row_job<Student, teacher::support<Id, L, S>, Estimator, S>& job) {
+        using kernel = renormalised_kernel<Student, Id, L, Estimator, S>;
+        return (sizeof(index_t) + sizeof(typename kernel::value) * kernel::arrays) * std::size_t(job.teacher.ids.cols);
+    }
 
 } // namespace OPD_ISA
 } // namespace opd::detail

@@ -12,12 +12,12 @@
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
 #include "opd/element.hpp"
+#include "opd/entries.hpp"
 #include "opd/error.hpp"
 #include "opd/reduction.hpp"
 #include "opd/row_program.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
-#include "opd/token.hpp"
 #include "opd/view.hpp"
 
 namespace opd::detail {
@@ -259,9 +259,7 @@ constexpr bool parts_fit() {
     if constexpr (requires { typename T::gradient_type; }) fit = fit && storage<typename T::gradient_type>;
     if constexpr (requires { typename T::id_type; }) fit = fit && std::integral<typename T::id_type>;
     if constexpr (requires { typename T::log_type; }) fit = fit && storage<typename T::log_type>;
-    if constexpr (requires(T t) { t.surrogate; }) fit = fit && surrogate<decltype(T::surrogate)>;
-    if constexpr (requires(T t) { t.on_support; }) fit = fit && divergence<decltype(T::on_support)>;
-    if constexpr (requires(T t) { t.on_buckets; }) fit = fit && divergence<decltype(T::on_buckets)>;
+    if constexpr (requires { T::well_formed; }) fit = fit && T::well_formed;
     return fit;
 }
 
@@ -298,6 +296,15 @@ constexpr bool pairing_fits() {
     else if constexpr (kind == cache_kind::weighted && !reads_cache<Estimator, kind>())
         static_assert(never<Estimator>,
                       "opd: a teacher::weighted cache takes weighted_reverse_kl{surrogate, baseline}");
+    else if constexpr (kind == cache_kind::support && !support_estimator<Estimator> &&
+                       !renormalised_estimator<Estimator>)
+        static_assert(never<Estimator>,
+                      "opd: an estimator of a support has `entry_row row(support_entries&, entry_facts, diagnostics&) "
+                      "const`, or a divergence on_support; see docs/concepts/entries.md");
+    else if constexpr (!dense && kind != cache_kind::support && !sampled_estimator<Estimator>)
+        static_assert(never<Estimator>,
+                      "opd: an estimator of drawn tokens has `entry_row row(sampled_entry*, int, entry_facts, "
+                      "diagnostics&) const`; see docs/concepts/entries.md");
     else if constexpr (Student::sparse_gradient && !offers_sparse_gradient<Estimator>())
         static_assert(
             never<Estimator>,
@@ -375,7 +382,7 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
         }
     }
     if (e.checks == check::contents && used == 0) throw invalid_input("teacher.ids", "has no used slot", r);
-    if constexpr (requires { est.on_buckets; }) {
+    if constexpr (reads_tail<Estimator>()) {
         if (t.log_tail.empty()) return; // an inferred tail is never 0
         const double log_tail = double(element<L>::load(t.log_tail[r]));
         if (e.checks == check::contents && (is_nan(log_tail) || log_tail > 1e-3))

@@ -115,8 +115,6 @@ void pull_back(const Z* z, G* dz, index_t n, const raw_sums& s, double share, co
     for (int j = 0; j < k; ++j) dz[e[j].id] = element<G>::store(static_cast<arithmetic_t<G>>(values[j]));
 }
 
-} // namespace OPD_ISA
-
 /// Whether every id lies in [0, n) or is -1, an unused slot, and none repeats. `seen`: 64 Kbit of scratch; an exact search only on a collision.
 template <class Id>
 bool distinct_in_range(const Id* ids, index_t k, index_t n, std::uint64_t* seen) {
@@ -138,4 +136,5 @@ bool distinct_in_range(const Id* ids, index_t k, index_t n, std::uint64_t* seen)
     return true;
 }
 
+} // namespace OPD_ISA
 } // namespace opd::detail

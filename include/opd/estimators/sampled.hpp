@@ -18,8 +18,13 @@
 // Repeated ids are legal and summed in sample order. log rho saturates at ±80, counted.
 #pragma once
 
+#include <cmath>
+
+#include "opd/batch.hpp"
 #include "opd/config.hpp"
+#include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
+#include "opd/entries.hpp"
 #include "opd/error.hpp"
 #include "opd/estimators/surrogates.hpp"
 #include "opd/teacher.hpp"
@@ -27,11 +32,95 @@
 
 namespace opd {
 
+namespace detail {
+inline namespace OPD_ISA {
+
+inline constexpr double ratio_saturation = 80; ///< log rho stays within ±this
+
+/// Loss and c of m drawn tokens.
+template <class Estimator>
+OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m, entry_facts facts, diagnostics& d) {
+    const auto& s = estimator.surrogate;
+    const baseline base = estimator.baseline;
+    const advantage which = estimator.advantage;
+    const double clip = estimator.advantage_clip, age = facts.age;
+    const infinite on_infinite = facts.on_infinite;
+    entry_row out;
+    double exact_pa = 0, exact_p = 0, rho_a = 0, rho_sum = 0;
+    const auto ratio = [](const sampled_entry& x, bool& saturated) {
+        const double l = x.log_p - x.log_mu, bound = ratio_saturation;
+        saturated = !(l >= -bound && l <= bound);
+        return l < -bound ? -bound : (l > bound ? bound : l);
+    };
+    const auto gain = [&](const sampled_entry& x) {
+        const double a = x.log_q - (which == advantage::theta ? x.log_p : x.log_mu);
+        return clip > 0 ? (a > clip ? clip : (a < -clip ? -clip : a)) : a;
+    };
+    for (int j = 0; j < m; ++j) {
+        sampled_entry& x = e[j];
+        if (is_nan(x.log_mu) || is_nan(x.log_q) || is_nan(x.log_prox) || is_nan(x.log_ref) || is_nan(x.weight) ||
+            x.log_mu > 1e-3 || x.log_q > 1e-3 || (x.log_mu < -9000 && !is_neg_inf(x.log_mu)) || is_neg_inf(x.log_mu) ||
+            (x.log_q < -9000 && !is_neg_inf(x.log_q))) {
+            out.bad = true; // placeholders: a drawn token cannot have had probability 0
+            return out;
+        }
+        if (is_neg_inf(x.log_p)) x.log_p = -745; // p = 0: log p enters products with rho = e^-80 alone
+        out.infinite |= is_neg_inf(x.log_q);
+    }
+    if (out.infinite && on_infinite.act != infinite::action::floor) {
+        for (int j = 0; j < m; ++j) e[j].c = 0;
+        return out;
+    }
+    for (int j = 0; j < m; ++j) {
+        sampled_entry& x = e[j];
+        if (out.infinite && (is_neg_inf(x.log_q) || x.log_q < on_infinite.floor_at)) x.log_q = on_infinite.floor_at;
+        bool saturated;
+        const double rho = ::exp(ratio(x, saturated)), a = gain(x), p = ::exp(x.log_p);
+        rho_a += rho * a, rho_sum += rho;
+        if (x.exact) exact_pa += p * a, exact_p += p;
+    }
+    if ((base == baseline::leave_one_out || base == baseline::self_normalised) && m == 1) ++d.baseline_missing;
+    for (int j = 0; j < m; ++j) {
+        sampled_entry& x = e[j];
+        bool saturated;
+        const double l = ratio(x, saturated), rho = ::exp(l), a = gain(x);
+        double b = 0;
+        if (base == baseline::leave_one_out && m > 1)
+            b = (rho_a - rho * a) / (m - 1);
+        else if (base == baseline::self_normalised && m > 1)
+            b = rho_sum - rho > 0 ? (rho_a - rho * a) / (rho_sum - rho) : 0;
+        else if (base == baseline::exact_entries)
+            b = exact_p > 0 ? exact_pa / exact_p : 0;
+        token_in t{x.log_p, x.log_mu, x.log_prox, x.log_ref, x.log_q, l, a, age};
+        const token_out plain = s(t);
+        t.advantage = a - b;
+        const token_out with = b == 0 ? plain : s(t);
+        out.loss += x.weight * plain.loss;
+        x.c = x.weight * with.c;
+
+        const double w = x.weight * m; // 1 for i.i.d. samples
+        ++d.tokens;
+        d.certain_mu += x.log_mu == 0;
+        d.ratio_sum += w * rho, d.ratio_square_sum += w * rho * rho;
+        d.ratio_max = d.ratio_max < rho ? rho : d.ratio_max;
+        d.k1_sum += -w * l, d.k2_sum += w * 0.5 * l * l, d.k3_sum += w * (rho - 1 - l);
+        (a >= 0 ? d.positive_advantage : d.negative_advantage) += 1;
+        if (plain.clipped) (a >= 0 ? d.clipped_positive : d.clipped_negative) += 1;
+        d.saturated += saturated;
+    }
+    if (!is_finite(out.loss)) out.bad = true;
+    return out;
+}
+
+} // namespace OPD_ISA
+} // namespace detail
+
 /// Reverse KL from m i.i.d. samples of mu. See the head of this file.
 template <class Surrogate = unclipped_is>
 struct mc_reverse_kl {
     static_assert(opd::surrogate<Surrogate>, "opd: a surrogate is a struct with `token_out operator()(const token_in&) "
                                              "const`; see docs/concepts/surrogate.md");
+    static constexpr bool well_formed = opd::surrogate<Surrogate>;
     static constexpr cache_kind takes = cache_kind::samples;
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     Surrogate surrogate = {};
@@ -39,7 +128,10 @@ struct mc_reverse_kl {
     opd::advantage advantage = opd::advantage::theta;
     double advantage_clip = 0; ///< A clipped to [-a, a]; 0: not
 
-    void validate() const {
+    OPD_HD OPD_INLINE entry_row row(sampled_entry* e, int m, entry_facts facts, diagnostics& d) const {
+        return detail::sampled_row(*this, e, m, facts, d);
+    }
+    OPD_INLINE void validate() const {
         if (baseline == opd::baseline::exact_entries)
             throw invalid_input("mc_reverse_kl.baseline", "exact_entries needs a teacher::weighted cache");
         if (!detail::is_finite(advantage_clip) || advantage_clip < 0)
@@ -52,6 +144,7 @@ template <class Surrogate = unclipped_is>
 struct weighted_reverse_kl {
     static_assert(opd::surrogate<Surrogate>, "opd: a surrogate is a struct with `token_out operator()(const token_in&) "
                                              "const`; see docs/concepts/surrogate.md");
+    static constexpr bool well_formed = opd::surrogate<Surrogate>;
     static constexpr cache_kind takes = cache_kind::weighted;
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     Surrogate surrogate = {};
@@ -59,7 +152,10 @@ struct weighted_reverse_kl {
     opd::advantage advantage = opd::advantage::theta;
     double advantage_clip = 0;
 
-    void validate() const {
+    OPD_HD OPD_INLINE entry_row row(sampled_entry* e, int m, entry_facts facts, diagnostics& d) const {
+        return detail::sampled_row(*this, e, m, facts, d);
+    }
+    OPD_INLINE void validate() const {
         if (baseline == opd::baseline::leave_one_out || baseline == opd::baseline::self_normalised)
             throw invalid_input("weighted_reverse_kl.baseline", "leave-one-out baselines need i.i.d. teacher::samples");
         if (!detail::is_finite(advantage_clip) || advantage_clip < 0)

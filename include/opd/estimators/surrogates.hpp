@@ -23,7 +23,7 @@ namespace opd {
 
 /// -rho A
 struct unclipped_is {
-    OPD_HD token_out operator()(const token_in& x) const {
+    OPD_HD OPD_INLINE token_out operator()(const token_in& x) const {
         const double rho = ::exp(x.log_ratio);
         return {-rho * x.advantage, -rho * x.advantage};
     }
@@ -31,7 +31,7 @@ struct unclipped_is {
 
 /// -A log p
 struct score_function {
-    OPD_HD token_out operator()(const token_in& x) const { return {-x.advantage * x.log_p, -x.advantage}; }
+    OPD_HD OPD_INLINE token_out operator()(const token_in& x) const { return {-x.advantage * x.log_p, -x.advantage}; }
 };
 
 } // namespace opd
