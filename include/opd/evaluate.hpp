@@ -64,6 +64,9 @@ struct token_logp_job {
 /// `for_rows(token_logp_job)`. See docs/concepts/backend.md.
 template <class B>
 concept backend = requires { { B::memory_space } -> std::convertible_to<space>; };
+/// Whether a backend runs a job: it has rows for this student, cache and estimator.
+template <class B, class Job>
+concept runs = backend<std::remove_cvref_t<B>> && requires(B&& b, const Job& job) { b.for_rows(job); };
 // clang-format on
 
 namespace detail {
@@ -174,7 +177,7 @@ auto evaluate(Backend&& be, Student student, Teacher teacher, const Estimator& e
               std::type_identity_t<basic_env<Space>> e = {}) {
     if constexpr (detail::types_fit<std::remove_cvref_t<Backend>, Student, Teacher, Estimator>()) {
         const auto job = checked_job(be, student, teacher, estimator, e);
-        if constexpr (requires { be.for_rows(job); }) {
+        if constexpr (runs<Backend, std::remove_cvref_t<decltype(job)>>) {
             auto r = be.for_rows(job);
             if constexpr (requires { r.on_bad = e.on_bad; })
                 r.on_bad = e.on_bad; // thrown by fetch

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Everything that needs the standard library alone, but for product.hpp, which refuses fast-math. Add a backend: opd/backends/eigen.hpp or opd/backends/cuda.hpp.
+// Losses and gradients: everything that needs the standard library alone, the CPU backend included (not under nvcc, whose host
+// compiler has no lanes). Beside it: opd/sched.hpp, the schedulers; opd/product.hpp, which refuses fast-math; and the backends
+// that need more, opd/backends/eigen.hpp and opd/backends/cuda.hpp.
 #pragma once
 
+#if !defined(__CUDACC__)
+#include "opd/backends/cpu.hpp"
+#endif
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
 #include "opd/diagnostics.hpp"

@@ -231,7 +231,7 @@ TEST_CASE("powers of probabilities that float has lost") {
             top = std::max(top, std::abs(want[i]));
         }
         const double value = double((power - 1) * real(factor) / real(a * (a - 1))), size = 1 + std::abs(value);
-        INFO(name << ", a = " << a << ", far " << far_z << " " << far_y << ", early " << early);
+        INFO(std::string(name) << ", a = " << a << ", far " << far_z << " " << far_y << ", early " << early);
         CHECK(std::abs(loss - value) <= 1e-5 * size);
         for (const std::size_t i : {sure, far, vocab - 1, std::size_t(long_row ? 4 : 0)})
             CHECK(std::abs(double(dz[i]) - double(want[i])) <= 1e-5 * double(top) + 1e-8 * size);

@@ -18,6 +18,7 @@
 
 #include "backends/host_run.hpp"
 #include "conformance/support_matrix.hpp"
+#include "opd/backends/cpu.hpp"
 #include "opd/backends/eigen.hpp"
 #include "opd/opd.hpp"
 #include "support/compiled/dense.hpp"
@@ -129,29 +130,27 @@ outcome run(Backend& backend, Estimator estimator, const call_options& o) {
     return out;
 }
 
-/// Whether the CUDA backend has a kernel for a job.
-template <class Job>
-constexpr bool has_kernel = requires(const Job& job) {
-    detail::kernel_of(job, detail::row_frame<space::host>{});
-};
-
 std::map<key, std::function<outcome(const call_options&)>> instantiated;
 
-template <cache_kind Kind, bool Sparse, class Z, class G, class L, bool Cuda, class Estimator>
+enum class on { cpu, eigen, cuda };
+
+template <cache_kind Kind, bool Sparse, class Z, class G, class L, on Backend, class Estimator>
 void add_on(const char* name, Estimator estimator) {
-    const key k = key_of(name, name_of_kind(Kind), Sparse ? "sparse" : "dense", Cuda ? "cuda" : "eigen", name_of<Z>,
+    const char* const names[] = {"cpu", "eigen", "cuda"};
+    const key k = key_of(name, name_of_kind(Kind), Sparse ? "sparse" : "dense", names[int(Backend)], name_of<Z>,
                          name_of<G>, name_of<L>);
     instantiated[k] = [estimator](const call_options& o) -> outcome {
         (void)estimator, (void)o; // where nothing is called
         if constexpr (!pairs<Estimator, Kind, Sparse>())
             return {.status = "does not compile"};
-        else if constexpr (!Cuda) {
-            eigen_backend backend{.threads = o.threads};
-            return run<eigen_backend, Kind, Sparse, Z, G, L>(backend, estimator, o);
+        else if constexpr (Backend != on::cuda) {
+            using type = std::conditional_t<Backend == on::cpu, cpu_backend, eigen_backend>;
+            type backend{.threads = o.threads};
+            return run<type, Kind, Sparse, Z, G, L>(backend, estimator, o);
         } else {
             using student_type = decltype(std::declval<batch<Z, G, L>&>().template student<Sparse>());
             using teacher_type = decltype(std::declval<batch<Z, G, L>&>().template teacher<Kind>());
-            if constexpr (!has_kernel<row_job<student_type, teacher_type, Estimator, space::host>>)
+            if constexpr (!detail::has_kernel<row_job<student_type, teacher_type, Estimator, space::host>>)
                 return {.status = "not yet"};
             else {
                 host_run_backend backend;
@@ -163,12 +162,13 @@ void add_on(const char* name, Estimator estimator) {
 }
 template <cache_kind Kind, bool Sparse, class Z, class G, class L, class Estimator>
 void add(const char* name, Estimator estimator) {
-    add_on<Kind, Sparse, Z, G, L, false>(name, estimator);
+    add_on<Kind, Sparse, Z, G, L, on::cpu>(name, estimator);
+    add_on<Kind, Sparse, Z, G, L, on::eigen>(name, estimator);
 }
 template <cache_kind Kind, bool Sparse, class Z, class G, class L, class Estimator>
-void add_both(const char* name, Estimator estimator) {
-    add_on<Kind, Sparse, Z, G, L, false>(name, estimator);
-    add_on<Kind, Sparse, Z, G, L, true>(name, estimator);
+void add_all(const char* name, Estimator estimator) {
+    add<Kind, Sparse, Z, G, L>(name, estimator);
+    add_on<Kind, Sparse, Z, G, L, on::cuda>(name, estimator);
 }
 template <class Visit>
 void for_types(Visit f) {
@@ -194,11 +194,11 @@ void instantiate() {
     for_divergences([]<class D>(const char* name, D d) {
         add<dense, false, float, float, float>(name, d);
         add<dense, false, double, double, double>(name, d);
-        add_on<dense, false, float, float, float, true>(name, d);
-        add_both<dense, true, float, float, float>(name, d);
-        add_both<support, false, float, float, float>(name, d);
-        add_both<samples, false, float, float, float>(name, d);
-        add_both<weighted, false, float, float, float>(name, d);
+        add_on<dense, false, float, float, float, on::cuda>(name, d);
+        add_all<dense, true, float, float, float>(name, d);
+        add_all<support, false, float, float, float>(name, d);
+        add_all<samples, false, float, float, float>(name, d);
+        add_all<weighted, false, float, float, float>(name, d);
     });
     const auto mixed = []<class D>(const char* name, D d) {
         for_types([&]<class Y>(Y) {
@@ -215,7 +215,7 @@ void instantiate() {
         add<dense, false, opd::half, opd::half, opd::half>(name, d);
     };
     short_types("reverse_kl", reverse_kl{}), short_types("jsd", jsd{});
-    for_types([]<class T>(T) { add_on<dense, false, T, T, T, true>("reverse_kl", reverse_kl{}); });
+    for_types([]<class T>(T) { add_on<dense, false, T, T, T, on::cuda>("reverse_kl", reverse_kl{}); });
 
     add_types<support, false>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
     add_types<support, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
@@ -236,13 +236,13 @@ void instantiate() {
     add_types<samples, false>("mc_reverse_kl{score_function}", mc_reverse_kl{score_function{}});
     add_types<weighted, false>("weighted_reverse_kl", weighted_reverse_kl{});
 
-    add_both<support, true, float, float, float>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
-    add_both<samples, true, float, float, float>("mc_reverse_kl", mc_reverse_kl{});
-    add_both<weighted, true, float, float, float>("weighted_reverse_kl", weighted_reverse_kl{});
+    add_all<support, true, float, float, float>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
+    add_all<samples, true, float, float, float>("mc_reverse_kl", mc_reverse_kl{});
+    add_all<weighted, true, float, float, float>("weighted_reverse_kl", weighted_reverse_kl{});
     const auto elsewhere = []<cache_kind A, cache_kind B, cache_kind C>(const char* name, auto est) {
-        add_both<A, false, float, float, float>(name, est);
-        add_both<B, false, float, float, float>(name, est);
-        add_both<C, false, float, float, float>(name, est);
+        add_all<A, false, float, float, float>(name, est);
+        add_all<B, false, float, float, float>(name, est);
+        add_all<C, false, float, float, float>(name, est);
     };
     elsewhere.operator()<dense, samples, weighted>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
     elsewhere.operator()<dense, samples, weighted>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
@@ -250,11 +250,11 @@ void instantiate() {
     elsewhere.operator()<dense, support, samples>("weighted_reverse_kl", weighted_reverse_kl{});
 
     const auto cuda = []<class T>(T) {
-        add_on<support, false, T, T, T, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
-        add_on<support, true, T, T, T, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
-        add_on<support, false, T, T, T, true>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
-        add_on<samples, false, T, T, T, true>("mc_reverse_kl", mc_reverse_kl{});
-        add_on<weighted, false, T, T, T, true>("weighted_reverse_kl", weighted_reverse_kl{});
+        add_on<support, false, T, T, T, on::cuda>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
+        add_on<support, true, T, T, T, on::cuda>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
+        add_on<support, false, T, T, T, on::cuda>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
+        add_on<samples, false, T, T, T, on::cuda>("mc_reverse_kl", mc_reverse_kl{});
+        add_on<weighted, false, T, T, T, on::cuda>("weighted_reverse_kl", weighted_reverse_kl{});
     };
     cuda(float{}), cuda(double{});
 }
@@ -281,9 +281,8 @@ TEST_CASE("estimators, caches, backends and element types") {
         if (got.status != "yes") continue;
         CHECK(got.gradient);
         // the same loss in double; log-probs of a 16-bit cache are rounded in the cache
-        const bool on_cuda = row.at("backend") == "cuda";
-        const key in_double = key_of(row.at("estimator"), row.at("cache"), row.at("gradient"),
-                                     on_cuda ? "cuda" : "eigen", "double", "double", "double");
+        const key in_double = key_of(row.at("estimator"), row.at("cache"), row.at("gradient"), row.at("backend"),
+                                     "double", "double", "double");
         if (instantiated.count(in_double))
             CHECK(got.loss == doctest::Approx(case_of(in_double)({}).loss).epsilon(2e-6));
     }

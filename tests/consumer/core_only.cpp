@@ -4,7 +4,6 @@
 // (3/4, 1/4) is 0.143841…, its gradient -+ log(3) / 4.
 #include <cmath>
 #include <cstdio>
-#include <opd/backends/cpu.hpp>
 #include <opd/opd.hpp>
 
 int main() {

@@ -3,7 +3,7 @@
 # cmake -DROOT=<repository> -P check.cmake: who may include whom. Prints every violation as `file:line: reason`.
 #
 #     core        include/opd/*.hpp and detail/   core, the standard library, the compiler's intrinsics
-#     opd.hpp     the umbrella                    core, estimators/, sched/
+#     opd.hpp, sched.hpp   the umbrellas          core, estimators/, sched/, backends/ that need the standard library alone
 #     ranges.hpp                                  core, range-v3
 #     estimators/                                 core, estimators/, the standard library
 #     sched/                                      core, sched/, the standard library, POSIX threads
@@ -36,7 +36,7 @@ function(kind_of header result)
         set(kind backend_cuda)
     elseif(header MATCHES "^opd/backends/")
         set(kind backends)
-    elseif(header STREQUAL "opd/opd.hpp")
+    elseif(header MATCHES "^opd/(opd|sched)\\.hpp$")
         set(kind umbrella)
     elseif(header STREQUAL "opd/ranges.hpp")
         set(kind ranges)
@@ -65,7 +65,7 @@ function(kind_of header result)
 endfunction()
 
 set(may_core core standard intrinsics)
-set(may_umbrella core estimators sched standard)
+set(may_umbrella core estimators sched backends standard)
 set(may_ranges core standard range_v3)
 set(may_estimators core estimators standard)
 set(may_sched core sched standard posix)

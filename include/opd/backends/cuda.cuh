@@ -131,10 +131,11 @@ device_result enqueue(const cuda_backend& be, const Job& job) {
 } // namespace detail
 
 template <class Student, class Teacher, class Estimator>
-device_result cuda_backend::for_rows(const row_job<Student, Teacher, Estimator, space::device>& job) {
-    detail::refuse_content_checks(job.env);
-    return detail::enqueue(*this, job);
-}
+    requires detail::has_kernel<row_job<Student, Teacher, Estimator, space::device>>
+        device_result cuda_backend::for_rows(const row_job<Student, Teacher, Estimator, space::device>& job) {
+        detail::refuse_content_checks(job.env);
+        return detail::enqueue(*this, job);
+    }
 template <class Z, class Id, class L>
 device_result cuda_backend::for_rows(const token_logp_job<Z, Id, L, space::device>& job) {
     return detail::enqueue(*this, job);

@@ -117,7 +117,8 @@ struct cuda_backend {
 
     /// Enqueues a checked call; called by evaluate and token_logp. Defined in cuda.cuh.
     template <class Student, class Teacher, class Estimator>
-    device_result for_rows(const row_job<Student, Teacher, Estimator, space::device>& job);
+        requires detail::has_kernel<row_job<Student, Teacher, Estimator, space::device>>
+            device_result for_rows(const row_job<Student, Teacher, Estimator, space::device>& job);
     template <class Z, class Id, class L>
     device_result for_rows(const token_logp_job<Z, Id, L, space::device>& job);
 

@@ -37,6 +37,15 @@ row_frame<S> frame_of(const device_plan& plan, const basic_env<S>& e, std::byte*
     return frame;
 }
 
+/// Whether there is a kernel for a job. For row_job<Student, Teacher, Estimator, S>.
+template <class Job>
+inline constexpr bool has_kernel = false;
+template <class Student, class Teacher, class Estimator, space S>
+inline constexpr bool has_kernel<row_job<Student, Teacher, Estimator, S>> =
+    requires(const row_job<Student, Teacher, Estimator, S>& job, const row_frame<S>& frame) {
+    kernel_of(job, frame);
+};
+
 /// The kernels of one call. `memory` holds plan_of(job).bytes.
 template <class Student, class Teacher, class Estimator, space S, class Launch>
 void run_job(const row_job<Student, Teacher, Estimator, S>& job, std::byte* memory, result* out, Launch&& launch) {

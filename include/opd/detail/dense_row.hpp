@@ -82,7 +82,7 @@ struct dense_row {
         const double gap = (s.y_t - anchored.y_s) * inv_t;      // how little the teacher gives the student's top token
         constexpr bool tolerant = need.u && !need.w && !need.x; // reverse KL never forms e^-delta
         const bool by_entry = out.infinite || (single_sweep && sw.rough);
-        bool careful = (sw.wide && !by_entry) || gap > (tolerant ? 1e29 : 40);
+        bool careful = (sw.reach > steepest && !by_entry) || gap > (tolerant ? 1e29 : 40);
 
         double sum_c = 0;
         if (!careful) {

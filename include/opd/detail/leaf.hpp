@@ -266,7 +266,7 @@ struct anchor_lanes {
 template <class F>
 struct leaf_sums {
     F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
-    typename F::mask wide{};
+    F reach{-1e30}; ///< largest -k delta over entries whose term is felt
     fall<F> fall_z, fall_y;
 };
 
@@ -305,8 +305,7 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
                             W += select(abs(x) < F(1), e * expm1_near(x), fma(f, a.share, -e));
                         } else {
                             W = fma(e, expm1(x), W);
-                            const typename F::mask far = x > F(steepest), felt = x - below_z * a.inv_s > F(least_term);
-                            s.wide = s.wide | (far & felt);
+                            s.reach = max(s.reach, select(x - below_z * a.inv_s > F(least_term), x, s.reach));
                         }
                     }
                     if constexpr (Need.x) X = fma(f, Need.x_power ? a.template phi<Need>(unit * delta) : delta, X);
@@ -352,9 +351,8 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
                         else
                             W = fma(e, expm1(x), W);
                         const F log_e = pin(F::load(mass_z + i) - a.z_s) * a.inv_s;
-                        const typename F::mask far = x > F(steepest), felt = x + log_e > F(least_term);
-                        const typename F::mask alive = log_e > F(-1e20);
-                        s.wide = s.wide | (far & felt & alive);
+                        const typename F::mask felt = x + log_e > F(least_term), alive = log_e > F(-1e20);
+                        s.reach = max(s.reach, select(felt & alive, x, s.reach));
                     }
                     if constexpr (Need.x) X = fma(f, a.template phi<Need>(delta), X);
                 }
@@ -369,15 +367,25 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
     return s;
 }
 
+template <class F>
+OPD_INLINE typename F::value_type largest(F x) {
+    if constexpr (F::width == 1)
+        return x.v;
+    else
+        return max_lane(x);
+}
+
 /// Adds a leaf's sums to the row's, in double.
 template <bool Teacher, raw_sums_needed Need, class F>
-OPD_INLINE void add_leaf(raw_sums& s, bool& wide, const leaf_sums<F>& l) {
+OPD_INLINE void add_leaf(raw_sums& s, double& reach, bool& rough, const leaf_sums<F>& l) {
     s.S += double(sum(l.S));
     if constexpr (Teacher) s.T += double(sum(l.T));
     if constexpr (Need.u) s.U += double(sum(l.U));
     if constexpr (Need.w) {
         s.W += double(sum(l.W));
-        wide |= any(l.wide);
+        const auto here = double(largest(l.reach));
+        reach = std::max(reach, here);
+        if constexpr (!Need.k_is_one) rough |= here > 80; // W was cut: no later anchor brings it back
     }
     if constexpr (Need.x) s.X += double(sum(l.X));
 }
@@ -387,11 +395,7 @@ template <class F, class T>
 int top_of_leaf(const T* x, int n, double than) {
     F m(-1e30);
     for (int i = 0; i < n; i += F::width) m = max(m, F::load(x + i));
-    typename F::value_type top;
-    if constexpr (F::width == 1)
-        top = m.v;
-    else
-        top = max_lane(m);
+    const typename F::value_type top = largest(m);
     if (!(double(top) > than)) return -1;
     const F t{double(top)};
     for (int i = 0; i < n; i += F::width)

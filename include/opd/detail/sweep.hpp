@@ -29,10 +29,10 @@ inline namespace OPD_ISA {
 struct swept {
     raw_sums sums;
     contents found;
-    bool wild = false; ///< some leaf had to be tamed: later passes stage every leaf
-    bool wide = false; ///< float cannot carry e^(-k delta) at some token: see `steepest`
-    /// The student's anchor moved by 200 nats of log-ratio or more, or so that the -k delta of entries already seen grew by
-    /// more than 5: U, W, X and `wide` mean nothing.
+    bool wild = false;     ///< some leaf had to be tamed: later passes stage every leaf
+    double reach = -1e300; ///< largest -k delta over entries whose term is felt: float carries up to `steepest`
+    /// The student's anchor moved by 200 nats of log-ratio or more, or made W's terms e^10 times larger, and so those that
+    /// were not felt: U, W, X and `reach` mean nothing.
     bool rough = false;
 };
 
@@ -53,7 +53,7 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
     staged_leaf<F> stage;
     const index_t* next_excluded = excluded.begin;
     anchor_lanes<F> a(s);
-    double grown = 0;       // of -k delta of the entries so far, since it was least
+    double grown = 0;       // log of the factor by which W's terms have grown since they were smallest
     bool last_wild = false; // holes come in runs: no speculation after a leaf that had some
 
     for (index_t begin = 0; begin < n; begin += leaf_size) {
@@ -69,7 +69,7 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
                 const auto l = a.near ? fold_leaf<F, Teacher, Need, true>(z + begin, leaf_y, count, a)
                                       : fold_leaf<F, Teacher, Need, false>(z + begin, leaf_y, count, a);
                 if (!l.fall_z.beyond(a.limit_s) && !(Teacher && l.fall_y.beyond(a.limit_t))) {
-                    add_leaf<Teacher, Need>(s, out.wide, l);
+                    add_leaf<Teacher, Need>(s, out.reach, out.rough, l);
                     continue;
                 }
             }
@@ -96,7 +96,12 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
             if constexpr (Teacher) {
                 const double g = (s.z_s - double(stage.z[top_z])) * inv_s - (s.y_s - double(stage.y[top_z])) * inv_t;
                 out.rough |= s.z_s > -1e30 && (g > 200 || g < -200); // below: nothing had mass so far
-                grown = s.z_s > -1e30 ? std::max(grown - k * g, 0.0) : 0;
+                if (s.z_s > -1e30) {
+                    grown = std::max(grown + (s.z_s - double(stage.z[top_z])) * inv_s - k * g, 0.0);
+                    out.reach -= k * g;
+                } else {
+                    grown = 0, out.reach = -1e300;
+                }
             }
             s.rebase_student(begin + top_z, double(stage.z[top_z]), Teacher ? double(stage.y[top_z]) : 0);
         }
@@ -118,12 +123,12 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
             stage.y_masked[s.t - begin] = staged_leaf<F>::lowest;
         }
         a = anchor_lanes<F>(s);
-        add_leaf<Teacher, Need>(s, out.wide, fold_staged<F, Teacher, Need>(stage, mass_z, mass_y, full, a));
+        add_leaf<Teacher, Need>(s, out.reach, out.rough, fold_staged<F, Teacher, Need>(stage, mass_z, mass_y, full, a));
     }
     // the leaves do not see the teacher's mass at its own anchor
-    if constexpr (Teacher && Need.w) out.wide |= s.t != s.s && -s.k * s.delta_t() > steepest;
-    // no entry gets beyond `steepest` and `least_term` where 0 <= k <= 0.6
-    if constexpr (Teacher && Need.w && !Need.k_is_one) out.rough |= grown > 5 && (k < 0 || k > 0.6);
+    if constexpr (Teacher && Need.w)
+        if (s.t != s.s) out.reach = std::max(out.reach, -s.k * s.delta_t());
+    if constexpr (Teacher && Need.w && !Need.k_is_one) out.rough |= grown > 10;
     // a row whose every logit is -inf has no distribution; a tail may be empty
     out.found.bad |= (excluded.begin == excluded.end && (s.s < 0 || s.z_s <= -1e30)) || (Teacher && s.y_t <= -1e30);
     return out;
