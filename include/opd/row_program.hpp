@@ -67,9 +67,16 @@ struct raw_sums_needed {
 };
 
 namespace detail {
-/// Float cannot carry a row where an entry has -k delta = x beyond 60 and its term e^(log e + x), e being its mass in units of
-/// the anchor's, is above e^-40. Up to there a mass below e^-87, which float loses, has a term below e^-27.
-inline constexpr double steepest = 60, least_term = -40;
+/// Float carries -k delta = x up to 80, and a mass down to e^-87, below which it is lost though its term e^(x - fall), `fall`
+/// nats below the anchor, may not be. So x counts 20 more from a fall of 60 on (the anchor may yet rise by `anchor_slack`), and
+/// not at all where the term is below e^-40.
+inline constexpr double steepest = 80, least_term = -40, anchor_slack = 20;
+inline namespace OPD_ISA {
+template <class F>
+OPD_HD OPD_INLINE F reach_of(F x, F fall) {
+    return select(x - fall > F(least_term), select(fall > F(60), x + F(20), x), F(-1e30));
+}
+} // namespace OPD_ISA
 } // namespace detail
 
 /// Normalisers and raw sums of one row, in double, relative to the anchors. The sums exclude their anchor's own term.

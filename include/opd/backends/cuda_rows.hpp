@@ -369,7 +369,8 @@ struct thread_anchors {
 /// A row as one thread, or several, have swept it. Sums exclude their anchors; an anchor -1 means that side had no mass yet.
 struct row_sweep {
     raw_sums sums = {};
-    double reach = -1e300; ///< largest -k·delta over entries whose term is felt: float carries up to `steepest`
+    double reach = -1e300; ///< the largest `reach_of`: float carries up to `steepest`
+    double risen = 0;      ///< nats that the student's anchor rose by, up to anchor_slack
     double grown = 0;      ///< log of the factor by which W's terms have grown since they were smallest
     bool rough_s = false,
          rough_x = false; ///< an anchor moved by so many nats of log-ratio that float's delta lost digits, or W was cut
@@ -385,6 +386,8 @@ struct row_sweep {
         rough_x |= g > 200 || g < -200;
         rough_s |= (g > 200 || g < -200) && a > -100; // else nothing of this side is left
         reach -= sums.k * g;
+        risen -= a;
+        if (risen > anchor_slack) risen = 0, reach += anchor_slack;
         grown = grown + a - sums.k * g > 0 ? grown + a - sums.k * g : 0;
         sums.rebase_student(id, z, y);
     }
@@ -472,8 +475,7 @@ OPD_HD row_sweep sweep_thread(const Z* z, const Y* y, index_t n, double inv_s, d
                     if constexpr (Need.w) {
                         const F x = -F(k) * delta, edge(80);
                         W += in_s ? e * expm1(min(max(x, -edge), edge)) : F(0.);
-                        const F log_e = (zs[i] - a.z_s) * a.inv_s;
-                        if (has_z && has_y && x + log_e > F(least_term)) reach = max(reach, x);
+                        if (has_z && has_y) reach = max(reach, reach_of(x, (a.z_s - zs[i]) * a.inv_s));
                     }
                     if constexpr (Need.x) {
                         F x = delta;
@@ -486,7 +488,7 @@ OPD_HD row_sweep sweep_thread(const Z* z, const Y* y, index_t n, double inv_s, d
         }
         s.S += double(S.v), s.T += double(T.v), s.U += double(U.v), s.W += double(W.v), s.X += double(X.v);
         out.reach = out.reach < double(reach.v) ? double(reach.v) : out.reach;
-        out.rough_s |= reach > F(80); // W was cut: no later anchor brings it back
+        out.rough_s |= reach > F(steepest); // W was cut: no later anchor brings it back
     }
     return out;
 }
@@ -779,7 +781,8 @@ struct dense_kernel {
         /// Whether float cannot carry e^(-k delta), if the program forms it, at this entry.
         OPD_HD OPD_INLINE bool wide(const dense_entry<F>& e) const {
             const F x = max(-k * e.delta, -k * (e.delta + d_star));
-            return x > F(steepest) && ((x + e.log_p > F(least_term) && e.log_p > F(-1e20)) || e.p + e.q > F(0.));
+            return (reach_of(x, -e.log_p) > F(steepest) && e.log_p > F(-1e20)) ||
+                   (x > F(steepest) && e.p + e.q > F(0.));
         }
     };
     struct terms_and_width {

@@ -209,9 +209,9 @@ private:
         /// Whether float cannot carry e^(-k delta), if the program forms it, at this entry.
         OPD_INLINE typename F::mask wide(const dense_entry<F>& e) const {
             const F x = max(-k * e.delta, -k * (e.delta + d_star));
-            const typename F::mask far = x > F(steepest), felt = x + e.log_p > F(least_term);
             const typename F::mask alive = e.log_p > F(-1e20), has_mass = (e.p + e.q) > F(0);
-            return far & ((felt & alive) | has_mass);
+            const typename F::mask far = reach_of(x, -e.log_p) > F(steepest), steep = x > F(steepest);
+            return (far & alive) | (steep & has_mass);
         }
     };
 

@@ -266,7 +266,7 @@ struct anchor_lanes {
 template <class F>
 struct leaf_sums {
     F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
-    F reach{-1e30}; ///< largest -k delta over entries whose term is felt
+    F reach{-1e30}; ///< the largest `reach_of`
     fall<F> fall_z, fall_y;
 };
 
@@ -305,7 +305,7 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
                             W += select(abs(x) < F(1), e * expm1_near(x), fma(f, a.share, -e));
                         } else {
                             W = fma(e, expm1(x), W);
-                            s.reach = max(s.reach, select(x - below_z * a.inv_s > F(least_term), x, s.reach));
+                            s.reach = max(s.reach, reach_of(x, below_z * a.inv_s));
                         }
                     }
                     if constexpr (Need.x) X = fma(f, Need.x_power ? a.template phi<Need>(unit * delta) : delta, X);
@@ -350,9 +350,9 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
                             W += select(abs(x) < F(1), e * expm1_near(x), fma(a.teacher(yi), a.share, -e));
                         else
                             W = fma(e, expm1(x), W);
-                        const F log_e = pin(F::load(mass_z + i) - a.z_s) * a.inv_s;
-                        const typename F::mask felt = x + log_e > F(least_term), alive = log_e > F(-1e20);
-                        s.reach = max(s.reach, select(felt & alive, x, s.reach));
+                        const F fall = pin(a.z_s - F::load(mass_z + i)) * a.inv_s;
+                        const typename F::mask alive = fall < F(1e20);
+                        s.reach = max(s.reach, select(alive, reach_of(x, fall), s.reach));
                     }
                     if constexpr (Need.x) X = fma(f, a.template phi<Need>(delta), X);
                 }
@@ -385,7 +385,7 @@ OPD_INLINE void add_leaf(raw_sums& s, double& reach, bool& rough, const leaf_sum
         s.W += double(sum(l.W));
         const auto here = double(largest(l.reach));
         reach = std::max(reach, here);
-        if constexpr (!Need.k_is_one) rough |= here > 80; // W was cut: no later anchor brings it back
+        if constexpr (!Need.k_is_one) rough |= here > steepest; // W was cut: no later anchor brings it back
     }
     if constexpr (Need.x) s.X += double(sum(l.X));
 }

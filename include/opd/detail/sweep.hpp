@@ -30,7 +30,7 @@ struct swept {
     raw_sums sums;
     contents found;
     bool wild = false;     ///< some leaf had to be tamed: later passes stage every leaf
-    double reach = -1e300; ///< largest -k delta over entries whose term is felt: float carries up to `steepest`
+    double reach = -1e300; ///< the largest `reach_of`: float carries up to `steepest`
     /// The student's anchor moved by 200 nats of log-ratio or more, or made W's terms e^10 times larger, and so those that
     /// were not felt: U, W, X and `reach` mean nothing.
     bool rough = false;
@@ -54,6 +54,7 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
     const index_t* next_excluded = excluded.begin;
     anchor_lanes<F> a(s);
     double grown = 0;       // log of the factor by which W's terms have grown since they were smallest
+    double risen = 0;       // nats that the student's anchor rose by, up to anchor_slack
     bool last_wild = false; // holes come in runs: no speculation after a leaf that had some
 
     for (index_t begin = 0; begin < n; begin += leaf_size) {
@@ -97,8 +98,11 @@ swept sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, d
                 const double g = (s.z_s - double(stage.z[top_z])) * inv_s - (s.y_s - double(stage.y[top_z])) * inv_t;
                 out.rough |= s.z_s > -1e30 && (g > 200 || g < -200); // below: nothing had mass so far
                 if (s.z_s > -1e30) {
-                    grown = std::max(grown + (s.z_s - double(stage.z[top_z])) * inv_s - k * g, 0.0);
+                    const double a_s = (s.z_s - double(stage.z[top_z])) * inv_s;
+                    grown = std::max(grown + a_s - k * g, 0.0);
                     out.reach -= k * g;
+                    risen -= a_s;
+                    if (risen > anchor_slack) risen = 0, out.reach += anchor_slack;
                 } else {
                     grown = 0, out.reach = -1e300;
                 }
