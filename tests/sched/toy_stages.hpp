@@ -173,7 +173,7 @@ public:
                              static_cast<std::int64_t>(l.what.versions.size())};
             for (const version_t x : l.what.versions) v.mean += static_cast<double>(x);
             v.mean /= static_cast<double>(v.tokens);
-            if (w == wrong::future) v.newest = version_ + 1;
+            if (w == wrong::future) v.newest = version_ + 1000; // (+ 1 may have been published since)
             const auto made = std::make_shared<const sequence>(l.what);
             out.push_back({l.who, v, made});
             if (w == wrong::twice) out.push_back({l.who, v, std::make_shared<const sequence>()});
