@@ -310,6 +310,16 @@ TEST_CASE("without a stated tail the teacher's is 1 - Z_q, floored and counted")
     CHECK(detail::is_finite(floored.loss));
 }
 
+TEST_CASE("a stated tail above 0 is no log-prob: the row is bad") {
+    eigen_backend backend;
+    problem p{.rows = 1, .vocab = 12, .seed = 3};
+    supported s(p, 5);
+    s.log_tail[0] = 0.5;
+    const result r = evaluate(backend, s.b.student(), s.cache(), tail_bucket{reverse_kl{}});
+    CHECK(r.diagnostics.bad_rows == 1);
+    CHECK(r.loss == 0);
+}
+
 TEST_CASE("float, bfloat16 and half storage agree with double") {
     eigen_backend backend;
     const auto check = [&](const char* name, auto example, double bound) {
