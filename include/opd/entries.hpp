@@ -60,7 +60,7 @@ struct support_entries {
     int k;
     const double *log_p, *log_q; ///< (k); -inf: no mass
     double log_p_rest;           ///< -inf: no logit outside the support has mass
-    double log_q_rest;           ///< as the cache states it, else inferred from log q; -inf: nothing
+    double log_q_rest;           ///< with reads_tail: as the cache states it, else inferred from log q; else -inf
     double* h;                   ///< (k)
     double h_rest = 0;
 };

@@ -376,7 +376,7 @@ private:
 OPD_INLINE bool any(lanes::mask m) {
 #if defined(OPD_AVX512)
     return m != 0;
-#elif defined(__AVX__)
+#elif defined(__AVX2__) // as `width`
     return __builtin_ia32_movmskps256(std::bit_cast<lanes::vec>(m)) != 0;
 #else
     std::int32_t r = 0;

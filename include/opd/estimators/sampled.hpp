@@ -61,7 +61,7 @@ OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m
         if (is_nan(x.log_mu) || is_nan(x.log_q) || is_nan(x.log_prox) || is_nan(x.log_ref) || is_nan(x.weight) ||
             x.log_mu > 1e-3 || x.log_q > 1e-3 || (x.log_mu < -9000 && !is_neg_inf(x.log_mu)) || is_neg_inf(x.log_mu) ||
             (x.log_q < -9000 && !is_neg_inf(x.log_q))) {
-            out.bad = true; // placeholders: a drawn token cannot have had probability 0
+            out.bad = true; // no log-probs, or not those of a drawn token
             return out;
         }
         if (is_neg_inf(x.log_p)) x.log_p = -745; // p = 0: log p enters products with rho = e^-80 alone
