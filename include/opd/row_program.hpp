@@ -79,7 +79,8 @@ OPD_HD OPD_INLINE F reach_of(F x, F fall) {
 } // namespace OPD_ISA
 } // namespace detail
 
-/// Normalisers and raw sums of one row, in double, relative to the anchors. The sums exclude their anchor's own term.
+/// Normalisers and raw sums of one row, in double, relative to the anchors. The sums exclude their anchor's own term. Products that
+/// are subtracted are pinned: else which of two is fused would follow from the code around them.
 struct raw_sums {
     double S = 0, T = 0, U = 0, W = 0, X = 0;
     index_t s = -1, t = -1;      ///< ids of the anchors: student's and teacher's top token, lowest id first
@@ -98,16 +99,16 @@ struct raw_sums {
     }
 
     /// log p - log q at the student's anchor, from the normalisers.
-    OPD_HD double d_star() const { return ::log1p(T) - ::log1p(S) + (y_t - y_s) * inv_t; }
+    OPD_HD double d_star() const { return ::log1p(T) - ::log1p(S) + detail::pin((y_t - y_s) * inv_t); }
     /// q/p at the student's anchor, 0 where the two are more than a nat apart: `row_constants::ratio`.
     OPD_HD double ratio() const {
         const double d = d_star();
         return d >= -1 && d <= 1 ? ::exp(-d) : 0;
     }
     /// What delta adds to z inv_s - y inv_t: exactly 0 where the anchor's logits and the temperatures are equal.
-    OPD_HD double shift() const { return (y_s - z_s) * inv_s + y_s * (inv_t - inv_s); }
+    OPD_HD double shift() const { return detail::pin((y_s - z_s) * inv_s) + detail::pin(y_s * (inv_t - inv_s)); }
     /// delta at the teacher's anchor.
-    OPD_HD double delta_t() const { return (z_t - z_s) * inv_s - (y_t - y_s) * inv_t; }
+    OPD_HD double delta_t() const { return detail::pin((z_t - z_s) * inv_s) - detail::pin((y_t - y_s) * inv_t); }
     /// log-sum-exp of the student's scaled logits.
     OPD_HD double lse() const { return detail::pin(z_s * inv_s) + ::log1p(S); }
 

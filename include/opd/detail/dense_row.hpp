@@ -450,8 +450,8 @@ private:
         const auto c_of = [&](index_t i) { return program.c(row, entry(i, false)).v; };
         double loss = 0, sum_c = 0;
         for (index_t i = 0; i < n; ++i) {
-            loss += program.term(row, entry(i, true)).v;
-            sum_c += c_of(i);
+            loss += pin(program.term(row, entry(i, true)).v);
+            sum_c += pin(c_of(i));
         }
         out.loss = loss;
         if (beyond_float(loss) || beyond_float(sum_c)) {
