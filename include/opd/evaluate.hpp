@@ -51,6 +51,8 @@ struct row_job {
 /// A checked call of token_logp.
 template <class Z, class Id, class L, space Space = space::host>
 struct token_logp_job {
+    using logit_type = Z;
+    using log_type = L;
     matrix_view<const Z, Space> z;    ///< (N,V)
     matrix_view<const Id, Space> ids; ///< (N,m)
     matrix_view<L, Space> out;        ///< (N,m)

@@ -51,6 +51,14 @@ struct logits {
     float temperature = 1;         ///< p = softmax(z / temperature), from 1e-6 to 1e6
     detail::by_name_only named = {};
     opd::padding pad = opd::padding::zero;
+
+    static constexpr bool one_tile = true;
+    OPD_HD index_t tile_size() const { return z.cols; }
+    OPD_HD const Z* tile(index_t row, index_t begin) const { return z.row(row) + begin; }
+    OPD_HD const Z& logit(index_t row, index_t id) const { return z(row, id); }
+    OPD_HD bool has_gradient() const { return !dz.empty(); }
+    OPD_HD G* gradient_tile(index_t row, index_t begin) const { return dz.row(row) + begin; }
+    OPD_HD G& gradient_at(index_t row, index_t id) const { return dz(row, id); }
 };
 template <class Z, space S>
 logits(matrix_view<Z, S>) -> logits<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
@@ -89,6 +97,10 @@ struct on_support {
     float temperature = 1;
     detail::by_name_only named = {};
     opd::padding pad = opd::padding::zero;
+
+    OPD_HD const Z& logit(index_t row, index_t id) const { return z(row, id); }
+    OPD_HD bool has_gradient() const { return !dz.empty(); }
+    OPD_HD G& gradient_at(index_t row, index_t slot) const { return dz(row, slot); }
 };
 template <class Z, space S>
 on_support(matrix_view<Z, S>) -> on_support<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;

@@ -49,6 +49,11 @@ struct dense {
     static constexpr space memory_space = Space;
     matrix_view<const Y, Space> y; ///< (N,V)
     float temperature = 1;         ///< q = softmax(y / temperature)
+
+    static constexpr bool one_tile = true;
+    OPD_HD index_t tile_size() const { return y.cols; }
+    OPD_HD const Y* tile(index_t row, index_t begin) const { return y.row(row) + begin; }
+    OPD_HD const Y& logit(index_t row, index_t id) const { return y(row, id); }
 };
 template <class Y, space S>
 dense(matrix_view<Y, S>) -> dense<std::remove_const_t<Y>, S>;

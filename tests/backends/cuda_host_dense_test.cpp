@@ -112,9 +112,11 @@ TEST_CASE("sums of threads merge associatively, with the same anchors in any ord
     for (double k : {1., .5, -1.}) {
         std::vector<detail::row_sweep> parts;
         constexpr raw_sums_needed all{.u = true, .w = true, .x = true};
-        for (int t = 0; t < 37; ++t)
-            parts.push_back(
-                detail::sweep_thread<scalar<float>, true, all>(z.data(), y.data(), vocab, 1, 1 / 1.5, k, t, 37));
+        for (int t = 0; t < 37; ++t) {
+            const detail::row_tile<float, float, float> tile{z.data(), y.data(), nullptr, 0, vocab};
+            parts.push_back(detail::row_sweep::begin(1, 1 / 1.5, k, false));
+            detail::sweep_thread<scalar<float>, true, all>(parts.back(), tile, detail::one_of{t, 37});
+        }
         using detail::row_sweep;
         const auto equal = [](const row_sweep& a, const row_sweep& b) {
             CHECK(a.sums.s == b.sums.s);
@@ -129,8 +131,8 @@ TEST_CASE("sums of threads merge associatively, with the same anchors in any ord
             CHECK(a.sums.W == doctest::Approx(b.sums.W).epsilon(1e-10));
             CHECK(a.sums.X == doctest::Approx(b.sums.X).epsilon(1e-10));
             CHECK(a.reach == doctest::Approx(b.reach).epsilon(1e-10));
-            CHECK(a.found.student_zero == b.found.student_zero);
-            CHECK(a.found.teacher_zero == b.found.teacher_zero);
+            CHECK(a.contents.student_zero == b.contents.student_zero);
+            CHECK(a.contents.teacher_zero == b.contents.teacher_zero);
         };
         for (int t = 0; t + 2 < 37; ++t) {
             const row_sweep &a = parts[t], &b = parts[t + 1], &c = parts[t + 2];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A backend that runs the GPU's kernels on the host: the phases of cuda_rows.hpp in a loop over thread indices, one block
+// A backend that runs the GPU's kernels on the host: the phases of detail/rows.hpp in a loop over thread indices, one block
 // after the other. Slow; it shows that the kernels' logic is right where there is no GPU.
 #pragma once
 
@@ -21,9 +21,10 @@ struct host_team {
     State state_ = {};
 
     OPD_HD const State& state() const { return state_; }
-    OPD_HD void begin(index_t row) {
+    OPD_HD void begin(index_t row, std::byte* scratch) {
         state_ = State{};
         state_.row = row;
+        state_.scratch = scratch;
     }
     OPD_HD void move_to(index_t row) { state_.row = row; }
     template <class Phase, class Kernel>
@@ -32,14 +33,15 @@ struct host_team {
     }
     template <class Phase, class Kernel, class... Extra>
     OPD_HD void each(const Kernel& k, Extra... extra) {
-        for (int t = 0; t < threads; ++t) Phase::run(k, state_, t, threads, extra...);
+        for (int t = 0; t < threads; ++t) Phase::run(k, state_, detail::one_of{t, threads}, extra...);
     }
 
 private:
     /// Threads first to first + count - 1.
     template <class Phase, class Kernel>
-    OPD_HD auto merged(const Kernel& k, int first, int count) const -> decltype(Phase::part(k, state_, 0, 1)) {
-        if (count == 1) return Phase::part(k, state_, first, threads);
+    OPD_HD auto merged(const Kernel& k, int first, int count)
+        -> decltype(Phase::part(k, state_, detail::one_of{first, count})) {
+        if (count == 1) return Phase::part(k, state_, detail::one_of{first, threads});
         const int left = tree ? count / 2 : count - 1;
         return Phase::merge(merged<Phase>(k, first, left), merged<Phase>(k, first + left, count - left));
     }

@@ -15,7 +15,7 @@
 #include <memory>
 #include <span>
 
-#include "opd/backends/cpu_rows.hpp"
+#include "opd/backends/cpu_batch.hpp"
 #include "opd/backends/workspace.hpp"
 #include "opd/config.hpp"
 #include "opd/evaluate.hpp"
@@ -46,14 +46,13 @@ struct basic_cpu_backend {
     /// `arena` is too small. Compiled where it is first called; to compile it once for many
     /// units, instantiate it in one (`template result cpu_backend::for_rows(const row_job<…>&);`) and declare it, with
     /// `extern` before it, in the others.
-    template <class Job>
-        requires requires(const Job& job) { detail::batch_of(job); }
+    template <detail::has_lanes Job>
     result for_rows(const Job& job);
 
     /// Bytes of arena that `for_rows` of this job needs.
     template <class Student, class Teacher, class Estimator>
     std::size_t workspace_bytes(const row_job<Student, Teacher, Estimator, space::host>& job) const {
-        return detail::batch_of(job).plan().bytes(threads < 1 ? 1 : threads) + 64;
+        return detail::host_plan_of(job).bytes(threads < 1 ? 1 : threads) + 64;
     }
 
     thread_team& team() {
@@ -89,12 +88,11 @@ struct basic_cpu_backend {
 };
 
 template <class Products>
-template <class Job>
-    requires requires(const Job& job) { detail::batch_of(job); }
+template <detail::has_lanes Job>
 result basic_cpu_backend<Products>::for_rows(const Job& job) {
-    const auto batch = detail::batch_of(job);
+    const detail::host_plan plan = detail::host_plan_of(job);
     thread_team& team = this->team();
-    return batch.run(team, memory(batch.plan().bytes(team.size())));
+    return detail::run_on_host(job, plan, team, memory(plan.bytes(team.size())));
 }
 
 using cpu_backend = basic_cpu_backend<no_products>;

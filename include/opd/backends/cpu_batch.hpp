@@ -1,107 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The frame of every CPU call: rows in blocks over the thread team, one factor a row, one partial result a block, merged
-// in block order. A block depends on the number of rows alone, so bits do not depend on threads.
+// A checked call on the CPU: rows (detail/rows.hpp) in groups over the thread team, one factor a row, one partial result a group,
+// merged in order. A group depends on the number of rows alone, so bits do not depend on threads.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <span>
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/row_outcome.hpp"
+#include "opd/detail/entry_rows.hpp"
+#include "opd/detail/lane_engine.hpp"
+#include "opd/detail/rows.hpp"
 #include "opd/diagnostics.hpp"
-#include "opd/element.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/reduction.hpp"
-#include "opd/student.hpp"
 #include "opd/threads.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-struct block_partial {
-    double loss = 0;
-    opd::diagnostics diagnostics = {};
+struct host_frame {
+    opd::env env = {};
+    index_t rows = 0;
+    index_t group = 1;
+    const double* factors = nullptr; ///< (rows)
+    result* partials = nullptr;      ///< one a group
+
+    double factor(index_t r) const { return factors[r]; }
 };
 
-constexpr std::size_t aligned64(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-/// How a batch of rows is cut and what it needs.
-struct batch_plan {
-    index_t rows, block, blocks;
+/// How a batch of rows is cut and what it needs. 256 groups keep every core busy to the end.
+struct host_plan {
+    index_t rows, group, groups;
     std::size_t factors, partials, scratch; ///< bytes; scratch is per worker
 
-    batch_plan(index_t rows_, std::size_t scratch_)
-        : rows(rows_), block(std::max<index_t>(1, (rows_ + 255) / 256)), blocks((rows_ + block - 1) / block),
-          factors(aligned64(sizeof(double) * std::size_t(rows_))),
-          partials(aligned64(sizeof(block_partial) * std::size_t(blocks))), scratch(aligned64(scratch_)) {}
+    host_plan(index_t rows_, std::size_t scratch_)
+        : rows(rows_), group(std::max<index_t>(1, (rows_ + 255) / 256)), groups((rows_ + group - 1) / group),
+          factors(aligned(sizeof(double) * std::size_t(rows_))),
+          partials(aligned(sizeof(result) * std::size_t(groups))), scratch(aligned(scratch_)) {}
     std::size_t bytes(int workers) const { return factors + partials + scratch * std::size_t(workers); }
+    static constexpr std::size_t aligned(std::size_t n) { return (n + 63) / 64 * 64; }
 };
 
-/// Row(r, factor, scratch, diagnostics&) -> row_outcome; Masked(r) writes a masked row's gradient.
-template <class Row, class Masked>
-result run_batch(thread_team& team, std::span<std::byte> memory, const batch_plan& plan, const env& e, const Row& row,
-                 const Masked& masked) {
-    auto* factor = reinterpret_cast<double*>(memory.data());
-    auto* partial = reinterpret_cast<block_partial*>(memory.data() + plan.factors);
-    std::byte* scratch = memory.data() + plan.factors + plan.partials;
-    row_factors(e, plan.rows, factor);
-
-    team.run(plan.blocks, [&](index_t b, int worker) {
-        block_partial out;
-        diagnostics& d = out.diagnostics;
-        for (index_t r = b * plan.block, end = std::min(r + plan.block, plan.rows); r < end; ++r) {
-            ++d.rows;
-            if (!e.mask.kept(r)) {
-                masked(r);
-                if (!e.losses.empty()) e.losses[r] = e.beta_loss == 0 ? 0 : e.beta_loss * e.losses[r];
-                continue;
-            }
-            ++d.kept;
-            const row_outcome o = row(r, factor[r], scratch + std::size_t(worker) * plan.scratch, d);
-            const double loss = o.clamped ? std::copysign(e.loss_clamp, o.loss) : o.loss;
-            if (o.bad) {
-                ++d.bad_rows;
-                d.first_bad_row = d.first_bad_row < 0 ? r : d.first_bad_row;
-            } else {
-                count_staleness(d, e, r);
-                d.kept_loss += o.loss;
-            }
-            if (o.infinite) {
-                ++d.infinite_rows;
-                d.first_infinite_row = d.first_infinite_row < 0 ? r : d.first_infinite_row;
-            }
-            d.careful_rows += o.careful;
-            d.clamped_rows += o.clamped;
-            out.loss += factor[r] * loss;
-            if (!e.losses.empty()) {
-                const double w = e.weights.empty() ? 1 : e.weights[r];
-                e.losses[r] = (e.beta_loss == 0 ? 0 : e.beta_loss * e.losses[r]) + float(w * loss);
-            }
-            if (!e.lse.empty()) e.lse[r] = o.lse;
-        }
-        partial[b] = out;
-    });
-    result all;
-    for (index_t b = 0; b < plan.blocks; ++b) {
-        all.loss += partial[b].loss;
-        all.diagnostics.merge(partial[b].diagnostics);
-    }
-    return all;
+template <class Student, class Teacher, class Estimator>
+host_frame host_frame_of(const row_job<Student, Teacher, Estimator, space::host>& job) {
+    return {job.env, job.rows};
+}
+template <class Z, class Id, class L>
+host_frame host_frame_of(const token_logp_job<Z, Id, L>& job) {
+    env e;
+    e.reduction = reduce::sum;
+    e.mask = job.mask;
+    e.lse = job.lse;
+    return {e, job.z.rows};
 }
 
-/// dz = beta·dz over columns [begin, cols) of a row of the student's gradient, then the view's padding by policy.
-template <class Student>
-void zero_columns(const Student& s, index_t row, index_t begin, float beta) {
-    using G = typename Student::gradient_type;
-    using value = arithmetic_t<G>;
-    G* dz = s.dz.row(row);
-    for (index_t i = begin; i < s.dz.cols; ++i)
-        dz[i] = beta == 0 ? element<G>::store(0) : element<G>::store(value(beta) * element<G>::load(dz[i]));
-    if (s.pad == padding::zero) std::fill_n(dz + s.dz.cols, s.dz.padding, element<G>::store(0));
+/// Whether the CPU has rows for a job.
+template <class Job>
+concept has_lanes = requires(const Job& job) {
+    rows_of<lane_engine>(job, host_frame_of(job));
+};
+
+template <has_lanes Job>
+host_plan host_plan_of(const Job& job) {
+    const host_frame frame = host_frame_of(job);
+    return {frame.rows, rows_of<lane_engine>(job, frame).scratch_bytes()};
+}
+
+/// Runs a job. `memory` holds plan.bytes(team.size()).
+template <has_lanes Job>
+result run_on_host(const Job& job, const host_plan& plan, thread_team& team, std::span<std::byte> memory) {
+    auto* factors = reinterpret_cast<double*>(memory.data());
+    auto* partials = reinterpret_cast<result*>(memory.data() + plan.factors);
+    std::byte* scratch = memory.data() + plan.factors + plan.partials;
+    host_frame frame = host_frame_of(job);
+    row_factors(frame.env, plan.rows, factors);
+    frame.group = plan.group, frame.factors = factors, frame.partials = partials;
+    const auto rows = rows_of<lane_engine>(job, frame);
+    team.run(plan.groups, [&](index_t group, int worker) {
+        team_of_one<typename decltype(rows_of<lane_engine>(job, frame))::state_type> one;
+        run_rows(rows, group, one, scratch + std::size_t(worker) * plan.scratch);
+    });
+    result all;
+    for (index_t g = 0; g < plan.groups; ++g) {
+        all.loss += partials[g].loss;
+        all.diagnostics.merge(partials[g].diagnostics);
+    }
+    return all;
 }
 
 } // namespace OPD_ISA

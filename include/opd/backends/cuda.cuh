@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The CUDA backend's kernels: blocks of threads around the functions of cuda_rows.hpp, merged by CUB. Compiled by nvcc
+// The CUDA backend's kernels: blocks of threads around the rows of detail/rows.hpp, merged by CUB. Compiled by nvcc
 // (C++20, no other flag needed); the handle and what a caller reads are in cuda.hpp.
 //
 //   #include "opd/backends/cuda.cuh"
@@ -19,7 +19,7 @@
 
 #include "opd/backends/cuda.hpp"
 #include "opd/backends/cuda_jobs.hpp"
-#include "opd/backends/cuda_rows.hpp"
+#include "opd/detail/rows.hpp"
 #include "opd/evaluate.hpp"
 
 namespace opd::detail {
@@ -43,17 +43,18 @@ struct block_memory {
     alignas(16) unsigned char scratch[scratch_bytes];
 };
 
-/// The team (cuda_rows.hpp) of a block of GPU threads.
+/// The team (detail/rows.hpp) of a block of GPU threads.
 template <class State>
 struct block_team {
     block_memory<State>& memory;
 
     __device__ State& shared() const { return *reinterpret_cast<State*>(memory.state); }
     __device__ const State& state() const { return shared(); }
-    __device__ void begin(index_t row) {
+    __device__ void begin(index_t row, std::byte* scratch) {
         if (threadIdx.x == 0) {
             shared() = State{};
             shared().row = row;
+            shared().scratch = scratch;
         }
         __syncthreads();
     }
@@ -63,11 +64,12 @@ struct block_team {
     }
     template <class Phase, class Kernel>
     __device__ void fold(const Kernel& k) {
-        using partial = decltype(Phase::part(k, state(), 0, 0));
+        const one_of at{int(threadIdx.x), block_threads};
+        using partial = decltype(Phase::part(k, shared(), at));
         using block_reduce = cub::BlockReduce<partial, block_threads, cub::BLOCK_REDUCE_WARP_REDUCTIONS>;
         using storage = typename block_reduce::TempStorage;
         static_assert(sizeof(storage) <= sizeof memory.scratch && alignof(storage) <= 16);
-        const partial mine = Phase::part(k, state(), int(threadIdx.x), block_threads);
+        const partial mine = Phase::part(k, shared(), at);
         const partial all = block_reduce(*reinterpret_cast<storage*>(memory.scratch)).Reduce(mine, merge_of<Phase>{});
         __syncthreads();
         if (threadIdx.x == 0) Phase::finish(k, shared(), all);
@@ -75,7 +77,7 @@ struct block_team {
     }
     template <class Phase, class Kernel, class... Extra>
     __device__ void each(const Kernel& k, Extra... extra) {
-        Phase::run(k, shared(), int(threadIdx.x), block_threads, extra...);
+        Phase::run(k, shared(), one_of{int(threadIdx.x), block_threads}, extra...);
         __syncthreads();
     }
 };

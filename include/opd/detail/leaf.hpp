@@ -126,7 +126,7 @@ struct fall<scalar<double>> {
 };
 
 /// What staging found in a leaf, by bits.
-struct contents {
+struct leaf_contents {
     bool bad = false;          ///< NaN or +inf on either side
     bool teacher_zero = false; ///< somewhere student > -inf = teacher: p > 0 = q
     bool student_zero = false; ///< somewhere teacher > -inf = student: q > 0 = p
@@ -174,7 +174,7 @@ struct staged_leaf {
     }
     /// Raises everything below -1e30 to it, cuts above 1e30, and reports NaN and infinities.
     template <bool Teacher>
-    contents tame(int n) {
+    leaf_contents tame(int n) {
         word bad = 0, teacher_zero = 0, student_zero = 0, wild = 0; // not bool, and no branch: the loop becomes lanes
         for (int i = 0; i < n; ++i) {
             const word a = std::bit_cast<word>(z[i]), z_zero = a == minus_inf;
@@ -377,7 +377,7 @@ OPD_INLINE typename F::value_type largest(F x) {
 
 /// Adds a leaf's sums to the row's, in double.
 template <bool Teacher, raw_sums_needed Need, class F>
-OPD_INLINE void add_leaf(raw_sums& s, double& reach, bool& rough, const leaf_sums<F>& l) {
+OPD_INLINE void add_leaf(raw_sums& s, double& reach, bool& lost_digits, const leaf_sums<F>& l) {
     s.S += double(sum(l.S));
     if constexpr (Teacher) s.T += double(sum(l.T));
     if constexpr (Need.u) s.U += double(sum(l.U));
@@ -385,7 +385,7 @@ OPD_INLINE void add_leaf(raw_sums& s, double& reach, bool& rough, const leaf_sum
         s.W += double(sum(l.W));
         const auto here = double(largest(l.reach));
         reach = std::max(reach, here);
-        if constexpr (!Need.k_is_one) rough |= here > steepest; // W was cut: no later anchor brings it back
+        if constexpr (!Need.k_is_one) lost_digits |= here > steepest; // W was cut: no later anchor brings it back
     }
     if constexpr (Need.x) s.X += double(sum(l.X));
 }

@@ -18,17 +18,24 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
+/// An entry's c; later its gradient.
+struct entry_c {
+    index_t id;
+    index_t slot; ///< keeps equal ids in their order; -1: merged into an earlier one
+    double c;
+};
+
 /// log p of one id from its logit and the log-sum-exp, and from nothing else: whoever is handed the log-sum-exp gets the
 /// same bits as who swept the row.
 template <class Z>
-OPD_HD double log_p_of(const Z* z, index_t id, double inv_t, double lse) {
-    const double x = double(element<Z>::load(z[id]));
+OPD_HD double log_p_of(const Z& z, double inv_t, double lse) {
+    const double x = double(element<Z>::load(z));
     return is_neg_inf(x) ? neg_inf<double>() : pin(x * inv_t) - lse;
 }
 /// p of one id, from the row's sums: right in 1 - p, too.
 template <class Z>
-OPD_HD double p_of(const Z* z, index_t id, const raw_sums& s) {
-    const double x = double(element<Z>::load(z[id]));
+OPD_HD double p_of(const Z& z, const raw_sums& s) {
+    const double x = double(element<Z>::load(z));
     return is_neg_inf(x) ? 0 : ::exp((x - s.z_s) * s.inv_s) / (1 + s.S);
 }
 /// Sums that stand for a given log-sum-exp. The anchor is a number that the row's arithmetic can hold; S takes what is left.
@@ -107,9 +114,9 @@ OPD_HD double rounded(double x) {
 }
 
 /// Slot j of a row of drawn tokens; id -1: unused, -2: out of range, and then nothing else is set. `lse`: the student's.
-template <class Z, class Teacher>
-OPD_HD sampled_entry gathered(const Z* z, const Teacher& t, index_t row, index_t j, index_t vocab, double inv_t,
-                              double lse) {
+template <class Student, class Teacher>
+OPD_HD sampled_entry gathered(const Student& student, const Teacher& t, index_t row, index_t j, index_t vocab,
+                              double inv_t, double lse) {
     using L = typename Teacher::log_type;
     constexpr bool weighted = Teacher::kind == cache_kind::weighted;
     sampled_entry x{};
@@ -118,7 +125,7 @@ OPD_HD sampled_entry gathered(const Z* z, const Teacher& t, index_t row, index_t
         x.id = weighted && x.id == -1 ? -1 : -2;
         return x;
     }
-    x.log_p = rounded<L>(log_p_of(z, x.id, inv_t, lse));
+    x.log_p = rounded<L>(log_p_of(student.logit(row, x.id), inv_t, lse));
     x.log_mu = double(element<L>::load(t.log_mu(row, j)));
     x.log_q = double(element<L>::load(t.log_q(row, j)));
     x.log_prox = t.log_prox.empty() ? x.log_mu : double(element<L>::load(t.log_prox(row, j)));

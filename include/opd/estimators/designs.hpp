@@ -85,7 +85,7 @@ struct row_weights {
 
         const auto sw =
             opd::detail::sweep_row<F, false, raw_sums_needed{}>(z, static_cast<const Z*>(nullptr), n, inv_t, 1, 1);
-        good = !sw.found.bad;
+        good = !sw.contents.bad;
         if (!good) return;
         z_top = sw.sums.z_s;
         const opd::detail::anchor_lanes<F> a(sw.sums);

@@ -11,13 +11,18 @@ namespace opd::test::compiled {
 
 template <class D, class T>
 using dense_job = row_job<student::logits<T>, teacher::dense<T>, D, space::host>;
+template <class D, class T>
+using dense_rows =
+    detail::dense_rows<detail::lane_engine, detail::host_frame, student::logits<T>, teacher::dense<T>, D>;
+template <class D, class T>
+using team = detail::team_of_one<typename dense_rows<D, T>::state_type>;
 
 } // namespace opd::test::compiled
 
 /// `kind`: extern (declared), or nothing (compiled here). The rows by themselves too: what is renormalised on a support is a
 /// dense row.
 #define OPD_TEST_DENSE_ROW(kind, T, D)                                                                                 \
-    kind template struct detail::dense_row<D, T, T, T>;                                                                \
+    kind template void test::compiled::dense_rows<D, T>::row(test::compiled::team<D, T>&) const;                       \
     kind template result eigen_backend::for_rows(const test::compiled::dense_job<D, T>&);
 #define OPD_TEST_DENSE_ROWS(kind, T)                                                                                   \
     OPD_TEST_DENSE_ROW(kind, T, reverse_kl)                                                                            \

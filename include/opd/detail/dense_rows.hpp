@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows of a dense divergence: value, and gradient dz = g (c - p Σ c) with g = w_r f_r / T. A row is a state machine; each phase
+// says which comes next:
+//
+//   sweep       normalisers and raw sums; programs that have them know value and Σ c now      1 read
+//   terms       Σ term and Σ c of programs that need both normalisers first                   1 read
+//   entrywise   the same with differences in double: infinite rows under `floor`, rows whose
+//               raw sums lost their digits on the way to their anchor                         1 read
+//   refine      a value near 0: a sum of terms of which none is negative                      1 read
+//   careful     float64, two plain passes: rows that float cannot carry                       2 reads
+//   write       the gradient                                                                  1 read, 1 write
+//
+// An Engine (lane_engine.hpp, thread_engine.hpp) does what is V-sized but for the careful passes: sweep, terms, refine and the
+// gradient of each kind.
+#pragma once
+
+#include <cmath>
+
+#include "opd/config.hpp"
+#include "opd/detail/row_numbers.hpp"
+#include "opd/detail/rows.hpp"
+#include "opd/detail/tiles.hpp"
+#include "opd/element.hpp"
+#include "opd/lanes.hpp"
+#include "opd/row_program.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+enum class row_step { write_zero, terms, entrywise, refine, careful, write, write_entrywise, write_careful };
+
+struct two_sums {
+    double a = 0, b = 0;
+    OPD_HD static two_sums merge(two_sums x, two_sums y) { return {x.a + y.a, x.b + y.b}; }
+};
+
+/// Σ term and Σ c, and whether some entry was beyond float.
+struct entrywise_sums {
+    double loss = 0, c = 0;
+    bool wide = false;
+};
+
+/// Whether there is no finite number to report or to store.
+OPD_HD inline bool beyond_float(const double& x) { return !is_finite(x) || x > 1e30 || x < -1e30; }
+
+template <class Sweep>
+struct dense_state : row_state {
+    row_step next = row_step::write_zero;
+    Sweep swept = {}; ///< of an infinite row under `floor`, the teacher's logit at the anchor is raised
+    double sum_c = 0;
+    bool entrywise = false; ///< the gradient, too, is taken with differences in double
+    raised_logs raised = {};
+    double log_z = 0, log_y = 0;                ///< careful: log normalisers relative to the anchors
+    row_constants<scalar<double>> careful = {}; ///< kept, for dz may overwrite z
+};
+
+template <class Engine, class Frame, class Student, class Teacher, class Program>
+struct dense_rows {
+    using Z = typename Student::logit_type;
+    using G = typename Student::gradient_type;
+    using Y = typename Teacher::logit_type;
+    using F = typename Engine::template number<Z, Y, G>;
+    using D = scalar<double>;
+    using anchors = typename Engine::template anchors<F>;
+    using numbers = row_numbers<F, anchors, Program>;
+    using entry_numbers = entrywise_numbers<F, anchors, Program>;
+    using sweep_type = typename Engine::sweep_type;
+    using state_type = dense_state<sweep_type>;
+    using tile_type = row_tile<Z, Y, G>;
+    static constexpr bool single_sweep = single_sweep_divergence<Program>;
+    static constexpr bool one_tile = Student::one_tile && Teacher::one_tile;
+    static constexpr raw_sums_needed need = [] {
+        if constexpr (single_sweep)
+            return raw_sums_needed(Program::raw);
+        else
+            return raw_sums_needed{};
+    }();
+    static constexpr raw_sums_needed need_for_value = [] {
+        if constexpr (requires { Program::raw_for_value; })
+            return raw_sums_needed(Program::raw_for_value);
+        else
+            return need;
+    }();
+
+    Frame frame;
+    Student student;
+    Teacher teacher;
+    Program program;
+    index_t vocab; ///< ids of the softmax
+    double inv_s, inv_t;
+    bool infinite_teacher_zero, infinite_student_zero; ///< where the program's value is infinite
+    std::size_t scratch_from = 0;                      ///< bytes of the team's scratch that are others'
+
+    dense_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_, const Program& program_,
+               index_t vocab_)
+        : frame(frame_), student(student_), teacher(teacher_), program(program_), vocab(vocab_),
+          inv_s(1 / double(student_.temperature)), inv_t(1 / double(teacher_.temperature)),
+          infinite_teacher_zero(detail::infinite_where_teacher_zero(program_)),
+          infinite_student_zero(detail::infinite_where_student_zero(program_)) {}
+
+    std::size_t scratch_bytes() const {
+        return Engine::template scratch_bytes<dense_rows>(vocab, student.has_gradient());
+    }
+    OPD_HD index_t tile_size() const { return student.tile_size(); }
+    OPD_HD index_t tile_size_t() const { return teacher.tile_size(); }
+    OPD_HD tile_type tile(index_t row, index_t begin, index_t count) const {
+        return {student.tile(row, begin), teacher.tile(row, begin),
+                student.has_gradient() ? student.gradient_tile(row, begin) : nullptr, begin, count};
+    }
+    OPD_HD double exponent() const {
+        if constexpr (single_sweep)
+            return program.exponent();
+        else
+            return 1;
+    }
+    OPD_HD entry_numbers entrywise(const state_type& st) const {
+        return {st.swept.sums, program, st.raised, exponent()};
+    }
+
+    template <class Team>
+    OPD_HD void row(Team& team) const {
+        if (team.state().kept && !team.state().report.bad) {
+            team.template fold<sweep>(*this);
+            if constexpr (!single_sweep)
+                if (team.state().next == row_step::terms) team.template fold<terms>(*this);
+            if (team.state().next == row_step::entrywise) team.template fold<entrywise_terms>(*this);
+            if constexpr (refinable_divergence<Program>)
+                if (team.state().next == row_step::refine) team.template fold<refine>(*this);
+            if (team.state().next == row_step::careful) {
+                team.template fold<careful_normalisers>(*this);
+                team.template fold<careful_terms>(*this);
+            }
+        }
+        team.template each<write>(*this);
+    }
+
+    /// Normalisers and raw sums; decides how the row goes on.
+    struct sweep : over_tiles<sweep, false> {
+        OPD_HD static sweep_type start(const dense_rows& k, const state_type&) {
+            const bool x_power = k.student.has_gradient() ? need.x_power : need_for_value.x_power;
+            return sweep_type::begin(k.inv_s, k.inv_t, k.exponent(), x_power);
+        }
+        template <class At>
+        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type&, sweep_type& p, const tile_type& t,
+                                           At at) {
+            if (k.student.has_gradient())
+                Engine::template sweep<F, true, need>(p, t, at);
+            else
+                Engine::template sweep<F, true, need_for_value>(p, t, at);
+        }
+        OPD_HD static sweep_type merge(const sweep_type& a, const sweep_type& b) { return sweep_type::merge(a, b); }
+        OPD_HD static void finish(const dense_rows& k, state_type& st, const sweep_type& all) {
+            st.swept = all;
+            if (k.student.has_gradient())
+                st.swept.template close<true, need>();
+            else
+                st.swept.template close<true, need_for_value>();
+            k.begin_after_sweep(st);
+        }
+    };
+
+    /// From what the sweep found: the row is bad, infinite, beyond float, to be seen entry by entry, or done.
+    OPD_HD void begin_after_sweep(state_type& st) const {
+        raw_sums& s = st.swept.sums;
+        const auto& found = st.swept.contents;
+        const auto& e = frame.env;
+        row_report& out = st.report;
+        const double* given = e.given_lse.empty() ? nullptr : &e.given_lse[st.row];
+        st.next = row_step::write_zero;
+        st.sum_c = 0;
+        out.bad = found.bad || (given && !is_finite(*given));
+        if (out.bad) return;
+        if (given) s.S = ::expm1(*given - s.z_s * s.inv_s);
+        out.lse = given ? *given : s.lse();
+        const bool teacher_zero = found.teacher_zero && infinite_teacher_zero;
+        const bool student_zero = found.student_zero && infinite_student_zero;
+        out.infinite = teacher_zero || student_zero;
+        if (out.infinite && e.on_infinite.act != infinite::action::floor) return;
+        st.raised = {teacher_zero, student_zero, e.on_infinite.floor_at};
+        if (const double lowest = s.y_t + (st.raised.floor + ::log1p(s.T)) / s.inv_t; teacher_zero && s.y_s < lowest)
+            s.y_s = lowest;                                     // d* and delta follow
+        const double gap = (s.y_t - s.y_s) * inv_t;             // how little the teacher gives the student's top token
+        constexpr bool tolerant = need.u && !need.w && !need.x; // reverse KL never forms e^-delta
+        st.entrywise = out.infinite || (single_sweep && st.swept.lost_digits);
+        if ((st.swept.reach > steepest && !st.entrywise) || gap > (tolerant ? 1e29 : 40)) {
+            st.next = row_step::careful;
+        } else if (st.entrywise) {
+            st.next = row_step::entrywise;
+        } else if constexpr (single_sweep) {
+            refine_or_finish(st, program.value(s), program.sum_c(s));
+        } else {
+            st.next = row_step::terms;
+        }
+    }
+    /// A value that float carried: summed again if it lost its digits, else final.
+    OPD_HD void refine_or_finish(state_type& st, double loss, double sum_c) const {
+        st.report.loss = loss, st.sum_c = sum_c;
+        if (beyond_float(loss) || beyond_float(sum_c)) {
+            st.next = row_step::careful;
+            return;
+        }
+        if constexpr (refinable_divergence<Program>)
+            if (!st.report.infinite && loses_digits<F>(program, loss, st.swept.sums)) {
+                st.next = row_step::refine;
+                return;
+            }
+        finish_value(st);
+    }
+    OPD_HD void finish_value(state_type& st) const {
+        st.report.clamped = clamps(frame.env, st.report.loss);
+        if (st.report.clamped)
+            st.next = row_step::write_zero;
+        else
+            st.next = st.entrywise ? row_step::write_entrywise : row_step::write;
+    }
+
+    struct terms : over_tiles<terms, true> {
+        OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
+        template <class At>
+        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t,
+                                           At at) {
+            Engine::terms(k, st, p, t, at);
+        }
+        OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
+        OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
+            k.refine_or_finish(st, all.a, all.b);
+        }
+    };
+
+    struct entrywise_terms : over_tiles<entrywise_terms, true> {
+        OPD_HD static entrywise_sums start(const dense_rows&, const state_type&) { return {}; }
+        template <class At>
+        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, entrywise_sums& p,
+                                           const tile_type& t, At at) {
+            Engine::entrywise_terms(k, st, p, t, at);
+        }
+        OPD_HD static entrywise_sums merge(entrywise_sums a, entrywise_sums b) {
+            return {a.loss + b.loss, a.c + b.c, a.wide || b.wide};
+        }
+        OPD_HD static void finish(const dense_rows& k, state_type& st, entrywise_sums all) {
+            if (all.wide)
+                st.next = row_step::careful;
+            else
+                k.refine_or_finish(st, all.loss, all.c);
+        }
+    };
+
+    /// The value as a sum of terms of which none is negative, log p - log q in double but for the normalisers.
+    struct refine : over_tiles<refine, true> {
+        OPD_HD static double start(const dense_rows&, const state_type&) { return 0; }
+        template <class At>
+        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, double& p, const tile_type& t,
+                                           At at) {
+            Engine::refine(k, st, p, t, at);
+        }
+        OPD_HD static double merge(double a, double b) { return a + b; }
+        OPD_HD static void finish(const dense_rows& k, state_type& st, double all) {
+            st.report.loss = all;
+            k.finish_value(st);
+        }
+    };
+
+    // --- the row in float64, entry by entry -----------------------------------------------------------------------------
+
+    /// Within ±1e30, as the sweep saw it; -inf stays.
+    template <class T>
+    OPD_HD static double within(const T& stored) {
+        const double x = element<T>::load(stored);
+        constexpr double most = double(typename F::value_type(1e30));
+        return is_neg_inf(x) ? x : (x < -most ? -most : (x > most ? most : x));
+    }
+
+    struct careful_normalisers : over_tiles<careful_normalisers, false> {
+        OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
+        template <class At>
+        OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, At at) {
+            for (index_t i = at.id; i < t.count; i += at.count) {
+                const double z = within<Z>(t.z[i]), y = within<Y>(t.y[i]);
+                p.a += is_neg_inf(z) ? 0 : ::exp((z - st.swept.sums.z_s) * k.inv_s);
+                p.b += is_neg_inf(y) ? 0 : ::exp((y - st.swept.sums.y_t) * k.inv_t);
+            }
+        }
+        OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
+        OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
+            st.log_z = k.frame.env.given_lse.empty() ? ::log(all.a) : ::log1p(st.swept.sums.S);
+            st.log_y = ::log(all.b);
+            const index_t top = st.swept.sums.s;
+            const Z z = k.student.logit(st.row, top);
+            const Y y = k.teacher.logit(st.row, top);
+            st.careful = careful_constants(k.program, k.careful_entry(st, z, y, false, 0), k.exponent());
+        }
+    };
+
+    struct careful_terms : over_tiles<careful_terms, false> {
+        OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
+        template <class At>
+        OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, At at) {
+            const row_constants<D> row = st.careful;
+            double loss = p.a, c = p.b;
+            for (index_t i = at.id; i < t.count; i += at.count) {
+                loss += pin(k.program.term(row, k.careful_entry(st, t.z[i], t.y[i], true, row.d_star.v)).v);
+                c += pin(k.program.c(row, k.careful_entry(st, t.z[i], t.y[i], false, row.d_star.v)).v);
+            }
+            p = {loss, c};
+        }
+        OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
+        OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
+            st.report.careful = true;
+            st.report.loss = all.a, st.sum_c = all.b;
+            st.next = row_step::write_zero;
+            if (beyond_float(all.a) || beyond_float(all.b)) {
+                st.report.infinite = true;
+                st.report.loss = 0;
+                return;
+            }
+            st.report.clamped = clamps(k.frame.env, all.a);
+            if (!st.report.clamped) st.next = row_step::write_careful;
+        }
+    };
+
+    /// The gradient of forward KL is p - q whatever the value: only a floor on the teacher's side reaches c.
+    OPD_HD dense_entry<D> careful_entry(const state_type& st, const Z& z_, const Y& y_, bool for_value,
+                                        double d_star) const {
+        const double z = within<Z>(z_), y = within<Y>(y_);
+        double lp = is_neg_inf(z) ? -1e30 : (z - st.swept.sums.z_s) * inv_s - st.log_z;
+        double lq = is_neg_inf(y) ? -1e30 : (y - st.swept.sums.y_t) * inv_t - st.log_y;
+        dense_entry<D> e;
+        e.p = D(lp < -745 ? 0 : ::exp(lp));
+        e.q = D(lq < -745 ? 0 : ::exp(lq));
+        if (st.raised.q && lq < st.raised.floor) lq = st.raised.floor;
+        if (for_value && st.raised.p && lp < st.raised.floor) { // p itself, too: not every program has a logarithm
+            lp = st.raised.floor;
+            if (e.q.v > 0) e.p = D(::exp(lp));
+        }
+        e.log_p = D(lp), e.log_q = D(lq);
+        e.delta = D(lp - lq - d_star);
+        return e;
+    }
+    template <class At>
+    OPD_HD void careful_gradient(const state_type& st, const tile_type& t, At at) const {
+        const row_constants<D> row = st.careful;
+        const float beta = frame.env.beta;
+        for (index_t i = at.id; i < t.count; i += at.count) {
+            const dense_entry<D> e = careful_entry(st, t.z[i], t.y[i], false, row.d_star.v);
+            const double g = st.factor * inv_s * (program.c(row, e).v - e.p.v * st.sum_c);
+            const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(t.dz[i]));
+            t.dz[i] = element<G>::store(static_cast<arithmetic_t<G>>(old + g));
+        }
+    }
+
+    struct write {
+        template <class At>
+        OPD_HD OPD_INLINE static void run(const dense_rows& k, const state_type& st, At at) {
+            if (!k.student.has_gradient()) return;
+            const bool live = st.kept && !st.report.bad && st.next != row_step::write_zero;
+            if (live) each_tile<true, write>(k, st, st, at);
+            clear_columns(k.student, st.row, live ? k.vocab : 0, k.frame.env.beta, at);
+        }
+        template <class At>
+        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, const state_type&,
+                                           const tile_type& t, At at) {
+            if (st.next == row_step::write)
+                Engine::gradient(k, st, t, at);
+            else if (st.next == row_step::write_entrywise)
+                Engine::entrywise_gradient(k, st, t, at);
+            else
+                k.careful_gradient(st, t, at);
+        }
+    };
+};
+
+} // namespace OPD_ISA
+} // namespace opd::detail

@@ -1,0 +1,588 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows whose teacher knows few ids, by the estimator's concept (entries.hpp), and log p of given ids. The V-sized phases
+// (normaliser, pullback) are the engine's; what lies between is in double, the estimator's own row one thread's.
+//
+//   sampled        sweep (or the given log-sum-exp) · gather · the estimator · pullback       2 reads (1), 1 write
+//   support        gather · sweep of v not in S · the estimator · pullback                    2 reads, 1 write
+//   renormalised   gather · a dense row over k entries · scatter             k reads, k writes (dense dz: V writes)
+//   log p          sweep · gather                                                             1 read
+//
+// The pullback dz[v] = g (c[v] - p[v] Σ c), g = w_r f_r / T, goes over the row in proportion to p (samples: of -g p Σc; a support:
+// of what falls to the tail). An entry's c and its softmax term meet in one double expression before the single store: storing
+// -p Σc first and adding c afterwards would round twice, which in bf16 destroys gradients near p = q. Repeated ids are summed.
+// Id -1 in a support or a weighted cache is an unused slot.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <type_traits>
+
+#include "opd/config.hpp"
+#include "opd/detail/dense_rows.hpp"
+#include "opd/detail/rows.hpp"
+#include "opd/detail/sparse_math.hpp"
+#include "opd/detail/tiles.hpp"
+#include "opd/element.hpp"
+#include "opd/entries.hpp"
+#include "opd/evaluate.hpp"
+#include "opd/row_program.hpp"
+#include "opd/student.hpp"
+#include "opd/teacher.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+template <class Engine>
+struct entry_state : row_state {
+    typename Engine::sweep_type swept = {};
+    index_t entries = 0; ///< filled slots
+    double sum_c = 0;
+    double share = 0; ///< of e^((z - z*)/T), z* the anchor of the sums, in dz of an id that is no entry
+};
+
+/// The student's normaliser, over all ids or those that are not `excluded`.
+template <class Engine, class Rows, bool Excludes>
+struct student_sweep : over_tiles<student_sweep<Engine, Rows, Excludes>, false> {
+    using state_type = typename Rows::state_type;
+    using sweep_type = typename Engine::sweep_type;
+    OPD_HD static sweep_type start(const Rows& k, const state_type&) { return sweep_type::begin(k.inv_s, 1, 1, false); }
+    template <class Tile, class At>
+    OPD_HD OPD_INLINE static void tile(const Rows&, const state_type& st, sweep_type& p, const Tile& t, At at) {
+        using F = typename Engine::template number<typename Rows::Z>;
+        if constexpr (Excludes)
+            Engine::template sweep<F, false, raw_sums_needed{}>(p, t, at, st.excluded);
+        else
+            Engine::template sweep<F, false, raw_sums_needed{}>(p, t, at);
+    }
+    OPD_HD static sweep_type merge(const sweep_type& a, const sweep_type& b) { return sweep_type::merge(a, b); }
+    OPD_HD static void finish(const Rows&, state_type& st, const sweep_type& all) {
+        st.swept = all;
+        st.swept.template close<false, raw_sums_needed{}>(Excludes);
+        st.report.bad |= st.swept.contents.bad;
+        if (!Excludes && !st.report.bad) st.report.lse = st.swept.sums.lse();
+    }
+};
+
+/// dz = beta dz + g(c - p Σc), in three phases. Rows have frame, student, vocab, inv_s and, of a row that is live, `filled(st)`:
+/// st.entries ids with their c - p Σc.
+template <class Engine, class Rows>
+struct pullback {
+    using state_type = typename Rows::state_type;
+    using G = typename Rows::G;
+
+    /// c becomes the entry's gradient, before dz overwrites z.
+    struct prepare {
+        template <class At>
+        OPD_HD static void run(const Rows& k, const state_type& st, At at) {
+            if (!st.live || !k.student.has_gradient()) return;
+            const double g = st.factor / double(k.student.temperature);
+            const float beta = k.frame.env.beta;
+            entry_c* c = k.filled(st);
+            for (index_t j = at.id; j < st.entries; j += at.count) {
+                const double old =
+                    beta == 0 ? 0 : double(beta) * double(element<G>::load(k.student.gradient_at(st.row, c[j].id)));
+                c[j].c = old + g * c[j].c;
+            }
+        }
+    };
+    struct rest {
+        template <class At>
+        OPD_HD OPD_INLINE static void run(const Rows& k, const state_type& st, At at) {
+            if (!k.student.has_gradient()) return;
+            if (st.live) each_tile<true, rest>(k, st, st, at);
+            clear_columns(k.student, st.row, st.live ? k.vocab : 0, k.frame.env.beta, at);
+        }
+        template <class Tile, class At>
+        OPD_HD OPD_INLINE static void tile(const Rows& k, const state_type& st, const state_type&, const Tile& t,
+                                           At at) {
+            const double g = st.factor / double(k.student.temperature);
+            Engine::pull_back(t, st.swept.sums, g * st.share, k.frame.env.beta, at);
+        }
+    };
+    struct scatter {
+        template <class At>
+        OPD_HD static void run(const Rows& k, const state_type& st, At at) {
+            if (!st.live || !k.student.has_gradient()) return;
+            const entry_c* c = k.filled(st);
+            for (index_t j = at.id; j < st.entries; j += at.count)
+                k.student.gradient_at(st.row, c[j].id) = element<G>::store(static_cast<arithmetic_t<G>>(c[j].c));
+        }
+    };
+    template <class Team>
+    OPD_HD OPD_INLINE static void run(const Rows& k, Team& team) {
+        team.template each<prepare>(k);
+        team.template each<rest>(k);
+        team.template each<scatter>(k);
+    }
+};
+
+/// What rows of entries have in common: the frame, the student, where a tile of it lies.
+template <class Engine, class Frame, class Student, class Teacher, class Estimator>
+struct rows_of_entries {
+    using Z = typename Student::logit_type;
+    using G = typename Student::gradient_type;
+    using L = typename Teacher::log_type;
+    static constexpr bool one_tile = Student::one_tile;
+
+    Frame frame;
+    Student student;
+    Teacher teacher;
+    Estimator estimator;
+    index_t vocab;
+    double inv_s;
+
+    rows_of_entries(const Frame& frame_, const Student& student_, const Teacher& teacher_, const Estimator& estimator_,
+                    index_t vocab_)
+        : frame(frame_), student(student_), teacher(teacher_), estimator(estimator_), vocab(vocab_),
+          inv_s(1 / double(student_.temperature)) {}
+
+    OPD_HD index_t slots() const { return teacher.ids.cols; }
+    OPD_HD index_t tile_size() const { return student.tile_size(); }
+    OPD_HD index_t tile_size_t() const { return student.tile_size(); }
+    OPD_HD row_tile<Z, Z, G> tile(index_t row, index_t begin, index_t count) const {
+        return {student.tile(row, begin), nullptr, student.has_gradient() ? student.gradient_tile(row, begin) : nullptr,
+                begin, count};
+    }
+    OPD_HD const double* given_lse(index_t row) const {
+        return frame.env.given_lse.empty() ? nullptr : &frame.env.given_lse[row];
+    }
+};
+
+// --- drawn tokens -------------------------------------------------------------------------------------------------------
+
+template <class Engine, class Frame, class Student, class Teacher, class Estimator>
+struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator> {
+    using base = rows_of_entries<Engine, Frame, Student, Teacher, Estimator>;
+    using base::base;
+    using typename base::G;
+    using typename base::Z;
+    using state_type = entry_state<Engine>;
+    using F = typename Engine::template number<Z>;
+    using sweep = student_sweep<Engine, sampled_rows, false>;
+
+    struct arrays {
+        sampled_entry* entries;
+        entry_c* c;
+        OPD_HD arrays(carver scratch, index_t m) : arrays(&scratch, m) {}
+        OPD_HD arrays(carver* scratch, index_t m)
+            : entries(scratch->take<sampled_entry>(m)), c(scratch->take<entry_c>(m)) {}
+    };
+    std::size_t scratch_bytes() const {
+        carver scratch;
+        (void)arrays(&scratch, this->slots());
+        return scratch.used;
+    }
+    OPD_HD arrays at(const state_type& st) const { return {carver{st.scratch}, this->slots()}; }
+    OPD_HD entry_c* filled(const state_type& st) const { return at(st).c; }
+
+    template <class Team>
+    OPD_HD void row(Team& team) const {
+        if (team.state().kept && !team.state().report.bad) {
+            if (this->given_lse(team.state().row))
+                team.template each<take_given>(*this);
+            else
+                team.template fold<sweep>(*this);
+            team.template each<gather>(*this);
+            team.template each<decide>(*this);
+            team.template each<merge_repeats>(*this);
+            team.template each<sum>(*this);
+            team.template each<with_softmax>(*this);
+        }
+        pullback<Engine, sampled_rows>::run(*this, team);
+    }
+
+    /// A finite log-sum-exp vouches for the row's contents.
+    struct take_given {
+        template <class At>
+        OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
+            if (at.id != 0) return;
+            const double lse = *k.given_lse(st.row);
+            st.report.bad = !is_finite(lse);
+            if (st.report.bad) return;
+            st.swept = {};
+            anchor_at<typename F::value_type>(st.swept.sums, lse, k.inv_s);
+            st.report.lse = lse;
+        }
+    };
+
+    /// Slots of the cache into entries; id -1: unused, -2: out of range.
+    struct gather {
+        template <class At>
+        OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
+            if (st.report.bad) return;
+            sampled_entry* e = k.at(st).entries;
+            for (index_t j = at.id; j < k.slots(); j += at.count)
+                e[j] = gathered(k.student, k.teacher, st.row, j, k.vocab, k.inv_s, st.report.lse);
+        }
+    };
+
+    struct decide {
+        template <class At>
+        OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
+            if (at.id != 0 || st.report.bad) return;
+            const arrays a = k.at(st);
+            index_t n = 0;
+            for (index_t j = 0; j < k.slots(); ++j) {
+                if (a.entries[j].id == -1) continue;
+                if (a.entries[j].id < 0) {
+                    st.report.bad = true;
+                    return;
+                }
+                if (n != j) a.entries[n] = a.entries[j];
+                ++n;
+            }
+            st.report.bad = n == 0;
+            if (st.report.bad) return;
+            const entry_row o =
+                k.estimator.row(a.entries, static_cast<int>(n), facts_of(k.frame.env, st.row), st.partial.diagnostics);
+            st.report.bad = o.bad;
+            if (o.bad) return;
+            st.report.loss = o.loss, st.report.infinite = o.infinite;
+            st.report.clamped = clamps(k.frame.env, o.loss);
+            if (st.report.clamped) return;
+            for (index_t j = 0; j < n; ++j) a.c[j] = {a.entries[j].id, j, a.entries[j].c};
+            st.entries = n;
+            st.live = true;
+        }
+    };
+
+    /// The first slot of an id takes the c of those that repeat it.
+    struct merge_repeats {
+        template <class At>
+        OPD_HD OPD_INLINE static void run(const sampled_rows& k, state_type& st, At at) {
+            if (st.live) Engine::merge_repeats(k.filled(st), st.entries, at);
+        }
+    };
+    struct sum {
+        template <class At>
+        OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
+            if (at.id != 0 || !st.live) return;
+            entry_c* c = k.filled(st);
+            index_t n = 0;
+            st.sum_c = 0;
+            for (index_t j = 0; j < st.entries; ++j) {
+                if (c[j].slot < 0) continue; // merged into another
+                if (n != j) c[n] = c[j];
+                st.sum_c += c[n++].c;
+            }
+            st.entries = n;
+            st.share = -st.sum_c / (1 + st.swept.sums.S);
+        }
+    };
+    /// c to c - p Σc
+    struct with_softmax {
+        template <class At>
+        OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
+            if (!st.live) return;
+            entry_c* c = k.filled(st);
+            for (index_t j = at.id; j < st.entries; j += at.count)
+                c[j].c -= p_of(k.student.logit(st.row, c[j].id), st.swept.sums) * st.sum_c;
+        }
+    };
+};
+
+// --- supports -----------------------------------------------------------------------------------------------------------
+
+template <class Engine, class Frame, class Student, class Teacher, class Estimator>
+struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator> {
+    using base = rows_of_entries<Engine, Frame, Student, Teacher, Estimator>;
+    using base::base;
+    using typename base::G;
+    using typename base::L;
+    using typename base::Z;
+    struct state_type : entry_state<Engine> {
+        typename Engine::id_set excluded = {};
+    };
+    using sweep = student_sweep<Engine, support_rows, true>;
+
+    struct arrays {
+        entry_c* c;
+        double *log_p, *log_q, *h; // log_p: at first the logits
+        std::byte* set;            // the engine's
+        OPD_HD arrays(carver scratch, index_t k) : arrays(&scratch, k) {}
+        OPD_HD arrays(carver* scratch, index_t k)
+            : c(scratch->take<entry_c>(k)), log_p(scratch->take<double>(k)), log_q(scratch->take<double>(k)),
+              h(scratch->take<double>(k)), set(scratch->take<std::byte>(Engine::id_set::bytes(k))) {}
+    };
+    std::size_t scratch_bytes() const {
+        carver scratch;
+        (void)arrays(&scratch, this->slots());
+        return scratch.used;
+    }
+    OPD_HD arrays at(const state_type& st) const { return {carver{st.scratch}, this->slots()}; }
+    OPD_HD entry_c* filled(const state_type& st) const { return at(st).c; }
+
+    template <class Team>
+    OPD_HD void row(Team& team) const {
+        if (team.state().kept && !team.state().report.bad) {
+            team.template fold<gather>(*this);
+            if (!team.state().report.bad) team.template fold<exclude>(*this);
+            if (!team.state().report.bad) team.template fold<sweep>(*this);
+            if (!team.state().report.bad) team.template each<decide>(*this);
+        }
+        pullback<Engine, support_rows>::run(*this, team);
+    }
+
+    /// The cache's slots, and whether one of them is bad.
+    struct gather {
+        template <class At>
+        OPD_HD static int part(const support_rows& k, const state_type& st, At at) {
+            const arrays a = k.at(st);
+            int bad = 0;
+            for (index_t j = at.id; j < k.slots(); j += at.count) {
+                const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
+                a.c[j].id = id;
+                if (id == -1) continue;
+                const bool in = id >= 0 && id < k.vocab;
+                const double log_q = double(element<L>::load(k.teacher.log_q(st.row, j)));
+                bad |= !in || is_nan(log_q) || log_q > 1e-3;
+                a.log_p[j] = in ? double(element<Z>::load(k.student.logit(st.row, id))) : 0;
+                a.log_q[j] = log_q;
+            }
+            return bad;
+        }
+        OPD_HD static int merge(int a, int b) { return a | b; }
+        OPD_HD static void finish(const support_rows&, state_type& st, int bad) { st.report.bad |= bad != 0; }
+    };
+    /// The set of used ids, and whether one of them repeats.
+    struct exclude {
+        template <class At>
+        OPD_HD OPD_INLINE static int part(const support_rows& k, state_type& st, At at) {
+            const arrays a = k.at(st);
+            return st.excluded.take(a.c, k.slots(), a.set, at);
+        }
+        OPD_HD static int merge(int a, int b) { return a | b; }
+        OPD_HD static void finish(const support_rows&, state_type& st, int bad) { st.report.bad |= bad != 0; }
+    };
+
+    struct decide {
+        template <class At>
+        OPD_HD static void run(const support_rows& k, state_type& st, At at) {
+            if (at.id != 0) return;
+            st.report.bad = true; // until the end
+            const arrays a = k.at(st);
+            int n = 0; // used slots
+            for (index_t j = 0; j < k.slots(); ++j) {
+                if (a.c[j].id == -1) continue;
+                a.c[n].id = a.c[j].id, a.log_p[n] = a.log_p[j], a.log_q[n] = a.log_q[j];
+                ++n;
+            }
+            if (n == 0) return;
+            const L* stated = k.teacher.log_tail.empty() ? nullptr : &k.teacher.log_tail[st.row];
+            const raw_sums& tail = st.swept.sums;
+            const support_answer all =
+                answer_support(k.estimator, tail, a.log_p, a.log_q, a.h, n, k.vocab - n, k.inv_s, k.given_lse(st.row),
+                               stated, facts_of(k.frame.env, st.row), st.partial.diagnostics);
+            st.report.lse = all.student.lse;
+            if (!all.good) return;
+            st.report.bad = false;
+            st.report.loss = all.row.loss, st.report.infinite = all.row.infinite;
+            st.report.clamped = clamps(k.frame.env, all.row.loss);
+            if (st.report.clamped) return;
+            for (int j = 0; j < n; ++j) a.c[j].c = a.h[j];
+            const bool none = is_neg_inf(all.student.log_tail);
+            st.share = none ? 0 : all.h_rest / (1 + tail.S);
+            if (none) st.swept.sums = all.student.sums; // an anchor with mass
+            st.entries = n;
+            st.live = true;
+        }
+    };
+};
+
+// --- renormalised support -----------------------------------------------------------------------------------------------
+
+template <class Engine, class Frame, class Student, class Teacher, class Estimator>
+struct renormalised_rows {
+    using Z = typename Student::logit_type;
+    using G = typename Student::gradient_type;
+    using L = typename Teacher::log_type;
+    using value = typename Engine::template number<Z, L, G>::value_type;
+    using Program = std::remove_cvref_t<decltype(std::declval<Estimator>().on_support)>;
+    static constexpr space memory_space = Student::memory_space;
+    using inner_rows = dense_rows<Engine, Frame, student::logits<value, value, memory_space>,
+                                  teacher::dense<value, memory_space>, Program>;
+    using state_type = typename inner_rows::state_type;
+
+    Frame frame;
+    Student student;
+    Teacher teacher;
+    index_t vocab;
+    inner_rows inner; // over the team's gathered entries
+
+    renormalised_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_,
+                      const Estimator& estimator_, index_t vocab_)
+        : frame(frame_), student(student_), teacher(teacher_), vocab(vocab_),
+          inner(frame_, {matrix(), {}, student_.temperature}, {matrix(), 1}, estimator_.on_support, slots()) {
+        inner.frame.env.beta = 0;
+        carver scratch;
+        (void)arrays(&scratch, slots());
+        inner.scratch_from = scratch.used;
+    }
+
+    struct arrays {
+        value *z, *y, *dz;
+        std::byte* set; // the engine's
+        OPD_HD arrays(carver scratch, index_t k) : arrays(&scratch, k) {}
+        OPD_HD arrays(carver* scratch, index_t k)
+            : z(scratch->take<value>(k)), y(scratch->take<value>(k)), dz(scratch->take<value>(k)),
+              set(scratch->take<std::byte>(Engine::repeats_bytes)) {}
+    };
+    std::size_t scratch_bytes() const {
+        return inner.scratch_from + Engine::template scratch_bytes<inner_rows>(slots(), student.has_gradient());
+    }
+    OPD_HD arrays at(const state_type& st) const { return {carver{st.scratch}, slots()}; }
+    OPD_HD index_t slots() const { return teacher.ids.cols; }
+    OPD_HD auto matrix() const { return matrix_view<const value, memory_space>(nullptr, 0, slots(), 0); }
+
+    template <class Team>
+    OPD_HD void row(Team& team) const {
+        if (team.state().kept && !team.state().report.bad) {
+            team.template fold<check_ids>(*this);
+            if (!team.state().report.bad) team.template fold<gather>(*this);
+            if (!team.state().report.bad) {
+                inner_rows gathered = inner; // every row lies in the team's scratch: stride 0
+                const arrays a = at(team.state());
+                gathered.student.z.data = a.z;
+                gathered.teacher.y.data = a.y;
+                if (student.has_gradient()) gathered.student.dz = {a.dz, 0, slots(), 0};
+                gathered.row(team);
+            }
+        }
+        team.template each<clear>(*this);
+        team.template each<scatter>(*this);
+    }
+
+    struct check_ids {
+        template <class At>
+        OPD_HD OPD_INLINE static int part(const renormalised_rows& k, const state_type& st, At at) {
+            return Engine::repeats(k.teacher.ids.row(st.row), k.slots(), k.vocab, k.at(st).set, at);
+        }
+        OPD_HD static int merge(int a, int b) { return a | b; }
+        OPD_HD static void finish(const renormalised_rows&, state_type& st, int bad) { st.report.bad |= bad != 0; }
+    };
+    /// An unused slot is a token that neither side gives mass. Log-probs above 0 are none.
+    struct gather {
+        template <class At>
+        OPD_HD static int part(const renormalised_rows& k, const state_type& st, At at) {
+            const arrays a = k.at(st);
+            int bad = 0;
+            for (index_t j = at.id; j < k.slots(); j += at.count) {
+                const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
+                a.z[j] = a.y[j] = neg_inf<value>();
+                if (id == -1) continue;
+                a.z[j] = static_cast<value>(element<Z>::load(k.student.logit(st.row, id)));
+                a.y[j] = static_cast<value>(element<L>::load(k.teacher.log_q(st.row, j)));
+                bad |= a.y[j] > value(1e-3);
+            }
+            return bad;
+        }
+        OPD_HD static int merge(int a, int b) { return a | b; }
+        OPD_HD static void finish(const renormalised_rows&, state_type& st, int bad) { st.report.bad |= bad != 0; }
+    };
+    struct clear {
+        template <class At>
+        OPD_HD static void run(const renormalised_rows& k, const state_type& st, At at) {
+            clear_columns(k.student, st.row, 0, k.frame.env.beta, at);
+        }
+    };
+    struct scatter {
+        template <class At>
+        OPD_HD static void run(const renormalised_rows& k, state_type& st, At at) {
+            if (!st.kept || st.report.bad) return;
+            if (at.id == 0) ++st.partial.diagnostics.support_rows;
+            if (!k.student.has_gradient()) return;
+            const value* dz = k.at(st).dz;
+            for (index_t j = at.id; j < k.slots(); j += at.count) {
+                const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
+                if (id == -1) continue;
+                G& to = k.student.gradient_at(st.row, Student::sparse_gradient ? j : id);
+                const value old = k.frame.env.beta == 0 ? value(0) : static_cast<value>(element<G>::load(to));
+                to = element<G>::store(static_cast<arithmetic_t<G>>(old + dz[j]));
+            }
+        }
+    };
+};
+
+// --- log p of tokens ----------------------------------------------------------------------------------------------------
+
+template <class Engine, class Frame, class Job>
+struct logp_rows {
+    using Z = typename Job::logit_type;
+    using L = typename Job::log_type;
+    using G = Z;
+    using state_type = entry_state<Engine>;
+    using sweep = student_sweep<Engine, logp_rows, false>;
+    static constexpr bool one_tile = true;
+
+    Frame frame;
+    Job job;
+    index_t vocab;
+    double inv_s;
+
+    logp_rows(const Frame& frame_, const Job& job_)
+        : frame(frame_), job(job_), vocab(job_.z.cols), inv_s(1 / double(job_.temperature)) {}
+
+    std::size_t scratch_bytes() const { return 0; }
+    OPD_HD row_tile<Z, Z, G> tile(index_t row, index_t begin, index_t count) const {
+        return {job.z.row(row) + begin, nullptr, nullptr, begin, count};
+    }
+    template <class Team>
+    OPD_HD void row(Team& team) const {
+        if (!team.state().kept) return;
+        team.template fold<sweep>(*this);
+        team.template fold<store>(*this);
+    }
+    /// Writes its share and says whether an id was out of range; a bad id says nothing of its neighbours.
+    struct store {
+        template <class At>
+        OPD_HD static int part(const logp_rows& k, const state_type& st, At at) {
+            int bad = 0;
+            for (index_t j = at.id; j < k.job.ids.cols; j += at.count) {
+                const auto id = static_cast<index_t>(k.job.ids(st.row, j));
+                const bool in = id >= 0 && id < k.vocab;
+                bad |= !in;
+                const double lp =
+                    in && !st.report.bad ? log_p_of(k.job.z(st.row, id), k.inv_s, st.report.lse) : neg_inf<double>();
+                k.job.out(st.row, j) = element<L>::store(static_cast<arithmetic_t<L>>(lp));
+            }
+            return bad;
+        }
+        OPD_HD static int merge(int a, int b) { return a | b; }
+        OPD_HD static void finish(const logp_rows&, state_type& st, int bad) { st.report.bad |= bad != 0; }
+    };
+};
+
+// --- which rows do a job ------------------------------------------------------------------------------------------------
+
+template <class Engine, class Student, class Y, class Program, space S, class Frame>
+    requires divergence<Program>
+auto rows_of(const row_job<Student, teacher::dense<Y, S>, Program, S>& job, const Frame& frame) {
+    return dense_rows<Engine, Frame, Student, teacher::dense<Y, S>, Program>(frame, job.student, job.teacher,
+                                                                             job.estimator, job.vocab);
+}
+template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
+    requires(sampled_estimator<Estimator>&& Estimator::takes == Teacher::kind && !Student::sparse_gradient)
+auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& frame) {
+    return sampled_rows<Engine, Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator,
+                                                                    job.vocab);
+}
+template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
+    requires(support_estimator<Estimator>&& Estimator::takes == Teacher::kind && !Student::sparse_gradient)
+auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& frame) {
+    return support_rows<Engine, Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator,
+                                                                    job.vocab);
+}
+template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
+    requires(renormalised_estimator<Estimator>&& Estimator::takes == Teacher::kind)
+auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& frame) {
+    return renormalised_rows<Engine, Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator,
+                                                                         job.vocab);
+}
+template <class Engine, class Z, class Id, class L, space S, class Frame>
+auto rows_of(const token_logp_job<Z, Id, L, S>& job, const Frame& frame) {
+    return logp_rows<Engine, Frame, token_logp_job<Z, Id, L, S>>(frame, job);
+}
+
+} // namespace OPD_ISA
+} // namespace opd::detail

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The V-sized phases of a row on the CPU (rows.hpp): lanes over leaves of 1,024 entries. The first pass over a row is sweep.hpp's;
+// the passes here walk backwards, for the end of the row is still in L2.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "opd/config.hpp"
+#include "opd/detail/leaf.hpp"
+#include "opd/detail/row_numbers.hpp"
+#include "opd/detail/rows.hpp"
+#include "opd/detail/sparse_math.hpp"
+#include "opd/detail/sweep.hpp"
+#include "opd/detail/tiles.hpp"
+#include "opd/element.hpp"
+#include "opd/lanes.hpp"
+#include "opd/row_program.hpp"
+#if defined(OPD_AVX512)
+#include <immintrin.h>
+#endif
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+/// A row's numbers from n entries at `from` on, stored at `to`: dz = beta·dz + g.
+template <class G, class Value>
+void store_converted(const Value* from, G* to, int count, float beta) {
+    if (beta == 0)
+        for (int i = 0; i < count; ++i) to[i] = element<G>::store(static_cast<arithmetic_t<G>>(from[i]));
+    else
+        for (int i = 0; i < count; ++i)
+            to[i] = element<G>::store(
+                static_cast<arithmetic_t<G>>(Value(beta) * static_cast<Value>(element<G>::load(to[i])) + from[i]));
+}
+
+/// Leaves of a tile from its end, staged where they cannot be read in place: visit(z, y, i, count, full), i counting from the
+/// tile's begin. `wild`: some leaf holds numbers beyond ±1e30, which are to be cut.
+template <class F, bool NeedY, class Tile, class Visit>
+OPD_INLINE void leaves_backwards(const Tile& t, bool wild, Visit visit) {
+    using value = typename F::value_type;
+    using Z = std::remove_cvref_t<decltype(*t.z)>;
+    using Y = std::remove_cvref_t<decltype(*t.y)>;
+    constexpr bool direct = loads_directly<F, Z> && (!NeedY || loads_directly<F, Y>);
+    staged_leaf<F> stage;
+    for (index_t begin = (t.count - 1) / leaf_size * leaf_size; begin >= 0; begin -= leaf_size) {
+        const int count = static_cast<int>(std::min<index_t>(leaf_size, t.count - begin));
+        if constexpr (direct)
+            if (!wild && count == leaf_size) {
+                visit(t.z + begin, t.y + begin, begin, count, count);
+                continue;
+            }
+        const int full = staged_leaf<F>::load(stage.z, t.z + begin, count);
+        if constexpr (NeedY) staged_leaf<F>::load(stage.y, t.y + begin, count);
+        if (wild) stage.template tame<NeedY>(count);
+        visit(static_cast<const value*>(stage.z), static_cast<const value*>(stage.y), begin, count, full);
+    }
+}
+
+/// Whether a gradient of n entries at dz is written past the caches.
+template <class F, class G>
+bool written_past_caches(const G* dz, index_t n, float beta) {
+    return streams<F, G> && beta == 0 && n >= stream_from && reinterpret_cast<std::uintptr_t>(dz) % F::alignment == 0;
+}
+
+struct lane_engine {
+    template <class... T>
+    using number = pack_for<T...>;
+    template <class F>
+    using anchors = anchor_lanes<F>;
+    using sweep_type = swept;
+
+    // --- dense rows ---------------------------------------------------------------------------------------------------------
+
+    /// Programs with two normalisers park c from the pass over the terms until the gradient's.
+    template <class Rows>
+    static std::size_t scratch_bytes(index_t n, bool gradient) {
+        carver scratch;
+        if (!Rows::single_sweep && gradient) (void)scratch.take<typename Rows::F::value_type>(n + leaf_size);
+        return scratch.used;
+    }
+    template <class Rows>
+    static auto parked(const Rows& k, const typename Rows::state_type& st, index_t begin) {
+        using value = typename Rows::F::value_type;
+        const bool parks = !Rows::single_sweep && k.student.has_gradient();
+        return parks ? reinterpret_cast<value*>(st.scratch + k.scratch_from) + begin : nullptr;
+    }
+
+    template <class F, bool Teacher, raw_sums_needed Need, class Tile>
+    static void sweep(swept& p, const Tile& t, alone) {
+        sweep_tile<F, Teacher, Need>(p, t.z, t.y, t.begin, t.count);
+    }
+
+    template <class Rows, class Sums>
+    static void terms(const Rows& k, const typename Rows::state_type& st, Sums& out, const typename Rows::tile_type& t,
+                      alone) {
+        const typename Rows::numbers n(st.swept.sums, k.program);
+        auto* park = parked(k, st, t.begin);
+        if (!park)
+            n.anchor.near ? terms<true, false>(k, n, st.swept.wild, park, out, t)
+                          : terms<false, false>(k, n, st.swept.wild, park, out, t);
+        else
+            n.anchor.near ? terms<true, true>(k, n, st.swept.wild, park, out, t)
+                          : terms<false, true>(k, n, st.swept.wild, park, out, t);
+    }
+    template <bool Near, bool Park, class Rows, class Value, class Sums>
+    static void terms(const Rows& rows, const typename Rows::numbers k, bool wild, Value* parked, Sums& out,
+                      const typename Rows::tile_type& t) {
+        using F = typename Rows::F;
+        const auto formula = rows.program; // a copy that no store can alias
+        leaves_backwards<F, true>(t, wild, [&](auto* zl, auto* yl, index_t begin, int, int full) {
+            F loss(0.), c(0.);
+            for (int block = 0; block < full; block += sum_chain<F>) {
+                F block_loss(0.), block_c(0.);
+                for (int i = block, end = std::min(full, block + sum_chain<F>); i < end; i += F::width) {
+                    const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
+                    block_loss += formula.term(k.row, e);
+                    const F ci = formula.c(k.row, e);
+                    block_c += ci; // also where nobody asks for it: else a*b+c would contract differently in the value
+                    if constexpr (Park) ci.store(parked + begin + i);
+                }
+                loss += block_loss, c += block_c;
+            }
+            out.a += double(sum(loss));
+            out.b += double(sum(c));
+        });
+    }
+
+    template <class Rows>
+    static void gradient(const Rows& k, const typename Rows::state_type& st, const typename Rows::tile_type& t, alone) {
+        const typename Rows::numbers n(st.swept.sums, k.program);
+        const auto* park = parked(k, st, t.begin);
+        if (n.anchor.near)
+            gradient<true>(k, n, st, park, t);
+        else
+            gradient<false>(k, n, st, park, t);
+    }
+    template <bool Near, class Rows, class Value>
+    static void gradient(const Rows& rows, const typename Rows::numbers k, const typename Rows::state_type& st,
+                         const Value* parked, const typename Rows::tile_type& t) {
+        using F = typename Rows::F;
+        using G = typename Rows::G;
+        constexpr bool single_sweep = Rows::single_sweep;
+        const auto formula = rows.program; // a copy that no store can alias
+        const float beta = rows.frame.env.beta;
+        const F total(st.sum_c), g(st.factor * rows.inv_s), b{double(beta)};
+        const bool stream = written_past_caches<F>(t.dz, t.count, beta);
+        alignas(64) Value buffer[leaf_size];
+        leaves_backwards<F, single_sweep>(
+            t, st.swept.wild, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
+                const auto at = [&](int i) {
+                    F p, c;
+                    if constexpr (single_sweep) {
+                        const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
+                        p = e.p, c = formula.c(k.row, e);
+                    } else {
+                        p = k.anchor.student(F::load(zl + i)) * k.inv_sum_s, c = F::load(parked + begin + i);
+                    }
+                    return g * (c - p * total);
+                };
+                if constexpr (loads_directly<F, G>) {
+                    if (count == leaf_size) {
+                        G* out = t.dz + begin;
+                        if (stream)
+                            for (int i = 0; i < full; i += F::width) {
+                                prefetch<F>(zl + i - 2 * leaf_size);
+                                if constexpr (single_sweep) prefetch<F>(yl + i - 2 * leaf_size);
+                                if constexpr (streams<F, G>) at(i).stream(out + i);
+                            }
+                        else if (beta == 0)
+                            for (int i = 0; i < full; i += F::width) at(i).store(out + i);
+                        else
+                            for (int i = 0; i < full; i += F::width) fma(b, F::load(out + i), at(i)).store(out + i);
+                        return;
+                    }
+                }
+                for (int i = 0; i < full; i += F::width) at(i).store(buffer + i);
+                store_converted(buffer, t.dz + begin, count, beta);
+            });
+    }
+
+    // With differences in double; -inf comes as it is.
+
+    template <class F, class T>
+    static OPD_INLINE F within(const T* p) {
+        const F most(1e30);
+        return min(max(F::load(p), -most), most);
+    }
+    template <class Rows, class Sums>
+    static void entrywise_terms(const Rows& rows, const typename Rows::state_type& st, Sums& out,
+                                const typename Rows::tile_type& t, alone) {
+        using F = typename Rows::F;
+        const auto k = rows.entrywise(st);
+        const auto formula = rows.program; // a copy that no store can alias
+        typename F::mask wide{};
+        leaves_backwards<F, true>(t, false, [&](auto* zl, auto* yl, index_t, int, int full) {
+            F loss(0.), c(0.);
+            for (int block = 0; block < full; block += sum_chain<F>) {
+                F block_loss(0.), block_c(0.);
+                for (int i = block, end = std::min(full, block + sum_chain<F>); i < end; i += F::width) {
+                    const dense_entry<F> e = k.entry(within<F>(zl + i), within<F>(yl + i));
+                    block_loss += formula.term(k.row, k.for_value(e));
+                    block_c += formula.c(k.row, e);
+                    if constexpr (Rows::need.w && !Rows::need.k_is_one) wide = wide | k.wide(e);
+                }
+                loss += block_loss, c += block_c;
+            }
+            out.loss += double(sum(loss));
+            out.c += double(sum(c));
+        });
+        out.wide |= any(wide);
+    }
+    template <class Rows>
+    static void entrywise_gradient(const Rows& rows, const typename Rows::state_type& st,
+                                   const typename Rows::tile_type& t, alone) {
+        using F = typename Rows::F;
+        const auto k = rows.entrywise(st);
+        const auto formula = rows.program; // a copy that no store can alias
+        const F total(st.sum_c), g(st.factor * rows.inv_s);
+        const float beta = rows.frame.env.beta;
+        alignas(64) typename F::value_type buffer[leaf_size];
+        leaves_backwards<F, true>(t, false, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
+            const auto at = [&](int i) {
+                const dense_entry<F> e = k.entry(within<F>(zl + i), within<F>(yl + i));
+                return g * (formula.c(k.row, e) - e.p * total);
+            };
+            if constexpr (loads_directly<F, typename Rows::G>)
+                if (count == leaf_size && beta == 0) {
+                    for (int i = 0; i < full; i += F::width) at(i).store(t.dz + begin + i);
+                    return;
+                }
+            for (int i = 0; i < full; i += F::width) at(i).store(buffer + i);
+            store_converted(buffer, t.dz + begin, count, beta);
+        });
+    }
+    template <class Rows>
+    static void refine(const Rows& rows, const typename Rows::state_type& st, double& total,
+                       const typename Rows::tile_type& t, alone) {
+        using F = typename Rows::F;
+        const raw_sums& s = st.swept.sums;
+        const typename Rows::numbers k(s, rows.program);
+        const auto formula = rows.program; // a copy that no store can alias
+        const double shift = s.shift() + s.d_star();
+        leaves_backwards<F, true>(t, false, [&](auto* zl, auto* yl, index_t, int, int full) {
+            F loss(0.);
+            for (int i = 0; i < full; i += F::width)
+                loss += formula.nonnegative_term(entry_in_double<F>(k, within<F>(zl + i), within<F>(yl + i), s, shift));
+            total += double(sum(loss));
+        });
+    }
+
+    // --- rows of entries ----------------------------------------------------------------------------------------------------
+
+    /// Ascending ids.
+    struct id_set {
+        id_range used = {};
+        static index_t bytes(index_t k) { return static_cast<index_t>(sizeof(index_t)) * k; }
+        /// Takes the used ids of k slots; whether one of them repeats.
+        int take(const entry_c* c, index_t k, std::byte* memory, alone) {
+            auto *sorted = reinterpret_cast<index_t*>(memory), *end = sorted;
+            for (index_t j = 0; j < k; ++j)
+                if (c[j].id != -1) *end++ = c[j].id;
+            std::sort(sorted, end);
+            used = {sorted, end};
+            return std::adjacent_find(sorted, end) != end;
+        }
+    };
+    template <class F, bool Teacher, raw_sums_needed Need, class Tile>
+    static void sweep(swept& p, const Tile& t, alone, const id_set& excluded) {
+        const auto [begin, end] = excluded.used;
+        sweep_tile<F, Teacher, Need>(
+            p, t.z, t.y, t.begin, t.count,
+            {std::lower_bound(begin, end, t.begin), std::lower_bound(begin, end, t.begin + t.count)});
+    }
+
+    /// Sorts entries by id and adds up repeated ids in their order.
+    static void merge_repeats(entry_c* e, index_t& n, alone) {
+        std::sort(e, e + n,
+                  [](const entry_c& a, const entry_c& b) { return a.id != b.id ? a.id < b.id : a.slot < b.slot; });
+        index_t k = 0;
+        for (index_t j = 0; j < n; ++j)
+            if (k > 0 && e[k - 1].id == e[j].id)
+                e[k - 1].c += e[j].c;
+            else
+                e[k++] = e[j];
+        n = k;
+    }
+
+    /// Whether some id lies neither in [0, n) nor is -1, an unused slot, or repeats. An exact search only on a collision.
+    static constexpr index_t repeats_bytes = 8192;
+    template <class Id>
+    static int repeats(const Id* ids, index_t k, index_t n, std::byte* memory, alone) {
+        auto* seen = reinterpret_cast<std::uint64_t*>(memory);
+        bool good = true;
+        for (index_t j = 0; j < k; ++j)
+            good &= static_cast<std::uint64_t>(static_cast<index_t>(ids[j])) + 1 < static_cast<std::uint64_t>(n) + 1;
+        if (!good) return true;
+        std::fill_n(seen, repeats_bytes / 8, std::uint64_t{0});
+        for (index_t j = 0; j < k; ++j) {
+            if (static_cast<index_t>(ids[j]) == -1) continue;
+            const auto h = static_cast<std::uint64_t>(ids[j]) & 0xffff;
+            std::uint64_t& word = seen[h >> 6];
+            const std::uint64_t bit = std::uint64_t{1} << (h & 63);
+            if (word & bit)
+                for (index_t i = 0; i < j; ++i)
+                    if (ids[i] == ids[j]) return true;
+            word |= bit;
+        }
+        return false;
+    }
+
+    /// dz = beta dz + share·e^((z - z*)/T) over a tile, z* the anchor of `s`. dz may be z.
+    template <class Tile>
+    static void pull_back(const Tile& t, const raw_sums& s, double share, float beta, alone) {
+        using Z = std::remove_cvref_t<decltype(*t.z)>;
+        using G = std::remove_cvref_t<decltype(*t.dz)>;
+        using F = pack_for<Z, G>;
+        using value = typename F::value_type;
+        const anchor_lanes<F> a(s);
+        const F factor(share), b{double(beta)};
+        const bool stream = written_past_caches<F>(t.dz, t.count, beta);
+        staged_leaf<F> stage;
+        alignas(64) value buffer[leaf_size];
+        for (index_t begin = (t.count - 1) / leaf_size * leaf_size; begin >= 0; begin -= leaf_size) {
+            const int count = static_cast<int>(std::min<index_t>(leaf_size, t.count - begin));
+            if constexpr (loads_directly<F, Z> && loads_directly<F, G>)
+                if (count == leaf_size) { // -inf needs no staging: e^-inf is the one thing formed
+                    const Z* in = t.z + begin;
+                    G* out = t.dz + begin;
+                    if (stream)
+                        for (int i = 0; i < count; i += F::width) {
+                            prefetch<F>(in + i - 2 * leaf_size);
+                            if constexpr (streams<F, G>) (factor * a.student(F::load(in + i))).stream(out + i);
+                        }
+                    else if (beta == 0)
+                        for (int i = 0; i < count; i += F::width) (factor * a.student(F::load(in + i))).store(out + i);
+                    else
+                        for (int i = 0; i < count; i += F::width)
+                            fma(b, F::load(out + i), factor * a.student(F::load(in + i))).store(out + i);
+                    continue;
+                }
+            const int full = staged_leaf<F>::load(stage.z, t.z + begin, count);
+            for (int i = 0; i < full; i += F::width) (factor * a.student(F::load(stage.z + i))).store(buffer + i);
+            for (int i = 0; i < count; ++i) {
+                G& to = t.dz[begin + i];
+                const value old = beta == 0 ? value(0) : value(beta) * static_cast<value>(element<G>::load(to));
+                to = element<G>::store(static_cast<arithmetic_t<G>>(old + buffer[i]));
+            }
+        }
+#if defined(OPD_AVX512)
+        if (stream) _mm_sfence(); // entries will be stored on streamed lines
+#endif
+    }
+};
+
+} // namespace OPD_ISA
+} // namespace opd::detail

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// A row's entries as a dense program sees them (row_program.hpp: dense_entry), from its normalisers and anchors, in lanes or in one
+// thread's numbers. `Anchors` forms e^((z - z*)/T), e^((y - y*)/T) and delta; what is made of them is the same text.
+#pragma once
+
+#include <cmath>
+
+#include "opd/config.hpp"
+#include "opd/lanes.hpp"
+#include "opd/row_program.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+template <class F, class Anchors, class Program>
+struct row_numbers {
+    Anchors anchor;
+    row_constants<F> row;
+    F inv_sum_s, inv_sum_t, log_sum_s, log_sum_t;
+
+    OPD_HD row_numbers(const raw_sums& s, const Program& program)
+        : anchor(s), row{F(1 / (1 + s.S)), F(::exp(-s.d_star()) / (1 + s.S)), F(s.d_star()), F(s.ratio())},
+          inv_sum_s(1 / (1 + s.S)), inv_sum_t(1 / (1 + s.T)), log_sum_s(::log1p(s.S)), log_sum_t(::log1p(s.T)) {
+        row.anchored = s.ratio() > 0;
+        if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
+    }
+
+    /// Near: `anchor.near`, where it is known at compile time.
+    template <bool Near>
+    OPD_HD OPD_INLINE dense_entry<F> entry(F z, F y) const {
+        dense_entry<F> e;
+        e.p = anchor.student(z) * inv_sum_s;
+        e.q = anchor.teacher(y) * inv_sum_t;
+        e.delta = anchor.template delta<Near>(z, y);
+        e.log_p = pin(z - anchor.z_s) * anchor.inv_s - log_sum_s;
+        e.log_q = pin(y - anchor.y_t) * anchor.inv_t - log_sum_t;
+        return e;
+    }
+};
+
+/// Which log-probs of an infinite row are raised inside the logarithms, and to what.
+struct raised_logs {
+    bool q = false, p = false; ///< the teacher's, the student's
+    double floor = 0;
+};
+
+/// Numbers of a row that is looked at entry by entry: infinite rows under `floor`, rows whose raw sums lost their digits on the way
+/// to their anchor. Differences are taken in double. Logits come within ±1e30.
+template <class F, class Anchors, class Program>
+struct entrywise_numbers : row_numbers<F, Anchors, Program> {
+    static constexpr double none = 3e38; // beyond every log-prob
+    double inv_s, inv_t, shift;
+    F floor_p, raised_p, floor_q, above_floor, k, d_star;
+    bool floored;
+
+    OPD_HD entrywise_numbers(const raw_sums& s, const Program& program, raised_logs up, double exponent)
+        : row_numbers<F, Anchors, Program>(s, program), inv_s(s.inv_s), inv_t(s.inv_t), shift(s.shift()),
+          floor_p(up.p ? up.floor : -none), raised_p(up.p ? ::exp(up.floor) : 0), floor_q(up.q ? up.floor : -none),
+          above_floor(up.q ? up.floor + s.d_star() : -none), k(exponent), d_star(s.d_star()), floored(up.q) {}
+
+    /// As c sees it: with the teacher's floor, without the student's (the gradient of forward KL is p - q).
+    OPD_HD OPD_INLINE dense_entry<F> entry(F z, F y) const {
+        const bool below_floor = floored && !any(y > F(-1e30)); // no difference of theirs is below the floor's
+        dense_entry<F> e;
+        e.p = this->anchor.student(z) * this->inv_sum_s;
+        e.q = this->anchor.teacher(y) * this->inv_sum_t;
+        e.log_p = pin(z - this->anchor.z_s) * this->anchor.inv_s - this->log_sum_s;
+        e.log_q = max(pin(y - this->anchor.y_t) * this->anchor.inv_t - this->log_sum_t, floor_q);
+        e.delta = e.log_p - above_floor;
+        if (!below_floor) e.delta = min(in_double(z, inv_s, y, inv_t, shift), e.delta);
+        return e;
+    }
+    /// As the value sees it: p itself raised too, where q > 0, for not every program has a logarithm.
+    OPD_HD OPD_INLINE dense_entry<F> for_value(dense_entry<F> e) const {
+        if constexpr (requires(const Program& p) { p.infinite_where_student_zero(); }) {
+            const auto low = e.log_p < floor_p;
+            const typename F::mask lifted = low & (e.q > F(0));
+            e.p = select(lifted, raised_p, e.p);
+            e.log_p = max(e.log_p, floor_p);
+            e.delta = max(e.delta, floor_p - e.log_q - d_star);
+        }
+        return e;
+    }
+    /// Whether float cannot carry e^(-k delta), if the program forms it, at this entry.
+    OPD_HD OPD_INLINE typename F::mask wide(const dense_entry<F>& e) const {
+        const F x = max(-k * e.delta, -k * (e.delta + d_star));
+        const typename F::mask alive = e.log_p > F(-1e20), has_mass = (e.p + e.q) > F(0);
+        const typename F::mask far = reach_of(x, -e.log_p) > F(steepest), steep = x > F(steepest);
+        return (far & alive) | (steep & has_mass);
+    }
+};
+
+/// For a value near 0: p, q and the whole log p - log q in delta, in double but for the normalisers.
+template <class F, class Numbers>
+OPD_HD OPD_INLINE dense_entry<F> entry_in_double(const Numbers& k, F z, F y, const raw_sums& s, double shift) {
+    dense_entry<F> e;
+    e.p = k.anchor.student(z) * k.inv_sum_s;
+    e.q = k.anchor.teacher(y) * k.inv_sum_t;
+    e.delta = in_double(z, s.inv_s, y, s.inv_t, shift);
+    return e;
+}
+
+} // namespace OPD_ISA
+} // namespace opd::detail

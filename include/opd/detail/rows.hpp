@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows, as every backend runs them. What happens in a row is written once, as phases over a *team*: one thread of the CPU, or a
+// block of GPU threads. A kind of rows (dense_rows.hpp, entry_rows.hpp) is a struct of plain members whose `row(team)` walks
+// through its phases. A phase is three static functions,
+//
+//   part(rows, state, at) -> partial     one thread's share; `at` says which: at.id of at.count
+//   merge(a, b)                          associative up to rounding, in thread order
+//   finish(rows, state, all)             once; writes the team's state
+//
+// run by team.fold<Phase>(rows), or one, run(rows, state, at), which every thread calls: team.each<Phase>(rows). Between two
+// phases every thread sees the same state. The few phases that walk over the vocabulary ask an *engine* to do it
+// (lane_engine.hpp, thread_engine.hpp); all else is the same text on every backend. No CUDA header: a host loop over thread
+// indices runs the GPU's rows in tests.
+//
+// A *frame* knows the batch: env, rows, factor(r) = w_r f_r, and where a group of rows leaves its result.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "opd/batch.hpp"
+#include "opd/config.hpp"
+#include "opd/diagnostics.hpp"
+#include "opd/element.hpp"
+#include "opd/reduction.hpp"
+#include "opd/student.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+/// Which thread of its team one is: of the CPU's, which has no other, so that loops over `at.count` are plain ones; of a block's.
+struct alone {
+    static constexpr int id = 0, count = 1;
+};
+struct one_of {
+    int id, count;
+};
+
+/// A team of one.
+template <class State>
+struct team_of_one {
+    State state_ = {};
+
+    const State& state() const { return state_; }
+    void begin(index_t row, std::byte* scratch) {
+        state_.row = row;
+        state_.scratch = scratch;
+    }
+    void move_to(index_t row) { state_.row = row; }
+    template <class Phase, class Rows>
+    OPD_INLINE void fold(const Rows& k) {
+        Phase::finish(k, state_, Phase::part(k, state_, alone{}));
+    }
+    template <class Phase, class Rows, class... Extra>
+    OPD_INLINE void each(const Rows& k, Extra... extra) {
+        Phase::run(k, state_, alone{}, extra...);
+    }
+};
+
+/// Hands out arrays from one stretch of memory, each aligned to 64 bytes; from null it counts alone.
+struct carver {
+    std::byte* base = nullptr;
+    std::size_t used = 0;
+    template <class T>
+    OPD_HD T* take(index_t n) {
+        T* p = reinterpret_cast<T*>(base ? base + used : nullptr);
+        used += (sizeof(T) * static_cast<std::size_t>(n) + 63) / 64 * 64;
+        return p;
+    }
+};
+
+/// What a row reports.
+struct row_report {
+    double loss = 0; ///< L_r, before weight and clamp
+    double lse = 0;  ///< the student's log-sum-exp
+    bool bad = false, infinite = false, careful = false, clamped = false;
+};
+
+/// State of a team: the row in hand, and what its group's rows add up to.
+struct row_state {
+    index_t row = 0;
+    std::byte* scratch = nullptr; ///< the rows' scratch_bytes(), this team's alone
+    bool kept = false;
+    bool live = false; ///< rows of entries: there is a gradient
+    double factor = 0; ///< w_r f_r
+    row_report report = {};
+    result partial = {};
+};
+
+/// Row r is taken up: is it kept, and with what factor?
+template <class Rows>
+struct begin_row {
+    template <class At>
+    OPD_HD static void run(const Rows& k, typename Rows::state_type& st, At at) {
+        if (at.id != 0) return;
+        st.report = {};
+        st.live = false;
+        st.kept = k.frame.env.mask.kept(st.row);
+        diagnostics& d = st.partial.diagnostics;
+        ++d.rows;
+        if (!st.kept) return;
+        ++d.kept;
+        st.factor = k.frame.factor(st.row);
+        st.report.bad = is_nan(st.factor);
+    }
+};
+
+/// Row r is done: its part of the loss, per-row outputs and counts.
+template <class Rows>
+struct end_row {
+    template <class At>
+    OPD_HD static void run(const Rows& k, typename Rows::state_type& st, At at) {
+        if (at.id != 0) return;
+        const auto& e = k.frame.env;
+        const index_t r = st.row;
+        const float old = e.losses.empty() || e.beta_loss == 0 ? 0 : e.beta_loss * e.losses[r];
+        if (!st.kept) {
+            if (!e.losses.empty()) e.losses[r] = old;
+            return;
+        }
+        diagnostics& d = st.partial.diagnostics;
+        const row_report& o = st.report;
+        const double loss = o.bad ? 0 : (o.clamped ? (o.loss < 0 ? -e.loss_clamp : e.loss_clamp) : o.loss);
+        if (o.bad) {
+            ++d.bad_rows;
+            d.first_bad_row = d.first_bad_row < 0 ? r : d.first_bad_row;
+        } else {
+            count_staleness(d, e, r);
+            d.kept_loss += o.loss;
+            st.partial.loss += st.factor * loss;
+        }
+        if (o.infinite) {
+            ++d.infinite_rows;
+            d.first_infinite_row = d.first_infinite_row < 0 ? r : d.first_infinite_row;
+        }
+        d.careful_rows += o.careful;
+        d.clamped_rows += o.clamped;
+        if (!e.losses.empty()) {
+            const double w = e.weights.empty() || o.bad ? 1 : e.weights[r];
+            e.losses[r] = old + float(w * loss);
+        }
+        if (!e.lse.empty()) e.lse[r] = o.lse;
+    }
+};
+
+template <class Rows>
+struct end_group {
+    template <class At>
+    OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, At at, index_t group) {
+        if (at.id == 0) k.frame.partials[group] = st.partial;
+    }
+};
+
+/// A team's work: group g of the rows, one after the other.
+template <class Rows, class Team>
+OPD_HD void run_rows(const Rows& k, index_t g, Team& team, std::byte* scratch) {
+    const index_t first = g * k.frame.group;
+    team.begin(first, scratch);
+    for (index_t r = first; r < first + k.frame.group && r < k.frame.rows; ++r) {
+        team.move_to(r);
+        team.template each<begin_row<Rows>>(k);
+        k.row(team);
+        team.template each<end_row<Rows>>(k);
+    }
+    team.template each<end_group<Rows>>(k, g);
+}
+
+/// Whether env.loss_clamp cuts a loss.
+template <space S>
+OPD_HD bool clamps(const basic_env<S>& e, double loss) {
+    return e.loss_clamp > 0 && (loss > e.loss_clamp || loss < -e.loss_clamp);
+}
+
+/// One thread's share of: dz = beta·dz over columns [from, cols) of a row, then the view's padding by policy.
+template <class Student, class At>
+OPD_HD void clear_columns(const Student& s, index_t row, index_t from, float beta, At at) {
+    using G = typename Student::gradient_type;
+    using value = arithmetic_t<G>;
+    if (s.dz.empty()) return;
+    G* dz = s.dz.row(row);
+    for (index_t i = from + at.id; i < s.dz.cols; i += at.count)
+        dz[i] = beta == 0 ? element<G>::store(0) : element<G>::store(value(beta) * element<G>::load(dz[i]));
+    if (s.pad == padding::zero)
+        for (index_t i = at.id; i < s.dz.padding; i += at.count) dz[s.dz.cols + i] = element<G>::store(0);
+}
+
+} // namespace OPD_ISA
+} // namespace opd::detail

@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The V-sized phases of a row on a GPU (rows.hpp): threads that stride over it. No CUDA header: a host loop over thread indices runs
+// them in tests.
+//
+// A thread sums 8 entries at a time in its number type, relative to the anchors it has met, and folds them into double
+// (row_program.hpp: raw_sums); threads merge by moving both to the better anchor, exactly; ties go to the lower id. So values
+// and gradients keep the anchored accuracy of the CPU, though not its bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "opd/config.hpp"
+#include "opd/detail/row_numbers.hpp"
+#include "opd/detail/rows.hpp"
+#include "opd/detail/sparse_math.hpp"
+#include "opd/detail/tiles.hpp"
+#include "opd/element.hpp"
+#include "opd/lanes.hpp"
+#include "opd/row_program.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+/// The number type that a thread computes rows of these storage types in.
+template <class... T>
+using thread_number =
+    std::conditional_t<(std::is_same_v<arithmetic_t<T>, double> || ...), scalar<double>, scalar<float>>;
+
+inline constexpr int entries_at_a_time = 8;   // summed in the thread's number type before they are folded into double
+inline constexpr double lowest_logit = -1e30; // stands for -inf
+
+/// What a thread saw by the bits of the logits.
+struct row_contents {
+    bool bad = false;          ///< NaN or +inf
+    bool teacher_zero = false; ///< somewhere student > -inf = teacher
+    bool student_zero = false; ///< somewhere teacher > -inf = student
+};
+
+template <class F>
+struct loaded {
+    F x;
+    bool zero; ///< -inf
+};
+/// Entry *p as the thread's number within ±1e30.
+template <class F, class T>
+OPD_HD OPD_INLINE loaded<F> load_logit(const T* p, bool& bad) {
+    using value = typename F::value_type;
+    using bits = float_bits<value>;
+    using word = typename bits::word;
+    const value x = static_cast<value>(element<std::remove_const_t<T>>::load(*p));
+    const word w = bit_cast<word>(x);
+    if ((w & bits::magnitude) < bit_cast<word>(value(1e30))) return {F::raw(x), false};
+    const bool zero = is_neg_inf(x);
+    bad |= !zero && (w & bits::magnitude) >= bits::infinity;
+    return {F::raw(w > bits::magnitude ? value(-1e30) : value(1e30)), zero};
+}
+
+/// e^(x·(hi + lo)) for x <= 0, the product's rounding made good: its error does not grow with |x|.
+template <class F>
+OPD_HD OPD_INLINE F exp_scaled(F x, F hi, F lo) {
+    const F t = x * hi;
+    const F lost = fma(x, hi, -t) + x * lo;
+    const F e = exp(t);
+    return select(t < F(-800), F(0), fma(e, lost, e)); // 0 also where t or lost is beyond the number type
+}
+
+/// Anchors (row_program.hpp) as one thread's numbers.
+template <class F>
+struct thread_anchors {
+    using value = typename F::value_type;
+    F z_s, y_s, y_t, d0;
+    F inv_s, low_s, inv_t, low_t; // 1/T in two parts
+    bool near;                    // how delta is grouped: each form alone loses digits on some rows
+
+    OPD_HD explicit thread_anchors(const raw_sums& s)
+        : z_s(s.z_s), y_s(s.y_s), y_t(s.y_t), d0(s.z_s - s.y_s), inv_s(s.inv_s),
+          low_s(s.inv_s - double(value(s.inv_s))), inv_t(s.inv_t), low_t(s.inv_t - double(value(s.inv_t))),
+          near(s.inv_s == s.inv_t && s.z_s - s.y_s <= 16 && s.z_s - s.y_s >= -16) {}
+
+    OPD_HD OPD_INLINE F student(F z) const { return exp_scaled(pin(z - z_s), inv_s, low_s); }
+    OPD_HD OPD_INLINE F teacher(F y) const { return exp_scaled(pin(y - y_t), inv_t, low_t); }
+    template <bool> // a thread's loops hold a branch as it is
+    OPD_HD OPD_INLINE F delta(F z, F y) const {
+        if (near) return within(pin(pin(z - y) - d0) * inv_s);
+        return within(within(pin(z - z_s) * inv_s) - within(pin(y - y_s) * inv_t));
+    }
+    OPD_HD OPD_INLINE static F within(F x) { return min(max(x, F(-1e30)), F(1e30)); }
+};
+
+/// A row as one thread, or several, have swept it. Sums exclude their anchors; an anchor -1 means that side had no mass yet.
+struct row_sweep {
+    raw_sums sums = {};
+    double reach = -1e300; ///< the largest `reach_of`: float carries up to `steepest`
+    double risen = 0;      ///< nats that the student's anchor rose by, up to anchor_slack
+    double grown = 0;      ///< log of the factor by which W's terms have grown since they were smallest
+    bool rough_s = false,
+         rough_x = false; ///< an anchor moved by so many nats of log-ratio that float's delta lost digits, or W was cut
+    row_contents contents = {};
+    bool lost_digits = false; ///< by `close`
+
+    OPD_HD static row_sweep begin(double inv_s, double inv_t, double k, bool x_power) {
+        row_sweep out;
+        out.sums.inv_s = inv_s, out.sums.inv_t = inv_t, out.sums.k = k;
+        if (x_power) out.sums.x_power = raw_sums::power_for(k);
+        return out;
+    }
+    /// After the last tile, of the sweep of all threads.
+    template <bool Teacher, raw_sums_needed Need>
+    OPD_HD void close(bool may_be_empty = false) {
+        contents.bad |= (!may_be_empty && sums.s < 0) || (Teacher && sums.t < 0);
+        lost_digits = (Need.x && rough_x) || ((Need.u || Need.w) && rough_s) ||
+                      (Need.w && !Need.k_is_one && grown > 10); // terms not felt grew
+    }
+
+    /// The student's anchor moves to token id, which is in none of these sums.
+    OPD_HD void student_to(index_t id, double z, double y) {
+        if (sums.s < 0) {
+            sums.s = id, sums.z_s = z, sums.y_s = y;
+            return;
+        }
+        const double a = (sums.z_s - z) * sums.inv_s, g = a - (sums.y_s - y) * sums.inv_t;
+        rough_x |= g > 200 || g < -200;
+        rough_s |= (g > 200 || g < -200) && a > -100; // else nothing of this side is left
+        reach -= sums.k * g;
+        risen -= a;
+        if (risen > anchor_slack) risen = 0, reach += anchor_slack;
+        grown = grown + a - sums.k * g > 0 ? grown + a - sums.k * g : 0;
+        sums.rebase_student(id, z, y);
+    }
+    OPD_HD void teacher_to(index_t id, double z, double y) {
+        if (sums.t < 0)
+            sums.t = id, sums.z_t = z, sums.y_t = y;
+        else
+            sums.rebase_teacher(id, z, y);
+    }
+    OPD_HD static bool better(double x, index_t i, double y, index_t j) { return x > y || (x == y && i < j); }
+
+    /// Sums over two disjoint sets of entries: both move to the better anchors, then add.
+    OPD_HD static row_sweep merge(row_sweep a, row_sweep b) {
+        if (b.sums.s >= 0 && (a.sums.s < 0 || better(b.sums.z_s, b.sums.s, a.sums.z_s, a.sums.s)))
+            a.student_to(b.sums.s, b.sums.z_s, b.sums.y_s);
+        else if (a.sums.s >= 0)
+            b.student_to(a.sums.s, a.sums.z_s, a.sums.y_s);
+        if (b.sums.t >= 0 && (a.sums.t < 0 || better(b.sums.y_t, b.sums.t, a.sums.y_t, a.sums.t)))
+            a.teacher_to(b.sums.t, b.sums.z_t, b.sums.y_t);
+        else if (a.sums.t >= 0)
+            b.teacher_to(a.sums.t, a.sums.z_t, a.sums.y_t);
+        a.sums.S += b.sums.S, a.sums.T += b.sums.T, a.sums.U += b.sums.U, a.sums.W += b.sums.W, a.sums.X += b.sums.X;
+        a.reach = a.reach < b.reach ? b.reach : a.reach;
+        a.grown = a.grown < b.grown ? b.grown : a.grown;
+        a.rough_s |= b.rough_s, a.rough_x |= b.rough_x;
+        a.contents.bad |= b.contents.bad;
+        a.contents.teacher_zero |= b.contents.teacher_zero;
+        a.contents.student_zero |= b.contents.student_zero;
+        return a;
+    }
+};
+
+struct nothing_excluded {
+    OPD_HD OPD_INLINE bool operator()(index_t) const { return false; }
+};
+/// One thread's share of a tile. `Teacher` false: y is not read. Excluded ids are looked at, but neither summed nor made an anchor.
+template <class F, bool Teacher, raw_sums_needed Need, class Tile, class Excluded = nothing_excluded>
+OPD_HD void sweep_thread(row_sweep& out, const Tile& t, one_of at, const Excluded& excluded = {}) {
+    raw_sums& s = out.sums;
+    thread_anchors<F> a(s);
+    const F lowest(lowest_logit);
+    for (index_t first = at.id; first < t.count; first += index_t{at.count} * entries_at_a_time) {
+        F zs[entries_at_a_time], ys[entries_at_a_time];
+        // load, and look for better anchors; ids ascend, so the first of equals stays
+        F top_z = s.s < 0 ? lowest : a.z_s, top_y = s.t < 0 ? lowest : a.y_t;
+        F y_at_top(0.), z_at_top(0.);
+        index_t new_s = -1, new_t = -1;
+        for (int i = 0; i < entries_at_a_time; ++i) {
+            const index_t here = first + index_t{i} * at.count, id = t.begin + here;
+            zs[i] = ys[i] = lowest;
+            if (here >= t.count) continue;
+            const loaded<F> zi = load_logit<F>(t.z + here, out.contents.bad);
+            zs[i] = excluded(id) ? lowest : zi.x;
+            if constexpr (Teacher) {
+                const loaded<F> yi = load_logit<F>(t.y + here, out.contents.bad);
+                ys[i] = yi.x;
+                out.contents.teacher_zero |= yi.zero && !zi.zero;
+                out.contents.student_zero |= zi.zero && !yi.zero;
+                if (ys[i] > top_y) top_y = ys[i], z_at_top = zs[i], new_t = id;
+            }
+            if (zs[i] > top_z) top_z = zs[i], y_at_top = ys[i], new_s = id;
+        }
+        if (new_s >= 0) out.student_to(new_s, double(top_z.v), double(y_at_top.v));
+        if (new_t >= 0) out.teacher_to(new_t, double(z_at_top.v), double(top_y.v));
+        if (new_s >= 0 || new_t >= 0) a = thread_anchors<F>(s);
+
+        F S(0.), T(0.), U(0.), W(0.), X(0.), reach(-1e30);
+        for (int i = 0; i < entries_at_a_time; ++i) {
+            const index_t id = t.begin + first + index_t{i} * at.count;
+            const bool has_z = zs[i] > lowest, has_y = Teacher && ys[i] > lowest;
+            const F e = has_z && id != s.s ? a.student(zs[i]) : F(0.);
+            S += e;
+            if constexpr (Teacher) {
+                const F f = has_y && id != s.t ? a.teacher(ys[i]) : F(0.);
+                T += f;
+                if constexpr (Need.u || Need.w || Need.x) {
+                    const bool in_s = e > F(0.), in_t = f > F(0.);
+                    const F delta = a.template delta<false>(zs[i], ys[i]);
+                    if constexpr (Need.u) U = in_s ? fma(e, delta, U) : U;
+                    if constexpr (Need.w) {
+                        const F x = -F(s.k) * delta, edge(80);
+                        W += in_s ? e * expm1(min(max(x, -edge), edge)) : F(0.);
+                        if (has_z && has_y) reach = max(reach, reach_of(x, (a.z_s - zs[i]) * a.inv_s));
+                    }
+                    if constexpr (Need.x) {
+                        F x = delta;
+                        if constexpr (Need.x_power)
+                            if (s.x_power != 0) x = expm1(min(F(s.x_power) * delta, F(80))) * F(1 / s.x_power);
+                        X = in_t ? fma(f, x, X) : X;
+                    }
+                }
+            }
+        }
+        s.S += double(S.v), s.T += double(T.v), s.U += double(U.v), s.W += double(W.v), s.X += double(X.v);
+        out.reach = out.reach < double(reach.v) ? double(reach.v) : out.reach;
+        out.rough_s |= reach > F(steepest); // W was cut: no later anchor brings it back
+    }
+}
+
+/// dz = beta·dz + g
+template <class G>
+OPD_HD OPD_INLINE void store_gradient(G* dz, double g, float beta) {
+    using value = arithmetic_t<G>;
+    const auto x = static_cast<value>(g);
+    *dz = element<G>::store(beta == 0 ? x : value(beta) * element<G>::load(*dz) + x);
+}
+
+struct thread_engine {
+    template <class... T>
+    using number = thread_number<T...>;
+    template <class F>
+    using anchors = thread_anchors<F>;
+    using sweep_type = row_sweep;
+
+    // --- dense rows ---------------------------------------------------------------------------------------------------------
+
+    template <class Rows>
+    static std::size_t scratch_bytes(index_t, bool) {
+        return 0;
+    }
+    template <class F, bool Teacher, raw_sums_needed Need, class Tile>
+    OPD_HD static void sweep(row_sweep& p, const Tile& t, one_of at) {
+        sweep_thread<F, Teacher, Need>(p, t, at);
+    }
+
+    /// Calls visit(z, y, i) for a thread's share of a tile, 8 at a time, and fold() after each 8.
+    template <class F, class Tile, class Visit, class Fold>
+    OPD_HD OPD_INLINE static void eights(const Tile& t, one_of at, Visit visit, Fold fold) {
+        bool bad = false; // such rows do not come here
+        for (index_t first = at.id; first < t.count; first += index_t{at.count} * entries_at_a_time) {
+            for (int i = 0; i < entries_at_a_time; ++i) {
+                const index_t here = first + index_t{i} * at.count;
+                if (here >= t.count) break;
+                visit(load_logit<F>(t.z + here, bad).x, load_logit<F>(t.y + here, bad).x);
+            }
+            fold();
+        }
+    }
+    template <class Rows, class Sums>
+    OPD_HD static void terms(const Rows& k, const typename Rows::state_type& st, Sums& out,
+                             const typename Rows::tile_type& t, one_of at) {
+        using F = typename Rows::F;
+        const typename Rows::numbers n(st.swept.sums, k.program);
+        F loss(0.), c(0.);
+        eights<F>(
+            t, at,
+            [&](F z, F y) {
+                const dense_entry<F> e = n.template entry<false>(z, y);
+                loss += k.program.term(n.row, e);
+                c += k.program.c(n.row, e);
+            },
+            [&] {
+                out.a += double(loss.v), out.b += double(c.v);
+                loss = c = F(0.);
+            });
+    }
+    template <class Rows, class Sums>
+    OPD_HD static void entrywise_terms(const Rows& k, const typename Rows::state_type& st, Sums& out,
+                                       const typename Rows::tile_type& t, one_of at) {
+        using F = typename Rows::F;
+        const auto n = k.entrywise(st);
+        F loss(0.), c(0.);
+        eights<F>(
+            t, at,
+            [&](F z, F y) {
+                const dense_entry<F> e = n.entry(z, y);
+                loss += k.program.term(n.row, n.for_value(e));
+                c += k.program.c(n.row, e);
+                if constexpr (Rows::need.w && !Rows::need.k_is_one) out.wide |= n.wide(e);
+            },
+            [&] {
+                out.loss += double(loss.v), out.c += double(c.v);
+                loss = c = F(0.);
+            });
+    }
+    template <class Rows>
+    OPD_HD static void refine(const Rows& k, const typename Rows::state_type& st, double& total,
+                              const typename Rows::tile_type& t, one_of at) {
+        using F = typename Rows::F;
+        const raw_sums& s = st.swept.sums;
+        const typename Rows::numbers n(s, k.program);
+        const double shift = s.shift() + s.d_star();
+        F loss(0.);
+        eights<F>(
+            t, at, [&](F z, F y) { loss += k.program.nonnegative_term(entry_in_double<F>(n, z, y, s, shift)); },
+            [&] {
+                total += double(loss.v);
+                loss = F(0.);
+            });
+    }
+
+    template <class Rows, class Entry>
+    OPD_HD OPD_INLINE static void gradient_of(const Rows& k, const typename Rows::state_type& st,
+                                              const typename Rows::tile_type& t, one_of at, Entry entry,
+                                              const row_constants<typename Rows::F>& row) {
+        using F = typename Rows::F;
+        const F total(st.sum_c), g(st.factor * k.inv_s);
+        const float beta = k.frame.env.beta;
+        bool bad = false; // such rows do not come here
+        for (index_t i = at.id; i < t.count; i += at.count) {
+            const dense_entry<F> e = entry(load_logit<F>(t.z + i, bad).x, load_logit<F>(t.y + i, bad).x);
+            store_gradient(t.dz + i, (g * (k.program.c(row, e) - e.p * total)).v, beta);
+        }
+    }
+    template <class Rows>
+    OPD_HD static void gradient(const Rows& k, const typename Rows::state_type& st, const typename Rows::tile_type& t,
+                                one_of at) {
+        using F = typename Rows::F;
+        const typename Rows::numbers n(st.swept.sums, k.program);
+        gradient_of(
+            k, st, t, at, [&](F z, F y) { return n.template entry<false>(z, y); }, n.row);
+    }
+    template <class Rows>
+    OPD_HD static void entrywise_gradient(const Rows& k, const typename Rows::state_type& st,
+                                          const typename Rows::tile_type& t, one_of at) {
+        using F = typename Rows::F;
+        const auto n = k.entrywise(st);
+        gradient_of(
+            k, st, t, at, [&](F z, F y) { return n.entry(z, y); }, n.row);
+    }
+
+    // --- rows of entries ----------------------------------------------------------------------------------------------------
+
+    /// A set of ids, one bit for ids that share their last bits; what it lets through is looked up.
+    struct id_set {
+        static constexpr int words = 512;
+        std::uint32_t bits[words] = {};
+        const entry_c* ids = nullptr;
+        index_t count = 0;
+
+        OPD_HD static index_t bytes(index_t) { return 0; }
+        OPD_HD OPD_INLINE static unsigned bit_of(index_t id) { return static_cast<unsigned>(id) & (32 * words - 1); }
+        /// Takes the used ids of k slots; whether a thread's share of them repeats others. Each thread owns every at.count-th word.
+        OPD_HD int take(const entry_c* c, index_t k, std::byte*, one_of at) {
+            if (at.id == 0) ids = c, count = k;
+            for (int w = at.id; w < words; w += at.count) bits[w] = 0;
+            for (index_t j = 0; j < k; ++j) {
+                const unsigned b = bit_of(c[j].id);
+                if (static_cast<int>(b >> 5) % at.count == at.id) bits[b >> 5] |= std::uint32_t{1} << (b & 31);
+            }
+            int repeats = 0;
+            for (index_t j = at.id; j < k; j += at.count)
+                if (c[j].id != -1)
+                    for (index_t i = 0; i < j; ++i) repeats |= c[i].id == c[j].id;
+            return repeats;
+        }
+        OPD_HD OPD_INLINE bool operator()(index_t id) const {
+            const unsigned b = bit_of(id);
+            if ((bits[b >> 5] >> (b & 31)) & 1)
+                for (index_t j = 0; j < count; ++j)
+                    if (ids[j].id == id) return true;
+            return false;
+        }
+    };
+    template <class F, bool Teacher, raw_sums_needed Need, class Tile>
+    OPD_HD static void sweep(row_sweep& p, const Tile& t, one_of at, const id_set& excluded) {
+        sweep_thread<F, Teacher, Need>(p, t, at, excluded);
+    }
+
+    /// A thread's share of the slots that are the first of their id.
+    OPD_HD static void merge_repeats(entry_c* e, const index_t& n, one_of at) {
+        for (index_t j = at.id; j < n; j += at.count) {
+            bool leads = true;
+            for (index_t i = 0; i < j; ++i) leads &= e[i].id != e[j].id;
+            if (!leads) {
+                e[j].slot = -1;
+                continue;
+            }
+            double c = e[j].c;
+            for (index_t i = j + 1; i < n; ++i) c += e[i].id == e[j].id ? e[i].c : 0;
+            e[j].c = c;
+        }
+    }
+
+    /// Whether some id of a thread's share lies neither in [0, n) nor is -1, an unused slot, or repeats.
+    static constexpr index_t repeats_bytes = 0;
+    template <class Id>
+    OPD_HD static int repeats(const Id* ids, index_t k, index_t n, std::byte*, one_of at) {
+        int bad = 0;
+        for (index_t j = at.id; j < k; j += at.count) {
+            const auto id = static_cast<index_t>(ids[j]);
+            if (id == -1) continue;
+            bad |= id < 0 || id >= n;
+            for (index_t i = 0; i < j; ++i) bad |= ids[i] == ids[j];
+        }
+        return bad;
+    }
+
+    /// dz = beta dz + share·e^((z - z*)/T) over a tile, z* the anchor of `s`.
+    template <class Tile>
+    OPD_HD static void pull_back(const Tile& t, const raw_sums& s, double share, float beta, one_of at) {
+        using F = thread_number<std::remove_cvref_t<decltype(*t.z)>, std::remove_cvref_t<decltype(*t.dz)>>;
+        const thread_anchors<F> a(s);
+        const F factor(share);
+        bool bad = false;
+        for (index_t i = at.id; i < t.count; i += at.count)
+            store_gradient(t.dz + i, (factor * a.student(load_logit<F>(t.z + i, bad).x)).v, beta);
+    }
+};
+
+} // namespace OPD_ISA
+} // namespace opd::detail
