@@ -37,9 +37,9 @@ void store_converted(const Value* from, G* to, int count, float beta) {
 }
 
 /// Leaves of a tile from its end, staged where they cannot be read in place: visit(z, y, i, count, full), i counting from the
-/// tile's begin. `wild`: some leaf holds numbers beyond ±1e30, which are to be cut.
+/// tile's begin. `out_of_range`: some leaf holds numbers beyond ±1e30, which are to be cut.
 template <class F, bool NeedY, class Tile, class Visit>
-OPD_INLINE void leaves_backwards(const Tile& t, bool wild, Visit visit) {
+OPD_INLINE void leaves_backwards(const Tile& t, bool out_of_range, Visit visit) {
     using value = typename F::value_type;
     using Z = std::remove_cvref_t<decltype(*t.z)>;
     using Y = std::remove_cvref_t<decltype(*t.y)>;
@@ -48,13 +48,13 @@ OPD_INLINE void leaves_backwards(const Tile& t, bool wild, Visit visit) {
     for (index_t begin = (t.count - 1) / leaf_size * leaf_size; begin >= 0; begin -= leaf_size) {
         const int count = static_cast<int>(std::min<index_t>(leaf_size, t.count - begin));
         if constexpr (direct)
-            if (!wild && count == leaf_size) {
+            if (!out_of_range && count == leaf_size) {
                 visit(t.z + begin, t.y + begin, begin, count, count);
                 continue;
             }
         const int full = staged_leaf<F>::load(stage.z, t.z + begin, count);
         if constexpr (NeedY) staged_leaf<F>::load(stage.y, t.y + begin, count);
-        if (wild) stage.template tame<NeedY>(count);
+        if (out_of_range) stage.template cut<NeedY>(count);
         visit(static_cast<const value*>(stage.z), static_cast<const value*>(stage.y), begin, count, full);
     }
 }
@@ -70,7 +70,7 @@ struct lane_engine {
     using number = pack_for<T...>;
     template <class F>
     using anchors = anchor_lanes<F>;
-    using sweep_type = swept;
+    using sweep_type = row_sweep;
 
     // --- dense rows ---------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ struct lane_engine {
     }
 
     template <class F, bool Teacher, raw_sums_needed Need, class Tile>
-    static void sweep(swept& p, const Tile& t, alone) {
+    static void sweep(row_sweep& p, const Tile& t, alone) {
         sweep_tile<F, Teacher, Need>(p, t.z, t.y, t.begin, t.count);
     }
 
@@ -99,18 +99,18 @@ struct lane_engine {
         const typename Rows::numbers n(st.swept.sums, k.program);
         auto* park = parked(k, st, t.begin);
         if (!park)
-            n.anchor.near ? terms<true, false>(k, n, st.swept.wild, park, out, t)
-                          : terms<false, false>(k, n, st.swept.wild, park, out, t);
+            n.anchor.near ? terms<true, false>(k, n, st.swept.out_of_range, park, out, t)
+                          : terms<false, false>(k, n, st.swept.out_of_range, park, out, t);
         else
-            n.anchor.near ? terms<true, true>(k, n, st.swept.wild, park, out, t)
-                          : terms<false, true>(k, n, st.swept.wild, park, out, t);
+            n.anchor.near ? terms<true, true>(k, n, st.swept.out_of_range, park, out, t)
+                          : terms<false, true>(k, n, st.swept.out_of_range, park, out, t);
     }
     template <bool Near, bool Park, class Rows, class Value, class Sums>
-    static void terms(const Rows& rows, const typename Rows::numbers k, bool wild, Value* parked, Sums& out,
+    static void terms(const Rows& rows, const typename Rows::numbers k, bool out_of_range, Value* parked, Sums& out,
                       const typename Rows::tile_type& t) {
         using F = typename Rows::F;
         const auto formula = rows.program; // a copy that no store can alias
-        leaves_backwards<F, true>(t, wild, [&](auto* zl, auto* yl, index_t begin, int, int full) {
+        leaves_backwards<F, true>(t, out_of_range, [&](auto* zl, auto* yl, index_t begin, int, int full) {
             F loss(0.), c(0.);
             for (int block = 0; block < full; block += sum_chain<F>) {
                 F block_loss(0.), block_c(0.);
@@ -149,7 +149,7 @@ struct lane_engine {
         const bool stream = written_past_caches<F>(t.dz, t.count, beta);
         alignas(64) Value buffer[leaf_size];
         leaves_backwards<F, single_sweep>(
-            t, st.swept.wild, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
+            t, st.swept.out_of_range, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
                 const auto at = [&](int i) {
                     F p, c;
                     if constexpr (single_sweep) {
@@ -268,7 +268,7 @@ struct lane_engine {
         }
     };
     template <class F, bool Teacher, raw_sums_needed Need, class Tile>
-    static void sweep(swept& p, const Tile& t, alone, const id_set& excluded) {
+    static void sweep(row_sweep& p, const Tile& t, alone, const id_set& excluded) {
         const auto [begin, end] = excluded.used;
         sweep_tile<F, Teacher, Need>(
             p, t.z, t.y, t.begin, t.count,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // A leaf: 1,024 entries of a row, the stretch that is summed in float before anything is folded into double. Here is what is
-// done to one leaf: reading it in place or through an L1 buffer, telling wild numbers by their bits, its raw sums relative to
+// done to one leaf: reading it in place or through an L1 buffer, telling numbers beyond ±1e30 by their bits, its raw sums relative to
 // given anchors (row_program.hpp), and finding its largest entry. sweep.hpp strings leaves together.
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
+#include "opd/detail/row_sweep.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
@@ -49,7 +50,7 @@ struct magnitude<lanes> {
         seen = a > seen ? a : seen;
 #endif
     }
-    OPD_INLINE bool wild() const {
+    OPD_INLINE bool beyond() const {
         constexpr int limit = 0x7149f2ca; // 1e30f
 #if defined(OPD_AVX512)
         return _mm512_cmpge_epi32_mask(std::bit_cast<__m512i>(seen), _mm512_set1_epi32(limit)) != 0;
@@ -72,7 +73,7 @@ struct magnitude<scalar<double>> {
         const auto a = std::bit_cast<std::uint64_t>(x.v) & 0x7fffffffffffffffull;
         seen = a > seen ? a : seen;
     }
-    OPD_INLINE bool wild() const { return seen >= 0x46293e5939a08ceaull; } // 1e30
+    OPD_INLINE bool beyond() const { return seen >= 0x46293e5939a08ceaull; } // 1e30
 };
 
 /// Whether F writes G past the caches: whole cache lines at a time.
@@ -127,10 +128,8 @@ struct fall<scalar<double>> {
 
 /// What staging found in a leaf, by bits.
 struct leaf_contents {
-    bool bad = false;          ///< NaN or +inf on either side
-    bool teacher_zero = false; ///< somewhere student > -inf = teacher: p > 0 = q
-    bool student_zero = false; ///< somewhere teacher > -inf = student: q > 0 = p
-    bool wild = false;         ///< something of magnitude 1e30 or more
+    row_contents row;
+    bool out_of_range = false; ///< something of magnitude 1e30 or more
 };
 
 /// Fetches the cache lines of one F of storage T, some way ahead.
@@ -159,7 +158,7 @@ struct staged_leaf {
     }
     /// Whether something among the n entries has a magnitude of 1e30 or more.
     template <bool Teacher>
-    bool looks_wild(int n) const {
+    bool holds_out_of_range(int n) const {
         magnitude<F> size;
         int i = 0;
         for (; i + F::width <= n; i += F::width) {
@@ -170,29 +169,30 @@ struct staged_leaf {
             size.see(F(double(z[i])));
             if constexpr (Teacher) size.see(F(double(y[i])));
         }
-        return size.wild();
+        return size.beyond();
     }
     /// Raises everything below -1e30 to it, cuts above 1e30, and reports NaN and infinities.
     template <bool Teacher>
-    leaf_contents tame(int n) {
-        word bad = 0, teacher_zero = 0, student_zero = 0, wild = 0; // not bool, and no branch: the loop becomes lanes
+    leaf_contents cut(int n) {
+        word bad = 0, teacher_zero = 0, student_zero = 0,
+             out_of_range = 0; // not bool, and no branch: the loop becomes lanes
         for (int i = 0; i < n; ++i) {
             const word a = std::bit_cast<word>(z[i]), z_zero = a == minus_inf;
             bad |= word{(a & bits::magnitude) >= bits::infinity} & ~z_zero;
-            wild |= word{(a & bits::magnitude) >= std::bit_cast<word>(-lowest)};
-            z[i] = tamed(z[i]);
+            out_of_range |= word{(a & bits::magnitude) >= std::bit_cast<word>(-lowest)};
+            z[i] = within_range(z[i]);
             if constexpr (Teacher) {
                 const word b = std::bit_cast<word>(y[i]), y_zero = b == minus_inf;
                 bad |= word{(b & bits::magnitude) >= bits::infinity} & ~y_zero;
-                wild |= word{(b & bits::magnitude) >= std::bit_cast<word>(-lowest)};
+                out_of_range |= word{(b & bits::magnitude) >= std::bit_cast<word>(-lowest)};
                 teacher_zero |= y_zero & ~z_zero;
                 student_zero |= z_zero & ~y_zero;
-                y[i] = tamed(y[i]);
+                y[i] = within_range(y[i]);
             }
         }
-        return {bad != 0, teacher_zero != 0, student_zero != 0, wild != 0};
+        return {{bad != 0, teacher_zero != 0, student_zero != 0}, out_of_range != 0};
     }
-    static value tamed(value x) {
+    static value within_range(value x) {
         const word w = std::bit_cast<word>(x);
         const word most = w > bits::magnitude ? std::bit_cast<word>(lowest) : std::bit_cast<word>(-lowest);
         return std::bit_cast<value>((w & bits::magnitude) < std::bit_cast<word>(-lowest) ? w : most);
@@ -348,11 +348,12 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
                         const F x = -a.k * delta;
                         if constexpr (Need.k_is_one) // as in fold_leaf, with the teacher's anchor
                             W += select(abs(x) < F(1), e * expm1_near(x), fma(a.teacher(yi), a.share, -e));
-                        else
+                        else {
                             W = fma(e, expm1(x), W);
-                        const F fall = pin(a.z_s - F::load(mass_z + i)) * a.inv_s;
-                        const typename F::mask alive = fall < F(1e20);
-                        s.reach = max(s.reach, select(alive, reach_of(x, fall), s.reach));
+                            const F fall = pin(a.z_s - F::load(mass_z + i)) * a.inv_s;
+                            const typename F::mask alive = fall < F(1e20);
+                            s.reach = max(s.reach, select(alive, reach_of(x, fall), s.reach));
+                        }
                     }
                     if constexpr (Need.x) X = fma(f, a.template phi<Need>(delta), X);
                 }
@@ -377,16 +378,13 @@ OPD_INLINE typename F::value_type largest(F x) {
 
 /// Adds a leaf's sums to the row's, in double.
 template <bool Teacher, raw_sums_needed Need, class F>
-OPD_INLINE void add_leaf(raw_sums& s, double& reach, bool& lost_digits, const leaf_sums<F>& l) {
+OPD_INLINE void add_leaf(row_sweep& to, const leaf_sums<F>& l) {
+    raw_sums& s = to.sums;
     s.S += double(sum(l.S));
     if constexpr (Teacher) s.T += double(sum(l.T));
     if constexpr (Need.u) s.U += double(sum(l.U));
-    if constexpr (Need.w) {
-        s.W += double(sum(l.W));
-        const auto here = double(largest(l.reach));
-        reach = std::max(reach, here);
-        if constexpr (!Need.k_is_one) lost_digits |= here > steepest; // W was cut: no later anchor brings it back
-    }
+    if constexpr (Need.w) s.W += double(sum(l.W));
+    if constexpr (Need.w && !Need.k_is_one) to.felt(double(largest(l.reach)));
     if constexpr (Need.x) s.X += double(sum(l.X));
 }
 

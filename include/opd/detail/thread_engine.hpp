@@ -14,6 +14,7 @@
 
 #include "opd/config.hpp"
 #include "opd/detail/row_numbers.hpp"
+#include "opd/detail/row_sweep.hpp"
 #include "opd/detail/rows.hpp"
 #include "opd/detail/sparse_math.hpp"
 #include "opd/detail/tiles.hpp"
@@ -31,13 +32,6 @@ using thread_number =
 
 inline constexpr int entries_at_a_time = 8;   // summed in the thread's number type before they are folded into double
 inline constexpr double lowest_logit = -1e30; // stands for -inf
-
-/// What a thread saw by the bits of the logits.
-struct row_contents {
-    bool bad = false;          ///< NaN or +inf
-    bool teacher_zero = false; ///< somewhere student > -inf = teacher
-    bool student_zero = false; ///< somewhere teacher > -inf = student
-};
 
 template <class F>
 struct loaded {
@@ -88,75 +82,6 @@ struct thread_anchors {
         return within(within(pin(z - z_s) * inv_s) - within(pin(y - y_s) * inv_t));
     }
     OPD_HD OPD_INLINE static F within(F x) { return min(max(x, F(-1e30)), F(1e30)); }
-};
-
-/// A row as one thread, or several, have swept it. Sums exclude their anchors; an anchor -1 means that side had no mass yet.
-struct row_sweep {
-    raw_sums sums = {};
-    double reach = -1e300; ///< the largest `reach_of`: float carries up to `steepest`
-    double risen = 0;      ///< nats that the student's anchor rose by, up to anchor_slack
-    double grown = 0;      ///< log of the factor by which W's terms have grown since they were smallest
-    bool rough_s = false,
-         rough_x = false; ///< an anchor moved by so many nats of log-ratio that float's delta lost digits, or W was cut
-    row_contents contents = {};
-    bool lost_digits = false; ///< by `close`
-
-    OPD_HD static row_sweep begin(double inv_s, double inv_t, double k, bool x_power) {
-        row_sweep out;
-        out.sums.inv_s = inv_s, out.sums.inv_t = inv_t, out.sums.k = k;
-        if (x_power) out.sums.x_power = raw_sums::power_for(k);
-        return out;
-    }
-    /// After the last tile, of the sweep of all threads.
-    template <bool Teacher, raw_sums_needed Need>
-    OPD_HD void close(bool may_be_empty = false) {
-        contents.bad |= (!may_be_empty && sums.s < 0) || (Teacher && sums.t < 0);
-        lost_digits = (Need.x && rough_x) || ((Need.u || Need.w) && rough_s) ||
-                      (Need.w && !Need.k_is_one && grown > 10); // terms not felt grew
-    }
-
-    /// The student's anchor moves to token id, which is in none of these sums.
-    OPD_HD void student_to(index_t id, double z, double y) {
-        if (sums.s < 0) {
-            sums.s = id, sums.z_s = z, sums.y_s = y;
-            return;
-        }
-        const double a = (sums.z_s - z) * sums.inv_s, g = a - (sums.y_s - y) * sums.inv_t;
-        rough_x |= g > 200 || g < -200;
-        rough_s |= (g > 200 || g < -200) && a > -100; // else nothing of this side is left
-        reach -= sums.k * g;
-        risen -= a;
-        if (risen > anchor_slack) risen = 0, reach += anchor_slack;
-        grown = grown + a - sums.k * g > 0 ? grown + a - sums.k * g : 0;
-        sums.rebase_student(id, z, y);
-    }
-    OPD_HD void teacher_to(index_t id, double z, double y) {
-        if (sums.t < 0)
-            sums.t = id, sums.z_t = z, sums.y_t = y;
-        else
-            sums.rebase_teacher(id, z, y);
-    }
-    OPD_HD static bool better(double x, index_t i, double y, index_t j) { return x > y || (x == y && i < j); }
-
-    /// Sums over two disjoint sets of entries: both move to the better anchors, then add.
-    OPD_HD static row_sweep merge(row_sweep a, row_sweep b) {
-        if (b.sums.s >= 0 && (a.sums.s < 0 || better(b.sums.z_s, b.sums.s, a.sums.z_s, a.sums.s)))
-            a.student_to(b.sums.s, b.sums.z_s, b.sums.y_s);
-        else if (a.sums.s >= 0)
-            b.student_to(a.sums.s, a.sums.z_s, a.sums.y_s);
-        if (b.sums.t >= 0 && (a.sums.t < 0 || better(b.sums.y_t, b.sums.t, a.sums.y_t, a.sums.t)))
-            a.teacher_to(b.sums.t, b.sums.z_t, b.sums.y_t);
-        else if (a.sums.t >= 0)
-            b.teacher_to(a.sums.t, a.sums.z_t, a.sums.y_t);
-        a.sums.S += b.sums.S, a.sums.T += b.sums.T, a.sums.U += b.sums.U, a.sums.W += b.sums.W, a.sums.X += b.sums.X;
-        a.reach = a.reach < b.reach ? b.reach : a.reach;
-        a.grown = a.grown < b.grown ? b.grown : a.grown;
-        a.rough_s |= b.rough_s, a.rough_x |= b.rough_x;
-        a.contents.bad |= b.contents.bad;
-        a.contents.teacher_zero |= b.contents.teacher_zero;
-        a.contents.student_zero |= b.contents.student_zero;
-        return a;
-    }
 };
 
 struct nothing_excluded {
@@ -221,8 +146,7 @@ OPD_HD void sweep_thread(row_sweep& out, const Tile& t, one_of at, const Exclude
             }
         }
         s.S += double(S.v), s.T += double(T.v), s.U += double(U.v), s.W += double(W.v), s.X += double(X.v);
-        out.reach = out.reach < double(reach.v) ? double(reach.v) : out.reach;
-        out.rough_s |= reach > F(steepest); // W was cut: no later anchor brings it back
+        if constexpr (Need.w) out.felt(double(reach.v));
     }
 }
 
