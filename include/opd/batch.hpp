@@ -176,7 +176,7 @@ enum class check { count, contents };
 enum class determinism {
     not_guaranteed,
     run_to_run,      ///< the same call on the same build gives the same bits (default)
-    tiling_invariant ///< also for any vocabulary tiling; refused by this version
+    tiling_invariant ///< also for any tiling of the vocabulary (docs/concepts/source.md); refused on a device
 };
 
 /// Student and teacher vocabularies of different size. The softmax runs over the common ids only; nothing is padded.

@@ -107,6 +107,13 @@ constexpr bool types_fit() {
         static_assert(never<Teacher>,
                       "opd: the third argument is what is known of the teacher: teacher::dense, support, "
                       "samples or weighted");
+    else if constexpr (!row_source<Student> || (!Student::sparse_gradient && !gradient_sink<Student>) ||
+                       !(Teacher::kind != cache_kind::dense || row_source<Teacher>))
+        static_assert(
+            never<Student>,
+            "opd: a source of rows answers rows(), vocab(), tile_size(), tile(place, begin), logit(place, id), has "
+            "one_tile and temperature; a student's also has_gradient(), gradient_tile(place, begin) and "
+            "gradient_at(place, id); see docs/concepts/source.md");
     else if constexpr (Student::memory_space != Backend::memory_space || Teacher::memory_space != Backend::memory_space)
         static_assert(never<Student>,
                       "opd: student and teacher views must lie in the backend's memory space (view for host, "
@@ -126,18 +133,17 @@ template <class Backend, class Student, class Teacher, class Estimator, space Sp
 auto checked_job(const Backend&, Student student, Teacher teacher, const Estimator& estimator,
                  std::type_identity_t<basic_env<Space>> e = {}) {
     if constexpr (Teacher::kind == cache_kind::dense) {
-        const index_t n = student.z.rows;
-        detail::check_student(student, student.z.cols);
-        detail::check_matrix("teacher.y", teacher.y, n, -1);
-        detail::check_temperature("teacher.temperature", teacher.temperature);
-        index_t vocab = student.z.cols;
-        if (teacher.y.cols != vocab) {
+        const index_t n = student.rows();
+        detail::check_student(student, student.vocab());
+        detail::check_dense_teacher(teacher, n);
+        index_t vocab = student.vocab();
+        if (const index_t of_teacher = teacher.vocab(); of_teacher != vocab) {
             if (e.vocab == vocabulary::must_match)
-                throw invalid_input("teacher.y", "has " + std::to_string(teacher.y.cols) + " columns, the student " +
+                throw invalid_input("teacher.y", "has " + std::to_string(of_teacher) + " columns, the student " +
                                                      std::to_string(vocab) +
                                                      "; set env.vocab = vocabulary::drop_and_renormalise to use the "
                                                      "common ids");
-            vocab = teacher.y.cols < vocab ? teacher.y.cols : vocab;
+            vocab = of_teacher < vocab ? of_teacher : vocab;
             if (vocab < 1 && n > 0) throw invalid_input("teacher.y", "has no columns");
         }
         detail::check_env(e, n);
@@ -151,8 +157,8 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         }
         return row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, vocab};
     } else {
-        const index_t n = student.z.rows, k = teacher.ids.cols;
-        detail::check_student(student, Student::sparse_gradient ? k : student.z.cols);
+        const index_t n = student.rows(), k = teacher.ids.cols;
+        detail::check_student(student, Student::sparse_gradient ? k : student.vocab());
         detail::check_teacher(teacher, student, n, k);
         detail::check_env(e, n);
         detail::check_overlaps(student, teacher, e);
@@ -168,7 +174,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
             if constexpr (Teacher::kind != cache_kind::support)
                 if (e.checks == check::contents) detail::check_mu_columns(teacher, e, n);
         }
-        return row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, student.z.cols};
+        return row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, student.vocab()};
     }
 }
 

@@ -74,8 +74,10 @@ void check_env(const basic_env<S>& e, index_t n) {
         !(is_finite(e.on_bad.share) && e.on_bad.share > 0 && e.on_bad.share < 1))
         throw invalid_input("env.on_bad",
                             "raise_above takes a share between 0 and 1, both excluded; raise() allows none");
-    if (e.level == determinism::tiling_invariant)
-        throw unsupported("opd: env.level tiling_invariant is not offered by this version; use run_to_run");
+    if (S == space::device && e.level == determinism::tiling_invariant)
+        throw unsupported(
+            "opd: env.level tiling_invariant is not offered on a device: what a thread sums follows from where its "
+            "tile begins; use run_to_run");
 }
 
 /// Contents of the spans, on the host: offsets ascending from 0 to n, weights of kept rows finite and of a size that a

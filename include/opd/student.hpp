@@ -52,13 +52,16 @@ struct logits {
     detail::by_name_only named = {};
     opd::padding pad = opd::padding::zero;
 
+    // as a source of rows (docs/concepts/source.md)
     static constexpr bool one_tile = true;
+    OPD_HD index_t rows() const { return z.rows; }
+    OPD_HD index_t vocab() const { return z.cols; }
     OPD_HD index_t tile_size() const { return z.cols; }
-    OPD_HD const Z* tile(index_t row, index_t begin) const { return z.row(row) + begin; }
-    OPD_HD const Z& logit(index_t row, index_t id) const { return z(row, id); }
+    OPD_HD const Z* tile(row_place at, index_t begin) const { return z.row(at.row) + begin; }
+    OPD_HD const Z& logit(row_place at, index_t id) const { return z(at.row, id); }
     OPD_HD bool has_gradient() const { return !dz.empty(); }
-    OPD_HD G* gradient_tile(index_t row, index_t begin) const { return dz.row(row) + begin; }
-    OPD_HD G& gradient_at(index_t row, index_t id) const { return dz(row, id); }
+    OPD_HD G* gradient_tile(row_place at, index_t begin) const { return dz.row(at.row) + begin; }
+    OPD_HD G& gradient_at(row_place at, index_t id) const { return dz(at.row, id); }
 };
 template <class Z, space S>
 logits(matrix_view<Z, S>) -> logits<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
@@ -98,9 +101,14 @@ struct on_support {
     detail::by_name_only named = {};
     opd::padding pad = opd::padding::zero;
 
-    OPD_HD const Z& logit(index_t row, index_t id) const { return z(row, id); }
+    static constexpr bool one_tile = true;
+    OPD_HD index_t rows() const { return z.rows; }
+    OPD_HD index_t vocab() const { return z.cols; }
+    OPD_HD index_t tile_size() const { return z.cols; }
+    OPD_HD const Z* tile(row_place at, index_t begin) const { return z.row(at.row) + begin; }
+    OPD_HD const Z& logit(row_place at, index_t id) const { return z(at.row, id); }
     OPD_HD bool has_gradient() const { return !dz.empty(); }
-    OPD_HD G& gradient_at(index_t row, index_t slot) const { return dz(row, slot); }
+    OPD_HD G& gradient_at(row_place at, index_t slot) const { return dz(at.row, slot); } ///< slot of the support
 };
 template <class Z, space S>
 on_support(matrix_view<Z, S>) -> on_support<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
@@ -125,5 +133,14 @@ struct on_support<detail::misfit<Why...>, G, S> : detail::misfit_source<Why...> 
 };
 
 } // namespace student
+
+namespace detail {
+
+template <class Z, class G, space S>
+inline constexpr bool materialised<student::logits<Z, G, S>> = true;
+template <class Z, class G, space S>
+inline constexpr bool materialised<student::on_support<Z, G, S>> = true;
+
+} // namespace detail
 
 } // namespace opd

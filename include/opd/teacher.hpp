@@ -50,10 +50,13 @@ struct dense {
     matrix_view<const Y, Space> y; ///< (N,V)
     float temperature = 1;         ///< q = softmax(y / temperature)
 
+    // as a source of rows (docs/concepts/source.md)
     static constexpr bool one_tile = true;
+    OPD_HD index_t rows() const { return y.rows; }
+    OPD_HD index_t vocab() const { return y.cols; }
     OPD_HD index_t tile_size() const { return y.cols; }
-    OPD_HD const Y* tile(index_t row, index_t begin) const { return y.row(row) + begin; }
-    OPD_HD const Y& logit(index_t row, index_t id) const { return y(row, id); }
+    OPD_HD const Y* tile(row_place at, index_t begin) const { return y.row(at.row) + begin; }
+    OPD_HD const Y& logit(row_place at, index_t id) const { return y(at.row, id); }
 };
 template <class Y, space S>
 dense(matrix_view<Y, S>) -> dense<std::remove_const_t<Y>, S>;
@@ -165,5 +168,10 @@ struct weighted<detail::misfit<Why...>, L, S, W> : detail::misfit_source<Why...>
 };
 
 } // namespace teacher
+
+namespace detail {
+template <class Y, space S>
+inline constexpr bool materialised<teacher::dense<Y, S>> = true;
+} // namespace detail
 
 } // namespace opd

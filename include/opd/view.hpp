@@ -26,6 +26,19 @@ namespace opd {
 
 enum class space { host, device };
 
+/// A row that a source of rows (docs/concepts/source.md) is asked about, and memory that is the asking thread's until it asks about
+/// another row: as many bytes as the source says it needs (`scratch_bytes()`), none if it says nothing.
+struct row_place {
+    index_t row;
+    std::byte* scratch = nullptr;
+};
+
+namespace detail {
+/// Whether a source's rows are views of memory, z and dz or y, whose spans `evaluate` checks; another source sees to itself.
+template <class Source>
+inline constexpr bool materialised = false;
+} // namespace detail
+
 /// (rows, cols) elements of T, row-major, unit inner stride, `stride` elements from row to row, of which the `padding` that
 /// follow the columns belong to the view too.
 template <class T, space Space = space::host>

@@ -20,7 +20,6 @@ struct host_team {
     bool tree; ///< merge as a tree of neighbours, else one after the other
     State state_ = {};
 
-    OPD_HD const State& state() const { return state_; }
     OPD_HD void begin(index_t row, std::byte* scratch) {
         state_ = State{};
         state_.row = row;
@@ -29,10 +28,11 @@ struct host_team {
     OPD_HD void move_to(index_t row) { state_.row = row; }
     template <class Phase, class Kernel>
     OPD_HD void fold(const Kernel& k) {
-        Phase::finish(k, state_, merged<Phase>(k, 0, threads));
+        if (detail::is_due<Phase>(k, state_)) Phase::finish(k, state_, merged<Phase>(k, 0, threads));
     }
     template <class Phase, class Kernel, class... Extra>
     OPD_HD void each(const Kernel& k, Extra... extra) {
+        if (!detail::is_due<Phase>(k, state_)) return;
         for (int t = 0; t < threads; ++t) Phase::run(k, state_, detail::one_of{t, threads}, extra...);
     }
 

@@ -13,6 +13,7 @@
 #include "opd/detail/entry_rows.hpp"
 #include "opd/detail/lane_engine.hpp"
 #include "opd/detail/rows.hpp"
+#include "opd/detail/tiles.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/reduction.hpp"
@@ -33,13 +34,16 @@ struct host_frame {
 
 /// How a batch of rows is cut and what it needs. 256 groups keep every core busy to the end.
 struct host_plan {
-    index_t rows, group, groups;
-    std::size_t factors, partials, scratch; ///< bytes; scratch is per worker
+    index_t rows, at_once, group, groups;
+    std::size_t factors, partials, scratch_of_row, states, scratch; ///< bytes; scratch is per worker
 
-    host_plan(index_t rows_, std::size_t scratch_)
-        : rows(rows_), group(std::max<index_t>(1, (rows_ + 255) / 256)), groups((rows_ + group - 1) / group),
-          factors(aligned(sizeof(double) * std::size_t(rows_))),
-          partials(aligned(sizeof(result) * std::size_t(groups))), scratch(aligned(scratch_)) {}
+    /// `at_once`: rows in hand together, whose states a worker keeps.
+    host_plan(index_t rows_, std::size_t scratch_, index_t at_once_, std::size_t state)
+        : rows(rows_), at_once(at_once_), group(std::max<index_t>(1, (rows_ + 255) / 256)),
+          groups((rows_ + group - 1) / group), factors(aligned(sizeof(double) * std::size_t(rows_))),
+          partials(aligned(sizeof(result) * std::size_t(groups))), scratch_of_row(aligned(scratch_)),
+          states(at_once > 1 ? aligned(state * std::size_t(at_once)) : 0),
+          scratch(states + scratch_of_row * std::size_t(at_once)) {}
     std::size_t bytes(int workers) const { return factors + partials + scratch * std::size_t(workers); }
     static constexpr std::size_t aligned(std::size_t n) { return (n + 63) / 64 * 64; }
 };
@@ -63,10 +67,22 @@ concept has_lanes = requires(const Job& job) {
     rows_of<lane_engine>(job, host_frame_of(job));
 };
 
+/// Rows that a job's sources want to be visited together.
+template <class Student, class Teacher, class Estimator>
+constexpr index_t at_once_of(const row_job<Student, Teacher, Estimator, space::host>*) {
+    return std::max(rows_at_once<Student>(), rows_at_once<Teacher>());
+}
+template <class Z, class Id, class L>
+constexpr index_t at_once_of(const token_logp_job<Z, Id, L>*) {
+    return 1;
+}
+
 template <has_lanes Job>
 host_plan host_plan_of(const Job& job) {
     const host_frame frame = host_frame_of(job);
-    return {frame.rows, rows_of<lane_engine>(job, frame).scratch_bytes()};
+    const auto rows = rows_of<lane_engine>(job, frame);
+    return {frame.rows, rows.scratch_bytes(), at_once_of(static_cast<const Job*>(nullptr)),
+            sizeof(typename decltype(rows_of<lane_engine>(job, frame))::state_type)};
 }
 
 /// Runs a job. `memory` holds plan.bytes(team.size()).
@@ -79,10 +95,23 @@ result run_on_host(const Job& job, const host_plan& plan, thread_team& team, std
     row_factors(frame.env, plan.rows, factors);
     frame.group = plan.group, frame.factors = factors, frame.partials = partials;
     const auto rows = rows_of<lane_engine>(job, frame);
-    team.run(plan.groups, [&](index_t group, int worker) {
-        team_of_one<typename decltype(rows_of<lane_engine>(job, frame))::state_type> one;
-        run_rows(rows, group, one, scratch + std::size_t(worker) * plan.scratch);
-    });
+    using state_type = typename decltype(rows_of<lane_engine>(job, frame))::state_type;
+    constexpr index_t at_once = at_once_of(static_cast<const Job*>(nullptr));
+    static_assert(at_once <= team_of_rows<state_type>::most, "opd: a source's rows_at_once is at most 64");
+    const auto of_worker = [&](int worker) { return scratch + std::size_t(worker) * plan.scratch; };
+    if constexpr (at_once > 1) {
+        const index_t unit = (at_once + plan.group - 1) / plan.group * plan.group; // whole groups
+        team.run((plan.rows + unit - 1) / unit, [&](index_t u, int worker) {
+            std::byte* const mine = of_worker(worker);
+            run_rows_together(rows, u * unit, std::min((u + 1) * unit, plan.rows), reinterpret_cast<state_type*>(mine),
+                              at_once, mine + plan.states, plan.scratch_of_row);
+        });
+    } else {
+        team.run(plan.groups, [&](index_t group, int worker) {
+            team_of_one<state_type> one;
+            run_rows(rows, group, one, of_worker(worker));
+        });
+    }
     result all;
     for (index_t g = 0; g < plan.groups; ++g) {
         all.loss += partials[g].loss;

@@ -49,7 +49,6 @@ struct block_team {
     block_memory<State>& memory;
 
     __device__ State& shared() const { return *reinterpret_cast<State*>(memory.state); }
-    __device__ const State& state() const { return shared(); }
     __device__ void begin(index_t row, std::byte* scratch) {
         if (threadIdx.x == 0) {
             shared() = State{};
@@ -64,6 +63,7 @@ struct block_team {
     }
     template <class Phase, class Kernel>
     __device__ void fold(const Kernel& k) {
+        if (!is_due<Phase>(k, shared())) return; // the same for every thread
         const one_of at{int(threadIdx.x), block_threads};
         using partial = decltype(Phase::part(k, shared(), at));
         using block_reduce = cub::BlockReduce<partial, block_threads, cub::BLOCK_REDUCE_WARP_REDUCTIONS>;
@@ -77,6 +77,8 @@ struct block_team {
     }
     template <class Phase, class Kernel, class... Extra>
     __device__ void each(const Kernel& k, Extra... extra) {
+        if (!is_due<Phase>(k, shared())) return;
+        __syncthreads(); // a phase may change what it is due by
         Phase::run(k, shared(), one_of{int(threadIdx.x), block_threads}, extra...);
         __syncthreads();
     }

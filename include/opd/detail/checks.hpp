@@ -4,6 +4,7 @@
 // estimator always; contents by the bits of the numbers where the caller asks (check::contents, infinite::raise).
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <string>
@@ -124,7 +125,7 @@ private:
 };
 
 template <class Student>
-void check_student(const Student& s, index_t gradient_cols) {
+void check_logits(const Student& s, index_t gradient_cols) {
     check_matrix("student.z", s.z, s.z.rows, s.z.cols);
     if (s.z.cols < 1 && s.z.rows > 0) throw invalid_input("student.z", "has no columns");
     check_temperature("student.temperature", s.temperature);
@@ -134,17 +135,71 @@ void check_student(const Student& s, index_t gradient_cols) {
     check_matrix("student.dz", s.dz, s.z.rows, gradient_cols);
 }
 
+/// Shape and range of a source of rows that holds no view: its own checks first.
+template <class Source>
+void check_source(const std::string& name, const Source& s, index_t rows) {
+    if constexpr (requires { s.validate(); }) s.validate();
+    if (s.rows() < 0) throw invalid_input(name + ".rows()", "is negative");
+    if (s.rows() != rows)
+        throw invalid_input(name + ".rows()",
+                            "are " + std::to_string(s.rows()) + " for " + std::to_string(rows) + " rows");
+    if (s.vocab() < 1 && rows > 0) throw invalid_input(name + ".vocab()", "holds no id");
+    if (rows > 0 && s.tile_size() < s.vocab() && (s.tile_size() < 1 || s.tile_size() % 1024 != 0))
+        throw invalid_input(name + ".tile_size()",
+                            "must be a multiple of 1,024 ids, or hold the whole vocabulary; it is " +
+                                std::to_string(s.tile_size()));
+    if (Source::one_tile && s.tile_size() < s.vocab())
+        throw invalid_input(name + ".tile_size()", "is below the vocabulary, though the source says one_tile");
+    check_temperature((name + ".temperature").c_str(), s.temperature);
+}
+
+template <class Student>
+void check_student(const Student& s, index_t gradient_cols) {
+    if constexpr (!materialised<Student>)
+        return check_source("student", s, s.rows());
+    else
+        check_logits(s, gradient_cols);
+}
+template <class Teacher>
+void check_dense_teacher(const Teacher& t, index_t rows) {
+    if constexpr (!materialised<Teacher>)
+        return check_source("teacher", t, rows);
+    else {
+        check_matrix("teacher.y", t.y, rows, -1);
+        check_temperature("teacher.temperature", t.temperature);
+    }
+}
+
+/// dz on z exactly is allowed; any other overlap is none.
+template <class Student>
+void check_in_place(const call_spans& spans, const Student& s, float beta) {
+    static constexpr const char *z = "student.z", *dz = "student.dz";
+    const bool in_place = !Student::sparse_gradient && !s.dz.empty() &&
+                          static_cast<const void*>(s.dz.data) == s.z.data && s.dz.stride == s.z.stride &&
+                          std::is_same_v<typename Student::logit_type, typename Student::gradient_type>;
+    if (!in_place) return spans.check(dz, z);
+    if (beta != 0) throw invalid_input(dz, "is student.z, which env.beta = 0 alone allows");
+    if (s.dz.stride > s.dz.cols && s.dz.padding == 0 && s.pad == padding::zero)
+        throw invalid_input(dz, "is student.z in rows of " + std::to_string(s.dz.stride) + " for " +
+                                    std::to_string(s.dz.cols) +
+                                    " columns: say .padding = " + std::to_string(s.dz.stride - s.dz.cols) +
+                                    " in the gradient's view (opd::padded_view) to have the rest set to zero, or "
+                                    ".pad = opd::padding::keep to leave it as it is");
+    spans.check(dz, z, false);
+}
+
 /// No output of the call over anything else of it, but dz on z exactly.
 template <class Student, class Teacher, space S>
 void check_overlaps(const Student& s, const Teacher& t, const basic_env<S>& e) {
     static constexpr const char *z = "student.z", *dz = "student.dz";
+    constexpr bool views = materialised<Student>; // another source has seen to itself
     call_spans spans;
-    spans.writes(dz, s.dz);
+    if constexpr (views) spans.writes(dz, s.dz);
     spans.writes("env.losses", e.losses);
     spans.writes("env.lse", e.lse);
-    spans.reads(z, s.z);
+    if constexpr (views) spans.reads(z, s.z);
     if constexpr (Teacher::kind == cache_kind::dense) {
-        spans.reads("teacher.y", t.y);
+        if constexpr (materialised<Teacher>) spans.reads("teacher.y", t.y);
     } else {
         spans.reads("teacher.ids", t.ids);
         spans.reads("teacher.log_q", t.log_q);
@@ -166,18 +221,10 @@ void check_overlaps(const Student& s, const Teacher& t, const basic_env<S>& e) {
     spans.reads("env.versions", e.versions);
     spans.reads("env.given_lse", e.given_lse);
 
-    const bool in_place = !Student::sparse_gradient && !s.dz.empty() &&
-                          static_cast<const void*>(s.dz.data) == s.z.data && s.dz.stride == s.z.stride &&
-                          std::is_same_v<typename Student::logit_type, typename Student::gradient_type>;
-    if (!in_place) return spans.check(dz, z);
-    if (e.beta != 0) throw invalid_input(dz, "is student.z, which env.beta = 0 alone allows");
-    if (s.dz.stride > s.dz.cols && s.dz.padding == 0 && s.pad == padding::zero)
-        throw invalid_input(dz, "is student.z in rows of " + std::to_string(s.dz.stride) + " for " +
-                                    std::to_string(s.dz.cols) +
-                                    " columns: say .padding = " + std::to_string(s.dz.stride - s.dz.cols) +
-                                    " in the gradient's view (opd::padded_view) to have the rest set to zero, or "
-                                    ".pad = opd::padding::keep to leave it as it is");
-    spans.check(dz, z, false);
+    if constexpr (views)
+        check_in_place(spans, s, e.beta);
+    else
+        spans.check();
 }
 
 template <class Estimator>
@@ -185,36 +232,58 @@ void validate_estimator(const Estimator& e) {
     if constexpr (requires { e.validate(); }) e.validate();
 }
 
-/// The pass of check::contents, and of infinite::raise, over one row of logits: by bits, before anything is written.
+/// The pass of check::contents, and of infinite::raise, over rows of logits: by bits, before anything is written. check_logit_row
+/// reads n logits, those of the ids from `first` on, and says whether one of them has mass.
 template <class T>
-void check_logit_row(const char* name, const T* x, index_t n, index_t r) {
+bool check_logit_row(const char* name, const T* x, index_t n, index_t r, index_t first = 0) {
     bool mass = false;
     for (index_t i = 0; i < n; ++i) {
         const auto v = element<T>::load(x[i]);
         if (is_nan(v) || (is_inf(v) && !is_neg_inf(v)))
-            throw invalid_input(name, (is_nan(v) ? "NaN at column " : "+inf at column ") + std::to_string(i), r);
+            throw invalid_input(name, (is_nan(v) ? "NaN at column " : "+inf at column ") + std::to_string(first + i),
+                                r);
         mass |= !is_neg_inf(v);
     }
+    return mass;
+}
+inline void check_mass(const char* name, bool mass, index_t r) {
     if (!mass) throw invalid_input(name, "every logit is -inf", r);
+}
+template <class Source>
+void refuse_unseen_rows() {
+    if constexpr (requires(const Source& s) { s.scratch_bytes(); })
+        throw unsupported("opd: check::contents and infinite::raise read rows before the call; a source that makes its "
+                          "tiles in scratch has none to show then: use check::count");
 }
 
 template <class Student, class Teacher, class Estimator, space S>
 void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d, const basic_env<S>& e, index_t vocab,
                           index_t r) {
-    const auto* z = s.z.row(r);
-    const auto* y = t.y.row(r);
-    if (e.checks == check::contents) {
-        check_logit_row("student.z", z, vocab, r);
-        check_logit_row("teacher.y", y, vocab, r);
-    }
-    if (e.on_infinite.act == infinite::action::raise)
-        for (index_t i = 0; i < vocab; ++i) {
-            const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(z[i]));
-            const bool q_zero = is_neg_inf(element<typename Teacher::logit_type>::load(y[i]));
-            if ((q_zero && !p_zero && infinite_where_teacher_zero(d)) ||
-                (p_zero && !q_zero && infinite_where_student_zero(d)))
-                throw infinite_value(r);
+    refuse_unseen_rows<Student>();
+    refuse_unseen_rows<Teacher>();
+    bool mass_z = false, mass_y = false;
+    for (index_t begin = 0, end; begin < vocab; begin = end) {
+        const index_t z_end = (begin / s.tile_size() + 1) * s.tile_size(),
+                      y_end = (begin / t.tile_size() + 1) * t.tile_size();
+        end = std::min({z_end, y_end, vocab});
+        const auto* z = s.tile({r}, begin);
+        const auto* y = t.tile({r}, begin);
+        if (e.checks == check::contents) {
+            mass_z |= check_logit_row("student.z", z, end - begin, r, begin);
+            mass_y |= check_logit_row("teacher.y", y, end - begin, r, begin);
         }
+        if (e.on_infinite.act == infinite::action::raise)
+            for (index_t i = 0; i < end - begin; ++i) {
+                const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(z[i]));
+                const bool q_zero = is_neg_inf(element<typename Teacher::logit_type>::load(y[i]));
+                if ((q_zero && !p_zero && infinite_where_teacher_zero(d)) ||
+                    (p_zero && !q_zero && infinite_where_student_zero(d)))
+                    throw infinite_value(r);
+            }
+    }
+    if (e.checks != check::contents) return;
+    check_mass("student.z", mass_z, r);
+    check_mass("teacher.y", mass_y, r);
 }
 
 /// Whether estimator E reads a cache of kind K.
@@ -244,6 +313,23 @@ concept student_source = requires {
     typename S::logit_type;
     typename S::gradient_type;
     S::sparse_gradient;
+};
+/// What every source of rows answers (docs/concepts/source.md); a student's also where its gradient goes.
+template <class S>
+concept row_source = requires(const S s, row_place at, index_t i) {
+    { s.rows() } -> std::convertible_to<index_t>;
+    { s.vocab() } -> std::convertible_to<index_t>;
+    { s.tile_size() } -> std::convertible_to<index_t>;
+    { s.tile(at, i) } -> std::convertible_to<const typename S::logit_type*>;
+    { s.logit(at, i) } -> std::convertible_to<typename S::logit_type>;
+    { S::one_tile } -> std::convertible_to<bool>;
+    { s.temperature } -> std::convertible_to<double>;
+};
+template <class S>
+concept gradient_sink = requires(const S s, row_place at, index_t i) {
+    { s.has_gradient() } -> std::convertible_to<bool>;
+    { s.gradient_tile(at, i) } -> std::convertible_to<typename S::gradient_type*>;
+    { s.gradient_at(at, i) } -> std::same_as<typename S::gradient_type&>;
 };
 template <class T>
 concept teacher_cache = requires {
@@ -324,9 +410,9 @@ void check_teacher(const Teacher& t, const Student& s, index_t n, index_t k) {
     input("teacher.ids", t.ids, false);
     input("teacher.log_q", t.log_q, false);
     if constexpr (Teacher::kind == cache_kind::support) {
-        if (k > s.z.cols)
+        if (k > s.vocab())
             throw invalid_input("teacher.ids", "has " + std::to_string(k) + " columns for a vocabulary of " +
-                                                   std::to_string(s.z.cols));
+                                                   std::to_string(s.vocab()));
         check_vector("teacher.log_tail", t.log_tail, n);
     } else {
         input("teacher.log_mu", t.log_mu, false);
@@ -342,9 +428,17 @@ void check_teacher(const Teacher& t, const Student& s, index_t n, index_t k) {
 /// check::contents and infinite::raise over one row of a sparse call.
 template <class Student, class Teacher, class Estimator>
 void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& est, const env& e, index_t r) {
-    const index_t vocab = s.z.cols;
+    const index_t vocab = s.vocab();
     using L = typename Teacher::log_type;
-    if (e.checks == check::contents) check_logit_row("student.z", s.z.row(r), vocab, r);
+    refuse_unseen_rows<Student>();
+    if (e.checks == check::contents) {
+        bool mass = false;
+        for (index_t begin = 0, end; begin < vocab; begin = end) {
+            end = std::min(begin + s.tile_size(), vocab);
+            mass |= check_logit_row("student.z", s.tile({r}, begin), end - begin, r, begin);
+        }
+        check_mass("student.z", mass, r);
+    }
     constexpr bool may_be_unused = Teacher::kind == cache_kind::weighted || Teacher::kind == cache_kind::support;
     index_t used = 0;
     for (index_t j = 0; j < t.ids.cols; ++j) {
@@ -374,7 +468,7 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
             }
         }
         if (e.on_infinite.act == infinite::action::raise && id >= 0 && id < vocab) {
-            const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(s.z(r, id)));
+            const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(s.logit({r}, id)));
             const bool q_zero = is_neg_inf(log_q);
             if ((q_zero && !p_zero && infinite_where_teacher_zero(est)) ||
                 (p_zero && !q_zero && infinite_where_student_zero(est)))
@@ -390,7 +484,7 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
         if (e.on_infinite.act != infinite::action::raise) return;
         index_t outside = 0; // logits with mass that are not in the support
         const auto has_mass = [&](index_t v) {
-            return !is_neg_inf(element<typename Student::logit_type>::load(s.z(r, v)));
+            return !is_neg_inf(element<typename Student::logit_type>::load(s.logit({r}, v)));
         };
         for (index_t v = 0; v < vocab; ++v) outside += has_mass(v);
         for (index_t j = 0; j < t.ids.cols; ++j) {

@@ -89,24 +89,27 @@ struct dense_rows {
     Program program;
     index_t vocab; ///< ids of the softmax
     double inv_s, inv_t;
-    bool infinite_teacher_zero, infinite_student_zero; ///< where the program's value is infinite
-    std::size_t scratch_from = 0;                      ///< bytes of the team's scratch that are others'
+    bool infinite_teacher_zero, infinite_student_zero;               ///< where the program's value is infinite
+    std::size_t engine_from = 0, student_from = 0, teacher_from = 0; ///< whose the team's scratch is from there on
 
     dense_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_, const Program& program_,
                index_t vocab_)
         : frame(frame_), student(student_), teacher(teacher_), program(program_), vocab(vocab_),
           inv_s(1 / double(student_.temperature)), inv_t(1 / double(teacher_.temperature)),
           infinite_teacher_zero(detail::infinite_where_teacher_zero(program_)),
-          infinite_student_zero(detail::infinite_where_student_zero(program_)) {}
+          infinite_student_zero(detail::infinite_where_student_zero(program_)),
+          student_from(Engine::template scratch_bytes<dense_rows>(vocab_, student_.has_gradient())),
+          teacher_from(student_from + scratch_of_source(student_)) {}
 
-    std::size_t scratch_bytes() const {
-        return Engine::template scratch_bytes<dense_rows>(vocab, student.has_gradient());
-    }
+    /// What a team needs for a row: the engine's, the student's, the teacher's.
+    std::size_t scratch_bytes() const { return teacher_from + scratch_of_source(teacher); }
     OPD_HD index_t tile_size() const { return student.tile_size(); }
     OPD_HD index_t tile_size_t() const { return teacher.tile_size(); }
-    OPD_HD tile_type tile(index_t row, index_t begin, index_t count) const {
-        return {student.tile(row, begin), teacher.tile(row, begin),
-                student.has_gradient() ? student.gradient_tile(row, begin) : nullptr, begin, count};
+    OPD_HD row_place of_student(const state_type& st) const { return {st.row, st.scratch + student_from}; }
+    OPD_HD row_place of_teacher(const state_type& st) const { return {st.row, st.scratch + teacher_from}; }
+    OPD_HD tile_type tile(const state_type& st, index_t begin, index_t count) const {
+        return {student.tile(of_student(st), begin), teacher.tile(of_teacher(st), begin),
+                student.has_gradient() ? student.gradient_tile(of_student(st), begin) : nullptr, begin, count};
     }
     OPD_HD double exponent() const {
         if constexpr (single_sweep)
@@ -120,23 +123,24 @@ struct dense_rows {
 
     template <class Team>
     OPD_HD void row(Team& team) const {
-        if (team.state().kept && !team.state().report.bad) {
-            team.template fold<sweep>(*this);
-            if constexpr (!single_sweep)
-                if (team.state().next == row_step::terms) team.template fold<terms>(*this);
-            if (team.state().next == row_step::entrywise) team.template fold<entrywise_terms>(*this);
-            if constexpr (refinable_divergence<Program>)
-                if (team.state().next == row_step::refine) team.template fold<refine>(*this);
-            if (team.state().next == row_step::careful) {
-                team.template fold<careful_normalisers>(*this);
-                team.template fold<careful_terms>(*this);
-            }
-        }
+        team.template fold<sweep>(*this);
+        if constexpr (!single_sweep) team.template fold<terms>(*this);
+        team.template fold<entrywise_terms>(*this);
+        if constexpr (refinable_divergence<Program>) team.template fold<refine>(*this);
+        team.template fold<careful_normalisers>(*this);
+        team.template fold<careful_terms>(*this);
         team.template each<write>(*this);
+        team.template each<zero_tiles<dense_rows>>(*this);
+        team.template each<clear_rest<dense_rows>>(*this);
+    }
+    /// Whether the row has a gradient.
+    OPD_HD bool live(const state_type& st) const {
+        return st.kept && !st.report.bad && st.next != row_step::write_zero;
     }
 
     /// Normalisers and raw sums; decides how the row goes on.
     struct sweep : over_tiles<sweep, false> {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.kept && !st.report.bad; }
         OPD_HD static sweep_type start(const dense_rows& k, const state_type&) {
             const bool x_power = k.student.has_gradient() ? need.x_power : need_for_value.x_power;
             return sweep_type::begin(k.inv_s, k.inv_t, k.exponent(), x_power);
@@ -216,6 +220,7 @@ struct dense_rows {
     }
 
     struct terms : over_tiles<terms, true> {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::terms; }
         OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
         template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t,
@@ -229,6 +234,7 @@ struct dense_rows {
     };
 
     struct entrywise_terms : over_tiles<entrywise_terms, true> {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::entrywise; }
         OPD_HD static entrywise_sums start(const dense_rows&, const state_type&) { return {}; }
         template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, entrywise_sums& p,
@@ -248,6 +254,7 @@ struct dense_rows {
 
     /// The value as a sum of terms of which none is negative, log p - log q in double but for the normalisers.
     struct refine : over_tiles<refine, true> {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::refine; }
         OPD_HD static double start(const dense_rows&, const state_type&) { return 0; }
         template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, double& p, const tile_type& t,
@@ -272,6 +279,7 @@ struct dense_rows {
     }
 
     struct careful_normalisers : over_tiles<careful_normalisers, false> {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
         OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
         template <class At>
         OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, At at) {
@@ -286,13 +294,14 @@ struct dense_rows {
             st.log_z = k.frame.env.given_lse.empty() ? ::log(all.a) : ::log1p(st.swept.sums.S);
             st.log_y = ::log(all.b);
             const index_t top = st.swept.sums.s;
-            const Z z = k.student.logit(st.row, top);
-            const Y y = k.teacher.logit(st.row, top);
+            const Z z = k.student.logit(k.of_student(st), top);
+            const Y y = k.teacher.logit(k.of_teacher(st), top);
             st.careful = careful_constants(k.program, k.careful_entry(st, z, y, false, 0), k.exponent());
         }
     };
 
     struct careful_terms : over_tiles<careful_terms, false> {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
         OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
         template <class At>
         OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, At at) {
@@ -349,17 +358,12 @@ struct dense_rows {
         }
     }
 
-    struct write {
-        template <class At>
-        OPD_HD OPD_INLINE static void run(const dense_rows& k, const state_type& st, At at) {
-            if (!k.student.has_gradient()) return;
-            const bool live = st.kept && !st.report.bad && st.next != row_step::write_zero;
-            if (live) each_tile<true, write>(k, st, st, at);
-            clear_columns(k.student, st.row, live ? k.vocab : 0, k.frame.env.beta, at);
+    struct write : writes_tiles<write> {
+        OPD_HD static bool due(const dense_rows& k, const state_type& st) {
+            return k.student.has_gradient() && k.live(st);
         }
         template <class At>
-        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, const state_type&,
-                                           const tile_type& t, At at) {
+        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, const tile_type& t, At at) {
             if (st.next == row_step::write)
                 Engine::gradient(k, st, t, at);
             else if (st.next == row_step::write_entrywise)

@@ -46,6 +46,7 @@ template <class Engine, class Rows, bool Excludes>
 struct student_sweep : over_tiles<student_sweep<Engine, Rows, Excludes>, false> {
     using state_type = typename Rows::state_type;
     using sweep_type = typename Engine::sweep_type;
+    OPD_HD static bool due(const Rows& k, const state_type& st) { return k.sweeps(st); }
     OPD_HD static sweep_type start(const Rows& k, const state_type&) { return sweep_type::begin(k.inv_s, 1, 1, false); }
     template <class Tile, class At>
     OPD_HD OPD_INLINE static void tile(const Rows&, const state_type& st, sweep_type& p, const Tile& t, At at) {
@@ -73,40 +74,35 @@ struct pullback {
 
     /// c becomes the entry's gradient, before dz overwrites z.
     struct prepare {
+        OPD_HD static bool due(const Rows& k, const state_type& st) { return st.live && k.student.has_gradient(); }
         template <class At>
         OPD_HD static void run(const Rows& k, const state_type& st, At at) {
-            if (!st.live || !k.student.has_gradient()) return;
             const double g = st.factor / double(k.student.temperature);
             const float beta = k.frame.env.beta;
             entry_c* c = k.filled(st);
             for (index_t j = at.id; j < st.entries; j += at.count) {
-                const double old =
-                    beta == 0 ? 0 : double(beta) * double(element<G>::load(k.student.gradient_at(st.row, c[j].id)));
+                const G& to = k.student.gradient_at(k.of_student(st), c[j].id);
+                const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(to));
                 c[j].c = old + g * c[j].c;
             }
         }
     };
-    struct rest {
-        template <class At>
-        OPD_HD OPD_INLINE static void run(const Rows& k, const state_type& st, At at) {
-            if (!k.student.has_gradient()) return;
-            if (st.live) each_tile<true, rest>(k, st, st, at);
-            clear_columns(k.student, st.row, st.live ? k.vocab : 0, k.frame.env.beta, at);
-        }
+    struct rest : writes_tiles<rest> {
+        OPD_HD static bool due(const Rows& k, const state_type& st) { return st.live && k.student.has_gradient(); }
         template <class Tile, class At>
-        OPD_HD OPD_INLINE static void tile(const Rows& k, const state_type& st, const state_type&, const Tile& t,
-                                           At at) {
+        OPD_HD OPD_INLINE static void tile(const Rows& k, const state_type& st, const Tile& t, At at) {
             const double g = st.factor / double(k.student.temperature);
             Engine::pull_back(t, st.swept.sums, g * st.share, k.frame.env.beta, at);
         }
     };
     struct scatter {
+        OPD_HD static bool due(const Rows& k, const state_type& st) { return st.live && k.student.has_gradient(); }
         template <class At>
         OPD_HD static void run(const Rows& k, const state_type& st, At at) {
-            if (!st.live || !k.student.has_gradient()) return;
             const entry_c* c = k.filled(st);
             for (index_t j = at.id; j < st.entries; j += at.count)
-                k.student.gradient_at(st.row, c[j].id) = element<G>::store(static_cast<arithmetic_t<G>>(c[j].c));
+                k.student.gradient_at(k.of_student(st), c[j].id) =
+                    element<G>::store(static_cast<arithmetic_t<G>>(c[j].c));
         }
     };
     template <class Team>
@@ -114,6 +110,8 @@ struct pullback {
         team.template each<prepare>(k);
         team.template each<rest>(k);
         team.template each<scatter>(k);
+        team.template each<zero_tiles<Rows>>(k);
+        team.template each<clear_rest<Rows>>(k);
     }
 };
 
@@ -131,6 +129,7 @@ struct rows_of_entries {
     Estimator estimator;
     index_t vocab;
     double inv_s;
+    std::size_t student_from = 0; ///< whose the team's scratch is from there on; before it, the entries'
 
     rows_of_entries(const Frame& frame_, const Student& student_, const Teacher& teacher_, const Estimator& estimator_,
                     index_t vocab_)
@@ -140,10 +139,12 @@ struct rows_of_entries {
     OPD_HD index_t slots() const { return teacher.ids.cols; }
     OPD_HD index_t tile_size() const { return student.tile_size(); }
     OPD_HD index_t tile_size_t() const { return student.tile_size(); }
-    OPD_HD row_tile<Z, Z, G> tile(index_t row, index_t begin, index_t count) const {
-        return {student.tile(row, begin), nullptr, student.has_gradient() ? student.gradient_tile(row, begin) : nullptr,
-                begin, count};
+    OPD_HD row_place of_student(const row_state& st) const { return {st.row, st.scratch + student_from}; }
+    OPD_HD row_tile<Z, Z, G> tile(const row_state& st, index_t begin, index_t count) const {
+        return {student.tile(of_student(st), begin), nullptr,
+                student.has_gradient() ? student.gradient_tile(of_student(st), begin) : nullptr, begin, count};
     }
+    OPD_HD bool live(const row_state& st) const { return st.live; }
     OPD_HD const double* given_lse(index_t row) const {
         return frame.env.given_lse.empty() ? nullptr : &frame.env.given_lse[row];
     }
@@ -154,7 +155,6 @@ struct rows_of_entries {
 template <class Engine, class Frame, class Student, class Teacher, class Estimator>
 struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator> {
     using base = rows_of_entries<Engine, Frame, Student, Teacher, Estimator>;
-    using base::base;
     using typename base::G;
     using typename base::Z;
     using state_type = entry_state<Engine>;
@@ -168,32 +168,34 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         OPD_HD arrays(carver* scratch, index_t m)
             : entries(scratch->take<sampled_entry>(m)), c(scratch->take<entry_c>(m)) {}
     };
-    std::size_t scratch_bytes() const {
+    sampled_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_, const Estimator& estimator_,
+                 index_t vocab_)
+        : base(frame_, student_, teacher_, estimator_, vocab_) {
         carver scratch;
         (void)arrays(&scratch, this->slots());
-        return scratch.used;
+        this->student_from = scratch.used;
     }
+    std::size_t scratch_bytes() const { return this->student_from + scratch_of_source(this->student); }
     OPD_HD arrays at(const state_type& st) const { return {carver{st.scratch}, this->slots()}; }
     OPD_HD entry_c* filled(const state_type& st) const { return at(st).c; }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
-        if (team.state().kept && !team.state().report.bad) {
-            if (this->given_lse(team.state().row))
-                team.template each<take_given>(*this);
-            else
-                team.template fold<sweep>(*this);
-            team.template each<gather>(*this);
-            team.template each<decide>(*this);
-            team.template each<merge_repeats>(*this);
-            team.template each<sum>(*this);
-            team.template each<with_softmax>(*this);
-        }
+        team.template each<take_given>(*this);
+        team.template fold<sweep>(*this);
+        team.template each<gather>(*this);
+        team.template each<decide>(*this);
+        team.template each<merge_repeats>(*this);
+        team.template each<sum>(*this);
+        team.template each<with_softmax>(*this);
         pullback<Engine, sampled_rows>::run(*this, team);
     }
+    OPD_HD bool sweeps(const state_type& st) const { return st.kept && !st.report.bad && !this->given_lse(st.row); }
+    OPD_HD static bool good(const state_type& st) { return st.kept && !st.report.bad; }
 
     /// A finite log-sum-exp vouches for the row's contents.
     struct take_given {
+        OPD_HD static bool due(const sampled_rows& k, const state_type& st) { return good(st) && k.given_lse(st.row); }
         template <class At>
         OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
             if (at.id != 0) return;
@@ -208,19 +210,20 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
 
     /// Slots of the cache into entries; id -1: unused, -2: out of range.
     struct gather {
+        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return good(st); }
         template <class At>
         OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
-            if (st.report.bad) return;
             sampled_entry* e = k.at(st).entries;
             for (index_t j = at.id; j < k.slots(); j += at.count)
-                e[j] = gathered(k.student, k.teacher, st.row, j, k.vocab, k.inv_s, st.report.lse);
+                e[j] = gathered(k.student, k.of_student(st), k.teacher, j, k.vocab, k.inv_s, st.report.lse);
         }
     };
 
     struct decide {
+        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return good(st); }
         template <class At>
         OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
-            if (at.id != 0 || st.report.bad) return;
+            if (at.id != 0) return;
             const arrays a = k.at(st);
             index_t n = 0;
             for (index_t j = 0; j < k.slots(); ++j) {
@@ -249,15 +252,17 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
 
     /// The first slot of an id takes the c of those that repeat it.
     struct merge_repeats {
+        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.live; }
         template <class At>
         OPD_HD OPD_INLINE static void run(const sampled_rows& k, state_type& st, At at) {
-            if (st.live) Engine::merge_repeats(k.filled(st), st.entries, at);
+            Engine::merge_repeats(k.filled(st), st.entries, at);
         }
     };
     struct sum {
+        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.live; }
         template <class At>
         OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
-            if (at.id != 0 || !st.live) return;
+            if (at.id != 0) return;
             entry_c* c = k.filled(st);
             index_t n = 0;
             st.sum_c = 0;
@@ -272,12 +277,12 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     };
     /// c to c - p Σc
     struct with_softmax {
+        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.live; }
         template <class At>
         OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
-            if (!st.live) return;
             entry_c* c = k.filled(st);
             for (index_t j = at.id; j < st.entries; j += at.count)
-                c[j].c -= p_of(k.student.logit(st.row, c[j].id), st.swept.sums) * st.sum_c;
+                c[j].c -= p_of(k.student.logit(k.of_student(st), c[j].id), st.swept.sums) * st.sum_c;
         }
     };
 };
@@ -287,7 +292,6 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
 template <class Engine, class Frame, class Student, class Teacher, class Estimator>
 struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator> {
     using base = rows_of_entries<Engine, Frame, Student, Teacher, Estimator>;
-    using base::base;
     using typename base::G;
     using typename base::L;
     using typename base::Z;
@@ -305,27 +309,31 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
             : c(scratch->take<entry_c>(k)), log_p(scratch->take<double>(k)), log_q(scratch->take<double>(k)),
               h(scratch->take<double>(k)), set(scratch->take<std::byte>(Engine::id_set::bytes(k))) {}
     };
-    std::size_t scratch_bytes() const {
+    support_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_, const Estimator& estimator_,
+                 index_t vocab_)
+        : base(frame_, student_, teacher_, estimator_, vocab_) {
         carver scratch;
         (void)arrays(&scratch, this->slots());
-        return scratch.used;
+        this->student_from = scratch.used;
     }
+    std::size_t scratch_bytes() const { return this->student_from + scratch_of_source(this->student); }
     OPD_HD arrays at(const state_type& st) const { return {carver{st.scratch}, this->slots()}; }
     OPD_HD entry_c* filled(const state_type& st) const { return at(st).c; }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
-        if (team.state().kept && !team.state().report.bad) {
-            team.template fold<gather>(*this);
-            if (!team.state().report.bad) team.template fold<exclude>(*this);
-            if (!team.state().report.bad) team.template fold<sweep>(*this);
-            if (!team.state().report.bad) team.template each<decide>(*this);
-        }
+        team.template fold<gather>(*this);
+        team.template fold<exclude>(*this);
+        team.template fold<sweep>(*this);
+        team.template each<decide>(*this);
         pullback<Engine, support_rows>::run(*this, team);
     }
+    OPD_HD static bool good(const state_type& st) { return st.kept && !st.report.bad; }
+    OPD_HD bool sweeps(const state_type& st) const { return good(st); }
 
     /// The cache's slots, and whether one of them is bad.
     struct gather {
+        OPD_HD static bool due(const support_rows&, const state_type& st) { return good(st); }
         template <class At>
         OPD_HD static int part(const support_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
@@ -337,7 +345,7 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
                 const bool in = id >= 0 && id < k.vocab;
                 const double log_q = double(element<L>::load(k.teacher.log_q(st.row, j)));
                 bad |= !in || is_nan(log_q) || log_q > 1e-3;
-                a.log_p[j] = in ? double(element<Z>::load(k.student.logit(st.row, id))) : 0;
+                a.log_p[j] = in ? double(element<Z>::load(k.student.logit(k.of_student(st), id))) : 0;
                 a.log_q[j] = log_q;
             }
             return bad;
@@ -347,6 +355,7 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     };
     /// The set of used ids, and whether one of them repeats.
     struct exclude {
+        OPD_HD static bool due(const support_rows&, const state_type& st) { return good(st); }
         template <class At>
         OPD_HD OPD_INLINE static int part(const support_rows& k, state_type& st, At at) {
             const arrays a = k.at(st);
@@ -357,6 +366,7 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     };
 
     struct decide {
+        OPD_HD static bool due(const support_rows&, const state_type& st) { return good(st); }
         template <class At>
         OPD_HD static void run(const support_rows& k, state_type& st, At at) {
             if (at.id != 0) return;
@@ -392,6 +402,29 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
 
 // --- renormalised support -----------------------------------------------------------------------------------------------
 
+/// k logits in a team's scratch, as a source of dense rows.
+template <class T, space Space>
+struct gathered_logits {
+    using logit_type = T;
+    using gradient_type = T;
+    static constexpr space memory_space = Space;
+    static constexpr bool one_tile = true;
+    index_t count;
+    float temperature;
+    bool gradient = false;
+    std::size_t from = 0, gradient_from = 0; ///< in the scratch
+
+    OPD_HD index_t tile_size() const { return count; }
+    OPD_HD const T* tile(row_place at, index_t begin) const {
+        return reinterpret_cast<const T*>(at.scratch + from) + begin;
+    }
+    OPD_HD const T& logit(row_place at, index_t i) const { return tile(at, 0)[i]; }
+    OPD_HD bool has_gradient() const { return gradient; }
+    OPD_HD T* gradient_tile(row_place at, index_t begin) const {
+        return reinterpret_cast<T*>(at.scratch + gradient_from) + begin;
+    }
+};
+
 template <class Engine, class Frame, class Student, class Teacher, class Estimator>
 struct renormalised_rows {
     using Z = typename Student::logit_type;
@@ -400,8 +433,8 @@ struct renormalised_rows {
     using value = typename Engine::template number<Z, L, G>::value_type;
     using Program = std::remove_cvref_t<decltype(std::declval<Estimator>().on_support)>;
     static constexpr space memory_space = Student::memory_space;
-    using inner_rows = dense_rows<Engine, Frame, student::logits<value, value, memory_space>,
-                                  teacher::dense<value, memory_space>, Program>;
+    using source = gathered_logits<value, memory_space>;
+    using inner_rows = dense_rows<Engine, Frame, source, source, Program>;
     using state_type = typename inner_rows::state_type;
 
     Frame frame;
@@ -413,47 +446,46 @@ struct renormalised_rows {
     renormalised_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_,
                       const Estimator& estimator_, index_t vocab_)
         : frame(frame_), student(student_), teacher(teacher_), vocab(vocab_),
-          inner(frame_, {matrix(), {}, student_.temperature}, {matrix(), 1}, estimator_.on_support, slots()) {
-        inner.frame.env.beta = 0;
+          inner(frame_, source{slots(), student_.temperature}, source{slots(), 1}, estimator_.on_support, slots()) {
         carver scratch;
-        (void)arrays(&scratch, slots());
-        inner.scratch_from = scratch.used;
+        const arrays a(&scratch, slots());
+        inner.frame.env.beta = 0;
+        inner.student.from = a.z_at, inner.student.gradient_from = a.dz_at, inner.teacher.from = a.y_at;
+        inner.student.gradient = student.has_gradient();
+        inner.student_from = inner.teacher_from = 0; // both lie in these rows' scratch
+        inner.engine_from = scratch.used;
     }
 
     struct arrays {
         value *z, *y, *dz;
         std::byte* set; // the engine's
+        std::size_t z_at = 0, y_at = 0, dz_at = 0;
         OPD_HD arrays(carver scratch, index_t k) : arrays(&scratch, k) {}
-        OPD_HD arrays(carver* scratch, index_t k)
-            : z(scratch->take<value>(k)), y(scratch->take<value>(k)), dz(scratch->take<value>(k)),
-              set(scratch->take<std::byte>(Engine::repeats_bytes)) {}
+        OPD_HD arrays(carver* scratch, index_t k) {
+            z_at = scratch->used, z = scratch->take<value>(k);
+            y_at = scratch->used, y = scratch->take<value>(k);
+            dz_at = scratch->used, dz = scratch->take<value>(k);
+            set = scratch->take<std::byte>(Engine::repeats_bytes);
+        }
     };
     std::size_t scratch_bytes() const {
-        return inner.scratch_from + Engine::template scratch_bytes<inner_rows>(slots(), student.has_gradient());
+        return inner.engine_from + Engine::template scratch_bytes<inner_rows>(slots(), student.has_gradient());
     }
     OPD_HD arrays at(const state_type& st) const { return {carver{st.scratch}, slots()}; }
     OPD_HD index_t slots() const { return teacher.ids.cols; }
-    OPD_HD auto matrix() const { return matrix_view<const value, memory_space>(nullptr, 0, slots(), 0); }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
-        if (team.state().kept && !team.state().report.bad) {
-            team.template fold<check_ids>(*this);
-            if (!team.state().report.bad) team.template fold<gather>(*this);
-            if (!team.state().report.bad) {
-                inner_rows gathered = inner; // every row lies in the team's scratch: stride 0
-                const arrays a = at(team.state());
-                gathered.student.z.data = a.z;
-                gathered.teacher.y.data = a.y;
-                if (student.has_gradient()) gathered.student.dz = {a.dz, 0, slots(), 0};
-                gathered.row(team);
-            }
-        }
+        team.template fold<check_ids>(*this);
+        team.template fold<gather>(*this);
+        inner.row(team);
         team.template each<clear>(*this);
         team.template each<scatter>(*this);
     }
+    OPD_HD static bool good(const state_type& st) { return st.kept && !st.report.bad; }
 
     struct check_ids {
+        OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return good(st); }
         template <class At>
         OPD_HD OPD_INLINE static int part(const renormalised_rows& k, const state_type& st, At at) {
             return Engine::repeats(k.teacher.ids.row(st.row), k.slots(), k.vocab, k.at(st).set, at);
@@ -463,6 +495,7 @@ struct renormalised_rows {
     };
     /// An unused slot is a token that neither side gives mass. Log-probs above 0 are none.
     struct gather {
+        OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return good(st); }
         template <class At>
         OPD_HD static int part(const renormalised_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
@@ -471,7 +504,7 @@ struct renormalised_rows {
                 const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
                 a.z[j] = a.y[j] = neg_inf<value>();
                 if (id == -1) continue;
-                a.z[j] = static_cast<value>(element<Z>::load(k.student.logit(st.row, id)));
+                a.z[j] = static_cast<value>(element<Z>::load(k.student.logit({st.row}, id)));
                 a.y[j] = static_cast<value>(element<L>::load(k.teacher.log_q(st.row, j)));
                 bad |= a.y[j] > value(1e-3);
             }
@@ -487,16 +520,16 @@ struct renormalised_rows {
         }
     };
     struct scatter {
+        OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return good(st); }
         template <class At>
         OPD_HD static void run(const renormalised_rows& k, state_type& st, At at) {
-            if (!st.kept || st.report.bad) return;
             if (at.id == 0) ++st.partial.diagnostics.support_rows;
             if (!k.student.has_gradient()) return;
             const value* dz = k.at(st).dz;
             for (index_t j = at.id; j < k.slots(); j += at.count) {
                 const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
                 if (id == -1) continue;
-                G& to = k.student.gradient_at(st.row, Student::sparse_gradient ? j : id);
+                G& to = k.student.gradient_at({st.row}, Student::sparse_gradient ? j : id);
                 const value old = k.frame.env.beta == 0 ? value(0) : static_cast<value>(element<G>::load(to));
                 to = element<G>::store(static_cast<arithmetic_t<G>>(old + dz[j]));
             }
@@ -524,17 +557,18 @@ struct logp_rows {
         : frame(frame_), job(job_), vocab(job_.z.cols), inv_s(1 / double(job_.temperature)) {}
 
     std::size_t scratch_bytes() const { return 0; }
-    OPD_HD row_tile<Z, Z, G> tile(index_t row, index_t begin, index_t count) const {
-        return {job.z.row(row) + begin, nullptr, nullptr, begin, count};
+    OPD_HD row_tile<Z, Z, G> tile(const state_type& st, index_t begin, index_t count) const {
+        return {job.z.row(st.row) + begin, nullptr, nullptr, begin, count};
     }
     template <class Team>
     OPD_HD void row(Team& team) const {
-        if (!team.state().kept) return;
         team.template fold<sweep>(*this);
         team.template fold<store>(*this);
     }
+    OPD_HD static bool sweeps(const state_type& st) { return st.kept; }
     /// Writes its share and says whether an id was out of range; a bad id says nothing of its neighbours.
     struct store {
+        OPD_HD static bool due(const logp_rows&, const state_type& st) { return st.kept; }
         template <class At>
         OPD_HD static int part(const logp_rows& k, const state_type& st, At at) {
             int bad = 0;
@@ -555,11 +589,11 @@ struct logp_rows {
 
 // --- which rows do a job ------------------------------------------------------------------------------------------------
 
-template <class Engine, class Student, class Y, class Program, space S, class Frame>
-    requires divergence<Program>
-auto rows_of(const row_job<Student, teacher::dense<Y, S>, Program, S>& job, const Frame& frame) {
-    return dense_rows<Engine, Frame, Student, teacher::dense<Y, S>, Program>(frame, job.student, job.teacher,
-                                                                             job.estimator, job.vocab);
+template <class Engine, class Student, class Teacher, class Program, space S, class Frame>
+    requires(divergence<Program>&& Teacher::kind == cache_kind::dense && !Student::sparse_gradient)
+auto rows_of(const row_job<Student, Teacher, Program, S>& job, const Frame& frame) {
+    return dense_rows<Engine, Frame, Student, Teacher, Program>(frame, job.student, job.teacher, job.estimator,
+                                                                job.vocab);
 }
 template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
     requires(sampled_estimator<Estimator>&& Estimator::takes == Teacher::kind && !Student::sparse_gradient)
@@ -574,7 +608,7 @@ auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& fr
                                                                     job.vocab);
 }
 template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
-    requires(renormalised_estimator<Estimator>&& Estimator::takes == Teacher::kind)
+    requires(renormalised_estimator<Estimator>&& Estimator::takes == Teacher::kind && materialised<Student>)
 auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& frame) {
     return renormalised_rows<Engine, Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator,
                                                                          job.vocab);

@@ -85,7 +85,7 @@ struct lane_engine {
     static auto parked(const Rows& k, const typename Rows::state_type& st, index_t begin) {
         using value = typename Rows::F::value_type;
         const bool parks = !Rows::single_sweep && k.student.has_gradient();
-        return parks ? reinterpret_cast<value*>(st.scratch + k.scratch_from) + begin : nullptr;
+        return parks ? reinterpret_cast<value*>(st.scratch + k.engine_from) + begin : nullptr;
     }
 
     template <class F, bool Teacher, raw_sums_needed Need, class Tile>

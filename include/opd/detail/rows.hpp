@@ -8,10 +8,10 @@
 //   merge(a, b)                          associative up to rounding, in thread order
 //   finish(rows, state, all)             once; writes the team's state
 //
-// run by team.fold<Phase>(rows), or one, run(rows, state, at), which every thread calls: team.each<Phase>(rows). Between two
-// phases every thread sees the same state. The few phases that walk over the vocabulary ask an *engine* to do it
-// (lane_engine.hpp, thread_engine.hpp); all else is the same text on every backend. No CUDA header: a host loop over thread
-// indices runs the GPU's rows in tests.
+// run by team.fold<Phase>(rows), or one, run(rows, state, at), which every thread calls: team.each<Phase>(rows). A phase may say
+// whether a row needs it: due(rows, state). Between two phases every thread sees the same state. The few phases that walk over
+// the vocabulary do so tile by tile (tiles.hpp) and ask an *engine* (lane_engine.hpp, thread_engine.hpp); all else is the same
+// text on every backend. No CUDA header: a host loop over thread indices runs the GPU's rows in tests.
 //
 // A *frame* knows the batch: env, rows, factor(r) = w_r f_r, and where a group of rows leaves its result.
 #pragma once
@@ -37,12 +37,20 @@ struct one_of {
     int id, count;
 };
 
+/// Whether a row in this state needs a phase.
+template <class Phase, class Rows, class State>
+OPD_HD OPD_INLINE bool is_due(const Rows& k, const State& st) {
+    if constexpr (requires { Phase::due(k, st); })
+        return Phase::due(k, st);
+    else
+        return true;
+}
+
 /// A team of one.
 template <class State>
 struct team_of_one {
     State state_ = {};
 
-    const State& state() const { return state_; }
     void begin(index_t row, std::byte* scratch) {
         state_.row = row;
         state_.scratch = scratch;
@@ -50,11 +58,11 @@ struct team_of_one {
     void move_to(index_t row) { state_.row = row; }
     template <class Phase, class Rows>
     OPD_INLINE void fold(const Rows& k) {
-        Phase::finish(k, state_, Phase::part(k, state_, alone{}));
+        if (is_due<Phase>(k, state_)) Phase::finish(k, state_, Phase::part(k, state_, alone{}));
     }
     template <class Phase, class Rows, class... Extra>
     OPD_INLINE void each(const Rows& k, Extra... extra) {
-        Phase::run(k, state_, alone{}, extra...);
+        if (is_due<Phase>(k, state_)) Phase::run(k, state_, alone{}, extra...);
     }
 };
 
@@ -172,15 +180,20 @@ OPD_HD bool clamps(const basic_env<S>& e, double loss) {
     return e.loss_clamp > 0 && (loss > e.loss_clamp || loss < -e.loss_clamp);
 }
 
-/// One thread's share of: dz = beta·dz over columns [from, cols) of a row, then the view's padding by policy.
+/// dz = beta·dz
+template <class G>
+OPD_HD OPD_INLINE void scale_gradient(G& dz, float beta) {
+    using value = arithmetic_t<G>;
+    dz = beta == 0 ? element<G>::store(0) : element<G>::store(value(beta) * element<G>::load(dz));
+}
+
+/// One thread's share of: dz = beta·dz over a row of a materialised gradient from column `from` on, then the view's padding by policy.
 template <class Student, class At>
 OPD_HD void clear_columns(const Student& s, index_t row, index_t from, float beta, At at) {
     using G = typename Student::gradient_type;
-    using value = arithmetic_t<G>;
     if (s.dz.empty()) return;
     G* dz = s.dz.row(row);
-    for (index_t i = from + at.id; i < s.dz.cols; i += at.count)
-        dz[i] = beta == 0 ? element<G>::store(0) : element<G>::store(value(beta) * element<G>::load(dz[i]));
+    for (index_t i = from + at.id; i < s.dz.cols; i += at.count) scale_gradient(dz[i], beta);
     if (s.pad == padding::zero)
         for (index_t i = at.id; i < s.dz.padding; i += at.count) dz[s.dz.cols + i] = element<G>::store(0);
 }

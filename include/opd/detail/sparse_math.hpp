@@ -115,17 +115,18 @@ OPD_HD double rounded(double x) {
 
 /// Slot j of a row of drawn tokens; id -1: unused, -2: out of range, and then nothing else is set. `lse`: the student's.
 template <class Student, class Teacher>
-OPD_HD sampled_entry gathered(const Student& student, const Teacher& t, index_t row, index_t j, index_t vocab,
+OPD_HD sampled_entry gathered(const Student& student, row_place at, const Teacher& t, index_t j, index_t vocab,
                               double inv_t, double lse) {
     using L = typename Teacher::log_type;
     constexpr bool weighted = Teacher::kind == cache_kind::weighted;
+    const index_t row = at.row;
     sampled_entry x{};
     x.id = static_cast<index_t>(t.ids(row, j));
     if (x.id < 0 || x.id >= vocab) {
         x.id = weighted && x.id == -1 ? -1 : -2;
         return x;
     }
-    x.log_p = rounded<L>(log_p_of(student.logit(row, x.id), inv_t, lse));
+    x.log_p = rounded<L>(log_p_of(student.logit(at, x.id), inv_t, lse));
     x.log_mu = double(element<L>::load(t.log_mu(row, j)));
     x.log_q = double(element<L>::load(t.log_q(row, j)));
     x.log_prox = t.log_prox.empty() ? x.log_mu : double(element<L>::load(t.log_prox(row, j)));
