@@ -22,7 +22,7 @@ double distil(opd::eigen_backend& backend, float* logits, const float* teacher, 
     const opd::student::logits student{rows, rows};      // in and out
     const opd::teacher::dense known{opd::view(teacher, N, V, P)};
     const auto r = opd::evaluate(backend, student, known, opd::reverse_kl{},
-                                 opd::env{.mask = opd::view(keep, N), .normalizer = tokens});
+                                 opd::env{.mask = opd::view(keep, N), .normaliser = tokens});
     return r.loss;
 }
 // [/distil]

@@ -7,12 +7,12 @@
 //   loss = Σ_r w_r f_r L_r over kept rows,   dL/dz_r = w_r f_r dL_r/dz_r,   with f by reduction:
 //
 //   sum                1
-//   token_mean         1 / (number of kept rows)                  or 1/normalizer if one is given
-//   sequence_mean      1 / (S · kept rows of the sequence)        S: sequences with a kept row, or normalizer
+//   token_mean         1 / (number of kept rows)                  or 1/normaliser if one is given
+//   sequence_mean      1 / (S · kept rows of the sequence)        S: sequences with a kept row, or normaliser
 //   sequence_sum_mean  1 / S
-//   constant           1 / normalizer
+//   constant           1 / normaliser
 //
-// A micro-batch passes the whole batch's count as `normalizer`; then cutting a batch changes the total by rounding only.
+// A micro-batch passes the whole batch's count as `normaliser`; then cutting a batch changes the total by rounding only.
 // Weights are never part of a count. Nor are contents: a kept row that turns out bad counts and adds 0, so that a factor
 // depends on masks and sizes alone and is the same on every rank; loss · kept / (kept - bad_rows) is token_mean over the
 // good rows. No kept row: loss 0, gradient 0, and the diagnostics say so.
@@ -191,7 +191,7 @@ struct basic_env {
     row_offsets<Space> offsets = {}; ///< (S+1) int32 or int64: first row of each sequence, ascending, from 0 to N
     vector_view<const std::int32_t, Space> versions = {}; ///< (N) policy version that drew the row; empty: unknown
     std::int32_t version = 0;                        ///< the student's version now; staleness is version - versions[r]
-    double normalizer = 0;                           ///< count to divide by; 0: count this batch
+    double normaliser = 0;                           ///< count to divide by; 0: count this batch
     float beta = 0;                                  ///< dz = beta·dz + gradient
     float beta_loss = 0;                             ///< losses = beta_loss·losses + loss
     vector_view<float, Space> losses = {};           ///< (N) out: w_r·L_r before the reduction's factor

@@ -107,7 +107,7 @@ constexpr bool types_fit() {
         static_assert(never<Teacher>,
                       "opd: the third argument is what is known of the teacher: teacher::dense, support, "
                       "samples or weighted");
-    else if constexpr (!row_source<Student> || (!Student::sparse_gradient && !gradient_sink<Student>) ||
+    else if constexpr (!(Student::sparse_gradient || (row_source<Student> && gradient_sink<Student>)) ||
                        !(Teacher::kind != cache_kind::dense || row_source<Teacher>))
         static_assert(
             never<Student>,

@@ -57,10 +57,10 @@ void check_env(const basic_env<S>& e, index_t n) {
     check_vector("env.lse", e.lse, n);
     check_vector("env.given_lse", e.given_lse, n);
     check_vector("env.offsets", e.offsets, -1);
-    if (!is_finite(e.normalizer) || e.normalizer < 0 || (e.normalizer > 0 && e.normalizer < 1 / largest_factor))
-        throw invalid_input("env.normalizer", "must be a positive count of at least 1e-30, or 0 to count this batch");
-    if (e.reduction == reduce::constant && e.normalizer == 0)
-        throw invalid_input("env.normalizer", "must be positive under reduce::constant");
+    if (!is_finite(e.normaliser) || e.normaliser < 0 || (e.normaliser > 0 && e.normaliser < 1 / largest_factor))
+        throw invalid_input("env.normaliser", "must be a positive count of at least 1e-30, or 0 to count this batch");
+    if (e.reduction == reduce::constant && e.normaliser == 0)
+        throw invalid_input("env.normaliser", "must be positive under reduce::constant");
     const bool by_sequence = e.reduction == reduce::sequence_mean || e.reduction == reduce::sequence_sum_mean;
     if (by_sequence && e.offsets.size < 1)
         throw invalid_input("env.offsets", "is needed by a reduction over sequences");
@@ -74,10 +74,6 @@ void check_env(const basic_env<S>& e, index_t n) {
         !(is_finite(e.on_bad.share) && e.on_bad.share > 0 && e.on_bad.share < 1))
         throw invalid_input("env.on_bad",
                             "raise_above takes a share between 0 and 1, both excluded; raise() allows none");
-    if (S == space::device && e.level == determinism::tiling_invariant)
-        throw unsupported(
-            "opd: env.level tiling_invariant is not offered on a device: what a thread sums follows from where its "
-            "tile begins; use run_to_run");
 }
 
 /// Contents of the spans, on the host: offsets ascending from 0 to n, weights of kept rows finite and of a size that a
@@ -93,13 +89,13 @@ inline void check_env_contents(const env& e, index_t n) {
                                                    std::to_string(n) + " rows");
     }
     if (e.weights.empty()) return;
-    const double count = e.reduction != reduce::sum && e.normalizer > 0 && e.normalizer < 1 ? e.normalizer : 1;
+    const double count = e.reduction != reduce::sum && e.normaliser > 0 && e.normaliser < 1 ? e.normaliser : 1;
     for (index_t r = 0; r < n; ++r) {
         if (!e.mask.kept(r)) continue;
         if (!e.weights.finite(r)) throw invalid_input("env.weights", "is not finite", r);
         const double w = e.weights[r];
         if (w > largest_factor * count || w < -largest_factor * count)
-            throw invalid_input("env.weights", "is too large: a weight over the normalizer must not exceed 1e30", r);
+            throw invalid_input("env.weights", "is too large: a weight over the normaliser must not exceed 1e30", r);
     }
 }
 
@@ -117,16 +113,16 @@ inline index_t row_factors(const env& e, index_t n, double* factor) {
             for (index_t r = e.offsets[s]; r < e.offsets[s + 1]; ++r)
                 factor[r] = weight(r) / (e.reduction == reduce::sequence_mean && in_sequence ? double(in_sequence) : 1);
         }
-        const double count = e.normalizer > 0 ? e.normalizer : double(sequences);
+        const double count = e.normaliser > 0 ? e.normaliser : double(sequences);
         for (index_t r = 0; r < n; ++r) factor[r] /= count > 0 ? count : 1;
         return kept;
     }
     for (index_t r = 0; r < n; ++r) kept += e.mask.kept(r);
     double count = 1;
     if (e.reduction == reduce::token_mean)
-        count = e.normalizer > 0 ? e.normalizer : double(kept);
+        count = e.normaliser > 0 ? e.normaliser : double(kept);
     else if (e.reduction == reduce::constant)
-        count = e.normalizer;
+        count = e.normaliser;
     for (index_t r = 0; r < n; ++r) factor[r] = weight(r) / (count > 0 ? count : 1);
     return kept;
 }

@@ -21,9 +21,11 @@
 // A program that can do so declares `raw`, the sums over raw logits from which value and Σ c follow in closed form. Then one
 // sweep serves for normalisers and value at once (reverse and forward KL, the alpha family):
 //
-//   S = Σ_{v≠s*} e^(z-z*)         T = Σ_{v≠t*} e^(y-y*)          normalisers, z student and y teacher logits over T
-//   U = Σ_{v≠s*} e^(z-z*) delta   W = Σ_{v≠s*} e^(z-z*) expm1(-k delta)   X = Σ_{v≠t*} e^(y-y*) delta, or φ(delta)
+//   student_mass  = Σ_{v≠s*} e^(z-z*)                      teacher_mass  = Σ_{v≠t*} e^(y-y*)            normalisers
+//   student_delta = Σ_{v≠s*} e^(z-z*) delta                teacher_delta = Σ_{v≠t*} e^(y-y*) delta, or φ(delta)
+//   student_power = Σ_{v≠s*} e^(z-z*) expm1(-k delta)
 //
+// z student and y teacher logits over T; the innermost loops call them S, T, U, X and W.
 // where φ(x) = expm1(a x)/a with a = 1-k, whose limit at a = 0 is x: what keeps the alpha family's value as a goes to 0.
 //
 // Every sum excludes its anchor's 1, is folded in float over leaves of 1,024 entries and in double above, and moves to a new
@@ -58,11 +60,11 @@ struct dense_entry {
     F log_p, log_q; ///< accurate to float's error in the normaliser: for values, not for differences
 };
 
-/// Which raw sums a program needs beside the normalisers S and T.
+/// Which raw sums a program needs beside the normalisers.
 struct raw_sums_needed {
-    bool u = false, w = false, x = false;
-    bool k_is_one = false; ///< the exponent of W is 1 in every row: cheaper
-    bool x_power = false;  ///< X takes φ(delta)
+    bool student_delta = false, student_power = false, teacher_delta = false;
+    bool k_is_one = false;  ///< the exponent of student_power is 1 in every row: cheaper
+    bool phi_power = false; ///< teacher_delta takes φ(delta)
     friend constexpr bool operator==(raw_sums_needed, raw_sums_needed) = default;
 };
 
@@ -82,24 +84,27 @@ OPD_HD OPD_INLINE F reach_of(F x, F fall) {
 /// Normalisers and raw sums of one row, in double, relative to the anchors. The sums exclude their anchor's own term. Products that
 /// are subtracted are pinned: else which of two is fused would follow from the code around them.
 struct raw_sums {
-    double S = 0, T = 0, U = 0, W = 0, X = 0;
+    double student_mass = 0, teacher_mass = 0;
+    double student_delta = 0, student_power = 0, teacher_delta = 0;
     index_t s = -1, t = -1;      ///< ids of the anchors: student's and teacher's top token, lowest id first
     double z_s = 0, y_s = 0;     ///< student and teacher logits at s, not yet divided by temperature
     double z_t = 0, y_t = 0;     ///< the same at t
     double inv_s = 1, inv_t = 1; ///< 1/temperature of the student and of the teacher
-    double k = 1;                ///< exponent of W
-    double x_power = 0;          ///< a of φ in X; 0: X takes delta
+    double k = 1;                ///< exponent of student_power
+    double phi_power = 0;        ///< a of φ in teacher_delta; 0: teacher_delta takes delta
 
     /// φ
-    OPD_HD double phi(double x) const { return x_power == 0 ? x : ::expm1(x_power * x) / x_power; }
-    /// a of φ for programs with this exponent: 0 where X does not serve (a >= 0.8, where W does) or is linear as it is.
+    OPD_HD double phi(double x) const { return phi_power == 0 ? x : ::expm1(phi_power * x) / phi_power; }
+    /// a of φ for programs with this exponent: 0 where teacher_delta does not serve (a >= 0.8, where student_power does) or is linear as it is.
     OPD_HD static double power_for(double k) {
         const double a = 1 - k;
         return a >= 0.8 || (a < 1e-9 && a > -1e-9) ? 0 : a;
     }
 
     /// log p - log q at the student's anchor, from the normalisers.
-    OPD_HD double d_star() const { return ::log1p(T) - ::log1p(S) + detail::pin((y_t - y_s) * inv_t); }
+    OPD_HD double d_star() const {
+        return ::log1p(teacher_mass) - ::log1p(student_mass) + detail::pin((y_t - y_s) * inv_t);
+    }
     /// q/p at the student's anchor, 0 where the two are more than a nat apart: `row_constants::ratio`.
     OPD_HD double ratio() const {
         const double d = d_star();
@@ -108,32 +113,34 @@ struct raw_sums {
     /// What delta adds to z inv_s - y inv_t: exactly 0 where the anchor's logits and the temperatures are equal.
     OPD_HD double shift() const { return detail::pin((y_s - z_s) * inv_s) + detail::pin(y_s * (inv_t - inv_s)); }
     /// delta at the teacher's anchor.
-    OPD_HD double delta_t() const { return detail::pin((z_t - z_s) * inv_s) - detail::pin((y_t - y_s) * inv_t); }
+    OPD_HD double delta_at_t() const { return detail::pin((z_t - z_s) * inv_s) - detail::pin((y_t - y_s) * inv_t); }
     /// log-sum-exp of the student's scaled logits.
-    OPD_HD double lse() const { return detail::pin(z_s * inv_s) + ::log1p(S); }
+    OPD_HD double lse() const { return detail::pin(z_s * inv_s) + ::log1p(student_mass); }
 
-    /// Moves the student's anchor to token `s2` with logits z2, y2 (z2 > z_s): S, U, W lose s2's term, gain the old one's.
+    /// Moves the student's anchor to token `s2` with logits z2, y2 (z2 > z_s): student_mass, student_delta, student_power lose s2's term, gain the old one's.
     /// The caller must not have added s2 yet.
     OPD_HD OPD_INLINE void rebase_student(index_t s2, double z2, double y2) {
         if (z_s <= -1e30) { // nothing had mass so far
-            S = U = W = 0;
+            student_mass = student_delta = student_power = 0;
             s = s2, z_s = z2, y_s = y2;
             return;
         }
         const double a = (z_s - z2) * inv_s, b = (y_s - y2) * inv_t, g = a - b;
-        const double e = ::exp(a), full = 1 + S;
-        X += phi(g) * (T + x_power * X); // delta grows by g everywhere; t's own term is added at the end
-        U = e * (U + g * full);
+        const double e = ::exp(a), full = 1 + student_mass;
+        teacher_delta +=
+            phi(g) *
+            (teacher_mass + phi_power * teacher_delta); // delta grows by g everywhere; t's own term is added at the end
+        student_delta = e * (student_delta + g * full);
         const double f = ::exp(a - k * g);
-        W = f * W + (k * g > -1 && k * g < 1 ? e * ::expm1(-k * g) : f - e) * full;
-        S = e * full;
+        student_power = f * student_power + (k * g > -1 && k * g < 1 ? e * ::expm1(-k * g) : f - e) * full;
+        student_mass = e * full;
         s = s2, z_s = z2, y_s = y2;
     }
     /// Moves the teacher's anchor to token `t2`.
     OPD_HD OPD_INLINE void rebase_teacher(index_t t2, double z2, double y2) {
         const double f = ::exp((y_t - y2) * inv_t);
-        X = f * (X + phi(delta_t()));
-        T = f * (1 + T);
+        teacher_delta = f * (teacher_delta + phi(delta_at_t()));
+        teacher_mass = f * (1 + teacher_mass);
         t = t2, z_t = z2, y_t = y2;
     }
 };
@@ -176,7 +183,7 @@ namespace detail {
 /// (`cancellation`).
 template <class F, class D>
 OPD_HD constexpr bool loses_digits(const D& program, double value, const raw_sums& s) {
-    double mass = s.S + s.T < 1 ? s.S + s.T : 1;
+    double mass = s.student_mass + s.teacher_mass < 1 ? s.student_mass + s.teacher_mass : 1;
     if constexpr (requires { program.cancellation(); }) mass *= program.cancellation();
     return value < (sizeof(typename F::value_type) == 4 ? 0x1p-11 : 0x1p-40) * mass;
 }

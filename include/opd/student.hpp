@@ -101,11 +101,8 @@ struct on_support {
     detail::by_name_only named = {};
     opd::padding pad = opd::padding::zero;
 
-    static constexpr bool one_tile = true;
     OPD_HD index_t rows() const { return z.rows; }
     OPD_HD index_t vocab() const { return z.cols; }
-    OPD_HD index_t tile_size() const { return z.cols; }
-    OPD_HD const Z* tile(row_place at, index_t begin) const { return z.row(at.row) + begin; }
     OPD_HD const Z& logit(row_place at, index_t id) const { return z(at.row, id); }
     OPD_HD bool has_gradient() const { return !dz.empty(); }
     OPD_HD G& gradient_at(row_place at, index_t slot) const { return dz(at.row, slot); } ///< slot of the support

@@ -51,7 +51,7 @@ template <class Memory, class Z, class Y, class G, class Divergence>
 result run_case(Memory& memory, dense_case<Z, Y, G>& c, const Divergence& d) {
     constexpr space S = Memory::memory_space;
     basic_env<S> e;
-    e.reduction = c.plain.reduction, e.version = c.plain.version, e.normalizer = c.plain.normalizer;
+    e.reduction = c.plain.reduction, e.version = c.plain.version, e.normaliser = c.plain.normaliser;
     e.beta = c.plain.beta, e.beta_loss = c.plain.beta_loss, e.on_infinite = c.plain.on_infinite;
     e.loss_clamp = c.plain.loss_clamp, e.checks = c.plain.checks, e.vocab = c.plain.vocab;
     const auto n = [](const auto& v) { return static_cast<index_t>(v.size()); };

@@ -111,7 +111,7 @@ TEST_CASE("sums of threads merge associatively, with the same anchors in any ord
     }
     for (double k : {1., .5, -1.}) {
         std::vector<detail::row_sweep> parts;
-        constexpr raw_sums_needed all{.u = true, .w = true, .x = true};
+        constexpr raw_sums_needed all{.student_delta = true, .student_power = true, .teacher_delta = true};
         for (int t = 0; t < 37; ++t) {
             const detail::row_tile<float, float, float> tile{z.data(), y.data(), nullptr, 0, vocab};
             parts.push_back(detail::row_sweep::begin(1, 1 / 1.5, k, false));
@@ -125,11 +125,11 @@ TEST_CASE("sums of threads merge associatively, with the same anchors in any ord
             CHECK(a.sums.y_s == b.sums.y_s);
             CHECK(a.sums.z_t == b.sums.z_t);
             CHECK(a.sums.y_t == b.sums.y_t);
-            CHECK(a.sums.S == doctest::Approx(b.sums.S).epsilon(1e-12));
-            CHECK(a.sums.T == doctest::Approx(b.sums.T).epsilon(1e-12));
-            CHECK(a.sums.U == doctest::Approx(b.sums.U).epsilon(1e-10));
-            CHECK(a.sums.W == doctest::Approx(b.sums.W).epsilon(1e-10));
-            CHECK(a.sums.X == doctest::Approx(b.sums.X).epsilon(1e-10));
+            CHECK(a.sums.student_mass == doctest::Approx(b.sums.student_mass).epsilon(1e-12));
+            CHECK(a.sums.teacher_mass == doctest::Approx(b.sums.teacher_mass).epsilon(1e-12));
+            CHECK(a.sums.student_delta == doctest::Approx(b.sums.student_delta).epsilon(1e-10));
+            CHECK(a.sums.student_power == doctest::Approx(b.sums.student_power).epsilon(1e-10));
+            CHECK(a.sums.teacher_delta == doctest::Approx(b.sums.teacher_delta).epsilon(1e-10));
             CHECK(a.reach == doctest::Approx(b.reach).epsilon(1e-10));
             CHECK(a.contents.student_zero == b.contents.student_zero);
             CHECK(a.contents.teacher_zero == b.contents.teacher_zero);
@@ -192,7 +192,7 @@ dense_case<Z, Y, G> rich_case(std::uint64_t seed) {
     c.plain.reduction = reductions[s.below(5)];
     for (index_t at = 0; at < c.rows; at += s.below(6)) c.offsets.push_back(at); // empty sequences too
     c.offsets.push_back(c.rows);
-    if (c.plain.reduction == reduce::constant || s.below(2)) c.plain.normalizer = 17.5;
+    if (c.plain.reduction == reduce::constant || s.below(2)) c.plain.normaliser = 17.5;
     c.plain.beta = s.below(2) ? 0.f : 0.75f, c.plain.beta_loss = s.below(2) ? 0.f : 1.f;
     c.plain.on_infinite = s.below(2) ? infinite::floor(-20) : infinite::skip();
     c.plain.loss_clamp = s.below(2) ? 0 : 2;

@@ -157,10 +157,6 @@ TEST_CASE("shapes, strides, pointers") {
 TEST_CASE("vocabularies, determinism, estimator options") {
     refused(
         "teacher.y: has 19 columns, the student 20; set env.vocab", [](call& c) { c.dense.y.cols = 19; }, on_dense);
-    call c;
-    c.env.level = determinism::tiling_invariant;
-    CHECK_THROWS_WITH_AS(c.run_dense(), doctest::Contains("tiling_invariant is not offered"), unsupported);
-    CHECK(c.untouched());
     refused(
         "mc_reverse_kl.baseline: exact_entries needs a teacher::weighted cache", [](call&) {},
         [](call& d) {
@@ -224,7 +220,7 @@ TEST_CASE("env") {
     refused(
         "env.weights, row 1: is not finite", [&](call& c) { c.env.weights = bad_weight; }, on_dense, 1);
     refused(
-        "env.normalizer: must be positive under reduce::constant", [](call& c) { c.env.reduction = reduce::constant; },
+        "env.normaliser: must be positive under reduce::constant", [](call& c) { c.env.reduction = reduce::constant; },
         on_dense);
     refused(
         "env.offsets: is needed by a reduction over sequences",
@@ -304,9 +300,9 @@ TEST_CASE("numbers: every field, refused and accepted") {
         {"temperature", no_temperature, temperature, [&](call&, double x) { threshold(float(x), .5); }},
         {"uniform 0", no_fraction, fraction, [&](call&, double x) { iid(1, x); }},
         {"uniform", no_fraction, fraction, [&](call&, double x) { threshold(1, x); }},
-        {"env.normalizer", {-1, 1e-300, 1e-31}, {0, .5, 1e9}, dense([](call& c, double x) { c.env.normalizer = x; })},
-        {"env.normalizer", {-1, 0, 1e-300}, {.5, 1e9}, dense([](call& c, double x) {
-             c.env.reduction = reduce::constant, c.env.normalizer = x;
+        {"env.normaliser", {-1, 1e-300, 1e-31}, {0, .5, 1e9}, dense([](call& c, double x) { c.env.normaliser = x; })},
+        {"env.normaliser", {-1, 0, 1e-300}, {.5, 1e9}, dense([](call& c, double x) {
+             c.env.reduction = reduce::constant, c.env.normaliser = x;
          })},
         {"env.beta", {}, {-1, 0, 2}, dense([](call& c, double x) { c.env.beta = float(x); })},
         {"env.beta_loss", {}, {-1, 0, 2}, dense([](call& c, double x) { c.env.beta_loss = float(x); })},
@@ -321,7 +317,7 @@ TEST_CASE("numbers: every field, refused and accepted") {
              c.double_weights[1] = x, c.env.weights = c.double_weights;
          })},
         {"env.weights", {1e15, -1e15}, {1e9}, dense([](call& c, double x) {
-             c.double_weights[1] = x, c.env.weights = c.double_weights, c.env.normalizer = 1e-20;
+             c.double_weights[1] = x, c.env.weights = c.double_weights, c.env.normaliser = 1e-20;
          })},
         {"jsd.w", no_fraction, fraction, estimator(make_w)},
         {"jsd.w", no_fraction, fraction, bucket(make_w)},

@@ -60,7 +60,7 @@ TEST_CASE("every reduction, with weights of any sign, masks and beta, as the nai
         env e = b.masked_env();
         e.reduction = *rc::gen::element(reduce::sum, reduce::token_mean, reduce::sequence_mean,
                                         reduce::sequence_sum_mean, reduce::constant);
-        e.normalizer = e.reduction == reduce::constant || u.uniform() < 0.3 ? 17.5 : 0;
+        e.normaliser = e.reduction == reduce::constant || u.uniform() < 0.3 ? 17.5 : 0;
         const auto offsets = random_offsets(p.rows, u);
         e.offsets = offsets;
         if (*rc::gen::arbitrary<bool>()) e.weights = b.weights;
@@ -111,11 +111,11 @@ TEST_CASE("reductions by hand: four rows, one masked, two sequences and an empty
     CHECK(each[1] == 0);
     e.reduction = reduce::token_mean;
     CHECK(loss() == doctest::Approx((l[0] + l[2] + l[3]) / 3));
-    e.normalizer = 12;
+    e.normaliser = 12;
     CHECK(loss() == doctest::Approx((l[0] + l[2] + l[3]) / 12));
     e.reduction = reduce::constant;
     CHECK(loss() == doctest::Approx((l[0] + l[2] + l[3]) / 12));
-    e.normalizer = 0;
+    e.normaliser = 0;
     e.reduction = reduce::sequence_mean;
     CHECK(loss() == doctest::Approx(((l[0] + l[2]) / 2 + l[3]) / 2));
     e.reduction = reduce::sequence_sum_mean;
@@ -488,7 +488,7 @@ TEST_CASE("the same call gives the same bits, on 1, 2 or 3 threads") {
 
 TEST_CASE("cutting a batch into micro-batches changes the total by rounding only") {
     eigen_backend backend;
-    property("token mean with the global count as normalizer", [&] {
+    property("token mean with the global count as normaliser", [&] {
         problem p = *problems({.largest_vocab = 60, .smallest_rows = 2, .largest_rows = 12});
         p.masked = true;
         floats whole(p), cut(p);
@@ -504,7 +504,7 @@ TEST_CASE("cutting a batch into micro-batches changes the total by rounding only
             t.y.data = cut.y_view().row(begin);
             s.z.rows = s.dz.rows = t.y.rows = end - begin;
             const std::vector<std::uint8_t> mask(cut.kept.begin() + begin, cut.kept.begin() + end);
-            env part{.mask = row_mask<>(mask), .normalizer = double(all.diagnostics.kept)};
+            env part{.mask = row_mask<>(mask), .normaliser = double(all.diagnostics.kept)};
             if (mask.empty()) part.mask = {};
             const result r = evaluate(backend, s, t, reverse_kl{}, part);
             total += r.loss;

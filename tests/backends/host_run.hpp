@@ -59,7 +59,7 @@ struct host_run_backend {
 
 template <class Job>
 result host_run_backend::for_rows(const Job& job) {
-    if constexpr (requires { job.env; }) detail::refuse_content_checks(job.env);
+    if constexpr (requires { job.env; }) detail::refuse_options(job.env);
     const detail::device_plan plan = detail::plan_of(job);
     arena.assign(plan.bytes + 64, std::byte{0xa5}); // nothing may rest on what the memory held
     void* p = arena.data();

@@ -225,11 +225,11 @@ TEST_CASE("what an env says") {
         loss += opd::evaluate(backend,
                               opd::student::logits{opd::view(&z[begin * V], 2, V), opd::view(&dz[begin * V], 2, V)},
                               opd::teacher::dense{opd::view(&y[begin * V], 2, V)}, opd::reverse_kl{},
-                              opd::env{.normalizer = tokens})
+                              opd::env{.normaliser = tokens})
                     .loss;
     // [/micro]
     const double whole =
-        opd::evaluate(backend, student, teacher, opd::reverse_kl{}, opd::env{.normalizer = tokens}).loss;
+        opd::evaluate(backend, student, teacher, opd::reverse_kl{}, opd::env{.normaliser = tokens}).loss;
     CHECK(loss == doctest::Approx(whole));
 }
 

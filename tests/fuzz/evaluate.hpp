@@ -179,7 +179,7 @@ struct surroundings {
             e.version = 40;
         }
         if (e.reduction == reduce::constant || c.once_in(4))
-            e.normalizer = c.once_in(8) ? (plain = false, c.of({not_a_number, -1.0, infinity, 1e-310, 0.0}))
+            e.normaliser = c.once_in(8) ? (plain = false, c.of({not_a_number, -1.0, infinity, 1e-310, 0.0}))
                                         : c.of({1.0, 7.0, 1e4});
         if (c.once_in(4))
             e.beta = c.once_in(8) ? (plain = false, c.of({std::nanf(""), HUGE_VALF})) : c.of({1.0F, -0.5F});

@@ -54,9 +54,9 @@ struct naive_backend {
     /// What the reduction multiplies row r's loss with.
     static double factor(const env& e, index_t r, index_t rows) {
         if (e.reduction == reduce::sum) return 1;
-        if (e.reduction == reduce::constant) return 1 / e.normalizer;
+        if (e.reduction == reduce::constant) return 1 / e.normaliser;
         if (e.reduction == reduce::token_mean) {
-            const double kept = e.normalizer > 0 ? e.normalizer : double(kept_in(e, 0, rows));
+            const double kept = e.normaliser > 0 ? e.normaliser : double(kept_in(e, 0, rows));
             return kept > 0 ? 1 / kept : 1;
         }
         double sequences = 0, own = 0;
@@ -65,7 +65,7 @@ struct naive_backend {
             sequences += kept > 0;
             if (e.offsets[s] <= r && r < e.offsets[s + 1]) own = double(kept);
         }
-        if (e.normalizer > 0) sequences = e.normalizer;
+        if (e.normaliser > 0) sequences = e.normaliser;
         return 1 / std::max(sequences, 1.0) / (e.reduction == reduce::sequence_mean ? std::max(own, 1.0) : 1.0);
     }
     static index_t kept_in(const env& e, index_t begin, index_t end) {

@@ -137,7 +137,7 @@ device_result enqueue(const cuda_backend& be, const Job& job) {
 template <class Student, class Teacher, class Estimator>
     requires detail::has_kernel<row_job<Student, Teacher, Estimator, space::device>>
         device_result cuda_backend::for_rows(const row_job<Student, Teacher, Estimator, space::device>& job) {
-        detail::refuse_content_checks(job.env);
+        detail::refuse_options(job.env);
         return detail::enqueue(*this, job);
     }
 template <class Z, class Id, class L>

@@ -87,11 +87,11 @@ struct row_frame {
             const index_t s = sequence_of(r);
             if (r < offset(s) || r >= offset(s + 1)) return nan;
             if (env.reduction == reduce::sequence_mean) in_sequence = double(counts[s]);
-            count = env.normalizer > 0 ? env.normalizer : double(totals->sequences);
+            count = env.normaliser > 0 ? env.normaliser : double(totals->sequences);
         } else if (env.reduction == reduce::token_mean) {
-            count = env.normalizer > 0 ? env.normalizer : double(totals->kept);
+            count = env.normaliser > 0 ? env.normaliser : double(totals->kept);
         } else if (env.reduction == reduce::constant) {
-            count = env.normalizer;
+            count = env.normaliser;
         }
         const double f = w / in_sequence / (count > 0 ? count : 1);
         return is_finite(f) && f <= largest_factor && f >= -largest_factor ? f : nan;
@@ -200,9 +200,9 @@ struct row_groups {
     }
 };
 
-/// What no kernel can do: throw for what the rows hold.
+/// What no kernel does: throw for what the rows hold, sum as if a tile began elsewhere.
 template <space S>
-void refuse_content_checks(const basic_env<S>& e) {
+void refuse_options(const basic_env<S>& e) {
     if (e.checks == check::contents)
         throw unsupported(
             "opd: env.checks = check::contents throws for what rows hold, which a device call would have to "
@@ -211,6 +211,9 @@ void refuse_content_checks(const basic_env<S>& e) {
         throw unsupported(
             "opd: env.on_infinite = infinite::raise() throws for what rows hold, which a device call would "
             "have to wait for; use floor or skip and read infinite_rows of fetch()");
+    if (e.level == determinism::tiling_invariant)
+        throw unsupported("opd: env.level tiling_invariant is not offered on a device: which entries a thread adds up "
+                          "follows from where its tile begins; use run_to_run");
 }
 
 template <class Student, class Teacher, class Estimator, space S>

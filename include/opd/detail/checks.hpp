@@ -425,20 +425,65 @@ void check_teacher(const Teacher& t, const Student& s, index_t n, index_t k) {
     }
 }
 
+/// check::contents over the row of a student whose teacher knows few ids.
+template <class Student>
+void check_student_row(const Student& s, index_t r) {
+    bool mass = false;
+    if constexpr (materialised<Student>)
+        mass = check_logit_row("student.z", s.z.row(r), s.vocab(), r);
+    else
+        for (index_t begin = 0, end; begin < s.vocab(); begin = end) {
+            end = std::min(begin + s.tile_size(), s.vocab());
+            mass |= check_logit_row("student.z", s.tile({r}, begin), end - begin, r, begin);
+        }
+    check_mass("student.z", mass, r);
+}
+/// check::contents over slot j of row r, which is used.
+template <class Teacher>
+void check_slot(const Teacher& t, index_t vocab, index_t r, index_t j, double log_q) {
+    using L = typename Teacher::log_type;
+    const auto id = static_cast<index_t>(t.ids(r, j));
+    const std::string column = " in column " + std::to_string(j);
+    if (id < 0 || id >= vocab)
+        throw invalid_input("teacher.ids",
+                            "id " + std::to_string(id) + column + " for a vocabulary of " + std::to_string(vocab), r);
+    const bool placeholder = Teacher::kind != cache_kind::support && log_q < -9000 && !is_neg_inf(log_q);
+    if (is_nan(log_q) || log_q > 1e-3 || placeholder)
+        throw invalid_input("teacher.log_q", "is not a log-probability" + column, r);
+    if constexpr (Teacher::kind == cache_kind::support) {
+        for (index_t i = 0; i < j; ++i)
+            if (t.ids(r, i) == t.ids(r, j))
+                throw invalid_input("teacher.ids", "id " + std::to_string(id) + " twice in a support", r);
+    } else {
+        const double log_mu = double(element<L>::load(t.log_mu(r, j)));
+        if (is_nan(log_mu) || log_mu > 1e-3 || log_mu < -9000)
+            throw invalid_input("teacher.log_mu", "is not the log-probability of a drawn token" + column, r);
+    }
+}
+/// infinite::raise over what lies outside a support.
+template <class Student, class Teacher, class Estimator>
+void check_tail_is_finite(const Student& s, const Teacher& t, const Estimator& est, index_t r, double log_tail) {
+    index_t outside = 0; // logits with mass that are not in the support
+    const auto has_mass = [&](index_t v) {
+        return !is_neg_inf(element<typename Student::logit_type>::load(s.logit({r}, v)));
+    };
+    for (index_t v = 0; v < s.vocab(); ++v) outside += has_mass(v);
+    for (index_t j = 0; j < t.ids.cols; ++j) {
+        const auto id = static_cast<index_t>(t.ids(r, j));
+        outside -= id >= 0 && id < s.vocab() && has_mass(id);
+    }
+    if ((is_neg_inf(log_tail) && outside > 0 && infinite_where_teacher_zero(est)) ||
+        (!is_neg_inf(log_tail) && outside == 0 && infinite_where_student_zero(est)))
+        throw infinite_value(r);
+}
+
 /// check::contents and infinite::raise over one row of a sparse call.
 template <class Student, class Teacher, class Estimator>
 void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& est, const env& e, index_t r) {
-    const index_t vocab = s.vocab();
     using L = typename Teacher::log_type;
+    const bool contents = e.checks == check::contents, raises = e.on_infinite.act == infinite::action::raise;
     refuse_unseen_rows<Student>();
-    if (e.checks == check::contents) {
-        bool mass = false;
-        for (index_t begin = 0, end; begin < vocab; begin = end) {
-            end = std::min(begin + s.tile_size(), vocab);
-            mass |= check_logit_row("student.z", s.tile({r}, begin), end - begin, r, begin);
-        }
-        check_mass("student.z", mass, r);
-    }
+    if (contents) check_student_row(s, r);
     constexpr bool may_be_unused = Teacher::kind == cache_kind::weighted || Teacher::kind == cache_kind::support;
     index_t used = 0;
     for (index_t j = 0; j < t.ids.cols; ++j) {
@@ -446,28 +491,8 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
         if (may_be_unused && id == -1) continue;
         ++used;
         const double log_q = double(element<L>::load(t.log_q(r, j)));
-        if (e.checks == check::contents) {
-            if (id < 0 || id >= vocab)
-                throw invalid_input("teacher.ids",
-                                    "id " + std::to_string(id) + " in column " + std::to_string(j) +
-                                        " for a vocabulary of " + std::to_string(vocab),
-                                    r);
-            const bool placeholder = Teacher::kind != cache_kind::support && log_q < -9000 && !is_neg_inf(log_q);
-            if (is_nan(log_q) || log_q > 1e-3 || placeholder)
-                throw invalid_input("teacher.log_q", "is not a log-probability in column " + std::to_string(j), r);
-            if constexpr (Teacher::kind == cache_kind::support) {
-                for (index_t i = 0; i < j; ++i)
-                    if (t.ids(r, i) == t.ids(r, j))
-                        throw invalid_input("teacher.ids", "id " + std::to_string(id) + " twice in a support", r);
-            } else {
-                const double log_mu = double(element<L>::load(t.log_mu(r, j)));
-                if (is_nan(log_mu) || log_mu > 1e-3 || log_mu < -9000)
-                    throw invalid_input("teacher.log_mu",
-                                        "is not the log-probability of a drawn token in column " + std::to_string(j),
-                                        r);
-            }
-        }
-        if (e.on_infinite.act == infinite::action::raise && id >= 0 && id < vocab) {
+        if (contents) check_slot(t, s.vocab(), r, j, log_q);
+        if (raises && id >= 0 && id < s.vocab()) {
             const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(s.logit({r}, id)));
             const bool q_zero = is_neg_inf(log_q);
             if ((q_zero && !p_zero && infinite_where_teacher_zero(est)) ||
@@ -475,25 +500,13 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
                 throw infinite_value(r);
         }
     }
-    if (e.checks == check::contents && used == 0) throw invalid_input("teacher.ids", "has no used slot", r);
+    if (contents && used == 0) throw invalid_input("teacher.ids", "has no used slot", r);
     if constexpr (reads_tail<Estimator>()) {
         if (t.log_tail.empty()) return; // an inferred tail is never 0
         const double log_tail = double(element<L>::load(t.log_tail[r]));
-        if (e.checks == check::contents && (is_nan(log_tail) || log_tail > 1e-3))
+        if (contents && (is_nan(log_tail) || log_tail > 1e-3))
             throw invalid_input("teacher.log_tail", "is not a log-probability", r);
-        if (e.on_infinite.act != infinite::action::raise) return;
-        index_t outside = 0; // logits with mass that are not in the support
-        const auto has_mass = [&](index_t v) {
-            return !is_neg_inf(element<typename Student::logit_type>::load(s.logit({r}, v)));
-        };
-        for (index_t v = 0; v < vocab; ++v) outside += has_mass(v);
-        for (index_t j = 0; j < t.ids.cols; ++j) {
-            const auto id = static_cast<index_t>(t.ids(r, j));
-            outside -= id >= 0 && id < vocab && has_mass(id);
-        }
-        if ((is_neg_inf(log_tail) && outside > 0 && infinite_where_teacher_zero(est)) ||
-            (!is_neg_inf(log_tail) && outside == 0 && infinite_where_student_zero(est)))
-            throw infinite_value(r);
+        if (raises) check_tail_is_finite(s, t, est, r, log_tail);
     }
 }
 

@@ -142,8 +142,8 @@ struct dense_rows {
     struct sweep : over_tiles<sweep, false> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.kept && !st.report.bad; }
         OPD_HD static sweep_type start(const dense_rows& k, const state_type&) {
-            const bool x_power = k.student.has_gradient() ? need.x_power : need_for_value.x_power;
-            return sweep_type::begin(k.inv_s, k.inv_t, k.exponent(), x_power);
+            const bool phi_power = k.student.has_gradient() ? need.phi_power : need_for_value.phi_power;
+            return sweep_type::begin(k.inv_s, k.inv_t, k.exponent(), phi_power);
         }
         template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type&, sweep_type& p, const tile_type& t,
@@ -175,17 +175,19 @@ struct dense_rows {
         st.sum_c = 0;
         out.bad = found.bad || (given && !is_finite(*given));
         if (out.bad) return;
-        if (given) s.S = ::expm1(*given - s.z_s * s.inv_s);
+        if (given) s.student_mass = ::expm1(*given - s.z_s * s.inv_s);
         out.lse = given ? *given : s.lse();
         const bool teacher_zero = found.teacher_zero && infinite_teacher_zero;
         const bool student_zero = found.student_zero && infinite_student_zero;
         out.infinite = teacher_zero || student_zero;
         if (out.infinite && e.on_infinite.act != infinite::action::floor) return;
         st.raised = {teacher_zero, student_zero, e.on_infinite.floor_at};
-        if (const double lowest = s.y_t + (st.raised.floor + ::log1p(s.T)) / s.inv_t; teacher_zero && s.y_s < lowest)
-            s.y_s = lowest;                                     // d* and delta follow
-        const double gap = (s.y_t - s.y_s) * inv_t;             // how little the teacher gives the student's top token
-        constexpr bool tolerant = need.u && !need.w && !need.x; // reverse KL never forms e^-delta
+        if (const double lowest = s.y_t + (st.raised.floor + ::log1p(s.teacher_mass)) / s.inv_t;
+            teacher_zero && s.y_s < lowest)
+            s.y_s = lowest;                         // d* and delta follow
+        const double gap = (s.y_t - s.y_s) * inv_t; // how little the teacher gives the student's top token
+        constexpr bool tolerant =
+            need.student_delta && !need.student_power && !need.teacher_delta; // reverse KL never forms e^-delta
         st.entrywise = out.infinite || (single_sweep && st.swept.lost_digits);
         if ((st.swept.reach > steepest && !st.entrywise) || gap > (tolerant ? 1e29 : 40)) {
             st.next = row_step::careful;
@@ -291,7 +293,7 @@ struct dense_rows {
         }
         OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
-            st.log_z = k.frame.env.given_lse.empty() ? ::log(all.a) : ::log1p(st.swept.sums.S);
+            st.log_z = k.frame.env.given_lse.empty() ? ::log(all.a) : ::log1p(st.swept.sums.student_mass);
             st.log_y = ::log(all.b);
             const index_t top = st.swept.sums.s;
             const Z z = k.student.logit(k.of_student(st), top);

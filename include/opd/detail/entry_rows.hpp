@@ -115,8 +115,26 @@ struct pullback {
     }
 };
 
-/// What rows of entries have in common: the frame, the student, where a tile of it lies.
-template <class Engine, class Frame, class Student, class Teacher, class Estimator>
+/// A team's scratch in a row of m drawn tokens.
+struct sampled_arrays {
+    sampled_entry* entries;
+    entry_c* c;
+    OPD_HD sampled_arrays(carver& scratch, index_t m)
+        : entries(scratch.take<sampled_entry>(m)), c(scratch.take<entry_c>(m)) {}
+};
+/// A team's scratch in a row of a support of k slots.
+template <class Engine>
+struct support_arrays {
+    entry_c* c;
+    double *log_p, *log_q, *h; // log_p: at first the logits
+    std::byte* set;            // the engine's
+    OPD_HD support_arrays(carver& scratch, index_t k)
+        : c(scratch.take<entry_c>(k)), log_p(scratch.take<double>(k)), log_q(scratch.take<double>(k)),
+          h(scratch.take<double>(k)), set(scratch.take<std::byte>(Engine::id_set::bytes(k))) {}
+};
+
+/// What rows of entries have in common: the frame, the student, where a tile of it lies, the team's scratch.
+template <class Engine, class Frame, class Student, class Teacher, class Estimator, class Arrays>
 struct rows_of_entries {
     using Z = typename Student::logit_type;
     using G = typename Student::gradient_type;
@@ -134,8 +152,18 @@ struct rows_of_entries {
     rows_of_entries(const Frame& frame_, const Student& student_, const Teacher& teacher_, const Estimator& estimator_,
                     index_t vocab_)
         : frame(frame_), student(student_), teacher(teacher_), estimator(estimator_), vocab(vocab_),
-          inv_s(1 / double(student_.temperature)) {}
+          inv_s(1 / double(student_.temperature)) {
+        carver scratch;
+        (void)Arrays(scratch, slots());
+        student_from = scratch.used;
+    }
 
+    std::size_t scratch_bytes() const { return student_from + scratch_of_source(student); }
+    OPD_HD Arrays at(const row_state& st) const {
+        carver scratch{st.scratch};
+        return {scratch, slots()};
+    }
+    OPD_HD entry_c* filled(const row_state& st) const { return at(st).c; }
     OPD_HD index_t slots() const { return teacher.ids.cols; }
     OPD_HD index_t tile_size() const { return student.tile_size(); }
     OPD_HD index_t tile_size_t() const { return student.tile_size(); }
@@ -153,32 +181,15 @@ struct rows_of_entries {
 // --- drawn tokens -------------------------------------------------------------------------------------------------------
 
 template <class Engine, class Frame, class Student, class Teacher, class Estimator>
-struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator> {
-    using base = rows_of_entries<Engine, Frame, Student, Teacher, Estimator>;
+struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator, sampled_arrays> {
+    using arrays = sampled_arrays;
+    using base = rows_of_entries<Engine, Frame, Student, Teacher, Estimator, arrays>;
+    using base::base;
     using typename base::G;
     using typename base::Z;
     using state_type = entry_state<Engine>;
     using F = typename Engine::template number<Z>;
     using sweep = student_sweep<Engine, sampled_rows, false>;
-
-    struct arrays {
-        sampled_entry* entries;
-        entry_c* c;
-        OPD_HD arrays(carver scratch, index_t m) : arrays(&scratch, m) {}
-        OPD_HD arrays(carver* scratch, index_t m)
-            : entries(scratch->take<sampled_entry>(m)), c(scratch->take<entry_c>(m)) {}
-    };
-    sampled_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_, const Estimator& estimator_,
-                 index_t vocab_)
-        : base(frame_, student_, teacher_, estimator_, vocab_) {
-        carver scratch;
-        (void)arrays(&scratch, this->slots());
-        this->student_from = scratch.used;
-    }
-    std::size_t scratch_bytes() const { return this->student_from + scratch_of_source(this->student); }
-    OPD_HD arrays at(const state_type& st) const { return {carver{st.scratch}, this->slots()}; }
-    OPD_HD entry_c* filled(const state_type& st) const { return at(st).c; }
-
     template <class Team>
     OPD_HD void row(Team& team) const {
         team.template each<take_given>(*this);
@@ -272,7 +283,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
                 st.sum_c += c[n++].c;
             }
             st.entries = n;
-            st.share = -st.sum_c / (1 + st.swept.sums.S);
+            st.share = -st.sum_c / (1 + st.swept.sums.student_mass);
         }
     };
     /// c to c - p Σc
@@ -290,8 +301,10 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
 // --- supports -----------------------------------------------------------------------------------------------------------
 
 template <class Engine, class Frame, class Student, class Teacher, class Estimator>
-struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator> {
-    using base = rows_of_entries<Engine, Frame, Student, Teacher, Estimator>;
+struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator, support_arrays<Engine>> {
+    using arrays = support_arrays<Engine>;
+    using base = rows_of_entries<Engine, Frame, Student, Teacher, Estimator, arrays>;
+    using base::base;
     using typename base::G;
     using typename base::L;
     using typename base::Z;
@@ -299,27 +312,6 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         typename Engine::id_set excluded = {};
     };
     using sweep = student_sweep<Engine, support_rows, true>;
-
-    struct arrays {
-        entry_c* c;
-        double *log_p, *log_q, *h; // log_p: at first the logits
-        std::byte* set;            // the engine's
-        OPD_HD arrays(carver scratch, index_t k) : arrays(&scratch, k) {}
-        OPD_HD arrays(carver* scratch, index_t k)
-            : c(scratch->take<entry_c>(k)), log_p(scratch->take<double>(k)), log_q(scratch->take<double>(k)),
-              h(scratch->take<double>(k)), set(scratch->take<std::byte>(Engine::id_set::bytes(k))) {}
-    };
-    support_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_, const Estimator& estimator_,
-                 index_t vocab_)
-        : base(frame_, student_, teacher_, estimator_, vocab_) {
-        carver scratch;
-        (void)arrays(&scratch, this->slots());
-        this->student_from = scratch.used;
-    }
-    std::size_t scratch_bytes() const { return this->student_from + scratch_of_source(this->student); }
-    OPD_HD arrays at(const state_type& st) const { return {carver{st.scratch}, this->slots()}; }
-    OPD_HD entry_c* filled(const state_type& st) const { return at(st).c; }
-
     template <class Team>
     OPD_HD void row(Team& team) const {
         team.template fold<gather>(*this);
@@ -392,7 +384,7 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
             if (st.report.clamped) return;
             for (int j = 0; j < n; ++j) a.c[j].c = a.h[j];
             const bool none = is_neg_inf(all.student.log_tail);
-            st.share = none ? 0 : all.h_rest / (1 + tail.S);
+            st.share = none ? 0 : all.h_rest / (1 + tail.student_mass);
             if (none) st.swept.sums = all.student.sums; // an anchor with mass
             st.entries = n;
             st.live = true;
@@ -448,7 +440,7 @@ struct renormalised_rows {
         : frame(frame_), student(student_), teacher(teacher_), vocab(vocab_),
           inner(frame_, source{slots(), student_.temperature}, source{slots(), 1}, estimator_.on_support, slots()) {
         carver scratch;
-        const arrays a(&scratch, slots());
+        const arrays a(scratch, slots());
         inner.frame.env.beta = 0;
         inner.student.from = a.z_at, inner.student.gradient_from = a.dz_at, inner.teacher.from = a.y_at;
         inner.student.gradient = student.has_gradient();
@@ -460,18 +452,20 @@ struct renormalised_rows {
         value *z, *y, *dz;
         std::byte* set; // the engine's
         std::size_t z_at = 0, y_at = 0, dz_at = 0;
-        OPD_HD arrays(carver scratch, index_t k) : arrays(&scratch, k) {}
-        OPD_HD arrays(carver* scratch, index_t k) {
-            z_at = scratch->used, z = scratch->take<value>(k);
-            y_at = scratch->used, y = scratch->take<value>(k);
-            dz_at = scratch->used, dz = scratch->take<value>(k);
-            set = scratch->take<std::byte>(Engine::repeats_bytes);
+        OPD_HD arrays(carver& scratch, index_t k) {
+            z_at = scratch.used, z = scratch.take<value>(k);
+            y_at = scratch.used, y = scratch.take<value>(k);
+            dz_at = scratch.used, dz = scratch.take<value>(k);
+            set = scratch.take<std::byte>(Engine::repeats_bytes);
         }
     };
     std::size_t scratch_bytes() const {
         return inner.engine_from + Engine::template scratch_bytes<inner_rows>(slots(), student.has_gradient());
     }
-    OPD_HD arrays at(const state_type& st) const { return {carver{st.scratch}, slots()}; }
+    OPD_HD arrays at(const state_type& st) const {
+        carver scratch{st.scratch};
+        return {scratch, slots()};
+    }
     OPD_HD index_t slots() const { return teacher.ids.cols; }
 
     template <class Team>

@@ -203,7 +203,7 @@ struct lane_engine {
                     const dense_entry<F> e = k.entry(within<F>(zl + i), within<F>(yl + i));
                     block_loss += formula.term(k.row, k.for_value(e));
                     block_c += formula.c(k.row, e);
-                    if constexpr (Rows::need.w && !Rows::need.k_is_one) wide = wide | k.wide(e);
+                    if constexpr (Rows::need.student_power && !Rows::need.k_is_one) wide = wide | k.wide(e);
                 }
                 loss += block_loss, c += block_c;
             }

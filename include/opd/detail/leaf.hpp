@@ -210,7 +210,7 @@ struct anchor_lanes {
     using value = typename F::value_type;
     F z_s, y_s, y_t, d0;
     F inv_s, inv_t, k;
-    F x_power, x_scale;                         // a and 1/a of φ
+    F phi_power, x_scale;                       // a and 1/a of φ
     F hi_s, lo_s, floor_s, hi_t, lo_t, floor_t; // log2(e)/T in two parts
     F share;                                    // e^((y* - y[s*])/T): the teacher's anchor in units of its y[s*]
     value limit_s, limit_t;                     // how far below the anchor exp2_scaled needs no floor
@@ -222,11 +222,11 @@ struct anchor_lanes {
 
     explicit anchor_lanes(const raw_sums& s)
         : z_s(s.z_s), y_s(s.y_s), y_t(s.y_t), d0(s.z_s - s.y_s), inv_s(s.inv_s), inv_t(s.inv_t), k(s.k),
-          x_power(s.x_power), x_scale(s.x_power == 0 ? 1 : 1 / s.x_power), hi_s(s.inv_s * log2e),
+          phi_power(s.phi_power), x_scale(s.phi_power == 0 ? 1 : 1 / s.phi_power), hi_s(s.inv_s * log2e),
           lo_s(low(s.inv_s * log2e)), floor_s(-160 / (s.inv_s * log2e)), hi_t(s.inv_t * log2e),
           lo_t(low(s.inv_t * log2e)), floor_t(-160 / (s.inv_t * log2e)), share(std::exp((s.y_t - s.y_s) * s.inv_t)),
           limit_s(value(std::min(1e30, 0x1p40 / (s.inv_s * log2e)))),
-          limit_t(value(std::min(1e30, 0x1p40 / (s.inv_t * log2e)))), linear(s.x_power == 0),
+          limit_t(value(std::min(1e30, 0x1p40 / (s.inv_t * log2e)))), linear(s.phi_power == 0),
           near(s.inv_s == s.inv_t && std::abs(s.z_s - s.y_s) <= 16) {}
 
     /// Near is `near`, known at compile time so that the loops hold no branch. Before the factor `unit`.
@@ -254,8 +254,8 @@ struct anchor_lanes {
     /// φ of raw_sums
     template <raw_sums_needed Need>
     OPD_INLINE F phi(F x) const {
-        if constexpr (Need.x_power)
-            return linear ? x : expm1(x_power * x) * x_scale;
+        if constexpr (Need.phi_power)
+            return linear ? x : expm1(phi_power * x) * x_scale;
         else
             return x;
     }
@@ -265,7 +265,7 @@ struct anchor_lanes {
 
 template <class F>
 struct leaf_sums {
-    F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
+    F student_mass{0.}, teacher_mass{0.}, student_delta{0.}, student_power{0.}, teacher_delta{0.};
     F reach{-1e30}; ///< the largest `reach_of`
     fall<F> fall_z, fall_y;
 };
@@ -296,10 +296,10 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
                 s.fall_y.see(below_y);
                 const F f = exp2_scaled(below_y, hi_t, lo_t);
                 T += f;
-                if constexpr (Need.u || Need.w || Need.x) {
+                if constexpr (Need.student_delta || Need.student_power || Need.teacher_delta) {
                     const F delta = a.template unscaled_delta<Near>(zi, yi);
-                    if constexpr (Need.u) U = fma(e, delta, U);
-                    if constexpr (Need.w) {
+                    if constexpr (Need.student_delta) U = fma(e, delta, U);
+                    if constexpr (Need.student_power) {
                         const F x = minus_k * delta;
                         if constexpr (Need.k_is_one) { // e e^-delta is f in other units
                             W += select(abs(x) < F(1), e * expm1_near(x), fma(f, a.share, -e));
@@ -308,18 +308,19 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
                             s.reach = max(s.reach, reach_of(x, below_z * a.inv_s));
                         }
                     }
-                    if constexpr (Need.x) X = fma(f, Need.x_power ? a.template phi<Need>(unit * delta) : delta, X);
+                    if constexpr (Need.teacher_delta)
+                        X = fma(f, Need.phi_power ? a.template phi<Need>(unit * delta) : delta, X);
                 }
             }
         }
-        s.S += S;
-        if constexpr (Teacher) s.T += T;
-        if constexpr (Need.u) s.U += U;
-        if constexpr (Need.w) s.W += W;
-        if constexpr (Need.x) s.X += X;
+        s.student_mass += S;
+        if constexpr (Teacher) s.teacher_mass += T;
+        if constexpr (Need.student_delta) s.student_delta += U;
+        if constexpr (Need.student_power) s.student_power += W;
+        if constexpr (Need.teacher_delta) s.teacher_delta += X;
     }
-    if constexpr (Need.u) s.U *= unit;
-    if constexpr (Need.x && !Need.x_power) s.X *= unit;
+    if constexpr (Need.student_delta) s.student_delta *= unit;
+    if constexpr (Need.teacher_delta && !Need.phi_power) s.teacher_delta *= unit;
     return s;
 }
 
@@ -340,11 +341,11 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
                 F f(0.);
                 if (any(yi_mass > lowest)) f = a.teacher(yi_mass); // a filtered teacher has mass in few registers
                 T += f;
-                if constexpr (Need.u || Need.w || Need.x) {
+                if constexpr (Need.student_delta || Need.student_power || Need.teacher_delta) {
                     const F zi = F::load(leaf.z + i), yi = F::load(leaf.y + i);
                     const F delta = a.near ? a.template delta<true>(zi, yi) : a.template delta<false>(zi, yi);
-                    if constexpr (Need.u) U = fma(e, delta, U);
-                    if constexpr (Need.w) {
+                    if constexpr (Need.student_delta) U = fma(e, delta, U);
+                    if constexpr (Need.student_power) {
                         const F x = -a.k * delta;
                         if constexpr (Need.k_is_one) // as in fold_leaf, with the teacher's anchor
                             W += select(abs(x) < F(1), e * expm1_near(x), fma(a.teacher(yi), a.share, -e));
@@ -355,15 +356,15 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
                             s.reach = max(s.reach, select(alive, reach_of(x, fall), s.reach));
                         }
                     }
-                    if constexpr (Need.x) X = fma(f, a.template phi<Need>(delta), X);
+                    if constexpr (Need.teacher_delta) X = fma(f, a.template phi<Need>(delta), X);
                 }
             }
         }
-        s.S += S;
-        if constexpr (Teacher) s.T += T;
-        if constexpr (Need.u) s.U += U;
-        if constexpr (Need.w) s.W += W;
-        if constexpr (Need.x) s.X += X;
+        s.student_mass += S;
+        if constexpr (Teacher) s.teacher_mass += T;
+        if constexpr (Need.student_delta) s.student_delta += U;
+        if constexpr (Need.student_power) s.student_power += W;
+        if constexpr (Need.teacher_delta) s.teacher_delta += X;
     }
     return s;
 }
@@ -380,12 +381,12 @@ OPD_INLINE typename F::value_type largest(F x) {
 template <bool Teacher, raw_sums_needed Need, class F>
 OPD_INLINE void add_leaf(row_sweep& to, const leaf_sums<F>& l) {
     raw_sums& s = to.sums;
-    s.S += double(sum(l.S));
-    if constexpr (Teacher) s.T += double(sum(l.T));
-    if constexpr (Need.u) s.U += double(sum(l.U));
-    if constexpr (Need.w) s.W += double(sum(l.W));
-    if constexpr (Need.w && !Need.k_is_one) to.felt(double(largest(l.reach)));
-    if constexpr (Need.x) s.X += double(sum(l.X));
+    s.student_mass += double(sum(l.student_mass));
+    if constexpr (Teacher) s.teacher_mass += double(sum(l.teacher_mass));
+    if constexpr (Need.student_delta) s.student_delta += double(sum(l.student_delta));
+    if constexpr (Need.student_power) s.student_power += double(sum(l.student_power));
+    if constexpr (Need.student_power && !Need.k_is_one) to.felt(double(largest(l.reach)));
+    if constexpr (Need.teacher_delta) s.teacher_delta += double(sum(l.teacher_delta));
 }
 
 /// The lowest position that holds the largest entry of a leaf in memory or L1; -1 if no entry lies above `than`.

@@ -20,8 +20,10 @@ struct row_numbers {
     F inv_sum_s, inv_sum_t, log_sum_s, log_sum_t;
 
     OPD_HD row_numbers(const raw_sums& s, const Program& program)
-        : anchor(s), row{F(1 / (1 + s.S)), F(::exp(-s.d_star()) / (1 + s.S)), F(s.d_star()), F(s.ratio())},
-          inv_sum_s(1 / (1 + s.S)), inv_sum_t(1 / (1 + s.T)), log_sum_s(::log1p(s.S)), log_sum_t(::log1p(s.T)) {
+        : anchor(s), row{F(1 / (1 + s.student_mass)), F(::exp(-s.d_star()) / (1 + s.student_mass)), F(s.d_star()),
+                         F(s.ratio())},
+          inv_sum_s(1 / (1 + s.student_mass)), inv_sum_t(1 / (1 + s.teacher_mass)), log_sum_s(::log1p(s.student_mass)),
+          log_sum_t(::log1p(s.teacher_mass)) {
         row.anchored = s.ratio() > 0;
         if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
     }

@@ -32,16 +32,16 @@ struct row_sweep {
     row_contents contents = {};
     double reach = -1e300;    ///< the largest `reach_of`: float carries up to `steepest`
     double risen = 0;         ///< nats that the student's anchor rose by, up to anchor_slack
-    double grown = 0;         ///< log of the factor by which W's terms have grown since they were smallest
-    bool lost_s = false;      ///< digits of U and W
-    bool lost_x = false;      ///< digits of X
+    double grown = 0;         ///< log of the factor by which student_power's terms have grown since they were smallest
+    bool lost_s = false;      ///< digits of student_delta and student_power
+    bool lost_x = false;      ///< digits of teacher_delta
     bool lost_digits = false; ///< by `close`: digits of a sum that the program reads
     bool out_of_range = false, ends_out_of_range = false; ///< lanes: some leaf, the last one, held numbers beyond ±1e30
 
-    OPD_HD static row_sweep begin(double inv_s, double inv_t, double k, bool x_power) {
+    OPD_HD static row_sweep begin(double inv_s, double inv_t, double k, bool phi_power) {
         row_sweep out;
         out.sums.inv_s = inv_s, out.sums.inv_t = inv_t, out.sums.k = k;
-        if (x_power) out.sums.x_power = raw_sums::power_for(k);
+        if (phi_power) out.sums.phi_power = raw_sums::power_for(k);
         return out;
     }
     /// After the last tile, of the sums of all. A row whose every logit is -inf has no distribution; a tail may be empty.
@@ -49,14 +49,14 @@ struct row_sweep {
     OPD_HD void close(bool may_be_empty = false) {
         contents.bad |=
             (!may_be_empty && (sums.s < 0 || sums.z_s <= -1e30)) || (Teacher && (sums.t < 0 || sums.y_t <= -1e30));
-        lost_digits = (Need.x && lost_x) || ((Need.u || Need.w) && lost_s) ||
-                      (Need.w && !Need.k_is_one && grown > 10); // terms not felt grew
+        lost_digits = (Need.teacher_delta && lost_x) || ((Need.student_delta || Need.student_power) && lost_s) ||
+                      (Need.student_power && !Need.k_is_one && grown > 10); // terms not felt grew
     }
 
     /// The student's anchor moves to token id, which is in none of these sums.
     OPD_HD void student_to(index_t id, double z, double y) {
         if (sums.s < 0 || sums.z_s <= -1e30) { // nothing had mass so far
-            sums.S = sums.U = sums.W = 0;
+            sums.student_mass = sums.student_delta = sums.student_power = 0;
             sums.s = id, sums.z_s = z, sums.y_s = y;
             grown = 0, reach = -1e300;
             return;
@@ -79,7 +79,7 @@ struct row_sweep {
     /// Sums of a number type over entries between two moves of the anchors, and the largest reach among them.
     OPD_HD OPD_INLINE void felt(double largest_reach) {
         reach = reach < largest_reach ? largest_reach : reach;
-        lost_s |= largest_reach > steepest; // W was cut: no later anchor brings it back
+        lost_s |= largest_reach > steepest; // student_power was cut: no later anchor brings it back
     }
 
     /// Sums over two disjoint sets of entries.
@@ -93,7 +93,9 @@ struct row_sweep {
             a.teacher_to(b.sums.t, b.sums.z_t, b.sums.y_t);
         else if (a.sums.t >= 0)
             b.teacher_to(a.sums.t, a.sums.z_t, a.sums.y_t);
-        a.sums.S += b.sums.S, a.sums.T += b.sums.T, a.sums.U += b.sums.U, a.sums.W += b.sums.W, a.sums.X += b.sums.X;
+        a.sums.student_mass += b.sums.student_mass, a.sums.teacher_mass += b.sums.teacher_mass,
+            a.sums.student_delta += b.sums.student_delta, a.sums.student_power += b.sums.student_power,
+            a.sums.teacher_delta += b.sums.teacher_delta;
         a.reach = a.reach < b.reach ? b.reach : a.reach;
         a.grown = a.grown < b.grown ? b.grown : a.grown;
         a.risen = a.risen < b.risen ? b.risen : a.risen;

@@ -36,14 +36,14 @@ OPD_HD double log_p_of(const Z& z, double inv_t, double lse) {
 template <class Z>
 OPD_HD double p_of(const Z& z, const raw_sums& s) {
     const double x = double(element<Z>::load(z));
-    return is_neg_inf(x) ? 0 : ::exp((x - s.z_s) * s.inv_s) / (1 + s.S);
+    return is_neg_inf(x) ? 0 : ::exp((x - s.z_s) * s.inv_s) / (1 + s.student_mass);
 }
 /// Sums that stand for a given log-sum-exp. The anchor is a number that the row's arithmetic can hold; S takes what is left.
 template <class Value>
 OPD_HD void anchor_at(raw_sums& s, double lse, double inv_t) {
     s.inv_s = inv_t;
     s.z_s = double(static_cast<Value>(lse / inv_t));
-    s.S = ::expm1(lse - s.z_s * inv_t);
+    s.student_mass = ::expm1(lse - s.z_s * inv_t);
     s.s = 0;
 }
 
@@ -90,17 +90,18 @@ OPD_HD inline joined_row join_support(const raw_sums& tail, double* z, int k, do
     if (top < 0 && !has_tail) return out;
     s.inv_s = inv_t, s.s = 0;
     s.z_s = top < 0 ? tail.z_s : z[top];
-    s.S = top < 0 ? tail.S : (has_tail ? ::exp((tail.z_s - s.z_s) * inv_t) * (1 + tail.S) : 0);
-    for (int j = 0; j < k; ++j) s.S += j == top || is_neg_inf(z[j]) ? 0 : ::exp((z[j] - s.z_s) * inv_t);
+    s.student_mass =
+        top < 0 ? tail.student_mass : (has_tail ? ::exp((tail.z_s - s.z_s) * inv_t) * (1 + tail.student_mass) : 0);
+    for (int j = 0; j < k; ++j) s.student_mass += j == top || is_neg_inf(z[j]) ? 0 : ::exp((z[j] - s.z_s) * inv_t);
     if (given_lse) {
         if (!is_finite(*given_lse)) return out;
         out.lse = *given_lse;
-        s.S = ::expm1(out.lse - s.z_s * inv_t);
+        s.student_mass = ::expm1(out.lse - s.z_s * inv_t);
     } else {
         out.lse = s.lse();
     }
-    const double log_sum = ::log1p(s.S);
-    out.log_tail = has_tail ? (tail.z_s - s.z_s) * inv_t + ::log1p(tail.S) - log_sum : neg_inf<double>();
+    const double log_sum = ::log1p(s.student_mass);
+    out.log_tail = has_tail ? (tail.z_s - s.z_s) * inv_t + ::log1p(tail.student_mass) - log_sum : neg_inf<double>();
     for (int j = 0; j < k; ++j) z[j] = is_neg_inf(z[j]) ? neg_inf<double>() : (z[j] - s.z_s) * inv_t - log_sum;
     out.good = true;
     return out;

@@ -96,7 +96,7 @@ void sweep_tile(row_sweep& out, const Z* z, const Y* y, index_t first, index_t n
 /// Sweeps a row of n entries.
 template <class F, bool Teacher, raw_sums_needed Need, class Z, class Y>
 row_sweep sweep_row(const Z* z, const Y* y, index_t n, double inv_s, double inv_t, double k) {
-    row_sweep out = row_sweep::begin(inv_s, inv_t, k, Need.x_power);
+    row_sweep out = row_sweep::begin(inv_s, inv_t, k, Need.phi_power);
     sweep_tile<F, Teacher, Need>(out, z, y, 0, n);
     out.close<Teacher, Need>();
     return out;

@@ -127,26 +127,26 @@ OPD_HD void sweep_thread(row_sweep& out, const Tile& t, one_of at, const Exclude
             if constexpr (Teacher) {
                 const F f = has_y && id != s.t ? a.teacher(ys[i]) : F(0.);
                 T += f;
-                if constexpr (Need.u || Need.w || Need.x) {
+                if constexpr (Need.student_delta || Need.student_power || Need.teacher_delta) {
                     const bool in_s = e > F(0.), in_t = f > F(0.);
                     const F delta = a.template delta<false>(zs[i], ys[i]);
-                    if constexpr (Need.u) U = in_s ? fma(e, delta, U) : U;
-                    if constexpr (Need.w) {
+                    if constexpr (Need.student_delta) U = in_s ? fma(e, delta, U) : U;
+                    if constexpr (Need.student_power) {
                         const F x = -F(s.k) * delta, edge(80);
                         W += in_s ? e * expm1(min(max(x, -edge), edge)) : F(0.);
                         if (has_z && has_y) reach = max(reach, reach_of(x, (a.z_s - zs[i]) * a.inv_s));
                     }
-                    if constexpr (Need.x) {
-                        F x = delta;
-                        if constexpr (Need.x_power)
-                            if (s.x_power != 0) x = expm1(min(F(s.x_power) * delta, F(80))) * F(1 / s.x_power);
+                    if constexpr (Need.teacher_delta) {
+                        const bool curved = Need.phi_power && s.phi_power != 0;
+                        const F x = curved ? expm1(min(F(s.phi_power) * delta, F(80))) * F(1 / s.phi_power) : delta;
                         X = in_t ? fma(f, x, X) : X;
                     }
                 }
             }
         }
-        s.S += double(S.v), s.T += double(T.v), s.U += double(U.v), s.W += double(W.v), s.X += double(X.v);
-        if constexpr (Need.w) out.felt(double(reach.v));
+        s.student_mass += double(S.v), s.teacher_mass += double(T.v), s.student_delta += double(U.v),
+            s.student_power += double(W.v), s.teacher_delta += double(X.v);
+        if constexpr (Need.student_power) out.felt(double(reach.v));
     }
 }
 
@@ -219,7 +219,7 @@ struct thread_engine {
                 const dense_entry<F> e = n.entry(z, y);
                 loss += k.program.term(n.row, n.for_value(e));
                 c += k.program.c(n.row, e);
-                if constexpr (Rows::need.w && !Rows::need.k_is_one) out.wide |= n.wide(e);
+                if constexpr (Rows::need.student_power && !Rows::need.k_is_one) out.wide |= n.wide(e);
             },
             [&] {
                 out.loss += double(loss.v), out.c += double(c.v);

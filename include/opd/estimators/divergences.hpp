@@ -67,10 +67,10 @@ struct reverse_kl {
     }
 
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
-    static constexpr raw_sums_needed raw{.u = true};
+    static constexpr raw_sums_needed raw{.student_delta = true};
     OPD_HD double exponent() const { return 1; }
-    OPD_HD double value(const raw_sums& s) const { return s.U / (1 + s.S) + s.d_star(); }
-    OPD_HD double sum_c(const raw_sums& s) const { return s.U / (1 + s.S); }
+    OPD_HD double value(const raw_sums& s) const { return s.student_delta / (1 + s.student_mass) + s.d_star(); }
+    OPD_HD double sum_c(const raw_sums& s) const { return s.student_delta / (1 + s.student_mass); }
 };
 
 /// Σ q (log q - log p)
@@ -92,12 +92,16 @@ struct forward_kl {
     }
 
     OPD_HD static constexpr bool infinite_where_student_zero() { return true; }
-    static constexpr raw_sums_needed raw{.w = true, .x = true, .k_is_one = true};
-    static constexpr raw_sums_needed raw_for_value{.x = true, .k_is_one = true};
+    static constexpr raw_sums_needed raw{.student_power = true, .teacher_delta = true, .k_is_one = true};
+    static constexpr raw_sums_needed raw_for_value{.teacher_delta = true, .k_is_one = true};
     OPD_HD double exponent() const { return 1; }
-    OPD_HD double value(const raw_sums& s) const { return -(s.X + s.delta_t()) / (1 + s.T) - s.d_star(); }
+    OPD_HD double value(const raw_sums& s) const {
+        return -(s.teacher_delta + s.delta_at_t()) / (1 + s.teacher_mass) - s.d_star();
+    }
     /// ratio - 1. Σ q = 1 makes q*/p* = (1+S)/(1+S+W): in anchored rows the teacher's normaliser, and its rounding, drop out.
-    OPD_HD double sum_c(const raw_sums& s) const { return s.ratio() > 0 ? -s.W / (1 + s.S + s.W) : -1; }
+    OPD_HD double sum_c(const raw_sums& s) const {
+        return s.ratio() > 0 ? -s.student_power / (1 + s.student_mass + s.student_power) : -1;
+    }
 };
 
 /// Generalised Jensen-Shannon divergence: o KL(q‖m) + (1-o) KL(p‖m), m = w q + (1-w) p, 0 < w < 1.
@@ -309,22 +313,25 @@ struct alpha_divergence {
     OPD_HD bool infinite_where_teacher_zero() const { return a >= 1; }
     OPD_HD bool infinite_where_student_zero() const { return a <= 0; }
     // a is known at run time only
-    static constexpr raw_sums_needed raw{.u = true, .w = true, .x = true, .x_power = true};
+    static constexpr raw_sums_needed raw{
+        .student_delta = true, .student_power = true, .teacher_delta = true, .phi_power = true};
     OPD_HD double exponent() const { return is_forward() ? 1 : 1 - a; }
     OPD_HD double value(const raw_sums& s) const {
         if (is_forward()) return forward_kl{}.value(s);
         if (a == 1) return reverse_kl{}.value(s);
-        // Σ p^a q^(1-a) - 1 = expm1(a d*) + e^(a d*) Σ q expm1(a delta) = (e^((a-1)d*) - 1) + e^((a-1)d*) W/(1+S)
+        // Σ p^a q^(1-a) - 1 = expm1(a d*) + e^(a d*) Σ q expm1(a delta) = (e^((a-1)d*) - 1) + e^((a-1)d*) student_power/(1+student_mass)
         const double d = s.d_star(), g = (a - 1) * d;
-        // W's terms cancel where p* is far below q*, X's where it is far above, and W is divided by a
+        // student_power's terms cancel where p* is far below q*, teacher_delta's where it is far above, and the former is divided by a
         const bool x_serves = by_teacher() && (d < 0 || a < 0.03);
-        if (x_serves) return (s.phi(d) + ::exp(a * d) * (s.X + s.phi(s.delta_t())) / (1 + s.T)) / (a - 1);
-        return (::expm1(g) + ::exp(g) * s.W / (1 + s.S)) / (a * (a - 1));
+        if (x_serves)
+            return (s.phi(d) + ::exp(a * d) * (s.teacher_delta + s.phi(s.delta_at_t())) / (1 + s.teacher_mass)) /
+                   (a - 1);
+        return (::expm1(g) + ::exp(g) * s.student_power / (1 + s.student_mass)) / (a * (a - 1));
     }
     OPD_HD double sum_c(const raw_sums& s) const {
         if (is_forward()) return forward_kl{}.sum_c(s);
         if (a == 1) return reverse_kl{}.sum_c(s);
-        return ::exp((a - 1) * s.d_star()) / (a - 1) * s.W / (1 + s.S);
+        return ::exp((a - 1) * s.d_star()) / (a - 1) * s.student_power / (1 + s.student_mass);
     }
     OPD_INLINE void validate() const {
         if (!detail::is_finite(a) || a < -1000 || a > 1000)
@@ -353,7 +360,7 @@ struct chi_squared {
     }
 
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
-    static constexpr raw_sums_needed raw{.w = true};
+    static constexpr raw_sums_needed raw{.student_power = true};
     OPD_HD double exponent() const { return -1; }
     OPD_HD double value(const raw_sums& s) const { return 2 * alpha_divergence{2}.value(s); }
     OPD_HD double sum_c(const raw_sums& s) const { return 2 * alpha_divergence{2}.sum_c(s); }

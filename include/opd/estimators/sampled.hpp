@@ -37,53 +37,73 @@ inline namespace OPD_ISA {
 
 inline constexpr double ratio_saturation = 80; ///< log rho stays within ±this
 
+/// Whether the log-probs are numbers, and those of a token that can have been drawn.
+OPD_HD inline bool is_drawn(const sampled_entry& x) {
+    const bool numbers =
+        !(is_nan(x.log_mu) || is_nan(x.log_q) || is_nan(x.log_prox) || is_nan(x.log_ref) || is_nan(x.weight));
+    const bool placeholder = is_neg_inf(x.log_mu) || x.log_mu < -9000 || (x.log_q < -9000 && !is_neg_inf(x.log_q));
+    return numbers && !(x.log_mu > 1e-3 || x.log_q > 1e-3) && !placeholder;
+}
+
+/// log p - log mu within ±ratio_saturation.
+struct log_ratio_of {
+    double value;
+    bool saturated;
+    OPD_HD explicit log_ratio_of(const sampled_entry& x) : value(x.log_p - x.log_mu), saturated(false) {
+        const double bound = ratio_saturation;
+        saturated = !(value >= -bound && value <= bound);
+        value = value < -bound ? -bound : (value > bound ? bound : value);
+    }
+};
+
+/// A token of weight w (1 for i.i.d. samples) into the diagnostics.
+OPD_HD inline void count_token(diagnostics& d, const sampled_entry& x, double w, log_ratio_of ratio, double rho,
+                               double a, bool clipped) {
+    const double l = ratio.value;
+    ++d.tokens;
+    d.certain_mu += x.log_mu == 0;
+    d.ratio_sum += w * rho, d.ratio_square_sum += w * rho * rho;
+    d.ratio_max = d.ratio_max < rho ? rho : d.ratio_max;
+    d.k1_sum += -w * l, d.k2_sum += w * 0.5 * l * l, d.k3_sum += w * (rho - 1 - l);
+    (a >= 0 ? d.positive_advantage : d.negative_advantage) += 1;
+    if (clipped) (a >= 0 ? d.clipped_positive : d.clipped_negative) += 1;
+    d.saturated += ratio.saturated;
+}
+
 /// Loss and c of m drawn tokens.
 template <class Estimator>
 OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m, entry_facts facts, diagnostics& d) {
     const auto& s = estimator.surrogate;
     const baseline base = estimator.baseline;
-    const advantage which = estimator.advantage;
-    const double clip = estimator.advantage_clip, age = facts.age;
-    const infinite on_infinite = facts.on_infinite;
+    const double clip = estimator.advantage_clip, age = facts.age, floor_at = facts.on_infinite.floor_at;
     entry_row out;
     double exact_pa = 0, exact_p = 0, rho_a = 0, rho_sum = 0;
-    const auto ratio = [](const sampled_entry& x, bool& saturated) {
-        const double l = x.log_p - x.log_mu, bound = ratio_saturation;
-        saturated = !(l >= -bound && l <= bound);
-        return l < -bound ? -bound : (l > bound ? bound : l);
-    };
     const auto gain = [&](const sampled_entry& x) {
-        const double a = x.log_q - (which == advantage::theta ? x.log_p : x.log_mu);
+        const double a = x.log_q - (estimator.advantage == advantage::theta ? x.log_p : x.log_mu);
         return clip > 0 ? (a > clip ? clip : (a < -clip ? -clip : a)) : a;
     };
     for (int j = 0; j < m; ++j) {
-        sampled_entry& x = e[j];
-        if (is_nan(x.log_mu) || is_nan(x.log_q) || is_nan(x.log_prox) || is_nan(x.log_ref) || is_nan(x.weight) ||
-            x.log_mu > 1e-3 || x.log_q > 1e-3 || (x.log_mu < -9000 && !is_neg_inf(x.log_mu)) || is_neg_inf(x.log_mu) ||
-            (x.log_q < -9000 && !is_neg_inf(x.log_q))) {
-            out.bad = true; // no log-probs, or not those of a drawn token
-            return out;
-        }
-        if (is_neg_inf(x.log_p)) x.log_p = -745; // p = 0: log p enters products with rho = e^-80 alone
-        out.infinite |= is_neg_inf(x.log_q);
+        out.bad |= !is_drawn(e[j]);
+        if (is_neg_inf(e[j].log_p)) e[j].log_p = -745; // p = 0: log p enters products with rho = e^-80 alone
+        out.infinite |= is_neg_inf(e[j].log_q);
     }
-    if (out.infinite && on_infinite.act != infinite::action::floor) {
+    if (out.bad) return {.bad = true};
+    if (out.infinite && facts.on_infinite.act != infinite::action::floor) {
         for (int j = 0; j < m; ++j) e[j].c = 0;
         return out;
     }
     for (int j = 0; j < m; ++j) {
         sampled_entry& x = e[j];
-        if (out.infinite && (is_neg_inf(x.log_q) || x.log_q < on_infinite.floor_at)) x.log_q = on_infinite.floor_at;
-        bool saturated;
-        const double rho = ::exp(ratio(x, saturated)), a = gain(x), p = ::exp(x.log_p);
+        if (out.infinite && (is_neg_inf(x.log_q) || x.log_q < floor_at)) x.log_q = floor_at;
+        const double rho = ::exp(log_ratio_of(x).value), a = gain(x), p = ::exp(x.log_p);
         rho_a += rho * a, rho_sum += rho;
         if (x.exact) exact_pa += p * a, exact_p += p;
     }
     if ((base == baseline::leave_one_out || base == baseline::self_normalised) && m == 1) ++d.baseline_missing;
     for (int j = 0; j < m; ++j) {
         sampled_entry& x = e[j];
-        bool saturated;
-        const double l = ratio(x, saturated), rho = ::exp(l), a = gain(x);
+        const log_ratio_of ratio(x);
+        const double rho = ::exp(ratio.value), a = gain(x);
         double b = 0;
         if (base == baseline::leave_one_out && m > 1)
             b = (rho_a - rho * a) / (m - 1);
@@ -91,22 +111,13 @@ OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m
             b = rho_sum - rho > 0 ? (rho_a - rho * a) / (rho_sum - rho) : 0;
         else if (base == baseline::exact_entries)
             b = exact_p > 0 ? exact_pa / exact_p : 0;
-        token_in t{x.log_p, x.log_mu, x.log_prox, x.log_ref, x.log_q, l, a, age};
+        token_in t{x.log_p, x.log_mu, x.log_prox, x.log_ref, x.log_q, ratio.value, a, age};
         const token_out plain = s(t);
         t.advantage = a - b;
         const token_out with = b == 0 ? plain : s(t);
         out.loss += x.weight * plain.loss;
         x.c = x.weight * with.c;
-
-        const double w = x.weight * m; // 1 for i.i.d. samples
-        ++d.tokens;
-        d.certain_mu += x.log_mu == 0;
-        d.ratio_sum += w * rho, d.ratio_square_sum += w * rho * rho;
-        d.ratio_max = d.ratio_max < rho ? rho : d.ratio_max;
-        d.k1_sum += -w * l, d.k2_sum += w * 0.5 * l * l, d.k3_sum += w * (rho - 1 - l);
-        (a >= 0 ? d.positive_advantage : d.negative_advantage) += 1;
-        if (plain.clipped) (a >= 0 ? d.clipped_positive : d.clipped_negative) += 1;
-        d.saturated += saturated;
+        count_token(d, x, x.weight * m, ratio, rho, a, plain.clipped);
     }
     if (!is_finite(out.loss)) out.bad = true;
     return out;
