@@ -182,6 +182,22 @@ enum class determinism {
 /// Student and teacher vocabularies of different size. The softmax runs over the common ids only; nothing is padded.
 enum class vocabulary { must_match, drop_and_renormalise };
 
+/// What an earlier pass over the whole batch decided about its drawn tokens: constants here, no gradient flows through them. A pass
+/// is `token_logp` over every micro-batch and a fit over its table; see docs/concepts/frozen.md. (N,m) as the cache has them.
+template <space Space = space::host>
+struct frozen_batch {
+    matrix_view<const std::uint8_t, Space> keep =
+        {};                                       ///< (N,m) 0: the token adds neither loss nor gradient; empty: all do
+    matrix_view<const double, Space> weight = {}; ///< (N,m) factor of a token's loss and gradient; empty: 1
+    vector_view<const double, Space> sequence_log_ratio =
+        {}; ///< (N) of the row's sequence, for token_in; empty: each token's own
+    matrix_view<const double, Space> advantage = {}; ///< (N,m) instead of the estimator's own; empty: that
+
+    OPD_HD constexpr bool empty() const {
+        return keep.empty() && weight.empty() && sequence_log_ratio.data == nullptr && advantage.empty();
+    }
+};
+
 /// Everything about a call that is not student, teacher or estimator.
 template <space Space = space::host>
 struct basic_env {
@@ -197,6 +213,7 @@ struct basic_env {
     vector_view<float, Space> losses = {};           ///< (N) out: w_r·L_r before the reduction's factor
     vector_view<double, Space> lse = {};             ///< (N) out: the student's log-sum-exp at its temperature
     vector_view<const double, Space> given_lse = {}; ///< (N) in: the student's log-sum-exp, used instead of a pass
+    frozen_batch<Space> frozen = {}; ///< estimators of drawn tokens: what was decided about the whole batch
     infinite on_infinite = {};
     bad on_bad = {};
     double loss_clamp = 0; ///< per-row |loss| above this is cut to it with gradient 0, counted; 0: none

@@ -46,6 +46,7 @@ struct diagnostics {
     index_t clipped_positive = 0, clipped_negative = 0; ///< tokens whose gradient the surrogate cut, by sign of A
     index_t saturated = 0;                              ///< log rho beyond ±80, saturated
     index_t baseline_missing = 0;                       ///< leave-one-out with a single sample: baseline 0
+    index_t dropped = 0;                                ///< tokens that env.frozen.keep leaves out
     index_t certain_mu = 0;                             ///< log mu of exactly 0: certain tokens, or placeholders
 
     // supports
@@ -71,7 +72,7 @@ struct diagnostics {
         positive_advantage += o.positive_advantage, negative_advantage += o.negative_advantage;
         clipped_positive += o.clipped_positive, clipped_negative += o.clipped_negative;
         saturated += o.saturated, baseline_missing += o.baseline_missing;
-        certain_mu += o.certain_mu;
+        dropped += o.dropped, certain_mu += o.certain_mu;
         support_rows += o.support_rows;
         student_mass_sum += o.student_mass_sum, teacher_mass_sum += o.teacher_mass_sum;
         student_mass_min = o.student_mass_min < student_mass_min ? o.student_mass_min : student_mass_min;
@@ -115,6 +116,7 @@ inline std::string to_string(const diagnostics& d) {
     note(d.clamped_rows, " cut by env.loss_clamp: gradient 0");
     note(d.careful_rows, " computed in float64");
     note(d.saturated, " ratios saturated at e^80");
+    note(d.dropped, " tokens dropped by env.frozen.keep");
     note(d.certain_mu, " log mu of exactly 0");
     note(d.baseline_missing, " samples without a baseline");
     note(d.tail_floored, " teacher tails floored");

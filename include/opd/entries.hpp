@@ -35,6 +35,10 @@ namespace opd {
 struct entry_facts {
     infinite on_infinite = {};
     double age = 0; ///< staleness in versions; 0 if unknown
+    index_t row = 0;
+    bool has_sequence = false; ///< sequence_log_ratio is given (env.frozen)
+    double sequence_log_ratio = 0;
+    bool has_advantage = false; ///< the entries' advantage is given (env.frozen)
 };
 
 /// What an estimator says of a row, beside c.
@@ -51,6 +55,10 @@ struct sampled_entry {
     double log_p;                            ///< current student, rounded to the cache's type; -inf: no mass
     double log_mu, log_prox, log_ref, log_q; ///< log_prox and log_ref: log_mu where the cache has none
     bool exact;                              ///< in the design with certainty (weighted alone)
+    bool keep;                               ///< false: adds neither loss nor c (env.frozen)
+    int slot;                                ///< of the cache
+    double factor;                           ///< of loss and c (env.frozen); 1 if none, 0 where not kept
+    double advantage;                        ///< with facts.has_advantage
     double c;
 };
 

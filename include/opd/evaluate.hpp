@@ -136,6 +136,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         const index_t n = student.rows();
         detail::check_student(student, student.vocab());
         detail::check_dense_teacher(teacher, n);
+        detail::check_frozen<cache_kind::dense>(e.frozen, n, 0);
         index_t vocab = student.vocab();
         if (const index_t of_teacher = teacher.vocab(); of_teacher != vocab) {
             if (e.vocab == vocabulary::must_match)
@@ -160,6 +161,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         const index_t n = student.rows(), k = teacher.ids.cols;
         detail::check_student(student, Student::sparse_gradient ? k : student.vocab());
         detail::check_teacher(teacher, student, n, k);
+        detail::check_frozen<Teacher::kind>(e.frozen, n, k);
         detail::check_env(e, n);
         detail::check_overlaps(student, teacher, e);
         detail::validate_estimator(estimator);

@@ -20,6 +20,9 @@ struct token_in {
     double log_ratio; ///< log p - log mu, saturated at ±80
     double advantage; ///< a constant: no gradient flows through it
     double age;       ///< staleness in versions, 0 if unknown
+    double sequence_log_ratio = log_ratio; ///< of the row's sequence (env.frozen); the token's own if none is given
+    index_t row = 0;                       ///< of the batch
+    int slot = 0;                          ///< of the row's cache
 };
 
 struct token_out {

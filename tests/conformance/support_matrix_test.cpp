@@ -82,6 +82,11 @@ bool apply(const call_options& o, env& e, Batch& b, Student& s, Teacher& t, Esti
         std::fill(b.dz.begin(), b.dz.end(), b.to(std::type_identity<std::remove_cvref_t<decltype(b.dz[0])>>{}, 0.5));
         return e.beta = 1, true;
     }
+    if (name == "env.frozen") { // row 1's tokens are dropped
+        static std::vector<std::uint8_t> keep(std::size_t(rows * kept), 1);
+        std::fill_n(keep.begin() + kept, kept, std::uint8_t{0});
+        return e.frozen.keep = view(keep.data(), rows, index_t{kept}), true;
+    }
     if (name == "infinite::skip") return e.on_infinite = infinite::skip(), true;
     if (name == "infinite::raise") return e.on_infinite = infinite::raise(), true;
     if (name == "check::contents") return e.checks = check::contents, true;
@@ -349,6 +354,9 @@ void acts(const call& run, const std::string& option, const std::string& estimat
     } else if (option == "env.beta") {
         CHECK(got.loss == plain.loss);
         CHECK(near(got.dz, plain.dz, 0.5));
+    } else if (option == "env.frozen") {
+        CHECK(got.diagnostics.dropped == kept);
+        CHECK(moved_rows(got) == std::vector<bool>{true, false, true});
     } else if (option == "infinite::skip") {
         CHECK(got.bits == plain.bits);
         const outcome skipped = felt();

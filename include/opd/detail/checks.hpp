@@ -220,6 +220,10 @@ void check_overlaps(const Student& s, const Teacher& t, const basic_env<S>& e) {
     spans.reads("env.offsets", e.offsets);
     spans.reads("env.versions", e.versions);
     spans.reads("env.given_lse", e.given_lse);
+    spans.reads("env.frozen.keep", e.frozen.keep);
+    spans.reads("env.frozen.weight", e.frozen.weight);
+    spans.reads("env.frozen.sequence_log_ratio", e.frozen.sequence_log_ratio);
+    spans.reads("env.frozen.advantage", e.frozen.advantage);
 
     if constexpr (views)
         check_in_place(spans, s, e.beta);
@@ -477,13 +481,39 @@ void check_tail_is_finite(const Student& s, const Teacher& t, const Estimator& e
         throw infinite_value(r);
 }
 
+/// Shapes of what is frozen: (N,m) as the cache of drawn tokens; other caches have no tokens that it could speak of.
+template <cache_kind Kind, space S>
+void check_frozen(const frozen_batch<S>& f, index_t n, index_t m) {
+    if (f.empty() && left_out(f.keep) && left_out(f.weight) && left_out(f.advantage)) return;
+    if constexpr (Kind != cache_kind::samples && Kind != cache_kind::weighted)
+        throw invalid_input("env.frozen", "is about drawn tokens: teacher::samples or teacher::weighted");
+    if (!left_out(f.keep)) check_matrix("env.frozen.keep", f.keep, n, m);
+    if (!left_out(f.weight)) check_matrix("env.frozen.weight", f.weight, n, m);
+    if (!left_out(f.advantage)) check_matrix("env.frozen.advantage", f.advantage, n, m);
+    check_vector("env.frozen.sequence_log_ratio", f.sequence_log_ratio, n);
+}
+/// check::contents over what is frozen of row r.
+inline void check_frozen_contents(const frozen_batch<space::host>& f, index_t m, index_t r) {
+    const auto finite = [&](const char* name, const auto& v) {
+        for (index_t j = 0; !v.empty() && j < m; ++j)
+            if (!is_finite(v(r, j))) throw invalid_input(name, "is not finite in column " + std::to_string(j), r);
+    };
+    finite("env.frozen.weight", f.weight);
+    finite("env.frozen.advantage", f.advantage);
+    if (!f.sequence_log_ratio.empty() && !is_finite(f.sequence_log_ratio[r]))
+        throw invalid_input("env.frozen.sequence_log_ratio", "is not finite", r);
+}
+
 /// check::contents and infinite::raise over one row of a sparse call.
 template <class Student, class Teacher, class Estimator>
 void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& est, const env& e, index_t r) {
     using L = typename Teacher::log_type;
     const bool contents = e.checks == check::contents, raises = e.on_infinite.act == infinite::action::raise;
     refuse_unseen_rows<Student>();
-    if (contents) check_student_row(s, r);
+    if (contents) {
+        check_student_row(s, r);
+        check_frozen_contents(e.frozen, t.ids.cols, r);
+    }
     constexpr bool may_be_unused = Teacher::kind == cache_kind::weighted || Teacher::kind == cache_kind::support;
     index_t used = 0;
     for (index_t j = 0; j < t.ids.cols; ++j) {

@@ -226,7 +226,8 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
             sampled_entry* e = k.at(st).entries;
             for (index_t j = at.id; j < k.slots(); j += at.count)
-                e[j] = gathered(k.student, k.of_student(st), k.teacher, j, k.vocab, k.inv_s, st.report.lse);
+                e[j] = gathered(k.student, k.of_student(st), k.teacher, k.frame.env.frozen, j, k.vocab, k.inv_s,
+                                st.report.lse);
         }
     };
 

@@ -115,9 +115,9 @@ OPD_HD double rounded(double x) {
 }
 
 /// Slot j of a row of drawn tokens; id -1: unused, -2: out of range, and then nothing else is set. `lse`: the student's.
-template <class Student, class Teacher>
-OPD_HD sampled_entry gathered(const Student& student, row_place at, const Teacher& t, index_t j, index_t vocab,
-                              double inv_t, double lse) {
+template <class Student, class Teacher, space S>
+OPD_HD sampled_entry gathered(const Student& student, row_place at, const Teacher& t, const frozen_batch<S>& frozen,
+                              index_t j, index_t vocab, double inv_t, double lse) {
     using L = typename Teacher::log_type;
     constexpr bool weighted = Teacher::kind == cache_kind::weighted;
     const index_t row = at.row;
@@ -138,12 +138,22 @@ OPD_HD sampled_entry gathered(const Student& student, row_place at, const Teache
     } else {
         x.weight = 1 / double(t.ids.cols);
     }
+    x.slot = static_cast<int>(j);
+    x.keep = frozen.keep.empty() || frozen.keep(row, j) != 0;
+    x.factor = !x.keep ? 0 : (frozen.weight.empty() ? 1 : frozen.weight(row, j));
+    x.advantage = frozen.advantage.empty() ? 0 : frozen.advantage(row, j);
     return x;
 }
 
 template <class Env>
 OPD_HD entry_facts facts_of(const Env& e, index_t row) {
-    return {e.on_infinite, e.versions.empty() ? 0 : double(e.version) - double(e.versions[row])};
+    const auto& f = e.frozen;
+    return {.on_infinite = e.on_infinite,
+            .age = e.versions.empty() ? 0 : double(e.version) - double(e.versions[row]),
+            .row = row,
+            .has_sequence = !f.sequence_log_ratio.empty(),
+            .sequence_log_ratio = f.sequence_log_ratio.empty() ? 0 : f.sequence_log_ratio[row],
+            .has_advantage = !f.advantage.empty()};
 }
 
 /// A row of a support between its sweep and its pullback.

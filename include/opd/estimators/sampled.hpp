@@ -37,8 +37,9 @@ inline namespace OPD_ISA {
 
 inline constexpr double ratio_saturation = 80; ///< log rho stays within ±this
 
-/// Whether the log-probs are numbers, and those of a token that can have been drawn.
+/// Whether the log-probs are numbers, and those of a token that can have been drawn, and what is frozen is finite.
 OPD_HD inline bool is_drawn(const sampled_entry& x) {
+    if (!is_finite(x.factor) || !is_finite(x.advantage)) return false;
     const bool numbers =
         !(is_nan(x.log_mu) || is_nan(x.log_q) || is_nan(x.log_prox) || is_nan(x.log_ref) || is_nan(x.weight));
     const bool placeholder = is_neg_inf(x.log_mu) || x.log_mu < -9000 || (x.log_q < -9000 && !is_neg_inf(x.log_q));
@@ -79,6 +80,7 @@ OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m
     entry_row out;
     double exact_pa = 0, exact_p = 0, rho_a = 0, rho_sum = 0;
     const auto gain = [&](const sampled_entry& x) {
+        if (facts.has_advantage) return x.advantage;
         const double a = x.log_q - (estimator.advantage == advantage::theta ? x.log_p : x.log_mu);
         return clip > 0 ? (a > clip ? clip : (a < -clip ? -clip : a)) : a;
     };
@@ -87,7 +89,7 @@ OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m
         if (is_neg_inf(e[j].log_p)) e[j].log_p = -745; // p = 0: log p enters products with rho = e^-80 alone
         out.infinite |= is_neg_inf(e[j].log_q);
     }
-    if (out.bad) return {.bad = true};
+    if (out.bad || !is_finite(facts.sequence_log_ratio)) return {.bad = true};
     if (out.infinite && facts.on_infinite.act != infinite::action::floor) {
         for (int j = 0; j < m; ++j) e[j].c = 0;
         return out;
@@ -112,11 +114,14 @@ OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m
         else if (base == baseline::exact_entries)
             b = exact_p > 0 ? exact_pa / exact_p : 0;
         token_in t{x.log_p, x.log_mu, x.log_prox, x.log_ref, x.log_q, ratio.value, a, age};
+        if (facts.has_sequence) t.sequence_log_ratio = facts.sequence_log_ratio;
+        t.row = facts.row, t.slot = x.slot;
         const token_out plain = s(t);
         t.advantage = a - b;
         const token_out with = b == 0 ? plain : s(t);
-        out.loss += x.weight * plain.loss;
-        x.c = x.weight * with.c;
+        if (x.keep) out.loss += x.weight * x.factor * plain.loss;
+        x.c = x.keep ? x.weight * x.factor * with.c : 0;
+        d.dropped += !x.keep;
         count_token(d, x, x.weight * m, ratio, rho, a, plain.clipped);
     }
     if (!is_finite(out.loss)) out.bad = true;
