@@ -114,7 +114,7 @@ int main() {
     };
     const double a = study("mc", false, [&](const scored& s) { return mc(s, opd::mc_reverse_kl{}); });
     const double b = study("mc, loo", false, [&](const scored& s) {
-        return mc(s, opd::mc_reverse_kl{.baseline = opd::baseline::leave_one_out});
+        return mc(s, opd::mc_reverse_kl{.baseline = opd::baseline::leave_one_out{}});
     });
     const double c = study("threshold", true, weighted);
     const double biased =

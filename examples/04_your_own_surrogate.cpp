@@ -20,7 +20,8 @@ struct soft_clip {
     double width = 0.2;
     OPD_HD opd::token_out operator()(const opd::token_in& x) const {
         const double rho = ::exp(x.log_ratio), t = ::tanh((rho - 1) / width);
-        return {-x.advantage * (1 + width * t), -x.advantage * rho * (1 - t * t), ::fabs(rho - 1) > width};
+        const bool cut = ::fabs(rho - 1) > width;
+        return {-x.advantage * (1 + width * t), -x.advantage * rho * (1 - t * t), cut ? opd::token_flag::clipped : 0};
     }
 };
 static_assert(opd::surrogate<soft_clip>);

@@ -145,13 +145,13 @@ void all_of(const char* type) {
             every("total_variation", total_variation{}), every("chi_squared", chi_squared{});
             every("alpha(.5)", alpha_divergence{.a = .5}), every("alpha(-1)", alpha_divergence{.a = -1});
             go("mc", samples, mc_reverse_kl{});
-            go("mc leave-one-out", samples, mc_reverse_kl<>{.baseline = baseline::leave_one_out});
+            go("mc leave-one-out", samples, mc_reverse_kl{.baseline = baseline::leave_one_out{}});
             go("mc self-normalised, old", samples,
-               mc_reverse_kl<>{
-                   .baseline = baseline::self_normalised, .advantage = advantage::old, .advantage_clip = 3});
+               mc_reverse_kl{
+                   .baseline = baseline::self_normalised{}, .advantage = advantage::old{}, .advantage_clip = 3});
             go("mc score function", samples, mc_reverse_kl<score_function>{});
             go("weighted", weighted, weighted_reverse_kl{});
-            go("weighted, no baseline", weighted, weighted_reverse_kl<>{.baseline = baseline::none});
+            go("weighted, no baseline", weighted, weighted_reverse_kl{.baseline = baseline::none{}});
         }
 }
 

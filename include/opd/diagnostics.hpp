@@ -44,6 +44,7 @@ struct diagnostics {
     double k1_sum = 0, k2_sum = 0, k3_sum = 0;
     index_t positive_advantage = 0, negative_advantage = 0;
     index_t clipped_positive = 0, clipped_negative = 0; ///< tokens whose gradient the surrogate cut, by sign of A
+    index_t truncated = 0, masked = 0;                  ///< tokens whose ratio it cut, or that it left out
     index_t saturated = 0;                              ///< log rho beyond ±80, saturated
     index_t baseline_missing = 0;                       ///< leave-one-out with a single sample: baseline 0
     index_t dropped = 0;                                ///< tokens that env.frozen.keep leaves out
@@ -71,6 +72,7 @@ struct diagnostics {
         k1_sum += o.k1_sum, k2_sum += o.k2_sum, k3_sum += o.k3_sum;
         positive_advantage += o.positive_advantage, negative_advantage += o.negative_advantage;
         clipped_positive += o.clipped_positive, clipped_negative += o.clipped_negative;
+        truncated += o.truncated, masked += o.masked;
         saturated += o.saturated, baseline_missing += o.baseline_missing;
         dropped += o.dropped, certain_mu += o.certain_mu;
         support_rows += o.support_rows;

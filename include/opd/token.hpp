@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// One sampled action as a surrogate sees it, and what the sampled estimators may be asked for. A surrogate is one function,
-// token_in -> {loss, c}, on host and device; c = dL/dlog p.
+// One sampled action as a surrogate sees it. A surrogate is one function, token_in -> {loss, c, flags}, on host and device;
+// c = dL/dlog p.
 #pragma once
 
 #include <concepts>
@@ -25,10 +25,17 @@ struct token_in {
     int slot = 0;                          ///< of the row's cache
 };
 
+/// What a surrogate did to a token, counted in the diagnostics; to be joined by |.
+namespace token_flag {
+inline constexpr unsigned clipped = 1;   ///< its gradient was cut
+inline constexpr unsigned truncated = 2; ///< its importance ratio was
+inline constexpr unsigned masked = 4;    ///< it adds nothing
+} // namespace token_flag
+
 struct token_out {
     double loss;
-    double c;             ///< dL/dlog p
-    bool clipped = false; ///< the surrogate cut this token's gradient
+    double c;           ///< dL/dlog p
+    unsigned flags = 0; ///< of token_flag
 };
 
 // clang-format off
@@ -38,16 +45,5 @@ concept surrogate = requires(const S s, token_in x) {
     { s(x) } -> std::same_as<token_out>;
 };
 // clang-format on
-
-/// What is subtracted from the advantage in the gradient, never in the value.
-enum class baseline {
-    none,
-    leave_one_out,   ///< b_i = mean_{j≠i} rho_j A_j
-    self_normalised, ///< b_i = Σ_{j≠i} rho_j A_j / Σ_{j≠i} rho_j
-    exact_entries    ///< b = Σ_exact p A / Σ_exact p
-};
-
-/// Which advantage: theta = log q - log p with the current student, old = log q - log mu as at rollout time.
-enum class advantage { theta, old };
 
 } // namespace opd

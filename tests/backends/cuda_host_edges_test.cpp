@@ -125,7 +125,7 @@ TEST_CASE("unused slots, wherever they lie, and repeated ids with an old gradien
     const auto samples = [](auto& backend, entries& c) {
         env e{.beta = 2};
         e.losses = c.losses;
-        return evaluate(backend, c.student(), c.samples(), mc_reverse_kl<>{.baseline = baseline::leave_one_out}, e);
+        return evaluate(backend, c.student(), c.samples(), mc_reverse_kl{.baseline = baseline::leave_one_out{}}, e);
     };
     entries c;
     same_as_cpu(c, weighted, "every slot used");

@@ -153,9 +153,9 @@ void for_every_sparse_estimator(Check check) {
     check("tail_bucket reverse_kl", tail_bucket{reverse_kl{}});
     check("tail_bucket forward_kl", tail_bucket{forward_kl{}});
     check("mc", mc_reverse_kl{unclipped_is{}});
-    check("mc leave-one-out", mc_reverse_kl{unclipped_is{}, baseline::leave_one_out});
-    check("mc self-normalised", mc_reverse_kl{unclipped_is{}, baseline::self_normalised});
-    check("mc, A_old, no ratio", mc_reverse_kl{score_function{}, baseline::none, advantage::old});
+    check("mc leave-one-out", mc_reverse_kl{unclipped_is{}, baseline::leave_one_out{}});
+    check("mc self-normalised", mc_reverse_kl{unclipped_is{}, baseline::self_normalised{}});
+    check("mc, A_old, no ratio", mc_reverse_kl{score_function{}, baseline::none{}, advantage::old{}});
     check("weighted", weighted_reverse_kl{unclipped_is{}});
 }
 
@@ -227,16 +227,19 @@ reference_c sampled_reference(const sparse_case& c, const Estimator& est, index_
         const double l = lp[std::size_t(at(weighted ? c.distinct : c.drawn, j))];
         const double lm = at(weighted ? c.mu_distinct : c.mu_drawn, j), lq = at(weighted ? c.q_distinct : c.q_drawn, j);
         rho.push_back(std::exp(l - lm));
-        a.push_back(lq - (est.advantage == advantage::theta ? l : lm));
+        constexpr bool theta = std::is_same_v<std::remove_cvref_t<decltype(est.advantage)>, advantage::theta>;
+        a.push_back(lq - (theta ? l : lm));
         rho_a += rho.back() * a.back(), rho_sum += rho.back();
         if (weighted && c.exact[std::size_t(r * c.k + j)]) pa += std::exp(l) * a.back(), p_sum += std::exp(l);
     }
     for (index_t j = 0; j < c.k; ++j) {
         const std::size_t i = std::size_t(j), id = std::size_t(at(weighted ? c.distinct : c.drawn, j));
         double b = 0;
-        if (est.baseline == baseline::leave_one_out && c.k > 1) b = (rho_a - rho[i] * a[i]) / double(c.k - 1);
-        if (est.baseline == baseline::self_normalised && c.k > 1) b = (rho_a - rho[i] * a[i]) / (rho_sum - rho[i]);
-        if (est.baseline == baseline::exact_entries && p_sum > 0) b = pa / p_sum;
+        using kind = std::remove_cvref_t<decltype(est.baseline)>;
+        if (std::is_same_v<kind, baseline::leave_one_out> && c.k > 1) b = (rho_a - rho[i] * a[i]) / double(c.k - 1);
+        if (std::is_same_v<kind, baseline::self_normalised> && c.k > 1)
+            b = (rho_a - rho[i] * a[i]) / (rho_sum - rho[i]);
+        if (std::is_same_v<kind, baseline::exact_entries> && p_sum > 0) b = pa / p_sum;
         const double w = weighted ? at(c.weight, j) : 1 / double(c.k);
         constexpr bool ratio = std::is_same_v<decltype(est.surrogate), unclipped_is>;
         value += -w * a[i] * (ratio ? rho[i] : lp[id]);
@@ -244,12 +247,12 @@ reference_c sampled_reference(const sparse_case& c, const Estimator& est, index_
     }
     return {value, pulled_back(c, lp, each)};
 }
-template <class S>
-reference_c reference_row_of(const sparse_case& c, const mc_reverse_kl<S>& est, index_t r) {
+template <class... P>
+reference_c reference_row_of(const sparse_case& c, const mc_reverse_kl<P...>& est, index_t r) {
     return sampled_reference(c, est, r, false);
 }
-template <class S>
-reference_c reference_row_of(const sparse_case& c, const weighted_reverse_kl<S>& est, index_t r) {
+template <class... P>
+reference_c reference_row_of(const sparse_case& c, const weighted_reverse_kl<P...>& est, index_t r) {
     return sampled_reference(c, est, r, true);
 }
 

@@ -158,16 +158,6 @@ TEST_CASE("vocabularies, determinism, estimator options") {
     refused(
         "teacher.y: has 19 columns, the student 20; set env.vocab", [](call& c) { c.dense.y.cols = 19; }, on_dense);
     refused(
-        "mc_reverse_kl.baseline: exact_entries needs a teacher::weighted cache", [](call&) {},
-        [](call& d) {
-            evaluate(d.backend, d.s, d.samples, mc_reverse_kl<>{.baseline = baseline::exact_entries}, d.env);
-        });
-    refused(
-        "weighted_reverse_kl.baseline: leave-one-out", [](call&) {},
-        [](call& d) {
-            evaluate(d.backend, d.s, d.weighted, weighted_reverse_kl<>{.baseline = baseline::leave_one_out}, d.env);
-        });
-    refused(
         "jsd.w", [](call&) {}, [](call& d) { evaluate(d.backend, d.s, d.support, tail_bucket{jsd{.w = 2}}, d.env); });
     refused(
         "has no log-sum-exp", [](call& d) { d.env.lse = d.row_lse; },

@@ -133,7 +133,7 @@ double largest(const std::vector<double>& x) {
     return top;
 }
 
-const weighted_reverse_kl<> plain_weighted{.baseline = baseline::none};
+const weighted_reverse_kl plain_weighted{.baseline = baseline::none{}};
 
 /// f(name, call(env), reference(row, dz, shift)) for every cache whose rows have a dense gradient.
 template <class Visit>
@@ -398,7 +398,7 @@ TEST_CASE("a surrogate sees every field of its token") {
     check(samples, mc_reverse_kl<reads>{}, std::vector<float>(4, 0.5F));
     auto weighted = s.weighted();
     weighted.log_prox = s.matrix(prox), weighted.log_ref = s.matrix(ref);
-    check(weighted, weighted_reverse_kl<reads>{.baseline = baseline::none}, s.weight);
+    check(weighted, weighted_reverse_kl<reads, baseline::none>{}, s.weight);
 }
 
 TEST_CASE("at unchanged weights every ratio is exactly 1, whatever type the cache holds") {

@@ -106,7 +106,7 @@ void every_call(Visit f) {
     with("tail bucket", support, tail_bucket{reverse_kl{}});
     with("renormalised", support, renormalised{jsd{.w = .3, .o = .3}});
     with(
-        "samples", [](batch& b) { return b.samples(); }, mc_reverse_kl{unclipped_is{}, baseline::leave_one_out});
+        "samples", [](batch& b) { return b.samples(); }, mc_reverse_kl{unclipped_is{}, baseline::leave_one_out{}});
     with(
         "weighted", [](batch& b) { return b.weighted(); }, weighted_reverse_kl{});
     f("renormalised, sparse gradient", [](eigen_backend& be, batch& b, const env& e) {

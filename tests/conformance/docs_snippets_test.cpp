@@ -249,7 +249,7 @@ TEST_CASE("caches") {
                                    opd::view(log_mu.data(), N, m), opd::view(log_q.data(), N, m),
                                    opd::view(exact.data(), N, m)};
     auto a = opd::evaluate(backend, student, top_k, opd::tail_bucket{opd::reverse_kl{}});
-    auto b = opd::evaluate(backend, student, drawn, opd::mc_reverse_kl{.baseline = opd::baseline::leave_one_out});
+    auto b = opd::evaluate(backend, student, drawn, opd::mc_reverse_kl{.baseline = opd::baseline::leave_one_out{}});
     auto c = opd::evaluate(backend, student, entries, opd::weighted_reverse_kl{});
     // [/caches]
     CHECK(a.loss > 0);

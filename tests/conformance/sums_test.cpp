@@ -125,7 +125,7 @@ TEST_CASE("tail buckets and renormalised supports") {
 }
 
 TEST_CASE("samples and weighted entries") {
-    const mc_reverse_kl<> leave_one_out{.baseline = baseline::leave_one_out};
+    const mc_reverse_kl leave_one_out{.baseline = baseline::leave_one_out{}};
     sparse<float, float>("samples", samples, leave_one_out, 100);
     sparse<double, double>("samples, double", samples, leave_one_out, 100);
     sparse<bfloat16, bfloat16>("samples, bfloat16", samples, leave_one_out, 60);

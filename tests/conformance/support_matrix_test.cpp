@@ -95,18 +95,39 @@ bool apply(const call_options& o, env& e, Batch& b, Student& s, Teacher& t, Esti
             e.vocab = vocabulary::drop_and_renormalise;
             return t.y.cols -= 1, true;
         }
-    if constexpr (requires { est.baseline; }) {
-        if (name == "baseline::none") return est.baseline = baseline::none, true;
-        if (name == "baseline::leave_one_out") return est.baseline = baseline::leave_one_out, true;
-        if (name == "baseline::self_normalised") return est.baseline = baseline::self_normalised, true;
-        if (name == "baseline::exact_entries") return est.baseline = baseline::exact_entries, true;
-        if (name == "advantage::old") return est.advantage = advantage::old, true;
-    }
+    if constexpr (requires { est.baseline; }) // types: `under` has seen to them
+        return name.rfind("baseline::", 0) == 0 || name.rfind("advantage::", 0) == 0;
     return false;
 }
 
+/// run(estimator) with the policy that an option names.
+template <class Estimator, class Run>
+outcome under(const std::string&, const Estimator& e, const Run& run) {
+    return run(e);
+}
+template <class Run>
+outcome under(const std::string& option, const mc_reverse_kl<>& e, const Run& run) {
+    static_assert(!baseline::exact_entries::reads(cache_kind::samples));
+    if (option == "baseline::none") return run(mc_reverse_kl{.baseline = baseline::none{}});
+    if (option == "baseline::leave_one_out") return run(mc_reverse_kl{.baseline = baseline::leave_one_out{}});
+    if (option == "baseline::self_normalised") return run(mc_reverse_kl{.baseline = baseline::self_normalised{}});
+    if (option == "baseline::exact_entries") return {.status = "does not compile"};
+    if (option == "advantage::old") return run(mc_reverse_kl{.advantage = advantage::old{}});
+    return run(e);
+}
+template <class Run>
+outcome under(const std::string& option, const weighted_reverse_kl<>& e, const Run& run) {
+    static_assert(!baseline::leave_one_out::reads(cache_kind::weighted));
+    static_assert(!baseline::self_normalised::reads(cache_kind::weighted));
+    if (option == "baseline::none") return run(weighted_reverse_kl{.baseline = baseline::none{}});
+    if (option == "baseline::exact_entries") return run(weighted_reverse_kl{.baseline = baseline::exact_entries{}});
+    if (option.rfind("baseline::", 0) == 0) return {.status = "does not compile"};
+    if (option == "advantage::old") return run(weighted_reverse_kl{.advantage = advantage::old{}});
+    return run(e);
+}
+
 template <class Backend, cache_kind Kind, bool Sparse, class Z, class G, class L, class Estimator>
-outcome run(Backend& backend, Estimator estimator, const call_options& o) {
+outcome run_with(Backend& backend, Estimator estimator, const call_options& o) {
     batch<Z, G, L> b;
     auto student = b.template student<Sparse>();
     auto teacher = b.template teacher<Kind>();
@@ -133,6 +154,16 @@ outcome run(Backend& backend, Estimator estimator, const call_options& o) {
         out.status = "infinite";
     }
     return out;
+}
+
+/// Options are tried on float alone.
+template <class Backend, cache_kind Kind, bool Sparse, class Z, class G, class L, class Estimator>
+outcome run(Backend& backend, const Estimator& estimator, const call_options& o) {
+    const auto go = [&](const auto& e) { return run_with<Backend, Kind, Sparse, Z, G, L>(backend, e, o); };
+    if constexpr (std::is_same_v<Z, float> && std::is_same_v<G, float> && std::is_same_v<L, float>)
+        return under(o.option, estimator, go);
+    else
+        return go(estimator);
 }
 
 std::map<key, std::function<outcome(const call_options&)>> instantiated;

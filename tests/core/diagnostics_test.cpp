@@ -89,6 +89,7 @@ TEST_CASE("merging adds counts and sums and keeps the first row and the extremes
     a.support_rows = 1, b.support_rows = 2, a.student_mass_sum = 0.25, b.student_mass_sum = 1.5;
     a.teacher_mass_sum = 0.75, b.teacher_mass_sum = 0.5, a.tail_floored = 1, b.tail_floored = 1;
     a.staleness[0] = 1, a.staleness[32] = 1, a.staleness_max = 40, b.staleness[32] = 2, b.staleness_max = 33;
+    a.truncated = 1, b.truncated = 2, a.masked = 3, b.masked = 4, a.dropped = 5, b.dropped = 6;
     a.positive_advantage = 1, a.negative_advantage = 2, b.positive_advantage = 4, b.negative_advantage = 8;
     a.clipped_positive = 1, a.clipped_negative = 2, b.clipped_positive = 4, b.clipped_negative = 8;
     a.saturated = 1, b.saturated = 2, a.baseline_missing = 3, b.baseline_missing = 4;
@@ -112,6 +113,9 @@ TEST_CASE("merging adds counts and sums and keeps the first row and the extremes
         CHECK(m.k1_sum == doctest::Approx(-std::log(30.0)));
         CHECK(m.k2_sum == doctest::Approx(a.k2_sum + b.k2_sum));
         CHECK(m.k3_sum == doctest::Approx(a.k3_sum + b.k3_sum));
+        CHECK(m.truncated == 3);
+        CHECK(m.masked == 7);
+        CHECK(m.dropped == 11);
         CHECK(m.positive_advantage == 5);
         CHECK(m.negative_advantage == 10);
         CHECK(m.clipped_positive == 5);

@@ -108,7 +108,7 @@ void frozen_on(Backend be, unsigned seed) {
     const teacher::weighted<std::int32_t, double> by_hand{view(b.ids.data(), b.n, b.m), b.of(both), b.of(b.log_mu),
                                                           b.of(b.log_q)};
     const result expected =
-        evaluate(be, b.student(b.dz), by_hand, weighted_reverse_kl<>{.baseline = baseline::none}, env{});
+        evaluate(be, b.student(b.dz), by_hand, weighted_reverse_kl{.baseline = baseline::none{}}, env{});
     env e;
     e.frozen = {.keep = view(keep.data(), b.n, b.m), .weight = b.of(weight)};
     const result r = evaluate(be, b.student(dz), b.samples(), mc_reverse_kl{}, e);
@@ -123,10 +123,10 @@ void frozen_on(Backend be, unsigned seed) {
     for (std::size_t i = 0; i < tokens; ++i) advantage[i] = b.log_q[i] - log_p[i];
     e.frozen = {};
     const result own =
-        evaluate(be, b.student(b.dz), b.samples(), mc_reverse_kl<>{.baseline = baseline::leave_one_out}, e);
+        evaluate(be, b.student(b.dz), b.samples(), mc_reverse_kl{.baseline = baseline::leave_one_out{}}, e);
     e.frozen = {.advantage = b.of(advantage)};
     const result given =
-        evaluate(be, b.student(dz), b.samples(), mc_reverse_kl<>{.baseline = baseline::leave_one_out}, e);
+        evaluate(be, b.student(dz), b.samples(), mc_reverse_kl{.baseline = baseline::leave_one_out{}}, e);
     RC_ASSERT(own.loss == given.loss);
     RC_ASSERT(b.dz == dz);
 
@@ -136,7 +136,7 @@ void frozen_on(Backend be, unsigned seed) {
     std::vector<float> losses(std::size_t(b.n));
     e.frozen = {.sequence_log_ratio = sequence};
     e.losses = losses, e.reduction = reduce::sum;
-    evaluate(be, b.student(dz), b.samples(), mc_reverse_kl<own::told>{.baseline = baseline::none}, e);
+    evaluate(be, b.student(dz), b.samples(), mc_reverse_kl<own::told>{}, e);
     for (index_t r_ = 0; r_ < b.n; ++r_) RC_ASSERT(losses[std::size_t(r_)] == float(1000 * r_ + (b.m - 1) / 2.));
     std::vector<double> c(b.dz.size()); // c = sequence/m at each token: dz = c - p Σ c
     for (index_t row = 0; row < b.n; ++row) {

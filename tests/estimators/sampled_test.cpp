@@ -109,6 +109,48 @@ const std::pair<index_t, index_t> sizes[] = {{2, 1}, {5, 1}, {3, 2}, {5, 2}, {4,
 
 } // namespace
 
+/// A baseline of one's own: a constant moves no mean.
+struct half_of_two {
+    static constexpr bool pairs = false;
+    static constexpr bool reads(cache_kind) { return true; }
+    void add(const sampled_entry&, double, double) {}
+    double of(const sampled_entry&, double, double, int) const { return 0.5; }
+};
+/// An advantage of one's own.
+struct twice_theta {
+    double operator()(const sampled_entry& x) const { return 2 * (x.log_q - x.log_p); }
+};
+/// A surrogate that flags tokens by their slot.
+struct flagging {
+    token_out operator()(const token_in& x) const {
+        const unsigned flags[] = {token_flag::clipped, token_flag::truncated,
+                                  token_flag::masked | token_flag::truncated, 0};
+        return {-x.advantage, -x.advantage, flags[x.slot % 4]};
+    }
+};
+
+TEST_CASE("policies of one's own, and flags") {
+    const policies w(4, 5, true);
+    CHECK(distance(expectation(w, 2, mc_reverse_kl{.advantage = twice_theta{}}).dz,
+                   expectation(w, 2, mc_reverse_kl{}).dz) > 1e-3);
+    const outcome once = expectation(w, 2, mc_reverse_kl{}),
+                  twice = expectation(w, 2, mc_reverse_kl{.advantage = twice_theta{}});
+    for (std::size_t i = 0; i < once.dz.size(); ++i)
+        CHECK(twice.dz[i] == doctest::Approx(2 * once.dz[i]).epsilon(1e-12));
+    std::vector<double> z{0.1, 0.2, 0.3}, logs(6, -1);
+    const std::vector<std::int32_t> ids{0, 1, 2, 0, 1, 2};
+    const teacher::samples<std::int32_t, double> drawn{view(ids.data(), 1, 6),
+                                                       view(static_cast<const double*>(logs.data()), 1, 6),
+                                                       view(static_cast<const double*>(logs.data()), 1, 6)};
+    eigen_backend be{.threads = 1};
+    const diagnostics d = evaluate(be, student::logits<double>{view(static_cast<const double*>(z.data()), 1, 3)}, drawn,
+                                   mc_reverse_kl{flagging{}})
+                              .diagnostics;
+    CHECK(d.clipped_positive + d.clipped_negative == 2);
+    CHECK(d.truncated == 3);
+    CHECK(d.masked == 1);
+}
+
 TEST_CASE("MC-m with importance sampling is unbiased under staleness, with and without leave-one-out") {
     for (const auto& [v, m] : sizes)
         for (const float t : {1.F, 0.7F}) {
@@ -116,11 +158,13 @@ TEST_CASE("MC-m with importance sampling is unbiased under staleness, with and w
             const auto dense = w.gradient_of_kl(w.log_q);
             CAPTURE(v);
             CAPTURE(m);
-            for (const auto b : {baseline::none, baseline::leave_one_out, baseline::self_normalised}) {
-                const outcome o = expectation(w, m, mc_reverse_kl<>{.baseline = b});
+            const auto with = [&, &w = w, &m = m](auto b) {
+                const outcome o = expectation(w, m, mc_reverse_kl{.baseline = b});
                 CHECK(distance(o.dz, dense) < 1e-10);
                 CHECK(o.loss == doctest::Approx(w.kl(w.log_q)).epsilon(1e-10)); // the value never uses the baseline
-            }
+            };
+            with(baseline::none{}), with(baseline::leave_one_out{}), with(baseline::self_normalised{});
+            with(half_of_two{});
         }
 }
 
@@ -146,7 +190,7 @@ TEST_CASE("what a surrogate descends") {
         const auto to_q = w.gradient_of_kl(w.log_q), to_mu = w.gradient_of_kl(w.log_mu);
         std::vector<double> want;
         for (std::size_t i = 0; i < to_q.size(); ++i) want.push_back(to_q[i] - to_mu[i]);
-        const outcome o = expectation(w, m, mc_reverse_kl<>{.advantage = advantage::old});
+        const outcome o = expectation(w, m, mc_reverse_kl{.advantage = advantage::old{}});
         CHECK(distance(o.dz, want) < 1e-10);
         CHECK(distance(o.dz, to_q) > 1e-3);
         // A_theta log p without ratio: Σ mu (log p - log q) through the pullback
@@ -164,7 +208,7 @@ TEST_CASE("exactly zero at p = q, whatever was drawn") {
         for (const auto id : ids)
             log_mu.push_back(w.log_mu[std::size_t(id)]), log_q.push_back(w.log_p[std::size_t(id)]);
         const outcome o = call(w, {view(ids.data(), 1, 2), view(log_mu.data(), 1, 2), view(log_q.data(), 1, 2)},
-                               mc_reverse_kl<>{.baseline = baseline::leave_one_out});
+                               mc_reverse_kl{.baseline = baseline::leave_one_out{}});
         CHECK(std::abs(o.loss) < 1e-14);
         for (const double g : o.dz) CHECK(std::abs(g) < 1e-14);
     });
@@ -220,7 +264,7 @@ TEST_CASE("diagnostics: E_mu[rho] = 1, K1, K2, K3, saturation, a missing baselin
         const student::logits<double> s{view(w.z.data(), 1, 4)};
         const teacher::samples<std::int64_t, double> t{view(ids.data(), 1, 1), view(&w.log_mu[i], 1, 1),
                                                        view(&w.log_q[i], 1, 1)};
-        const auto d = evaluate(backend, s, t, mc_reverse_kl<>{.baseline = baseline::leave_one_out}).diagnostics;
+        const auto d = evaluate(backend, s, t, mc_reverse_kl{.baseline = baseline::leave_one_out{}}).diagnostics;
         const double l = w.log_p[i] - w.log_mu[i];
         CHECK(d.ratio_mean() == doctest::Approx(std::exp(l)));
         CHECK(d.k1() == doctest::Approx(-l));
@@ -277,8 +321,9 @@ TEST_CASE("threshold(B) is unbiased over its systematic offset, with its baselin
                             view(d.exact.data(), 1, budget)};
                         const student::logits<double> s{view(w.z.data(), 1, vocab), view(dz.data(), 1, vocab),
                                                         w.temperature};
-                        const weighted_reverse_kl<> e{.baseline = kind == 1 ? baseline::exact_entries : baseline::none};
-                        const double loss = evaluate(backend, s, t, e).loss;
+                        const double loss =
+                            kind == 1 ? evaluate(backend, s, t, weighted_reverse_kl{}).loss
+                                      : evaluate(backend, s, t, weighted_reverse_kl{.baseline = baseline::none{}}).loss;
                         if (kind == 1) value += length * loss;
                         for (std::size_t v = 0; v < dz.size(); ++v) mean[kind][v] += length * dz[v];
                     }
@@ -318,8 +363,8 @@ TEST_CASE("baselines by hand: they move the gradient of a tuple to w rho (A - b)
         normalised.push_back((rho[j] * a[j] + rho[k] * a[k]) / (rho[j] + rho[k]));
     }
     const outcome none = call(w, t, mc_reverse_kl<>{});
-    const outcome loo = call(w, t, mc_reverse_kl<>{.baseline = baseline::leave_one_out});
-    const outcome self = call(w, t, mc_reverse_kl<>{.baseline = baseline::self_normalised});
+    const outcome loo = call(w, t, mc_reverse_kl{.baseline = baseline::leave_one_out{}});
+    const outcome self = call(w, t, mc_reverse_kl{.baseline = baseline::self_normalised{}});
     CHECK(distance(none.dz, want({0, 0, 0})) < 1e-14);
     CHECK(distance(loo.dz, want(plain)) < 1e-14);
     CHECK(distance(self.dz, want(normalised)) < 1e-14);

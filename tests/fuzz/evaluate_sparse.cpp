@@ -164,12 +164,26 @@ void run(choices& c, const Estimator& estimator, bool sparse_gradient = false) {
 }
 
 template <class Estimator>
-Estimator sampled(choices& c) {
-    Estimator e;
-    e.baseline = c.of({baseline::none, baseline::leave_one_out, baseline::self_normalised, baseline::exact_entries});
-    e.advantage = c.of({advantage::theta, advantage::old});
+Estimator clipped(choices& c, Estimator e) {
     if (c.once_in(4)) e.advantage_clip = c.of({1.0, 1e-3, not_a_number, -1.0, infinity});
     return e;
+}
+/// Sampled rows in float under every policy; other types under the default ones.
+template <class L>
+void run_samples(choices& c) {
+    if constexpr (std::is_same_v<L, float>) {
+        switch (c.below(4)) {
+        case 0:
+            return run<L, L, std::int32_t>(c, clipped(c, mc_reverse_kl{.baseline = baseline::leave_one_out{}}));
+        case 1:
+            return run<L, L, std::int32_t>(c, clipped(c, mc_reverse_kl{.baseline = baseline::self_normalised{}}));
+        case 2:
+            return run<L, L, std::int32_t>(c, clipped(c, mc_reverse_kl{.advantage = advantage::old{}}));
+        default:
+            break;
+        }
+    }
+    run<L, L, std::int32_t>(c, clipped(c, mc_reverse_kl{}));
 }
 
 } // namespace
@@ -195,16 +209,19 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         run<double, double, std::int32_t>(c, tail_bucket{forward_kl{}});
         break;
     case 5:
-        run<float, float, std::int32_t>(c, sampled<mc_reverse_kl<>>(c));
+        run_samples<float>(c);
         break;
     case 6:
-        run<double, double, std::int64_t>(c, sampled<mc_reverse_kl<>>(c));
+        run_samples<double>(c);
         break;
     case 7:
-        run<float, float, std::int32_t>(c, sampled<weighted_reverse_kl<>>(c));
+        if (c.once_in(2))
+            run<float, float, std::int64_t>(c, clipped(c, weighted_reverse_kl{.baseline = baseline::none{}}));
+        else
+            run<float, float, std::int32_t>(c, clipped(c, weighted_reverse_kl{}));
         break;
     default:
-        run<bfloat16, bfloat16, std::int32_t>(c, sampled<weighted_reverse_kl<>>(c));
+        run<bfloat16, bfloat16, std::int32_t>(c, clipped(c, weighted_reverse_kl{}));
     }
     return 0;
 }

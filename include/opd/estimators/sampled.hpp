@@ -26,6 +26,7 @@
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
 #include "opd/error.hpp"
+#include "opd/estimators/advantages.hpp"
 #include "opd/estimators/surrogates.hpp"
 #include "opd/teacher.hpp"
 #include "opd/token.hpp"
@@ -59,7 +60,7 @@ struct log_ratio_of {
 
 /// A token of weight w (1 for i.i.d. samples) into the diagnostics.
 OPD_HD inline void count_token(diagnostics& d, const sampled_entry& x, double w, log_ratio_of ratio, double rho,
-                               double a, bool clipped) {
+                               double a, unsigned flags) {
     const double l = ratio.value;
     ++d.tokens;
     d.certain_mu += x.log_mu == 0;
@@ -67,21 +68,26 @@ OPD_HD inline void count_token(diagnostics& d, const sampled_entry& x, double w,
     d.ratio_max = d.ratio_max < rho ? rho : d.ratio_max;
     d.k1_sum += -w * l, d.k2_sum += w * 0.5 * l * l, d.k3_sum += w * (rho - 1 - l);
     (a >= 0 ? d.positive_advantage : d.negative_advantage) += 1;
-    if (clipped) (a >= 0 ? d.clipped_positive : d.clipped_negative) += 1;
+    if (flags & token_flag::clipped) (a >= 0 ? d.clipped_positive : d.clipped_negative) += 1;
+    d.truncated += (flags & token_flag::truncated) != 0;
+    d.masked += (flags & token_flag::masked) != 0;
     d.saturated += ratio.saturated;
+}
+
+inline void check_advantage_clip(const char* name, double clip) {
+    if (!is_finite(clip) || clip < 0) throw invalid_input(name, "must be positive and finite, or 0 for none");
 }
 
 /// Loss and c of m drawn tokens.
 template <class Estimator>
 OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m, entry_facts facts, diagnostics& d) {
     const auto& s = estimator.surrogate;
-    const baseline base = estimator.baseline;
+    auto baseline = estimator.baseline; // of this row
     const double clip = estimator.advantage_clip, age = facts.age, floor_at = facts.on_infinite.floor_at;
     entry_row out;
-    double exact_pa = 0, exact_p = 0, rho_a = 0, rho_sum = 0;
     const auto gain = [&](const sampled_entry& x) {
         if (facts.has_advantage) return x.advantage;
-        const double a = x.log_q - (estimator.advantage == advantage::theta ? x.log_p : x.log_mu);
+        const double a = estimator.advantage(x);
         return clip > 0 ? (a > clip ? clip : (a < -clip ? -clip : a)) : a;
     };
     for (int j = 0; j < m; ++j) {
@@ -97,22 +103,13 @@ OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m
     for (int j = 0; j < m; ++j) {
         sampled_entry& x = e[j];
         if (out.infinite && (is_neg_inf(x.log_q) || x.log_q < floor_at)) x.log_q = floor_at;
-        const double rho = ::exp(log_ratio_of(x).value), a = gain(x), p = ::exp(x.log_p);
-        rho_a += rho * a, rho_sum += rho;
-        if (x.exact) exact_pa += p * a, exact_p += p;
+        baseline.add(x, ::exp(log_ratio_of(x).value), gain(x));
     }
-    if ((base == baseline::leave_one_out || base == baseline::self_normalised) && m == 1) ++d.baseline_missing;
+    d.baseline_missing += decltype(baseline)::pairs && m == 1;
     for (int j = 0; j < m; ++j) {
         sampled_entry& x = e[j];
         const log_ratio_of ratio(x);
-        const double rho = ::exp(ratio.value), a = gain(x);
-        double b = 0;
-        if (base == baseline::leave_one_out && m > 1)
-            b = (rho_a - rho * a) / (m - 1);
-        else if (base == baseline::self_normalised && m > 1)
-            b = rho_sum - rho > 0 ? (rho_a - rho * a) / (rho_sum - rho) : 0;
-        else if (base == baseline::exact_entries)
-            b = exact_p > 0 ? exact_pa / exact_p : 0;
+        const double rho = ::exp(ratio.value), a = gain(x), b = baseline.of(x, rho, a, m);
         token_in t{x.log_p, x.log_mu, x.log_prox, x.log_ref, x.log_q, ratio.value, a, age};
         if (facts.has_sequence) t.sequence_log_ratio = facts.sequence_log_ratio;
         t.row = facts.row, t.slot = x.slot;
@@ -122,60 +119,76 @@ OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m
         if (x.keep) out.loss += x.weight * x.factor * plain.loss;
         x.c = x.keep ? x.weight * x.factor * with.c : 0;
         d.dropped += !x.keep;
-        count_token(d, x, x.weight * m, ratio, rho, a, plain.clipped);
+        count_token(d, x, x.weight * m, ratio, rho, a, plain.flags);
     }
     if (!is_finite(out.loss)) out.bad = true;
     return out;
 }
 
 } // namespace OPD_ISA
+
+/// Sentences for policies that are none, or not of this cache.
+template <class Surrogate, class Baseline, class Advantage, cache_kind Kind>
+struct sampled_policies {
+    static_assert(surrogate<Surrogate>, "opd: a surrogate is a struct with `token_out operator()(const token_in&) "
+                                        "const`; see docs/concepts/surrogate.md");
+    static_assert(advantage_policy<Advantage>,
+                  "opd: an advantage is a struct with `double operator()(const sampled_entry&) "
+                  "const`: advantage::theta, advantage::old or your own");
+    static_assert(baseline_policy<Baseline>,
+                  "opd: a baseline is a struct with pairs, reads, add and of: baseline::none, "
+                  "leave_one_out, self_normalised, exact_entries or your own; see "
+                  "opd/estimators/advantages.hpp");
+    static constexpr bool value = [] {
+        if constexpr (surrogate<Surrogate> && advantage_policy<Advantage> && baseline_policy<Baseline>) {
+            static_assert(Baseline::reads(Kind), "opd: this baseline does not read this cache: leave_one_out and "
+                                                 "self_normalised need i.i.d. teacher::samples, exact_entries needs "
+                                                 "teacher::weighted");
+            return Baseline::reads(Kind);
+        } else {
+            return false;
+        }
+    }();
+};
+
 } // namespace detail
 
 /// Reverse KL from m i.i.d. samples of mu. See the head of this file.
-template <class Surrogate = unclipped_is>
+template <class Surrogate = unclipped_is, class Baseline = opd::baseline::none, class Advantage = opd::advantage::theta>
 struct mc_reverse_kl {
-    static_assert(opd::surrogate<Surrogate>, "opd: a surrogate is a struct with `token_out operator()(const token_in&) "
-                                             "const`; see docs/concepts/surrogate.md");
-    static constexpr bool well_formed = opd::surrogate<Surrogate>;
+    static constexpr bool well_formed =
+        detail::sampled_policies<Surrogate, Baseline, Advantage, cache_kind::samples>::value;
     static constexpr cache_kind takes = cache_kind::samples;
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     Surrogate surrogate = {};
-    opd::baseline baseline = opd::baseline::none;
-    opd::advantage advantage = opd::advantage::theta;
+    Baseline baseline = {};
+    Advantage advantage = {};
     double advantage_clip = 0; ///< A clipped to [-a, a]; 0: not
 
     OPD_HD OPD_INLINE entry_row row(sampled_entry* e, int m, entry_facts facts, diagnostics& d) const {
         return detail::sampled_row(*this, e, m, facts, d);
     }
-    OPD_INLINE void validate() const {
-        if (baseline == opd::baseline::exact_entries)
-            throw invalid_input("mc_reverse_kl.baseline", "exact_entries needs a teacher::weighted cache");
-        if (!detail::is_finite(advantage_clip) || advantage_clip < 0)
-            throw invalid_input("mc_reverse_kl.advantage_clip", "must be positive and finite, or 0 for none");
-    }
+    OPD_INLINE void validate() const { detail::check_advantage_clip("mc_reverse_kl.advantage_clip", advantage_clip); }
 };
 
 /// Reverse KL from weighted entries: threshold(B), head + tail, sampling without replacement, ….
-template <class Surrogate = unclipped_is>
+template <class Surrogate = unclipped_is, class Baseline = opd::baseline::exact_entries,
+          class Advantage = opd::advantage::theta>
 struct weighted_reverse_kl {
-    static_assert(opd::surrogate<Surrogate>, "opd: a surrogate is a struct with `token_out operator()(const token_in&) "
-                                             "const`; see docs/concepts/surrogate.md");
-    static constexpr bool well_formed = opd::surrogate<Surrogate>;
+    static constexpr bool well_formed =
+        detail::sampled_policies<Surrogate, Baseline, Advantage, cache_kind::weighted>::value;
     static constexpr cache_kind takes = cache_kind::weighted;
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     Surrogate surrogate = {};
-    opd::baseline baseline = opd::baseline::exact_entries;
-    opd::advantage advantage = opd::advantage::theta;
+    Baseline baseline = {};
+    Advantage advantage = {};
     double advantage_clip = 0;
 
     OPD_HD OPD_INLINE entry_row row(sampled_entry* e, int m, entry_facts facts, diagnostics& d) const {
         return detail::sampled_row(*this, e, m, facts, d);
     }
     OPD_INLINE void validate() const {
-        if (baseline == opd::baseline::leave_one_out || baseline == opd::baseline::self_normalised)
-            throw invalid_input("weighted_reverse_kl.baseline", "leave-one-out baselines need i.i.d. teacher::samples");
-        if (!detail::is_finite(advantage_clip) || advantage_clip < 0)
-            throw invalid_input("weighted_reverse_kl.advantage_clip", "must be positive and finite, or 0 for none");
+        detail::check_advantage_clip("weighted_reverse_kl.advantage_clip", advantage_clip);
     }
 };
 
