@@ -275,7 +275,7 @@ struct dense_rows {
     /// Within ±1e30, as the sweep saw it; -inf stays.
     template <class T>
     OPD_HD static double within(const T& stored) {
-        const double x = element<T>::load(stored);
+        const auto x = double(element<T>::load(stored));
         constexpr double most = double(typename F::value_type(1e30));
         return is_neg_inf(x) ? x : (x < -most ? -most : (x > most ? most : x));
     }

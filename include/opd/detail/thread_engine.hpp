@@ -252,7 +252,7 @@ struct thread_engine {
         bool bad = false; // such rows do not come here
         for (index_t i = at.id; i < t.count; i += at.count) {
             const dense_entry<F> e = entry(load_logit<F>(t.z + i, bad).x, load_logit<F>(t.y + i, bad).x);
-            store_gradient(t.dz + i, (g * (k.program.c(row, e) - e.p * total)).v, beta);
+            store_gradient(t.dz + i, double((g * (k.program.c(row, e) - e.p * total)).v), beta);
         }
     }
     template <class Rows>
