@@ -123,6 +123,16 @@ std::vector<operation<T>> operations() {
                        benchmark::DoNotOptimize(opd::evaluate(be, s, t, opd::renormalised{opd::reverse_kl{}}).loss);
                    },
                    -1});
+    all.push_back({"the 64 loads alone", traffic::none, 0, 0,
+                   true, // top-64's floor: its logits, and nothing done with them
+                   [](opd::eigen_backend& be, const rows<T>& x) {
+                       be.team().run(x.n, [&](index_t r, int) {
+                           const T* z = x.z + r * x.v;
+                           const std::int32_t* ids = x.tokens->top.data() + r * scored;
+                           for (index_t j = 0; j < scored; ++j) benchmark::DoNotOptimize(z[ids[j]]);
+                       });
+                   },
+                   -1});
     return all;
 }
 
@@ -331,9 +341,10 @@ void measure(const settings& set, data& long_rows, data& short_rows, index_t n, 
                          warm = again[i].figure(minima) / double(n) * 1e6;
             std::printf("%-26s %6.3f us a row from memory, %6.3f just after%7s %-22s %19d/%d\n", o.name.c_str(), cold,
                         warm, "",
-                        l.marked(cold <= 1   ? "met (1 us)"
-                                 : warm <= 1 ? "met just after (1 us)"
-                                             : "MISSED")
+                        l.marked(o.name.find("alone") != std::string::npos ? "top-64's floor"
+                                 : cold <= 1                               ? "met (1 us)"
+                                 : warm <= 1                               ? "met just after (1 us)"
+                                                                           : "MISSED")
                             .c_str(),
                         l.samples, l.discarded);
         } else {
