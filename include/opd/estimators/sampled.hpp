@@ -127,37 +127,35 @@ OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m
 
 } // namespace OPD_ISA
 
-/// Sentences for policies that are none, or not of this cache.
+/// Whether the policies are policies, and of this cache; if not, one sentence says why.
 template <class Surrogate, class Baseline, class Advantage, cache_kind Kind>
-struct sampled_policies {
-    static_assert(surrogate<Surrogate>, "opd: a surrogate is a struct with `token_out operator()(const token_in&) "
-                                        "const`; see docs/concepts/surrogate.md");
-    static_assert(advantage_policy<Advantage>,
-                  "opd: an advantage is a struct with `double operator()(const sampled_entry&) "
-                  "const`: advantage::theta, advantage::old or your own");
-    static_assert(baseline_policy<Baseline>,
-                  "opd: a baseline is a struct with pairs, reads, add and of: baseline::none, "
-                  "leave_one_out, self_normalised, exact_entries or your own; see "
-                  "opd/estimators/advantages.hpp");
-    static constexpr bool value = [] {
-        if constexpr (surrogate<Surrogate> && advantage_policy<Advantage> && baseline_policy<Baseline>) {
-            static_assert(Baseline::reads(Kind), "opd: this baseline does not read this cache: leave_one_out and "
-                                                 "self_normalised need i.i.d. teacher::samples, exact_entries needs "
-                                                 "teacher::weighted");
-            return Baseline::reads(Kind);
-        } else {
-            return false;
-        }
-    }();
-};
+constexpr bool policies_fit() {
+    if constexpr (!surrogate<Surrogate>)
+        static_assert(surrogate<Surrogate>, "opd: a surrogate is a struct with `token_out operator()(const token_in&) "
+                                            "const`; see docs/concepts/surrogate.md");
+    else if constexpr (!advantage_policy<Advantage>)
+        static_assert(advantage_policy<Advantage>,
+                      "opd: an advantage is a struct with `double operator()(const sampled_entry&) const`: "
+                      "advantage::theta, advantage::old or your own");
+    else if constexpr (!baseline_policy<Baseline>)
+        static_assert(baseline_policy<Baseline>, "opd: a baseline is a struct with pairs, reads, add and of: "
+                                                 "baseline::none, leave_one_out, self_normalised, exact_entries or "
+                                                 "your own; see opd/estimators/advantages.hpp");
+    else if constexpr (!Baseline::reads(Kind))
+        static_assert(Baseline::reads(Kind), "opd: this baseline does not read this cache: leave_one_out and "
+                                             "self_normalised need i.i.d. teacher::samples, exact_entries needs "
+                                             "teacher::weighted");
+    else
+        return true;
+    return false;
+}
 
 } // namespace detail
 
 /// Reverse KL from m i.i.d. samples of mu. See the head of this file.
 template <class Surrogate = unclipped_is, class Baseline = opd::baseline::none, class Advantage = opd::advantage::theta>
 struct mc_reverse_kl {
-    static constexpr bool well_formed =
-        detail::sampled_policies<Surrogate, Baseline, Advantage, cache_kind::samples>::value;
+    static constexpr bool well_formed = detail::policies_fit<Surrogate, Baseline, Advantage, cache_kind::samples>();
     static constexpr cache_kind takes = cache_kind::samples;
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     Surrogate surrogate = {};
@@ -175,8 +173,7 @@ struct mc_reverse_kl {
 template <class Surrogate = unclipped_is, class Baseline = opd::baseline::exact_entries,
           class Advantage = opd::advantage::theta>
 struct weighted_reverse_kl {
-    static constexpr bool well_formed =
-        detail::sampled_policies<Surrogate, Baseline, Advantage, cache_kind::weighted>::value;
+    static constexpr bool well_formed = detail::policies_fit<Surrogate, Baseline, Advantage, cache_kind::weighted>();
     static constexpr cache_kind takes = cache_kind::weighted;
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     Surrogate surrogate = {};
