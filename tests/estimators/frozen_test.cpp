@@ -21,7 +21,7 @@ namespace own {
 struct second_moment_fit {
     double bound;
     std::vector<double> squares = {};
-    double largest_kept = 0;
+    double first_dropped = INFINITY;
 
     void add(opd::matrix_view<const double> log_p, opd::matrix_view<const double> log_mu) {
         for (opd::index_t r = 0; r < log_p.rows; ++r)
@@ -33,11 +33,10 @@ struct second_moment_fit {
     void freeze() {
         std::sort(squares.begin(), squares.end());
         double sum = 0;
-        largest_kept = -1;
-        for (std::size_t i = 0; i < squares.size() && (sum += squares[i]) <= bound * double(i + 1); ++i)
-            largest_kept = squares[i];
+        for (std::size_t i = 0; i < squares.size() && std::isinf(first_dropped); ++i)
+            if ((sum += squares[i]) > bound * double(i + 1)) first_dropped = squares[i];
     }
-    bool keeps(double log_p, double log_mu) const { return square(log_p - log_mu) <= largest_kept; }
+    bool keeps(double log_p, double log_mu) const { return square(log_p - log_mu) < first_dropped; }
 
 private:
     static double square(double x) { return x * x; }
@@ -183,6 +182,12 @@ TEST_CASE("a fit over micro-batches and ranks is the fit over the batch") {
         RC_ASSERT(moment <= 0.3 * double(kept) + 1e-12);
         RC_CLASSIFY(kept > 0 && kept < b.n * b.m, "some tokens are dropped");
     });
+    const std::vector<double> tied{0, 1, 1}, zero(3); // of equal squares all are dropped, or the bound would not hold
+    own::second_moment_fit fit{0.5};
+    fit.add(view(tied.data(), 1, 3), view(zero.data(), 1, 3));
+    fit.freeze();
+    CHECK(fit.keeps(0, 0));
+    CHECK_FALSE(fit.keeps(1, 0));
 }
 
 TEST_CASE("what is frozen is checked like a cache") {
@@ -215,6 +220,17 @@ TEST_CASE("what is frozen is checked like a cache") {
                          doctest::Contains("env.frozen.weight, row 1: is not finite in column 2"), invalid_input);
     CHECK(run({.weight = b.of(weight)}).diagnostics.first_bad_row == 1);
     CHECK(run({.advantage = b.of(weight)}).diagnostics.bad_rows == 1);
+    std::vector<std::int32_t> some = b.ids;
+    some[7] = -1; // nothing of an unused slot is read, nor the weight of a token that is not kept
+    const std::vector<double> in_cache(weight.size(), 1);
+    env contents;
+    contents.checks = check::contents, contents.frozen.weight = b.of(weight);
+    const teacher::weighted<std::int32_t, double> with_unused{view(some.data(), b.n, b.m), b.of(in_cache),
+                                                              b.of(b.log_mu), b.of(b.log_q)};
+    CHECK(evaluate(be, b.student(b.dz), with_unused, weighted_reverse_kl{}, contents).diagnostics.bad_rows == 0);
+    keep[7] = 0;
+    CHECK(run({.keep = view(keep.data(), b.n, b.m), .weight = b.of(weight)}, check::contents).diagnostics.dropped == 1);
+    keep[7] = 1;
     sequence[4] = INFINITY;
     CHECK(run({.sequence_log_ratio = sequence}).diagnostics.first_bad_row == 4);
     keep[0] = 0;

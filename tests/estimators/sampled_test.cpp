@@ -110,7 +110,7 @@ const std::pair<index_t, index_t> sizes[] = {{2, 1}, {5, 1}, {3, 2}, {5, 2}, {4,
 } // namespace
 
 /// A baseline of one's own: a constant moves no mean.
-struct half_of_two {
+struct constant_half {
     static constexpr bool pairs = false;
     static constexpr bool reads(cache_kind) { return true; }
     void add(const sampled_entry&, double, double) {}
@@ -164,7 +164,7 @@ TEST_CASE("MC-m with importance sampling is unbiased under staleness, with and w
                 CHECK(o.loss == doctest::Approx(w.kl(w.log_q)).epsilon(1e-10)); // the value never uses the baseline
             };
             with(baseline::none{}), with(baseline::leave_one_out{}), with(baseline::self_normalised{});
-            with(half_of_two{});
+            with(constant_half{});
         }
 }
 

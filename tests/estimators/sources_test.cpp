@@ -264,6 +264,26 @@ TEST_CASE("row by row, or tile by tile for rows in hand together") {
     CHECK(std::vector(by_tile.begin(), by_tile.begin() + 4) == std::vector<place>{{0, 0}, {1, 0}, {2, 0}, {0, 1024}});
 }
 
+TEST_CASE("of a masked row no logit is asked for, and its gradient is scaled") {
+    rolls s(4);
+    batch<float> b(s, 2500);
+    b.kept.assign(std::size_t(b.n), 1);
+    b.kept[1] = 0;
+    const auto run = [&](auto backend) {
+        shards<float> z(b.z, b.n, b.v, 1024), dz(b.dz, b.n, b.v, 1024);
+        std::vector<std::pair<index_t, index_t>> asked;
+        watched<1> student{{b.n, b.v, 1024, z.at.data(), dz.at.data()}};
+        student.asked = &asked;
+        evaluate(backend, student, teacher::dense<float>{view(b.y.data(), b.n, b.v)}, reverse_kl{}, b.env(0.5f));
+        CHECK(std::none_of(asked.begin(), asked.end(), [](const auto& place) { return place.first == 1; }));
+        const std::vector<float> joined = dz.joined();
+        CHECK(
+            std::all_of(&joined[std::size_t(b.v)], &joined[std::size_t(2 * b.v)], [](float x) { return x == 0.125f; }));
+    };
+    run(cpu_backend{.threads = 1});
+    run(host_run_backend{.threads = 8});
+}
+
 TEST_CASE("the GPU's rows over shards are those over logits") {
     rolls s(5);
     batch<float> b(s, 5000);
@@ -336,6 +356,5 @@ TEST_CASE("a source that makes no sense is refused before anything is written") 
     env e;
     e.checks = check::contents;
     CHECK_THROWS_WITH_AS(run(good, b.n, e), doctest::Contains("NaN at column 1029"), invalid_input);
-    for (const auto& part : dz.parts)
-        CHECK(std::all_of(part.begin(), part.end(), [](float x) { return x == 0.25f || x == 0; }));
+    CHECK(equal_bits(dz.joined(), b.dz));
 }

@@ -10,7 +10,7 @@
 //
 // Nothing is allocated, nothing synchronises, no global state is read or written, and everything but `fetch` is legal under
 // stream capture. Views are device_view; every span of device_env lies in device memory. Workspace: about 1 MB at most, 8
-// bytes a sequence, and for supports and samples at most 2,048 times 48 to 96 bytes an entry of a row.
+// bytes a sequence, and for supports and samples at most 2,048 times 112 bytes an entry of a row.
 //
 // The same call gives the same bits (run_to_run), on any device: blocks and merges depend on sizes alone, there are no float
 // atomics. Contents are counted, and `fetch` throws for them by env.on_bad; check::contents and infinite::raise are refused.

@@ -12,6 +12,7 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
+#include "opd/detail/tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
 #include "opd/error.hpp"
@@ -267,9 +268,7 @@ void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d
     refuse_unseen_rows<Teacher>();
     bool mass_z = false, mass_y = false;
     for (index_t begin = 0, end; begin < vocab; begin = end) {
-        const index_t z_end = (begin / s.tile_size() + 1) * s.tile_size(),
-                      y_end = (begin / t.tile_size() + 1) * t.tile_size();
-        end = std::min({z_end, y_end, vocab});
+        end = tile_end(begin, s.tile_size(), t.tile_size(), vocab);
         const auto* z = s.tile({r}, begin);
         const auto* y = t.tile({r}, begin);
         if (e.checks == check::contents) {
@@ -437,7 +436,7 @@ void check_student_row(const Student& s, index_t r) {
         mass = check_logit_row("student.z", s.z.row(r), s.vocab(), r);
     else
         for (index_t begin = 0, end; begin < s.vocab(); begin = end) {
-            end = std::min(begin + s.tile_size(), s.vocab());
+            end = tile_end(begin, s.tile_size(), s.tile_size(), s.vocab());
             mass |= check_logit_row("student.z", s.tile({r}, begin), end - begin, r, begin);
         }
     check_mass("student.z", mass, r);
@@ -492,16 +491,14 @@ void check_frozen(const frozen_batch<S>& f, index_t n, index_t m) {
     if (!left_out(f.advantage)) check_matrix("env.frozen.advantage", f.advantage, n, m);
     check_vector("env.frozen.sequence_log_ratio", f.sequence_log_ratio, n);
 }
-/// check::contents over what is frozen of row r.
-inline void check_frozen_contents(const frozen_batch<space::host>& f, index_t m, index_t r) {
+/// check::contents over what is frozen of slot j of row r, which is used.
+inline void check_frozen_slot(const frozen_batch<space::host>& f, index_t r, index_t j) {
     const auto finite = [&](const char* name, const auto& v) {
-        for (index_t j = 0; !v.empty() && j < m; ++j)
-            if (!is_finite(v(r, j))) throw invalid_input(name, "is not finite in column " + std::to_string(j), r);
+        if (!v.empty() && !is_finite(v(r, j)))
+            throw invalid_input(name, "is not finite in column " + std::to_string(j), r);
     };
-    finite("env.frozen.weight", f.weight);
+    if (f.keep.empty() || f.keep(r, j) != 0) finite("env.frozen.weight", f.weight);
     finite("env.frozen.advantage", f.advantage);
-    if (!f.sequence_log_ratio.empty() && !is_finite(f.sequence_log_ratio[r]))
-        throw invalid_input("env.frozen.sequence_log_ratio", "is not finite", r);
 }
 
 /// check::contents and infinite::raise over one row of a sparse call.
@@ -512,7 +509,8 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
     refuse_unseen_rows<Student>();
     if (contents) {
         check_student_row(s, r);
-        check_frozen_contents(e.frozen, t.ids.cols, r);
+        if (const auto& ratio = e.frozen.sequence_log_ratio; !ratio.empty() && !is_finite(ratio[r]))
+            throw invalid_input("env.frozen.sequence_log_ratio", "is not finite", r);
     }
     constexpr bool may_be_unused = Teacher::kind == cache_kind::weighted || Teacher::kind == cache_kind::support;
     index_t used = 0;
@@ -521,7 +519,10 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
         if (may_be_unused && id == -1) continue;
         ++used;
         const double log_q = double(element<L>::load(t.log_q(r, j)));
-        if (contents) check_slot(t, s.vocab(), r, j, log_q);
+        if (contents) {
+            check_slot(t, s.vocab(), r, j, log_q);
+            check_frozen_slot(e.frozen, r, j);
+        }
         if (raises && id >= 0 && id < s.vocab()) {
             const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(s.logit({r}, id)));
             const bool q_zero = is_neg_inf(log_q);

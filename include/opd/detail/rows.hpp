@@ -16,7 +16,6 @@
 // A *frame* knows the batch: env, rows, factor(r) = w_r f_r, and where a group of rows leaves its result.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 
 #include "opd/batch.hpp"

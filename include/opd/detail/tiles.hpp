@@ -161,15 +161,19 @@ void run_rows_together(const Rows& k, index_t first, index_t last, typename Rows
     }
 }
 
-/// What is done to a gradient that is none: dz = beta·dz over the tiles of a row that is not `live`.
+/// What is done to a gradient that is none: dz = beta·dz over the tiles of a row that is not `live`. No logits are asked for: they
+/// may cost a product, and a masked row may have none.
 template <class Rows>
-struct zero_tiles : writes_tiles<zero_tiles<Rows>> {
+struct zero_tiles {
     OPD_HD static bool due(const Rows& k, const typename Rows::state_type& st) {
         return k.student.has_gradient() && !k.live(st);
     }
-    template <class Tile, class At>
-    OPD_HD static void tile(const Rows& k, const typename Rows::state_type&, const Tile& t, At at) {
-        for (index_t i = at.id; i < t.count; i += at.count) scale_gradient(t.dz[i], k.frame.env.beta);
+    template <class At>
+    OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, At at) {
+        each_tile<true>(k, [&](index_t begin, index_t count) {
+            auto* dz = k.student.gradient_tile(k.of_student(st), begin);
+            for (index_t i = at.id; i < count; i += at.count) scale_gradient(dz[i], k.frame.env.beta);
+        });
     }
 };
 /// Columns of a materialised gradient beyond the softmax's ids.
