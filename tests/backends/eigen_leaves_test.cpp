@@ -5,6 +5,7 @@
 #include "support/compiled/dense.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
+#include "support/textbook.hpp"
 #include "support/tolerances.hpp"
 
 #include <cmath>
@@ -191,6 +192,35 @@ TEST_CASE("guard: how little the teacher gives the student's top token") {
             agrees(r, d, 1e-6 + gap * 0x1p-23);
         });
     }
+}
+
+TEST_CASE("guard: terms too small to be felt that an anchor makes large") {
+    pair_of_rows r(100352, 21, 1); // e^(-k delta) - 1 rounds to -1 on 100,000 entries with nearly all of the mass
+    for (std::size_t v = 0; v < r.z.size(); ++v) r.z[v] = -0.3F + 0.04F * r.z[v], r.y[v] -= 25;
+    r.z[0] = 0, r.y[0] = 0;
+    for (const float far : {-25.F, -30.F, -38.F}) {
+        r.z.back() = 0.5F, r.y.back() = far;
+        INFO("teacher of the last token " << far);
+        agrees(r, alpha_divergence{.a = 0.5}, 5e-7);
+    }
+}
+
+TEST_CASE("float64 rows keep a gradient whose slopes all but cancel") {
+    // p is 1 but for 2e-14, so that dz[v] = p[v] (f[v] - Σ p f) / (a-1), f = (p/q)^(a-1), is what is left of f at the top token
+    pair_of_rows r(3000, 12, 1);
+    r.z[1500] = 40, r.y[1500] = -20, r.y[2500] = 40;
+    const double a = 1.5;
+    const textbook::row x = textbook::make_row(r.z.data(), r.y.data(), r.vocab(), 1, 1);
+    const auto f = [&](std::size_t v) { return std::exp((a - 1) * (x.log_p[v] - x.log_q[v])); };
+    long double rest = 0; // Σ p (f* - f)
+    for (std::size_t v = 0; v < r.z.size(); ++v) rest += std::exp(x.log_p[v]) * (f(1500) - f(v));
+    eigen_backend fast;
+    const answer got = ask<float>(fast, r, alpha_divergence{.a = a});
+    CHECK(got.diagnostics.careful_rows == 1);
+    const auto exact = [&](std::size_t v) { return double(std::exp(x.log_p[v]) * (f(v) - f(1500) + rest) / (a - 1)); };
+    for (std::size_t v = 0; v < r.z.size(); ++v)
+        if (std::abs(got.dz[v] - exact(v)) > 1e-6 * exact(1500))
+            FAIL_CHECK(v << ": " << got.dz[v] << ", not " << exact(v));
 }
 
 TEST_CASE("guard: entries absurdly far below the top have no mass, in any leaf") {

@@ -284,6 +284,10 @@ TEST_CASE("of a masked row no logit is asked for, and its gradient is scaled") {
     run(host_run_backend{.threads = 8});
 }
 
+// A block's threads share a row: there is no scratch that each could make a tile in.
+using made_in_scratch = row_job<student::logits<float>, own::hidden_teacher, forward_kl, space::host>;
+static_assert(detail::has_lanes<made_in_scratch> && !detail::has_kernel<made_in_scratch>);
+
 TEST_CASE("the GPU's rows over shards are those over logits") {
     rolls s(5);
     batch<float> b(s, 5000);

@@ -10,8 +10,8 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/entry_rows.hpp"
 #include "opd/detail/lane_engine.hpp"
+#include "opd/detail/row_kinds.hpp"
 #include "opd/detail/rows.hpp"
 #include "opd/detail/tiles.hpp"
 #include "opd/diagnostics.hpp"

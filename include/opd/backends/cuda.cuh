@@ -20,12 +20,11 @@
 #include "opd/backends/cuda.hpp"
 #include "opd/backends/cuda_jobs.hpp"
 #include "opd/detail/rows.hpp"
+#include "opd/detail/tuning.hpp"
 #include "opd/evaluate.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {
-
-inline constexpr int block_threads = 256;
 
 template <class Phase>
 struct merge_of {
@@ -64,9 +63,9 @@ struct block_team {
     template <class Phase, class Kernel>
     __device__ void fold(const Kernel& k) {
         if (!is_due<Phase>(k, shared())) return; // the same for every thread
-        const one_of at{int(threadIdx.x), block_threads};
+        const one_of at{int(threadIdx.x), gpu_tuning::block_threads};
         using partial = decltype(Phase::part(k, shared(), at));
-        using block_reduce = cub::BlockReduce<partial, block_threads, cub::BLOCK_REDUCE_WARP_REDUCTIONS>;
+        using block_reduce = cub::BlockReduce<partial, gpu_tuning::block_threads, cub::BLOCK_REDUCE_WARP_REDUCTIONS>;
         using storage = typename block_reduce::TempStorage;
         static_assert(sizeof(storage) <= sizeof memory.scratch && alignof(storage) <= 16);
         const partial mine = Phase::part(k, shared(), at);
@@ -79,13 +78,13 @@ struct block_team {
     __device__ void each(const Kernel& k, Extra... extra) {
         if (!is_due<Phase>(k, shared())) return;
         __syncthreads(); // a phase may change what it is due by
-        Phase::run(k, shared(), one_of{int(threadIdx.x), block_threads}, extra...);
+        Phase::run(k, shared(), one_of{int(threadIdx.x), gpu_tuning::block_threads}, extra...);
         __syncthreads();
     }
 };
 
 template <class Kernel>
-static __global__ void __launch_bounds__(block_threads) block_kernel(const Kernel k) {
+static __global__ void __launch_bounds__(gpu_tuning::block_threads) block_kernel(const Kernel k) {
     using state_type = typename Kernel::state_type;
     __shared__ block_memory<state_type> memory;
     block_team<state_type> team{memory};
@@ -105,7 +104,7 @@ struct stream_launcher {
         void* arguments[] = {&copy};
         cuda_check("kernel launch",
                    cudaLaunchKernel(reinterpret_cast<const void*>(&block_kernel<Kernel>), dim3(unsigned(blocks)),
-                                    dim3(block_threads), arguments, 0, stream));
+                                    dim3(gpu_tuning::block_threads), arguments, 0, stream));
     }
 };
 

@@ -9,9 +9,10 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/entry_rows.hpp"
+#include "opd/detail/row_kinds.hpp"
 #include "opd/detail/rows.hpp"
 #include "opd/detail/thread_engine.hpp"
+#include "opd/detail/tuning.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
@@ -28,14 +29,14 @@ struct batch_totals {
 
 /// How a batch lies in the workspace. It depends on sizes alone, so bits do not depend on the device.
 struct device_plan {
-    static constexpr index_t most_groups = 2048;
     index_t rows, sequences;
     index_t group, groups; ///< rows a block works through, one after the other; blocks
     std::size_t totals, counts, partials, scratch, bytes;
 
     /// `scratch_of_block`: what one block needs beside shared memory.
     constexpr device_plan(index_t rows_, index_t sequences_, std::size_t scratch_of_block)
-        : rows(rows_), sequences(sequences_), group(rows_ < most_groups ? 1 : (rows_ + most_groups - 1) / most_groups),
+        : rows(rows_), sequences(sequences_),
+          group(rows_ < gpu_tuning::most_groups ? 1 : (rows_ + gpu_tuning::most_groups - 1) / gpu_tuning::most_groups),
           groups((rows_ + group - 1) / group), totals(aligned(sizeof(result))),
           counts(totals + aligned(sizeof(batch_totals))),
           partials(counts + aligned(sizeof(index_t) * std::size_t(sequences_))),
@@ -236,12 +237,12 @@ row_frame<S> frame_of(const device_plan& plan, const basic_env<S>& e, std::byte*
     return frame;
 }
 
-/// Whether there is a kernel for a job.
+/// Whether there is a kernel for a job. A block's threads share a row, so there is no scratch that a source could make a tile in.
 template <class Job>
 inline constexpr bool has_kernel = false;
 template <class Student, class Teacher, class Estimator, space S>
-inline constexpr bool
-    has_kernel<row_job<Student, Teacher, Estimator, S>> = requires(const row_job<Student, Teacher, Estimator, S>& job) {
+inline constexpr bool has_kernel<row_job<Student, Teacher, Estimator, S>> =
+    !has_scratch<Student> && !has_scratch<Teacher> && requires(const row_job<Student, Teacher, Estimator, S>& job) {
     rows_of<thread_engine>(job, row_frame<S>{});
 };
 

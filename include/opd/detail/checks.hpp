@@ -256,7 +256,7 @@ inline void check_mass(const char* name, bool mass, index_t r) {
 }
 template <class Source>
 void refuse_unseen_rows() {
-    if constexpr (requires(const Source& s) { s.scratch_bytes(); })
+    if constexpr (has_scratch<Source>)
         throw unsupported("opd: check::contents and infinite::raise read rows before the call; a source that makes its "
                           "tiles in scratch has none to show then: use check::count");
 }

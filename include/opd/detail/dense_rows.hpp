@@ -19,6 +19,7 @@
 
 #include "opd/config.hpp"
 #include "opd/detail/row_numbers.hpp"
+#include "opd/detail/row_sweep.hpp"
 #include "opd/detail/rows.hpp"
 #include "opd/detail/tiles.hpp"
 #include "opd/element.hpp"
@@ -44,10 +45,9 @@ struct entrywise_sums {
 /// Whether there is no finite number to report or to store.
 OPD_HD inline bool beyond_float(const double& x) { return !is_finite(x) || x > 1e30 || x < -1e30; }
 
-template <class Sweep>
 struct dense_state : row_state {
     row_step next = row_step::write_zero;
-    Sweep swept = {}; ///< of an infinite row under `floor`, the teacher's logit at the anchor is raised
+    row_sweep swept = {}; ///< of an infinite row under `floor`, the teacher's logit at the anchor is raised
     double sum_c = 0;
     bool entrywise = false; ///< the gradient, too, is taken with differences in double
     raised_logs raised = {};
@@ -65,8 +65,7 @@ struct dense_rows {
     using anchors = typename Engine::template anchors<F>;
     using numbers = row_numbers<F, anchors, Program>;
     using entry_numbers = entrywise_numbers<F, anchors, Program>;
-    using sweep_type = typename Engine::sweep_type;
-    using state_type = dense_state<sweep_type>;
+    using state_type = dense_state;
     using tile_type = row_tile<Z, Y, G>;
     static constexpr bool single_sweep = single_sweep_divergence<Program>;
     static constexpr bool one_tile = Student::one_tile && Teacher::one_tile;
@@ -140,21 +139,21 @@ struct dense_rows {
 
     /// Normalisers and raw sums; decides how the row goes on.
     struct sweep : over_tiles<sweep, false> {
-        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.kept && !st.report.bad; }
-        OPD_HD static sweep_type start(const dense_rows& k, const state_type&) {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.good(); }
+        OPD_HD static row_sweep start(const dense_rows& k, const state_type&) {
             const bool phi_power = k.student.has_gradient() ? need.phi_power : need_for_value.phi_power;
-            return sweep_type::begin(k.inv_s, k.inv_t, k.exponent(), phi_power);
+            return row_sweep::begin(k.inv_s, k.inv_t, k.exponent(), phi_power);
         }
         template <class At>
-        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type&, sweep_type& p, const tile_type& t,
+        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type&, row_sweep& p, const tile_type& t,
                                            At at) {
             if (k.student.has_gradient())
                 Engine::template sweep<F, true, need>(p, t, at);
             else
                 Engine::template sweep<F, true, need_for_value>(p, t, at);
         }
-        OPD_HD static sweep_type merge(const sweep_type& a, const sweep_type& b) { return sweep_type::merge(a, b); }
-        OPD_HD static void finish(const dense_rows& k, state_type& st, const sweep_type& all) {
+        OPD_HD static row_sweep merge(const row_sweep& a, const row_sweep& b) { return row_sweep::merge(a, b); }
+        OPD_HD static void finish(const dense_rows& k, state_type& st, const row_sweep& all) {
             st.swept = all;
             if (k.student.has_gradient())
                 st.swept.template close<true, need>();

@@ -15,6 +15,7 @@
 #include "opd/detail/sparse_math.hpp"
 #include "opd/detail/sweep.hpp"
 #include "opd/detail/tiles.hpp"
+#include "opd/detail/tuning.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
@@ -62,7 +63,8 @@ OPD_INLINE void leaves_backwards(const Tile& t, bool out_of_range, Visit visit) 
 /// Whether a gradient of n entries at dz is written past the caches.
 template <class F, class G>
 bool written_past_caches(const G* dz, index_t n, float beta) {
-    return streams<F, G> && beta == 0 && n >= stream_from && reinterpret_cast<std::uintptr_t>(dz) % F::alignment == 0;
+    return streams<F, G> && beta == 0 && n >= cpu_tuning::stream_from &&
+           reinterpret_cast<std::uintptr_t>(dz) % F::alignment == 0;
 }
 
 struct lane_engine {
@@ -70,7 +72,6 @@ struct lane_engine {
     using number = pack_for<T...>;
     template <class F>
     using anchors = anchor_lanes<F>;
-    using sweep_type = row_sweep;
 
     // --- dense rows ---------------------------------------------------------------------------------------------------------
 
@@ -165,8 +166,8 @@ struct lane_engine {
                         G* out = t.dz + begin;
                         if (stream)
                             for (int i = 0; i < full; i += F::width) {
-                                prefetch<F>(zl + i - 2 * leaf_size);
-                                if constexpr (single_sweep) prefetch<F>(yl + i - 2 * leaf_size);
+                                prefetch<F>(zl + i - cpu_tuning::prefetch_back);
+                                if constexpr (single_sweep) prefetch<F>(yl + i - cpu_tuning::prefetch_back);
                                 if constexpr (streams<F, G>) at(i).stream(out + i);
                             }
                         else if (beta == 0)
@@ -331,7 +332,7 @@ struct lane_engine {
                     G* out = t.dz + begin;
                     if (stream)
                         for (int i = 0; i < count; i += F::width) {
-                            prefetch<F>(in + i - 2 * leaf_size);
+                            prefetch<F>(in + i - cpu_tuning::prefetch_back);
                             if constexpr (streams<F, G>) (factor * a.student(F::load(in + i))).stream(out + i);
                         }
                     else if (beta == 0)

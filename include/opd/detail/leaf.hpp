@@ -13,6 +13,7 @@
 
 #include "opd/config.hpp"
 #include "opd/detail/row_sweep.hpp"
+#include "opd/detail/tuning.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
@@ -20,9 +21,6 @@
 namespace opd::detail {
 
 inline constexpr int leaf_size = 1024;
-inline constexpr int prefetch_ahead = 4096; // elements
-/// Rows from this length on are written past the caches: shorter ones may still be in L2 when the caller reads them.
-inline constexpr int stream_from = 64 * leaf_size;
 
 inline namespace OPD_ISA {
 
@@ -286,13 +284,13 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
         F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
         for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
             const F zi = F::load(z + i), below_z = pin(a.z_s - zi);
-            prefetch<F>(z + i + prefetch_ahead);
+            prefetch<F>(z + i + cpu_tuning::prefetch_ahead);
             s.fall_z.see(below_z);
             const F e = exp2_scaled(below_z, hi_s, lo_s);
             S += e;
             if constexpr (Teacher) {
                 const F yi = F::load(y + i), below_y = pin(a.y_t - yi);
-                prefetch<F>(y + i + prefetch_ahead);
+                prefetch<F>(y + i + cpu_tuning::prefetch_ahead);
                 s.fall_y.see(below_y);
                 const F f = exp2_scaled(below_y, hi_t, lo_t);
                 T += f;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Rows, as every backend runs them. What happens in a row is written once, as phases over a *team*: one thread of the CPU, or a
-// block of GPU threads. A kind of rows (dense_rows.hpp, entry_rows.hpp) is a struct of plain members whose `row(team)` walks
+// block of GPU threads. A kind of rows (row_kinds.hpp) is a struct of plain members whose `row(team)` walks
 // through its phases. A phase is three static functions,
 //
 //   part(rows, state, at) -> partial     one thread's share; `at` says which: at.id of at.count
@@ -93,6 +93,18 @@ struct row_state {
     double factor = 0; ///< w_r f_r
     row_report report = {};
     result partial = {};
+
+    /// A row that is kept and, so far, sound.
+    OPD_HD bool good() const { return kept && !report.bad; }
+};
+
+/// A phase whose parts say whether something is bad.
+struct finds_bad {
+    OPD_HD static int merge(int a, int b) { return a | b; }
+    template <class Rows>
+    OPD_HD static void finish(const Rows&, row_state& st, int bad) {
+        st.report.bad |= bad != 0;
+    }
 };
 
 /// Row r is taken up: is it kept, and with what factor?

@@ -18,6 +18,7 @@
 #include "opd/detail/rows.hpp"
 #include "opd/detail/sparse_math.hpp"
 #include "opd/detail/tiles.hpp"
+#include "opd/detail/tuning.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
@@ -30,7 +31,6 @@ template <class... T>
 using thread_number =
     std::conditional_t<(std::is_same_v<arithmetic_t<T>, double> || ...), scalar<double>, scalar<float>>;
 
-inline constexpr int entries_at_a_time = 8;   // summed in the thread's number type before they are folded into double
 inline constexpr double lowest_logit = -1e30; // stands for -inf
 
 template <class F>
@@ -93,13 +93,13 @@ OPD_HD void sweep_thread(row_sweep& out, const Tile& t, one_of at, const Exclude
     raw_sums& s = out.sums;
     thread_anchors<F> a(s);
     const F lowest(lowest_logit);
-    for (index_t first = at.id; first < t.count; first += index_t{at.count} * entries_at_a_time) {
-        F zs[entries_at_a_time], ys[entries_at_a_time];
+    for (index_t first = at.id; first < t.count; first += index_t{at.count} * gpu_tuning::entries_at_a_time) {
+        F zs[gpu_tuning::entries_at_a_time], ys[gpu_tuning::entries_at_a_time];
         // load, and look for better anchors; ids ascend, so the first of equals stays
         F top_z = s.s < 0 ? lowest : a.z_s, top_y = s.t < 0 ? lowest : a.y_t;
         F y_at_top(0.), z_at_top(0.);
         index_t new_s = -1, new_t = -1;
-        for (int i = 0; i < entries_at_a_time; ++i) {
+        for (int i = 0; i < gpu_tuning::entries_at_a_time; ++i) {
             const index_t here = first + index_t{i} * at.count, id = t.begin + here;
             zs[i] = ys[i] = lowest;
             if (here >= t.count) continue;
@@ -119,7 +119,7 @@ OPD_HD void sweep_thread(row_sweep& out, const Tile& t, one_of at, const Exclude
         if (new_s >= 0 || new_t >= 0) a = thread_anchors<F>(s);
 
         F S(0.), T(0.), U(0.), W(0.), X(0.), reach(-1e30);
-        for (int i = 0; i < entries_at_a_time; ++i) {
+        for (int i = 0; i < gpu_tuning::entries_at_a_time; ++i) {
             const index_t id = t.begin + first + index_t{i} * at.count;
             const bool has_z = zs[i] > lowest, has_y = Teacher && ys[i] > lowest;
             const F e = has_z && id != s.s ? a.student(zs[i]) : F(0.);
@@ -163,7 +163,6 @@ struct thread_engine {
     using number = thread_number<T...>;
     template <class F>
     using anchors = thread_anchors<F>;
-    using sweep_type = row_sweep;
 
     // --- dense rows ---------------------------------------------------------------------------------------------------------
 
@@ -180,8 +179,8 @@ struct thread_engine {
     template <class F, class Tile, class Visit, class Fold>
     OPD_HD OPD_INLINE static void eights(const Tile& t, one_of at, Visit visit, Fold fold) {
         bool bad = false; // such rows do not come here
-        for (index_t first = at.id; first < t.count; first += index_t{at.count} * entries_at_a_time) {
-            for (int i = 0; i < entries_at_a_time; ++i) {
+        for (index_t first = at.id; first < t.count; first += index_t{at.count} * gpu_tuning::entries_at_a_time) {
+            for (int i = 0; i < gpu_tuning::entries_at_a_time; ++i) {
                 const index_t here = first + index_t{i} * at.count;
                 if (here >= t.count) break;
                 visit(load_logit<F>(t.z + here, bad).x, load_logit<F>(t.y + here, bad).x);
@@ -276,7 +275,7 @@ struct thread_engine {
 
     /// A set of ids, one bit for ids that share their last bits; what it lets through is looked up.
     struct id_set {
-        static constexpr int words = 512;
+        static constexpr int words = gpu_tuning::id_words;
         std::uint32_t bits[words] = {};
         const entry_c* ids = nullptr;
         index_t count = 0;

@@ -23,8 +23,12 @@ inline namespace OPD_ISA {
 
 /// What a source of rows may leave out.
 template <class Source>
+concept has_scratch = requires(const Source& s) {
+    s.scratch_bytes();
+};
+template <class Source>
 std::size_t scratch_of_source(const Source& s) {
-    if constexpr (requires { s.scratch_bytes(); })
+    if constexpr (has_scratch<Source>)
         return (s.scratch_bytes() + 63) / 64 * 64;
     else
         return 0;

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows of a support over which both sides are renormalised:
+//
+//   gather · a dense row over k entries · scatter                              k reads, k writes (dense dz: V writes)
+//
+// Id -1 is an unused slot.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#include "opd/config.hpp"
+#include "opd/detail/dense_rows.hpp"
+#include "opd/detail/rows.hpp"
+#include "opd/element.hpp"
+#include "opd/student.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+/// k logits in a team's scratch, as a source of dense rows.
+template <class T, space Space>
+struct gathered_logits {
+    using logit_type = T;
+    using gradient_type = T;
+    static constexpr space memory_space = Space;
+    static constexpr bool one_tile = true;
+    index_t count;
+    float temperature;
+    bool gradient = false;
+    std::size_t from = 0, gradient_from = 0; ///< in the scratch
+
+    OPD_HD index_t tile_size() const { return count; }
+    OPD_HD const T* tile(row_place at, index_t begin) const {
+        return reinterpret_cast<const T*>(at.scratch + from) + begin;
+    }
+    OPD_HD const T& logit(row_place at, index_t i) const { return tile(at, 0)[i]; }
+    OPD_HD bool has_gradient() const { return gradient; }
+    OPD_HD T* gradient_tile(row_place at, index_t begin) const {
+        return reinterpret_cast<T*>(at.scratch + gradient_from) + begin;
+    }
+};
+
+template <class Engine, class Frame, class Student, class Teacher, class Estimator>
+struct renormalised_rows {
+    using Z = typename Student::logit_type;
+    using G = typename Student::gradient_type;
+    using L = typename Teacher::log_type;
+    using value = typename Engine::template number<Z, L, G>::value_type;
+    using Program = std::remove_cvref_t<decltype(std::declval<Estimator>().on_support)>;
+    static constexpr space memory_space = Student::memory_space;
+    using source = gathered_logits<value, memory_space>;
+    using inner_rows = dense_rows<Engine, Frame, source, source, Program>;
+    using state_type = typename inner_rows::state_type;
+
+    Frame frame;
+    Student student;
+    Teacher teacher;
+    index_t vocab;
+    inner_rows inner; // over the team's gathered entries
+
+    renormalised_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_,
+                      const Estimator& estimator_, index_t vocab_)
+        : frame(frame_), student(student_), teacher(teacher_), vocab(vocab_),
+          inner(frame_, source{slots(), student_.temperature}, source{slots(), 1}, estimator_.on_support, slots()) {
+        carver scratch;
+        const arrays a(scratch, slots());
+        inner.frame.env.beta = 0;
+        inner.student.from = a.z_at, inner.student.gradient_from = a.dz_at, inner.teacher.from = a.y_at;
+        inner.student.gradient = student.has_gradient();
+        inner.student_from = inner.teacher_from = 0; // both lie in these rows' scratch
+        inner.engine_from = scratch.used;
+    }
+
+    struct arrays {
+        value *z, *y, *dz;
+        std::byte* set; // the engine's
+        std::size_t z_at = 0, y_at = 0, dz_at = 0;
+        OPD_HD arrays(carver& scratch, index_t k) {
+            z_at = scratch.used, z = scratch.take<value>(k);
+            y_at = scratch.used, y = scratch.take<value>(k);
+            dz_at = scratch.used, dz = scratch.take<value>(k);
+            set = scratch.take<std::byte>(Engine::repeats_bytes);
+        }
+    };
+    std::size_t scratch_bytes() const {
+        return inner.engine_from + Engine::template scratch_bytes<inner_rows>(slots(), student.has_gradient());
+    }
+    OPD_HD arrays at(const state_type& st) const {
+        carver scratch{st.scratch};
+        return {scratch, slots()};
+    }
+    OPD_HD index_t slots() const { return teacher.ids.cols; }
+
+    template <class Team>
+    OPD_HD void row(Team& team) const {
+        team.template fold<check_ids>(*this);
+        team.template fold<gather>(*this);
+        inner.row(team);
+        team.template each<clear>(*this);
+        team.template each<scatter>(*this);
+    }
+
+    struct check_ids : finds_bad {
+        OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return st.good(); }
+        template <class At>
+        OPD_HD OPD_INLINE static int part(const renormalised_rows& k, const state_type& st, At at) {
+            return Engine::repeats(k.teacher.ids.row(st.row), k.slots(), k.vocab, k.at(st).set, at);
+        }
+    };
+    /// An unused slot is a token that neither side gives mass. Log-probs above 0 are none.
+    struct gather : finds_bad {
+        OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return st.good(); }
+        template <class At>
+        OPD_HD static int part(const renormalised_rows& k, const state_type& st, At at) {
+            const arrays a = k.at(st);
+            int bad = 0;
+            for (index_t j = at.id; j < k.slots(); j += at.count) {
+                const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
+                a.z[j] = a.y[j] = neg_inf<value>();
+                if (id == -1) continue;
+                a.z[j] = static_cast<value>(element<Z>::load(k.student.logit({st.row}, id)));
+                a.y[j] = static_cast<value>(element<L>::load(k.teacher.log_q(st.row, j)));
+                bad |= a.y[j] > value(1e-3);
+            }
+            return bad;
+        }
+    };
+    struct clear {
+        template <class At>
+        OPD_HD static void run(const renormalised_rows& k, const state_type& st, At at) {
+            clear_columns(k.student, st.row, 0, k.frame.env.beta, at);
+        }
+    };
+    struct scatter {
+        OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const renormalised_rows& k, state_type& st, At at) {
+            if (at.id == 0) ++st.partial.diagnostics.support_rows;
+            if (!k.student.has_gradient()) return;
+            const value* dz = k.at(st).dz;
+            for (index_t j = at.id; j < k.slots(); j += at.count) {
+                const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
+                if (id == -1) continue;
+                G& to = k.student.gradient_at({st.row}, Student::sparse_gradient ? j : id);
+                const value old = k.frame.env.beta == 0 ? value(0) : static_cast<value>(element<G>::load(to));
+                to = element<G>::store(static_cast<arithmetic_t<G>>(old + dz[j]));
+            }
+        }
+    };
+};
+
+} // namespace OPD_ISA
+} // namespace opd::detail

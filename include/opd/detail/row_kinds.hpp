@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Which rows do a job: by the estimator's concept and what the teacher holds.
+#pragma once
+
+#include "opd/config.hpp"
+#include "opd/detail/dense_rows.hpp"
+#include "opd/detail/logp_rows.hpp"
+#include "opd/detail/renormalised_rows.hpp"
+#include "opd/detail/sampled_rows.hpp"
+#include "opd/detail/support_rows.hpp"
+#include "opd/entries.hpp"
+#include "opd/evaluate.hpp"
+#include "opd/row_program.hpp"
+#include "opd/student.hpp"
+#include "opd/teacher.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+template <class Engine, class Student, class Teacher, class Program, space S, class Frame>
+    requires(divergence<Program>&& Teacher::kind == cache_kind::dense && !Student::sparse_gradient)
+auto rows_of(const row_job<Student, Teacher, Program, S>& job, const Frame& frame) {
+    return dense_rows<Engine, Frame, Student, Teacher, Program>(frame, job.student, job.teacher, job.estimator,
+                                                                job.vocab);
+}
+template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
+    requires(sampled_estimator<Estimator>&& Estimator::takes == Teacher::kind && !Student::sparse_gradient)
+auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& frame) {
+    return sampled_rows<Engine, Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator,
+                                                                    job.vocab);
+}
+template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
+    requires(support_estimator<Estimator>&& Estimator::takes == Teacher::kind && !Student::sparse_gradient)
+auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& frame) {
+    return support_rows<Engine, Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator,
+                                                                    job.vocab);
+}
+template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
+    requires(renormalised_estimator<Estimator>&& Estimator::takes == Teacher::kind && materialised<Student>)
+auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& frame) {
+    return renormalised_rows<Engine, Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator,
+                                                                         job.vocab);
+}
+template <class Engine, class Z, class Id, class L, space S, class Frame>
+auto rows_of(const token_logp_job<Z, Id, L, S>& job, const Frame& frame) {
+    return logp_rows<Engine, Frame, token_logp_job<Z, Id, L, S>>(frame, job);
+}
+
+} // namespace OPD_ISA
+} // namespace opd::detail

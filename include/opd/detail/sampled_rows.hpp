@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows of drawn tokens:
+//
+//   sweep (or the given log-sum-exp) · gather · the estimator · pullback       2 reads (1), 1 write
+//
+// Repeated ids are summed. Id -1 in a weighted cache is an unused slot.
+#pragma once
+
+#include "opd/config.hpp"
+#include "opd/detail/entry_rows.hpp"
+#include "opd/detail/rows.hpp"
+#include "opd/detail/sparse_math.hpp"
+#include "opd/element.hpp"
+#include "opd/entries.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+/// A team's scratch in a row of m drawn tokens.
+struct sampled_arrays {
+    sampled_entry* entries;
+    entry_c* c;
+    OPD_HD sampled_arrays(carver& scratch, index_t m)
+        : entries(scratch.take<sampled_entry>(m)), c(scratch.take<entry_c>(m)) {}
+};
+template <class Engine, class Frame, class Student, class Teacher, class Estimator>
+struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator, sampled_arrays> {
+    using arrays = sampled_arrays;
+    using base = rows_of_entries<Engine, Frame, Student, Teacher, Estimator, arrays>;
+    using base::base;
+    using typename base::G;
+    using typename base::Z;
+    using state_type = entry_state;
+    using F = typename Engine::template number<Z>;
+    using sweep = student_sweep<Engine, sampled_rows, false>;
+    template <class Team>
+    OPD_HD void row(Team& team) const {
+        team.template each<take_given>(*this);
+        team.template fold<sweep>(*this);
+        team.template each<gather>(*this);
+        team.template each<decide>(*this);
+        team.template each<merge_repeats>(*this);
+        team.template each<sum>(*this);
+        team.template each<with_softmax>(*this);
+        pullback<Engine, sampled_rows>::run(*this, team);
+    }
+    OPD_HD bool sweeps(const state_type& st) const { return st.good() && !this->given_lse(st.row); }
+
+    /// A finite log-sum-exp vouches for the row's contents.
+    struct take_given {
+        OPD_HD static bool due(const sampled_rows& k, const state_type& st) { return st.good() && k.given_lse(st.row); }
+        template <class At>
+        OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
+            if (at.id != 0) return;
+            const double lse = *k.given_lse(st.row);
+            st.report.bad = !is_finite(lse);
+            if (st.report.bad) return;
+            st.swept = {};
+            anchor_at<typename F::value_type>(st.swept.sums, lse, k.inv_s);
+            st.report.lse = lse;
+        }
+    };
+
+    /// Slots of the cache into entries; id -1: unused, -2: out of range.
+    struct gather {
+        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
+            sampled_entry* e = k.at(st).entries;
+            for (index_t j = at.id; j < k.slots(); j += at.count)
+                e[j] = gathered(k.student, k.of_student(st), k.teacher, k.frame.env.frozen, j, k.vocab, k.inv_s,
+                                st.report.lse);
+        }
+    };
+
+    struct decide {
+        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
+            if (at.id != 0) return;
+            const arrays a = k.at(st);
+            index_t n = 0;
+            for (index_t j = 0; j < k.slots(); ++j) {
+                if (a.entries[j].id == -1) continue;
+                if (a.entries[j].id < 0) {
+                    st.report.bad = true;
+                    return;
+                }
+                if (n != j) a.entries[n] = a.entries[j];
+                ++n;
+            }
+            st.report.bad = n == 0;
+            if (st.report.bad) return;
+            const entry_row o =
+                k.estimator.row(a.entries, static_cast<int>(n), facts_of(k.frame.env, st.row), st.partial.diagnostics);
+            st.report.bad = o.bad;
+            if (o.bad) return;
+            st.report.loss = o.loss, st.report.infinite = o.infinite;
+            st.report.clamped = clamps(k.frame.env, o.loss);
+            if (st.report.clamped) return;
+            for (index_t j = 0; j < n; ++j) a.c[j] = {a.entries[j].id, j, a.entries[j].c};
+            st.entries = n;
+            st.live = true;
+        }
+    };
+
+    /// The first slot of an id takes the c of those that repeat it.
+    struct merge_repeats {
+        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.live; }
+        template <class At>
+        OPD_HD OPD_INLINE static void run(const sampled_rows& k, state_type& st, At at) {
+            Engine::merge_repeats(k.filled(st), st.entries, at);
+        }
+    };
+    struct sum {
+        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.live; }
+        template <class At>
+        OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
+            if (at.id != 0) return;
+            entry_c* c = k.filled(st);
+            index_t n = 0;
+            st.sum_c = 0;
+            for (index_t j = 0; j < st.entries; ++j) {
+                if (c[j].slot < 0) continue; // merged into another
+                if (n != j) c[n] = c[j];
+                st.sum_c += c[n++].c;
+            }
+            st.entries = n;
+            st.share = -st.sum_c / (1 + st.swept.sums.student_mass);
+        }
+    };
+    /// c to c - p Σc
+    struct with_softmax {
+        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.live; }
+        template <class At>
+        OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
+            entry_c* c = k.filled(st);
+            for (index_t j = at.id; j < st.entries; j += at.count)
+                c[j].c -= p_of(k.student.logit(k.of_student(st), c[j].id), st.swept.sums) * st.sum_c;
+        }
+    };
+};
+
+} // namespace OPD_ISA
+} // namespace opd::detail

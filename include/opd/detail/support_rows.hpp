@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows of a support: k ids, and all others as one tail.
+//
+//   gather · sweep of v not in S · the estimator · pullback                    2 reads, 1 write
+//
+// Id -1 is an unused slot.
+#pragma once
+
+#include <cstddef>
+
+#include "opd/config.hpp"
+#include "opd/detail/entry_rows.hpp"
+#include "opd/detail/rows.hpp"
+#include "opd/detail/sparse_math.hpp"
+#include "opd/element.hpp"
+#include "opd/entries.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+/// A team's scratch in a row of a support of k slots.
+template <class Engine>
+struct support_arrays {
+    entry_c* c;
+    double *log_p, *log_q, *h; // log_p: at first the logits
+    std::byte* set;            // the engine's
+    OPD_HD support_arrays(carver& scratch, index_t k)
+        : c(scratch.take<entry_c>(k)), log_p(scratch.take<double>(k)), log_q(scratch.take<double>(k)),
+          h(scratch.take<double>(k)), set(scratch.take<std::byte>(Engine::id_set::bytes(k))) {}
+};
+
+template <class Engine, class Frame, class Student, class Teacher, class Estimator>
+struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator, support_arrays<Engine>> {
+    using arrays = support_arrays<Engine>;
+    using base = rows_of_entries<Engine, Frame, Student, Teacher, Estimator, arrays>;
+    using base::base;
+    using typename base::G;
+    using typename base::L;
+    using typename base::Z;
+    struct state_type : entry_state {
+        typename Engine::id_set excluded = {};
+    };
+    using sweep = student_sweep<Engine, support_rows, true>;
+    template <class Team>
+    OPD_HD void row(Team& team) const {
+        team.template fold<gather>(*this);
+        team.template fold<exclude>(*this);
+        team.template fold<sweep>(*this);
+        team.template each<decide>(*this);
+        pullback<Engine, support_rows>::run(*this, team);
+    }
+    OPD_HD bool sweeps(const state_type& st) const { return st.good(); }
+
+    /// The cache's slots, and whether one of them is bad.
+    struct gather : finds_bad {
+        OPD_HD static bool due(const support_rows&, const state_type& st) { return st.good(); }
+        template <class At>
+        OPD_HD static int part(const support_rows& k, const state_type& st, At at) {
+            const arrays a = k.at(st);
+            int bad = 0;
+            for (index_t j = at.id; j < k.slots(); j += at.count) {
+                const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
+                a.c[j].id = id;
+                if (id == -1) continue;
+                const bool in = id >= 0 && id < k.vocab;
+                const double log_q = double(element<L>::load(k.teacher.log_q(st.row, j)));
+                bad |= !in || is_nan(log_q) || log_q > 1e-3;
+                a.log_p[j] = in ? double(element<Z>::load(k.student.logit(k.of_student(st), id))) : 0;
+                a.log_q[j] = log_q;
+            }
+            return bad;
+        }
+    };
+    /// The set of used ids, and whether one of them repeats.
+    struct exclude : finds_bad {
+        OPD_HD static bool due(const support_rows&, const state_type& st) { return st.good(); }
+        template <class At>
+        OPD_HD OPD_INLINE static int part(const support_rows& k, state_type& st, At at) {
+            const arrays a = k.at(st);
+            return st.excluded.take(a.c, k.slots(), a.set, at);
+        }
+    };
+
+    struct decide {
+        OPD_HD static bool due(const support_rows&, const state_type& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const support_rows& k, state_type& st, At at) {
+            if (at.id != 0) return;
+            st.report.bad = true; // until the end
+            const arrays a = k.at(st);
+            int n = 0; // used slots
+            for (index_t j = 0; j < k.slots(); ++j) {
+                if (a.c[j].id == -1) continue;
+                a.c[n].id = a.c[j].id, a.log_p[n] = a.log_p[j], a.log_q[n] = a.log_q[j];
+                ++n;
+            }
+            if (n == 0) return;
+            const L* stated = k.teacher.log_tail.empty() ? nullptr : &k.teacher.log_tail[st.row];
+            const raw_sums& tail = st.swept.sums;
+            const support_answer all =
+                answer_support(k.estimator, tail, a.log_p, a.log_q, a.h, n, k.vocab - n, k.inv_s, k.given_lse(st.row),
+                               stated, facts_of(k.frame.env, st.row), st.partial.diagnostics);
+            st.report.lse = all.student.lse;
+            if (!all.good) return;
+            st.report.bad = false;
+            st.report.loss = all.row.loss, st.report.infinite = all.row.infinite;
+            st.report.clamped = clamps(k.frame.env, all.row.loss);
+            if (st.report.clamped) return;
+            for (int j = 0; j < n; ++j) a.c[j].c = a.h[j];
+            const bool none = is_neg_inf(all.student.log_tail);
+            st.share = none ? 0 : all.h_rest / (1 + tail.student_mass);
+            if (none) st.swept.sums = all.student.sums; // an anchor with mass
+            st.entries = n;
+            st.live = true;
+        }
+    };
+};
+
+} // namespace OPD_ISA
+} // namespace opd::detail

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What to measure again on another processor: one struct an architecture. What the CPU's say changes no bit of any result; the
+// GPU's say in which order numbers are added. Sizes that mean something (a leaf, a group) stand where they are meant.
+#pragma once
+
+#include "opd/config.hpp"
+
+namespace opd::detail {
+
+struct cpu_tuning {
+    static constexpr int prefetch_ahead = 4096; ///< elements, where a pass reads a row from its beginning
+    static constexpr int prefetch_back = 2048;  ///< elements, where one reads it from its end
+    static constexpr index_t stream_from =
+        64 * 1024; ///< elements: a shorter gradient may still be in L2 when it is read
+};
+
+struct gpu_tuning {
+    static constexpr int block_threads = 256;
+    static constexpr int entries_at_a_time = 8;  ///< of a thread, before their sum is folded into double
+    static constexpr index_t most_groups = 2048; ///< blocks
+    static constexpr int id_words = 512;         ///< of 32 bits, of a support's set of ids in shared memory
+};
+
+} // namespace opd::detail
