@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -289,8 +290,17 @@ struct lane_engine {
         n = k;
     }
 
+    /// Asks for a value's cache line.
+    template <class T>
+    OPD_INLINE static void fetch(const T* p) {
+        __builtin_prefetch(p);
+    }
+
     /// Whether some id lies neither in [0, n) nor is -1, an unused slot, or repeats. An exact search only on a collision.
-    static constexpr index_t repeats_bytes = 8192;
+    /// 128 bits an id up to 8 kB: cleared for each row, so small where a row is.
+    static index_t repeats_bytes(index_t k) {
+        return static_cast<index_t>(std::bit_ceil(static_cast<std::uint64_t>(std::clamp<index_t>(16 * k, 64, 8192))));
+    }
     template <class Id>
     static int repeats(const Id* ids, index_t k, index_t n, std::byte* memory, alone) {
         auto* seen = reinterpret_cast<std::uint64_t*>(memory);
@@ -298,10 +308,11 @@ struct lane_engine {
         for (index_t j = 0; j < k; ++j)
             good &= static_cast<std::uint64_t>(static_cast<index_t>(ids[j])) + 1 < static_cast<std::uint64_t>(n) + 1;
         if (!good) return true;
-        std::fill_n(seen, repeats_bytes / 8, std::uint64_t{0});
+        const auto bits = static_cast<std::uint64_t>(8 * repeats_bytes(k));
+        std::fill_n(seen, bits / 64, std::uint64_t{0});
         for (index_t j = 0; j < k; ++j) {
             if (static_cast<index_t>(ids[j]) == -1) continue;
-            const auto h = static_cast<std::uint64_t>(ids[j]) & 0xffff;
+            const auto h = static_cast<std::uint64_t>(ids[j]) & (bits - 1);
             std::uint64_t& word = seen[h >> 6];
             const std::uint64_t bit = std::uint64_t{1} << (h & 63);
             if (word & bit)

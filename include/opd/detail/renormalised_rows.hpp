@@ -82,7 +82,7 @@ struct renormalised_rows {
             z_at = scratch.used, z = scratch.take<value>(k);
             y_at = scratch.used, y = scratch.take<value>(k);
             dz_at = scratch.used, dz = scratch.take<value>(k);
-            set = scratch.take<std::byte>(Engine::repeats_bytes);
+            set = scratch.take<std::byte>(Engine::repeats_bytes(k));
         }
     };
     std::size_t scratch_bytes() const {
@@ -103,10 +103,15 @@ struct renormalised_rows {
         team.template each<scatter>(*this);
     }
 
+    /// The ids' logits lie far apart: all are asked for before the first is waited for.
     struct check_ids : finds_bad {
         OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return st.good(); }
         template <class At>
         OPD_HD OPD_INLINE static int part(const renormalised_rows& k, const state_type& st, At at) {
+            for (index_t j = at.id; j < k.slots(); j += at.count) {
+                const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
+                if (id >= 0 && id < k.vocab) Engine::fetch(&k.student.logit({st.row}, id));
+            }
             return Engine::repeats(k.teacher.ids.row(st.row), k.slots(), k.vocab, k.at(st).set, at);
         }
     };

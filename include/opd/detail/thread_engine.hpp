@@ -324,8 +324,12 @@ struct thread_engine {
         }
     }
 
+    /// A block's threads wait for many lines at once as it is.
+    template <class T>
+    OPD_HD static void fetch(const T*) {}
+
     /// Whether some id of a thread's share lies neither in [0, n) nor is -1, an unused slot, or repeats.
-    static constexpr index_t repeats_bytes = 0;
+    OPD_HD static index_t repeats_bytes(index_t) { return 0; }
     template <class Id>
     OPD_HD static int repeats(const Id* ids, index_t k, index_t n, std::byte*, one_of at) {
         int bad = 0;
