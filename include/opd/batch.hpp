@@ -19,7 +19,7 @@
 #pragma once
 
 #include <cstdint>
-#include <ranges>
+#include <span>
 #include <type_traits>
 
 #include "opd/config.hpp"
@@ -30,14 +30,25 @@ namespace opd {
 
 namespace detail {
 
+template <class R>
+concept iterable = requires(R& r) {
+    std::begin(r);
+    std::end(r);
+};
+
 /// A range of the caller's as a view of its own element type.
 template <class R>
 constexpr auto whole_range(R& r) {
-    static_assert(std::ranges::contiguous_range<R> && std::ranges::sized_range<R>,
+    constexpr bool contiguous = requires { std::span(r); };
+    static_assert(contiguous,
                   "opd: masks, weights and offsets lie in contiguous memory: a vector, span or array, and not of "
                   "std::vector<bool>, which packs its bits");
-    using element = std::remove_reference_t<std::ranges::range_reference_t<R>>;
-    return vector_view<element>(std::ranges::data(r), static_cast<index_t>(std::ranges::size(r)));
+    if constexpr (contiguous) {
+        const std::span all(r);
+        return vector_view<typename decltype(all)::element_type>(all.data(), static_cast<index_t>(all.size()));
+    } else {
+        return vector_view<const bool>(); // one message is enough
+    }
 }
 
 } // namespace detail
@@ -60,7 +71,7 @@ struct row_mask {
         static_assert(std::integral<std::remove_const_t<T>> && sizeof(T) <= 8,
                       "opd: a mask is of bool or of integers of at most 64 bits");
     }
-    template <std::ranges::range R>
+    template <detail::iterable R>
         requires(Space == space::host)
     constexpr row_mask(R&& r) : row_mask(detail::whole_range(r)) {}
 
@@ -105,7 +116,7 @@ struct row_weights {
     }
     template <class T>
     constexpr row_weights(T* p, index_t n) : row_weights(vector_view<T, Space>(p, n)) {}
-    template <std::ranges::range R>
+    template <detail::iterable R>
         requires(Space == space::host)
     constexpr row_weights(R&& r) : row_weights(detail::whole_range(r)) {}
 
@@ -134,7 +145,7 @@ struct row_offsets {
     }
     template <class T>
     constexpr row_offsets(T* p, index_t n) : row_offsets(vector_view<T, Space>(p, n)) {}
-    template <std::ranges::range R>
+    template <detail::iterable R>
         requires(Space == space::host)
     constexpr row_offsets(R&& r) : row_offsets(detail::whole_range(r)) {}
 

@@ -17,7 +17,7 @@
 
 #include <concepts>
 #include <cstddef>
-#include <ranges>
+#include <span>
 #include <type_traits>
 
 #include "opd/config.hpp"
@@ -78,10 +78,9 @@ struct vector_view {
     requires std::same_as<const U, T> OPD_HD constexpr vector_view(vector_view<U, Space> o)
         : data(o.data), size(o.size) {}
     /// From a span, a vector, an array: anything contiguous on the host.
-    template <std::ranges::contiguous_range R>
-        requires(Space == space::host && std::ranges::sized_range<R> &&
-                 std::is_convertible_v<std::remove_reference_t<std::ranges::range_reference_t<R>> (*)[], T (*)[]>)
-    constexpr vector_view(R&& r) : data(std::ranges::data(r)), size(static_cast<index_t>(std::ranges::size(r))) {}
+    template <class R>
+        requires(Space == space::host && std::constructible_from<std::span<T>, R&>)
+    constexpr vector_view(R&& r) : vector_view(std::span<T>(r).data(), static_cast<index_t>(std::span<T>(r).size())) {}
 
     OPD_HD constexpr T& operator[](index_t i) const { return data[i]; }
     OPD_HD constexpr bool empty() const { return data == nullptr; }
