@@ -418,23 +418,6 @@ TEST_CASE("the executor refuses what cannot be") {
     CHECK_THROWS_AS(never.run(), opd::invalid_input);
 }
 
-TEST_CASE("a snapshot that is cut short or too long is refused") {
-    const world w = world_of(11);
-    auto d = driver_of<witness>(w, nullptr);
-    d.run(60);
-    const std::string bytes = d.snapshot();
-    const auto restored = [&](const std::string& b) { return decltype(d)::restore(w.settings, w.cluster, b); };
-    CHECK(restored(bytes).snapshot() == bytes);
-    CHECK_THROWS_AS(restored(bytes + "x"), opd::invalid_input);
-    for (std::size_t n = 0; n < bytes.size(); n += 1 + n / 50)
-        CHECK_THROWS_AS(restored(bytes.substr(0, n)), opd::invalid_input);
-    for (std::size_t n = 0; n < bytes.size(); n += 1 + n / 100) { // a length as well as a number, anywhere
-        std::string damaged = bytes;
-        damaged[n] = static_cast<char>(damaged[n] ^ (1 << n % 8));
-        CHECK_THROWS_AS(restored(damaged), opd::invalid_input);
-    }
-}
-
 TEST_CASE("who is busy does not depend on who looks") {
     struct looks {
         int begun = 0, ended = 0;

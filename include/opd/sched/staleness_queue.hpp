@@ -403,7 +403,7 @@ public:
                 to(core_->cells[s].version);
                 write(to, std::as_const(core_->cells[s].value()));
             }
-        return std::move(to.bytes);
+        return seal(std::move(to.bytes));
     }
 
 private:
@@ -456,7 +456,7 @@ private:
     template <class Read>
     void restore(std::string_view snapshot, Read& read) {
         core& c = *core_;
-        archive_reader from(snapshot);
+        archive_reader from(unseal(snapshot));
         std::uint32_t magic = 0;
         index_t size = 0, depth = 0, permits = 0;
         staleness_policy policy{};

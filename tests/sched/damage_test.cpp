@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: sanitize
+//
+// Damaged snapshots, of every kind there is: each single bit that is flipped and each length that is cut is refused by
+// invalid_input before anything is made of it.
+#include "script.hpp"
+
+#include "opd/sched/simulated.hpp"
+#include "opd/sched/staleness_queue.hpp"
+#include "opd/sched/virtual_driver.hpp"
+
+namespace {
+
+using namespace opd::test;
+using opd::index_t;
+using policy = staleness_policy;
+
+/// `restore(bytes)` takes the bytes as they are, and no others.
+template <class Restore>
+void refuses_damage(const std::string& bytes, Restore restore) {
+    restore(bytes);
+    const auto taken = [&](const std::string& other) {
+        try {
+            restore(other);
+        } catch (const opd::invalid_input& e) {
+            return e.argument != "snapshot";
+        }
+        return true;
+    };
+    index_t accepted = 0;
+    for (std::size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+        std::string other = bytes;
+        other[bit / 8] = static_cast<char>(other[bit / 8] ^ (1 << bit % 8));
+        accepted += taken(other);
+    }
+    for (std::size_t n = 0; n < bytes.size(); ++n) accepted += taken(bytes.substr(0, n));
+    accepted += taken(bytes + '\0');
+    CHECK(accepted == 0);
+}
+
+} // namespace
+
+TEST_CASE("scheduler") {
+    for (const bool streams : {true, false}) {
+        settings o{.batch = 2, .teacher_batch = 1};
+        if (streams)
+            o.schedule = async{.tau = 2, .policy = policy::edf};
+        else
+            o.schedule = step_off{1};
+        script t(o);
+        t.staff(3);
+        t.rolled(0);
+        t.scored();
+        t.rolled(1);
+        refuses_damage(t.s.snapshot(), [&](const std::string& bytes) { scheduler::restore(o, bytes); });
+    }
+}
+
+TEST_CASE("staleness queue") {
+    for (const staleness_policy p : {policy::capacity, policy::cohort_fifo, policy::edf, policy::drop, policy::retry,
+                                     policy::in_order, policy::areal}) {
+        const queue_options o{.batch = 2, .schedule = {.tau = 2, .policy = p}};
+        staleness_queue<std::string> q(o);
+        const auto put = [&](const char* item) {
+            permit held = q.try_acquire();
+            REQUIRE(q.push(held, item) == push_result::queued);
+        };
+        put("one"), put("two"), put("three");
+        auto batch = q.pop();
+        auto update = std::move(*batch).trained();
+        std::move(update).synchronised();
+        put("four"), put("five");
+        refuses_damage(q.snapshot([](archive_writer& to, const std::string& x) { to(x); }),
+                       [&](const std::string& bytes) {
+                           staleness_queue<std::string>(o, bytes, [](archive_reader& from) {
+                               std::string x;
+                               from(x);
+                               return x;
+                           });
+                       });
+    }
+}
+
+namespace {
+struct constant_times {
+    simulated_rollout rollout(std::int32_t) const { return {engine_speed{.step = 0.25}, 64}; }
+    void start(simulated_rollout& w, const ticket& k) const { w.start(k, 4, 0); }
+    double teacher(std::uint64_t, std::int32_t, std::span<const ticket>) const { return 1; }
+    double learner(std::uint64_t, version_t, std::span<const ticket>) const { return 1; }
+    double sync(std::int32_t, version_t) const { return 1; }
+};
+} // namespace
+
+TEST_CASE("virtual driver") {
+    const settings o{.batch = 2, .schedule = async{.tau = 1}, .sequences = 20};
+    constant_times times;
+    virtual_driver<constant_times> d(o, times);
+    d.bring_up(stage::rollout, 1, 3);
+    d.bring_up(stage::teacher, 1);
+    d.bring_up(stage::learner, 1);
+    d.run(40);
+    refuses_damage(d.snapshot(), [&](const std::string& bytes) { decltype(d)::restore(o, times, bytes); });
+}
