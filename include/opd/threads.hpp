@@ -12,29 +12,32 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "opd/config.hpp"
+#include "opd/error.hpp"
 
 namespace opd {
 inline namespace OPD_ISA {
 
 class thread_team {
 public:
+    /// Throws `unsupported` where the system refuses a thread: it has too many, or too little memory for another's stack.
     explicit thread_team(int threads) {
-        for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { serve(i); });
+        try {
+            for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { serve(i); });
+        } catch (const std::exception& e) { // the destructor does not run
+            const int refused = size();
+            close();
+            throw unsupported("opd: the system refused thread " + std::to_string(refused + 1) + " of " +
+                              std::to_string(threads) + ": " + e.what());
+        }
     }
     thread_team(const thread_team&) = delete;
     thread_team& operator=(const thread_team&) = delete;
-    ~thread_team() {
-        {
-            const std::lock_guard lock(mutex_);
-            closing_ = true;
-        }
-        wake_.notify_all();
-        for (auto& t : workers_) t.join();
-    }
+    ~thread_team() { close(); }
 
     int size() const { return static_cast<int>(workers_.size()) + 1; }
 
@@ -66,6 +69,14 @@ public:
     }
 
 private:
+    void close() {
+        {
+            const std::lock_guard lock(mutex_);
+            closing_ = true;
+        }
+        wake_.notify_all();
+        for (auto& t : workers_) t.join();
+    }
     void serve(int worker) {
         std::uint64_t seen = 0;
         for (;;) {
