@@ -297,6 +297,33 @@ TEST_CASE("a rollout worker that dies: what ran there runs elsewhere, first admi
     CHECK(t.on(event::rolled_out(zero, {})) == "");
     CHECK(t.synced(0, 0) == "start 3#2@0");
     CHECK(t.s.totals().retries == 4);
+    CHECK(t.s.totals().preempted == 4);
+}
+
+TEST_CASE("workers that are lost cost no sequence its attempts, however often") {
+    settings o = stream(1, {.tau = 0});
+    o.rollout_attempts = o.teacher_attempts = 2;
+    script t(o);
+    t.staff();
+    for (int i = 2; i < 7; ++i) {
+        CHECK(t.down(stage::rollout) == "");
+        t.up(stage::rollout);
+        CHECK(t.synced(0, 0) == "start 0#" + std::to_string(i) + "@0");
+    }
+    t.rolled(0);
+    for (int i = 2; i < 7; ++i) {
+        CHECK(t.down(stage::teacher) == "");
+        CHECK(t.up(stage::teacher) == "score j" + std::to_string(i) + "@0:0");
+    }
+    CHECK(t.scored() == "train j7 v0:0");
+    for (int i = 8; i < 13; ++i) { // learner_attempts = 1
+        CHECK(t.down(stage::learner) == "");
+        CHECK(t.up(stage::learner) == "train j" + std::to_string(i) + " v0:0");
+    }
+    t.learned();
+    CHECK(t.synced(0, 1) == "step v1:0 | start 1@0 v1");
+    CHECK(t.s.totals().preempted == 15);
+    CHECK(t.s.totals().failed == 0);
 }
 
 TEST_CASE("an answer of a worker's former life may have tokens of weights that it has no more") {
@@ -378,7 +405,26 @@ TEST_CASE("a teacher that dies gives its calls back; another takes them") {
     CHECK(t.scored(1, 0) == "");
     CHECK(t.s.totals().late == 1);
     CHECK(t.up(stage::teacher, 1) == "score j2@1:0,1");
-    CHECK(t.down(stage::teacher, 1) == "fail 1 teacher | fail 0 teacher | start 2@0 | start 3@0");
+    CHECK(t.on(event::score_failed(2, 1)) == "score j3@1:0,1");
+    CHECK(t.down(stage::teacher, 1) == ""); // charged to nobody
+    CHECK(t.up(stage::teacher, 1) == "score j4@1:0,1");
+    CHECK(t.on(event::score_failed(4, 1)) == "fail 1 teacher | fail 0 teacher | start 2@0 | start 3@0");
+}
+
+TEST_CASE("a teacher past the deadline of one call loses both, and one is charged") {
+    settings o = stream(2, {.tau = 0});
+    o.teacher_deadline = 1;
+    o.teacher_attempts = 1;
+    script t(o);
+    t.up(stage::learner);
+    t.up(stage::teacher, 0, 2);
+    t.up(stage::rollout, 0, 2);
+    t.synced(0, 0);
+    t.rolled(0);
+    t.rolled(1);
+    CHECK(t.fire(tk::teacher) == "lost teacher 0 | fail 1 teacher | start 2@0"); // of the second call
+    CHECK(t.s.where() == census{.rollout = 1, .queued = 1});
+    CHECK(t.s.totals().preempted == 1);
 }
 
 TEST_CASE("a teacher with two slots takes two calls") {
@@ -407,9 +453,10 @@ TEST_CASE("a learner that fails or dies: the same batch again, in front of what 
     CHECK(t.learned(4) == "");
     CHECK(t.s.totals().late == 1);
     CHECK(t.up(stage::learner) == "train j5 v0:1");
-    CHECK(t.on(event::learn_failed(5)) == "fail 1 learner | start 3@0 | train j6 v0:0");
+    CHECK(t.on(event::learn_failed(5)) == "train j6 v0:1");
+    CHECK(t.on(event::learn_failed(6)) == "fail 1 learner | start 3@0 | train j7 v0:0");
     CHECK(t.s.totals().failed_by[static_cast<int>(failure::learner)] == 1);
-    CHECK(t.learned(6) == "sync 0 v1");
+    CHECK(t.learned(7) == "sync 0 v1");
     CHECK(t.down(stage::learner) == ""); // the update is done
     CHECK(t.synced(0, 1) == "step v1:0 | start 4@0 v1");
 }

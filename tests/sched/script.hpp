@@ -26,7 +26,8 @@ inline std::string line_of(const actions& out, bool timers = false) {
         return s;
     };
     const auto name = [](const ticket& t) {
-        return std::to_string(t.sample) + (t.attempt == 1 ? "" : "#" + std::to_string(t.attempt));
+        const auto n = t.attempt & 0xffff; // of which life is not shown
+        return std::to_string(t.sample) + (n == 1 ? "" : "#" + std::to_string(n));
     };
     const auto n = [](auto x) { return std::to_string(x); };
     for (const action& a : out.items) switch (a.what) {
@@ -37,11 +38,11 @@ inline std::string line_of(const actions& out, bool timers = false) {
             add("abort " + name(a.ticket));
             break;
         case action::kind::score:
-            add("score j" + n(a.job) + "@" + n(a.worker) +
+            add("score j" + n(a.job & 0xffffffff) + "@" + n(a.worker) +
                 numbers(out.of(a), [](const ticket& t) { return t.sample; }));
             break;
         case action::kind::train:
-            add("train j" + n(a.job) + " v" + n(a.version) +
+            add("train j" + n(a.job & 0xffffffff) + " v" + n(a.version) +
                 numbers(out.of(a), [](const ticket& t) { return t.sample; }));
             break;
         case action::kind::sync:

@@ -180,6 +180,104 @@ TEST_CASE("a snapshot of another schedule is refused by the name of what differs
     CHECK(refusal(other, bytes) == "accepted"); // limits may change
 }
 
+TEST_CASE("what may differ at a restore takes effect") {
+    settings o = stream(2, {.tau = 4, .outstanding = 10});
+    script t(o);
+    t.staff(10);
+    REQUIRE(t.s.where().rollout == 10);
+    const auto restored = [&](const settings& s) { t.s = scheduler::restore(s, t.s.snapshot()); };
+    const auto with = [&](auto change) {
+        settings s = o;
+        change(s);
+        return s;
+    };
+    const auto permits = [&](index_t m) {
+        return with([&](settings& s) { std::get<async>(s.schedule).outstanding = m; });
+    };
+    SUBCASE("fewer permits: what is out stays out, and nothing is admitted until they have returned") {
+        restored(permits(2));
+        CHECK(t.s.resolved().permits == 2);
+        for (sample_t n : {0, 1}) t.rolled(n), t.scored();
+        t.learned();
+        CHECK(t.synced(0, 1) == "step v1:0,1");
+        CHECK(t.s.where().rollout == 8);
+    }
+    SUBCASE("more permits") {
+        script little(permits(2));
+        little.staff(10);
+        REQUIRE(little.s.where().rollout == 2);
+        little.s = scheduler::restore(o, little.s.snapshot());
+        CHECK(little.s.resolved().permits == 10);
+        little.of(event::kind::resume); // any event
+        CHECK(little.s.where().rollout == 10);
+    }
+    SUBCASE("a resize outlives a restore under the same settings, and resolved() tells of it") {
+        t.of(event::kind::resize, 4);
+        CHECK(t.s.resolved().permits == 4);
+        restored(o);
+        CHECK(t.s.resolved().permits == 4);
+        restored(permits(6));
+        CHECK(t.s.resolved().permits == 6);
+    }
+    SUBCASE("sequences") {
+        restored(with([](settings& s) { s.sequences = 10; }));
+        t.rolled(0), t.scored();
+        t.rolled(1), t.scored();
+        t.learned();
+        CHECK(t.synced(0, 1) == "step v1:0,1"); // the other eight are all that is wanted
+    }
+    SUBCASE("available") {
+        restored(with([](settings& s) { s.available = 11; }));
+        t.rolled(0), t.scored();
+        t.rolled(1), t.scored();
+        t.learned();
+        CHECK(t.synced(0, 1) == "step v1:0,1 | start 10@0 v1");
+    }
+    SUBCASE("teacher_batch and teacher_flush") {
+        restored(with([](settings& s) { s.teacher_batch = 3, s.teacher_flush = 7; }));
+        t.rolled(0);
+        CHECK(t.out.items.at(0).seconds == 7);
+        CHECK(t.s.where().queued == 1);
+    }
+    SUBCASE("rollout_attempts") {
+        restored(with([](settings& s) { s.rollout_attempts = 1; }));
+        CHECK(t.roll_failed(0).find("fail 0 rollout") == 0);
+    }
+    SUBCASE("teacher_attempts") {
+        restored(with([](settings& s) { s.teacher_attempts = 1; }));
+        t.rolled(0);
+        CHECK(t.on(event::score_failed(t.score_job, 0)).find("fail 0 teacher") == 0);
+    }
+    SUBCASE("learner_attempts") {
+        restored(with([](settings& s) { s.learner_attempts = 2; }));
+        t.rolled(0), t.scored();
+        t.rolled(1), t.scored();
+        CHECK(t.on(event::learn_failed(t.train_job)) == "train j4 v0:0,1");
+    }
+    SUBCASE("deadlines") {
+        restored(with([](settings& s) {
+            s.rollout_deadline = 1, s.abort_deadline = 2, s.teacher_deadline = 3, s.learner_deadline = 4;
+            s.sync_deadline = 5;
+        }));
+        const auto seconds = [&](timer::kind k) {
+            for (const action& a : t.out.items)
+                if (a.what == action::kind::set_timer && a.timer.what == k) return a.seconds;
+            return 0.0;
+        };
+        t.roll_failed(0);
+        CHECK(seconds(timer::kind::rollout) == 1);
+        t.fire(timer::kind::rollout);
+        CHECK(seconds(timer::kind::abort) == 2);
+        t.rolled(1);
+        CHECK(seconds(timer::kind::teacher) == 3);
+        t.scored();
+        t.rolled(2), t.scored();
+        CHECK(seconds(timer::kind::learner) == 4);
+        t.learned();
+        CHECK(seconds(timer::kind::sync) == 5);
+    }
+}
+
 TEST_CASE(
     "after a crash: who ran waits in the order of admission, who was scored is queued, who was trained is ready") {
     for (const bool keep : {false, true}) {
@@ -234,7 +332,7 @@ TEST_CASE("after a crash in a synchronisation: tokens of the version that never 
         CHECK(t.s.where() == census{.waiting = 2, .ready = 1});
         t.staff(3);
         CHECK(t.s.where() == census{.rollout = 2, .training = 1});
-        CHECK(t.begun.at(at).attempt == 2);
+        CHECK((t.begun.at(at).attempt & 0xffff) == 2);
     }
 }
 
@@ -255,6 +353,32 @@ TEST_CASE("after a crash in a synchronisation: the update is counted once") {
     t.synced(0, 1);
     CHECK(t.s.totals().updates == 3);
     CHECK(t.s.totals().consumed == 1);
+}
+
+TEST_CASE("after a crash: answers to what the dead process asked for after its snapshot count for nothing") {
+    script t(stream(1, {.tau = 3}));
+    t.staff(4);
+    const std::string bytes = t.s.snapshot();
+    t.roll_failed(1); // from here on nobody will know
+    t.rolled(3);
+    const ticket again = t.begun.at(1);
+    const std::uint64_t scored_there = t.score_job;
+    for (const bool restored_twice : {false, true}) {
+        t.s = scheduler::restore(t.s.options(), bytes);
+        t.s.abandon_workers();
+        if (restored_twice) {
+            t.s = scheduler::restore(t.s.options(), t.s.snapshot());
+            t.s.abandon_workers();
+        }
+        t.staff(4);
+        CHECK(t.begun.at(1).worker == again.worker);
+        CHECK((t.begun.at(1).attempt & 0xffff) == again.attempt); // the same but for the life
+        t.rolled(0);
+        CHECK(t.on(event::rolled_out(again, {})) == "");
+        CHECK(t.on(event::scored(scored_there, 0)) == "");
+        CHECK(t.s.where() == census{.rollout = 3, .scoring = 1});
+        CHECK(t.s.totals().late + t.s.totals().duplicates == 2);
+    }
 }
 
 TEST_CASE("after a crash: a kept prefix that becomes stale while it waits starts again, once") {

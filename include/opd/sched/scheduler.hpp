@@ -45,6 +45,7 @@ struct counters {
     std::int64_t failed = 0;                    // given up, for whatever reason
     std::array<std::int64_t, 5> failed_by = {}; // by `failure`
     std::int64_t retries = 0;                   // attempts after a fault
+    std::int64_t preempted = 0;                 // attempts, scored sequences and updates that ended with their worker
     std::int64_t restarts = 0;                  // attempts after a weight change (abort) or staleness (retry)
     std::int64_t late = 0;                      // replies to what was given up
     std::int64_t duplicates = 0;                // replies to what was answered already, or is not known any more
@@ -55,8 +56,8 @@ struct counters {
 
     template <class A>
     void fields(A& a) {
-        a(admitted, consumed, consumed_tokens, failed, retries, restarts, late, duplicates, lost_workers, updates,
-          short_batches, empty_batches);
+        a(admitted, consumed, consumed_tokens, failed, retries, preempted, restarts, late, duplicates, lost_workers,
+          updates, short_batches, empty_batches);
         for (auto& f : failed_by) a(f);
     }
 };
@@ -93,7 +94,12 @@ public:
     bool finished() const { return finished_; }
     const sched::counters& totals() const { return totals_; }
     const sched::census& where() const { return census_; }
-    const sched::plan& resolved() const { return plan_; }
+    /// The schedule's settings as they are now.
+    sched::plan resolved() const {
+        sched::plan p = plan_;
+        p.permits = ledger_.permits();
+        return p;
+    }
     const sched::settings& options() const { return settings_; }
     sample_t cursor() const { return cursor_; } ///< the next sequence's number
     /// A batch's worth is scored and the learner idle, but the staleness policy waits for someone.
@@ -114,7 +120,9 @@ public:
     /// All of the state, for restore(). Equal states give equal bytes.
     std::string snapshot() const;
     /// A scheduler as it was. The schedule, batch and group must be those of then; limits, deadlines and attempts may
-    /// differ. Throws invalid_input where they are not, and where the snapshot is damaged.
+    /// differ, and take effect. So may `outstanding`: another number than the settings of then is the number of permits
+    /// from now on, the same leaves what a resize has made of it. Throws invalid_input where they are not, and where the
+    /// snapshot is damaged.
     static scheduler restore(const settings& s, std::string_view snapshot);
     /// After restore() in a new process: nobody is there yet. What was in rollout waits again, with its permit; what was
     /// being scored is queued; what was in training is ready; an unfinished synchronisation is one that did not happen, so
@@ -193,7 +201,7 @@ private:
     void on_reply(const event& e, actions& out);
     void on_scored(const event& e, actions& out);
     void on_learned(const event& e, actions& out);
-    void on_learn_failed(actions& out);
+    void on_learn_failed(actions& out, bool charged = true);
     void on_timer(const timer& t, actions& out);
     void on_stop(actions& out);
 
@@ -214,7 +222,8 @@ private:
     void move(slot_t s, place to);
     void restart(slot_t s, bool in_front);
     void rollout_fault(slot_t s, actions& out);
-    void teacher_fault(slot_t s, actions& out);
+    void teacher_fault(slot_t s, actions& out, bool charged = true);
+    void call_back(std::uint64_t number, bool charged, actions& out);
     void give_up(slot_t s, failure why, actions& out);
     void put_training_back();
     bool rollout_empty() const { return census_.waiting + census_.rollout == 0; }
@@ -302,8 +311,8 @@ private:
     void fields(A& a) {
         a(ledger_, sequences_, cursor_, waiting_, queue_, jobs_, workers_[0], workers_[1], workers_[2], idle_lanes_,
           idle_teachers_, training_, training_job_, training_failures_, training_updates_, phase_, behind_, next_job_,
-          flush_, flush_due_, paused_, closed_, finished_, batches_, first_batch_, totals_, census_.waiting,
-          census_.rollout, census_.queued, census_.scoring, census_.ready, census_.training);
+          first_attempt_, flush_, flush_due_, paused_, closed_, finished_, batches_, first_batch_, totals_,
+          census_.waiting, census_.rollout, census_.queued, census_.scoring, census_.ready, census_.training);
     }
 
     sched::settings settings_;
@@ -324,9 +333,10 @@ private:
     std::int32_t training_failures_ = 0;
     std::int64_t training_updates_ = 0; // of the step that is being synchronised
     phase phase_ = phase::idle;
-    index_t behind_ = 0; // while syncing: rollout workers without the new weights
-    std::uint64_t next_job_ = 1;
-    std::uint64_t flush_ = 0; // number of the flush timer that counts
+    index_t behind_ = 0;              // while syncing: rollout workers without the new weights
+    std::uint64_t next_job_ = 1;      // the upper half counts the lives of the scheduler
+    std::uint32_t first_attempt_ = 0; // less one; likewise
+    std::uint64_t flush_ = 0;         // number of the flush timer that counts
     bool flush_due_ = false, paused_ = false, closed_ = false, finished_ = false;
     std::deque<batch> batches_;     // whole batches: those that are outstanding
     std::uint64_t first_batch_ = 0; // number of the first of them
@@ -454,17 +464,16 @@ inline void scheduler::on_worker_down(sched::stage s, std::int32_t number, actio
         offer(number);
         std::sort(running.begin(), running.end(),
                   [&](slot_t a, slot_t b) { return sequences_[a].sample > sequences_[b].sample; });
-        for (const slot_t i : running) rollout_fault(i, out); // each goes in front, so the order of admission is kept
+        for (const slot_t i : running) { // each goes in front, so the order of admission is kept
+            ++totals_.preempted, ++totals_.retries;
+            restart(i, true);
+        }
     } else if (s == stage::teacher) {
         offer_teacher(number);
-        for (std::size_t j = jobs_.size(); j-- > 0;) {
-            if (jobs_[j].worker != number) continue;
-            const job gone = std::move(jobs_[j]);
-            jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(j));
-            for (std::size_t i = gone.slots.size(); i-- > 0;) teacher_fault(gone.slots[i], out);
-        }
+        for (std::size_t j = jobs_.size(); j-- > 0;)
+            if (jobs_[j].worker == number) call_back(jobs_[j].number, false, out);
     } else if (phase_ == phase::training) {
-        on_learn_failed(out);
+        on_learn_failed(out, false);
     }
 }
 
@@ -519,12 +528,14 @@ inline void scheduler::on_scored(const event& e, actions& out) {
     jobs_.erase(at);
     --w.busy;
     offer_teacher(e.worker);
+    std::vector<slot_t> named; // none: all
+    for (const ticket& t : e.tickets)
+        if (t.slot < sequences_.size() && sequences_[t.slot].sample == t.sample) named.push_back(t.slot);
+    std::sort(named.begin(), named.end());
     for (std::size_t i = done.slots.size(); i-- > 0;) { // from the back: what fails is queued in front, in order
         const slot_t s = done.slots[i];
-        const bool scored = e.what == event::kind::scored &&
-                            (e.tickets.empty() || std::any_of(e.tickets.begin(), e.tickets.end(), [&](const ticket& t) {
-                                 return t.slot == s && t.sample == sequences_[s].sample;
-                             }));
+        const bool scored =
+            e.what == event::kind::scored && (e.tickets.empty() || std::binary_search(named.begin(), named.end(), s));
         if (!scored) teacher_fault(s, out);
     }
     for (const slot_t s : done.slots) {
@@ -549,10 +560,12 @@ inline void scheduler::on_learned(const event& e, actions&) {
     phase_ = phase::leaving;
 }
 
-inline void scheduler::on_learn_failed(actions& out) {
+inline void scheduler::on_learn_failed(actions& out, bool charged) {
     phase_ = phase::idle;
     training_job_ = 0; // given up: an answer to it is late
-    if (++training_failures_ < settings_.learner_attempts) {
+    totals_.preempted += !charged;
+    training_failures_ += charged;
+    if (training_failures_ < settings_.learner_attempts) {
         ++totals_.retries;
         put_training_back();
         return;
@@ -563,12 +576,15 @@ inline void scheduler::on_learn_failed(actions& out) {
 }
 
 inline void scheduler::on_timer(const timer& t, actions& out) {
-    const auto lose = [&](sched::stage s, std::int32_t w) {
+    // `charge`: what it was late with; all else that it had is lost with it
+    const auto lose = [&](sched::stage s, std::int32_t w, auto&& charge) {
         ++totals_.lost_workers;
         action& a = emit(out, action::kind::lost);
         a.stage = s, a.worker = w;
+        charge();
         on_worker_down(s, w, out);
     };
+    const auto nothing = [] {};
     switch (t.what) {
     case timer::kind::flush:
         if (t.number == flush_ && !queue_.empty()) flush_due_ = true;
@@ -581,23 +597,24 @@ inline void scheduler::on_timer(const timer& t, actions& out) {
         break;
     case timer::kind::abort: {
         known(stage::rollout, t.attempt.worker);
-        if (holds_lane(t.attempt)) lose(stage::rollout, t.attempt.worker);
+        if (holds_lane(t.attempt)) lose(stage::rollout, t.attempt.worker, nothing); // charged when it was aborted
         break;
     }
     case timer::kind::teacher:
         for (const job& j : jobs_)
             if (j.number == t.number) {
-                lose(stage::teacher, j.worker);
+                lose(stage::teacher, j.worker, [&] { call_back(t.number, true, out); });
                 break;
             }
         break;
     case timer::kind::learner:
-        if (phase_ == phase::training && training_job_ == t.number) lose(stage::learner, 0);
+        if (phase_ == phase::training && training_job_ == t.number)
+            lose(stage::learner, 0, [&] { on_learn_failed(out); });
         break;
     case timer::kind::sync: {
         const worker& w = known(stage::rollout, t.worker);
         const auto v = static_cast<version_t>(t.number);
-        if (w.up && w.comings == t.attempt.attempt && w.told == v && w.has < v) lose(stage::rollout, t.worker);
+        if (w.up && w.comings == t.attempt.attempt && w.told == v && w.has < v) lose(stage::rollout, t.worker, nothing);
         break;
     }
     }
@@ -764,7 +781,7 @@ inline void scheduler::start_waiting(actions& out) {
         q.lane = w.vacant.back();
         w.vacant.pop_back();
         ++w.busy;
-        ++q.attempt;
+        q.attempt = first_attempt_ + (q.attempt & 0xffff) + 1;
         if (q.start < 0) { // else it goes on with tokens that it has
             q.start = version();
             ledger_.started(s);
@@ -900,14 +917,25 @@ inline void scheduler::rollout_fault(slot_t s, actions& out) {
     restart(s, true);
 }
 
-inline void scheduler::teacher_fault(slot_t s, actions& out) {
-    if (++sequences_[s].teacher_failures >= settings_.teacher_attempts) {
+// Uncharged: its worker was lost, which is no fault of the sequence.
+inline void scheduler::teacher_fault(slot_t s, actions& out, bool charged) {
+    totals_.preempted += !charged;
+    sequences_[s].teacher_failures += charged;
+    if (sequences_[s].teacher_failures >= settings_.teacher_attempts) {
         give_up(s, failure::teacher, out);
         return;
     }
     ++totals_.retries;
     move(s, place::queued);
     enqueue(s, true, out);
+}
+
+// A teacher's call is over without an answer: its sequences are queued again, in front, in order.
+inline void scheduler::call_back(std::uint64_t number, bool charged, actions& out) {
+    const auto at = std::find_if(jobs_.begin(), jobs_.end(), [&](const job& j) { return j.number == number; });
+    const job gone = std::move(*at);
+    jobs_.erase(at);
+    for (std::size_t i = gone.slots.size(); i-- > 0;) teacher_fault(gone.slots[i], out, charged);
 }
 
 // For the teacher; the first to wait starts the flush timer.
@@ -996,7 +1024,7 @@ void scheduler::for_each(F&& f) const {
 inline std::string scheduler::snapshot() const {
     archive_writer w;
     w(plan_.streaming, plan_.overlap, plan_.batch, plan_.depth, plan_.policy, plan_.update, plan_.concurrency,
-      settings_.group);
+      settings_.group, plan_.permits);
     const_cast<scheduler*>(this)->fields(w);
     return seal(std::move(w.bytes));
 }
@@ -1017,7 +1045,10 @@ inline scheduler scheduler::restore(const sched::settings& s, std::string_view s
     same("schedule.update", r.plan_.update);
     same("schedule.concurrency", r.plan_.concurrency);
     same("group", r.settings_.group);
+    index_t permits = 0;
+    reader(permits);
     r.fields(reader);
+    if (permits != r.plan_.permits) r.ledger_.resize(r.plan_.permits);
     if (!reader.done()) throw invalid_input("snapshot", "is longer than the state it describes");
     return r;
 }
@@ -1025,6 +1056,9 @@ inline scheduler scheduler::restore(const sched::settings& s, std::string_view s
 inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
     if (reopen) paused_ = closed_ = finished_ = false;
     if (finished_) return;
+    // The process that died may have given out numbers after the snapshot, and answers to those may still come.
+    next_job_ += std::uint64_t{1} << 32;
+    first_attempt_ += std::uint32_t{1} << 16;
     if (phase_ != phase::idle) put_training_back();
     phase_ = phase::idle;
     training_job_ = 0;

@@ -41,7 +41,7 @@ constexpr const char* name_of(stage s) {
 struct ticket {
     sample_t sample = 0;
     std::uint32_t slot = 0;    ///< of its permit, in [0, M): unique among outstanding sequences
-    std::uint32_t attempt = 0; ///< counts starts of this sequence
+    std::uint32_t attempt = 0; ///< counts starts of this sequence; its upper half, lives of the scheduler
     std::int32_t worker = -1;
     std::int32_t lane = -1; ///< in [0, slots of the worker): unique among what runs there
     bool operator==(const ticket&) const = default;
