@@ -176,7 +176,8 @@ void run::distill_on_threads() {
     hooks.on_checkpoint = [&](in_flight state) {
         if (!all.left && !all.checkpoint(state.version, [&] { return to_bytes(state); })) running->stop_now();
     };
-    const sched::thread_options how{.shutdown_seconds = 120, .stop_on_error = true};
+    // each step may be the one after which it is time to leave
+    const sched::thread_options how{.checkpoint_every = 1, .shutdown_seconds = 120, .stop_on_error = true};
     std::unique_ptr<driver_type> driver;
     if (state_.step > 0) {
         const in_flight from = in_flight_of(state_.in_flight, [&](auto t) { return all.teacher->score(t); });
@@ -192,6 +193,8 @@ void run::distill_on_threads() {
     driver->observe(all.recorder);
     all.metrics.start(sched::steady_seconds());
     const sched::run_report report = driver->run();
+    if (report.observer_exceptions > 0)
+        spdlog::warn("{} events could not be recorded: the figures are incomplete", report.observer_exceptions);
     if (!report.left_behind.empty()) { // they use what would be destroyed now
         spdlog::error("{} threads did not return", report.left_behind.size());
         std::_Exit(all.left ? exit_interrupted : 1);

@@ -204,6 +204,7 @@ void survive(std::uint64_t seed) {
         CHECK(r.report.left_behind.empty());
         CHECK(r.report.totals.admitted == r.report.totals.consumed + r.report.totals.failed);
         const std::string first_exception = r.first_exception();
+        CHECK(r.report.observer_exceptions == 0); // the scheduler's invariants among them
         if (p.throws == 0 && p.lies == 0) CHECK(first_exception == "");
         done = r.report.completed && (way != 2 || r.report.totals.consumed == static_cast<std::int64_t>(p.n));
         for (const toy::step& s : r.steps)

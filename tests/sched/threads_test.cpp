@@ -54,6 +54,7 @@ std::vector<std::pair<std::string, schedule>> all_schedules() {
 void check_clean(const toy::run& r) {
     CHECK(r.complaints() == "");
     CHECK(r.report.left_behind.empty());
+    CHECK(r.report.observer_exceptions == 0); // the scheduler's invariants among them
     CHECK(r.report.totals.admitted == r.report.totals.consumed + r.report.totals.failed);
 }
 void check_complete(const toy::run& r, sample_t n) {
@@ -855,6 +856,49 @@ TEST_CASE("the recorder's figures are those of the run") {
         CHECK(metrics.stages.wall_time() <= report.seconds);
         CHECK(timeline.spans() >= static_cast<std::size_t>(report.totals.consumed));
     }
+}
+
+TEST_CASE("a recorder may join a resumed run") {
+    std::optional<toy::snapshot> saved;
+    toy::run first;
+    first.how = how(streaming(2), 8, 160);
+    first.on_checkpoint = [&](toy::driver& d, toy::snapshot s) {
+        if (s.version < 4) return;
+        if (!saved) saved = std::move(s);
+        d.stop_now();
+    };
+    first.go();
+    REQUIRE(saved);
+    run_metrics metrics(recorded());
+    recorder rec(metrics);
+    toy::run second;
+    second.how = first.how;
+    second.from = &*saved;
+    second.on_event = [&](const event& e, const actions& out, const scheduler& s) {
+        rec.event(steady_seconds(), e, out, s);
+    };
+    second.go();
+    check_clean(second);
+    CHECK(second.report.completed);
+    CHECK(metrics.lags.version() == second.report.version);
+    CHECK(metrics.sequences() == static_cast<std::int64_t>(second.consumed.size()));
+}
+
+TEST_CASE("an observer that throws stops nothing") {
+    toy::run r;
+    r.how = how(streaming(2), 8, 80);
+    std::int64_t seen = 0;
+    r.on_event = [&](const event&, const actions&, const scheduler&) {
+        throw toy::failed("no room on the dashboard " + std::to_string(seen++));
+    };
+    r.go();
+    CHECK(r.complaints() == "");
+    CHECK(r.report.completed);
+    CHECK(r.consumed_all(80));
+    CHECK(r.report.exceptions == 0);
+    CHECK(r.report.observer_exceptions == seen);
+    CHECK_THROWS_WITH_AS(std::rethrow_exception(r.report.first_observer_exception), "no room on the dashboard 0",
+                         toy::failed);
 }
 
 TEST_CASE("misuse is refused") {

@@ -264,7 +264,7 @@ using step = step_report<sequence, scores>;
 /// A run with these stages, and what became of it.
 struct run {
     settings how;
-    thread_options options;
+    thread_options options{.checkpoint_every = 1};
     int rollouts = 2, lanes = 4, teachers = 1;
     std::function<void(driver&)> prepare; // before run()
     std::function<void(driver&, const step&)> on_step;

@@ -488,7 +488,7 @@ using lag_values = std::array<std::array<double, lag_unit_count>, lag_count>;
 class lag_meter {
 public:
     explicit lag_meter(version_t first = 0, std::int64_t bound = 1024, std::int64_t earlier_updates = 1)
-        : updates_(first, earlier_updates) {
+        : updates_(first, earlier_updates), earlier_(earlier_updates) {
         for (int l = 0; l < lag_count; ++l)
             for (int u = 0; u < lag_unit_count; ++u)
                 run_[std::size_t(l)][std::size_t(u)] = lag_histogram(bound, divisions(static_cast<lag>(l)));
@@ -523,6 +523,9 @@ public:
         updates_.advance(updates);
         last_ = std::exchange(batch_, {});
     }
+
+    /// The run goes on from this version; lags before it stay counted.
+    void begin(version_t first) { updates_ = update_count(first, earlier_); }
 
     version_t version() const { return updates_.version(); }
     std::int64_t updates() const { return updates_.updates(); }
@@ -579,6 +582,7 @@ private:
     }
 
     update_count updates_;
+    std::int64_t earlier_;
     std::array<std::array<lag_histogram, lag_unit_count>, lag_count> run_;
     std::array<std::array<batch_stats, lag_unit_count>, lag_count> batch_{}, last_{};
 };

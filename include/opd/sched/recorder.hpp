@@ -5,7 +5,7 @@
 //
 //   stages    busy intervals of all workers; they come and go as the driver says, so none is present from the start
 //   tokens    what each step consumed; `prompt_tokens`, if given, says how long a sample's prompt is
-//   lags      of what each step consumed
+//   lags      of what each step consumed; from the scheduler's version at the first event, so also of a resumed run
 //   depths    sequences in rollout; queued for or with the teacher; scored. The time that a policy holds the learner back
 //   tallies   differences of the scheduler's counters
 //   trace     busy intervals, the closed gate, holds, lost workers and, if wanted, the life of each sequence
@@ -58,7 +58,7 @@ public:
 
     void event(double t, const sched::event&, const actions& out, const scheduler& now) {
         const counters& c = now.totals();
-        if (!std::exchange(any_, true)) before_ = c; // a resumed run: what was counted before is not ours
+        if (!std::exchange(any_, true)) begin(out, now);
         for (const action& a : out.items) {
             switch (a.what) {
             case action::kind::start:
@@ -103,6 +103,13 @@ public:
     }
 
 private:
+    /// A resumed run: what was counted before is not ours, and versions go on where they were.
+    void begin(const actions& out, const scheduler& now) {
+        before_ = now.totals();
+        version_t first = now.version();
+        for (const action& a : out.items) first -= a.what == action::kind::step;
+        if (metrics_.lags.version() != first) metrics_.lags.begin(first);
+    }
     template <class F>
     static void follow(std::optional<double>& since, bool is, double t, F&& ended) {
         if (is == since.has_value()) return;

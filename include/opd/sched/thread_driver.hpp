@@ -20,7 +20,9 @@
 //   a missed deadline   the worker counts as lost and its call is asked to stop. If the call ever returns, its answer is
 //                       counted as late and the worker comes back. A learner whose update comes late has changed weights
 //                       that nobody will install: it must look at its stop token before it publishes
-//   a hook throws       the run stops
+//   on_step or          the run stops: what they write down is part of it. on_worker and on_event, which look on, stop
+//   on_checkpoint       nothing: what they throw is counted (observer_exceptions)
+//   throws
 // The first exception is kept for the report; those of calls that were asked to stop count for nothing.
 //
 // Shutdown: request_stop() closes the scheduler (nothing new is admitted, what is outstanding is finished) for at most
@@ -63,7 +65,9 @@ struct thread_options {
     double shutdown_seconds = 10; ///< for threads to return once the run is over; then they are left behind
     double stranded_seconds = 0;  ///< a stage that has had no worker for so long stops the run; 0: it waits for ever
     bool stop_on_error = false;   ///< the first exception of a stage stops the run, without draining
-    index_t checkpoint_every = 1; ///< versions between two calls of on_checkpoint; 0: only as request_checkpoint() asks
+    index_t checkpoint_every =
+        0; ///< versions between two calls of on_checkpoint; 0: only as request_checkpoint() asks. Each
+           ///< copies the running prefixes of all workers
 };
 
 /// All that a run needs to go on from a completed step, but for the user's own weights and optimizer.
@@ -124,8 +128,10 @@ struct run_report {
     counters totals;
     std::vector<discarded_sequence> discarded; ///< but for stale ones, which totals.failed_by counts
     std::exception_ptr first_exception;
-    std::optional<worker_name> first_exception_at; ///< none: a hook or the driver
+    std::optional<worker_name> first_exception_at; ///< none: on_step, on_checkpoint or the driver
     std::int64_t exceptions = 0;
+    std::exception_ptr first_observer_exception; ///< of on_worker and on_event, which stop nothing
+    std::int64_t observer_exceptions = 0;
     std::vector<worker_name> left_behind; ///< threads that did not return
     double seconds = 0;                   ///< of run()
 };
@@ -404,7 +410,7 @@ private:
             if (over) return;
             todo.clear();
             sched.on(e, todo);
-            if (hooks.on_event) guarded({}, [&] { hooks.on_event(steady_seconds(), e, todo, sched); });
+            if (hooks.on_event) observed([&] { hooks.on_event(steady_seconds(), e, todo, sched); });
             perform();
         }
         /// An event whose contents come from a stage. False if no scheduler could take it.
@@ -419,6 +425,16 @@ private:
             } catch (...) {
                 note(std::current_exception(), where);
                 return false;
+            }
+        }
+        /// Whoever looks on does not stop the run.
+        template <class F>
+        void observed(F&& f) {
+            try {
+                f();
+            } catch (...) {
+                if (!abandoned && report.observer_exceptions++ == 0)
+                    report.first_observer_exception = std::current_exception();
             }
         }
         void note(std::exception_ptr e, const std::optional<worker_name>& where) {
@@ -660,7 +676,7 @@ private:
         }
         void tell(const worker& w, worker_change what) {
             if (!hooks.on_worker || abandoned) return;
-            guarded({}, [&] { hooks.on_worker(w.kind, w.number, what, steady_seconds()); });
+            observed([&] { hooks.on_worker(w.kind, w.number, what, steady_seconds()); });
         }
         void finish() {
             over = true;
