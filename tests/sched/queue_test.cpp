@@ -620,6 +620,33 @@ TEST_CASE("a snapshot that does not fit is refused") {
     CHECK(saved(*loaded(options(2, 1), bytes)) == bytes);
 }
 
+TEST_CASE("nothing starts while a short batch is out, or it would be consumed a version late") {
+    for (const staleness_policy p :
+         {staleness_policy::edf, staleness_policy::cohort_fifo, staleness_policy::in_order}) {
+        queue q(options(2, 0, p, 0, 2));
+        {
+            std::vector<permit> pair(2);
+            REQUIRE(q.try_acquire(pair));
+            REQUIRE(q.push(pair[0], 1) == push_result::queued);
+        } // the other one failed
+        std::stop_source stop;
+        std::thread group([&] {
+            std::vector<permit> pair(2);
+            (void)q.acquire(pair, stop.get_token()); // one is free: it does not fit
+        });
+        until_waiting(q, 1);
+        auto b = q.pop();
+        REQUIRE(items(*b) == std::vector{1}); // what is left
+        stop.request_stop();
+        group.join();
+        CHECK_FALSE(q.try_acquire());
+        consume(*std::move(b));
+        const permit held = q.try_acquire();
+        REQUIRE(held);
+        CHECK(held.version() == 1);
+    }
+}
+
 TEST_CASE("random histories: counts balance, nothing is lost or doubled, bounds hold, copies go on equally") {
     for (const staleness_policy policy :
          {staleness_policy::capacity, staleness_policy::cohort_fifo, staleness_policy::edf, staleness_policy::drop,

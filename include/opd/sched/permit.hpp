@@ -100,7 +100,7 @@ public:
     bool acquire(std::span<permit> out, const std::stop_token& stop, bool may_wait);
     /// If they are free and nobody waits for them.
     bool grant_now(std::span<permit> out) {
-        if (closed_ || !permits_.empty() || ledger_.free() < static_cast<index_t>(out.size())) return false;
+        if (closed_ || !permits_.empty() || free() < static_cast<index_t>(out.size())) return false;
         grant(out);
         return true;
     }
@@ -170,6 +170,12 @@ protected:
         }
         if (!permits_.empty()) serve_permits();
         if (!batches_.empty()) serve_batches();
+    }
+    /// Permits that may be given out. None while a short batch is out: the theorems count B for each step, and what started now
+    /// would be as old as what is in that batch, and more than it leaves room for.
+    index_t free() const {
+        const bool is_short = training_ != training::none && static_cast<index_t>(batch_.size()) < plan_.batch;
+        return is_short ? 0 : ledger_.free();
     }
     void serve_permits();
     void serve_batches() {
@@ -298,7 +304,7 @@ inline void permit_pool::grant(std::span<permit> out) {
 }
 
 inline void permit_pool::serve_permits() {
-    while (!permits_.empty() && !closed_ && ledger_.free() >= static_cast<index_t>(permits_.front().out.size())) {
+    while (!permits_.empty() && !closed_ && free() >= static_cast<index_t>(permits_.front().out.size())) {
         grant(permits_.front().out);
         permits_.serve_front();
     }
