@@ -858,6 +858,28 @@ TEST_CASE("the recorder's figures are those of the run") {
     }
 }
 
+TEST_CASE("a scheduler's state may be read by several threads at once") {
+    scheduler s(how(streaming(2), 4, 0));
+    actions out;
+    s.on(event::up(stage::rollout, 0, 3), out);
+    s.on(event::synced(0, 0), out);
+    s.on(event::up(stage::rollout, 1, 2), out);
+    s.on(event::synced(1, 0), out);
+    s.on(event::down(stage::rollout, 0), out); // some wait now, behind a gap
+    s.on(event::up(stage::rollout, 2, 1), out);
+    s.on(event::synced(2, 0), out);
+    const scheduler& read_only = s;
+    std::string bytes[4];
+    {
+        std::vector<std::jthread> readers;
+        for (std::string& b : bytes)
+            readers.emplace_back([&] {
+                for (int i = 0; i < 50; ++i) b = read_only.snapshot();
+            });
+    }
+    for (const std::string& b : bytes) CHECK(b == bytes[0]);
+}
+
 TEST_CASE("a recorder may join a resumed run") {
     std::optional<toy::snapshot> saved;
     toy::run first;

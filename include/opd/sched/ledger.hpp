@@ -78,11 +78,10 @@ public:
     }
     template <class A>
     void fields(A& a) {
-        if constexpr (!A::reading) { // equal queues give equal bytes
-            items_.erase(items_.begin(), begin());
-            head_ = 0;
-        }
-        a(items_, head_);
+        if constexpr (A::reading)
+            a(items_), head_ = 0;
+        else
+            a(std::vector<slot_t>(begin(), end())); // equal queues give equal bytes
     }
 
 private:
