@@ -78,6 +78,7 @@ struct stages {
         return teacher_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens(tickets));
     }
     double learner(std::uint64_t job, version_t, std::span<const ticket> tickets) const {
+        if (tickets.empty()) return 0; // it publishes what it has
         const double turn = e->time_shared ? c->learner.turn : 0;
         return turn + learner_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens(tickets));
     }

@@ -78,15 +78,28 @@ teacher_stage::score(std::span<const std::shared_ptr<const trajectory>> trajecto
 
 index_t learner_stage::step(std::span<const trajectory* const> rolled, std::span<const scored_sequence* const> scored,
                             sched::version_t version) {
-    const row_batch batch = pack(rolled, entries_);
-    join(scored, cache_);
-    const learner_result r = learn_.step(
-        batch, cache_,
-        cosine_rate(settings_.distill.rate, 0.1, settings_.distill.warmup, version, settings_.distill.steps),
-        static_cast<std::int32_t>(version));
-    if (after_) after_(r, batch, version);
+    std::vector<std::uint64_t> samples;
+    for (const trajectory* t : rolled) samples.push_back(t->sample);
+    if (version == last_.version) {
+        if (samples != last_.samples)
+            throw std::logic_error(
+                fmt::format("the step at version {} was made, from other sequences than now", version));
+        return last_.updates;
+    }
+    index_t updates = 0;
+    if (!rolled.empty()) {
+        const row_batch batch = pack(rolled, entries_);
+        join(scored, cache_);
+        const learner_result r = learn_.step(
+            batch, cache_,
+            cosine_rate(settings_.distill.rate, 0.1, settings_.distill.warmup, version, settings_.distill.steps),
+            static_cast<std::int32_t>(version));
+        if (after_) after_(r, batch, version);
+        updates = 1;
+    }
     weights_.publish(learn_.snapshot(static_cast<std::int32_t>(version) + 1));
-    return 1;
+    last_ = {version, std::move(samples), updates};
+    return updates;
 }
 
 } // namespace trainer

@@ -128,7 +128,9 @@ public:
     learner_stage(const config& c, learner& learn, publication& weights, report after)
         : settings_(c), learn_(learn), weights_(weights), after_(std::move(after)), entries_(draws_for(c).count) {}
 
-    /// One step on sequences with members `rolled` and `scored`, which point to those. Returns the optimizer updates made.
+    /// One step on sequences with members `rolled` and `scored`, which point to those; publishes version + 1. Returns the
+    /// optimizer updates made. Of no sequences the weights stay what they are. Asked again for the step that it made last,
+    /// it answers again: the weights have it in them.
     template <class View>
     index_t train(std::span<const View> sequences, opd::sched::version_t version, std::stop_token = {}) {
         std::vector<const trajectory*> rolled;
@@ -150,6 +152,11 @@ private:
     report after_;
     int entries_;
     teacher_cache cache_;
+    struct {
+        opd::sched::version_t version = -1;
+        std::vector<std::uint64_t> samples;
+        index_t updates = 0;
+    } last_;
 };
 
 } // namespace trainer

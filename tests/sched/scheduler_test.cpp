@@ -467,13 +467,16 @@ TEST_CASE("whole batches: one whose sequences all fail is a step without an upda
     o.teacher_attempts = 1;
     script t(o);
     t.staff();
-    CHECK(t.roll_failed(0) == "fail 0 rollout | start 1@0");
+    CHECK(t.roll_failed(0) == "fail 0 rollout | start 1@0 | train j1 v0:");
+    CHECK(t.on(event::learn_failed(1)) == "train j2 v0:"); // somebody must publish version 1
+    CHECK(t.on(event::learned(2, 0)) == "");               // the weights change once nothing runs
     CHECK(t.roll_failed(1) == "fail 1 rollout | sync 0 v1");
-    CHECK(t.synced(0, 1) == "step v1: | start 2@0 v1"); // two are still wanted
+    CHECK(t.synced(0, 1) == "step v1: | start 2@0 v1 | train j3 v1:"); // two are still wanted
     CHECK(t.s.totals().empty_batches == 1);
-    CHECK(t.rolled(2, 1) == "sync 0 v2 | score j1@0:2");
-    t.scored();
-    CHECK(t.synced(0, 2) == "step v2: | start 3@0 v2 | train j2 v2:2");
+    CHECK(t.on(event::learned(3, 0)) == "");
+    CHECK(t.rolled(2, 1) == "sync 0 v2 | score j4@0:2");
+    t.scored(4);
+    CHECK(t.synced(0, 2) == "step v2: | start 3@0 v2 | train j5 v2:2");
     CHECK(t.s.totals().empty_batches == 2);
     CHECK(t.s.totals().updates == 0);
 }
@@ -1034,12 +1037,13 @@ TEST_CASE("an empty batch adds no updates, and a batch's failures are not the ne
     CHECK(t.on(event::learn_failed(t.train_job)) == "train j3 v0:0");
     t.on(event::learned(t.train_job, 4));
     CHECK(t.synced(0, 1) == "step v1:0 | start 1@0 v1");
-    CHECK(t.roll_failed(1) == "fail 1 rollout | sync 0 v2");
+    CHECK(t.roll_failed(1) == "fail 1 rollout | train j4 v1:");
+    CHECK(t.on(event::learned(4, 0)) == "sync 0 v2");
     CHECK(t.synced(0, 2) == "step v2: | start 2@0 v2");
     CHECK(t.s.totals().updates == 4);
     t.rolled(2, 2);
     t.scored();
-    CHECK(t.on(event::learn_failed(t.train_job)) == "train j6 v2:2"); // its first
+    CHECK(t.on(event::learn_failed(t.train_job)) == "train j7 v2:2"); // its first
     t.on(event::learned(t.train_job, 1));
     CHECK(t.synced(0, 3) == "step v3:2 | finished");
     CHECK(t.s.totals().updates == 5);

@@ -238,6 +238,29 @@ TEST_CASE("groups of what is drawn by two versions: keep mode records both") {
 
 // --- faults ---------------------------------------------------------------------------------------------------------
 
+TEST_CASE("a train step that fails for good costs its whole batch, and the run goes on") {
+    for (const schedule& s : {serial, schedule(step_off{2}), schedule(controlled{1})}) {
+        toy::run r;
+        r.how = how(s, 4, 16);
+        r.shared->fault = once("train", throwing("out of memory"), 2);
+        std::stop_source patience; // a hang fails the test, and does not hang it
+        r.stop = patience.get_token();
+        std::jthread watch([&](std::stop_token done) {
+            for (int i = 0; i < 200 && !done.stop_requested(); ++i)
+                std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            if (!done.stop_requested()) patience.request_stop();
+        });
+        r.options.drain_seconds = 0;
+        r.go();
+        watch.request_stop();
+        check_clean(r);
+        CHECK(r.report.completed);
+        CHECK(r.report.totals.consumed == 16);
+        CHECK(r.report.totals.failed_by[static_cast<std::size_t>(failure::learner)] == 4);
+        CHECK(r.report.totals.empty_batches == 1);
+    }
+}
+
 TEST_CASE("a stage that throws once: the work is done again") {
     for (const std::string call : {"start", "step", "install", "score", "train"}) {
         for (const int n : {1, 2, 7}) {

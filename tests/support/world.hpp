@@ -325,11 +325,6 @@ public:
         hear(e, s);
         for (const action& a : out.items) see(a, out);
         s.check_invariants();
-        if (!plan_.streaming && gate_open() && !s.gate_open() && training_.empty() &&
-            static_cast<std::size_t>(version_) < whole_.size() && batch_failed()) {
-            learned_ = true; // all of a batch failed: a step without an update
-            cursor_at_gate_ = s.cursor();
-        }
         compare(s);
         admitted_ = s.totals().admitted;
         if (admitted_ != admitted) {
@@ -588,7 +583,6 @@ private:
             worker& w = of(stage::rollout, a.worker);
             require(w.up, "weights for a worker that is gone");
             if (a.version == version_ + 1) {
-                if (!learned_ && !plan_.streaming && training_.empty()) learned_ = batch_failed();
                 require(learned_, "weights that are not there yet");
                 syncing_ = true;
             } else {
@@ -681,16 +675,9 @@ private:
         if (plan_.streaming && learner && any_batch)
             require(c.ready < plan_.batch, "a batch waits while the learner is idle");
     }
-    bool batch_failed() const {
-        const auto [first, last] = whole_[static_cast<std::size_t>(version_)];
-        for (sample_t n = first; n < last; ++n)
-            if (n >= sequences_.size() || sequences_[n].where != failed_place) return false;
-        return true;
-    }
-
     void step(const action& a, const actions& out) {
         require(a.version == version_ + 1, "versions count up by one");
-        require(learned_ || (!plan_.streaming && a.count == 0), "a step without an update");
+        require(learned_, "a step without an update");
         for (const worker& w : workers_[0])
             require(!w.up || w.has == a.version, "the gate opened before everybody had the weights");
         const auto list = out.consumed_by(a);

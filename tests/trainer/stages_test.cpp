@@ -314,6 +314,50 @@ TEST_CASE("k updates off is the loop whose batches are drawn k updates earlier, 
             }
 }
 
+TEST_CASE("a learner whose answer was lost answers again; of an empty batch it publishes what it has") {
+    const config c = settings("reverse_kl", "sync");
+    transformer<float> student = model_of(c.student_model, 1);
+    const transformer<float> teacher = model_of(c.teacher_model, 2);
+    adamw_state state;
+    opd::eigen_backend backend{.threads = 1};
+    learner learn(c, student, state, backend);
+    publication board;
+    board.publish(learn.snapshot(0));
+    int steps = 0;
+    learner_stage lesson(c, learn, board, [&](const auto&...) { ++steps; });
+    teacher_stage scorer(teacher, c, 1);
+    const auto batch = [&](std::uint64_t from) {
+        std::vector<request> requests;
+        for (std::uint64_t i = 0; i < 3; ++i)
+            requests.push_back(request_of(small_task(), c.run.seed, first_sample + from + i));
+        const policy& mu = board.latest();
+        std::vector<view> views;
+        std::vector<std::shared_ptr<const trajectory>> rolled;
+        for (auto& t : roll_out(*mu.model, backend.team(), requests, sampling_of(c, small_task()), mu.version))
+            rolled.push_back(std::make_shared<const trajectory>(std::move(t)));
+        const auto scored = scorer.score(rolled);
+        for (std::size_t i = 0; i < rolled.size(); ++i) views.push_back({{}, rolled[i], scored[i]});
+        return views;
+    };
+    const auto train = [&](const std::vector<view>& views, sched::version_t v) {
+        return lesson.train(std::span<const view>(views), v);
+    };
+    const std::vector<view> first = batch(0), second = batch(3);
+    CHECK(train(first, 0) == 1);
+    const std::vector<float> once = student.weights;
+    CHECK(train(first, 0) == 1);
+    CHECK(student.weights == once);
+    CHECK(board.latest().version == 1);
+    CHECK_THROWS_WITH(train(second, 0), doctest::Contains("from other sequences"));
+    CHECK(train({}, 1) == 0);
+    CHECK(student.weights == once);
+    CHECK(board.latest().version == 2);
+    CHECK(board.latest().model->weights == once);
+    CHECK(train(second, 2) == 1);
+    CHECK(student.weights != once);
+    CHECK(steps == 2);
+}
+
 TEST_CASE("a rollout stage gives out what runs on it, and another one goes on from that") {
     const config c = settings("mc", "async");
     publication board;

@@ -9,7 +9,8 @@
 //   start{t, version}    roll t.sample out         rolled_out{t, versions}, rollout_failed{t}
 //   abort{t}             let go of it              aborted{t} (or one of the above)
 //   score{job, worker, tickets}                   scored{job, worker, tickets; none named: all}, score_failed{job, worker}
-//   train{job, version, tickets by sample}        learned{job}, learn_failed{job}
+//   train{job, version, tickets by sample}        learned{job}: the weights of version + 1 are published; learn_failed{job}.
+//                                                 No tickets: all of a whole batch failed, and the weights stay what they are
 //   sync{worker, version} install these weights   synced{worker, version}
 //   set_timer{timer, seconds}                     timer{timer}, once
 //   lost{stage, worker}  it missed a deadline     worker_up when it is back

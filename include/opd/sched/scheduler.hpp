@@ -52,7 +52,7 @@ struct counters {
     std::int64_t lost_workers = 0;              // missed a deadline
     std::int64_t updates = 0;                   // optimizer updates, of completed steps
     std::int64_t short_batches = 0;             // smaller than B, empty ones included
-    std::int64_t empty_batches = 0;             // all of a whole batch failed: a step without an update
+    std::int64_t empty_batches = 0;             // all of a whole batch failed: a step that consumes nothing
 
     template <class A>
     void fields(A& a) {
@@ -213,7 +213,7 @@ private:
     void feed_batches();
     void start_waiting(actions& out);
     void score(actions& out);
-    bool train(actions& out);
+    void train(actions& out);
     void finish(actions& out);
 
     // --- parts
@@ -642,11 +642,10 @@ inline void scheduler::on_stop(actions& out) {
 
 inline void scheduler::pump(actions& out) {
     if (finished_) return;
-    do {
-        while (synchronise(out)) {}
-        feed(out);
-        score(out);
-    } while (train(out));
+    while (synchronise(out)) {}
+    feed(out);
+    score(out);
+    train(out);
     finish(out);
 }
 
@@ -830,30 +829,26 @@ inline void scheduler::score(actions& out) {
     }
 }
 
-// True when something may follow at once: an empty batch was passed over.
-inline bool scheduler::train(actions& out) {
-    if (phase_ != phase::idle || !gate_open() || !can_train()) return false;
+// A whole batch of which all failed is trained too, without sequences: who installs a version must find it published, and only
+// the learner publishes.
+inline void scheduler::train(actions& out) {
+    if (phase_ != phase::idle || !gate_open() || !can_train()) return;
     if (plan_.streaming) {
         index_t n = plan_.batch;
         // the last batch: nothing else is outstanding and nothing will come
         if (ledger_.outstanding() < n && ledger_.ready_count() == ledger_.outstanding() && no_more())
             n = ledger_.ready_count();
-        if (n == 0 || !ledger_.pick(n, training_)) return false;
+        if (n == 0 || !ledger_.pick(n, training_)) return;
     } else {
-        if (batches_.empty() || batches_.front().unscored > 0) return false;
+        if (batches_.empty() || batches_.front().unscored > 0) return;
         const std::uint64_t ahead = first_batch_ + static_cast<std::uint64_t>(plan_.depth);
         const bool all_started = first_batch_ + batches_.size() > ahead || closed_ || wanted() == 0;
-        if (!all_started) return false;
+        if (!all_started) return;
         if (!plan_.overlap)
             for (const batch& b : batches_)
-                if (b.unscored > 0) return false;
+                if (b.unscored > 0) return;
         training_ = batches_.front().slots;
         ledger_.take(training_);
-        if (training_.empty()) {
-            ledger_.close_gate();
-            phase_ = phase::leaving;
-            return true;
-        }
     }
     std::sort(training_.begin(), training_.end(),
               [&](slot_t a, slot_t b) { return sequences_[a].sample < sequences_[b].sample; });
@@ -866,7 +861,6 @@ inline bool scheduler::train(actions& out) {
     a.worker = 0;
     list(out, a, training_);
     set_timer(out, {timer::kind::learner, {}, training_job_, -1}, settings_.learner_deadline);
-    return false;
 }
 
 inline void scheduler::finish(actions& out) {

@@ -18,8 +18,10 @@
 //                                                                   [, std::stop_token])
 //                                                              one entry a sequence, null: not scored (a partial answer)
 //   learner   updates train(std::span<const sequence_view<rolled_type, scored_type>>, version_t[, std::stop_token])
-//                                                              publishes the new weights, then returns how many optimizer
-//                                                              updates it made; `version` is the one that is trained from
+//                                                              publishes the weights of version + 1, then returns how many
+//                                                              optimizer updates it made; `version` is the one that is
+//                                                              trained from. A batch may be empty (all of it failed): then
+//                                                              the weights of version + 1 are those of version
 //
 // Publish by version and keep the last two: while no worker is lost, the version that is installed is the newest published;
 // but a worker that comes back while others finish under the old weights gets those before, and a learner that is lost after

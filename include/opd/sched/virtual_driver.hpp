@@ -785,6 +785,7 @@ struct simulated_cluster {
         return teacher_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens_of(teacher_time, tickets));
     }
     double learner(std::uint64_t job, version_t, std::span<const ticket> tickets) const {
+        if (tickets.empty()) return 0; // it publishes what it has
         return learner_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens_of(learner_time, tickets));
     }
     double sync(std::int32_t worker, version_t v) const {
