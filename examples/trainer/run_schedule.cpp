@@ -177,7 +177,7 @@ void run::distill_on_threads() {
         if (!all.left && !all.checkpoint(state.version, [&] { return to_bytes(state); })) running->stop_now();
     };
     // each step may be the one after which it is time to leave
-    const sched::thread_options how{.checkpoint_every = 1, .shutdown_seconds = 120, .stop_on_error = true};
+    const sched::thread_options how{.shutdown_seconds = 120, .stop_on_error = true, .checkpoint_every = 1};
     std::unique_ptr<driver_type> driver;
     if (state_.step > 0) {
         const in_flight from = in_flight_of(state_.in_flight, [&](auto t) { return all.teacher->score(t); });
