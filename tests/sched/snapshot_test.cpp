@@ -397,6 +397,24 @@ TEST_CASE("after a crash: a kept prefix that becomes stale while it waits starts
     }
 }
 
+TEST_CASE("after a crash: abort and finish_first mix no versions in a sequence whose prefix was kept") {
+    for (const weight_update u : {weight_update::keep, weight_update::abort, weight_update::finish_first}) {
+        script t(stream(1, {.tau = 2, .update = u}));
+        t.staff(3);
+        t.rolled(0);
+        t.scored(); // trained
+        t.s = scheduler::restore(t.s.options(), t.s.snapshot());
+        t.s.abandon_workers(true); // 1 and 2 wait, with tokens of version 0
+        t.up(stage::learner);
+        t.learned(); // before any rollout worker is back
+        CHECK(t.s.version() == 1);
+        t.s.for_each([&](const outstanding_sequence& q) { CHECK(q.start == (u == weight_update::keep ? 0 : -1)); });
+        CHECK(t.s.totals().restarts == (u == weight_update::keep ? 0 : 2));
+        t.up(stage::rollout, 0, 3);
+        CHECK(t.synced(0, 1) == "start 1#2@0 v1 | start 2#2@0 v1 | start 3@0 v1");
+    }
+}
+
 TEST_CASE("after a crash AReaL's rule goes on from its counts: no burst of admissions") {
     script t(stream(2, {.tau = 1, .policy = policy::areal}));
     t.staff(16);

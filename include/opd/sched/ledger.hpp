@@ -9,9 +9,10 @@
 // Notation: v the version; B the batch; M <= (tau + 1)·B the permits. Between two steps at most M sequences are
 // outstanding, those in training included, and every full batch consumes B of them.
 //
-//   capacity     A sequence with lag l is outstanding at l + 1 steps, so over J full steps the sum of (lag + 1) over
-//                consumed sequences is at most M·J, and they are B·J: the mean start lag is at most M/B - 1. Nothing holds
-//                for one sequence: it can be overtaken for ever.
+//   capacity     A sequence with lag l is outstanding at l + 1 steps, so over the first J full steps of a run the sum of
+//                (lag + 1) over consumed sequences is at most M·J, and they are B·J: the mean start lag is at most M/B - 1.
+//                Over any other J steps the at most M sequences that were there before add their earlier steps: at most
+//                M·L/(B·J), L the largest lag. Nothing holds for one sequence: it can be overtaken for ever.
 //   cohort_fifo  When v becomes v + 1, at most M - B sequences of version <= v are left, no later one goes before them and
 //                none joins them: they are gone after ceil(M/B) - 1 more steps. Start lag <= ceil(M/B) - 1.
 //   in_order     The same with "admitted earlier" for "of lower version".

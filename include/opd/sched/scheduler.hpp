@@ -663,6 +663,13 @@ inline bool scheduler::synchronise(actions& out) {
                     ++totals_.restarts;
                     restart(s, false);
                 }
+        if (plan_.streaming && plan_.update != weight_update::keep)
+            for (const slot_t s : waiting_) // a prefix that outlived a crash would go on under other weights
+                if (sequences_[s].start >= 0) {
+                    ledger_.restarted(s);
+                    sequences_[s].start = -1;
+                    ++totals_.restarts;
+                }
         phase_ = phase::syncing;
         behind_ = 0;
         idle_lanes_.clear(); // at once, not one by one
