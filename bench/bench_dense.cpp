@@ -113,9 +113,9 @@ std::vector<operation<T>> operations() {
                            const std::int32_t* ids = x.tokens->top.data() + r * scored;
                            unsigned bits = 0; // an integer chain, of one cycle a link
                            for (index_t j = 0; j < scored; ++j) {
-                               std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t> x;
-                               std::memcpy(&x, z + ids[j], sizeof x);
-                               bits ^= x;
+                               std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t> word;
+                               std::memcpy(&word, z + ids[j], sizeof word);
+                               bits ^= word;
                            }
                            benchmark::DoNotOptimize(bits);
                        });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
 //
-// Damaged snapshots, of every kind there is: each single bit that is flipped and each length that is cut is refused by
+// Damaged snapshots, of every kind that the library writes as bytes: each single bit that is flipped and each length that is cut is refused by
 // invalid_input before anything is made of it.
 #include "script.hpp"
 

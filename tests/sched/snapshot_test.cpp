@@ -180,6 +180,28 @@ TEST_CASE("a snapshot of another schedule is refused by the name of what differs
     CHECK(refusal(other, bytes) == "accepted"); // limits may change
 }
 
+TEST_CASE("fewer attempts than were used already: a lost worker still gives nothing up") {
+    settings o = stream(1, {.tau = 1});
+    o.learner_attempts = 3;
+    script t(o);
+    t.staff(2);
+    t.roll_failed(0);
+    t.rolled(1);
+    t.on(event::score_failed(t.score_job, 0));
+    t.scored();
+    t.on(event::learn_failed(t.train_job));
+    o.rollout_attempts = o.teacher_attempts = o.learner_attempts = 1;
+    t.s = scheduler::restore(o, t.s.snapshot());
+    t.down(stage::learner);
+    t.down(stage::rollout);
+    t.up(stage::rollout, 0, 2);
+    t.synced(0, 0);
+    t.rolled(0);
+    t.down(stage::teacher);
+    CHECK(t.s.totals().failed == 0);
+    CHECK(t.s.totals().preempted == 3);
+}
+
 TEST_CASE("what may differ at a restore takes effect") {
     settings o = stream(2, {.tau = 4, .outstanding = 10});
     script t(o);

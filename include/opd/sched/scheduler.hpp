@@ -130,6 +130,8 @@ public:
     /// Workers are announced by worker_up. `keep_prefixes`: the driver has the tokens of the sequences that were in rollout
     /// and goes on from those of versions up to version(), so they keep the version of their start.
     /// `reopen`: a pause, a close and an end that the snapshot had seen are forgotten; they were the old process's.
+    /// Jobs and attempts have new numbers from here on, so answers to the old process count for nothing; take a snapshot
+    /// after this and before the first event, or a third process from the same snapshot would give out the second's.
     void abandon_workers(bool keep_prefixes = false, bool reopen = false);
 
     /// Recounts everything; throws std::logic_error that names the broken invariant. For tests and simulations.
@@ -221,7 +223,8 @@ private:
     slot_t admit();
     void move(slot_t s, place to);
     void restart(slot_t s, bool in_front);
-    void rollout_fault(slot_t s, actions& out);
+    // uncharged: the worker was lost, which is no fault of the sequence and never gives it up
+    void rollout_fault(slot_t s, actions& out, bool charged = true);
     void teacher_fault(slot_t s, actions& out, bool charged = true);
     void call_back(std::uint64_t number, bool charged, actions& out);
     void give_up(slot_t s, failure why, actions& out);
@@ -464,10 +467,7 @@ inline void scheduler::on_worker_down(sched::stage s, std::int32_t number, actio
         offer(number);
         std::sort(running.begin(), running.end(),
                   [&](slot_t a, slot_t b) { return sequences_[a].sample > sequences_[b].sample; });
-        for (const slot_t i : running) { // each goes in front, so the order of admission is kept
-            ++totals_.preempted, ++totals_.retries;
-            restart(i, true);
-        }
+        for (const slot_t i : running) rollout_fault(i, out, false); // each in front, so the order of admission is kept
     } else if (s == stage::teacher) {
         offer_teacher(number);
         for (std::size_t j = jobs_.size(); j-- > 0;)
@@ -564,8 +564,7 @@ inline void scheduler::on_learn_failed(actions& out, bool charged) {
     phase_ = phase::idle;
     training_job_ = 0; // given up: an answer to it is late
     totals_.preempted += !charged;
-    training_failures_ += charged;
-    if (training_failures_ < settings_.learner_attempts) {
+    if (!charged || ++training_failures_ < settings_.learner_attempts) {
         ++totals_.retries;
         put_training_back();
         return;
@@ -909,8 +908,9 @@ inline void scheduler::restart(slot_t s, bool in_front) {
         waiting_.push(s);
 }
 
-inline void scheduler::rollout_fault(slot_t s, actions& out) {
-    if (++sequences_[s].rollout_failures >= settings_.rollout_attempts) {
+inline void scheduler::rollout_fault(slot_t s, actions& out, bool charged) {
+    totals_.preempted += !charged;
+    if (charged && ++sequences_[s].rollout_failures >= settings_.rollout_attempts) {
         give_up(s, failure::rollout, out);
         return;
     }
@@ -918,11 +918,9 @@ inline void scheduler::rollout_fault(slot_t s, actions& out) {
     restart(s, true);
 }
 
-// Uncharged: its worker was lost, which is no fault of the sequence.
 inline void scheduler::teacher_fault(slot_t s, actions& out, bool charged) {
     totals_.preempted += !charged;
-    sequences_[s].teacher_failures += charged;
-    if (sequences_[s].teacher_failures >= settings_.teacher_attempts) {
+    if (charged && ++sequences_[s].teacher_failures >= settings_.teacher_attempts) {
         give_up(s, failure::teacher, out);
         return;
     }

@@ -65,9 +65,9 @@ struct thread_options {
     double shutdown_seconds = 10; ///< for threads to return once the run is over; then they are left behind
     double stranded_seconds = 0;  ///< a stage that has had no worker for so long stops the run; 0: it waits for ever
     bool stop_on_error = false;   ///< the first exception of a stage stops the run, without draining
-    index_t checkpoint_every =
-        0; ///< versions between two calls of on_checkpoint; 0: only as request_checkpoint() asks. Each
-           ///< copies the running prefixes of all workers
+    /// Versions between two calls of on_checkpoint, each of which copies the running prefixes of all workers; 0: only as
+    /// request_checkpoint() asks.
+    index_t checkpoint_every = 0;
 };
 
 /// All that a run needs to go on from a completed step, but for the user's own weights and optimizer.
