@@ -6,11 +6,12 @@
 // Eigen and naive versions. Samples beside a slow multiply-add probe are thrown away (harness.hpp). The figures are medians;
 // where all samples were disturbed, the smallest times, marked ~.
 //
-//   bench_dense [--quick] [--rows=64,512] [--threads=1,2] [--holes=padded|filtered]
+//   bench_dense [--quick] [--rows=64,512] [--threads=1,2] [--holes=padded|filtered] [--small-pages]
 //               [--benchmark_filter=substring] [--benchmark_out=file.json]
 //
 // `share`: memory limit / time. `floor`: max(memory limit, L2 time) / time. A bar is met by its share, or by a floor of 0.85.
 // Data: student logits N(0,3), teacher = student + N(0,0.5); "apart": teacher N(0,3) on its own. --quick: N = 64 alone.
+// --small-pages: arrays lie in pages of 4 kB, not in huge ones.
 // --holes: the teacher is -inf at the last 267 ids (padded), or at 99 of 100 (filtered).
 #include <cmath>
 #include <cstdint>
@@ -471,6 +472,8 @@ settings parse(int argc, char** argv) {
         if (std::strcmp(argv[i], "--quick") == 0) {
             s.quick = true;
             s.row_counts = {64};
+        } else if (std::strcmp(argv[i], "--small-pages") == 0) {
+            bench::huge_pages = false;
         } else if (const char* rows = value(argv[i], "--rows=")) {
             s.row_counts = numbers("--rows", rows);
         } else if (const char* threads = value(argv[i], "--threads=")) {

@@ -37,7 +37,10 @@ inline double now() {
 /// Seconds of processor time of all threads.
 inline double processor_time() { return double(std::clock()) / CLOCKS_PER_SEC; }
 
-/// n elements in huge pages, all touched.
+/// Whether arrays lie in huge pages, where the system gives them on request.
+inline bool huge_pages = true;
+
+/// n elements, all touched.
 template <class T>
 class array {
 public:
@@ -47,7 +50,7 @@ public:
         void* p = std::aligned_alloc(huge, bytes);
         if (!p) throw std::bad_alloc();
 #if defined(__linux__)
-        ::madvise(p, bytes, MADV_HUGEPAGE);
+        ::madvise(p, bytes, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
         std::fill_n(static_cast<unsigned char*>(p), bytes, static_cast<unsigned char>(0));
         data_ = static_cast<T*>(p);
