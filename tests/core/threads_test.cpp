@@ -7,12 +7,9 @@
 #include <string>
 #include <vector>
 
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "opd/error.hpp"
 #include "opd/threads.hpp"
+#include "support/address_space.hpp"
 
 TEST_CASE("every block runs once, whatever the number of threads") {
     for (const int threads : {1, 2, 3, 8}) {
@@ -56,33 +53,18 @@ TEST_CASE("the first exception of a block is rethrown, and the team can be used 
     }
 }
 
-// The sanitizers reserve address space of their own, so it cannot be limited.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define OPD_TEST_SANITIZED 1
-#elif defined(__has_feature)
-#define OPD_TEST_SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
-#else
-#define OPD_TEST_SANITIZED 0
-#endif
 #if !OPD_TEST_SANITIZED
 TEST_CASE("a system that refuses a thread is an error, and nothing hangs") {
-    const pid_t child = fork(); // limits cannot be raised again
-    if (child == 0) {
-        alarm(20);
-        const rlimit little{rlim_t{1} << 30, rlim_t{1} << 30}; // of address space: some hundred stacks
-        if (setrlimit(RLIMIT_AS, &little) != 0) _exit(3);
+    const auto refused = [] { // of address space: some hundred stacks
         try {
             opd::thread_team team(100'000);
         } catch (const opd::unsupported& e) {
             const std::string said = e.what();
             opd::thread_team team(4); // what had been taken is free again
-            _exit(said.find(" of 100000: ") != std::string::npos && team.size() == 4 ? 0 : 1);
+            return said.find(" of 100000: ") != std::string::npos && team.size() == 4 ? 0 : 1;
         }
-        _exit(2);
-    }
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    CHECK(WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 0);
+        return 2;
+    };
+    CHECK(opd::test::within_address_space(std::size_t{1} << 30, 20, refused) == 0);
 }
 #endif

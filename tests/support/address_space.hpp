@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// A child process that the system refuses memory and threads.
+#pragma once
+
+#include <cstddef>
+
+#include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+// The sanitizers reserve address space of their own, so it cannot be limited.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define OPD_TEST_SANITIZED 1
+#elif defined(__has_feature)
+#define OPD_TEST_SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#else
+#define OPD_TEST_SANITIZED 0
+#endif
+
+namespace opd::test {
+
+/// What body() returns in a child (limits cannot be raised again) of so much address space; -1 if it ended otherwise.
+template <class Body>
+int within_address_space(std::size_t bytes, unsigned seconds, Body&& body) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        alarm(seconds); // what hangs is killed
+        const rlimit little{bytes, bytes};
+        _exit(setrlimit(RLIMIT_AS, &little) == 0 ? body() : 99);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+} // namespace opd::test
