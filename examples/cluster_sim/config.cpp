@@ -15,7 +15,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "json_integer.hpp"
+#include "numbers.hpp"
 
 namespace cluster_sim {
 

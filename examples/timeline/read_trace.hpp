@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "json_integer.hpp"
+#include "numbers.hpp"
 #include "opd/error.hpp"
 #include "opd/sched/trace.hpp"
 

@@ -5,11 +5,16 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include "opd/error.hpp"
 #include "run.hpp"
 
 namespace trainer {
@@ -27,8 +32,9 @@ int app_main(int argc, const char* const* argv) {
         std::make_shared<spdlog::logger>("opd-train", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     log->set_pattern("%^%l%$: %v");
     spdlog::set_default_logger(log);
+    command arguments;
     try {
-        const command arguments = parse_command_line(argc, argv);
+        arguments = parse_command_line(argc, argv);
         if (!arguments.text.empty()) {
             std::fputs(arguments.text.c_str(), stdout);
             return exit_ok;
@@ -40,11 +46,26 @@ int app_main(int argc, const char* const* argv) {
         std::signal(SIGTERM, on_signal);
         return work->go();
     } catch (const failure& e) {
-        log->error("{}", e.what());
+        const bool of_settings = e.code == exit_usage || e.code == exit_resources;
+        log->error("{}", of_settings ? as_given(arguments, e.what()) : e.what());
         return e.code;
+    } catch (const std::bad_alloc&) {
+        log->error("not enough memory");
+        return exit_resources;
+    } catch (const std::length_error& e) { // more than a vector takes
+        log->error("not enough memory: {}", e.what());
+        return exit_resources;
+    } catch (const opd::unsupported& e) { // of a thread team
+        log->error("{}", as_given(arguments, e.what() + std::string("; --threads sets how many")));
+        return exit_resources;
+    } catch (const std::system_error& e) {
+        const bool thread = e.code() == std::errc::resource_unavailable_try_again; // of the scheduler's driver
+        const std::string what = thread ? "the system refused a thread; --rollout-workers sets how many: " : "";
+        log->error("{}", as_given(arguments, what + e.what()));
+        return thread ? exit_resources : exit_other;
     } catch (const std::exception& e) {
         log->error("{}", e.what());
-        return 1;
+        return exit_other;
     }
 }
 

@@ -11,13 +11,18 @@
 #include <fmt/format.h>
 
 #include "files.hpp"
-#include "json_integer.hpp"
+#include "numbers.hpp"
 #include "opd/version.hpp"
 #include "schedule.hpp"
 
 namespace trainer {
 
 namespace {
+
+// Beyond these a mistake is likelier than a purpose; products of what remains fit in 64 bits.
+constexpr int most_at_once = 1'000'000; // sequences, prompts, draws
+constexpr int most_wide = 65'536;       // of a model
+constexpr double most_weights = 2e9;
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
     std::vector<std::size_t> row(b.size() + 1);
@@ -69,7 +74,7 @@ struct json_reader {
         if (g == in.end() || !g->is_object()) return;
         const auto found = g->find(key);
         if (found == g->end()) return;
-        const auto wrong = [&](const char* expected) {
+        const auto wrong = [&](const std::string& expected) {
             throw failure(exit_usage, fmt::format("{}: {}.{} must be {}, not {}", source, groups.back(), key, expected,
                                                   found->dump()));
         };
@@ -78,7 +83,7 @@ struct json_reader {
         } else if constexpr (std::is_same_v<T, std::string>) {
             if (!found->is_string()) wrong("a string");
         } else if constexpr (std::is_integral_v<T>) {
-            if (!is_integer_of<T>(*found)) wrong(std::is_unsigned_v<T> ? "an integer of 0 or more" : "an integer");
+            if (!is_integer_of<T>(*found)) wrong(integer_range<T>());
         } else {
             if (!found->is_number()) wrong("a number");
         }
@@ -109,18 +114,28 @@ struct json_reader {
 struct unused_check {
     const std::vector<unused_setting>& unused;
     const CLI::App& app;
-    const nlohmann::json& file;
+    const std::map<std::string, std::string>& in_file;
     std::string group_key = {};
     void group(const char* key, const char*) { group_key = key; }
     template <class T>
     void option(const char* key, const std::string& flag, const T&, const char*, bool) const {
-        for (const unused_setting& u : unused) {
-            if (u.group != group_key || u.key != key) continue;
-            const bool in_file = file.contains(group_key) && file[group_key].contains(key);
-            if (app.count(flag) > 0 || in_file)
-                throw failure(exit_usage,
-                              fmt::format("{} is not used by {}", in_file ? group_key + "." + key : flag, u.by));
-        }
+        for (const unused_setting& u : unused)
+            if (u.group == group_key && u.key == key && (app.count(flag) > 0 || in_file.contains(flag)))
+                throw failure(exit_usage, fmt::format("{} is not used by {}", flag, u.by));
+    }
+};
+
+// The settings that a file decides: no flag overrides it.
+struct file_check {
+    const CLI::App& app;
+    const nlohmann::json& file;
+    std::map<std::string, std::string>& in_file;
+    std::string group_key = {};
+    void group(const char* key, const char*) { group_key = key; }
+    template <class T>
+    void option(const char* key, const std::string& flag, const T&, const char*, bool) const {
+        if (app.count(flag) == 0 && file.contains(group_key) && file[group_key].contains(key))
+            in_file[flag] = group_key + "." + key;
     }
 };
 
@@ -132,8 +147,22 @@ struct command_line {
     void option(const char*, const std::string& flag, T& value, const char* help, bool) {
         if constexpr (std::is_same_v<T, bool>)
             app.add_flag(flag + ",!--no-" + flag.substr(2), value, help)->group(title)->capture_default_str();
-        else
-            app.add_option(flag, value, help)->group(title)->capture_default_str()->take_last();
+        else {
+            CLI::Option* o = app.add_option(flag, value, help)->group(title)->capture_default_str()->take_last();
+            if constexpr (std::is_integral_v<T>)
+                o->transform([flag](const std::string& text) {
+                    const auto number = integer_of<T>(text);
+                    if (!number)
+                        throw failure(exit_usage,
+                                      fmt::format("{} must be {}, not '{}'", flag, integer_range<T>(), text));
+                    return std::to_string(*number);
+                });
+            else if constexpr (std::is_floating_point_v<T>)
+                o->transform([flag](const std::string& text) {
+                    if (text.empty()) throw failure(exit_usage, flag + " must be a number, not ''"); // it would be 0
+                    return text;
+                });
+        }
     }
 };
 
@@ -197,8 +226,8 @@ void from_json(const nlohmann::json& j, const std::string& source, config& c) {
 nlohmann::json config_of_text(std::string_view text, const std::string& source, config& c) {
     nlohmann::json j;
     try {
-        j = nlohmann::json::parse(text);
-    } catch (const nlohmann::json::exception& e) { // of syntax, or of a number that no double holds
+        j = parse_json(text);
+    } catch (const std::runtime_error& e) {
         throw failure(exit_usage, fmt::format("{}: {}", source, e.what()));
     }
     from_json(j, source, c);
@@ -214,45 +243,64 @@ void validate(const config& c) {
     const auto at_least = [&](const char* flag, auto value, auto least) {
         need(value >= least, fmt::format("{} must be at least {}, not {}", flag, least, value));
     };
+    const auto count = [&](const char* flag, int value, int least) { // of what is held in memory at once
+        need(value >= least && value <= most_at_once,
+             fmt::format("{} must lie in [{}, {}], not {}", flag, least, most_at_once, value));
+    };
     const auto positive = [&](const char* flag, double value) {
-        need(std::isfinite(value) && value > 0, fmt::format("{} must be positive, not {}", flag, value));
+        need(std::isfinite(value) && value > 0, fmt::format("{} must be positive and finite, not {}", flag, value));
+    };
+    const auto not_negative = [&](const char* flag, double value) {
+        need(std::isfinite(value) && value >= 0, fmt::format("{} must be at least 0 and finite, not {}", flag, value));
     };
     const auto within = [&](const char* flag, double value, double low, double high) {
         need(value >= low && value <= high, fmt::format("{} must lie in [{}, {}], not {}", flag, low, high, value));
     };
     need(!c.run.directory.empty(), "--run-dir must name a directory");
-    at_least("--threads", c.run.threads, 0);
+    need(c.run.threads >= 0 && c.run.threads <= most_threads,
+         fmt::format("--threads must lie in [0, {}], not {}", most_threads, c.run.threads));
     at_least("--checkpoint-every", c.run.checkpoint_every, 1);
     at_least("--log-every", c.run.log_every, 1);
     positive("--loss-limit", c.run.loss_limit);
     at_least("--max-operand", c.task.max_operand, 3);
     need(c.task.max_operand <= 9999, fmt::format("--max-operand must be at most 9999, not {}", c.task.max_operand));
-    at_least("--max-task-steps", c.task.max_steps, 1);
+    // no pair takes more subtractions than its larger operand
+    need(c.task.max_steps >= 1 && c.task.max_steps <= 9999,
+         fmt::format("--max-task-steps must lie in [1, 9999], not {}", c.task.max_steps));
     at_least("--held-out-one-in", c.task.held_out_one_in, 2);
     const auto model = [&](const model_shape& m, const std::string& prefix) {
-        at_least((prefix + "-width").c_str(), m.width, 1);
-        at_least((prefix + "-layers").c_str(), m.layers, 1);
-        at_least((prefix + "-heads").c_str(), m.heads, 1);
-        at_least((prefix + "-kv-heads").c_str(), m.kv_heads, 1);
+        for (const auto& [name, value] : {std::pair{"-width", m.width},
+                                          {"-layers", m.layers},
+                                          {"-heads", m.heads},
+                                          {"-kv-heads", m.kv_heads},
+                                          {"-head-dim", m.head_dim},
+                                          {"-ffn", m.ffn}})
+            need(value >= 1 && value <= most_wide,
+                 fmt::format("{}{} must lie in [1, {}], not {}", prefix, name, most_wide, value));
         need(m.heads % m.kv_heads == 0,
              fmt::format("{0}-kv-heads ({1}) must divide {0}-heads ({2})", prefix, m.kv_heads, m.heads));
-        need(m.head_dim >= 2 && m.head_dim % 2 == 0,
-             fmt::format("{}-head-dim must be even and positive, not {}", prefix, m.head_dim));
-        at_least((prefix + "-ffn").c_str(), m.ffn, 1);
+        need(m.head_dim % 2 == 0, fmt::format("{}-head-dim must be even, not {}", prefix, m.head_dim));
+        // a layer's matrices, in double: the product of four such numbers leaves 64 bits
+        const double weights =
+            1.0 * m.layers * m.width * (static_cast<double>(2 * m.q_width() + 2 * m.kv_width()) + 3.0 * m.ffn);
+        need(weights <= most_weights,
+             fmt::format("{0}-width, {0}-layers, {0}-heads, {0}-head-dim and {0}-ffn make a model of {1:.2g} weights; "
+                         "{2:.2g} is the most",
+                         prefix, weights, most_weights));
     };
     model(c.teacher_model, "--teacher");
     model(c.student_model, "--student");
     at_least("--teacher-steps", c.teacher.steps, 1);
-    at_least("--teacher-batch", c.teacher.batch, 1);
+    count("--teacher-batch", c.teacher.batch, 1);
     at_least("--teacher-warmup", c.teacher.warmup, 0);
     positive("--teacher-rate", c.teacher.rate);
     at_least("--student-max-steps", c.student.max_steps, 0);
-    at_least("--student-batch", c.student.batch, 1);
+    count("--student-batch", c.student.batch, 1);
     at_least("--student-warmup", c.student.warmup, 0);
     positive("--student-rate", c.student.rate);
     within("--student-target-accuracy", c.student.target_accuracy, 0, 1);
     at_least("--student-check-every", c.student.check_every, 1);
-    at_least("--student-check-prompts", c.student.check_prompts, 1);
+    count("--student-check-prompts", c.student.check_prompts, 1);
     if (std::find(estimators.begin(), estimators.end(), c.distill.estimator) == estimators.end()) {
         const std::string near = nearest(c.distill.estimator, {estimators.begin(), estimators.end()});
         throw failure(exit_usage,
@@ -261,30 +309,30 @@ void validate(const config& c) {
                                   near.empty() ? std::string() : fmt::format("; did you mean '{}'?", near)));
     }
     at_least("--steps", c.distill.steps, 0);
-    at_least("--prompts", c.distill.prompts, 1);
+    count("--prompts", c.distill.prompts, 1);
     at_least("--warmup", c.distill.warmup, 0);
     positive("--rate", c.distill.rate);
-    positive("--temperature", c.distill.temperature);
+    within("--temperature", c.distill.temperature, 1e-6, 1e6); // what the library takes; likewise alpha
     need(c.distill.jsd_w > 0 && c.distill.jsd_w < 1,
          fmt::format("--jsd-w must lie in (0, 1), not {}", c.distill.jsd_w));
     within("--jsd-o", c.distill.jsd_o, 0, 1);
     need(c.distill.skew >= 0 && c.distill.skew < 1, fmt::format("--skew must lie in [0, 1), not {}", c.distill.skew));
-    need(std::isfinite(c.distill.alpha), "--alpha must be finite");
+    within("--alpha", c.distill.alpha, -1000, 1000);
     at_least("--k", c.distill.k, 1);
     need(c.distill.topk_from == "teacher" || c.distill.topk_from == "student",
          fmt::format("--topk-from must be teacher or student, not '{}'", c.distill.topk_from));
-    at_least("--m", c.distill.m, 1);
+    count("--m", c.distill.m, 1);
     at_least("--budget", c.distill.budget, 1);
-    at_least("--slots", c.distill.slots, 1);
+    count("--slots", c.distill.slots, 1);
     at_least("--prefill-chunk", c.distill.prefill_chunk, 1);
     schedule_of(c); // names what it refuses
     within("--beta1", c.optimizer.beta1, 0, 0.9999999);
     within("--beta2", c.optimizer.beta2, 0, 0.9999999);
     positive("--epsilon", c.optimizer.epsilon);
-    need(c.optimizer.decay >= 0, fmt::format("--weight-decay must be at least 0, not {}", c.optimizer.decay));
-    need(c.optimizer.clip >= 0, fmt::format("--clip must be at least 0, not {}", c.optimizer.clip));
+    not_negative("--weight-decay", c.optimizer.decay);
+    not_negative("--clip", c.optimizer.clip);
     at_least("--eval-prompts", c.evaluation.prompts, 1);
-    at_least("--eval-samples", c.evaluation.samples, 0);
+    count("--eval-samples", c.evaluation.samples, 0);
     at_least("--eval-every", c.evaluation.every, 0);
     at_least("--eval-every-prompts", c.evaluation.every_prompts, 1);
 }
@@ -296,6 +344,21 @@ nlohmann::ordered_json results_json(const config& c) {
 }
 
 std::string fingerprint(const config& c) { return hash128(results_json(c).dump()); }
+
+std::string as_given(const command& c, const std::string& text) {
+    std::string r;
+    bool replaced = false;
+    for (std::size_t at = 0; at < text.size();) {
+        const std::size_t end =
+            std::min(text.size(), text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-", at));
+        const auto found = c.in_file.find(text.substr(at, end - at));
+        replaced |= found != c.in_file.end();
+        r += found != c.in_file.end() ? found->second : text.substr(at, end - at);
+        if (end < text.size()) r += text[end];
+        at = end + 1;
+    }
+    return replaced ? c.file + ": " + r : r;
+}
 
 command parse_command_line(int argc, const char* const* argv) {
     command r;
@@ -317,6 +380,7 @@ command parse_command_line(int argc, const char* const* argv) {
             throw failure(exit_usage, e.what());
         }
     }
+    r.file = config_file;
     if (!config_file.empty()) {
         const std::string directory = r.settings.run.directory;
         const bool named = directory != config{}.run.directory;
@@ -325,17 +389,17 @@ command parse_command_line(int argc, const char* const* argv) {
     } else if (r.resume) {
         const std::string directory = r.settings.run.directory;
         const std::string saved = directory + "/config.json";
-        if (std::filesystem::exists(saved)) {
-            file = load_config(saved, r.settings);
-        }
+        if (std::filesystem::exists(saved)) file = load_config(r.file = saved, r.settings);
         r.settings.run.directory = directory;
     }
 
     CLI::App app("Trains a teacher on an embedded task, warms a weak student up, and closes the gap between them by\n"
                  "on-policy distillation with the opd library.",
                  "opd-train");
-    app.footer("Exit codes: 0 ok, 2 usage or configuration, 3 input file, 4 numeric guard, 5 output, 6 peer failure,\n"
-               "130 interrupted (a checkpoint was written; --resume goes on).");
+    app.footer(
+        "Exit codes: 0 ok, 1 any other failure, 2 usage or configuration, 3 input file, 4 numeric guard, 5 output,\n"
+        "6 peer failure, 7 too little memory or too few threads, 130 interrupted (a checkpoint was written;\n"
+        "--resume goes on).");
     bool version = false;
     app.add_option("--config", config_file, "JSON file with settings; flags override it")->group("Files")->take_last();
     app.add_flag("--print-config", r.print_config, "print the settings as a file that --config reads, and exit")
@@ -371,10 +435,14 @@ command parse_command_line(int argc, const char* const* argv) {
         return r;
     }
     if (r.resume && r.overwrite) throw failure(exit_usage, "--resume and --overwrite exclude each other");
-    validate(r.settings);
-    const std::vector<unused_setting> unused = unused_settings(r.settings);
-    unused_check given{unused, app, file};
-    visit_options(r.settings, given);
+    visit_options(r.settings, file_check{app, file, r.in_file});
+    try {
+        validate(r.settings);
+        const std::vector<unused_setting> unused = unused_settings(r.settings);
+        visit_options(r.settings, unused_check{unused, app, r.in_file});
+    } catch (const failure& e) {
+        throw failure(e.code, as_given(r, e.what()));
+    }
     if (r.print_config) r.text = to_json(r.settings).dump(2) + "\n";
     return r;
 }

@@ -6,6 +6,8 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -21,11 +23,13 @@ namespace trainer {
 /// Exit codes of opd-train.
 enum exit_code : int {
     exit_ok = 0,
+    exit_other = 1,        ///< any other failure
     exit_usage = 2,        ///< command line or configuration
     exit_input = 3,        ///< an input file cannot be read or is damaged
     exit_numeric = 4,      ///< not a number, or divergence
     exit_io = 5,           ///< an output cannot be written
     exit_peer = 6,         ///< a peer process failed (distributed modes)
+    exit_resources = 7,    ///< the system refuses memory or threads
     exit_interrupted = 130 ///< SIGINT or SIGTERM: a checkpoint was written, --resume goes on
 };
 
@@ -34,6 +38,21 @@ struct failure : std::runtime_error {
     exit_code code;
     failure(exit_code c, const std::string& what) : std::runtime_error(what), code(c) {}
 };
+
+/// Calls work(). Where the system refuses memory in it, the failure says for what.
+template <class Work>
+decltype(auto) with_memory_for(const std::string& what, Work&& work) {
+    const auto refused = [&] { return failure(exit_resources, "not enough memory for " + what); };
+    try {
+        return work();
+    } catch (const std::bad_alloc&) {
+        throw refused();
+    } catch (const std::length_error&) { // more than a vector takes
+        throw refused();
+    }
+}
+
+inline constexpr int most_threads = 10'000;
 
 inline constexpr std::array<std::string_view, 12> estimators = {
     "reverse_kl", "forward_kl",  "jsd",  "skew_forward", "skew_reverse", "total_variation",
@@ -292,8 +311,13 @@ struct command {
     bool overwrite = false;
     bool quiet = false;
     bool print_config = false;
-    std::string text; ///< what to print instead of running: --help, --version, --print-config
+    std::string text;                           ///< what to print instead of running: --help, --version, --print-config
+    std::string file;                           ///< the configuration that was read; empty: none
+    std::map<std::string, std::string> in_file; ///< "--rate" to "distill.rate": what it decides, since no flag does
 };
+
+/// `text` with settings under the names that the user gave them: "my.json: distill.rate must be …" for "--rate must be …".
+std::string as_given(const command& c, const std::string& text);
 
 /// Parses the command line; usage failures carry the message to print.
 command parse_command_line(int argc, const char* const* argv);

@@ -21,7 +21,8 @@ std::vector<trajectory> roll_out(const transformer<float>& model, opd::thread_te
         longest = std::max(longest, r.prompt.size());
     }
     const index_t length = static_cast<index_t>(longest) + options.max_response;
-    const index_t lanes = std::max<index_t>(1, options.slots / threads.size());
+    const index_t lanes = // no thread takes more than all of them
+        std::clamp<index_t>(options.slots / threads.size(), 1, std::max<index_t>(1, std::ssize(requests)));
     const policy weights{{std::shared_ptr<void>(), &model}, version}; // the caller keeps the model
     std::atomic<std::size_t> next{0};
     threads.run(threads.size(), [&](index_t, int) {

@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "config.hpp"
+
 namespace trainer {
 
 namespace {
@@ -26,9 +28,11 @@ rollout_engine::rollout_engine(const policy& weights, const sampling& options, i
     if (length > weights.model->shape.max_length)
         throw std::invalid_argument(fmt::format("rollout: {} tokens of prompt and response, the model takes {}", length,
                                                 weights.model->shape.max_length));
-    lanes_.resize(static_cast<std::size_t>(lanes));
+    with_memory_for(fmt::format("the keys and values of {} sequences: --slots sets how many run at once", lanes), [&] {
+        lanes_.resize(static_cast<std::size_t>(lanes));
+        cache_.resize(weights.model->shape, lanes, length);
+    });
     cache_lanes_ = lanes;
-    cache_.resize(weights.model->shape, lanes, length);
 }
 
 rollout_engine::lane_state& rollout_engine::at(index_t lane) {

@@ -30,6 +30,13 @@ config with_task_shapes(config c, const gcd_task& task) {
     return c;
 }
 
+transformer<float> model_of(const config& c, const gcd_task& task, bool teacher) {
+    const config shaped = with_task_shapes(c, task);
+    return with_memory_for(fmt::format("the {} model: --{}-width, -layers, -heads, -head-dim and -ffn set its size",
+                                       teacher ? "teacher" : "student", teacher ? "teacher" : "student"),
+                           [&] { return transformer<float>(teacher ? shaped.teacher_model : shaped.student_model); });
+}
+
 gcd_task task_of(const config& c) {
     try {
         return gcd_task(c.task.max_operand, c.task.max_steps, c.task.held_out_one_in);
@@ -72,8 +79,8 @@ std::string differences(const std::string& a, const std::string& b) {
 
 run::run(const command& arguments)
     : arguments_(arguments), settings_(arguments.settings), directory_(settings_.run.directory),
-      task_(task_of(settings_)), teacher_(with_task_shapes(settings_, task_).teacher_model),
-      student_(with_task_shapes(settings_, task_).student_model), progress_(arguments.quiet) {
+      task_(task_of(settings_)), teacher_(model_of(settings_, task_, true)),
+      student_(model_of(settings_, task_, false)), progress_(arguments.quiet) {
     settings_ = with_task_shapes(settings_, task_);
     const int v = task_.text.vocabulary();
     for (const auto& [flag, value] :
@@ -85,6 +92,7 @@ run::run(const command& arguments)
         throw failure(exit_usage, fmt::format("--eval-prompts must be at most the {} held-out pairs, not {}",
                                               task_.held_out().size(), settings_.evaluation.prompts));
     backend_.threads = threads_of(settings_);
+    backend_.team(); // refused threads are an error before anything is written
     teacher_.initialise(settings_.run.seed);
     student_.initialise(settings_.run.seed + 1);
     open_directory();
@@ -558,13 +566,17 @@ exit_code run::go() {
         const stage before = state_.stage;
         switch (before) {
         case stage::teacher:
-            train_teacher();
+            with_memory_for("the teacher's training: --teacher-batch, --eval-prompts and --eval-samples set how much",
+                            [&] { train_teacher(); });
             break;
         case stage::student:
-            warm_student_up();
+            with_memory_for("the student's warm-up: --student-batch, --student-check-prompts, --eval-prompts and "
+                            "--eval-samples set how much",
+                            [&] { warm_student_up(); });
             break;
         case stage::distill:
-            distill();
+            with_memory_for("distillation: --prompts, --m, --slots, --eval-prompts and --eval-samples set how much",
+                            [&] { distill(); });
             break;
         case stage::finished:
             break;

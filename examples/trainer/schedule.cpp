@@ -42,6 +42,22 @@ std::vector<std::string> names_of(const Array& values) {
 
 } // namespace
 
+std::string in_options(const opd::invalid_input& e) {
+    static constexpr std::pair<std::string_view, const char*> options[] = {{"batch", "--prompts"},
+                                                                           {"sequences", "--steps"},
+                                                                           {"teacher_batch", "--score-batch"},
+                                                                           {"teacher_flush", "--score-flush"},
+                                                                           {"schedule.k", "--schedule-k"},
+                                                                           {"schedule.tau", "--tau"},
+                                                                           {"schedule.outstanding", "--outstanding"},
+                                                                           {"schedule.concurrency", "--concurrency"},
+                                                                           {"schedule.policy", "--staleness-policy"}};
+    const std::string text = e.what();
+    for (const auto& [setting, option] : options) // "opd: schedule.tau: must be ..." to "--tau must be ..."
+        if (e.argument == setting) return option + text.substr(std::string("opd: :").size() + setting.size());
+    return text;
+}
+
 sched::settings schedule_of(const config& c) {
     const auto& s = c.schedule;
     const auto need = [](bool ok, const std::string& what) {
@@ -52,8 +68,10 @@ sched::settings schedule_of(const config& c) {
           std::tuple{"--outstanding", s.outstanding, 0}, std::tuple{"--concurrency", s.concurrency, 0},
           std::tuple{"--rollout-workers", s.rollout_workers, 0}, std::tuple{"--score-batch", s.score_batch, 1}})
         need(value >= least, fmt::format("{} must be at least {}, not {}", flag, least, value));
+    need(s.rollout_workers <= most_threads,
+         fmt::format("--rollout-workers must be at most {}, not {}", most_threads, s.rollout_workers));
     need(std::isfinite(s.score_flush) && s.score_flush >= 0,
-         fmt::format("--score-flush must be at least 0, not {}", s.score_flush));
+         fmt::format("--score-flush must be at least 0 and finite, not {}", s.score_flush));
     place_of("--driver", s.driver, {"threads", "virtual"});
     for (const auto& [flag, value] :
          {std::pair{"--cost-step", s.cost_step}, std::pair{"--cost-step-row", s.cost_step_row},
@@ -92,17 +110,7 @@ sched::settings schedule_of(const config& c) {
     try {
         sched::plan_of(r);
     } catch (const opd::invalid_input& e) {
-        constexpr std::array<std::pair<std::string_view, const char*>, 5> flags = {
-            {{"batch", "--prompts"},
-             {"schedule.k", "--schedule-k"},
-             {"schedule.tau", "--tau"},
-             {"schedule.outstanding", "--outstanding"},
-             {"schedule.concurrency", "--concurrency"}}};
-        const std::string text = e.what();
-        for (const auto& [name, flag] : flags) // "opd: schedule.tau: must be ..." to "--tau must be ..."
-            if (e.argument == name)
-                throw failure(exit_usage, flag + text.substr(std::string("opd: :").size() + name.size()));
-        throw failure(exit_usage, e.what());
+        throw failure(exit_usage, in_options(e));
     }
     return r;
 }

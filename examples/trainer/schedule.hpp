@@ -12,4 +12,8 @@ namespace trainer {
 /// are usage failures that name the flag.
 opd::sched::settings schedule_of(const config& c);
 
+/// What the library says of its own setting, said of the flag that sets it: "--score-flush must be …" for
+/// "opd: teacher_flush: must be …".
+std::string in_options(const opd::invalid_input& e);
+
 } // namespace trainer

@@ -16,6 +16,7 @@
 #include "files.hpp"
 #include "run.hpp"
 #include "schedule.hpp"
+#include "support/address_space.hpp"
 #include "trainer/scratch.hpp"
 
 namespace {
@@ -253,13 +254,156 @@ TEST_CASE("exit codes and messages of a wrong command line") {
     contains(failure_text(with(base, {"--estimator=reverse_k"}), exit_usage), "did you mean 'reverse_kl'?");
     contains(failure_text(with(base, {"--teacher-kv-heads=3"}), exit_usage),
              "--teacher-kv-heads (3) must divide --teacher-heads (2)");
-    contains(failure_text(with(base, {"--rate=-1"}), exit_usage), "--rate must be positive, not -1");
+    contains(failure_text(with(base, {"--rate=-1"}), exit_usage), "--rate must be positive and finite, not -1");
     contains(failure_text(with(base, {"--estimator=topk", "--k=16"}), exit_usage),
              "--k must be at most the vocabulary of 15");
     contains(failure_text(with(base, {"--eval-prompts=100000"}), exit_usage), "--eval-prompts must be at most");
     contains(failure_text(with(base, {"--resume", "--overwrite"}), exit_usage), "exclude each other");
     contains(failure_text(with(tiny(dir / "nothing"), {"--resume"}), exit_input), "there is no checkpoint");
 }
+
+TEST_CASE("numbers that a setting does not hold are refused under its name, with what it takes") {
+    const auto refused = [](const std::string& flag, const std::string& value, const std::string& what) {
+        contains(failure_text({"opd-train", flag, value}, exit_usage), flag + " must " + what);
+    };
+    const std::string whole = "be an integer from 0 to ";
+    for (const char* value : {"-1", "1e23", "100000000000000000000000", "18446744073709551616", "1.5", "0x10", "+3",
+                              " 3", "3 ", "-", "", "one"})
+        refused("--seed", value, whole + "18446744073709551615, not '" + value + "'");
+    CHECK(parse({"opd-train", "--seed", "18446744073709551615"}).settings.run.seed == ~std::uint64_t{0});
+    CHECK(parse({"opd-train", "--seed=010"}).settings.run.seed == 10); // not octal
+
+    // every integer there is, on the command line and in a file
+    struct integers {
+        std::vector<std::array<std::string, 3>> found = {}; // group, key, flag
+        std::string group_key = {};
+        void group(const char* key, const char*) { group_key = key; }
+        void option(const char* key, const std::string& flag, const int&, const char*, bool) {
+            found.push_back({group_key, key, flag});
+        }
+        void option(const char*, const std::string&, const bool&, const char*, bool) {}
+        void option(const char*, const std::string&, const double&, const char*, bool) {}
+        void option(const char*, const std::string&, const std::string&, const char*, bool) {}
+        void option(const char*, const std::string&, const std::uint64_t&, const char*, bool) {}
+    } all;
+    config c;
+    visit_options(c, all);
+    CHECK(all.found.size() > 40);
+    const auto read = [](const std::string& text) {
+        config read_into;
+        config_of_text(text, "my.json", read_into);
+        validate(read_into);
+    };
+    for (const auto& [group, key, flag] : all.found) {
+        for (const char* value : {"1e3", "2147483648", "-2147483649", "2.5", "1e400"}) {
+            refused(flag, value, whole + "2147483647, not '" + value + "'");
+            const std::string text = "{\"" + group + "\": {\"" + key + "\": " + value + "}}";
+            CAPTURE(text);
+            try {
+                read(text);
+                FAIL("it was taken");
+            } catch (const failure& e) {
+                CHECK(e.code == exit_usage);
+                contains(e.what(), "my.json: " + group + "." + key);
+            }
+        }
+        CHECK_THROWS_AS(parse({"opd-train", flag, "-1"}), failure); // of which none may be negative
+    }
+
+    refused("--threads", "10001", "lie in [0, 10000], not 10001");
+    refused("--slots", "2147483647", "lie in [1, 1000000], not 2147483647");
+    refused("--teacher-ffn", "2147483647", "lie in [1, 65536], not 2147483647");
+    contains(failure_text({"opd-train", "--student-width=65536", "--student-layers=65536"}, exit_usage),
+             "--student-layers, --student-heads");
+    refused("--clip", "", "be a number, not ''");
+    refused("--temperature", "1e-9",
+            "lie in [1e-06, 1000000], not 1e-09"); // else the library would, under its own names
+    contains(failure_text({"opd-train", "--estimator=alpha", "--alpha=1e5"}, exit_usage), "--alpha must lie in");
+    for (const char* flag : {"--rate", "--epsilon", "--loss-limit", "--weight-decay", "--clip"})
+        for (const char* value : {"nan", "inf", "1e400", "-1"})
+            contains(failure_text({"opd-train", flag, value}, exit_usage), "finite, not ");
+}
+
+TEST_CASE("a refusal has the names that were written: flags, or the keys of a file") {
+    const scratch dir;
+    const std::string file = dir / "my.json";
+    const auto refused = [&](const std::string& text, std::vector<std::string> flags, const std::string& what) {
+        write_file(file, text);
+        const std::vector<std::string> read = {"opd-train", "--config", file};
+        flags.insert(flags.begin(), read.begin(), read.end());
+        CHECK(failure_text(flags, exit_usage) == what);
+    };
+    // the library's names of these: teacher_flush, schedule.tau
+    const std::string flush = " must be at most 1e9 seconds (64-bit nanoseconds end there)";
+    refused("{}", {"--schedule=async", "--score-flush=1e10"}, "--score-flush" + flush);
+    const std::string text = "{\"schedule\": {\"kind\": \"async\", \"score_flush\": 1e10}}";
+    refused(text, {}, file + ": schedule.score_flush" + flush);
+    refused(text, {"--score-flush=1e11"}, "--score-flush" + flush);
+    refused("{\"schedule\": {\"kind\": \"async\", \"tau\": 1000000000}}", {},
+            file + ": schedule.tau (tau + 1) batches must be below 2^31 sequences");
+    refused("{\"teacher_model\": {\"heads\": 6}}", {"--teacher-kv-heads=4"},
+            file + ": --teacher-kv-heads (4) must divide teacher_model.heads (6)");
+    refused("{\"distill\": {\"rate\": 1e400}}", {}, file + ": distill.rate: number overflow parsing '1e400'");
+    refused("{\"distill\": {\"m\": 4}}", {}, file + ": distill.m is not used by --estimator reverse_kl");
+
+    // every setting of the library has a name here, whatever it is refused for
+    using namespace opd::sched;
+    const auto flag_of = [](settings s) {
+        try {
+            plan_of(s);
+        } catch (const opd::invalid_input& e) {
+            return in_options(e).substr(0, in_options(e).find(' '));
+        }
+        return std::string("taken");
+    };
+    CHECK(flag_of({.batch = 0}) == "--prompts");
+    CHECK(flag_of({.sequences = -1}) == "--steps");
+    CHECK(flag_of({.teacher_batch = 0}) == "--score-batch");
+    CHECK(flag_of({.teacher_flush = 1e10}) == "--score-flush");
+    CHECK(flag_of({.schedule = step_off{-1}}) == "--schedule-k");
+    CHECK(flag_of({.schedule = async{.tau = -1}}) == "--tau");
+    CHECK(flag_of({.schedule = async{.outstanding = 1}}) == "--outstanding");
+    CHECK(flag_of({.schedule = async{.concurrency = 1}}) == "--concurrency");
+    CHECK(flag_of({.schedule = async{.policy = staleness_policy::naive_wait}}) == "--staleness-policy");
+}
+
+#if !OPD_TEST_SANITIZED
+TEST_CASE("refused memory and refused threads have an exit code of their own") {
+    const scratch dir;
+    const auto exit_within = [](const std::vector<std::string>& arguments) {
+        return opd::test::within_address_space(std::size_t{4} << 30, 120, [&] { return exit_of(arguments); });
+    };
+    CHECK(exit_within(with(tiny(dir / "a"), {"--threads=1000000"})) == exit_usage);
+    CHECK(exit_within(with(tiny(dir / "b"), {"--threads=10000"})) == exit_resources);
+    CHECK_FALSE(fs::exists(dir / "b")); // nothing is begun
+    CHECK(exit_within(with(tiny(dir / "c"), {"--teacher-width=20000", "--teacher-ffn=20000"})) == exit_resources);
+    CHECK(exit_within(with(tiny(dir / "d"), {"--steps=1", "--schedule=async", "--slots=1000000",
+                                             "--student-head-dim=64"})) == exit_resources);
+    // where no more sequences run than there are, no more memory is asked for
+    CHECK(exit_within(with(tiny(dir / "e"), {"--steps=1", "--slots=1000000"})) == exit_ok);
+}
+
+TEST_CASE("what memory was refused for is said") {
+    const scratch dir;
+    // in a child, whose text is its exit code: 0 if all of it is there
+    const auto said = [&](std::initializer_list<const char*> more, const char* part) {
+        const auto arguments = with(tiny(dir / "run"), more);
+        return opd::test::within_address_space(std::size_t{1} << 30, 120, [&] {
+            try {
+                run(parse(arguments)).go();
+            } catch (const failure& e) {
+                return std::string(e.what()).find(part) != std::string::npos ? int{e.code} : 1;
+            }
+            return 0;
+        });
+    };
+    CHECK(said({"--teacher-width=20000", "--teacher-ffn=20000"}, "the teacher model: --teacher-width") ==
+          exit_resources);
+    CHECK(said({"--overwrite", "--teacher-batch=1000000"}, "--teacher-batch") == exit_resources);
+    CHECK(said({"--overwrite", "--steps=1", "--schedule=async", "--slots=1000000", "--student-head-dim=64"},
+               "sequences: --slots sets how many") == exit_resources);
+}
+#endif
 
 TEST_CASE("configuration files are strict and can be read back") {
     const scratch dir;
@@ -271,7 +415,7 @@ TEST_CASE("configuration files are strict and can be read back") {
     contains(failure_text(write("{\"distill\": {\"stepz\": 1}}"), exit_usage),
              "unknown key 'stepz' in 'distill'; did you mean 'steps'?");
     contains(failure_text(write("{\"distill\": {\"steps\": \"ten\"}}"), exit_usage),
-             "distill.steps must be an integer, not \"ten\"");
+             "distill.steps must be an integer from 0 to 2147483647, not \"ten\"");
     contains(failure_text(write("{\"distill\": {\"steps\": 1e30}}"), exit_usage), "distill.steps must be an integer");
     contains(failure_text(write("{\"distill\": 3}"), exit_usage), "'distill' must be an object");
     contains(failure_text(write("[1]"), exit_usage), "a configuration is a JSON object");
