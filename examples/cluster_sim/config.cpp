@@ -10,7 +10,9 @@
 #include <numeric>
 #include <set>
 #include <sstream>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -22,6 +24,25 @@ namespace cluster_sim {
 using namespace opd::sched;
 
 namespace {
+
+// What the library says of its own setting, said of the key that sets it; "opd: " goes from the rest.
+std::string in_keys(const opd::invalid_input& e) {
+    static constexpr std::pair<std::string_view, const char*> keys[] = {{"teacher_batch", "teacher.batch"},
+                                                                        {"teacher_flush", "teacher.flush"},
+                                                                        {"schedule.k", "k"},
+                                                                        {"schedule.tau", "tau"},
+                                                                        {"schedule.outstanding", "outstanding"},
+                                                                        {"schedule.concurrency", "concurrency"},
+                                                                        {"schedule.policy", "policy"},
+                                                                        {"teacher.per_item", "teacher.per_sequence"},
+                                                                        {"learner.per_item", "learner.per_sequence"},
+                                                                        {"sync.per_item", "sync.per_worker"}};
+    std::string text = e.what();
+    text.erase(0, std::string_view("opd: ").size());
+    for (const auto& [setting, key] : keys)
+        if (e.argument == setting) text.replace(0, setting.size(), key);
+    return text;
+}
 
 // One JSON object whose keys are all known in the end.
 class reader {
@@ -93,10 +114,11 @@ private:
             if (!in.is_array() || !std::all_of(in.begin(), in.end(), [](const auto& x) { return x.is_number(); }))
                 fail_at(key, "a list of numbers", in);
         } else if constexpr (std::is_unsigned_v<T>) {
-            if (!is_integer_of<T>(in)) fail_at(key, "an integer of 0 or more", in);
+            if (!is_integer_of<T>(in)) fail_at(key, integer_range<T>(), in);
         } else if constexpr (std::is_integral_v<T>) {
-            if (!is_integer_of<T>(in) || in.get<T>() < 0 || in.get<T>() > std::numeric_limits<T>::max() / 2)
-                fail_at(key, "an integer of 0 or more", in);
+            constexpr T most = std::numeric_limits<T>::max() / 2;
+            if (!is_integer_of<T>(in) || in.get<T>() < 0 || in.get<T>() > most)
+                fail_at(key, integer_range<T>(most), in);
         } else {
             if (!in.is_number()) fail_at(key, "a number", in);
         }
@@ -156,7 +178,7 @@ distribution read_distribution(const nlohmann::json& j, const std::string& where
     try {
         validate(d, where);
     } catch (const opd::invalid_input& e) {
-        throw failure(exit_usage, e.what());
+        throw failure(exit_usage, in_keys(e));
     }
     return d;
 }
@@ -476,8 +498,8 @@ config from_json(const nlohmann::json& j, const std::string& source) {
 config config_of_text(const std::string& text, const std::string& source) {
     nlohmann::json j;
     try {
-        j = nlohmann::json::parse(text);
-    } catch (const nlohmann::json::exception& e) { // of syntax, or of a number that no double holds
+        j = parse_json(text);
+    } catch (const std::runtime_error& e) {
         throw failure(exit_usage, fmt::format("{}: {}", source, e.what()));
     }
     return from_json(j, source);
@@ -494,9 +516,15 @@ void validate(const config& c) {
     need(std::isfinite(c.seconds) && c.seconds >= 0, "seconds must be finite and at least 0");
     need(c.steps == 0 || c.steps > c.warmup,
          fmt::format("steps ({}) must exceed warmup ({}): else there is no throughput", c.steps, c.warmup));
-    need(c.rollout.lanes >= 1, "rollout.lanes must be at least 1");
-    need(c.rollout.gpus >= 1 && c.teacher.gpus >= 1, "rollout.gpus and teacher.gpus must be at least 1");
-    need(c.teacher.workers >= 1, "teacher.workers must be at least 1");
+    // beyond these a mistake is likelier than a purpose; all GPUs fit in an int
+    constexpr int most = 1'000'000, most_gpus = 1'000;
+    const auto within = [&](const std::string& name, int value, int largest) {
+        need(value >= 1 && value <= largest, fmt::format("{} must lie in [1, {}], not {}", name, largest, value));
+    };
+    within("rollout.lanes", c.rollout.lanes, most);
+    within("rollout.gpus", c.rollout.gpus, most_gpus);
+    within("teacher.gpus", c.teacher.gpus, most_gpus);
+    within("teacher.workers", c.teacher.workers, most);
     need(std::isfinite(c.learner.turn) && c.learner.turn >= 0, "learner.turn must be finite and at least 0");
     need(!c.schedules.empty(), "schedules must not be empty");
     try {
@@ -508,15 +536,15 @@ void validate(const config& c) {
         opd::sched::validate(c.learner.job, "learner");
         opd::sched::validate(c.sync, "sync");
     } catch (const opd::invalid_input& e) {
-        throw failure(exit_usage, e.what());
+        throw failure(exit_usage, in_keys(e));
     }
     need(quantile(c.rollout.factor, 0x1p-52) > 0, "rollout.factor must be positive");
     std::set<std::string> names;
     for (const entry& e : c.schedules) {
         need(!e.name.empty(), "schedules: a name is missing");
         need(names.insert(e.name).second, fmt::format("schedules: '{}' occurs twice", e.name));
-        need(e.rollout_workers >= 1 && e.learner_gpus >= 1,
-             fmt::format("schedules, '{}': rollout_workers and learner_gpus must be at least 1", e.name));
+        within(fmt::format("schedules, '{}': rollout_workers", e.name), e.rollout_workers, most);
+        within(fmt::format("schedules, '{}': learner_gpus", e.name), e.learner_gpus, most);
         const auto* off = std::get_if<step_off>(&e.schedule);
         const bool serial = std::holds_alternative<opd::sched::sync>(e.schedule) ||
                             std::holds_alternative<controlled>(e.schedule) || (off && off->k == 0);
@@ -528,7 +556,7 @@ void validate(const config& c) {
         try {
             (void)plan_of(s);
         } catch (const opd::invalid_input& x) {
-            throw failure(exit_usage, fmt::format("schedules, '{}': {}", e.name, x.what()));
+            throw failure(exit_usage, fmt::format("schedules, '{}': {}", e.name, in_keys(x)));
         }
     }
     for (const config::tail& t : c.sensitivity.tails) {

@@ -21,10 +21,12 @@ using opd::index_t;
 /// Exit codes of opd-cluster-sim.
 enum exit_code : int {
     exit_ok = 0,
-    exit_usage = 2, ///< command line or configuration
-    exit_input = 3, ///< a file cannot be read
-    exit_stuck = 4, ///< a simulated run came to a standstill
-    exit_io = 5     ///< an output cannot be written
+    exit_other = 1,    ///< any other failure
+    exit_usage = 2,    ///< command line or configuration
+    exit_input = 3,    ///< a file cannot be read
+    exit_stuck = 4,    ///< a simulated run came to a standstill
+    exit_io = 5,       ///< an output cannot be written
+    exit_resources = 7 ///< not enough memory
 };
 
 struct failure : std::runtime_error {

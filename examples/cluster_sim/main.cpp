@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <limits>
+#include <new>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -14,6 +16,7 @@
 #include <unistd.h>
 
 #include "config.hpp"
+#include "numbers.hpp"
 #include "opd/sched/timeline.hpp"
 #include "opd/sched/trace.hpp"
 #include "opd/version.hpp"
@@ -33,13 +36,25 @@ struct command {
     double seconds = 0;
 };
 
+// Takes what the same setting takes in a file.
+template <class T>
+auto integer(const char* flag, T most = std::numeric_limits<T>::max()) {
+    return [flag, most](const std::string& text) {
+        const auto number = integer_of<T>(text);
+        if (!number || *number < 0 || *number > most)
+            throw failure(exit_usage, fmt::format("{} must be {}, not '{}'", flag, integer_range<T>(most), text));
+        return std::to_string(*number);
+    };
+}
+
 int run(int argc, char** argv) {
     command a;
     CLI::App app(
         "Simulates schedules of on-policy distillation on a cluster in virtual time: throughput, overlap, lags,\n"
         "waiting and cost of each.",
         "opd-cluster-sim");
-    app.footer("Exit codes: 0 ok, 2 usage or configuration, 3 input file, 4 a run came to a standstill, 5 output.");
+    app.footer("Exit codes: 0 ok, 1 any other failure, 2 usage or configuration, 3 input file, 4 a run came to a\n"
+               "standstill, 5 output, 7 not enough memory.");
     const auto* preset_option =
         app.add_option("--preset", a.preset_name, "built-in cluster: node (8 GPUs) or day (1,000 workers for a day)")
             ->capture_default_str();
@@ -47,8 +62,10 @@ int run(int argc, char** argv) {
         ->excludes(app.get_option("--preset"));
     app.add_flag("--print-config", a.print_config, "print the configuration as a file that --config reads, and exit");
     app.add_option("--out", a.out, "directory for report.json, plots, trace and timeline")->capture_default_str();
-    const auto* seed = app.add_option("--seed", a.seed, "seed of lengths and durations");
-    const auto* steps = app.add_option("--steps", a.steps, "train batches; 0: until --seconds");
+    const auto* seed =
+        app.add_option("--seed", a.seed, "seed of lengths and durations")->transform(integer<std::uint64_t>("--seed"));
+    const auto* steps = app.add_option("--steps", a.steps, "train batches; 0: until --seconds")
+                            ->transform(integer<index_t>("--steps", std::numeric_limits<index_t>::max() / 2));
     const auto* seconds = app.add_option("--seconds", a.seconds, "virtual seconds; 0: until --steps");
     app.add_option("--only", a.only, "names of schedules to run; the first is compared with");
     app.add_option("--trace", a.trace_of, "schedule whose Chrome trace and timeline are written [the first async one]");
@@ -93,7 +110,11 @@ int run(int argc, char** argv) {
         });
     }
     if (a.no_sensitivity || c.sensitivity.schedules.empty()) c.sensitivity = {};
-    validate(c);
+    try {
+        validate(c);
+    } catch (const failure& e) {
+        throw a.config_file.empty() ? e : failure(e.code, a.config_file + ": " + e.what());
+    }
     if (a.print_config) {
         fmt::print("{}\n", to_json(c).dump(2));
         return exit_ok;
@@ -157,8 +178,11 @@ int main(int argc, char** argv) {
     } catch (const failure& e) {
         fmt::print(stderr, "error: {}\n", e.what());
         return e.code;
+    } catch (const std::bad_alloc&) {
+        fmt::print(stderr, "error: not enough memory: workers, lanes and permits (tau, k, outstanding) take it\n");
+        return exit_resources;
     } catch (const std::exception& e) {
         fmt::print(stderr, "error: {}\n", e.what());
-        return 1;
+        return exit_other;
     }
 }
