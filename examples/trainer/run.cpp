@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "describe_json.hpp"
 #include "files.hpp"
 #include "opd/sched/metrics.hpp"
 #include "opd/version.hpp"
@@ -247,7 +248,7 @@ void run::finish_stage(stage next) {
 }
 
 void run::show(const step_result& r, std::int64_t steps, double seconds, double staleness, double accuracy,
-               const learner_result* more, const std::string& schedule) {
+               const learner_result* more, const nlohmann::ordered_json& schedule) {
     tokens_since_ += r.tokens;
     const bool due = state_.step % settings_.run.log_every == 0 || state_.step == steps || accuracy >= 0;
     if (due || rate_ == 0) {
@@ -278,7 +279,7 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
                 line["student_mass"] = more->diagnostics.student_mass();
                 line["teacher_mass"] = more->diagnostics.teacher_mass();
             }
-            if (!schedule.empty()) line["schedule"] = nlohmann::ordered_json::parse(schedule);
+            if (!schedule.is_null()) line["schedule"] = schedule;
         }
         log_.write(line.dump());
     }
@@ -409,7 +410,8 @@ void run::distill() {
         if (state_.step < settings_.distill.steps && !end_of_step()) return;
     }
     progress_.clear();
-    write_file(directory_ + "/schedule.json", metrics.summary_line(now()) + "\n");
+    metrics.observe(now());
+    write_file(directory_ + "/schedule.json", examples::described(metrics).dump() + "\n");
     evaluations_["after"] = to_json(evaluate(student_, "after"));
     finish_stage(stage::finished);
 }
@@ -422,7 +424,7 @@ double run::distill_seconds() const {
 
 // A step of distillation is done: looks at its numbers, counts, warns, evaluates, logs.
 void run::distilled(const learner_result& r, index_t kept, const std::vector<std::uint64_t>& sequences, double seconds,
-                    const std::string& schedule) {
+                    const nlohmann::ordered_json& schedule) {
     check_numbers(r);
     ++state_.step;
     const auto count = [&](clock_name what, std::int64_t tokens) {
@@ -524,6 +526,7 @@ void run::report() {
         total += seconds_[i];
     }
     j["seconds"]["total"] = total;
+    // from the file: a run that is resumed at its end has nothing else of it
     j["schedule"] = nlohmann::ordered_json::parse(read_file(directory_ + "/schedule.json"));
     j["threads"] = threads_of(settings_);
     j["version"] = version_text();

@@ -64,7 +64,7 @@ private:
     void distill_on_threads();
     void distill_in_virtual_time();
     void distilled(const learner_result& r, index_t kept, const std::vector<std::uint64_t>& sequences, double seconds,
-                   const std::string& schedule);
+                   const nlohmann::ordered_json& schedule);
     void report();
 
     evaluation_result evaluate(const transformer<float>& model, const char* who);
@@ -73,7 +73,7 @@ private:
     bool end_of_step(); // checkpoints where due; false: leave
     void check_numbers(const step_result& r) const;
     void show(const step_result& r, std::int64_t steps, double seconds, double staleness, double accuracy,
-              const learner_result* more, const std::string& schedule);
+              const learner_result* more, const nlohmann::ordered_json& schedule);
     std::uint64_t sample_base() const { return (static_cast<std::uint64_t>(state_.stage) + 1) << 56; }
 
     template <class Work>

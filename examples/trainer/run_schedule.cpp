@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "describe_json.hpp"
 #include "in_flight.hpp"
 #include "opd/sched/recorder.hpp"
 #include "opd/sched/thread_driver.hpp"
@@ -98,7 +99,8 @@ public:
         if (!completed || run_.state_.step != steps)
             throw std::runtime_error(fmt::format("distillation ended at step {} of {}: {} sequences were given up",
                                                  run_.state_.step, steps, given_up));
-        write_file(run_.directory_ + "/schedule.json", metrics.summary_line(time) + "\n");
+        metrics.observe(time);
+        write_file(run_.directory_ + "/schedule.json", examples::described(metrics).dump() + "\n");
         run_.state_.in_flight.clear();
         run_.evaluations_["after"] = to_json(run_.evaluate(run_.student_, "after"));
         run_.finish_stage(trainer::stage::finished);
@@ -120,7 +122,7 @@ private:
                                  metrics.stages.stage_time(sched::stage::teacher),
                                  metrics.stages.stage_time(sched::stage::learner)};
         const std::lock_guard lock(figures_mutex_);
-        measured_[version] = {due ? metrics.step_line() : std::string(), busy};
+        measured_[version] = {due ? examples::described(metrics.last_step()) : nlohmann::ordered_json(), busy};
     }
 
     run& run_; // while the driver runs, its student, optimizer, state and logs are the learner's thread's
@@ -129,7 +131,7 @@ private:
     learner_result last_;
     index_t last_kept_ = 0;
     struct figures {
-        std::string line;
+        nlohmann::ordered_json line;
         std::array<double, 3> busy;
     };
     std::mutex figures_mutex_;

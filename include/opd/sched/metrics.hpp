@@ -18,6 +18,9 @@
 // their histogram. Approximate, as said where they are: quantiles beyond the bound and of fractional lags; the lag in
 // optimizer updates of a mean version where updates per version change. Memory does not grow with time, but by an entry for
 // each change of the number of optimizer updates in a version.
+//
+// A meter describes itself: describe(visit) calls visit(name, value) for each figure. A value is a number, an optional of one
+// (empty: not known yet), a vector of numbers, or a group, which has a describe(visit) itself.
 #pragma once
 
 #include <algorithm>
@@ -26,19 +29,25 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
-#include <limits>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "opd/config.hpp"
+#include "opd/element.hpp"
 #include "opd/error.hpp"
-#include "opd/sched/json.hpp"
 #include "opd/sched/types.hpp"
 
 namespace opd::sched {
+
+/// A group of figures that no meter has of its own: figures{[&](auto&& visit) { visit("name", value); }}.
+template <class F>
+struct figures {
+    F describe;
+};
+template <class F>
+figures(F) -> figures<F>;
 
 namespace detail {
 
@@ -58,9 +67,29 @@ private:
     double sum_ = 0, correction_ = 0;
 };
 
+/// ∫ level dt of a level that changes in steps; times do not go back.
+class time_integral {
+public:
+    void set(double level, double now) {
+        area_.add(level_ * (now - since_));
+        level_ = level;
+        since_ = now;
+    }
+    double level() const { return level_; }
+    double upto(double now) const { return area_.value() + level_ * (now - since_); }
+
+private:
+    double level_ = 0, since_ = 0;
+    precise_sum area_;
+};
+
 inline double checked_time(double t) {
-    if (!finite(t)) throw invalid_input("t", "a time is finite");
+    if (!opd::detail::is_finite(t)) throw invalid_input("t", "a time is finite");
     return t;
+}
+inline std::int64_t checked_count(const char* name, std::int64_t n) {
+    if (n < 0) throw invalid_input(name, "a negative number");
+    return n;
 }
 
 /// Threads stamp their events before they get the lock that orders them, so a stamp may be a little older than one that
@@ -69,23 +98,18 @@ class meter_clock {
 public:
     double advance(double t) {
         checked_time(t);
-        if (!started_) {
-            started_ = true;
-            now_ = t;
-        } else if (t < now_) {
-            skew_ = std::max(skew_, now_ - t);
-        } else {
-            now_ = t;
-        }
-        return now_;
+        if (!first_) first_ = now_ = t;
+        skew_ = std::max(skew_, now_ - t);
+        return now_ = std::max(now_, t);
     }
+    bool started() const { return first_.has_value(); }
     double now() const { return now_; }
-    bool started() const { return started_; }
+    double elapsed() const { return first_ ? now_ - *first_ : 0.0; }
     double skew() const { return skew_; }
 
 private:
+    std::optional<double> first_;
     double now_ = 0, skew_ = 0;
-    bool started_ = false;
 };
 
 inline std::optional<double> ratio(double over, double under) {
@@ -93,62 +117,30 @@ inline std::optional<double> ratio(double over, double under) {
     return std::nullopt;
 }
 
-inline void check_quantile(double q) {
-    if (!finite(q) || q < 0 || q > 1) throw invalid_input("q", "a quantile's level lies in [0, 1]");
+/// The first bin up to which at least the share q of the weight lies; bins.size(): none, it lies beyond them.
+template <class Weight>
+std::size_t quantile_bin(const std::vector<Weight>& bins, Weight beyond, double q) {
+    if (!opd::detail::is_finite(q) || q < 0 || q > 1) throw invalid_input("q", "a quantile's level lies in [0, 1]");
+    Weight total = 0, upto = 0;
+    for (const Weight w : bins) total += w;
+    for (std::size_t i = 0; i < bins.size(); ++i) {
+        upto += bins[i];
+        if (bins[i] > 0 && double(upto) / double(total + beyond) >= q) return i;
+    }
+    return bins.size();
+}
+
+/// A group with a figure for each value of an enum.
+template <class Enum, int n, class F>
+auto each(F figure) {
+    return figures{[figure](auto&& visit) {
+        for (int i = 0; i < n; ++i) visit(name_of(static_cast<Enum>(i)), figure(static_cast<Enum>(i)));
+    }};
 }
 
 } // namespace detail
 
 // --- busy time --------------------------------------------------------------------------------------------------------
-
-/// Length of the union of one worker's busy intervals, each given by begin and end; they may nest and overlap.
-/// The figures are as of the latest time handed in, an open interval counted up to it.
-class busy_meter {
-public:
-    void begin(double t) {
-        observe(t);
-        if (open_++ > 0) return;
-        if (!any_) first_ = clock_.now();
-        any_ = true;
-        ++stretches_;
-        since_ = clock_.now();
-    }
-    void end(double t) {
-        if (open_ == 0) throw invalid_input("t", "the end of an interval that has not begun");
-        observe(t);
-        if (--open_ == 0) close();
-    }
-    /// Ends all that is open.
-    void end_all(double t) {
-        observe(t);
-        if (std::exchange(open_, 0) > 0) close();
-    }
-    void observe(double t) { clock_.advance(t); }
-
-    bool busy() const { return open_ > 0; }
-    std::int64_t open() const { return open_; }
-    double busy_time() const { return total_.value() + (open_ > 0 ? clock_.now() - since_ : 0.0); }
-    /// From the first beginning to the last end, or to the latest time while busy.
-    double wall_time() const { return any_ ? (open_ > 0 ? clock_.now() : last_) - first_ : 0.0; }
-    /// The longest stretch without a pause, and how many there were.
-    double longest() const { return std::max(longest_, open_ > 0 ? clock_.now() - since_ : 0.0); }
-    std::int64_t stretches() const { return stretches_; }
-    /// Largest correction of a stamp older than its predecessor.
-    double skew() const { return clock_.skew(); }
-
-private:
-    void close() {
-        last_ = clock_.now();
-        total_.add(last_ - since_);
-        longest_ = std::max(longest_, last_ - since_);
-    }
-
-    detail::meter_clock clock_;
-    detail::precise_sum total_;
-    double since_ = 0, first_ = 0, last_ = 0, longest_ = 0;
-    std::int64_t open_ = 0, stretches_ = 0;
-    bool any_ = false;
-};
 
 /// Busy times of the three stages and their overlap, with any number of workers in each. Workers may come and go; going
 /// ends what the worker has open. Memory: 40 bytes a worker. Cost of a call: a few nanoseconds, no allocation but by `up`.
@@ -159,12 +151,11 @@ public:
     stage_meter() = default;
     /// With workers 0 … n-1 of each stage present from the start.
     explicit stage_meter(std::int32_t rollout, std::int32_t teacher = 1, std::int32_t learner = 1) {
-        const std::int32_t wanted[] = {rollout, teacher, learner};
-        for (int s = 0; s < stage_count; ++s) {
-            if (wanted[s] < 0 || wanted[s] > max_workers)
-                throw invalid_input("workers", std::to_string(wanted[s]) + " workers of one stage");
-            stages_[std::size_t(s)].workers.assign(std::size_t(wanted[s]), worker_state{true, 0, 0, {}});
-            stages_[std::size_t(s)].present = wanted[s];
+        for (const auto& [s, n] :
+             {std::pair{stage::rollout, rollout}, {stage::teacher, teacher}, {stage::learner, learner}}) {
+            if (n < 0 || n > max_workers) throw invalid_input("workers", std::to_string(n) + " workers of one stage");
+            of(s).workers.assign(std::size_t(n), worker_state{true, 0, {}});
+            of(s).present = n;
         }
     }
 
@@ -174,40 +165,34 @@ public:
         stage_state& state = of(s);
         if (std::size_t(worker) >= state.workers.size()) state.workers.resize(std::size_t(worker) + 1);
         worker_state& w = state.workers[std::size_t(worker)];
-        if (w.up) throw invalid_input("worker", describe(s, worker) + " is up already");
-        settle(state, clock_.advance(t));
+        if (w.up) throw invalid_input("worker", called(s, worker) + " is up already");
+        clock_.advance(t);
         w.up = true;
-        ++state.present;
+        change(state, 1, 0);
     }
     void down(stage s, std::int32_t worker, double t) {
         worker_state& w = present(s, worker);
-        stage_state& state = of(s);
-        const double now = clock_.advance(t);
-        settle(state, now);
-        if (std::exchange(w.open, 0) > 0) close(state, w, now);
+        clock_.advance(t);
+        if (w.open > 0) stop(s, w);
         w.up = false;
-        --state.present;
+        change(of(s), -1, 0);
     }
     void begin(stage s, std::int32_t worker, double t) {
         worker_state& w = present(s, worker);
-        stage_state& state = of(s);
         const double now = clock_.advance(t);
         if (w.open++ > 0) return;
-        settle(state, now);
-        w.since = now;
-        ++state.busy;
-        if (!any_) first_ = now;
-        any_ = true;
-        ++busy_workers_;
+        if (!first_) first_ = now;
+        w.busy.set(1, now);
+        change(of(s), 0, 1);
     }
     void end(stage s, std::int32_t worker, double t) {
         worker_state& w = present(s, worker);
-        if (w.open == 0) throw invalid_input("worker", describe(s, worker) + " ends an interval that has not begun");
-        stage_state& state = of(s);
-        const double now = clock_.advance(t);
-        if (--w.open > 0) return;
-        settle(state, now);
-        close(state, w, now);
+        if (w.open == 0) throw invalid_input("worker", called(s, worker) + " ends an interval that has not begun");
+        clock_.advance(t);
+        if (w.open == 1)
+            stop(s, w);
+        else
+            --w.open;
     }
     /// Moves the time that the figures are as of.
     void observe(double t) { clock_.advance(t); }
@@ -216,80 +201,73 @@ public:
     std::int64_t busy_workers(stage s) const { return of(s).busy; }
 
     /// Length of the union of the busy intervals of all workers of the stage.
-    double merged_time(stage s) const {
-        const stage_state& state = of(s);
-        return state.merged.value() + (state.busy > 0 ? clock_.now() - state.since : 0.0);
-    }
+    double merged_time(stage s) const { return of(s).merged.upto(clock_.now()); }
     /// ∫ busy workers / present workers dt: for a constant number of workers, the mean of their busy times.
-    double shared_time(stage s) const {
-        const stage_state& state = of(s);
-        return state.shared.value() + (state.busy > 0 ? (clock_.now() - state.since) * share(state) : 0.0);
-    }
+    double shared_time(stage s) const { return of(s).shared.upto(clock_.now()); }
     /// T_s of the overlap: shared for rollout, merged for the others.
     double stage_time(stage s) const { return s == stage::rollout ? shared_time(s) : merged_time(s); }
     /// Union of one worker's busy intervals; 0 for a worker never seen.
     double worker_time(stage s, std::int32_t worker) const {
-        const stage_state& state = of(s);
-        if (worker < 0 || std::size_t(worker) >= state.workers.size()) return 0;
-        const worker_state& w = state.workers[std::size_t(worker)];
-        return w.total.value() + (w.open > 0 ? clock_.now() - w.since : 0.0);
+        const auto& all = of(s).workers;
+        return worker < 0 || std::size_t(worker) >= all.size() ? 0.0 : all[std::size_t(worker)].busy.upto(clock_.now());
     }
-    double wall_time() const { return any_ ? (busy_workers_ > 0 ? clock_.now() : last_) - first_ : 0.0; }
+    double wall_time() const {
+        const bool busy = std::any_of(stages_.begin(), stages_.end(), [](const auto& s) { return s.busy > 0; });
+        return first_ ? (busy ? clock_.now() : last_) - *first_ : 0.0;
+    }
     /// Nothing while no time has passed.
     std::optional<double> overlap() const {
-        double sum = 0;
-        for (int s = 0; s < stage_count; ++s) sum += stage_time(static_cast<stage>(s));
-        return detail::ratio(sum, wall_time());
+        return detail::ratio(stage_time(stage::rollout) + stage_time(stage::teacher) + stage_time(stage::learner),
+                             wall_time());
     }
     double skew() const { return clock_.skew(); }
+
+    template <class Visit>
+    void describe(Visit&& visit) const {
+        visit("overlap", overlap()), visit("wall_seconds", wall_time()), visit("clock_skew", skew());
+        visit("busy_seconds", detail::each<stage, stage_count>([&](stage s) { return stage_time(s); }));
+        visit("merged_busy_seconds", detail::each<stage, stage_count>([&](stage s) { return merged_time(s); }));
+    }
 
 private:
     struct worker_state {
         bool up = false;
-        std::int64_t open = 0;
-        double since = 0;
-        detail::precise_sum total;
+        std::int32_t open = 0;
+        detail::time_integral busy;
     };
     struct stage_state {
         std::vector<worker_state> workers;
         std::int64_t present = 0, busy = 0;
-        double since = 0; // the sums are as of this time, while anyone is busy
-        detail::precise_sum merged, shared;
+        detail::time_integral merged, shared;
     };
 
-    static std::string describe(stage s, std::int32_t worker) {
+    static std::string called(stage s, std::int32_t worker) {
         return std::string(name_of(s)).append(" worker ").append(std::to_string(worker));
     }
-    static double share(const stage_state& state) { return double(state.busy) / double(state.present); }
-
     stage_state& of(stage s) { return stages_[std::size_t(s)]; }
     const stage_state& of(stage s) const { return stages_[std::size_t(s)]; }
     worker_state& present(stage s, std::int32_t worker) {
         stage_state& state = of(s);
         if (worker < 0 || std::size_t(worker) >= state.workers.size() || !state.workers[std::size_t(worker)].up)
-            throw invalid_input("worker", describe(s, worker) + " is not up");
+            throw invalid_input("worker", called(s, worker) + " is not up");
         return state.workers[std::size_t(worker)];
     }
-    /// Before the number of busy or of present workers changes.
-    static void settle(stage_state& state, double now) {
-        if (state.busy > 0 && now > state.since) {
-            state.merged.add(now - state.since);
-            state.shared.add((now - state.since) * share(state));
-        }
-        state.since = now;
+    void change(stage_state& state, int present, int busy) {
+        state.present += present;
+        state.busy += busy;
+        state.merged.set(state.busy > 0 ? 1 : 0, clock_.now());
+        state.shared.set(state.busy > 0 ? double(state.busy) / double(state.present) : 0, clock_.now());
     }
-    void close(stage_state& state, worker_state& w, double now) {
-        w.total.add(now - w.since);
-        --state.busy;
-        --busy_workers_;
-        last_ = now;
+    void stop(stage s, worker_state& w) {
+        w.open = 0;
+        w.busy.set(0, last_ = clock_.now());
+        change(of(s), 0, -1);
     }
 
     std::array<stage_state, stage_count> stages_;
     detail::meter_clock clock_;
-    double first_ = 0, last_ = 0;
-    std::int64_t busy_workers_ = 0;
-    bool any_ = false;
+    std::optional<double> first_; // beginning
+    double last_ = 0;             // end
 };
 
 // --- throughput -------------------------------------------------------------------------------------------------------
@@ -304,58 +282,58 @@ public:
 
     /// When the first update's work began, if its own time is to be known.
     void start(double t) {
-        if (steps_ > 0 || started_) throw invalid_input("t", "the start comes once, before the first update");
+        if (latest_) throw invalid_input("t", "the start comes once, before the first update");
         latest_ = detail::checked_time(t);
-        started_ = true;
     }
     /// After an update that consumed so many tokens.
     void step(double t, std::int64_t response_tokens, std::int64_t prompt_tokens = 0) {
         detail::checked_time(t);
-        if ((started_ || steps_ > 0) && t < latest_)
-            throw invalid_input("t", "an update that ends before the one before it");
-        if (response_tokens < 0) throw invalid_input("response_tokens", "a negative number of tokens");
-        if (prompt_tokens < 0) throw invalid_input("prompt_tokens", "a negative number of tokens");
-        step_seconds_ = started_ || steps_ > 0 ? std::optional<double>(t - latest_) : std::nullopt;
-        latest_ = t;
+        if (latest_ && t < *latest_) throw invalid_input("t", "an update that ends before the one before it");
+        detail::checked_count("response_tokens", response_tokens);
+        detail::checked_count("prompt_tokens", prompt_tokens);
+        step_seconds_ = latest_ ? std::optional<double>(t - *latest_) : std::nullopt;
         step_tokens_ = response_tokens + prompt_tokens;
-        response_total_ += response_tokens;
-        prompt_total_ += prompt_tokens;
-        ++steps_;
-        if (steps_ == warmup_) {
-            origin_ = t;
-        } else if (steps_ > warmup_) {
-            response_ += response_tokens;
-            prompt_ += prompt_tokens;
-        }
+        latest_ = t;
+        response_ += response_tokens;
+        prompt_ += prompt_tokens;
+        if (++steps_ == warmup_) origin_ = {t, response_, prompt_};
     }
 
     std::int64_t steps() const { return steps_; }
-    std::int64_t response_tokens() const { return response_total_; }
-    std::int64_t prompt_tokens() const { return prompt_total_; }
+    std::int64_t response_tokens() const { return response_; }
+    std::int64_t prompt_tokens() const { return prompt_; }
     /// Σ_{j>warmup} response tokens of update j / (t_J - t_warmup).
-    std::optional<double> throughput() const { return rate(response_); }
+    std::optional<double> throughput() const { return per_second(response_ - origin_.response); }
     /// The same with the prompts' tokens counted too.
-    std::optional<double> total_throughput() const { return rate(response_ + prompt_); }
+    std::optional<double> total_throughput() const {
+        return per_second(response_ - origin_.response + prompt_ - origin_.prompt);
+    }
     /// Of the last update: its duration, and (prompt + response tokens) / duration.
     std::optional<double> step_seconds() const { return step_seconds_; }
-    std::optional<double> step_rate() const {
-        return step_seconds_ ? detail::ratio(double(step_tokens_), *step_seconds_) : std::nullopt;
-    }
+    std::optional<double> step_rate() const { return detail::ratio(double(step_tokens_), step_seconds_.value_or(0)); }
     /// Mean duration of an update after the warm-up.
     std::optional<double> mean_step_seconds() const {
-        return steps_ > warmup_ ? detail::ratio(latest_ - origin_, double(steps_ - warmup_)) : std::nullopt;
+        return steps_ > warmup_ ? detail::ratio(*latest_ - origin_.time, double(steps_ - warmup_)) : std::nullopt;
+    }
+
+    template <class Visit>
+    void describe(Visit&& visit) const {
+        visit("steps", steps()), visit("response_tokens", response_tokens()), visit("prompt_tokens", prompt_tokens()),
+            visit("throughput", throughput()), visit("total_throughput", total_throughput()),
+            visit("mean_step_seconds", mean_step_seconds());
     }
 
 private:
-    std::optional<double> rate(std::int64_t tokens) const {
-        return steps_ > warmup_ ? detail::ratio(double(tokens), latest_ - origin_) : std::nullopt;
+    std::optional<double> per_second(std::int64_t tokens) const {
+        return steps_ > warmup_ ? detail::ratio(double(tokens), *latest_ - origin_.time) : std::nullopt;
     }
 
-    std::int64_t warmup_, steps_ = 0, step_tokens_ = 0;
-    std::int64_t response_ = 0, prompt_ = 0, response_total_ = 0, prompt_total_ = 0;
-    double origin_ = 0, latest_ = 0;
-    bool started_ = false;
-    std::optional<double> step_seconds_;
+    std::int64_t warmup_, steps_ = 0, step_tokens_ = 0, response_ = 0, prompt_ = 0;
+    struct {
+        double time = 0;
+        std::int64_t response = 0, prompt = 0;
+    } origin_; // after the warm-up
+    std::optional<double> latest_, step_seconds_;
 };
 
 // --- lags -------------------------------------------------------------------------------------------------------------
@@ -369,59 +347,39 @@ public:
         if (divisions < 1 || divisions > 1024) throw invalid_input("divisions", "between 1 and 1024");
     }
 
-    void add(double x, std::int64_t times = 1) {
-        if (!detail::finite(x) || x < 0) throw invalid_input("lag", "a lag is finite and not negative");
-        if (times < 0) throw invalid_input("times", "a negative count");
-        if (times == 0) return;
+    void add(double x) {
+        if (!opd::detail::is_finite(x) || x < 0) throw invalid_input("lag", "a lag is finite and not negative");
         if (x > double(bound_)) {
-            beyond_ += times;
+            ++beyond_;
         } else {
             const auto bin = static_cast<std::size_t>(x * divisions_);
             if (bin >= bins_.size()) bins_.resize(bin + 1);
-            bins_[bin] += times;
+            ++bins_[bin];
         }
-        count_ += times;
-        sum_.add(x * double(times));
+        ++count_;
+        sum_.add(x);
         max_ = std::max(max_, x);
-    }
-    void merge(const lag_histogram& other) {
-        if (other.bound_ != bound_ || other.divisions_ != divisions_)
-            throw invalid_input("other", "histograms of different bounds or divisions");
-        if (other.bins_.size() > bins_.size()) bins_.resize(other.bins_.size());
-        for (std::size_t i = 0; i < other.bins_.size(); ++i) bins_[i] += other.bins_[i];
-        count_ += other.count_;
-        beyond_ += other.beyond_;
-        sum_.add(other.sum_.value());
-        max_ = std::max(max_, other.max_);
     }
 
     std::int64_t count() const { return count_; }
     std::int64_t beyond() const { return beyond_; }
-    std::int64_t bound() const { return bound_; }
     int divisions() const { return divisions_; }
     /// As many as reach to the largest lag seen within the bound.
     const std::vector<std::int64_t>& bins() const { return bins_; }
     double max() const { return max_; }
-    double mean() const { return count_ > 0 ? sum_.value() / double(count_) : 0.0; }
+    double mean() const { return detail::ratio(sum_.value(), double(count_)).value_or(0); }
     /// Smallest x such that at least the share q of all lags is <= x; 0 of nothing. Exact for integer lags within the bound.
     /// A fractional lag counts as the lower end of its bin, one beyond the bound as the maximum.
     double quantile(double q) const {
-        detail::check_quantile(q);
-        if (count_ == 0) return 0;
-        std::int64_t upto = 0;
-        for (std::size_t i = 0; i < bins_.size(); ++i) {
-            upto += bins_[i];
-            if (bins_[i] > 0 && double(upto) / double(count_) >= q) return double(i) / divisions_;
-        }
-        return max_;
+        const std::size_t bin = detail::quantile_bin(bins_, beyond_, q);
+        return bin < bins_.size() ? double(bin) / divisions_ : max_;
     }
 
-    void write(json_writer& out) const {
-        out.object().field("count", count_).field("mean", mean()).field("max", max_);
-        out.field("p50", quantile(0.5)).field("p90", quantile(0.9)).field("p99", quantile(0.99));
-        out.field("bins_per_unit", divisions_).key("bins").array();
-        for (const std::int64_t n : bins_) out.value(n);
-        out.close().field("beyond", beyond_).close();
+    template <class Visit>
+    void describe(Visit&& visit) const {
+        visit("count", count_), visit("mean", mean()), visit("max", max_), visit("p50", quantile(0.5)),
+            visit("p90", quantile(0.9)), visit("p99", quantile(0.99)), visit("bins_per_unit", divisions_),
+            visit("bins", bins_), visit("beyond", beyond_);
     }
 
 private:
@@ -437,12 +395,11 @@ class update_count {
 public:
     /// `earlier`: updates in each version before the first that is counted (after a resume).
     explicit update_count(version_t first = 0, std::int64_t earlier = 1) : version_(first) {
-        check(earlier);
-        segments_.push_back({first, 0, earlier});
+        segments_.push_back({first, 0, detail::checked_count("updates", earlier)});
     }
     /// One version more, of so many updates.
     void advance(std::int64_t updates) {
-        check(updates);
+        detail::checked_count("updates", updates);
         if (updates != segments_.back().each) segments_.push_back({version_, count_, updates});
         count_ += updates;
         ++version_;
@@ -465,10 +422,6 @@ private:
         version_t from;
         std::int64_t before, each;
     };
-    static void check(std::int64_t updates) {
-        if (updates < 0) throw invalid_input("updates", "a negative number of updates");
-    }
-
     std::vector<segment> segments_;
     version_t version_;
     std::int64_t count_ = 0;
@@ -479,9 +432,6 @@ enum class lag_unit : std::uint8_t { versions, updates };
 inline constexpr int lag_unit_count = 2;
 constexpr const char* name_of(lag_unit u) { return u == lag_unit::versions ? "versions" : "updates"; }
 
-/// The four lags of one sequence, in both units. Index: lag, then unit.
-using lag_values = std::array<std::array<double, lag_unit_count>, lag_count>;
-
 /// Histograms of the four lags in versions and in optimizer updates, of the whole run and of the batch at hand. A response
 /// without tokens has a start lag only. Lags reach to the beginning of the update that consumes: with several optimizer
 /// updates a version, those within the batch are not counted.
@@ -489,39 +439,31 @@ class lag_meter {
 public:
     explicit lag_meter(version_t first = 0, std::int64_t bound = 1024, std::int64_t earlier_updates = 1)
         : updates_(first, earlier_updates), earlier_(earlier_updates) {
-        for (int l = 0; l < lag_count; ++l)
-            for (int u = 0; u < lag_unit_count; ++u)
-                run_[std::size_t(l)][std::size_t(u)] = lag_histogram(bound, divisions(static_cast<lag>(l)));
+        for (auto& units : cells_) units.fill({lag_histogram(bound), {}, {}});
+        cells_[std::size_t(lag::mean_token)].fill({lag_histogram(bound, 16), {}, {}}); // the one that is no integer
     }
 
     /// A sequence of the batch that the update at the present version consumes. `start`: version when it was started.
     void add(version_t start, const token_versions& tokens) {
-        check_version("start", double(start));
-        if (tokens.tokens < 0) throw invalid_input("tokens", "a negative number of tokens");
-        const bool any = tokens.tokens > 0;
+        check_version("start", start);
+        const bool any = detail::checked_count("tokens", tokens.tokens) > 0;
         if (any) {
-            check_version("newest", double(tokens.newest));
-            if (!(tokens.oldest <= tokens.newest) || !detail::finite(tokens.mean) ||
+            check_version("newest", tokens.newest);
+            if (!(tokens.oldest <= tokens.newest) || !opd::detail::is_finite(tokens.mean) ||
                 tokens.mean < double(tokens.oldest) || tokens.mean > double(tokens.newest))
                 throw invalid_input("tokens", "versions out of order: oldest <= mean <= newest");
         }
         const double from[lag_count] = {double(start), double(tokens.oldest), tokens.mean, double(tokens.newest)};
-        for (int l = 0; l < (any ? lag_count : 1); ++l) {
-            const double lags[lag_unit_count] = {double(updates_.version()) - from[l],
-                                                 std::max(0.0, updates_.since(from[l]))};
-            for (int u = 0; u < lag_unit_count; ++u) {
-                run_[std::size_t(l)][std::size_t(u)].add(lags[u]);
-                batch_stats& b = batch_[std::size_t(l)][std::size_t(u)];
-                ++b.count;
-                b.sum += lags[u];
-                b.max = std::max(b.max, lags[u]);
-            }
+        for (std::size_t l = 0; l < (any ? lag_count : 1); ++l) {
+            cells_[l][0].add(double(updates_.version()) - from[l]);
+            cells_[l][1].add(std::max(0.0, updates_.since(from[l])));
         }
     }
     /// The update is done: one version more.
     void step(std::int64_t updates) {
         updates_.advance(updates);
-        last_ = std::exchange(batch_, {});
+        for (auto& units : cells_)
+            for (cell& c : units) c.last = std::exchange(c.batch, {});
     }
 
     /// The run goes on from this version; lags before it stay counted.
@@ -529,45 +471,29 @@ public:
 
     version_t version() const { return updates_.version(); }
     std::int64_t updates() const { return updates_.updates(); }
-    const lag_histogram& operator()(lag l, lag_unit u = lag_unit::versions) const {
-        return run_[std::size_t(l)][std::size_t(u)];
-    }
+    const lag_histogram& operator()(lag l, lag_unit u = lag_unit::versions) const { return of(l, u).run; }
     /// Of the last batch: means and maxima; 0 of an empty one.
     double batch_mean(lag l, lag_unit u = lag_unit::versions) const {
-        const batch_stats& b = last_[std::size_t(l)][std::size_t(u)];
-        return b.count > 0 ? b.sum / double(b.count) : 0.0;
+        return detail::ratio(of(l, u).last.sum, double(of(l, u).last.count)).value_or(0);
     }
-    double batch_max(lag l, lag_unit u = lag_unit::versions) const { return last_[std::size_t(l)][std::size_t(u)].max; }
+    double batch_max(lag l, lag_unit u = lag_unit::versions) const { return of(l, u).last.max; }
 
-    /// Adds another meter's histograms (another run, another rank), not its versions.
-    void merge(const lag_meter& other) {
-        for (int l = 0; l < lag_count; ++l)
-            for (int u = 0; u < lag_unit_count; ++u)
-                run_[std::size_t(l)][std::size_t(u)].merge(other.run_[std::size_t(l)][std::size_t(u)]);
+    template <class Visit>
+    void describe(Visit&& visit) const {
+        detail::each<lag, lag_count>([this](lag l) {
+            return detail::each<lag_unit, lag_unit_count>(
+                [this, l](lag_unit u) -> const lag_histogram& { return of(l, u).run; });
+        }).describe(visit);
     }
-
-    void write(json_writer& out) const {
-        out.object();
-        for (int l = 0; l < lag_count; ++l) {
-            out.key(name_of(static_cast<lag>(l))).object();
-            for (int u = 0; u < lag_unit_count; ++u) {
-                out.key(name_of(static_cast<lag_unit>(u)));
-                run_[std::size_t(l)][std::size_t(u)].write(out);
-            }
-            out.close();
-        }
-        out.close();
-    }
-    void write_batch(json_writer& out) const {
-        out.object();
-        for (int l = 0; l < lag_count; ++l) {
-            const lag which = static_cast<lag>(l);
-            out.key(name_of(which)).object();
-            out.field("mean", batch_mean(which)).field("max", batch_max(which));
-            out.field("mean_updates", batch_mean(which, lag_unit::updates));
-            out.field("max_updates", batch_max(which, lag_unit::updates)).close();
-        }
-        out.close();
+    /// To be described: the last batch.
+    auto last_batch() const {
+        return detail::each<lag, lag_count>([this](lag l) {
+            return figures{[this, l](auto&& visit) {
+                visit("mean", batch_mean(l)), visit("max", batch_max(l));
+                visit("mean_updates", batch_mean(l, lag_unit::updates));
+                visit("max_updates", batch_max(l, lag_unit::updates));
+            }};
+        });
     }
 
 private:
@@ -575,151 +501,120 @@ private:
         std::int64_t count = 0;
         double sum = 0, max = 0;
     };
-    static int divisions(lag l) { return l == lag::mean_token ? 16 : 1; } // the one that is no integer
-    void check_version(const char* name, double v) const {
-        if (v > double(updates_.version()))
+    struct cell {
+        lag_histogram run;
+        batch_stats batch, last;
+        void add(double x) {
+            run.add(x);
+            ++batch.count;
+            batch.sum += x;
+            batch.max = std::max(batch.max, x);
+        }
+    };
+    const cell& of(lag l, lag_unit u) const { return cells_[std::size_t(l)][std::size_t(u)]; }
+    void check_version(const char* name, version_t v) const {
+        if (v > updates_.version())
             throw invalid_input(name, "a version later than that of the update that consumes it");
     }
 
     update_count updates_;
     std::int64_t earlier_;
-    std::array<std::array<lag_histogram, lag_unit_count>, lag_count> run_;
-    std::array<std::array<batch_stats, lag_unit_count>, lag_count> batch_{}, last_{};
+    std::array<std::array<cell, lag_unit_count>, lag_count> cells_;
 };
 
 // --- depths -----------------------------------------------------------------------------------------------------------
 
-/// Time-weighted mean and maximum of a level that changes in steps, from the first `set` to the latest time.
+/// A level that changes in steps, from the first `set` to the latest time: mean and quantiles by time, exact up to `bound`;
+/// and its course, as means over equal spans of which there are at most `spans`: when they are full, neighbours are joined
+/// and the spans double.
 class level_meter {
 public:
+    explicit level_meter(std::int64_t bound = 1 << 16, int spans = 256, double finest = 1e-3)
+        : bound_(bound), spans_(static_cast<std::size_t>(spans)), width_(finest) {
+        if (bound < 0 || bound > (std::int64_t{1} << 32)) throw invalid_input("bound", "between 0 and 2^32");
+        if (spans < 2 || spans % 2 != 0 || spans > (1 << 20)) throw invalid_input("spans", "even, between 2 and 2^20");
+        if (!opd::detail::is_finite(finest) || finest <= 0)
+            throw invalid_input("finest", "a positive number of seconds");
+    }
+
     void set(std::int64_t level, double t) {
-        if (level < 0) throw invalid_input("level", "a negative level");
-        const bool first = !clock_.started();
-        settle(t);
-        if (first) first_ = clock_.now();
+        detail::checked_count("level", level);
+        observe(t);
+        if (!clock_.started()) clock_.advance(t);
+        if (level == level_) return;
+        area_.set(double(level), clock_.now());
         level_ = level;
         max_ = std::max(max_, level);
     }
     void observe(double t) {
-        if (clock_.started()) settle(t);
+        if (!clock_.started()) return;
+        const double before = clock_.now();
+        if (clock_.advance(t) > before) spend(clock_.now() - before);
     }
+
     std::int64_t level() const { return level_; }
     std::int64_t max() const { return max_; }
-    double seconds() const { return clock_.started() ? clock_.now() - first_ : 0.0; }
+    double seconds() const { return clock_.elapsed(); }
     /// The level itself as long as no time has passed.
-    double mean() const { return detail::ratio(area_.value(), seconds()).value_or(double(level_)); }
-    double skew() const { return clock_.skew(); }
-
-    void write(json_writer& out) const {
-        out.object().field("now", level_).field("mean", mean()).field("max", max_).close();
-    }
-
-private:
-    void settle(double t) {
-        const double before = clock_.now();
-        const bool started = clock_.started();
-        const double now = clock_.advance(t);
-        if (started) area_.add(double(level_) * (now - before));
-    }
-
-    detail::meter_clock clock_;
-    detail::precise_sum area_;
-    double first_ = 0;
-    std::int64_t level_ = 0, max_ = 0;
-};
-
-/// How long a level was held, by level, exact up to `bound`; and how the level went over time, as means over equal spans of
-/// which there are at most `spans`: when they are full, neighbours are joined and the spans double.
-class level_profile {
-public:
-    explicit level_profile(std::int64_t bound = 1 << 16, int spans = 256, double finest = 1e-3)
-        : bound_(bound), spans_(static_cast<std::size_t>(spans)), width_(finest) {
-        if (bound < 0 || bound > (std::int64_t{1} << 32)) throw invalid_input("bound", "between 0 and 2^32");
-        if (spans < 2 || spans % 2 != 0 || spans > (1 << 20)) throw invalid_input("spans", "even, between 2 and 2^20");
-        if (!detail::finite(finest) || finest <= 0) throw invalid_input("finest", "a positive number of seconds");
-    }
-
-    void set(std::int64_t level, double t) {
-        if (level < 0) throw invalid_input("level", "a negative level");
-        observe(t);
-        if (!clock_.started()) first_ = clock_.advance(t);
-        level_ = level;
-    }
-    void observe(double t) {
-        if (!clock_.started()) return;
-        const double before = clock_.now(), now = clock_.advance(t);
-        if (now > before) spend(before - first_, now - first_);
-    }
-
+    double mean() const { return detail::ratio(integral(), seconds()).value_or(double(level_)); }
+    double integral() const { return area_.upto(clock_.now()); } ///< ∫ level dt
     /// Seconds spent at a level <= bound; those beyond it together.
     double seconds_at(std::int64_t level) const {
         return level >= 0 && std::size_t(level) < at_.size() ? at_[std::size_t(level)] : 0.0;
     }
     double seconds_beyond() const { return beyond_; }
-    double seconds() const { return clock_.started() ? clock_.now() - first_ : 0.0; }
     /// Smallest level that was not exceeded for at least the share q of the time; bound + 1 stands for all beyond.
     std::int64_t quantile(double q) const {
-        detail::check_quantile(q);
-        double total = beyond_;
-        for (const double s : at_) total += s;
-        double upto = 0;
-        std::int64_t last = 0;
-        for (std::size_t i = 0; i < at_.size(); ++i) {
-            if (at_[i] <= 0) continue;
-            last = std::int64_t(i);
-            upto += at_[i];
-            if (upto >= q * total) return last;
-        }
-        return beyond_ > 0 ? bound_ + 1 : last;
+        const std::size_t level = detail::quantile_bin(at_, beyond_, q);
+        return level < at_.size() ? std::int64_t(level) : beyond_ > 0 ? bound_ + 1 : 0;
     }
-
     /// Mean level in span i, which covers [i, i+1) · span_seconds() after the first `set`; the last one may be incomplete.
     double span_seconds() const { return width_; }
-    std::size_t spans() const { return area_.size(); }
+    std::size_t spans() const { return seconds() > double(ends_.size()) * width_ ? ends_.size() + 1 : ends_.size(); }
     double span_mean(std::size_t i) const {
-        const double covered = std::min(width_, seconds() - double(i) * width_);
-        return covered > 0 ? area_.at(i) / covered : 0.0;
+        const double begin = i > 0 ? ends_.at(i - 1) : 0.0;
+        if (i < ends_.size()) return (ends_[i] - begin) / width_;
+        return detail::ratio(integral() - begin, seconds() - double(i) * width_).value_or(0);
     }
 
-    void write(json_writer& out) const {
-        out.object().field("seconds", seconds());
-        out.field("p5", quantile(0.05)).field("p50", quantile(0.5)).field("p95", quantile(0.95));
-        out.field("span_seconds", width_).key("means").array();
-        for (std::size_t i = 0; i < spans(); ++i) out.value(span_mean(i));
-        out.close().close();
+    template <class Visit>
+    void describe(Visit&& visit) const {
+        visit("now", level_), visit("mean", mean()), visit("max", max_);
+    }
+    /// To be described: quantiles and course.
+    auto profile() const {
+        return figures{[this](auto&& visit) {
+            std::vector<double> means(spans());
+            for (std::size_t i = 0; i < means.size(); ++i) means[i] = span_mean(i);
+            visit("seconds", seconds()), visit("p5", quantile(0.05)), visit("p50", quantile(0.5)),
+                visit("p95", quantile(0.95)), visit("span_seconds", width_), visit("means", means);
+        }};
     }
 
 private:
-    void spend(double from, double to) { // seconds after the first `set`
+    void spend(double time) {
         if (level_ > bound_) {
-            beyond_ += to - from;
+            beyond_ += time;
         } else {
             if (std::size_t(level_) >= at_.size()) at_.resize(std::size_t(level_) + 1);
-            at_[std::size_t(level_)] += to - from;
+            at_[std::size_t(level_)] += time;
         }
-        while (to > width_ * double(spans_)) fold();
-        // Spans are found by index, not by stepping a time: rounding at an edge can then leave no span out and never loop.
-        const auto index = [&](double t) { return std::min(static_cast<std::size_t>(t / width_), spans_ - 1); };
-        const std::size_t begin = index(from), end = index(to);
-        if (end >= area_.size()) area_.resize(end + 1);
-        for (std::size_t i = begin; i <= end; ++i) {
-            const double left = i == begin ? from : double(i) * width_;
-            const double right = i == end ? to : double(i + 1) * width_;
-            area_[i] += double(level_) * std::max(0.0, right - left);
+        while (seconds() > width_ * double(spans_)) {
+            for (std::size_t i = 0; 2 * i + 1 < ends_.size(); ++i) ends_[i] = ends_[2 * i + 1];
+            ends_.resize(ends_.size() / 2);
+            width_ *= 2;
         }
-    }
-    void fold() {
-        for (std::size_t i = 0; 2 * i < area_.size(); ++i)
-            area_[i] = area_[2 * i] + (2 * i + 1 < area_.size() ? area_[2 * i + 1] : 0.0);
-        area_.resize((area_.size() + 1) / 2);
-        width_ *= 2;
+        // A span is complete where its end is reached: found by its number, since a time that is stepped drifts.
+        for (double end; ends_.size() < spans_ && (end = double(ends_.size() + 1) * width_) <= seconds();)
+            ends_.push_back(integral() - double(level_) * (seconds() - end));
     }
 
-    std::int64_t bound_, level_ = 0;
+    std::int64_t bound_, level_ = 0, max_ = 0;
     std::size_t spans_;
-    double width_, first_ = 0, beyond_ = 0;
+    double width_, beyond_ = 0;
     detail::meter_clock clock_;
-    std::vector<double> at_, area_;
+    detail::time_integral area_;
+    std::vector<double> at_, ends_; // seconds by level; ∫ level dt up to the end of each complete span
 };
 
 /// What waits where: sequences being generated, sequences waiting for or with the teacher, scored sequences.
@@ -729,45 +624,31 @@ constexpr const char* name_of(queue q) {
     return q == queue::running ? "running" : q == queue::teacher ? "teacher" : "ready";
 }
 
-/// Depths of the queues, the profile of running requests, and the time that a learner with a full batch at hand is held
-/// back because the staleness policy waits for an older sequence.
+/// Depths of the queues, and the time that a learner with a full batch at hand is held back because the staleness policy
+/// waits for an older sequence.
 class depth_meter {
 public:
-    void set(queue q, std::int64_t depth, double t) {
-        levels_[std::size_t(q)].set(depth, t);
-        if (q == queue::running) profile_.set(depth, t);
-    }
-    void hold(double t) {
-        if (!held_.busy()) held_.begin(t);
-    }
-    void release(double t) {
-        if (held_.busy()) held_.end(t);
-    }
+    void set(queue q, std::int64_t depth, double t) { levels_[std::size_t(q)].set(depth, t); }
+    void hold(double t) { held_.set(1, t); }
+    void release(double t) { held_.set(0, t); }
     void observe(double t) {
         for (level_meter& l : levels_) l.observe(t);
-        profile_.observe(t);
         held_.observe(t);
     }
 
     const level_meter& operator()(queue q) const { return levels_[std::size_t(q)]; }
-    const level_profile& running_profile() const { return profile_; }
-    double held_time() const { return held_.busy_time(); }
-    double longest_hold() const { return held_.longest(); }
-    std::int64_t holds() const { return held_.stretches(); }
+    double held_time() const { return held_.integral(); }
 
-    void write(json_writer& out) const {
-        out.object();
-        for (int q = 0; q < queue_count; ++q) {
-            out.key(name_of(static_cast<queue>(q)));
-            levels_[std::size_t(q)].write(out);
-        }
-        out.close();
+    /// The queues alone.
+    template <class Visit>
+    void describe(Visit&& visit) const {
+        const auto level = [&](queue q) -> const level_meter& { return levels_[std::size_t(q)]; };
+        detail::each<queue, queue_count>(level).describe(visit);
     }
 
 private:
     std::array<level_meter, queue_count> levels_;
-    level_profile profile_;
-    busy_meter held_;
+    level_meter held_; // 1: held back
 };
 
 // --- a run ------------------------------------------------------------------------------------------------------------
@@ -790,7 +671,7 @@ struct run_metrics_options {
     std::int64_t lag_bound = 1024;    ///< lags beyond it share a bin
 };
 
-/// All meters of a run. The parts are public: whoever needs one alone calls it. One JSON line per step and one at the end.
+/// All meters of a run. The parts are public: whoever needs one alone calls it.
 class run_metrics {
 public:
     stage_meter stages;
@@ -802,15 +683,15 @@ public:
         : stages(options.rollout_workers, options.teacher_workers, options.learner_workers), tokens(options.warmup),
           lags(options.version, options.lag_bound, options.earlier_updates) {}
 
-    /// When the run's work began: the first step's time is then known, and `time` in the lines counts from here.
+    /// When the run's work began: the first step's time is then known, and `time` counts from here.
     void start(double t) {
         tokens.start(t);
-        begin_ = t;
-        window_ = current_window(t);
+        now_ = begin_ = t;
+        upto_ = at(t);
     }
     /// A sequence of the batch that the update in progress consumes.
     void consumed(version_t start_version, const token_versions& versions, std::int64_t prompt_tokens) {
-        if (prompt_tokens < 0) throw invalid_input("prompt_tokens", "a negative number of tokens");
+        detail::checked_count("prompt_tokens", prompt_tokens);
         lags.add(start_version, versions);
         ++batch_.sequences;
         batch_.response += versions.tokens;
@@ -821,97 +702,75 @@ public:
         tokens.step(t, batch_.response, batch_.prompt);
         lags.step(updates);
         sequences_ += batch_.sequences;
-        last_ = std::exchange(batch_, {});
+        last_batch_ = std::exchange(batch_, {});
         observe(t);
-        const window now = current_window(t);
-        last_window_ = {now.time - window_.time, now.held - window_.held, {}};
-        for (std::size_t s = 0; s < stage_count; ++s) last_window_.stages[s] = now.stages[s] - window_.stages[s];
-        window_ = now;
-        time_ = t;
+        const totals before = std::exchange(upto_, at(t));
+        spent_ = tokens.step_seconds() ? upto_ - before : totals{};
     }
     void count(tally c, std::int64_t n = 1) { tallies_[std::size_t(c)] += n; }
     std::int64_t sequences() const { return sequences_; }
+    /// Moves the time that the figures are as of.
     void observe(double t) {
         stages.observe(t);
         depths.observe(t);
+        now_ = t;
     }
 
-    /// The last step as one JSON object without a line end. `busy` is each stage's share of the step's time and `overlap`
-    /// their sum; `run_overlap` and `throughput` are those of the run so far.
-    std::string step_line() const {
-        json_writer out;
-        out.object().field("step", tokens.steps()).field("version", lags.version()).field("time", time_ - begin_);
-        out.field("updates", lags.updates()).field("sequences", last_.sequences);
-        out.field("response_tokens", last_.response).field("prompt_tokens", last_.prompt);
-        out.field("step_seconds", tokens.step_seconds()).field("step_tokens_per_second", tokens.step_rate());
-        out.field("throughput", tokens.throughput());
-        std::optional<double> sum = 0.0;
-        out.key("busy").object();
-        for (std::size_t s = 0; s < stage_count; ++s) {
-            const auto share =
-                tokens.step_seconds() ? detail::ratio(last_window_.stages[s], last_window_.time) : std::nullopt;
-            sum = sum && share ? std::optional<double>(*sum + *share) : std::nullopt;
-            out.field(name_of(static_cast<stage>(s)), share);
-        }
-        out.close().field("overlap", sum).field("run_overlap", stages.overlap());
-        out.key("lag");
-        lags.write_batch(out);
-        out.key("depth");
-        depths.write(out);
-        out.field("held_seconds", tokens.step_seconds() ? std::optional<double>(last_window_.held) : std::nullopt);
-        write_tallies(out);
-        return out.close().text();
+    /// The run up to the latest step or observe(t).
+    template <class Visit>
+    void describe(Visit&& visit) const {
+        tokens.describe(visit);
+        stages.describe(visit);
+        visit("time", now_ - begin_), visit("sequences", sequences_), visit("lag", lags);
+        describe_state(visit);
+        visit("running_profile", depths(queue::running).profile());
+        visit("held", figures{[&](auto&& in) { in("seconds", depths.held_time()); }});
     }
-
-    /// The run up to time t as one JSON object without a line end.
-    std::string summary_line(double t) {
-        observe(t);
-        json_writer out;
-        out.object().field("summary", true).field("steps", tokens.steps()).field("version", lags.version());
-        out.field("time", t - begin_).field("updates", lags.updates()).field("sequences", sequences_);
-        out.field("response_tokens", tokens.response_tokens()).field("prompt_tokens", tokens.prompt_tokens());
-        out.field("throughput", tokens.throughput()).field("total_throughput", tokens.total_throughput());
-        out.field("mean_step_seconds", tokens.mean_step_seconds());
-        out.field("overlap", stages.overlap()).field("wall_seconds", stages.wall_time());
-        out.key("busy_seconds").object();
-        for (int s = 0; s < stage_count; ++s)
-            out.field(name_of(static_cast<stage>(s)), stages.stage_time(static_cast<stage>(s)));
-        out.close().key("merged_busy_seconds").object();
-        for (int s = 0; s < stage_count; ++s)
-            out.field(name_of(static_cast<stage>(s)), stages.merged_time(static_cast<stage>(s)));
-        out.close().key("lag");
-        lags.write(out);
-        out.key("depth");
-        depths.write(out);
-        out.key("running_profile");
-        depths.running_profile().write(out);
-        out.key("held").object().field("seconds", depths.held_time()).field("times", depths.holds());
-        out.field("longest", depths.longest_hold()).close();
-        write_tallies(out);
-        out.field("clock_skew", stages.skew());
-        return out.close().text();
+    /// To be described: the last step, up to the next. `busy` is each stage's share of the step's time and `overlap` their
+    /// sum; `run_overlap` and `throughput` are those of the run so far.
+    auto last_step() const {
+        return figures{[this](auto&& visit) {
+            visit("step", tokens.steps()), visit("time", upto_.time - begin_),
+                visit("sequences", last_batch_.sequences);
+            visit("response_tokens", last_batch_.response), visit("prompt_tokens", last_batch_.prompt);
+            visit("step_seconds", tokens.step_seconds()), visit("step_tokens_per_second", tokens.step_rate());
+            visit("throughput", tokens.throughput()), visit("run_overlap", stages.overlap());
+            visit("busy", detail::each<stage, stage_count>(
+                              [&](stage s) { return detail::ratio(spent_.stages[std::size_t(s)], spent_.time); }));
+            visit("overlap", detail::ratio(spent_.stages[0] + spent_.stages[1] + spent_.stages[2], spent_.time));
+            visit("lag", lags.last_batch());
+            visit("held_seconds", tokens.step_seconds() ? std::optional<double>(spent_.held) : std::nullopt);
+            describe_state(visit);
+        }};
     }
 
 private:
     struct batch_counts {
         std::int64_t sequences = 0, response = 0, prompt = 0;
     };
-    struct window {
+    struct totals {
         double time = 0, held = 0;
         std::array<double, stage_count> stages{};
+        friend totals operator-(totals a, const totals& b) {
+            a.time -= b.time, a.held -= b.held;
+            for (std::size_t s = 0; s < stage_count; ++s) a.stages[s] -= b.stages[s];
+            return a;
+        }
     };
-    window current_window(double t) const {
-        window w{t, depths.held_time(), {}};
-        for (int s = 0; s < stage_count; ++s) w.stages[std::size_t(s)] = stages.stage_time(static_cast<stage>(s));
-        return w;
+    totals at(double t) const {
+        totals r{t, depths.held_time(), {}};
+        for (std::size_t s = 0; s < stage_count; ++s) r.stages[s] = stages.stage_time(static_cast<stage>(s));
+        return r;
     }
-    void write_tallies(json_writer& out) const {
-        for (int c = 0; c < tally_count; ++c) out.field(name_of(static_cast<tally>(c)), tallies_[std::size_t(c)]);
+    template <class Visit>
+    void describe_state(Visit&& visit) const {
+        visit("version", lags.version()), visit("updates", lags.updates()), visit("depth", depths);
+        detail::each<tally, tally_count>([&](tally c) { return tallies_[std::size_t(c)]; }).describe(visit);
     }
 
-    batch_counts batch_, last_;
-    window window_, last_window_;
-    double time_ = 0, begin_ = 0;
+    batch_counts batch_, last_batch_;
+    totals upto_, spent_; // up to the last step, and on it
+    double now_ = 0, begin_ = 0;
     std::int64_t sequences_ = 0;
     std::array<std::int64_t, tally_count> tallies_{};
 };

@@ -35,7 +35,7 @@ inline run_metrics_options recorded(run_metrics_options o = {}) {
 /// during a run does so in `after_step`, or holds off the driver otherwise.
 class recorder {
 public:
-    /// Called after each step has been recorded, where the driver calls its observer: metrics.step_line() is that step's.
+    /// Called after each step has been recorded, where the driver calls its observer: metrics.last_step() is that step.
     std::function<void(version_t, double time)> after_step;
     std::function<std::int64_t(sample_t)> prompt_tokens;
     bool trace_sequences = false; ///< a span for each consumed sequence, from its start to the step
