@@ -17,11 +17,11 @@
 
 #include "config.hpp"
 #include "numbers.hpp"
-#include "opd/sched/timeline.hpp"
 #include "opd/sched/trace.hpp"
 #include "opd/version.hpp"
 #include "outcome.hpp"
 #include "simulate.hpp"
+#include "timeline/timeline.hpp"
 
 namespace {
 
@@ -156,13 +156,13 @@ int run(int argc, char** argv) {
     write_file(a.out + "/config.json", to_json(c).dump(2) + "\n");
     write_file(a.out + "/report.json", report(c, all, rows).dump(2) + "\n");
     recorded.write(a.out + "/trace.json");
-    opd::sched::timeline_options view; // a dozen steps: more cannot be told apart
+    examples::timeline_options view; // a dozen steps: more cannot be told apart
     for (const outcome& o : all)
         if (o.what.name == a.trace_of) {
             view.title = o.what.name;
             view.to = o.steps > 0 ? std::min(o.seconds, 12 * o.seconds / static_cast<double>(o.steps)) : o.seconds;
         }
-    write_file(a.out + "/timeline.svg", opd::sched::timeline_svg(opd::sched::timeline_of(recorded), view));
+    write_file(a.out + "/timeline.svg", examples::timeline_svg(examples::timeline_of(recorded), view));
     if (!a.no_plots)
         if (const std::string why = draw_plots(a.out, c, all, rows); !why.empty())
             fmt::print(stderr, "no plots: {}\n", why);

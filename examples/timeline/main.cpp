@@ -12,24 +12,22 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "opd/sched/timeline.hpp"
 #include "read_trace.hpp"
+#include "timeline.hpp"
 
 namespace {
 
-namespace sched = opd::sched;
-
-sched::timeline read_trace(const std::string& path) {
+examples::timeline read_trace(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
     if (!in) throw std::runtime_error("cannot be opened");
-    return sched::timeline_of(recorded_by(nlohmann::json::parse(in)));
+    return examples::timeline_of(recorded_by(nlohmann::json::parse(in)));
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
     std::string trace_file, picture_file;
-    sched::timeline_options options;
+    examples::timeline_options options;
     options.title = "Timeline";
     bool no_labels = false;
 
@@ -57,7 +55,7 @@ int main(int argc, char** argv) {
 
     std::string svg;
     try {
-        svg = sched::timeline_svg(read_trace(trace_file), options);
+        svg = examples::timeline_svg(read_trace(trace_file), options);
     } catch (const std::exception& e) {
         std::fprintf(stderr, "opd-timeline: %s: %s\n", trace_file.c_str(), e.what());
         return 3;

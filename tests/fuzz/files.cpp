@@ -11,8 +11,8 @@
 #include "fuzz/input.hpp"
 #include "opd/sched/archive.hpp"
 #include "opd/sched/scheduler.hpp"
-#include "opd/sched/timeline.hpp"
 #include "timeline/read_trace.hpp"
+#include "timeline/timeline.hpp"
 #include "trainer/checkpoint.hpp"
 #include "trainer/config.hpp"
 #include "trainer/files.hpp"
@@ -228,11 +228,11 @@ void trace(choices& c) {
     recorded.counter("running", 0, {{"n", 8.0}});
     recorded.instant({sched::process_of(sched::stage::rollout), 0}, "fault", 2);
     const std::string text = damaged_json(c, nlohmann::json::parse(recorded.json()));
-    sched::timeline_options options;
+    examples::timeline_options options;
     if (c.once_in(2)) options.from = 1, options.to = c.of({2.0, 1e9, 1.0});
     try {
         const std::string svg =
-            sched::timeline_svg(sched::timeline_of(recorded_by(nlohmann::json::parse(text))), options);
+            examples::timeline_svg(examples::timeline_of(recorded_by(nlohmann::json::parse(text))), options);
         need(svg.starts_with("<svg") || svg.starts_with("<?xml"), "a timeline is no SVG");
     } catch (const opd::error&) {
     } catch (const nlohmann::json::exception&) {}

@@ -19,10 +19,11 @@
 #include <utility>
 #include <vector>
 
-#include "opd/sched/timeline.hpp"
 #include "opd/sched/trace.hpp"
 #include "support/property.hpp"
+#include "timeline/timeline.hpp"
 
+using namespace examples;
 using namespace opd::sched;
 using nlohmann::json;
 using opd::test::property;
@@ -243,6 +244,52 @@ TEST_CASE("a trace comes back as it was recorded") {
     bool named = false;
     for (const json& e : events_of(t, "M")) named = named || e["args"].value("name", "") == "teacher \\ two";
     CHECK(named);
+}
+
+TEST_CASE("a trace is valid JSON whatever goes in") {
+    const auto args = [](const trace& t) { return events_of(t, "X").at(0).at("args"); };
+    property("any bytes become a string that parses; valid UTF-8 comes back as it was", [&] {
+        const auto bytes = *rc::gen::container<std::string>(rc::gen::arbitrary<char>());
+        trace t;
+        t.span(stage::rollout, 0, bytes, 0, 1, {{bytes, bytes}});
+        const json parsed = args(t);
+        RC_ASSERT(parsed.size() == 1u);
+        const json reference = json::parse(json(bytes).dump(-1, ' ', false, json::error_handler_t::replace));
+        RC_ASSERT((parsed.begin().value().get<std::string>().find('\0') != std::string::npos) ==
+                  (bytes.find('\0') != std::string::npos));
+        if (reference.get<std::string>() == bytes) {
+            RC_ASSERT(parsed.begin().key() == bytes);
+            RC_ASSERT(events_of(t, "X").at(0).at("name") == bytes);
+        }
+    });
+    property("doubles come back bit for bit, non-numbers as null", [&](double x) {
+        constexpr double infinity = std::numeric_limits<double>::infinity();
+        trace t;
+        t.span(stage::rollout, 0, "", 0, 1,
+               {{"x", x}, {"0", std::numeric_limits<double>::quiet_NaN()}, {"1", infinity}, {"2", -infinity}});
+        const json parsed = args(t);
+        if (std::isfinite(x))
+            RC_ASSERT(parsed["x"].get<double>() == x);
+        else
+            RC_ASSERT(parsed["x"].is_null());
+        for (const char* name : {"0", "1", "2"}) RC_ASSERT(parsed[name].is_null());
+    });
+    trace t;
+    const char* words = "\"\\/\b\f\n\r\t\x01\x7f\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80";
+    t.span(stage::rollout, 0, "", 0, 1,
+           {{"words", words},
+            {"no UTF-8", "\xff\xc0\xaf\xed\xa0\x80"},
+            {"cut", "\xe2\x82"},
+            {"least", std::numeric_limits<std::int64_t>::min()},
+            {"no", false}});
+    const json parsed = args(t);
+    std::string replaced;
+    for (int i = 0; i < 6; ++i) replaced += "\xef\xbf\xbd";
+    CHECK(parsed["words"] == words);
+    CHECK(parsed["no UTF-8"] == replaced);
+    CHECK(parsed["cut"] == replaced.substr(0, 6));
+    CHECK(parsed["least"] == std::numeric_limits<std::int64_t>::min());
+    CHECK(parsed["no"] == false);
 }
 
 TEST_CASE("a trace refuses what cannot be") {

@@ -15,11 +15,10 @@
 // Source: "Trace Event Format" (Chromium), JSON object format.
 #pragma once
 
-#include <algorithm>
+#include <charconv>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -33,11 +32,67 @@
 #include <variant>
 #include <vector>
 
+#include "opd/element.hpp"
 #include "opd/error.hpp"
-#include "opd/sched/json.hpp"
 #include "opd/sched/types.hpp"
 
 namespace opd::sched {
+
+namespace detail {
+
+/// Bytes of the UTF-8 character at the start of `text`, 0 if it is none (overlong forms and surrogates are none).
+inline std::size_t utf8_length(std::string_view text) {
+    const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+    const unsigned first = byte(0), second = byte(1);
+    const std::size_t length = first < 0x80u   ? 1
+                               : first < 0xc2u ? 0
+                               : first < 0xe0u ? 2
+                               : first < 0xf0u ? 3
+                               : first < 0xf5u ? 4
+                                               : 0;
+    for (std::size_t i = 1; i < length; ++i)
+        if ((byte(i) & 0xc0u) != 0x80u) return 0;
+    if ((first == 0xe0u && second < 0xa0u) || (first == 0xedu && second > 0x9fu)) return 0;
+    if ((first == 0xf0u && second < 0x90u) || (first == 0xf4u && second > 0x8fu)) return 0;
+    return length;
+}
+
+/// Appends a JSON string with its quotes. A byte that is not UTF-8 becomes U+FFFD: the text is valid whatever comes in.
+inline void append_json(std::string& out, std::string_view text) {
+    constexpr char digits[] = "0123456789abcdef";
+    out += '"';
+    while (!text.empty()) {
+        const std::size_t length = utf8_length(text);
+        const char c = text.front();
+        if (length == 0)
+            out += "\xef\xbf\xbd";
+        else if (c == '"' || c == '\\')
+            (out += '\\') += c;
+        else if (const auto code = static_cast<unsigned char>(c); code < 0x20u)
+            ((out += "\\u00") += digits[code >> 4]) += digits[code & 15u];
+        else
+            out += text.substr(0, length);
+        text.remove_prefix(length == 0 ? 1 : length);
+    }
+    out += '"';
+}
+/// Appends a number; `decimals` >= 0 rounds to that many places, otherwise the text reads back as the same double. What is
+/// not a number is null.
+inline void append_json(std::string& out, double x, int decimals = -1) {
+    char text[400]; // the largest double has 309 digits before the point
+    const auto end = decimals < 0 ? std::to_chars(text, text + sizeof text, x)
+                                  : std::to_chars(text, text + sizeof text, x, std::chars_format::fixed, decimals);
+    out += opd::detail::is_finite(x) ? std::string_view(text, std::size_t(end.ptr - text)) : "null";
+}
+template <std::integral Int>
+void append_json(std::string& out, Int x) {
+    if constexpr (std::same_as<Int, bool>)
+        out += x ? "true" : "false";
+    else
+        out += std::to_string(x);
+}
+
+} // namespace detail
 
 /// Where an event is drawn: a group of rows and a row in it.
 struct track {
@@ -60,7 +115,7 @@ constexpr track sequence_track(const ticket& t) { return {sequences_process, t.s
 inline constexpr track gate_track{scheduler_process, 0};
 inline constexpr track wait_track{scheduler_process, 1};
 
-/// Names that the timeline knows.
+/// Names of what a timeline shows apart.
 inline constexpr const char* gate_name = "sync gate";
 inline constexpr const char* hold_name = "held back";
 inline constexpr const char* fault_name = "fault";
@@ -127,7 +182,7 @@ public:
         for (const trace_arg& a : values) {
             const auto* whole = std::get_if<std::int64_t>(&a.value);
             const auto* real = std::get_if<double>(&a.value);
-            if (!whole && !(real && detail::finite(*real)))
+            if (!whole && !(real && opd::detail::is_finite(*real)))
                 throw invalid_input("values", "a counter's values are finite numbers");
             if (!std::exchange(any, true)) first = whole ? static_cast<double>(*whole) : *real;
         }
@@ -163,7 +218,7 @@ public:
     template <class Sink>
     void write_to(Sink&& sink) const {
         std::string out = "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"events_left_out\":";
-        detail::append_json_number(out, left_out());
+        detail::append_json(out, left_out());
         out += "},\"traceEvents\":[";
         bool comma = false;
         std::map<track, bool> tracks;
@@ -175,11 +230,11 @@ public:
             const track& where = entry.first;
             if (where.process != process) {
                 process = where.process;
-                metadata(out, comma, "process_name", where, "name", process_name(process));
-                metadata(out, comma, "process_sort_index", where, "sort_index", process);
+                metadata(out, comma, "process_name", where, {"name", process_name(process)});
+                metadata(out, comma, "process_sort_index", where, {"sort_index", process});
             }
-            metadata(out, comma, "thread_name", where, "name", thread_name(where));
-            metadata(out, comma, "thread_sort_index", where, "sort_index", where.thread);
+            metadata(out, comma, "thread_name", where, {"name", thread_name(where)});
+            metadata(out, comma, "thread_sort_index", where, {"sort_index", where.thread});
         }
         const auto event = [&](const trace_event& e) {
             append(out, comma, e);
@@ -248,17 +303,17 @@ private:
     };
 
     static void check(double t, const char* argument) {
-        if (!detail::finite(t)) throw invalid_input(argument, "a time is finite");
+        if (!opd::detail::is_finite(t)) throw invalid_input(argument, "a time is finite");
     }
     static std::string text(trace_args args) {
-        if (args.size() == 0) return {};
-        json_writer out;
-        out.object();
+        std::string out;
         for (const trace_arg& a : args) {
-            out.key(a.name);
-            std::visit([&](const auto& x) { out.value(x); }, a.value);
+            out += out.empty() ? '{' : ',';
+            detail::append_json(out, a.name);
+            out += ':';
+            std::visit([&](const auto& x) { detail::append_json(out, x); }, a.value);
         }
-        return out.close().text();
+        return out.empty() ? out : out + '}';
     }
     std::string process_name(std::int32_t process) const {
         const auto named = process_names_.find(process);
@@ -280,36 +335,30 @@ private:
     static void start(std::string& out, bool& comma) { out += std::exchange(comma, true) ? ",\n" : "\n"; }
     static void place(std::string& out, track where) {
         out += ",\"pid\":";
-        detail::append_json_number(out, where.process);
+        detail::append_json(out, where.process);
         out += ",\"tid\":";
-        detail::append_json_number(out, where.thread);
+        detail::append_json(out, where.thread);
     }
-    template <class T>
-    static void metadata(std::string& out, bool& comma, const char* kind, track where, const char* key,
-                         const T& value) {
+    static void metadata(std::string& out, bool& comma, const char* kind, track where, const trace_arg& what) {
         start(out, comma);
         out += "{\"ph\":\"M\",\"name\":\"";
         out += kind;
         out += '"';
         place(out, where);
-        json_writer args;
-        args.object().field(key, value).close();
-        out += ",\"args\":";
-        out += args.text();
-        out += '}';
+        out += ",\"args\":" + text({what}) + '}';
     }
     static void append(std::string& out, bool& comma, const trace_event& e) {
         start(out, comma);
         out += "{\"ph\":\"";
         out += static_cast<char>(e.what);
         out += "\",\"name\":";
-        detail::append_json_string(out, e.name);
+        detail::append_json(out, e.name);
         place(out, e.where);
         out += ",\"ts\":";
-        detail::append_json_number(out, e.begin * 1e6, 3);
+        detail::append_json(out, e.begin * 1e6, 3);
         if (e.what == trace_event::kind::span) {
             out += ",\"dur\":";
-            detail::append_json_number(out, e.duration * 1e6, 3);
+            detail::append_json(out, e.duration * 1e6, 3);
         } else if (e.what == trace_event::kind::instant) {
             out += ",\"s\":\"t\"";
         }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -20,12 +21,16 @@
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "opd/error.hpp"
-#include "opd/sched/json.hpp"
 #include "opd/sched/trace.hpp"
 #include "opd/sched/types.hpp"
 
-namespace opd::sched {
+namespace examples {
+
+using opd::sched::stage;
+using opd::sched::stage_count;
 
 struct timeline_span {
     stage where = stage::rollout;
@@ -64,7 +69,8 @@ struct timeline_options {
 };
 
 /// What a trace recorded: spans on the stages' rows, gates, holds, faults and counters.
-inline timeline timeline_of(const trace& recorded) {
+inline timeline timeline_of(const opd::sched::trace& recorded) {
+    using namespace opd::sched;
     timeline out;
     recorded.each_span([&](const trace_event& e) {
         const double end = e.begin + e.duration;
@@ -98,12 +104,15 @@ namespace detail {
 
 /// Text for XML: markup escaped; what XML 1.0 forbids (control characters, bytes that are not UTF-8) becomes U+FFFD.
 inline void append_xml(std::string& out, std::string_view text) {
-    while (!text.empty()) {
-        const std::size_t length = utf8_length(text);
-        const char c = text.front();
+    using nlohmann::json; // repairs UTF-8
+    const std::string valid =
+        json::parse(json(text).dump(-1, ' ', false, json::error_handler_t::replace)).get<std::string>();
+    for (std::size_t i = 0; i < valid.size(); ++i) {
+        const char c = valid[i];
+        const std::string_view character = std::string_view(valid).substr(i, 3);
         const bool control = static_cast<unsigned char>(c) < 0x20u && c != '\t' && c != '\n' && c != '\r';
-        const std::string_view character = text.substr(0, length);
-        if (length == 0 || control || character == "\xef\xbf\xbe" || character == "\xef\xbf\xbf")
+        const bool none = character == "\xef\xbf\xbe" || character == "\xef\xbf\xbf";
+        if (control || none)
             out += "\xef\xbf\xbd";
         else if (c == '<')
             out += "&lt;";
@@ -114,15 +123,15 @@ inline void append_xml(std::string& out, std::string_view text) {
         else if (c == '"')
             out += "&quot;";
         else
-            out.append(character);
-        text.remove_prefix(length == 0 ? 1 : length);
+            out += c;
+        if (none) i += 2;
     }
 }
 
 /// A coordinate: one or two decimals, without zeros at the end.
 inline std::string coordinate(double x, int decimals = 2) {
-    std::string s;
-    append_json_number(s, x, decimals);
+    char text[400]; // the largest double has 309 digits before the point
+    std::string s(text, std::to_chars(text, text + sizeof text, x, std::chars_format::fixed, decimals).ptr);
     while (s.find('.') != std::string::npos && (s.back() == '0' || s.back() == '.')) {
         const bool point = s.back() == '.';
         s.pop_back();
@@ -150,11 +159,11 @@ inline intervals merged(intervals list) {
 class timeline_painter {
 public:
     timeline_painter(const timeline& data, const timeline_options& options) : data_(data), options_(options) {
-        if (!finite(options.width) || options.width < 320 || options.width > 100000)
-            throw invalid_input("width", "between 320 and 100000 pixels");
-        if (options.max_lanes < 1) throw invalid_input("max_lanes", "at least one");
-        if (!finite(options.from) || !finite(options.to) || options.to < options.from)
-            throw invalid_input("to", "a window begins before it ends");
+        if (!std::isfinite(options.width) || options.width < 320 || options.width > 100000)
+            throw opd::invalid_input("width", "between 320 and 100000 pixels");
+        if (options.max_lanes < 1) throw opd::invalid_input("max_lanes", "at least one");
+        if (!std::isfinite(options.from) || !std::isfinite(options.to) || options.to < options.from)
+            throw opd::invalid_input("to", "a window begins before it ends");
         find_window();
         collect_lanes();
     }
@@ -220,14 +229,14 @@ private:
             to_ = std::numeric_limits<double>::lowest();
         }
         for (const timeline_span& s : data_.spans) {
-            if (!finite(s.begin) || !finite(s.end) || s.end < s.begin)
-                throw invalid_input("spans", "a span begins before it ends, at finite times",
-                                    index_t(&s - data_.spans.data()));
+            if (!std::isfinite(s.begin) || !std::isfinite(s.end) || s.end < s.begin)
+                throw opd::invalid_input("spans", "a span begins before it ends, at finite times",
+                                         opd::index_t(&s - data_.spans.data()));
             if (!all) continue;
             from_ = std::min(from_, s.begin);
             to_ = std::max(to_, s.end);
         }
-        if (data_.spans.empty() || !(to_ > from_)) throw invalid_input("spans", "nothing that takes time");
+        if (data_.spans.empty() || !(to_ > from_)) throw opd::invalid_input("spans", "nothing that takes time");
         scale_ = (options_.width - left_ - right_) / (to_ - from_);
     }
 
@@ -296,11 +305,11 @@ private:
                 words += " (" + std::to_string(drawn_[s]) + " of " + std::to_string(workers_[s]) + " workers)";
             entry(name_of(static_cast<stage>(s)), words);
         }
-        if (!data_.gates.empty()) entry("gate", gate_name);
-        if (!data_.holds.empty()) entry("hold", std::string("learner ") + hold_name);
+        if (!data_.gates.empty()) entry("gate", opd::sched::gate_name);
+        if (!data_.holds.empty()) entry("hold", std::string("learner ") + opd::sched::hold_name);
         if (!data_.faults.empty()) {
             cross(at + 6, legend_ - 4, 5);
-            text("words", at + 17, legend_, fault_name);
+            text("words", at + 17, legend_, opd::sched::fault_name);
         }
         text("small end", options_.width - 10, top_ - 6, "busy");
     }
@@ -418,7 +427,8 @@ private:
         const double width = (to_ - from_) / double(bins);
         for (std::size_t i = 0; i < c.points.size(); ++i) {
             const auto& [begin, level] = c.points[i];
-            if (!finite(begin) || !finite(level)) throw invalid_input("curves", "a point is finite", index_t(i));
+            if (!std::isfinite(begin) || !std::isfinite(level))
+                throw opd::invalid_input("curves", "a point is finite", opd::index_t(i));
             double t = std::max(begin, from_);
             const double end = std::min(i + 1 < c.points.size() ? c.points[i + 1].first : to_, to_);
             if (end <= t) continue;
@@ -465,4 +475,4 @@ inline std::string timeline_svg(const timeline& data, const timeline_options& op
     return detail::timeline_painter(data, options).draw();
 }
 
-} // namespace opd::sched
+} // namespace examples
