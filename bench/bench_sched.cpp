@@ -7,7 +7,7 @@
 //              deque under a mutex with two condition variables. `paced`: a producer that works a microsecond an item, and
 //              what the queue adds to its and the learner's processor time.
 // scheduler/   What a sequence costs the scheduler, all of its events together, when every action is answered at once: same B
-//              and tau, 4 rollout workers, scoring calls of 8.
+//              and tau, 4 and 1,000 rollout workers, scoring calls of 8.
 // simulator/   A day of a cluster of 1,000 rollout workers in virtual time: seconds, and events a second.
 //
 //   bench_sched [--benchmark_filter=regex] [--benchmark_out=file.json]
@@ -251,15 +251,16 @@ void add(const char* name) {
 }
 
 /// Answers every action of the scheduler in the order of asking.
-void scheduling(benchmark::State& state, staleness_policy policy) {
+void scheduling(benchmark::State& state, staleness_policy policy, std::int32_t workers) {
     settings how{.batch = batch_size, .schedule = async{.tau = tau, .policy = policy}};
     how.teacher_flush = 0;
     scheduler s(how);
     actions out;
     std::vector<event> answers, round; // those of a round are given before their answers
-    for (int w = 0; w < 4; ++w) answers.push_back(event::up(stage::rollout, w, permits / 4));
-    answers.push_back(event::up(stage::teacher, 0));
-    answers.push_back(event::up(stage::learner, 0));
+    const auto lanes = static_cast<std::int32_t>(std::max<index_t>(1, permits / workers));
+    for (std::int32_t w = 0; w < workers; ++w) answers.push_back(event::up(stage::rollout, w, lanes).of_life(1));
+    answers.push_back(event::up(stage::teacher, 0).of_life(1));
+    answers.push_back(event::up(stage::learner, 0).of_life(1));
     index_t consumed = 0, events = 0;
     double seconds = 0;
     for (auto _ : state) {
@@ -271,20 +272,21 @@ void scheduling(benchmark::State& state, staleness_policy policy) {
             events += static_cast<index_t>(round.size());
             for (const event& e : round) {
                 out.clear();
-                s.on(e, out);
+                s.on(e, 0, out);
                 for (const action& a : out.items) {
                     switch (a.what) {
                     case action::kind::start:
                         answers.push_back(event::rolled_out(a.ticket, {a.version, a.version, double(a.version), 100}));
                         break;
                     case action::kind::score:
-                        answers.push_back(event::scored(a.job, a.worker));
+                        answers.push_back(event::scored(a.job, a.worker).of_life(1));
                         break;
                     case action::kind::train:
-                        answers.push_back(event::learned(a.job));
+                        answers.push_back(event::learned(a.job).of_life(1));
                         break;
                     case action::kind::sync:
-                        answers.push_back(event::synced(a.worker, a.version));
+                        for (std::int32_t w = 0; w < workers; ++w) // all of them
+                            if (a.worker < 0 || a.worker == w) answers.push_back(event::synced(w, a.job).of_life(1));
                         break;
                     case action::kind::step:
                         consumed += a.count;
@@ -349,11 +351,14 @@ int main(int argc, char** argv) {
     add<tbb_permits>("tbb, two queues");
     add<mutex_deque>("mutex and deque");
     for (const auto policy : {staleness_policy::capacity, staleness_policy::edf, staleness_policy::in_order}) {
-        benchmark::RegisterBenchmark((std::string("scheduler/") + name_of(policy)).c_str(), scheduling, policy)
-            ->UseManualTime()
-            ->Iterations(1)
-            ->Repetitions(9)
-            ->ReportAggregatesOnly();
+        for (const std::int32_t workers : {4, 1000})
+            benchmark::RegisterBenchmark(
+                (std::string("scheduler/") + name_of(policy) + "/" + std::to_string(workers) + " workers").c_str(),
+                scheduling, policy, workers)
+                ->UseManualTime()
+                ->Iterations(1)
+                ->Repetitions(9)
+                ->ReportAggregatesOnly();
         benchmark::RegisterBenchmark((std::string("simulator/a day of 1,000 workers/") + name_of(policy)).c_str(),
                                      simulation, policy, 1000, 1.0)
             ->UseManualTime()

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Your own three stages, run asynchronously on threads: sequences stream under (tau + 1)·B permits with tau = 4, while the
-// learner trains on what is scored. The policy is the default, capacity: tau bounds the mean start lag, and single sequences may
-// be older; `.policy = sched::staleness_policy::edf` bounds every one. The stages here only count; yours draw tokens, score them and update weights.
+// learner trains on what is scored. The policy is the default, capacity: tau bounds the mean start lag, and single
+// sequences may be older; `.policy = sched::staleness_policy::edf` bounds every one. The stages here only count; yours draw
+// tokens, score them and update weights.
 #include <cstdio>
 #include <map>
 #include <numeric>
@@ -22,11 +23,11 @@ struct my_rollout {
     std::map<std::int32_t, std::pair<sched::ticket, response>> lanes; // what runs
     sched::version_t version = 0;
 
-    void start(const sched::ticket& t) { lanes[t.lane] = {t, {}}; }
+    void start(const sched::ticket& t, std::shared_ptr<const response>) { lanes[t.lane] = {t, {}}; } // from the prompt
     void abort(const sched::ticket& t) { lanes.erase(t.lane); }
-    void install(sched::version_t v) { version = v; } // prefixes are kept, their KV state is rebuilt
+    void install(const sched::weights& w) { version = w.version; } // prefixes are kept, their KV state is rebuilt
     opd::index_t running() const { return static_cast<opd::index_t>(lanes.size()); }
-    void step(std::vector<sched::finished_rollout<response>>& out) { // one token for everyone
+    void step(std::vector<sched::finished_rollout<response>>& out, std::stop_token) { // one token for everyone
         for (auto& [lane, what] : lanes) {
             auto& [ticket, r] = what;
             r.versions.push_back(version);
@@ -42,7 +43,8 @@ struct my_rollout {
 
 struct my_teacher {
     using scored_type = double;
-    std::vector<std::shared_ptr<const double>> score(std::span<const std::shared_ptr<const response>> batch) {
+    using sequences = std::span<const std::shared_ptr<const response>>;
+    std::vector<std::shared_ptr<const double>> score(sequences batch, std::stop_token) {
         std::vector<std::shared_ptr<const double>> scores; // one for each; null if it could not be scored
         for (const auto& r : batch) scores.push_back(std::make_shared<const double>(-0.5 * double(r->versions.size())));
         return scores;
@@ -52,10 +54,12 @@ struct my_teacher {
 struct my_learner {
     using view = sched::sequence_view<response, double>;
     double mean_score = 0;
-    opd::index_t train(std::span<const view> batch, sched::version_t) {
+    sched::weights published; // install() asks for weights by this name
+    opd::index_t train(std::span<const view> batch, const sched::train_call& call, std::stop_token) {
         mean_score = 0;
         for (const view& s : batch) mean_score += *s.scored / double(batch.size());
-        return 1; // optimizer updates; by now the new weights are published for install()
+        published = call.makes();
+        return 1; // optimizer updates
     }
 };
 // [/stages]

@@ -37,7 +37,7 @@ struct rollout_engine {
         *aborted_tokens += sim.done().discarded - before;
         return ran;
     }
-    void install(version_t v) { sim.install(v); }
+    void install(const weights& w) { sim.install(w); }
     double next() const { return sim.next(); }
     template <class Out>
     void advance(double dt, Out&& finished) {
@@ -77,13 +77,14 @@ struct stages {
     double teacher(std::uint64_t job, std::int32_t, std::span<const ticket> tickets) const {
         return teacher_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens(tickets));
     }
-    double learner(std::uint64_t job, version_t, std::span<const ticket> tickets) const {
+    double learner(std::uint64_t job, const weights&, std::span<const ticket> tickets) const {
         if (tickets.empty()) return 0; // it publishes what it has
         const double turn = e->time_shared ? c->learner.turn : 0;
         return turn + learner_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens(tickets));
     }
-    double sync(std::int32_t, version_t v) const { // all workers at once; the first weights are there from the start
-        return v == 0 ? 0 : sync_time.seconds(static_cast<std::uint64_t>(v), 0, e->rollout_workers, 0);
+    // All workers at once; the first weights are there from the start.
+    double sync(std::int32_t, const weights& w) const {
+        return w.version == 0 ? 0 : sync_time.seconds(static_cast<std::uint64_t>(w.version), 0, e->rollout_workers, 0);
     }
 
 private:

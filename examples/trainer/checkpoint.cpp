@@ -19,7 +19,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "checkpoints are little-endian");
 
 constexpr std::string_view magic = "OPDTRAIN";
-constexpr std::uint32_t format_version = 2;
+constexpr std::uint32_t format_version = 3;
 
 // One list of sections serves both directions.
 template <class State, class Visitor>

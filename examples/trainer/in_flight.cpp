@@ -14,7 +14,7 @@ namespace trainer {
 namespace {
 
 namespace sched = opd::sched;
-using place = sched::outstanding_sequence::place;
+using sched::place;
 
 // What the stages index by without looking again: one entry a response token in every list, draws for each or for none.
 bool fits(const trajectory& t) {
@@ -28,26 +28,23 @@ bool fits(const trajectory& t) {
 }
 
 template <class A>
-void fields(A& a, in_flight::entry& e) {
-    a(e.ticket.sample, e.ticket.slot, e.ticket.attempt, e.ticket.worker, e.ticket.lane, e.where, e.start);
-    bool given = e.sequence != nullptr;
-    a(given);
-    if (!given) return;
-    trajectory t = e.sequence ? *e.sequence : trajectory{};
-    a(t);
-    if constexpr (A::reading) {
-        if (!fits(t) || (e.where >= place::queued && t.tokens.size() == t.prompt_length))
+void fields(A& a, in_flight& state) {
+    sched::detail::shared_fields<trajectory> sequences;
+    a(state.weights, state.scheduler);
+    sched::detail::list_fields(a, state.sequences, [&](in_flight::entry& e) {
+        a(e.ticket, e.where, e.start);
+        sequences(a, e.sequence);
+        if (A::reading && e.sequence &&
+            (!fits(*e.sequence) || (e.where >= place::queued && e.sequence->response().empty())))
             throw opd::invalid_input("snapshot", "is damaged: a sequence does not fit together");
-        e.sequence = std::make_shared<const trajectory>(std::move(t));
-    }
+    });
 }
 
 } // namespace
 
-std::string to_bytes(const in_flight& state) {
+std::string to_bytes(in_flight state) {
     sched::archive_writer w;
-    w(state.version, state.scheduler, static_cast<std::uint64_t>(state.sequences.size()));
-    for (in_flight::entry e : state.sequences) fields(w, e);
+    fields(w, state);
     return std::move(w.bytes);
 }
 
@@ -56,13 +53,12 @@ in_flight in_flight_of(std::string_view bytes, const std::function<std::vector<s
     in_flight r;
     try {
         sched::archive_reader in(bytes);
-        std::uint64_t count = 0;
-        in(r.version, r.scheduler, count);
-        for (std::uint64_t i = 0; i < count; ++i) fields(in, r.sequences.emplace_back());
+        fields(in, r);
         if (!in.done()) throw opd::invalid_input("snapshot", "is too long");
     } catch (const opd::invalid_input& e) {
         throw failure(exit_input, fmt::format("the checkpoint's sequences in flight: {}", e.what()));
     }
+    r.version = r.weights.version;
     std::vector<std::shared_ptr<const trajectory>> scored;
     for (const auto& e : r.sequences)
         if (e.where >= place::ready && e.sequence) scored.push_back(e.sequence);

@@ -11,14 +11,14 @@
 #include <string_view>
 #include <vector>
 
-#include "opd/sched/thread_driver.hpp"
+#include "opd/sched/conveyor.hpp"
 #include "stages.hpp"
 
 namespace trainer {
 
 using in_flight = opd::sched::run_snapshot<trajectory, scored_sequence>;
 
-std::string to_bytes(const in_flight& state);
+std::string to_bytes(in_flight state);
 
 /// `score` is asked for what had been scored. Bytes that are damaged are a failure of kind exit_input.
 in_flight in_flight_of(std::string_view bytes, const std::function<std::vector<std::shared_ptr<const scored_sequence>>(

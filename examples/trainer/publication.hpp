@@ -8,10 +8,12 @@
 #include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <string>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "model.hpp"
+#include "opd/sched/types.hpp"
 
 namespace trainer {
 
@@ -21,38 +23,45 @@ struct policy {
     std::int32_t version = 0;
 };
 
-/// The two latest published policies: a worker that comes late is still told to install version v while the learner, which
-/// waits for every worker after each step, may have published v + 1, but not more. Any thread may call.
+/// What the latest call of the learner made, and what it went on from: a worker that comes back while the learner trains is
+/// told to install those. Any thread may call.
 class publication {
 public:
-    void publish(policy next) {
-        if (!next.model) throw std::invalid_argument("publication: there are no weights");
-        policy gone; // freed outside of the lock
+    using name_type = opd::sched::weights;
+
+    /// What a learner publishes that was thought dead, after another call has published, nobody asks for: it is dropped.
+    void publish(const name_type& name, policy what) {
+        if (!what.model || what.version != name.version)
+            throw std::invalid_argument(fmt::format("publication: no weights of version {}", name.version));
+        entry next{name, std::move(what)}; // what it replaces is freed outside of the lock
         const std::lock_guard lock(mutex_);
-        if (latest_.model && next.version <= latest_.version)
-            throw std::invalid_argument("publication: version " + std::to_string(next.version) + " after version " +
-                                        std::to_string(latest_.version));
-        gone = std::exchange(previous_, std::exchange(latest_, std::move(next)));
+        if (name.job < latest_.name.job) return;
+        if (name.version != latest_.name.version) std::swap(previous_, latest_); // else the same update, made again
+        std::swap(latest_, next);
     }
 
-    /// Exactly this version: a worker that installed another one would mislabel what it draws.
-    policy get(std::int64_t version) const {
+    /// Exactly these: a worker that installed others would mislabel what it draws.
+    policy get(const name_type& name) const {
         const std::lock_guard lock(mutex_);
-        for (const policy* p : {&latest_, &previous_})
-            if (p->model && p->version == version) return *p;
-        throw std::logic_error("publication: version " + std::to_string(version) + " was asked for, " +
-                               (latest_.model ? "version " + std::to_string(latest_.version) : "none") +
-                               " is published");
+        for (const entry* e : {&latest_, &previous_})
+            if (e->what.model && e->name == name) return e->what;
+        const auto text = [](const name_type& w) { return fmt::format("version {} of job {}", w.version, w.job); };
+        throw std::logic_error(fmt::format("publication: {} was asked for, {} is published", text(name),
+                                           latest_.what.model ? text(latest_.name) : "none"));
     }
 
     policy latest() const {
         const std::lock_guard lock(mutex_);
-        return latest_;
+        return latest_.what;
     }
 
 private:
+    struct entry {
+        name_type name;
+        policy what;
+    };
     mutable std::mutex mutex_;
-    policy latest_, previous_;
+    entry latest_, previous_;
 };
 
 } // namespace trainer

@@ -43,8 +43,7 @@ public:
                   last_ = result;
                   last_kept_ = batch.kept;
               })),
-          metrics(sched::recorded({.version = r.state_.step})), recorder(metrics, &trace_) {
-        weights_.publish(learn_.snapshot(static_cast<std::int32_t>(r.state_.step)));
+          metrics(sched::recorded()), recorder(metrics, &trace_) {
         recorder.prompt_tokens = [this](sched::sample_t) { return run_.task_.prompt_length(); };
         recorder.after_step = [this](sched::version_t version, double) { measure(version); };
         run_.shown_seconds_ = 0;
@@ -56,6 +55,14 @@ public:
     std::shared_ptr<rollout_stage> rollout() {
         return std::make_shared<rollout_stage>(run_.task_, sampling_of(run_.settings_, run_.task_), run_.sample_base(),
                                                lanes, weights_);
+    }
+
+    /// The student's weights, by the name that the sequences in flight of its checkpoint have for them.
+    void publish(const sched::weights& name) {
+        if (name.version != run_.state_.step)
+            throw failure(exit_input, fmt::format("the checkpoint's sequences in flight are those of step {}, not {}",
+                                                  name.version, run_.state_.step));
+        weights_.publish(name, learn_.snapshot(static_cast<std::int32_t>(name.version)));
     }
 
     /// A step is complete, and the next one has not begun: on the learner's thread.
@@ -76,14 +83,14 @@ public:
 
     /// After stepped(): writes a checkpoint where one is due. False: it is time to leave.
     template <class Bytes>
-    bool checkpoint(sched::version_t version, Bytes&& in_flight) {
+    bool checkpoint(sched::version_t version, Bytes&& bytes) {
         if (left) return false;
         if (version == run_.settings_.distill.steps) return true;
         if (run_.steps_left_ > 0 && --run_.steps_left_ == 0) interrupted = true;
         left = interrupted;
         if (left || run_.state_.step % run_.settings_.run.checkpoint_every == 0) {
             if (left) run_.progress_.clear();
-            run_.state_.in_flight = in_flight();
+            run_.state_.in_flight = bytes();
             run_.save("latest.ckpt");
         }
         return !left;
@@ -150,16 +157,6 @@ public:
     bool left = false; // interrupted, and a checkpoint is written
 };
 
-namespace {
-
-void check_version(sched::version_t found, std::int64_t step) {
-    if (found != step)
-        throw failure(exit_input,
-                      fmt::format("the checkpoint's sequences in flight are those of step {}, not {}", found, step));
-}
-
-} // namespace
-
 void run::distill_on_schedule() { in_virtual_time(settings_) ? distill_in_virtual_time() : distill_on_threads(); }
 
 // --- threads --------------------------------------------------------------------------------------------------------
@@ -183,9 +180,10 @@ void run::distill_on_threads() {
     std::unique_ptr<driver_type> driver;
     if (state_.step > 0) {
         const in_flight from = in_flight_of(state_.in_flight, [&](auto t) { return all.teacher->score(t); });
-        check_version(from.version, state_.step);
+        all.publish(from.weights);
         driver = std::make_unique<driver_type>(all.schedule, from, how, hooks);
     } else {
+        all.publish({});
         driver = std::make_unique<driver_type>(all.schedule, how, hooks);
     }
     running = driver.get();
@@ -254,20 +252,22 @@ struct step_watch {
 using virtual_model = sched::timed_stages<rollout_stage, teacher_stage, learner_stage>;
 using virtual_run = sched::virtual_driver<virtual_model, step_watch>;
 
-std::string to_bytes(sched::version_t version, const virtual_run& driver) {
+std::string to_bytes(const virtual_run& driver) {
     sched::archive_writer w;
-    w(version, driver.snapshot());
+    w(driver.scheduler().weights(), driver.snapshot());
     return std::move(w.bytes);
 }
 
-virtual_run virtual_run_of(std::string_view bytes, std::int64_t step, const sched::settings& s, virtual_model m) {
+// `publish` is told of the weights that the stages will ask for.
+template <class Publish>
+virtual_run virtual_run_of(std::string_view bytes, const sched::settings& s, virtual_model m, Publish&& publish) {
     try {
         sched::archive_reader in(bytes);
-        sched::version_t version = 0;
+        sched::weights weights;
         std::string snapshot;
-        in(version, snapshot);
+        in(weights, snapshot);
         if (!in.done()) throw opd::invalid_input("snapshot", "is too long");
-        check_version(version, step);
+        publish(weights);
         return virtual_run::restore(s, std::move(m), snapshot);
     } catch (const failure&) {
         throw;
@@ -285,7 +285,9 @@ void run::distill_in_virtual_time() {
         [&](std::int32_t worker) { return rollouts.at(static_cast<std::size_t>(worker)) = all.rollout(); },
         {all.teacher}, all.lesson, costs_of(settings_, rollouts));
     const bool resumed = state_.step > 0;
-    virtual_run driver = resumed ? virtual_run_of(state_.in_flight, state_.step, all.schedule, std::move(model))
+    const auto publish = [&](const sched::weights& name) { all.publish(name); };
+    if (!resumed) publish({});
+    virtual_run driver = resumed ? virtual_run_of(state_.in_flight, all.schedule, std::move(model), publish)
                                  : virtual_run(all.schedule, std::move(model));
     step_watch watch{all.recorder};
     driver.observe(&watch);
@@ -300,7 +302,7 @@ void run::distill_in_virtual_time() {
     while (!all.left && !driver.first_exception() && !driver.finished() && driver.step()) {
         for (const auto& s : std::exchange(watch.steps, {})) {
             all.stepped(s.version, s.sequences, driver.scheduler().totals().admitted, driver.now() - begin);
-            all.checkpoint(s.version, [&] { return to_bytes(s.version, driver); });
+            all.checkpoint(s.version, [&] { return to_bytes(driver); });
         }
     }
     all.finish(driver.first_exception(), driver.finished(), driver.scheduler().totals().failed, driver.now());

@@ -40,13 +40,13 @@ sched::token_versions versions_of(const trajectory& t) {
 
 // --- rollout --------------------------------------------------------------------------------------------------------
 
-void rollout_stage::start(const sched::ticket& t, std::shared_ptr<const trajectory> partial) {
+void rollout_stage::start(const sched::ticket& t, std::shared_ptr<const trajectory> prefix) {
     if (!engine_) throw std::logic_error("rollout_stage: a start before the first weights");
     const std::uint64_t sample = first_sample_ + t.sample;
-    if (partial && partial->sample != sample)
+    if (prefix && prefix->sample != sample)
         throw std::invalid_argument(
-            fmt::format("rollout_stage: a partial response of sample {} for sample {}", partial->sample, sample));
-    engine_->start(t.lane, partial ? *partial : begin_response(request_of(task_, options_.seed, sample)));
+            fmt::format("rollout_stage: a prefix of sample {} for sample {}", prefix->sample, sample));
+    engine_->start(t.lane, prefix ? *prefix : begin_response(request_of(task_, options_.seed, sample)));
     tickets_[static_cast<std::size_t>(t.lane)] = t;
 }
 
@@ -54,12 +54,29 @@ void rollout_stage::abort(const sched::ticket& t) {
     if (engine_ && engine_->busy(t.lane) && tickets_[static_cast<std::size_t>(t.lane)] == t) engine_->abort(t.lane);
 }
 
-void rollout_stage::install(sched::version_t version) {
-    const policy weights = weights_.get(version);
+void rollout_stage::install(const sched::weights& w) {
+    const policy weights = weights_.get(w);
     if (engine_)
         engine_->install(weights);
     else
         engine_.emplace(weights, options_, static_cast<index_t>(tickets_.size()), task_.max_length());
+    installed_ = w;
+}
+
+void rollout_stage::step(std::vector<sched::finished_rollout<trajectory>>& out, std::stop_token) {
+    finished_.clear();
+    if (engine_) engine_->step(finished_);
+    for (lane_trajectory& f : finished_) {
+        auto t = std::make_shared<const trajectory>(std::move(f.sequence));
+        out.push_back({tickets_[static_cast<std::size_t>(f.lane)], versions_of(*t), std::move(t)});
+    }
+}
+
+void rollout_stage::export_partials(std::vector<sched::partial_rollout<trajectory>>& out) const {
+    if (!engine_) return;
+    for (lane_trajectory& p : engine_->partials())
+        out.push_back(
+            {tickets_[static_cast<std::size_t>(p.lane)], std::make_shared<const trajectory>(std::move(p.sequence))});
 }
 
 // --- teacher --------------------------------------------------------------------------------------------------------
@@ -76,30 +93,36 @@ teacher_stage::score(std::span<const std::shared_ptr<const trajectory>> trajecto
 
 // --- learner --------------------------------------------------------------------------------------------------------
 
-index_t learner_stage::step(std::span<const trajectory* const> rolled, std::span<const scored_sequence* const> scored,
-                            sched::version_t version) {
+index_t learner_stage::train(std::span<const sched::sequence_view<trajectory, scored_sequence>> sequences,
+                             const sched::train_call& call, std::stop_token) {
+    std::vector<const trajectory*> rolled;
+    std::vector<const scored_sequence*> scored;
     std::vector<std::uint64_t> samples;
-    for (const trajectory* t : rolled) samples.push_back(t->sample);
-    if (version == last_.version) {
-        if (samples != last_.samples)
-            throw std::logic_error(
-                fmt::format("the step at version {} was made, from other sequences than now", version));
-        return last_.updates;
+    for (const auto& s : sequences) {
+        rolled.push_back(s.rolled.get());
+        scored.push_back(s.scored.get());
+        samples.push_back(s.rolled->sample);
     }
-    index_t updates = 0;
-    if (!rolled.empty()) {
-        const row_batch batch = pack(rolled, entries_);
-        join(scored, cache_);
-        const learner_result r = learn_.step(
-            batch, cache_,
-            cosine_rate(settings_.distill.rate, 0.1, settings_.distill.warmup, version, settings_.distill.steps),
-            static_cast<std::int32_t>(version));
-        if (after_) after_(r, batch, version);
-        updates = 1;
+    const sched::version_t version = call.from.version;
+    if (version != last_.from.version) {
+        index_t updates = 0;
+        if (!rolled.empty()) {
+            const row_batch batch = pack(rolled, entries_);
+            join(scored, cache_);
+            const learner_result r = learn_.step(
+                batch, cache_,
+                cosine_rate(settings_.distill.rate, 0.1, settings_.distill.warmup, version, settings_.distill.steps),
+                static_cast<std::int32_t>(version));
+            if (after_) after_(r, batch, version);
+            updates = 1;
+        }
+        last_ = {call.from, std::move(samples), updates, learn_.snapshot(static_cast<std::int32_t>(version) + 1)};
+    } else if (call.from != last_.from || samples != last_.samples) {
+        throw std::logic_error(
+            fmt::format("the step at version {} was made, from other sequences or weights than now", version));
     }
-    weights_.publish(learn_.snapshot(static_cast<std::int32_t>(version) + 1));
-    last_ = {version, std::move(samples), updates};
-    return updates;
+    weights_.publish(call.makes(), last_.made);
+    return last_.updates;
 }
 
 } // namespace trainer

@@ -5,7 +5,7 @@
 //
 //   rollout   start, abort, install, step: a rollout_engine whose lanes hold tickets     trajectory
 //   teacher   score: micro-batches of trajectories                                       scored_sequence
-//   learner   train: a batch of both, in the order of the samples; publishes version + 1
+//   learner   train: a batch of both, in the order of the samples; publishes what it makes
 //
 // The scheduler numbers sequences from 0; `first_sample` + that number is the sample of the trainer, which keys prompt and
 // noise.
@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "learner.hpp"
-#include "opd/sched/types.hpp"
+#include "opd/sched/stages.hpp"
 #include "publication.hpp"
 #include "rollout_engine.hpp"
 #include "task.hpp"
@@ -46,48 +46,30 @@ public:
         : task_(task), options_(options), first_sample_(first_sample), weights_(weights),
           tickets_(static_cast<std::size_t>(lanes)) {}
 
-    /// The first weights must have been installed. With a partial response it goes on from that.
-    void start(const opd::sched::ticket& t, std::shared_ptr<const trajectory> partial = nullptr);
+    /// The first weights must have been installed. With a prefix it goes on from that.
+    void start(const opd::sched::ticket& t, std::shared_ptr<const trajectory> prefix);
 
     /// An attempt that is over already is none of its business.
     void abort(const opd::sched::ticket& t);
 
-    /// Takes these weights; throws if they are not published.
-    void install(opd::sched::version_t version);
+    /// Throws if they are not published.
+    void install(const opd::sched::weights& w);
 
-    /// One quantum. Appends {ticket, token_versions, shared_ptr<const trajectory>} of the finished ones.
-    template <class Out>
-    void step(Out& out) {
-        finished_.clear();
-        if (engine_) engine_->step(finished_);
-        for (lane_trajectory& f : finished_) {
-            auto t = std::make_shared<const trajectory>(std::move(f.sequence));
-            out.push_back({tickets_[static_cast<std::size_t>(f.lane)], versions_of(*t), std::move(t)});
-        }
-    }
-
+    void step(std::vector<opd::sched::finished_rollout<trajectory>>& out, std::stop_token);
     index_t running() const { return engine_ ? engine_->running() : 0; }
+    void export_partials(std::vector<opd::sched::partial_rollout<trajectory>>& out) const;
 
     /// Tokens that the next quantum takes through the model.
     index_t next_rows() const { return engine_ ? engine_->next_rows() : 0; }
 
-    /// Appends {ticket, shared_ptr<const trajectory>} of what is running, as far as it is.
-    template <class Out>
-    void export_partials(Out& out) const {
-        if (!engine_) return;
-        for (lane_trajectory& p : engine_->partials())
-            out.push_back({tickets_[static_cast<std::size_t>(p.lane)],
-                           std::make_shared<const trajectory>(std::move(p.sequence))});
-    }
-
-    /// All of its state; when it is read, the weights of its version must be published.
+    /// All of its state; when it is read, the weights that it had must be published.
     template <class A>
     void fields(A& a) {
-        opd::sched::version_t version = engine_ ? engine_->version() : -1;
-        a(version);
+        auto installed = installed_;
+        a(installed);
         if constexpr (A::reading)
-            if (version >= 0) install(version);
-        for (opd::sched::ticket& t : tickets_) a(t.sample, t.slot, t.attempt, t.worker, t.lane);
+            if (installed.version >= 0) install(installed);
+        for (opd::sched::ticket& t : tickets_) a(t);
         if (engine_) a(*engine_);
     }
 
@@ -97,7 +79,8 @@ private:
     std::uint64_t first_sample_;
     const publication& weights_;
     std::vector<opd::sched::ticket> tickets_; // by lane
-    std::optional<rollout_engine> engine_;    // from the first weights on
+    opd::sched::weights installed_{.version = -1};
+    std::optional<rollout_engine> engine_; // from the first weights on
     std::vector<lane_trajectory> finished_;
 };
 
@@ -128,24 +111,12 @@ public:
     learner_stage(const config& c, learner& learn, publication& weights, report after)
         : settings_(c), learn_(learn), weights_(weights), after_(std::move(after)), entries_(draws_for(c).count) {}
 
-    /// One step on sequences with members `rolled` and `scored`, which point to those; publishes version + 1. Returns the
-    /// optimizer updates made. Of no sequences the weights stay what they are. Asked again for the step that it made last,
-    /// it answers again: the weights have it in them.
-    template <class View>
-    index_t train(std::span<const View> sequences, opd::sched::version_t version, std::stop_token = {}) {
-        std::vector<const trajectory*> rolled;
-        std::vector<const scored_sequence*> scored;
-        for (const View& s : sequences) {
-            rolled.push_back(&*s.rolled);
-            scored.push_back(&*s.scored);
-        }
-        return step(rolled, scored, version);
-    }
+    /// One step; publishes the weights call.makes() and returns the optimizer updates made. Of no sequences the weights stay
+    /// what they are. Asked again for the step that it made last, in another call, it publishes what it has in that one's name.
+    index_t train(std::span<const opd::sched::sequence_view<trajectory, scored_sequence>> sequences,
+                  const opd::sched::train_call& call, std::stop_token);
 
 private:
-    index_t step(std::span<const trajectory* const> rolled, std::span<const scored_sequence* const> scored,
-                 opd::sched::version_t version);
-
     const config& settings_;
     learner& learn_;
     publication& weights_;
@@ -153,9 +124,10 @@ private:
     int entries_;
     teacher_cache cache_;
     struct {
-        opd::sched::version_t version = -1;
+        opd::sched::weights from{.version = -1};
         std::vector<std::uint64_t> samples;
         index_t updates = 0;
+        policy made;
     } last_;
 };
 

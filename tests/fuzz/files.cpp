@@ -123,7 +123,7 @@ void checkpoint(choices& c) {
 
 void in_flight(choices& c) {
     trainer::in_flight state;
-    state.version = 3;
+    state.weights = {3, 9};
     state.scheduler = "abc";
     for (std::int64_t i = c.below(4); i >= 0; --i) {
         auto& e = state.sequences.emplace_back();
@@ -192,7 +192,7 @@ void snapshot(choices& c) {
     sched::actions out;
     const auto take = [&](const sched::event& e) {
         try {
-            now.on(e, out);
+            now.on(e.incarnation == 0 ? e.of_life(1) : e, 0, out);
         } catch (const opd::invalid_input&) { // an event that nobody waits for
         }
     };
@@ -207,7 +207,7 @@ void snapshot(choices& c) {
                 take(sched::event::rolled_out(x.ticket, {now.version(), now.version(), 0, 5}));
             if (x.what == sched::action::kind::score) take(sched::event::scored(x.job, x.worker));
             if (x.what == sched::action::kind::train) take(sched::event::learned(x.job));
-            if (x.what == sched::action::kind::sync) take(sched::event::synced(x.worker, x.version));
+            if (x.what == sched::action::kind::sync) take(sched::event::synced(0, x.job));
         }
     }
     std::string bytes(sched::unseal(now.snapshot()));

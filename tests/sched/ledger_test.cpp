@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The ledger against a transcription of its theorems: random histories of admissions, starts, scores in any order, restarts,
-// failures, batches put back, saves and loads. After every event the ledger agrees with the model; every consumed batch keeps
+// The ledger against a transcription of its theorems: random histories of admissions, starts, interruptions, scores in any
+// order, restarts, failures, batches put back, saves and loads. After every event the ledger agrees with the model, census and
+// places included; every consumed batch keeps
 // the policy's bound; from every state, once all that is outstanding is scored, batches follow until nothing is left.
 #include <algorithm>
 #include <doctest/doctest.h>
@@ -21,9 +22,10 @@ settings streaming(index_t batch, const async& a) { return {.batch = batch, .sch
 
 /// What is known of one outstanding sequence.
 struct sequence {
-    enum phase { waiting, running, rolled, ready, training } what = waiting;
-    int admitted = 0; // number of its admission
-    version_t version = -1;
+    place where = place::waiting;
+    int admitted = 0;       // number of its admission
+    version_t version = -1; // of its start; -1: none yet
+    bool unscored() const { return version >= 0 && where < place::ready; }
 };
 
 /// The rules, written down as they are stated. `completed` lists ready sequences by the time of their scoring.
@@ -43,7 +45,7 @@ struct model {
         if (!gate) return 0;
         if (p.policy != staleness_policy::areal)
             return std::max<index_t>(0, p.permits - static_cast<index_t>(out.size()));
-        const index_t running = count([](const sequence& s) { return s.what <= sequence::running; });
+        const index_t running = count([](const sequence& s) { return s.where <= place::rollout; });
         const index_t limit = p.concurrency > 0 ? p.concurrency - running : p.permits;
         return std::max<index_t>(0, std::min(limit, (p.depth + version + 1) * p.batch - (accepted + running)));
     }
@@ -65,12 +67,12 @@ struct model {
         case staleness_policy::in_order: { // the n that were admitted first; all of them are ready
             list.clear();
             for (const auto& [s, q] : out)
-                if (q.what != sequence::training) list.push_back(s);
+                if (q.where != place::training) list.push_back(s);
             std::sort(list.begin(), list.end(), [&](slot_t a, slot_t b) { return at(a).admitted < at(b).admitted; });
             if (list.size() < size) return {};
             list.resize(size);
             for (const slot_t s : list)
-                if (at(s).what != sequence::ready) return {};
+                if (at(s).where != place::ready) return {};
             return list;
         }
         case staleness_policy::cohort_fifo: { // nothing unscored is of lower version than any of the batch
@@ -79,8 +81,7 @@ struct model {
             list.resize(size);
             for (const slot_t s : list)
                 for (const auto& [t, q] : out)
-                    if ((q.what == sequence::running || q.what == sequence::rolled) && q.version < at(s).version)
-                        return {};
+                    if (q.unscored() && q.version < at(s).version) return {};
             return list;
         }
         case staleness_policy::edf: { // the others, B a step in order of their deadlines, all meet them
@@ -89,7 +90,7 @@ struct model {
             list.resize(size);
             std::vector<version_t> deadlines;
             for (const auto& [t, q] : out)
-                if (q.version >= 0 && q.what != sequence::training &&
+                if (q.version >= 0 && q.where != place::training &&
                     std::find(list.begin(), list.end(), t) == list.end())
                     deadlines.push_back(q.version + p.depth);
             std::sort(deadlines.begin(), deadlines.end());
@@ -100,8 +101,7 @@ struct model {
         case staleness_policy::naive_wait: { // whoever would exceed tau at the next version is in the batch
             std::vector<slot_t> urgent, rest;
             for (const auto& [t, q] : out)
-                if ((q.what == sequence::running || q.what == sequence::rolled) && q.version + p.depth <= version)
-                    return {};
+                if (q.unscored() && q.version + p.depth <= version) return {};
             for (const slot_t s : list) (at(s).version + p.depth <= version ? urgent : rest).push_back(s);
             if (urgent.size() > size || list.size() < size) return {};
             urgent.insert(urgent.end(), rest.begin(), rest.end());
@@ -146,55 +146,83 @@ struct pair_of {
         RC_ASSERT(l.outstanding() == static_cast<index_t>(m.out.size()));
         RC_ASSERT(l.ready_count() == static_cast<index_t>(m.completed.size()));
         RC_ASSERT(l.free() == m.free());
-        index_t used = 0;
-        for (slot_t s = 0; s < l.slots(); ++s) used += l.in_use(s);
-        RC_ASSERT(used == l.outstanding());
+        census counted;
         for (const auto& [s, q] : m.out) {
+            ++counted[q.where];
             RC_ASSERT(l.in_use(s));
             RC_ASSERT(l.version_of(s) == q.version);
         }
+        RC_ASSERT(l.where() == counted);
+        for (slot_t s = 0; s < l.slots() + 1; ++s) {
+            const auto known = m.out.find(s);
+            RC_ASSERT(l.place_of(s) == (known == m.out.end() ? place::none : known->second.where));
+        }
     }
-    std::vector<slot_t> in(std::initializer_list<sequence::phase> phases) const {
+    std::vector<slot_t> in(std::initializer_list<place> places) const {
         std::vector<slot_t> list;
         for (const auto& [s, q] : m.out)
-            if (std::find(phases.begin(), phases.end(), q.what) != phases.end()) list.push_back(s);
+            if (std::find(places.begin(), places.end(), q.where) != places.end()) list.push_back(s);
+        return list;
+    }
+    std::vector<slot_t> started() const { // and not in training
+        std::vector<slot_t> list;
+        for (const auto& [s, q] : m.out)
+            if (q.version >= 0 && q.where != place::training) list.push_back(s);
         return list;
     }
     void admit() {
         const slot_t s = l.admit();
         RC_ASSERT(!m.out.contains(s));
-        m.out[s] = {sequence::waiting, m.admissions++, -1};
+        m.out[s] = {place::waiting, m.admissions++, -1};
     }
     void start(slot_t s) {
         l.started(s);
-        m.out[s].what = sequence::running;
-        m.out[s].version = m.version;
+        sequence& q = m.out[s];
+        q.where = place::rollout;
+        if (q.version < 0) q.version = m.version; // else it goes on with the tokens that it has
+    }
+    void interrupt(slot_t s) {
+        l.interrupted(s);
+        m.out[s].where = place::waiting;
     }
     void roll(slot_t s) {
-        l.rolled_out(s);
-        m.out[s].what = sequence::rolled;
+        l.queued(s);
+        m.out[s].where = place::queued;
         ++m.accepted;
+    }
+    void call(slot_t s) {
+        l.scoring(s);
+        m.out[s].where = place::scoring;
+    }
+    void call_fails(slot_t s) {
+        l.queued(s);
+        m.out[s].where = place::queued;
     }
     void score(slot_t s) {
         l.ready(s);
-        m.out[s].what = sequence::ready;
+        m.out[s].where = place::ready;
         m.completed.push_back(s);
+    }
+    void roll_and_score(slot_t s) {
+        if (m.out[s].where == place::rollout) roll(s);
+        if (m.out[s].where == place::queued) call(s);
+        score(s);
     }
     void restart(slot_t s) {
         sequence& q = m.out[s];
-        if (q.what == sequence::ready) {
+        if (q.where == place::ready) {
             l.unready(s);
             m.unlist(s);
         }
-        if (q.what != sequence::running) --m.accepted;
+        if (q.where > place::rollout) --m.accepted;
         l.restarted(s);
-        q.what = sequence::waiting;
+        q.where = place::waiting;
         q.version = -1;
     }
     void release(slot_t s) {
         l.release(s);
-        if (m.out[s].what == sequence::ready) m.unlist(s);
-        if (m.out[s].what > sequence::running) --m.accepted;
+        if (m.out[s].where == place::ready) m.unlist(s);
+        if (m.out[s].where > place::rollout) --m.accepted;
         m.out.erase(s);
         std::erase(batch, s);
     }
@@ -223,14 +251,14 @@ struct pair_of {
         batch = got;
         for (const slot_t s : batch) {
             m.unlist(s);
-            m.out[s].what = sequence::training;
+            m.out[s].where = place::training;
         }
         return true;
     }
     void put_back() {
         l.put_back(batch);
         m.completed.insert(m.completed.begin(), batch.begin(), batch.end());
-        for (const slot_t s : batch) m.out[s].what = sequence::ready;
+        for (const slot_t s : batch) m.out[s].where = place::ready;
         batch.clear();
     }
     void advance() {
@@ -282,9 +310,10 @@ struct pair_of {
     }
     /// Everything that is out becomes scored.
     void score_all() {
-        for (const slot_t s : in({sequence::waiting})) start(s);
-        for (const slot_t s : in({sequence::running})) roll(s);
-        for (const slot_t s : in({sequence::rolled})) score(s);
+        for (const slot_t s : in({place::waiting})) start(s);
+        for (const slot_t s : in({place::rollout})) roll(s);
+        for (const slot_t s : in({place::queued})) call(s);
+        for (const slot_t s : in({place::scoring})) score(s);
     }
     /// Batches follow each other as soon as all is scored; returns whether they did.
     bool drains() {
@@ -315,43 +344,48 @@ void follow(pair_of& x, const std::vector<std::uint16_t>& events) {
         case 0:
         case 1:
         case 2:
-            while (x.l.free() > 0 && (e % 16 == 0 || x.in({sequence::waiting}).empty())) x.admit();
+            while (x.l.free() > 0 && (e % 16 == 0 || x.in({place::waiting}).empty())) x.admit();
             break;
         case 3:
         case 4:
-            for (const slot_t s : x.in({sequence::waiting})) x.start(s);
+            for (const slot_t s : x.in({place::waiting})) x.start(s);
             break;
         case 5:
-            if (const auto list = x.in({sequence::waiting}); !list.empty()) x.start(any(list));
+            if (const auto list = x.in({place::waiting}); !list.empty()) x.start(any(list));
             break;
         case 6:
         case 7:
         case 8: { // the youngest few are scored
-            auto list = x.in({sequence::running, sequence::rolled});
+            auto list = x.in({place::rollout, place::queued, place::scoring});
             std::sort(list.begin(), list.end(),
                       [&](slot_t a, slot_t b) { return x.m.out[a].admitted > x.m.out[b].admitted; });
             list.resize(std::min<std::size_t>(list.size(), 1 + (e >> 4) % 4));
-            for (const slot_t s : list) {
-                if (x.m.out[s].what == sequence::running) x.roll(s);
-                x.score(s);
-            }
+            for (const slot_t s : list) x.roll_and_score(s);
             break;
         }
         case 9:
-            if (const auto list = x.in({sequence::running}); !list.empty()) x.roll(any(list));
+            if (const auto list = x.in({place::rollout}); !list.empty())
+                (e & 0x1000 ? x.interrupt(any(list)) : x.roll(any(list)));
             break;
         case 10:
-            if (const auto list = x.in({sequence::rolled}); !list.empty()) x.score(any(list));
+            if (const auto list = x.in({place::queued, place::scoring}); !list.empty()) {
+                const slot_t s = any(list);
+                if (x.m.out[s].where == place::queued)
+                    x.call(s);
+                else if (e & 0x1000)
+                    x.call_fails(s);
+                else
+                    x.score(s);
+            }
             break;
         case 11:
-            if (const auto list = x.in({sequence::running, sequence::rolled, sequence::ready}); !list.empty())
-                x.restart(any(list));
+            if (const auto list = x.started(); !list.empty()) x.restart(any(list));
             break;
         case 12:
-            if (const auto list =
-                    x.in({sequence::waiting, sequence::running, sequence::rolled, sequence::ready, sequence::training});
+            if (const auto list = x.in(
+                    {place::waiting, place::rollout, place::queued, place::scoring, place::ready, place::training});
                 !list.empty()) {
-                if (x.m.out[any(list)].what != sequence::training)
+                if (x.m.out[any(list)].where != place::training)
                     x.release(any(list));
                 else if (x.m.gate) // a step fails as a whole
                     while (!x.batch.empty()) x.release(x.batch.back());
@@ -441,15 +475,14 @@ TEST_CASE("the shortest deadlock of naive_wait: four share a deadline that two c
         x.score_all();
         REQUIRE(x.pick(2));
         x.advance();
-        for (const slot_t s : x.in({sequence::ready})) x.restart(s); // four, slow from now on
-        for (const slot_t s : x.in({sequence::waiting})) x.start(s);
-        const auto slow = x.in({sequence::running});
+        for (const slot_t s : x.in({place::ready})) x.restart(s); // four, slow from now on
+        for (const slot_t s : x.in({place::waiting})) x.start(s);
+        const auto slow = x.in({place::rollout});
         for (int step = 0; step < 2; ++step) { // two overtake them at each of two steps, if they may
             x.fill();
-            for (const slot_t s : x.in({sequence::waiting})) {
+            for (const slot_t s : x.in({place::waiting})) {
                 x.start(s);
-                x.roll(s);
-                x.score(s);
+                x.roll_and_score(s);
             }
             if (!x.pick(2)) break;
             x.advance();
@@ -474,10 +507,9 @@ TEST_CASE("capacity lets one sequence be overtaken without end, the others do no
         x.start(slow);
         for (int step = 0; step < 50; ++step) {
             x.fill();
-            for (const slot_t s : x.in({sequence::waiting})) {
+            for (const slot_t s : x.in({place::waiting})) {
                 x.start(s);
-                x.roll(s);
-                x.score(s);
+                x.roll_and_score(s);
             }
             if (!x.pick(2)) break;
             x.advance();
@@ -579,7 +611,8 @@ TEST_CASE("capacity: a window of steps may be older on average than the run, by 
     index_t lags = 0, steps = 0;
     std::vector<slot_t> batch;
     const auto consume = [&](slot_t s) {
-        l.rolled_out(s);
+        l.queued(s);
+        l.scoring(s);
         l.ready(s);
         batch.clear();
         REQUIRE(l.pick(1, batch));

@@ -276,6 +276,45 @@ TEST_CASE("a closed queue drains, with a short batch at the end") {
     CHECK_FALSE(r.pop());
 }
 
+TEST_CASE("weights that were trained and never got out wake whoever waits") {
+    queue q(options(2, 0));
+    for (int i = 0; i < 2; ++i) put(q, i);
+    auto b = q.pop();
+    std::atomic<int> ended{0};
+    std::jthread producer([&] { ended += !q.acquire(); }), learner([&] { ended += !q.pop(); });
+    until_waiting(q, 2);
+    { const auto u = std::move(*b).trained(); }
+    producer.join(), learner.join();
+    CHECK(ended == 2);
+}
+
+TEST_CASE("a batch that is destroyed untrained is the next learner's, who waits") {
+    queue q(options(2, 0));
+    for (int i = 0; i < 2; ++i) put(q, i);
+    auto first = q.pop();
+    std::vector<int> got;
+    std::jthread second([&] { got = items(*q.pop()); });
+    until_waiting(q, 1);
+    first.reset();
+    second.join();
+    CHECK(got == std::vector{0, 1});
+}
+
+TEST_CASE("a restart lets a batch go that waited for it") {
+    queue q(options(1, 1, staleness_policy::cohort_fifo));
+    permit old = q.acquire();
+    put(q, 0);
+    consume(*q.pop());
+    put(q, 1); // of version 1: after the old one
+    CHECK_FALSE(q.try_pop());
+    std::vector<int> got;
+    std::jthread learner([&] { got = items(*q.pop()); });
+    until_waiting(q, 1);
+    CHECK(old.restart());
+    learner.join();
+    CHECK(got == std::vector{1});
+}
+
 TEST_CASE("closing wakes whoever waits for a permit, draining whoever waits for a batch") {
     queue q(options(2, 0));
     permit a = q.acquire(), b = q.acquire();

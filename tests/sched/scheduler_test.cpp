@@ -2,6 +2,8 @@
 //
 // The scheduler by hand-written scripts: what each schedule does in small cases, action by action, and what becomes of each
 // fault in each phase.
+#include <cmath>
+
 #include "script.hpp"
 
 namespace {
@@ -10,7 +12,6 @@ using namespace opd::sched;
 using opd::test::check_refused;
 using opd::test::script;
 using kind = event::kind;
-using tk = timer::kind;
 
 settings whole(schedule how, opd::index_t batch, opd::index_t sequences = 0) {
     return {.batch = batch, .schedule = how, .sequences = sequences, .teacher_batch = 8};
@@ -30,14 +31,14 @@ TEST_CASE("sync: rollout, score, train, synchronise, one after the other") {
     CHECK(t.rolled(1) == ""); // a batch is scored when all of it is there
     CHECK(t.rolled(0) == "score j1@0:0,1");
     CHECK(t.scored(1) == "train j2 v0:0,1");
-    CHECK(t.learned(2) == "sync 0 v1");
+    CHECK(t.learned(2) == "sync v1");
     CHECK_FALSE(t.s.gate_open());
     CHECK(t.synced(0, 1) == "step v1:0,1 | start 2@0 v1 | start 3@0 v1");
     CHECK(t.s.gate_open());
     CHECK(t.rolled(2, 1) == "");
     CHECK(t.rolled(3, 1) == "score j3@0:2,3");
     CHECK(t.scored(3) == "train j4 v1:2,3");
-    CHECK(t.learned(4) == "sync 0 v2");
+    CHECK(t.learned(4) == "sync v2");
     CHECK(t.synced(0, 2) == "step v2:2,3 | finished");
     CHECK(t.lags == std::vector<std::vector<double>>{{0, 0}, {0, 0}});
     CHECK(t.s.totals().consumed_tokens == 40);
@@ -51,7 +52,7 @@ TEST_CASE("step_off{0} and async with tau = 0 act as sync does") {
         t.rolled(0);
         t.rolled(1);
         t.scored();
-        CHECK(t.learned() == "sync 0 v1");
+        CHECK(t.learned() == "sync v1");
         CHECK(t.synced(0, 1) == "step v1:0,1 | start 2@0 v1 | start 3@0 v1");
     }
 }
@@ -65,14 +66,14 @@ TEST_CASE(
     CHECK(t.scored() == "train j2 v0:0");
     CHECK(t.learned() == ""); // 1 is in rollout
     CHECK_FALSE(t.s.gate_open());
-    CHECK(t.rolled(1) == "sync 0 v1 | score j3@0:1"); // nothing starts: the gate is closed
+    CHECK(t.rolled(1) == "sync v1 | score j3@0:1"); // nothing starts: the gate is closed
     CHECK(t.synced(0, 1) == "step v1:0 | start 2@0 v1");
     CHECK(t.scored() == "train j4 v1:1");
     CHECK(t.rolled(2, 1) == "score j5@0:2");
-    CHECK(t.learned() == "sync 0 v2");
+    CHECK(t.learned() == "sync v2");
     CHECK(t.scored(5) == "");
     CHECK(t.synced(0, 2) == "step v2:1 | train j6 v2:2");
-    CHECK(t.learned() == "sync 0 v3");
+    CHECK(t.learned() == "sync v3");
     CHECK(t.synced(0, 3) == "step v3:2 | finished");
     CHECK(t.lags == std::vector<std::vector<double>>{{0}, {1}, {1}});
 }
@@ -85,7 +86,7 @@ TEST_CASE("step_off{2} trains when the batch after the next has started") {
     CHECK(t.rolled(1) == "start 2@0 | score j2@0:1 | train j3 v0:0");
     CHECK(t.scored(2) == "");
     CHECK(t.rolled(2) == "score j4@0:2"); // 3 belongs to version 1
-    CHECK(t.learned(3) == "sync 0 v1");
+    CHECK(t.learned(3) == "sync v1");
     CHECK(t.synced(0, 1) == "step v1:0 | start 3@0 v1 | train j5 v1:1");
 }
 
@@ -96,13 +97,13 @@ TEST_CASE("controlled{1}: no overlap") {
     CHECK(t.scored() == "start 1@0"); // not before batch 0 is scored
     CHECK(t.rolled(1) == "score j2@0:1");
     CHECK(t.scored() == "train j3 v0:0"); // not before batch 1 is scored
-    CHECK(t.learned() == "sync 0 v1");
+    CHECK(t.learned() == "sync v1");
     CHECK(t.synced(0, 1) == "step v1:0 | start 2@0 v1");
     CHECK(t.rolled(2, 1) == "score j4@0:2");
     CHECK(t.scored() == "train j5 v1:1");
-    CHECK(t.learned() == "sync 0 v2");
+    CHECK(t.learned() == "sync v2");
     CHECK(t.synced(0, 2) == "step v2:1 | train j6 v2:2");
-    CHECK(t.learned() == "sync 0 v3");
+    CHECK(t.learned() == "sync v3");
     CHECK(t.synced(0, 3) == "step v3:2 | finished");
     CHECK(t.lags == std::vector<std::vector<double>>{{0}, {1}, {1}});
 }
@@ -113,7 +114,7 @@ TEST_CASE("async keeps a permit from the start to the end of the synchronisation
     CHECK(t.begun.size() == 2);
     CHECK(t.rolled(0) == "score j1@0:0");
     CHECK(t.scored() == "train j2 v0:0");
-    CHECK(t.learned() == "sync 0 v1"); // its permit is not yet free
+    CHECK(t.learned() == "sync v1"); // its permit is not yet free
     CHECK(t.s.where().outstanding() == 2);
     CHECK(t.synced(0, 1) == "step v1:0 | start 2@0 v1");
     CHECK(t.rolled(1, 0, 1) == "score j3@0:1"); // kept: its tokens are of both versions
@@ -127,7 +128,8 @@ TEST_CASE("async keeps a permit from the start to the end of the synchronisation
     CHECK(lags[3] == 0.0);
 }
 
-TEST_CASE("nothing starts on a worker that has not installed the version, and every worker must have it") {
+TEST_CASE(
+    "nothing starts on a worker that has not installed the version, and every worker that has answered must have it") {
     script t(stream(1, {.tau = 1}));
     t.staff(1);
     CHECK(t.up(stage::rollout, 1, 2) == "sync 1 v0");
@@ -135,12 +137,24 @@ TEST_CASE("nothing starts on a worker that has not installed the version, and ev
     CHECK(t.synced(1, 0) == "start 1@1");
     t.rolled(0);
     t.scored();
-    CHECK(t.learned() == "sync 0 v1 | sync 1 v1");
+    CHECK(t.learned() == "sync v1");
     CHECK(t.synced(0, 1) == "");
-    CHECK(t.up(stage::rollout, 2) == "sync 2 v1"); // it comes in the middle: it gets the new weights and is waited for
-    CHECK(t.synced(1, 1) == "");
+    CHECK(t.up(stage::rollout, 2) ==
+          "sync 2 v1"); // it comes in the middle: it gets the new weights, but nobody waits for it
     CHECK_FALSE(t.s.gate_open());
-    CHECK(t.synced(2, 1) == "step v1:0 | start 2@0 v1");
+    CHECK(t.synced(1, 1) == "step v1:0 | start 2@0 v1");
+    CHECK(t.rolled(1, 0, 1) == "score j3@0:1");
+    t.scored();
+    CHECK(t.learned() == "sync v2"); // it still has not answered
+    t.synced(0, 2);
+    CHECK(t.synced(1, 2) == "step v2:1 | start 3@1 v2");
+    CHECK(t.synced(2, 1) == ""); // it answers late: from now on it is waited for
+    t.rolled(2, 1, 2), t.scored();
+    CHECK(t.learned() == "sync v3");
+    t.synced(0, 3);
+    CHECK(t.synced(1, 3) == "");
+    CHECK(t.synced(2, 2) == "");
+    CHECK(t.synced(2, 3) == "step v3:2 | start 4@0 v3");
 }
 
 TEST_CASE("sequences go to the least busy worker") {
@@ -164,7 +178,7 @@ TEST_CASE("weight update: abort starts what is running again, under the new weig
     const ticket one = t.begun.at(1);
     t.rolled(0);
     t.scored();
-    CHECK(t.learned() == "abort 1 | sync 0 v1");
+    CHECK(t.learned() == "abort 1 | sync v1");
     CHECK(t.synced(0, 1) == "step v1:0 | start 1#2@0 v1"); // the other lane is not yet free
     CHECK(t.aborted(one) == "start 2@0 v1");
     CHECK(t.s.totals().restarts == 1);
@@ -193,7 +207,7 @@ TEST_CASE("weight update: finish_first waits until nothing runs") {
     t.rolled(0);
     t.scored();
     CHECK(t.learned() == "");
-    CHECK(t.roll_failed(1) == "sync 0 v1"); // it waits for the new weights
+    CHECK(t.roll_failed(1) == "sync v1"); // it waits for the new weights
     CHECK(t.synced(0, 1) == "step v1:0 | start 1#2@0 v1 | start 2@0 v1");
 }
 
@@ -204,7 +218,7 @@ TEST_CASE("whole batches: a sequence that fails while the weights wait starts ag
     t.scored();
     CHECK(t.learned() == "");
     CHECK(t.roll_failed(1) == "start 1#2@0"); // version 0 still: its lag must be 1
-    CHECK(t.rolled(1) == "sync 0 v1 | score j3@0:1");
+    CHECK(t.rolled(1) == "sync v1 | score j3@0:1");
 }
 
 TEST_CASE("a failed rollout is tried again in front, and fails for good after its attempts") {
@@ -247,7 +261,7 @@ TEST_CASE("late, double and unknown replies do nothing") {
     CHECK(t.on(event::score_failed(1, 0)) == "");
     CHECK(t.learned(1) == "");
     CHECK(t.on(event::learn_failed(1)) == "");
-    CHECK(t.learned(2) == "sync 0 v1");
+    CHECK(t.learned(2) == "sync v1");
     CHECK(t.learned(2) == "");
     CHECK(t.on(event::learn_failed(2)) == "");
     CHECK(t.synced(0, 0) == "");
@@ -265,11 +279,24 @@ TEST_CASE("scoring: a partial answer leaves the rest to be asked again, in front
     t.staff(3);
     t.rolled(2), t.rolled(0);
     CHECK(t.rolled(1) == "score j1@0:2,0,1");
-    const std::vector<ticket> two = {t.begun.at(1), t.begun.at(2)};
+    const std::vector<ticket> two = {t.begun.at(2), t.begun.at(1)}; // in any order
     CHECK(t.on(event::scored(1, 0, two)) == "score j2@0:0");
     CHECK(t.s.where().ready == 2);
     CHECK(t.on(event::score_failed(2, 0)) == "fail 0 teacher | start 3@0");
     CHECK(t.s.totals().retries == 1);
+}
+
+TEST_CASE("scoring: a ticket is known by its sequence, not by its slot alone") {
+    settings o = stream(2, {.tau = 0});
+    o.teacher_batch = 2;
+    script t(o);
+    t.staff(2);
+    t.rolled(0);
+    CHECK(t.rolled(1) == "score j1@0:0,1");
+    std::vector<ticket> some = {t.begun.at(0), t.begun.at(1)};
+    some[1].sample = 7; // who had the slot before
+    CHECK(t.on(event::scored(1, 0, some)) == "score j2@0:1");
+    CHECK(t.s.where().ready == 1);
 }
 
 TEST_CASE("a failed scoring call is made again with its sequences in their order") {
@@ -334,13 +361,14 @@ TEST_CASE("an answer of a worker's former life may have tokens of weights that i
     const ticket two = t.begun.at(2);
     t.rolled(0);
     t.scored();
-    CHECK(t.learned() == "sync 0 v1 | sync 1 v1");
+    CHECK(t.learned() == "sync v1");
     t.synced(1, 1);
     t.down(stage::rollout, 1);
     t.up(stage::rollout, 1);
     CHECK(t.on(event::rolled_out(two, {0, 1, 0.5, 3})) == ""); // no reason to throw
-    CHECK(t.synced(0, 1) == "");
-    CHECK(t.synced(1, 1) == "step v1:0 | start 2#2@1 v1 | start 3@0 v1");
+    CHECK(t.s.totals().late == 1);
+    CHECK(t.synced(0, 1) == "step v1:0 | start 2#2@0 v1");
+    CHECK(t.synced(1, 1) == "start 3@1 v1");
 }
 
 TEST_CASE("nobody waits for the answer of a worker that died in the synchronisation") {
@@ -354,17 +382,17 @@ TEST_CASE("nobody waits for the answer of a worker that died in the synchronisat
     CHECK(t.synced(0, 1) == "");
     CHECK(t.down(stage::rollout, 1) == "step v1:0 | start 2@0 v1");
     CHECK(t.synced(1, 1) == ""); // the answer of the dead
-    CHECK(t.s.totals().duplicates == 1);
+    CHECK(t.s.totals().late == 1);
     // the last one dies: the version moves with nobody there
     t.rolled(1, 1);
     t.scored();
-    CHECK(t.learned() == "sync 0 v2");
+    CHECK(t.learned() == "sync v2");
     CHECK(t.down(stage::rollout, 0) == "step v2:1");
     CHECK(t.up(stage::rollout, 0, 2) == "sync 0 v2");
     CHECK(t.synced(0, 2) == "start 2#2@0 v2 | start 3@0 v2");
 }
 
-TEST_CASE("a worker that dies and comes back in the synchronisation is waited for again") {
+TEST_CASE("nobody waits for a worker that dies and comes back in the synchronisation") {
     script t(stream(1, {.tau = 1}));
     t.staff(2);
     t.up(stage::rollout, 1);
@@ -375,8 +403,8 @@ TEST_CASE("a worker that dies and comes back in the synchronisation is waited fo
     CHECK(t.synced(1, 1) == "");
     CHECK(t.down(stage::rollout, 1) == "");
     CHECK(t.up(stage::rollout, 1) == "sync 1 v1");
-    CHECK(t.synced(0, 1) == "");
-    CHECK(t.synced(1, 1) == "step v1:0 | start 2@1 v1");
+    CHECK(t.synced(0, 1) == "step v1:0 | start 2@0 v1");
+    CHECK(t.synced(1, 1) == "");
 }
 
 TEST_CASE("a worker that comes while the weights wait for running sequences gets first the old, then the new ones") {
@@ -388,7 +416,7 @@ TEST_CASE("a worker that comes while the weights wait for running sequences gets
     CHECK(t.up(stage::rollout, 1) == "sync 1 v0");
     CHECK(t.down(stage::rollout, 0) == ""); // sequence 1 waits for worker 1
     CHECK(t.synced(1, 0) == "start 1#2@1");
-    CHECK(t.rolled(1) == "sync 1 v1 | score j3@0:1");
+    CHECK(t.rolled(1) == "sync v1 | score j3@0:1");
     CHECK(t.synced(1, 1) == "step v1:0 | start 2@1 v1");
 }
 
@@ -422,7 +450,7 @@ TEST_CASE("a teacher past the deadline of one call loses both, and one is charge
     t.synced(0, 0);
     t.rolled(0);
     t.rolled(1);
-    CHECK(t.fire(tk::teacher) == "lost teacher 0 | fail 1 teacher | start 2@0"); // of the second call
+    CHECK(t.wait() == "lost teacher 0 | fail 0 teacher | start 2@0"); // of the first call
     CHECK(t.s.where() == census{.rollout = 1, .queued = 1});
     CHECK(t.s.totals().preempted == 1);
 }
@@ -456,9 +484,25 @@ TEST_CASE("a learner that fails or dies: the same batch again, in front of what 
     CHECK(t.on(event::learn_failed(5)) == "train j6 v0:1");
     CHECK(t.on(event::learn_failed(6)) == "fail 1 learner | start 3@0 | train j7 v0:0");
     CHECK(t.s.totals().failed_by[static_cast<int>(failure::learner)] == 1);
-    CHECK(t.learned(7) == "sync 0 v1");
+    CHECK(t.learned(7) == "sync v1");
     CHECK(t.down(stage::learner) == ""); // the update is done
     CHECK(t.synced(0, 1) == "step v1:0 | start 4@0 v1");
+}
+
+TEST_CASE("a batch has its own attempts, whatever became of the one before") {
+    settings o = stream(1, {.tau = 2});
+    o.learner_attempts = 2;
+    script t(o);
+    t.staff(3);
+    t.rolled(0), t.scored();
+    t.on(event::learn_failed(t.train_job));
+    CHECK(t.on(event::learn_failed(t.train_job)) == "fail 0 learner | start 3@0"); // given up
+    t.rolled(1), t.scored();
+    CHECK(t.on(event::learn_failed(t.train_job)) == "train j6 v0:1"); // the first of the next one
+    t.learned();                                                      // made, at the second attempt
+    t.synced(0, 1);
+    t.rolled(2, 0, 1), t.scored();
+    CHECK(t.on(event::learn_failed(t.train_job)) == "train j9 v1:2");
 }
 
 TEST_CASE("whole batches: one whose sequences all fail is a step without an update") {
@@ -470,11 +514,11 @@ TEST_CASE("whole batches: one whose sequences all fail is a step without an upda
     CHECK(t.roll_failed(0) == "fail 0 rollout | start 1@0 | train j1 v0:");
     CHECK(t.on(event::learn_failed(1)) == "train j2 v0:"); // somebody must publish version 1
     CHECK(t.on(event::learned(2, 0)) == "");               // the weights change once nothing runs
-    CHECK(t.roll_failed(1) == "fail 1 rollout | sync 0 v1");
+    CHECK(t.roll_failed(1) == "fail 1 rollout | sync v1");
     CHECK(t.synced(0, 1) == "step v1: | start 2@0 v1 | train j3 v1:"); // two are still wanted
     CHECK(t.s.totals().empty_batches == 1);
     CHECK(t.on(event::learned(3, 0)) == "");
-    CHECK(t.rolled(2, 1) == "sync 0 v2 | score j4@0:2");
+    CHECK(t.rolled(2, 1) == "sync v2 | score j4@0:2");
     t.scored(4);
     CHECK(t.synced(0, 2) == "step v2: | start 3@0 v2 | train j5 v2:2");
     CHECK(t.s.totals().empty_batches == 2);
@@ -502,26 +546,33 @@ TEST_CASE("deadlines: an attempt is aborted, and its worker lost if it does not 
     script t(o);
     t.staff();
     const ticket first = t.begun.at(0);
-    CHECK(t.fire(tk::rollout) == "abort 0"); // the lane is taken by the one that hangs
+    CHECK(t.s.next_deadline() == 5);
+    CHECK(t.wait() == "abort 0"); // the lane is taken by the one that hangs
     CHECK(t.s.where().waiting == 1);
-    CHECK(t.aborted(first) == "start 0#2@0");
-    CHECK(t.fire(tk::abort) == ""); // it did let go
-    CHECK(t.fire(tk::rollout) == "abort 0#2");
-    CHECK(t.fire(tk::abort) == "lost rollout 0");
+    CHECK(t.s.next_deadline() == 6);
+    t.now = 5.5;
+    CHECK(t.aborted(first) == "start 0#2@0"); // it did let go
+    CHECK(t.wait() == "abort 0#2");
+    CHECK(t.now == 10.5);
+    CHECK(t.wait() == "lost rollout 0");
+    CHECK(t.now == 11.5);
     CHECK(t.s.totals().lost_workers == 1);
     CHECK(t.up(stage::rollout, 0) == "sync 0 v0");
     CHECK(t.synced(0, 0) == "start 0#3@0");
-    CHECK(t.fire(tk::rollout) == "abort 0#3 | fail 0 rollout");
+    CHECK(t.wait() == "abort 0#3 | fail 0 rollout");
     CHECK(t.s.where().outstanding() == 0);
 }
 
-TEST_CASE("deadlines: an attempt that was answered is not aborted") {
+TEST_CASE("deadlines: an attempt that was answered is not aborted, and an answer that comes just then is in time") {
     settings o = stream(1, {.tau = 0});
     o.rollout_deadline = 5;
-    script t(o);
-    t.staff();
-    CHECK(t.rolled(0) == "score j1@0:0");
-    CHECK(t.fire(tk::rollout) == "");
+    for (const double when : {4.0, 5.0}) {
+        script t(o);
+        t.staff();
+        t.now = when;
+        CHECK(t.rolled(0) == "score j1@0:0");
+        CHECK(t.wait() == "for ever");
+    }
 }
 
 TEST_CASE("deadlines: teacher and learner") {
@@ -531,30 +582,33 @@ TEST_CASE("deadlines: teacher and learner") {
     script t(o);
     t.staff();
     CHECK(t.rolled(0) == "score j1@0:0");
-    CHECK(t.fire(tk::teacher) == "lost teacher 0");
+    CHECK(t.wait() == "lost teacher 0");
     CHECK(t.up(stage::teacher) == "score j2@0:0");
     CHECK(t.scored() == "train j3 v0:0");
-    CHECK(t.fire(tk::teacher) == "");
-    CHECK(t.fire(tk::learner) == "lost learner 0");
+    CHECK(t.wait() == "lost learner 0");
     CHECK(t.learned(3) == "");
+    CHECK(t.s.totals().late == 1);
     CHECK(t.up(stage::learner) == "train j4 v0:0");
-    CHECK(t.learned() == "sync 0 v1");
-    CHECK(t.fire(tk::learner) == "");
+    CHECK(t.wait() == "lost learner 0 | fail 0 learner | start 1@0"); // a missed deadline is an attempt
+    t.up(stage::learner);
+    t.rolled(1), t.scored();
+    CHECK(t.learned() == "sync v1");
+    CHECK(t.wait() == "for ever");
 }
 
-TEST_CASE("deadlines: synchronisation; a timer of a worker's former life says nothing of the present one") {
+TEST_CASE("deadlines: a worker that comes has its time for the weights, from then on") {
     settings o = stream(1, {.tau = 0});
     o.sync_deadline = 5;
     script t(o);
     t.up(stage::rollout);
-    const timer old = t.timers.at(0);
+    t.now = 3;
     t.down(stage::rollout);
     CHECK(t.up(stage::rollout) == "sync 0 v0");
-    CHECK(t.on(event::fired(old)) == "");
-    CHECK(t.fire(tk::sync) == "lost rollout 0");
+    CHECK(t.wait() == "lost rollout 0");
+    CHECK(t.now == 8);
     CHECK(t.up(stage::rollout) == "sync 0 v0");
     CHECK(t.synced(0, 0) == "start 0@0");
-    CHECK(t.fire(tk::sync) == "");
+    CHECK(t.wait() == "for ever");
 }
 
 TEST_CASE("deadlines: a worker that hangs in the synchronisation is lost, and the step is made without it") {
@@ -562,11 +616,29 @@ TEST_CASE("deadlines: a worker that hangs in the synchronisation is lost, and th
     o.sync_deadline = 5;
     script t(o);
     t.staff(2);
+    t.up(stage::rollout, 1);
+    t.synced(1, 0);
     t.rolled(0);
     t.scored();
     t.learned();
-    CHECK(t.fire(tk::sync) == "lost rollout 0 | step v1:0");
-    CHECK(t.s.where().waiting == 1);
+    t.synced(1, 1);
+    CHECK(t.wait() == "lost rollout 0 | step v1:0 | start 1#2@1 v1"); // and no other
+    CHECK(t.s.where() == census{.rollout = 1});
+}
+
+TEST_CASE("deadlines: who installs other weights than the version's still has to install those") {
+    settings o = stream(1, {.tau = 1});
+    o.sync_deadline = 5;
+    script t(o);
+    t.staff(2);
+    t.now = 1;
+    t.up(stage::rollout, 1);
+    t.now = 2;
+    t.rolled(0), t.scored(), t.learned(), t.synced(0, 1);
+    t.now = 3;
+    CHECK(t.synced(1, 0) == ""); // a version too late
+    CHECK(t.wait() == "lost rollout 1");
+    CHECK(t.now == 6);
 }
 
 TEST_CASE("teacher calls: by size, by time, when nothing else comes, when the learner waits for it") {
@@ -575,12 +647,12 @@ TEST_CASE("teacher calls: by size, by time, when nothing else comes, when the le
     script t(o);
     t.staff(8);
     CHECK(t.rolled(0) == "");
-    CHECK(t.has_timer(tk::flush));
-    CHECK(t.fire(tk::flush) == "score j1@0:0");
+    CHECK(t.s.next_deadline() < opd::sched::forever);
+    CHECK(t.wait() == "score j1@0:0");
     t.scored();
     t.rolled(1);
     CHECK(t.rolled(2) == "score j2@0:1,2");
-    CHECK(t.fire(tk::flush) == ""); // those have gone
+    CHECK(t.wait() == "for ever"); // those have gone
     t.scored();
     CHECK(t.rolled(3) == "score j3@0:3"); // with it the idle learner has a batch
     CHECK(t.scored() == "train j4 v0:0,1,2,3");
@@ -608,7 +680,7 @@ TEST_CASE("teacher calls: teacher_flush = 0 makes them at once") {
     script t(o);
     t.staff(8);
     CHECK(t.rolled(0) == "score j1@0:0");
-    CHECK_FALSE(t.has_timer(tk::flush));
+    CHECK(t.s.next_deadline() == opd::sched::forever);
     CHECK(t.rolled(1) == ""); // the teacher is busy
     CHECK(t.rolled(2) == "");
     CHECK(t.scored() == "score j2@0:1,2");
@@ -624,14 +696,14 @@ TEST_CASE("teacher calls: what was dropped for staleness does not hurry what com
     t.scored();
     CHECK(t.rolled(2) == ""); // waits for the flush timer
     t.down(stage::teacher);
-    CHECK(t.fire(tk::flush) == ""); // due, but nobody is there
+    CHECK(t.wait() == ""); // due, but nobody is there
     t.learned();
     CHECK(t.synced(0, 1) == "step v1:0,1 | fail 2 stale | abort 3 | fail 3 stale | "
                             "start 4@0 v1 | start 5@0 v1 | start 6@0 v1");
     t.up(stage::teacher);
     CHECK(t.aborted(t.begun.at(3)) == "start 7@0 v1");
     CHECK(t.rolled(4, 1) == ""); // waits for its own timer
-    CHECK(t.fire(tk::flush) == "score j3@0:4");
+    CHECK(t.wait() == "score j3@0:4");
 }
 
 TEST_CASE("drop gives up what would exceed tau, retry starts it again") {
@@ -711,41 +783,47 @@ TEST_CASE("in_order takes sequences as they were admitted, cohort_fifo by the ve
     }
 }
 
-TEST_CASE("each timer runs for the seconds of its own setting") {
-    settings o;
-    o.batch = 1;
-    o.schedule = async{.tau = 1};
+TEST_CASE("each deadline is that of its own setting") {
+    settings o = stream(2, {.tau = 1});
     o.teacher_batch = 2;
-    o.teacher_flush = 1, o.rollout_deadline = 2, o.abort_deadline = 3;
+    o.teacher_flush = 1, o.rollout_deadline = 20, o.abort_deadline = 3;
     o.teacher_deadline = 4, o.learner_deadline = 5, o.sync_deadline = 6;
-    scheduler s(o);
-    std::map<timer::kind, double> seconds;
-    std::vector<ticket> started;
-    const auto tell = [&](const event& e) {
-        actions out;
-        s.on(e, out);
-        for (const action& a : out.items) {
-            if (a.what == action::kind::set_timer) seconds[a.timer.what] = a.seconds;
-            if (a.what == action::kind::start) started.push_back(a.ticket);
-        }
-    };
-    tell(event::up(stage::teacher, 0));
-    tell(event::up(stage::learner, 0));
-    tell(event::up(stage::rollout, 0, 2));
-    tell(event::synced(0, 0));
-    REQUIRE(started.size() == 2);
-    tell(event::rolled_out(started[0], {0, 0, 0, 5}));
-    tell(event::scored(1, 0));
-    timer late;
-    late.what = timer::kind::rollout;
-    late.attempt = started[1];
-    tell(event::fired(late));
-    CHECK(seconds == std::map<timer::kind, double>{{timer::kind::flush, 1},
-                                                   {timer::kind::rollout, 2},
-                                                   {timer::kind::abort, 3},
-                                                   {timer::kind::teacher, 4},
-                                                   {timer::kind::learner, 5},
-                                                   {timer::kind::sync, 6}});
+    script t(o);
+    t.up(stage::teacher);
+    t.up(stage::rollout, 0, 2);
+    CHECK(t.s.next_deadline() == 6); // to install
+    t.now = 5;
+    t.synced(0, 0);
+    CHECK(t.s.next_deadline() == 25); // to roll out
+    t.of(kind::pause);
+    t.rolled(0);
+    CHECK(t.s.next_deadline() == 6); // to wait for a fuller call
+    CHECK(t.wait() == "score j1@0:0");
+    CHECK(t.s.next_deadline() == 10); // to score
+    t.scored();
+    CHECK(t.s.next_deadline() == 25);
+    t.of(kind::resume);
+    t.rolled(1);
+    t.scored();
+    CHECK(t.up(stage::learner) == "train j3 v0:0,1");
+    CHECK(t.s.next_deadline() == 11); // to train
+    t.now = 10;
+    CHECK(t.learned() == "sync v1");
+    CHECK(t.s.next_deadline() == 16); // to install
+    t.synced(0, 1);
+    CHECK(t.wait() == "abort 2 | abort 3");
+    CHECK(t.now == 26);
+    CHECK(t.s.next_deadline() == 29); // to let go
+}
+
+TEST_CASE("time never runs backwards") {
+    script t(stream(1, {.tau = 0}));
+    t.now = 2;
+    t.staff();
+    for (const double wrong : {1.0, std::nan(""), opd::sched::forever}) {
+        t.now = wrong;
+        check_refused(t, event::of(kind::tick), "time is finite and never decreases");
+    }
 }
 
 TEST_CASE("naive_wait: two sequences share a deadline, one step can take only one, and it waits for ever") {
@@ -855,7 +933,7 @@ TEST_CASE("pause: nothing new starts, what runs goes on") {
     CHECK(t.of(kind::pause) == "");
     CHECK(t.rolled(0) == "score j1@0:0");
     CHECK(t.scored() == "train j2 v0:0");
-    CHECK(t.learned() == "sync 0 v1");
+    CHECK(t.learned() == "sync v1");
     CHECK(t.synced(0, 1) == "step v1:0");
     CHECK(t.of(kind::resume) == "start 1@0 v1");
     CHECK(t.of(kind::pause) == "");
@@ -893,7 +971,7 @@ TEST_CASE("close: what was admitted and waits for a lane is started, under every
         CHECK(t.synced(0, 0) == "start 0#2@0");
         CHECK(t.rolled(0) == "score j1@0:0");
         CHECK(t.scored() == "train j2 v0:0");
-        CHECK(t.learned() == "sync 0 v1");
+        CHECK(t.learned() == "sync v1");
         CHECK(t.synced(0, 1) == "step v1:0 | finished");
     }
 }
@@ -929,15 +1007,16 @@ TEST_CASE("stop: everything outstanding is given up and reported, wherever it is
     }
 }
 
-TEST_CASE("stop in the middle of a synchronisation") {
+TEST_CASE("stop in the middle of a synchronisation: what was trained is consumed") {
     script t(stream(1, {.tau = 1}));
     t.staff(2);
     t.rolled(0);
     t.scored();
     t.learned();
-    CHECK(t.of(kind::stop) == "fail 0 stopped | abort 1 | fail 1 stopped | finished");
+    CHECK(t.of(kind::stop) == "step v1:0 | abort 1 | fail 1 stopped | finished"); // the update was made
     CHECK(t.synced(0, 1) == "");
-    CHECK(t.s.version() == 0);
+    CHECK(t.s.version() == 1);
+    CHECK(t.s.totals().updates == 1);
 }
 
 TEST_CASE("the source ends: what it gave is consumed, and the run ends") {
@@ -984,18 +1063,14 @@ TEST_CASE("a worker with another number of slots") {
 TEST_CASE("events that no driver can mean are refused and change nothing") {
     script t(stream(2, {.tau = 1}));
     t.staff(2);
-    check_refused(t, event::down(stage::rollout, 7), "no rollout worker 7 was ever announced");
-    check_refused(t, event::down(stage::teacher, -1), "no teacher worker -1");
-    check_refused(t, event::up(stage::rollout, -1), "worker_up of rollout worker -1");
-    check_refused(t, event::up(stage::teacher, 0, 0), "with 0 slots");
+    check_refused(t, event::down(stage::teacher, -1), "teacher worker -1");
+    check_refused(t, event::up(stage::rollout, -1), "rollout worker -1");
+    check_refused(t, event::up(stage::rollout, 1 << 24), "below 2^24");
+    check_refused(t, event::up(stage::teacher, 0, -1), "with -1 slots");
     check_refused(t, event::up(stage::learner, 1), "one learner");
-    check_refused(t, event::up(stage::learner, 0, 2), "one learner");
-    check_refused(t, event::synced(3, 0), "no rollout worker 3");
-    check_refused(t, event::synced(0, 1), "installed version 1, which it was not sent");
-    check_refused(t, event::scored(1, 5), "no teacher worker 5");
-    ticket nobody = t.begun.at(0);
-    nobody.worker = 9;
-    check_refused(t, event::rolled_out(nobody, {}), "no rollout worker 9");
+    check_refused(t, event::up(stage::learner, 0, 2), "with 2 slots");
+    check_refused(t, event::synced(0, 99), "weights of job 99, which is none");
+    CHECK_THROWS_AS(t.s.on(event::down(stage::rollout, 0), t.now, t.out), opd::invalid_input); // of no life
     check_refused(t, event::rolled_out(t.begun.at(0), {0, 1, 0.5, 10}), "versions 0 to 1");
     check_refused(t, event::rolled_out(t.begun.at(0), {-1, 0, 0, 10}), "started at version 0");
     check_refused(t, event::rolled_out(t.begun.at(0), {0, 0, 0, -1}), "-1 tokens");
@@ -1038,7 +1113,7 @@ TEST_CASE("an empty batch adds no updates, and a batch's failures are not the ne
     t.on(event::learned(t.train_job, 4));
     CHECK(t.synced(0, 1) == "step v1:0 | start 1@0 v1");
     CHECK(t.roll_failed(1) == "fail 1 rollout | train j4 v1:");
-    CHECK(t.on(event::learned(4, 0)) == "sync 0 v2");
+    CHECK(t.on(event::learned(4, 0)) == "sync v2");
     CHECK(t.synced(0, 2) == "step v2: | start 2@0 v2");
     CHECK(t.s.totals().updates == 4);
     t.rolled(2, 2);

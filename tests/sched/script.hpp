@@ -9,15 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "opd/sched/scheduler.hpp"
+#include "opd/sched/scheduler_checks.hpp"
 
 namespace opd::test {
 
 using namespace opd::sched;
 
 /// One line: `start 0@1` sequence 0 on worker 1 (`start 0#2@1` its second attempt), `score j1@0:0,1`, `train j2 v0:0,1`,
-/// `sync 0 v1`, `step v1:0,1`, `fail 0 rollout`, `abort 0`, `lost teacher 0`, `finished`. Timers are left out unless asked for.
-inline std::string line_of(const actions& out, bool timers = false) {
+/// `sync 0 v1` (`sync v1` to all), `step v1:0,1`, `fail 0 rollout`, `abort 0`, `lost teacher 0`, `finished`.
+inline std::string line_of(const actions& out) {
     std::string text;
     const auto add = [&](const std::string& word) { text += (text.empty() ? "" : " | ") + word; };
     const auto numbers = [&](const auto& list, auto&& number) {
@@ -46,7 +46,7 @@ inline std::string line_of(const actions& out, bool timers = false) {
                 numbers(out.of(a), [](const ticket& t) { return t.sample; }));
             break;
         case action::kind::sync:
-            add("sync " + n(a.worker) + " v" + n(a.version));
+            add("sync " + (a.worker < 0 ? "" : n(a.worker) + " ") + "v" + n(a.version));
             break;
         case action::kind::step:
             add("step v" + n(a.version) +
@@ -61,21 +61,25 @@ inline std::string line_of(const actions& out, bool timers = false) {
         case action::kind::finished:
             add("finished");
             break;
-        case action::kind::set_timer: {
-            constexpr const char* names[] = {"flush", "rollout", "abort", "teacher", "learner", "sync"};
-            if (timers) add(std::string("timer ") + names[static_cast<int>(a.timer.what)]);
-            break;
-        }
         }
     return text;
+}
+
+/// The event as the present life of its worker says it; a worker that comes begins its next life.
+inline event stamped(const scheduler& s, event e) {
+    if (!e.from_worker() || e.incarnation != 0 || e.worker < 0) return e;
+    const bool comes = e.what == event::kind::worker_up && !s.is_up(e.stage, e.worker);
+    e.incarnation = std::max<incarnation_t>(1, s.incarnation_of(e.stage, e.worker) + comes);
+    return e;
 }
 
 class script {
 public:
     sched::scheduler s;
-    actions out;                      // of the last event
-    std::map<sample_t, ticket> begun; // latest start of each
-    std::vector<timer> timers;        // set and not fired
+    double now = 0;
+    actions out;                                        // of the last event
+    std::map<sample_t, ticket> begun;                   // latest start of each
+    std::map<version_t, std::uint64_t> made = {{0, 0}}; // what made the weights that were to be installed
     std::uint64_t score_job = 0, train_job = 0;
     std::int32_t score_worker = 0;
     std::vector<std::vector<double>> lags; // start lags of every step
@@ -84,11 +88,11 @@ public:
 
     std::string on(const event& e) {
         out.clear();
-        s.on(e, out);
+        s.on(stamped(s, e), now, out);
         s.check_invariants();
         for (const action& a : out.items) {
             if (a.what == action::kind::start) begun[a.ticket.sample] = a.ticket;
-            if (a.what == action::kind::set_timer) timers.push_back(a.timer);
+            if (a.what == action::kind::sync) made[a.version] = a.job;
             if (a.what == action::kind::score) score_job = a.job, score_worker = a.worker;
             if (a.what == action::kind::train) train_job = a.job;
             if (a.what == action::kind::step) {
@@ -100,7 +104,7 @@ public:
     }
     std::string up(stage g, std::int32_t w = 0, std::int32_t slots = 1) { return on(event::up(g, w, slots)); }
     std::string down(stage g, std::int32_t w = 0) { return on(event::down(g, w)); }
-    std::string synced(std::int32_t w, version_t v) { return on(event::synced(w, v)); }
+    std::string synced(std::int32_t w, version_t v) { return on(event::synced(w, made.at(v))); }
     std::string rolled(sample_t n, version_t oldest = 0, version_t newest = -1) {
         if (newest < oldest) newest = oldest;
         return on(event::rolled_out(begun.at(n), {oldest, newest, 0.5 * static_cast<double>(oldest + newest), 10}));
@@ -112,18 +116,11 @@ public:
     std::string learned(std::uint64_t job) { return on(event::learned(job)); }
     std::string learned() { return learned(train_job); }
     std::string of(event::kind k, index_t count = 0) { return on(event::of(k, count)); }
-    /// The latest timer of a kind goes off.
-    std::string fire(timer::kind k) {
-        for (std::size_t i = timers.size(); i-- > 0;)
-            if (timers[i].what == k) {
-                const timer t = timers[i];
-                timers.erase(timers.begin() + static_cast<std::ptrdiff_t>(i));
-                return on(event::fired(t));
-            }
-        return "no such timer";
-    }
-    bool has_timer(timer::kind k) const {
-        return std::any_of(timers.begin(), timers.end(), [&](const timer& t) { return t.what == k; });
+    /// Nothing happens until the next deadline.
+    std::string wait() {
+        if (s.next_deadline() == forever) return "for ever";
+        now = s.next_deadline();
+        return of(event::kind::tick);
     }
     /// One rollout worker with so many slots, one teacher, the learner; all have the first weights.
     script& staff(std::int32_t slots = 1) {
@@ -140,7 +137,7 @@ inline void check_refused(script& t, const event& e, const std::string& words) {
     const std::string before = t.s.snapshot();
     actions out;
     try {
-        t.s.on(e, out);
+        t.s.on(stamped(t.s, e), t.now, out);
         FAIL_CHECK("was taken, but expected: " << words);
     } catch (const invalid_input& x) {
         CHECK_MESSAGE(std::string(x.what()).find(words) != std::string::npos, x.what());

@@ -5,7 +5,7 @@
 #include <doctest/doctest.h>
 #include <limits>
 
-#include "opd/sched/scheduler.hpp"
+#include "opd/sched/scheduler_checks.hpp"
 #include "support/property.hpp"
 
 namespace {
@@ -155,18 +155,19 @@ namespace {
 bool runs_to_its_end(const settings& s) {
     scheduler machine(s);
     actions out;
-    machine.on(event::up(stage::learner, 0), out);
-    machine.on(event::up(stage::teacher, 0), out);
-    machine.on(event::up(stage::rollout, 0, 3), out);
+    const auto tell = [&](const event& e) { machine.on(e.of_life(1), 0, out); };
+    tell(event::up(stage::learner, 0));
+    tell(event::up(stage::teacher, 0));
+    tell(event::up(stage::rollout, 0, 3));
     for (std::size_t i = 0; i < out.items.size() && i < 100'000; ++i) {
         const action a = out.items[i];
         const version_t now = machine.version();
         if (a.what == action::kind::finished) return machine.totals().consumed >= s.sequences;
-        if (a.what == action::kind::start) machine.on(event::rolled_out(a.ticket, {a.version, now, 0, 1}), out);
-        if (a.what == action::kind::score) machine.on(event::scored(a.job, a.worker), out);
-        if (a.what == action::kind::train) machine.on(event::learned(a.job), out);
-        if (a.what == action::kind::sync) machine.on(event::synced(a.worker, a.version), out);
-        if (a.what == action::kind::abort) machine.on(event::aborted(a.ticket), out);
+        if (a.what == action::kind::start) tell(event::rolled_out(a.ticket, {a.version, now, 0, 1}));
+        if (a.what == action::kind::score) tell(event::scored(a.job, a.worker));
+        if (a.what == action::kind::train) tell(event::learned(a.job));
+        if (a.what == action::kind::sync) tell(event::synced(0, a.job));
+        if (a.what == action::kind::abort) tell(event::aborted(a.ticket));
         machine.check_invariants();
     }
     return false;

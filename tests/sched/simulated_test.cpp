@@ -20,7 +20,9 @@ struct finish {
     token_versions versions;
 };
 
-ticket on_lane(std::int32_t lane, sample_t sample = 0) { return {sample, 0, 1, 0, lane}; }
+ticket on_lane(std::int32_t lane, sample_t sample = 0) {
+    return {.sample = sample, .attempt = 1, .worker = 0, .incarnation = 1, .lane = lane};
+}
 
 // The engine without a shared clock and without a heap: every sequence counts its own tokens, everything is computed anew
 // at every event.
@@ -285,7 +287,7 @@ TEST_CASE("a random life of an engine") {
             const std::int32_t lane = *rc::gen::inRange<std::int32_t>(0, lanes);
             if (what < 4) {
                 if (running.count(lane)) continue;
-                const ticket t{sample++, 0, 1, 0, lane};
+                const ticket t = on_lane(lane, sample++);
                 const double length = *rc::gen::inRange(1, 60), prompt = *rc::gen::inRange(0, 30);
                 fast.start(t, length, prompt);
                 slow.start(t, length, prompt);

@@ -4,6 +4,8 @@
 // Snapshots of the scheduler. In random runs with random faults a scheduler that is saved and restored after every event does
 // what the one does that never was. Damaged, cut and foreign bytes are refused. After a crash at any event (the snapshot is
 // restored, everybody is gone and new workers come) nothing is lost, nothing consumed twice, and the staleness bounds hold.
+#include <array>
+
 #include "script.hpp"
 #include "support/property.hpp"
 #include "world.hpp"
@@ -20,7 +22,9 @@ world_options random_options() {
     s.teacher_batch = *rc::gen::inRange<index_t>(1, 4);
     s.teacher_flush = *rc::gen::element(0.0, 0.05);
     s.rollout_attempts = s.teacher_attempts = s.learner_attempts = *rc::gen::inRange(1, 5);
-    s.rollout_deadline = s.abort_deadline = s.teacher_deadline = s.learner_deadline = s.sync_deadline = 1;
+    for (double* const d :
+         {&s.rollout_deadline, &s.abort_deadline, &s.teacher_deadline, &s.learner_deadline, &s.sync_deadline})
+        *d = *rc::gen::element(0.0, 1.0, 2.0, 3.0, 4.0);
     const index_t depth = *rc::gen::inRange<index_t>(0, 4);
     const int kind = *rc::gen::inRange(0, 8);
     async a{.tau = depth,
@@ -47,6 +51,7 @@ world_options random_options() {
                                                              rc::gen::inRange(1, 4));
     o.faults = *rc::gen::inRange(0, 12);
     o.keep_prefixes = *rc::gen::arbitrary<bool>();
+    o.several_at_once = true;
     return o;
 }
 
@@ -89,14 +94,44 @@ TEST_CASE("saved and restored after every event it does what it would have done"
                      const std::string bytes = saved.s.snapshot();
                      saved.s = scheduler::restore(o.s, bytes);
                      RC_ASSERT(saved.s.snapshot() == bytes);
+                     RC_ASSERT(saved.s.next_deadline() == plain.s.next_deadline());
                      plain.take(o, c);
                      saved.take(o, c);
-                     RC_ASSERT(plain.hash() == saved.hash()); // of what it did to the world too
+                     RC_ASSERT(plain.hash(o) == saved.hash(o)); // of what it did to the world too
                  }
                  RC_ASSERT(plain.s.finished() && saved.s.finished());
                  RC_ASSERT(plain.s.snapshot() == saved.s.snapshot());
              },
              {.cases = 4000});
+}
+
+TEST_CASE("the same is due at the same times after a restore") {
+    settings o = stream(1, {.tau = 5, .outstanding = 6});
+    o.teacher_batch = 2;
+    o.teacher_flush = 1, o.rollout_deadline = 4, o.abort_deadline = 5, o.teacher_deadline = 6, o.learner_deadline = 7;
+    o.sync_deadline = 8;
+    script t(o);
+    t.staff(6);
+    const auto at = [&](double now) { t.now = now; };
+    at(0.125), t.rolled(0), t.rolled(1);
+    at(0.25), t.scored(); // in training
+    at(0.375), t.rolled(2), t.rolled(3);
+    at(0.5), t.rolled(4); // waits for the teacher
+    at(0.625), t.up(stage::rollout, 1);
+    at(0.75), t.roll_failed(5);
+    script u = t;
+    u.s = scheduler::restore(o, t.s.snapshot());
+    CHECK(u.s.snapshot() == t.s.snapshot());
+    std::vector<double> due;
+    for (int i = 0; i < 40 && t.s.next_deadline() < 30; ++i) {
+        CHECK(u.wait() == t.wait());
+        CHECK(u.now == t.now);
+        due.push_back(t.now);
+    }
+    // the flush, 5's second attempt, the teacher, the learner, the worker that never answered, 5's third attempt, and the
+    // abort of its second
+    CHECK(due == std::vector{1.375, 4.75, 6.25, 7.25, 8.625, 8.75, 9.75});
+    CHECK(u.s.snapshot() == t.s.snapshot());
 }
 
 TEST_CASE("a crash after every event loses nothing") {
@@ -257,9 +292,11 @@ TEST_CASE("what may differ at a restore takes effect") {
     }
     SUBCASE("teacher_batch and teacher_flush") {
         restored(with([](settings& s) { s.teacher_batch = 3, s.teacher_flush = 7; }));
+        t.now = 1;
         t.rolled(0);
-        CHECK(t.out.items.at(0).seconds == 7);
         CHECK(t.s.where().queued == 1);
+        CHECK(t.s.next_deadline() == 8);
+        CHECK(t.wait() == "score j1@0:0");
     }
     SUBCASE("rollout_attempts") {
         restored(with([](settings& s) { s.rollout_attempts = 1; }));
@@ -276,27 +313,107 @@ TEST_CASE("what may differ at a restore takes effect") {
         t.rolled(1), t.scored();
         CHECK(t.on(event::learn_failed(t.train_job)) == "train j4 v0:0,1");
     }
-    SUBCASE("deadlines") {
-        restored(with([](settings& s) {
-            s.rollout_deadline = 1, s.abort_deadline = 2, s.teacher_deadline = 3, s.learner_deadline = 4;
-            s.sync_deadline = 5;
-        }));
-        const auto seconds = [&](timer::kind k) {
-            for (const action& a : t.out.items)
-                if (a.what == action::kind::set_timer && a.timer.what == k) return a.seconds;
-            return 0.0;
-        };
-        t.roll_failed(0);
-        CHECK(seconds(timer::kind::rollout) == 1);
-        t.fire(timer::kind::rollout);
-        CHECK(seconds(timer::kind::abort) == 2);
-        t.rolled(1);
-        CHECK(seconds(timer::kind::teacher) == 3);
-        t.scored();
-        t.rolled(2), t.scored();
-        CHECK(seconds(timer::kind::learner) == 4);
+    const auto deadline = [&](double settings::*which, double seconds) {
+        restored(with([&](settings& s) { s.*which = seconds; }));
+        CHECK(t.s.next_deadline() == (seconds > 0 ? t.now + seconds : forever));
+    };
+    SUBCASE("rollout_deadline, for what begins") {
+        restored(with([](settings& s) { s.rollout_deadline = 3; }));
+        t.now = 1;
+        t.roll_failed(0); // begins again
+        t.now = 3;
+        t.of(event::kind::tick); // the others are aborted
+        CHECK(t.s.where().rollout == 1);
+        CHECK(t.s.next_deadline() == 4);
+    }
+    SUBCASE("rollout_deadline, for what runs") {
+        deadline(&settings::rollout_deadline, 3);
+        CHECK(t.wait().find("abort 0 | ") == 0);
+        CHECK(t.now == 3);
+        CHECK(t.s.where().rollout == 0); // all of them, and their lanes are still taken
+    }
+    SUBCASE("abort_deadline, for what was aborted before") {
+        o.rollout_deadline = 1;
+        script u(o);
+        u.staff(10);
+        u.rolled(9); // of another time than the rest
+        CHECK(u.wait() != "");
+        CHECK(u.s.next_deadline() == 2); // of the tenth's next attempt
+        u.now = 1.5;
+        u.s = scheduler::restore(with([](settings& s) { s.rollout_deadline = 1, s.abort_deadline = 0.75; }),
+                                 u.s.snapshot());
+        CHECK(u.s.next_deadline() == 1 + 0.75);
+        CHECK(u.wait().find("lost rollout 0") == 0);
+    }
+    SUBCASE("rollout_deadline, for what began while there was none") {
+        o.rollout_deadline = 4;
+        script u(o);
+        u.staff(10);
+        u.s = scheduler::restore(with([](settings& s) { s.rollout_deadline = 0; }), u.s.snapshot());
+        u.now = 1;
+        u.roll_failed(0); // begins again
+        u.s = scheduler::restore(o, u.s.snapshot());
+        CHECK(u.s.next_deadline() == 4);
+        for (sample_t n = 1; n < 10; ++n) u.rolled(n), u.scored();
+        CHECK(u.s.next_deadline() == 5);
+    }
+    SUBCASE("teacher_deadline, for what is scored") {
+        t.now = 2;
+        t.rolled(0);
+        t.now = 3;
+        t.of(event::kind::tick);
+        restored(with([](settings& s) { s.teacher_deadline = 3; }));
+        CHECK(t.s.next_deadline() == 5); // of its beginning
+        CHECK(t.wait() == "lost teacher 0");
+    }
+    SUBCASE("learner_deadline, for what is trained") {
+        t.rolled(0), t.scored();
+        t.now = 2;
+        t.rolled(1), t.scored();
+        t.now = 3;
+        t.of(event::kind::tick);
+        restored(with([](settings& s) { s.learner_deadline = 4; }));
+        CHECK(t.s.next_deadline() == 6);
+        CHECK(t.wait().find("lost learner 0") == 0);
+    }
+    SUBCASE("sync_deadline, for what is installed") {
+        t.rolled(0), t.scored();
+        t.rolled(1), t.scored();
+        t.now = 2;
         t.learned();
-        CHECK(seconds(timer::kind::sync) == 5);
+        t.now = 3;
+        t.up(stage::rollout, 1); // its first weights
+        restored(with([](settings& s) { s.sync_deadline = 5; }));
+        CHECK(t.s.next_deadline() == 7);
+        CHECK(t.wait().find("lost rollout 0 | step v1:0,1") == 0);
+        CHECK(t.s.next_deadline() == 8);
+        CHECK(t.wait() == "lost rollout 1");
+    }
+    SUBCASE("a deadline that is taken away, or moved, on what runs") {
+        for (double settings::*const d : {&settings::rollout_deadline, &settings::teacher_deadline,
+                                          &settings::learner_deadline, &settings::sync_deadline}) {
+            settings limited = o;
+            limited.*d = 4;
+            script u(limited);
+            if (d == &settings::sync_deadline) {
+                u.up(stage::rollout); // it does not answer
+            } else {
+                u.staff(10);
+                if (d != &settings::rollout_deadline) u.rolled(0);
+                if (d == &settings::learner_deadline) u.scored(), u.rolled(1), u.scored();
+            }
+            u.now = 1;
+            u.of(event::kind::tick);
+            CHECK(u.s.next_deadline() == 4);
+            settings other = limited;
+            other.*d = 0;
+            CHECK(scheduler::restore(other, u.s.snapshot()).next_deadline() == forever);
+            other.*d = 2;
+            CHECK(scheduler::restore(other, u.s.snapshot()).next_deadline() == 2);
+            // and given again
+            CHECK(scheduler::restore(limited, scheduler::restore(other, u.s.snapshot()).snapshot()).next_deadline() ==
+                  4);
+        }
     }
 }
 
@@ -340,7 +457,7 @@ TEST_CASE("after a crash in a synchronisation: tokens of the version that never 
         t.synced(1, 0);
         t.rolled(0);
         t.scored();
-        CHECK(t.learned() == "sync 0 v1 | sync 1 v1");
+        CHECK(t.learned() == "sync v1");
         t.synced(0, 1);
         const auto at = t.begun.at(1).worker == 0 ? 1u : 2u;
         if (stage_of_it == 0) t.down(stage::teacher);
@@ -412,7 +529,8 @@ TEST_CASE("after a crash: a kept prefix that becomes stale while it waits starts
         t.s = scheduler::restore(t.s.options(), t.s.snapshot());
         t.s.abandon_workers(true);
         t.up(stage::learner);
-        CHECK(t.learned() == (p == policy::retry ? "step v1:0" : "step v1:0 | fail 1 stale")); // nobody to synchronise
+        CHECK(t.learned() ==
+              (p == policy::retry ? "sync v1 | step v1:0" : "sync v1 | step v1:0 | fail 1 stale")); // nobody is there
         CHECK(t.s.where().waiting == (p == policy::retry ? 1 : 0));
         t.up(stage::rollout, 0, 3);
         CHECK(t.synced(0, 1) == (p == policy::retry ? "start 1#2@0 v1 | start 2@0 v1" : "start 2@0 v1 | start 3@0 v1"));
@@ -477,6 +595,88 @@ TEST_CASE("after a crash in a synchronisation AReaL's rule counts what starts ag
     CHECK(t.s.where() == census{.rollout = 2});
     t.rolled(1, 0, 1);
     CHECK(t.s.where() == census{.rollout = 2, .scoring = 1});
+}
+
+namespace {
+
+/// Everybody answers sooner or later, in some order; with `faults` one answer in fifty is never heard, one in fifty says that it
+/// failed, and who was lost comes back. Returns the largest snapshot after a step, of the first
+/// thousand sequences and of all that follow.
+std::array<std::size_t, 2> snapshot_sizes(settings o, index_t sequences, bool faults) {
+    o.sequences = sequences;
+    std::array<std::size_t, 2> largest{};
+    scheduler s(o);
+    actions out;
+    std::vector<event> owed;
+    double now = 0;
+    std::uint64_t random = 1;
+    const auto draw = [&](std::uint64_t n) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        return (random >> 33) % n;
+    };
+    const auto tell = [&](const event& e) {
+        out.clear();
+        s.on(e, now, out);
+        for (const action& a : out.items) {
+            const bool failed = faults && draw(50) == 0, silent = faults && draw(50) == 0;
+            event answer;
+            if (a.what == action::kind::start)
+                answer = failed ? event::rollout_failed(a.ticket)
+                                : event::rolled_out(a.ticket, {a.version, a.version, 0, 1});
+            if (a.what == action::kind::abort) answer = event::aborted(a.ticket);
+            if (a.what == action::kind::score)
+                answer = (failed ? event::score_failed(a.job, a.worker) : event::scored(a.job, a.worker))
+                             .of_life(a.incarnation);
+            if (a.what == action::kind::train)
+                answer = (failed ? event::learn_failed(a.job) : event::learned(a.job)).of_life(a.incarnation);
+            if (a.what == action::kind::lost) answer = event::up(a.stage, a.worker, 3).of_life(a.incarnation + 1);
+            if (a.what == action::kind::lost && a.stage == stage::learner) answer.slots = 1;
+            if (a.what == action::kind::sync)
+                for (std::int32_t w = 0; w < 3; ++w)
+                    if ((a.worker < 0 || a.worker == w) && s.is_up(stage::rollout, w))
+                        owed.push_back(event::synced(w, a.job).of_life(s.incarnation_of(stage::rollout, w)));
+            if (answer.from_worker() && (!silent || a.what == action::kind::lost)) owed.push_back(answer);
+            if (a.what == action::kind::step) {
+                std::size_t& most = largest[s.totals().consumed > 1000];
+                most = std::max(most, s.snapshot().size());
+            }
+        }
+    };
+    tell(event::up(stage::learner, 0).of_life(1));
+    for (std::int32_t w = 0; w < 2; ++w) tell(event::up(stage::teacher, w, 3).of_life(1));
+    for (std::int32_t w = 0; w < 3; ++w) tell(event::up(stage::rollout, w, 3).of_life(1));
+    while (!s.finished()) {
+        now += 1.0 / 1024;
+        if (owed.empty()) {
+            now = std::max(now, s.next_deadline());
+            REQUIRE(now < forever);
+            tell(event::of(event::kind::tick));
+            continue;
+        }
+        std::swap(owed[draw(owed.size())], owed.back());
+        const event e = owed.back();
+        owed.pop_back();
+        tell(e);
+    }
+    CHECK(s.totals().consumed >= sequences);
+    return largest;
+}
+
+} // namespace
+
+TEST_CASE("state does not grow with the run") {
+    for (const bool faults : {false, true})
+        for (const schedule& how : {schedule(async{.tau = 2}), schedule(async{.tau = 2, .policy = policy::edf}),
+                                    schedule(async{.tau = 2, .policy = policy::retry, .update = weight_update::abort}),
+                                    schedule(step_off{2})}) {
+            settings o{.batch = 4, .schedule = how, .teacher_batch = 2, .teacher_flush = 0.0625};
+            o.rollout_attempts = o.teacher_attempts = o.learner_attempts = 1 << 20;
+            o.rollout_deadline = 0.5, o.abort_deadline = 0.25, o.teacher_deadline = 0.75, o.learner_deadline = 1;
+            o.sync_deadline = 1.25;
+            const auto sizes = snapshot_sizes(o, 100'000, faults);
+            INFO("faults " << faults << ": " << sizes[0] << " bytes, then " << sizes[1]);
+            CHECK(sizes[1] <= sizes[0] + 128);
+        }
 }
 
 TEST_CASE("after the end there is nothing to abandon") {

@@ -164,7 +164,6 @@ void survive(std::uint64_t seed) {
         r.rollouts = p.rollouts, r.lanes = p.lanes, r.teachers = p.teachers;
         r.options.drain_seconds = 1e-5 * static_cast<double>(random.below(1000));
         r.options.checkpoint_every = static_cast<index_t>(random.below(4));
-        r.shared->keeps_two = p.kills || p.how.sync_deadline > 0;
         r.shared->forgetful = p.lies > 0 || p.throws > 0;
         r.shared->fault = [&](const std::string& call, int, sample_t, std::stop_token stop) {
             volatile std::uint64_t sink = 0;

@@ -182,8 +182,8 @@ struct timed_model {
     simulated_rollout rollout(std::int32_t) { return simulated_rollout({.step = 0.01}, 4); }
     void start(simulated_rollout& w, const ticket& t) { w.start(t, static_cast<double>(toy::length_of(t.sample)), 1); }
     double teacher(std::uint64_t, std::int32_t, std::span<const ticket> t) { return 0.01 * double(t.size()); }
-    double learner(std::uint64_t, version_t, std::span<const ticket>) { return 0.1; }
-    double sync(std::int32_t, version_t) { return 0.005; }
+    double learner(std::uint64_t, const weights&, std::span<const ticket>) { return 0.1; }
+    double sync(std::int32_t, const weights&) { return 0.005; }
 };
 struct consumed_log {
     std::vector<std::set<sample_t>> batches;
@@ -225,6 +225,11 @@ TEST_CASE("groups of what is drawn by two versions: keep mode records both") {
     toy::run r;
     r.how = how(streaming(4), 4, 400);
     r.rollouts = 1;
+    r.shared->fault = [](const std::string& call, int, sample_t,
+                         std::stop_token) { // so that updates fall into responses
+        if (call == "step") std::this_thread::sleep_for(std::chrono::microseconds(20));
+        return toy::world::wrong::nothing;
+    };
     r.go();
     check_complete(r, 400);
     std::int64_t mixed = 0;
@@ -453,7 +458,6 @@ TEST_CASE("workers that die and return") {
         r.how = how(streaming(2), 8, 240);
         r.how.learner_attempts = r.how.teacher_attempts = r.how.rollout_attempts = 1000;
         r.rollouts = 2;
-        r.shared->keeps_two = true;
         r.on_step = [&](toy::driver& d, const toy::step& at) {
             if (at.version % 4 == 1) d.kill(s, 0);
             if (at.version % 4 == 1 && s != stage::rollout) d.revive(s, 0); // nothing would go on
@@ -893,13 +897,13 @@ TEST_CASE("the recorder's figures are those of the run") {
 TEST_CASE("a scheduler's state may be read by several threads at once") {
     scheduler s(how(streaming(2), 4, 0));
     actions out;
-    s.on(event::up(stage::rollout, 0, 3), out);
-    s.on(event::synced(0, 0), out);
-    s.on(event::up(stage::rollout, 1, 2), out);
-    s.on(event::synced(1, 0), out);
-    s.on(event::down(stage::rollout, 0), out); // some wait now, behind a gap
-    s.on(event::up(stage::rollout, 2, 1), out);
-    s.on(event::synced(2, 0), out);
+    s.on(event::up(stage::rollout, 0, 3).of_life(1), 0, out);
+    s.on(event::synced(0, 0).of_life(1), 0, out);
+    s.on(event::up(stage::rollout, 1, 2).of_life(1), 0, out);
+    s.on(event::synced(1, 0).of_life(1), 0, out);
+    s.on(event::down(stage::rollout, 0).of_life(1), 0, out); // some wait now, behind a gap
+    s.on(event::up(stage::rollout, 2, 1).of_life(1), 0, out);
+    s.on(event::synced(2, 0).of_life(1), 0, out);
     const scheduler& read_only = s;
     std::string bytes[4];
     {
@@ -969,4 +973,77 @@ TEST_CASE("misuse is refused") {
     CHECK_THROWS_AS(d.run(), std::logic_error);
     CHECK_THROWS_AS(d.add_teacher(std::make_shared<toy::teacher>(world, 0)), std::logic_error);
     CHECK_THROWS_AS(toy::driver(how(serial), thread_options{.drain_seconds = -1}), opd::invalid_input);
+}
+
+TEST_CASE("workers join a run, drain and leave, and nothing is lost") {
+    toy::run r;
+    r.how = how(streaming(2), 8, 400);
+    r.options.checkpoint_every = 0;
+    std::atomic<int> joined = 0, drained = 0;
+    r.on_step = [&](toy::driver& d, const toy::step& s) {
+        if (s.version == 5) {
+            CHECK(d.add_rollout(std::make_shared<toy::rollout>(r.shared, 2, 3), 3) == 2);
+            CHECK(d.add_teacher(std::make_shared<toy::teacher>(r.shared, 1)) == 1);
+            ++joined;
+        }
+        if (s.version == 12) {
+            d.set_slots(stage::rollout, 0, 0);
+            d.set_slots(stage::teacher, 0, 0);
+            CHECK_THROWS_AS(d.set_slots(stage::rollout, 0, 5), opd::invalid_input);
+            CHECK_THROWS_AS(d.set_slots(stage::learner, 0, 0), opd::invalid_input);
+            ++drained;
+        }
+        if (s.version == 25) d.set_slots(stage::rollout, 0, 2);
+        if (s.version <= 16 || s.version > 25) return;
+        for (const auto& c : s.consumed) // what was started three versions after it
+            if (c.start >= 16) CHECK(c.ticket.worker != 0);
+    };
+    r.go();
+    check_complete(r, 400);
+    CHECK(joined == 1);
+    CHECK(drained == 1);
+    CHECK(r.report.totals.preempted == 0);
+    bool third = false;
+    for (const toy::step& s : r.steps)
+        for (const auto& c : s.consumed) third |= c.ticket.worker == 2;
+    CHECK(third);
+}
+
+TEST_CASE("a worker that hangs over its first weights keeps nobody waiting") {
+    toy::run r;
+    r.how = how(streaming(2), 8, 160);
+    r.options.shutdown_seconds = 0.2;
+    toy::world::gate gate;
+    r.shared->fault = [&](const std::string& call, int worker, sample_t, std::stop_token) {
+        if (call == "install" && worker == 1) gate.wait();
+        return toy::world::wrong::nothing;
+    };
+    r.on_step = [&](toy::driver&, const toy::step& s) {
+        if (s.version == 1) gate.await_waiting(); // else the run could be over before that thread begins
+    };
+    r.finished = [&] { gate.open(); };
+    r.go();
+    CHECK(r.consumed_all(160));
+    CHECK(r.report.completed);
+    CHECK(r.report.left_behind == std::vector<worker_name>{{stage::rollout, 1}});
+    r.shared->await_stages_gone();
+}
+
+TEST_CASE("a worker that is slow to install its first weights goes on to the latest, whatever became of those") {
+    toy::run r;
+    r.how = how(streaming(2), 8, 160);
+    r.options.stop_on_error = true;
+    toy::world::gate gate;
+    r.shared->fault = [&](const std::string& call, int worker, sample_t, std::stop_token) {
+        if (call == "install" && worker == 1) gate.wait();
+        return toy::world::wrong::nothing;
+    };
+    r.on_step = [&](toy::driver& d, const toy::step& s) {
+        if (s.version != 5) return;
+        gate.await_waiting(); // with weights that are not published any more
+        gate.open();
+        d.set_slots(stage::rollout, 0, 0); // the rest is its
+    };
+    r.go();
+    check_complete(r, 160);
 }

@@ -15,8 +15,8 @@ namespace {
 using namespace opd::sched;
 using opd::index_t;
 
-// The weights are their version's number of updates and a sum of all that was learnt from.
-struct weights {
+// The student's weights: their version's number of updates and a sum of all that was learnt from.
+struct student {
     version_t version = 0;
     std::uint64_t sum = 0;
 };
@@ -41,18 +41,18 @@ struct verdict {
 class generator {
 public:
     using rolled_type = response;
-    explicit generator(const weights& w) : source_(w) {}
-    void start(const ticket& t) { lanes_.push_back({t, {t.sample, {}, {}}}); }
+    explicit generator(const student& w) : source_(w) {}
+    void start(const ticket& t, std::shared_ptr<const response>) { lanes_.push_back({t, {t.sample, {}, {}}}); }
     void abort(const ticket& t) {
         std::erase_if(lanes_, [&](const lane& l) { return l.who == t; });
     }
-    void install(version_t v) {
-        if (v != source_.version) throw std::logic_error("other weights are published");
+    void install(const weights& w) {
+        if (w.version != source_.version) throw std::logic_error("other weights are published");
         mine_ = source_.sum;
-        version_ = v;
+        version_ = w.version;
     }
     index_t running() const { return static_cast<index_t>(lanes_.size()); }
-    void step(std::vector<finished_rollout<response>>& out) {
+    void step(std::vector<finished_rollout<response>>& out, std::stop_token) {
         for (lane& l : lanes_) {
             l.so_far.tokens.push_back(mine_ * 31 + l.so_far.sample * 7 + l.so_far.tokens.size());
             l.so_far.versions.push_back(version_);
@@ -72,10 +72,7 @@ public:
     template <class A>
     void fields(A& a) {
         a(mine_, version_);
-        detail::list_fields(a, lanes_, [&](lane& l) {
-            detail::ticket_fields(a, l.who);
-            a(l.so_far);
-        });
+        detail::list_fields(a, lanes_, [&](lane& l) { a(l.who, l.so_far); });
     }
 
 private:
@@ -83,7 +80,7 @@ private:
         ticket who;
         response so_far;
     };
-    const weights& source_;
+    const student& source_;
     std::uint64_t mine_ = 0;
     version_t version_ = -1;
     std::vector<lane> lanes_;
@@ -93,7 +90,8 @@ struct judge {
     using scored_type = verdict;
     bool refuses = false;
     int refusals = 0;
-    std::vector<std::shared_ptr<const verdict>> score(std::span<const std::shared_ptr<const response>> all) {
+    std::vector<std::shared_ptr<const verdict>> score(std::span<const std::shared_ptr<const response>> all,
+                                                      std::stop_token) {
         if (refuses) throw std::runtime_error("the judge refuses " + std::to_string(++refusals));
         std::vector<std::shared_ptr<const verdict>> r;
         for (const auto& s : all) r.push_back(std::make_shared<const verdict>(verdict{s->tokens.back() ^ 5}));
@@ -102,13 +100,13 @@ struct judge {
 };
 
 struct pupil {
-    weights& mine;
-    index_t train(std::span<const sequence_view<response, verdict>> batch, version_t v) {
+    student& mine;
+    index_t train(std::span<const sequence_view<response, verdict>> batch, const train_call& call, std::stop_token) {
         for (const auto& s : batch) {
             mine.sum = mine.sum * 1000003 + s.scored->value + static_cast<std::uint64_t>(s.start);
             for (const std::uint64_t t : s.rolled->tokens) mine.sum = mine.sum * 31 + t;
         }
-        mine.version = v + 1;
+        mine.version = call.makes().version;
         return 1;
     }
 };
@@ -125,7 +123,7 @@ struct presence {
 using model = timed_stages<generator, judge, pupil>;
 using driver = virtual_driver<model, presence>;
 
-model model_of(weights& w, bool refuses = false) {
+model model_of(student& w, bool refuses = false) {
     stage_costs<response> costs;
     costs.step = [](std::int32_t worker, index_t n) { return 0.3 + 0.17 * worker + 0.11 * static_cast<double>(n); };
     costs.score = [](auto b) { return 0.5 + 0.25 * static_cast<double>(b.size()); };
@@ -151,13 +149,13 @@ TEST_CASE("a driver with real stages that is restored at any event goes on as it
         how.teacher_batch = 3;
         how.teacher_flush = 0.7;
         how.schedule = async{.tau = 2, .update = update};
-        weights w;
+        student w;
         presence from_the_start;
         driver d(how, model_of(w), &from_the_start);
         bring_up(d);
         struct moment {
             std::string bytes;
-            weights published;
+            student published;
             presence known;
         };
         std::vector<moment> states; // after each event
@@ -170,7 +168,7 @@ TEST_CASE("a driver with real stages that is restored at any event goes on as it
         REQUIRE(states.size() > 150);
         for (std::size_t i = 0; i < states.size(); i += 3) {
             INFO("after event " << i);
-            weights again = states[i].published;
+            student again = states[i].published;
             driver r = driver::restore(how, model_of(again), states[i].bytes);
             CHECK(r.snapshot() == states[i].bytes);
             presence late;
@@ -184,7 +182,7 @@ TEST_CASE("a driver with real stages that is restored at any event goes on as it
             CHECK(late.busy == from_the_start.busy);
         }
         for (std::size_t n = 0; n < states[100].bytes.size(); n += 1 + n / 40) {
-            weights none = states[100].published;
+            student none = states[100].published;
             CHECK_THROWS_AS(driver::restore(how, model_of(none), states[100].bytes.substr(0, n)), opd::invalid_input);
         }
     }
@@ -209,12 +207,12 @@ TEST_CASE("the first that a stage throws is kept") {
     settings how;
     how.batch = 4;
     how.sequences = 8;
-    weights w;
+    student w;
     driver fine(how, model_of(w));
     bring_up(fine);
     CHECK(fine.run());
     CHECK(fine.first_exception() == nullptr);
-    weights v;
+    student v;
     driver d(how, model_of(v, true));
     bring_up(d);
     d.run(200); // every sequence is given up, and there are always more

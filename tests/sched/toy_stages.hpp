@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "opd/sched/scheduler_checks.hpp"
 #include "opd/sched/thread_driver.hpp"
 
 namespace toy {
@@ -43,12 +44,11 @@ struct world {
     enum class wrong { nothing, twice, stranger, future, forgets, partly, miscounts };
     std::function<wrong(const std::string& call, int worker, sample_t about, std::stop_token)> fault;
     std::set<sample_t> held, was_held; ///< responses that do not end; those that did not end before a resume
-    bool keeps_two = false;            ///< versions, as is needed where workers or the learner come and go
     bool forgetful = false;            ///< the rollout stage loses sequences
 
     std::mutex mutex;
     std::condition_variable changed;
-    version_t published = 0;
+    weights published, before; ///< the latest call's: what it made and what it went on from
     std::map<std::pair<sample_t, std::uint32_t>, version_t> starts; // attempts that the scheduler has started
     std::vector<std::string> complaints;
     int stages = 0; // objects that live
@@ -149,13 +149,14 @@ public:
         --running_;
         world_->ask("abort", number_, t.sample); // what is to be aborted is, even if this throws
     }
-    void install(version_t v) {
-        world_->ask("install", number_, static_cast<sample_t>(v));
+    void install(const weights& w) {
+        world_->ask("install", number_, static_cast<sample_t>(w.version));
         const std::lock_guard lock(world_->mutex);
-        if (v != world_->published && !(world_->keeps_two && v == world_->published - 1))
-            throw failed("version " + std::to_string(v) + " is to be installed, but " +
-                         std::to_string(world_->published) + " is published");
-        version_ = v;
+        if (w != world_->published && w != world_->before)
+            throw failed("version " + std::to_string(w.version) + " of job " + std::to_string(w.job) +
+                         " is to be installed, but " + std::to_string(world_->published.version) + " of job " +
+                         std::to_string(world_->published.job) + " is published");
+        version_ = w.version;
     }
     void step(std::vector<finished_rollout<sequence>>& out, std::stop_token stop) {
         using wrong = world::wrong;
@@ -231,13 +232,14 @@ class learner : citizen {
 public:
     explicit learner(std::shared_ptr<world> w) : citizen(std::move(w)) {}
 
-    index_t train(std::span<const sequence_view<sequence, scores>> batch, version_t version, std::stop_token stop) {
+    index_t train(std::span<const sequence_view<sequence, scores>> batch, const train_call& call,
+                  std::stop_token stop) {
         const struct presence {
             std::atomic<bool>& is;
             explicit presence(std::atomic<bool>& x) : is(x) { is = true; }
             ~presence() { is = false; }
         } training(world_->training);
-        world_->ask("train", 0, static_cast<sample_t>(version), stop);
+        world_->ask("train", 0, static_cast<sample_t>(call.from.version), stop);
         for (std::size_t i = 0; i < batch.size(); ++i) {
             const auto& s = batch[i];
             if (i > 0 && batch[i - 1].ticket.sample >= s.ticket.sample) world_->complain("a batch out of order");
@@ -248,10 +250,12 @@ public:
                 world_->complain("versions that do not fit");
         }
         const std::lock_guard lock(world_->mutex);
-        if (world_->published != version && !(world_->keeps_two && world_->published == version + 1))
-            world_->complaints.push_back("a train step at the wrong version");
+        // from the latest weights; or, if nobody heard of those, from the ones before
+        if (call.from != world_->published && call.from != world_->before)
+            world_->complaints.push_back("a train step from weights that are none");
         if (stop.stop_requested()) throw failed("too late");
-        world_->published = version + 1;
+        world_->before = call.from;
+        world_->published = call.makes();
         return 2;
     }
 };
@@ -276,7 +280,6 @@ struct run {
     bool check_state = true;        // the scheduler's invariants, after every event
     std::shared_ptr<world> shared = std::make_shared<world>();
 
-    bool dead_learner = false;
     run_report report;
     std::vector<std::set<sample_t>> batches; // by step
     std::vector<sample_t> consumed;          // in the order of the steps
@@ -287,19 +290,13 @@ struct run {
         driver::hooks_type hooks;
         driver* self = nullptr;
         version_t last = from ? from->version : 0;
-        if (from) shared->published = from->version;
+        if (from) shared->published = shared->before = from->weights;
         hooks.on_event = [this](double, const event& e, const actions& out, const scheduler& s) {
             {
                 const std::lock_guard lock(shared->mutex);
                 for (const action& a : out.items)
                     if (a.what == action::kind::start) shared->starts[{a.ticket.sample, a.ticket.attempt}] = a.version;
             }
-            using kind = opd::sched::event::kind;
-            if (e.what == kind::worker_up && e.stage == stage::rollout && shared->training && !dead_learner)
-                shared->complain("a worker comes while newer weights may be published");
-            if (e.stage == stage::learner && (e.what == kind::worker_up || e.what == kind::worker_down))
-                dead_learner = e.what == kind::worker_down;
-            for (const action& a : out.items) dead_learner |= a.what == action::kind::lost && a.stage == stage::learner;
             if (check_state) s.check_invariants();
             if (on_event) on_event(e, out, s);
         };

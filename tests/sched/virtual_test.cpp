@@ -23,8 +23,8 @@ struct constant_times {
     simulated_rollout rollout(std::int32_t) const { return {engine_speed{.step = 0.25}, 64}; }
     void start(simulated_rollout& w, const ticket& k) const { w.start(k, 4 * r, 0); }
     double teacher(std::uint64_t, std::int32_t, std::span<const ticket>) const { return t; }
-    double learner(std::uint64_t, version_t, std::span<const ticket>) const { return l; }
-    double sync(std::int32_t, version_t) const { return s; }
+    double learner(std::uint64_t, const weights&, std::span<const ticket>) const { return l; }
+    double sync(std::int32_t, const weights&) const { return s; }
 };
 
 struct step_times : stage_meter {

@@ -1,17 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // A world around a scheduler: everybody who owes it an answer, and what can go wrong with them. `choices` lists what may
-// happen next, `take` lets it happen. Checked after every event: the scheduler's invariants; starts only at the present
-// version, on a worker that has it, on a free lane, with the gate open; nothing consumed or given up twice; the policy's
-// bound for every consumed sequence. A broken rule throws.
+// happen next, `take` lets it happen.
+//
+// Workers have lives, and weights are published by the train job that made them: a worker installs exactly those that it was
+// told to, and what a former life of its had still to say may come late. Time stands still but for deadlines and completed
+// steps, so that histories which differ in nothing else meet again.
+//
+// Checked after every event: the scheduler's invariants; starts only at the present version, on a worker that has its
+// weights, on a free lane, with the gate open; no weights are installed that nobody has published; every deadline is due
+// when it should be, and nobody is lost without one; nothing consumed or given up twice; the policy's bound for every
+// consumed sequence. A broken rule throws.
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "opd/sched/scheduler.hpp"
+#include "opd/sched/scheduler_checks.hpp"
 
 namespace opd::test {
 
@@ -23,35 +33,40 @@ struct world_options {
     settings s;
     std::vector<std::int32_t> slots = {2}; // of the rollout workers
     int faults = 1;
-    bool keep_prefixes = false; // of the crashes
-    bool resizes = false;       // the number of permits changes
+    bool keep_prefixes = false;   // of the crashes
+    bool resizes = false;         // the number of permits changes, and that of slots
+    bool several_at_once = false; // deadlines beyond the first pass in one moment
     // what the explorer must find
     bool loses_replies = false;      // a hung attempt with no deadline
     bool lies_about_weights = false; // answers a synchronisation before it is done
-    index_t promised = -1;           // a bound that does not hold
+    // late messages of this kind pass for those of the present life; tick: none
+    event::kind forgets_lives = event::kind::tick;
+    bool installs_by_version = false; // whatever job published it last
+    bool hides_lost_weights = false;  // nobody says that they cannot be had
+    index_t promised = -1;            // a bound that does not hold
 };
 
 struct attempt {
     ticket t;
+    double since = 0, aborted_at = 0;
     bool aborted = false, hung = false;
     template <class A>
     void fields(A& a) {
-        a(t.sample, t.slot, t.attempt, t.worker, t.lane, aborted, hung);
+        a(t, aborted, hung);
     }
 };
 struct call {
     std::uint64_t job = 0;
-    std::int32_t worker = 0;
     std::vector<ticket> tickets;
-};
-struct installation {
-    version_t version = 0;
-    timer deadline;
+    double since = 0;
 };
 struct rollout_worker {
-    bool up = false;
-    version_t installed = -1;
-    std::vector<installation> owed;
+    bool up = false, answers = false, current = false, drained = false;
+    incarnation_t life = 0;
+    double since = 0;            // its coming
+    weights installed = {-1, 0}; // what is
+    std::uint64_t says = 0;      // what it said
+    std::vector<weights> owed;
 };
 
 struct finding : std::runtime_error {
@@ -70,43 +85,73 @@ struct choice {
         scored,
         learned,
         installed,
-        flush,
-        abort_timer,
+        time_passes, // to a flush, or the deadline of an abort that hangs
         teacher_up,
         learner_up,
         rollout_up,
+        refill,
         resume,
         first_fault,
         roll_fails = first_fault,
-        roll_hangs,
         roll_vanishes,
         score_fails,
         score_partly,
-        score_hangs,
         learn_fails,
-        learn_hangs,
-        install_hangs,
+        deadline,     // whoever is due by then has hung
+        just_in_time, // an answer at the moment when somebody is due
         rollout_dies,
         teacher_dies,
         learner_dies,
-        twice_rolled,
-        twice_scored,
-        twice_learned,
+        rollout_reconnects, // unnoticed: a new life while it is up
+        teacher_reconnects,
+        learner_reconnects,
+        weights_lost,
+        source_dies, // the learner, and what it has published
+        late,        // a second answer, or one of a life that is over
         crash,
         pause,
         close,
-        resize
+        stop,
+        resize,
+        drain
     } what;
     std::size_t which = 0;
 };
 inline const char* name_of(choice::kind k) {
-    constexpr const char* names[] = {"rolled",        "crossed",       "aborted",      "scored",       "learned",
-                                     "installed",     "flush",         "abort_timer",  "teacher_up",   "learner_up",
-                                     "rollout_up",    "resume",        "roll_fails",   "roll_hangs",   "roll_vanishes",
-                                     "score_fails",   "score_partly",  "score_hangs",  "learn_fails",  "learn_hangs",
-                                     "install_hangs", "rollout_dies",  "teacher_dies", "learner_dies", "twice_rolled",
-                                     "twice_scored",  "twice_learned", "crash",        "pause",        "close",
-                                     "resize"};
+    constexpr const char* names[] = {"rolled",
+                                     "crossed",
+                                     "aborted",
+                                     "scored",
+                                     "learned",
+                                     "installed",
+                                     "time_passes",
+                                     "teacher_up",
+                                     "learner_up",
+                                     "rollout_up",
+                                     "refill",
+                                     "resume",
+                                     "roll_fails",
+                                     "roll_vanishes",
+                                     "score_fails",
+                                     "score_partly",
+                                     "learn_fails",
+                                     "deadline",
+                                     "just_in_time",
+                                     "rollout_dies",
+                                     "teacher_dies",
+                                     "learner_dies",
+                                     "rollout_reconnects",
+                                     "teacher_reconnects",
+                                     "learner_reconnects",
+                                     "weights_lost",
+                                     "source_dies",
+                                     "late",
+                                     "crash",
+                                     "pause",
+                                     "close",
+                                     "stop",
+                                     "resize",
+                                     "drain"};
     return names[k];
 }
 
@@ -114,8 +159,8 @@ class world {
 public:
     explicit world(const world_options& o)
         : s(o.s), faults_(o.faults), permits_(s.resolved().permits), rollout_(o.slots.size()) {
-        tell(o, event::up(stage::learner, 0));
-        tell(o, event::up(stage::teacher, 0));
+        come(o, stage::learner);
+        come(o, stage::teacher);
         for (std::size_t w = 0; w < o.slots.size(); ++w) come(o, w);
     }
 
@@ -126,113 +171,107 @@ public:
         for (std::size_t i = 0; i < running_.size(); ++i) {
             if (running_[i].aborted) {
                 add(choice::aborted, i);
-                if (running_[i].hung)
-                    add(choice::abort_timer, i);
-                else
-                    add(choice::crossed, i);
+                if (!running_[i].hung) add(choice::crossed, i);
             } else {
                 add(choice::rolled, i);
             }
         }
         for (std::size_t i = 0; i < calls_.size(); ++i) add(choice::scored, i);
         if (train_ != 0) add(choice::learned);
+        for (std::size_t w = 0; w < rollout_.size(); ++w)
+            if (rollout_[w].up && !rollout_[w].owed.empty()) add(choice::installed, w);
+        const std::size_t answers = list.size();
         for (std::size_t w = 0; w < rollout_.size(); ++w) {
-            if (!rollout_[w].up)
-                add(choice::rollout_up, w);
-            else if (!rollout_[w].owed.empty())
-                add(choice::installed, w);
+            if (!rollout_[w].up) add(choice::rollout_up, w);
+            if (rollout_[w].drained) add(choice::refill, w);
         }
-        if (flush_.number != 0) add(choice::flush);
-        if (!teacher_) add(choice::teacher_up);
-        if (!learner_) add(choice::learner_up);
+        const std::vector<due> dues = all_due(o);
+        const auto hanging = std::find_if(dues.begin(), dues.end(), [](const due& d) { return d.fault; });
+        for (auto d = dues.begin(); d != hanging; ++d)
+            add(choice::time_passes, static_cast<std::size_t>(d - dues.begin()));
+        if (!teacher_.up) add(choice::teacher_up);
+        if (!learner_.up) add(choice::learner_up);
         if (paused_) add(choice::resume);
         if (faults_ == 0) return list;
         for (std::size_t i = 0; i < running_.size(); ++i)
             if (!running_[i].aborted) {
                 add(choice::roll_fails, i);
-                add(choice::roll_hangs, i);
                 if (o.loses_replies) add(choice::roll_vanishes, i);
             }
         for (std::size_t i = 0; i < calls_.size(); ++i) {
             add(choice::score_fails, i);
-            add(choice::score_hangs, i);
             if (calls_[i].tickets.size() > 1) add(choice::score_partly, i);
         }
-        if (train_ != 0) {
-            add(choice::learn_fails);
-            add(choice::learn_hangs);
+        if (train_ != 0) add(choice::learn_fails);
+        for (auto d = hanging; d != dues.end() && (d == hanging || o.several_at_once); ++d)
+            add(choice::deadline, static_cast<std::size_t>(d - dues.begin()));
+        if (hanging != dues.end())
+            for (std::size_t i = 0; i < answers; ++i) add(choice::just_in_time, i);
+        for (std::size_t w = 0; w < rollout_.size(); ++w)
+            if (rollout_[w].up) {
+                add(choice::rollout_dies, w);
+                add(choice::rollout_reconnects, w);
+            }
+        if (teacher_.up) {
+            add(choice::teacher_dies);
+            add(choice::teacher_reconnects);
         }
-        for (std::size_t w = 0; w < rollout_.size(); ++w) {
-            if (rollout_[w].up) add(choice::rollout_dies, w);
-            if (rollout_[w].up && !rollout_[w].owed.empty()) add(choice::install_hangs, w);
+        if (learner_.up) {
+            add(choice::learner_dies);
+            add(choice::learner_reconnects);
         }
-        if (teacher_) add(choice::teacher_dies);
-        if (learner_) add(choice::learner_dies);
-        if (past_rolled_.attempt != 0) add(choice::twice_rolled);
-        if (past_scored_ != 0) add(choice::twice_scored);
-        if (past_learned_ != 0) add(choice::twice_learned);
+        if (made_ != 0) {
+            add(choice::weights_lost);
+            if (learner_.up) add(choice::source_dies);
+        }
+        for (std::size_t i = 0; i < past_.size(); ++i)
+            if (past_[i].from_worker()) add(choice::late, i);
         if (!paused_) add(choice::pause);
         if (!closed_) add(choice::close);
         if (o.resizes) {
             const plan& p = s.resolved();
             add(choice::resize, static_cast<std::size_t>(p.batch));
             add(choice::resize, static_cast<std::size_t>((p.depth + 1) * p.batch));
+            for (std::size_t w = 0; w < rollout_.size(); ++w)
+                if (rollout_[w].up && !rollout_[w].drained) add(choice::drain, w);
         }
+        add(choice::stop);
         add(choice::crash);
         return list;
     }
 
     void take(const world_options& o, const choice& c) {
-        const ticket past_rolled = past_rolled_;
-        const std::uint64_t past_scored = past_scored_, past_learned = past_learned_;
+        const std::array<event, 5> past = past_;
+        const std::vector<due> dues = all_due(o);
         if (c.what >= choice::first_fault) {
-            if (--faults_ == 0) past_rolled_ = {}, past_scored_ = past_learned_ = 0; // matter to faults alone
+            if (--faults_ == 0) past_ = {}; // it matters to faults alone
             perfect_ = false;
         }
         switch (c.what) {
         case choice::rolled:
-        case choice::crossed: {
-            const ticket t = remove(running_, c.which).t;
-            if (faults_ > 0) past_rolled_ = t;
-            tell(o, event::rolled_out(t, tokens_of(t)));
-            break;
-        }
+        case choice::crossed:
         case choice::aborted:
-            tell(o, event::aborted(remove(running_, c.which).t));
-            break;
-        case choice::abort_timer:
-            tell(o, event::fired({timer::kind::abort, running_[c.which].t, 0, -1}));
-            break;
         case choice::scored:
-        case choice::score_partly: {
-            const call done = remove(calls_, c.which);
-            if (faults_ > 0) past_scored_ = done.job;
-            const std::span<const ticket> some(done.tickets);
-            tell(o, event::scored(done.job, 0, c.what == choice::scored ? some.first(0) : some.subspan(1)));
-            break;
-        }
         case choice::learned:
-            if (faults_ > 0) past_learned_ = train_;
-            tell(o, event::learned(std::exchange(train_, 0)));
+        case choice::installed:
+            answer(o, c);
             break;
-        case choice::installed: {
-            rollout_worker& w = rollout_[c.which];
-            const version_t v = w.owed.front().version;
-            w.owed.erase(w.owed.begin());
-            if (!o.lies_about_weights) w.installed = v;
-            tell(o, event::synced(static_cast<std::int32_t>(c.which), v));
+        case choice::time_passes:
+        case choice::deadline:
+            pass_to(o, dues[c.which].at);
+            tell(o, event::of(event::kind::tick));
+            break;
+        case choice::just_in_time: {
+            const choice which = choices(o)[c.which]; // what is no fault comes first
+            pass_to(o, std::find_if(dues.begin(), dues.end(), [](const due& d) { return d.fault; })->at);
+            answer(o, which);
             break;
         }
-        case choice::flush:
-            tell(o, event::fired(std::exchange(flush_, timer{})));
-            break;
         case choice::teacher_up:
-            teacher_ = true;
-            tell(o, event::up(stage::teacher, 0));
+            come(o, stage::teacher);
             break;
         case choice::learner_up:
-            learner_ = true;
-            tell(o, event::up(stage::learner, 0));
+            come(o, stage::learner);
             break;
         case choice::rollout_up:
             come(o, c.which);
@@ -244,49 +283,56 @@ public:
         case choice::roll_fails:
             tell(o, event::rollout_failed(remove(running_, c.which).t));
             break;
-        case choice::roll_hangs:
-            running_[c.which].hung = true;
-            tell(o, event::fired({timer::kind::rollout, running_[c.which].t, 0, -1}));
-            break;
         case choice::roll_vanishes:
             remove(running_, c.which);
             break;
         case choice::score_fails:
-            tell(o, event::score_failed(remove(calls_, c.which).job, 0));
+            tell(o, event::score_failed(remove(calls_, c.which).job, 0).of_life(teacher_.life));
             break;
-        case choice::score_hangs:
-            tell(o, event::fired({timer::kind::teacher, {}, calls_[c.which].job, -1}));
+        case choice::score_partly: {
+            const call done = remove(calls_, c.which);
+            remember(event::scored(done.job, 0).of_life(teacher_.life));
+            tell(o, event::scored(done.job, 0, std::span(done.tickets).subspan(1)).of_life(teacher_.life));
             break;
+        }
         case choice::learn_fails:
-            tell(o, event::learn_failed(std::exchange(train_, 0)));
-            break;
-        case choice::learn_hangs:
-            tell(o, event::fired({timer::kind::learner, {}, train_, -1}));
-            break;
-        case choice::install_hangs:
-            tell(o, event::fired(rollout_[c.which].owed.back().deadline));
+            tell(o, event::learn_failed(std::exchange(train_, 0)).of_life(learner_.life));
             break;
         case choice::rollout_dies:
-            die(stage::rollout, static_cast<std::int32_t>(c.which));
-            tell(o, event::down(stage::rollout, static_cast<std::int32_t>(c.which)));
+            go(o, stage::rollout, c.which);
             break;
         case choice::teacher_dies:
-            die(stage::teacher, 0);
-            tell(o, event::down(stage::teacher, 0));
+            go(o, stage::teacher);
             break;
         case choice::learner_dies:
+            go(o, stage::learner);
+            break;
+        case choice::rollout_reconnects:
+            die(stage::rollout, static_cast<std::int32_t>(c.which));
+            come(o, c.which);
+            break;
+        case choice::teacher_reconnects:
+            die(stage::teacher, 0);
+            come(o, stage::teacher);
+            break;
+        case choice::learner_reconnects:
             die(stage::learner, 0);
-            tell(o, event::down(stage::learner, 0));
+            come(o, stage::learner);
             break;
-        case choice::twice_rolled:
-            tell(o, event::rolled_out(past_rolled, {0, s.version(), 0, 1}));
+        case choice::source_dies:
+            go(o, stage::learner);
+            lose_weights(o);
             break;
-        case choice::twice_scored:
-            tell(o, event::scored(past_scored, 0));
+        case choice::weights_lost:
+            lose_weights(o);
             break;
-        case choice::twice_learned:
-            tell(o, event::learned(past_learned));
+        case choice::late: {
+            event e = past[c.which];
+            if (o.forgets_lives == e.what) e.incarnation = life_of(e.stage, e.worker);
+            if (o.installs_by_version && e.what == event::kind::learned) zombie_ = {weights_.version + 1, e.job};
+            tell(o, e);
             break;
+        }
         case choice::pause:
             paused_ = true;
             tell(o, event::of(event::kind::pause));
@@ -295,41 +341,62 @@ public:
             closed_ = true;
             tell(o, event::of(event::kind::close));
             break;
+        case choice::stop:
+            closed_ = true;
+            tell(o, event::of(event::kind::stop));
+            require(s.finished(), "stopped, and not finished");
+            break;
         case choice::resize:
             permits_ = std::max(permits_, static_cast<index_t>(c.which));
             tell(o, event::of(event::kind::resize, static_cast<index_t>(c.which)));
             break;
+        case choice::drain:
+        case choice::refill: {
+            rollout_worker& w = rollout_[c.which];
+            w.drained = c.what == choice::drain;
+            tell(o, event::up(stage::rollout, static_cast<std::int32_t>(c.which), w.drained ? 0 : o.slots[c.which])
+                        .of_life(w.life));
+            break;
+        }
         case choice::crash:
             s = scheduler::restore(o.s, s.snapshot());
             s.abandon_workers(o.keep_prefixes);
             s.check_invariants();
-            flush_ = {};
             for (std::size_t w = 0; w < rollout_.size(); ++w) die(stage::rollout, static_cast<std::int32_t>(w));
             die(stage::teacher, 0);
             die(stage::learner, 0);
-            teacher_ = learner_ = true;
-            tell(o, event::up(stage::learner, 0));
-            tell(o, event::up(stage::teacher, 0));
+            made_ = 0, syncing_ = false;
+            base_ = clock_start, now_ = epoch(); // of another clock
+            come(o, stage::learner);
+            come(o, stage::teacher);
             for (std::size_t w = 0; w < rollout_.size(); ++w) come(o, w);
             break;
         }
     }
 
-    std::uint64_t hash() const {
+    /// Of all that matters for what can happen from here on.
+    std::uint64_t hash(const world_options& o) const {
         archive_writer a;
-        a(s.snapshot(), running_, train_, flush_.number, teacher_, learner_, paused_, closed_, perfect_, faults_, done_,
-          lag_sum_, past_scored_, past_learned_, past_rolled_.sample, past_rolled_.attempt);
+        a(without_clock(o), steps(epoch() - now_), running_, train_, made_, zombie_, teacher_.up, learner_.up, paused_,
+          closed_, perfect_, faults_, done_, lag_sum_);
+        for (const event& e : past_) a(e.what, e.worker, e.incarnation, e.job, e.ticket);
         for (const call& c : calls_) a(c.job);
-        for (const rollout_worker& w : rollout_) {
-            a(w.up, w.installed, static_cast<std::uint64_t>(w.owed.size()));
-            for (const installation& i : w.owed) a(i.version);
-        }
+        for (const rollout_worker& w : rollout_) a(w.up, w.drained, w.installed, w.owed);
         return opd::sched::detail::checksum(a.bytes);
     }
 
     scheduler s;
 
 private:
+    struct worker {
+        bool up = false;
+        incarnation_t life = 0;
+    };
+    struct due {
+        double at = 0;
+        bool fault = true; // somebody has hung by then whose fault is not counted yet
+    };
+
     template <class T>
     static T remove(std::vector<T>& list, std::size_t i) {
         T x = std::move(list[i]);
@@ -337,82 +404,246 @@ private:
         return x;
     }
     token_versions tokens_of(const ticket& t) const {
-        const version_t newest = rollout_[static_cast<std::size_t>(t.worker)].installed;
+        const version_t newest = rollout_[static_cast<std::size_t>(t.worker)].installed.version;
         version_t oldest = newest;
         s.for_each([&](const outstanding_sequence& q) {
             if (q.ticket == t) oldest = q.start;
         });
         return {oldest, newest, 0.5 * static_cast<double>(oldest + newest), 3};
     }
-    void come(const world_options& o, std::size_t w) {
-        rollout_[w] = {.up = true, .installed = -1, .owed = {}};
-        tell(o, event::up(stage::rollout, static_cast<std::int32_t>(w), o.slots[w]));
-    }
-    void die(stage g, std::int32_t w) {
-        if (g == stage::rollout) {
-            for (std::size_t i = running_.size(); i-- > 0;)
-                if (running_[i].t.worker == w) {
-                    const ticket t = remove(running_, i).t;
-                    if (faults_ > 0) past_rolled_ = t;
-                }
-            rollout_[static_cast<std::size_t>(w)] = {};
-        } else if (g == stage::teacher) {
-            if (faults_ > 0 && !calls_.empty()) past_scored_ = calls_[0].job;
-            calls_.clear();
-            teacher_ = false;
-        } else {
-            if (faults_ > 0 && train_ != 0) past_learned_ = train_;
-            train_ = 0;
-            learner_ = false;
+
+    // --- time
+
+    // The snapshot with times as they are from now, in steps: what a flush moved them by does not tell states apart. Those from
+    // which nobody is due are of the past. Times are told from all else by their size.
+    std::string without_clock(const world_options& o) const {
+        std::vector<double> matter{now_};
+        for (const attempt& r : running_) matter.push_back(r.aborted ? r.aborted_at : r.since);
+        for (const call& c : calls_) matter.push_back(c.since);
+        if (train_ != 0) matter.push_back(train_since_);
+        if (syncing_) matter.push_back(syncing_since_);
+        for (const rollout_worker& w : rollout_)
+            if (w.up && !w.current) matter.push_back(w.since);
+        matter.push_back(s.next_deadline() - o.s.teacher_flush);
+        std::string bytes = s.snapshot();
+        bytes.resize(bytes.size() - sizeof(std::uint64_t)); // the checksum
+        constexpr std::size_t last = sizeof(double) - 1;    // its last byte is 0x41
+        for (std::size_t i = bytes.find('\x41', last); i != std::string::npos; i = bytes.find('\x41', i + 1)) {
+            double t = 0;
+            std::memcpy(&t, bytes.data() + i - last, sizeof t);
+            if (!(t >= clock_start && t < 2 * clock_start)) continue;
+            t = std::find(matter.begin(), matter.end(), t) == matter.end() ? -1 : steps(now_ - t);
+            std::memcpy(bytes.data() + i - last, &t, sizeof t);
         }
+        return bytes;
+    }
+    static double steps(double seconds) { return std::round(64 * seconds); }
+    double epoch() const { return base_ + static_cast<double>(weights_.version) / 64; }
+    bool behind(const rollout_worker& w) const { return w.answers && w.says != made_; }
+    static double after(double since, double seconds) { return seconds > 0 ? since + seconds : forever; }
+    double due_of(const world_options& o, const attempt& r) const {
+        return r.aborted ? after(r.aborted_at, o.s.abort_deadline) : after(r.since, o.s.rollout_deadline);
+    }
+    double due_of(const world_options& o, const rollout_worker& w) const {
+        double at = forever;
+        if (w.up && !w.current) at = after(w.since, o.s.sync_deadline);
+        if (w.up && syncing_ && behind(w)) at = std::min(at, after(syncing_since_, o.s.sync_deadline));
+        return at;
+    }
+    /// When somebody is due, as the world counts it, in order.
+    std::vector<due> all_due(const world_options& o) const {
+        std::vector<due> list;
+        if (s.finished()) return list;
+        for (const attempt& r : running_) list.push_back({due_of(o, r), !r.hung});
+        for (const call& c : calls_) list.push_back({after(c.since, o.s.teacher_deadline)});
+        if (train_ != 0) list.push_back({after(train_since_, o.s.learner_deadline)});
+        for (const rollout_worker& w : rollout_) list.push_back({due_of(o, w)});
+        std::erase_if(list, [](const due& d) { return d.at == forever; });
+        const double next = s.next_deadline(); // when the teacher's queue is flushed the scheduler says
+        if (s.where().queued > 0 && next <= now_ + o.s.teacher_flush) list.push_back({next, false});
+        std::sort(list.begin(), list.end(),
+                  [](const due& a, const due& b) { return a.at != b.at ? a.at < b.at : a.fault > b.fault; });
+        list.erase(std::unique(list.begin(), list.end(), [](const due& a, const due& b) { return a.at == b.at; }),
+                   list.end());
+        return list;
+    }
+    void pass_to(const world_options& o, double t) {
+        for (attempt& r : running_) r.hung = r.hung || due_of(o, r) <= t;
+        now_ = t;
+        if (t - base_ >= 0.5) base_ += t - epoch(); // else a flush
+    }
+
+    // --- who comes, goes and answers
+
+    worker& of(stage g) { return g == stage::teacher ? teacher_ : learner_; }
+    incarnation_t life_of(stage g, std::int32_t w) {
+        return g == stage::rollout ? rollout_[static_cast<std::size_t>(w)].life : of(g).life;
+    }
+    void come(const world_options& o, std::size_t w) {
+        rollout_[w] = {.up = true, .life = rollout_[w].life + 1, .since = now_, .owed = {}};
+        tell(o, event::up(stage::rollout, static_cast<std::int32_t>(w), o.slots[w]).of_life(rollout_[w].life));
+    }
+    void come(const world_options& o, stage g) {
+        of(g) = {true, of(g).life + 1};
+        tell(o, event::up(g, 0).of_life(of(g).life));
+    }
+    void go(const world_options& o, stage g, std::size_t w = 0) {
+        const auto number = static_cast<std::int32_t>(w);
+        die(g, number);
+        tell(o, event::down(g, number).of_life(life_of(g, number)));
+    }
+    void die(stage g, std::int32_t number) {
+        if (g == stage::rollout) {
+            rollout_worker& w = rollout_[static_cast<std::size_t>(number)];
+            for (std::size_t i = running_.size(); i-- > 0;)
+                if (running_[i].t.worker == number)
+                    remember(event::rolled_out(remove(running_, i).t, {0, weights_.version, 0, 1}));
+            if (!w.owed.empty()) remember(event::synced(number, w.owed.back().job).of_life(w.life));
+            if (w.up) remember(event::down(g, number).of_life(w.life));
+            w = {.life = w.life, .owed = {}};
+        } else if (g == stage::teacher) {
+            if (!calls_.empty()) remember(event::scored(calls_[0].job, 0).of_life(teacher_.life));
+            if (teacher_.up) remember(event::down(g, number).of_life(teacher_.life));
+            calls_.clear();
+            teacher_.up = false;
+        } else {
+            if (train_ != 0) remember(event::learned(train_).of_life(learner_.life));
+            if (learner_.up) remember(event::down(g, number).of_life(learner_.life));
+            train_ = 0;
+            learner_.up = false;
+        }
+    }
+    /// It may be said again, or late: the latest of each kind, as long as there can be faults.
+    void remember(const event& e) {
+        if (faults_ == 0) return;
+        constexpr event::kind kinds[] = {event::kind::rolled_out, event::kind::scored, event::kind::learned,
+                                         event::kind::synced, event::kind::worker_down};
+        for (std::size_t i = 0; i < past_.size(); ++i)
+            if (e.what == kinds[i]) past_[i] = e;
+    }
+    void answer(const world_options& o, const choice& c) {
+        switch (c.what) {
+        case choice::rolled:
+        case choice::crossed: {
+            const ticket t = remove(running_, c.which).t;
+            remember(event::rolled_out(t, {0, weights_.version, 0, 1}));
+            tell(o, event::rolled_out(t, tokens_of(t)));
+            break;
+        }
+        case choice::aborted:
+            tell(o, event::aborted(remove(running_, c.which).t));
+            break;
+        case choice::scored: {
+            const event e = event::scored(remove(calls_, c.which).job, 0).of_life(teacher_.life);
+            remember(e);
+            tell(o, e);
+            break;
+        }
+        case choice::learned: {
+            const event e = event::learned(train_).of_life(learner_.life);
+            remember(e);
+            made_ = std::exchange(train_, 0);
+            tell(o, e);
+            break;
+        }
+        default: {
+            rollout_worker& w = rollout_[c.which];
+            const weights told = remove(w.owed, 0);
+            if (!o.lies_about_weights) w.installed = told;
+            if (zombie_.job != 0 && zombie_.version == told.version) w.installed = zombie_;
+            w.says = told.job;
+            w.answers = true;
+            w.current = w.current || told.job == (syncing_ ? made_ : weights_.job);
+            const event e = event::synced(static_cast<std::int32_t>(c.which), told.job).of_life(w.life);
+            remember(e);
+            tell(o, e);
+            break;
+        }
+        }
+    }
+    void lose_weights(const world_options& o) {
+        for (rollout_worker& w : rollout_) std::erase_if(w.owed, [&](const weights& x) { return x.job == made_; });
+        if (o.hides_lost_weights) return;
+        syncing_ = false;
+        tell(o, event::weights_lost(std::exchange(made_, 0)));
     }
 
     void tell(const world_options& o, const event& e) {
         const bool was_finished = s.finished();
+        const version_t before = weights_.version;
         actions out;
-        s.on(e, out);
+        s.on(e, now_, out);
         s.check_invariants();
         require(s.where().outstanding() <= permits_, "more is outstanding than there are permits");
         const index_t concurrency = s.resolved().concurrency;
         require(concurrency == 0 || s.where().waiting + s.where().rollout <= concurrency,
                 "more in rollout than allowed");
         for (const action& a : out.items) see(o, out, a, was_finished);
+        require(s.weights() == weights_ && s.version() == weights_.version,
+                "other weights than those of the last step");
+        const std::vector<due> dues = all_due(o);
+        const double next = s.next_deadline();
+        require(o.forgets_lives != event::kind::tick || next == (dues.empty() ? forever : dues.front().at),
+                "another deadline than is due");
+        require(next > now_, "what is due was not done");
+        if (weights_.version > before && epoch() > now_ && epoch() < next) now_ = epoch();
     }
 
     void see(const world_options& o, const actions& out, const action& a, bool was_finished) {
         switch (a.what) {
         case action::kind::start: {
             const rollout_worker& w = rollout_[static_cast<std::size_t>(a.worker)];
-            require(w.up && a.version == s.version() && w.installed == a.version, "a start without the weights");
+            require(w.up && a.incarnation == w.life && a.ticket.incarnation == w.life,
+                    "a start in a life that is over");
+            require(a.version == weights_.version && w.installed == weights_, "a start without the weights");
             // whole batches: those of a batch that was admitted before the update run on the weights of before
             require(s.gate_open() || !s.resolved().streaming, "a start while the gate is closed");
             for (const attempt& r : running_)
                 require(r.t.worker != a.worker || r.t.lane != a.ticket.lane, "two attempts on one lane");
             require(!is_done(a.ticket.sample), "a start of what is done");
-            running_.push_back({a.ticket, false, false});
+            require(!w.drained && a.ticket.lane < o.slots[static_cast<std::size_t>(a.worker)],
+                    "a start on a lane too many");
+            running_.push_back({.t = a.ticket, .since = now_});
             break;
         }
         case action::kind::abort:
+            require(a.incarnation == life_of(stage::rollout, a.worker), "an abort in a life that is over");
             for (attempt& r : running_)
-                if (r.t == a.ticket) r.aborted = true;
+                if (r.t == a.ticket) r.aborted = true, r.aborted_at = now_;
             break;
         case action::kind::score: {
             const auto list = out.of(a);
-            require(teacher_ && calls_.empty(), "a call to a teacher that is dead or busy");
+            require(teacher_.up && calls_.empty() && a.incarnation == teacher_.life,
+                    "a call to a teacher that is dead or busy");
             require(static_cast<index_t>(list.size()) <= o.s.teacher_batch && !list.empty(), "a call's size");
-            calls_.push_back({a.job, a.worker, {list.begin(), list.end()}});
+            calls_.push_back({a.job, {list.begin(), list.end()}, now_});
             break;
         }
         case action::kind::train:
-            require(learner_ && train_ == 0 && a.version == s.version(), "a batch for a learner that is dead or busy");
+            require(learner_.up && train_ == 0 && a.incarnation == learner_.life,
+                    "a batch for a learner that is dead or busy");
+            require(a.version == weights_.version && a.from == weights_.job, "an update of other weights");
+            require(made_ == 0, "an update while another is not installed");
             train_ = a.job;
+            train_since_ = now_;
             break;
         case action::kind::sync:
-            require(rollout_[static_cast<std::size_t>(a.worker)].up, "weights for a dead worker");
-            rollout_[static_cast<std::size_t>(a.worker)].owed.push_back({a.version, {}});
+            require(a.job == weights_.job ? a.version == weights_.version
+                                          : made_ != 0 && a.job == made_ && a.version == weights_.version + 1,
+                    "weights that nobody has published");
+            if (a.worker < 0) syncing_ = true, syncing_since_ = now_;
+            for (std::size_t i = 0; i < rollout_.size(); ++i) {
+                rollout_worker& w = rollout_[i];
+                if (a.worker >= 0 && static_cast<std::size_t>(a.worker) != i) continue;
+                require(a.worker < 0 || (w.up && a.incarnation == w.life), "weights for a dead worker");
+                if (w.up) w.owed.push_back({a.version, a.job});
+            }
             break;
         case action::kind::step: {
             const plan& p = s.resolved();
+            require(made_ != 0 && a.job == made_ && a.version == weights_.version + 1, "a step without its update");
+            weights_ = {a.version, std::exchange(made_, 0)};
+            syncing_ = false;
             for (const consumed_sequence& c : out.consumed_by(a)) {
                 finish(c.ticket.sample);
                 const auto lags = c.lags(a.version - 1);
@@ -440,14 +671,20 @@ private:
         case action::kind::fail:
             finish(a.ticket.sample);
             break;
-        case action::kind::lost:
+        case action::kind::lost: {
+            bool late = false;
+            if (a.stage == stage::rollout) {
+                late = due_of(o, rollout_[static_cast<std::size_t>(a.worker)]) <= now_;
+                for (const attempt& r : running_)
+                    late = late || (r.t.worker == a.worker && r.aborted && due_of(o, r) <= now_);
+            }
+            if (a.stage == stage::teacher)
+                late = !calls_.empty() && after(calls_[0].since, o.s.teacher_deadline) <= now_;
+            if (a.stage == stage::learner) late = train_ != 0 && after(train_since_, o.s.learner_deadline) <= now_;
+            require(late && a.incarnation == life_of(a.stage, a.worker), "lost without a deadline");
             die(a.stage, a.worker);
             break;
-        case action::kind::set_timer:
-            if (a.timer.what == timer::kind::flush) flush_ = a.timer;
-            if (a.timer.what == timer::kind::sync)
-                rollout_[static_cast<std::size_t>(a.timer.worker)].owed.back().deadline = a.timer;
-            break;
+        }
         case action::kind::finished:
             require(!was_finished, "finished twice");
             require(closed_ || s.totals().consumed >= o.s.sequences, "finished before enough was consumed");
@@ -464,16 +701,24 @@ private:
 
     int faults_;
     index_t permits_; // the most that there were
+    static constexpr double clock_start = 1 << 20;
+    double now_ = clock_start;
+    double base_ = clock_start; // of the epochs: each version has its time, so that who started later is due later
+    weights weights_;           // of the version
+    std::uint64_t made_ = 0;    // the job that published those that are to be installed
+    weights zombie_;            // published by a learner that was thought dead
+    bool syncing_ = false;
+    double syncing_since_ = 0;
     std::vector<rollout_worker> rollout_;
+    worker teacher_, learner_;
     std::vector<attempt> running_;
     std::vector<call> calls_;
     std::uint64_t train_ = 0; // job
-    timer flush_;
-    bool teacher_ = true, learner_ = true, paused_ = false, closed_ = false, perfect_ = true;
+    double train_since_ = 0;
+    bool paused_ = false, closed_ = false, perfect_ = true;
     std::vector<std::uint8_t> done_; // by sequence: consumed or given up
     index_t lag_sum_ = 0;
-    ticket past_rolled_;
-    std::uint64_t past_scored_ = 0, past_learned_ = 0;
+    std::array<event, 5> past_; // what may be said again: none is a tick
 };
 
 } // namespace opd::test

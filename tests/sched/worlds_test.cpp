@@ -59,7 +59,8 @@ struct coverage {
                              : std::string(whole[w.settings.schedule.index()])];
         totals.consumed += c.consumed, totals.failed += c.failed, totals.retries += c.retries;
         totals.restarts += c.restarts, totals.late += c.late, totals.duplicates += c.duplicates;
-        totals.lost_workers += c.lost_workers, totals.short_batches += c.short_batches;
+        totals.lost_workers += c.lost_workers, totals.lost_weights += c.lost_weights,
+            totals.short_batches += c.short_batches;
         totals.empty_batches += c.empty_batches;
         for (std::size_t i = 0; i < c.failed_by.size(); ++i) totals.failed_by[i] += c.failed_by[i];
         events += n;
@@ -101,11 +102,12 @@ TEST_CASE("random worlds end, and keep every promise after every event") {
         INFO(name << ": " << count);
         CHECK(count > 300);
     }
-    CHECK(met.kinds.size() == 16);
+    CHECK(met.kinds.size() == 17);
     CHECK(met.totals.consumed > 500000);
     for (const std::int64_t n : met.totals.failed_by) CHECK(n > 300);
-    for (const std::int64_t n : {met.totals.retries, met.totals.restarts, met.totals.late, met.totals.duplicates,
-                                 met.totals.lost_workers, met.totals.short_batches, met.totals.empty_batches})
+    for (const std::int64_t n :
+         {met.totals.retries, met.totals.restarts, met.totals.late, met.totals.duplicates, met.totals.lost_workers,
+          met.totals.lost_weights, met.totals.short_batches, met.totals.empty_batches})
         CHECK(n > 300);
 }
 
@@ -236,29 +238,33 @@ int count_of(const std::map<std::string, int>& found) {
 /// Never hears of a failed attempt: its permit and its lane leak.
 struct deaf_scheduler : scheduler {
     using scheduler::scheduler;
-    void on(const event& e, actions& out) {
-        if (e.what != event::kind::rollout_failed) scheduler::on(e, out);
+    void on(const event& e, double now, actions& out) {
+        if (e.what != event::kind::rollout_failed) scheduler::on(e, now, out);
     }
 };
 /// Believes that weights are installed as soon as they are sent, so that the gate opens too early.
 struct hasty_scheduler : scheduler {
     using scheduler::scheduler;
-    void on(const event& e, actions& out) {
+    void on(const event& e, double now, actions& out) {
         const std::size_t before = out.items.size();
-        scheduler::on(e, out);
-        for (std::size_t i = before; i < out.items.size(); ++i)
-            if (out.items[i].what == action::kind::sync)
-                scheduler::on(event::synced(out.items[i].worker, out.items[i].version), out);
+        scheduler::on(e, now, out);
+        for (std::size_t i = before; i < out.items.size(); ++i) {
+            const action a = out.items[i];
+            if (a.what != action::kind::sync) continue;
+            for (std::int32_t w = 0; w < 64; ++w)
+                if ((a.worker < 0 || a.worker == w) && is_up(stage::rollout, w))
+                    scheduler::on(event::synced(w, a.job).of_life(incarnation_of(stage::rollout, w)), now, out);
+        }
     }
 };
 /// Takes a failed scoring call for a good one.
 struct greedy_scheduler : scheduler {
     using scheduler::scheduler;
-    void on(const event& e, actions& out) {
+    void on(const event& e, double now, actions& out) {
         if (e.what == event::kind::score_failed)
-            scheduler::on(event::scored(e.job, e.worker), out);
+            scheduler::on(event::scored(e.job, e.worker).of_life(e.incarnation), now, out);
         else
-            scheduler::on(e, out);
+            scheduler::on(e, now, out);
     }
 };
 

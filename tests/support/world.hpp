@@ -11,10 +11,12 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "opd/sched/scheduler_checks.hpp"
 #include "opd/sched/virtual_driver.hpp"
 
 namespace opd::test {
@@ -44,6 +46,7 @@ struct dice {
 /// How often things go wrong.
 struct fault_rates {
     double fail = 0, hang = 0, late = 0, twice = 0, partial = 0, death = 0, silence = 0;
+    double lost = 0;  ///< of what a learner has published
     double scale = 1; ///< of their times, seconds
     bool any() const { return fail + hang + late + twice + partial + death + silence > 0; }
 
@@ -79,9 +82,13 @@ struct faulty_cluster : simulated_cluster {
     fault rollout_fault(const ticket& t) const { return faults.draw(seed, stage::rollout, t.sample, t.attempt); }
     fault teacher_fault(std::uint64_t job, std::int32_t) const { return faults.draw(seed, stage::teacher, job, 0); }
     fault learner_fault(std::uint64_t job) const { return faults.draw(seed, stage::learner, job, 0); }
-    fault sync_fault(std::int32_t worker, version_t v, std::uint32_t life) const {
-        return faults.draw(seed, static_cast<stage>(stage_count),
-                           static_cast<std::uint64_t>(worker) << 32 | static_cast<std::uint64_t>(v), life);
+    fault sync_fault(std::int32_t worker, const weights& w, std::uint32_t life) const {
+        return faults.draw(seed, static_cast<stage>(stage_count), static_cast<std::uint64_t>(worker) << 32 | w.job,
+                           life);
+    }
+    double publication(std::uint64_t job) const {
+        if (keyed_uniform(seed, static_cast<draw_of>(4000), job) >= faults.lost) return forever;
+        return faults.scale * 0.5 * keyed_uniform(seed, static_cast<draw_of>(4001), job);
     }
     double recovery(stage s, std::int32_t worker, std::uint32_t life) const {
         return 5 * faults.scale *
@@ -218,6 +225,7 @@ inline world world_of(std::uint64_t seed, const world_options& options = {}) {
         for (double* rate : {&f.fail, &f.hang, &f.late, &f.twice, &f.partial, &f.death, &f.silence})
             if (d(0.4)) *rate = much * d();
         f.scale = d.one({0.3, 2.0, 10.0});
+        if (d(0.3)) f.lost = 0.2 * d();
     }
     // Deadlines, wherever somebody may never answer. Above all durations the run ends by itself; tighter ones give up
     // sequences that are merely slow, so the source must be one that ends. A transfer is tried until it succeeds.
@@ -246,6 +254,12 @@ inline world world_of(std::uint64_t seed, const world_options& options = {}) {
             for (index_t n = d.of(1, 4); n > 0; --n)
                 outside(d.in(0.5, 200), event::up(stage::rollout, static_cast<std::int32_t>(d.of(0, w.rollout_workers)),
                                                   static_cast<std::int32_t>(d.of(1, 6))));
+        if (d(0.2)) { // drained, and back
+            const auto number = static_cast<std::int32_t>(d.of(0, w.rollout_workers - 1));
+            const double t = d.in(0.5, 200);
+            outside(t, event::up(stage::rollout, number, 0));
+            outside(t + d.in(0.1, 30), event::up(stage::rollout, number, w.lanes));
+        }
         if (d(0.2))
             for (index_t n = d.of(1, 4); n > 0; --n) {
                 const stage who = static_cast<stage>(d.of(0, 2));
@@ -345,7 +359,7 @@ public:
     /// All workers are gone, and with them what they did; a synchronisation that was not over never happened.
     void crash() {
         for (auto& all : workers_)
-            for (auto& w : all) w = {};
+            for (auto& w : all) w = {.life = w.life};
         for (sequence& q : sequences_) {
             if (q.where == rollout) q.where = waiting;
             if (q.where == scoring) q.where = rolled;
@@ -355,7 +369,7 @@ public:
         jobs_.clear();
         training_.clear();
         training_job_.reset();
-        learned_ = syncing_ = false;
+        learned_ = syncing_ = remaking_ = false;
     }
 
 private:
@@ -369,9 +383,11 @@ private:
     };
     struct worker {
         bool up = false;
+        incarnation_t life = 0; // the present one, or the last that is over
         std::int32_t slots = 0, jobs = 0;
-        version_t told = -1, has = -1;
-        std::map<std::int32_t, ticket> lanes;
+        bool answers = false;
+        std::uint64_t has = 0; // what made the weights that it installed
+        std::map<std::int32_t, ticket> lanes = {};
     };
     struct job {
         std::int32_t worker;
@@ -390,7 +406,7 @@ private:
         mix(std::uint64_t{t.attempt} << 32 | t.slot);
         mix(static_cast<std::uint64_t>(t.worker) << 32 | static_cast<std::uint32_t>(t.lane));
     }
-    bool gate_open() const { return !learned_ && !syncing_; }
+    bool gate_open() const { return !learned_ && !syncing_ && !remaking_; }
     static bool started(const sequence& q) { return q.where >= rollout && q.where <= training; }
     sequence& of(const ticket& t) {
         if (t.sample >= sequences_.size()) sequences_.resize(t.sample + 1);
@@ -407,7 +423,7 @@ private:
     void gone(stage s, std::int32_t number) {
         worker& w = of(s, number);
         if (!w.up) return;
-        w = {};
+        w = {.life = w.life};
         if (s == stage::rollout) {
             for (sequence& q : sequences_)
                 if (q.where == rollout && q.t.worker == number) q.where = waiting;
@@ -423,19 +439,32 @@ private:
         }
     }
     void untrain() {
+        training_job_.reset();
+        if (remaking_) return; // the same again
         for (const ticket& t : training_) of(t).where = ready;
         training_.clear();
-        training_job_.reset();
+    }
+    /// What is said in a life that is over is not heard; a new life ends the one before.
+    bool heard(const sched::event& e) {
+        worker& w = of(e.stage, e.worker);
+        if (w.up && e.incarnation == w.life) return true;
+        if (e.incarnation <= w.life) return false;
+        gone(e.stage, e.worker);
+        if (e.what == sched::event::kind::worker_up) return true;
+        w.life = e.incarnation - (e.what != sched::event::kind::worker_down);
+        return false;
     }
 
     template <class Scheduler>
     void hear(const sched::event& e, const Scheduler& s) {
         using kind = sched::event::kind;
+        if (e.from_worker() && !heard(e)) return;
         switch (e.what) {
         case kind::worker_up: {
             worker& w = of(e.stage, e.worker);
             if (!w.up) w = {};
             w.up = true;
+            w.life = e.incarnation;
             w.slots = e.slots;
             break;
         }
@@ -455,7 +484,7 @@ private:
                 if (e.what == kind::rolled_out) {
                     q.versions = e.versions;
                     require(q.versions.oldest >= q.start && q.versions.newest >= q.versions.oldest &&
-                                q.versions.newest <= version_ + syncing_,
+                                q.versions.newest <= version_ + (syncing_ || remaking_),
                             "versions along a sequence");
                 }
             }
@@ -479,7 +508,8 @@ private:
         case kind::learned:
             if (training_job_ == e.job && !learned_) {
                 learned_ = true;
-                cursor_at_gate_ = s.cursor();
+                made_.insert(e.job);
+                if (!remaking_) cursor_at_gate_ = s.cursor();
             }
             break;
         case kind::learn_failed:
@@ -487,11 +517,18 @@ private:
             break;
         case kind::synced: {
             worker& w = of(stage::rollout, e.worker);
-            require(!w.up || e.version <= w.told, "weights that nobody sent");
-            if (w.up) w.has = std::max(w.has, e.version);
+            require(made_.contains(e.job), "weights that nobody made");
+            w.answers = true;
+            w.has = std::max(w.has, e.job);
             break;
         }
-        case kind::timer:
+        case kind::weights_lost:
+            if (!learned_ || training_job_ != e.job) break;
+            remaking_ = true;
+            learned_ = syncing_ = false;
+            training_job_.reset();
+            break;
+        case kind::tick:
             break;
         case kind::pause:
             paused_ = true;
@@ -508,7 +545,8 @@ private:
             break;
         case kind::stop:
             closed_ = stopped_ = true;
-            learned_ = syncing_ = false;
+            if (learned_) break; // the update was made: its step is
+            remaking_ = false;
             training_.clear();
             training_job_.reset();
             break;
@@ -521,9 +559,8 @@ private:
         mix(static_cast<std::uint64_t>(a.version));
         mix(a.job);
         mix(static_cast<std::uint64_t>(a.worker));
-        require(!finished_ || a.what == action::kind::sync || a.what == action::kind::set_timer ||
-                    a.what == action::kind::lost,
-                "work after the end");
+        require(!finished_ || a.what == action::kind::sync || a.what == action::kind::lost, "work after the end");
+        mix(a.from);
         switch (a.what) {
         case action::kind::start: {
             sequence& q = of(a.ticket);
@@ -534,7 +571,8 @@ private:
             require(!paused_, "started while paused");
             require(gate_open() || (!plan_.streaming && !syncing_ && a.ticket.sample < cursor_at_gate_),
                     "started between the end of an update and the end of its synchronisation");
-            require(w.up && w.has == version_ && w.told == version_, "started on a worker without the present weights");
+            require(w.up && w.answers && w.has == weights_, "started on a worker without the present weights");
+            require(a.ticket.incarnation == w.life, "started in another life");
             require(a.ticket.lane >= 0 && a.ticket.lane < w.slots && !w.lanes.contains(a.ticket.lane),
                     "started on a lane that is taken");
             w.lanes[a.ticket.lane] = a.ticket;
@@ -564,11 +602,17 @@ private:
             break;
         }
         case action::kind::train: {
-            require(!training_job_ && gate_open(), "two updates at a time");
+            require(!training_job_ && (gate_open() || remaking_), "two updates at a time");
             require(of(stage::learner, 0).up, "an update without a learner");
-            require(a.version == version_, "an update of another version");
+            require(a.version == version_ && a.from == weights_, "an update of other weights");
             training_job_ = a.job;
             const auto tickets = out.of(a);
+            if (remaking_) {
+                require(std::equal(tickets.begin(), tickets.end(), training_.begin(), training_.end(),
+                                   [](const ticket& x, const ticket& y) { return x.sample == y.sample; }),
+                        "another batch than the one whose weights were lost");
+                break;
+            }
             training_.assign(tickets.begin(), tickets.end());
             for (std::size_t i = 0; i < training_.size(); ++i) {
                 mix(training_[i]);
@@ -580,15 +624,17 @@ private:
             break;
         }
         case action::kind::sync: {
-            worker& w = of(stage::rollout, a.worker);
-            require(w.up, "weights for a worker that is gone");
-            if (a.version == version_ + 1) {
-                require(learned_, "weights that are not there yet");
+            require(a.worker < 0 || of(stage::rollout, a.worker).up, "weights for a worker that is gone");
+            require(made_.contains(a.job), "weights that nobody made");
+            if (a.worker < 0) {
+                require(learned_ && a.version == version_ + 1 && a.job == training_job_,
+                        "weights that are not there yet");
                 syncing_ = true;
+            } else if (syncing_) {
+                require(a.version == version_ + 1 && a.job == training_job_, "other weights than are being installed");
             } else {
-                require(a.version == version_, "weights of another version");
+                require(a.version == version_ && a.job == weights_, "other weights than those of the version");
             }
-            w.told = a.version;
             break;
         }
         case action::kind::step:
@@ -601,17 +647,16 @@ private:
             require(a.why != failure::stale ||
                         (plan_.policy == staleness_policy::drop && plan_.streaming && q.start < version_ - plan_.depth),
                     "dropped what was not stale");
+            if (q.where == training) // with its update
+                std::erase_if(training_, [&](const ticket& t) { return t.sample == a.ticket.sample; });
             q.where = failed_place;
             ++failed_;
             break;
         }
         case action::kind::lost:
             require(of(a.stage, a.worker).up, "lost a worker that was gone");
+            require(of(a.stage, a.worker).life == a.incarnation, "lost another life");
             gone(a.stage, a.worker);
-            break;
-        case action::kind::set_timer:
-            require(a.seconds > 0 && a.seconds < forever, "a timer without end");
-            mix(std::bit_cast<std::uint64_t>(a.seconds));
             break;
         case action::kind::finished:
             end();
@@ -652,7 +697,7 @@ private:
         const bool lane = std::any_of(workers_[0].begin(), workers_[0].end(), [&](const worker& w) {
             const auto taken =
                 std::count_if(w.lanes.begin(), w.lanes.end(), [&](const auto& l) { return l.first < w.slots; });
-            return w.up && w.has == version_ && w.told == version_ && taken < w.slots;
+            return w.up && w.answers && w.has == weights_ && taken < w.slots;
         });
         if (lane && !paused_) {
             require(c.waiting == 0, "a sequence waits while a lane is vacant");
@@ -677,9 +722,10 @@ private:
     }
     void step(const action& a, const actions& out) {
         require(a.version == version_ + 1, "versions count up by one");
-        require(learned_, "a step without an update");
+        require(learned_ && (syncing_ || stopped_), "a step without an update");
+        require(a.job == training_job_, "a step of another update");
         for (const worker& w : workers_[0])
-            require(!w.up || w.has == a.version, "the gate opened before everybody had the weights");
+            require(stopped_ || !w.answers || w.has == a.job, "the gate opened before everybody had the weights");
         const auto list = out.consumed_by(a);
         require(list.size() == training_.size(), "consumed is not what was trained on");
         cap_sum_ += plan_.policy == staleness_policy::areal ? cap() : most_permits_;
@@ -711,7 +757,8 @@ private:
         for (const ticket& t : training_) batches_.back().push_back(t.sample);
         training_.clear();
         training_job_.reset();
-        learned_ = syncing_ = false;
+        weights_ = a.job;
+        learned_ = syncing_ = remaking_ = false;
         was_open_ = true;
         if (plan_.policy == staleness_policy::retry && plan_.streaming)
             for (sequence& q : sequences_)
@@ -767,6 +814,9 @@ private:
     version_t version_ = 0, largest_lag_ = 0;
     std::int64_t lag_sum_ = 0, cap_sum_ = 0, consumed_ = 0, failed_ = 0, admitted_ = 0;
     sample_t cursor_at_gate_ = 0;
+    std::set<std::uint64_t> made_ = {0}; // weights that were published, by their job
+    std::uint64_t weights_ = 0;          // of the version
+    bool remaking_ = false;              // weights were lost before all had them
     bool learned_ = false, syncing_ = false, paused_ = false, closed_ = false, stopped_ = false, finished_ = false;
     bool was_open_ = true; // the gate, at some time during the event
     std::vector<sequence> sequences_;

@@ -572,6 +572,11 @@ TEST_CASE("a run directory is neither lost nor mixed up") {
         write_file(path, bad);
         contains(failure_text(with(tiny(dir / "run"), {"--resume"}), exit_input), "latest.ckpt");
     }
+    std::string old = good;
+    old[8] = 2;
+    write_file(path, old);
+    contains(failure_text(with(tiny(dir / "run"), {"--resume"}), exit_input),
+             "checkpoint format 2, this program reads 3");
     write_file(path, good.substr(0, good.size() / 2));
     contains(failure_text(with(tiny(dir / "run"), {"--resume"}), exit_input), "damaged checkpoint");
     write_file(path, good);

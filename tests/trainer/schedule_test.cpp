@@ -454,7 +454,7 @@ TEST_CASE(
 
 TEST_CASE("damaged sequences in flight are recognised") {
     in_flight state;
-    state.version = 3;
+    state.weights = {3, 9};
     state.scheduler = "abc";
     auto& e = state.sequences.emplace_back();
     e.where = opd::sched::outstanding_sequence::place::ready;
@@ -472,6 +472,7 @@ TEST_CASE("damaged sequences in flight are recognised") {
     };
     const in_flight again = in_flight_of(bytes, score);
     CHECK(again.version == 3);
+    CHECK(again.weights == state.weights);
     CHECK(again.scheduler == "abc");
     REQUIRE(again.sequences.size() == 1);
     CHECK(*again.sequences[0].sequence == t);
@@ -480,8 +481,8 @@ TEST_CASE("damaged sequences in flight are recognised") {
     for (std::size_t size = 0; size < bytes.size(); ++size)
         CHECK_THROWS_WITH(in_flight_of(std::string_view(bytes).substr(0, size), score), doctest::Contains("in flight"));
     CHECK_THROWS_WITH(in_flight_of(bytes + "x", score), doctest::Contains("is too long"));
-    // whole, but nothing that a run writes: version, scheduler, count, ticket, then where, start and given
-    const std::size_t where = 8 + (8 + 3) + 8 + (8 + 4 * 4), given = where + 1 + 8;
+    // whole, but nothing that a run writes: weights, scheduler, count, ticket, then where, start and which sequence
+    const std::size_t where = 16 + (8 + 3) + 8 + (8 + 5 * 4), which = where + 1 + 8;
     const auto refused = [&](std::size_t at, char byte) {
         std::string other = bytes;
         other.at(at) = byte;
@@ -489,7 +490,7 @@ TEST_CASE("damaged sequences in flight are recognised") {
         CHECK_THROWS_WITH(in_flight_of(other, score), doctest::Contains("is damaged"));
     };
     refused(where, 7);
-    refused(given, 2), refused(given, -1);
+    refused(which, 2), refused(which, -1);
     const auto unfit = [&](auto change) {
         trajectory other = t;
         change(other);

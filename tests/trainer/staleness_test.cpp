@@ -175,14 +175,17 @@ TEST_CASE("a snapshot keeps its weights while the learner goes on") {
 TEST_CASE("published weights arrive whole, whoever takes them and when") {
     constexpr std::int32_t last = 400;
     publication board;
-    CHECK_THROWS_WITH(board.get(0), doctest::Contains("none is published"));
+    const auto name = [](std::int32_t version) {
+        return opd::sched::weights{version, 10 + static_cast<std::uint64_t>(version)};
+    };
+    CHECK_THROWS_WITH(board.get({}), doctest::Contains("none is published"));
     const auto marked = [](std::int32_t version) {
         transformer<float> model(small_shape());
         std::fill(model.weights.begin(), model.weights.end(), static_cast<float>(version));
         model.weights_changed();
         return policy{std::make_shared<const transformer<float>>(std::move(model)), version};
     };
-    board.publish(marked(0));
+    board.publish(name(0), marked(0));
     std::atomic<int> torn{0}, changes{0};
     std::vector<std::thread> workers;
     for (int w = 0; w < 3; ++w)
@@ -200,18 +203,22 @@ TEST_CASE("published weights arrive whole, whoever takes them and when") {
             }
         });
     for (std::int32_t version = 1; version < last; ++version) {
-        board.publish(marked(version));
+        board.publish(name(version), marked(version));
         // not all before anybody has looked
         while (changes < version / 4) std::this_thread::yield();
     }
-    board.publish(marked(last));
+    board.publish(name(last), marked(last));
     for (auto& w : workers) w.join();
     CHECK(torn == 0);
     CHECK(changes >= last / 4 - 1);
-    CHECK(board.get(last).version == last);
-    CHECK(board.get(last - 1).version == last - 1); // for a worker that comes late
-    CHECK_THROWS_WITH(board.get(last - 2), doctest::Contains("version 398 was asked for, version 400 is published"));
-    CHECK_THROWS_WITH(board.publish(marked(3)), doctest::Contains("version 3 after version 400"));
+    CHECK(board.get(name(last)).version == last);
+    CHECK(board.get(name(last - 1)).version == last - 1); // for a worker that comes late
+    CHECK_THROWS_WITH(board.get(name(last - 2)),
+                      doctest::Contains("version 398 of job 408 was asked for, version 400 of job 410 is published"));
+    board.publish(name(3), marked(3)); // of a learner that was thought dead
+    CHECK(board.latest().version == last);
+    CHECK_THROWS_WITH(board.publish(name(last + 1), marked(3)), doctest::Contains("no weights of version 401"));
+    CHECK_THROWS_WITH(board.publish(name(last + 1), {}), doctest::Contains("no weights of version 401"));
 }
 
 namespace {

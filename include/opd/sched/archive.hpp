@@ -148,7 +148,7 @@ private:
 };
 
 namespace detail {
-inline constexpr std::string_view snapshot_mark = "opdsch02"; // 02: of the format
+inline constexpr std::string_view snapshot_mark = "opdsch03"; // 02: of the format
 // Changes whenever one 8-byte word changes: every step is a bijection of the sum so far.
 inline std::uint64_t checksum(std::string_view bytes) {
     std::uint64_t sum = bytes.size();

@@ -39,10 +39,9 @@
 
 #include "opd/error.hpp"
 #include "opd/rng.hpp"
+#include "opd/sched/types.hpp"
 
 namespace opd::sched {
-
-inline constexpr double forever = std::numeric_limits<double>::infinity();
 
 /// What a simulated draw is for. Values from `own` on are the caller's.
 enum class draw_of : std::uint32_t {

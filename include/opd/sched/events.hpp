@@ -3,20 +3,25 @@
 // What a driver tells the scheduler (events) and what the scheduler asks of it (actions). Both are plain values: a driver
 // in another process sends them as messages, a test records and replays them.
 //
-// A driver carries out every action and reports what became of it; it may report late, twice or never.
+// A driver carries out every action and reports what became of it; it may report late, twice, in another order, or never.
 //
 //   action                                        answered by
-//   start{t, version}    roll t.sample out         rolled_out{t, versions}, rollout_failed{t}
-//   abort{t}             let go of it              aborted{t} (or one of the above)
-//   score{job, worker, tickets}                   scored{job, worker, tickets; none named: all}, score_failed{job, worker}
-//   train{job, version, tickets by sample}        learned{job}: the weights of version + 1 are published; learn_failed{job}.
-//                                                 No tickets: all of a whole batch failed, and the weights stay what they are
-//   sync{worker, version} install these weights   synced{worker, version}
-//   set_timer{timer, seconds}                     timer{timer}, once
-//   lost{stage, worker}  it missed a deadline     worker_up when it is back
+//   start{t, version}      roll t.sample out       rolled_out{t, versions}, rollout_failed{t}
+//   abort{t}               let go of it            aborted{t} (or one of the above)
+//   score{job, worker, tickets}                    scored{job, worker, tickets; none named: all}, score_failed{job, worker}
+//   train{job, from, tickets by sample}            learned{job}: the weights of version + 1 are published under the job's name;
+//                                                  learn_failed{job}. No tickets: nothing to learn from, the weights of `from`
+//                                                  are those of version + 1 too
+//   sync{worker, weights}  install these weights   synced{worker, job}. Worker -1: every rollout worker that is up. A worker
+//                                                  never goes back to weights of a lower job
+//   lost{stage, worker}    it missed a deadline    worker_up of its next life, when it is back
 //   step{version, consumed}    for information: these were consumed, the version is now this, the gate is open again
 //   fail{ticket, why}          for information: this sequence was given up
 //   finished                   nothing is outstanding and nothing will come
+//
+// Every message of a worker, and every action for one, says of which of its lives (incarnations) it is; tickets say it
+// themselves. A higher one than the present implies the end of the present life; what a life that is over had to say is late,
+// and counts for nothing.
 #pragma once
 
 #include <array>
@@ -27,59 +32,53 @@
 
 namespace opd::sched {
 
-/// What a timer is for; the driver hands it back unchanged.
-struct timer {
-    enum class kind : std::uint8_t { flush, rollout, abort, teacher, learner, sync };
-    friend constexpr kind last_of(kind) { return kind::sync; }
-    kind what = kind::flush;
-    ticket attempt = {};      ///< rollout, abort; sync: .attempt counts the comings of the worker
-    std::uint64_t number = 0; ///< flush: which one; teacher, learner: the job; sync: the version
-    std::int32_t worker = -1; ///< sync
-    bool operator==(const timer&) const = default;
-};
-
 struct event {
     enum class kind : std::uint8_t {
-        worker_up,   ///< stage, worker, slots: it is there (again), or has another number of slots
-        worker_down, ///< stage, worker: it is gone, and with it what ran there
-        rolled_out,
+        worker_up, ///< stage, worker, slots: a new life; or of the present one, another number of slots (0: it drains)
+        worker_down, ///< stage, worker: this life is over, and with it what ran there
+        rolled_out,  ///< ticket, versions
         rollout_failed,
         aborted,
-        scored,
+        scored, ///< job, worker, tickets
         score_failed,
-        learned,
+        learned, ///< job; count: optimizer updates
         learn_failed,
-        synced,
-        timer,
-        pause, ///< nothing new starts
+        synced,       ///< worker, job
+        weights_lost, ///< job: what it published cannot be had any more, as its source died while others were to install it
+        tick,         ///< nothing but time passes
+        pause,        ///< nothing new starts
         resume,
         resize, ///< count: permits M, from batch to what the settings allow
         close,  ///< nothing new is admitted; what is outstanding is finished, the last batch may be short
-        stop    ///< everything outstanding is given up
+        stop    ///< everything outstanding is given up; an update that was made is still consumed
     };
     friend constexpr kind last_of(kind) { return kind::stop; }
-    kind what = kind::close;
-    sched::stage stage = sched::stage::rollout;
+    kind what = kind::tick;
+    sched::stage stage = sched::stage::rollout; ///< of the worker
     std::int32_t worker = -1;
+    incarnation_t incarnation = 0; ///< of the worker
     std::int32_t slots = 1;
     sched::ticket ticket = {};
     token_versions versions = {};
     std::uint64_t job = 0;
-    version_t version = 0;
     index_t count = 0;
-    sched::timer timer = {};
-    std::span<const sched::ticket> tickets = {}; ///< not owned
+    std::span<const sched::ticket> tickets = {}; ///< not owned; a message carries them beside it
+
+    /// The same of this life of its worker.
+    event of_life(incarnation_t n) const {
+        event e = *this;
+        e.incarnation = n;
+        return e;
+    }
+    /// Whether a worker says it.
+    bool from_worker() const { return what < kind::weights_lost; }
 
     static event up(sched::stage s, std::int32_t worker, std::int32_t slots = 1) {
-        event e;
-        e.what = kind::worker_up, e.stage = s, e.worker = worker, e.slots = slots;
+        event e = by(kind::worker_up, s, worker);
+        e.slots = slots;
         return e;
     }
-    static event down(sched::stage s, std::int32_t worker) {
-        event e;
-        e.what = kind::worker_down, e.stage = s, e.worker = worker;
-        return e;
-    }
+    static event down(sched::stage s, std::int32_t worker) { return by(kind::worker_down, s, worker); }
     static event rolled_out(const sched::ticket& t, const token_versions& v) {
         event e = about(kind::rolled_out, t);
         e.versions = v;
@@ -88,42 +87,43 @@ struct event {
     static event rollout_failed(const sched::ticket& t) { return about(kind::rollout_failed, t); }
     static event aborted(const sched::ticket& t) { return about(kind::aborted, t); }
     static event scored(std::uint64_t job, std::int32_t worker, std::span<const sched::ticket> which = {}) {
-        event e = about(kind::scored, job, worker);
+        event e = by(kind::scored, sched::stage::teacher, worker, job);
         e.tickets = which;
         return e;
     }
-    static event score_failed(std::uint64_t job, std::int32_t worker) { return about(kind::score_failed, job, worker); }
+    static event score_failed(std::uint64_t job, std::int32_t worker) {
+        return by(kind::score_failed, sched::stage::teacher, worker, job);
+    }
     static event learned(std::uint64_t job, index_t updates = 1) {
-        event e = about(kind::learned, job, 0);
+        event e = by(kind::learned, sched::stage::learner, 0, job);
         e.count = updates;
         return e;
     }
-    static event learn_failed(std::uint64_t job) { return about(kind::learn_failed, job, 0); }
-    static event synced(std::int32_t worker, version_t v) {
-        event e = about(kind::synced, 0, worker);
-        e.version = v;
-        return e;
+    static event learn_failed(std::uint64_t job) { return by(kind::learn_failed, sched::stage::learner, 0, job); }
+    static event synced(std::int32_t worker, std::uint64_t job) {
+        return by(kind::synced, sched::stage::rollout, worker, job);
     }
-    static event fired(const sched::timer& t) {
-        event e;
-        e.what = kind::timer, e.timer = t;
-        return e;
-    }
+    static event weights_lost(std::uint64_t job) { return by(kind::weights_lost, sched::stage::learner, -1, job); }
     static event of(kind k, index_t count = 0) {
         event e;
         e.what = k, e.count = count;
         return e;
     }
+    /// All but `tickets`.
+    template <class A>
+    void fields(A& a) {
+        a(what, stage, worker, incarnation, slots, ticket, versions, job, count);
+    }
 
 private:
     static event about(kind k, const sched::ticket& t) {
-        event e;
-        e.what = k, e.ticket = t, e.worker = t.worker;
+        event e = by(k, sched::stage::rollout, t.worker);
+        e.ticket = t, e.incarnation = t.incarnation;
         return e;
     }
-    static event about(kind k, std::uint64_t job, std::int32_t worker) {
+    static event by(kind k, sched::stage s, std::int32_t worker, std::uint64_t job = 0) {
         event e;
-        e.what = k, e.job = job, e.worker = worker;
+        e.what = k, e.stage = s, e.worker = worker, e.job = job;
         return e;
     }
 };
@@ -136,24 +136,31 @@ enum class failure : std::uint8_t {
     stale,  ///< policy drop
     stopped ///< event stop
 };
+constexpr failure last_of(failure) { return failure::stopped; }
 constexpr const char* name_of(failure f) {
     constexpr const char* names[] = {"rollout", "teacher", "learner", "stale", "stopped"};
     return names[static_cast<int>(f)];
 }
 
 struct action {
-    enum class kind : std::uint8_t { start, abort, score, train, sync, step, fail, set_timer, lost, finished };
+    enum class kind : std::uint8_t { start, abort, score, train, sync, lost, step, fail, finished };
+    friend constexpr kind last_of(kind) { return kind::finished; }
     kind what = kind::finished;
     sched::stage stage = sched::stage::rollout; ///< lost
     failure why = failure::stopped;             ///< fail
-    std::int32_t worker = -1;
-    sched::ticket ticket = {}; ///< start, abort, fail
-    version_t version = 0;     ///< start, train, sync, step
-    std::uint64_t job = 0;     ///< score, train
-    double seconds = 0;        ///< set_timer
-    sched::timer timer = {};   ///< set_timer
-    std::uint32_t first = 0;   ///< score, train: actions::tickets[first, first + count); step: likewise of consumed
+    std::int32_t worker = -1;                   ///< start, abort, score, train, sync, lost
+    incarnation_t incarnation = 0;              ///< of the worker
+    sched::ticket ticket = {};                  ///< start, abort, fail
+    version_t version = 0;                      ///< start, train, sync, step
+    std::uint64_t job = 0;                      ///< score, train: the call; sync: what made the weights
+    std::uint64_t from = 0;                     ///< train: what made the weights to go on from, which are of `version`
+    std::uint32_t first = 0; ///< score, train: actions::tickets[first, first + count); step: likewise of consumed
     std::uint32_t count = 0;
+    /// All of it: a message carries the tickets of score and train beside it.
+    template <class A>
+    void fields(A& a) {
+        a(what, stage, why, worker, incarnation, ticket, version, job, from, first, count);
+    }
 };
 
 /// A sequence that an update consumed.

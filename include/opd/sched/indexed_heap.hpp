@@ -52,7 +52,10 @@ private:
     struct entry {
         Key key = {};
         std::int32_t number = -1;
-        bool operator<(const entry& o) const { return key < o.key || (!(o.key < key) && number < o.number); }
+        bool operator<(const entry& o) const {
+            if (key < o.key) return true;
+            return !(o.key < key) && number < o.number;
+        }
         template <class A>
         void fields(A& a) {
             a(key, number);

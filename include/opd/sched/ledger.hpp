@@ -387,7 +387,23 @@ private:
 
 } // namespace detail
 
-/// Permits and versions of one run. A permit is a slot number; slots are reused.
+/// Where the outstanding sequences are.
+struct census {
+    index_t waiting = 0, rollout = 0, queued = 0, scoring = 0, ready = 0, training = 0;
+    index_t outstanding() const { return waiting + rollout + queued + scoring + ready + training; }
+    index_t& operator[](place p) {
+        static constexpr index_t census::*of[] = {&census::waiting, &census::rollout, &census::queued,
+                                                  &census::scoring, &census::ready,   &census::training};
+        return this->*of[static_cast<int>(p) - 1];
+    }
+    bool operator==(const census&) const = default;
+    template <class A>
+    void fields(A& a) {
+        a(waiting, rollout, queued, scoring, ready, training);
+    }
+};
+
+/// Permits and versions of one run, and where each sequence is. A permit is a slot number; slots are reused.
 class ledger {
 public:
     explicit ledger(const plan& p) : plan_(p), permits_(p.permits) {
@@ -411,16 +427,18 @@ public:
 
     version_t version() const { return version_; }
     bool gate_open() const { return gate_open_; }
-    index_t outstanding() const { return outstanding_; }
-    index_t ready_count() const { return ready_; }
+    const census& where() const { return census_; }
+    index_t outstanding() const { return static_cast<index_t>(entries_.size() - vacant_.size()); }
+    index_t ready_count() const { return census_.ready; }
     index_t permits() const { return permits_; }
 
     /// How many sequences may be admitted now.
     index_t free() const {
         if (!gate_open_) return 0;
-        if (plan_.policy != staleness_policy::areal) return std::max<index_t>(0, permits_ - outstanding_);
-        const index_t room = (plan_.depth + version_ + 1) * plan_.batch - (accepted_ + in_rollout_);
-        const index_t lanes = plan_.concurrency > 0 ? plan_.concurrency - in_rollout_ : room;
+        if (plan_.policy != staleness_policy::areal) return std::max<index_t>(0, permits_ - outstanding());
+        const index_t room = (plan_.depth + version_ + 1) * plan_.batch - (consumed_ + outstanding());
+        const index_t in_rollout = census_.waiting + census_.rollout;
+        const index_t lanes = plan_.concurrency > 0 ? plan_.concurrency - in_rollout : room;
         return std::max<index_t>(0, std::min(room, lanes));
     }
 
@@ -435,75 +453,64 @@ public:
             s = vacant_.back();
             vacant_.pop_back();
         }
-        entries_[s] = {-1, state::waiting};
-        ++outstanding_;
-        ++in_rollout_;
+        entries_[s] = {-1, place::waiting};
+        ++census_.waiting;
         std::visit([&](auto& o) { o.admitted(s); }, order_);
         return s;
     }
-    /// Its first token will be drawn by the present version.
+    /// It is in rollout. Its first token will be drawn by the present version, unless it has some already.
     void started(slot_t s) {
-        assert(entries_[s].what == state::waiting);
-        entries_[s] = {version_, state::running};
+        assert(entries_[s].where == place::waiting);
+        move(s, place::rollout);
+        if (entries_[s].start >= 0) return;
+        entries_[s].start = version_;
         std::visit([&](auto& o) { o.started(s, version_); }, order_);
     }
-    /// It waits for a lane again.
+    /// It waits for a lane and starts again: its tokens are forgotten.
     void restarted(slot_t s) {
-        assert(entries_[s].what == state::running);
-        if (entries_[s].rolled_out) count_rollout(entries_[s], +1, -1);
-        std::visit([&](auto& o) { o.restarted(s, entries_[s].version); }, order_);
-        entries_[s] = {-1, state::waiting};
+        assert(entries_[s].start >= 0 && entries_[s].where < place::ready);
+        std::visit([&](auto& o) { o.restarted(s, entries_[s].start); }, order_);
+        move(s, place::waiting);
+        entries_[s].start = -1;
     }
-    void rolled_out(slot_t s) { count_rollout(entries_[s], -1, +1); }
+    /// It waits for a lane with the tokens that it has.
+    void interrupted(slot_t s) {
+        assert(entries_[s].where == place::rollout);
+        move(s, place::waiting);
+    }
+    void queued(slot_t s) { move(s, place::queued); }
+    void scoring(slot_t s) { move(s, place::scoring); }
     /// Scored: it may be picked.
     void ready(slot_t s) {
-        assert(entries_[s].what == state::running);
-        entries_[s].what = state::ready;
-        ++ready_;
-        std::visit([&](auto& o) { o.ready(s, entries_[s].version); }, order_);
+        move(s, place::ready);
+        std::visit([&](auto& o) { o.ready(s, entries_[s].start); }, order_);
     }
     /// Appends the next batch of n sequences, if the policy has one.
     bool pick(index_t n, std::vector<slot_t>& out) {
         const std::size_t first = out.size();
         if (!std::visit([&](auto& o) { return o.pick(n, version_, out); }, order_)) return false;
-        for (std::size_t i = first; i < out.size(); ++i) entries_[out[i]].what = state::training;
-        ready_ -= n;
+        for (std::size_t i = first; i < out.size(); ++i) move(out[i], place::training);
         return true;
-    }
-    /// Takes these ready sequences for training, whatever the policy says (schedules of whole batches).
-    void take(std::span<const slot_t> batch) {
-        for (const slot_t s : batch) {
-            assert(entries_[s].what == state::ready);
-            std::visit([&](auto& o) { o.left(s, entries_[s].version, true); }, order_);
-            entries_[s].what = state::training;
-            --ready_;
-        }
     }
     /// A picked batch was not consumed: its sequences are ready again, in front.
     void put_back(std::span<const slot_t> batch) {
         std::vector<detail::listing> list;
         for (const slot_t s : batch) {
-            assert(entries_[s].what == state::training);
-            entries_[s].what = state::ready;
-            list.push_back({s, entries_[s].version});
-            ++ready_;
+            assert(entries_[s].where == place::training);
+            move(s, place::ready);
+            list.push_back({s, entries_[s].start});
         }
         std::visit([&](auto& o) { o.put_back(list); }, order_);
     }
     /// Returns the permit of a sequence that was not consumed.
     void release(slot_t s) {
-        entry& e = entries_[s];
-        if (e.what == state::waiting) {
+        const entry e = entries_[s];
+        if (e.start < 0) {
             // a policy that lists by version does not know it
             if (auto* o = std::get_if<detail::admission_order>(&order_)) o->left(s, -1, false);
-        } else if (e.what != state::training) {
-            std::visit([&](auto& o) { o.left(s, e.version, e.what == state::ready); }, order_);
+        } else if (e.where != place::training) {
+            std::visit([&](auto& o) { o.left(s, e.start, e.where == place::ready); }, order_);
         }
-        ready_ -= e.what == state::ready;
-        if (e.rolled_out)
-            --accepted_;
-        else
-            --in_rollout_;
         vacate(s);
     }
     /// Nothing is admitted until advance(): called when an update is done and its weights are not yet out.
@@ -513,31 +520,32 @@ public:
     void advance(std::span<const slot_t> batch) {
         ++version_;
         for (const slot_t s : batch) {
-            assert(entries_[s].what == state::training);
+            assert(entries_[s].where == place::training);
             vacate(s);
         }
+        consumed_ += static_cast<index_t>(batch.size());
         gate_open_ = true;
     }
     /// Under drop and retry: the sequences that may not be consumed any more. They are to be released or restarted.
     void stale(std::vector<slot_t>& out) const {
         if (plan_.policy != staleness_policy::drop && plan_.policy != staleness_policy::retry) return;
-        for (slot_t s = 0; s < entries_.size(); ++s)
-            if ((entries_[s].what == state::running || entries_[s].what == state::ready) &&
-                entries_[s].version < version_ - plan_.depth)
-                out.push_back(s);
+        for (slot_t s = 0; s < entries_.size(); ++s) {
+            const entry& e = entries_[s];
+            if (e.where != place::training && e.start >= 0 && e.start < version_ - plan_.depth) out.push_back(s);
+        }
     }
-    /// A stale sequence that was ready becomes one that is running, so that it can be restarted.
+    /// A stale sequence that was ready is not any more, so that it can be restarted.
     void unready(slot_t s) {
-        assert(entries_[s].what == state::ready);
-        std::visit([&](auto& o) { o.unready(s, entries_[s].version); }, order_);
-        entries_[s].what = state::running;
-        --ready_;
+        std::visit([&](auto& o) { o.unready(s, entries_[s].start); }, order_);
+        move(s, place::queued);
     }
     /// Another number of permits, from now on. Those that are out stay out.
     void resize(index_t permits) { permits_ = permits; }
 
-    version_t version_of(slot_t s) const { return entries_[s].version; }
-    bool in_use(slot_t s) const { return s < entries_.size() && entries_[s].what != state::free; }
+    /// Version of its start; -1: none yet.
+    version_t version_of(slot_t s) const { return entries_[s].start; }
+    place place_of(slot_t s) const { return s < entries_.size() ? entries_[s].where : place::none; }
+    bool in_use(slot_t s) const { return place_of(s) != place::none; }
     slot_t slots() const { return static_cast<slot_t>(entries_.size()); }
     /// edf: sequences that could still have shared the tightest deadline of the last batch; -1 under other policies.
     index_t slack() const {
@@ -547,43 +555,38 @@ public:
 
     template <class A>
     void fields(A& a) {
-        a(permits_, version_, outstanding_, ready_, in_rollout_, accepted_, gate_open_, entries_, vacant_);
+        a(permits_, version_, consumed_, gate_open_, entries_, vacant_, census_);
         std::visit([&](auto& o) { a(o); }, order_);
     }
 
 private:
-    enum class state : std::uint8_t { free, waiting, running, ready, training };
-    friend constexpr state last_of(state) { return state::training; }
     struct entry {
-        version_t version = -1; // of its start; -1: none yet
-        state what = state::free;
-        bool rolled_out = false;
+        version_t start = -1;
+        place where = place::none;
         template <class A>
         void fields(A& a) {
-            a(version, what, rolled_out);
+            a(start, where);
         }
     };
-    void count_rollout(entry& e, int rollout, int accepted) {
-        e.rolled_out = accepted > 0;
-        in_rollout_ += rollout;
-        accepted_ += accepted;
+    void move(slot_t s, place to) {
+        --census_[entries_[s].where];
+        ++census_[to];
+        entries_[s].where = to;
     }
     void vacate(slot_t s) {
+        --census_[entries_[s].where];
         entries_[s] = {};
         vacant_.push_back(s);
-        --outstanding_;
     }
 
     plan plan_;
     index_t permits_;
     version_t version_ = 0;
-    index_t outstanding_ = 0;
-    index_t ready_ = 0;
-    index_t in_rollout_ = 0; // admitted and not rolled out
-    index_t accepted_ = 0;   // rolled out, over the whole run, and not given up
+    index_t consumed_ = 0; // over the whole run
     bool gate_open_ = true;
     std::vector<entry> entries_; // by slot
     std::vector<slot_t> vacant_;
+    census census_;
     std::variant<detail::completion_order, detail::cohort_order, detail::deadline_order, detail::admission_order,
                  detail::naive_order>
         order_;

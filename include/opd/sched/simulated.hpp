@@ -130,6 +130,7 @@ public:
     }
 
     /// New weights from now on; ends a pause.
+    void install(const weights& w) { install(w.version); }
     void install(version_t version) {
         if (version < this->version())
             throw invalid_input("version", std::to_string(version) + " after " + std::to_string(this->version()));
@@ -212,7 +213,7 @@ private:
         std::int32_t place = -1; // in the heap; -1: empty
         template <class A>
         void fields(A& a) {
-            a(who.sample, who.slot, who.attempt, who.worker, who.lane, tokens, prompt, from, to, first, place);
+            a(who, tokens, prompt, from, to, first, place);
         }
     };
     struct change {

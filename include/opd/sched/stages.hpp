@@ -4,31 +4,29 @@
 // thread; sequences travel as std::shared_ptr<const T>, so a stage that hangs or answers late can never race with a retry.
 //
 //   rollout   using rolled_type = …;
-//             void start(const ticket&)                        and/or
-//             void start(const ticket&, std::shared_ptr<const rolled_type> partial)   null: from the prompt
+//             void start(const ticket&, std::shared_ptr<const rolled_type> prefix)     null: from the prompt
 //             void abort(const ticket&)                        forget it; its lane is free
-//             void install(version_t)                          take these weights, the newest published; running prefixes
-//                                                              are kept
-//             void step(std::vector<finished_rollout<rolled_type>>& out[, std::stop_token])
+//             void install(const weights&)                     take exactly these weights; running prefixes are kept
+//             void step(std::vector<finished_rollout<rolled_type>>& out, std::stop_token)
 //                                                              one quantum for all that is running; appends what is finished
 //             running()                                        how many run
-//             void export_partials(std::vector<partial_rollout<rolled_type>>& out)    optional: prefixes of what is running
+//             void export_partials(std::vector<partial_rollout<rolled_type>>& out)    optional: prefixes of what is running;
+//                                                              without it start() never gets one
 //   teacher   using scored_type = …;
-//             std::vector<std::shared_ptr<const scored_type>> score(std::span<const std::shared_ptr<const rolled_type>>
-//                                                                   [, std::stop_token])
+//             std::vector<std::shared_ptr<const scored_type>> score(std::span<const std::shared_ptr<const rolled_type>>,
+//                                                                   std::stop_token)
 //                                                              one entry a sequence, null: not scored (a partial answer)
-//   learner   updates train(std::span<const sequence_view<rolled_type, scored_type>>, version_t[, std::stop_token])
-//                                                              publishes the weights of version + 1, then returns how many
-//                                                              optimizer updates it made; `version` is the one that is
-//                                                              trained from. A batch may be empty (all of it failed): then
-//                                                              the weights of version + 1 are those of version
+//   learner   updates train(std::span<const sequence_view<rolled_type, scored_type>>, const train_call&, std::stop_token)
+//                                                              publishes the weights call.makes(), then returns how many
+//                                                              optimizer updates it made. A batch may be empty (all of it
+//                                                              failed): then they are those it went on from
 //
-// Publish by version and keep the last two: while no worker is lost, the version that is installed is the newest published;
-// but a worker that comes back while others finish under the old weights gets those before, and a learner that is lost after
-// it has published and before it has answered is given the same version to train again.
+// Publish by the call's job, and keep the last two: a worker that comes back while the learner trains gets those before. A learner
+// that is lost after it has trained, but before its answer is heard, is asked to train the same batch again, in another call: it
+// should publish what it has under the name of that call, instead of learning twice from it.
 //
 // A call that fails throws. A call whose stop token is triggered should return or throw soon; what it answers then counts
-// for nothing. The token is triggered under the driver's lock: a stop callback must not call the driver.
+// for nothing. The token is triggered by the thread that runs the driver: a stop callback must not call the driver.
 #pragma once
 
 #include <concepts>
@@ -65,62 +63,40 @@ struct sequence_view {
     std::shared_ptr<const Scored> scored;
 };
 
-namespace detail {
-template <class R>
-concept starts_fresh = requires(R& r, const ticket& t) {
-    r.start(t);
+/// One call of the learner.
+struct train_call {
+    std::uint64_t job = 0; ///< names what is published
+    weights from;          ///< that it goes on from
+    weights makes() const { return {from.version + 1, job}; }
 };
+
 template <class R>
-concept starts_partial = requires(R& r, const ticket& t, std::shared_ptr<const typename R::rolled_type> partial) {
-    r.start(t, partial);
-};
-template <class R>
-concept steps_stoppably = requires(R& r, std::vector<finished_rollout<typename R::rolled_type>>& out,
-                                   std::stop_token stop) {
+concept rollout_stage = requires(R& r, const ticket& t, const weights& w,
+                                 std::shared_ptr<const typename R::rolled_type> prefix,
+                                 std::vector<finished_rollout<typename R::rolled_type>>& out, std::stop_token stop) {
+    r.start(t, prefix);
+    r.abort(t);
+    r.install(w);
     r.step(out, stop);
+    { r.running() } -> std::convertible_to<index_t>;
 };
-template <class R>
-concept steps = steps_stoppably<R> || requires(R& r, std::vector<finished_rollout<typename R::rolled_type>>& out) {
-    r.step(out);
+
+template <class T, class Rolled>
+concept teacher_stage = requires(T& t, std::span<const std::shared_ptr<const Rolled>> rolled, std::stop_token stop) {
+    { t.score(rolled, stop) } -> std::convertible_to<std::vector<std::shared_ptr<const typename T::scored_type>>>;
 };
+
+template <class L, class Rolled, class Scored>
+concept learner_stage = requires(L& l, std::span<const sequence_view<Rolled, Scored>> batch, const train_call& call,
+                                 std::stop_token stop) {
+    { l.train(batch, call, stop) } -> std::convertible_to<index_t>;
+};
+
+namespace detail {
 template <class R>
 concept exports_partials = requires(R& r, std::vector<partial_rollout<typename R::rolled_type>>& out) {
     r.export_partials(out);
 };
-template <class T, class Rolled>
-concept scores_stoppably = requires(T& t, std::span<const std::shared_ptr<const Rolled>> rolled, std::stop_token stop) {
-    { t.score(rolled, stop) } -> std::convertible_to<std::vector<std::shared_ptr<const typename T::scored_type>>>;
-};
-template <class T, class Rolled>
-concept scores = scores_stoppably<T, Rolled> || requires(T& t, std::span<const std::shared_ptr<const Rolled>> rolled) {
-    { t.score(rolled) } -> std::convertible_to<std::vector<std::shared_ptr<const typename T::scored_type>>>;
-};
-template <class L, class View>
-concept trains_stoppably = requires(L& l, std::span<const View> batch, version_t version, std::stop_token stop) {
-    { l.train(batch, version, stop) } -> std::convertible_to<index_t>;
-};
-template <class L, class View>
-concept trains = trains_stoppably<L, View> || requires(L& l, std::span<const View> batch, version_t version) {
-    { l.train(batch, version) } -> std::convertible_to<index_t>;
-};
 } // namespace detail
-
-template <class R>
-concept rollout_stage = requires(R& r, const ticket& t, version_t v) {
-    typename R::rolled_type;
-    r.abort(t);
-    r.install(v);
-    { r.running() } -> std::convertible_to<index_t>;
-}
-&&(detail::starts_fresh<R> || detail::starts_partial<R>)&&detail::steps<R>;
-
-template <class T, class Rolled>
-concept teacher_stage = requires {
-    typename T::scored_type;
-}
-&&detail::scores<T, Rolled>;
-
-template <class L, class Rolled, class Scored>
-concept learner_stage = detail::trains<L, sequence_view<Rolled, Scored>>;
 
 } // namespace opd::sched

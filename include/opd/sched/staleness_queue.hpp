@@ -438,7 +438,6 @@ private:
             std::construct_at(reinterpret_cast<T*>(x.bytes), std::move(items[i]));
             x.full = true;
             x.version = p.version_;
-            c.ledger_.rolled_out(p.slot_);
             c.ledger_.ready(p.slot_);
             p.pool_ = nullptr;
         }

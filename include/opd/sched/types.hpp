@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <variant>
 
@@ -24,6 +25,9 @@ namespace opd::sched {
 
 /// Completed train batches.
 using version_t = std::int64_t;
+
+/// A time that never comes.
+inline constexpr double forever = std::numeric_limits<double>::infinity();
 
 /// Number of a sequence, unique in a run: the cursor of the prompt source at its admission. With `group` answers a prompt,
 /// sequence i is answer i % group of prompt i / group.
@@ -36,15 +40,40 @@ constexpr const char* name_of(stage s) {
     return s == stage::rollout ? "rollout" : s == stage::teacher ? "teacher" : "learner";
 }
 
-/// One attempt at rolling one sequence out, on one lane of one worker. A reply carries the ticket it answers; an attempt
-/// that was given up is known by its number, so late and double replies do no harm.
+/// Where a sequence is between its admission and the end of the step that consumed it.
+enum class place : std::uint8_t { none, waiting, rollout, queued, scoring, ready, training };
+constexpr place last_of(place) { return place::training; }
+
+/// Which life of a worker: from 1, and higher each time that it comes (a count of its starts, or a time). A worker that was lost
+/// comes back with a higher one.
+using incarnation_t = std::uint32_t;
+
+/// One attempt at rolling one sequence out, on one lane of one life of a worker. A reply carries the ticket it answers; an
+/// attempt that was given up is known by its number, so late and double replies do no harm.
 struct ticket {
     sample_t sample = 0;
     std::uint32_t slot = 0;    ///< of its permit, in [0, M): unique among outstanding sequences
     std::uint32_t attempt = 0; ///< counts starts of this sequence; its upper half, lives of the scheduler
     std::int32_t worker = -1;
+    incarnation_t incarnation = 0;
     std::int32_t lane = -1; ///< in [0, slots of the worker): unique among what runs there
     bool operator==(const ticket&) const = default;
+    template <class A>
+    void fields(A& a) {
+        a(sample, slot, attempt, worker, incarnation, lane);
+    }
+};
+
+/// Weights of the student, by the train job that made them; 0: those that the run began with. A learner that is thought dead may
+/// publish late, so the version alone does not say which weights they are.
+struct weights {
+    version_t version = 0;
+    std::uint64_t job = 0;
+    bool operator==(const weights&) const = default;
+    template <class A>
+    void fields(A& a) {
+        a(version, job);
+    }
 };
 
 /// Which versions drew the tokens of one response.
@@ -53,6 +82,10 @@ struct token_versions {
     double mean = 0;         ///< weighted by tokens
     std::int64_t tokens = 0; ///< of the response
     bool operator==(const token_versions&) const = default;
+    template <class A>
+    void fields(A& a) {
+        a(oldest, newest, mean, tokens);
+    }
 };
 
 /// The four lags of a consumed sequence.

@@ -7,15 +7,16 @@
 //     rollout(worker)                          a fresh rollout worker (see rollout_worker)
 //     start(rollout worker, ticket)            starts it there
 //     teacher(job, worker, tickets)            seconds of a scoring call
-//     learner(job, version, tickets)           seconds of a train step
-//     sync(worker, version)                    seconds of installing weights; the worker stands still and keeps what it runs
+//     learner(job, weights, tickets)           seconds of a train step from those weights
+//     sync(worker, weights)                    seconds of installing them; the worker stands still and keeps what it runs
 //   model, if it has them
-//     rollout_fault(ticket), teacher_fault(job, worker), learner_fault(job), sync_fault(worker, version, life)   a `fault`
+//     rollout_fault(ticket), teacher_fault(job, worker), learner_fault(job), sync_fault(worker, weights, life)   a `fault`
+//     publication(job)                         seconds from a learner's answer until what it published is lost; none: never
 //     recovery(stage, worker, life)            seconds until a worker that the scheduler gave up is back; none: never
-//     rolled(ticket, payload)                  what the rollout worker made
+//     rolled(ticket, token_versions, payload)  what the rollout worker made
 //     scored(job, worker, tickets)             a scoring call is over: tickets that are scored (none: all); may throw: it
 //                                              failed
-//     learned(job, version, tickets)           a train step is over: optimizer updates (none: 1); may throw: it failed
+//     learned(job, weights, tickets)           a train step is over: optimizer updates (none: 1); may throw: it failed
 //     fields(archive)                          its state, for snapshots
 //   Faults must be functions of their arguments and a seed: they are asked for more than once.
 //
@@ -23,7 +24,8 @@
 //   stage_meter takes them; event(time, event, actions, scheduler): after every event that the scheduler has taken.
 //
 // Where several stages share devices, their durations say so (a learner on all of the devices is faster); nothing here
-// models devices. A worker that dies takes its running work with it; a reply that is late survives it.
+// models devices. A worker that dies takes its running work with it; a reply that is late survives it. What a learner has published
+// outlives it, unless the model loses it.
 #pragma once
 
 #include <cmath>
@@ -61,7 +63,7 @@ struct fault {
 
 /// A rollout worker in virtual time; simulated_rollout is one, timed_rollout makes one of a real stage.
 template <class W>
-concept rollout_worker = requires(W w, const W c, const ticket& t, version_t v, double dt) {
+concept rollout_worker = requires(W w, const W c, const ticket& t, const weights& v, double dt) {
     { w.abort(t) } -> std::convertible_to<bool>; // false: it does not run
     w.install(v);
     { c.next() } -> std::convertible_to<double>; // seconds until it has something to report
@@ -72,19 +74,6 @@ concept rollout_worker = requires(W w, const W c, const ticket& t, version_t v, 
 struct no_observer {};
 
 namespace detail {
-
-template <class A>
-void ticket_fields(A& a, ticket& t) {
-    a(t.sample, t.slot, t.attempt, t.worker, t.lane);
-}
-
-template <class A>
-void event_fields(A& a, event& e) {
-    a(e.what, e.stage, e.worker, e.slots, e.ticket.sample, e.ticket.slot, e.ticket.attempt, e.ticket.worker,
-      e.ticket.lane, e.versions.oldest, e.versions.newest, e.versions.mean, e.versions.tokens, e.job, e.version,
-      e.count, e.timer.what, e.timer.attempt.sample, e.timer.attempt.slot, e.timer.attempt.attempt,
-      e.timer.attempt.worker, e.timer.attempt.lane, e.timer.number, e.timer.worker);
-}
 
 struct moment {
     double time = forever;
@@ -111,8 +100,8 @@ public:
     /// Who is told what happens; not copied into snapshots.
     void observe(Observer* o) { observer_ = o; }
 
-    /// Hands the scheduler `e` at time t: workers that come (their slots) and go, pause, resume, resize, close, stop. A
-    /// worker that comes is new unless it is there already.
+    /// Hands the scheduler `e` at time t: workers that come (their slots) and go, lost weights, pause, resume, resize, close,
+    /// stop. A worker that comes is new unless it is there already; which life of it that is the driver says.
     void at(double t, const event& e) {
         if (!(t >= now_ && t < forever))
             throw invalid_input("t", "must be finite and not before now, " + std::to_string(now_) + ", not " +
@@ -131,6 +120,13 @@ public:
     bool step() {
         for (;;) {
             const detail::moment wake = first_wake();
+            const double deadline = scheduler_.next_deadline();
+            const double first = std::min(wake.time, heap_.empty() ? forever : heap_.front().when.time);
+            if (deadline < first) { // what comes at the deadline is in time
+                now_ = deadline;
+                deliver(event::of(event::kind::tick));
+                return true;
+            }
             if (heap_.empty() || wake < heap_.front().when) {
                 if (wake.time == forever) return false;
                 now_ = wake.time;
@@ -160,7 +156,8 @@ public:
     double now() const { return now_; }
     /// When something happens next; `forever` if nothing does.
     double next() const {
-        return heap_.empty() ? first_wake().time : std::min(first_wake().time, heap_.front().when.time);
+        return std::min(
+            {first_wake().time, heap_.empty() ? forever : heap_.front().when.time, scheduler_.next_deadline()});
     }
     bool finished() const { return scheduler_.finished(); }
     /// Events that the scheduler has taken.
@@ -257,12 +254,12 @@ private:
         std::uint32_t life = 0; // of the worker that it belongs to
         std::uint32_t job = 0;
         double when = 0, back = 0;
+        version_t version = 0; // sync: of the weights
         event what;
         fault wrong;
         template <class A>
         void fields(A& a) {
-            a(is, outside, bad, life, job, when, back, wrong.what, wrong.after, wrong.back, wrong.which);
-            detail::event_fields(a, what);
+            a(is, outside, bad, life, job, when, back, wrong.what, wrong.after, wrong.back, wrong.which, version, what);
         }
     };
     struct entry {
@@ -275,12 +272,11 @@ private:
         }
     };
     struct job {
-        version_t version = 0;
+        weights from;
         std::vector<ticket> tickets;
         template <class A>
         void fields(A& a) {
-            a(version);
-            detail::list_fields(a, tickets, [&](ticket& t) { detail::ticket_fields(a, t); });
+            a(from, tickets);
         }
     };
     struct worker {
@@ -328,12 +324,22 @@ private:
     // True when the scheduler took an event.
     bool handle(const record& r) {
         switch (r.is) {
-        case record::kind::deliver:
-            if (r.what.what == event::kind::worker_up) come(r.what);
-            if (r.what.what == event::kind::worker_down && is_up(r.what.stage, r.what.worker))
-                take_down(r.what.stage, r.what.worker);
-            deliver(r.what);
+        case record::kind::deliver: {
+            if (r.what.incarnation > 0 || !r.what.from_worker()) { // said by a worker some time ago, or by nobody
+                deliver(r.what);
+                return true;
+            }
+            event e = r.what;
+            worker& w = of(e.stage, e.worker);
+            if (e.what == event::kind::worker_up) {
+                if (e.slots == as_before) e.slots = w.slots;
+                come(e);
+            } else if (w.up) {
+                take_down(e.stage, e.worker);
+            }
+            deliver(e.of_life(w.life));
             return true;
+        }
         case record::kind::fail: {
             worker& w = of(stage::rollout, r.what.ticket.worker);
             if (!alive(w, r.life)) return false;
@@ -368,8 +374,8 @@ private:
                 return false;
             }
             take_down(r.what.stage, r.what.worker);
-            if (r.back < forever) reply(now_ + r.back, event::up(r.what.stage, r.what.worker, w.slots));
-            deliver(event::down(r.what.stage, r.what.worker));
+            if (r.back < forever) reply(now_ + r.back, event::up(r.what.stage, r.what.worker, as_before));
+            deliver(event::down(r.what.stage, r.what.worker).of_life(w.life));
             return true;
         }
         }
@@ -378,7 +384,7 @@ private:
 
     void deliver(const event& e) {
         actions_.clear();
-        scheduler_.on(e, actions_);
+        scheduler_.on(e, now_, actions_);
         ++events_;
         if constexpr (requires(Observer & o) { o.event(now_, e, actions_, scheduler_); })
             if (observer_) observer_->event(now_, e, std::as_const(actions_), std::as_const(scheduler_));
@@ -401,12 +407,16 @@ private:
         case action::kind::train:
             train(a);
             break;
-        case action::kind::sync:
-            sync(a.worker, a.version);
+        case action::kind::sync: {
+            const weights what{a.version, a.job};
+            if (a.worker >= 0) {
+                sync(a.worker, what);
+            } else {
+                auto& all = workers_[static_cast<std::size_t>(stage::rollout)];
+                for (std::size_t w = 0; w < all.size(); ++w) sync(static_cast<std::int32_t>(w), what);
+            }
             break;
-        case action::kind::set_timer:
-            reply(now_ + a.seconds, event::fired(a.timer));
-            break;
+        }
         case action::kind::lost:
             lost(a.stage, a.worker);
             break;
@@ -454,7 +464,7 @@ private:
     }
     void train(const action& a) {
         const auto tickets = actions_.of(a);
-        const double seconds = model_.learner(a.job, a.version, tickets);
+        const double seconds = model_.learner(a.job, weights{a.version, a.from}, tickets);
         call(stage::learner, a, seconds, fault_of_learner(a.job));
     }
     void call(stage s, const action& a, double seconds, const fault& f) {
@@ -477,7 +487,7 @@ private:
         }
         r.job = vacant_jobs_.back();
         vacant_jobs_.pop_back();
-        jobs_[r.job].version = a.version;
+        jobs_[r.job].from = {a.version, a.from};
         const auto tickets = actions_.of(a);
         jobs_[r.job].tickets.assign(tickets.begin(), tickets.end());
     }
@@ -500,8 +510,8 @@ private:
                         model_.scored(r.what.job, number, tickets);
                     }
                 } else {
-                    if constexpr (requires { model_.learned(r.what.job, j.version, tickets); })
-                        updates = static_cast<index_t>(model_.learned(r.what.job, j.version, tickets));
+                    if constexpr (requires { model_.learned(r.what.job, j.from, tickets); })
+                        updates = static_cast<index_t>(model_.learned(r.what.job, j.from, tickets));
                 }
             } catch (const std::exception&) {
                 bad = true;
@@ -511,8 +521,14 @@ private:
             answer = bad ? event::score_failed(r.what.job, number) : event::scored(r.what.job, number);
         else
             answer = bad ? event::learn_failed(r.what.job) : event::learned(r.what.job, updates);
+        answer.incarnation = r.life;
+        if constexpr (requires { model_.publication(r.what.job); })
+            if (r.what.stage == stage::learner && !bad)
+                if (const double lost = model_.publication(r.what.job); lost < forever)
+                    reply(now_ + lost, event::weights_lost(r.what.job));
         if (r.wrong.what == fault::kind::late) {
-            reply(now_ + r.wrong.after, some && !bad ? event::score_failed(r.what.job, number) : answer);
+            reply(now_ + r.wrong.after,
+                  some && !bad ? event::score_failed(r.what.job, number).of_life(r.life) : answer);
             return false;
         }
         if (r.wrong.what == fault::kind::twice) reply(now_ + r.wrong.after, answer);
@@ -523,12 +539,14 @@ private:
             some = true;
         }
         if (some && !bad)
-            answer = part_.empty() ? event::score_failed(r.what.job, number) : event::scored(r.what.job, number, part_);
+            answer =
+                (part_.empty() ? event::score_failed(r.what.job, number) : event::scored(r.what.job, number, part_))
+                    .of_life(r.life);
         deliver(answer);
         return true;
     }
 
-    void sync(std::int32_t number, version_t v) {
+    void sync(std::int32_t number, const weights& v) {
         worker& w = of(stage::rollout, number);
         if (!w.up || w.silent) return;
         const fault f = fault_of_sync(number, v, w.life);
@@ -545,14 +563,15 @@ private:
         ++w.syncs;
         if (begin > now_) {
             record& r = push(begin, record::kind::sync_begin);
-            r.what = event::synced(number, v);
+            r.what = event::synced(number, v.job);
             r.life = w.life;
         } else {
             ++w.installing;
         }
         if (f.what == fault::kind::hang) return; // it stands still from here on
         record& r = push(w.free, record::kind::sync_end);
-        r.what = event::synced(number, v);
+        r.what = event::synced(number, v.job).of_life(w.life);
+        r.version = v.version;
         r.life = w.life;
         r.wrong = f;
         may_die(f, stage::rollout, number);
@@ -564,7 +583,7 @@ private:
         --w.syncs;
         --w.installing;
         w.since = now_;
-        w.engine->install(r.what.version);
+        w.engine->install(weights{r.version, r.what.job});
         settle(number);
         if (r.wrong.what == fault::kind::twice) {
             record& again = push(now_ + r.wrong.after, record::kind::sync_answer);
@@ -584,10 +603,12 @@ private:
         double back = after;
         if constexpr (requires { model_.recovery(s, number, w.life); })
             back = std::min(back, static_cast<double>(model_.recovery(s, number, w.life)));
-        if (back < forever) reply(now_ + back, event::up(s, number, w.slots));
+        if (back < forever) reply(now_ + back, event::up(s, number, as_before));
     }
 
     // --- workers
+
+    static constexpr std::int32_t as_before = -1; // slots of a worker that is back: those it was given last
 
     worker& of(stage s, std::int32_t number) {
         auto& all = workers_[static_cast<std::size_t>(s)];
@@ -663,16 +684,16 @@ private:
     void advance(std::int32_t number, double dt) {
         of(stage::rollout, number)
             .engine->advance(dt, [this](const ticket& t, const token_versions& v, auto&&... made) {
-                hand_over(model_, t, std::forward<decltype(made)>(made)...);
+                hand_over(model_, t, v, std::forward<decltype(made)>(made)...);
                 const fault f = fault_of_rollout(t);
                 reply(f.what == fault::kind::late ? now_ + f.after : now_, event::rolled_out(t, v));
                 if (f.what == fault::kind::twice) reply(now_ + f.after, event::rolled_out(t, v));
             });
     }
-    static void hand_over(Model&, const ticket&) {}
+    static void hand_over(Model&, const ticket&, const token_versions&) {}
     template <class M, class... Payload>
-    static void hand_over(M& model, const ticket& t, Payload&&... made) {
-        model.rolled(t, std::forward<Payload>(made)...);
+    static void hand_over(M& model, const ticket& t, const token_versions& v, Payload&&... made) {
+        model.rolled(t, v, std::forward<Payload>(made)...);
     }
     // Enters when it will next report, and whether it is busy.
     void settle(std::int32_t number) {
@@ -714,7 +735,7 @@ private:
         if constexpr (requires { model_.learner_fault(j); }) return model_.learner_fault(j);
         return {};
     }
-    fault fault_of_sync(std::int32_t w, version_t v, std::uint32_t life) const {
+    fault fault_of_sync(std::int32_t w, const weights& v, std::uint32_t life) const {
         if constexpr (requires { model_.sync_fault(w, v, life); }) return model_.sync_fault(w, v, life);
         return {};
     }
@@ -731,7 +752,7 @@ private:
             detail::list_fields(a, workers_[static_cast<std::size_t>(s)], [&](worker& w) {
                 const std::int32_t i = number++;
                 a(w.up, w.silent, w.busy, w.life, w.slots, w.syncs, w.installing, w.since, w.free, w.back);
-                detail::list_fields(a, w.hung, [&](ticket& t) { detail::ticket_fields(a, t); });
+                a(w.hung);
                 bool engine = w.engine.has_value();
                 a(engine);
                 if (!engine) return;
@@ -784,12 +805,12 @@ struct simulated_cluster {
     double teacher(std::uint64_t job, std::int32_t, std::span<const ticket> tickets) const {
         return teacher_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens_of(teacher_time, tickets));
     }
-    double learner(std::uint64_t job, version_t, std::span<const ticket> tickets) const {
+    double learner(std::uint64_t job, const weights&, std::span<const ticket> tickets) const {
         if (tickets.empty()) return 0; // it publishes what it has
         return learner_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens_of(learner_time, tickets));
     }
-    double sync(std::int32_t worker, version_t v) const {
-        return sync_time.seconds(static_cast<std::uint64_t>(v), static_cast<std::uint32_t>(worker), 1, 0);
+    double sync(std::int32_t worker, const weights& v) const {
+        return sync_time.seconds(static_cast<std::uint64_t>(v.version), static_cast<std::uint32_t>(worker), 1, 0);
     }
 
 private:

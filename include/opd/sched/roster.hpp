@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Who is there: the workers of each stage, which life of theirs, what they hold, which weights they have, and who of them takes
+// the next sequence or call (the one that is busy to the least share).
+//
+// Lives: a worker that is up is so in one life, `incarnation`. Of one that is not, all lives up to `incarnation` are over.
+//
+// Weights: a rollout worker is *current* once it has installed weights that counted when it did. From its first answer on the
+// scheduler waits for it at each synchronisation, so it stays current; before that nobody waits for it, and it takes nothing.
+#pragma once
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "opd/error.hpp"
+#include "opd/sched/indexed_heap.hpp"
+#include "opd/sched/ledger.hpp"
+#include "opd/sched/types.hpp"
+
+namespace opd::sched::detail {
+
+class roster {
+public:
+    struct lane {
+        bool taken = false; // by the attempt, which may have been given up
+        slot_t slot = 0;
+        sample_t sample = 0;
+        std::uint32_t attempt = 0;
+        std::uint32_t number = 0; // among all lanes of all workers
+        template <class A>
+        void fields(A& a) {
+            a(taken, slot, sample, attempt, number);
+        }
+    };
+    struct worker {
+        bool up = false;
+        bool answers = false; // rollout: has installed something in this life
+        bool current = false;
+        incarnation_t incarnation = 0;
+        std::int32_t slots = 0, busy = 0;
+        float share = 0;       // 1 / slots
+        std::uint64_t has = 0; // rollout, once it answers: what made the weights that it installed
+        std::vector<lane> lanes;
+        std::vector<std::int32_t> vacant;
+        template <class A>
+        void fields(A& a) {
+            a(up, answers, current, incarnation, slots, busy, share, has, lanes, vacant);
+        }
+    };
+
+    const std::vector<worker>& of(stage s) const { return workers_[static_cast<std::size_t>(s)]; }
+    const worker* find(stage s, std::int32_t number) const {
+        const auto& all = of(s);
+        return number >= 0 && static_cast<std::size_t>(number) < all.size() ? &all[static_cast<std::size_t>(number)]
+                                                                            : nullptr;
+    }
+    worker* find(stage s, std::int32_t number) { return const_cast<worker*>(std::as_const(*this).find(s, number)); }
+    worker& at(stage s, std::int32_t number) {
+        return workers_[static_cast<std::size_t>(s)][static_cast<std::size_t>(number)];
+    }
+    const worker& at(stage s, std::int32_t number) const {
+        return workers_[static_cast<std::size_t>(s)][static_cast<std::size_t>(number)];
+    }
+    /// One that may be new.
+    worker& reach(stage s, std::int32_t number) {
+        auto& all = workers_[static_cast<std::size_t>(s)];
+        if (static_cast<std::size_t>(number) >= all.size()) all.resize(static_cast<std::size_t>(number) + 1);
+        return at(s, number);
+    }
+    bool is_up(stage s, std::int32_t number) const {
+        const worker* w = find(s, number);
+        return w && w->up;
+    }
+
+    /// A new life begins, with nothing running.
+    void come(stage s, std::int32_t number, incarnation_t life) {
+        worker& w = at(s, number);
+        w.up = true;
+        w.incarnation = life;
+    }
+    /// Another number of slots. What runs on lanes beyond it goes on.
+    void resize(stage s, std::int32_t number, std::int32_t slots) {
+        worker& w = at(s, number);
+        w.slots = slots;
+        w.share = slots > 0 ? 1 / static_cast<float>(slots) : 0;
+        if (s == stage::rollout) {
+            while (w.lanes.size() < static_cast<std::size_t>(slots)) {
+                w.lanes.emplace_back().number = static_cast<std::uint32_t>(lanes_.size());
+                lanes_.emplace_back(number, static_cast<std::int32_t>(w.lanes.size() - 1));
+            }
+            w.vacant.clear();
+            for (std::int32_t l = slots; l-- > 0;)
+                if (!w.lanes[static_cast<std::size_t>(l)].taken) w.vacant.push_back(l);
+        }
+        offer(s, number);
+    }
+    /// Its life is over. f(lane) of each of its lanes, which are free afterwards.
+    template <class F>
+    void go(stage s, std::int32_t number, F&& f) {
+        worker& w = at(s, number);
+        answering_ -= w.answers;
+        w.up = w.answers = w.current = false;
+        w.busy = 0;
+        w.has = 0;
+        for (lane& l : w.lanes) {
+            f(std::as_const(l));
+            l = {.number = l.number};
+        }
+        offer(s, number);
+    }
+
+    // --- rollout
+
+    bool any_lane() const { return !idle_lanes_.empty(); }
+    /// The next worker with a vacant lane and weights, and that lane.
+    std::pair<std::int32_t, std::int32_t> next_lane() const {
+        const std::int32_t number = idle_lanes_.top();
+        return {number, at(stage::rollout, number).vacant.back()};
+    }
+    void take_lane(std::int32_t number, const ticket& t) {
+        worker& w = at(stage::rollout, number);
+        w.vacant.pop_back();
+        ++w.busy;
+        lane& l = w.lanes[static_cast<std::size_t>(t.lane)];
+        l = {true, t.slot, t.sample, t.attempt, l.number};
+        offer(stage::rollout, number);
+    }
+    /// The lane on which this attempt runs, whether or not anybody still wants it; null: it runs nowhere.
+    const lane* lane_of(const ticket& t) const {
+        const worker* w = find(stage::rollout, t.worker);
+        if (!w || !w->up || w->incarnation != t.incarnation || t.lane < 0 ||
+            static_cast<std::size_t>(t.lane) >= w->lanes.size())
+            return nullptr;
+        const lane& l = w->lanes[static_cast<std::size_t>(t.lane)];
+        return l.taken && l.slot == t.slot && l.sample == t.sample && l.attempt == t.attempt ? &l : nullptr;
+    }
+    void vacate_lane(const ticket& t) {
+        worker& w = at(stage::rollout, t.worker);
+        lane& l = w.lanes[static_cast<std::size_t>(t.lane)];
+        l = {.number = l.number};
+        --w.busy;
+        if (t.lane < w.slots) w.vacant.push_back(t.lane); // else the worker has shrunk
+        offer(stage::rollout, t.worker);
+    }
+    /// Worker and lane, by the lane's number.
+    std::pair<std::int32_t, std::int32_t> lane_at(std::uint32_t number) const { return lanes_[number]; }
+
+    /// Rollout workers that a synchronisation waits for.
+    index_t answering() const { return answering_; }
+    void installed(std::int32_t number, std::uint64_t job, bool counts) {
+        worker& w = at(stage::rollout, number);
+        w.has = job;
+        if (w.current) return;
+        answering_ += !w.answers;
+        w.answers = true;
+        w.current = counts;
+        if (counts) offer(stage::rollout, number);
+    }
+
+    // --- teachers
+
+    bool any_teacher() const { return !idle_teachers_.empty(); }
+    std::int32_t next_teacher() const { return idle_teachers_.top(); }
+    void call(std::int32_t teacher, int calls) {
+        at(stage::teacher, teacher).busy += calls;
+        offer(stage::teacher, teacher);
+    }
+
+    /// Nobody is there any more; their lives are remembered.
+    void clear() {
+        for (int s = 0; s < stage_count; ++s)
+            for (std::size_t w = 0; w < workers_[static_cast<std::size_t>(s)].size(); ++w)
+                go(static_cast<stage>(s), static_cast<std::int32_t>(w), [](const auto&) {});
+    }
+    /// Recounts; throws std::logic_error.
+    template <class Require>
+    void check(Require&& require) const {
+        index_t lanes_kept = 0, answering = 0, teachers = 0;
+        for (const worker& w : of(stage::rollout)) {
+            index_t taken = 0, within = 0;
+            for (std::size_t l = 0; l < w.lanes.size(); ++l) {
+                taken += w.lanes[l].taken;
+                within += w.lanes[l].taken && l < static_cast<std::size_t>(w.slots);
+            }
+            require(taken == w.busy && (w.up || taken == 0), "a worker's lanes are counted, and a dead one has none");
+            require(!w.up || static_cast<index_t>(w.vacant.size()) + within == w.slots, "a lane is taken or vacant");
+            require(w.up || !w.answers, "the dead answer nothing");
+            require(w.answers || !w.current, "who is current has answered");
+            lanes_kept += w.current && !w.vacant.empty();
+            answering += w.answers;
+        }
+        for (const worker& w : of(stage::teacher)) teachers += w.up && w.busy < w.slots;
+        require(idle_lanes_.size() == lanes_kept, "the workers with vacant lanes are listed");
+        require(idle_teachers_.size() == teachers, "the teachers with vacant slots are listed");
+        require(answering_ == answering, "the workers that answer are counted");
+    }
+    template <class A>
+    void fields(A& a) {
+        a(workers_[0], workers_[1], workers_[2], lanes_, idle_lanes_, idle_teachers_, answering_);
+    }
+
+private:
+    // Lists the worker among those that can take something, or takes it off the list.
+    void offer(stage s, std::int32_t number) {
+        const worker& w = at(s, number);
+        if (s == stage::rollout) {
+            if (w.current && !w.vacant.empty())
+                idle_lanes_.set(number, w.share * static_cast<float>(w.busy));
+            else
+                idle_lanes_.remove(number);
+        } else if (s == stage::teacher) {
+            if (w.up && w.busy < w.slots)
+                idle_teachers_.set(number, w.share * static_cast<float>(w.busy));
+            else
+                idle_teachers_.remove(number);
+        }
+    }
+
+    std::array<std::vector<worker>, stage_count> workers_;
+    std::vector<std::pair<std::int32_t, std::int32_t>> lanes_; // worker and lane, by the lane's number
+    // By how busy they are, as a share of their slots.
+    indexed_heap<float> idle_lanes_;    // rollout workers that are current and have a vacant lane
+    indexed_heap<float> idle_teachers_; // with a vacant slot
+    index_t answering_ = 0;
+};
+
+} // namespace opd::sched::detail

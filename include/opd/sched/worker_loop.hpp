@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What a worker does with its messages, whoever carries them: a thread's mailbox (thread_driver.hpp), virtual time
+// (timed_stages.hpp) or, between processes, a socket. A worker receives commands, calls its stage and sends replies; it knows
+// nothing of the scheduler, and the scheduler nothing of stages.
+//
+//   command                                        replies
+//   begin{life, slots}     forget all, be up       worker_up, of this life
+//   start{ticket, prefix}                          rolled_out{ticket, sequence} in time, or rollout_failed
+//   abort{ticket}                                  aborted, unless the ticket was answered already
+//   install{weights}                               synced{job, prefixes if they are wanted}; what it throws ends the life
+//   score{job, sequences}                          scored{job, scores}, score_failed
+//   train{call, batch}                             learned{job}, learn_failed
+//   hook{function}         learner: between calls  none, but for what it throws
+//   halt                                           the last one
+//
+// Commands of another life than the present are ignored, and so are weights of a lower job than those that were installed: they
+// may come late. Weights that cannot be installed are passed over if others have been asked for meanwhile: nobody waits for a
+// worker that installs its first, and those may be gone when it gets to them. A reply is an event of the scheduler, with its
+// payload beside it and the exception that a stage threw.
+//
+//   Channel   bool receive(std::vector<command>& out, bool wait)   appends what has come; waits for something if told to
+//             void send(reply)
+#pragma once
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <stop_token>
+#include <utility>
+#include <vector>
+
+#include "opd/error.hpp"
+#include "opd/sched/events.hpp"
+#include "opd/sched/stages.hpp"
+
+namespace opd::sched {
+
+template <class Rolled, class Scored>
+struct worker_command {
+    enum class kind : std::uint8_t { begin, start, abort, install, score, train, hook, halt };
+    friend constexpr kind last_of(kind) { return kind::halt; }
+    kind what = kind::halt;
+    incarnation_t life = 0;
+    std::stop_token stop = {};                                 ///< begin: of all calls of this life
+    std::int32_t slots = 1;                                    ///< begin
+    sched::ticket ticket = {};                                 ///< start, abort
+    std::shared_ptr<const Rolled> prefix = {};                 ///< start
+    sched::weights weights = {};                               ///< install
+    bool exports = false;                                      ///< install
+    std::uint64_t job = 0;                                     ///< score
+    std::vector<sched::ticket> tickets = {};                   ///< score
+    std::vector<std::shared_ptr<const Rolled>> sequences = {}; ///< score, as tickets
+    train_call call = {};                                      ///< train
+    std::vector<sequence_view<Rolled, Scored>> batch = {};     ///< train
+    std::function<void()> hook = {};
+};
+
+template <class Rolled, class Scored>
+struct worker_reply {
+    event what;                                             ///< tick: none, there is but an exception
+    std::shared_ptr<const Rolled> sequence = {};            ///< rolled_out
+    std::vector<partial_rollout<Rolled>> prefixes = {};     ///< synced
+    std::vector<sched::ticket> tickets = {};                ///< scored: those that have a score
+    std::vector<std::shared_ptr<const Scored>> scores = {}; ///< as tickets
+    std::exception_ptr failed = {};                         ///< what the stage threw
+    bool of_hook = false;                                   ///< which threw it
+};
+
+/// Rollout. obey() and step() are called when there are commands, and when something runs.
+template <rollout_stage Stage, class Scored>
+class rollout_actor {
+public:
+    using rolled_type = typename Stage::rolled_type;
+    using command = worker_command<rolled_type, Scored>;
+    using reply = worker_reply<rolled_type, Scored>;
+
+    rollout_actor(std::shared_ptr<Stage> s, std::int32_t number) : stage_(std::move(s)), number_(number) {}
+
+    bool idle() const { return running_.empty(); }
+    /// But for the stage's own state.
+    template <class A>
+    void fields(A& a) {
+        a(life_, installed_, has_, running_);
+    }
+
+    /// `later()`: whether other weights, or another life, have been asked for since.
+    template <class Send, class Later>
+    void obey(command& c, Send&& send, Later&& later) {
+        using kind = typename command::kind;
+        if (c.what == kind::begin) return begin(c, send);
+        if (c.life != life_) return;
+        const auto here = std::find(running_.begin(), running_.end(), c.ticket);
+        event answer;
+        reply r;
+        try {
+            switch (c.what) {
+            case kind::start:
+                answer = event::rollout_failed(c.ticket);
+                stage_->start(c.ticket, std::move(c.prefix));
+                running_.push_back(c.ticket);
+                return;
+            case kind::abort:
+                if (here == running_.end()) return; // it was answered already
+                answer = event::aborted(c.ticket);
+                running_.erase(here);
+                stage_->abort(c.ticket);
+                break;
+            case kind::install:
+                if (installed_ && c.weights.job < has_) return;
+                answer = event::down(sched::stage::rollout, number_).of_life(life_);
+                stage_->install(c.weights);
+                if constexpr (detail::exports_partials<Stage>)
+                    if (c.exports) stage_->export_partials(r.prefixes);
+                answer = event::synced(number_, c.weights.job).of_life(life_);
+                installed_ = true, has_ = c.weights.job;
+                break;
+            default:
+                return;
+            }
+        } catch (...) {
+            r.failed = std::current_exception();
+        }
+        r.what = answer;
+        if (answer.what == event::kind::worker_down) { // it has no weights to go on with
+            if (later()) return;
+            forget(send);
+            life_ = 0;
+        }
+        send(std::move(r));
+    }
+
+    template <class Send>
+    void obey(command& c, Send&& send) {
+        obey(c, send, [] { return false; });
+    }
+
+    /// One quantum of all that runs.
+    template <class Send>
+    void step(Send&& send) {
+        std::vector<ticket> dead;
+        std::exception_ptr failed;
+        out_.clear();
+        try {
+            stage_->step(out_, stop_);
+            for (const auto& f : out_) {
+                if (!f.sequence) throw std::logic_error("opd: a rollout stage finished a sequence without payload");
+                std::erase(running_, f.ticket);
+            }
+            if (static_cast<index_t>(stage_->running()) < static_cast<index_t>(running_.size()))
+                throw std::logic_error("opd: a rollout stage runs fewer sequences than it was given");
+        } catch (...) {
+            failed = std::current_exception();
+            std::erase_if(out_, [](const auto& f) { return !f.sequence; });
+            for (const auto& f : out_) std::erase(running_, f.ticket);
+            dead = std::exchange(running_, {});
+            for (const ticket& t : dead) try {
+                    stage_->abort(t);
+                } catch (...) { // the first exception says why
+                }
+        }
+        if (failed) send(reply{.what = {}, .failed = failed});
+        for (auto& f : out_) {
+            if (f.ticket.worker != number_)
+                send(reply{.what = {},
+                           .failed = std::make_exception_ptr(
+                               invalid_input("step", "a rollout stage answered another's ticket"))});
+            else
+                send(reply{.what = event::rolled_out(f.ticket, f.versions), .sequence = std::move(f.sequence)});
+        }
+        for (const ticket& t : dead) send(reply{.what = event::rollout_failed(t)});
+    }
+
+private:
+    template <class Send>
+    void begin(const command& c, Send&& send) {
+        forget(send);
+        life_ = c.life;
+        stop_ = c.stop;
+        installed_ = false;
+        send(reply{.what = event::up(sched::stage::rollout, number_, c.slots).of_life(life_)});
+    }
+    template <class Send>
+    void forget(Send&& send) {
+        for (const ticket& t : std::exchange(running_, {})) try {
+                stage_->abort(t);
+            } catch (...) {
+                send(reply{.what = {}, .failed = std::current_exception()});
+            }
+    }
+
+    std::shared_ptr<Stage> stage_;
+    std::int32_t number_;
+    incarnation_t life_ = 0; // 0: none
+    std::stop_token stop_;
+    bool installed_ = false;
+    std::uint64_t has_ = 0; // what made the weights that are installed
+    std::vector<ticket> running_;
+    std::vector<finished_rollout<rolled_type>> out_;
+};
+
+/// Runs it until it is told to halt.
+template <class Stage, class Scored, class Channel>
+void run_rollout(rollout_actor<Stage, Scored>& w, Channel& channel) {
+    using command = typename rollout_actor<Stage, Scored>::command;
+    const auto send = [&](auto&& r) { channel.send(std::move(r)); };
+    for (std::vector<command> mail;; mail.clear()) {
+        channel.receive(mail, w.idle());
+        for (std::size_t i = 0; i < mail.size(); ++i) {
+            command c = std::move(mail[i]);
+            if (c.what == command::kind::halt) return;
+            w.obey(c, send, [&] {
+                channel.receive(mail, false);
+                return std::any_of(
+                    mail.begin() + static_cast<std::ptrdiff_t>(i) + 1, mail.end(), [&](const command& l) {
+                        return l.what == command::kind::begin || (l.what == command::kind::install && l.life == c.life);
+                    });
+            });
+        }
+        if (mail.empty() && !w.idle()) w.step(send);
+    }
+}
+
+/// A teacher: one call after the other.
+template <class Stage, class Rolled, class Channel>
+    requires teacher_stage<Stage, Rolled>
+void run_teacher(Stage& stage, std::int32_t number, Channel& channel) {
+    using scored_type = typename Stage::scored_type;
+    using command = worker_command<Rolled, scored_type>;
+    incarnation_t life = 0;
+    std::stop_token stop;
+    for (std::vector<command> mail;; mail.clear()) {
+        channel.receive(mail, true);
+        for (command& c : mail) {
+            worker_reply<Rolled, scored_type> r;
+            if (c.what == command::kind::halt) return;
+            if (c.what == command::kind::begin) {
+                life = c.life, stop = c.stop;
+                r.what = event::up(stage::teacher, number, c.slots);
+            } else if (c.life != life) {
+                continue;
+            } else {
+                try {
+                    auto scores = stage.score(std::span<const std::shared_ptr<const Rolled>>(c.sequences), stop);
+                    if (scores.size() != c.tickets.size())
+                        throw std::logic_error("opd: a teacher scored " + std::to_string(scores.size()) + " of " +
+                                               std::to_string(c.tickets.size()) +
+                                               " sequences: one entry each, null where there is no score");
+                    for (std::size_t i = 0; i < scores.size(); ++i) {
+                        if (!scores[i]) continue;
+                        r.tickets.push_back(c.tickets[i]);
+                        r.scores.push_back(std::move(scores[i]));
+                    }
+                } catch (...) {
+                    r.failed = std::current_exception();
+                }
+                r.what = r.tickets.empty() ? event::score_failed(c.job, number) : event::scored(c.job, number);
+            }
+            r.what.incarnation = life;
+            c = {}; // what it refers to is somebody else's now
+            channel.send(std::move(r));
+        }
+    }
+}
+
+/// The learner. Hooks run whatever life it is.
+template <class Stage, class Rolled, class Scored, class Channel>
+    requires learner_stage<Stage, Rolled, Scored>
+void run_learner(Stage& stage, Channel& channel) {
+    using command = worker_command<Rolled, Scored>;
+    incarnation_t life = 0;
+    std::stop_token stop;
+    for (std::vector<command> mail;; mail.clear()) {
+        channel.receive(mail, true);
+        for (command& c : mail) {
+            worker_reply<Rolled, Scored> r;
+            if (c.what == command::kind::halt) return;
+            if (c.what == command::kind::begin) {
+                life = c.life, stop = c.stop;
+                r.what = event::up(stage::learner, 0).of_life(life);
+            } else if (c.what == command::kind::hook) {
+                try {
+                    c.hook();
+                } catch (...) {
+                    r.failed = std::current_exception();
+                }
+                r.of_hook = true;
+            } else if (c.life != life) {
+                continue;
+            } else {
+                try {
+                    const auto updates =
+                        stage.train(std::span<const sequence_view<Rolled, Scored>>(c.batch), c.call, stop);
+                    r.what = event::learned(c.call.job, static_cast<index_t>(updates)).of_life(life);
+                } catch (...) {
+                    r.failed = std::current_exception();
+                    r.what = event::learn_failed(c.call.job).of_life(life);
+                }
+            }
+            c = {};
+            channel.send(std::move(r));
+        }
+    }
+}
+
+} // namespace opd::sched

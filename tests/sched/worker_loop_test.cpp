@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What a worker makes of its messages: each reply as a word, and what the stage was told as another.
+#include <deque>
+#include <doctest/doctest.h>
+#include <set>
+#include <string>
+
+#include "opd/sched/worker_loop.hpp"
+
+namespace {
+
+using namespace opd::sched;
+using opd::index_t;
+using command = worker_command<std::string, int>;
+using reply = worker_reply<std::string, int>;
+using order = command::kind;
+
+std::string said;                // by the worker, and by its stage in brackets
+std::set<std::string> throwing;  // calls that fail
+std::set<std::uint64_t> forgets; // sequences that the stage loses
+std::set<std::uint64_t> ends;    // sequences that are finished by the next step
+std::stop_token seen;            // by the last call
+
+void say(const std::string& word) { said += (said.empty() ? "" : " ") + word; }
+void call(const std::string& word) {
+    say("[" + word + "]");
+    if (throwing.count(word.substr(0, word.find(' '))) > 0) throw std::runtime_error(word);
+}
+std::string number(std::uint64_t n) { return std::to_string(n); }
+
+struct scribe {
+    using rolled_type = std::string;
+    std::vector<ticket> lanes;
+    std::int32_t answers_as = 0;
+    void start(const ticket& t, std::shared_ptr<const std::string>) {
+        call("start " + number(t.sample));
+        lanes.push_back(t);
+    }
+    void abort(const ticket& t) {
+        std::erase(lanes, t);
+        call("abort " + number(t.sample));
+    }
+    void install(const weights& w) { call("install j" + number(w.job)); }
+    void step(std::vector<finished_rollout<std::string>>& out, std::stop_token stop) {
+        seen = stop;
+        std::erase_if(lanes, [&](const ticket& t) {
+            if (forgets.count(t.sample) > 0) return true;
+            if (ends.count(t.sample) == 0) return false;
+            ticket of = t;
+            of.worker += answers_as;
+            out.push_back({of, {}, std::make_shared<const std::string>("done")});
+            return true;
+        });
+        call("step");
+    }
+    index_t running() const { return static_cast<index_t>(lanes.size()); }
+};
+struct judge {
+    using scored_type = int;
+    int scores = 2, of = 2;
+    std::vector<std::shared_ptr<const int>> score(std::span<const std::shared_ptr<const std::string>>,
+                                                  std::stop_token stop) {
+        seen = stop;
+        call("score");
+        std::vector<std::shared_ptr<const int>> all;
+        for (int i = 0; i < of; ++i) all.push_back(i < scores ? std::make_shared<const int>(i) : nullptr);
+        return all;
+    }
+};
+struct pupil {
+    index_t train(std::span<const sequence_view<std::string, int>>, const train_call& c, std::stop_token stop) {
+        seen = stop;
+        call("train j" + number(c.job));
+        return 1;
+    }
+};
+
+void hear(const reply& r) {
+    using kind = event::kind;
+    const event& e = r.what;
+    if (r.failed) say("error");
+    const std::string life = "/" + number(e.incarnation);
+    if (e.what == kind::worker_up) say("up" + life);
+    if (e.what == kind::worker_down) say("down" + life);
+    if (e.what == kind::rolled_out) say("rolled " + number(e.ticket.sample));
+    if (e.what == kind::rollout_failed) say("failed " + number(e.ticket.sample));
+    if (e.what == kind::aborted) say("aborted " + number(e.ticket.sample));
+    if (e.what == kind::synced) say("synced j" + number(e.job) + life);
+    if (e.what == kind::scored) say("scored " + number(r.tickets.size()) + life);
+    if (e.what == kind::score_failed) say("not scored" + life);
+    if (e.what == kind::learned) say("learned j" + number(e.job) + life);
+    if (e.what == kind::learn_failed) say("not learned j" + number(e.job) + life);
+}
+
+command begin(incarnation_t life, std::stop_token stop = {}) {
+    return {.what = order::begin, .life = life, .stop = stop};
+}
+command start(sample_t n, incarnation_t life) {
+    return {.what = order::start, .life = life, .ticket = {.sample = n, .worker = 0, .incarnation = life, .lane = 0}};
+}
+command abort(sample_t n, incarnation_t life) {
+    command c = start(n, life);
+    c.what = order::abort;
+    return c;
+}
+command install(std::uint64_t job, incarnation_t life) {
+    return {.what = order::install, .life = life, .weights = {1, job}};
+}
+
+struct rollout {
+    std::shared_ptr<scribe> stage = std::make_shared<scribe>();
+    rollout_actor<scribe, int> actor{stage, 0};
+    rollout() { throwing = {}, forgets = ends = {}, seen = {}; }
+    std::string obey(command c) {
+        said.clear();
+        actor.obey(c, hear);
+        return said;
+    }
+    std::string step() {
+        said.clear();
+        actor.step(hear);
+        return said;
+    }
+};
+
+/// Gives one message at a time. Who waits when nothing will come is told to halt.
+struct channel {
+    std::deque<command> mail;
+    void receive(std::vector<command>& out, bool wait) {
+        if (mail.empty() && !wait) return;
+        if (mail.empty()) say("(waits)");
+        out.push_back(mail.empty() ? command{.what = order::halt} : std::move(mail.front()));
+        if (!mail.empty()) mail.pop_front();
+    }
+    void send(const reply& r) const { hear(r); }
+};
+command score_call(std::uint64_t job, incarnation_t life) {
+    return {.what = order::score,
+            .life = life,
+            .job = job,
+            .tickets = std::vector<ticket>(2),
+            .sequences = {nullptr, nullptr}};
+}
+command train_order(std::uint64_t job, incarnation_t life) {
+    return {.what = order::train, .life = life, .call = {job, {}}};
+}
+
+} // namespace
+
+TEST_CASE("a rollout worker obeys commands of its present life alone") {
+    rollout w;
+    CHECK(w.obey(begin(2)) == "up/2");
+    CHECK(w.obey(start(1, 1)) == "");
+    CHECK(w.obey(install(4, 1)) == "");
+    CHECK(w.obey(start(1, 2)) == "[start 1]");
+    CHECK(w.obey(abort(1, 1)) == "");
+    CHECK(w.obey(begin(3)) == "[abort 1] up/3"); // and forgets what ran
+    CHECK(w.actor.idle());
+    CHECK(w.obey(start(1, 3)) == "[start 1]");
+    CHECK(w.obey(abort(1, 3)) == "[abort 1] aborted 1");
+    CHECK(w.obey(abort(1, 3)) == ""); // was answered
+}
+
+TEST_CASE("weights never go back within a life") {
+    rollout w;
+    w.obey(begin(1));
+    CHECK(w.obey(install(0, 1)) == "[install j0] synced j0/1");
+    CHECK(w.obey(install(7, 1)) == "[install j7] synced j7/1");
+    CHECK(w.obey(install(5, 1)) == "");
+    CHECK(w.obey(install(7, 1)) == "[install j7] synced j7/1");
+    w.obey(begin(2)); // of a scheduler that went back to an earlier state, for one
+    CHECK(w.obey(install(5, 2)) == "[install j5] synced j5/2");
+}
+
+TEST_CASE("a worker that cannot install has no weights to go on with: its life is over") {
+    rollout w;
+    w.obey(begin(1));
+    w.obey(start(3, 1));
+    throwing = {"install"};
+    CHECK(w.obey(install(1, 1)) == "[install j1] [abort 3] error down/1");
+    CHECK(w.actor.idle());
+    CHECK(w.obey(start(4, 1)) == "");
+    throwing = {};
+    CHECK(w.obey(begin(2)) == "up/2");
+    CHECK(w.obey(install(1, 2)) == "[install j1] synced j1/2");
+}
+
+TEST_CASE("a start or an abort that throws is answered") {
+    rollout w;
+    w.obey(begin(1));
+    throwing = {"start", "abort"};
+    CHECK(w.obey(start(3, 1)) == "[start 3] error failed 3");
+    CHECK(w.actor.idle());
+    throwing = {"abort"};
+    w.obey(start(3, 1));
+    CHECK(w.obey(abort(3, 1)) == "[abort 3] error aborted 3");
+    CHECK(w.actor.idle());
+}
+
+TEST_CASE("a quantum: what is finished is told, and what cannot be is a failure") {
+    rollout w;
+    std::stop_source stop;
+    w.obey(begin(1, stop.get_token()));
+    for (const sample_t n : {1, 2, 3}) w.obey(start(n, 1));
+    ends = {1};
+    CHECK(w.step() == "[step] rolled 1");
+    stop.request_stop();
+    CHECK(seen.stop_requested()); // it was its life's
+    ends = {2};
+    throwing = {"step"};
+    CHECK(w.step() == "[step] [abort 3] error rolled 2 failed 3"); // 2 was finished before
+    CHECK(w.actor.idle());
+    throwing = {};
+    w.obey(start(4, 1)), w.obey(start(5, 1));
+    forgets = {4};
+    CHECK(w.step() == "[step] [abort 4] [abort 5] error failed 4 failed 5");
+    w.obey(start(6, 1));
+    ends = {6};
+    w.stage->answers_as = 1;
+    CHECK(w.step() == "[step] [abort 6] error error failed 6"); // another's: its own is lost
+}
+
+TEST_CASE("a rollout worker sleeps when nothing runs, and only then") {
+    rollout w;
+    channel line{{begin(1), install(1, 1), start(1, 1), abort(9, 1)}};
+    ends = {1};
+    said.clear();
+    run_rollout(w.actor, line);
+    CHECK(said == "up/1 [install j1] synced j1/1 [start 1] [step] rolled 1 (waits)");
+}
+
+TEST_CASE("a teacher: calls of its life, one entry a sequence, none where there is no score") {
+    throwing = {};
+    const auto with = [](judge stage, std::deque<command> mail) {
+        said.clear();
+        channel line{std::move(mail)};
+        run_teacher<judge, std::string>(stage, 0, line);
+        return said;
+    };
+    std::stop_source stop;
+    CHECK(with({}, {begin(2, stop.get_token()), score_call(1, 1), score_call(2, 2)}) ==
+          "up/2 [score] scored 2/2 (waits)");
+    stop.request_stop();
+    CHECK(seen.stop_requested());
+    CHECK(with({.scores = 1}, {begin(1), score_call(1, 1)}) == "up/1 [score] scored 1/1 (waits)");
+    CHECK(with({.scores = 0}, {begin(1), score_call(1, 1)}) ==
+          "up/1 [score] not scored/1 (waits)"); // not "all of them"
+    CHECK(with({.of = 1}, {begin(1), score_call(1, 1)}) == "up/1 [score] error not scored/1 (waits)");
+    throwing = {"score"};
+    CHECK(with({}, {begin(1), score_call(1, 1)}) == "up/1 [score] error not scored/1 (waits)");
+}
+
+TEST_CASE("the learner: calls of its life, and hooks in any") {
+    throwing = {};
+    const auto with = [](std::deque<command> mail) {
+        said.clear();
+        pupil stage;
+        channel line{std::move(mail)};
+        run_learner<pupil, std::string, int>(stage, line);
+        return said;
+    };
+    const command hook{.what = order::hook, .life = 7, .hook = [] { call("hook"); }};
+    std::stop_source stop;
+    CHECK(with({begin(2, stop.get_token()), train_order(3, 1), hook, train_order(4, 2)}) ==
+          "up/2 [hook] [train j4] learned j4/2 (waits)");
+    stop.request_stop();
+    CHECK(seen.stop_requested());
+    throwing = {"train", "hook"};
+    CHECK(with({begin(2), hook, train_order(4, 2)}) == "up/2 [hook] error [train j4] error not learned j4/2 (waits)");
+}
