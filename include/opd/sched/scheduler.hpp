@@ -680,6 +680,7 @@ inline scheduler scheduler::restore(const sched::settings& s, std::string_view s
     fields_of(r, reader);
     if (permits != r.plan_.permits) r.ledger_.resize(r.plan_.permits);
     if (!reader.done()) throw invalid_input("snapshot", "is longer than the state it describes");
+    if (s.teacher_flush == 0 && r.plan_.streaming && !r.queue_.empty()) r.flush_ = true; // there was a time to wait
     return r;
 }
 
