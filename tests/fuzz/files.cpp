@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The readers of files: checkpoints, sequences in flight, the scheduler's snapshots, configurations, traces. A file that a
-// program would write is damaged by a list of edits and its checksum made to fit again, so that what lies behind it is
-// reached. A reader refuses it with its own kind of error, or what it read is written as the same bytes, or the same
-// configuration, again.
+// The readers of files: checkpoints, sequences in flight, configurations, traces. A file that a program would write is damaged by
+// a list of edits and its checksum made to fit again, so that what lies behind it is reached. A reader refuses it with its own
+// kind of error, or what it read is written as the same bytes, or the same configuration, again.
 #include <memory>
 #include <vector>
 
 #include "cluster_sim/config.hpp"
-#include "fuzz/input.hpp"
+#include "fuzz/damage.hpp"
 #include "opd/sched/archive.hpp"
-#include "opd/sched/scheduler.hpp"
 #include "timeline/read_trace.hpp"
 #include "timeline/timeline.hpp"
 #include "trainer/checkpoint.hpp"
@@ -22,31 +20,6 @@ namespace {
 
 using namespace opd::fuzz;
 namespace sched = opd::sched;
-
-/// Bytes overwritten, put in, taken out, said twice.
-void damage(choices& c, std::string& bytes) {
-    for (std::int64_t edits = c.below(6); edits > 0 && !bytes.empty(); --edits) {
-        const auto at = static_cast<std::size_t>(c.below(static_cast<std::int64_t>(bytes.size())));
-        const std::uint64_t number = c.once_in(2) ? c.bytes(8)
-                                                  : c.of<std::uint64_t>({0, 1, 2, 255, 0x7fffffff, 0xffffffff, 1u << 20,
-                                                                         ~std::uint64_t{0}, std::uint64_t{1} << 63});
-        const auto width = static_cast<std::size_t>(c.of({1, 4, 8}));
-        const std::string_view word(reinterpret_cast<const char*>(&number), width);
-        switch (c.below(4)) {
-        case 0:
-            bytes.replace(at, width, word);
-            break;
-        case 1:
-            bytes.insert(at, word);
-            break;
-        case 2:
-            bytes.erase(at, static_cast<std::size_t>(c.below(40)));
-            break;
-        default:
-            bytes.insert(at, bytes.substr(at, static_cast<std::size_t>(c.below(40))));
-        }
-    }
-}
 
 /// Values replaced, keys taken out and put in; or, of its text, bytes.
 std::string damaged_json(choices& c, nlohmann::json j) {
@@ -177,48 +150,6 @@ void trainer_config(choices& c) {
 
 // --- the schedulers -----------------------------------------------------------------------------------------------------
 
-void snapshot(choices& c) {
-    sched::settings s;
-    s.batch = 2;
-    s.sequences = 20;
-    s.teacher_batch = 2;
-    sched::async a{.tau = 2};
-    a.policy = static_cast<sched::staleness_policy>(c.below(7));
-    if (c.once_in(4))
-        s.schedule = sched::step_off{1};
-    else
-        s.schedule = a;
-    sched::scheduler now(s);
-    sched::actions out;
-    const auto take = [&](const sched::event& e) {
-        try {
-            now.on(e.incarnation == 0 ? e.of_life(1) : e, 0, out);
-        } catch (const opd::invalid_input&) { // an event that nobody waits for
-        }
-    };
-    take(sched::event::up(sched::stage::rollout, 0, 3));
-    take(sched::event::up(sched::stage::teacher, 0));
-    take(sched::event::up(sched::stage::learner, 0));
-    for (std::int64_t events = c.below(12); events > 0; --events) {
-        const std::vector<sched::action> todo(out.items.begin(), out.items.end());
-        out = {};
-        for (const sched::action& x : todo) {
-            if (x.what == sched::action::kind::start)
-                take(sched::event::rolled_out(x.ticket, {now.version(), now.version(), 0, 5}));
-            if (x.what == sched::action::kind::score) take(sched::event::scored(x.job, x.worker));
-            if (x.what == sched::action::kind::train) take(sched::event::learned(x.job));
-            if (x.what == sched::action::kind::sync) take(sched::event::synced(0, x.job));
-        }
-    }
-    std::string bytes(sched::unseal(now.snapshot()));
-    const std::string whole = bytes;
-    damage(c, bytes);
-    try {
-        const sched::scheduler read = sched::scheduler::restore(s, sched::seal(bytes));
-        if (bytes == whole) need(read.snapshot() == now.snapshot(), "a snapshot that was restored is another one");
-    } catch (const opd::invalid_input&) {}
-}
-
 void trace(choices& c) {
     sched::trace recorded;
     recorded.span({sched::process_of(sched::stage::rollout), 0}, "decode", 0, 6);
@@ -259,7 +190,7 @@ void cluster_config(choices& c) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     choices c(data, size);
-    switch (c.below(6)) {
+    switch (c.below(5)) {
     case 0:
         checkpoint(c);
         break;
@@ -270,9 +201,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         trainer_config(c);
         break;
     case 3:
-        snapshot(c);
-        break;
-    case 4:
         trace(c);
         break;
     default:

@@ -3,8 +3,12 @@
 // State to bytes and back: a type lists its members once, `template <class A> void fields(A& a) { a(x, y, z); }`, and the
 // writer, the reader and with them snapshots, hashes and comparisons of state follow. Integers and doubles are stored as
 // they are, little-endian; containers with their length before them. An enumeration runs from 0 to the value of a function
-// beside it, `constexpr kind last_of(kind) { return kind::c; }`: a reader refuses what no program wrote. seal() adds a mark in front and a checksum behind, so
-// that damage is found before anything is read: after it, what is read is what was written.
+// beside it, `constexpr kind last_of(kind) { return kind::c; }`: a reader refuses what no program wrote.
+//
+// seal() adds a mark in front and a checksum behind, so that damage is found before anything is read. It is no signature:
+// whoever can write the bytes can seal them. Of those, readers refuse what contradicts itself, and what they take never leaves
+// its bounds, whatever happens next. It may still be nonsense: a run that waits for ever, events that throw. What your own types
+// read in fields() is yours to check.
 #pragma once
 
 #include <algorithm>
@@ -148,6 +152,21 @@ private:
 };
 
 namespace detail {
+/// What a reader requires of what it has read.
+inline void needs(bool holds, const char* what) {
+    if (!holds) throw invalid_input("snapshot", std::string("contradicts itself: ") + what);
+}
+/// Takes counts as an archive does: whether all lie in [0, most], where sums of them are far from an overflow.
+struct count_range {
+    std::int64_t most = std::int64_t{1} << 60;
+    bool holds = true;
+    template <class... Int>
+    void operator()(const Int&... x) {
+        holds = holds && ((std::cmp_greater_equal(x, 0) && std::cmp_less_equal(x, most)) && ...);
+    }
+};
+inline constexpr std::int64_t most_at_once = std::int64_t{1} << 40; // tokens of a sequence, updates of a step
+
 inline constexpr std::string_view snapshot_mark = "opdsch03"; // 02: of the format
 // Changes whenever one 8-byte word changes: every step is a bijection of the sum so far.
 inline std::uint64_t checksum(std::string_view bytes) {

@@ -39,13 +39,14 @@ template <class T>
 class shared_fields {
 public:
     template <class A>
-    void operator()(A& a, std::shared_ptr<const T>& p) {
+    void operator()(A& a, std::shared_ptr<const T>& p, bool may_be_null = true) {
         std::uint32_t number = 0; // null
         if constexpr (!A::reading) {
             if (p)
                 number = numbers_.try_emplace(p.get(), static_cast<std::uint32_t>(numbers_.size() + 1)).first->second;
         }
         a(number);
+        needs(number > 0 || may_be_null, "there is no payload");
         if (number > all_.size() + 1) throw invalid_input("snapshot", "is damaged: it shares what it does not have");
         if (number == all_.size() + 1) {
             if constexpr (A::reading) {
@@ -98,7 +99,7 @@ public:
     void scored(const ticket& t, std::shared_ptr<const Scored> score) {
         if (payload* p = find(t)) p->what.scored = std::move(score);
     }
-    const view_type& view(const ticket& t) const { return payloads_[t.slot].what; }
+    const view_type& view(const ticket& t) const { return payloads_.at(t.slot).what; }
     void forget(const ticket& t) {
         payload& p = at(t.slot);
         if (p.known && p.what.ticket.sample == t.sample) p = {};
@@ -163,10 +164,10 @@ public:
     }
     template <class A>
     static void view_fields(A& a, view_type& v, detail::shared_fields<Rolled>& rolled,
-                            detail::shared_fields<Scored>& scored) {
+                            detail::shared_fields<Scored>& scored, bool may_be_null = true) {
         a(v.ticket, v.start, v.versions);
-        rolled(a, v.rolled);
-        scored(a, v.scored);
+        rolled(a, v.rolled, may_be_null);
+        scored(a, v.scored, may_be_null);
     }
 
 private:

@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
+#include "opd/sched/archive.hpp"
 #include "opd/sched/types.hpp"
 
 namespace opd::sched::detail {
@@ -39,9 +41,22 @@ public:
     void clear() {
         while (!empty()) end(first_);
     }
+    /// f(who), the first to begin first.
+    template <class F>
+    void each(F&& f) const {
+        for (std::uint32_t i = first_; i != none; i = links_[i].after) f(i);
+    }
+    /// Of numbers below `most`; read into a new one.
     template <class A>
-    void fields(A& a) {
-        a(links_, first_, last_);
+    void fields(A& a, std::size_t most) {
+        std::vector<std::pair<std::uint32_t, double>> list;
+        if constexpr (!A::reading) each([&](std::uint32_t i) { list.emplace_back(i, links_[i].since); });
+        a(list);
+        if constexpr (A::reading)
+            for (const auto& [who, since] : list) {
+                needs(who < most, "a deadline is nobody's");
+                begin(who, since);
+            }
     }
 
 private:
@@ -50,10 +65,6 @@ private:
         double since = 0;
         std::uint32_t before = none, after = none;
         bool here = false;
-        template <class A>
-        void fields(A& a) {
-            a(since, before, after, here);
-        }
     };
     std::vector<link> links_; // by number
     std::uint32_t first_ = none, last_ = none;

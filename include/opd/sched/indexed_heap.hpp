@@ -43,9 +43,10 @@ public:
         heap_.pop_back();
         if (last.number != number) settle(index(at), last);
     }
-    template <class A>
-    void fields(A& a) {
-        a(heap_, where_);
+    /// Of a number; null if it is not there.
+    const Key* find(std::int32_t number) const {
+        return index(number) < where_.size() && where_[index(number)] >= 0 ? &heap_[index(where_[index(number)])].key
+                                                                           : nullptr;
     }
 
 private:
@@ -55,10 +56,6 @@ private:
         bool operator<(const entry& o) const {
             if (key < o.key) return true;
             return !(o.key < key) && number < o.number;
-        }
-        template <class A>
-        void fields(A& a) {
-            a(key, number);
         }
     };
     static std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }

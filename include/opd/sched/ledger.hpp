@@ -117,10 +117,7 @@ public:
     void put_back(std::span<const listing> batch) {
         for (std::size_t i = batch.size(); i-- > 0;) ready_.push_front(batch[i].slot);
     }
-    template <class A>
-    void fields(A& a) {
-        a(ready_);
-    }
+    void list(std::vector<slot_t>& out) const { out.assign(ready_.begin(), ready_.end()); }
 
 private:
     slot_fifo ready_;
@@ -169,15 +166,15 @@ public:
     void put_back(std::span<const listing> batch) {
         for (std::size_t i = batch.size(); i-- > 0;) {
             const slot_t s = batch[i].slot;
+            if (s >= links_.size()) links_.resize(s + std::size_t{1}); // restored meanwhile
             links_[s] = {none, first_, true};
             (first_ == none ? last_ : links_[first_].previous) = s;
             first_ = s;
             ++prefix_;
         }
     }
-    template <class A>
-    void fields(A& a) {
-        a(links_, first_, last_, frontier_, prefix_);
+    void list(std::vector<slot_t>& out) const {
+        for (slot_t s = first_; s != none; s = links_[s].next) out.push_back(s);
     }
 
 private:
@@ -185,10 +182,6 @@ private:
     struct link {
         slot_t previous = none, next = none;
         bool ready = false;
-        template <class A>
-        void fields(A& a) {
-            a(previous, next, ready);
-        }
     };
     void unlink(slot_t s) {
         const link l = links_[s];
@@ -248,19 +241,14 @@ public:
             ++ready_count_;
         }
     }
-    template <class A>
-    void fields(A& a) {
-        a(base_, list_, ready_count_);
+    void list(std::vector<slot_t>& out) const {
+        for (const cohort& c : list_) out.insert(out.end(), c.ready.begin(), c.ready.end());
     }
 
 protected:
     struct cohort {
         index_t unready = 0; // started, not scored
         slot_fifo ready;
-        template <class A>
-        void fields(A& a) {
-            a(unready, ready);
-        }
     };
     cohort& at(version_t v) {
         if (list_.empty()) base_ = v;
@@ -327,8 +315,7 @@ public:
     index_t slack() const { return slack_; }
     template <class A>
     void fields(A& a) {
-        cohorts::fields(a);
-        a(batch_, tau_, slack_);
+        a(slack_);
     }
 
 private:
@@ -371,9 +358,8 @@ public:
     void put_back(std::span<const listing> batch) {
         for (std::size_t i = batch.size(); i-- > 0;) ready_.insert(ready_.begin(), {batch[i].slot, batch[i].version});
     }
-    template <class A>
-    void fields(A& a) {
-        a(tau_, unready_, ready_);
+    void list(std::vector<slot_t>& out) const {
+        for (const entry& e : ready_) out.push_back(e.first);
     }
 
 private:
@@ -397,10 +383,6 @@ struct census {
         return this->*of[static_cast<int>(p) - 1];
     }
     bool operator==(const census&) const = default;
-    template <class A>
-    void fields(A& a) {
-        a(waiting, rollout, queued, scoring, ready, training);
-    }
 };
 
 /// Permits and versions of one run, and where each sequence is. A permit is a slot number; slots are reused.
@@ -553,10 +535,21 @@ public:
         return o ? o->slack() : -1;
     }
 
+    /// What its policy lists (under in_order all that are not in training, else those that are ready), in the policy's order.
+    std::vector<slot_t> order() const {
+        std::vector<slot_t> r;
+        std::visit([&](const auto& o) { o.list(r); }, order_);
+        return r;
+    }
+    /// Read into a new one.
     template <class A>
     void fields(A& a) {
-        a(permits_, version_, consumed_, gate_open_, entries_, vacant_, census_);
-        std::visit([&](auto& o) { a(o); }, order_);
+        a(permits_, version_, consumed_, gate_open_, entries_, vacant_);
+        if (auto* o = std::get_if<detail::deadline_order>(&order_)) a(*o);
+        std::vector<slot_t> order;
+        if constexpr (!A::reading) order = this->order();
+        a(order);
+        if constexpr (A::reading) rebuild(order);
     }
 
 private:
@@ -572,6 +565,46 @@ private:
         --census_[entries_[s].where];
         ++census_[to];
         entries_[s].where = to;
+    }
+    // Counts and lists follow from the places and the order.
+    void rebuild(const std::vector<slot_t>& order) {
+        detail::count_range counted;
+        counted(consumed_, version_, permits_ - 1);
+        detail::needs(counted.holds && version_ <= counted.most / plan_.batch && permits_ < index_t{1} << 31,
+                      "versions and permits are no counts");
+        const bool by_version = plan_.policy == staleness_policy::cohort_fifo || plan_.policy == staleness_policy::edf;
+        const auto vacant = [](place p) { return p == place::none; };
+        const auto ordered = [&](place p) {
+            return plan_.policy == staleness_policy::in_order ? p != place::none && p != place::training
+                                                              : p == place::ready;
+        };
+        std::size_t listed = 0;
+        for (const entry& e : entries_) {
+            detail::needs(e.start <= version_ && (e.start >= 0 || (e.start == -1 && e.where <= place::waiting)) &&
+                              (e.start == -1 || e.where != place::none),
+                          "exactly what has started has the version of its start");
+            detail::needs(!by_version || e.start < 0 || e.where == place::training || e.start >= version_ - plan_.depth,
+                          "a start lag is above its bound");
+            if (e.where != place::none) ++census_[e.where];
+            listed += vacant(e.where) || ordered(e.where);
+        }
+        std::vector<bool> seen(entries_.size());
+        const auto names = [&](const std::vector<slot_t>& list, auto&& belongs) {
+            for (const slot_t s : list) {
+                detail::needs(s < slots() && !seen[s] && belongs(entries_[s].where), "a list names what it should not");
+                seen[s] = true;
+            }
+        };
+        names(vacant_, vacant), names(order, ordered);
+        detail::needs(vacant_.size() + order.size() == listed, "a list is too short");
+        const auto replay = [&](auto& o) {
+            for (const slot_t s : order) o.admitted(s);
+            for (slot_t s = 0; s < slots(); ++s)
+                if (entries_[s].start >= 0 && entries_[s].where != place::training) o.started(s, entries_[s].start);
+            for (const slot_t s : order)
+                if (entries_[s].where == place::ready) o.ready(s, entries_[s].start);
+        };
+        std::visit(replay, order_);
     }
     void vacate(slot_t s) {
         --census_[entries_[s].where];

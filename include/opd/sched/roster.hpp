@@ -9,6 +9,7 @@
 // scheduler waits for it at each synchronisation, so it stays current; before that nobody waits for it, and it takes nothing.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
@@ -46,7 +47,7 @@ public:
         std::vector<std::int32_t> vacant;
         template <class A>
         void fields(A& a) {
-            a(up, answers, current, incarnation, slots, busy, share, has, lanes, vacant);
+            a(up, answers, current, incarnation, slots, busy, has, lanes, vacant);
         }
     };
 
@@ -84,7 +85,7 @@ public:
     void resize(stage s, std::int32_t number, std::int32_t slots) {
         worker& w = at(s, number);
         w.slots = slots;
-        w.share = slots > 0 ? 1 / static_cast<float>(slots) : 0;
+        w.share = share_of(slots);
         if (s == stage::rollout) {
             while (w.lanes.size() < static_cast<std::size_t>(slots)) {
                 w.lanes.emplace_back().number = static_cast<std::uint32_t>(lanes_.size());
@@ -146,6 +147,7 @@ public:
     }
     /// Worker and lane, by the lane's number.
     std::pair<std::int32_t, std::int32_t> lane_at(std::uint32_t number) const { return lanes_[number]; }
+    std::size_t lanes() const { return lanes_.size(); }
 
     /// Rollout workers that a synchronisation waits for.
     index_t answering() const { return answering_; }
@@ -198,10 +200,37 @@ public:
     }
     template <class A>
     void fields(A& a) {
-        a(workers_[0], workers_[1], workers_[2], lanes_, idle_lanes_, idle_teachers_, answering_);
+        a(workers_[0], workers_[1], workers_[2]);
+        if constexpr (A::reading) rebuild();
     }
 
 private:
+    static float share_of(std::int32_t slots) { return slots > 0 ? 1 / static_cast<float>(slots) : 0; }
+    // What follows from the workers. (That they are counted right, check() finds out.)
+    void rebuild() {
+        for (const worker& w : of(stage::rollout)) lanes_.resize(lanes_.size() + w.lanes.size(), {-1, -1});
+        for (const stage s : {stage::rollout, stage::teacher, stage::learner})
+            for (std::size_t i = 0; i < of(s).size(); ++i) {
+                const auto number = static_cast<std::int32_t>(i);
+                worker& w = at(s, number);
+                needs(w.slots >= 0 && (s == stage::rollout ? w.slots <= static_cast<index_t>(w.lanes.size())
+                                                           : w.lanes.empty() && !w.answers),
+                      "a worker has no lanes for its slots");
+                std::vector<std::int32_t> vacant, listed = w.vacant;
+                for (std::size_t l = 0; l < w.lanes.size(); ++l) {
+                    const lane& x = w.lanes[l];
+                    needs(x.number < lanes_.size() && lanes_[x.number].first < 0, "two lanes have one number");
+                    lanes_[x.number] = {number, static_cast<std::int32_t>(l)};
+                    if (!x.taken && l < static_cast<std::size_t>(w.slots))
+                        vacant.push_back(static_cast<std::int32_t>(l));
+                }
+                std::sort(listed.begin(), listed.end());
+                needs(s != stage::rollout || !w.up || listed == vacant, "a worker's vacant lanes are others");
+                w.share = share_of(w.slots);
+                answering_ += w.answers;
+                offer(s, number);
+            }
+    }
     // Lists the worker among those that can take something, or takes it off the list.
     void offer(stage s, std::int32_t number) {
         const worker& w = at(s, number);

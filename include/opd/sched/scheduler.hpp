@@ -139,7 +139,7 @@ public:
     /// A scheduler as it was. The schedule, batch and group must be those of then; limits, deadlines and attempts may
     /// differ, and take effect, deadlines on what is running too. So may `outstanding`: another number than the settings
     /// of then is the number of permits from now on, the same leaves what a resize has made of it. Throws invalid_input
-    /// where they are not, and where the snapshot is damaged.
+    /// where they are not, and where the snapshot is damaged or contradicts itself.
     static scheduler restore(const settings& s, std::string_view snapshot);
     /// After restore() in a new process: nobody is there yet. What was in rollout waits again, with its permit; what was
     /// being scored is queued; what was in training is ready; an unfinished synchronisation is one that did not happen, so
@@ -278,12 +278,14 @@ private:
         return t.slot;
     }
     static double due(double since, double seconds) { return seconds > 0 ? since + seconds : forever; }
-    template <class Self, class A>
-    static void fields_of(Self& x, A& a) {
-        a(x.now_, x.ledger_, x.sequences_, x.cursor_, x.waiting_, x.queue_, x.queued_since_, x.flush_, x.jobs_,
-          x.roster_, x.attempts_, x.aborts_, x.installs_, x.training_, x.training_job_, x.training_since_,
-          x.training_failures_, x.training_updates_, x.phase_, x.weights_, x.target_, x.behind_, x.syncing_since_,
-          x.next_job_, x.first_attempt_, x.paused_, x.closed_, x.finished_, x.batches_, x.first_batch_, x.totals_);
+    template <class A>
+    void fields(A& a) {
+        a(now_, ledger_, roster_, sequences_, cursor_, waiting_, queue_, queued_since_, flush_, jobs_, training_,
+          training_job_, training_since_, training_failures_, training_updates_, phase_, weights_, target_, behind_,
+          syncing_since_, next_job_, first_attempt_, paused_, closed_, finished_, batches_, first_batch_, totals_);
+        attempts_.fields(a, sequences_.size());
+        aborts_.fields(a, roster_.lanes());
+        installs_.fields(a, roster_.of(stage::rollout).size());
     }
 
     sched::settings settings_;
@@ -655,7 +657,7 @@ inline std::string scheduler::snapshot() const {
     archive_writer w;
     w(plan_.streaming, plan_.overlap, plan_.batch, plan_.depth, plan_.policy, plan_.update, plan_.concurrency,
       settings_.group, plan_.permits);
-    fields_of(*this, w);
+    const_cast<scheduler*>(this)->fields(w);
     return seal(std::move(w.bytes));
 }
 
@@ -677,9 +679,24 @@ inline scheduler scheduler::restore(const sched::settings& s, std::string_view s
     same("group", r.settings_.group);
     index_t permits = 0;
     reader(permits);
-    fields_of(r, reader);
+    r.fields(reader);
     if (permits != r.plan_.permits) r.ledger_.resize(r.plan_.permits);
     if (!reader.done()) throw invalid_input("snapshot", "is longer than the state it describes");
+    detail::count_range counted, failures{.most = std::numeric_limits<std::int32_t>::max() / 2};
+    r.totals_.fields(counted);
+    counted(r.cursor_, r.next_job_, r.training_updates_);
+    failures(r.training_failures_);
+    for (const sequence& q : r.sequences_) failures(q.rollout_failures, q.teacher_failures);
+    detail::needs(counted.holds && failures.holds, "a count is none");
+    try {
+        r.check_invariants();
+    } catch (const std::logic_error& e) {
+        detail::needs(false, e.what());
+    }
+    const std::vector<slot_t> order = r.ledger_.order();
+    const auto earlier = [&](slot_t a, slot_t b) { return r.sequences_[a].batch < r.sequences_[b].batch; };
+    detail::needs(r.plan_.streaming || std::is_sorted(order.begin(), order.end(), earlier),
+                  "a batch is to be consumed before an earlier one");
     if (s.teacher_flush == 0 && r.plan_.streaming && !r.queue_.empty()) r.flush_ = true; // there was a time to wait
     return r;
 }
@@ -733,4 +750,5 @@ inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
 
 } // namespace opd::sched
 
+#include "opd/sched/scheduler_checks.hpp"
 #include "opd/sched/scheduler_events.hpp"

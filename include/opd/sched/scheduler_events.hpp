@@ -155,7 +155,7 @@ inline void scheduler::on_reply(const event& e, actions& out) {
     const version_t newest = version() + (phase_ == phase::syncing || phase_ == phase::remaking);
     if (wanted_still && e.what == event::kind::rolled_out &&
         (e.versions.oldest < ledger_.version_of(t.slot) || e.versions.newest > newest ||
-         e.versions.oldest > e.versions.newest || e.versions.tokens < 0))
+         e.versions.oldest > e.versions.newest || e.versions.tokens < 0 || e.versions.tokens > detail::most_at_once))
         throw invalid_input("event", "rolled_out of sequence " + std::to_string(t.sample) + ": " +
                                          std::to_string(e.versions.tokens) + " tokens of versions " +
                                          std::to_string(e.versions.oldest) + " to " +
@@ -217,7 +217,8 @@ inline void scheduler::on_learned(const event& e) {
         ++(e.job < next_job_ && e.job != training_job_ ? totals_.late : totals_.duplicates);
         return;
     }
-    if (e.count < 0) throw invalid_input("event", "learned: " + std::to_string(e.count) + " updates");
+    if (e.count < 0 || e.count > detail::most_at_once)
+        throw invalid_input("event", "learned: " + std::to_string(e.count) + " updates");
     ledger_.close_gate(); // first of all
     training_updates_ = e.count;
     training_failures_ = 0;

@@ -313,15 +313,19 @@ private:
         const auto damaged = [](bool is) {
             if (is) throw invalid_input("snapshot", "is damaged: the lanes of a rollout worker contradict each other");
         };
+        const auto number = [](auto x) { return std::abs(static_cast<double>(x)) < 0x1p60; };
         const auto count = static_cast<std::int64_t>(history_.size());
-        damaged(history_.empty() || heap_.size() > lanes_.size());
+        damaged(history_.empty() || heap_.size() > lanes_.size() || forgotten_ < 0 || !number(forgotten_));
+        damaged(!number(clock_) || !(stall_ >= 0 && number(stall_)) || !number(context_));
+        for (const change& h : history_) damaged(!number(h.clock) || !number(h.version));
         std::size_t taken = 0;
         for (std::size_t i = 0; i < lanes_.size(); ++i) {
             const lane& l = lanes_[i];
             if (l.place == -1) continue;
             ++taken;
             damaged(l.place < 0 || at(l.place) >= heap_.size() || at(heap_[at(l.place)]) != i || at(l.who.lane) != i ||
-                    l.first < forgotten_ || l.first >= forgotten_ + count || l.tokens < 1);
+                    l.first < forgotten_ || l.first >= forgotten_ + count || l.tokens < 1 ||
+                    l.tokens > (std::int64_t{1} << 50) || !number(l.from) || !number(l.to) || !number(l.prompt));
         }
         damaged(taken != heap_.size());
     }

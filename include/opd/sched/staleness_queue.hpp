@@ -466,11 +466,21 @@ private:
             throw invalid_input("snapshot", "was taken under other options: batch " + std::to_string(size) + ", tau " +
                                                 std::to_string(depth) + ", outstanding " + std::to_string(permits));
         from(c.counts_, c.ledger_);
+        detail::count_range counted;
+        queue_counts n = c.counts_;
+        n.fields(counted);
+        std::vector<slot_t> stale;
+        c.ledger_.stale(stale);
+        detail::needs(counted.holds && stale.empty() && c.ledger_.gate_open() &&
+                          c.ledger_.ready_count() == c.ledger_.outstanding() &&
+                          n.acquired == n.consumed + n.returned + n.dropped + n.discarded + c.ledger_.outstanding(),
+                      "its permits are not accounted for");
         for (slot_t s = 0; s < c.ledger_.slots(); ++s)
             if (c.ledger_.in_use(s)) {
                 c.cells.reach(s);
                 cell& x = c.cells[s];
                 from(x.version);
+                detail::needs(x.version == c.ledger_.version_of(s), "an item is of another version");
                 std::construct_at(reinterpret_cast<T*>(x.bytes), read(from));
                 x.full = true;
             }

@@ -90,6 +90,7 @@ public:
         a(live_);
         detail::list_fields(a, waiting_, [&](command_type& c) { a(c.what, c.weights, c.ticket); });
         a(left_, length_, version_, loop_, *stage_);
+        detail::needs(left_ >= 0 && length_ >= left_, "more is left of a quantum than there was");
     }
 
 private:
@@ -151,15 +152,16 @@ public:
     double teacher(std::uint64_t, std::int32_t worker, std::span<const ticket> tickets) {
         auto& call = calls_.at(static_cast<std::size_t>(worker));
         call.clear();
-        for (const ticket& t : tickets) call.push_back(payloads_.view(t).rolled);
+        for (const ticket& t : tickets) call.push_back(given(t, false).rolled);
         return costs_.score(call);
     }
     /// Which were scored.
     std::vector<ticket> scored(std::uint64_t, std::int32_t worker, std::span<const ticket> tickets) {
         const auto number = static_cast<std::size_t>(worker);
-        auto scores = teachers_[number]->score(std::span<const std::shared_ptr<const rolled_type>>(calls_[number]),
-                                               std::stop_token{});
-        if (scores.size() != tickets.size()) throw std::runtime_error("opd: score() answers for each sequence");
+        const std::span<const std::shared_ptr<const rolled_type>> call(calls_.at(number));
+        auto scores = teachers_[number]->score(call, std::stop_token{});
+        if (scores.size() != tickets.size() || call.size() != tickets.size())
+            throw std::runtime_error("opd: score() answers for each sequence");
         std::vector<ticket> done;
         for (std::size_t i = 0; i < scores.size(); ++i) {
             if (!scores[i]) continue;
@@ -172,7 +174,7 @@ public:
         batch_.clear();
         std::vector<std::shared_ptr<const rolled_type>> rolled;
         for (const ticket& t : tickets) {
-            batch_.push_back(payloads_.view(t));
+            batch_.push_back(given(t, true));
             rolled.push_back(batch_.back().rolled);
         }
         return costs_.train(rolled);
@@ -190,17 +192,23 @@ public:
             detail::shared_fields<rolled_type> rolled;
             detail::shared_fields<scored_type> scored;
             payloads_.fields(a, rolled, scored);
-            detail::list_fields(a, batch_, [&](auto& v) { payloads_.view_fields(a, v, rolled, scored); });
+            detail::list_fields(a, batch_, [&](auto& v) { payloads_.view_fields(a, v, rolled, scored, false); });
             auto teachers = static_cast<std::uint64_t>(calls_.size());
             a(teachers);
             if (teachers != calls_.size()) throw invalid_input("snapshot", "is of another number of teachers");
-            for (auto& call : calls_) detail::list_fields(a, call, [&](auto& p) { rolled(a, p); });
+            for (auto& call : calls_) detail::list_fields(a, call, [&](auto& p) { rolled(a, p, false); });
         } else {
             throw std::logic_error("opd: what these stages send has no fields(): their driver has no snapshots");
         }
     }
 
 private:
+    const auto& given(const ticket& t, bool scored) const {
+        const auto& v = payloads_.view(t);
+        if (!v.rolled || (scored && !v.scored))
+            throw std::logic_error("opd: sequence " + std::to_string(t.sample) + " has no payload, or no score");
+        return v;
+    }
     std::function<std::shared_ptr<Rollout>(std::int32_t)> make_;
     std::vector<std::shared_ptr<Teacher>> teachers_;
     std::shared_ptr<Learner> learner_;

@@ -259,17 +259,15 @@ private:
         fault wrong;
         template <class A>
         void fields(A& a) {
-            a(is, outside, bad, life, job, when, back, wrong.what, wrong.after, wrong.back, wrong.which, version, what);
+            a(is, outside, bad, life, back, wrong.what, wrong.after, wrong.back, wrong.which, version, what);
+            detail::needs(std::max({what.worker, what.ticket.worker, what.slots}) < most_workers,
+                          "a worker's number is none");
         }
     };
     struct entry {
         detail::moment when;
         std::uint32_t at = 0;
         bool operator<(const entry& o) const { return o.when < when; } // std's heaps have the largest first
-        template <class A>
-        void fields(A& a) {
-            a(when, at);
-        }
     };
     struct job {
         weights from;
@@ -303,9 +301,8 @@ private:
             at = vacant_.back();
             vacant_.pop_back();
         }
-        record& r = records_[at];
+        record& r = records_[at] = {};
         r.is = k;
-        r.outside = r.bad = false;
         r.when = t;
         heap_.push_back({{t, next_number_++}, at});
         std::push_heap(heap_.begin(), heap_.end());
@@ -608,7 +605,8 @@ private:
 
     // --- workers
 
-    static constexpr std::int32_t as_before = -1; // slots of a worker that is back: those it was given last
+    static constexpr std::int32_t most_workers = 1 << 18; // of a snapshot; likewise their slots
+    static constexpr std::int32_t as_before = -1;         // slots of a worker that is back: those it was given last
 
     worker& of(stage s, std::int32_t number) {
         auto& all = workers_[static_cast<std::size_t>(s)];
@@ -746,17 +744,32 @@ private:
 
     template <class A>
     void fields(A& a) {
-        a(now_, next_number_, events_, heap_, records_, vacant_, wakes_, jobs_, vacant_jobs_);
+        a(now_, next_number_, events_);
+        detail::list_fields(a, heap_, [&](entry& e) {
+            if constexpr (A::reading) e.at = static_cast<std::uint32_t>(records_.size()), records_.emplace_back();
+            record& r = records_[e.at];
+            a(e.when, r);
+            r.when = e.when.time;
+            if (r.is != record::kind::job_end) return;
+            if constexpr (A::reading) r.job = static_cast<std::uint32_t>(jobs_.size()), jobs_.emplace_back();
+            a(jobs_[r.job]);
+        });
         for (int s = 0; s < stage_count; ++s) {
             std::int32_t number = 0;
             detail::list_fields(a, workers_[static_cast<std::size_t>(s)], [&](worker& w) {
                 const std::int32_t i = number++;
                 a(w.up, w.silent, w.busy, w.life, w.slots, w.syncs, w.installing, w.since, w.free, w.back);
                 a(w.hung);
-                bool engine = w.engine.has_value();
-                a(engine);
-                if (!engine) return;
-                if constexpr (A::reading) w.engine.emplace(model_.rollout(i));
+                const auto [least, greatest] = std::minmax({w.slots, w.syncs, w.installing});
+                detail::needs(least >= 0 && greatest < most_workers, "a worker's count is none");
+                if (!w.up || static_cast<stage>(s) != stage::rollout) return;
+                const detail::moment* known = wakes_.find(i);
+                detail::moment wake = known ? *known : detail::moment{};
+                a(wake);
+                if constexpr (A::reading) {
+                    if (!w.silent && wake.time < forever) wakes_.set(i, wake);
+                    w.engine.emplace(model_.rollout(i));
+                }
                 if constexpr (requires { w.engine->fields(a); })
                     w.engine->fields(a);
                 else
