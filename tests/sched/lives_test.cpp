@@ -118,6 +118,26 @@ TEST_CASE("after a restore the answers to the process that died are late, and th
     CHECK(n.s.totals().late + n.s.totals().duplicates == 3);
 }
 
+TEST_CASE("after a restore nothing is due that the process that died had set, and its clock is forgotten") {
+    settings o = stream(1, {.tau = 1});
+    o.rollout_deadline = 3, o.abort_deadline = 2, o.sync_deadline = 5;
+    script t(o);
+    t.now = 100;
+    t.staff(2);
+    t.now = 102, t.up(stage::rollout, 1); // has yet to install
+    t.now = 103, t.of(kind::tick);        // both attempts are to be aborted
+    t.now = 104, t.aborted({.sample = 0, .slot = 0, .attempt = 1, .worker = 0, .incarnation = 1, .lane = 0});
+    CHECK(t.s.where() == census{.waiting = 1, .rollout = 1});
+    CHECK(t.s.next_deadline() == 105);
+    t.s = scheduler::restore(o, t.s.snapshot());
+    t.s.abandon_workers(true);
+    CHECK(t.s.next_deadline() == forever);
+    t.now = 1; // another machine's clock
+    CHECK(t.of(kind::tick) == "");
+    t.staff(1);
+    CHECK(t.s.next_deadline() == 4);
+}
+
 TEST_CASE("weights are those of the job that made them: a zombie's are none") {
     settings o = stream(1, {.tau = 1});
     o.learner_deadline = 5;

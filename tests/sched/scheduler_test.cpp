@@ -641,6 +641,50 @@ TEST_CASE("deadlines: who installs other weights than the version's still has to
     CHECK(t.now == 6);
 }
 
+TEST_CASE("deadlines: a state that is saved has the time of each") { // the script restores it after every event
+    settings o = stream(1, {.tau = 2});
+    o.teacher_batch = 2;
+    o.teacher_flush = 2;
+    o.rollout_deadline = 100, o.abort_deadline = 1, o.teacher_deadline = 3, o.learner_deadline = 4, o.sync_deadline = 5;
+    script t(o);
+    const auto due = [&] { return t.s.next_deadline() - t.now; };
+    t.now = 1, t.staff(3);
+    t.now = 2, t.up(stage::rollout, 1);
+    CHECK(due() == 5);
+    t.now = 3, t.synced(1, 0);
+    CHECK(due() == 98); // of what was started at 1
+    t.now = 4, t.rolled(0);
+    CHECK(due() == 3); // it is scored at once: the idle learner waits for it
+    t.now = 5, t.scored();
+    CHECK(due() == 4);
+    t.now = 6, t.rolled(1);
+    CHECK(due() == 2); // until it is scored alone
+    t.now = 7, t.learned();
+    CHECK(due() == 1);
+    CHECK(t.wait() == "score j3@0:1");
+    CHECK(due() == 3);
+    t.now = 9, t.scored();
+    CHECK(due() == 3); // of the synchronisation, which began at 7
+    t.synced(0, 1);
+    CHECK(t.synced(1, 1) == "step v1:0 | start 3@1 v1 | train j4 v1:1");
+    t.now = 100, t.learned();
+    t.synced(0, 2), t.synced(1, 2);
+    CHECK(t.wait() == "abort 2 | start 2#2@0 v2"); // begun at 1
+    CHECK(due() == 1);
+}
+
+TEST_CASE("deadlines that a restore brings hold for what runs already") {
+    settings o = stream(1, {.tau = 1});
+    script t(o);
+    t.staff(2);
+    CHECK(t.wait() == "for ever");
+    o.rollout_deadline = 3;
+    t.s = scheduler::restore(o, t.s.snapshot());
+    t.now = 1, t.of(event::kind::tick);
+    CHECK(t.wait() == "abort 0 | abort 1");
+    CHECK(t.now == 3);
+}
+
 TEST_CASE("teacher calls: by size, by time, when nothing else comes, when the learner waits for it") {
     settings o = stream(4, {.tau = 1});
     o.teacher_batch = 2;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // A scheduler driven by hand: every event returns the actions it led to as one line of text, and the invariants are checked
-// after it. Sequences are named by their number; replies carry the ticket of their latest start.
+// after it, and that a snapshot has the deadlines. Sequences are named by their number; replies carry the ticket of their latest start.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -90,6 +90,7 @@ public:
         out.clear();
         s.on(stamped(s, e), now, out);
         s.check_invariants();
+        CHECK(scheduler::restore(s.options(), s.snapshot()).next_deadline() == s.next_deadline());
         for (const action& a : out.items) {
             if (a.what == action::kind::start) begun[a.ticket.sample] = a.ticket;
             if (a.what == action::kind::sync) made[a.version] = a.job;
