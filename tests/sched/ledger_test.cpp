@@ -539,6 +539,11 @@ TEST_CASE("edf says how much slack its last batch had") {
     y.score_all();
     REQUIRE(y.pick(2)); // two steps of 2 for 2 others
     CHECK(y.l.slack() == 2);
+    archive_writer to;
+    to(y.l);
+    ledger again(y.m.p);
+    archive_reader{to.bytes}(again);
+    CHECK(again.slack() == 2);
     CHECK(ledger(plan_of(streaming(2, {}))).slack() == -1);
 }
 
