@@ -188,6 +188,41 @@ TEST_CASE("a driver with real stages that is restored at any event goes on as it
     }
 }
 
+TEST_CASE("what comes during a quantum takes effect at its end, in a worker that was restored too") {
+    student published;
+    const auto make = [&] {
+        return timed_rollout<generator, verdict>(std::make_shared<generator>(published), 0,
+                                                 [](index_t) { return 2.0; });
+    };
+    auto worker = make();
+    worker.install({0, 0});
+    CHECK(worker.until_settled() == 0);
+    worker.start({.sample = 1, .worker = 0}); // six tokens
+    std::vector<std::pair<sample_t, token_versions>> done;
+    const auto finished = [&](const ticket& t, const token_versions& v, auto&&) { done.emplace_back(t.sample, v); };
+    worker.advance(0.5, finished);
+    CHECK(worker.until_settled() == 1.5);
+    published.version = 1;
+    worker.install({1, 7});
+    worker.start({.sample = 0, .worker = 0}); // one token
+    archive_writer to;
+    to(worker);
+    auto again = make();
+    archive_reader{to.bytes}(again);
+    for (auto* w : {&worker, &again}) {
+        done.clear();
+        w->advance(1.5, finished);
+        CHECK(done.empty());
+        CHECK(w->until_settled() == 0);
+        w->advance(2, finished);
+        REQUIRE(done.size() == 1);
+        CHECK(done[0] == std::pair<sample_t, token_versions>(0, {1, 1, 1, 1}));
+        for (int i = 0; i < 4; ++i) w->advance(2, finished);
+        REQUIRE(done.size() == 2);
+        CHECK(done[1] == std::pair<sample_t, token_versions>(1, {0, 1, 5.0 / 6, 6}));
+    }
+}
+
 TEST_CASE("stages that list no fields have no snapshots") {
     using toys = timed_stages<toy::rollout, toy::teacher, toy::learner>;
     const auto shared = std::make_shared<toy::world>();
