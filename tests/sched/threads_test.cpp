@@ -537,6 +537,22 @@ TEST_CASE("a worker whose install() always fails stays away") {
     CHECK(left == 1);
 }
 
+TEST_CASE("a worker whose install() fails now and then stays") {
+    toy::run r;
+    r.how = how(streaming(2));
+    r.options.stranded_seconds = 5;
+    r.rollouts = 1; // without it nothing goes on
+    r.shared->fault = [n = std::make_shared<int>(0)](const std::string& call, int, sample_t, std::stop_token) {
+        if (call == "install" && ++*n % 3 != 0) throw toy::failed("no room");
+        return wrong::nothing;
+    };
+    r.go();
+    check_clean(r);
+    CHECK(r.report.completed);
+    CHECK(r.consumed_all(96));
+    CHECK(r.report.exceptions > 3);
+}
+
 TEST_CASE("a stage without workers stops the run, if that is wished") {
     toy::run r;
     r.how = how(streaming(2), 8, 0);
@@ -550,6 +566,21 @@ TEST_CASE("a stage without workers stops the run, if that is wished") {
     CHECK(r.first_exception() == "opd: no teacher worker is left");
     CHECK(r.report.totals.failed_by[static_cast<std::size_t>(failure::stopped)] ==
           static_cast<std::int64_t>(r.report.discarded.size()));
+}
+
+TEST_CASE("a stage whose only worker came back in time has workers") {
+    toy::run r;
+    r.how = how(streaming(2));
+    r.how.teacher_attempts = 1000;
+    r.options.stranded_seconds = 0.5;
+    r.on_step = [&](toy::driver& d, const toy::step& s) {
+        if (s.version == 1) d.kill(stage::teacher, 0), d.revive(stage::teacher, 0);
+        if (s.version == 3) std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    };
+    r.go();
+    check_clean(r);
+    CHECK(r.report.completed);
+    CHECK(r.consumed_all(96));
 }
 
 TEST_CASE("a hook that throws stops the run") {
