@@ -471,6 +471,34 @@ TEST_CASE("workers that die and return") {
     }
 }
 
+TEST_CASE("nothing is heard of a worker that was killed, not even that it is late") {
+    for (const std::string call : {"step", "score"}) {
+        CAPTURE(call);
+        const stage s = call == "step" ? stage::rollout : stage::teacher;
+        toy::world::gate busy;
+        toy::run r;
+        r.how = how(streaming(2), 8, 400);
+        r.teachers = 2;
+        r.shared->fault = [&](const std::string& c, int worker, sample_t, std::stop_token) {
+            if (c == call && worker == 0) busy.wait();
+            return wrong::nothing;
+        };
+        std::jthread killer;
+        r.prepare = [&](toy::driver& d) {
+            killer = std::jthread([&] {
+                busy.await_waiting();
+                d.kill(s, 0);
+                busy.open();
+            });
+        };
+        r.go();
+        check_clean(r);
+        CHECK(r.report.completed);
+        CHECK(r.consumed_all(400));
+        CHECK(r.report.totals.late + r.report.totals.duplicates == 0);
+    }
+}
+
 TEST_CASE("a worker that returns during a train step gets the weights after it, a late answer is nobody's") {
     toy::run r;
     r.how = how(streaming(2), 8, 160);

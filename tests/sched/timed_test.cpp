@@ -223,6 +223,33 @@ TEST_CASE("what comes during a quantum takes effect at its end, in a worker that
     }
 }
 
+// When weights are installed, and responses are finished.
+struct installs {
+    std::vector<double> synced, rolled;
+    void event(double now, const opd::sched::event& e, const actions&, const scheduler&) {
+        if (e.what == opd::sched::event::kind::synced) synced.push_back(now);
+        if (e.what == opd::sched::event::kind::rolled_out) rolled.push_back(now);
+    }
+};
+
+TEST_CASE("a transfer of weights begins when a quantum is over, and nothing is drawn until its end") {
+    student w;
+    stage_costs<response> costs;
+    costs.score = [](auto) { return 0.25; };
+    costs.install = [](std::int32_t, version_t) { return 0.5; };
+    installs seen;
+    virtual_driver<model, installs> d({.batch = 1, .schedule = async{.tau = 1}, .sequences = 2, .teacher_batch = 1},
+                                      model([&w](std::int32_t) { return std::make_shared<generator>(w); },
+                                            {std::make_shared<judge>()}, std::make_shared<pupil>(pupil{w}), costs),
+                                      &seen);
+    d.bring_up(stage::rollout, 1, 2);
+    d.bring_up(stage::teacher, 1);
+    d.bring_up(stage::learner, 1);
+    d.run_until(7); // a quantum takes a second, and so does a train step: learned at 2.75
+    CHECK(seen.synced == std::vector<double>{0.5, 4});
+    CHECK(seen.rolled == std::vector<double>{1.5, 7}); // one token, and six
+}
+
 TEST_CASE("stages that list no fields have no snapshots") {
     using toys = timed_stages<toy::rollout, toy::teacher, toy::learner>;
     const auto shared = std::make_shared<toy::world>();
