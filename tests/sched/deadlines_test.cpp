@@ -29,10 +29,10 @@ TEST_CASE("who began first is due first, whoever leaves") {
                 list.end(who);
             } else if (what < 75) {
                 archive_writer to;
-                to(list);
+                list.fields(to, 64);
                 detail::deadline_list read;
                 archive_reader from(to.bytes);
-                from(read);
+                read.fields(from, 64);
                 list = read;
             } else {
                 list.clear();
