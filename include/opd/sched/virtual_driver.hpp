@@ -322,7 +322,8 @@ private:
     bool handle(const record& r) {
         switch (r.is) {
         case record::kind::deliver: {
-            if (r.what.incarnation > 0 || !r.what.from_worker()) { // said by a worker some time ago, or by nobody
+            // said by a worker some time ago, or by nobody
+            if (r.what.incarnation > 0 || r.what.what > event::kind::worker_down) {
                 deliver(r.what);
                 return true;
             }
