@@ -333,3 +333,19 @@ TEST_CASE("placement is by share: a worker with twice the lanes takes twice as m
     CHECK(t.of(kind::resume) ==
           "start 0@0 | start 1@1 | start 2@0 | start 3@0 | start 4@1 | start 5@0 | start 6@0 | start 7@1");
 }
+
+TEST_CASE("after a restore attempts have numbers of the new process, and what was being scored goes first") {
+    const settings o = stream(3, {.tau = 0});
+    script t(o);
+    t.staff(3);
+    CHECK(t.rolled(0) == "score j1@0:0");
+    CHECK(t.rolled(1) == ""); // the teacher is busy
+    script n(o);
+    n.s = scheduler::restore(o, t.s.snapshot());
+    n.s.abandon_workers();
+    CHECK(n.up(stage::teacher) == "score j2@0:0");
+    n.up(stage::rollout, 0, 3);
+    CHECK(n.synced(0, 0) == "start 2#2@0");
+    CHECK((t.begun.at(2).attempt >> 16) == 0);
+    CHECK((n.begun.at(2).attempt >> 16) == 1);
+}
