@@ -237,6 +237,31 @@ TEST_CASE("tokens of weights that were lost meanwhile are tokens of the version 
     CHECK(t.s.totals().late == 0);
 }
 
+TEST_CASE("who joins before the weights are lost is told others, and has its time for those") {
+    settings o = stream(1, {.tau = 1});
+    o.sync_deadline = 5;
+    script t(o);
+    t.staff(2);
+    t.rolled(0);
+    t.scored();
+    t.now = 10;
+    t.learned();
+    t.now = 11;
+    CHECK(t.up(stage::rollout, 1) == "sync 1 v1");
+    CHECK(t.up(stage::rollout, 2) == "sync 2 v1");
+    CHECK(t.synced(2, 1) == "");
+    t.now = 12;
+    CHECK(t.on(event::weights_lost(t.train_job)) == "sync 1 v0 | train j3 v0:0");
+    CHECK(t.s.next_deadline() == 17); // of worker 1; worker 2 has answered, so the next synchronisation waits for it
+    t.now = 13;
+    CHECK(t.synced(1, 0) == "");
+    CHECK(t.s.next_deadline() == opd::sched::forever);
+    CHECK(t.learned() == "sync v1");
+    CHECK(t.s.next_deadline() == 18);
+    t.synced(0, 1), t.synced(1, 1);
+    CHECK(t.synced(2, 1).substr(0, 9) == "step v1:0");
+}
+
 TEST_CASE("weights that are lost and cannot be made again: the version comes without them, and its sequences fail") {
     script t(stream(1, {.tau = 1}));
     t.staff(2);

@@ -152,8 +152,8 @@ public:
     /// after this and before the first event, or a third process from the same snapshot would give out the second's.
     void abandon_workers(bool keep_prefixes = false, bool reopen = false);
 
-    /// Recounts everything; throws std::logic_error that names the broken invariant. For tests and simulations, which include
-    /// scheduler_checks.hpp.
+    /// Recounts everything; throws std::logic_error that names the broken invariant. For tests and simulations; restore() asks
+    /// it of what it has read.
     void check_invariants() const;
 
 private:
@@ -201,7 +201,7 @@ private:
     void on_learned(const event& e);
     void on_learn_failed(actions& out, bool charged = true);
     void on_synced(const event& e);
-    void on_weights_lost(const event& e);
+    void on_weights_lost(const event& e, actions& out);
     void on_resize(index_t permits);
     void on_stop(actions& out);
 

@@ -64,7 +64,7 @@ inline void scheduler::take(const event& e, actions& out) {
         on_synced(e);
         break;
     case kind::weights_lost:
-        on_weights_lost(e);
+        on_weights_lost(e, out);
         break;
     case kind::tick:
         break;
@@ -259,16 +259,25 @@ inline void scheduler::on_synced(const event& e) {
 }
 
 // The source died before everyone had them: the update is made again, from the weights of the version and the same batch.
-inline void scheduler::on_weights_lost(const event& e) {
+inline void scheduler::on_weights_lost(const event& e, actions& out) {
     if ((phase_ != phase::leaving && phase_ != phase::syncing) || e.job != training_job_) {
         ++totals_.late;
         return;
     }
     ++totals_.lost_weights;
     training_job_ = 0;
-    training_updates_ = 0;
-    behind_ = 0;
+    const bool told = phase_ == phase::syncing;
     phase_ = phase::remaking;
+    if (!told) return;
+    std::vector<std::uint32_t> newcomers; // who has answered something is waited for in the next synchronisation
+    installs_.each([&](std::uint32_t w) { newcomers.push_back(w); });
+    for (const std::uint32_t w : newcomers) {
+        const auto number = static_cast<std::int32_t>(w);
+        installs_.end(w);
+        if (roster_.at(stage::rollout, number).answers) continue;
+        installs_.begin(w, now_); // what it was told to install is gone
+        tell(number, weights_, out);
+    }
 }
 
 inline void scheduler::on_resize(index_t permits) {

@@ -153,18 +153,18 @@ public:
     std::int32_t add_rollout(std::shared_ptr<Rollout> stage, std::int32_t lanes) {
         check_new(stage != nullptr);
         if (lanes < 1) throw invalid_input("lanes", "must be at least 1, not " + std::to_string(lanes));
-        return core_->add(core_->rollouts, std::move(stage), lanes);
+        return core_->add(stage::rollout, core_->rollouts, std::move(stage), lanes);
     }
     std::int32_t add_teacher(std::shared_ptr<Teacher> stage) {
         check_new(stage != nullptr);
-        return core_->add(core_->teachers, std::move(stage), 1);
+        return core_->add(stage::teacher, core_->teachers, std::move(stage), 1);
     }
     /// Before run().
     void set_learner(std::shared_ptr<Learner> stage) {
         check_new(stage != nullptr);
         if (core_->started) throw std::logic_error("opd: thread_driver: the learner is set before run()");
         core_->learners.clear();
-        core_->add(core_->learners, std::move(stage), 1);
+        core_->add(stage::learner, core_->learners, std::move(stage), 1);
     }
 
     /// Before run(): an observer (recorder.hpp has one) that is told under the driver's lock what happens. It needs up, down,
@@ -626,12 +626,12 @@ private:
             return *found;
         }
         template <class Stage>
-        std::int32_t add(std::vector<std::shared_ptr<worker_of<Stage>>>& all, std::shared_ptr<Stage> s,
+        std::int32_t add(stage kind, std::vector<std::shared_ptr<worker_of<Stage>>>& all, std::shared_ptr<Stage> s,
                          std::int32_t slots) {
             const std::lock_guard lock(mutex);
             if (over) throw std::logic_error("opd: thread_driver: the run is over");
             auto w = std::make_shared<worker_of<Stage>>();
-            w->kind = kind_of(all);
+            w->kind = kind;
             w->number = static_cast<std::int32_t>(all.size());
             w->most = w->slots = slots;
             w->stage = std::move(s);
@@ -644,9 +644,6 @@ private:
             }
             return w->number;
         }
-        stage kind_of(const std::vector<std::shared_ptr<worker_of<Rollout>>>&) const { return stage::rollout; }
-        stage kind_of(const std::vector<std::shared_ptr<worker_of<Teacher>>>&) const { return stage::teacher; }
-        stage kind_of(const std::vector<std::shared_ptr<worker_of<Learner>>>&) const { return stage::learner; }
         void launch_all() {
             if (sched.finished()) finish();
             for (const auto& w : learners) launch(w);

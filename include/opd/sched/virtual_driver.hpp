@@ -581,6 +581,10 @@ private:
         --w.syncs;
         --w.installing;
         w.since = now_;
+        if (w.syncs > 0) { // others have been asked for meanwhile, and these may be gone
+            settle(number);
+            return false;
+        }
         w.engine->install(weights{r.version, r.what.job});
         settle(number);
         if (r.wrong.what == fault::kind::twice) {
