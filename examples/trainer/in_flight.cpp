@@ -58,7 +58,6 @@ in_flight in_flight_of(std::string_view bytes, const std::function<std::vector<s
     } catch (const opd::invalid_input& e) {
         throw failure(exit_input, fmt::format("the checkpoint's sequences in flight: {}", e.what()));
     }
-    r.version = r.weights.version;
     std::vector<std::shared_ptr<const trajectory>> scored;
     for (const auto& e : r.sequences)
         if (e.where >= place::ready && e.sequence) scored.push_back(e.sequence);

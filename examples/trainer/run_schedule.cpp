@@ -173,7 +173,7 @@ void run::distill_on_threads() {
         all.stepped(report.version, sequences, report.totals.admitted, now() - begin);
     };
     hooks.on_checkpoint = [&](in_flight state) {
-        if (!all.left && !all.checkpoint(state.version, [&] { return to_bytes(state); })) running->stop_now();
+        if (!all.left && !all.checkpoint(state.weights.version, [&] { return to_bytes(state); })) running->stop_now();
     };
     // each step may be the one after which it is time to leave
     const sched::thread_options how{.shutdown_seconds = 120, .stop_on_error = true, .checkpoint_every = 1};

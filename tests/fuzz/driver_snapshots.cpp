@@ -244,7 +244,6 @@ void threads(choices& c) {
     std::string bytes = m.bytes;
     const bool forged = c.once_in(2);
     if (forged) nudge(c, bytes);
-    s.version = m.then.s.version();
     s.weights = m.then.s.weights();
     s.scheduler = sched::seal(bytes);
     const auto edits = c.below(4);

@@ -15,20 +15,6 @@ namespace {
 
 using namespace opd::test;
 
-std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
-    const char* text = std::getenv(variable);
-    return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-template <class F>
-std::string outcome(F&& f) {
-    try {
-        f();
-        return {};
-    } catch (const std::exception& e) {
-        return e.what();
-    }
-}
-
 TEST_CASE("worlds of processes end, and nothing is lost or learnt from twice") {
     const bool one = std::getenv("OPD_WORLD") != nullptr;
     const std::uint64_t first = number_from("OPD_WORLD", 0), last = one ? first + 1 : number_from("OPD_WORLDS", 10000);

@@ -183,7 +183,7 @@ void survive(std::uint64_t seed) {
             return wrong::nothing;
         };
         r.from = saved ? &*saved : nullptr;
-        const version_t first = saved ? saved->version : 0;
+        const version_t first = saved ? saved->weights.version : 0;
         const version_t cut = p.stops ? first + 1 + static_cast<version_t>(random.below(8)) : 1 << 30;
         const std::uint64_t way = random.below(3);
         std::optional<toy::snapshot> next = saved;
@@ -207,7 +207,7 @@ void survive(std::uint64_t seed) {
         if (p.throws == 0 && p.lies == 0) CHECK(first_exception == "");
         done = r.report.completed && (way != 2 || r.report.totals.consumed == static_cast<std::int64_t>(p.n));
         for (const toy::step& s : r.steps)
-            if (done || (next && s.version <= next->version))
+            if (done || (next && s.version <= next->weights.version))
                 for (const auto& c : s.consumed) consumed.push_back(c.ticket.sample);
         saved = std::move(next);
     }

@@ -275,6 +275,7 @@ TEST_CASE("a stage that throws once: the work is done again") {
             toy::run r;
             r.how = how(streaming(2));
             r.how.learner_attempts = 2;
+            if (call == "install") r.rollouts = 1; // another that joins may be past it: then it is nobody's fault
             r.shared->fault = once(call, throwing("broken " + call), n);
             r.go();
             check_clean(r);
@@ -447,7 +448,9 @@ TEST_CASE("a call past its deadline: its worker is lost, others do the work, and
         check_clean(r);
         std::set<sample_t> distinct(r.consumed.begin(), r.consumed.end());
         CHECK(distinct.size() == r.consumed.size());
-        if (call == "score") CHECK(r.report.totals.late == 1);
+        if (call == "score") CHECK(r.report.totals.late >= 1);
+        if (call == "score" && r.report.totals.lost_workers == 1)
+            CHECK(r.report.totals.late == 1); // a slow machine: more
     }
 }
 
@@ -475,12 +478,12 @@ TEST_CASE("nothing is heard of a worker that was killed, not even that it is lat
     for (const std::string call : {"step", "score"}) {
         CAPTURE(call);
         const stage s = call == "step" ? stage::rollout : stage::teacher;
-        toy::world::gate busy;
+        toy::world::gate busy, killed; // without the latter the other may do all
         toy::run r;
         r.how = how(streaming(2), 8, 400);
         r.teachers = 2;
         r.shared->fault = [&](const std::string& c, int worker, sample_t, std::stop_token) {
-            if (c == call && worker == 0) busy.wait();
+            if (c == call) (worker == 0 ? busy : killed).wait();
             return wrong::nothing;
         };
         std::jthread killer;
@@ -489,6 +492,7 @@ TEST_CASE("nothing is heard of a worker that was killed, not even that it is lat
                 busy.await_waiting();
                 d.kill(s, 0);
                 busy.open();
+                killed.open();
             });
         };
         r.go();
@@ -549,11 +553,17 @@ TEST_CASE("an attempt past its deadline answers late: its successor's payload is
 }
 
 TEST_CASE("a worker whose install() always fails stays away") {
+    toy::world::gate gone; // the other begins when it is
     toy::run r;
     r.how = how(streaming(2));
-    r.shared->fault = [](const std::string& call, int worker, sample_t, std::stop_token) {
+    r.shared->fault = [&](const std::string& call, int worker, sample_t, std::stop_token) {
         if (call == "install" && worker == 0) throw toy::failed("no room");
+        if (call == "install") gone.wait();
         return wrong::nothing;
+    };
+    r.on_event = [&, downs = 0](const event& e, const actions&, const scheduler&) mutable {
+        downs += e.what == event::kind::worker_down && e.worker == 0;
+        if (downs == 3) gone.open();
     };
     std::int32_t left = 0;
     r.on_step = [&](toy::driver& d, const toy::step&) { left = d.workers(stage::rollout); };
@@ -568,10 +578,18 @@ TEST_CASE("a worker whose install() always fails stays away") {
 TEST_CASE("a worker whose install() fails now and then stays") {
     toy::run r;
     r.how = how(streaming(2));
-    r.options.stranded_seconds = 5;
+    r.options.stranded_seconds = 30;
     r.rollouts = 1; // without it nothing goes on
-    r.shared->fault = [n = std::make_shared<int>(0)](const std::string& call, int, sample_t, std::stop_token) {
-        if (call == "install" && ++*n % 3 != 0) throw toy::failed("no room");
+    std::atomic<incarnation_t> life = 0;
+    r.on_event = [&](const event& e, const actions&, const scheduler&) {
+        if (e.what == event::kind::worker_up && e.stage == stage::rollout) life = e.incarnation;
+    };
+    // every other life fails at once, the others five versions later: of the three that there can be without it none counts
+    r.shared->fault = [&, first = version_t{0}](const std::string& call, int, sample_t about, std::stop_token) mutable {
+        if (call != "install") return wrong::nothing;
+        const auto version = static_cast<version_t>(about);
+        if (life % 2 != 0) first = version;
+        if (life % 2 != 0 || version >= first + 5) throw toy::failed("no room");
         return wrong::nothing;
     };
     r.go();
@@ -669,6 +687,7 @@ TEST_CASE("a stage that hangs bounds nobody: the drain ends, the thread is left 
         r.how = how(streaming(2), 8, 0);
         r.options.drain_seconds = 0.1;
         r.options.shutdown_seconds = 0.1;
+        if (call == "install") r.rollouts = 1; // nobody waits for another that joins
         r.shared->fault = once(
             call,
             [&] {
@@ -784,7 +803,7 @@ TEST_CASE("a run that is cut at random steps and resumed consumes everything onc
             r.how = how(schedule, 8, static_cast<index_t>(n));
             r.from = saved ? &*saved : nullptr;
             r.options.checkpoint_every = 1 + static_cast<index_t>(random() % 2);
-            const version_t first = saved ? saved->version : 0;
+            const version_t first = saved ? saved->weights.version : 0;
             const auto cut = first + static_cast<version_t>(random() % 5);
             std::optional<toy::snapshot> next = saved;
             r.on_step = [&](toy::driver& d, const toy::step& s) {
@@ -796,7 +815,7 @@ TEST_CASE("a run that is cut at random steps and resumed consumes everything onc
             done = r.report.completed;
             // what the next life does not know of did not happen
             for (const toy::step& s : r.steps)
-                if (done || (next && s.version <= next->version)) {
+                if (done || (next && s.version <= next->weights.version)) {
                     ++steps;
                     for (const auto& c : s.consumed) consumed.push_back(c.ticket.sample);
                 }
@@ -825,9 +844,10 @@ TEST_CASE("a snapshot holds every outstanding sequence, and prefixes go on where
             if (e.where >= place::queued)
                 CHECK((e.sequence && e.sequence->versions.size() >= toy::length_of(e.ticket.sample)));
             if (e.where >= place::ready) CHECK(e.scored);
-            if (e.where == place::rollout) CHECK((e.start == s.version || e.sequence)); // started since, or exported
+            if (e.where == place::rollout)
+                CHECK((e.start == s.weights.version || e.sequence)); // started since, or exported
         }
-        if (s.version < 60) return;
+        if (s.weights.version < 60) return;
         if (!saved) saved = std::move(s);
         d.stop_now();
     };
@@ -876,7 +896,7 @@ TEST_CASE("after a drained or completed run the snapshot of its last step can be
     first.go();
     check_complete(first, 80);
     REQUIRE(saved);
-    CHECK(saved->version == 10);
+    CHECK(saved->weights.version == 10);
 
     toy::run same; // nothing is left to do
     same.how = first.how;
@@ -904,8 +924,8 @@ TEST_CASE("checkpoints: every so many versions, and on request") {
         if (s.version == 6) d.request_checkpoint();
     };
     r.on_checkpoint = [&](toy::driver& d, toy::snapshot s) {
-        CHECK(s.version == d.version());
-        at.push_back(s.version);
+        CHECK(s.weights.version == d.version());
+        at.push_back(s.weights.version);
     };
     r.go();
     check_complete(r, 96);
@@ -932,7 +952,9 @@ TEST_CASE("the recorder's figures are those of the run") {
         auto world = std::make_shared<toy::world>();
         // the toy's stages compare starts with what the scheduler says; here nobody tells them
         d.add_rollout(std::make_shared<toy::rollout>(world, 0, 4), 4);
-        d.add_rollout(std::make_shared<toy::rollout>(world, 1, 4), 4);
+        const bool alone =
+            std::holds_alternative<opd::sched::sync>(s); // who joins while others work overlaps with them
+        if (!alone) d.add_rollout(std::make_shared<toy::rollout>(world, 1, 4), 4);
         d.add_teacher(std::make_shared<toy::teacher>(world, 0));
         d.set_learner(std::make_shared<toy::learner>(world));
         d.observe(rec);
@@ -947,7 +969,7 @@ TEST_CASE("the recorder's figures are those of the run") {
         REQUIRE(metrics.stages.overlap());
         CHECK(*metrics.stages.overlap() > 0);
         CHECK(*metrics.stages.overlap() <= 3);
-        if (std::holds_alternative<opd::sched::sync>(s)) CHECK(*metrics.stages.overlap() <= 1.05);
+        if (alone) CHECK(*metrics.stages.overlap() <= 1.05);
         CHECK(metrics.stages.wall_time() <= report.seconds);
         CHECK(timeline.spans() >= static_cast<std::size_t>(report.totals.consumed));
     }
@@ -980,7 +1002,7 @@ TEST_CASE("a recorder may join a resumed run") {
     toy::run first;
     first.how = how(streaming(2), 8, 160);
     first.on_checkpoint = [&](toy::driver& d, toy::snapshot s) {
-        if (s.version < 4) return;
+        if (s.weights.version < 4) return;
         if (!saved) saved = std::move(s);
         d.stop_now();
     };
@@ -1047,15 +1069,16 @@ TEST_CASE("workers join a run, drain and leave, and nothing is lost") {
         }
         if (s.version == 12) {
             d.set_slots(stage::rollout, 0, 0);
+            d.set_slots(stage::rollout, 1, 0); // all is the third's
             d.set_slots(stage::teacher, 0, 0);
             CHECK_THROWS_AS(d.set_slots(stage::rollout, 0, 5), opd::invalid_input);
             CHECK_THROWS_AS(d.set_slots(stage::learner, 0, 0), opd::invalid_input);
             ++drained;
         }
-        if (s.version == 25) d.set_slots(stage::rollout, 0, 2);
+        if (s.version == 25) d.set_slots(stage::rollout, 0, 2), d.set_slots(stage::rollout, 1, 4);
         if (s.version <= 16 || s.version > 25) return;
         for (const auto& c : s.consumed) // what was started three versions after it
-            if (c.start >= 16) CHECK(c.ticket.worker != 0);
+            if (c.start >= 16) CHECK(c.ticket.worker == 2);
     };
     r.go();
     check_complete(r, 400);

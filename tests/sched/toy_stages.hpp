@@ -289,7 +289,7 @@ struct run {
     run& go() {
         driver::hooks_type hooks;
         driver* self = nullptr;
-        version_t last = from ? from->version : 0;
+        version_t last = from ? from->weights.version : 0;
         if (from) shared->published = shared->before = from->weights;
         hooks.on_event = [this](double, const event& e, const actions& out, const scheduler& s) {
             {

@@ -62,6 +62,7 @@ struct call {
 };
 struct rollout_worker {
     bool up = false, answers = false, current = false, drained = false;
+    bool asked = false; // for weights of its own, and not for those of a synchronisation
     incarnation_t life = 0;
     double since = 0;            // its coming
     weights installed = {-1, 0}; // what is
@@ -423,7 +424,7 @@ private:
         if (train_ != 0) matter.push_back(train_since_);
         if (syncing_) matter.push_back(syncing_since_);
         for (const rollout_worker& w : rollout_)
-            if (w.up && !w.current) matter.push_back(w.since);
+            if (w.up && !w.current && w.asked) matter.push_back(w.since);
         matter.push_back(s.next_deadline() - o.s.teacher_flush);
         std::string bytes = s.snapshot();
         bytes.resize(bytes.size() - sizeof(std::uint64_t)); // the checksum
@@ -446,7 +447,7 @@ private:
     }
     double due_of(const world_options& o, const rollout_worker& w) const {
         double at = forever;
-        if (w.up && !w.current) at = after(w.since, o.s.sync_deadline);
+        if (w.up && !w.current && w.asked) at = after(w.since, o.s.sync_deadline);
         if (w.up && syncing_ && behind(w)) at = std::min(at, after(syncing_since_, o.s.sync_deadline));
         return at;
     }
@@ -564,6 +565,10 @@ private:
     void lose_weights(const world_options& o) {
         for (rollout_worker& w : rollout_) std::erase_if(w.owed, [&](const weights& x) { return x.job == made_; });
         if (o.hides_lost_weights) return;
+        for (rollout_worker& w : rollout_) { // who joins is asked anew, or waits for the next synchronisation
+            w.asked = w.asked && !(syncing_ && w.answers);
+            if (syncing_) w.since = now_;
+        }
         syncing_ = false;
         tell(o, event::weights_lost(std::exchange(made_, 0)));
     }
@@ -637,6 +642,7 @@ private:
                 if (a.worker >= 0 && static_cast<std::size_t>(a.worker) != i) continue;
                 require(a.worker < 0 || (w.up && a.incarnation == w.life), "weights for a dead worker");
                 if (w.up) w.owed.push_back({a.version, a.job});
+                w.asked = w.asked || a.worker >= 0;
             }
             break;
         case action::kind::step: {

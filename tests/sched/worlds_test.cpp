@@ -19,11 +19,6 @@ namespace {
 
 using namespace opd::test;
 
-std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
-    const char* text = std::getenv(variable);
-    return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
 struct range {
     std::uint64_t first, last; // last: not included
 };
@@ -33,17 +28,6 @@ range worlds(std::uint64_t count) {
         return {seed, seed + 1};
     }
     return {0, number_from("OPD_WORLDS", count)};
-}
-
-/// The message of what went wrong; empty: nothing.
-template <class F>
-std::string outcome(F&& f) {
-    try {
-        f();
-        return {};
-    } catch (const std::exception& e) {
-        return e.what();
-    }
 }
 
 /// What all worlds together have met.

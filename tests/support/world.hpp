@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <set>
@@ -843,6 +844,23 @@ template <class Driver>
 void run_to_end(Driver& d, std::uint64_t most_events = 200000) {
     if (d.run(most_events)) return;
     throw violation(d.next() == forever ? "deadlock" : "livelock");
+}
+
+/// The message of what went wrong; empty: nothing.
+template <class F>
+std::string outcome(F&& f) {
+    try {
+        f();
+        return {};
+    } catch (const std::exception& e) {
+        return e.what();
+    }
+}
+
+/// A number in the environment.
+inline std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
+    const char* text = std::getenv(variable);
+    return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
 } // namespace opd::test

@@ -199,7 +199,7 @@ TEST_CASE("async: interrupted at every second step, every sequence is learnt fro
                     with_scores += !sequences.empty();
                     return std::vector<std::shared_ptr<const scored_sequence>>(sequences.size());
                 });
-                CHECK(flight.version == state.step);
+                CHECK(flight.weights.version == state.step);
                 for (const auto& e : flight.sequences)
                     with_partials += e.sequence && e.where <= opd::sched::outstanding_sequence::place::rollout;
                 run next(parse(directory, with(f, {"--resume"})));

@@ -26,8 +26,7 @@ struct run_snapshot {
         std::shared_ptr<const Rolled> sequence; ///< waiting, rollout: what is drawn so far, or null; else all of it
         std::shared_ptr<const Scored> scored;   ///< ready, training
     };
-    version_t version = 0;
-    sched::weights weights; ///< of that version: those that the workers will be told to install
+    sched::weights weights; ///< of its version: those that the workers will be told to install
     std::string scheduler;  ///< scheduler::snapshot()
     std::vector<entry> sequences;
 };
@@ -107,7 +106,6 @@ public:
 
     snapshot_type snapshot(const scheduler& s) const {
         snapshot_type r;
-        r.version = s.version();
         r.weights = s.weights();
         r.scheduler = s.snapshot();
         s.for_each([&](const outstanding_sequence& q) {

@@ -714,8 +714,6 @@ inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
     if (phase_ != phase::idle) put_training_back();
     phase_ = phase::idle;
     training_job_ = 0;
-    training_updates_ = 0;
-    behind_ = 0;
     ledger_.reopen_gate();
     roster_.clear();
     for (std::size_t j = jobs_.size(); j-- > 0;)

@@ -266,9 +266,7 @@ inline void scheduler::on_weights_lost(const event& e, actions& out) {
     }
     ++totals_.lost_weights;
     training_job_ = 0;
-    const bool told = phase_ == phase::syncing;
-    phase_ = phase::remaking;
-    if (!told) return;
+    if (std::exchange(phase_, phase::remaking) != phase::syncing) return;
     std::vector<std::uint32_t> newcomers; // who has answered something is waited for in the next synchronisation
     installs_.each([&](std::uint32_t w) { newcomers.push_back(w); });
     for (const std::uint32_t w : newcomers) {
@@ -304,7 +302,6 @@ inline void scheduler::on_stop(actions& out) {
     }
     jobs_.clear();
     training_.clear();
-    training_updates_ = 0;
     training_job_ = 0;
     batches_.clear();
     phase_ = phase::idle;

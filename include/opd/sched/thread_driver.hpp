@@ -138,7 +138,7 @@ public:
         : core_(std::make_shared<core>(scheduler(s), options, std::move(hooks))) {}
 
     /// Goes on from a snapshot. `settings` must be those of the run it was taken from (`sequences` may be more); the
-    /// weights that the stages install first must be those of snapshot.version.
+    /// weights that the stages install first must be snapshot.weights.
     thread_driver(const settings& s, const snapshot_type& from, const thread_options& options = {},
                   hooks_type hooks = {})
         : core_(std::make_shared<core>(scheduler::restore(s, from.scheduler), options, std::move(hooks))) {
@@ -197,8 +197,7 @@ public:
         const std::shared_ptr<core> c = core_;
         run_report report;
         {
-            const std::stop_callback on_stop(stop,
-                                             [c] { c->request_stop(); }); // without the lock, as is its destructor
+            const std::stop_callback on_stop(stop, [c] { c->request_stop(); }); // made and destroyed without the lock
             std::unique_lock lock(c->mutex);
             if (std::exchange(c->started, true)) throw std::logic_error("opd: thread_driver: run() is called once");
             try {
@@ -494,7 +493,7 @@ private:
 
         // --- to the workers
 
-        static std::size_t index_of(std::int32_t worker) { return static_cast<std::size_t>(worker); }
+        static std::size_t index_of(auto stage_or_worker) { return static_cast<std::size_t>(stage_or_worker); }
         void post(worker& w, command c) {
             c.life = w.life;
             w.mail.post(std::move(c));
@@ -522,7 +521,7 @@ private:
             if (std::exchange(w.up, false)) {
                 load(w, -w.load);
                 tell(w, worker_change::down);
-                if (--present[stage_index(w.kind)] == 0) stranded[stage_index(w.kind)] = clock::now();
+                if (--present[index_of(w.kind)] == 0) stranded[index_of(w.kind)] = clock::now();
             }
             w.begins = false;
             w.load = 0;
@@ -600,15 +599,14 @@ private:
         void come(worker& w) {
             w.begins = false;
             w.up = true;
-            ++present[stage_index(w.kind)];
-            stranded[stage_index(w.kind)].reset();
+            ++present[index_of(w.kind)];
+            stranded[index_of(w.kind)].reset();
             tell(w, worker_change::up);
             guarded({}, [&] { dispatch(event::up(w.kind, w.number, w.slots).of_life(w.life)); });
         }
 
         // --- workers and their threads
 
-        static std::size_t stage_index(stage s) { return static_cast<std::size_t>(s); }
         template <class F>
         void for_all(F&& f) {
             for (const auto& w : learners) f(*w);
