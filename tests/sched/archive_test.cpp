@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // Bytes that are not what was written are refused, and say why.
 #include <doctest/doctest.h>
+#include <tuple>
 #include <vector>
 
 #include "opd/sched/archive.hpp"
+#include "opd/sched/events.hpp"
 
 namespace {
 
@@ -53,6 +56,35 @@ TEST_CASE("words that have changed places are damage") {
             const std::string other = good.substr(0, 8) + bytes_of(swapped) + good.substr(good.size() - 8);
             CHECK(unsealed(other) == "opd: snapshot: is damaged: its checksum differs");
         }
+}
+
+// What a message carries; each value is another, so that a field that is left out or comes twice shows.
+TEST_CASE("events and actions are after a journey what they were") {
+    const ticket t{.sample = 1, .slot = 2, .attempt = 3, .worker = 4, .incarnation = 5, .lane = 6};
+    const auto again = [](auto x) {
+        archive_writer out;
+        x.fields(out);
+        decltype(x) y = {};
+        archive_reader in(out.bytes);
+        y.fields(in);
+        CHECK(in.done());
+        return y;
+    };
+    event e;
+    e.what = event::kind::scored, e.stage = stage::teacher;
+    e.worker = 7, e.incarnation = 8, e.slots = 9, e.ticket = t, e.job = 10, e.count = 11;
+    e.versions = {12, 13, 12.5, 14};
+    const event f = again(e);
+    CHECK(std::tuple(f.what, f.stage, f.worker, f.incarnation, f.slots, f.job, f.count) ==
+          std::tuple(e.what, e.stage, e.worker, e.incarnation, e.slots, e.job, e.count));
+    CHECK(f.ticket == t);
+    CHECK(std::tuple(f.versions.oldest, f.versions.newest, f.versions.mean, f.versions.tokens) ==
+          std::tuple(version_t{12}, version_t{13}, 12.5, std::int64_t{14}));
+    const action a{action::kind::train, stage::teacher, failure::stale, 7, 8, t, 15, 16, 17, 18, 19};
+    const action b = again(a);
+    CHECK(std::tuple(b.what, b.stage, b.why, b.worker, b.incarnation, b.version, b.job, b.from, b.first, b.count) ==
+          std::tuple(a.what, a.stage, a.why, a.worker, a.incarnation, a.version, a.job, a.from, a.first, a.count));
+    CHECK(b.ticket == t);
 }
 
 TEST_CASE("a length is compared with what follows before anything is read") {

@@ -17,7 +17,8 @@ using namespace opd::test;
 
 TEST_CASE("worlds of processes end, and nothing is lost or learnt from twice") {
     const bool one = std::getenv("OPD_WORLD") != nullptr;
-    const std::uint64_t first = number_from("OPD_WORLD", 0), last = one ? first + 1 : number_from("OPD_WORLDS", 10000);
+    const std::uint64_t first = number_from("OPD_WORLD", 0),
+                        last = one ? first + 1 : number_from("OPD_WORLDS", 10000 / worlds_share);
     opd::sched::counters met;
     std::uint64_t crashes = 0, messages = 0;
     for (std::uint64_t seed = first; seed < last; ++seed) {

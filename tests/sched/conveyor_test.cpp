@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // The payloads between the stages: an attempt's are its own, and a snapshot's go on where the scheduler says so.
 #include <memory>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // The list of deadlines does what a plain list of pairs does.
 #include <algorithm>

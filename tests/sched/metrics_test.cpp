@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // Every meter against a naive one that keeps all it was told; the overlap of schedules whose overlap is known; what a run
 // describes, in the JSON that the examples make of it.

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // The scheduler by hand-written scripts: what each schedule does in small cases, action by action, and what becomes of each
 // fault in each phase.

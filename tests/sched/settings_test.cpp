@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // Which settings are refused, by name and with the reason, and what the others resolve to.
 #include <cmath>

@@ -26,6 +26,7 @@ ticket on_lane(std::int32_t lane, sample_t sample = 0) {
 
 // The engine without a shared clock and without a heap: every sequence counts its own tokens, everything is computed anew
 // at every event.
+// What is within 1e-6 of a step of its end has ended, as the engine has it.
 struct naive_engine {
     struct sequence {
         ticket who;
@@ -42,7 +43,7 @@ struct naive_engine {
         return speed.factor * (speed.step + speed.step_per_sequence * static_cast<double>(lanes.size()));
     }
     void count(sequence& s) { // tokens whose step has ended were drawn by the present version
-        while (static_cast<double>(s.token_version.size()) + 1 <= s.done + 1e-5) s.token_version.push_back(version);
+        while (static_cast<double>(s.token_version.size()) + 1 <= s.done + 1e-6) s.token_version.push_back(version);
     }
     void start(const ticket& t, double length, double prompt) {
         if (lanes.empty()) stall = 0;
@@ -72,7 +73,7 @@ struct naive_engine {
         for (auto& [lane, s] : lanes) s.done += gain;
         for (auto i = lanes.begin(); i != lanes.end();) {
             sequence& s = i->second;
-            if (stall > 0 || s.done < s.length - 1e-5) {
+            if (stall > 0 || s.done < s.length - 1e-6) {
                 ++i;
                 continue;
             }

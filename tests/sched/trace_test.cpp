@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // The trace, read back by a JSON parser that is not ours: every event is there once with its times and words, bounds keep
 // the first and the last, a file is complete or absent. The timeline's picture: well-formed whatever the names, boxes where

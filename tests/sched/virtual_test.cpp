@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // Schedules in virtual time: the rates of AsyncOPD's appendix G, where times are constant; k = 0 and tau = 0 against
 // sync; what each staleness policy bounds under heavy tails and what it costs; the same seed gives the same run; real stages

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // What a worker makes of its messages: each reply as a word, and what the stage was told as another.
 #include <deque>

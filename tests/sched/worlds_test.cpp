@@ -27,7 +27,7 @@ range worlds(std::uint64_t count) {
         const std::uint64_t seed = number_from("OPD_WORLD", 0);
         return {seed, seed + 1};
     }
-    return {0, number_from("OPD_WORLDS", count)};
+    return {0, number_from("OPD_WORLDS", count / worlds_share)};
 }
 
 /// What all worlds together have met.

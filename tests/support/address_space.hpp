@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A child process that the system refuses memory and threads.
+// A child process that the system refuses memory and threads. Not where OPD_TEST_SANITIZED: the sanitizers reserve address space of
+// their own, so it cannot be limited.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// The sanitizers reserve address space of their own, so it cannot be limited.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define OPD_TEST_SANITIZED 1
-#elif defined(__has_feature)
-#define OPD_TEST_SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
-#else
-#define OPD_TEST_SANITIZED 0
-#endif
+#include "support/sanitized.hpp"
 
 namespace opd::test {
 

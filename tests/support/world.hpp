@@ -19,6 +19,7 @@
 
 #include "opd/sched/scheduler_checks.hpp"
 #include "opd/sched/virtual_driver.hpp"
+#include "support/sanitized.hpp"
 
 namespace opd::test {
 
@@ -856,6 +857,9 @@ std::string outcome(F&& f) {
         return e.what();
     }
 }
+
+/// What a sanitized build takes a share of, since there each world costs seven times as much: the plain build runs all.
+inline constexpr std::uint64_t worlds_share = OPD_TEST_SANITIZED ? 4 : 1;
 
 /// A number in the environment.
 inline std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
