@@ -251,6 +251,30 @@ TEST_CASE("a transfer of weights begins when a quantum is over, and nothing is d
     CHECK(seen.rolled == std::vector<double>{1.5, 7}); // one token, and six
 }
 
+TEST_CASE("a worker whose first transfer outlasts several versions passes over what is gone, and joins") {
+    struct of_second {
+        int rolled = 0;
+        void event(double, const opd::sched::event& e, const actions&, const scheduler&) {
+            if (e.what == opd::sched::event::kind::rolled_out) rolled += e.ticket.worker == 1;
+        }
+    };
+    student w;
+    stage_costs<response> costs;
+    costs.score = [](auto) { return 0.25; };
+    costs.install = [](std::int32_t worker, version_t v) { return worker == 1 && v == 0 ? 30 : 0.25; };
+    of_second seen;
+    virtual_driver<model, of_second> d({.batch = 1, .schedule = async{.tau = 1}, .sequences = 60, .teacher_batch = 1},
+                                       model([&w](std::int32_t) { return std::make_shared<generator>(w); },
+                                             {std::make_shared<judge>()}, std::make_shared<pupil>(pupil{w}), costs),
+                                       &seen);
+    d.bring_up(stage::rollout, 2, 1);
+    d.bring_up(stage::teacher, 1);
+    d.bring_up(stage::learner, 1);
+    CHECK(d.run());
+    CHECK(d.first_exception() == nullptr); // the generator throws at weights that are not the published ones
+    CHECK(seen.rolled > 5);
+}
+
 TEST_CASE("stages that list no fields have no snapshots") {
     using toys = timed_stages<toy::rollout, toy::teacher, toy::learner>;
     const auto shared = std::make_shared<toy::world>();
