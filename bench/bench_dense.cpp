@@ -20,6 +20,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -31,7 +32,6 @@
 #include "harness.hpp"
 #include "opd/backends/eigen.hpp"
 #include "opd/opd.hpp"
-#include "opd/rng.hpp"
 #include "peers.hpp"
 
 namespace {
@@ -209,30 +209,19 @@ private:
         for (auto* f : {&tokens.mc_mu, &tokens.mc_q, &tokens.kept_mu, &tokens.kept_q, &tokens.weight, &tokens.top_q})
             f->resize(size);
         tokens.exact.resize(size);
-        std::vector<float> scratch(opd::design::scratch_floats(v));
-        std::vector<std::int32_t> order(static_cast<std::size_t>(v));
-        for (index_t r = 0; r < k; ++r) {
-            const float* zr = z.data() + r * v;
-            const float* yr = y.data() + r * v;
-            const opd::noise_row mc(7, opd::noise_stream::mc, std::uint64_t(r), 0);
-            const opd::noise_row tail(7, opd::noise_stream::tail, std::uint64_t(r), 0);
-            opd::design::iid(
-                zr, v, 1.f, scored, [&](index_t j) { return opd::keyed_uniform(mc, std::uint32_t(j)); },
-                &tokens.mc[size_t(r * scored)], &tokens.mc_mu[size_t(r * scored)], scratch);
-            opd::design::threshold(zr, v, 1.f, scored, opd::keyed_uniform(tail, 0), &tokens.kept[size_t(r * scored)],
-                                   &tokens.weight[size_t(r * scored)], &tokens.kept_mu[size_t(r * scored)],
-                                   &tokens.exact[size_t(r * scored)], scratch);
-            for (index_t i = 0; i < v; ++i) order[size_t(i)] = std::int32_t(i);
-            std::partial_sort(order.begin(), order.begin() + scored, order.end(),
-                              [&](std::int32_t a, std::int32_t b) { return yr[a] > yr[b]; });
-            std::copy_n(order.begin(), scored, tokens.top.begin() + r * scored);
-        }
         opd::eigen_backend be;
-        for (auto [ids, out] : {std::pair{&tokens.mc, &tokens.mc_q}, std::pair{&tokens.kept, &tokens.kept_q},
-                                std::pair{&tokens.top, &tokens.top_q}})
-            opd::token_logp(be, opd::view(static_cast<const float*>(y.data()), k, v),
-                            opd::view(static_cast<const std::int32_t*>(ids->data()), k, scored),
-                            opd::view(out->data(), k, scored));
+        const auto to = [k](auto& x) { return opd::view(x.data(), k, scored); };
+        const auto zs = opd::view(z.data(), k, v), ys = opd::view(y.data(), k, v);
+        std::vector<std::uint64_t> sample(static_cast<std::size_t>(k));
+        std::iota(sample.begin(), sample.end(), std::uint64_t{0});
+        const std::vector<std::uint32_t> position(static_cast<std::size_t>(k));
+        const opd::draw_keys<> keys{.seed = 7, .sample = sample, .position = position};
+        opd::draw(be, zs, opd::design::iid{scored}, keys, opd::drawn<>{to(tokens.mc), to(tokens.mc_mu)});
+        opd::draw(be, zs, opd::design::threshold{scored}, keys,
+                  opd::drawn<>{to(tokens.kept), to(tokens.kept_mu), to(tokens.weight), to(tokens.exact)});
+        opd::token_logp(be, ys, to(tokens.mc), to(tokens.mc_q));
+        opd::token_logp(be, ys, to(tokens.kept), to(tokens.kept_q));
+        opd::top_k(be, ys, to(tokens.top), to(tokens.top_q));
         const auto repeat = [&](auto& x) {
             for (index_t i = k * scored; i < n * scored; ++i) x[size_t(i)] = x[size_t(i % (k * scored))];
         };

@@ -16,12 +16,11 @@
 
 #include "opd/backends/eigen.hpp"
 #include "opd/opd.hpp"
-#include "opd/rng.hpp"
 
 constexpr long N = 8, V = 4000, m = 64; // rows, vocabulary, scored tokens a row
 constexpr std::uint64_t seed = 7;
 
-/// What the rollout and the teacher leave for one batch. `weight` and `exact` for threshold alone.
+/// What the rollout and the teacher leave for one batch.
 struct scored {
     std::vector<std::int32_t> ids = std::vector<std::int32_t>(N * m);   // (N,m)
     std::vector<float> log_mu = std::vector<float>(N * m);              // (N,m)
@@ -34,22 +33,21 @@ struct scored {
 /// Draws for `trial` from the stale policy's logits (N,V); then the teacher scores them.
 scored draw(opd::eigen_backend& backend, const std::vector<float>& stale, const std::vector<float>& teacher, int trial,
             bool threshold) {
-    static std::vector<float> scratch(opd::design::scratch_floats(V));
+    std::vector<std::uint64_t> sample(N);         // (N)
+    const std::vector<std::uint32_t> position(N); // (N) all 0
+    for (long r = 0; r < N; ++r)
+        sample[r] = std::uint64_t(trial * N + r); // unique in the run: prompt, epoch, group member
+    const opd::draw_keys<> keys{.seed = seed, .sample = sample, .position = position};
     scored s;
-    for (long r = 0; r < N; ++r) {
-        const auto sample = std::uint64_t(trial * N + r); // unique in the run: prompt, epoch, group member
-        const std::uint32_t position = 0;
-        if (threshold) {
-            const opd::noise_row noise(seed, opd::noise_stream::tail, sample, position);
-            opd::design::threshold(&stale[r * V], V, 1.f, m, opd::keyed_uniform(noise, 0), &s.ids[r * m],
-                                   &s.weight[r * m], &s.log_mu[r * m], &s.exact[r * m], scratch);
-        } else {
-            const opd::noise_row noise(seed, opd::noise_stream::mc, sample, position);
-            opd::design::iid(
-                &stale[r * V], V, 1.f, m, [&](long j) { return opd::keyed_uniform(noise, std::uint32_t(j)); },
-                &s.ids[r * m], &s.log_mu[r * m], scratch);
-        }
-    }
+    const opd::drawn<> to{.ids = opd::view(s.ids.data(), N, m),
+                          .log_mu = opd::view(s.log_mu.data(), N, m),
+                          .weight = opd::view(s.weight.data(), N, m),
+                          .exact = opd::view(s.exact.data(), N, m)};
+    const auto mu = opd::view(stale.data(), N, V);
+    if (threshold)
+        opd::draw(backend, mu, opd::design::threshold{m}, keys, to);
+    else
+        opd::draw(backend, mu, opd::design::iid{m}, keys, to);
     opd::token_logp(backend, opd::view(teacher.data(), N, V), opd::view(s.ids.data(), N, m),
                     opd::view(s.log_q.data(), N, m));
     return s;

@@ -9,11 +9,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <numeric>
 #include <vector>
 
 #include "opd/backends/eigen.hpp"
 #include "opd/opd.hpp"
-#include "opd/rng.hpp"
 
 // [soft_clip]
 struct soft_clip {
@@ -56,13 +56,12 @@ int main() {
     opd::eigen_backend backend;
     std::vector<std::int32_t> ids(N * m);           // (N,m)
     std::vector<float> log_mu(N * m), log_q(N * m); // (N,m)
-    std::vector<float> scratch(opd::design::scratch_floats(V));
-    for (long r = 0; r < N; ++r) {
-        const opd::noise_row noise(1, opd::noise_stream::mc, std::uint64_t(r), 0);
-        opd::design::iid(
-            &stale[r * V], V, 1.f, m, [&](long j) { return opd::keyed_uniform(noise, std::uint32_t(j)); }, &ids[r * m],
-            &log_mu[r * m], scratch);
-    }
+    std::vector<std::uint64_t> sample(N);           // (N) unique in a run
+    std::iota(sample.begin(), sample.end(), 0);
+    const std::vector<std::uint32_t> position(N); // (N) all 0
+    opd::draw(backend, opd::view(stale.data(), N, V), opd::design::iid{m},
+              {.seed = 1, .sample = sample, .position = position},
+              opd::drawn<>{.ids = opd::view(ids.data(), N, m), .log_mu = opd::view(log_mu.data(), N, m)});
     opd::token_logp(backend, opd::view(y.data(), N, V), opd::view(ids.data(), N, m), opd::view(log_q.data(), N, m));
     const opd::teacher::samples cache{opd::view(ids.data(), N, m), opd::view(log_mu.data(), N, m),
                                       opd::view(log_q.data(), N, m)};

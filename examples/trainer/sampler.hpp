@@ -2,7 +2,7 @@
 //
 // From rows of logits to tokens, their log-probabilities and what the draw plan records beside them.
 //
-// Noise is keyed (opd/rng.hpp): what is drawn is a function of (logits, seed, sample, position), whatever rows are drawn
+// Drawn by the library (opd/draw.hpp) with keyed noise: what is drawn is a function of (logits, seed, sample, position), whatever rows are drawn
 // together.
 #pragma once
 
@@ -40,20 +40,17 @@ public:
     void draw(std::int32_t version);
 
 private:
-    void choose(index_t r);
-
     sampling o_;
     index_t v_, width_;
     opd::eigen_backend backend_{.threads = 1};
-    std::vector<trajectory*> rows_;   // (n)
-    std::vector<float> z_;            // (n,V)
-    std::vector<token> ids_, asked_;  // (n,width) the token, then the plan's entries
-    std::vector<float> log_mu_;       // (n,width)
-    std::vector<float> weight_;       // (n,width)
-    std::vector<std::uint8_t> exact_; // (n,width)
-    std::vector<float> scaled_;       // (V)
-    std::vector<token> order_;        // (V)
-    std::vector<float> scratch_;
+    std::vector<trajectory*> rows_;        // (n)
+    std::vector<std::uint64_t> samples_;   // (n)
+    std::vector<std::uint32_t> positions_; // (n)
+    std::vector<float> z_;                 // (n,V)
+    std::vector<token> ids_;               // (n,width) the token, then the plan's entries
+    std::vector<float> log_mu_;            // (n,width)
+    std::vector<float> weight_;            // (n,width)
+    std::vector<std::uint8_t> exact_;      // (n,width)
 };
 
 } // namespace trainer

@@ -2,8 +2,6 @@
 #include "teacher.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
@@ -137,51 +135,24 @@ void teacher_scorer::score(const row_batch& batch, const cache_plan& plan, teach
     const auto temperature = static_cast<float>(plan.temperature);
     const auto rows = opd::view(static_cast<const float*>(z.data()), n, v_count);
     const opd::row_mask mask(batch.mask);
-    normaliser_.assign(static_cast<std::size_t>(n), 0.0);
+    const bool support = plan.what == teacher_cache::kind::support, best = support && plan.teacher_top_k;
+    const auto entries = static_cast<std::size_t>(n) * width;
     cache.next_log_q.assign(static_cast<std::size_t>(n), 0.0f);
-    opd::token_logp(backend_, rows, opd::view(batch.next.data(), n, 1), opd::view(cache.next_log_q.data(), n, 1),
-                    temperature, mask, opd::view(normaliser_.data(), n));
-    for (std::size_t r = 0; r < batch.mask.size(); ++r)
-        if (!batch.mask[r]) cache.next_log_q[r] = 0;
-    if (dense) return;
-
-    const bool support = plan.what == teacher_cache::kind::support;
     cache.ids = batch.ids;
-    if (support && plan.teacher_top_k) {
-        cache.ids.resize(static_cast<std::size_t>(n) * width);
-        std::vector<std::int32_t> order(static_cast<std::size_t>(v_count));
-        for (index_t r = 0; r < n; ++r) {
-            const float* row = rows.row(r);
-            std::iota(order.begin(), order.end(), 0);
-            std::partial_sort(
-                order.begin(), order.begin() + plan.entries, order.end(),
-                [&](std::int32_t a, std::int32_t b) { return row[a] != row[b] ? row[a] > row[b] : a < b; });
-            std::copy_n(order.begin(), plan.entries, cache.ids.begin() + r * plan.entries);
-        }
-    }
-    cache.log_q.assign(cache.ids.size(), 0.0f);
-    asked_ = cache.ids;
-    for (auto& id : asked_) id = std::max(id, 0); // unused slots of a threshold design
-    opd::token_logp(backend_, rows, opd::view(static_cast<const std::int32_t*>(asked_.data()), n, plan.entries),
-                    opd::view(cache.log_q.data(), n, plan.entries), temperature);
-    if (!support) return;
+    cache.ids.resize(entries);
+    cache.log_q.assign(entries, 0.0f);
+    cache.log_tail.assign(support ? static_cast<std::size_t>(n) : 0, 0.0f);
+    const auto ids = opd::view(cache.ids.data(), n, plan.entries);
+    const auto log_q = opd::view(cache.log_q.data(), n, plan.entries);
+    const auto log_tail = opd::view(cache.log_tail.data(), n);
 
-    // the mass outside, summed directly: 1 - the sum over the support would cancel
-    cache.log_tail.assign(static_cast<std::size_t>(n), 0.0f);
-    std::vector<char> inside(static_cast<std::size_t>(v_count));
-    for (index_t r = 0; r < n; ++r) {
-        if (!batch.mask[static_cast<std::size_t>(r)]) continue;
-        std::fill(inside.begin(), inside.end(), char{0});
-        for (index_t e = 0; e < plan.entries; ++e)
-            inside[static_cast<std::size_t>(cache.ids[static_cast<std::size_t>(r * plan.entries + e)])] = 1;
-        double tail = 0;
-        for (index_t v = 0; v < v_count; ++v)
-            if (!inside[static_cast<std::size_t>(v)])
-                tail += std::exp(static_cast<double>(rows(r, v)) / static_cast<double>(temperature) -
-                                 normaliser_[static_cast<std::size_t>(r)]);
-        cache.log_tail[static_cast<std::size_t>(r)] =
-            tail > 0 ? static_cast<float>(std::log(tail)) : -std::numeric_limits<float>::infinity();
-    }
+    opd::scores<> of_next{.ids = opd::view(batch.next.data(), n, 1), .log_p = opd::view(cache.next_log_q.data(), n, 1)};
+    if (best) of_next.top_ids = ids, of_next.top_log_p = log_q, of_next.top_log_tail = log_tail;
+    opd::score(backend_, rows, of_next, temperature, mask);
+    if (dense || best) return;
+    opd::scores<> of_entries{.ids = ids, .log_p = log_q};
+    if (support) of_entries.log_tail = log_tail;
+    opd::score(backend_, rows, of_entries, temperature, mask);
 }
 
 } // namespace trainer

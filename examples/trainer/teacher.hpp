@@ -101,9 +101,7 @@ private:
     const transformer<float>& model_;
     opd::eigen_backend& backend_;
     std::vector<thread_state> states_;
-    std::vector<float> scratch_;      // (N,V)
-    std::vector<double> normaliser_;  // (N)
-    std::vector<std::int32_t> asked_; // (N, entries)
+    std::vector<float> scratch_; // (N,V)
 };
 
 } // namespace trainer

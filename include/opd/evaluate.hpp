@@ -48,27 +48,20 @@ struct row_job {
     index_t vocab = 0;
 };
 
-/// A checked call of token_logp.
-template <class Z, class Id, class L, space Space = space::host>
-struct token_logp_job {
-    using logit_type = Z;
-    using log_type = L;
-    matrix_view<const Z, Space> z;    ///< (N,V)
-    matrix_view<const Id, Space> ids; ///< (N,m)
-    matrix_view<L, Space> out;        ///< (N,m)
-    vector_view<double, Space> lse;   ///< (N) or empty
-    row_mask<Space> mask;
-    float temperature;
-};
-
 // clang-format off
-/// A backend says where its memory lies and runs checked calls: `for_rows(row_job)` and, for token_logp,
-/// `for_rows(token_logp_job)`. See docs/concepts/backend.md.
+/// A backend says where its memory lies and runs checked calls: `for_rows(row_job)` and, for those of score.hpp and draw.hpp,
+/// `for_rows(plain_job)`. See docs/concepts/backend.md.
 template <class B>
 concept backend = requires { { B::memory_space } -> std::convertible_to<space>; };
 /// Whether a backend runs a job: it has rows for this student, cache and estimator.
 template <class B, class Job>
 concept runs = backend<std::remove_cvref_t<B>> && requires(B&& b, const Job& job) { b.for_rows(job); };
+/// A checked call without an estimator: how many rows, and which of them are kept (an env whose reduction is a sum).
+template <class Job>
+concept plain_job = requires(const Job& job) {
+    { job.row_count() } -> std::convertible_to<index_t>;
+    { job.as_env() } -> std::convertible_to<basic_env<Job::memory_space>>;
+};
 // clang-format on
 
 namespace detail {
@@ -213,42 +206,6 @@ std::size_t workspace_bytes(const Backend& be, Student student, Teacher teacher,
         return be.workspace_bytes(checked_job(be, student, teacher, estimator, e));
     else
         return 0;
-}
-
-/// out[r,j] = log p[r, ids[r,j]] at `temperature`, and optionally the log-sum-exp of each row, both from the logits' bits
-/// alone: rollout and learner that call it on the same logits get the same bits, whatever the batch. This is the log p that
-/// the sampled estimators use. (N,V), (N,m) -> (N,m). Bad rows or ids get -inf and are counted.
-template <class Backend, class Z, class Id, class L, space Space>
-auto token_logp(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> ids, matrix_view<L, Space> out,
-                float temperature = 1, row_mask<Space> mask = {},
-                std::type_identity_t<vector_view<double, Space>> lse = {}) {
-    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
-                  "opd: the views must lie in the backend's memory space");
-    const index_t n = z.rows;
-    detail::check_matrix("z", z, n, z.cols);
-    detail::check_matrix("ids", ids, n, ids.cols);
-    detail::check_matrix("out", out, n, ids.cols);
-    detail::check_temperature("temperature", temperature);
-    if (z.cols < 1 && n > 0) throw invalid_input("z", "has no columns");
-    detail::check_vector("mask", mask, n);
-    detail::check_vector("lse", lse, n);
-    detail::call_spans spans;
-    spans.writes("out", out);
-    spans.writes("lse", lse);
-    spans.reads("z", z);
-    spans.reads("ids", ids);
-    spans.reads("mask", mask);
-    spans.check();
-    return be.for_rows(
-        token_logp_job<std::remove_const_t<Z>, std::remove_const_t<Id>, L, Space>{z, ids, out, lse, mask, temperature});
-}
-
-/// lse[r] = log Σ_v e^(z[r,v]/temperature). (N,V) -> (N)
-template <class Backend, class Z, space Space>
-auto log_sum_exp(Backend&& be, matrix_view<Z, Space> z, std::type_identity_t<vector_view<double, Space>> lse,
-                 float temperature = 1, row_mask<Space> mask = {}) {
-    return token_logp(be, z, matrix_view<const std::int32_t, Space>(nullptr, z.rows, 0, 0),
-                      matrix_view<float, Space>(nullptr, z.rows, 0, 0), temperature, mask, lse);
 }
 
 } // namespace OPD_ISA

@@ -5,8 +5,11 @@
 //
 //   bits(seed, stream, sample, position, draw, token) -> 32 random bits k
 //   w = (k + 1/2) 2^-32                                in (0, 1)
-//   E = -log1p(-min(w, 1 - 2^-24))                     standard exponential, relative accuracy kept in the tail E -> 0
+//   E = -log(1 - min(w, 1 - 2^-24))                    standard exponential, relative accuracy kept in the tail E -> 0
 //   token = argmax over the filtered support of log p - log E, ties to the lower id        (Gumbel-max)
+//
+// Scores are double, their logarithms one fixed sequence of operations: a near-tie falls the same way on every instruction set,
+// compiler and device.
 //
 // The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
 // applied twice: once per (seed, stream, sample, position), whose 128 output bits key the second application, once per
@@ -19,10 +22,10 @@
 // uniforms a tail of 150,000 tokens and total mass 1e-3 would already be drawn 3 to 60 times too rarely).
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "opd/config.hpp"
+#include "opd/detail/fixed_log.hpp"
 
 namespace opd {
 
@@ -79,15 +82,19 @@ struct noise_row {
 /// w = (k + 1/2) 2^-32: exact in double, never 0 or 1.
 OPD_HD inline double uniform_of_bits(std::uint32_t k) { return (static_cast<double>(k) + 0.5) * 0x1p-32; }
 
-/// Standard exponential from 32 bits, strictly positive: -log1p(-w) keeps its relative accuracy as w -> 0, where
-/// -log(1-w) would be 0 for every w below 2^-24.
-OPD_HD inline float exponential_of_bits(std::uint32_t k) {
-    const float w = static_cast<float>(uniform_of_bits(k));
-    return -::log1pf(-(w < 0x1.fffffep-1f ? w : 0x1.fffffep-1f));
+/// Standard exponential from 32 bits, strictly positive. 1 - w is exact, so the relative accuracy stays as w -> 0.
+OPD_HD inline double exponential_of_bits(std::uint32_t k) {
+    const double w = uniform_of_bits(k);
+    return -detail::fixed_log(1 - (w < 1 - 0x1p-24 ? w : 1 - 0x1p-24));
+}
+
+/// log p - log E: the token of largest score is a draw from p. The same bits on every backend.
+OPD_HD inline double gumbel_score(double log_p, std::uint32_t k) {
+    return detail::plus(log_p, -detail::fixed_log(exponential_of_bits(k)));
 }
 
 /// The largest value that -log E can take: E >= 2^-33.
-inline constexpr float gumbel_maximum = 22.875f;
+inline constexpr double gumbel_maximum = 22.875;
 
 /// The uniform of one (row, draw): inverse-CDF draws and systematic sampling, token 0 of the draw.
 OPD_HD inline double keyed_uniform(const noise_row& noise, std::uint32_t draw) {
@@ -106,17 +113,17 @@ OPD_HD inline index_t gumbel_max(const noise_row& noise, std::uint32_t draw, con
         if (logp[v] > -3.0e38f && (top < 0 || logp[v] > logp[top])) top = v;
     if (top < 0) return -1;
     index_t winner = top;
-    float best = logp[top] - ::logf(exponential_of_bits(noise.bits(draw, static_cast<std::uint32_t>(top))));
+    double best = gumbel_score(double(logp[top]), noise.bits(draw, static_cast<std::uint32_t>(top)));
     std::uint32_t have = 0xffffffffu; // the group held in `group_bits`
     philox_block group_bits{};
     for (index_t v = 0; v < v_count; ++v) {
-        if (v == top || !(logp[v] > -3.0e38f) || logp[v] + gumbel_maximum < best) continue;
+        if (v == top || !(logp[v] > -3.0e38f) || double(logp[v]) + gumbel_maximum < best) continue;
         const std::uint32_t id = static_cast<std::uint32_t>(v);
         if (have != id / 4) {
             have = id / 4;
             group_bits = noise.block(draw, have);
         }
-        const float score = logp[v] - ::logf(exponential_of_bits(group_bits.word[id % 4]));
+        const double score = gumbel_score(double(logp[v]), group_bits.word[id % 4]);
         if (score > best || (score == best && v < winner)) {
             best = score;
             winner = v;

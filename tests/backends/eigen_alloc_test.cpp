@@ -15,10 +15,11 @@
 #include <new>
 
 #include <opd/backends/eigen.hpp>
-#include <opd/estimators/designs.hpp>
+#include <opd/draw.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
+#include <opd/score.hpp>
 
 namespace {
 std::atomic<long> allocations{0};
@@ -79,17 +80,26 @@ TEST_CASE("the counter counts") {
     CHECK(steady([&] { p = std::aligned_alloc(64, 128), std::free(p); }) == 2);
 }
 
-TEST_CASE("evaluate, token_logp and the designs allocate nothing in steady state") {
+TEST_CASE("evaluate, score and draw allocate nothing in steady state") {
     constexpr index_t n = 6, vocab = 5000, k = 16;
     buffers<float> b({.rows = n, .vocab = vocab, .seed = 2});
     buffers<half> h({.rows = n, .vocab = vocab, .seed = 2});
     std::vector<std::int32_t> ids(n * k);
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = std::int32_t(7 * (i % k));
     std::vector<float> log_mu(n * k, -3.F), log_q(n * k, -4.F), weight(n * k, 0.1F), losses(n), sparse(n * k);
-    std::vector<double> lse(n);
+    std::vector<double> lse(n), log_kept(n);
     const auto id = view(ids.data(), n, k);
     const auto f = [](std::vector<float>& x) { return view(x.data(), n, k); };
     const std::vector<std::int64_t> offsets{0, 2, 6};
+    const std::vector<std::uint64_t> sample{0, 1, 2, 3, 4, 5};
+    const std::vector<std::uint32_t> position(n, 9);
+    const std::vector<double> uniforms(n * k, 0.3);
+    const draw_keys<> keyed{.seed = 3, .sample = sample, .position = position};
+    std::vector<std::int32_t> out_ids(n * k);
+    std::vector<float> out_log(n * k), out_weight(n * k), out_tail(n);
+    std::vector<std::uint8_t> out_exact(n * k);
+    std::vector<filter_cut> cut(n);
+    std::vector<index_t> kept(n);
     for (const int threads : {1, 2}) {
         eigen_backend backend{.threads = threads};
         env e{
@@ -106,18 +116,33 @@ TEST_CASE("evaluate, token_logp and the designs allocate nothing in steady state
         CHECK(steady([&] { evaluate(backend, b.student(), samples, mc_reverse_kl{}, e); }) == 0);
         CHECK(steady([&] { evaluate(backend, b.student(), weighted, weighted_reverse_kl{}, e); }) == 0);
         CHECK(steady([&] { token_logp(backend, b.z_view(), id, f(log_mu)); }) == 0);
+        CHECK(steady([&] { top_k(backend, b.z_view(), view(out_ids.data(), n, k), f(out_log), 1, {}, out_tail); }) ==
+              0);
+        const auto draws = [&](auto design, const draw_keys<>& keys, const filter& kept_by) {
+            const index_t m = design.columns();
+            const drawn<> to{view(out_ids.data(), n, m), view(out_log.data(), n, m), view(out_weight.data(), n, m),
+                             view(out_exact.data(), n, m)};
+            result r;
+            const long asked = steady([&] {
+                r = draw(backend, b.z_view(), design, keys, to,
+                         {.filter = kept_by, .lse = lse, .log_kept = log_kept, .cut = cut, .kept = kept});
+            });
+            CHECK(r.diagnostics.kept == n);
+            CHECK(r.diagnostics.bad_rows == 0);
+            return asked;
+        };
+        for (const filter& kept_by : {filter{}, filter{.top_k = 50}, filter{.temperature = 0.7F, .top_p = 0.9F}}) {
+            CHECK(draws(design::threshold{k}, keyed, kept_by) == 0);
+            CHECK(draws(design::threshold{k}, {.uniforms = view(uniforms.data(), n, 1)}, kept_by) == 0);
+            CHECK(draws(design::iid{k}, keyed, kept_by) == 0);
+            CHECK(draws(design::iid{k}, {.uniforms = view(uniforms.data(), n, k)}, kept_by) == 0);
+            CHECK(draws(design::gumbel{}, keyed, kept_by) == 0);
+            CHECK(draws(design::greedy{}, {}, kept_by) == 0);
+        }
         e.lse = {};
         const student::on_support<float> s{b.z_view(), f(sparse)};
         CHECK(steady([&] { evaluate(backend, s, support, renormalised{reverse_kl{}}, e); }) == 0);
     }
-    std::vector<float> scratch(design::scratch_floats(vocab));
-    std::vector<std::uint8_t> exact(k);
-    CHECK(steady([&] {
-              design::threshold(b.z_view().row(0), vocab, 1, k, 0.3, ids.data(), weight.data(), log_mu.data(),
-                                exact.data(), scratch);
-              design::iid(
-                  b.z_view().row(0), vocab, 1, k, [](index_t) { return 0.5; }, ids.data(), log_mu.data(), scratch);
-          }) == 0);
 }
 
 TEST_CASE("all memory may be the caller's: with an arena of the size asked for, not even the first call allocates") {

@@ -16,10 +16,11 @@
 #include <limits>
 
 #include <opd/backends/eigen.hpp>
-#include <opd/estimators/designs.hpp>
+#include <opd/draw.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
+#include <opd/score.hpp>
 
 using namespace opd;
 using namespace opd::test;
@@ -249,26 +250,27 @@ TEST_CASE("numbers: every field, refused and accepted") {
         std::vector<float> out(rows * k);
         token_logp(c.backend, c.s.z, c.support.ids, view(out.data(), rows, k), temperature);
     };
-    const auto iid = [](float temperature, double u) {
-        const float z[3] = {0, 1, 2};
-        std::int32_t ids[2];
-        float log_mu[2];
-        std::vector<float> scratch(design::scratch_floats(3));
-        design::iid(
-            z, 3, temperature, 2, [u](index_t) { return u; }, ids, log_mu, scratch);
-    };
-    const auto threshold = [](float temperature, double u) {
+    const auto drawing = [](call& c, auto design, const std::vector<double>& uniforms, float temperature, int odd = 0) {
         const float z[3] = {0, 1, 2};
         std::int32_t ids[2] = {77, 77};
-        float log_mu[2], weight[2];
-        std::uint8_t exact[2];
-        std::vector<float> scratch(design::scratch_floats(3));
+        float log_mu[2] = {77, 77}, weight[2] = {77, 77};
+        std::uint8_t exact[2] = {77, 77};
         try {
-            design::threshold(z, 3, temperature, 2, u, ids, weight, log_mu, exact, scratch);
-        } catch (...) {
-            CHECK(ids[0] == 77);
+            draw(c.backend, view(z, 1, 3), design, {.uniforms = view(uniforms.data(), 1, uniforms.size())},
+                 drawn<>{view(ids, 1, 2), view(log_mu, 1, 2), view(weight, 1, 2), view(exact, 1, 2)},
+                 {.filter = {.temperature = temperature}});
+        } catch (const invalid_input& e) {
+            for (const int j : {0, 1}) CHECK((ids[j] == 77 && log_mu[j] == 77 && weight[j] == 77 && exact[j] == 77));
+            if (e.argument == "keys.uniforms")
+                CHECK(std::string(e.what()).find("row 0, draw " + std::to_string(odd)) != std::string::npos);
             throw;
         }
+        CHECK((ids[0] >= 0 && ids[0] < 3 && ids[1] < 3)); // colder than 1e-2, threshold finds one id with mass
+    };
+    const auto iid = [&](call& c, float temperature, double u) { drawing(c, design::iid{2}, {u, .5}, temperature); };
+    const auto later = [&](call& c, double u) { drawing(c, design::iid{2}, {.5, u}, 1, 1); };
+    const auto threshold = [&](call& c, float temperature, double u) {
+        drawing(c, design::threshold{2}, {u}, temperature);
     };
     const auto make_alpha = [](double x) { return alpha_divergence{x}; };
     const auto make_w = [](double x) { return jsd{.w = x}; };
@@ -286,10 +288,11 @@ TEST_CASE("numbers: every field, refused and accepted") {
         {"student.temperature", no_temperature, temperature,
          [](call& c, double x) { c.s.temperature = float(x), c.run_samples(); }},
         {"temperature", no_temperature, temperature, [&](call& c, double x) { token(c, float(x)); }},
-        {"temperature", no_temperature, temperature, [&](call&, double x) { iid(float(x), .5); }},
-        {"temperature", no_temperature, temperature, [&](call&, double x) { threshold(float(x), .5); }},
-        {"uniform 0", no_fraction, fraction, [&](call&, double x) { iid(1, x); }},
-        {"uniform", no_fraction, fraction, [&](call&, double x) { threshold(1, x); }},
+        {"filter.temperature", no_temperature, temperature, [&](call& c, double x) { iid(c, float(x), .5); }},
+        {"filter.temperature", no_temperature, temperature, [&](call& c, double x) { threshold(c, float(x), .5); }},
+        {"keys.uniforms", no_fraction, fraction, [&](call& c, double x) { iid(c, 1, x); }},
+        {"keys.uniforms", no_fraction, fraction, [&](call& c, double x) { later(c, x); }},
+        {"keys.uniforms", no_fraction, fraction, [&](call& c, double x) { threshold(c, 1, x); }},
         {"env.normaliser", {-1, 1e-300, 1e-31}, {0, .5, 1e9}, dense([](call& c, double x) { c.env.normaliser = x; })},
         {"env.normaliser", {-1, 0, 1e-300}, {.5, 1e9}, dense([](call& c, double x) {
              c.env.reduction = reduce::constant, c.env.normaliser = x;
@@ -588,8 +591,8 @@ TEST_CASE("no output overlaps another span: every pair") {
         }
         token_logp(c.backend, z, ids, out, 1, mask, lse);
     };
-    const char* said[] = {"out: overlaps z",   "out: overlaps ids", "out: overlaps mask", "out: overlaps lse",
-                          "out: overlaps lse", "lse: overlaps z",   "lse: overlaps ids",  "lse: overlaps mask"};
+    const char* said[] = {"log_p: overlaps z",   "log_p: overlaps ids", "log_p: overlaps mask", "log_p: overlaps lse",
+                          "log_p: overlaps lse", "lse: overlaps z",     "lse: overlaps ids",    "lse: overlaps mask"};
     for (std::size_t which = 0; which < 8; ++which) {
         CHECK_THROWS_WITH_AS(tokens(which, 0), doctest::Contains(said[which]), invalid_input);
         CHECK_THROWS_WITH_AS(tokens(which, 8), doctest::Contains(said[which]), invalid_input);

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include <opd/backends/eigen.hpp>
-#include <opd/estimators/designs.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>

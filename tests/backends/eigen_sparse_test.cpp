@@ -541,7 +541,7 @@ TEST_CASE("token_logp and log_sum_exp: values, masks, bad rows and ids") {
         std::vector<std::int64_t> ids(s.ids.begin(), s.ids.end());
         s.z[0] = minus_inf;                          // row 0: a token without mass
         s.z[std::size_t(2 * vocab + 7)] = nan_f;     // row 2
-        ids[1 * m + 1] = vocab, ids[4 * m + 2] = -1; // rows 1 and 4
+        ids[1 * m + 1] = vocab, ids[4 * m + 2] = -2; // rows 1 and 4
         s.settle();
         const std::vector<int> mask{1, 1, 1, 0, 1};
         std::vector<float> out(std::size_t(n * m), untouched);
@@ -593,11 +593,11 @@ TEST_CASE("token_logp refuses lengths, nulls and overlaps") {
     refused("lse: has 2 entries for 3 rows",
             [&] { token_logp(backend, zv, iv, ov, 1, {}, vector_view<lse_type>(lse.data(), 2)); });
     refused("ids: has shape (2,4)", [&] { token_logp(backend, zv, view(std::as_const(ids).data(), 2, 4), ov); });
-    refused("out: has shape (3,3)", [&] { token_logp(backend, zv, iv, view(out.data(), 3, 3)); });
+    refused("log_p: has shape (3,3)", [&] { token_logp(backend, zv, iv, view(out.data(), 3, 3)); });
     refused("z: is a null pointer",
             [&] { token_logp(backend, view(static_cast<const float*>(nullptr), 3, 20), iv, ov); });
     refused("z: has no columns", [&] { token_logp(backend, view(z.data(), 3, 0), iv, ov); });
-    refused("out: has a row stride of 3",
+    refused("log_p: has a row stride of 3",
             [&] { token_logp(backend, zv, iv, matrix_view<float>(out.data(), 3, 4, 3)); });
     refused("overlaps", [&] { token_logp(backend, zv, iv, view(z.data() + 48, 3, 4)); });
     refused("overlaps", [&] { token_logp(backend, zv, iv, view(reinterpret_cast<float*>(ids.data()), 3, 4)); });

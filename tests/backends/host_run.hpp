@@ -30,6 +30,10 @@ struct host_team {
     OPD_HD void fold(const Kernel& k) {
         if (detail::is_due<Phase>(k, state_)) Phase::finish(k, state_, merged<Phase>(k, 0, threads));
     }
+    template <class Phase, class Kernel>
+    OPD_HD void repeat(const Kernel& k) {
+        while (detail::is_due<Phase>(k, state_)) fold<Phase>(k);
+    }
     template <class Phase, class Kernel, class... Extra>
     OPD_HD void each(const Kernel& k, Extra... extra) {
         if (!detail::is_due<Phase>(k, state_)) return;

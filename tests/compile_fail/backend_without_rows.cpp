@@ -13,7 +13,7 @@ struct mine {
     }
 #else
     template <class Z, class Id, class L>
-    opd::result for_rows(const opd::token_logp_job<Z, Id, L>&) {
+    opd::result for_rows(const opd::score_job<Z, Id, L>&) {
         return {};
     }
 #endif

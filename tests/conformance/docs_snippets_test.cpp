@@ -323,6 +323,72 @@ TEST_CASE("bad input") {
     CHECK(said == "2 rows, 2 kept; 1 bad (first: row 1): loss 0, gradient 0");
 }
 
+TEST_CASE("draws, kept sets and scores") {
+    constexpr opd::index_t N = 2, V = 50, m = 8, k = 5;
+    std::vector<float> logits(N * V);
+    for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = float(i * 37 % 50) / 10;
+    const auto z = opd::view(std::as_const(logits).data(), N, V);
+    const auto y = z;
+    const float temperature = 1;
+    opd::cpu_backend backend;
+    const std::vector<std::uint64_t> samples{1, 2};
+    const std::vector<std::uint32_t> positions{5, 6};
+    std::vector<std::int32_t> token(N), ids(N * m), top(N * k);
+    std::vector<float> token_log_mu(N), log_mu(N * m), weight(N * m), log_q(N * m), log_tail(N), top_log_q(N * k),
+        top_tail(N);
+    std::vector<std::uint8_t> exact(N * m);
+    std::vector<double> log_kept(N);
+    std::vector<opd::filter_cut> cut(N);
+    std::vector<opd::index_t> kept(N);
+    // [draws]
+    const opd::draw_keys<> keys{
+        .seed = 7, .sample = opd::view(samples.data(), N), .position = opd::view(positions.data(), N)};
+    const opd::draw_options<> options{.filter = {.temperature = 0.7f, .top_p = 0.95f}};
+    // the rollout's token of each row, and its log mu
+    opd::draw(backend, z, opd::design::gumbel{}, keys,
+              opd::drawn<>{.ids = opd::view(token.data(), N, 1), .log_mu = opd::view(token_log_mu.data(), N, 1)},
+              options);
+    // m entries to score beside it, with weights and marks of certain inclusion
+    opd::draw(backend, z, opd::design::threshold{m}, keys,
+              opd::drawn<>{.ids = opd::view(ids.data(), N, m),
+                           .log_mu = opd::view(log_mu.data(), N, m),
+                           .weight = opd::view(weight.data(), N, m),
+                           .exact = opd::view(exact.data(), N, m)},
+              options);
+    // [/draws]
+    CHECK(token[0] >= 0);
+    CHECK(token_log_mu[0] < 0);
+    CHECK(ids[m - 1] >= 0);
+    // [kept]
+    opd::draw(backend, z, opd::design::gumbel{}, keys,
+              opd::drawn<>{.ids = opd::view(token.data(), N, 1), .log_mu = opd::view(token_log_mu.data(), N, 1)},
+              {.filter = {.top_p = 0.9f},
+               .log_kept = opd::view(log_kept.data(), N),
+               .cut = opd::view(cut.data(), N),
+               .kept = opd::view(kept.data(), N)});
+    std::vector<opd::index_t> offsets(N + 1);
+    std::partial_sum(kept.begin(), kept.end(), offsets.begin() + 1);
+    std::vector<std::int32_t> kept_set(offsets.back());
+    opd::kept_ids(backend, z, opd::view(std::as_const(cut).data(), N), offsets, opd::view(kept_set.data(), offsets[N]));
+    // [/kept]
+    CHECK(log_kept[0] >= std::log(0.9) - 1e-6);
+    CHECK(std::find(kept_set.begin(), kept_set.begin() + offsets[1], token[0]) != kept_set.begin() + offsets[1]);
+    // [scores]
+    opd::score(backend, y,
+               opd::scores<>{.ids = opd::view(std::as_const(ids).data(), N, m), // asked for
+                             .log_p = opd::view(log_q.data(), N, m),
+                             .log_tail = opd::view(log_tail.data(), N), // log of the mass outside them
+                             .top_ids = opd::view(top.data(), N, k),    // the teacher's own best, best first
+                             .top_log_p = opd::view(top_log_q.data(), N, k),
+                             .top_log_tail = opd::view(top_tail.data(), N)},
+               temperature);
+    // [/scores]
+    double listed = std::exp(double(log_tail[0]));
+    for (std::size_t j = 0; j < std::size_t(m); ++j) listed += std::exp(double(log_q[j]));
+    CHECK(listed == doctest::Approx(1));
+    CHECK(logits[std::size_t(top[0])] == 4.9F);
+}
+
 TEST_CASE("noise and products") {
     const std::vector<float> logp{-1.f, -2.f, -0.7f};
     const std::uint64_t seed = 1, sample = 42;

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include <opd/backends/eigen.hpp>
-#include <opd/estimators/designs.hpp>
+#include <opd/draw.hpp>
 #include <opd/estimators/sampled.hpp>
 
 using namespace opd;
@@ -298,9 +298,14 @@ TEST_CASE("threshold(B) is unbiased over its systematic offset, with its baselin
                 const policies w(vocab, seed, true, 0.8F);
                 const auto draw = [&](double u) {
                     threshold_draw d(budget);
-                    std::vector<double> scratch(design::scratch_doubles(vocab));
-                    d.count = design::threshold(w.b.data(), vocab, w.temperature, budget, u, d.ids.data(),
-                                                d.weight.data(), d.log_mu.data(), d.exact.data(), scratch);
+                    const drawn<std::int64_t, double, double> to{
+                        view(d.ids.data(), 1, budget), view(d.log_mu.data(), 1, budget),
+                        view(d.weight.data(), 1, budget), view(d.exact.data(), 1, budget)};
+                    const result r =
+                        opd::draw(backend, view(w.b.data(), 1, vocab), design::threshold{budget},
+                                  {.uniforms = view(&u, 1, 1)}, to, {.filter = {.temperature = w.temperature}});
+                    REQUIRE(r.diagnostics.bad_rows == 0);
+                    d.count = std::count_if(d.ids.begin(), d.ids.end(), [](std::int64_t id) { return id >= 0; });
                     return d;
                 };
                 std::vector<std::vector<double>> mean(3, std::vector<double>(w.z.size(), 0.0));
@@ -387,15 +392,16 @@ TEST_CASE("baselines by hand: they move the gradient of a tuple to w rho (A - b)
 
 TEST_CASE("i.i.d. draws follow mu: the inverse of its distribution function, in id order") {
     const policies w(7, 12, true);
-    std::vector<double> scratch(design::scratch_doubles(7));
+    eigen_backend backend;
     double cumulative = 0;
     for (std::int64_t v = 0; v < 7; ++v) {
         for (const double inside : {0.001, 0.5, 0.999}) {
             const double u = cumulative + inside * std::exp(w.log_mu[std::size_t(v)]);
             std::int64_t id = -1;
             double log_mu = 0;
-            REQUIRE(design::iid(
-                w.b.data(), 7, 1, 1, [u](index_t) { return u; }, &id, &log_mu, scratch));
+            const result r = draw(backend, view(w.b.data(), 1, 7), design::iid{1}, {.uniforms = view(&u, 1, 1)},
+                                  drawn<std::int64_t, double, double>{view(&id, 1, 1), view(&log_mu, 1, 1)});
+            REQUIRE(r.diagnostics.bad_rows == 0);
             CHECK(id == v);
             CHECK(log_mu == doctest::Approx(w.log_mu[std::size_t(v)]).epsilon(1e-13));
         }
@@ -412,13 +418,15 @@ TEST_CASE("bfloat16 gradients of a sampled loss near p = q keep a relative error
     double lse = 0;
     naive_backend::log_softmax(z.data(), vocab, 1, nullptr, &lse, lp);
     std::vector<std::int32_t> ids(m);
-    std::vector<float> scratch(design::scratch_floats(vocab));
-    REQUIRE(design::iid(
-        z.data(), vocab, 1, m, [&](index_t) { return u.uniform(); }, ids.data(), log_mu.data(), scratch));
+    std::vector<double> uniforms;
+    for (index_t j = 0; j < m; ++j) uniforms.push_back(u.uniform());
+    eigen_backend backend;
+    REQUIRE(draw(backend, view(z.data(), 1, vocab), design::iid{m}, {.uniforms = view(uniforms.data(), 1, m)},
+                 drawn<>{view(ids.data(), 1, m), view(log_mu.data(), 1, m)})
+                .diagnostics.bad_rows == 0);
     for (std::size_t j = 0; j < m; ++j) log_q[j] = float(lp[std::size_t(ids[j])] + 1e-3 * u.normal());
     const teacher::samples<std::int32_t> t{view(ids.data(), 1, m), view(log_mu.data(), 1, m), view(log_q.data(), 1, m)};
     std::vector<bfloat16> dz(vocab);
-    eigen_backend backend;
     const auto zv = view(static_cast<const float*>(z.data()), 1, vocab);
     evaluate(backend, student::logits<float, bfloat16>{zv, view(dz.data(), 1, vocab)}, t, mc_reverse_kl{});
     evaluate(backend, student::logits<float, double>{zv, view(want.data(), 1, vocab)}, t, mc_reverse_kl{});

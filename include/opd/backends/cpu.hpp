@@ -42,7 +42,7 @@ struct basic_cpu_backend {
     };
     std::unique_ptr<engine> state = {};
 
-    /// Runs a checked call: a row_job (evaluate) or a token_logp_job (token_logp). Throws invalid_input, naming the workspace, where
+    /// Runs a checked call: a row_job (evaluate) or a plain_job (score, draw). Throws invalid_input, naming the workspace, where
     /// `arena` is too small. Compiled where it is first called; to compile it once for many
     /// units, instantiate it in one (`template result cpu_backend::for_rows(const row_job<…>&);`) and declare it, with
     /// `extern` before it, in the others.
@@ -50,8 +50,8 @@ struct basic_cpu_backend {
     result for_rows(const Job& job);
 
     /// Bytes of arena that `for_rows` of this job needs.
-    template <class Student, class Teacher, class Estimator>
-    std::size_t workspace_bytes(const row_job<Student, Teacher, Estimator, space::host>& job) const {
+    template <detail::has_lanes Job>
+    std::size_t workspace_bytes(const Job& job) const {
         return detail::host_plan_of(job).bytes(threads < 1 ? 1 : threads) + 64;
     }
 

@@ -52,14 +52,9 @@ template <class Student, class Teacher, class Estimator>
 host_frame host_frame_of(const row_job<Student, Teacher, Estimator, space::host>& job) {
     return {job.env, job.rows};
 }
-template <class Z, class Id, class L>
-host_frame host_frame_of(const token_logp_job<Z, Id, L>& job) {
-    env e;
-    e.reduction = reduce::sum;
-    e.mask = job.mask;
-    e.lse = job.lse;
-    return {e, job.z.rows};
-}
+template <plain_job Job>
+    requires(Job::memory_space == space::host)
+host_frame host_frame_of(const Job& job) { return {job.as_env(), job.row_count()}; }
 
 /// Whether the CPU has rows for a job.
 template <class Job>
@@ -72,8 +67,8 @@ template <class Student, class Teacher, class Estimator>
 constexpr index_t at_once_of(const row_job<Student, Teacher, Estimator, space::host>*) {
     return std::max(rows_at_once<Student>(), rows_at_once<Teacher>());
 }
-template <class Z, class Id, class L>
-constexpr index_t at_once_of(const token_logp_job<Z, Id, L>*) {
+template <plain_job Job>
+constexpr index_t at_once_of(const Job*) {
     return 1;
 }
 

@@ -74,6 +74,10 @@ struct block_team {
         if (threadIdx.x == 0) Phase::finish(k, shared(), all);
         __syncthreads();
     }
+    template <class Phase, class Kernel>
+    __device__ void repeat(const Kernel& k) {
+        while (is_due<Phase>(k, shared())) fold<Phase>(k); // which ends with every thread seeing the same state
+    }
     template <class Phase, class Kernel, class... Extra>
     __device__ void each(const Kernel& k, Extra... extra) {
         if (!is_due<Phase>(k, shared())) return;
@@ -139,9 +143,8 @@ template <class Student, class Teacher, class Estimator>
         detail::refuse_options(job.env);
         return detail::enqueue(*this, job);
     }
-template <class Z, class Id, class L>
-device_result cuda_backend::for_rows(const token_logp_job<Z, Id, L, space::device>& job) {
-    return detail::enqueue(*this, job);
-}
+template <plain_job Job>
+    requires(Job::memory_space == space::device)
+device_result cuda_backend::for_rows(const Job& job) { return detail::enqueue(*this, job); }
 
 } // namespace opd

@@ -115,12 +115,13 @@ struct cuda_backend {
         requires(!std::is_arithmetic_v<Job>)
     static std::size_t workspace_bytes(const Job& job) { return detail::plan_of(job).bytes + alignment; }
 
-    /// Enqueues a checked call; called by evaluate and token_logp. Defined in cuda.cuh.
+    /// Enqueues a checked call; called by evaluate, score and draw. Defined in cuda.cuh.
     template <class Student, class Teacher, class Estimator>
         requires detail::has_kernel<row_job<Student, Teacher, Estimator, space::device>>
             device_result for_rows(const row_job<Student, Teacher, Estimator, space::device>& job);
-    template <class Z, class Id, class L>
-    device_result for_rows(const token_logp_job<Z, Id, L, space::device>& job);
+    template <plain_job Job>
+        requires(Job::memory_space == space::device)
+    device_result for_rows(const Job& job);
 
     /// C = alpha·op(A) op(B) + beta·C by cuBLAS on the caller's handle, in float (double for double): run_to_run, not
     /// row-invariant. (M,K) (K,N) -> (M,N), row-major. The handle's stream and pointer mode are put back.

@@ -221,9 +221,9 @@ template <class Student, class Teacher, class Estimator, space S>
 device_plan plan_of(const row_job<Student, Teacher, Estimator, S>& job) {
     return {job.rows, sequences_of(job.env), rows_of<thread_engine>(job, row_frame<S>{}).scratch_bytes()};
 }
-template <class Z, class Id, class L, space S>
-device_plan plan_of(const token_logp_job<Z, Id, L, S>& job) {
-    return {job.z.rows, 0, 0};
+template <plain_job Job>
+device_plan plan_of(const Job& job) {
+    return {job.row_count(), 0, rows_of<thread_engine>(job, row_frame<Job::memory_space>{}).scratch_bytes()};
 }
 
 template <space S>
@@ -266,14 +266,10 @@ void run_job(const row_job<Student, Teacher, Estimator, S>& job, std::byte* memo
         launch(count_batch<S>{frame, plan.sequences}, index_t{1});
     launch_rows(job, plan, frame, memory, out, launch);
 }
-template <class Z, class Id, class L, space S, class Launch>
-void run_job(const token_logp_job<Z, Id, L, S>& job, std::byte* memory, result* out, Launch&& launch) {
+template <plain_job Job, class Launch>
+void run_job(const Job& job, std::byte* memory, result* out, Launch&& launch) {
     const device_plan plan = plan_of(job);
-    basic_env<S> e;
-    e.reduction = reduce::sum;
-    e.mask = job.mask;
-    e.lse = job.lse;
-    launch_rows(job, plan, frame_of(plan, e, memory), memory, out, launch);
+    launch_rows(job, plan, frame_of(plan, job.as_env(), memory), memory, out, launch);
 }
 
 } // namespace OPD_ISA

@@ -11,6 +11,7 @@
 
 #include "opd/config.hpp"
 #include "opd/detail/leaf.hpp"
+#include "opd/detail/leaf_lanes.hpp"
 #include "opd/detail/row_numbers.hpp"
 #include "opd/detail/rows.hpp"
 #include "opd/detail/sparse_math.hpp"
@@ -69,6 +70,7 @@ bool written_past_caches(const G* dz, index_t n, float beta) {
 }
 
 struct lane_engine {
+    using leaves = lane_leaves; ///< rows that are drawn from and searched
     template <class... T>
     using number = pack_for<T...>;
     template <class F>

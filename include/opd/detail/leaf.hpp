@@ -375,16 +375,18 @@ OPD_INLINE typename F::value_type largest(F x) {
         return max_lane(x);
 }
 
-/// Adds a leaf's sums to the row's, in double.
+/// Adds a leaf's sums to the row's, in double, and returns its student mass.
 template <bool Teacher, raw_sums_needed Need, class F>
-OPD_INLINE void add_leaf(row_sweep& to, const leaf_sums<F>& l) {
+OPD_INLINE double add_leaf(row_sweep& to, const leaf_sums<F>& l) {
     raw_sums& s = to.sums;
-    s.student_mass += double(sum(l.student_mass));
+    const double mass = double(sum(l.student_mass));
+    s.student_mass += mass;
     if constexpr (Teacher) s.teacher_mass += double(sum(l.teacher_mass));
     if constexpr (Need.student_delta) s.student_delta += double(sum(l.student_delta));
     if constexpr (Need.student_power) s.student_power += double(sum(l.student_power));
     if constexpr (Need.student_power && !Need.k_is_one) to.felt(double(largest(l.reach)));
     if constexpr (Need.teacher_delta) s.teacher_delta += double(sum(l.teacher_delta));
+    return mass;
 }
 
 /// The lowest position that holds the largest entry of a leaf in memory or L1; -1 if no entry lies above `than`.

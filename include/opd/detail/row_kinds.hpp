@@ -5,13 +5,17 @@
 
 #include "opd/config.hpp"
 #include "opd/detail/dense_rows.hpp"
-#include "opd/detail/logp_rows.hpp"
+#include "opd/detail/draw_rows.hpp"
+#include "opd/detail/kept_rows.hpp"
 #include "opd/detail/renormalised_rows.hpp"
 #include "opd/detail/sampled_rows.hpp"
+#include "opd/detail/score_rows.hpp"
 #include "opd/detail/support_rows.hpp"
+#include "opd/draw.hpp"
 #include "opd/entries.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/row_program.hpp"
+#include "opd/score.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
 
@@ -43,8 +47,16 @@ auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& fr
                                                                          job.vocab);
 }
 template <class Engine, class Z, class Id, class L, space S, class Frame>
-auto rows_of(const token_logp_job<Z, Id, L, S>& job, const Frame& frame) {
-    return logp_rows<Engine, Frame, token_logp_job<Z, Id, L, S>>(frame, job);
+auto rows_of(const score_job<Z, Id, L, S>& job, const Frame& frame) {
+    return score_rows<typename Engine::leaves, Frame, score_job<Z, Id, L, S>>(frame, job);
+}
+template <class Engine, class Z, class Design, class Id, class L, class W, space S, class Frame>
+auto rows_of(const draw_job<Z, Design, Id, L, W, S>& job, const Frame& frame) {
+    return draw_rows<typename Engine::leaves, Frame, draw_job<Z, Design, Id, L, W, S>>(frame, job);
+}
+template <class Engine, class Z, class Id, space S, class Frame>
+auto rows_of(const kept_job<Z, Id, S>& job, const Frame& frame) {
+    return kept_rows<typename Engine::leaves, Frame, kept_job<Z, Id, S>>(frame, job);
 }
 
 } // namespace OPD_ISA

@@ -9,7 +9,7 @@
 //   finish(rows, state, all)             once; writes the team's state
 //
 // run by team.fold<Phase>(rows), or one, run(rows, state, at), which every thread calls: team.each<Phase>(rows). A phase may say
-// whether a row needs it: due(rows, state). Between two phases every thread sees the same state. The few phases that walk over
+// whether a row needs it: due(rows, state); team.repeat<Phase>(rows) folds until it does not. Between two phases every thread sees the same state. The few phases that walk over
 // the vocabulary do so tile by tile (tiles.hpp) and ask an *engine* (lane_engine.hpp, thread_engine.hpp); all else is the same
 // text on every backend. No CUDA header: a host loop over thread indices runs the GPU's rows in tests.
 //
@@ -62,6 +62,10 @@ struct team_of_one {
     template <class Phase, class Rows, class... Extra>
     OPD_INLINE void each(const Rows& k, Extra... extra) {
         if (is_due<Phase>(k, state_)) Phase::run(k, state_, alone{}, extra...);
+    }
+    template <class Phase, class Rows>
+    OPD_INLINE void repeat(const Rows& k) {
+        while (is_due<Phase>(k, state_)) fold<Phase>(k);
     }
 };
 

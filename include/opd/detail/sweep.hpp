@@ -32,9 +32,17 @@ struct id_range {
     const index_t* end = nullptr;
 };
 
+/// Who does not want to know what each leaf holds.
+struct no_note {
+    OPD_INLINE void leaf(index_t, double, const raw_sums&) const {}
+};
+
 /// Sweeps n more entries of z (and of y), which are those of the ids from `first` on, a multiple of 1,024. `excluded`: of these ids.
-template <class F, bool Teacher, raw_sums_needed Need, class Z, class Y>
-void sweep_tile(row_sweep& out, const Z* z, const Y* y, index_t first, index_t n, id_range excluded = {}) {
+/// note.leaf(begin, mass, sums): the student's mass of a leaf, its anchor's term left out if the leaf holds it, in units of the
+/// anchor that `sums` then has.
+template <class F, bool Teacher, raw_sums_needed Need, class Z, class Y, class Note = no_note>
+void sweep_tile(row_sweep& out, const Z* z, const Y* y, index_t first, index_t n, id_range excluded = {},
+                const Note& note = {}) {
     constexpr bool direct = loads_directly<F, Z> && (!Teacher || loads_directly<F, Y>);
     if (out.contents.bad) return;
     raw_sums& s = out.sums;
@@ -56,7 +64,7 @@ void sweep_tile(row_sweep& out, const Z* z, const Y* y, index_t first, index_t n
                 const auto l = a.near ? fold_leaf<F, Teacher, Need, true>(leaf_z, leaf_y, count, a)
                                       : fold_leaf<F, Teacher, Need, false>(leaf_z, leaf_y, count, a);
                 if (!l.fall_z.beyond(a.limit_s) && !(Teacher && l.fall_y.beyond(a.limit_t))) {
-                    add_leaf<Teacher, Need>(out, l);
+                    note.leaf(begin, add_leaf<Teacher, Need>(out, l), s);
                     continue;
                 }
             }
@@ -89,7 +97,8 @@ void sweep_tile(row_sweep& out, const Z* z, const Y* y, index_t first, index_t n
             stage.y_masked[s.t - begin] = staged_leaf<F>::lowest;
         }
         a = anchor_lanes<F>(s);
-        add_leaf<Teacher, Need>(out, fold_staged<F, Teacher, Need>(stage, mass_z, mass_y, full, a));
+        const auto l = fold_staged<F, Teacher, Need>(stage, mass_z, mass_y, full, a);
+        note.leaf(begin, add_leaf<Teacher, Need>(out, l), s);
     }
 }
 

@@ -6,6 +6,7 @@
 
 #include "opd/backends/eigen.hpp"
 #include "opd/estimators/sampled.hpp"
+#include "opd/score.hpp"
 
 namespace opd::test::compiled {
 
@@ -20,7 +21,7 @@ using weighted_job = row_job<student::logits<float>, teacher::weighted<std::int3
 #define OPD_TEST_SAMPLED_ROWS(kind)                                                                                    \
     kind template result eigen_backend::for_rows(const test::compiled::samples_job<mc_reverse_kl<>>&);                 \
     kind template result eigen_backend::for_rows(const test::compiled::weighted_job<weighted_reverse_kl<>>&);          \
-    kind template result eigen_backend::for_rows(const token_logp_job<float, std::int32_t, float>&);
+    kind template result eigen_backend::for_rows(const score_job<float, std::int32_t, float>&);
 
 namespace opd {
 

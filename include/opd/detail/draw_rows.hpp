@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows that are drawn from:
+//
+//   sweep · masses of leaves · [what the filter keeps · masses of that] · the design's draws · their log mu
+//
+// An i.i.d. draw looks for its leaf among the leaves' masses, then for its id in that leaf. Threshold looks for certain ids only
+// where a leaf's mass is at least the least certain weight. Gumbel-max needs no masses, and greedy nothing but the sweep.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "opd/config.hpp"
+#include "opd/detail/leaf_rows.hpp"
+#include "opd/detail/sparse_math.hpp"
+#include "opd/draw.hpp"
+#include "opd/element.hpp"
+#include "opd/filter.hpp"
+#include "opd/rng.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+/// A share of mass is reached where it is within rounding of it: ties in probability are no matter of the last bit.
+template <class Z>
+inline constexpr double share_slack = sizeof(arithmetic_t<Z>) == 8 ? 1e-12 : 1e-6;
+
+/// The last id that a filter keeps: of rows with job.options.filter or the like, as `filter_of()`.
+template <class Leaves, class Rows>
+struct filtering {
+    using Z = typename Rows::Z;
+
+    struct cut_min_p {
+        OPD_HD static bool due(const Rows& k, const leaf_state& st) { return st.good() && k.filter_of().min_p > 0; }
+        template <class At>
+        OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
+            if (at.id != 0) return;
+            // as a number of the row's own type: then "at least" is what every comparison says
+            using value = typename Leaves::template number<Z>::value_type;
+            const double z = st.swept.sums.z_s + ::log(double(k.filter_of().min_p)) / k.inv_s;
+            st.cut = filter_cut::tighter(st.cut, {least_at(static_cast<value>(z), z), k.vocab - 1});
+        }
+        template <class T>
+        OPD_HD static double least_at(T t, double z) {
+            if (double(t) >= z) return double(t);
+            auto word = bit_cast<typename float_bits<T>::word>(t); // the next number above
+            if (t == 0)
+                word = 1;
+            else
+                t > 0 ? ++word : --word;
+            return double(bit_cast<T>(word));
+        }
+    };
+    struct cut_top_k {
+        OPD_HD static bool due(const Rows& k, const leaf_state& st) {
+            return st.good() && k.filter_of().top_k > 0 && k.filter_of().top_k < k.vocab;
+        }
+        template <class At>
+        OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
+            Leaves::top_cut(k, st, k.filter_of().top_k, at);
+        }
+    };
+    struct cut_top_p {
+        OPD_HD static bool due(const Rows& k, const leaf_state& st) { return st.good() && k.filter_of().top_p < 1; }
+        template <class At>
+        OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
+            Leaves::share_cut(k, st, st.total * double(k.filter_of().top_p) * (1 - share_slack<Z>), at);
+        }
+    };
+    template <class Team>
+    OPD_HD static void run(const Rows& k, Team& team) {
+        team.template each<cut_min_p>(k);
+        team.template each<cut_top_k>(k);
+        Leaves::template search<Rows>(k, team);
+        if (k.filter_of().top_p < 1) {
+            team.template each<kept_masses<Leaves, Rows>>(k);
+            team.template each<add_up<Rows>>(k);
+            team.template each<cut_top_p>(k);
+            Leaves::template search<Rows>(k, team);
+        }
+        team.template each<kept_masses<Leaves, Rows>>(k);
+        team.template each<add_up<Rows>>(k);
+    }
+};
+
+template <class Leaves, class Frame, class Job>
+struct draw_rows : leaf_rows_base<Frame, Job> {
+    using base = leaf_rows_base<Frame, Job>;
+    using base::frame, base::job, base::vocab, base::inv_s;
+    using typename base::state_type;
+    using typename base::Z;
+    using design_type = typename Job::design_type;
+    using out_type = typename Job::drawn_type;
+    static constexpr bool is_greedy = std::is_same_v<design_type, design::greedy>;
+    static constexpr bool is_gumbel = std::is_same_v<design_type, design::gumbel>;
+    static constexpr bool is_iid = std::is_same_v<design_type, design::iid>;
+    static constexpr bool is_threshold = std::is_same_v<design_type, design::threshold>;
+
+    draw_rows(const Frame& frame_, const Job& job_) : base(frame_, job_, job_.options.filter.temperature) {}
+
+    struct arrays : leaf_arrays {
+        index_t* slots; ///< ids drawn
+        OPD_HD arrays(carver& c, const draw_rows& k)
+            : leaf_arrays(c, leaves_of(k.vocab)), slots(c.take<index_t>(k.job.design.columns())) {}
+    };
+    std::size_t scratch_bytes() const {
+        carver c;
+        (void)arrays(c, *this);
+        Leaves::scratch(c, vocab, filter_of().top_k < vocab ? filter_of().top_k : 0, filter_of().top_p < 1);
+        return c.used;
+    }
+    OPD_HD arrays at(const leaf_state& st) const {
+        carver c{st.scratch};
+        return {c, *this};
+    }
+    /// Where the engine's scratch begins.
+    OPD_HD carver engine_scratch(const leaf_state& st) const {
+        carver c{st.scratch};
+        (void)arrays(c, *this);
+        return c;
+    }
+    OPD_HD const filter& filter_of() const { return job.options.filter; }
+    OPD_HD bool cuts() const { return filter_of().cuts(); }
+    OPD_HD bool wants_masses() const { return is_iid || is_threshold || cuts(); }
+    OPD_HD noise_row noise(index_t r) const {
+        constexpr noise_stream stream =
+            is_gumbel ? noise_stream::rollout : (is_iid ? noise_stream::mc : noise_stream::tail);
+        return {job.keys.seed, stream, job.keys.sample[r], job.keys.position[r]};
+    }
+    OPD_HD double uniform(const noise_row* keyed, index_t r, index_t j, std::uint32_t draw) const {
+        return keyed ? keyed_uniform(*keyed, draw) : job.keys.uniforms(r, j);
+    }
+    OPD_HD bool has_uniforms() const { return job.keys.uniforms.data != nullptr; }
+
+    template <class Team>
+    OPD_HD void row(Team& team) const {
+        team.template fold<leaf_sweep<Leaves, draw_rows>>(*this);
+        if (has_uniforms()) team.template fold<check_uniforms>(*this);
+        team.template each<leaf_masses<Leaves, draw_rows>>(*this);
+        team.template each<add_up<draw_rows>>(*this);
+        if (cuts()) filtering<Leaves, draw_rows>::run(*this, team);
+        team.template each<clear>(*this);
+        if constexpr (is_greedy) team.template each<take_top>(*this);
+        if constexpr (is_gumbel) team.template fold<take_best>(*this);
+        if constexpr (is_iid) team.template each<take_iid>(*this);
+        if constexpr (is_threshold) {
+            team.template fold<count_mass>(*this);
+            team.template repeat<settle>(*this);
+            team.template each<count_certain>(*this);
+            team.template each<place_certain>(*this);
+            team.template each<take_certain>(*this);
+            team.template each<take_systematic>(*this);
+        }
+        team.template each<store>(*this);
+        if (job.options.kept.data != nullptr) team.template fold<count_kept>(*this);
+        team.template each<report>(*this);
+    }
+
+    // --- the designs ------------------------------------------------------------------------------------------------------------
+
+    struct check_uniforms : finds_bad {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static int part(const draw_rows& k, const leaf_state& st, At at) {
+            int bad = 0;
+            for (index_t j = at.id; j < k.job.keys.uniforms.cols; j += at.count) {
+                const double u = k.job.keys.uniforms(st.row, j);
+                bad |= !is_finite(u) || !(u > 0 && u < 1);
+            }
+            return bad;
+        }
+    };
+    struct clear {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.kept; }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
+            const arrays a = k.at(st);
+            for (index_t j = at.id; j < k.job.design.columns(); j += at.count) a.slots[j] = -1;
+        }
+    };
+    struct take_top {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+            if (at.id == 0) k.at(st).slots[0] = st.swept.sums.s;
+        }
+    };
+    struct take_best {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static scored part(const draw_rows& k, const leaf_state& st, At at) {
+            return Leaves::gumbel(k, st, at);
+        }
+        OPD_HD static scored merge(scored a, scored b) { return scored::better(a, b); }
+        OPD_HD static void finish(const draw_rows& k, leaf_state& st, scored all) { k.at(st).slots[0] = all.id; }
+    };
+    struct take_iid {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+            if constexpr (is_iid) {
+                typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
+                const arrays a = k.at(st);
+                const bool given = k.has_uniforms();
+                const noise_row keyed = given ? noise_row(0, noise_stream::mc, 0, 0) : k.noise(st.row);
+                index_t loaded = -1;
+                for (index_t j = at.id; j < k.job.design.m; j += at.count) {
+                    const double u = k.uniform(given ? nullptr : &keyed, st.row, j,
+                                               static_cast<std::uint32_t>(k.job.design.first + j));
+                    const double point = u * st.total;
+                    const index_t l = leaf_at(a.upto, leaves_of(k.vocab), point);
+                    if (l != loaded) leaf.load(loaded = l, {st.cut});
+                    a.slots[j] = leaf.find(point - (l > 0 ? a.upto[l - 1] : 0));
+                }
+            }
+        }
+    };
+
+    static constexpr double least_weight = 1e-300; ///< as an edge: every id with mass is certain
+
+    // Threshold. An id is certain if its weight is at least edge = (mass not certain) / (B - certain). Certain ids lower the edge,
+    // which may make more certain: from total/B down to the fixed point.
+
+    /// Ids with mass, up to one more than the budget, a thread.
+    struct count_mass {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static index_t part(const draw_rows& k, const leaf_state& st, At at) {
+            index_t ids = 0;
+            typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
+            const arrays a = k.at(st);
+            const index_t budget = k.job.design.columns();
+            for (index_t l = at.id; l < leaves_of(k.vocab) && ids <= budget; l += at.count) {
+                if (!(a.mass[l] > 0)) continue;
+                leaf.load(l, {st.cut});
+                ids += leaf.split(least_weight).above;
+            }
+            return ids;
+        }
+        OPD_HD static index_t merge(index_t a, index_t b) { return a + b; }
+        OPD_HD static void finish(const draw_rows& k, leaf_state& st, index_t ids) {
+            const index_t budget = k.job.design.columns();
+            st.certain = 0;
+            st.settles = ids > budget;
+            st.edge = st.settles ? st.total / double(budget) : least_weight;
+        }
+    };
+    struct settle {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.settles; }
+        template <class At>
+        OPD_HD static edge_split part(const draw_rows& k, const leaf_state& st, At at) {
+            edge_split s;
+            typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
+            const arrays a = k.at(st);
+            for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
+                if (!(a.mass[l] >= 0.999 * st.edge)) {
+                    s.below += a.mass[l];
+                    continue;
+                }
+                leaf.load(l, {st.cut});
+                s = edge_split::sum(s, leaf.split(st.edge));
+            }
+            return s;
+        }
+        OPD_HD static edge_split merge(edge_split a, edge_split b) { return edge_split::sum(a, b); }
+        OPD_HD static void finish(const draw_rows& k, leaf_state& st, edge_split s) {
+            const index_t budget = k.job.design.columns();
+            const double next = s.above < budget ? s.below / double(budget - s.above) : st.edge;
+            st.settles = next < st.edge && next > least_weight;
+            if (st.settles) st.edge = next;
+        }
+    };
+
+    /// Of each leaf: how many ids are certain, and its mass without them.
+    struct count_certain {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+            typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
+            arrays a = k.at(st);
+            for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
+                a.count[l] = 0;
+                if (!(a.mass[l] >= 0.999 * st.edge)) continue;
+                leaf.load(l, {st.cut});
+                a.count[l] = leaf.split(st.edge).above;
+                if (a.count[l] == 0) continue;
+                leaf.load(l, {st.cut, st.edge});
+                a.mass[l] = leaf.mass();
+            }
+        }
+    };
+    struct place_certain {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
+            if (at.id != 0) return;
+            arrays a = k.at(st);
+            index_t ids = 0;
+            double mass = 0;
+            for (index_t l = 0; l < leaves_of(k.vocab); ++l) {
+                const index_t here = a.count[l];
+                a.count[l] = ids;
+                ids += here;
+                a.upto[l] = mass += a.mass[l];
+            }
+            a.count[leaves_of(k.vocab)] = ids;
+            const index_t budget = k.job.design.columns();
+            st.certain = ids < budget ? ids : budget;
+            st.tail = st.edge > least_weight ? mass : 0;
+        }
+    };
+    struct take_certain {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+            typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
+            const arrays a = k.at(st);
+            for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
+                if (a.count[l] == a.count[l + 1]) continue;
+                leaf.load(l, {st.cut});
+                index_t slot = a.count[l];
+                for (int i = 0; i < leaf.count() && slot < st.certain; ++i)
+                    if (leaf.weight(i) >= st.edge) a.slots[slot++] = leaf.begin() + i;
+            }
+        }
+    };
+    struct take_systematic {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.tail > 0; }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+            typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
+            const arrays a = k.at(st);
+            const bool given = k.has_uniforms();
+            const noise_row keyed = given ? noise_row(0, noise_stream::tail, 0, 0) : k.noise(st.row);
+            const double u = k.uniform(given ? nullptr : &keyed, st.row, 0, 0);
+            const index_t left = k.job.design.columns() - st.certain;
+            const double step = st.tail / double(left); // 1/κ in units of the weights
+            index_t loaded = -1;
+            for (index_t j = at.id; j < left; j += at.count) {
+                const double point = (u + double(j)) * step;
+                const index_t l = leaf_at(a.upto, leaves_of(k.vocab), point);
+                if (l != loaded) leaf.load(loaded = l, {st.cut, st.edge});
+                a.slots[st.certain + j] = leaf.find(point - (l > 0 ? a.upto[l - 1] : 0));
+            }
+        }
+    };
+
+    // --- what is written --------------------------------------------------------------------------------------------------------
+
+    struct store {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.kept; }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+            using Id = typename out_type::id_type;
+            using L = typename out_type::log_type;
+            using W = typename out_type::weight_type;
+            const out_type& out = k.job.out;
+            const arrays a = k.at(st);
+            const index_t slots = k.job.design.columns();
+            for (index_t j = at.id; j < slots; j += at.count) {
+                const index_t id = a.slots[j];
+                const double log_mu = id < 0 ? 0 : log_p_of(k.job.z(st.row, id), k.inv_s, st.lse_kept);
+                double weight = id < 0 ? 0 : 1 / double(slots);
+                bool exact = false;
+                if constexpr (is_threshold) {
+                    exact = id >= 0 && j < st.certain;
+                    if (id >= 0) weight = exact ? ::exp(log_mu) : st.tail / double(slots - st.certain) / st.total;
+                }
+                out.ids(st.row, j) = static_cast<Id>(id);
+                out.log_mu(st.row, j) = element<L>::store(static_cast<arithmetic_t<L>>(log_mu));
+                if (!out.weight.empty()) out.weight(st.row, j) = static_cast<W>(weight);
+                if (!out.exact.empty()) out.exact(st.row, j) = exact;
+            }
+        }
+    };
+    struct count_kept {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.kept; }
+        template <class At>
+        OPD_HD static index_t part(const draw_rows& k, const leaf_state& st, At at) {
+            return st.report.bad ? 0 : Leaves::count_kept(k, st, at);
+        }
+        OPD_HD static index_t merge(index_t a, index_t b) { return a + b; }
+        OPD_HD static void finish(const draw_rows& k, leaf_state& st, index_t n) { k.job.options.kept[st.row] = n; }
+    };
+    struct report {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.kept; }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+            if (at.id != 0) return;
+            const auto& o = k.job.options;
+            if (!o.log_kept.empty()) o.log_kept[st.row] = st.report.bad || !k.cuts() ? 0 : st.lse_kept - st.report.lse;
+            if (!o.cut.empty()) o.cut[st.row] = st.report.bad ? filter_cut{1e300, -1} : st.cut;
+        }
+    };
+};
+
+} // namespace OPD_ISA
+} // namespace opd::detail

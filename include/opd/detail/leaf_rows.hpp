@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows that are searched and drawn from: what drawing (draw_rows.hpp), scoring (score_rows.hpp) and kept sets (kept_rows.hpp)
+// have in common. All of it works on leaves of 1,024 ids whose masses are known:
+//
+//   sweep · masses of leaves (lanes: from the sweep itself) · only the leaves that matter, once more
+//
+// `Leaves` are the engine's: `reader` gives one leaf's weights e^((z - z*)/T), z* the row's largest logit, and the V-sized
+// searches (best score, filter cut, best ids) are its own. A team's threads take every at.count-th leaf.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "opd/config.hpp"
+#include "opd/detail/entry_rows.hpp"
+#include "opd/detail/row_sweep.hpp"
+#include "opd/detail/rows.hpp"
+#include "opd/detail/tiles.hpp"
+#include "opd/element.hpp"
+#include "opd/filter.hpp"
+#include "opd/row_program.hpp"
+
+namespace opd::detail {
+
+inline constexpr index_t ids_of_leaf = 1024;
+OPD_HD constexpr index_t leaves_of(index_t n) { return (n + ids_of_leaf - 1) / ids_of_leaf; }
+
+inline namespace OPD_ISA {
+
+/// Which of a leaf's ids count.
+struct leaf_limits {
+    filter_cut cut = {};
+    double below = 2;              ///< only weights below this; none is above 1
+    const index_t* from = nullptr; ///< ascending: ids that do not count
+    const index_t* to = nullptr;
+};
+
+/// Weights on two sides of an edge: how many lie at or above it, and the mass below, summed by itself: beside a certain token it
+/// may be less than that one's rounding.
+struct edge_split {
+    index_t above = 0;
+    double below = 0;
+    OPD_HD static edge_split sum(edge_split a, edge_split b) { return {a.above + b.above, a.below + b.below}; }
+};
+
+/// A token and what it scored.
+struct scored {
+    double score = 0;
+    index_t id = -1;
+    OPD_HD static scored better(scored a, scored b) {
+        if (a.id < 0 || b.id < 0) return a.id < 0 ? b : a;
+        return b.score > a.score || (b.score == a.score && b.id < a.id) ? b : a;
+    }
+};
+
+/// A search for the last id that a filter keeps, by halving; of engines that search in a team.
+struct cut_search {
+    enum class step { none, values, ties, ids } now = step::none;
+    bool by_mass = false;
+    double target = 0;               ///< ids, or mass, to keep
+    std::uint64_t low = 0, high = 0; ///< of the logit, as ordered bits; then of the id
+    double above = 0;                ///< ids, or mass, above the logit at `high`
+    double z = 0;                    ///< the logit found
+    double needed = 0;               ///< ids to keep of those that tie
+};
+
+struct leaf_state : entry_state {
+    filter_cut cut = {};
+    double total = 0;    ///< mass kept, in units of e^(z*/T)
+    double lse_kept = 0; ///< log-sum-exp over what is kept
+    cut_search search = {};
+    scored best = {};
+    double edge = 2; ///< threshold: weights from here on are certain
+    bool settles = false;
+    index_t with_mass = 0, certain = 0;
+    double tail = 0;               ///< threshold: mass that is not certain
+    index_t found = 0, listed = 0; ///< score: best ids, ids left out of a tail
+    bool bad_ids = false;
+};
+
+/// A logit as rows see it: -inf counts as -1e30, what is beyond ±1e30 as that.
+template <class Z>
+OPD_HD OPD_INLINE double logit_within(const Z& z) {
+    const double x = double(element<Z>::load(z));
+    return is_neg_inf(x) || x < -1e30 ? -1e30 : (x > 1e30 ? 1e30 : x);
+}
+
+/// Per leaf: its mass, and up to it.
+struct leaf_arrays {
+    double* mass;
+    double* upto;
+    index_t* count;
+    OPD_HD leaf_arrays(carver& c, index_t leaves)
+        : mass(c.take<double>(leaves)), upto(c.take<double>(leaves)), count(c.take<index_t>(leaves + 1)) {}
+};
+
+template <class Leaves, class Rows>
+struct leaf_sweep : over_tiles<leaf_sweep<Leaves, Rows>, false> {
+    using state_type = leaf_state;
+    OPD_HD static bool due(const Rows&, const state_type& st) { return st.kept; }
+    OPD_HD static row_sweep start(const Rows& k, const state_type&) { return row_sweep::begin(k.inv_s, 1, 1, false); }
+    template <class Tile, class At>
+    OPD_HD OPD_INLINE static void tile(const Rows& k, const state_type& st, row_sweep& p, const Tile& t, At at) {
+        Leaves::sweep(k, st, p, t, at);
+    }
+    OPD_HD static row_sweep merge(const row_sweep& a, const row_sweep& b) { return row_sweep::merge(a, b); }
+    OPD_HD static void finish(const Rows&, state_type& st, const row_sweep& all) {
+        st.swept = all;
+        st.swept.template close<false, raw_sums_needed{}>();
+        st.report.bad |= st.swept.contents.bad;
+        if (!st.report.bad) st.report.lse = st.lse_kept = st.swept.sums.lse();
+        st.cut = {};
+    }
+};
+
+/// Every leaf's mass.
+template <class Leaves, class Rows>
+struct leaf_masses {
+    OPD_HD static bool due(const Rows& k, const leaf_state& st) { return st.good() && k.wants_masses(); }
+    template <class At>
+    OPD_HD static void run(const Rows& k, const leaf_state& st, At at) {
+        Leaves::masses(k, st, at);
+    }
+};
+
+/// Of what the cut keeps alone. A leaf whose mass is below the last kept id's weight holds nothing that is kept.
+template <class Leaves, class Rows>
+struct kept_masses {
+    OPD_HD static bool due(const Rows& k, const leaf_state& st) {
+        return st.good() && k.wants_masses() && st.cut.z > -1e30;
+    }
+    template <class At>
+    OPD_HD static void run(const Rows& k, const leaf_state& st, At at) {
+        typename Leaves::template reader<typename Rows::Z> leaf(k.z_row(st), k.vocab, st.swept);
+        leaf_arrays a = k.at(st);
+        const double least = 0.999 * ::exp((st.cut.z - st.swept.sums.z_s) * k.inv_s);
+        for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
+            if (!(a.mass[l] >= least)) {
+                a.mass[l] = 0;
+                continue;
+            }
+            leaf.load(l, {st.cut});
+            a.mass[l] = leaf.mass();
+        }
+    }
+};
+
+/// Masses up to each leaf, and the row's.
+template <class Rows>
+struct add_up {
+    OPD_HD static bool due(const Rows& k, const leaf_state& st) { return st.good() && k.wants_masses(); }
+    template <class At>
+    OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
+        if (at.id != 0) return;
+        leaf_arrays a = k.at(st);
+        double all = 0;
+        for (index_t l = 0; l < leaves_of(k.vocab); ++l) a.upto[l] = all += a.mass[l];
+        st.total = all;
+        if (k.cuts()) st.lse_kept = st.cut.z <= -1e30 ? st.report.lse : pin(st.swept.sums.z_s * k.inv_s) + ::log(all);
+    }
+};
+
+/// The leaf that the mass `at` falls into: the first one whose upto exceeds it, or the last one that has mass.
+OPD_HD inline index_t leaf_at(const double* upto, index_t leaves, double at) {
+    index_t low = 0, high = leaves;
+    while (low < high) {
+        const index_t mid = low + (high - low) / 2;
+        if (upto[mid] > at)
+            high = mid;
+        else
+            low = mid + 1;
+    }
+    if (low == leaves)
+        for (--low; low > 0 && !(upto[low] > upto[low - 1]);) --low;
+    return low;
+}
+
+/// Views that score and draw share of a row.
+template <class Frame, class Job>
+struct leaf_rows_base {
+    using Z = typename Job::logit_type;
+    using G = Z;
+    using state_type = leaf_state;
+    static constexpr bool one_tile = true;
+
+    Frame frame;
+    Job job;
+    index_t vocab;
+    double inv_s;
+
+    leaf_rows_base(const Frame& frame_, const Job& job_, float temperature)
+        : frame(frame_), job(job_), vocab(job_.z.cols), inv_s(1 / double(temperature)) {}
+    OPD_HD const Z* z_row(const leaf_state& st) const { return job.z.row(st.row); }
+    OPD_HD row_tile<Z, Z, G> tile(const leaf_state& st, index_t begin, index_t count) const {
+        return {job.z.row(st.row) + begin, nullptr, nullptr, begin, count};
+    }
+};
+
+} // namespace OPD_ISA
+} // namespace opd::detail

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows that are scored: log p of given ids, the best ids, the mass outside either.
+//
+//   sweep · masses of leaves · [best ids] · for a tail: of each leaf, what it holds without the listed ids · gather     1 read
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+
+#include "opd/config.hpp"
+#include "opd/detail/leaf_rows.hpp"
+#include "opd/detail/sparse_math.hpp"
+#include "opd/element.hpp"
+#include "opd/score.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+template <class Leaves, class Frame, class Job>
+struct score_rows : leaf_rows_base<Frame, Job> {
+    using base = leaf_rows_base<Frame, Job>;
+    using typename base::state_type;
+    using typename base::Z;
+    using Id = typename Job::id_type;
+    using L = typename Job::log_type;
+    using base::frame, base::job, base::vocab, base::inv_s;
+
+    score_rows(const Frame& frame_, const Job& job_) : base(frame_, job_, job_.temperature) {}
+
+    struct arrays : leaf_arrays {
+        index_t* listed; ///< ids to leave out of a tail, ascending
+        index_t* best;   ///< the best ids, best first
+        index_t* raw;    ///< ids before they are put in order
+        OPD_HD arrays(carver& c, const score_rows& k)
+            : leaf_arrays(c, leaves_of(k.vocab)), listed(c.take<index_t>(k.most_listed())),
+              best(c.take<index_t>(k.tops())), raw(c.take<index_t>(k.most_listed())) {}
+    };
+    OPD_HD index_t tops() const { return job.what.top_ids.cols; }
+    OPD_HD index_t most_listed() const {
+        const index_t given = job.what.log_tail.empty() ? 0 : job.what.ids.cols;
+        const index_t ids = given < vocab || job.what.offsets.empty() ? given : vocab;
+        return ids > tops() ? ids : tops();
+    }
+    std::size_t scratch_bytes() const {
+        carver c;
+        (void)arrays(c, *this);
+        Leaves::scratch(c, vocab, tops(), false);
+        return c.used;
+    }
+    OPD_HD arrays at(const leaf_state& st) const {
+        carver c{st.scratch};
+        return {c, *this};
+    }
+    OPD_HD carver engine_scratch(const leaf_state& st) const {
+        carver c{st.scratch};
+        (void)arrays(c, *this);
+        return c;
+    }
+    OPD_HD static constexpr bool cuts() { return false; }
+    OPD_HD bool wants_masses() const { return !job.what.log_tail.empty() || !job.what.top_log_tail.empty(); }
+
+    template <class Team>
+    OPD_HD void row(Team& team) const {
+        team.template fold<leaf_sweep<Leaves, score_rows>>(*this);
+        team.template each<leaf_masses<Leaves, score_rows>>(*this);
+        team.template fold<store_listed>(*this);
+        if (!job.what.log_tail.empty()) {
+            team.template each<begin_list<false>>(*this);
+            tail<false>(team);
+        }
+        if (tops() > 0) {
+            Leaves::best(*this, team);
+            team.template each<store_best>(*this);
+            if (!job.what.top_log_tail.empty()) {
+                team.template each<begin_list<true>>(*this);
+                tail<true>(team);
+            }
+        }
+        team.template each<count_bad_ids>(*this);
+    }
+
+    OPD_HD index_t first(const leaf_state& st) const {
+        return job.what.offsets.empty() ? 0 : within(job.what.offsets[st.row]);
+    }
+    OPD_HD index_t last(const leaf_state& st) const {
+        return job.what.offsets.empty() ? job.what.ids.cols : within(job.what.offsets[st.row + 1]);
+    }
+    OPD_HD index_t within(index_t i) const { return i < 0 ? 0 : (i > job.what.ids.cols ? job.what.ids.cols : i); }
+    OPD_HD index_t list_row(const leaf_state& st) const { return job.what.offsets.empty() ? st.row : 0; }
+
+    OPD_HD L log_p(const leaf_state& st, index_t id) const {
+        const double lp = st.report.bad ? neg_inf<double>() : log_p_of(job.z(st.row, id), inv_s, st.report.lse);
+        return element<L>::store(static_cast<arithmetic_t<L>>(lp));
+    }
+    OPD_HD static L none() { return element<L>::store(static_cast<arithmetic_t<L>>(neg_inf<double>())); }
+
+    /// Writes its share and says whether an id was out of range; a bad id says nothing of its neighbours.
+    struct store_listed {
+        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }
+        template <class At>
+        OPD_HD static int part(const score_rows& k, const leaf_state& st, At at) {
+            int bad = 0;
+            const index_t r = k.list_row(st);
+            for (index_t j = k.first(st) + at.id; j < k.last(st); j += at.count) {
+                const auto id = static_cast<index_t>(k.job.what.ids(r, j));
+                const bool in = id >= 0 && id < k.vocab;
+                bad |= !in && id != -1;
+                if (!k.job.what.log_p.empty()) k.job.what.log_p(r, j) = in ? k.log_p(st, id) : none();
+            }
+            return bad;
+        }
+        OPD_HD static int merge(int a, int b) { return a | b; }
+        OPD_HD static void finish(const score_rows&, leaf_state& st, int bad) { st.bad_ids = bad != 0; }
+    };
+    struct store_best {
+        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }
+        template <class At>
+        OPD_HD static void run(const score_rows& k, const leaf_state& st, At at) {
+            const arrays a = k.at(st);
+            for (index_t j = at.id; j < k.tops(); j += at.count) {
+                const index_t id = st.report.bad || j >= st.found ? -1 : a.best[j];
+                k.job.what.top_ids(st.row, j) = static_cast<Id>(id);
+                if (!k.job.what.top_log_p.empty()) k.job.what.top_log_p(st.row, j) = id < 0 ? none() : k.log_p(st, id);
+            }
+        }
+    };
+
+    struct count_bad_ids {
+        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }
+        template <class At>
+        OPD_HD static void run(const score_rows&, leaf_state& st, At at) {
+            if (at.id == 0) st.report.bad |= st.bad_ids;
+        }
+    };
+
+    // --- a tail: the mass of each leaf without the listed ids --------------------------------------------------------------------
+
+    template <bool Best>
+    struct begin_list {
+        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }
+        template <class At>
+        OPD_HD static void run(const score_rows& k, leaf_state& st, At at) {
+            if (at.id != 0) return;
+            const arrays a = k.at(st);
+            st.listed = 0;
+            if (!st.good()) return;
+            if constexpr (Best) {
+                for (index_t j = 0; j < st.found; ++j) a.raw[st.listed++] = a.best[j];
+            } else {
+                for (index_t j = k.first(st); j < k.last(st); ++j) {
+                    const auto id = static_cast<index_t>(k.job.what.ids(k.list_row(st), j));
+                    if (id < 0 || id >= k.vocab) continue;
+                    if (st.listed == k.most_listed()) { // more ids than there are: some repeat
+                        st.bad_ids = true;
+                        break;
+                    }
+                    a.raw[st.listed++] = id;
+                }
+            }
+        }
+    };
+    struct order {
+        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const score_rows& k, const leaf_state& st, At at) {
+            const arrays a = k.at(st);
+            Leaves::ascending(a.raw, a.listed, st.listed, at);
+        }
+    };
+    template <bool Best>
+    struct add_tail {
+        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }
+        template <class At>
+        OPD_HD static double part(const score_rows& k, const leaf_state& st, At at) {
+            if (st.report.bad) return 0;
+            const arrays a = k.at(st);
+            typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
+            const raw_sums& s = st.swept.sums;
+            double all = 0;
+            const index_t *from = a.listed, *const end = a.listed + st.listed;
+            for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
+                from = lower_bound(from, end, l * ids_of_leaf);
+                const index_t* const to = lower_bound(from, end, (l + 1) * ids_of_leaf);
+                if (from == to) {
+                    all += a.mass[l];
+                    continue;
+                }
+                double listed = 0;
+                for (const index_t* id = from; id != to; ++id)
+                    if (id == a.listed || id[-1] != *id) listed += p_of(k.job.z(st.row, *id), s) * (1 + s.student_mass);
+                if (listed <= 0.75 * a.mass[l]) { // the rest keeps its digits
+                    all += a.mass[l] - listed;
+                } else {
+                    leaf.load(l, {{}, 2, from, to});
+                    all += leaf.mass();
+                }
+            }
+            return all;
+        }
+        OPD_HD static double merge(double a, double b) { return a + b; }
+        OPD_HD static void finish(const score_rows& k, leaf_state& st, double all) {
+            double log_tail = neg_inf<double>();
+            if (!st.report.bad && all > 0) log_tail = pin(st.swept.sums.z_s * k.inv_s) + ::log(all) - st.report.lse;
+            const auto& to = Best ? k.job.what.top_log_tail : k.job.what.log_tail;
+            to[st.row] = element<L>::store(static_cast<arithmetic_t<L>>(log_tail > 0 ? 0 : log_tail));
+        }
+        OPD_HD static const index_t* lower_bound(const index_t* from, const index_t* to, index_t x) {
+            while (from < to) {
+                const index_t* middle = from + (to - from) / 2;
+                if (*middle < x)
+                    from = middle + 1;
+                else
+                    to = middle;
+            }
+            return from;
+        }
+    };
+    template <bool Best, class Team>
+    OPD_HD void tail(Team& team) const {
+        team.template each<order>(*this);
+        team.template fold<add_tail<Best>>(*this);
+    }
+};
+
+} // namespace OPD_ISA
+} // namespace opd::detail

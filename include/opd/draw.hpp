@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Drawing from rows of logits: which tokens a rollout takes, and which it scores beside them.
+//
+//   opd::draw(be, z, design::gumbel{}, {.seed = s, .sample = samples, .position = positions},
+//             opd::drawn<>{.ids = view(ids, N, 1), .log_mu = view(log_mu, N, 1)}, {.filter = {.temperature = .7f, .top_p = .95f}});
+//
+//   design::greedy     (N,1)  the most probable token
+//   design::gumbel     (N,1)  one token from mu by Gumbel-max: argmax of z/T - log E                       stream rollout, draw 0
+//   design::iid        (N,m)  m tokens with replacement, by inverse CDF, weight 1/m                     stream mc, draw first + j
+//   design::threshold  (N,B)  B ids without replacement: inclusion incl = min(1, κ mu) with Σ incl = B. Ids with incl = 1 are
+//                             taken for certain ("exact", weight mu), the others by systematic sampling with one uniform
+//                             (weight mu/incl = 1/κ). Unbiased, and of least variance among designs of that size when what is
+//                             averaged is bounded by the ratio (Fearnhead & Clifford 2003).        stream tail, draw 0
+//
+// mu is the softmax of z/T over what the filter keeps (filter.hpp), renormalised. Noise is keyed (rng.hpp): a row's draws are a
+// function of (logits, filter, seed, sample, position) and of nothing else in the batch. log mu is what `token_logp` gives for the
+// same logits where nothing is filtered, to the bit; under a filter it is that less `log_kept`, up to rounding.
+//
+// Exact entries come first, then the sampled ones, both by ascending id. Slots that stay unused (fewer ids have mass than B), and
+// every slot of a row with NaN, +inf or no mass, have id -1, log mu 0, weight 0; such rows are counted as bad. Masked rows are
+// left as they are. Nothing is allocated in steady state. docs/concepts/draws.md says what is exact and what it costs.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "opd/batch.hpp"
+#include "opd/config.hpp"
+#include "opd/detail/checks.hpp"
+#include "opd/error.hpp"
+#include "opd/evaluate.hpp"
+#include "opd/filter.hpp"
+#include "opd/rng.hpp"
+#include "opd/view.hpp"
+
+namespace opd {
+
+namespace design {
+
+struct greedy {
+    OPD_HD static constexpr index_t columns() { return 1; }
+};
+struct gumbel {
+    OPD_HD static constexpr index_t columns() { return 1; }
+};
+struct iid {
+    index_t m = 1;
+    index_t first = 0; ///< number of the first draw: columns of one sample may be drawn in several calls
+    OPD_HD constexpr index_t columns() const { return m; }
+};
+struct threshold {
+    index_t budget = 1;
+    OPD_HD constexpr index_t columns() const { return budget; }
+};
+
+} // namespace design
+
+/// What the noise of a row is keyed by. `sample` is unique in a run (prompt, epoch, group member), never a batch slot.
+template <space Space = space::host>
+struct draw_keys {
+    std::uint64_t seed = 0;
+    vector_view<const std::uint64_t, Space> sample = {};   ///< (N)
+    vector_view<const std::uint32_t, Space> position = {}; ///< (N)
+    /// Uniforms of the caller's, in (0, 1), instead of keyed ones: (N,m) for iid, (N,1) for threshold. One outside throws; on a
+    /// device it makes its row bad.
+    matrix_view<const double, Space> uniforms = {};
+};
+
+/// Where draws go. (N, design.columns())
+template <class Id = std::int32_t, class L = float, class W = float, space Space = space::host>
+struct drawn {
+    using id_type = Id;
+    using log_type = L;
+    using weight_type = W;
+    static constexpr space memory_space = Space;
+    matrix_view<Id, Space> ids;
+    matrix_view<L, Space> log_mu;
+    matrix_view<W, Space> weight = {};           ///< or left out
+    matrix_view<std::uint8_t, Space> exact = {}; ///< or left out: 1 where the id was taken for certain
+};
+
+template <space Space = space::host>
+struct draw_options {
+    opd::filter filter = {};
+    row_mask<Space> mask = {};
+    vector_view<double, Space> lse = {};      ///< (N) out: log-sum-exp of z/T over all ids
+    vector_view<double, Space> log_kept = {}; ///< (N) out: log of the mass that the filter keeps
+    vector_view<filter_cut, Space> cut = {};  ///< (N) out: the last id kept, for `kept_ids`
+    vector_view<index_t, Space> kept = {};    ///< (N) out: how many ids are kept; 0 for bad rows
+};
+
+/// A checked call of draw.
+template <class Z, class Design, class Id, class L, class W, space Space = space::host>
+struct draw_job {
+    using logit_type = Z;
+    using design_type = Design;
+    using drawn_type = drawn<Id, L, W, Space>;
+    static constexpr space memory_space = Space;
+    matrix_view<const Z, Space> z;
+    Design design;
+    draw_keys<Space> keys;
+    drawn_type out;
+    draw_options<Space> options;
+
+    index_t row_count() const { return z.rows; }
+    basic_env<Space> as_env() const {
+        basic_env<Space> e;
+        e.reduction = reduce::sum, e.mask = options.mask, e.lse = options.lse;
+        return e;
+    }
+};
+
+/// A checked call of kept_ids.
+template <class Z, class Id, space Space = space::host>
+struct kept_job {
+    using logit_type = Z;
+    static constexpr space memory_space = Space;
+    matrix_view<const Z, Space> z;
+    vector_view<const filter_cut, Space> cut;
+    row_offsets<Space> offsets;
+    vector_view<Id, Space> ids;
+    row_mask<Space> mask;
+
+    index_t row_count() const { return z.rows; }
+    basic_env<Space> as_env() const {
+        basic_env<Space> e;
+        e.reduction = reduce::sum, e.mask = mask;
+        return e;
+    }
+};
+
+inline namespace OPD_ISA {
+
+/// Draws by `design` from every row that is kept. See the head of this file. Returns the backend's result: its diagnostics count
+/// rows and bad rows. Throws invalid_input, before anything is written, for shapes and numbers outside their range.
+template <class Backend, class Z, class Design, class Id, class L, class W, space Space>
+auto draw(Backend&& be, matrix_view<Z, Space> z, const Design& design,
+          const std::type_identity_t<draw_keys<Space>>& keys, const drawn<Id, L, W, Space>& out,
+          const std::type_identity_t<draw_options<Space>>& options = {}) {
+    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
+                  "opd: the views must lie in the backend's memory space");
+    static_assert(std::integral<Id>, "opd: token ids are integers");
+    static_assert(std::floating_point<W>, "opd: weights of draws are float or double");
+    constexpr bool keyed = !std::is_same_v<Design, design::greedy>;
+    constexpr bool uniform = std::is_same_v<Design, design::iid> || std::is_same_v<Design, design::threshold>;
+    const index_t n = z.rows, m = design.columns();
+    if (m < 1)
+        throw invalid_input(std::is_same_v<Design, design::iid> ? "design.m" : "design.budget", "must be at least 1");
+    if constexpr (std::is_same_v<Design, design::iid>)
+        if (design.first < 0 || design.first > 0xffffffffll - m)
+            throw invalid_input("design.first", "must be at least 0, and the last draw below 2^32");
+    detail::check_matrix("z", z, n, z.cols);
+    detail::check_vector("options.mask", options.mask, n);
+    if (z.cols < 1 && n > 0) throw invalid_input("z", "has no columns");
+    if (z.cols > 0xffffffffll) throw invalid_input("z", "has more columns than noise has tokens (2^32)");
+    detail::check_matrix("out.ids", out.ids, n, m);
+    detail::check_matrix("out.log_mu", out.log_mu, n, m);
+    if (!detail::left_out(out.weight)) detail::check_matrix("out.weight", out.weight, n, m);
+    if (!detail::left_out(out.exact)) detail::check_matrix("out.exact", out.exact, n, m);
+    if (detail::left_out(keys.uniforms)) {
+        if (keyed && n > 0 && keys.sample.empty()) throw invalid_input("keys.sample", "is needed to key the noise");
+        if (keyed && n > 0 && keys.position.empty()) throw invalid_input("keys.position", "is needed to key the noise");
+    } else {
+        if (!uniform)
+            throw invalid_input("keys.uniforms", "serve iid and threshold; a Gumbel-max token has noise of its own");
+        detail::check_matrix("keys.uniforms", keys.uniforms, n, std::is_same_v<Design, design::threshold> ? 1 : m);
+        if constexpr (Space == space::host)
+            for (index_t r = 0; r < n; ++r)
+                for (index_t j = 0; options.mask.kept(r) && j < keys.uniforms.cols; ++j)
+                    if (const double u = keys.uniforms(r, j); !detail::is_finite(u) || !(u > 0 && u < 1))
+                        throw invalid_input("keys.uniforms", "row " + std::to_string(r) + ", draw " +
+                                                                 std::to_string(j) +
+                                                                 ": must lie strictly between 0 and 1");
+    }
+    detail::check_vector("keys.sample", keys.sample, n);
+    detail::check_vector("keys.position", keys.position, n);
+    detail::check_filter(options.filter);
+    detail::check_vector("options.lse", options.lse, n);
+    detail::check_vector("options.log_kept", options.log_kept, n);
+    detail::check_vector("options.cut", options.cut, n);
+    detail::check_vector("options.kept", options.kept, n);
+    detail::call_spans spans;
+    spans.writes("out.ids", out.ids);
+    spans.writes("out.log_mu", out.log_mu);
+    spans.writes("out.weight", out.weight);
+    spans.writes("out.exact", out.exact);
+    spans.writes("options.lse", options.lse);
+    spans.writes("options.log_kept", options.log_kept);
+    spans.writes("options.cut", options.cut);
+    spans.writes("options.kept", options.kept);
+    spans.reads("z", z);
+    spans.reads("keys.sample", keys.sample);
+    spans.reads("keys.position", keys.position);
+    spans.reads("keys.uniforms", keys.uniforms);
+    spans.reads("options.mask", options.mask);
+    spans.check();
+    return be.for_rows(draw_job<std::remove_const_t<Z>, Design, Id, L, W, Space>{z, design, keys, out, options});
+}
+
+/// The ids that a filter kept, ascending, row after row, as inference servers return them: row r's are ids[offsets[r]] to
+/// ids[offsets[r+1]], where offsets are the sums of `options.kept` up to r. `cut`: of the draw. A row whose room is not what it
+/// keeps, or whose logits are bad, is counted as bad and gets -1.
+template <class Backend, class Z, class Id, space Space>
+auto kept_ids(Backend&& be, matrix_view<Z, Space> z, std::type_identity_t<vector_view<const filter_cut, Space>> cut,
+              std::type_identity_t<row_offsets<Space>> offsets, vector_view<Id, Space> ids,
+              std::type_identity_t<row_mask<Space>> mask = {}) {
+    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
+                  "opd: the views must lie in the backend's memory space");
+    static_assert(std::integral<Id>, "opd: token ids are integers");
+    const index_t n = z.rows;
+    detail::check_matrix("z", z, n, z.cols);
+    if (z.cols < 1 && n > 0) throw invalid_input("z", "has no columns");
+    if (cut.empty() && n > 0) throw invalid_input("cut", "is a null pointer");
+    detail::check_vector("cut", cut, n);
+    if (offsets.empty() && n > 0) throw invalid_input("offsets", "is a null pointer");
+    detail::check_vector("offsets", offsets, n + 1);
+    detail::check_vector("mask", mask, n);
+    if constexpr (Space == space::host)
+        for (index_t r = 0; r < n; ++r)
+            if (offsets[r] < 0 || offsets[r + 1] < offsets[r] || offsets[r + 1] > ids.size)
+                throw invalid_input("offsets", "row " + std::to_string(r) + ": from " + std::to_string(offsets[r]) +
+                                                   " to " + std::to_string(offsets[r + 1]) +
+                                                   "; offsets ascend from 0 to at most " + std::to_string(ids.size) +
+                                                   ", the room for ids");
+    detail::call_spans spans;
+    spans.writes("ids", ids);
+    spans.reads("z", z);
+    spans.reads("cut", cut);
+    spans.reads("offsets", offsets);
+    spans.reads("mask", mask);
+    spans.check();
+    return be.for_rows(kept_job<std::remove_const_t<Z>, Id, Space>{z, cut, offsets, ids, mask});
+}
+
+} // namespace OPD_ISA
+
+} // namespace opd

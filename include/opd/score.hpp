@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Scoring: what a teacher, or a learner of its own rollouts, says of given ids, from one pass over each row of logits.
+//
+//   opd::score(be, y, opd::scores<>{.ids = view(ids, N, m), .log_p = view(log_q, N, m), .log_tail = view(tail, N)}, temperature);
+//
+//   log_p[r,j]       log p[r, ids[r,j]]
+//   log_tail[r]      log of the mass outside the row's ids, each counted once: summed, not 1 minus what was listed
+//   top_ids, top_log_p, top_log_tail        the same of the row's most probable ids, best first, ties to the lower id
+//   lse[r]           log Σ_v e^(z[r,v]/T)
+//
+// Every part may be left out. p is the softmax of z/T. All of it is a function of the row's bits, T and the ids asked for: the
+// same in every batch, and log_p has the same bits whatever else is asked. It is the log p that the sampled estimators use.
+//
+// An id of -1 is an unused slot: log_p -inf, counted nowhere. Other ids outside [0, V) get -inf and make the row bad; a row with
+// NaN, +inf or no mass is bad, with -inf throughout and top ids of -1. Where fewer than k ids have mass, the top's last slots are
+// -1. Bad rows are counted. Masked rows are left as they are.
+//
+// token_logp, top_k and log_sum_exp are this call with one part of it.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "opd/batch.hpp"
+#include "opd/config.hpp"
+#include "opd/detail/checks.hpp"
+#include "opd/error.hpp"
+#include "opd/evaluate.hpp"
+#include "opd/view.hpp"
+
+namespace opd {
+
+/// What `score` reads and writes; each part may be left out.
+template <class Id = std::int32_t, class L = float, space Space = space::host>
+struct scores {
+    matrix_view<const Id, Space> ids = {};   ///< (N,m)
+    matrix_view<L, Space> log_p = {};        ///< (N,m)
+    vector_view<L, Space> log_tail = {};     ///< (N)
+    matrix_view<Id, Space> top_ids = {};     ///< (N,k)
+    matrix_view<L, Space> top_log_p = {};    ///< (N,k)
+    vector_view<L, Space> top_log_tail = {}; ///< (N)
+    vector_view<double, Space> lse = {};     ///< (N)
+    row_offsets<Space> offsets =
+        {}; ///< (N+1) ragged lists: ids and log_p are (1,total), row r's from offsets[r] to offsets[r+1]
+};
+
+/// A checked call of score.
+template <class Z, class Id, class L, space Space = space::host>
+struct score_job {
+    using logit_type = Z;
+    using id_type = Id;
+    using log_type = L;
+    static constexpr space memory_space = Space;
+    matrix_view<const Z, Space> z;
+    scores<Id, L, Space> what;
+    float temperature;
+    row_mask<Space> mask;
+
+    index_t row_count() const { return z.rows; }
+    basic_env<Space> as_env() const {
+        basic_env<Space> e;
+        e.reduction = reduce::sum, e.mask = mask, e.lse = what.lse;
+        return e;
+    }
+};
+
+inline namespace OPD_ISA {
+
+/// Scores every row that is kept. See the head of this file. Returns the backend's result: its diagnostics count rows and bad
+/// rows. Throws invalid_input, before anything is written, for shapes and numbers outside their range.
+template <class Backend, class Z, class Id, class L, space Space>
+auto score(Backend&& be, matrix_view<Z, Space> z, const scores<Id, L, Space>& what, float temperature = 1,
+           std::type_identity_t<row_mask<Space>> mask = {}) {
+    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
+                  "opd: the views must lie in the backend's memory space");
+    static_assert(std::integral<Id>, "opd: token ids are integers");
+    const index_t n = z.rows;
+    const bool ragged = !what.offsets.empty(), lists = !detail::left_out(what.ids),
+               tops = !detail::left_out(what.top_ids);
+    detail::check_matrix("z", z, n, z.cols);
+    detail::check_temperature("temperature", temperature);
+    if (z.cols < 1 && n > 0) throw invalid_input("z", "has no columns");
+    if (lists) detail::check_matrix("ids", what.ids, ragged ? 1 : n, what.ids.cols);
+    if (!lists && (ragged || !detail::left_out(what.log_p) || !what.log_tail.empty()))
+        throw invalid_input("ids", "are left out; log_p, log_tail and offsets speak of them");
+    if (!detail::left_out(what.log_p)) detail::check_matrix("log_p", what.log_p, ragged ? 1 : n, what.ids.cols);
+    detail::check_vector("log_tail", what.log_tail, n);
+    if (tops) detail::check_matrix("top_ids", what.top_ids, n, what.top_ids.cols);
+    if (!tops && (!detail::left_out(what.top_log_p) || !what.top_log_tail.empty()))
+        throw invalid_input("top_ids", "are left out; top_log_p and top_log_tail speak of them");
+    if (tops && (what.top_ids.cols < 1 || what.top_ids.cols > z.cols) && n > 0)
+        throw invalid_input("top_ids", "has " + std::to_string(what.top_ids.cols) +
+                                           " columns; a row has between 1 and " + std::to_string(z.cols) + " best ids");
+    if (!detail::left_out(what.top_log_p)) detail::check_matrix("top_log_p", what.top_log_p, n, what.top_ids.cols);
+    detail::check_vector("top_log_tail", what.top_log_tail, n);
+    detail::check_vector("lse", what.lse, n);
+    detail::check_vector("mask", mask, n);
+    if (ragged) {
+        detail::check_vector("offsets", what.offsets, n + 1);
+        if constexpr (Space == space::host)
+            for (index_t r = 0; r < n; ++r)
+                if (what.offsets[r] < 0 || what.offsets[r + 1] < what.offsets[r] || what.offsets[r + 1] > what.ids.cols)
+                    throw invalid_input(
+                        "offsets", "row " + std::to_string(r) + ": from " + std::to_string(what.offsets[r]) + " to " +
+                                       std::to_string(what.offsets[r + 1]) + "; offsets ascend from 0 to at most " +
+                                       std::to_string(what.ids.cols) + ", the number of ids");
+    }
+    detail::call_spans spans;
+    spans.writes("log_p", what.log_p);
+    spans.writes("log_tail", what.log_tail);
+    spans.writes("top_ids", what.top_ids);
+    spans.writes("top_log_p", what.top_log_p);
+    spans.writes("top_log_tail", what.top_log_tail);
+    spans.writes("lse", what.lse);
+    spans.reads("z", z);
+    spans.reads("ids", what.ids);
+    spans.reads("offsets", what.offsets);
+    spans.reads("mask", mask);
+    spans.check();
+    return be.for_rows(score_job<std::remove_const_t<Z>, Id, L, Space>{z, what, temperature, mask});
+}
+
+/// log_p[r,j] = log p[r, ids[r,j]] at `temperature`, and optionally each row's log-sum-exp and log tail mass. (N,V), (N,m) -> (N,m)
+template <class Backend, class Z, class Id, class L, space Space>
+auto token_logp(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> ids, matrix_view<L, Space> log_p,
+                float temperature = 1, std::type_identity_t<row_mask<Space>> mask = {},
+                std::type_identity_t<vector_view<double, Space>> lse = {},
+                std::type_identity_t<vector_view<L, Space>> log_tail = {}) {
+    detail::check_matrix("ids", ids, z.rows, ids.cols);
+    detail::check_matrix("log_p", log_p, z.rows, ids.cols);
+    return score(
+        be, z, scores<std::remove_const_t<Id>, L, Space>{.ids = ids, .log_p = log_p, .log_tail = log_tail, .lse = lse},
+        temperature, mask);
+}
+
+/// The k = top_ids.cols most probable ids of each row, best first, ties to the lower id, with their log p and optionally the log of
+/// the mass outside them: a teacher::support. (N,V) -> (N,k), (N,k), (N)
+template <class Backend, class Z, class Id, class L, space Space>
+auto top_k(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> top_ids, matrix_view<L, Space> top_log_p,
+           float temperature = 1, std::type_identity_t<row_mask<Space>> mask = {},
+           std::type_identity_t<vector_view<L, Space>> top_log_tail = {}) {
+    return score(be, z, scores<Id, L, Space>{.top_ids = top_ids, .top_log_p = top_log_p, .top_log_tail = top_log_tail},
+                 temperature, mask);
+}
+
+/// lse[r] = log Σ_v e^(z[r,v]/temperature). (N,V) -> (N)
+template <class Backend, class Z, space Space>
+auto log_sum_exp(Backend&& be, matrix_view<Z, Space> z, std::type_identity_t<vector_view<double, Space>> lse,
+                 float temperature = 1, std::type_identity_t<row_mask<Space>> mask = {}) {
+    return score(be, z, scores<std::int32_t, float, Space>{.lse = lse}, temperature, mask);
+}
+
+} // namespace OPD_ISA
+
+} // namespace opd

@@ -1,0 +1,737 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: ofast sanitize
+//
+// Draws and filters against float64 and by enumeration, on the CPU's lanes and on the GPU's rows run by a host loop: what a filter
+// keeps, which token Gumbel-max takes, where an i.i.d. draw lands, what threshold includes and with what weight; that log mu has
+// the bits of token_logp; rows without a law; what is refused.
+#include "host_run.hpp"
+#include "support/generators.hpp"
+#include "support/property.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <doctest/doctest.h>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <opd/backends/eigen.hpp>
+#include <opd/draw.hpp>
+#include <opd/estimators/sampled.hpp>
+#include <opd/score.hpp>
+
+using namespace opd;
+using namespace opd::test;
+
+namespace {
+
+/// A row's law under a filter in float64, in the order in which a filter keeps.
+struct law {
+    std::vector<index_t> ids;  // with mass, best first
+    std::vector<double> z, mu; // in that order; mu over all ids
+    double lse = 0;
+
+    template <class Z>
+    law(const Z* row, index_t n, double temperature) {
+        std::vector<double> all;
+        for (index_t v = 0; v < n; ++v) {
+            const double x = detail::logit_within(row[v]);
+            all.push_back(x);
+            if (x > -1e30) ids.push_back(v);
+        }
+        std::sort(ids.begin(), ids.end(), [&](index_t a, index_t b) {
+            const double x = all[std::size_t(a)], y = all[std::size_t(b)];
+            return x > y || (x == y && a < b);
+        });
+        double sum = 0;
+        for (const index_t v : ids) z.push_back(all[std::size_t(v)]), sum += std::exp((z.back() - z[0]) / temperature);
+        for (const double x : z) mu.push_back(std::exp((x - z[0]) / temperature) / sum);
+        lse = z[0] / temperature + std::log(sum);
+    }
+    double mass(std::size_t n) const { return std::accumulate(mu.begin(), mu.begin() + std::ptrdiff_t(n), 0.0); }
+
+    /// Whether a filter may keep the first n: exactly, but for sums and quotients within eps of their limits.
+    bool keeps(const filter& f, std::size_t n, double eps) const {
+        if (n < 1 || n > ids.size()) return false;
+        const std::size_t k = f.top_k > 0 ? std::min(std::size_t(f.top_k), ids.size()) : ids.size();
+        const auto enough = [&](std::size_t j, double slack) { return mu[j] >= double(f.min_p) * mu[0] * slack; };
+        std::size_t least = 0, most = 0; // what top_k and min_p leave
+        while (least < k && enough(least, 1 + eps)) ++least;
+        while (most < k && enough(most, 1 - eps)) ++most;
+        least = std::max<std::size_t>(least, 1);
+        if (n > most) return false;
+        if (!(f.top_p < 1)) return n >= least;
+        const double p = double(f.top_p);
+        if (n > 1 && mass(n - 1) > p * mass(most) * (1 + eps)) return false;
+        return n >= least || mass(n) >= p * mass(least) * (1 - eps);
+    }
+};
+
+template <class Z>
+constexpr double eps_of() {
+    return sizeof(arithmetic_t<Z>) == 8 ? 1e-11 : 1e-5;
+}
+
+/// Everything that a draw writes.
+template <class L = float, class W = float>
+struct outputs {
+    index_t n, m;
+    std::vector<std::int32_t> ids;
+    std::vector<L> log_mu;
+    std::vector<W> weight;
+    std::vector<std::uint8_t> exact;
+    std::vector<double> lse, log_kept;
+    std::vector<filter_cut> cut;
+    std::vector<index_t> kept;
+
+    outputs(index_t n_, index_t m_)
+        : n(n_), m(m_), ids(size(), -9), log_mu(size(), L(9)), weight(size(), W(9)), exact(size(), 9),
+          lse(std::size_t(n) + 1, 9), log_kept(std::size_t(n) + 1, 9), cut(std::size_t(n) + 1),
+          kept(std::size_t(n) + 1, -9) {}
+    std::size_t size() const { return std::size_t(n * m) + 1; }
+    drawn<std::int32_t, L, W> to() {
+        return {view(ids.data(), n, m), view(log_mu.data(), n, m), view(weight.data(), n, m), view(exact.data(), n, m)};
+    }
+    draw_options<> options(const filter& f, row_mask<> mask = {}) {
+        return {f, mask, view(lse.data(), n), view(log_kept.data(), n), view(cut.data(), n), view(kept.data(), n)};
+    }
+    friend bool operator==(const outputs& a, const outputs& b) {
+        return a.ids == b.ids && a.log_mu == b.log_mu && a.weight == b.weight && a.exact == b.exact && a.lse == b.lse &&
+               a.log_kept == b.log_kept && a.kept == b.kept;
+    }
+};
+
+struct keyed_rows {
+    std::vector<std::uint64_t> sample;
+    std::vector<std::uint32_t> position;
+    explicit keyed_rows(index_t n, std::uint64_t first = 0) {
+        for (index_t r = 0; r <= n; ++r)
+            sample.push_back(first + std::uint64_t(r)), position.push_back(std::uint32_t(3 * r));
+    }
+    draw_keys<> keys(index_t n, std::uint64_t seed = 7) const {
+        return {seed, view(sample.data(), n), view(position.data(), n), {}};
+    }
+};
+
+filter random_filter(numbers& u, index_t vocab, float temperature) {
+    filter f{.temperature = temperature};
+    if (u.uniform() < 0.4) f.top_k = 1 + u.below(std::min<index_t>(2 * vocab, 300));
+    if (u.uniform() < 0.5) f.top_p = float(u.uniform());
+    if (u.uniform() < 0.3) f.min_p = float(u.uniform() < 0.2 ? 1 : 0.2 * u.uniform());
+    return f;
+}
+
+const std::vector<flavour> all_kinds = {flavour::wide,    flavour::peaked, flavour::filtered,
+                                        flavour::one_hot, flavour::steep,  flavour::diffuse};
+
+template <class Visit>
+void on_both(Visit visit) {
+    cpu_backend lanes{.threads = 2};
+    visit(lanes, "lanes");
+    host_run_backend threads{.threads = 32};
+    visit(threads, "threads");
+}
+
+/// Logits of a problem in Z, where asked for with many ties.
+template <class Z>
+buffers<Z> logits_of(const problem& p, bool ties) {
+    buffers<Z> b(p);
+    if (ties)
+        for (auto& x : b.z)
+            if (const double v = double(element<Z>::load(x)); v > -1e29 && v < 1e29)
+                x = buffers<Z>::template cast<Z>(std::round(v));
+    return b;
+}
+
+template <class Z>
+void check_kept_sets(const std::string& type) {
+    property("what a filter keeps, " + type, [] {
+        problem_options o;
+        o.kinds = all_kinds, o.far_temperatures = true, o.largest_rows = 3, o.smallest_rows = 1;
+        const problem p = *problems(o);
+        numbers u(p.seed + 5);
+        const buffers<Z> b = logits_of<Z>(p, u.uniform() < 0.3);
+        const filter f = random_filter(u, p.vocab, p.temperature_p);
+        on_both([&](auto& be, const char*) {
+            outputs<double> out(p.rows, 1);
+            const auto r = draw(be, b.z_view(), design::greedy{}, {}, out.to(), out.options(f));
+            RC_ASSERT(r.diagnostics.bad_rows == 0);
+            std::vector<index_t> offsets{0};
+            for (index_t i = 0; i < p.rows; ++i) offsets.push_back(offsets.back() + out.kept[std::size_t(i)]);
+            std::vector<std::int64_t> ids(std::size_t(offsets.back()) + 1, -7);
+            const auto k = kept_ids(be, b.z_view(), view(out.cut.data(), p.rows), row_offsets<>(offsets),
+                                    view(ids.data(), offsets.back()));
+            RC_ASSERT(k.diagnostics.bad_rows == 0);
+            RC_ASSERT(ids.back() == -7);
+            for (index_t i = 0; i < p.rows; ++i) {
+                const law l(b.z_view().row(i), p.vocab, double(p.temperature_p));
+                const auto n = std::size_t(out.kept[std::size_t(i)]);
+                RC_ASSERT(l.keeps(f, n, eps_of<Z>()));
+                std::vector<std::int64_t> want(l.ids.begin(), l.ids.begin() + std::ptrdiff_t(n));
+                std::sort(want.begin(), want.end());
+                const auto first = ids.begin() + std::ptrdiff_t(offsets[std::size_t(i)]);
+                RC_ASSERT(std::vector<std::int64_t>(first, first + std::ptrdiff_t(n)) == want);
+                const double log_kept = std::log(l.mass(n));
+                RC_ASSERT(std::abs(out.log_kept[std::size_t(i)] - log_kept) < eps_of<Z>());
+                RC_ASSERT(out.ids[std::size_t(i)] == l.ids[0]);
+                const double log_mu =
+                    std::log(l.mu[0]) - log_kept; // of the most probable: near 0 where it has nearly all
+                RC_ASSERT(std::abs(out.log_mu[std::size_t(i)] - log_mu) < eps_of<Z>() * std::max(1.0, std::abs(l.lse)));
+            }
+        });
+    });
+}
+
+template <class Z>
+void check_gumbel(const std::string& type) {
+    property("the Gumbel-max token, " + type, [] {
+        problem_options o;
+        o.kinds = all_kinds, o.far_temperatures = true, o.largest_rows = 3, o.smallest_rows = 1;
+        const problem p = *problems(o);
+        numbers u(p.seed + 5);
+        const buffers<Z> b = logits_of<Z>(p, u.uniform() < 0.3);
+        const filter f = random_filter(u, p.vocab, p.temperature_p);
+        const keyed_rows rows(p.rows, std::uint64_t(u.below(1000000)));
+        on_both([&](auto& be, const char*) {
+            outputs<double> out(p.rows, 1);
+            draw(be, b.z_view(), design::gumbel{}, rows.keys(p.rows), out.to(), out.options(f));
+            for (index_t i = 0; i < p.rows; ++i) {
+                const noise_row noise(7, noise_stream::rollout, rows.sample[std::size_t(i)],
+                                      rows.position[std::size_t(i)]);
+                const filter_cut cut = out.cut[std::size_t(i)];
+                index_t winner = -1;
+                double best = 0;
+                for (index_t v = 0; v < p.vocab; ++v) {
+                    const double z = detail::logit_within(b.z_view()(i, v));
+                    if (!cut.keeps(z, v)) continue;
+                    const double score =
+                        gumbel_score(detail::times(z, 1 / double(p.temperature_p)), noise.bits(0, std::uint32_t(v)));
+                    if (winner < 0 || score > best) winner = v, best = score;
+                }
+                RC_ASSERT(out.ids[std::size_t(i)] == winner);
+                RC_ASSERT(out.weight[std::size_t(i)] == 1.0F);
+            }
+        });
+    });
+}
+
+/// Cumulative mu over ids in id order, of what is kept.
+std::vector<double> cumulative_of(const law& l, const std::vector<bool>& kept, index_t vocab, double total,
+                                  std::vector<double>* mu_of = nullptr) {
+    std::vector<double> mu(std::size_t(vocab), 0), c;
+    for (std::size_t j = 0; j < l.ids.size(); ++j)
+        if (kept[std::size_t(l.ids[j])]) mu[std::size_t(l.ids[j])] = l.mu[j] / total;
+    double sum = 0;
+    for (const double m : mu) c.push_back(sum += m);
+    if (mu_of) *mu_of = mu;
+    return c;
+}
+std::vector<bool> kept_of(const law& l, index_t n, index_t vocab) {
+    std::vector<bool> kept(std::size_t(vocab), false);
+    for (index_t j = 0; j < n; ++j) kept[std::size_t(l.ids[std::size_t(j)])] = true;
+    return kept;
+}
+
+template <class Z>
+void check_iid(const std::string& type) {
+    property("where an i.i.d. draw lands, " + type, [] {
+        problem_options o;
+        o.kinds = all_kinds, o.far_temperatures = true, o.largest_rows = 2, o.smallest_rows = 1;
+        const problem p = *problems(o);
+        numbers u(p.seed + 5);
+        const buffers<Z> b = logits_of<Z>(p, u.uniform() < 0.3);
+        const filter f = random_filter(u, p.vocab, p.temperature_p);
+        const index_t m = 1 + u.below(40);
+        const double eps = eps_of<Z>();
+        on_both([&](auto& be, const char*) {
+            outputs<double> out(p.rows, m);
+            std::vector<double> uniforms(std::size_t(p.rows * m));
+            // half at random, the others just beside borders between ids
+            std::vector<law> laws;
+            draw(be, b.z_view(), design::greedy{}, {}, outputs<double>(p.rows, 1).to(), out.options(f));
+            for (index_t i = 0; i < p.rows; ++i) {
+                laws.emplace_back(b.z_view().row(i), p.vocab, double(p.temperature_p));
+                const index_t n = out.kept[std::size_t(i)];
+                const auto c = cumulative_of(laws.back(), kept_of(laws.back(), n, p.vocab), p.vocab,
+                                             laws.back().mass(std::size_t(n)));
+                for (index_t j = 0; j < m; ++j) {
+                    double& x = uniforms[std::size_t(i * m + j)];
+                    x = u.uniform();
+                    if (j % 2 == 1) x = c[std::size_t(u.below(p.vocab))] + (j % 4 == 1 ? 2 : -2) * eps;
+                    x = std::min(std::max(x, 1e-9), 1 - 1e-9);
+                }
+            }
+            draw_keys<> keys;
+            keys.uniforms = view(std::as_const(uniforms).data(), p.rows, m);
+            draw(be, b.z_view(), design::iid{m}, keys, out.to(), out.options(f));
+            for (index_t i = 0; i < p.rows; ++i) {
+                const law& l = laws[std::size_t(i)];
+                const auto n = std::size_t(out.kept[std::size_t(i)]);
+                std::vector<double> mu;
+                const auto c = cumulative_of(l, kept_of(l, index_t(n), p.vocab), p.vocab, l.mass(n), &mu);
+                for (index_t j = 0; j < m; ++j) {
+                    const auto e = std::size_t(i * m + j);
+                    const auto id = std::size_t(out.ids[e]);
+                    RC_ASSERT(out.ids[e] >= 0);
+                    RC_ASSERT(mu[id] > 0);
+                    RC_ASSERT(uniforms[e] < c[id] + eps);
+                    RC_ASSERT(uniforms[e] > (id > 0 ? c[id - 1] : 0) - eps);
+                    RC_ASSERT(std::abs(out.log_mu[e] - std::log(mu[id])) < eps * std::max(1.0, std::abs(l.lse)));
+                    RC_ASSERT(out.weight[e] == float(1 / double(m)));
+                }
+            }
+        });
+    });
+}
+
+template <class Z>
+void check_threshold(const std::string& type) {
+    property("what threshold includes, " + type, [] {
+        problem_options o;
+        o.kinds = all_kinds, o.far_temperatures = true, o.largest_rows = 2, o.smallest_rows = 1;
+        const problem p = *problems(o);
+        numbers u(p.seed + 5);
+        const buffers<Z> b = logits_of<Z>(p, u.uniform() < 0.3);
+        const filter f = random_filter(u, p.vocab, p.temperature_p);
+        const index_t budget = 1 + u.below(u.uniform() < 0.3 ? 400 : 20);
+        const double eps = eps_of<Z>();
+        on_both([&](auto& be, const char*) {
+            outputs<double, double> out(p.rows, budget);
+            std::vector<double> uniforms;
+            for (index_t i = 0; i < p.rows; ++i) uniforms.push_back(u.uniform());
+            draw_keys<> keys;
+            keys.uniforms = view(std::as_const(uniforms).data(), p.rows, 1);
+            draw(be, b.z_view(), design::threshold{budget}, keys, out.to(), out.options(f));
+            for (index_t i = 0; i < p.rows; ++i) {
+                const law l(b.z_view().row(i), p.vocab, double(p.temperature_p));
+                const auto n = std::size_t(out.kept[std::size_t(i)]);
+                std::vector<double> mu;
+                cumulative_of(l, kept_of(l, index_t(n), p.vocab), p.vocab, l.mass(n), &mu);
+                // kappa: Σ min(1, kappa mu) = B, by taking certain ids one by one
+                std::size_t certain = 0;
+                const auto mu_at = [&](std::size_t j) { return mu[std::size_t(l.ids[j])]; };
+                std::vector<double> from(n + 1, 0); // mass from the j-th best on
+                for (std::size_t j = n; j-- > 0;) from[j] = from[j + 1] + mu_at(j);
+                while (certain < n && certain < std::size_t(budget) &&
+                       mu_at(certain) * double(budget - index_t(certain)) >= from[certain])
+                    ++certain;
+                // weights below the number type's least are none: ids near it may or may not have mass
+                constexpr double none = sizeof(arithmetic_t<Z>) == 8 ? 1e-305 : 1e-33;
+                const auto with_mass = [&](double least) {
+                    return std::size_t(
+                        std::count_if(mu.begin(), mu.end(), [&](double x) { return x > least * mu_at(0); }));
+                };
+                const bool all = with_mass(0) <= std::size_t(budget);
+                if (with_mass(none) <= std::size_t(budget) && with_mass(none) != n) continue;
+                if (!all && from[certain] < 1e6 * none) continue;
+                double kappa = all ? 1e300 : double(budget - index_t(certain)) / from[certain];
+                if (!all && certain == std::size_t(budget)) kappa = 1 / mu_at(certain - 1); // but for rounding
+                std::vector<double> cumulative; // of what is not certain, in id order
+                double sum = 0;
+                for (const double x : mu) cumulative.push_back(sum += (all || x * kappa >= 1 ? 0 : x) * kappa);
+                double before = -1;
+                index_t entries = 0, first_sampled = 0;
+                double with_weight = 0;
+                for (index_t j = 0; j < budget; ++j) {
+                    const auto e = std::size_t(i * budget + j);
+                    if (out.ids[e] < 0) {
+                        RC_ASSERT(out.weight[e] == 0);
+                        RC_ASSERT(out.log_mu[e] == 0);
+                        RC_ASSERT(out.exact[e] == 0);
+                        continue;
+                    }
+                    const auto id = std::size_t(out.ids[e]);
+                    RC_ASSERT(entries == j); // no hole
+                    ++entries;
+                    with_weight += out.weight[e] * (out.exact[e] ? 1 : std::min(1.0, kappa * mu[id]));
+                    if (out.exact[e]) {
+                        RC_ASSERT(j == first_sampled);
+                        ++first_sampled;
+                        RC_ASSERT(mu[id] * kappa > 1 - 10 * eps);
+                        RC_ASSERT(std::abs(out.weight[e] / mu[id] - 1) < 10 * eps * std::max(1.0, std::abs(l.lse)));
+                    } else {
+                        RC_ASSERT(mu[id] * kappa < 1 + 10 * eps);
+                        RC_ASSERT(std::abs(out.weight[e] * kappa - 1) < 10 * eps);
+                        const double at = uniforms[std::size_t(i)] + double(j - first_sampled); // systematic
+                        RC_ASSERT(at < cumulative[id] + 20 * eps * double(budget));
+                        RC_ASSERT(at > (id > 0 ? cumulative[id - 1] : 0) - 20 * eps * double(budget));
+                    }
+                    if (j == first_sampled) before = -1;
+                    RC_ASSERT(double(id) >= before); // ascending among the exact and among the sampled
+                    if (out.exact[e]) RC_ASSERT(double(id) > before);
+                    before = double(id);
+                }
+                RC_ASSERT(entries == index_t(std::min(n, std::size_t(budget))));
+            }
+        });
+    });
+}
+
+} // namespace
+
+TEST_CASE("filters keep what they say, on every engine and type") {
+    check_kept_sets<float>("float");
+    check_kept_sets<double>("double");
+    check_kept_sets<bfloat16>("bfloat16");
+    check_kept_sets<half>("half");
+}
+
+TEST_CASE("Gumbel-max takes the token of the largest score, to the last bit") {
+    check_gumbel<float>("float");
+    check_gumbel<double>("double");
+    check_gumbel<bfloat16>("bfloat16");
+}
+
+TEST_CASE("i.i.d. draws land where their uniform says") {
+    check_iid<float>("float");
+    check_iid<double>("double");
+    check_iid<bfloat16>("bfloat16");
+}
+
+TEST_CASE("threshold includes each id with min(1, kappa mu)") {
+    check_threshold<float>("float");
+    check_threshold<double>("double");
+    check_threshold<bfloat16>("bfloat16");
+}
+
+// The integral over the uniform, exactly: the designs' choices change at known borders only.
+TEST_CASE("inclusion probabilities by enumeration, to 1e-12") {
+    const index_t vocab = 7;
+    for (std::uint64_t seed = 0; seed < 40; ++seed) {
+        numbers u(seed);
+        std::vector<double> z;
+        for (index_t v = 0; v < vocab; ++v) z.push_back(u.uniform() < 0.1 ? -1e308 : 2 * u.normal());
+        z[0] = 0; // some id has mass
+        const filter f{.temperature = float(0.5 + u.uniform()), .top_k = seed % 3 == 0 ? 5 : 0};
+        const index_t budget = 1 + u.below(4);
+        on_both([&](auto& be, const char* engine) {
+            INFO("seed " << seed << ", " << engine);
+            const auto at = [&](double x, auto design) {
+                outputs<double, double> out(1, design.columns());
+                draw_keys<> keys;
+                keys.uniforms = view(static_cast<const double*>(&x), 1, 1);
+                draw(be, view(z.data(), 1, vocab), design, keys, out.to(), out.options(f));
+                return out;
+            };
+            // borders by bisection over [lo, hi], where a design's first answer changes
+            const auto inclusion = [&](auto design) {
+                std::vector<double> p(std::size_t(vocab), 0.0), mean(std::size_t(vocab), 0.0);
+                const auto walk = [&](auto& self, double lo, double hi) -> void {
+                    const auto a = at(lo, design), b = at(hi, design);
+                    if (a.ids == b.ids || hi - lo < 1e-15) {
+                        bool same = a.ids == b.ids; // borders may hide between: look at some points
+                        for (int i = 1; same && hi - lo > 1e-3 && i < 16; ++i)
+                            same = at(lo + (hi - lo) * i / 16, design).ids == a.ids;
+                        if (same || hi - lo < 1e-15) {
+                            for (index_t j = 0; j < design.columns(); ++j)
+                                if (const auto id = a.ids[std::size_t(j)]; id >= 0) {
+                                    p[std::size_t(id)] += hi - lo;
+                                    mean[std::size_t(id)] += (hi - lo) * a.weight[std::size_t(j)];
+                                }
+                            return;
+                        }
+                    }
+                    const double middle = lo + (hi - lo) / 2;
+                    self(self, lo, middle);
+                    self(self, middle, hi);
+                };
+                walk(walk, 1e-15, 1 - 1e-15);
+                return std::pair(p, mean);
+            };
+            const law l(z.data(), vocab, double(f.temperature));
+            const auto n = std::size_t(at(0.5, design::iid{1}).kept[0]);
+            const auto [p, unused] = inclusion(design::iid{1});
+            const auto [q, mean] = inclusion(design::threshold{budget});
+            double low = 0, high = 1e15;
+            for (int i = 0; i < 200; ++i) {
+                const double middle = (low + high) / 2;
+                double sum = 0;
+                for (std::size_t j = 0; j < n; ++j) sum += std::min(1.0, middle * l.mu[j] / l.mass(n));
+                (sum < double(std::min<index_t>(budget, index_t(n))) - 1e-15 ? low : high) = middle;
+            }
+            for (std::size_t j = 0; j < l.ids.size(); ++j) {
+                const auto id = std::size_t(l.ids[j]);
+                const double mu = j < n ? l.mu[j] / l.mass(n) : 0;
+                CHECK(std::abs(p[id] - mu) < 1e-12);
+                CHECK(std::abs(mean[id] - mu) < 1e-12); // E[Σ w f(a)] = E_mu[f] for every f
+                CHECK(std::abs(q[id] - (n <= std::size_t(budget) ? double(j < n) : std::min(1.0, high * mu))) < 1e-12);
+            }
+        });
+    }
+}
+
+// Keyed draws follow their law: chi-squared over V = 3,000, ids of fewer than 5 expected hits pooled, within 5 deviations.
+TEST_CASE("keyed draws follow their law over 3,000 ids") {
+    const index_t vocab = 3000, rows = 20000;
+    numbers u(3);
+    std::vector<float> z;
+    for (index_t v = 0; v < vocab; ++v) z.push_back(float(2 * u.normal()));
+    const keyed_rows keyed(rows);
+    cpu_backend be{.threads = 2};
+    for (const filter& f : {filter{.temperature = 1.3F}, filter{.top_k = 200, .top_p = 0.9F}}) {
+        const law l(z.data(), vocab, double(f.temperature));
+        const auto chi_squared = [&](const std::vector<std::int32_t>& ids, index_t draws, std::size_t kept) {
+            std::map<std::int32_t, double> hits;
+            for (index_t i = 0; i < draws; ++i) hits[ids[std::size_t(i)]] += 1;
+            double chi2 = 0, seen_of_rest = double(draws), rest = double(draws);
+            int cells = 0;
+            for (std::size_t j = 0; j < kept; ++j) {
+                const double want = l.mu[j] / l.mass(kept) * double(draws);
+                if (want < 5) continue;
+                const double seen = hits[std::int32_t(l.ids[j])];
+                chi2 += (seen - want) * (seen - want) / want;
+                ++cells;
+                rest -= want, seen_of_rest -= seen;
+            }
+            if (rest > 5) chi2 += (seen_of_rest - rest) * (seen_of_rest - rest) / rest, ++cells;
+            CHECK(chi2 < cells - 1 + 5 * std::sqrt(2.0 * (cells - 1)));
+            CHECK(cells > 50);
+        };
+        std::vector<std::int32_t> tokens, samples;
+        std::size_t kept = 0;
+        const index_t block = 500;
+        std::vector<float> many;
+        for (index_t r = 0; r < block; ++r) many.insert(many.end(), z.begin(), z.end()); // one row, many keys
+        for (index_t first = 0; first < rows; first += block) {
+            outputs<> one(block, 1), four(block, 4);
+            draw_keys<> keys{
+                11, view(keyed.sample.data() + first, block), view(keyed.position.data() + first, block), {}};
+            draw(be, view(many.data(), block, vocab), design::gumbel{}, keys, one.to(), one.options(f));
+            draw(be, view(many.data(), block, vocab), design::iid{4}, keys, four.to(), four.options(f));
+            tokens.insert(tokens.end(), one.ids.begin(), one.ids.end() - 1);
+            samples.insert(samples.end(), four.ids.begin(), four.ids.end() - 1);
+            kept = std::size_t(one.kept[0]);
+        }
+        chi_squared(tokens, rows, kept);
+        chi_squared(samples, 4 * rows, kept);
+    }
+}
+
+TEST_CASE("log mu has the bits of token_logp, whatever the batch, the threads and the rows beside") {
+    const auto check = [](auto number, auto log_type) {
+        using Z = decltype(number);
+        using L = decltype(log_type);
+        property(
+            "bits",
+            [] {
+                problem_options o;
+                o.kinds = all_kinds, o.far_temperatures = true, o.largest_rows = 6, o.smallest_rows = 1;
+                const problem p = *problems(o);
+                const buffers<Z> b(p);
+                const filter f{.temperature = p.temperature_p};
+                const keyed_rows rows(p.rows);
+                on_both([&](auto& be, const char*) {
+                    const auto one = [&](auto design) {
+                        const index_t m = design.columns();
+                        outputs<L> out(p.rows, m);
+                        draw(be, b.z_view(), design, rows.keys(p.rows), out.to(), out.options(f));
+                        std::vector<L> scored(out.size(), L(9));
+                        std::vector<double> lse(std::size_t(p.rows));
+                        token_logp(be, b.z_view(), view(std::as_const(out.ids).data(), p.rows, m),
+                                   view(scored.data(), p.rows, m), p.temperature_p, {}, view(lse.data(), p.rows));
+                        for (std::size_t e = 0; e < std::size_t(p.rows * m); ++e)
+                            if (out.ids[e] >= 0) RC_ASSERT(scored[e] == out.log_mu[e]);
+                        for (index_t i = 0; i < p.rows; ++i) RC_ASSERT(lse[std::size_t(i)] == out.lse[std::size_t(i)]);
+                        // to the sampled estimator, a teacher that says log mu is the student itself: no loss, ratio 1, gradient 0
+                        if constexpr (std::is_same_v<decltype(design), design::iid>) {
+                            std::vector<Z> dz(std::size_t(p.rows * p.vocab), buffers<Z>::template cast<Z>(9));
+                            const auto ids = view(std::as_const(out.ids).data(), p.rows, m);
+                            const auto log_mu = view(std::as_const(out.log_mu).data(), p.rows, m);
+                            const auto e =
+                                evaluate(be,
+                                         student::logits<Z, Z>{.z = b.z_view(),
+                                                               .dz = view(dz.data(), p.rows, p.vocab),
+                                                               .temperature = p.temperature_p},
+                                         teacher::samples<std::int32_t, L>{ids, log_mu, log_mu}, mc_reverse_kl{});
+                            RC_ASSERT(e.diagnostics.bad_rows == 0);
+                            RC_ASSERT(e.loss == 0);
+                            RC_ASSERT(e.diagnostics.ratio_max == 1);
+                            for (const Z& g : dz) RC_ASSERT(double(element<Z>::load(g)) == 0);
+                        }
+                        // row by row, in another order
+                        for (index_t i = p.rows - 1; i >= 0; --i) {
+                            outputs<L> alone(1, m);
+                            draw_keys<> keys{7, view(rows.sample.data() + i, 1), view(rows.position.data() + i, 1), {}};
+                            draw(be, view(b.z_view().row(i), 1, p.vocab), design, keys, alone.to(), alone.options(f));
+                            for (index_t j = 0; j < m; ++j) {
+                                RC_ASSERT(alone.ids[std::size_t(j)] == out.ids[std::size_t(i * m + j)]);
+                                RC_ASSERT(alone.log_mu[std::size_t(j)] == out.log_mu[std::size_t(i * m + j)]);
+                                RC_ASSERT(alone.weight[std::size_t(j)] == out.weight[std::size_t(i * m + j)]);
+                            }
+                        }
+                    };
+                    one(design::greedy{});
+                    one(design::gumbel{});
+                    one(design::iid{5});
+                    one(design::threshold{9});
+                });
+            },
+            {.cases = 30});
+    };
+    check(float{}, float{});
+    check(bfloat16{}, float{});
+    check(double{}, double{});
+}
+
+TEST_CASE("columns of one i.i.d. sample may be drawn in several calls") {
+    numbers u(1);
+    std::vector<float> z(500);
+    for (float& x : z) x = float(u.normal());
+    const keyed_rows rows(1);
+    cpu_backend be;
+    outputs<> whole(1, 6), left(1, 2), right(1, 4);
+    draw(be, view(z.data(), 1, 500), design::iid{6}, rows.keys(1), whole.to());
+    draw(be, view(z.data(), 1, 500), design::iid{.m = 2}, rows.keys(1), left.to());
+    draw(be, view(z.data(), 1, 500), design::iid{.m = 4, .first = 2}, rows.keys(1), right.to());
+    for (std::size_t j = 0; j < 6; ++j) CHECK(whole.ids[j] == (j < 2 ? left.ids[j] : right.ids[j - 2]));
+}
+
+TEST_CASE("ties in top-p are cut at the lower ids, whatever the sums round to") {
+    std::vector<float> z(2048, 1.F);
+    on_both([&](auto& be, const char*) {
+        for (const index_t n : {4, 100, 1024, 2048}) {
+            outputs<> out(1, 1);
+            draw(be, view(z.data(), 1, n), design::greedy{}, {}, out.to(), out.options({.top_p = 0.5F}));
+            CHECK(out.kept[0] == n / 2);
+            draw(be, view(z.data(), 1, n), design::greedy{}, {}, out.to(), out.options({.top_k = 3}));
+            CHECK(out.kept[0] == 3);
+            CHECK(out.cut[0].keeps(1, 2));
+            CHECK(!out.cut[0].keeps(1, 3));
+            draw(be, view(z.data(), 1, n), design::greedy{}, {}, out.to(), out.options({.min_p = 1}));
+            CHECK(out.kept[0] == n);
+        }
+    });
+}
+
+TEST_CASE("rows without a law are counted and blank, masked rows untouched") {
+    const index_t vocab = 1500;
+    const float nan = std::bit_cast<float>(0x7fc00000u), inf = std::bit_cast<float>(0x7f800000u);
+    numbers u(1);
+    std::vector<float> z;
+    for (index_t i = 0; i < 6 * vocab; ++i) z.push_back(float(u.normal()));
+    z[std::size_t(1 * vocab + 1200)] = nan;
+    z[std::size_t(2 * vocab + 3)] = inf;
+    std::fill_n(z.begin() + 3 * vocab, vocab, -inf);
+    std::fill_n(z.begin() + 4 * vocab, vocab, -inf), z[std::size_t(4 * vocab + 1400)] = -5; // one id alone
+    const std::vector<std::uint8_t> mask{1, 1, 1, 1, 1, 0};
+    const keyed_rows rows(6);
+    on_both([&](auto& be, const char* engine) {
+        INFO(engine);
+        const auto check = [&](auto design, const filter& f) {
+            const auto m = std::size_t(design.columns());
+            outputs<> out(6, index_t(m));
+            const auto r = draw(be, view(z.data(), 6, vocab), design, rows.keys(6), out.to(), out.options(f, mask));
+            CHECK(r.diagnostics.rows == 6);
+            CHECK(r.diagnostics.kept == 5);
+            CHECK(r.diagnostics.bad_rows == 3);
+            CHECK(r.diagnostics.first_bad_row == 1);
+            CHECK(out.ids[0] >= 0);
+            for (const std::size_t bad : {1u, 2u, 3u}) {
+                for (std::size_t j = 0; j < m; ++j) {
+                    CHECK(out.ids[bad * m + j] == -1);
+                    CHECK(out.weight[bad * m + j] == 0);
+                    CHECK(out.log_mu[bad * m + j] == 0);
+                    CHECK(out.exact[bad * m + j] == 0);
+                }
+                CHECK(out.kept[bad] == 0);
+                CHECK(out.log_kept[bad] == 0);
+                CHECK(!out.cut[bad].keeps(1e30, 0));
+            }
+            CHECK(out.ids[4 * m] == 1400);
+            CHECK(out.log_mu[4 * m] == 0);
+            CHECK(out.kept[4] == 1);
+            CHECK(out.ids[5 * m] == -9);
+            CHECK(out.log_mu[5 * m] == 9);
+            CHECK(out.weight[5 * m] == 9);
+            CHECK(out.exact[5 * m] == 9);
+            CHECK(out.kept[5] == -9);
+        };
+        for (const filter& f : {filter{}, filter{.top_k = 7}, filter{.top_p = 0.5F}, filter{.min_p = 0.1F}}) {
+            check(design::greedy{}, f);
+            check(design::gumbel{}, f);
+            check(design::iid{3}, f);
+            check(design::threshold{3}, f);
+        }
+    });
+}
+
+TEST_CASE("no rows, or none kept") {
+    on_both([&](auto& be, const char*) {
+        outputs<> out(0, 1);
+        const float z = 0;
+        CHECK(draw(be, view(&z, 0, 10), design::greedy{}, {}, out.to()).diagnostics.rows == 0);
+        outputs<> one(1, 1);
+        const std::vector<std::uint8_t> none{0};
+        const std::vector<float> row(10, 1.F);
+        CHECK(
+            draw(be, view(row.data(), 1, 10), design::greedy{}, {}, one.to(), one.options({}, none)).diagnostics.kept ==
+            0);
+        CHECK(one.ids[0] == -9);
+    });
+}
+
+TEST_CASE("what draw and kept_ids refuse") {
+    std::vector<float> z(20, 1.F);
+    const auto row = view(std::as_const(z).data(), 2, 10);
+    const keyed_rows rows(2);
+    outputs<> out(2, 3);
+    cpu_backend be;
+    const auto refuses = [&](const char* what, auto call) {
+        CHECK_THROWS_WITH_AS(call(), doctest::Contains(what), invalid_input);
+        CHECK(out.ids == outputs<>(2, 3).ids);
+    };
+    const float nan = std::bit_cast<float>(0x7fc00000u);
+    const auto with = [&](const filter& f) {
+        return [&, f] { draw(be, row, design::iid{3}, rows.keys(2), out.to(), out.options(f)); };
+    };
+    for (const float t : {0.F, -1.F, nan, 1e-38F, 1e30F}) refuses("filter.temperature", with({.temperature = t}));
+    for (const float x : {0.F, -1.F, nan, 1.5F}) refuses("filter.top_p", with({.top_p = x}));
+    for (const float x : {-0.5F, nan, 1.5F}) refuses("filter.min_p", with({.min_p = x}));
+    refuses("filter.top_k", with({.top_k = -1}));
+    refuses("design.m", [&] { draw(be, row, design::iid{0}, rows.keys(2), out.to()); });
+    refuses("design.budget", [&] { draw(be, row, design::threshold{0}, rows.keys(2), out.to()); });
+    refuses("design.first", [&] { draw(be, row, design::iid{3, -1}, rows.keys(2), out.to()); });
+    refuses("out.ids", [&] { draw(be, row, design::iid{4}, rows.keys(2), out.to()); });
+    refuses("keys.sample", [&] { draw(be, row, design::iid{3}, {}, out.to()); });
+    refuses("keys.sample", [&] { draw(be, row, design::iid{3}, rows.keys(1), out.to()); });
+    refuses("keys.position",
+            [&] { draw(be, row, design::iid{3}, {.seed = 1, .sample = view(rows.sample.data(), 2)}, out.to()); });
+    refuses("z: has no columns", [&] { draw(be, view(z.data(), 2, 0), design::iid{3}, rows.keys(2), out.to()); });
+    refuses("overlaps", [&] {
+        auto o = out.options({});
+        o.lse = o.log_kept;
+        draw(be, row, design::iid{3}, rows.keys(2), out.to(), o);
+    });
+    const double inf = std::bit_cast<double>(0x7ff0000000000000ull);
+    for (const double x : {double(nan), -1.0, 0.0, 1.0, 2.0, inf, -inf}) {
+        std::vector<double> uniforms(6, 0.5);
+        uniforms[4] = x;
+        draw_keys<> keys;
+        keys.uniforms = view(std::as_const(uniforms).data(), 2, 3);
+        refuses("keys.uniforms: row 1, draw 1", [&] { draw(be, row, design::iid{3}, keys, out.to()); });
+    }
+    std::vector<double> uniforms(6, 0.5);
+    draw_keys<> keys;
+    keys.uniforms = view(std::as_const(uniforms).data(), 2, 3);
+    refuses("keys.uniforms", [&] { draw(be, row, design::threshold{3}, keys, out.to()); });
+    outputs<> one(2, 1);
+    CHECK_THROWS_WITH_AS(draw(be, row, design::gumbel{}, keys, one.to()), doctest::Contains("keys.uniforms"),
+                         invalid_input);
+
+    const std::vector<filter_cut> cuts(2);
+    std::vector<std::int32_t> ids(20, -9);
+    const auto kept = [&](std::vector<index_t> offsets, index_t room) {
+        return kept_ids(be, row, view(cuts.data(), 2), row_offsets<>(offsets), view(ids.data(), room));
+    };
+    CHECK_THROWS_WITH_AS(kept({0, 10, 21}, 20), doctest::Contains("offsets: row 1"), invalid_input);
+    CHECK_THROWS_WITH_AS(kept({5, 1, 20}, 20), doctest::Contains("offsets: row 0"), invalid_input);
+    CHECK_THROWS_WITH_AS(kept({0, 10}, 20), doctest::Contains("offsets"), invalid_input);
+    CHECK(ids[0] == -9);
+    CHECK(kept({0, 9, 19}, 20).diagnostics.bad_rows == 1); // one id too many for its room
+    CHECK(ids[0] == -1);
+    CHECK(ids[9] == 0);
+    CHECK(ids[18] == 9);
+    CHECK(ids[19] == -9);
+}
