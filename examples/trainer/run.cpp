@@ -272,6 +272,7 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
             line["mismatched"] = more->mismatched;
             if (more->diagnostics.tokens > 0) {
                 line["ratio_mean"] = more->diagnostics.ratio_mean();
+                line["teacher_kl"] = more->diagnostics.teacher_kl();
                 line["effective_sample_share"] =
                     more->diagnostics.effective_sample_size() / static_cast<double>(more->diagnostics.tokens);
             }

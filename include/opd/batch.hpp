@@ -209,6 +209,16 @@ struct frozen_batch {
     }
 };
 
+/// Figures that cost something and are taken where they are asked for (docs/concepts/diagnostics.md).
+template <space Space = space::host>
+struct measures {
+    /// Entropies of student and teacher and their overlap Σ min(p, q): one more pass over the logits. Dense rows; of drawn tokens the
+    /// student's entropy.
+    bool entropy = false;
+    vector_view<index_t, Space> ratios =
+        {}; ///< (ratio_sketch::bins) importance ratios are added to it: ratio_sketch.hpp
+};
+
 /// Everything about a call that is not student, teacher or estimator.
 template <space Space = space::host>
 struct basic_env {
@@ -231,6 +241,7 @@ struct basic_env {
     check checks = check::count;
     determinism level = determinism::run_to_run;
     vocabulary vocab = vocabulary::must_match;
+    measures<Space> measure = {};
 };
 
 using env = basic_env<space::host>;

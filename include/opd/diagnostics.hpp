@@ -5,12 +5,15 @@
 //
 //   effective sample size  (Σ rho)² / Σ rho²               ratio mean   Σ rho / n, 1 in expectation under mu
 //   K1 = -log rho   K2 = ½ log² rho   K3 = rho - 1 - log rho   means over sampled tokens; their ratio is rho = p/mu
-//   chi-squared     mean rho² - 1
+//   chi-squared     mean rho² - 1                         teacher KL  mean log mu - log q
+//   entropy         H(p) = -Σ p log p, H(q)               overlap     Σ min(p, q), 1 where p = q
+//   loss variance   of one draw's loss within a row of m >= 2 i.i.d. draws; a sequence's is the sum over its rows
 //
 // `mu_mismatch()`: the mean of rho lies more than 5 standard errors from 1, so the recorded log mu is not the law that the
 // tokens were drawn from (raw log-probs recorded while sampling at another temperature, for one).
-// Figures that an estimator does not produce stay zero with their count at zero. `to_string(diagnostics)` says in one line
-// what was dropped or mended.
+// Figures that an estimator does not produce, or that `env.measure` does not ask for, stay zero with their count at zero.
+// `to_string(diagnostics)` says in one line what was dropped or mended. `diagnostics::fields` is the one list of all of them, by name, with how two merge: what
+// prints, stores or sends them walks over it.
 #pragma once
 
 #include <cmath>
@@ -23,6 +26,35 @@
 #include "opd/error.hpp"
 
 namespace opd {
+
+/// How a field of two diagnostics becomes one.
+struct merged {
+    struct sum {
+        template <class T>
+        OPD_HD OPD_INLINE static void into(T& a, const T& b) {
+            a += b;
+        }
+        template <class T, int N>
+        OPD_HD OPD_INLINE static void into(T (&a)[N], const T (&b)[N]) {
+            for (int i = 0; i < N; ++i) a[i] += b[i];
+        }
+    };
+    struct most {
+        template <class T>
+        OPD_HD OPD_INLINE static void into(T& a, const T& b) {
+            a = a < b ? b : a;
+        }
+    };
+    struct least {
+        template <class T>
+        OPD_HD OPD_INLINE static void into(T& a, const T& b) {
+            a = b < a ? b : a;
+        }
+    };
+    struct first { ///< row, -1: none
+        OPD_HD OPD_INLINE static void into(index_t& a, const index_t& b) { a = a < 0 ? b : (b < 0 || a < b ? a : b); }
+    };
+};
 
 struct diagnostics {
     // rows
@@ -42,13 +74,17 @@ struct diagnostics {
     double ratio_square_sum = 0; ///< Σ rho²
     double ratio_max = 0;
     double k1_sum = 0, k2_sum = 0, k3_sum = 0;
-    index_t positive_advantage = 0, negative_advantage = 0;
-    index_t clipped_positive = 0, clipped_negative = 0; ///< tokens whose gradient the surrogate cut, by sign of A
-    index_t truncated = 0, masked = 0;                  ///< tokens whose ratio it cut, or that it left out
-    index_t saturated = 0;                              ///< log rho beyond ±80, saturated
-    index_t baseline_missing = 0;                       ///< leave-one-out with a single sample: baseline 0
-    index_t dropped = 0;                                ///< tokens that env.frozen.keep leaves out
-    index_t certain_mu = 0;                             ///< log mu of exactly 0: certain tokens, or placeholders
+    double teacher_kl_sum = 0; ///< Σ log mu - log q, weighted by the design
+    index_t positive_advantage = 0, negative_advantage = 0, zero_advantage = 0; ///< tokens by the sign of A
+    index_t clipped_positive = 0,
+            clipped_negative = 0;      ///< tokens whose gradient the surrogate cut, by sign of A (A = 0: positive)
+    index_t truncated = 0, masked = 0; ///< tokens whose ratio it cut, or that it left out
+    index_t saturated = 0;             ///< log rho beyond ±80, saturated
+    index_t baseline_missing = 0;      ///< leave-one-out with a single sample: baseline 0
+    index_t dropped = 0;               ///< tokens that env.frozen.keep leaves out
+    index_t certain_mu = 0;            ///< log mu of exactly 0: certain tokens, or placeholders
+    index_t variance_rows = 0;         ///< rows of m >= 2 i.i.d. draws
+    double loss_variance_sum = 0;      ///< Σ over them of the variance of one draw's loss
 
     // supports
     index_t support_rows = 0;
@@ -56,33 +92,51 @@ struct diagnostics {
     double student_mass_min = 1, teacher_mass_min = 1;
     index_t tail_floored = 0; ///< teacher tails that log1p(-Z_q) lost and a floor replaced
 
+    // of rows: entropies and the overlap of dense rows where env.measure.entropy asks; the overlap on a support where Z_p is known
+    index_t student_entropy_rows = 0, teacher_entropy_rows = 0, overlap_rows = 0;
+    double student_entropy_sum = 0, teacher_entropy_sum = 0, overlap_sum = 0;
+
     // staleness, in versions, of kept rows that carry one
     static constexpr int staleness_bins = 33; ///< 0..31, then 32 and more
     index_t staleness[staleness_bins] = {};
     index_t staleness_max = 0;
 
-    OPD_HD OPD_INLINE void merge(const diagnostics& o) {
-        rows += o.rows, kept += o.kept;
-        bad_rows += o.bad_rows, infinite_rows += o.infinite_rows;
-        first_bad_row = first(first_bad_row, o.first_bad_row);
-        first_infinite_row = first(first_infinite_row, o.first_infinite_row);
-        clamped_rows += o.clamped_rows, careful_rows += o.careful_rows, kept_loss += o.kept_loss;
-        tokens += o.tokens, ratio_sum += o.ratio_sum, ratio_square_sum += o.ratio_square_sum;
-        ratio_max = ratio_max < o.ratio_max ? o.ratio_max : ratio_max;
-        k1_sum += o.k1_sum, k2_sum += o.k2_sum, k3_sum += o.k3_sum;
-        positive_advantage += o.positive_advantage, negative_advantage += o.negative_advantage;
-        clipped_positive += o.clipped_positive, clipped_negative += o.clipped_negative;
-        truncated += o.truncated, masked += o.masked;
-        saturated += o.saturated, baseline_missing += o.baseline_missing;
-        dropped += o.dropped, certain_mu += o.certain_mu;
-        support_rows += o.support_rows;
-        student_mass_sum += o.student_mass_sum, teacher_mass_sum += o.teacher_mass_sum;
-        student_mass_min = o.student_mass_min < student_mass_min ? o.student_mass_min : student_mass_min;
-        teacher_mass_min = o.teacher_mass_min < teacher_mass_min ? o.teacher_mass_min : teacher_mass_min;
-        tail_floored += o.tail_floored;
-        for (int i = 0; i < staleness_bins; ++i) staleness[i] += o.staleness[i];
-        staleness_max = staleness_max < o.staleness_max ? o.staleness_max : staleness_max;
+    /// visit(name, pointer to member, rule of `merged`) for every field.
+    template <class Visit>
+    OPD_HD OPD_INLINE static constexpr void fields(Visit&& visit) {
+        using d = diagnostics;
+        constexpr merged::sum sum;
+        constexpr merged::most most;
+        constexpr merged::least least;
+        constexpr merged::first first;
+        visit("rows", &d::rows, sum), visit("kept", &d::kept, sum);
+        visit("bad_rows", &d::bad_rows, sum), visit("first_bad_row", &d::first_bad_row, first);
+        visit("infinite_rows", &d::infinite_rows, sum), visit("first_infinite_row", &d::first_infinite_row, first);
+        visit("clamped_rows", &d::clamped_rows, sum), visit("careful_rows", &d::careful_rows, sum);
+        visit("kept_loss", &d::kept_loss, sum);
+        visit("tokens", &d::tokens, sum), visit("ratio_sum", &d::ratio_sum, sum);
+        visit("ratio_square_sum", &d::ratio_square_sum, sum), visit("ratio_max", &d::ratio_max, most);
+        visit("k1_sum", &d::k1_sum, sum), visit("k2_sum", &d::k2_sum, sum), visit("k3_sum", &d::k3_sum, sum);
+        visit("teacher_kl_sum", &d::teacher_kl_sum, sum);
+        visit("positive_advantage", &d::positive_advantage, sum);
+        visit("negative_advantage", &d::negative_advantage, sum), visit("zero_advantage", &d::zero_advantage, sum);
+        visit("clipped_positive", &d::clipped_positive, sum), visit("clipped_negative", &d::clipped_negative, sum);
+        visit("truncated", &d::truncated, sum), visit("masked", &d::masked, sum);
+        visit("saturated", &d::saturated, sum), visit("baseline_missing", &d::baseline_missing, sum);
+        visit("dropped", &d::dropped, sum), visit("certain_mu", &d::certain_mu, sum);
+        visit("variance_rows", &d::variance_rows, sum), visit("loss_variance_sum", &d::loss_variance_sum, sum);
+        visit("support_rows", &d::support_rows, sum);
+        visit("student_mass_sum", &d::student_mass_sum, sum), visit("teacher_mass_sum", &d::teacher_mass_sum, sum);
+        visit("student_mass_min", &d::student_mass_min, least), visit("teacher_mass_min", &d::teacher_mass_min, least);
+        visit("tail_floored", &d::tail_floored, sum);
+        visit("student_entropy_rows", &d::student_entropy_rows, sum);
+        visit("teacher_entropy_rows", &d::teacher_entropy_rows, sum), visit("overlap_rows", &d::overlap_rows, sum);
+        visit("student_entropy_sum", &d::student_entropy_sum, sum);
+        visit("teacher_entropy_sum", &d::teacher_entropy_sum, sum), visit("overlap_sum", &d::overlap_sum, sum);
+        visit("staleness", &d::staleness, sum), visit("staleness_max", &d::staleness_max, most);
     }
+
+    OPD_HD OPD_INLINE void merge(const diagnostics& o) { fields(merging{*this, o}); }
 
     double ratio_mean() const { return tokens ? ratio_sum / double(tokens) : 0; }
     double effective_sample_size() const { return ratio_square_sum > 0 ? ratio_sum * ratio_sum / ratio_square_sum : 0; }
@@ -90,6 +144,11 @@ struct diagnostics {
     double k1() const { return tokens ? k1_sum / double(tokens) : 0; }
     double k2() const { return tokens ? k2_sum / double(tokens) : 0; }
     double k3() const { return tokens ? k3_sum / double(tokens) : 0; }
+    double teacher_kl() const { return tokens ? teacher_kl_sum / double(tokens) : 0; }
+    double loss_variance() const { return variance_rows ? loss_variance_sum / double(variance_rows) : 0; }
+    double student_entropy() const { return mean(student_entropy_sum, student_entropy_rows); }
+    double teacher_entropy() const { return mean(teacher_entropy_sum, teacher_entropy_rows); }
+    double overlap() const { return mean(overlap_sum, overlap_rows); }
     double student_mass() const { return support_rows ? student_mass_sum / double(support_rows) : 0; }
     double teacher_mass() const { return support_rows ? teacher_mass_sum / double(support_rows) : 0; }
     double mean_kept_loss() const { return kept > bad_rows ? kept_loss / double(kept - bad_rows) : 0; }
@@ -101,7 +160,15 @@ struct diagnostics {
     }
 
 private:
-    OPD_HD static index_t first(index_t a, index_t b) { return a < 0 ? b : (b < 0 || a < b ? a : b); }
+    struct merging {
+        diagnostics& to;
+        const diagnostics& from;
+        template <class T, class Rule>
+        OPD_HD OPD_INLINE void operator()(const char*, T diagnostics::*field, Rule) const {
+            Rule::into(to.*field, from.*field);
+        }
+    };
+    static double mean(double sum, index_t n) { return n ? sum / double(n) : 0; }
 };
 
 /// "64 rows, 60 kept", and behind it whatever was dropped, cut or mended: "; 2 bad (first: row 5): loss 0, gradient 0".

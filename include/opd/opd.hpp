@@ -22,6 +22,7 @@
 #include "opd/evaluate.hpp"
 #include "opd/filter.hpp"
 #include "opd/lanes.hpp"
+#include "opd/ratio_sketch.hpp"
 #include "opd/rng.hpp"
 #include "opd/row_program.hpp"
 #include "opd/score.hpp"

@@ -12,6 +12,7 @@
 #include "opd/config.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
+#include "opd/ratio_sketch.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {
@@ -57,6 +58,10 @@ void check_env(const basic_env<S>& e, index_t n) {
     check_vector("env.lse", e.lse, n);
     check_vector("env.given_lse", e.given_lse, n);
     check_vector("env.offsets", e.offsets, -1);
+    check_vector("env.measure.ratios", e.measure.ratios, -1);
+    if (!e.measure.ratios.empty() && e.measure.ratios.size != ratio_sketch::bins)
+        throw invalid_input("env.measure.ratios", "has " + std::to_string(e.measure.ratios.size) + " bins, a sketch " +
+                                                      std::to_string(ratio_sketch::bins));
     if (!is_finite(e.normaliser) || e.normaliser < 0 || (e.normaliser > 0 && e.normaliser < 1 / largest_factor))
         throw invalid_input("env.normaliser", "must be a positive count of at least 1e-30, or 0 to count this batch");
     if (e.reduction == reduce::constant && e.normaliser == 0)

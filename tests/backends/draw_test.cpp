@@ -333,7 +333,6 @@ void check_threshold(const std::string& type) {
                 for (const double x : mu) cumulative.push_back(sum += (all || x * kappa >= 1 ? 0 : x) * kappa);
                 double before = -1;
                 index_t entries = 0, first_sampled = 0;
-                double with_weight = 0;
                 for (index_t j = 0; j < budget; ++j) {
                     const auto e = std::size_t(i * budget + j);
                     if (out.ids[e] < 0) {
@@ -345,7 +344,6 @@ void check_threshold(const std::string& type) {
                     const auto id = std::size_t(out.ids[e]);
                     RC_ASSERT(entries == j); // no hole
                     ++entries;
-                    with_weight += out.weight[e] * (out.exact[e] ? 1 : std::min(1.0, kappa * mu[id]));
                     if (out.exact[e]) {
                         RC_ASSERT(j == first_sampled);
                         ++first_sampled;

@@ -389,6 +389,36 @@ TEST_CASE("draws, kept sets and scores") {
     CHECK(logits[std::size_t(top[0])] == 4.9F);
 }
 
+TEST_CASE("figures that are asked for, and the list of all") {
+    constexpr opd::index_t N = 2, V = 6, m = 2;
+    const std::vector<float> z(N * V, 0.5F);
+    const std::vector<std::int32_t> ids{0, 1, 2, 3};
+    const std::vector<float> log_mu(N * m, -1.5F), log_q(N * m, -2.F);
+    opd::cpu_backend backend;
+    const opd::student::logits student{opd::view(z.data(), N, V)};
+    const opd::teacher::samples drawn{opd::view(ids.data(), N, m), opd::view(log_mu.data(), N, m),
+                                      opd::view(log_q.data(), N, m)};
+    // [measure]
+    std::vector<opd::index_t> ratios(opd::ratio_sketch::bins);
+    opd::env env;
+    env.measure = {.entropy = true, .ratios = opd::view(ratios.data(), opd::ratio_sketch::bins)};
+    const opd::diagnostics d = opd::evaluate(backend, student, drawn, opd::mc_reverse_kl{}, env).diagnostics;
+    const double entropy = d.student_entropy(), p99 = opd::ratio_sketch::quantile(ratios, 0.99);
+    // [/measure]
+    CHECK(entropy == doctest::Approx(std::log(6.0)));
+    CHECK(p99 == doctest::Approx(std::exp(1.5) / 6).epsilon(0.03));
+    // [fields]
+    std::string all;
+    opd::diagnostics::fields([&](const char* name, auto field, auto) {
+        const auto& value = d.*field;
+        if constexpr (!std::is_array_v<std::remove_reference_t<decltype(value)>>)
+            if (value != 0) all += std::string(name) + " " + std::to_string(value) + "\n";
+    });
+    // [/fields]
+    CHECK(all.find("tokens 4\n") != std::string::npos);
+    CHECK(all.find("teacher_kl_sum 2.000000\n") != std::string::npos);
+}
+
 TEST_CASE("noise and products") {
     const std::vector<float> logp{-1.f, -2.f, -0.7f};
     const std::uint64_t seed = 1, sample = 42;

@@ -198,6 +198,7 @@ void check_overlaps(const Student& s, const Teacher& t, const basic_env<S>& e) {
     if constexpr (views) spans.writes(dz, s.dz);
     spans.writes("env.losses", e.losses);
     spans.writes("env.lse", e.lse);
+    spans.writes("env.measure.ratios", e.measure.ratios);
     if constexpr (views) spans.reads(z, s.z);
     if constexpr (Teacher::kind == cache_kind::dense) {
         if constexpr (materialised<Teacher>) spans.reads("teacher.y", t.y);

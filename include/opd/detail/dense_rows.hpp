@@ -128,6 +128,7 @@ struct dense_rows {
         if constexpr (refinable_divergence<Program>) team.template fold<refine>(*this);
         team.template fold<careful_normalisers>(*this);
         team.template fold<careful_terms>(*this);
+        team.template fold<measure>(*this);
         team.template each<write>(*this);
         team.template each<zero_tiles<dense_rows>>(*this);
         team.template each<clear_rest<dense_rows>>(*this);
@@ -266,6 +267,25 @@ struct dense_rows {
         OPD_HD static void finish(const dense_rows& k, state_type& st, double all) {
             st.report.loss = all;
             k.finish_value(st);
+        }
+    };
+
+    /// Entropies and overlap, where env.measure asks.
+    struct measure : over_tiles<measure, true> {
+        OPD_HD static bool due(const dense_rows& k, const state_type& st) {
+            return k.frame.env.measure.entropy && st.good();
+        }
+        OPD_HD static entropy_sums start(const dense_rows&, const state_type&) { return {}; }
+        template <class At>
+        OPD_HD OPD_INLINE static void tile(const dense_rows&, const state_type& st, entropy_sums& p, const tile_type& t,
+                                           At at) {
+            Engine::template entropies<F, true>(st.swept, p, t, at);
+        }
+        OPD_HD static entropy_sums merge(entropy_sums a, entropy_sums b) { return entropy_sums::merge(a, b); }
+        OPD_HD static void finish(const dense_rows&, state_type& st, entropy_sums all) {
+            diagnostics& d = st.partial.diagnostics;
+            ++d.student_entropy_rows, ++d.teacher_entropy_rows, ++d.overlap_rows;
+            d.student_entropy_sum -= all.student, d.teacher_entropy_sum -= all.teacher, d.overlap_sum += all.overlap;
         }
     };
 

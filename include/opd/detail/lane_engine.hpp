@@ -132,6 +132,28 @@ struct lane_engine {
         });
     }
 
+    /// Of a row whose normalisers are known.
+    template <class F, bool Teacher, class Tile>
+    static void entropies(const row_sweep& swept, entropy_sums& out, const Tile& t, alone) {
+        const raw_sums& s = swept.sums;
+        const anchor_lanes<F> a(s);
+        const F inv_sum_s(1 / (1 + s.student_mass)), log_sum_s(std::log1p(s.student_mass));
+        const F inv_sum_t(1 / (1 + s.teacher_mass)), log_sum_t(std::log1p(s.teacher_mass));
+        leaves_backwards<F, Teacher>(t, swept.out_of_range, [&](auto* zl, auto* yl, index_t, int, int full) {
+            F hp(0.), hq(0.), both(0.);
+            for (int i = 0; i < full; i += F::width) {
+                const F z = F::load(zl + i), p = a.student(z) * inv_sum_s;
+                hp += p * max(pin(z - a.z_s) * a.inv_s - log_sum_s, F(-1e4)); // p is 0 long before
+                if constexpr (Teacher) {
+                    const F y = F::load(yl + i), q = a.teacher(y) * inv_sum_t;
+                    hq += q * max(pin(y - a.y_t) * a.inv_t - log_sum_t, F(-1e4));
+                    both += min(p, q);
+                }
+            }
+            out.student += double(sum(hp)), out.teacher += double(sum(hq)), out.overlap += double(sum(both));
+        });
+    }
+
     template <class Rows>
     static void gradient(const Rows& k, const typename Rows::state_type& st, const typename Rows::tile_type& t, alone) {
         const typename Rows::numbers n(st.swept.sums, k.program);

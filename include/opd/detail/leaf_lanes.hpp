@@ -92,8 +92,8 @@ struct lane_leaves {
                 const F z_least{double(least)}, e_edge{double(edge)};
                 for (int i = 0; i < row_.full; i += F::width) {
                     const F zi = F::load(z + i), ei = anchor_.student(zi);
-                    const typename F::mask kept = zi >= z_least, below = ei < e_edge;
-                    select(kept & below, ei, F(0.)).store(e() + i);
+                    const typename F::mask kept = zi >= z_least, below = ei < e_edge, in = kept & below;
+                    select(in, ei, F(0.)).store(e() + i);
                 }
                 if (row_.begin + row_.count - 1 > limits.cut.id)
                     for (int i = 0; i < row_.count; ++i)
@@ -404,8 +404,8 @@ struct lane_leaves {
             const value* x = row.read(l);
             for (int i = 0; i < row.full; i += F::width) {
                 const F xi = F::load(x + i);
-                const typename F::mask above = xi > low_edge, within = xi <= high_edge;
-                if (!any(above & within)) continue;
+                const typename F::mask above = xi > low_edge, within = xi <= high_edge, in = above & within;
+                if (!any(in)) continue;
                 for (int j = i; j < std::min(i + F::width, row.count); ++j) {
                     const double xj = double(x[j]);
                     if (xj > bottom && xj <= top && so_far.keeps(xj, row.begin + j))

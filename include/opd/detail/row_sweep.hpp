@@ -26,6 +26,14 @@ struct row_contents {
     OPD_HD void merge(row_contents o) { bad |= o.bad, teacher_zero |= o.teacher_zero, student_zero |= o.student_zero; }
 };
 
+/// What env.measure.entropy asks of a row: Σ p log p of either side, Σ min(p, q).
+struct entropy_sums {
+    double student = 0, teacher = 0, overlap = 0;
+    OPD_HD static entropy_sums merge(entropy_sums a, entropy_sums b) {
+        return {a.student + b.student, a.teacher + b.teacher, a.overlap + b.overlap};
+    }
+};
+
 /// Sums exclude their anchors; an anchor -1 means that side had no entry yet.
 struct row_sweep {
     raw_sums sums = {};

@@ -13,6 +13,7 @@
 #include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
+#include "opd/ratio_sketch.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {
@@ -40,6 +41,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         team.template fold<sweep>(*this);
         team.template each<gather>(*this);
         team.template each<decide>(*this);
+        team.template fold<measure>(*this);
         team.template each<merge_repeats>(*this);
         team.template each<sum>(*this);
         team.template each<with_softmax>(*this);
@@ -97,11 +99,32 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
             st.report.bad = o.bad;
             if (o.bad) return;
             st.report.loss = o.loss, st.report.infinite = o.infinite;
+            if (const auto& ratios = k.frame.env.measure.ratios; !ratios.empty())
+                for (index_t j = 0; j < n; ++j)
+                    count_one(ratios[ratio_sketch::bin_of(a.entries[j].log_p - a.entries[j].log_mu)]);
             st.report.clamped = clamps(k.frame.env, o.loss);
             if (st.report.clamped) return;
             for (index_t j = 0; j < n; ++j) a.c[j] = {a.entries[j].id, j, a.entries[j].c};
             st.entries = n;
             st.live = true;
+        }
+    };
+
+    /// The student's entropy, where env.measure asks.
+    struct measure : over_tiles<measure, true> {
+        OPD_HD static bool due(const sampled_rows& k, const state_type& st) {
+            return k.frame.env.measure.entropy && st.good();
+        }
+        OPD_HD static entropy_sums start(const sampled_rows&, const state_type&) { return {}; }
+        template <class Tile, class At>
+        OPD_HD OPD_INLINE static void tile(const sampled_rows&, const state_type& st, entropy_sums& p, const Tile& t,
+                                           At at) {
+            Engine::template entropies<F, false>(st.swept, p, t, at);
+        }
+        OPD_HD static entropy_sums merge(entropy_sums a, entropy_sums b) { return entropy_sums::merge(a, b); }
+        OPD_HD static void finish(const sampled_rows&, state_type& st, entropy_sums all) {
+            ++st.partial.diagnostics.student_entropy_rows;
+            st.partial.diagnostics.student_entropy_sum -= all.student;
         }
     };
 

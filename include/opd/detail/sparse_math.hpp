@@ -190,8 +190,12 @@ OPD_HD support_answer answer_support(const Estimator& estimator, const raw_sums&
     out.h_rest = entries.h_rest;
     out.good = !out.row.bad;
     ++d.support_rows;
-    double z_p = 0;
-    for (int j = 0; j < n; ++j) z_p += is_neg_inf(log_p[j]) ? 0 : ::exp(log_p[j]);
+    double z_p = 0, overlap = 0;
+    for (int j = 0; j < n; ++j) {
+        const double p = is_neg_inf(log_p[j]) ? 0 : ::exp(log_p[j]), q = is_neg_inf(log_q[j]) ? 0 : ::exp(log_q[j]);
+        z_p += p, overlap += p < q ? p : q;
+    }
+    ++d.overlap_rows, d.overlap_sum += overlap;
     d.student_mass_sum += z_p, d.teacher_mass_sum += z_q;
     d.student_mass_min = z_p < d.student_mass_min ? z_p : d.student_mass_min;
     d.teacher_mass_min = z_q < d.teacher_mass_min ? z_q : d.teacher_mass_min;

@@ -54,6 +54,25 @@ struct thread_engine {
         sweep_thread<F, Teacher, Need>(p, t, at);
     }
 
+    /// Of a row whose normalisers are known.
+    template <class F, bool Teacher, class Tile>
+    OPD_HD static void entropies(const row_sweep& swept, entropy_sums& out, const Tile& t, one_of at) {
+        const raw_sums& s = swept.sums;
+        const thread_anchors<F> a(s);
+        const F inv_sum_s(1 / (1 + s.student_mass)), log_sum_s(::log1p(s.student_mass));
+        const F inv_sum_t(1 / (1 + s.teacher_mass)), log_sum_t(::log1p(s.teacher_mass));
+        bool bad = false; // such rows do not come here
+        for (index_t i = at.id; i < t.count; i += at.count) {
+            const F z = load_logit<F>(t.z + i, bad).x, p = a.student(z) * inv_sum_s;
+            out.student += double((p * max(pin(z - a.z_s) * a.inv_s - log_sum_s, F(-1e4))).v); // p is 0 long before
+            if constexpr (Teacher) {
+                const F y = load_logit<F>(t.y + i, bad).x, q = a.teacher(y) * inv_sum_t;
+                out.teacher += double((q * max(pin(y - a.y_t) * a.inv_t - log_sum_t, F(-1e4))).v);
+                out.overlap += double(min(p, q).v);
+            }
+        }
+    }
+
     /// Calls visit(z, y, i) for a thread's share of a tile, 8 at a time, and fold() after each 8.
     template <class F, class Tile, class Visit, class Fold>
     OPD_HD OPD_INLINE static void eights(const Tile& t, one_of at, Visit visit, Fold fold) {

@@ -67,7 +67,8 @@ OPD_HD inline void count_token(diagnostics& d, const sampled_entry& x, double w,
     d.ratio_sum += w * rho, d.ratio_square_sum += w * rho * rho;
     d.ratio_max = d.ratio_max < rho ? rho : d.ratio_max;
     d.k1_sum += -w * l, d.k2_sum += w * 0.5 * l * l, d.k3_sum += w * (rho - 1 - l);
-    (a >= 0 ? d.positive_advantage : d.negative_advantage) += 1;
+    d.teacher_kl_sum += w * (x.log_mu - x.log_q);
+    (a > 0 ? d.positive_advantage : (a < 0 ? d.negative_advantage : d.zero_advantage)) += 1;
     if (flags & token_flag::clipped) (a >= 0 ? d.clipped_positive : d.clipped_negative) += 1;
     d.truncated += (flags & token_flag::truncated) != 0;
     d.masked += (flags & token_flag::masked) != 0;
@@ -106,6 +107,7 @@ OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m
         baseline.add(x, ::exp(log_ratio_of(x).value), gain(x));
     }
     d.baseline_missing += decltype(baseline)::pairs && m == 1;
+    double mean = 0, squares = 0; // of the draws' losses, Welford
     for (int j = 0; j < m; ++j) {
         sampled_entry& x = e[j];
         const log_ratio_of ratio(x);
@@ -118,10 +120,15 @@ OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m
         const token_out with = b == 0 ? plain : s(t);
         if (x.keep) out.loss += x.weight * x.factor * plain.loss;
         x.c = x.keep ? x.weight * x.factor * with.c : 0;
+        const double loss = x.keep ? x.factor * plain.loss : 0, off = loss - mean;
+        mean += off / (j + 1);
+        squares += off * (loss - mean);
         d.dropped += !x.keep;
         count_token(d, x, x.weight * m, ratio, rho, a, plain.flags);
     }
     if (!is_finite(out.loss)) out.bad = true;
+    if (Estimator::takes == cache_kind::samples && m > 1 && !out.bad)
+        ++d.variance_rows, d.loss_variance_sum += squares / (m - 1);
     return out;
 }
 
