@@ -200,6 +200,14 @@ auto draw(Backend&& be, matrix_view<Z, Space> z, const Design& design,
     return be.for_rows(draw_job<std::remove_const_t<Z>, Design, Id, L, W, Space>{z, design, keys, out, options});
 }
 
+/// Bytes of arena that a draw from rows of z needs, for callers who own all memory.
+template <class Backend, class Z, class Design, space Space>
+std::size_t draw_workspace_bytes(const Backend& be, matrix_view<Z, Space> z, const Design& design,
+                                 const std::type_identity_t<draw_options<Space>>& options = {}) {
+    return be.workspace_bytes(
+        draw_job<std::remove_const_t<Z>, Design, std::int32_t, float, float, Space>{z, design, {}, {}, options});
+}
+
 /// The ids that a filter kept, ascending, row after row, as inference servers return them: row r's are ids[offsets[r]] to
 /// ids[offsets[r+1]], where offsets are the sums of `options.kept` up to r. `cut`: of the draw. A row whose room is not what it
 /// keeps, or whose logits are bad, is counted as bad and gets -1.

@@ -65,6 +65,7 @@ struct raw_sums_needed {
     bool student_delta = false, student_power = false, teacher_delta = false;
     bool k_is_one = false;  ///< the exponent of student_power is 1 in every row: cheaper
     bool phi_power = false; ///< teacher_delta takes φ(delta)
+    bool entropy = false;   ///< student_fall, for the student's entropy
     friend constexpr bool operator==(raw_sums_needed, raw_sums_needed) = default;
 };
 
@@ -86,6 +87,7 @@ OPD_HD OPD_INLINE F reach_of(F x, F fall) {
 struct raw_sums {
     double student_mass = 0, teacher_mass = 0;
     double student_delta = 0, student_power = 0, teacher_delta = 0;
+    double student_fall = 0;     ///< Σ e^((z - z*)/T) (z - z*)/T, never positive
     index_t s = -1, t = -1;      ///< ids of the anchors: student's and teacher's top token, lowest id first
     double z_s = 0, y_s = 0;     ///< student and teacher logits at s, not yet divided by temperature
     double z_t = 0, y_t = 0;     ///< the same at t
@@ -116,12 +118,14 @@ struct raw_sums {
     OPD_HD double delta_at_t() const { return detail::pin((z_t - z_s) * inv_s) - detail::pin((y_t - y_s) * inv_t); }
     /// log-sum-exp of the student's scaled logits.
     OPD_HD double lse() const { return detail::pin(z_s * inv_s) + ::log1p(student_mass); }
+    /// -Σ p log p, where student_fall was summed.
+    OPD_HD double entropy() const { return ::log1p(student_mass) - student_fall / (1 + student_mass); }
 
     /// Moves the student's anchor to token `s2` with logits z2, y2 (z2 > z_s): student_mass, student_delta, student_power lose s2's term, gain the old one's.
     /// The caller must not have added s2 yet.
     OPD_HD OPD_INLINE void rebase_student(index_t s2, double z2, double y2) {
         if (z_s <= -1e30) { // nothing had mass so far
-            student_mass = student_delta = student_power = 0;
+            student_mass = student_delta = student_power = student_fall = 0;
             s = s2, z_s = z2, y_s = y2;
             return;
         }
@@ -131,6 +135,7 @@ struct raw_sums {
             phi(g) *
             (teacher_mass + phi_power * teacher_delta); // delta grows by g everywhere; t's own term is added at the end
         student_delta = e * (student_delta + g * full);
+        student_fall = e > 0 ? e * (student_fall + a * full) : 0; // a may be beyond every number
         const double f = ::exp(a - k * g);
         student_power = f * student_power + (k * g > -1 && k * g < 1 ? e * ::expm1(-k * g) : f - e) * full;
         student_mass = e * full;

@@ -8,6 +8,7 @@
 //   log_tail[r]      log of the mass outside the row's ids, each counted once: summed, not 1 minus what was listed
 //   top_ids, top_log_p, top_log_tail        the same of the row's most probable ids, best first, ties to the lower id
 //   lse[r]           log Σ_v e^(z[r,v]/T)
+//   entropy[r]       -Σ_v p[r,v] log p[r,v], a by-product of the pass; 0 for a bad row
 //
 // Every part may be left out. p is the softmax of z/T. All of it is a function of the row's bits, T and the ids asked for: the
 // same in every batch, and log_p has the same bits whatever else is asked. It is the log p that the sampled estimators use.
@@ -43,6 +44,7 @@ struct scores {
     matrix_view<L, Space> top_log_p = {};    ///< (N,k)
     vector_view<L, Space> top_log_tail = {}; ///< (N)
     vector_view<double, Space> lse = {};     ///< (N)
+    vector_view<double, Space> entropy = {}; ///< (N)
     row_offsets<Space> offsets =
         {}; ///< (N+1) ragged lists: ids and log_p are (1,total), row r's from offsets[r] to offsets[r+1]
 };
@@ -97,6 +99,7 @@ auto score(Backend&& be, matrix_view<Z, Space> z, const scores<Id, L, Space>& wh
     if (!detail::left_out(what.top_log_p)) detail::check_matrix("top_log_p", what.top_log_p, n, what.top_ids.cols);
     detail::check_vector("top_log_tail", what.top_log_tail, n);
     detail::check_vector("lse", what.lse, n);
+    detail::check_vector("entropy", what.entropy, n);
     detail::check_vector("mask", mask, n);
     if (ragged) {
         detail::check_vector("offsets", what.offsets, n + 1);
@@ -115,12 +118,19 @@ auto score(Backend&& be, matrix_view<Z, Space> z, const scores<Id, L, Space>& wh
     spans.writes("top_log_p", what.top_log_p);
     spans.writes("top_log_tail", what.top_log_tail);
     spans.writes("lse", what.lse);
+    spans.writes("entropy", what.entropy);
     spans.reads("z", z);
     spans.reads("ids", what.ids);
     spans.reads("offsets", what.offsets);
     spans.reads("mask", mask);
     spans.check();
     return be.for_rows(score_job<std::remove_const_t<Z>, Id, L, Space>{z, what, temperature, mask});
+}
+
+/// Bytes of arena that scoring rows of z for these parts needs, for callers who own all memory.
+template <class Backend, class Z, class Id, class L, space Space>
+std::size_t score_workspace_bytes(const Backend& be, matrix_view<Z, Space> z, const scores<Id, L, Space>& what) {
+    return be.workspace_bytes(score_job<std::remove_const_t<Z>, Id, L, Space>{z, what, 1, {}});
 }
 
 /// log_p[r,j] = log p[r, ids[r,j]] at `temperature`, and optionally each row's log-sum-exp and log tail mass. (N,V), (N,m) -> (N,m)

@@ -10,10 +10,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <doctest/doctest.h>
 #include <map>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -653,6 +655,41 @@ TEST_CASE("rows without a law are counted and blank, masked rows untouched") {
             check(design::threshold{3}, f);
         }
     });
+}
+
+TEST_CASE("an arena of the bytes that are asked for is enough, and one of less is refused") {
+    const index_t n = 3, vocab = 5000, k = 40;
+    numbers u(2);
+    std::vector<float> z;
+    for (index_t i = 0; i < n * vocab; ++i) z.push_back(float(3 * u.normal()));
+    const keyed_rows rows(n);
+    const auto logits = view(std::as_const(z).data(), n, vocab);
+    const auto check = [](std::size_t bytes, auto call) {
+        std::vector<std::byte> memory(bytes);
+        cpu_backend be{.threads = 2, .arena = memory};
+        call(be);
+        cpu_backend less{.threads = 2, .arena = std::span(memory).first(bytes - 128)};
+        CHECK_THROWS_WITH_AS(call(less), doctest::Contains("workspace"), invalid_input);
+    };
+    const cpu_backend plan{.threads = 2};
+    for (const filter& f :
+         {filter{}, filter{.top_k = 50}, filter{.top_p = 0.9F}, filter{.top_k = 300, .top_p = 0.9F}}) {
+        const auto draws = [&](auto design) {
+            outputs<> out(n, design.columns());
+            check(draw_workspace_bytes(plan, logits, design, {.filter = f}),
+                  [&](auto& be) { draw(be, logits, design, rows.keys(n), out.to(), out.options(f)); });
+        };
+        draws(design::greedy{});
+        draws(design::gumbel{});
+        draws(design::iid{k});
+        draws(design::threshold{k});
+    }
+    std::vector<std::int32_t> top(std::size_t(n * k));
+    std::vector<float> top_log_p(top.size()), tail(3);
+    const scores<> what{.ids = view(std::as_const(top).data(), n, k), .log_tail = view(tail.data(), n)};
+    check(score_workspace_bytes(plan, logits, what), [&](auto& be) { score(be, logits, what); });
+    const scores<> best{.top_ids = view(top.data(), n, k), .top_log_p = view(top_log_p.data(), n, k)};
+    check(score_workspace_bytes(plan, logits, best), [&](auto& be) { score(be, logits, best); });
 }
 
 TEST_CASE("no rows, or none kept") {

@@ -111,7 +111,7 @@ void check_scores(const std::string& type) {
             std::vector<L> log_p(n * std::size_t(m) + 1, L(9)), log_tail(n, L(9)), top_log_p(n * std::size_t(k)),
                 top_tail(n);
             std::vector<std::int32_t> top(n * std::size_t(k));
-            std::vector<double> lse(n);
+            std::vector<double> lse(n), entropy(n);
             const auto what = [&] {
                 return scores<std::int32_t, L>{.ids = view(std::as_const(ids).data(), p.rows, m),
                                                .log_p = view(log_p.data(), p.rows, m),
@@ -119,7 +119,8 @@ void check_scores(const std::string& type) {
                                                .top_ids = view(top.data(), p.rows, k),
                                                .top_log_p = view(top_log_p.data(), p.rows, k),
                                                .top_log_tail = view(top_tail.data(), p.rows),
-                                               .lse = view(lse.data(), p.rows)};
+                                               .lse = view(lse.data(), p.rows),
+                                               .entropy = view(entropy.data(), p.rows)};
             };
             RC_ASSERT(score(be, b.z_view(), what(), p.temperature_p).diagnostics.bad_rows == 0);
             for (std::size_t r = 0; r < n; ++r) {
@@ -135,6 +136,13 @@ void check_scores(const std::string& type) {
                     if (id >= 0) listed.insert(id);
                 }
                 RC_ASSERT(close<Z>(double(log_tail[r]), want.log_tail(listed)));
+                double h = 0;
+                for (const index_t v : want.best) {
+                    const double l = want.log_p[std::size_t(v)];
+                    h -= l < -700 ? 0 : std::exp(l) * l;
+                }
+                RC_ASSERT(std::abs(entropy[r] - h) < (sizeof(arithmetic_t<Z>) == 8 ? 1e-12 : 1e-6) * (1 + h));
+                RC_ASSERT(entropy[r] >= 0);
                 for (std::size_t j = 0; j < std::size_t(k); ++j) {
                     const std::int32_t id = top[r * std::size_t(k) + j];
                     const double got = double(top_log_p[r * std::size_t(k) + j]);

@@ -264,7 +264,8 @@ struct anchor_lanes {
 template <class F>
 struct leaf_sums {
     F student_mass{0.}, teacher_mass{0.}, student_delta{0.}, student_power{0.}, teacher_delta{0.};
-    F reach{-1e30}; ///< the largest `reach_of`
+    F student_fall{0.}; // of e (z* - z), not yet in units of T
+    F reach{-1e30};     ///< the largest `reach_of`
     fall<F> fall_z, fall_y;
 };
 
@@ -281,13 +282,14 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
     const F unit = a.template unit<Near>(), minus_k = -(a.k * unit), hi_s = -a.hi_s, lo_s = -a.lo_s;
     const F hi_t = -a.hi_t, lo_t = -a.lo_t;
     for (int block = 0; block < n; block += sum_chain<F>) {
-        F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
+        F S{0.}, T{0.}, U{0.}, W{0.}, X{0.}, V{0.};
         for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
             const F zi = F::load(z + i), below_z = pin(a.z_s - zi);
             prefetch<F>(z + i + cpu_tuning::prefetch_ahead);
             s.fall_z.see(below_z);
             const F e = exp2_scaled(below_z, hi_s, lo_s);
             S += e;
+            if constexpr (Need.entropy) V = fma(e, below_z, V);
             if constexpr (Teacher) {
                 const F yi = F::load(y + i), below_y = pin(a.y_t - yi);
                 prefetch<F>(y + i + cpu_tuning::prefetch_ahead);
@@ -312,6 +314,7 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
             }
         }
         s.student_mass += S;
+        if constexpr (Need.entropy) s.student_fall += V;
         if constexpr (Teacher) s.teacher_mass += T;
         if constexpr (Need.student_delta) s.student_delta += U;
         if constexpr (Need.student_power) s.student_power += W;
@@ -330,10 +333,11 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
     leaf_sums<F> s;
     const F lowest(-1e30);
     for (int block = 0; block < n; block += sum_chain<F>) {
-        F S{0.}, T{0.}, U{0.}, W{0.}, X{0.};
+        F S{0.}, T{0.}, U{0.}, W{0.}, X{0.}, V{0.};
         for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
             const F e = a.student(F::load(mass_z + i));
             S += e;
+            if constexpr (Need.entropy) V = fma(e, pin(a.z_s - F::load(mass_z + i)), V);
             if constexpr (Teacher) {
                 const F yi_mass = F::load(mass_y + i);
                 F f(0.);
@@ -359,6 +363,7 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
             }
         }
         s.student_mass += S;
+        if constexpr (Need.entropy) s.student_fall += V;
         if constexpr (Teacher) s.teacher_mass += T;
         if constexpr (Need.student_delta) s.student_delta += U;
         if constexpr (Need.student_power) s.student_power += W;
@@ -381,6 +386,7 @@ OPD_INLINE double add_leaf(row_sweep& to, const leaf_sums<F>& l) {
     raw_sums& s = to.sums;
     const double mass = double(sum(l.student_mass));
     s.student_mass += mass;
+    if constexpr (Need.entropy) s.student_fall -= double(sum(l.student_fall)) * s.inv_s;
     if constexpr (Teacher) s.teacher_mass += double(sum(l.teacher_mass));
     if constexpr (Need.student_delta) s.student_delta += double(sum(l.student_delta));
     if constexpr (Need.student_power) s.student_power += double(sum(l.student_power));

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <type_traits>
 
 #include "opd/config.hpp"
@@ -186,11 +187,17 @@ struct lane_leaves {
     };
     template <class Rows, class Tile>
     static void sweep(const Rows& k, const leaf_state& st, row_sweep& p, const Tile& t, alone) {
+        if constexpr (Rows::may_want_entropy)
+            if (k.wants_entropy()) return sweep_for<raw_sums_needed{.entropy = true}>(k, st, p, t);
+        sweep_for<raw_sums_needed{}>(k, st, p, t);
+    }
+    template <raw_sums_needed Need, class Rows, class Tile>
+    static void sweep_for(const Rows& k, const leaf_state& st, row_sweep& p, const Tile& t) {
         using F = number<typename Rows::Z>;
         if (k.wants_masses())
-            sweep_tile<F, false, raw_sums_needed{}>(p, t.z, t.y, t.begin, t.count, {}, note_masses{k.at(st)});
+            sweep_tile<F, false, Need>(p, t.z, t.y, t.begin, t.count, {}, note_masses{k.at(st)});
         else
-            sweep_tile<F, false, raw_sums_needed{}>(p, t.z, t.y, t.begin, t.count);
+            sweep_tile<F, false, Need>(p, t.z, t.y, t.begin, t.count);
     }
     /// From the anchor of their time to the last one.
     template <class Rows>
@@ -212,6 +219,14 @@ struct lane_leaves {
         const auto look = [&](double z, index_t id, std::uint32_t bits) {
             if (st.cut.keeps(z, id)) best = scored::better(best, {gumbel_score(times(z, k.inv_s), bits), id});
         };
+        if (st.found > 0) {
+            carver c = k.engine_scratch(st);
+            const ranked* const entries = lists(c, k.vocab, 0, true).entries;
+            for (index_t j = 0; j < st.found; ++j)
+                if (entries[j].z * k.inv_s + gumbel_maximum >= best.score)
+                    look(entries[j].z, entries[j].id, noise.bits(0, static_cast<std::uint32_t>(entries[j].id)));
+            return best;
+        }
         const leaf_arrays a = k.at(st);
         if constexpr (std::is_same_v<number<Z>, scalar<double>>) {
             staged_row<scalar<double>, Z> row(k.z_row(st), k.vocab, st.swept.out_of_range);
@@ -331,18 +346,45 @@ struct lane_leaves {
 
     // --- the last id that a filter keeps ----------------------------------------------------------------------------------------
 
+    // After top_k all that is kept stands in a list, best first (st.found ids): top_p walks down it, masses are those of its
+    // ids, and a token is looked for there alone.
+
     template <class Rows>
     static void top_cut(const Rows& k, leaf_state& st, index_t count, alone) {
         carver c = k.engine_scratch(st);
         const lists of(c, k.vocab, count, k.filter_of().top_p < 1);
-        const index_t found = best_ids(k.z_row(st), k.vocab, st.swept.out_of_range, count, of.maxima, of.entries);
-        if (found == count) st.cut = filter_cut::tighter(st.cut, {of.entries[found - 1].z, of.entries[found - 1].id});
+        st.found = best_ids(k.z_row(st), k.vocab, st.swept.out_of_range, count, of.maxima, of.entries);
+        keep_listed(k, st, of.entries, st.found);
     }
     template <class Rows>
     static void share_cut(const Rows& k, leaf_state& st, double target, alone) {
         carver c = k.engine_scratch(st);
-        const lists of(c, k.vocab, 0, true);
-        st.cut = filter_cut::tighter(st.cut, share_cut(k.z_row(st), k.vocab, st.swept, st.cut, target, of.entries));
+        ranked* const entries = lists(c, k.vocab, 0, true).entries; // at the same place
+        if (st.found == 0) {
+            st.cut = filter_cut::tighter(st.cut, share_cut(k.z_row(st), k.vocab, st.swept, st.cut, target, entries));
+            return;
+        }
+        double mass = 0;
+        index_t n = 0;
+        while (n < st.found && mass < target) mass += listed_weight<Rows>(st, entries[n++]);
+        keep_listed(k, st, entries, n);
+    }
+    /// Of the first n listed ids those that an earlier cut keeps, and their masses.
+    template <class Rows>
+    static void keep_listed(const Rows& k, leaf_state& st, const ranked* entries, index_t n) {
+        while (n > 1 && !st.cut.keeps(entries[n - 1].z, entries[n - 1].id)) --n;
+        st.found = n;
+        st.cut = filter_cut::tighter(st.cut, {entries[n - 1].z, entries[n - 1].id});
+        const leaf_arrays a = k.at(st);
+        std::fill_n(a.mass, leaves_of(k.vocab), 0.0);
+        for (index_t j = 0; j < n; ++j) a.mass[entries[j].id / leaf_size] += listed_weight<Rows>(st, entries[j]);
+    }
+    /// As the lanes have it: none below the least normal number.
+    template <class Rows>
+    static double listed_weight(const leaf_state& st, const ranked& e) {
+        using value = typename number<typename Rows::Z>::value_type;
+        const double w = std::exp((e.z - st.swept.sums.z_s) * st.swept.sums.inv_s);
+        return w < double(std::numeric_limits<value>::min()) ? 0 : w;
     }
     template <class Rows, class Team>
     static void search(const Rows&, Team&) {} // both have found it at once

@@ -75,8 +75,9 @@ struct leaf_state : entry_state {
     double edge = 2; ///< threshold: weights from here on are certain
     bool settles = false;
     index_t with_mass = 0, certain = 0;
-    double tail = 0;               ///< threshold: mass that is not certain
-    index_t found = 0, listed = 0; ///< score: best ids, ids left out of a tail
+    double tail = 0;    ///< threshold: mass that is not certain
+    index_t found = 0;  ///< best ids that the engine has listed, best first; of a draw: all that is kept
+    index_t listed = 0; ///< score: ids left out of a tail
     bool bad_ids = false;
 };
 
@@ -112,6 +113,7 @@ struct leaf_sweep : over_tiles<leaf_sweep<Leaves, Rows>, false> {
         st.report.bad |= st.swept.contents.bad;
         if (!st.report.bad) st.report.lse = st.lse_kept = st.swept.sums.lse();
         st.cut = {};
+        st.found = 0;
     }
 };
 
@@ -125,11 +127,11 @@ struct leaf_masses {
     }
 };
 
-/// Of what the cut keeps alone. A leaf whose mass is below the last kept id's weight holds nothing that is kept.
+/// Of what the cut keeps alone, unless the engine has listed it and knows. A leaf whose mass is below the last kept id's weight holds nothing that is kept.
 template <class Leaves, class Rows>
 struct kept_masses {
     OPD_HD static bool due(const Rows& k, const leaf_state& st) {
-        return st.good() && k.wants_masses() && st.cut.z > -1e30;
+        return st.good() && k.wants_masses() && st.cut.z > -1e30 && st.found == 0;
     }
     template <class At>
     OPD_HD static void run(const Rows& k, const leaf_state& st, At at) {
@@ -183,7 +185,7 @@ struct leaf_rows_base {
     using Z = typename Job::logit_type;
     using G = Z;
     using state_type = leaf_state;
-    static constexpr bool one_tile = true;
+    static constexpr bool one_tile = true, may_want_entropy = false;
 
     Frame frame;
     Job job;

@@ -274,7 +274,10 @@ struct thread_leaves {
     }
 
     template <class Rows, class Tile>
-    OPD_HD static void sweep(const Rows&, const leaf_state&, row_sweep& p, const Tile& t, one_of at) {
+    OPD_HD static void sweep(const Rows& k, const leaf_state&, row_sweep& p, const Tile& t, one_of at) {
+        if constexpr (Rows::may_want_entropy)
+            if (k.wants_entropy())
+                return sweep_thread<number<typename Rows::Z>, false, raw_sums_needed{.entropy = true}>(p, t, at);
         sweep_thread<number<typename Rows::Z>, false, raw_sums_needed{}>(p, t, at);
     }
     template <class Rows>

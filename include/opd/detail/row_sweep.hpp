@@ -64,7 +64,7 @@ struct row_sweep {
     /// The student's anchor moves to token id, which is in none of these sums.
     OPD_HD void student_to(index_t id, double z, double y) {
         if (sums.s < 0 || sums.z_s <= -1e30) { // nothing had mass so far
-            sums.student_mass = sums.student_delta = sums.student_power = 0;
+            sums.student_mass = sums.student_delta = sums.student_power = sums.student_fall = 0;
             sums.s = id, sums.z_s = z, sums.y_s = y;
             grown = 0, reach = -1e300;
             return;
@@ -103,7 +103,7 @@ struct row_sweep {
             b.teacher_to(a.sums.t, a.sums.z_t, a.sums.y_t);
         a.sums.student_mass += b.sums.student_mass, a.sums.teacher_mass += b.sums.teacher_mass,
             a.sums.student_delta += b.sums.student_delta, a.sums.student_power += b.sums.student_power,
-            a.sums.teacher_delta += b.sums.teacher_delta;
+            a.sums.teacher_delta += b.sums.teacher_delta, a.sums.student_fall += b.sums.student_fall;
         a.reach = a.reach < b.reach ? b.reach : a.reach;
         a.grown = a.grown < b.grown ? b.grown : a.grown;
         a.risen = a.risen < b.risen ? b.risen : a.risen;

@@ -25,6 +25,7 @@ struct score_rows : leaf_rows_base<Frame, Job> {
     using Id = typename Job::id_type;
     using L = typename Job::log_type;
     using base::frame, base::job, base::vocab, base::inv_s;
+    static constexpr bool may_want_entropy = true;
 
     score_rows(const Frame& frame_, const Job& job_) : base(frame_, job_, job_.temperature) {}
 
@@ -58,12 +59,14 @@ struct score_rows : leaf_rows_base<Frame, Job> {
         return c;
     }
     OPD_HD static constexpr bool cuts() { return false; }
+    OPD_HD bool wants_entropy() const { return !job.what.entropy.empty(); }
     OPD_HD bool wants_masses() const { return !job.what.log_tail.empty() || !job.what.top_log_tail.empty(); }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
         team.template fold<leaf_sweep<Leaves, score_rows>>(*this);
         team.template each<leaf_masses<Leaves, score_rows>>(*this);
+        if (wants_entropy()) team.template each<store_entropy>(*this);
         team.template fold<store_listed>(*this);
         if (!job.what.log_tail.empty()) {
             team.template each<begin_list<false>>(*this);
@@ -95,6 +98,13 @@ struct score_rows : leaf_rows_base<Frame, Job> {
     }
     OPD_HD static L none() { return element<L>::store(static_cast<arithmetic_t<L>>(neg_inf<double>())); }
 
+    struct store_entropy {
+        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }
+        template <class At>
+        OPD_HD static void run(const score_rows& k, const leaf_state& st, At at) {
+            if (at.id == 0) k.job.what.entropy[st.row] = st.report.bad ? 0 : st.swept.sums.entropy();
+        }
+    };
     /// Writes its share and says whether an id was out of range; a bad id says nothing of its neighbours.
     struct store_listed {
         OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }

@@ -109,12 +109,13 @@ OPD_HD void sweep_thread(row_sweep& out, const Tile& t, one_of at, const Exclude
         if (new_t >= 0) out.teacher_to(new_t, double(z_at_top.v), double(top_y.v));
         if (new_s >= 0 || new_t >= 0) a = thread_anchors<F>(s);
 
-        F S(0.), T(0.), U(0.), W(0.), X(0.), reach(-1e30);
+        F S(0.), T(0.), U(0.), W(0.), X(0.), V(0.), reach(-1e30);
         for (int i = 0; i < gpu_tuning::entries_at_a_time; ++i) {
             const index_t id = t.begin + first + index_t{i} * at.count;
             const bool has_z = zs[i] > lowest, has_y = Teacher && ys[i] > lowest;
             const F e = has_z && id != s.s ? a.student(zs[i]) : F(0.);
             S += e;
+            if constexpr (Need.entropy) V += e > F(0.) ? e * (zs[i] - a.z_s) * a.inv_s : F(0.);
             if constexpr (Teacher) {
                 const F f = has_y && id != s.t ? a.teacher(ys[i]) : F(0.);
                 T += f;
@@ -137,6 +138,7 @@ OPD_HD void sweep_thread(row_sweep& out, const Tile& t, one_of at, const Exclude
         }
         s.student_mass += double(S.v), s.teacher_mass += double(T.v), s.student_delta += double(U.v),
             s.student_power += double(W.v), s.teacher_delta += double(X.v);
+        if constexpr (Need.entropy) s.student_fall += double(V.v);
         if constexpr (Need.student_power) out.felt(double(reach.v));
     }
 }
