@@ -588,6 +588,50 @@ TEST_CASE("columns of one i.i.d. sample may be drawn in several calls") {
     for (std::size_t j = 0; j < 6; ++j) CHECK(whole.ids[j] == (j < 2 ? left.ids[j] : right.ids[j - 2]));
 }
 
+TEST_CASE("every combination of filters on one row") {
+    const index_t vocab = 2500;
+    numbers u(8);
+    std::vector<float> z;
+    for (index_t v = 0; v < vocab; ++v) z.push_back(float(2 * u.normal()));
+    const keyed_rows rows(1);
+    on_both([&](auto& be, const char* engine) {
+        for (const index_t k : {0, 3, 50, 500, 2500})
+            for (const float p : {1.F, 0.9F, 0.3F})
+                for (const float least : {0.F, 0.01F, 0.5F}) {
+                    const filter f{.temperature = 1.2F, .top_k = k, .top_p = p, .min_p = least};
+                    CAPTURE(engine);
+                    CAPTURE(k);
+                    CAPTURE(p);
+                    CAPTURE(least);
+                    const law l(z.data(), vocab, double(f.temperature));
+                    outputs<double> out(1, 40);
+                    draw(be, view(z.data(), 1, vocab), design::iid{40}, rows.keys(1), out.to(), out.options(f));
+                    const auto n = std::size_t(out.kept[0]);
+                    CHECK(l.keeps(f, n, 1e-5));
+                    CHECK(std::abs(out.log_kept[0] - std::log(l.mass(n))) < 1e-5);
+                    for (std::size_t j = 0; j < 40; ++j) {
+                        const auto at = std::size_t(std::find(l.ids.begin(), l.ids.end(), out.ids[j]) - l.ids.begin());
+                        CHECK(at < n);
+                        CHECK(std::abs(out.log_mu[j] - std::log(l.mu[at] / l.mass(n))) < 1e-5);
+                    }
+                }
+    });
+}
+
+TEST_CASE("tokens that tie in their score go to the lower id; of two cuts at a logit the lower id is tighter") {
+    std::vector<float> z(3000, 1e25F); // absorbs all noise
+    std::fill_n(z.begin(), 4, 0.F);    // so that the lowest of those that tie is not the first thread's
+    const keyed_rows rows(1);
+    on_both([&](auto& be, const char*) {
+        outputs<> out(1, 1);
+        draw(be, view(z.data(), 1, 3000), design::gumbel{}, rows.keys(1), out.to());
+        CHECK(out.ids[0] == 4);
+    });
+    CHECK(filter_cut::tighter({1, 2}, {1, 5}).id == 2);
+    CHECK(filter_cut::tighter({1, 5}, {1, 2}).id == 2);
+    CHECK(filter_cut::tighter({2, 5}, {1, 2}).z == 2);
+}
+
 TEST_CASE("ties in top-p are cut at the lower ids, whatever the sums round to") {
     std::vector<float> z(2048, 1.F);
     on_both([&](auto& be, const char*) {

@@ -203,6 +203,7 @@ TEST_CASE("bins of the sketch: in order, mirrored, wide enough") {
     for (double l = -130; l < 130; l += 0.001) {
         const int bin = ratio_sketch::bin_of(l);
         CHECK(bin >= before);
+        if (bin < 0 || bin >= ratio_sketch::bins) FAIL("no bin for " << l);
         before = bin;
         if (std::abs(bin + ratio_sketch::bin_of(-l) - 2 * ratio_sketch::side) > 0) FAIL("not mirrored at " << l);
         if (std::abs(l) < 127 && std::abs(ratio_sketch::middle(bin) - l) > 0.0625 * std::abs(l) + 0x1p-7)
