@@ -46,7 +46,7 @@ log=$out/gpu.txt
 say() { printf '== %s\n' "$*" | tee -a "$log"; }
 
 # --- build: all programs at once ------------------------------------------------------------------------------------------
-programs="cuda_dense cuda_sparse cuda_refusals bench_cuda"
+programs="cuda_dense cuda_sparse cuda_draw cuda_refusals bench_cuda"
 build() {
     local name=$1 source=$root/tests/backends/$1_test.cu main=$work/main.o
     [ "$name" = bench_cuda ] && source=$root/bench/bench_cuda.cu main=
@@ -86,7 +86,7 @@ run() {
     outcomes+="${outcomes:+,}\"$name\":\"$told\""
     say "$name: $told, $((SECONDS - begin)) s"
 }
-for name in cuda_dense cuda_sparse cuda_refusals; do run "$name" 90 "$work/$name"; done
+for name in cuda_dense cuda_sparse cuda_draw cuda_refusals; do run "$name" 90 "$work/$name"; done
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck; do
         run "$tool" 45 compute-sanitizer --tool "$tool" --error-exitcode 9 "$work/cuda_dense" -tc="*env.on_bad*,*captured*"

@@ -10,12 +10,12 @@
 #include <doctest/doctest.h>
 #include <vector>
 
+#include "backends/cuda_cases.hpp"
 #include "backends/cuda_device.cuh"
 #include "backends/host_run.hpp"
 #include "opd/backends/cuda.cuh"
 #include "opd/draw.hpp"
 #include "opd/score.hpp"
-#include "support/generators.hpp"
 
 namespace {
 
@@ -29,7 +29,7 @@ struct batch {
     std::vector<std::uint64_t> sample;
     std::vector<std::uint32_t> position;
     batch() {
-        numbers u(5);
+        source u(5);
         for (index_t r = 0; r < rows; ++r) {
             for (index_t v = 0; v < vocab; ++v)
                 z.push_back(r % 3 == 2 ? float(std::round(2 * u.normal())) : float(3 * u.normal()));
@@ -110,7 +110,7 @@ TEST_CASE("on the device: scores and best ids as in the host run") {
     device_memory memory;
     const batch b;
     constexpr index_t m = 9, k = 20;
-    numbers u(3);
+    source u(3);
     std::vector<std::int32_t> ids, top(rows * k), want_top(rows * k);
     for (index_t e = 0; e < rows * m; ++e) ids.push_back(e % 7 == 0 ? -1 : std::int32_t(u.below(vocab)));
     std::vector<float> log_p(rows * m), want_log_p(rows * m), tail(rows), want_tail(rows), top_tail(rows),

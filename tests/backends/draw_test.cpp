@@ -572,6 +572,7 @@ TEST_CASE("log mu has the bits of token_logp, whatever the batch, the threads an
     };
     check(float{}, float{});
     check(bfloat16{}, float{});
+    check(half{}, float{});
     check(double{}, double{});
 }
 

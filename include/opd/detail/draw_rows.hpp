@@ -297,16 +297,11 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         template <class At>
         OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
             if (at.id != 0) return;
-            arrays a = k.at(st);
-            index_t ids = 0;
+            const arrays a = k.at(st);
+            const index_t leaves = leaves_of(k.vocab), ids = counts_to_places(a.count, leaves);
+            a.count[leaves] = ids;
             double mass = 0;
-            for (index_t l = 0; l < leaves_of(k.vocab); ++l) {
-                const index_t here = a.count[l];
-                a.count[l] = ids;
-                ids += here;
-                a.upto[l] = mass += a.mass[l];
-            }
-            a.count[leaves_of(k.vocab)] = ids;
+            for (index_t l = 0; l < leaves; ++l) a.upto[l] = mass += a.mass[l];
             const index_t budget = k.job.design.columns();
             st.certain = ids < budget ? ids : budget;
             st.tail = st.edge > least_weight ? mass : 0;

@@ -68,13 +68,7 @@ struct kept_rows : leaf_rows_base<Frame, Job> {
         template <class At>
         OPD_HD static void run(const kept_rows& k, leaf_state& st, At at) {
             if (at.id != 0) return;
-            leaf_arrays a = k.at(st);
-            index_t all = 0;
-            for (index_t l = 0; l < leaves_of(k.vocab); ++l) {
-                const index_t here = a.count[l];
-                a.count[l] = all;
-                all += here;
-            }
+            const index_t all = counts_to_places(k.at(st).count, leaves_of(k.vocab));
             const index_t first = k.first(st), last = k.last(st);
             st.report.bad |= all != last - first || all == 0;
         }

@@ -179,7 +179,18 @@ OPD_HD inline index_t leaf_at(const double* upto, index_t leaves, double at) {
     return low;
 }
 
-/// Views that score and draw share of a row.
+/// Counts of leaves into places, how many lie before each; returns all.
+OPD_HD inline index_t counts_to_places(index_t* count, index_t leaves) {
+    index_t all = 0;
+    for (index_t l = 0; l < leaves; ++l) {
+        const index_t here = count[l];
+        count[l] = all;
+        all += here;
+    }
+    return all;
+}
+
+/// What drawing, scoring and kept sets share of a row.
 template <class Frame, class Job>
 struct leaf_rows_base {
     using Z = typename Job::logit_type;

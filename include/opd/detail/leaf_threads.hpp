@@ -217,13 +217,7 @@ struct thread_leaves {
         OPD_HD static bool due(const Rows&, const leaf_state& st) { return st.good(); }
         OPD_HD static void run(const Rows& k, leaf_state& st, one_of at) {
             if (at.id != 0) return;
-            auto a = k.at(st);
-            index_t all = 0;
-            for (index_t l = 0; l < leaves_of(k.vocab); ++l) {
-                const index_t here = a.count[l];
-                a.count[l] = all;
-                all += here;
-            }
+            const index_t all = counts_to_places(k.at(st).count, leaves_of(k.vocab));
             st.found = all < k.tops() ? all : k.tops();
         }
     };

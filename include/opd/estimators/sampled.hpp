@@ -10,7 +10,7 @@
 //     baseline: leave_one_out           b_i = mean_{j≠i} rho_j A_j                        Kool et al. 2019
 //               self_normalised         b_i = Σ_{j≠i} rho_j A_j / Σ_{j≠i} rho_j
 //               a single sample has none: b = 0, counted
-//   weighted_reverse_kl  teacher::weighted  any design that states its weights; threshold(B) of designs.hpp is the default
+//   weighted_reverse_kl  teacher::weighted  any design that states its weights; threshold(B) of draw.hpp is the default
 //     baseline: exact_entries           b = Σ_exact p A / Σ_exact p, deterministic        this project
 //
 // Unbiased for the dense reverse KL gradient with unclipped_is and A_theta, at any staleness of mu. The reported value never
