@@ -7,6 +7,7 @@
 #include "host_run.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
+#include "support/sanitized.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -373,27 +374,35 @@ void check_threshold(const std::string& type) {
 
 TEST_CASE("filters keep what they say, on every engine and type") {
     check_kept_sets<float>("float");
-    check_kept_sets<double>("double");
     check_kept_sets<bfloat16>("bfloat16");
+#if !OPD_TEST_SANITIZED // what reads memory is the same text
+    check_kept_sets<double>("double");
     check_kept_sets<half>("half");
+#endif
 }
 
 TEST_CASE("Gumbel-max takes the token of the largest score, to the last bit") {
     check_gumbel<float>("float");
-    check_gumbel<double>("double");
     check_gumbel<bfloat16>("bfloat16");
+#if !OPD_TEST_SANITIZED
+    check_gumbel<double>("double");
+#endif
 }
 
 TEST_CASE("i.i.d. draws land where their uniform says") {
     check_iid<float>("float");
-    check_iid<double>("double");
     check_iid<bfloat16>("bfloat16");
+#if !OPD_TEST_SANITIZED
+    check_iid<double>("double");
+#endif
 }
 
 TEST_CASE("threshold includes each id with min(1, kappa mu)") {
     check_threshold<float>("float");
-    check_threshold<double>("double");
     check_threshold<bfloat16>("bfloat16");
+#if !OPD_TEST_SANITIZED
+    check_threshold<double>("double");
+#endif
 }
 
 // The integral over the uniform, exactly: the designs' choices change at known borders only.
@@ -572,8 +581,10 @@ TEST_CASE("log mu has the bits of token_logp, whatever the batch, the threads an
     };
     check(float{}, float{});
     check(bfloat16{}, float{});
+#if !OPD_TEST_SANITIZED
     check(half{}, float{});
     check(double{}, double{});
+#endif
 }
 
 TEST_CASE("columns of one i.i.d. sample may be drawn in several calls") {

@@ -52,7 +52,7 @@ OPD_INLINE void leaves_backwards(const Tile& t, bool out_of_range, Visit visit) 
         const int count = static_cast<int>(std::min<index_t>(leaf_size, t.count - begin));
         if constexpr (direct)
             if (!out_of_range && count == leaf_size) {
-                visit(t.z + begin, t.y + begin, begin, count, count);
+                visit(t.z + begin, NeedY ? t.y + begin : t.y, begin, count, count);
                 continue;
             }
         const int full = staged_leaf<F>::load(stage.z, t.z + begin, count);
