@@ -121,6 +121,11 @@ struct raw_sums {
     /// -Σ p log p, where student_fall was summed.
     OPD_HD double entropy() const { return ::log1p(student_mass) - student_fall / (1 + student_mass); }
 
+    /// student_fall after the anchor rose by -a. Of numbers that are pinned: were they shared with the masses' expressions, fast-math would
+    /// reassociate the student's and not the teacher's, and equal rows would not be equal.
+    OPD_HD OPD_INLINE static double moved_fall(double fall, double e, double a, double mass) {
+        return e > 0 ? e * (fall + a * (1 + mass)) : 0; // a may be beyond every number
+    }
     /// Moves the student's anchor to token `s2` with logits z2, y2 (z2 > z_s): student_mass, student_delta, student_power lose s2's term, gain the old one's.
     /// The caller must not have added s2 yet.
     OPD_HD OPD_INLINE void rebase_student(index_t s2, double z2, double y2) {
@@ -135,17 +140,17 @@ struct raw_sums {
             phi(g) *
             (teacher_mass + phi_power * teacher_delta); // delta grows by g everywhere; t's own term is added at the end
         student_delta = e * (student_delta + g * full);
-        student_fall = e > 0 ? e * (student_fall + a * full) : 0; // a may be beyond every number
+        student_fall = moved_fall(student_fall, detail::pin(e), detail::pin(a), detail::pin(student_mass));
         const double f = ::exp(a - k * g);
         student_power = f * student_power + (k * g > -1 && k * g < 1 ? e * ::expm1(-k * g) : f - e) * full;
-        student_mass = e * full;
+        student_mass = detail::pin(e) * detail::pin(full);
         s = s2, z_s = z2, y_s = y2;
     }
     /// Moves the teacher's anchor to token `t2`.
     OPD_HD OPD_INLINE void rebase_teacher(index_t t2, double z2, double y2) {
         const double f = ::exp((y_t - y2) * inv_t);
         teacher_delta = f * (teacher_delta + phi(delta_at_t()));
-        teacher_mass = f * (1 + teacher_mass);
+        teacher_mass = detail::pin(f) * detail::pin(1 + teacher_mass); // as the student's, to the bit
         t = t2, z_t = z2, y_t = y2;
     }
 };
