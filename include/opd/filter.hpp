@@ -9,7 +9,7 @@
 //   3. top_p          of what 2 leaves, the fewest most probable ids whose share of its mass is at least top_p
 //
 // Each keeps a row's best ids, ties going to the lower id; so what a filter keeps is told by its last id: a `filter_cut`. Ids of
-// logit -inf are never kept; at least one id is. The order is that of vLLM and SGLang: top_p takes its share of what top_k left.
+// logit -inf are never kept; at least one id is. The order is vLLM's: top_p takes its share of what 2 left.
 #pragma once
 
 #include <string>

@@ -71,10 +71,9 @@ struct leaf_state : entry_state {
     double total = 0;    ///< mass kept, in units of e^(z*/T)
     double lse_kept = 0; ///< log-sum-exp over what is kept
     cut_search search = {};
-    scored best = {};
     double edge = 2; ///< threshold: weights from here on are certain
     bool settles = false;
-    index_t with_mass = 0, certain = 0;
+    index_t certain = 0; ///< threshold: ids taken for certain
     double tail = 0;    ///< threshold: mass that is not certain
     index_t found = 0;  ///< best ids that the engine has listed, best first; of a draw: all that is kept
     index_t listed = 0; ///< score: ids left out of a tail
