@@ -74,9 +74,9 @@ struct leaf_state : entry_state {
     double edge = 2; ///< threshold: weights from here on are certain
     bool settles = false;
     index_t certain = 0; ///< threshold: ids taken for certain
-    double tail = 0;    ///< threshold: mass that is not certain
-    index_t found = 0;  ///< best ids that the engine has listed, best first; of a draw: all that is kept
-    index_t listed = 0; ///< score: ids left out of a tail
+    double tail = 0;     ///< threshold: mass that is not certain
+    index_t found = 0;   ///< best ids that the engine has listed, best first; of a draw: all that is kept
+    index_t listed = 0;  ///< score: ids left out of a tail
     bool bad_ids = false;
 };
 
