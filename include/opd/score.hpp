@@ -15,7 +15,7 @@
 //
 // An id of -1 is an unused slot: log_p -inf, counted nowhere. Other ids outside [0, V) get -inf and make the row bad; a row with
 // NaN, +inf or no mass is bad, with -inf throughout and top ids of -1. Where fewer than k ids have mass, the top's last slots are
-// -1. Bad rows are counted. Masked rows are left as they are.
+// -1. Bad rows are counted; so is a ragged list longer than V whose tail is asked for. Masked rows are left as they are.
 //
 // token_logp, top_k and log_sum_exp are this call with one part of it.
 #pragma once

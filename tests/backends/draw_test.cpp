@@ -4,7 +4,7 @@
 // Draws and filters against float64 and by enumeration, on the CPU's lanes and on the GPU's rows run by a host loop: what a filter
 // keeps, which token Gumbel-max takes, where an i.i.d. draw lands, what threshold includes and with what weight; that log mu has
 // the bits of token_logp; rows without a law; what is refused.
-#include "host_run.hpp"
+#include "both_engines.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
 #include "support/sanitized.hpp"
@@ -20,7 +20,6 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
 #include <opd/draw.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/score.hpp>
@@ -129,14 +128,6 @@ filter random_filter(numbers& u, index_t vocab, float temperature) {
 const std::vector<flavour> all_kinds = {flavour::wide,    flavour::peaked, flavour::filtered,
                                         flavour::one_hot, flavour::steep,  flavour::diffuse};
 
-template <class Visit>
-void on_both(Visit visit) {
-    cpu_backend lanes{.threads = 2};
-    visit(lanes, "lanes");
-    host_run_backend threads{.threads = 32};
-    visit(threads, "threads");
-}
-
 /// Logits of a problem in Z, where asked for with many ties.
 template <class Z>
 buffers<Z> logits_of(const problem& p, bool ties) {
@@ -148,15 +139,29 @@ buffers<Z> logits_of(const problem& p, bool ties) {
     return b;
 }
 
+/// Random rows in Z, some with many ties, and a filter for them.
+template <class Z>
+struct random_rows {
+    problem p;
+    numbers u;
+    buffers<Z> b;
+    filter f;
+
+    explicit random_rows(index_t largest)
+        : p(*problems(options(largest))), u(p.seed + 5), b(logits_of<Z>(p, u.uniform() < 0.3)),
+          f(random_filter(u, p.vocab, p.temperature_p)) {}
+    static problem_options options(index_t largest) {
+        problem_options o;
+        o.kinds = all_kinds, o.far_temperatures = true, o.largest_rows = largest, o.smallest_rows = 1;
+        return o;
+    }
+};
+
 template <class Z>
 void check_kept_sets(const std::string& type) {
     property("what a filter keeps, " + type, [] {
-        problem_options o;
-        o.kinds = all_kinds, o.far_temperatures = true, o.largest_rows = 3, o.smallest_rows = 1;
-        const problem p = *problems(o);
-        numbers u(p.seed + 5);
-        const buffers<Z> b = logits_of<Z>(p, u.uniform() < 0.3);
-        const filter f = random_filter(u, p.vocab, p.temperature_p);
+        random_rows<Z> rr(3);
+        auto& [p, u, b, f] = rr;
         on_both([&](auto& be, const char*) {
             outputs<double> out(p.rows, 1);
             const auto r = draw(be, b.z_view(), design::greedy{}, {}, out.to(), out.options(f));
@@ -190,12 +195,8 @@ void check_kept_sets(const std::string& type) {
 template <class Z>
 void check_gumbel(const std::string& type) {
     property("the Gumbel-max token, " + type, [] {
-        problem_options o;
-        o.kinds = all_kinds, o.far_temperatures = true, o.largest_rows = 3, o.smallest_rows = 1;
-        const problem p = *problems(o);
-        numbers u(p.seed + 5);
-        const buffers<Z> b = logits_of<Z>(p, u.uniform() < 0.3);
-        const filter f = random_filter(u, p.vocab, p.temperature_p);
+        random_rows<Z> rr(3);
+        auto& [p, u, b, f] = rr;
         const keyed_rows rows(p.rows, std::uint64_t(u.below(1000000)));
         on_both([&](auto& be, const char*) {
             outputs<double> out(p.rows, 1);
@@ -240,12 +241,8 @@ std::vector<bool> kept_of(const law& l, index_t n, index_t vocab) {
 template <class Z>
 void check_iid(const std::string& type) {
     property("where an i.i.d. draw lands, " + type, [] {
-        problem_options o;
-        o.kinds = all_kinds, o.far_temperatures = true, o.largest_rows = 2, o.smallest_rows = 1;
-        const problem p = *problems(o);
-        numbers u(p.seed + 5);
-        const buffers<Z> b = logits_of<Z>(p, u.uniform() < 0.3);
-        const filter f = random_filter(u, p.vocab, p.temperature_p);
+        random_rows<Z> rr(2);
+        auto& [p, u, b, f] = rr;
         const index_t m = 1 + u.below(40);
         const double eps = eps_of<Z>();
         on_both([&](auto& be, const char*) {
@@ -292,12 +289,8 @@ void check_iid(const std::string& type) {
 template <class Z>
 void check_threshold(const std::string& type) {
     property("what threshold includes, " + type, [] {
-        problem_options o;
-        o.kinds = all_kinds, o.far_temperatures = true, o.largest_rows = 2, o.smallest_rows = 1;
-        const problem p = *problems(o);
-        numbers u(p.seed + 5);
-        const buffers<Z> b = logits_of<Z>(p, u.uniform() < 0.3);
-        const filter f = random_filter(u, p.vocab, p.temperature_p);
+        random_rows<Z> rr(2);
+        auto& [p, u, b, f] = rr;
         const index_t budget = 1 + u.below(u.uniform() < 0.3 ? 400 : 20);
         const double eps = eps_of<Z>();
         on_both([&](auto& be, const char*) {
@@ -525,9 +518,7 @@ TEST_CASE("log mu has the bits of token_logp, whatever the batch, the threads an
         property(
             "bits",
             [] {
-                problem_options o;
-                o.kinds = all_kinds, o.far_temperatures = true, o.largest_rows = 6, o.smallest_rows = 1;
-                const problem p = *problems(o);
+                const problem p = *problems(random_rows<Z>::options(6));
                 const buffers<Z> b(p);
                 const filter f{.temperature = p.temperature_p};
                 const keyed_rows rows(p.rows);
@@ -559,6 +550,12 @@ TEST_CASE("log mu has the bits of token_logp, whatever the batch, the threads an
                             RC_ASSERT(e.diagnostics.ratio_max == 1);
                             for (const Z& g : dz) RC_ASSERT(double(element<Z>::load(g)) == 0);
                         }
+                        if constexpr (std::is_same_v<std::remove_cvref_t<decltype(be)>, cpu_backend>) {
+                            cpu_backend alone{.threads = 1};
+                            outputs<L> again(p.rows, m);
+                            draw(alone, b.z_view(), design, rows.keys(p.rows), again.to(), again.options(f));
+                            RC_ASSERT(again == out);
+                        }
                         // row by row, in another order
                         for (index_t i = p.rows - 1; i >= 0; --i) {
                             outputs<L> alone(1, m);
@@ -585,6 +582,54 @@ TEST_CASE("log mu has the bits of token_logp, whatever the batch, the threads an
     check(half{}, float{});
     check(double{}, double{});
 #endif
+}
+
+TEST_CASE("keyed draws are those of the row's own stream") {
+    const index_t n = 3, vocab = 1500;
+    numbers u(4);
+    std::vector<double> z;
+    for (index_t i = 0; i < n * vocab; ++i) z.push_back(2 * u.normal());
+    const auto logits = view(std::as_const(z).data(), n, vocab);
+    const keyed_rows rows(n, 1000);
+    on_both([&](auto& be, const char* engine) {
+        INFO(engine);
+        const auto check = [&](auto design, noise_stream stream, index_t uniforms, index_t first) {
+            std::vector<double> given;
+            for (std::size_t r = 0; r < std::size_t(n); ++r)
+                for (index_t j = 0; j < uniforms; ++j)
+                    given.push_back(keyed_uniform(noise_row(7, stream, rows.sample[r], rows.position[r]),
+                                                  static_cast<std::uint32_t>(first + j)));
+            draw_keys<> keys;
+            keys.uniforms = view(std::as_const(given).data(), n, uniforms);
+            outputs<> keyed(n, design.columns()), by_hand(n, design.columns());
+            draw(be, logits, design, rows.keys(n), keyed.to(), keyed.options({}));
+            draw(be, logits, design, keys, by_hand.to(), by_hand.options({}));
+            CHECK(keyed == by_hand);
+        };
+        check(design::iid{20}, noise_stream::mc, 20, 0);
+        check(design::iid{.m = 20, .first = 6}, noise_stream::mc, 20, 6);
+        check(design::threshold{20}, noise_stream::tail, 1, 0);
+    });
+}
+
+TEST_CASE("a uniform outside (0, 1) makes its row bad where no check could read it before") {
+    const float nan = std::bit_cast<float>(0x7fc00000u);
+    const std::vector<float> z(3 * 70, 1.F);
+    for (const double x : {double(nan), 0.0, 1.0, -0.5}) {
+        std::vector<double> uniforms(9, 0.5);
+        uniforms[4] = x; // row 1
+        draw_keys<> keys;
+        keys.uniforms = view(std::as_const(uniforms).data(), 3, 3);
+        on_both([&](auto& be, const char* engine) {
+            INFO(engine);
+            outputs<> out(3, 3);
+            const auto r = be.for_rows(draw_job<float, design::iid, std::int32_t, float, float, space::host>{
+                view(z.data(), 3, 70), {3}, keys, out.to(), out.options({})});
+            CHECK(r.diagnostics.bad_rows == 1);
+            CHECK(r.diagnostics.first_bad_row == 1);
+            for (std::size_t j = 0; j < 9; ++j) CHECK(out.ids[j] == (j / 3 == 1 ? -1 : 35));
+        });
+    }
 }
 
 TEST_CASE("columns of one i.i.d. sample may be drawn in several calls") {

@@ -4,7 +4,7 @@
 // What diagnostics report beside the loss, against float64 and by hand, on the CPU's lanes and on the GPU's rows run by a host
 // loop: entropies, overlap, quantiles of the ratio, teacher KL, counts by sign, the variance of a draw's loss; that asking for them
 // changes no bit of loss and gradient; that the list of fields is whole.
-#include "host_run.hpp"
+#include "both_engines.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
 #include "support/sanitized.hpp"
@@ -18,7 +18,6 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
@@ -28,14 +27,6 @@ using namespace opd;
 using namespace opd::test;
 
 namespace {
-
-template <class Visit>
-void on_both(Visit visit) {
-    cpu_backend lanes{.threads = 2};
-    visit(lanes);
-    host_run_backend threads{.threads = 32};
-    visit(threads);
-}
 
 template <class T>
 std::vector<double> softmax(const T* x, index_t n, double temperature) {
@@ -74,7 +65,7 @@ void check_rows(const std::string& type) {
             hp += entropy(ps), hq += entropy(qs), ++kept;
             for (std::size_t v = 0; v < ps.size(); ++v) both += std::min(ps[v], qs[v]);
         }
-        on_both([&](auto& be) {
+        on_both([&](auto& be, const char*) {
             env e = b.masked_env();
             const auto check = [&](const auto& estimator) {
                 const result plain = evaluate(be, b.student(), b.teacher(), estimator, e);
@@ -142,7 +133,7 @@ TEST_CASE("figures of drawn tokens: entropy, ratios, teacher KL, signs, variance
             for (const double x : losses) squares += (x - mean) * (x - mean);
             if (m > 1) variance += squares / double(m - 1);
         }
-        on_both([&](auto& be) {
+        on_both([&](auto& be, const char*) {
             std::vector<index_t> counts(ratio_sketch::bins);
             env e = b.masked_env();
             const result plain = evaluate(be, b.student(), c.samples(), mc_reverse_kl{}, e);
@@ -187,7 +178,7 @@ TEST_CASE("overlap on a support") {
     const std::vector<float> z{0, 0, 0, 0};
     const std::vector<std::int32_t> ids{0, 2};
     const std::vector<float> log_q{std::log(0.1F), std::log(0.6F)}, tail{std::log(0.3F)};
-    on_both([&](auto& be) {
+    on_both([&](auto& be, const char*) {
         const result r = evaluate(be, student::logits{view(z.data(), 1, 4)},
                                   teacher::support<std::int32_t, float>{
                                       view(ids.data(), 1, 2), view(log_q.data(), 1, 2), vector_view<const float>(tail)},

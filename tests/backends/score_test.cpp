@@ -3,7 +3,7 @@
 //
 // Scoring against float64, on the CPU's lanes and on the GPU's rows run by a host loop: log p of given ids, the best ids, the mass
 // outside either, lists of different lengths; that what is asked beside changes no bit; rows without a law; what is refused.
-#include "host_run.hpp"
+#include "both_engines.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
 
@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
 #include <opd/score.hpp>
 
 using namespace opd;
@@ -67,14 +66,6 @@ bool same_log_p(double got, double want, double lse) {
     return std::abs(got - want) < eps * std::max(1.0, std::max(std::abs(lse), std::abs(want)));
 }
 
-template <class Visit>
-void on_both(Visit visit) {
-    cpu_backend lanes{.threads = 2};
-    visit(lanes);
-    host_run_backend threads{.threads = 32};
-    visit(threads);
-}
-
 template <class Z>
 void check_scores(const std::string& type) {
     property("scores, " + type, [] {
@@ -106,7 +97,7 @@ void check_scores(const std::string& type) {
             }
         }
         ids.push_back(0); // never a null pointer
-        on_both([&](auto& be) {
+        on_both([&](auto& be, const char*) {
             const auto n = std::size_t(p.rows);
             std::vector<L> log_p(n * std::size_t(m) + 1, L(9)), log_tail(n, L(9)), top_log_p(n * std::size_t(k)),
                 top_tail(n);
@@ -203,7 +194,7 @@ TEST_CASE("lists of different lengths") {
     std::vector<float> z{0, 1, 2, 3, 4, 5, 6, 7, 8};
     const std::vector<std::int64_t> offsets{0, 0, 2, 5};
     const std::vector<std::int64_t> ids{2, 0, 1, 1, 2};
-    on_both([&](auto& be) {
+    on_both([&](auto& be, const char*) {
         std::vector<double> log_p(5), tail(3);
         score(be, view(z.data(), 3, 3),
               scores<std::int64_t, double>{.ids = view(ids.data(), 1, 5),
@@ -220,6 +211,28 @@ TEST_CASE("lists of different lengths") {
     });
 }
 
+TEST_CASE("a list longer than the vocabulary has no tail; its row is bad where one is asked for") {
+    const std::vector<float> z{0, 1, 2, 3, 4, 5};
+    const std::vector<std::int64_t> offsets{0, 4, 6};
+    const std::vector<std::int32_t> ids{0, 1, 2, 2, 0, 1};
+    on_both([&](auto& be, const char*) {
+        std::vector<float> log_p(6), tail(2);
+        scores<> what{.ids = view(ids.data(), 1, 6),
+                      .log_p = view(log_p.data(), 1, 6),
+                      .log_tail = view(tail.data(), 2),
+                      .offsets = row_offsets<>(offsets)};
+        const auto with_tail = score(be, view(z.data(), 2, 3), what).diagnostics;
+        CHECK(with_tail.bad_rows == 1);
+        CHECK(with_tail.first_bad_row == 0);
+        CHECK(log_p[2] == log_p[3]); // what the row does have stands
+        CHECK(detail::is_neg_inf(tail[0]));
+        CHECK(!detail::is_neg_inf(tail[1]));
+        what.log_tail = {};
+        CHECK(score(be, view(z.data(), 2, 3), what).diagnostics.bad_rows == 0);
+        CHECK(log_p[2] == log_p[3]);
+    });
+}
+
 TEST_CASE("rows without a law and bad ids are counted, masked rows untouched") {
     const index_t vocab = 1500;
     const float nan = std::bit_cast<float>(0x7fc00000u), inf = std::bit_cast<float>(0x7f800000u);
@@ -228,7 +241,7 @@ TEST_CASE("rows without a law and bad ids are counted, masked rows untouched") {
     std::fill_n(z.begin() + 2 * vocab, vocab, -inf);
     const std::vector<std::uint8_t> mask{1, 1, 1, 1, 0};
     const std::vector<std::int32_t> ids{0, -1, 3, 4, 5, 6, 1500, 8, 9, 9};
-    on_both([&](auto& be) {
+    on_both([&](auto& be, const char*) {
         std::vector<float> log_p(10, 9.F), top_log_p(15, 9.F), tail(5, 9.F), top_tail(5, 9.F);
         std::vector<std::int32_t> top(15, -9);
         const auto r = score(be, view(z.data(), 5, vocab),

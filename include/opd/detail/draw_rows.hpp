@@ -38,20 +38,9 @@ struct filtering {
         template <class At>
         OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
             if (at.id != 0) return;
-            // as a number of the row's own type: then "at least" is what every comparison says
             using value = typename Leaves::template number<Z>::value_type;
             const double z = st.swept.sums.z_s + ::log(double(k.filter_of().min_p)) / k.inv_s;
-            st.cut = filter_cut::tighter(st.cut, {least_at(static_cast<value>(z), z), k.vocab - 1});
-        }
-        template <class T>
-        OPD_HD static double least_at(T t, double z) {
-            if (double(t) >= z) return double(t);
-            auto word = bit_cast<typename float_bits<T>::word>(t); // the next number above
-            if (t == 0)
-                word = 1;
-            else
-                t > 0 ? ++word : --word;
-            return double(bit_cast<T>(word));
+            st.cut = filter_cut::tighter(st.cut, {double(at_least<value>(z)), k.vocab - 1});
         }
     };
     struct cut_top_k {
@@ -103,25 +92,16 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
 
     struct arrays : leaf_arrays {
         index_t* slots; ///< ids drawn
-        OPD_HD arrays(carver& c, const draw_rows& k)
-            : leaf_arrays(c, leaves_of(k.vocab)), slots(c.take<index_t>(k.job.design.columns())) {}
+        carver rest;    ///< where the engine's own scratch begins
+        OPD_HD arrays(carver c, const draw_rows& k)
+            : leaf_arrays(c, leaves_of(k.vocab)), slots(c.take<index_t>(k.job.design.columns())), rest(c) {}
     };
     std::size_t scratch_bytes() const {
-        carver c;
-        (void)arrays(c, *this);
+        carver c = arrays(carver{}, *this).rest;
         Leaves::scratch(c, vocab, filter_of().top_k < vocab ? filter_of().top_k : 0, filter_of().top_p < 1);
         return c.used;
     }
-    OPD_HD arrays at(const leaf_state& st) const {
-        carver c{st.scratch};
-        return {c, *this};
-    }
-    /// Where the engine's scratch begins.
-    OPD_HD carver engine_scratch(const leaf_state& st) const {
-        carver c{st.scratch};
-        (void)arrays(c, *this);
-        return c;
-    }
+    OPD_HD arrays at(const leaf_state& st) const { return {carver{st.scratch}, *this}; }
     OPD_HD const filter& filter_of() const { return job.options.filter; }
     OPD_HD bool cuts() const { return filter_of().cuts(); }
     OPD_HD bool wants_masses() const { return is_iid || is_threshold || cuts(); }
@@ -130,10 +110,19 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             is_gumbel ? noise_stream::rollout : (is_iid ? noise_stream::mc : noise_stream::tail);
         return {job.keys.seed, stream, job.keys.sample[r], job.keys.position[r]};
     }
-    OPD_HD double uniform(const noise_row* keyed, index_t r, index_t j, std::uint32_t draw) const {
-        return keyed ? keyed_uniform(*keyed, draw) : job.keys.uniforms(r, j);
+    /// A row's uniforms: the caller's, else keyed ones.
+    struct uniforms {
+        decltype(Job::keys.uniforms) given;
+        index_t row;
+        noise_row keyed;
+        OPD_HD double operator()(index_t j, index_t draw) const {
+            return given.empty() ? keyed_uniform(keyed, static_cast<std::uint32_t>(draw)) : given(row, j);
+        }
+    };
+    OPD_HD uniforms uniforms_of(index_t r) const {
+        return {job.keys.uniforms, r, has_uniforms() ? noise_row(0, noise_stream::mc, 0, 0) : noise(r)};
     }
-    OPD_HD bool has_uniforms() const { return job.keys.uniforms.data != nullptr; }
+    OPD_HD bool has_uniforms() const { return !job.keys.uniforms.empty(); }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
@@ -204,13 +193,10 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             if constexpr (is_iid) {
                 typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
                 const arrays a = k.at(st);
-                const bool given = k.has_uniforms();
-                const noise_row keyed = given ? noise_row(0, noise_stream::mc, 0, 0) : k.noise(st.row);
+                const uniforms u = k.uniforms_of(st.row);
                 index_t loaded = -1;
                 for (index_t j = at.id; j < k.job.design.m; j += at.count) {
-                    const double u = k.uniform(given ? nullptr : &keyed, st.row, j,
-                                               static_cast<std::uint32_t>(k.job.design.first + j));
-                    const double point = u * st.total;
+                    const double point = u(j, k.job.design.first + j) * st.total;
                     const index_t l = leaf_at(a.upto, leaves_of(k.vocab), point);
                     if (l != loaded) leaf.load(loaded = l, {st.cut});
                     a.slots[j] = leaf.find(point - (l > 0 ? a.upto[l - 1] : 0));
@@ -328,9 +314,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
-            const bool given = k.has_uniforms();
-            const noise_row keyed = given ? noise_row(0, noise_stream::tail, 0, 0) : k.noise(st.row);
-            const double u = k.uniform(given ? nullptr : &keyed, st.row, 0, 0);
+            const double u = k.uniforms_of(st.row)(0, 0);
             const index_t left = k.job.design.columns() - st.certain;
             const double step = st.tail / double(left); // 1/κ in units of the weights
             index_t loaded = -1;

@@ -37,13 +37,6 @@ struct ranked {
     friend bool operator<(const ranked& a, const ranked& b) { return a.z > b.z || (a.z == b.z && a.id < b.id); }
 };
 
-/// The least number of this type that is at least x.
-template <class T>
-T at_least(double x) {
-    const T t = static_cast<T>(x);
-    return double(t) < x ? std::nextafter(t, static_cast<T>(3e38)) : t;
-}
-
 /// A leaf's logits, cut to ±1e30 where the row holds something beyond.
 template <class F, class Z>
 struct staged_row {
@@ -220,7 +213,7 @@ struct lane_leaves {
             if (st.cut.keeps(z, id)) best = scored::better(best, {gumbel_score(times(z, k.inv_s), bits), id});
         };
         if (st.found > 0) {
-            carver c = k.engine_scratch(st);
+            carver c = k.at(st).rest;
             const ranked* const entries = lists(c, k.vocab, 0, true).entries;
             for (index_t j = 0; j < st.found; ++j)
                 if (entries[j].z * k.inv_s + gumbel_maximum >= best.score)
@@ -328,7 +321,7 @@ struct lane_leaves {
     struct take_best_ids {
         static bool due(const Rows&, const leaf_state& st) { return st.good(); }
         static void run(const Rows& k, leaf_state& st, alone) {
-            carver c = k.engine_scratch(st);
+            carver c = k.at(st).rest;
             const lists of(c, k.vocab, k.tops(), false);
             st.found = best_ids(k.z_row(st), k.vocab, st.swept.out_of_range, k.tops(), of.maxima, of.entries);
             auto a = k.at(st);
@@ -351,14 +344,14 @@ struct lane_leaves {
 
     template <class Rows>
     static void top_cut(const Rows& k, leaf_state& st, index_t count, alone) {
-        carver c = k.engine_scratch(st);
+        carver c = k.at(st).rest;
         const lists of(c, k.vocab, count, k.filter_of().top_p < 1);
         st.found = best_ids(k.z_row(st), k.vocab, st.swept.out_of_range, count, of.maxima, of.entries);
         keep_listed(k, st, of.entries, st.found);
     }
     template <class Rows>
     static void share_cut(const Rows& k, leaf_state& st, double target, alone) {
-        carver c = k.engine_scratch(st);
+        carver c = k.at(st).rest;
         ranked* const entries = lists(c, k.vocab, 0, true).entries; // at the same place
         if (st.found == 0) {
             st.cut = filter_cut::tighter(st.cut, share_cut(k.z_row(st), k.vocab, st.swept, st.cut, target, entries));
@@ -415,7 +408,7 @@ struct lane_leaves {
         const anchor_lanes<F> anchor(s.sums);
         const auto weight_of = [&](double x) { return std::exp((x - s.sums.z_s) * s.sums.inv_s); };
         // the last id lies in (bottom, top], above which there is `before`; the levels narrow it until it holds few ids
-        double top = s.sums.z_s, bottom = -1e30, before = 0, mass_at_bottom = 1e300;
+        double top = s.sums.z_s, bottom = -1e30, before = 0;
         for (int round = 0; round < 4; ++round) {
             value level[levels];
             double above[levels] = {};
@@ -437,8 +430,8 @@ struct lane_leaves {
             while (at < levels && above[at] < target) ++at;
             if (at > 0) top = double(level[at - 1]), before = above[at - 1];
             if (at == levels) break;
-            bottom = double(level[at]), mass_at_bottom = above[at];
-            if (mass_at_bottom - before < few * weight_of(bottom)) break;
+            bottom = double(level[at]);
+            if (above[at] - before < few * weight_of(bottom)) break;
         }
         index_t count = 0;
         const F low_edge(bottom), high_edge(top); // both are numbers of this type

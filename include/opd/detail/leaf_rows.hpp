@@ -80,6 +80,19 @@ struct leaf_state : entry_state {
     bool bad_ids = false;
 };
 
+/// The least number of this type that is at least x: then "at least x" is what a comparison in the type says.
+template <class T>
+OPD_HD T at_least(double x) {
+    const T t = static_cast<T>(x);
+    if (double(t) >= x) return t;
+    auto word = bit_cast<typename float_bits<T>::word>(t); // the next number above
+    if (t == 0)
+        word = 1;
+    else
+        t > 0 ? ++word : --word;
+    return bit_cast<T>(word);
+}
+
 /// A logit as rows see it: -inf counts as -1e30, what is beyond ±1e30 as that.
 template <class Z>
 OPD_HD OPD_INLINE double logit_within(const Z& z) {

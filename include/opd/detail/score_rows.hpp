@@ -33,9 +33,10 @@ struct score_rows : leaf_rows_base<Frame, Job> {
         index_t* listed; ///< ids to leave out of a tail, ascending
         index_t* best;   ///< the best ids, best first
         index_t* raw;    ///< ids before they are put in order
-        OPD_HD arrays(carver& c, const score_rows& k)
+        carver rest;     ///< where the engine's own scratch begins
+        OPD_HD arrays(carver c, const score_rows& k)
             : leaf_arrays(c, leaves_of(k.vocab)), listed(c.take<index_t>(k.most_listed())),
-              best(c.take<index_t>(k.tops())), raw(c.take<index_t>(k.most_listed())) {}
+              best(c.take<index_t>(k.tops())), raw(c.take<index_t>(k.most_listed())), rest(c) {}
     };
     OPD_HD index_t tops() const { return job.what.top_ids.cols; }
     OPD_HD index_t most_listed() const {
@@ -44,20 +45,11 @@ struct score_rows : leaf_rows_base<Frame, Job> {
         return ids > tops() ? ids : tops();
     }
     std::size_t scratch_bytes() const {
-        carver c;
-        (void)arrays(c, *this);
+        carver c = arrays(carver{}, *this).rest;
         Leaves::scratch(c, vocab, tops(), false);
         return c.used;
     }
-    OPD_HD arrays at(const leaf_state& st) const {
-        carver c{st.scratch};
-        return {c, *this};
-    }
-    OPD_HD carver engine_scratch(const leaf_state& st) const {
-        carver c{st.scratch};
-        (void)arrays(c, *this);
-        return c;
-    }
+    OPD_HD arrays at(const leaf_state& st) const { return {carver{st.scratch}, *this}; }
     OPD_HD static constexpr bool cuts() { return false; }
     OPD_HD bool wants_entropy() const { return !job.what.entropy.empty(); }
     OPD_HD bool wants_masses() const { return !job.what.log_tail.empty() || !job.what.top_log_tail.empty(); }
