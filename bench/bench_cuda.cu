@@ -179,7 +179,7 @@ void all(const std::string& type, index_t rows, int rounds, std::vector<figure>&
     // the least a call can move: what a row reads again may still be in L2
     note("reverse KL", 3 * row, [&](int i) { evaluate(be, o.student(i), o.teacher(i), reverse_kl{}, device_env{}); });
     note("JSD", 3 * row, [&](int i) { evaluate(be, o.student(i), o.teacher(i), jsd{}, device_env{}); });
-    note("MC-64", 2 * row, [&](int i) { evaluate(be, o.student(i), samples, mc_reverse_kl{}, device_env{}); });
+    note("MC-64", 2 * row, [&](int i) { evaluate(be, o.student(i), samples, mc{reverse_kl{}}, device_env{}); });
     note("top-64, sparse gradient", std::size_t(rows) * entries * (4 + 4 + 32 + sizeof(T)), [&](int i) {
         const auto z = o.student(i).z;
         evaluate(be, student::on_support<T, T, space::device>{z, device_view(sparse.as<T>(), rows, entries)}, support,

@@ -44,7 +44,8 @@ constexpr index_t vocab = 151'936, cached_vocab = 32'768, scored = 64, distinct_
 
 /// What a teacher cache of 64 tokens a row holds, and room for a sparse gradient.
 struct cache {
-    std::vector<std::int32_t> mc, kept, top;         // (N,64) each
+    std::vector<std::int32_t> mc, kept, top, set;    // (N,64) each; set: top, ascending
+    std::vector<std::int64_t> set_offsets;           // (N+1)
     std::vector<float> mc_mu, mc_q, kept_mu, kept_q; // (N,64)
     std::vector<float> weight, top_q;                // (N,64)
     std::vector<std::uint8_t> exact;                 // (N,64)
@@ -103,7 +104,40 @@ std::vector<operation<T>> operations() {
                        const opd::teacher::samples t{opd::view(x.tokens->mc.data(), x.n, scored),
                                                      opd::view(x.tokens->mc_mu.data(), x.n, scored),
                                                      opd::view(x.tokens->mc_q.data(), x.n, scored)};
-                       benchmark::DoNotOptimize(opd::evaluate(be, x.student(), t, opd::mc_reverse_kl{}).loss);
+                       benchmark::DoNotOptimize(opd::evaluate(be, x.student(), t, opd::mc{opd::reverse_kl{}}).loss);
+                   },
+                   int(peer::gathered)});
+    const auto of_samples = [&](const char* name, auto estimator) {
+        all.push_back({name, traffic::copy, 0, 0, true,
+                       [estimator](opd::eigen_backend& be, const rows<T>& x) {
+                           const opd::teacher::samples t{opd::view(x.tokens->mc.data(), x.n, scored),
+                                                         opd::view(x.tokens->mc_mu.data(), x.n, scored),
+                                                         opd::view(x.tokens->mc_q.data(), x.n, scored)};
+                           benchmark::DoNotOptimize(opd::evaluate(be, x.student(), t, estimator).loss);
+                       },
+                       -1});
+    };
+    of_samples("MC-64, total variation", opd::mc{opd::total_variation{}});
+    of_samples("MC-64, clipped, PPO", opd::mc{opd::shape::clipped{5}, opd::ppo_clip{}});
+    of_samples("MC-64, the same at run time", opd::any_sampled{.of = {opd::choice::objective::clipped, 5},
+                                                               .surrogate = {opd::choice::surrogate::ppo_clip}});
+    all.push_back({"top-64, generalised", traffic::copy, 0, 0, true,
+                   [](opd::eigen_backend& be, const rows<T>& x) {
+                       const opd::teacher::support t{opd::view(x.tokens->top.data(), x.n, scored),
+                                                     opd::view(x.tokens->top_q.data(), x.n, scored)};
+                       benchmark::DoNotOptimize(
+                           opd::evaluate(be, x.student(), t, opd::generalised{opd::reverse_kl{}}).loss);
+                   },
+                   -1});
+    all.push_back({"one token, kept set of 64", traffic::none, 0, 0, true, // V zeros are written
+                   [](opd::eigen_backend& be, const rows<T>& x) {
+                       const auto& c = *x.tokens;
+                       const opd::teacher::on_kept_sets t{
+                           opd::teacher::samples{opd::matrix_view<const std::int32_t>(c.set.data(), x.n, 1, scored),
+                                                 opd::matrix_view<const float>(c.kept_mu.data(), x.n, 1, scored),
+                                                 opd::matrix_view<const float>(c.kept_q.data(), x.n, 1, scored)},
+                           opd::view(c.set.data(), x.n * scored), opd::row_offsets<>(c.set_offsets)};
+                       benchmark::DoNotOptimize(opd::evaluate(be, x.student(), t, opd::mc{opd::reverse_kl{}}).loss);
                    },
                    -1});
     all.push_back({"top-64, the loads alone", traffic::none, 0, 0,
@@ -129,9 +163,9 @@ std::vector<operation<T>> operations() {
                                                       opd::view(x.tokens->kept_mu.data(), x.n, scored),
                                                       opd::view(x.tokens->kept_q.data(), x.n, scored),
                                                       opd::view(x.tokens->exact.data(), x.n, scored)};
-                       benchmark::DoNotOptimize(opd::evaluate(be, x.student(), t, opd::weighted_reverse_kl{}).loss);
+                       benchmark::DoNotOptimize(opd::evaluate(be, x.student(), t, opd::mc{opd::reverse_kl{}}).loss);
                    },
-                   -1});
+                   int(peer::gathered)});
     all.push_back({"top-64, sparse gradient", traffic::none, 1, 1, true,
                    [](opd::eigen_backend& be, const rows<T>& x) {
                        const opd::student::on_support s{opd::view(x.z, x.n, x.v), opd::view(x.sparse, x.n, scored)};
@@ -226,6 +260,12 @@ private:
             for (index_t i = k * scored; i < n * scored; ++i) x[size_t(i)] = x[size_t(i % (k * scored))];
         };
         repeat(tokens.mc), repeat(tokens.mc_mu), repeat(tokens.mc_q), repeat(tokens.top), repeat(tokens.top_q);
+        tokens.set = tokens.top;
+        tokens.set_offsets.resize(size_t(n + 1));
+        for (index_t r = 0; r < n; ++r) {
+            std::sort(tokens.set.begin() + r * scored, tokens.set.begin() + (r + 1) * scored);
+            tokens.set_offsets[size_t(r + 1)] = (r + 1) * scored;
+        }
         repeat(tokens.kept), repeat(tokens.kept_mu), repeat(tokens.kept_q), repeat(tokens.weight), repeat(tokens.exact);
     }
 };

@@ -83,7 +83,7 @@ int main() {
                              opd::teacher::weighted{opd::view(s.ids.data(), N, m), opd::view(s.weight.data(), N, m),
                                                     opd::view(s.log_mu.data(), N, m), opd::view(s.log_q.data(), N, m),
                                                     opd::view(s.exact.data(), N, m)},
-                             opd::weighted_reverse_kl{});
+                             opd::mc{opd::reverse_kl{}});
     };
     // [/calls]
 
@@ -110,23 +110,25 @@ int main() {
         std::printf("%-14s %8.4f   %.3f   %.3f\n", name, value, one, all);
         return all / one; // 1/sqrt(trials) if unbiased
     };
-    const double a = study("mc", false, [&](const scored& s) { return mc(s, opd::mc_reverse_kl{}); });
+    const double a = study("mc", false, [&](const scored& s) { return mc(s, opd::mc{opd::reverse_kl{}}); });
     const double b = study("mc, loo", false, [&](const scored& s) {
-        return mc(s, opd::mc_reverse_kl{.baseline = opd::baseline::leave_one_out{}});
+        // one baseline a draw: what the row's other draws are worth
+        return mc(s, opd::mc{.baseline = opd::baseline::leave_one_out{}});
     });
     const double c = study("threshold", true, weighted);
-    const double biased =
-        study("no ratio", false, [&](const scored& s) { return mc(s, opd::mc_reverse_kl{opd::score_function{}}); });
+    const double biased = study("no ratio", false, [&](const scored& s) {
+        return mc(s, opd::accept_bias{opd::mc{opd::reverse_kl{}, opd::score_function{}}});
+    });
 
     // [diagnostics]
     scored s = draw(backend, stale, y, 0, false);
-    const opd::diagnostics good = mc(s, opd::mc_reverse_kl{}).diagnostics;
+    const opd::diagnostics good = mc(s, opd::mc{opd::reverse_kl{}}).diagnostics;
     std::printf("log mu as drawn:   mean ratio %.3f   effective samples %.0f of %lld   mismatch %s\n",
                 good.ratio_mean(), good.effective_sample_size(), static_cast<long long>(good.tokens),
                 good.mu_mismatch() ? "yes" : "no");
     opd::token_logp(backend, opd::view(stale.data(), N, V), opd::view(s.ids.data(), N, m),
                     opd::view(s.log_mu.data(), N, m), 0.8f); // recorded at another temperature than drawn at
-    const opd::diagnostics wrong = mc(s, opd::mc_reverse_kl{}).diagnostics;
+    const opd::diagnostics wrong = mc(s, opd::mc{opd::reverse_kl{}}).diagnostics;
     std::printf("log mu at T = 0.8: mean ratio %.3f   effective samples %.0f of %lld   mismatch %s\n",
                 wrong.ratio_mean(), wrong.effective_sample_size(), static_cast<long long>(wrong.tokens),
                 wrong.mu_mismatch() ? "yes" : "no");

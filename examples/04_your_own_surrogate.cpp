@@ -75,10 +75,10 @@ int main() {
                     100 * double(d.clipped_positive + d.clipped_negative) / double(d.tokens));
         return std::sqrt(norm);
     };
-    const double unclipped = report("unclipped", opd::evaluate(backend, student, cache, opd::mc_reverse_kl{}));
+    const double unclipped = report("unclipped", opd::evaluate(backend, student, cache, opd::mc{opd::reverse_kl{}}));
     const double wide =
-        report("soft, w = 50", opd::evaluate(backend, student, cache, opd::mc_reverse_kl{soft_clip{.width = 50}}));
+        report("soft, w = 50", opd::evaluate(backend, student, cache, opd::mc{.surrogate = soft_clip{.width = 50}}));
     const double soft =
-        report("soft, w = 0.2", opd::evaluate(backend, student, cache, opd::mc_reverse_kl{soft_clip{}}));
+        report("soft, w = 0.2", opd::evaluate(backend, student, cache, opd::mc{.surrogate = soft_clip{}}));
     return worst < 1e-8 && std::abs(wide / unclipped - 1) < 0.01 && soft < unclipped ? 0 : 1;
 }

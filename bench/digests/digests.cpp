@@ -144,14 +144,14 @@ void all_of(const char* type) {
             every("skew_forward(.1)", skew_forward_kl{.a = .1}), every("skew_reverse(.9)", skew_reverse_kl{.a = .9});
             every("total_variation", total_variation{}), every("chi_squared", chi_squared{});
             every("alpha(.5)", alpha_divergence{.a = .5}), every("alpha(-1)", alpha_divergence{.a = -1});
-            go("mc", samples, mc_reverse_kl{});
-            go("mc leave-one-out", samples, mc_reverse_kl{.baseline = baseline::leave_one_out{}});
+            go("mc", samples, mc{reverse_kl{}});
+            go("mc leave-one-out", samples, mc{.baseline = baseline::leave_one_out{}});
             go("mc self-normalised, old", samples,
-               mc_reverse_kl{
-                   .baseline = baseline::self_normalised{}, .advantage = advantage::old{}, .advantage_clip = 3});
-            go("mc score function", samples, mc_reverse_kl<score_function>{});
-            go("weighted", weighted, weighted_reverse_kl{});
-            go("weighted, no baseline", weighted, weighted_reverse_kl{.baseline = baseline::none{}});
+               accept_bias{mc{.of = advantage::shaped{shape::clipped{3}, advantage::old{}},
+                              .baseline = baseline::self_normalised{}}});
+            go("mc score function", samples, accept_bias{mc{reverse_kl{}, score_function{}}});
+            go("weighted", weighted, mc{reverse_kl{}});
+            go("weighted, no baseline", weighted, mc{.baseline = baseline::none{}});
         }
 }
 

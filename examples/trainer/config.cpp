@@ -185,6 +185,73 @@ nlohmann::ordered_json to_json(const config& c) {
     return w.out;
 }
 
+namespace {
+
+template <class Kind, std::size_t N>
+Kind chosen(const char* flag, const opd::choice::name<Kind> (&table)[N], const std::string& text) {
+    if (const auto kind = opd::choice::find(table, text)) return *kind;
+    std::vector<std::string> known;
+    for (const auto& line : table) known.emplace_back(line.text);
+    const std::string near = nearest(text, known);
+    throw failure(exit_usage, fmt::format("{}: '{}' is not one of {}{}", flag, text, fmt::join(known, ", "),
+                                          near.empty() ? std::string() : fmt::format("; did you mean '{}'?", near)));
+}
+
+} // namespace
+
+opd::any_sampled drawn_estimator(const config& c) {
+    const auto& d = c.distill;
+    opd::any_sampled e;
+    e.of = {chosen("--shape", opd::choice::objectives, d.shape), d.shape_a, d.shape_b};
+    e.surrogate = {.which = chosen("--surrogate", opd::choice::surrogates, d.surrogate),
+                   .low = d.clip_low,
+                   .high = d.clip_high,
+                   .dual = d.dual_clip,
+                   .cap = d.ratio_cap};
+    e.baseline = {chosen("--baseline", opd::choice::baselines, d.baseline)};
+    e.weighting = {d.self_normalise};
+    e.accept_bias = d.accept_bias;
+    try { // the library's own sentences
+        e.validate();
+        const opd::teacher::samples<std::int32_t> samples{};
+        const opd::teacher::weighted<std::int32_t> weighted{};
+        const auto check = [&](const auto& cache) {
+            if (c.schedule.kind == "sync")
+                e.validate_cache(opd::teacher::on_policy{cache});
+            else
+                e.validate_cache(cache);
+        };
+        d.estimator == "mc" ? check(samples) : check(weighted);
+    } catch (const opd::invalid_input& refused) {
+        throw failure(exit_usage, fmt::format("--shape {} --surrogate {} --baseline {}: {}", d.shape, d.surrogate,
+                                              d.baseline, refused.what()));
+    }
+    if (e.reads_columns() != 0)
+        throw failure(exit_usage,
+                      fmt::format("--shape {} --surrogate {} --baseline {}: reads what this trainer does not "
+                                  "record: a reference or proximal policy, a reward, a given baseline",
+                                  d.shape, d.surrogate, d.baseline));
+    if (e.surrogate.which == opd::choice::surrogate::gspo)
+        throw failure(exit_usage,
+                      "--surrogate gspo: needs a pass over whole sequences (opd::gspo_fit), which this trainer "
+                      "does not make");
+    e.accept_bias = true; // checked above, for the law that the schedule draws under
+    return e;
+}
+
+std::string list_estimators() {
+    std::string out = "--estimator, from dense logits of the teacher, a support or drawn tokens:\n  ";
+    out += fmt::format("{}\n", fmt::join(estimators, ", "));
+    const auto table = [&](const char* title, const auto& lines) {
+        out += fmt::format("\n{} (with --estimator mc or threshold):\n", title);
+        for (const auto& line : lines) out += fmt::format("  {:<18} {}\n", line.text, line.says);
+    };
+    table("--shape", opd::choice::objectives);
+    table("--surrogate", opd::choice::surrogates);
+    table("--baseline", opd::choice::baselines);
+    return out + "\nPairs that do not compose are refused with the reason.\n";
+}
+
 std::vector<unused_setting> unused_settings(const config& c) {
     std::vector<unused_setting> r;
     const auto only = [&r](bool used, const char* group, const std::string& by,
@@ -200,6 +267,21 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(e == "topk" || e == "tail_bucket", "distill", estimator, {"k", "topk_from"});
     only(e == "mc", "distill", estimator, {"m"});
     only(e == "threshold", "distill", estimator, {"budget"});
+    const bool drawn = e == "mc" || e == "threshold";
+    const std::string &shape = c.distill.shape, &surrogate = c.distill.surrogate;
+    const auto one_of = [](const std::string& x, std::initializer_list<const char*> names) {
+        return std::find(names.begin(), names.end(), x) != names.end();
+    };
+    only(drawn, "distill", estimator, {"shape", "surrogate", "baseline", "self_normalise", "accept_bias"});
+    const std::string by_shape = drawn ? "--shape " + shape : estimator;
+    const std::string by_surrogate = drawn ? "--surrogate " + surrogate : estimator;
+    only(drawn && one_of(shape, {"jsd", "skew_forward_kl", "skew_reverse_kl", "alpha_divergence", "clipped", "mixed",
+                                 "box_cox", "scaled", "band"}),
+         "distill", by_shape, {"shape_a"});
+    only(drawn && shape == "jsd", "distill", by_shape, {"shape_b"});
+    only(drawn && one_of(surrogate, {"ppo_clip", "cispo", "a3po"}), "distill", by_surrogate, {"clip_low", "clip_high"});
+    only(drawn && surrogate == "ppo_clip", "distill", by_surrogate, {"dual_clip"});
+    only(drawn && one_of(surrogate, {"truncated_is", "a3po"}), "distill", by_surrogate, {"ratio_cap"});
 
     const auto& s = c.schedule;
     const bool async = s.kind == "async", areal = async && s.staleness_policy == "areal";
@@ -321,6 +403,7 @@ void validate(const config& c) {
     at_least("--k", c.distill.k, 1);
     need(c.distill.topk_from == "teacher" || c.distill.topk_from == "student",
          fmt::format("--topk-from must be teacher or student, not '{}'", c.distill.topk_from));
+    if (c.distill.estimator == "mc" || c.distill.estimator == "threshold") drawn_estimator(c); // names what it refuses
     count("--m", c.distill.m, 1);
     at_least("--budget", c.distill.budget, 1);
     count("--slots", c.distill.slots, 1);
@@ -404,6 +487,9 @@ command parse_command_line(int argc, const char* const* argv) {
     app.add_option("--config", config_file, "JSON file with settings; flags override it")->group("Files")->take_last();
     app.add_flag("--print-config", r.print_config, "print the settings as a file that --config reads, and exit")
         ->group("Files");
+    bool list = false;
+    app.add_flag("--list-estimators", list, "say what estimators, shapes, surrogates and baselines there are, and exit")
+        ->group("Files");
     app.add_flag("--resume", r.resume, "go on from the run directory's checkpoint, bit for bit")->group("Files");
     app.add_flag("--overwrite", r.overwrite, "replace the run that the run directory holds")->group("Files");
     app.add_flag("--quiet", r.quiet, "no progress, only warnings and the final table")->group("Files");
@@ -432,6 +518,10 @@ command parse_command_line(int argc, const char* const* argv) {
     }
     if (version) {
         r.text = fmt::format("opd-train {}.{}.{}\n", OPD_VERSION_MAJOR, OPD_VERSION_MINOR, OPD_VERSION_PATCH);
+        return r;
+    }
+    if (list) {
+        r.text = list_estimators();
         return r;
     }
     if (r.resume && r.overwrite) throw failure(exit_usage, "--resume and --overwrite exclude each other");

@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model.hpp"
+#include "opd/estimators/any.hpp"
 #include "optimizer.hpp"
 
 namespace trainer {
@@ -104,6 +105,14 @@ struct config {
         std::string topk_from = "teacher";
         int m = 4;
         int budget = 4;
+        // what drawn tokens are made of: names of opd/estimators/any.hpp
+        std::string shape = "reverse_kl";
+        double shape_a = 0.5, shape_b = 0.5;
+        std::string surrogate = "unclipped_is";
+        double clip_low = 0.2, clip_high = 0.2, dual_clip = 0;
+        double ratio_cap = 2;
+        std::string baseline = "exact_entries";
+        bool self_normalise = false, accept_bias = false;
         int slots = 32;
         int prefill_chunk = 8;
     } distill;
@@ -208,6 +217,20 @@ void visit_options(Config& c, Visitor&& v) {
              true);
     v.option("m", "--m", c.distill.m, "mc: draws a position", true);
     v.option("budget", "--budget", c.distill.budget, "threshold: entries a position", true);
+    v.option("shape", "--shape", c.distill.shape,
+             "mc, threshold: the divergence, or the shape of the log-ratio; --list-estimators says which", true);
+    v.option("shape_a", "--shape-a", c.distill.shape_a, "mc, threshold: first parameter of the shape", true);
+    v.option("shape_b", "--shape-b", c.distill.shape_b, "mc, threshold: second parameter of the shape", true);
+    v.option("surrogate", "--surrogate", c.distill.surrogate, "mc, threshold: what becomes of the ratio", true);
+    v.option("clip_low", "--clip-low", c.distill.clip_low, "clips: 1 - low is the least ratio", true);
+    v.option("clip_high", "--clip-high", c.distill.clip_high, "clips: 1 + high is the largest", true);
+    v.option("dual_clip", "--dual-clip", c.distill.dual_clip, "ppo_clip: largest ratio where A < 0; 0: none", true);
+    v.option("ratio_cap", "--ratio-cap", c.distill.ratio_cap, "truncated_is, a3po: the cap; a3po: 0 for none", true);
+    v.option("baseline", "--baseline", c.distill.baseline, "mc, threshold: subtracted from the advantage", true);
+    v.option("self_normalise", "--self-normalise", c.distill.self_normalise,
+             "mc, threshold: weights divided by the sum of ratios of their row", true);
+    v.option("accept_bias", "--accept-bias", c.distill.accept_bias,
+             "mc, threshold: take an estimator that descends something else than its divergence", true);
     // in virtual time they decide how long rollout takes, and so what meets which weights
     v.option("slots", "--slots", c.distill.slots,
              "sequences decoded together. Results do not depend on it, but under --driver virtual", in_virtual_time(c));
@@ -270,6 +293,11 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("every_prompts", "--eval-every-prompts", c.evaluation.every_prompts, "held-out prompts of such a look",
              true);
 }
+
+/// The estimator of drawn tokens that a configuration names, checked for the law that its schedule draws under.
+opd::any_sampled drawn_estimator(const config& c);
+/// What --list-estimators prints.
+std::string list_estimators();
 
 /// A setting that belongs to another estimator, schedule, policy or driver than the one chosen.
 struct unused_setting {

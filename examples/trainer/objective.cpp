@@ -71,12 +71,12 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
     }
     const auto log_mu = opd::view(batch.entry_log_mu.data(), n, k);
     if (e == "mc")
-        return opd::evaluate(backend, student, opd::teacher::samples{ids, log_mu, log_q}, opd::mc_reverse_kl<>{}, env);
+        return opd::evaluate(backend, student, opd::teacher::samples{ids, log_mu, log_q}, drawn_estimator(c), env);
     if (e == "threshold")
         return opd::evaluate(backend, student,
                              opd::teacher::weighted{ids, opd::view(batch.entry_weight.data(), n, k), log_mu, log_q,
                                                     opd::view(batch.entry_exact.data(), n, k)},
-                             opd::weighted_reverse_kl<>{}, env);
+                             drawn_estimator(c), env);
     throw failure(exit_usage, "--estimator: no objective for '" + e + "'");
 }
 

@@ -3,6 +3,7 @@
 // Compiler and instruction-set facts, and the few macros of the library.
 //
 //   OPD_HD        callable on the host and, under nvcc, on the device
+//   OPD_CALLS_EITHER  before an OPD_HD template that calls a function of its caller's
 //   OPD_INLINE    inlined even at -O0: the innermost functions of the row kernels
 //   OPD_ISA       name of an inline namespace for code whose machine code depends on -march (see below)
 //   detail::pin   the identity, opaque to the optimiser
@@ -23,6 +24,13 @@
 #define OPD_HD __host__ __device__
 #else
 #define OPD_HD
+#endif
+
+// Before an OPD_HD template that calls what it is given, be it for the host alone.
+#if defined(__CUDACC__)
+#define OPD_CALLS_EITHER _Pragma("nv_exec_check_disable")
+#else
+#define OPD_CALLS_EITHER
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)

@@ -81,6 +81,7 @@ struct diagnostics {
     index_t truncated = 0, masked = 0; ///< tokens whose ratio it cut, or that it left out
     index_t saturated = 0;             ///< log rho beyond ±80, saturated
     index_t baseline_missing = 0;      ///< leave-one-out with a single sample: baseline 0
+    index_t outside_kept = 0;          ///< tokens outside the set that their row's filter kept: the row is bad
     index_t dropped = 0;               ///< tokens that env.frozen.keep leaves out
     index_t certain_mu = 0;            ///< log mu of exactly 0: certain tokens, or placeholders
     index_t variance_rows = 0;         ///< rows of m >= 2 i.i.d. draws
@@ -123,7 +124,8 @@ struct diagnostics {
         visit("clipped_positive", &d::clipped_positive, sum), visit("clipped_negative", &d::clipped_negative, sum);
         visit("truncated", &d::truncated, sum), visit("masked", &d::masked, sum);
         visit("saturated", &d::saturated, sum), visit("baseline_missing", &d::baseline_missing, sum);
-        visit("dropped", &d::dropped, sum), visit("certain_mu", &d::certain_mu, sum);
+        visit("outside_kept", &d::outside_kept, sum), visit("dropped", &d::dropped, sum),
+            visit("certain_mu", &d::certain_mu, sum);
         visit("variance_rows", &d::variance_rows, sum), visit("loss_variance_sum", &d::loss_variance_sum, sum);
         visit("support_rows", &d::support_rows, sum);
         visit("student_mass_sum", &d::student_mass_sum, sum), visit("teacher_mass_sum", &d::teacher_mass_sum, sum);
@@ -140,6 +142,9 @@ struct diagnostics {
 
     double ratio_mean() const { return tokens ? ratio_sum / double(tokens) : 0; }
     double effective_sample_size() const { return ratio_square_sum > 0 ? ratio_sum * ratio_sum / ratio_square_sum : 0; }
+    /// Effective samples over samples: a factor for a learning rate that should not follow few large ratios (VCPO, arXiv 2602.17616).
+    /// The library never applies it.
+    double suggested_scale() const { return tokens ? effective_sample_size() / double(tokens) : 1; }
     double chi_squared() const { return tokens ? ratio_square_sum / double(tokens) - 1 : 0; }
     double k1() const { return tokens ? k1_sum / double(tokens) : 0; }
     double k2() const { return tokens ? k2_sum / double(tokens) : 0; }
@@ -185,6 +190,7 @@ inline std::string to_string(const diagnostics& d) {
     note(d.clamped_rows, " cut by env.loss_clamp: gradient 0");
     note(d.careful_rows, " computed in float64");
     note(d.saturated, " ratios saturated at e^80");
+    note(d.outside_kept, " tokens outside their kept set");
     note(d.dropped, " tokens dropped by env.frozen.keep");
     note(d.certain_mu, " log mu of exactly 0");
     note(d.baseline_missing, " samples without a baseline");

@@ -8,12 +8,12 @@
 //
 // What an estimator declares, and the concept that a backend asks for:
 //
-//   sampled_estimator    takes = cache_kind::samples or cache_kind::weighted; row(sampled_entry*, m, facts, diagnostics&)
+//   sampled_estimator    takes = cache_kind::samples or cache_kind::weighted, or both by reads(kind); row(sampled_entry*, m, facts, diagnostics&)
 //   support_estimator    takes = cache_kind::support; row(support_entries&, facts, diagnostics&); the student's normaliser is
 //                        over the vocabulary; reads_tail = true: log_q_rest is the teacher's
 //   renormalised_estimator  takes = cache_kind::support; on_support, a divergence: both normalisers are over the support
 //
-// Optional in each: validate(), which throws invalid_input; infinite_where_teacher_zero(), infinite_where_student_zero() for
+// Optional in each: validate(), which throws invalid_input; reads_columns() of drawn tokens; traits(law) (traits.hpp); infinite_where_teacher_zero(), infinite_where_student_zero() for
 // check::contents and infinite::raise; `well_formed`, false where a static_assert of the class has said what is wrong.
 // See docs/concepts/entries.md for one of each.
 #pragma once
@@ -39,7 +39,16 @@ struct entry_facts {
     bool has_sequence = false; ///< sequence_log_ratio is given (env.frozen)
     double sequence_log_ratio = 0;
     bool has_advantage = false; ///< the entries' advantage is given (env.frozen)
+    bool iid = true;            ///< the entries are i.i.d. draws, of weight 1/m
+    double baseline = 0;        ///< the cache's, where the estimator reads_columns it
+    double mu_entropy = 0;      ///< likewise
 };
+
+/// Columns of a cache that an estimator cannot do without: `unsigned reads_columns() const`, joined by |. A call whose cache lacks one
+/// throws before anything is written.
+namespace column {
+inline constexpr unsigned log_prox = 1, log_ref = 2, advantage = 4, baseline = 8, mu_entropy = 16, log_mu = 32;
+} // namespace column
 
 /// What an estimator says of a row, beside c.
 struct entry_row {
@@ -59,6 +68,7 @@ struct sampled_entry {
     int slot;                                ///< of the cache
     double factor;                           ///< of loss and c (env.frozen); 1 if none, 0 where not kept
     double advantage;                        ///< with facts.has_advantage
+    double outside;                          ///< the cache's advantage; 0 if it has none
     double c;
 };
 
@@ -71,6 +81,7 @@ struct support_entries {
     double log_q_rest;           ///< with reads_tail: as the cache states it, else inferred from log q; else -inf
     double* h;                   ///< (k)
     double h_rest = 0;
+    const double* log_mu = nullptr; ///< (k), where the cache has it
 };
 
 namespace detail {
@@ -131,6 +142,26 @@ concept renormalised_estimator = requires(const E e) {
 // clang-format on
 
 namespace detail {
+
+/// Whether estimator E reads a cache of kind K.
+template <class E, cache_kind K>
+constexpr bool reads_cache() {
+    if constexpr (requires { E::reads(K); })
+        return E::reads(K);
+    else if constexpr (requires { E::takes; })
+        return E::takes == K;
+    else
+        return false;
+}
+
+/// The columns that an estimator, or a policy of one, reads.
+template <class E>
+OPD_HD constexpr unsigned columns_of(const E& e) {
+    if constexpr (requires { e.reads_columns(); })
+        return e.reads_columns();
+    else
+        return 0;
+}
 
 /// Whether an estimator of a support asks for the teacher's mass outside it.
 template <class E>

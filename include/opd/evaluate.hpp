@@ -8,7 +8,7 @@
 //              evaluate(cpu_backend{}, …), starts its threads and finds its memory anew
 //   student    student::logits{view(z,N,V), view(dz,N,V)}, …
 //   teacher    teacher::dense | support | samples | weighted
-//   estimator  reverse_kl{}, jsd{.w = .3, .o = .3}, renormalised{reverse_kl{}}, mc_reverse_kl{}, …
+//   estimator  reverse_kl{}, jsd{.w = .3, .o = .3}, renormalised{reverse_kl{}}, mc{reverse_kl{}}, …
 //   env        reduction, mask, weights, beta, policies; basic_env<space>
 //
 // In: logits and what the teacher cache holds. Out: r.loss (reduced), r.diagnostics, dz, and what env asks for. Inputs are
@@ -158,8 +158,13 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         detail::check_env(e, n);
         detail::check_overlaps(student, teacher, e);
         detail::validate_estimator(estimator);
+        detail::check_columns(teacher, estimator, n);
+        if constexpr (has_kept_sets<Teacher>)
+            if (!e.given_lse.empty())
+                throw invalid_input("env.given_lse",
+                                    "is over the vocabulary: tokens with kept sets are normalised over those");
         if constexpr (detail::offers_sparse_gradient<Estimator>())
-            if (!e.given_lse.empty() || !e.lse.empty())
+            if (!e.lse.empty())
                 throw invalid_input("env.lse", "a renormalised support has no log-sum-exp over the vocabulary");
         if constexpr (Space == space::host) {
             detail::check_env_contents(e, n);

@@ -12,12 +12,7 @@
 // logit -inf are never kept; at least one id is. The order is vLLM's: top_p takes its share of what 2 left.
 #pragma once
 
-#include <string>
-
 #include "opd/config.hpp"
-#include "opd/detail/checks.hpp"
-#include "opd/element.hpp"
-#include "opd/error.hpp"
 
 namespace opd {
 
@@ -40,20 +35,5 @@ struct filter_cut {
         return a.z > b.z || (a.z == b.z && a.id < b.id) ? a : b;
     }
 };
-
-namespace detail {
-inline namespace OPD_ISA {
-
-inline void check_filter(const filter& f) {
-    check_temperature("filter.temperature", f.temperature);
-    if (f.top_k < 0) throw invalid_input("filter.top_k", "must be 0, for all ids, or more");
-    if (!is_finite(f.top_p) || !(f.top_p > 0 && f.top_p <= 1))
-        throw invalid_input("filter.top_p", "must lie in (0, 1]; 1 keeps all");
-    if (!is_finite(f.min_p) || !(f.min_p >= 0 && f.min_p <= 1))
-        throw invalid_input("filter.min_p", "must lie in [0, 1]; 0 keeps all");
-}
-
-} // namespace OPD_ISA
-} // namespace detail
 
 } // namespace opd

@@ -8,6 +8,10 @@
 //   teacher::weighted  ids with entry weights w, log mu, log q        sampled reverse KL, any design with
 //                                                                     E[Σ w f(a)] = E_mu[f]
 //
+//   teacher::on_policy{cache}      the drawn tokens are the current student's own; else they are taken for stale
+//   teacher::of_teacher{cache}     they are the teacher's
+//   teacher::on_kept_sets{cache, kept_ids, kept_offsets}   they were drawn under a filter, and this is what it kept
+//
 // ids may be any integer type; they are checked against the vocabulary. In `support` and `weighted` an id of -1 marks an unused
 // slot, whose other fields are not read; any other negative id, and a row without a used slot, are bad.
 // Log-probs are those of the full distribution at the temperature that the loss is meant at ("processed"); log-probs recorded
@@ -18,15 +22,36 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "opd/batch.hpp"
 #include "opd/config.hpp"
 #include "opd/detail/misfit.hpp"
 #include "opd/element.hpp"
+#include "opd/filter.hpp"
 #include "opd/view.hpp"
 
 namespace opd {
 
 /// The kinds of cache. An estimator that does not read dense logits declares which it `takes`.
 enum class cache_kind { dense, support, samples, weighted };
+
+/// What log mu is: of the law that tokens were drawn from (temperature and filter applied), or of the model's own logits.
+enum class logprob_mode { processed, raw };
+
+/// How rollout drew a cache's tokens and recorded them. Raw log-probs under a temperature or a filter need log_norm, the row's log of
+/// Σ mu^(1/T) over what the filter kept.
+template <class L, space Space>
+struct rollout_record {
+    filter drawn_with = {};
+    logprob_mode mode = logprob_mode::processed;
+    vector_view<const L, Space> log_norm = {}; ///< (N)
+};
+
+/// The law that a cache's tokens were drawn under. Estimators differ in which they are right for: see opd/traits.hpp.
+enum class law {
+    stale,     ///< mu: an earlier student, or the same weights on another engine
+    on_policy, ///< the student whose logits the call is given
+    teacher    ///< q
+};
 
 namespace detail {
 /// Id, or why a cache's columns of weights W and log-probs A and B fit no cache.
@@ -72,6 +97,9 @@ struct dense<detail::misfit<Why...>, S> : detail::misfit_source<Why...> {
     constexpr dense(A&&...) {}
 };
 
+/// Whose best ids a support holds.
+enum class chosen_by { teacher, stale_student, student };
+
 template <class Id, class L = float, space Space = space::host>
 struct support {
     static_assert(std::integral<Id>, "opd: ids are integers, of any type");
@@ -85,6 +113,8 @@ struct support {
     matrix_view<const Id, Space> ids;          ///< (N,k) distinct; -1: unused slot
     matrix_view<const L, Space> log_q;         ///< (N,k)
     vector_view<const L, Space> log_tail = {}; ///< (N) log of the teacher's mass outside the support; empty: from log_q
+    matrix_view<const L, Space> log_mu = {};   ///< (N,k) behaviour policy, for `reweighted`
+    teacher::chosen_by chosen_by = teacher::chosen_by::teacher;
 };
 template <class Id, class L, space S>
 support(matrix_view<Id, S>, matrix_view<L, S>) -> support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
@@ -111,11 +141,15 @@ struct samples {
     using id_type = Id;
     using log_type = L;
     static constexpr space memory_space = Space;
-    matrix_view<const Id, Space> ids;          ///< (N,m) drawn i.i.d. from mu; repeats are legal
-    matrix_view<const L, Space> log_mu;        ///< (N,m)
-    matrix_view<const L, Space> log_q;         ///< (N,m)
-    matrix_view<const L, Space> log_prox = {}; ///< (N,m) proximal policy; empty: log_mu
-    matrix_view<const L, Space> log_ref = {};  ///< (N,m) reference policy; empty: log_mu
+    matrix_view<const Id, Space> ids;            ///< (N,m) drawn i.i.d. from mu; repeats are legal
+    matrix_view<const L, Space> log_mu;          ///< (N,m)
+    matrix_view<const L, Space> log_q;           ///< (N,m)
+    matrix_view<const L, Space> log_prox = {};   ///< (N,m) proximal policy; empty: log_mu
+    matrix_view<const L, Space> log_ref = {};    ///< (N,m) reference policy; empty: log_mu
+    matrix_view<const L, Space> advantage = {};  ///< (N,m) or (N,1): from outside, as of a task's reward
+    vector_view<const L, Space> baseline = {};   ///< (N) for baseline::given
+    vector_view<const L, Space> mu_entropy = {}; ///< (N) entropy of mu, nats: for estr
+    rollout_record<L, Space> rollout = {};
 };
 template <class Id, class L, space S>
 samples(matrix_view<Id, S>, matrix_view<L, S>, matrix_view<L, S>)
@@ -150,6 +184,10 @@ struct weighted {
     matrix_view<const std::uint8_t, Space> exact = {}; ///< (N,B) 1 where the inclusion is certain; carries the baseline
     matrix_view<const L, Space> log_prox = {};
     matrix_view<const L, Space> log_ref = {};
+    matrix_view<const L, Space> advantage = {};
+    vector_view<const L, Space> baseline = {};
+    vector_view<const L, Space> mu_entropy = {};
+    rollout_record<L, Space> rollout = {};
 };
 template <class Id, class W, class A, class B, space S>
 weighted(matrix_view<Id, S>, matrix_view<W, S>, matrix_view<A, S>, matrix_view<B, S>)
@@ -167,7 +205,57 @@ struct weighted<detail::misfit<Why...>, L, S, W> : detail::misfit_source<Why...>
     constexpr weighted(A&&...) {}
 };
 
+/// A cache of tokens that the student of the call drew itself, with the weights that it has now.
+template <class Cache>
+struct on_policy : Cache {
+    static constexpr law drawn_under = law::on_policy;
+};
+template <class Cache>
+on_policy(Cache) -> on_policy<Cache>;
+
+/// A cache of tokens that the teacher drew: log_mu is log_q, or whatever law of the teacher's they came from.
+template <class Cache>
+struct of_teacher : Cache {
+    static constexpr law drawn_under = law::teacher;
+};
+template <class Cache>
+of_teacher(Cache) -> of_teacher<Cache>;
+
+/// A cache of tokens that were drawn under top-k, top-p or min-p, with the ids that the filter kept of each row, as kept_ids of draw.hpp
+/// writes them: row r's are ids[offsets[r]] to ids[offsets[r+1]], ascending. On them p is renormalised, and the gradient lies on them alone;
+/// log mu is of the filtered law. log_kept_q (N): log of the teacher's mass on the set, where log q is to be renormalised as well (the same
+/// gradient for reverse KL, another loss for other shapes). A token outside its row's set makes the row bad; counted.
+template <class Cache, class Id>
+struct on_kept_sets : Cache {
+    using L = typename Cache::log_type;
+    static constexpr bool has_kept_sets = true;
+    static constexpr space Space = Cache::memory_space;
+    vector_view<const Id, Space> kept_ids;
+    row_offsets<Space> kept_offsets;             ///< (N+1)
+    vector_view<const L, Space> log_kept_q = {}; ///< (N); empty: log q is the teacher's over the vocabulary
+    index_t widest = 0; ///< most ids of a row; 0: found from the offsets, which a device cannot
+};
+template <class Cache, class Id, space S, class Offsets>
+on_kept_sets(Cache, vector_view<Id, S>, Offsets) -> on_kept_sets<Cache, std::remove_const_t<Id>>;
+template <class Cache, class Id, space S, class Offsets, class L>
+on_kept_sets(Cache, vector_view<Id, S>, Offsets, vector_view<L, S>) -> on_kept_sets<Cache, std::remove_const_t<Id>>;
+
 } // namespace teacher
+
+/// Whether a cache's tokens come with the sets that a filter kept.
+template <class Cache>
+inline constexpr bool has_kept_sets = requires {
+    Cache::has_kept_sets;
+};
+
+/// The law of a cache's tokens; stale unless it says otherwise.
+template <class Cache>
+constexpr law law_of() {
+    if constexpr (requires { Cache::drawn_under; })
+        return Cache::drawn_under;
+    else
+        return law::stale;
+}
 
 namespace detail {
 template <class Y, space S>

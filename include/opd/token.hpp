@@ -23,6 +23,7 @@ struct token_in {
     double sequence_log_ratio = log_ratio; ///< of the row's sequence (env.frozen); the token's own if none is given
     index_t row = 0;                       ///< of the batch
     int slot = 0;                          ///< of the row's cache
+    double mu_entropy = 0;                 ///< of mu at this prefix, where the cache has it
 };
 
 /// What a surrogate did to a token, counted in the diagnostics; to be joined by |.
@@ -30,6 +31,7 @@ namespace token_flag {
 inline constexpr unsigned clipped = 1;   ///< its gradient was cut
 inline constexpr unsigned truncated = 2; ///< its importance ratio was
 inline constexpr unsigned masked = 4;    ///< it adds nothing
+inline constexpr unsigned saturated = 8; ///< a ratio other than p/mu was, at e^±80
 } // namespace token_flag
 
 struct token_out {

@@ -120,12 +120,12 @@ TEST_CASE("unused slots, wherever they lie, and repeated ids with an old gradien
     const auto weighted = [](auto& backend, entries& c) {
         env e{.beta = -0.5F};
         e.losses = c.losses;
-        return evaluate(backend, c.student(), c.weighted(), weighted_reverse_kl{}, e);
+        return evaluate(backend, c.student(), c.weighted(), mc{reverse_kl{}}, e);
     };
     const auto samples = [](auto& backend, entries& c) {
         env e{.beta = 2};
         e.losses = c.losses;
-        return evaluate(backend, c.student(), c.samples(), mc_reverse_kl{.baseline = baseline::leave_one_out{}}, e);
+        return evaluate(backend, c.student(), c.samples(), mc{.baseline = baseline::leave_one_out{}}, e);
     };
     entries c;
     same_as_cpu(c, weighted, "every slot used");
@@ -145,7 +145,7 @@ TEST_CASE("unused slots, wherever they lie, and repeated ids with an old gradien
     const auto clamped = [](auto& backend, entries& x) {
         env e{.loss_clamp = 0.05};
         e.losses = x.losses;
-        return evaluate(backend, x.student(), x.weighted(), weighted_reverse_kl{}, e);
+        return evaluate(backend, x.student(), x.weighted(), mc{reverse_kl{}}, e);
     };
     for (float& l : c.log_q) l += 3; // both signs of the loss
     for (float& l : c.log_q) l = std::min(l, -1e-3F);
@@ -160,7 +160,7 @@ TEST_CASE("a weight or an offset that makes no sense makes its row bad: nothing 
     const auto run = [&](auto spoil) {
         env e;
         e.losses = c.losses;
-        auto job = checked_job(backend, c.student(), c.weighted(), weighted_reverse_kl{}, e);
+        auto job = checked_job(backend, c.student(), c.weighted(), mc{reverse_kl{}}, e);
         spoil(job.env);
         return backend.for_rows(job);
     };
@@ -203,7 +203,7 @@ TEST_CASE("sequences of one row, of none, and the first row of each") {
                     env e{.reduction = reduction};
                     e.losses = x.losses, e.offsets = offsets;
                     if (masked) e.mask = row_mask<>(mask);
-                    return evaluate(backend, x.student(), x.weighted(), weighted_reverse_kl{}, e);
+                    return evaluate(backend, x.student(), x.weighted(), mc{reverse_kl{}}, e);
                 },
                 "sequences");
 }

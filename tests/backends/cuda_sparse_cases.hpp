@@ -146,17 +146,25 @@ result run_sparse(Memory& memory, sparse_case& c, const Estimator& estimator) {
     return r;
 }
 
+/// An estimator of drawn tokens, on weighted entries.
+template <class E>
+struct weighted_entries : E {
+    static constexpr cache_kind takes = cache_kind::weighted;
+};
+template <class E>
+weighted_entries(E) -> weighted_entries<E>;
+
 template <class Check>
 void for_every_sparse_estimator(Check check) {
     check("renormalised reverse_kl", renormalised{reverse_kl{}});
     check("renormalised jsd", renormalised{jsd{.3, .6}});
     check("tail_bucket reverse_kl", tail_bucket{reverse_kl{}});
     check("tail_bucket forward_kl", tail_bucket{forward_kl{}});
-    check("mc", mc_reverse_kl{unclipped_is{}});
-    check("mc leave-one-out", mc_reverse_kl{unclipped_is{}, baseline::leave_one_out{}});
-    check("mc self-normalised", mc_reverse_kl{unclipped_is{}, baseline::self_normalised{}});
-    check("mc, A_old, no ratio", mc_reverse_kl{score_function{}, baseline::none{}, advantage::old{}});
-    check("weighted", weighted_reverse_kl{unclipped_is{}});
+    check("mc", mc{reverse_kl{}});
+    check("mc leave-one-out", mc{.baseline = baseline::leave_one_out{}});
+    check("mc self-normalised", mc{.baseline = baseline::self_normalised{}});
+    check("mc, A_old, no ratio", accept_bias{mc{advantage::old{}, score_function{}}});
+    check("weighted", weighted_entries{mc{reverse_kl{}}});
 }
 
 // --- the float64 reference ------------------------------------------------------------------------------------------------
@@ -227,7 +235,7 @@ reference_c sampled_reference(const sparse_case& c, const Estimator& est, index_
         const double l = lp[std::size_t(at(weighted ? c.distinct : c.drawn, j))];
         const double lm = at(weighted ? c.mu_distinct : c.mu_drawn, j), lq = at(weighted ? c.q_distinct : c.q_drawn, j);
         rho.push_back(std::exp(l - lm));
-        constexpr bool theta = std::is_same_v<std::remove_cvref_t<decltype(est.advantage)>, advantage::theta>;
+        constexpr bool theta = std::is_same_v<typename Estimator::advantage, advantage::theta>;
         a.push_back(lq - (theta ? l : lm));
         rho_a += rho.back() * a.back(), rho_sum += rho.back();
         if (weighted && c.exact[std::size_t(r * c.k + j)]) pa += std::exp(l) * a.back(), p_sum += std::exp(l);
@@ -248,12 +256,12 @@ reference_c sampled_reference(const sparse_case& c, const Estimator& est, index_
     return {value, pulled_back(c, lp, each)};
 }
 template <class... P>
-reference_c reference_row_of(const sparse_case& c, const mc_reverse_kl<P...>& est, index_t r) {
+reference_c reference_row_of(const sparse_case& c, const mc<P...>& est, index_t r) {
     return sampled_reference(c, est, r, false);
 }
-template <class... P>
-reference_c reference_row_of(const sparse_case& c, const weighted_reverse_kl<P...>& est, index_t r) {
-    return sampled_reference(c, est, r, true);
+template <class E>
+reference_c reference_row_of(const sparse_case& c, const weighted_entries<E>& est, index_t r) {
+    return sampled_reference(c, static_cast<const E&>(est), r, true);
 }
 
 template <class Memory, class Estimator>

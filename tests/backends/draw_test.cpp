@@ -30,13 +30,13 @@ using namespace opd::test;
 namespace {
 
 /// A row's law under a filter in float64, in the order in which a filter keeps.
-struct law {
+struct row_law {
     std::vector<index_t> ids;  // with mass, best first
     std::vector<double> z, mu; // in that order; mu over all ids
     double lse = 0;
 
     template <class Z>
-    law(const Z* row, index_t n, double temperature) {
+    row_law(const Z* row, index_t n, double temperature) {
         std::vector<double> all;
         for (index_t v = 0; v < n; ++v) {
             const double x = detail::logit_within(row[v]);
@@ -174,7 +174,7 @@ void check_kept_sets(const std::string& type) {
             RC_ASSERT(k.diagnostics.bad_rows == 0);
             RC_ASSERT(ids.back() == -7);
             for (index_t i = 0; i < p.rows; ++i) {
-                const law l(b.z_view().row(i), p.vocab, double(p.temperature_p));
+                const row_law l(b.z_view().row(i), p.vocab, double(p.temperature_p));
                 const auto n = std::size_t(out.kept[std::size_t(i)]);
                 RC_ASSERT(l.keeps(f, n, eps_of<Z>()));
                 std::vector<std::int64_t> want(l.ids.begin(), l.ids.begin() + std::ptrdiff_t(n));
@@ -222,7 +222,7 @@ void check_gumbel(const std::string& type) {
 }
 
 /// Cumulative mu over ids in id order, of what is kept.
-std::vector<double> cumulative_of(const law& l, const std::vector<bool>& kept, index_t vocab, double total,
+std::vector<double> cumulative_of(const row_law& l, const std::vector<bool>& kept, index_t vocab, double total,
                                   std::vector<double>* mu_of = nullptr) {
     std::vector<double> mu(std::size_t(vocab), 0), c;
     for (std::size_t j = 0; j < l.ids.size(); ++j)
@@ -232,7 +232,7 @@ std::vector<double> cumulative_of(const law& l, const std::vector<bool>& kept, i
     if (mu_of) *mu_of = mu;
     return c;
 }
-std::vector<bool> kept_of(const law& l, index_t n, index_t vocab) {
+std::vector<bool> kept_of(const row_law& l, index_t n, index_t vocab) {
     std::vector<bool> kept(std::size_t(vocab), false);
     for (index_t j = 0; j < n; ++j) kept[std::size_t(l.ids[std::size_t(j)])] = true;
     return kept;
@@ -249,7 +249,7 @@ void check_iid(const std::string& type) {
             outputs<double> out(p.rows, m);
             std::vector<double> uniforms(std::size_t(p.rows * m));
             // half at random, the others just beside borders between ids
-            std::vector<law> laws;
+            std::vector<row_law> laws;
             draw(be, b.z_view(), design::greedy{}, {}, outputs<double>(p.rows, 1).to(), out.options(f));
             for (index_t i = 0; i < p.rows; ++i) {
                 laws.emplace_back(b.z_view().row(i), p.vocab, double(p.temperature_p));
@@ -267,7 +267,7 @@ void check_iid(const std::string& type) {
             keys.uniforms = view(std::as_const(uniforms).data(), p.rows, m);
             draw(be, b.z_view(), design::iid{m}, keys, out.to(), out.options(f));
             for (index_t i = 0; i < p.rows; ++i) {
-                const law& l = laws[std::size_t(i)];
+                const row_law& l = laws[std::size_t(i)];
                 const auto n = std::size_t(out.kept[std::size_t(i)]);
                 std::vector<double> mu;
                 const auto c = cumulative_of(l, kept_of(l, index_t(n), p.vocab), p.vocab, l.mass(n), &mu);
@@ -301,7 +301,7 @@ void check_threshold(const std::string& type) {
             keys.uniforms = view(std::as_const(uniforms).data(), p.rows, 1);
             draw(be, b.z_view(), design::threshold{budget}, keys, out.to(), out.options(f));
             for (index_t i = 0; i < p.rows; ++i) {
-                const law l(b.z_view().row(i), p.vocab, double(p.temperature_p));
+                const row_law l(b.z_view().row(i), p.vocab, double(p.temperature_p));
                 const auto n = std::size_t(out.kept[std::size_t(i)]);
                 std::vector<double> mu;
                 cumulative_of(l, kept_of(l, index_t(n), p.vocab), p.vocab, l.mass(n), &mu);
@@ -442,7 +442,7 @@ TEST_CASE("inclusion probabilities by enumeration, to 1e-12") {
                 walk(walk, 1e-15, 1 - 1e-15);
                 return std::pair(p, mean);
             };
-            const law l(z.data(), vocab, double(f.temperature));
+            const row_law l(z.data(), vocab, double(f.temperature));
             const auto n = std::size_t(at(0.5, design::iid{1}).kept[0]);
             const auto [p, unused] = inclusion(design::iid{1});
             const auto [q, mean] = inclusion(design::threshold{budget});
@@ -473,7 +473,7 @@ TEST_CASE("keyed draws follow their law over 3,000 ids") {
     const keyed_rows keyed(rows);
     cpu_backend be{.threads = 2};
     for (const filter& f : {filter{.temperature = 1.3F}, filter{.top_k = 200, .top_p = 0.9F}}) {
-        const law l(z.data(), vocab, double(f.temperature));
+        const row_law l(z.data(), vocab, double(f.temperature));
         const auto chi_squared = [&](const std::vector<std::int32_t>& ids, index_t draws, std::size_t kept) {
             std::map<std::int32_t, double> hits;
             for (index_t i = 0; i < draws; ++i) hits[ids[std::size_t(i)]] += 1;
@@ -544,7 +544,7 @@ TEST_CASE("log mu has the bits of token_logp, whatever the batch, the threads an
                                          student::logits<Z, Z>{.z = b.z_view(),
                                                                .dz = view(dz.data(), p.rows, p.vocab),
                                                                .temperature = p.temperature_p},
-                                         teacher::samples<std::int32_t, L>{ids, log_mu, log_mu}, mc_reverse_kl{});
+                                         teacher::samples<std::int32_t, L>{ids, log_mu, log_mu}, mc{reverse_kl{}});
                             RC_ASSERT(e.diagnostics.bad_rows == 0);
                             RC_ASSERT(e.loss == 0);
                             RC_ASSERT(e.diagnostics.ratio_max == 1);
@@ -660,7 +660,7 @@ TEST_CASE("every combination of filters on one row") {
                     CAPTURE(k);
                     CAPTURE(p);
                     CAPTURE(least);
-                    const law l(z.data(), vocab, double(f.temperature));
+                    const row_law l(z.data(), vocab, double(f.temperature));
                     outputs<double> out(1, 40);
                     draw(be, view(z.data(), 1, vocab), design::iid{40}, rows.keys(1), out.to(), out.options(f));
                     const auto n = std::size_t(out.kept[0]);

@@ -62,7 +62,7 @@ template <class Z, class G, class Y, class D>
 void agrees(const std::string& name, const D& d, int cases) {
     eigen_backend fast;
     naive_backend slow;
-    const double conditioning = traits_of(d).conditioning;
+    const double conditioning = conditioning_of(d);
     property(name,
              [&] {
                  const problem p = *problems({.kinds = every_kind});

@@ -113,8 +113,8 @@ TEST_CASE("evaluate, score and draw allocate nothing in steady state") {
         const teacher::samples<std::int32_t> samples{id, f(log_mu), f(log_q)};
         const teacher::weighted<std::int32_t> weighted{id, f(weight), f(log_mu), f(log_q)};
         CHECK(steady([&] { evaluate(backend, b.student(), support, tail_bucket{jsd{}}, e); }) == 0);
-        CHECK(steady([&] { evaluate(backend, b.student(), samples, mc_reverse_kl{}, e); }) == 0);
-        CHECK(steady([&] { evaluate(backend, b.student(), weighted, weighted_reverse_kl{}, e); }) == 0);
+        CHECK(steady([&] { evaluate(backend, b.student(), samples, mc{reverse_kl{}}, e); }) == 0);
+        CHECK(steady([&] { evaluate(backend, b.student(), weighted, mc{reverse_kl{}}, e); }) == 0);
         CHECK(steady([&] { token_logp(backend, b.z_view(), id, f(log_mu)); }) == 0);
         CHECK(steady([&] { top_k(backend, b.z_view(), view(out_ids.data(), n, k), f(out_log), 1, {}, out_tail); }) ==
               0);

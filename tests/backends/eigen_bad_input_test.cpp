@@ -66,8 +66,8 @@ struct call {
 
     result run_dense() { return evaluate(backend, s, dense, reverse_kl{}, env); }
     result run_support() { return evaluate(backend, s, support, tail_bucket{reverse_kl{}}, env); }
-    result run_samples() { return evaluate(backend, s, samples, mc_reverse_kl{}, env); }
-    result run_weighted() { return evaluate(backend, s, weighted, weighted_reverse_kl{}, env); }
+    result run_samples() { return evaluate(backend, s, samples, mc{reverse_kl{}}, env); }
+    result run_weighted() { return evaluate(backend, s, weighted, mc{reverse_kl{}}, env); }
     bool untouched() const {
         return std::all_of(dz.begin(), dz.end(), [](float x) { return x == 777; }) &&
                std::all_of(losses.begin(), losses.end(), [](float x) { return x == 777; });
@@ -320,16 +320,14 @@ TEST_CASE("numbers: every field, refused and accepted") {
         {"skew_reverse_kl.a", no_fraction, fraction, estimator([](double x) { return skew_reverse_kl{x}; })},
         {"alpha_divergence.a", {-1001, 1e6}, {-1, 0, 1, 2}, estimator(make_alpha)},
         {"alpha_divergence.a", {-1001, 1e6}, {-1, 0, 1, 2}, bucket(make_alpha)},
-        {"mc_reverse_kl.advantage_clip",
-         {-1, -1e-300},
-         {0, .5},
-         [](call& c, double x) { evaluate(c.backend, c.s, c.samples, mc_reverse_kl<>{.advantage_clip = x}, c.env); }},
-        {"weighted_reverse_kl.advantage_clip",
-         {-1, -1e-300},
-         {0, .5},
-         [](call& c, double x) {
-             evaluate(c.backend, c.s, c.weighted, weighted_reverse_kl<>{.advantage_clip = x}, c.env);
-         }},
+        {"shape::clipped.a",
+         {-1, -1e-300, 0},
+         {5, .5},
+         [](call& c, double x) { evaluate(c.backend, c.s, c.samples, mc{shape::clipped{x}}, c.env); }},
+        {"shape::clipped.a",
+         {-1, -1e-300, 0},
+         {5, .5},
+         [](call& c, double x) { evaluate(c.backend, c.s, c.weighted, mc{shape::clipped{x}}, c.env); }},
     };
     for (const field& f : fields) {
         std::vector<double> bad = f.refused;

@@ -285,9 +285,9 @@ TEST_CASE(
                     if (cache == 0) evaluate(backend, s, teacher::dense{view(y.data(), n, v)}, reverse_kl{}, e);
                     if (cache == 1) evaluate(backend, s, teacher::support{id, f(lp)}, tail_bucket{reverse_kl{}}, e);
                     if (cache == 2) evaluate(backend, s, teacher::support{id, f(lp)}, renormalised{jsd{}}, e);
-                    if (cache == 3) evaluate(backend, s, teacher::samples{id, f(lp), f(lp)}, mc_reverse_kl{}, e);
+                    if (cache == 3) evaluate(backend, s, teacher::samples{id, f(lp), f(lp)}, mc{reverse_kl{}}, e);
                     if (cache == 4)
-                        evaluate(backend, s, teacher::weighted{id, f(w), f(lp), f(lp)}, weighted_reverse_kl{}, e);
+                        evaluate(backend, s, teacher::weighted{id, f(w), f(lp), f(lp)}, mc{reverse_kl{}}, e);
                     bool right = true;
                     for (std::size_t i = 0; i < memory.size(); ++i) {
                         const auto column = index_t(i) % stride;

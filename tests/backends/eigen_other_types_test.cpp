@@ -89,7 +89,7 @@ outcome run(index_t vocab) {
     o.sampled_loss =
         evaluate(backend, s,
                  teacher::samples{view(ids.data(), rows, 1), view(logs.data(), rows, 1), view(logs.data(), rows, 1)},
-                 mc_reverse_kl{})
+                 mc{reverse_kl{}})
             .loss;
     keep();
     return o;

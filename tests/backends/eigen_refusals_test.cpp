@@ -87,8 +87,8 @@ auto on_weighted(Estimator make) {
 }
 const auto reverse = on_dense([](double) { return reverse_kl{}; });
 const auto bucket = on_support([](double) { return tail_bucket{reverse_kl{}}; });
-const auto mc = on_samples([](double) { return mc_reverse_kl{}; });
-const auto entries = on_weighted([](double) { return weighted_reverse_kl{}; });
+const auto on_draws = on_samples([](double) { return mc{reverse_kl{}}; });
+const auto entries = on_weighted([](double) { return mc{reverse_kl{}}; });
 
 /// `run` after `spoil` throws, naming `argument`, and has written nothing.
 void refused(const std::string& argument, const std::function<void(call&)>& spoil,
@@ -124,7 +124,7 @@ TEST_CASE("every number of a call has a range") {
     const std::vector<field> fields{
         {"student.temperature", [](call& c, double x) { c.s.temperature = float(x); }, reverse, no_temperature, {.7}},
         {"student.temperature", [](call& c, double x) { c.s.temperature = float(x); }, bucket, no_temperature, {.7}},
-        {"student.temperature", [](call& c, double x) { c.s.temperature = float(x); }, mc, no_temperature, {.7}},
+        {"student.temperature", [](call& c, double x) { c.s.temperature = float(x); }, on_draws, no_temperature, {.7}},
         {"student.temperature", [](call& c, double x) { c.s.temperature = float(x); }, entries, no_temperature, {.7}},
         {"teacher.temperature",
          [](call& c, double x) { c.dense.temperature = float(x); },
@@ -138,7 +138,7 @@ TEST_CASE("every number of a call has a range") {
          {0, 3.5}},
         {"env.normaliser",
          [](call& c, double x) { c.env.normaliser = x, c.env.reduction = reduce::constant; },
-         mc,
+         on_draws,
          {nan_v, inf_v, -inf_v, -1, 0},
          {3.5}},
         {"env.beta", [](call& c, double x) { c.env.beta = float(x); }, reverse, no_number, {0, -1, 2}},
@@ -159,7 +159,7 @@ TEST_CASE("every number of a call has a range") {
          {-30, -1, 0}},
         {"env.on_infinite",
          [](call& c, double x) { c.env.on_infinite = infinite::floor(x); },
-         mc,
+         on_draws,
          {nan_v, inf_v, -inf_v, 1},
          {-30}},
         {"env.on_bad",
@@ -183,16 +183,16 @@ TEST_CASE("every number of a call has a range") {
         {"jsd.o", number, on_support([](double x) { return renormalised{jsd{.o = x}}; }), no_share, {0, .1, 1}},
         {"skew_forward_kl.a", number, on_dense([](double x) { return skew_forward_kl{x}; }), open(no_share), {.1}},
         {"skew_reverse_kl.a", number, on_dense([](double x) { return skew_reverse_kl{x}; }), open(no_share), {.1}},
-        {"mc_reverse_kl.advantage_clip",
+        {"shape::clipped.a",
          number,
-         on_samples([](double x) { return mc_reverse_kl<>{.advantage_clip = x}; }),
-         {nan_v, inf_v, -inf_v, -1},
-         {0, 2}},
-        {"weighted_reverse_kl.advantage_clip",
+         on_samples([](double x) { return mc{shape::clipped{x}}; }),
+         {nan_v, inf_v, -inf_v, -1, 0},
+         {.5, 2}},
+        {"shape::clipped.a",
          number,
-         on_weighted([](double x) { return weighted_reverse_kl<>{.advantage_clip = x}; }),
-         {nan_v, inf_v, -inf_v, -1},
-         {0, 2}},
+         on_weighted([](double x) { return mc{shape::clipped{x}}; }),
+         {nan_v, inf_v, -inf_v, -1, 0},
+         {.5, 2}},
     };
     for (const field& f : fields) {
         CAPTURE(f.name);
@@ -225,10 +225,10 @@ TEST_CASE("every matrix of a cache has the shape of its ids, a stride, a pointer
         {"teacher.ids", [](call& c) { c.support.ids.rows = 2; }, [](call& c) { c.support.ids.cols = 3; },
          [](call& c) { c.support.ids.stride = 3; }, bucket, [](call& c) { c.support.ids.data = nullptr; }},
         {"teacher.log_q", OPD_SHAPES(support.log_q), bucket, [](call& c) { c.support.log_q.data = nullptr; }},
-        {"teacher.log_q", OPD_SHAPES(samples.log_q), mc, [](call& c) { c.samples.log_q.data = nullptr; }},
-        {"teacher.log_mu", OPD_SHAPES(samples.log_mu), mc, [](call& c) { c.samples.log_mu.data = nullptr; }},
-        {"teacher.log_prox", OPD_SHAPES(samples.log_prox), mc},
-        {"teacher.log_ref", OPD_SHAPES(samples.log_ref), mc},
+        {"teacher.log_q", OPD_SHAPES(samples.log_q), on_draws, [](call& c) { c.samples.log_q.data = nullptr; }},
+        {"teacher.log_mu", OPD_SHAPES(samples.log_mu), on_draws, [](call& c) { c.samples.log_mu.data = nullptr; }},
+        {"teacher.log_prox", OPD_SHAPES(samples.log_prox), on_draws},
+        {"teacher.log_ref", OPD_SHAPES(samples.log_ref), on_draws},
         {"teacher.log_q", OPD_SHAPES(weighted.log_q), entries, [](call& c) { c.weighted.log_q.data = nullptr; }},
         {"teacher.log_mu", OPD_SHAPES(weighted.log_mu), entries, [](call& c) { c.weighted.log_mu.data = nullptr; }},
         {"teacher.weight", OPD_SHAPES(weighted.weight), entries, [](call& c) { c.weighted.weight.data = nullptr; }},
@@ -258,10 +258,10 @@ TEST_CASE("the gradient may lie over no matrix that a call reads") {
     };
     refused("overlaps teacher.ids", over([](call & c) -> auto& { return c.support.ids; }), bucket);
     refused("overlaps teacher.log_q", over([](call & c) -> auto& { return c.support.log_q; }), bucket);
-    refused("overlaps teacher.ids", over([](call & c) -> auto& { return c.samples.ids; }), mc);
-    refused("overlaps teacher.log_mu", over([](call & c) -> auto& { return c.samples.log_mu; }), mc);
-    refused("overlaps teacher.log_prox", over([](call & c) -> auto& { return c.samples.log_prox; }), mc);
-    refused("overlaps teacher.log_ref", over([](call & c) -> auto& { return c.samples.log_ref; }), mc);
+    refused("overlaps teacher.ids", over([](call & c) -> auto& { return c.samples.ids; }), on_draws);
+    refused("overlaps teacher.log_mu", over([](call & c) -> auto& { return c.samples.log_mu; }), on_draws);
+    refused("overlaps teacher.log_prox", over([](call & c) -> auto& { return c.samples.log_prox; }), on_draws);
+    refused("overlaps teacher.log_ref", over([](call & c) -> auto& { return c.samples.log_ref; }), on_draws);
     refused("overlaps teacher.weight", over([](call & c) -> auto& { return c.weighted.weight; }), entries);
     refused("overlaps teacher.exact", over([](call & c) -> auto& { return c.weighted.exact; }), entries);
 }
@@ -304,8 +304,8 @@ TEST_CASE("infinite::raise stops a call on either side, on every cache, before a
     raised("forward KL on a support", teacher_zero, forward_support, false);
     raised("JSD on buckets", both, mixture, false);
     raised("JSD on buckets", student_zero, mixture, false);
-    raised("samples", teacher_zero, mc, true);
-    raised("samples", student_zero, mc, false);
+    raised("samples", teacher_zero, on_draws, true);
+    raised("samples", student_zero, on_draws, false);
     raised("weighted", teacher_zero, entries, true);
 }
 
@@ -327,15 +327,15 @@ TEST_CASE("check::contents names what is wrong with an entry, on every cache") {
             return [x, where](call& c) { (c.*where)[k + 2] = float(x); };
         };
         stops("teacher.log_q", spoil(&call::log_q), bucket);
-        stops("teacher.log_q", spoil(&call::log_q), mc);
+        stops("teacher.log_q", spoil(&call::log_q), on_draws);
         stops("teacher.log_q", spoil(&call::log_q), entries);
-        stops("teacher.log_mu", spoil(&call::log_mu), mc);
+        stops("teacher.log_mu", spoil(&call::log_mu), on_draws);
         stops("teacher.log_mu", spoil(&call::log_mu), entries);
     }
     for (const double x : {-9999.0, -inf_v}) {
         CAPTURE(x);
         stops(
-            "teacher.log_mu", [x](call& c) { c.log_mu[k] = float(x); }, mc);
+            "teacher.log_mu", [x](call& c) { c.log_mu[k] = float(x); }, on_draws);
         stops(
             "teacher.log_mu", [x](call& c) { c.log_mu[k] = float(x); }, entries);
     }
@@ -343,7 +343,7 @@ TEST_CASE("check::contents names what is wrong with an entry, on every cache") {
         CAPTURE(id);
         const auto spoil = [id](call& c) { c.ids[k + 3] = id; };
         stops("teacher.ids", spoil, bucket);
-        stops("teacher.ids", spoil, mc);
+        stops("teacher.ids", spoil, on_draws);
         if (id > 0) stops("teacher.ids", spoil, entries);
     }
     const auto spoil_z = [](double x) { return [x](call& c) { c.z[vocab + 5] = float(x); }; };
@@ -351,7 +351,7 @@ TEST_CASE("check::contents names what is wrong with an entry, on every cache") {
         CAPTURE(x);
         stops("student.z", spoil_z(x), reverse);
         stops("student.z", spoil_z(x), bucket);
-        stops("student.z", spoil_z(x), mc);
+        stops("student.z", spoil_z(x), on_draws);
         stops("student.z", spoil_z(x), entries);
         stops(
             "teacher.y", [x](call& c) { c.y[vocab + 5] = float(x); }, reverse);

@@ -133,7 +133,7 @@ double largest(const std::vector<double>& x) {
     return top;
 }
 
-const weighted_reverse_kl plain_weighted{.baseline = baseline::none{}};
+const mc plain_weighted{.baseline = baseline::none{}};
 
 /// f(name, call(env), reference(row, dz, shift)) for every cache whose rows have a dense gradient.
 template <class Visit>
@@ -144,7 +144,7 @@ void dense_gradients(sparse_rows& s, Visit f) {
         [&s](const env& e) { return evaluate(backend, s.student(), s.support(), tail_bucket{reverse_kl{}}, e); },
         [&s](index_t r, std::vector<double>& dz, double shift) { return bucketed(s, r, dz, shift); });
     f(
-        "samples", [&s](const env& e) { return evaluate(backend, s.student(), s.samples(), mc_reverse_kl{}, e); },
+        "samples", [&s](const env& e) { return evaluate(backend, s.student(), s.samples(), mc{reverse_kl{}}, e); },
         [&s](index_t r, std::vector<double>& dz, double shift) { return sampled(s, r, false, dz, shift); });
     f(
         "weighted samples",
@@ -327,8 +327,8 @@ TEST_CASE("caches and gradients with padded rows are read and written by their s
         };
         check("tail bucket", s.support(), support, tail_bucket{reverse_kl{}});
         check("renormalised", s.support(), support, renormalised{reverse_kl{}});
-        check("samples", s.samples(), samples, mc_reverse_kl{});
-        check("weighted", packed_weighted, weighted, weighted_reverse_kl{});
+        check("samples", s.samples(), samples, mc{reverse_kl{}});
+        check("weighted", packed_weighted, weighted, mc{reverse_kl{}});
 
         std::vector<float> narrow(std::size_t(n * k)), sparse(std::size_t(n * far), 777.F);
         const matrix_view<const float> z = s.student().z;
@@ -395,10 +395,10 @@ TEST_CASE("a surrogate sees every field of its token") {
     };
     auto samples = s.samples();
     samples.log_prox = s.matrix(prox), samples.log_ref = s.matrix(ref);
-    check(samples, mc_reverse_kl<reads>{}, std::vector<float>(4, 0.5F));
+    check(samples, mc{reverse_kl{}, reads{}}, std::vector<float>(4, 0.5F));
     auto weighted = s.weighted();
     weighted.log_prox = s.matrix(prox), weighted.log_ref = s.matrix(ref);
-    check(weighted, weighted_reverse_kl<reads, baseline::none>{}, s.weight);
+    check(weighted, mc{reverse_kl{}, reads{}, baseline::none{}}, s.weight);
 }
 
 TEST_CASE("at unchanged weights every ratio is exactly 1, whatever type the cache holds") {
@@ -412,7 +412,7 @@ TEST_CASE("at unchanged weights every ratio is exactly 1, whatever type the cach
         token_logp(backend, s.student().z, s.matrix(s.ids), row_of(log_mu), s.temperature);
         for (std::size_t i = 0; i < log_q.size(); ++i) log_q[i] = element<L>::store(arithmetic_t<L>(s.log_q[i]));
         const teacher::samples<std::int32_t, L> t{s.matrix(s.ids), row_of(log_mu), row_of(log_q)};
-        const diagnostics d = evaluate(backend, s.student(), t, mc_reverse_kl{}).diagnostics;
+        const diagnostics d = evaluate(backend, s.student(), t, mc{reverse_kl{}}).diagnostics;
         CHECK(d.tokens == 240);
         CHECK(d.ratio_sum == 240);
         CHECK(d.ratio_max == 1);
@@ -447,7 +447,7 @@ TEST_CASE("floors by hand: raised on every entry of the row, not on the infinite
     const auto samples = [&](infinite policy) {
         return evaluate(backend, student::logits{view(z, 1, 4)},
                         teacher::samples<std::int32_t>{view(ids, 1, 3), view(log_mu, 1, 3), view(log_q, 1, 3)},
-                        mc_reverse_kl{}, {.on_infinite = policy})
+                        mc{reverse_kl{}}, {.on_infinite = policy})
             .loss;
     };
     const double lp_f = double(float(lp)), rho = std::exp(lp_f + 1);
@@ -472,22 +472,24 @@ TEST_CASE("floors by hand: raised on every entry of the row, not on the infinite
     CHECK(forward == doctest::Approx(q * (-4.5 - half_p + 60) + q_rest * (double(rest) - half_p)).epsilon(1e-6));
 }
 
-TEST_CASE("an advantage is clipped on both sides") {
+TEST_CASE("a clipped advantage is cut on both sides, and its loss is its divergence's") {
     eigen_backend backend;
     const float z[] = {0, 0};
     const std::int32_t ids[] = {0, 1};
     const float log_mu[] = {-1, -1}, log_q[] = {-0.1F, -3};
     const double lp = double(float(std::log(0.5))), rho = std::exp(lp + 1), a = -0.1 - lp, b = -3 - lp;
-    const auto loss = [&](double clip) {
-        return evaluate(backend, student::logits{view(z, 1, 2)},
-                        teacher::samples<std::int32_t>{view(ids, 1, 2), view(log_mu, 1, 2), view(log_q, 1, 2)},
-                        mc_reverse_kl<>{.advantage_clip = clip})
-            .loss;
+    float dz[2];
+    const auto gradient = [&](double clip) { // of logit 0: c_0 - p_0 (c_0 + c_1), p_0 = ½
+        const auto r = evaluate(backend, student::logits{view(z, 1, 2), view(dz, 1, 2)},
+                                teacher::samples<std::int32_t>{view(ids, 1, 2), view(log_mu, 1, 2), view(log_q, 1, 2)},
+                                mc{shape::clipped{clip}, unclipped_is{}, baseline::none{}});
+        CHECK(r.loss ==
+              doctest::Approx(rho * (shape::clipped{clip}.value(a) + shape::clipped{clip}.value(b)) / 2).epsilon(1e-6));
+        return double(dz[0]);
     };
-    CHECK(loss(0) == doctest::Approx(-rho * (a + b) / 2).epsilon(1e-6));
-    CHECK(loss(1) == doctest::Approx(-rho * (a - 1) / 2).epsilon(1e-6));
-    CHECK(loss(0.25) == doctest::Approx(0).epsilon(1e-6)); // +0.25 and -0.25
-    CHECK(loss(100) == doctest::Approx(-rho * (a + b) / 2).epsilon(1e-6));
+    CHECK(gradient(100) == doctest::Approx(-rho * (a - b) / 4).epsilon(1e-6));
+    CHECK(gradient(1) == doctest::Approx(-rho * (a + 1) / 4).epsilon(1e-6));
+    CHECK(gradient(0.25) == doctest::Approx(-rho * 0.5 / 4).epsilon(1e-6));
 }
 
 TEST_CASE("diagnostics of weighted entries carry the design's weights; a positive log mu makes the row bad") {
@@ -508,7 +510,7 @@ TEST_CASE("diagnostics of weighted entries carry the design's weights; a positiv
     for (const float spoilt : {0.5F, 0.01F}) {
         s.log_mu[1] = spoilt;
         CHECK(evaluate(backend, s.student(), cache, plain_weighted).diagnostics.bad_rows == 1);
-        CHECK(evaluate(backend, s.student(), s.samples(), mc_reverse_kl{}).diagnostics.bad_rows == 1);
+        CHECK(evaluate(backend, s.student(), s.samples(), mc{reverse_kl{}}).diagnostics.bad_rows == 1);
     }
 }
 

@@ -106,9 +106,9 @@ void every_call(Visit f) {
     with("tail bucket", support, tail_bucket{reverse_kl{}});
     with("renormalised", support, renormalised{jsd{.w = .3, .o = .3}});
     with(
-        "samples", [](batch& b) { return b.samples(); }, mc_reverse_kl{unclipped_is{}, baseline::leave_one_out{}});
+        "samples", [](batch& b) { return b.samples(); }, mc{.baseline = baseline::leave_one_out{}});
     with(
-        "weighted", [](batch& b) { return b.weighted(); }, weighted_reverse_kl{});
+        "weighted", [](batch& b) { return b.weighted(); }, mc{reverse_kl{}});
     f("renormalised, sparse gradient", [](eigen_backend& be, batch& b, const env& e) {
         const student::on_support<float> s{view(std::as_const(b.z).data(), b.rows, b.vocab),
                                            view(b.sparse.data(), b.rows, b.k)};
@@ -186,7 +186,7 @@ TEST_CASE(
         };
         check("JSD", b.dense(), jsd{}, env{});
         check("tail bucket", b.support(), tail_bucket{reverse_kl{}}, env{});
-        check("samples", b.samples(), mc_reverse_kl{}, env{});
+        check("samples", b.samples(), mc{reverse_kl{}}, env{});
     }
     // scratch is a worker's: more threads need more
     eigen_backend one, three{.threads = 3};

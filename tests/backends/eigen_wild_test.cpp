@@ -85,9 +85,8 @@ TEST_CASE("no NaN, no overflow; moderate rows are right") {
             for (index_t row = 0; row < p.rows; ++row) {
                 const double loss = want[std::size_t(row)], got = losses[std::size_t(row)];
                 if (!(std::abs(loss) < 1e30)) continue; // beyond float: counted as infinite
-                const double spread =
-                    traits_of(d).conditioning * (spread_of(b.z_view().row(row), p.vocab, p.temperature_p) +
-                                                 spread_of(b.y_view().row(row), p.vocab, p.temperature_q));
+                const double spread = conditioning_of(d) * (spread_of(b.z_view().row(row), p.vocab, p.temperature_p) +
+                                                            spread_of(b.y_view().row(row), p.vocab, p.temperature_q));
                 if (!(std::abs(got - loss) <= value_bound<float>(loss, spread)))
                     RC_FAIL("loss of row " + std::to_string(row) + ": " + std::to_string(got) + ", not " +
                             std::to_string(loss));

@@ -136,10 +136,10 @@ TEST_CASE("figures of drawn tokens: entropy, ratios, teacher KL, signs, variance
         on_both([&](auto& be, const char*) {
             std::vector<index_t> counts(ratio_sketch::bins);
             env e = b.masked_env();
-            const result plain = evaluate(be, b.student(), c.samples(), mc_reverse_kl{}, e);
+            const result plain = evaluate(be, b.student(), c.samples(), mc{reverse_kl{}}, e);
             const std::vector<float> dz = b.dz;
             e.measure = {.entropy = true, .ratios = view(counts.data(), ratio_sketch::bins)};
-            const result r = evaluate(be, b.student(), c.samples(), mc_reverse_kl{}, e);
+            const result r = evaluate(be, b.student(), c.samples(), mc{reverse_kl{}}, e);
             const diagnostics& d = r.diagnostics;
             RC_ASSERT(plain.loss == r.loss);
             RC_ASSERT(dz == b.dz);
@@ -166,7 +166,7 @@ TEST_CASE("figures of drawn tokens: entropy, ratios, teacher KL, signs, variance
                 if (std::abs(want) < 100) RC_ASSERT(std::abs(got - want) <= 0.0625 * std::abs(want) + 0x1p-7 + 1e-3);
             }
             // a second call adds
-            evaluate(be, b.student(), c.samples(), mc_reverse_kl{}, e);
+            evaluate(be, b.student(), c.samples(), mc{reverse_kl{}}, e);
             index_t twice = 0;
             for (const index_t n : counts) twice += n;
             RC_ASSERT(twice == 2 * all);

@@ -99,7 +99,7 @@ TEST_CASE("-1 is an unused slot: the call is that of the used ones") {
         same("tail bucket", support, tail_bucket{forward_kl{}});
         same("tail bucket, inferred tail", inferred, tail_bucket{jsd{}});
         same(
-            "weighted", [](const row_of_slots& s) { return s.weighted(); }, weighted_reverse_kl{});
+            "weighted", [](const row_of_slots& s) { return s.weighted(); }, mc{reverse_kl{}});
 
         // a sparse gradient has a column for every slot, 0 (or beta times what was there) for an unused one
         row_of_slots a(ragged);
@@ -130,11 +130,11 @@ TEST_CASE("another negative id, an id twice, no used slot: bad") {
             };
             bad(s.support(), renormalised{reverse_kl{}});
             bad(s.support(), tail_bucket{reverse_kl{}});
-            bad(s.weighted(), weighted_reverse_kl{});
+            bad(s.weighted(), mc{reverse_kl{}});
         }
         row_of_slots draws({5, -1, 7}); // i.i.d. draws have no unused slots: -1 is bad too
         draws.log_q[1] = draws.log_mu[1] = -1;
-        CHECK(evaluate(backend, draws.student(), draws.samples(), mc_reverse_kl{}).diagnostics.bad_rows == 1);
+        CHECK(evaluate(backend, draws.student(), draws.samples(), mc{reverse_kl{}}).diagnostics.bad_rows == 1);
         row_of_slots twice({-1, 9, 4, 9});
         CHECK(evaluate(backend, twice.student(), twice.support(), tail_bucket{jsd{}}).diagnostics.bad_rows == 1);
         CHECK(evaluate(backend, twice.student(), twice.support(), renormalised{jsd{}}).diagnostics.bad_rows == 1);
@@ -148,7 +148,7 @@ TEST_CASE("probabilities passed as log-probs: bad for every cache") {
         CHECK(evaluate(backend, s.student(), s.support(), renormalised{reverse_kl{}}).diagnostics.bad_rows == 1);
         CHECK(s.dz == std::vector<float>(vocab, 0.F));
         CHECK(evaluate(backend, s.student(), s.support(), tail_bucket{reverse_kl{}}).diagnostics.bad_rows == 1);
-        CHECK(evaluate(backend, s.student(), s.weighted(), weighted_reverse_kl{}).diagnostics.bad_rows == 1);
+        CHECK(evaluate(backend, s.student(), s.weighted(), mc{reverse_kl{}}).diagnostics.bad_rows == 1);
         s.log_q = {0.0005F, -9, -9}; // rounding above 0 is none
         CHECK(evaluate(backend, s.student(), s.support(), renormalised{reverse_kl{}}).diagnostics.bad_rows == 0);
         CHECK(evaluate(backend, s.student(), s.support(), tail_bucket{reverse_kl{}}).diagnostics.bad_rows == 0);
@@ -162,7 +162,7 @@ TEST_CASE("a log mu of 0 is used as it stands, counted, and changes no other row
         row_of_slots s(packed);
         s.log_mu = {-2, 0, -3};
         const teacher::samples<std::int32_t> t{s.row(s.ids), s.row(s.log_mu), s.row(s.log_q)};
-        const result r = evaluate(backend, s.student(), t, mc_reverse_kl{});
+        const result r = evaluate(backend, s.student(), t, mc{reverse_kl{}});
         CHECK(r.diagnostics.bad_rows == 0);
         CHECK(r.diagnostics.certain_mu == 1);
         float log_p[3];
@@ -174,7 +174,7 @@ TEST_CASE("a log mu of 0 is used as it stands, counted, and changes no other row
         CHECK(r.loss == doctest::Approx(want).epsilon(1e-6));
         for (const float mu : {-9001.F, std::numeric_limits<float>::infinity() * -1, 0.01F}) {
             s.log_mu[1] = mu; // below -9000: a placeholder
-            CHECK(evaluate(backend, s.student(), t, mc_reverse_kl{}).diagnostics.bad_rows == 1);
+            CHECK(evaluate(backend, s.student(), t, mc{reverse_kl{}}).diagnostics.bad_rows == 1);
         }
     });
 }
@@ -187,12 +187,11 @@ TEST_CASE("check::contents throws for slots, log-probs, tails and columns that w
     };
     row_of_slots good(ragged);
     CHECK(evaluate(backend, good.student(), good.support(), tail_bucket{reverse_kl{}}, e).diagnostics.bad_rows == 0);
-    CHECK(evaluate(backend, good.student(), good.weighted(), weighted_reverse_kl{}, e).diagnostics.bad_rows == 0);
+    CHECK(evaluate(backend, good.student(), good.weighted(), mc{reverse_kl{}}, e).diagnostics.bad_rows == 0);
     row_of_slots s(packed);
     s.ids[1] = -2;
     refused("teacher.ids, row 0: id -2", [&] { evaluate(backend, s.student(), s.support(), tail_bucket{jsd{}}, e); });
-    refused("teacher.ids, row 0: id -2",
-            [&] { evaluate(backend, s.student(), s.weighted(), weighted_reverse_kl{}, e); });
+    refused("teacher.ids, row 0: id -2", [&] { evaluate(backend, s.student(), s.weighted(), mc{reverse_kl{}}, e); });
     s.ids = {-1, -1, -1};
     refused("no used slot", [&] { evaluate(backend, s.student(), s.support(), renormalised{jsd{}}, e); });
     s.ids = packed;
@@ -229,12 +228,12 @@ TEST_CASE("check::contents throws for slots, log-probs, tails and columns that w
         const auto at = [&](const auto& x) { return view(x.data(), rows, m); };
         const auto samples = [&] {
             evaluate(backend, student::logits{view(std::as_const(z).data(), rows, 4)},
-                     teacher::samples<std::int32_t>{at(ids), at(mu), at(q)}, mc_reverse_kl{}, checked);
+                     teacher::samples<std::int32_t>{at(ids), at(mu), at(q)}, mc{reverse_kl{}}, checked);
         };
         const auto weighted = [&] {
             evaluate(backend, student::logits{view(std::as_const(z).data(), rows, 4)},
-                     teacher::weighted<std::int32_t>{at(ids), at(weight), at(mu), at(q), at(exact)},
-                     weighted_reverse_kl{}, checked);
+                     teacher::weighted<std::int32_t>{at(ids), at(weight), at(mu), at(q), at(exact)}, mc{reverse_kl{}},
+                     checked);
         };
         if (rows < 16) {
             samples(), weighted();

@@ -18,7 +18,7 @@ int main() {
 #ifdef FIXED
     opd::evaluate(backend, student, support, opd::tail_bucket{opd::reverse_kl{}});
 #else
-    opd::evaluate(backend, student, support, opd::tail_bucket{opd::mc_reverse_kl{}});
+    opd::evaluate(backend, student, support, opd::tail_bucket{opd::mc{opd::reverse_kl{}}});
 #endif
     (void)teacher, (void)samples;
 }

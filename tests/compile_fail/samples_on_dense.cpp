@@ -15,9 +15,9 @@ int main() {
     const float logs[1] = {-1};
     const opd::teacher::samples samples{opd::view(ids, 1, 1), opd::view(logs, 1, 1), opd::view(logs, 1, 1)};
 #ifdef FIXED
-    opd::evaluate(backend, student, samples, opd::mc_reverse_kl{});
+    opd::evaluate(backend, student, samples, opd::mc{opd::reverse_kl{}});
 #else
-    opd::evaluate(backend, student, teacher, opd::mc_reverse_kl{});
+    opd::evaluate(backend, student, teacher, opd::mc{opd::reverse_kl{}});
 #endif
     (void)teacher, (void)samples;
 }

@@ -22,6 +22,6 @@ int main() {
     const std::int32_t ids[1] = {2};
     const float logs[1] = {-1};
     const opd::teacher::samples samples{opd::view(ids, 1, 1), opd::view(logs, 1, 1), opd::view(logs, 1, 1)};
-    opd::evaluate(backend, student, samples, opd::mc_reverse_kl{mine{}});
+    opd::evaluate(backend, student, samples, opd::mc{.surrogate = mine{}});
     (void)teacher;
 }

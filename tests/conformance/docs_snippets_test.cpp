@@ -18,6 +18,7 @@
 #include <fstream>
 #include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "opd/backends/eigen.hpp"
@@ -249,8 +250,8 @@ TEST_CASE("caches") {
                                    opd::view(log_mu.data(), N, m), opd::view(log_q.data(), N, m),
                                    opd::view(exact.data(), N, m)};
     auto a = opd::evaluate(backend, student, top_k, opd::tail_bucket{opd::reverse_kl{}});
-    auto b = opd::evaluate(backend, student, drawn, opd::mc_reverse_kl{.baseline = opd::baseline::leave_one_out{}});
-    auto c = opd::evaluate(backend, student, entries, opd::weighted_reverse_kl{});
+    auto b = opd::evaluate(backend, student, drawn, opd::mc{.baseline = opd::baseline::leave_one_out{}});
+    auto c = opd::evaluate(backend, student, entries, opd::mc{opd::reverse_kl{}});
     // [/caches]
     CHECK(a.loss > 0);
     CHECK(std::isfinite(b.loss));
@@ -261,6 +262,101 @@ TEST_CASE("caches") {
     // [/sparse]
     CHECK(r.loss > 0);
     CHECK(sparse[0] + sparse[1] == doctest::Approx(0));
+}
+
+TEST_CASE("drawn tokens") {
+    constexpr long N = 4, V = 6, m = 2;
+    std::vector<float> z(N * V), dz(N * V), logits;
+    for (long i = 0; i < N * V; ++i) z[std::size_t(i)] = float((5 * i) % 7) / 4;
+    const std::vector<std::int32_t> ids{3, 1, 0, 5, 2, 2, 4, 1};
+    std::vector<float> log_mu(8, -1.5f), log_q(8, -2.f), weight(8, 0.5f);
+    log_q[0] = -8, log_q[3] = -0.5f;
+    opd::eigen_backend backend;
+    const opd::student::logits student{opd::view(z.data(), N, V), opd::view(dz.data(), N, V)};
+    const auto row = [&](const std::vector<float>& x) { return opd::view(x.data(), N, m); };
+    opd::teacher::samples<std::int32_t> drawn{opd::view(ids.data(), N, m), row(log_mu), row(log_q)};
+    const opd::teacher::weighted<std::int32_t> entries{opd::view(ids.data(), N, m), row(weight), row(log_mu),
+                                                       row(log_q)};
+    {
+        // [mc]
+        auto x = opd::evaluate(backend, student, drawn, opd::mc{opd::reverse_kl{}});
+        auto y = opd::evaluate(backend, student, drawn, opd::mc{.baseline = opd::baseline::leave_one_out{}});
+        auto z = opd::evaluate(backend, student, entries, opd::mc{opd::reverse_kl{}});
+        // [/mc]
+        CHECK(x.loss == y.loss);
+        CHECK(std::isfinite(z.loss));
+    }
+    {
+        // [divergences]
+        auto tv = opd::evaluate(backend, student, drawn, opd::mc{opd::total_variation{}});
+        auto js = opd::evaluate(backend, student, drawn, opd::mc{opd::jsd{.w = 0.3, .o = 0.3}});
+        auto lo = opd::evaluate(backend, student, drawn, opd::mc{opd::shape::clipped{.a = 5}});
+        auto tr = opd::evaluate(backend, student, drawn, opd::mc{opd::shape::mixed{.alpha = 0.9}});
+        // [/divergences]
+        CHECK(tv.loss != js.loss);
+        CHECK(lo.loss != tr.loss);
+    }
+    {
+        // [surrogates]
+        auto a = opd::evaluate(backend, student, drawn,
+                               opd::mc{.surrogate = opd::ppo_clip{.low = 0.2, .high = 0.28, .dual = 3}});
+        auto b = opd::evaluate(backend, student, drawn, opd::mc{opd::shape::clipped{5}, opd::truncated_is{.cap = 2}});
+        auto c = opd::evaluate(backend, student, opd::teacher::on_policy{drawn},
+                               opd::mc{.surrogate = opd::score_function{}});
+        // [/surrogates]
+        CHECK(a.diagnostics.tokens == 8);
+        CHECK(b.diagnostics.tokens + c.diagnostics.tokens == 16);
+        // [accepted]
+        auto stale = opd::evaluate(backend, student, drawn, opd::lightning(5)); // -clip(A, ±5) log p, no ratio
+        auto own =
+            opd::evaluate(backend, student, drawn, opd::accept_bias{opd::mc{opd::advantage::old{}, opd::ppo_clip{}}});
+        // [/accepted]
+        CHECK(stale.loss != own.loss);
+    }
+    {
+        std::vector<double> log_p(N * m);
+        std::vector<std::uint8_t> keep(N * m);
+        opd::token_logp(backend, opd::view(z.data(), N, V), drawn.ids, opd::view(log_p.data(), N, m), 1.f);
+        const opd::matrix_view<const double> table = opd::view(log_p.data(), N, m);
+        // [m2po]
+        opd::m2po_fit fit{.tau = 0.04};
+        fit.add(table, drawn); // once a micro-batch; fit.merge(other) over ranks
+        const opd::m2po_selection chosen = fit.freeze();
+        chosen.keep(table, drawn, {}, opd::view(keep.data(), N, m)); // once a micro-batch
+        opd::env two_pass;
+        two_pass.frozen.keep = opd::view(keep.data(), N, m);
+        auto d = opd::evaluate(backend, student, drawn, opd::mc{opd::reverse_kl{}}, two_pass);
+        // [/m2po]
+        CHECK(d.diagnostics.dropped == std::count(keep.begin(), keep.end(), 0));
+        CHECK(d.diagnostics.dropped > 0);
+    }
+    {
+        constexpr long group = 2;
+        std::vector<double> reward{1, 0};
+        std::vector<float> advantage(N);
+        const std::vector<long> sequence{0, 0, 1, 1};
+        // [reward]
+        opd::group_relative(reward, group); // (S) one number an answer, `group` answers to a prompt
+        for (std::size_t r = 0; r < sequence.size(); ++r) advantage[r] = float(reward[std::size_t(sequence[r])]);
+        drawn.advantage = opd::view(std::as_const(advantage).data(), N, 1);
+        auto grpo = opd::evaluate(backend, student, drawn, opd::mc{opd::advantage::outside{}, opd::ppo_clip{}});
+        auto both =
+            opd::evaluate(backend, student, drawn, opd::mc{opd::advantage::mixed{.outside = 1, .teacher = 0.1}});
+        // [/reward]
+        CHECK(grpo.diagnostics.positive_advantage == grpo.diagnostics.negative_advantage);
+        CHECK(std::isfinite(both.loss));
+    }
+    {
+        // [any]
+        opd::any_sampled estimator;
+        estimator.of = {opd::choice::find(opd::choice::objectives, "clipped").value(), 5};
+        estimator.surrogate.which = opd::choice::surrogate::ppo_clip;
+        auto e = opd::evaluate(backend, student, drawn, estimator);
+        // [/any]
+        const double same =
+            opd::evaluate(backend, student, drawn, opd::mc{opd::shape::clipped{5}, opd::ppo_clip{}}).loss;
+        CHECK(e.loss == same);
+    }
 }
 
 TEST_CASE("an arena of one's own") {
@@ -373,6 +469,22 @@ TEST_CASE("draws, kept sets and scores") {
     // [/kept]
     CHECK(log_kept[0] >= std::log(0.9) - 1e-6);
     CHECK(std::find(kept_set.begin(), kept_set.begin() + offsets[1], token[0]) != kept_set.begin() + offsets[1]);
+    {
+        const std::vector<float> teacher_says(N, -2.f);
+        std::vector<float> dz(N * V);
+        const opd::student::logits student{z, opd::view(dz.data(), N, V)};
+        const auto tokens = opd::view(std::as_const(token).data(), N, 1);
+        const auto log_mu = opd::view(std::as_const(token_log_mu).data(), N, 1);
+        const auto log_q = opd::view(teacher_says.data(), N, 1);
+        // [on kept sets]
+        const opd::teacher::on_kept_sets cache{opd::teacher::samples{tokens, log_mu, log_q},
+                                               opd::view(std::as_const(kept_set).data(), offsets[N]),
+                                               opd::row_offsets<>(offsets)};
+        auto r = opd::evaluate(backend, student, cache, opd::mc{opd::reverse_kl{}});
+        // [/on kept sets]
+        CHECK(r.diagnostics.bad_rows == 0);
+        CHECK(r.diagnostics.ratio_mean() == doctest::Approx(1).epsilon(1e-6));
+    }
     // [scores]
     opd::score(backend, y,
                opd::scores<>{.ids = opd::view(std::as_const(ids).data(), N, m), // asked for
@@ -402,7 +514,7 @@ TEST_CASE("figures that are asked for, and the list of all") {
     std::vector<opd::index_t> ratios(opd::ratio_sketch::bins);
     opd::env env;
     env.measure = {.entropy = true, .ratios = opd::view(ratios.data(), opd::ratio_sketch::bins)};
-    const opd::diagnostics d = opd::evaluate(backend, student, drawn, opd::mc_reverse_kl{}, env).diagnostics;
+    const opd::diagnostics d = opd::evaluate(backend, student, drawn, opd::mc{opd::reverse_kl{}}, env).diagnostics;
     const double entropy = d.student_entropy(), p99 = opd::ratio_sketch::quantile(ratios, 0.99);
     // [/measure]
     CHECK(entropy == doctest::Approx(std::log(6.0)));

@@ -58,7 +58,7 @@ double lowest_value(const Z* z, const Y* y, const D& d, const problem& p) {
 /// What does not hold of estimator d for one random problem; empty if all does.
 template <class T, class Backend, class D>
 std::string violation(Backend& backend, const D& d, const problem& p) {
-    const estimator_traits traits = traits_of(d);
+    constexpr estimator_traits traits = traits_of<D>();
     if (traits.value != meaning::divergence || !traits.exact_zero_at_equality) return "";
     const double eps = in_double<T> ? 1e-13 : 1e-6;
     buffers<T, std::conditional_t<in_double<T>, double, float>, T> b(p);
@@ -67,8 +67,8 @@ std::string violation(Backend& backend, const D& d, const problem& p) {
         evaluate(backend, b.student(), b.teacher(), d, {.reduction = reduce::sum, .losses = losses}).loss;
     double spread = 0;
     for (index_t r = 0; r < p.rows; ++r) {
-        spread = std::max(spread, traits.conditioning * (spread_of(b.z_view().row(r), p.vocab, p.temperature_p) +
-                                                         spread_of(b.y_view().row(r), p.vocab, p.temperature_q)));
+        spread = std::max(spread, conditioning_of(d) * (spread_of(b.z_view().row(r), p.vocab, p.temperature_p) +
+                                                        spread_of(b.y_view().row(r), p.vocab, p.temperature_q)));
         const double loss = losses[std::size_t(r)];
         double sum = 0, size = 0;
         for (index_t v = 0; v < p.vocab; ++v) {
@@ -117,7 +117,7 @@ std::string violation(Backend& backend, const D& d, const problem& p) {
             for (index_t v = 0; v < p.vocab && !std::is_same_v<D, total_variation>; ++v)
                 if (std::abs(double(permuted.dz_view()(r, v)) -
                              double(b.dz_view()(r, index_t(order[std::size_t(v)])))) >
-                    (eps + spread * (in_double<T> ? 0x1p-50 : 0x1p-23)) * 2 * traits.conditioning *
+                    (eps + spread * (in_double<T> ? 0x1p-50 : 0x1p-23)) * 2 * conditioning_of(d) *
                         (size + 1 + std::abs(total)))
                     return "the gradient of row " + std::to_string(r) + " does not follow a permutation: " +
                            std::to_string(std::abs(double(permuted.dz_view()(r, v)) -

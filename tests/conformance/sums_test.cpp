@@ -75,7 +75,7 @@ void dense(const std::string& name, const D& d, int cases) {
              [&] {
                  eigen_backend backend;
                  buffers<Z, G, Y> b(any_problem());
-                 const index_t bad = sums_to_zero(b, traits_of(d).conditioning, [&](const auto& student, const env& e) {
+                 const index_t bad = sums_to_zero(b, conditioning_of(d), [&](const auto& student, const env& e) {
                      return evaluate(backend, student, b.teacher(), d, e);
                  });
                  RC_ASSERT(bad == 0);
@@ -125,10 +125,10 @@ TEST_CASE("tail buckets and renormalised supports") {
 }
 
 TEST_CASE("samples and weighted entries") {
-    const mc_reverse_kl leave_one_out{.baseline = baseline::leave_one_out{}};
+    const mc leave_one_out{.baseline = baseline::leave_one_out{}};
     sparse<float, float>("samples", samples, leave_one_out, 100);
     sparse<double, double>("samples, double", samples, leave_one_out, 100);
     sparse<bfloat16, bfloat16>("samples, bfloat16", samples, leave_one_out, 60);
-    sparse<float, half>("weighted", weighted, weighted_reverse_kl{}, 100);
-    sparse<double, double>("weighted, double", weighted, weighted_reverse_kl{}, 100);
+    sparse<float, half>("weighted", weighted, mc{reverse_kl{}}, 100);
+    sparse<double, double>("weighted, double", weighted, mc{reverse_kl{}}, 100);
 }

@@ -119,9 +119,11 @@ struct batch {
         const auto at = [](const auto& v, index_t cols) { return view(v.data(), rows, cols); };
         if constexpr (Kind == cache_kind::dense)
             return teacher::dense{at(y, vocab)};
-        else if constexpr (Kind == cache_kind::support)
-            return teacher::support{at(ids, kept), at(log_q, kept)};
-        else if constexpr (Kind == cache_kind::samples)
+        else if constexpr (Kind == cache_kind::support) {
+            auto t = teacher::support{at(ids, kept), at(log_q, kept)};
+            t.log_mu = at(log_mu, kept), t.chosen_by = teacher::chosen_by::stale_student;
+            return t;
+        } else if constexpr (Kind == cache_kind::samples)
             return teacher::samples{at(ids, kept), at(log_mu, kept), at(log_q, kept)};
         else
             return teacher::weighted{at(ids, kept), at(weight, kept), at(log_mu, kept), at(log_q, kept),

@@ -101,28 +101,25 @@ bool apply(const call_options& o, env& e, Batch& b, Student& s, Teacher& t, Esti
 }
 
 /// run(estimator) with the policy that an option names.
-template <class Estimator, class Run>
+template <cache_kind Kind, class Estimator, class Run>
 outcome under(const std::string&, const Estimator& e, const Run& run) {
     return run(e);
 }
-template <class Run>
-outcome under(const std::string& option, const mc_reverse_kl<>& e, const Run& run) {
-    static_assert(!baseline::exact_entries::reads(cache_kind::samples));
-    if (option == "baseline::none") return run(mc_reverse_kl{.baseline = baseline::none{}});
-    if (option == "baseline::leave_one_out") return run(mc_reverse_kl{.baseline = baseline::leave_one_out{}});
-    if (option == "baseline::self_normalised") return run(mc_reverse_kl{.baseline = baseline::self_normalised{}});
-    if (option == "baseline::exact_entries") return {.status = "does not compile"};
-    if (option == "advantage::old") return run(mc_reverse_kl{.advantage = advantage::old{}});
-    return run(e);
-}
-template <class Run>
-outcome under(const std::string& option, const weighted_reverse_kl<>& e, const Run& run) {
-    static_assert(!baseline::leave_one_out::reads(cache_kind::weighted));
-    static_assert(!baseline::self_normalised::reads(cache_kind::weighted));
-    if (option == "baseline::none") return run(weighted_reverse_kl{.baseline = baseline::none{}});
-    if (option == "baseline::exact_entries") return run(weighted_reverse_kl{.baseline = baseline::exact_entries{}});
-    if (option.rfind("baseline::", 0) == 0) return {.status = "does not compile"};
-    if (option == "advantage::old") return run(weighted_reverse_kl{.advantage = advantage::old{}});
+template <cache_kind Kind, class Run>
+outcome under(const std::string& option, const mc<>& e, const Run& run) {
+    const auto with = [&](auto b) {
+        if constexpr (decltype(b)::reads(Kind))
+            return run(mc{.baseline = b});
+        else
+            return outcome{.status = "does not compile"};
+    };
+    if (option == "baseline::none") return with(baseline::none{});
+    if (option == "baseline::exact_entries") return with(baseline::exact_entries{});
+    if (option == "baseline::leave_one_out") return with(baseline::leave_one_out{});
+    if (option == "baseline::self_normalised") return with(baseline::self_normalised{});
+    if (option == "baseline::minimum_variance") return with(baseline::minimum_variance{});
+    if (option == "baseline::value") return with(baseline::value{});
+    if (option == "advantage::old") return run(accept_bias{mc{advantage::old{}}});
     return run(e);
 }
 
@@ -161,7 +158,7 @@ template <class Backend, cache_kind Kind, bool Sparse, class Z, class G, class L
 outcome run(Backend& backend, const Estimator& estimator, const call_options& o) {
     const auto go = [&](const auto& e) { return run_with<Backend, Kind, Sparse, Z, G, L>(backend, e, o); };
     if constexpr (std::is_same_v<Z, float> && std::is_same_v<G, float> && std::is_same_v<L, float>)
-        return under(o.option, estimator, go);
+        return under<Kind>(o.option, estimator, go);
     else
         return go(estimator);
 }
@@ -268,13 +265,25 @@ void instantiate() {
     add<support, false, float, float, float>("tail_bucket{alpha_divergence}", tail_bucket{alpha_divergence{}});
     add<support, false, float, float, float>("tail_bucket{chi_squared}", tail_bucket{chi_squared{}});
 
-    add_types<samples, false>("mc_reverse_kl", mc_reverse_kl{});
-    add_types<samples, false>("mc_reverse_kl{score_function}", mc_reverse_kl{score_function{}});
-    add_types<weighted, false>("weighted_reverse_kl", weighted_reverse_kl{});
+    add_types<samples, false>("mc{reverse_kl}", mc{reverse_kl{}});
+    add_types<samples, false>("mc{score_function}", accept_bias{mc{reverse_kl{}, score_function{}}});
+    add_types<weighted, false>("mc{reverse_kl}", mc{reverse_kl{}});
+
+    const auto everywhere = []<cache_kind Kind>(const char* name, auto est) {
+        add_all<Kind, false, float, float, float>(name, est);
+    };
+    everywhere.operator()<support>("generalised{reverse_kl}", generalised{reverse_kl{}});
+    everywhere.operator()<support>("truncated_biased{reverse_kl}", truncated_biased{reverse_kl{}});
+    everywhere.operator()<support>("reweighted", reweighted{});
+    everywhere.operator()<samples>("sampled_forward_kl", sampled_forward_kl{});
+    everywhere.operator()<samples>("any_sampled", any_sampled{});
+    everywhere.operator()<weighted>("any_sampled", any_sampled{});
+    add_all<samples, true, float, float, float>("any_sampled", any_sampled{});
+    add_all<dense, false, float, float, float>("any_sampled", any_sampled{});
 
     add_all<support, true, float, float, float>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
-    add_all<samples, true, float, float, float>("mc_reverse_kl", mc_reverse_kl{});
-    add_all<weighted, true, float, float, float>("weighted_reverse_kl", weighted_reverse_kl{});
+    add_all<samples, true, float, float, float>("mc{reverse_kl}", mc{reverse_kl{}});
+    add_all<weighted, true, float, float, float>("mc{reverse_kl}", mc{reverse_kl{}});
     const auto elsewhere = []<cache_kind A, cache_kind B, cache_kind C>(const char* name, auto est) {
         add_all<A, false, float, float, float>(name, est);
         add_all<B, false, float, float, float>(name, est);
@@ -282,15 +291,15 @@ void instantiate() {
     };
     elsewhere.operator()<dense, samples, weighted>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
     elsewhere.operator()<dense, samples, weighted>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
-    elsewhere.operator()<dense, support, weighted>("mc_reverse_kl", mc_reverse_kl{});
-    elsewhere.operator()<dense, support, samples>("weighted_reverse_kl", weighted_reverse_kl{});
+    add_all<dense, false, float, float, float>("mc{reverse_kl}", mc{reverse_kl{}});
+    add_all<support, false, float, float, float>("mc{reverse_kl}", mc{reverse_kl{}});
 
     const auto cuda = []<class T>(T) {
         add_on<support, false, T, T, T, on::cuda>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
         add_on<support, true, T, T, T, on::cuda>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
         add_on<support, false, T, T, T, on::cuda>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
-        add_on<samples, false, T, T, T, on::cuda>("mc_reverse_kl", mc_reverse_kl{});
-        add_on<weighted, false, T, T, T, on::cuda>("weighted_reverse_kl", weighted_reverse_kl{});
+        add_on<samples, false, T, T, T, on::cuda>("mc{reverse_kl}", mc{reverse_kl{}});
+        add_on<weighted, false, T, T, T, on::cuda>("mc{reverse_kl}", mc{reverse_kl{}});
     };
     cuda(float{}), cuda(double{});
 }
@@ -356,7 +365,7 @@ std::vector<bool> moved_rows(const outcome& o) {
 }
 
 /// What `option` does, beside not being refused.
-void acts(const call& run, const std::string& option, const std::string& estimator) {
+void acts(const call& run, const std::string& option, const std::string& estimator, bool weighted) {
     const bool bounded = estimator == "jsd"; // finite where the teacher gives nothing
     const outcome plain = run({}), got = run({.option = option});
     const auto felt = [&] { return run({.option = option, .felt = true}); };
@@ -368,6 +377,10 @@ void acts(const call& run, const std::string& option, const std::string& estimat
     if (option == "env.lse") {
         CHECK(got.bits == plain.bits);
         CHECK(near(got.lse, got.exact_lse, 0));
+    } else if (option == "env.given_lse" && estimator.rfind("renormalised", 0) == 0) {
+        CHECK(got.bits == plain.bits); // it tells the mass of the support, no more
+        CHECK(plain.diagnostics.student_mass_sum == 0);
+        CHECK(got.diagnostics.student_mass() > 0.01);
     } else if (option == "env.given_lse") {
         CHECK(got.loss == doctest::Approx(plain.loss).epsilon(1e-6));
         CHECK(near(got.dz, plain.dz, 0));
@@ -405,8 +418,8 @@ void acts(const call& run, const std::string& option, const std::string& estimat
             CHECK((got.dz[i] == 0) ==
                   ((i + 1) % std::size_t(vocab) == 0)); // the student's last token has left the softmax
     } else { // a baseline or an advantage: another gradient, unless it is the default
-        const bool weighted = estimator == "weighted_reverse_kl";
-        CHECK((got.bits == plain.bits) == (option == (weighted ? "baseline::exact_entries" : "baseline::none")));
+        const bool same = option == "baseline::exact_entries" || (option == "baseline::none" && !weighted);
+        CHECK((got.bits == plain.bits) == same);
         CHECK(got.gradient == !(weighted && option == "advantage::old")); // of log mu = log q - 1/16: a constant
     }
 }
@@ -418,7 +431,7 @@ TEST_CASE("options") {
         const std::string& option = row.at("option");
         const std::string status = run({.option = option}).status;
         CHECK(status == row.at("status"));
-        if (status == "yes") acts(run, option, row.at("estimator"));
+        if (status == "yes") acts(run, option, row.at("estimator"), row.at("cache") == "weighted");
     }
 }
 

@@ -74,8 +74,8 @@ void add_sparse() {
     add<T, cache_kind::support, false>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
     add<T, cache_kind::support, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
     add<T, cache_kind::support, false>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
-    add<T, cache_kind::samples, false>("mc_reverse_kl", mc_reverse_kl{});
-    add<T, cache_kind::weighted, false>("weighted_reverse_kl", weighted_reverse_kl{});
+    add<T, cache_kind::samples, false>("mc{reverse_kl}", mc{reverse_kl{}});
+    add<T, cache_kind::weighted, false>("mc{reverse_kl}", mc{reverse_kl{}});
 }
 
 void instantiate() {

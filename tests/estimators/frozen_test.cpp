@@ -106,11 +106,10 @@ void frozen_on(Backend be, unsigned seed) {
     // the same tokens with the weights in the cache
     const teacher::weighted<std::int32_t, double> by_hand{view(b.ids.data(), b.n, b.m), b.of(both), b.of(b.log_mu),
                                                           b.of(b.log_q)};
-    const result expected =
-        evaluate(be, b.student(b.dz), by_hand, weighted_reverse_kl{.baseline = baseline::none{}}, env{});
+    const result expected = evaluate(be, b.student(b.dz), by_hand, mc{.baseline = baseline::none{}}, env{});
     env e;
     e.frozen = {.keep = view(keep.data(), b.n, b.m), .weight = b.of(weight)};
-    const result r = evaluate(be, b.student(dz), b.samples(), mc_reverse_kl{}, e);
+    const result r = evaluate(be, b.student(dz), b.samples(), mc{reverse_kl{}}, e);
     RC_ASSERT(std::abs(r.loss - expected.loss) <= 1e-13 * (1 + std::abs(r.loss)));
     close(b.dz, dz);
     RC_ASSERT(r.diagnostics.dropped == dropped);
@@ -121,11 +120,9 @@ void frozen_on(Backend be, unsigned seed) {
     std::vector<double> advantage(tokens);
     for (std::size_t i = 0; i < tokens; ++i) advantage[i] = b.log_q[i] - log_p[i];
     e.frozen = {};
-    const result own =
-        evaluate(be, b.student(b.dz), b.samples(), mc_reverse_kl{.baseline = baseline::leave_one_out{}}, e);
+    const result own = evaluate(be, b.student(b.dz), b.samples(), mc{.baseline = baseline::leave_one_out{}}, e);
     e.frozen = {.advantage = b.of(advantage)};
-    const result given =
-        evaluate(be, b.student(dz), b.samples(), mc_reverse_kl{.baseline = baseline::leave_one_out{}}, e);
+    const result given = evaluate(be, b.student(dz), b.samples(), mc{.baseline = baseline::leave_one_out{}}, e);
     RC_ASSERT(own.loss == given.loss);
     RC_ASSERT(b.dz == dz);
 
@@ -135,7 +132,7 @@ void frozen_on(Backend be, unsigned seed) {
     std::vector<float> losses(std::size_t(b.n));
     e.frozen = {.sequence_log_ratio = sequence};
     e.losses = losses, e.reduction = reduce::sum;
-    evaluate(be, b.student(dz), b.samples(), mc_reverse_kl<own::told>{}, e);
+    evaluate(be, b.student(dz), b.samples(), mc{reverse_kl{}, own::told{}}, e);
     for (index_t r_ = 0; r_ < b.n; ++r_) RC_ASSERT(losses[std::size_t(r_)] == float(1000 * r_ + (b.m - 1) / 2.));
     std::vector<double> c(b.dz.size()); // c = sequence/m at each token: dz = c - p Σ c
     for (index_t row = 0; row < b.n; ++row) {
@@ -198,7 +195,7 @@ TEST_CASE("what is frozen is checked like a cache") {
     const auto run = [&](const frozen_batch<>& frozen, check checks = check::count) {
         env e;
         e.frozen = frozen, e.checks = checks;
-        return evaluate(be, b.student(b.dz), b.samples(), mc_reverse_kl{}, e);
+        return evaluate(be, b.student(b.dz), b.samples(), mc{reverse_kl{}}, e);
     };
     CHECK_THROWS_WITH_AS(run({.keep = view(keep.data(), b.n, b.m - 1)}),
                          doctest::Contains("env.frozen.keep: has shape"), invalid_input);
@@ -213,7 +210,7 @@ TEST_CASE("what is frozen is checked like a cache") {
         doctest::Contains("env.frozen: is about drawn tokens"), invalid_input);
     env over;
     over.frozen.weight = view(b.dz.data(), b.n, b.m);
-    CHECK_THROWS_WITH_AS(evaluate(be, b.student(b.dz), b.samples(), mc_reverse_kl{}, over),
+    CHECK_THROWS_WITH_AS(evaluate(be, b.student(b.dz), b.samples(), mc{reverse_kl{}}, over),
                          doctest::Contains("student.dz: overlaps env.frozen.weight"), invalid_input);
     weight[7] = NAN; // row 1, slot 2
     CHECK_THROWS_WITH_AS(run({.weight = b.of(weight)}, check::contents),
@@ -227,7 +224,7 @@ TEST_CASE("what is frozen is checked like a cache") {
     contents.checks = check::contents, contents.frozen.weight = b.of(weight);
     const teacher::weighted<std::int32_t, double> with_unused{view(some.data(), b.n, b.m), b.of(in_cache),
                                                               b.of(b.log_mu), b.of(b.log_q)};
-    CHECK(evaluate(be, b.student(b.dz), with_unused, weighted_reverse_kl{}, contents).diagnostics.bad_rows == 0);
+    CHECK(evaluate(be, b.student(b.dz), with_unused, mc{reverse_kl{}}, contents).diagnostics.bad_rows == 0);
     keep[7] = 0;
     CHECK(run({.keep = view(keep.data(), b.n, b.m), .weight = b.of(weight)}, check::contents).diagnostics.dropped == 1);
     keep[7] = 1;

@@ -106,7 +106,7 @@ void check_offsets(const char* type) {
                 if (given) e.given_lse = o.lse;
                 std::vector<double> returned(o.rows);
                 e.lse = returned;
-                const result r = evaluate(backend, o.student(), o.samples(), mc_reverse_kl{}, e);
+                const result r = evaluate(backend, o.student(), o.samples(), mc{reverse_kl{}}, e);
                 CHECK(returned == o.lse);
                 CHECK(r.diagnostics.bad_rows == 0);
                 CHECK(r.diagnostics.ratio_max == 1); // and so is every other
@@ -154,7 +154,7 @@ void check_offsets(const char* type) {
             };
             const teacher::weighted<std::int32_t, L> weighted{o.id_view(), o.of(o.weight), o.of(o.log_mu),
                                                               o.of(o.log_q)};
-            same(weighted, weighted_reverse_kl{});
+            same(weighted, mc{reverse_kl{}});
             same(o.support(), tail_bucket{reverse_kl{}});
             same(o.support(), tail_bucket{forward_kl{}});
             same(o.dense(), reverse_kl{});

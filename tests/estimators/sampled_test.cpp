@@ -9,7 +9,7 @@
 #include "support/compiled/sampled.hpp"
 #include "support/enumerate.hpp"
 #include "support/generators.hpp"
-#include "support/naive_backend.hpp"
+#include "support/policies.hpp"
 #include "support/property.hpp"
 #include "support/textbook.hpp"
 
@@ -23,44 +23,6 @@ using namespace opd;
 using namespace opd::test;
 
 namespace {
-
-/// Student, teacher and a stale behaviour policy over V tokens, in double.
-struct policies {
-    index_t vocab;
-    float temperature = 1;
-    std::vector<double> z, y, b; // logits (V): student, teacher, behaviour
-    std::vector<double> log_p, log_q, log_mu;
-
-    policies(index_t v, std::uint64_t seed, bool stale, float t = 1) : vocab(v), temperature(t) {
-        numbers u(seed);
-        for (index_t i = 0; i < v; ++i) {
-            z.push_back(1.5 * u.normal()), y.push_back(1.5 * u.normal());
-            b.push_back(stale ? z.back() + 0.7 * u.normal() : z.back());
-        }
-        double lse = 0;
-        naive_backend::log_softmax(z.data(), v, t, nullptr, &lse, log_p);
-        naive_backend::log_softmax(y.data(), v, 1, nullptr, &lse, log_q);
-        naive_backend::log_softmax(b.data(), v, t, nullptr, &lse, log_mu);
-    }
-    /// c (V) through the pullback.
-    std::vector<double> pullback(const std::vector<double>& c) const {
-        double sum = 0;
-        for (const double x : c) sum += x;
-        std::vector<double> g;
-        for (std::size_t v = 0; v < c.size(); ++v) g.push_back((c[v] - std::exp(log_p[v]) * sum) / double(temperature));
-        return g;
-    }
-    std::vector<double> gradient_of_kl(const std::vector<double>& log_other) const { // ∇ KL(p‖other)
-        std::vector<double> c;
-        for (std::size_t v = 0; v < log_p.size(); ++v) c.push_back(std::exp(log_p[v]) * (log_p[v] - log_other[v]));
-        return pullback(c);
-    }
-    double kl(const std::vector<double>& log_other) const {
-        double s = 0;
-        for (std::size_t v = 0; v < log_p.size(); ++v) s += std::exp(log_p[v]) * (log_p[v] - log_other[v]);
-        return s;
-    }
-};
 
 struct outcome {
     double loss = 0;
@@ -99,12 +61,6 @@ outcome expectation(const policies& w, index_t m, const Estimator& e) {
     return mean;
 }
 
-double distance(const std::vector<double>& a, const std::vector<double>& b) {
-    double d = 0;
-    for (std::size_t v = 0; v < a.size(); ++v) d = std::max(d, std::abs(a[v] - b[v]));
-    return d;
-}
-
 const std::pair<index_t, index_t> sizes[] = {{2, 1}, {5, 1}, {3, 2}, {5, 2}, {4, 3}, {5, 3}}; // V, m
 
 } // namespace
@@ -131,10 +87,8 @@ struct flagging {
 
 TEST_CASE("policies of one's own, and flags") {
     const policies w(4, 5, true);
-    CHECK(distance(expectation(w, 2, mc_reverse_kl{.advantage = twice_theta{}}).dz,
-                   expectation(w, 2, mc_reverse_kl{}).dz) > 1e-3);
-    const outcome once = expectation(w, 2, mc_reverse_kl{}),
-                  twice = expectation(w, 2, mc_reverse_kl{.advantage = twice_theta{}});
+    CHECK(distance(expectation(w, 2, mc{twice_theta{}}).dz, expectation(w, 2, mc{reverse_kl{}}).dz) > 1e-3);
+    const outcome once = expectation(w, 2, mc{reverse_kl{}}), twice = expectation(w, 2, mc{twice_theta{}});
     for (std::size_t i = 0; i < once.dz.size(); ++i)
         CHECK(twice.dz[i] == doctest::Approx(2 * once.dz[i]).epsilon(1e-12));
     std::vector<double> z{0.1, 0.2, 0.3}, logs(6, -1);
@@ -144,7 +98,7 @@ TEST_CASE("policies of one's own, and flags") {
                                                        view(static_cast<const double*>(logs.data()), 1, 6)};
     eigen_backend be{.threads = 1};
     const diagnostics d = evaluate(be, student::logits<double>{view(static_cast<const double*>(z.data()), 1, 3)}, drawn,
-                                   mc_reverse_kl{flagging{}})
+                                   mc{reverse_kl{}, flagging{}})
                               .diagnostics;
     CHECK(d.clipped_positive + d.clipped_negative == 2);
     CHECK(d.truncated == 3);
@@ -159,7 +113,7 @@ TEST_CASE("MC-m with importance sampling is unbiased under staleness, with and w
             CAPTURE(v);
             CAPTURE(m);
             const auto with = [&, &w = w, &m = m](auto b) {
-                const outcome o = expectation(w, m, mc_reverse_kl{.baseline = b});
+                const outcome o = expectation(w, m, mc{.baseline = b});
                 CHECK(distance(o.dz, dense) < 1e-10);
                 CHECK(o.loss == doctest::Approx(w.kl(w.log_q)).epsilon(1e-10)); // the value never uses the baseline
             };
@@ -171,32 +125,10 @@ TEST_CASE("MC-m with importance sampling is unbiased under staleness, with and w
 TEST_CASE("control: without correction MC-m is unbiased on policy and biased when stale") {
     for (const auto& [v, m] : sizes) {
         const policies fresh(v, 7, false), stale(v, 7, true);
-        CHECK(distance(expectation(fresh, m, mc_reverse_kl<score_function>{}).dz, fresh.gradient_of_kl(fresh.log_q)) <
-              1e-10);
-        CHECK(distance(expectation(stale, m, mc_reverse_kl<score_function>{}).dz, stale.gradient_of_kl(stale.log_q)) >
-              1e-2);
-    }
-}
-
-TEST_CASE("control: a clipped advantage and a floored teacher are biased") {
-    const policies w(5, 3, true);
-    CHECK(distance(expectation(w, 2, mc_reverse_kl<>{.advantage_clip = 0.3}).dz, w.gradient_of_kl(w.log_q)) > 1e-2);
-}
-
-TEST_CASE("what a surrogate descends") {
-    for (const auto& [v, m] : sizes) {
-        const policies w(v, 21, true);
-        // rho sg(A_old): KL(p‖q) - KL(p‖mu), which rewards drifting from mu
-        const auto to_q = w.gradient_of_kl(w.log_q), to_mu = w.gradient_of_kl(w.log_mu);
-        std::vector<double> want;
-        for (std::size_t i = 0; i < to_q.size(); ++i) want.push_back(to_q[i] - to_mu[i]);
-        const outcome o = expectation(w, m, mc_reverse_kl{.advantage = advantage::old{}});
-        CHECK(distance(o.dz, want) < 1e-10);
-        CHECK(distance(o.dz, to_q) > 1e-3);
-        // A_theta log p without ratio: Σ mu (log p - log q) through the pullback
-        std::vector<double> c;
-        for (std::size_t i = 0; i < w.log_p.size(); ++i) c.push_back(std::exp(w.log_mu[i]) * (w.log_p[i] - w.log_q[i]));
-        CHECK(distance(expectation(w, m, mc_reverse_kl<score_function>{}).dz, w.pullback(c)) < 1e-10);
+        CHECK(distance(expectation(fresh, m, accept_bias{mc{reverse_kl{}, score_function{}}}).dz,
+                       fresh.gradient_of_kl(fresh.log_q)) < 1e-10);
+        CHECK(distance(expectation(stale, m, accept_bias{mc{reverse_kl{}, score_function{}}}).dz,
+                       stale.gradient_of_kl(stale.log_q)) > 1e-2);
     }
 }
 
@@ -208,35 +140,10 @@ TEST_CASE("exactly zero at p = q, whatever was drawn") {
         for (const auto id : ids)
             log_mu.push_back(w.log_mu[std::size_t(id)]), log_q.push_back(w.log_p[std::size_t(id)]);
         const outcome o = call(w, {view(ids.data(), 1, 2), view(log_mu.data(), 1, 2), view(log_q.data(), 1, 2)},
-                               mc_reverse_kl{.baseline = baseline::leave_one_out{}});
+                               mc{.baseline = baseline::leave_one_out{}});
         CHECK(std::abs(o.loss) < 1e-14);
         for (const double g : o.dz) CHECK(std::abs(g) < 1e-14);
     });
-}
-
-TEST_CASE("a surrogate's c is its loss's derivative in log p") {
-    const auto check = [](const auto& s) {
-        property("differences", [&] {
-            numbers u(*rc::gen::arbitrary<std::uint64_t>());
-            token_in x{.log_p = -3 * u.uniform(),
-                       .log_mu = -3 * u.uniform(),
-                       .log_prox = -1,
-                       .log_ref = -1,
-                       .log_q = -3 * u.uniform(),
-                       .log_ratio = 0,
-                       .advantage = u.normal(),
-                       .age = 1};
-            const auto at = [&](double h) {
-                token_in t = x;
-                t.log_p += h, t.log_ratio = t.log_p - t.log_mu;
-                return s(t);
-            };
-            const double slope = (at(1e-5).loss - at(-1e-5).loss) / 2e-5;
-            RC_ASSERT(std::abs(at(0).c - slope) < 1e-8 * (1 + std::abs(slope)));
-        });
-    };
-    check(unclipped_is{});
-    check(score_function{});
 }
 
 TEST_CASE("repeated ids are summed: a tuple's gradient is the mean of its draws'") {
@@ -246,11 +153,11 @@ TEST_CASE("repeated ids are summed: a tuple's gradient is the mean of its draws'
         for (const auto id : ids) {
             log_mu.push_back(w.log_mu[std::size_t(id)]), log_q.push_back(w.log_q[std::size_t(id)]);
             const outcome one =
-                call(w, {view(&id, 1, 1), view(&log_mu.back(), 1, 1), view(&log_q.back(), 1, 1)}, mc_reverse_kl{});
+                call(w, {view(&id, 1, 1), view(&log_mu.back(), 1, 1), view(&log_q.back(), 1, 1)}, mc{reverse_kl{}});
             for (std::size_t v = 0; v < 5; ++v) mean[v] += one.dz[v] / 3;
         }
         const outcome all =
-            call(w, {view(ids.data(), 1, 3), view(log_mu.data(), 1, 3), view(log_q.data(), 1, 3)}, mc_reverse_kl{});
+            call(w, {view(ids.data(), 1, 3), view(log_mu.data(), 1, 3), view(log_q.data(), 1, 3)}, mc{reverse_kl{}});
         CHECK(distance(all.dz, mean) < 1e-13);
     });
 }
@@ -264,7 +171,7 @@ TEST_CASE("diagnostics: E_mu[rho] = 1, K1, K2, K3, saturation, a missing baselin
         const student::logits<double> s{view(w.z.data(), 1, 4)};
         const teacher::samples<std::int64_t, double> t{view(ids.data(), 1, 1), view(&w.log_mu[i], 1, 1),
                                                        view(&w.log_q[i], 1, 1)};
-        const auto d = evaluate(backend, s, t, mc_reverse_kl{.baseline = baseline::leave_one_out{}}).diagnostics;
+        const auto d = evaluate(backend, s, t, mc{.baseline = baseline::leave_one_out{}}).diagnostics;
         const double l = w.log_p[i] - w.log_mu[i];
         CHECK(d.ratio_mean() == doctest::Approx(std::exp(l)));
         CHECK(d.k1() == doctest::Approx(-l));
@@ -284,7 +191,7 @@ TEST_CASE("diagnostics: E_mu[rho] = 1, K1, K2, K3, saturation, a missing baselin
     const auto d =
         evaluate(backend, student::logits{view(z, 1, 2), view(dz, 1, 2)},
                  teacher::samples<std::int64_t, double>{view(&id, 1, 1), view(&log_mu, 1, 1), view(&log_q, 1, 1)},
-                 mc_reverse_kl{})
+                 mc{reverse_kl{}})
             .diagnostics;
     CHECK(d.saturated == 1);
     CHECK(d.ratio_max == doctest::Approx(std::exp(80.0)));
@@ -326,9 +233,8 @@ TEST_CASE("threshold(B) is unbiased over its systematic offset, with its baselin
                             view(d.exact.data(), 1, budget)};
                         const student::logits<double> s{view(w.z.data(), 1, vocab), view(dz.data(), 1, vocab),
                                                         w.temperature};
-                        const double loss =
-                            kind == 1 ? evaluate(backend, s, t, weighted_reverse_kl{}).loss
-                                      : evaluate(backend, s, t, weighted_reverse_kl{.baseline = baseline::none{}}).loss;
+                        const double loss = kind == 1 ? evaluate(backend, s, t, mc{reverse_kl{}}).loss
+                                                      : evaluate(backend, s, t, mc{.baseline = baseline::none{}}).loss;
                         if (kind == 1) value += length * loss;
                         for (std::size_t v = 0; v < dz.size(); ++v) mean[kind][v] += length * dz[v];
                     }
@@ -367,9 +273,9 @@ TEST_CASE("baselines by hand: they move the gradient of a tuple to w rho (A - b)
         plain.push_back((rho[j] * a[j] + rho[k] * a[k]) / 2);
         normalised.push_back((rho[j] * a[j] + rho[k] * a[k]) / (rho[j] + rho[k]));
     }
-    const outcome none = call(w, t, mc_reverse_kl<>{});
-    const outcome loo = call(w, t, mc_reverse_kl{.baseline = baseline::leave_one_out{}});
-    const outcome self = call(w, t, mc_reverse_kl{.baseline = baseline::self_normalised{}});
+    const outcome none = call(w, t, mc{reverse_kl{}});
+    const outcome loo = call(w, t, mc{.baseline = baseline::leave_one_out{}});
+    const outcome self = call(w, t, mc{.baseline = baseline::self_normalised{}});
     CHECK(distance(none.dz, want({0, 0, 0})) < 1e-14);
     CHECK(distance(loo.dz, want(plain)) < 1e-14);
     CHECK(distance(self.dz, want(normalised)) < 1e-14);
@@ -385,7 +291,7 @@ TEST_CASE("baselines by hand: they move the gradient of a tuple to w rho (A - b)
     for (std::size_t i = 0; i < 3; ++i) c[std::size_t(ids[i])] -= weight[i] * rho[i] * (a[i] - b);
     eigen_backend backend;
     const student::logits<double> s{view(w.z.data(), 1, 5), view(dz.data(), 1, 5)};
-    const double loss = evaluate(backend, s, tw, weighted_reverse_kl{}).loss;
+    const double loss = evaluate(backend, s, tw, mc{reverse_kl{}}).loss;
     CHECK(distance(dz, w.pullback(c)) < 1e-14);
     CHECK(loss == doctest::Approx(-0.5 * rho[0] * a[0] - 0.25 * rho[1] * a[1] - 0.5 * rho[2] * a[2]));
 }
@@ -428,8 +334,8 @@ TEST_CASE("bfloat16 gradients of a sampled loss near p = q keep a relative error
     const teacher::samples<std::int32_t> t{view(ids.data(), 1, m), view(log_mu.data(), 1, m), view(log_q.data(), 1, m)};
     std::vector<bfloat16> dz(vocab);
     const auto zv = view(static_cast<const float*>(z.data()), 1, vocab);
-    evaluate(backend, student::logits<float, bfloat16>{zv, view(dz.data(), 1, vocab)}, t, mc_reverse_kl{});
-    evaluate(backend, student::logits<float, double>{zv, view(want.data(), 1, vocab)}, t, mc_reverse_kl{});
+    evaluate(backend, student::logits<float, bfloat16>{zv, view(dz.data(), 1, vocab)}, t, mc{reverse_kl{}});
+    evaluate(backend, student::logits<float, double>{zv, view(want.data(), 1, vocab)}, t, mc{reverse_kl{}});
     double top = 0;
     for (const double g : want) top = std::max(top, std::abs(g));
     for (std::size_t v = 0; v < dz.size(); ++v)

@@ -238,7 +238,7 @@ TEST_CASE("tiles of whole leaves change no bit: rows of entries") {
             const auto support = [](const batch<float>& x) {
                 return teacher::support<std::int32_t>{view(x.ids.data(), x.n, x.k), view(x.log_q.data(), x.n, x.k)};
             };
-            tiles_change_nothing(b, samples, mc_reverse_kl{}, beta, 2);
+            tiles_change_nothing(b, samples, mc{reverse_kl{}}, beta, 2);
             tiles_change_nothing(b, support, tail_bucket{reverse_kl{}}, beta, 2);
         },
         few);

@@ -163,27 +163,22 @@ void run(choices& c, const Estimator& estimator, bool sparse_gradient = false) {
     check_rows(out, z, s, temperature, dz.cols, slope);
 }
 
-template <class Estimator>
-Estimator clipped(choices& c, Estimator e) {
-    if (c.once_in(4)) e.advantage_clip = c.of({1.0, 1e-3, not_a_number, -1.0, infinity});
-    return e;
-}
 /// Sampled rows in float under every policy; other types under the default ones.
 template <class L>
 void run_samples(choices& c) {
     if constexpr (std::is_same_v<L, float>) {
         switch (c.below(4)) {
         case 0:
-            return run<L, L, std::int32_t>(c, clipped(c, mc_reverse_kl{.baseline = baseline::leave_one_out{}}));
+            return run<L, L, std::int32_t>(c, mc{.baseline = baseline::leave_one_out{}});
         case 1:
-            return run<L, L, std::int32_t>(c, clipped(c, mc_reverse_kl{.baseline = baseline::self_normalised{}}));
+            return run<L, L, std::int32_t>(c, mc{.baseline = baseline::self_normalised{}});
         case 2:
-            return run<L, L, std::int32_t>(c, clipped(c, mc_reverse_kl{.advantage = advantage::old{}}));
+            return run<L, L, std::int32_t>(c, mc{shape::clipped{c.of({1.0, 1e-3, not_a_number, -1.0, infinity})}});
         default:
             break;
         }
     }
-    run<L, L, std::int32_t>(c, clipped(c, mc_reverse_kl{}));
+    run<L, L, std::int32_t>(c, mc{reverse_kl{}});
 }
 
 } // namespace
@@ -216,12 +211,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         break;
     case 7:
         if (c.once_in(2))
-            run<float, float, std::int64_t>(c, clipped(c, weighted_reverse_kl{.baseline = baseline::none{}}));
+            run<float, float, std::int64_t>(c, mc{.baseline = baseline::none{}});
         else
-            run<float, float, std::int32_t>(c, clipped(c, weighted_reverse_kl{}));
+            run<float, float, std::int32_t>(c, mc{reverse_kl{}});
         break;
     default:
-        run<bfloat16, bfloat16, std::int32_t>(c, clipped(c, weighted_reverse_kl{}));
+        run<bfloat16, bfloat16, std::int32_t>(c, mc{reverse_kl{}});
     }
     return 0;
 }

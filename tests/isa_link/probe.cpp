@@ -52,7 +52,7 @@ std::vector<float> OPD_PROBE() {
     const opd::teacher::samples samples{of(ids), of(log_mu), of(log_q)};
     r.push_back(static_cast<float>(opd::evaluate(be, student, support, opd::tail_bucket{opd::forward_kl{}}).loss));
     r.push_back(static_cast<float>(opd::evaluate(be, student, support, opd::renormalised{opd::jsd{}}).loss));
-    r.push_back(static_cast<float>(opd::evaluate(be, student, samples, opd::mc_reverse_kl{}).loss));
+    r.push_back(static_cast<float>(opd::evaluate(be, student, samples, opd::mc{opd::reverse_kl{}}).loss));
     r.insert(r.end(), dz.begin(), dz.begin() + 200);
     return r;
 }

@@ -1,33 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What each estimator claims to be. The property suite derives from it what must hold; where an estimator is declared biased
-// or not zero at equality, the suite asserts that the property fails, so that a declaration cannot be too modest either.
+// The dense divergences as suites walk over them. What each claims to be is in its own traits (opd/traits.hpp): a suite derives from
+// them what must hold, and where an estimator is declared biased or not zero at equality it asserts that the property fails, so that a
+// declaration cannot be too modest either.
 #pragma once
 
 #include <string>
 #include <type_traits>
 
 #include <opd/estimators/divergences.hpp>
+#include <opd/traits.hpp>
 
 namespace opd::test {
 
-enum class expectation { unbiased, consistent, biased };
-enum class meaning { divergence, value_estimate, surrogate };
-
-struct estimator_traits {
-    expectation mean = expectation::unbiased; ///< of the gradient, over the sampling design
-    meaning value = meaning::divergence;      ///< what the reported loss is
-    bool exact_zero_at_equality = true;       ///< loss 0 and gradient 0 at p = q, beyond rounding
-    double conditioning = 1;                  ///< how much its formula enlarges the rounding of a log-ratio
-};
-
-/// Specialise for estimators that are not plain divergences.
+/// How much a divergence's formula enlarges the rounding of a log-ratio: powers of the ratio do.
 template <class E>
-constexpr estimator_traits traits_of(const E&) {
-    static_assert(divergence<E>, "declare this estimator's traits in tests/support/traits.hpp");
-    if (std::is_same_v<E, alpha_divergence> || std::is_same_v<E, chi_squared>) // powers of the ratio
-        return {.conditioning = 4};
-    return {};
+constexpr double conditioning_of(const E&) {
+    return std::is_same_v<E, alpha_divergence> || std::is_same_v<E, chi_squared> ? 4 : 1;
 }
 
 /// f(name, divergence) for every dense divergence, some at several parameters.

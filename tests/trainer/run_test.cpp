@@ -214,6 +214,21 @@ TEST_CASE("every estimator runs, and the run directory holds what it promises") 
     }
 }
 
+TEST_CASE("a run under another shape, surrogate and baseline") {
+    const scratch dir;
+    interrupted = false;
+    run plain(parse(with(tiny(dir / "plain"), {"--estimator=mc"})));
+    REQUIRE(go(plain) == exit_ok);
+    run other(parse(with(tiny(dir / "other"), {"--estimator=mc", "--shape=mixed", "--shape-a=0.9",
+                                               "--surrogate=ppo_clip", "--baseline=leave_one_out"})));
+    REQUIRE(go(other) == exit_ok);
+    const auto last_loss = [&](const char* which) {
+        const std::string log = read_file(dir / (std::string(which) + "/log.jsonl"));
+        return log.substr(log.rfind("\"loss\""));
+    };
+    CHECK(last_loss("plain") != last_loss("other"));
+}
+
 TEST_CASE("SIGINT writes a checkpoint and leaves with 130; the run goes on from it") {
     const scratch dir;
     const auto slow = with(tiny(dir / "run"), {"--teacher-steps=1000000", "--checkpoint-every=1000000"});
@@ -443,7 +458,11 @@ TEST_CASE("an estimator takes its own settings and refuses those that it would i
         {"--k=4", {"topk", "tail_bucket"}},
         {"--topk-from=teacher", {"topk", "tail_bucket"}},
         {"--m=4", {"mc"}},
-        {"--budget=4", {"threshold"}}};
+        {"--budget=4", {"threshold"}},
+        {"--shape=reverse_kl", {"mc", "threshold"}},
+        {"--surrogate=unclipped_is", {"mc", "threshold"}},
+        {"--baseline=exact_entries", {"mc", "threshold"}},
+        {"--accept-bias", {"mc", "threshold"}}};
     for (const std::string_view e : estimators) {
         const std::string estimator = "--estimator=" + std::string(e);
         for (const auto& [flag, users] : used_by) { // each with the value that it has anyhow
@@ -467,6 +486,37 @@ TEST_CASE("an estimator takes its own settings and refuses those that it would i
     CHECK(parse({"opd-train", "--config", dir / "mc.json", "--print-config"}).text == printed.text);
     contains(failure_text({"opd-train", "--config", dir / "mc.json", "--estimator=reverse_kl"}, exit_usage),
              "distill.m is not used by --estimator reverse_kl");
+}
+
+TEST_CASE("shapes, surrogates and baselines: composed as the library composes them, refused in its words") {
+    const auto mc = [](std::initializer_list<const char*> more) {
+        return with(with({"opd-train"}, {"--estimator=mc"}), more);
+    };
+    for (const auto& line : opd::choice::objectives)
+        CHECK(list_estimators().find(std::string(line.text)) != std::string::npos);
+    contains(parse({"opd-train", "--list-estimators"}).text, "total_variation");
+    CHECK(parse(mc({"--shape=clipped", "--shape-a=5", "--surrogate=ppo_clip", "--dual-clip=3"}))
+              .settings.distill.shape_a == 5);
+    parse(mc({"--surrogate=score_function"})); // sync: the student's own tokens
+    const auto refused = [&](std::initializer_list<const char*> more, const char* part) {
+        contains(failure_text(mc(more), exit_usage), part);
+    };
+    refused({"--shape=total_variatoin"}, "did you mean 'total_variation'?");
+    refused({"--surrogate=ppo"}, "--surrogate: 'ppo' is not one of unclipped_is");
+    refused({"--schedule=async", "--surrogate=score_function"}, "descends something else");
+    parse(mc({"--schedule=async", "--surrogate=score_function", "--accept-bias"}));
+    refused({"--shape=old", "--schedule=async"}, "descends something else");
+    refused({"--surrogate=k1", "--baseline=none"}, "descends nothing");
+    refused({"--surrogate=k2"}, "it has no advantage");
+    refused({"--baseline=value"}, "does not read this cache");
+    refused({"--shape=extrapolated"}, "reads what this trainer does not record");
+    refused({"--surrogate=gspo"}, "needs a pass over whole sequences");
+    refused({"--shape=clipped", "--shape-a=-1"}, "shape::clipped.a");
+    refused({"--shape-a=1"}, "--shape-a is not used by --shape reverse_kl");
+    refused({"--clip-low=0.1"}, "--clip-low is not used by --surrogate unclipped_is");
+    refused({"--surrogate=cispo", "--dual-clip=3"}, "--dual-clip is not used by --surrogate cispo");
+    contains(failure_text({"opd-train", "--estimator=threshold", "--baseline=leave_one_out"}, exit_usage),
+             "does not read this cache");
 }
 
 TEST_CASE("a schedule takes its own settings and refuses those that it would ignore") {

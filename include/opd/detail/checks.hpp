@@ -16,10 +16,12 @@
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
 #include "opd/error.hpp"
+#include "opd/filter.hpp"
 #include "opd/reduction.hpp"
 #include "opd/row_program.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
+#include "opd/traits.hpp"
 #include "opd/view.hpp"
 
 namespace opd::detail {
@@ -53,8 +55,9 @@ void check_matrix(const char* name, matrix_view<T, S> v, index_t rows, index_t c
 }
 
 /// Temperatures at which float arithmetic still tells logits apart.
+OPD_INLINE bool temperature_in_range(const float& t) { return is_finite(t) && t >= 1e-6F && t <= 1e6F; }
 OPD_INLINE void check_temperature(const char* name, const float& t) {
-    if (!is_finite(t) || t < 1e-6F || t > 1e6F) throw invalid_input(name, "must lie between 1e-6 and 1e6");
+    if (!temperature_in_range(t)) throw invalid_input(name, "must lie between 1e-6 and 1e6");
 }
 
 /// Every span of a call; no output may overlap another span. Matrices are compared as strided rectangles with their padding:
@@ -207,10 +210,20 @@ void check_overlaps(const Student& s, const Teacher& t, const basic_env<S>& e) {
         spans.reads("teacher.log_q", t.log_q);
         if constexpr (Teacher::kind == cache_kind::support) {
             spans.reads("teacher.log_tail", t.log_tail);
+            spans.reads("teacher.log_mu", t.log_mu);
         } else {
             spans.reads("teacher.log_mu", t.log_mu);
             spans.reads("teacher.log_prox", t.log_prox);
             spans.reads("teacher.log_ref", t.log_ref);
+            spans.reads("teacher.advantage", t.advantage);
+            spans.reads("teacher.baseline", t.baseline);
+            spans.reads("teacher.mu_entropy", t.mu_entropy);
+            spans.reads("teacher.rollout.log_norm", t.rollout.log_norm);
+            if constexpr (has_kept_sets<Teacher>) {
+                spans.reads("teacher.kept_ids", t.kept_ids);
+                spans.reads("teacher.kept_offsets", t.kept_offsets);
+                spans.reads("teacher.log_kept_q", t.log_kept_q);
+            }
             if constexpr (Teacher::kind == cache_kind::weighted) {
                 spans.reads("teacher.weight", t.weight);
                 spans.reads("teacher.exact", t.exact);
@@ -236,6 +249,23 @@ void check_overlaps(const Student& s, const Teacher& t, const basic_env<S>& e) {
 template <class Estimator>
 void validate_estimator(const Estimator& e) {
     if constexpr (requires { e.validate(); }) e.validate();
+}
+/// The columns that an estimator cannot do without.
+template <class Teacher, class Estimator>
+void check_columns(const Teacher& t, const Estimator& e, index_t n) {
+    const unsigned needs = n > 0 ? columns_of(e) : 0;
+    if constexpr (requires { e.validate_cache(t); }) e.validate_cache(t);
+    const auto need = [needs](unsigned which, const char* name, bool missing) {
+        if ((needs & which) && missing) throw invalid_input(name, "is left out, and the estimator reads it");
+    };
+    need(column::log_mu, "teacher.log_mu", t.log_mu.empty());
+    if constexpr (Teacher::kind != cache_kind::support) {
+        need(column::log_prox, "teacher.log_prox", t.log_prox.empty());
+        need(column::log_ref, "teacher.log_ref", t.log_ref.empty());
+        need(column::advantage, "teacher.advantage", t.advantage.empty());
+        need(column::baseline, "teacher.baseline", t.baseline.empty());
+        need(column::mu_entropy, "teacher.mu_entropy", t.mu_entropy.empty());
+    }
 }
 
 /// The pass of check::contents, and of infinite::raise, over rows of logits: by bits, before anything is written. check_logit_row
@@ -290,14 +320,6 @@ void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d
     check_mass("teacher.y", mass_y, r);
 }
 
-/// Whether estimator E reads a cache of kind K.
-template <class E, cache_kind K>
-constexpr bool reads_cache() {
-    if constexpr (requires { E::takes; })
-        return E::takes == K;
-    else
-        return false;
-}
 /// Whether E's gradient may be stored on the support alone.
 template <class E>
 constexpr bool offers_sparse_gradient() {
@@ -353,6 +375,15 @@ constexpr bool parts_fit() {
     return fit;
 }
 
+/// Whether an estimator's baseline, if it has one, is for this kind of cache.
+template <class E, cache_kind K>
+constexpr bool baseline_fits() {
+    if constexpr (requires { E::baseline_reads(K); })
+        return E::baseline_reads(K);
+    else
+        return true;
+}
+
 /// Cache and estimator belong together, or a sentence says what does.
 template <class Student, class Teacher, class Estimator>
 constexpr bool pairing_fits() {
@@ -375,17 +406,16 @@ constexpr bool pairing_fits() {
                       "dense_entry<F>) const` and `F c(row_constants<F>, dense_entry<F>) const`, templates on F; see "
                       "docs/concepts/divergence.md");
     else if constexpr (kind == cache_kind::support && !reads_cache<Estimator, kind>())
-        static_assert(never<Estimator>,
-                      "opd: a teacher::support cache takes renormalised{divergence} or tail_bucket{divergence}");
+        static_assert(
+            never<Estimator>,
+            "opd: a teacher::support cache takes renormalised{divergence}, tail_bucket{divergence} or another "
+            "estimator of a support");
     else if constexpr (!dense && divergence<Estimator>)
         static_assert(never<Estimator>,
                       "opd: a divergence reads every logit of the teacher: use teacher::dense; drawn tokens take "
-                      "mc_reverse_kl{} (teacher::samples) or weighted_reverse_kl{} (teacher::weighted)");
-    else if constexpr (samples && !reads_cache<Estimator, kind>())
-        static_assert(never<Estimator>, "opd: a teacher::samples cache takes mc_reverse_kl{surrogate, baseline}");
-    else if constexpr (kind == cache_kind::weighted && !reads_cache<Estimator, kind>())
-        static_assert(never<Estimator>,
-                      "opd: a teacher::weighted cache takes weighted_reverse_kl{surrogate, baseline}");
+                      "mc{divergence}");
+    else if constexpr ((samples || kind == cache_kind::weighted) && !reads_cache<Estimator, kind>())
+        static_assert(never<Estimator>, "opd: a cache of drawn tokens takes mc{divergence, surrogate, baseline}");
     else if constexpr (kind == cache_kind::support && !support_estimator<Estimator> &&
                        !renormalised_estimator<Estimator>)
         static_assert(never<Estimator>,
@@ -395,6 +425,20 @@ constexpr bool pairing_fits() {
         static_assert(never<Estimator>,
                       "opd: an estimator of drawn tokens has `entry_row row(sampled_entry*, int, entry_facts, "
                       "diagnostics&) const`; see docs/concepts/entries.md");
+    else if constexpr (!baseline_fits<Estimator, kind>())
+        static_assert(never<Estimator>, "opd: this baseline does not read this cache: leave_one_out, self_normalised "
+                                        "and minimum_variance need i.i.d. teacher::samples, value needs "
+                                        "teacher::weighted");
+    else if constexpr (traits_of<Estimator>(law_of<Teacher>()).descends == descent::none)
+        static_assert(never<Estimator>,
+                      "opd: this estimator descends nothing: the mean of its gradient over these tokens is 0, as of "
+                      "k1 differentiated; see docs/estimators/surrogates.md");
+    else if constexpr (traits_of<Estimator>(law_of<Teacher>()).descends == descent::other)
+        static_assert(never<Estimator>,
+                      "opd: on these tokens this estimator descends something else than its divergence: "
+                      "score_function on stale samples, advantage::old, a shape that is not monotone, or the like; "
+                      "say teacher::on_policy{cache} if the student drew them, or accept_bias{estimator}; see "
+                      "docs/estimators/surrogates.md");
     else if constexpr (Student::sparse_gradient && !offers_sparse_gradient<Estimator>())
         static_assert(
             never<Estimator>,
@@ -403,6 +447,59 @@ constexpr bool pairing_fits() {
     else
         return true;
     return false;
+}
+
+/// `name`: of the filter; names are put together where something is thrown, for nothing is allocated otherwise.
+inline void check_filter(const filter& f, const char* name = "filter") {
+    const auto refuse = [name](const char* member, const char* why) {
+        throw invalid_input(std::string(name) + member, why);
+    };
+    if (!temperature_in_range(f.temperature)) refuse(".temperature", "must lie between 1e-6 and 1e6");
+    if (f.top_k < 0) refuse(".top_k", "must be 0, for all ids, or more");
+    if (!is_finite(f.top_p) || !(f.top_p > 0 && f.top_p <= 1)) refuse(".top_p", "must lie in (0, 1]; 1 keeps all");
+    if (!is_finite(f.min_p) || !(f.min_p >= 0 && f.min_p <= 1)) refuse(".min_p", "must lie in [0, 1]; 0 keeps all");
+}
+/// Sets of row r lie in the ids, one after the other.
+template <class Teacher>
+void check_kept_sets(const Teacher& t, index_t n) {
+    if (n == 0) return;
+    if (t.kept_ids.empty()) throw invalid_input("teacher.kept_ids", "is a null pointer");
+    if (t.kept_offsets.empty()) throw invalid_input("teacher.kept_offsets", "is a null pointer");
+    check_vector("teacher.kept_offsets", t.kept_offsets, n + 1);
+    check_vector("teacher.log_kept_q", t.log_kept_q, n);
+    if constexpr (Teacher::memory_space == space::host) {
+        for (index_t r = 0; r < n; ++r)
+            if (t.kept_offsets[r] < 0 || t.kept_offsets[r + 1] < t.kept_offsets[r] ||
+                t.kept_offsets[r + 1] > t.kept_ids.size)
+                throw invalid_input("teacher.kept_offsets",
+                                    "from " + std::to_string(t.kept_offsets[r]) + " to " +
+                                        std::to_string(t.kept_offsets[r + 1]) + " of " +
+                                        std::to_string(t.kept_ids.size) + " ids",
+                                    r);
+    } else if (t.widest < 1) {
+        throw invalid_input("teacher.widest",
+                            "must say how many ids a row keeps at most: offsets on a device cannot be "
+                            "read before the call");
+    }
+    if (t.widest < 0) throw invalid_input("teacher.widest", "must be at least 0");
+}
+/// How the tokens were drawn and recorded: whether ratios can be made of it.
+template <class Teacher>
+void check_rollout(const Teacher& t, index_t n) {
+    const filter& f = t.rollout.drawn_with;
+    check_filter(f, "teacher.rollout.drawn_with");
+    check_vector("teacher.rollout.log_norm", t.rollout.log_norm, n);
+    if constexpr (has_kept_sets<Teacher>)
+        check_kept_sets(t, n);
+    else if (f.cuts())
+        throw invalid_input("teacher.rollout.drawn_with", "cuts the vocabulary: importance ratios need what it kept, "
+                                                          "teacher::on_kept_sets{cache, ids, offsets}");
+    if (t.rollout.mode == logprob_mode::raw && (f.temperature != 1 || f.cuts()) && t.rollout.log_norm.empty() && n > 0)
+        throw invalid_input("teacher.rollout.log_norm",
+                            "is needed: raw log-probs are not those of the law that tokens were "
+                            "drawn from under a temperature or a filter; give log of the sum of "
+                            "mu^(1/T) over what was kept, a number a row, or record processed "
+                            "log-probs");
 }
 
 template <class Teacher, class Student>
@@ -418,10 +515,15 @@ void check_teacher(const Teacher& t, const Student& s, index_t n, index_t k) {
             throw invalid_input("teacher.ids", "has " + std::to_string(k) + " columns for a vocabulary of " +
                                                    std::to_string(s.vocab()));
         check_vector("teacher.log_tail", t.log_tail, n);
+        input("teacher.log_mu", t.log_mu, true);
     } else {
         input("teacher.log_mu", t.log_mu, false);
         input("teacher.log_prox", t.log_prox, true);
         input("teacher.log_ref", t.log_ref, true);
+        if (!left_out(t.advantage)) check_matrix("teacher.advantage", t.advantage, n, t.advantage.cols == 1 ? 1 : k);
+        check_vector("teacher.baseline", t.baseline, n);
+        check_vector("teacher.mu_entropy", t.mu_entropy, n);
+        check_rollout(t, n);
         if constexpr (Teacher::kind == cache_kind::weighted) {
             input("teacher.weight", t.weight, false);
             input("teacher.exact", t.exact, true);
@@ -459,6 +561,8 @@ void check_slot(const Teacher& t, index_t vocab, index_t r, index_t j, double lo
             if (t.ids(r, i) == t.ids(r, j))
                 throw invalid_input("teacher.ids", "id " + std::to_string(id) + " twice in a support", r);
     } else {
+        if (!t.advantage.empty() && !is_finite(double(element<L>::load(t.advantage(r, t.advantage.cols == 1 ? 0 : j)))))
+            throw invalid_input("teacher.advantage", "is not finite" + column, r);
         const double log_mu = double(element<L>::load(t.log_mu(r, j)));
         if (is_nan(log_mu) || log_mu > 1e-3 || log_mu < -9000)
             throw invalid_input("teacher.log_mu", "is not the log-probability of a drawn token" + column, r);
@@ -502,6 +606,25 @@ inline void check_frozen_slot(const frozen_batch<space::host>& f, index_t r, ind
     finite("env.frozen.advantage", f.advantage);
 }
 
+/// check::contents over the set of row r: ids ascend, and every token's is among them.
+template <class Teacher>
+void check_kept_row(const Teacher& t, index_t vocab, index_t r) {
+    const index_t first = t.kept_offsets[r], last = t.kept_offsets[r + 1];
+    const auto at = [&](index_t i) { return static_cast<index_t>(t.kept_ids[i]); };
+    for (index_t i = first; i < last; ++i)
+        if (at(i) < 0 || at(i) >= vocab || (i > first && at(i - 1) >= at(i)))
+            throw invalid_input("teacher.kept_ids",
+                                "id " + std::to_string(at(i)) + " at " + std::to_string(i) +
+                                    ": ids of a set ascend and are below " + std::to_string(vocab),
+                                r);
+    for (index_t j = 0; j < t.ids.cols; ++j) {
+        const auto id = static_cast<index_t>(t.ids(r, j));
+        bool in = id == -1;
+        for (index_t i = first; i < last && !in; ++i) in = at(i) == id;
+        if (!in) throw invalid_input("teacher.ids", "id " + std::to_string(id) + " lies outside the row's kept set", r);
+    }
+}
+
 /// check::contents and infinite::raise over one row of a sparse call.
 template <class Student, class Teacher, class Estimator>
 void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& est, const env& e, index_t r) {
@@ -510,6 +633,13 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
     refuse_unseen_rows<Student>();
     if (contents) {
         check_student_row(s, r);
+        if constexpr (Teacher::kind != cache_kind::support) {
+            const auto finite = [r](const char* name, const auto& v) {
+                if (!v.empty() && !is_finite(double(element<L>::load(v[r]))))
+                    throw invalid_input(name, "is not finite", r);
+            };
+            finite("teacher.baseline", t.baseline), finite("teacher.mu_entropy", t.mu_entropy);
+        }
         if (const auto& ratio = e.frozen.sequence_log_ratio; !ratio.empty() && !is_finite(ratio[r]))
             throw invalid_input("env.frozen.sequence_log_ratio", "is not finite", r);
     }
@@ -532,6 +662,8 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
                 throw infinite_value(r);
         }
     }
+    if constexpr (has_kept_sets<Teacher>)
+        if (contents) check_kept_row(t, s.vocab(), r);
     if (contents && used == 0) throw invalid_input("teacher.ids", "has no used slot", r);
     if constexpr (reads_tail<Estimator>()) {
         if (t.log_tail.empty()) return; // an inferred tail is never 0

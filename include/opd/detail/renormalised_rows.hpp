@@ -68,6 +68,7 @@ struct renormalised_rows {
         carver scratch;
         const arrays a(scratch, slots());
         inner.frame.env.beta = 0;
+        inner.frame.env.given_lse = {}; // over the vocabulary: for Z_p
         inner.student.from = a.z_at, inner.student.gradient_from = a.dz_at, inner.teacher.from = a.y_at;
         inner.student.gradient = student.has_gradient();
         inner.student_from = inner.teacher_from = 0; // both lie in these rows' scratch
@@ -121,7 +122,7 @@ struct renormalised_rows {
         template <class At>
         OPD_HD static int part(const renormalised_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
-            int bad = 0;
+            int bad = !k.frame.env.given_lse.empty() && !is_finite(k.frame.env.given_lse[st.row]);
             for (index_t j = at.id; j < k.slots(); j += at.count) {
                 const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
                 a.z[j] = a.y[j] = neg_inf<value>();
@@ -133,6 +134,24 @@ struct renormalised_rows {
             return bad;
         }
     };
+    /// Z_q, and Z_p where the log-sum-exp over the vocabulary is given: this loss does not need it.
+    OPD_HD static void count_masses(const renormalised_rows& k, state_type& st) {
+        diagnostics& d = st.partial.diagnostics;
+        ++d.support_rows;
+        if (k.frame.env.given_lse.empty()) return;
+        const double lse = k.frame.env.given_lse[st.row], inv_t = 1 / double(k.student.temperature);
+        const arrays a = k.at(st);
+        double z_p = 0, z_q = 0, overlap = 0;
+        for (index_t j = 0; j < k.slots(); ++j) {
+            const double p = is_neg_inf(a.z[j]) ? 0 : ::exp(double(a.z[j]) * inv_t - lse);
+            const double q = is_neg_inf(a.y[j]) ? 0 : ::exp(double(a.y[j]));
+            z_p += p, z_q += q, overlap += p < q ? p : q;
+        }
+        ++d.overlap_rows, d.overlap_sum += overlap;
+        d.student_mass_sum += z_p, d.teacher_mass_sum += z_q;
+        d.student_mass_min = z_p < d.student_mass_min ? z_p : d.student_mass_min;
+        d.teacher_mass_min = z_q < d.teacher_mass_min ? z_q : d.teacher_mass_min;
+    }
     struct clear {
         template <class At>
         OPD_HD static void run(const renormalised_rows& k, const state_type& st, At at) {
@@ -143,7 +162,7 @@ struct renormalised_rows {
         OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return st.good(); }
         template <class At>
         OPD_HD static void run(const renormalised_rows& k, state_type& st, At at) {
-            if (at.id == 0) ++st.partial.diagnostics.support_rows;
+            if (at.id == 0) count_masses(k, st);
             if (!k.student.has_gradient()) return;
             const value* dz = k.at(st).dz;
             for (index_t j = at.id; j < k.slots(); j += at.count) {

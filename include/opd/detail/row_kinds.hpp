@@ -7,6 +7,7 @@
 #include "opd/detail/dense_rows.hpp"
 #include "opd/detail/draw_rows.hpp"
 #include "opd/detail/kept_rows.hpp"
+#include "opd/detail/kept_set_rows.hpp"
 #include "opd/detail/renormalised_rows.hpp"
 #include "opd/detail/sampled_rows.hpp"
 #include "opd/detail/score_rows.hpp"
@@ -29,10 +30,18 @@ auto rows_of(const row_job<Student, Teacher, Program, S>& job, const Frame& fram
                                                                 job.vocab);
 }
 template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
-    requires(sampled_estimator<Estimator>&& Estimator::takes == Teacher::kind && !Student::sparse_gradient)
+    requires(sampled_estimator<Estimator>&& reads_cache<Estimator, Teacher::kind>() && !Student::sparse_gradient &&
+             !has_kept_sets<Teacher>)
 auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& frame) {
     return sampled_rows<Engine, Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator,
                                                                     job.vocab);
+}
+template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
+    requires(sampled_estimator<Estimator>&& reads_cache<Estimator, Teacher::kind>() && materialised<Student> &&
+             !Student::sparse_gradient && has_kept_sets<Teacher>)
+auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& frame) {
+    return kept_set_rows<Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator, job.vocab,
+                                                             job.rows);
 }
 template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
     requires(support_estimator<Estimator>&& Estimator::takes == Teacher::kind && !Student::sparse_gradient)

@@ -18,6 +18,35 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
+/// What the estimator says of a row's gathered entries, which move up over unused slots. How many there are; 0 where the row has no
+/// gradient.
+template <class Rows>
+OPD_HD index_t decide_drawn(const Rows& k, row_state& st, sampled_entry* e) {
+    index_t n = 0;
+    for (index_t j = 0; j < k.slots(); ++j) {
+        if (e[j].id == -1) continue;
+        if (e[j].id < 0) {
+            st.report.bad = true;
+            return 0;
+        }
+        if (n != j) e[n] = e[j];
+        ++n;
+    }
+    st.report.bad = n == 0;
+    if (st.report.bad) return 0;
+    entry_facts facts = facts_of(k.frame.env, st.row);
+    take_columns(facts, k.teacher);
+    const entry_row o = k.estimator.row(e, static_cast<int>(n), facts, st.partial.diagnostics);
+    st.report.bad = o.bad;
+    if (o.bad) return 0;
+    st.report.loss = o.loss, st.report.infinite = o.infinite;
+    if (const auto& ratios = k.frame.env.measure.ratios; !ratios.empty())
+        for (index_t j = 0; j < n; ++j) count_one(ratios[ratio_sketch::bin_of(e[j].log_p - e[j].log_mu)]);
+    st.report.clamped = clamps(k.frame.env, o.loss);
+    st.live = !st.report.clamped;
+    return st.live ? n : 0;
+}
+
 /// A team's scratch in a row of m drawn tokens.
 struct sampled_arrays {
     sampled_entry* entries;
@@ -82,31 +111,8 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
             if (at.id != 0) return;
             const arrays a = k.at(st);
-            index_t n = 0;
-            for (index_t j = 0; j < k.slots(); ++j) {
-                if (a.entries[j].id == -1) continue;
-                if (a.entries[j].id < 0) {
-                    st.report.bad = true;
-                    return;
-                }
-                if (n != j) a.entries[n] = a.entries[j];
-                ++n;
-            }
-            st.report.bad = n == 0;
-            if (st.report.bad) return;
-            const entry_row o =
-                k.estimator.row(a.entries, static_cast<int>(n), facts_of(k.frame.env, st.row), st.partial.diagnostics);
-            st.report.bad = o.bad;
-            if (o.bad) return;
-            st.report.loss = o.loss, st.report.infinite = o.infinite;
-            if (const auto& ratios = k.frame.env.measure.ratios; !ratios.empty())
-                for (index_t j = 0; j < n; ++j)
-                    count_one(ratios[ratio_sketch::bin_of(a.entries[j].log_p - a.entries[j].log_mu)]);
-            st.report.clamped = clamps(k.frame.env, o.loss);
-            if (st.report.clamped) return;
-            for (index_t j = 0; j < n; ++j) a.c[j] = {a.entries[j].id, j, a.entries[j].c};
-            st.entries = n;
-            st.live = true;
+            st.entries = decide_drawn(k, st, a.entries);
+            for (index_t j = 0; j < st.entries; ++j) a.c[j] = {a.entries[j].id, j, a.entries[j].c};
         }
     };
 

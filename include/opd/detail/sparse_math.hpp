@@ -129,6 +129,10 @@ OPD_HD sampled_entry gathered(const Student& student, row_place at, const Teache
     }
     x.log_p = rounded<L>(log_p_of(student.logit(at, x.id), inv_t, lse));
     x.log_mu = double(element<L>::load(t.log_mu(row, j)));
+    if (t.rollout.mode == logprob_mode::raw) {
+        x.log_mu /= double(t.rollout.drawn_with.temperature);
+        if (!t.rollout.log_norm.empty()) x.log_mu -= double(element<L>::load(t.rollout.log_norm[row]));
+    }
     x.log_q = double(element<L>::load(t.log_q(row, j)));
     x.log_prox = t.log_prox.empty() ? x.log_mu : double(element<L>::load(t.log_prox(row, j)));
     x.log_ref = t.log_ref.empty() ? x.log_mu : double(element<L>::load(t.log_ref(row, j)));
@@ -142,7 +146,17 @@ OPD_HD sampled_entry gathered(const Student& student, row_place at, const Teache
     x.keep = frozen.keep.empty() || frozen.keep(row, j) != 0;
     x.factor = !x.keep ? 0 : (frozen.weight.empty() ? 1 : frozen.weight(row, j));
     x.advantage = frozen.advantage.empty() ? 0 : frozen.advantage(row, j);
+    x.outside = t.advantage.empty() ? 0 : double(element<L>::load(t.advantage(row, t.advantage.cols == 1 ? 0 : j)));
     return x;
+}
+
+/// What a row's cache of drawn tokens says of it as a whole.
+template <class Teacher>
+OPD_HD void take_columns(entry_facts& facts, const Teacher& t) {
+    using L = typename Teacher::log_type;
+    facts.iid = Teacher::kind == cache_kind::samples;
+    if (!t.baseline.empty()) facts.baseline = double(element<L>::load(t.baseline[facts.row]));
+    if (!t.mu_entropy.empty()) facts.mu_entropy = double(element<L>::load(t.mu_entropy[facts.row]));
 }
 
 template <class Env>
@@ -163,12 +177,13 @@ struct support_answer {
     double h_rest = 0;
     bool good = false;
 };
-/// `tail`: the student's sums over v not in S. n used slots: log_p (logits in, log p out), log_q, h (out). `outside`: ids not in
+/// `tail`: the student's sums over v not in S. n used slots: log_p (logits in, log p out), log_q, log_mu (or null), h (out). `outside`: ids not in
 /// S. given_lse and stated_tail, the cache's, may be null.
 template <class Estimator, class L>
 OPD_HD support_answer answer_support(const Estimator& estimator, const raw_sums& tail, double* log_p,
-                                     const double* log_q, double* h, int n, index_t outside, double inv_t,
-                                     const double* given_lse, const L* stated_tail, entry_facts facts, diagnostics& d) {
+                                     const double* log_q, const double* log_mu, double* h, int n, index_t outside,
+                                     double inv_t, const double* given_lse, const L* stated_tail, entry_facts facts,
+                                     diagnostics& d) {
     support_answer out;
     out.student = join_support(tail, log_p, n, inv_t, given_lse);
     if (!out.student.good) return out;
@@ -185,7 +200,7 @@ OPD_HD support_answer answer_support(const Estimator& estimator, const raw_sums&
         }
     }
     for (int j = 0; j < n; ++j) h[j] = 0;
-    support_entries entries{n, log_p, log_q, log_p_rest, log_q_rest, h};
+    support_entries entries{n, log_p, log_q, log_p_rest, log_q_rest, h, 0, log_mu};
     out.row = estimator.row(entries, facts, d);
     out.h_rest = entries.h_rest;
     out.good = !out.row.bad;

@@ -23,11 +23,12 @@ inline namespace OPD_ISA {
 template <class Engine>
 struct support_arrays {
     entry_c* c;
-    double *log_p, *log_q, *h; // log_p: at first the logits
-    std::byte* set;            // the engine's
+    double *log_p, *log_q, *h, *log_mu; // log_p: at first the logits
+    std::byte* set;                     // the engine's
     OPD_HD support_arrays(carver& scratch, index_t k)
         : c(scratch.take<entry_c>(k)), log_p(scratch.take<double>(k)), log_q(scratch.take<double>(k)),
-          h(scratch.take<double>(k)), set(scratch.take<std::byte>(Engine::id_set::bytes(k))) {}
+          h(scratch.take<double>(k)), log_mu(scratch.take<double>(k)),
+          set(scratch.take<std::byte>(Engine::id_set::bytes(k))) {}
 };
 
 template <class Engine, class Frame, class Student, class Teacher, class Estimator>
@@ -68,6 +69,10 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
                 bad |= !in || is_nan(log_q) || log_q > 1e-3;
                 a.log_p[j] = in ? double(element<Z>::load(k.student.logit(k.of_student(st), id))) : 0;
                 a.log_q[j] = log_q;
+                if (!k.teacher.log_mu.empty()) {
+                    a.log_mu[j] = double(element<L>::load(k.teacher.log_mu(st.row, j)));
+                    bad |= is_nan(a.log_mu[j]) || a.log_mu[j] > 1e-3;
+                }
             }
             return bad;
         }
@@ -92,15 +97,15 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
             int n = 0; // used slots
             for (index_t j = 0; j < k.slots(); ++j) {
                 if (a.c[j].id == -1) continue;
-                a.c[n].id = a.c[j].id, a.log_p[n] = a.log_p[j], a.log_q[n] = a.log_q[j];
+                a.c[n].id = a.c[j].id, a.log_p[n] = a.log_p[j], a.log_q[n] = a.log_q[j], a.log_mu[n] = a.log_mu[j];
                 ++n;
             }
             if (n == 0) return;
             const L* stated = k.teacher.log_tail.empty() ? nullptr : &k.teacher.log_tail[st.row];
             const raw_sums& tail = st.swept.sums;
-            const support_answer all =
-                answer_support(k.estimator, tail, a.log_p, a.log_q, a.h, n, k.vocab - n, k.inv_s, k.given_lse(st.row),
-                               stated, facts_of(k.frame.env, st.row), st.partial.diagnostics);
+            const support_answer all = answer_support(
+                k.estimator, tail, a.log_p, a.log_q, k.teacher.log_mu.empty() ? nullptr : a.log_mu, a.h, n, k.vocab - n,
+                k.inv_s, k.given_lse(st.row), stated, facts_of(k.frame.env, st.row), st.partial.diagnostics);
             st.report.lse = all.student.lse;
             if (!all.good) return;
             st.report.bad = false;

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a drawn token is worth, and what of that all tokens of its row have in common. Both are policies: small structs that an
-// estimator of drawn tokens holds, and yours as well as these.
+// What a drawn token is worth: A, a function of its log-probs (and of a column of the cache). Small structs that an estimator of
+// drawn tokens holds; yours as well as these.
 //
-//   advantage   A = f(entry), before any clip                       theta: log q - log p      old: log q - log mu
-//   baseline    b_i, subtracted from A_i in the gradient, never in the value; it may look at the row's other tokens
+//   advantage::theta             log q - log p, with the current student                    descends KL(p‖q)
+//   advantage::old               log q - log mu, as at rollout time                         KL(p‖q) - KL(p‖mu): rewards drifting from mu
+//   advantage::shaped{shape}     shape(log q - log p)                                       the shape's divergence: shapes.hpp
+//   advantage::extrapolated{λ}   λ (log q - log p_ref) - (log p - log p_ref)                KL to the tilted teacher q^λ p_ref^(1-λ), less log of
+//                                                                                           its normaliser          G-OPD, ExOPD
+//   advantage::of_divergence{D}  -slope of D at (p, q), 0 where p = q                       D: any of divergences.hpp, or any Σ term(p, q)
+//   advantage::outside           the cache's column `advantage`                             a task's reward: REINFORCE, GRPO, …
+//   advantage::mixed{w_o, w_t}   w_o · the column + w_t (log q - log p)
+//   advantage::reward<k>         -k(q/p), k of k_forms.hpp, as a detached reward            what k_forms.hpp says
 //
-//     none              b = 0
-//     leave_one_out     b_i = mean_{j≠i} rho_j A_j                  i.i.d. samples; no bias
-//     self_normalised   b_i = Σ_{j≠i} rho_j A_j / Σ_{j≠i} rho_j     i.i.d. samples; a small bias, less variance
-//     exact_entries     b = Σ_exact p A / Σ_exact p                 weighted entries, over those in the design with certainty
-//
-// A baseline adds up a row, add(entry, rho, A) for each entry, and then answers of(entry, rho, A, m) for each. `pairs`: it needs a
-// second token, and a row of one is counted (diagnostics::baseline_missing). `reads(kind)`: the caches that it is for.
+// Optional: value(x), what a draw adds to the divergence, over rho (shapes.hpp); else the loss is the surrogate's. traits(law);
+// reads_columns(); infinite_where_teacher_zero(), infinite_where_student_zero(); validate().
 #pragma once
 
 #include <cmath>
@@ -20,78 +22,194 @@
 
 #include "opd/config.hpp"
 #include "opd/entries.hpp"
-#include "opd/teacher.hpp"
+#include "opd/error.hpp"
+#include "opd/estimators/k_forms.hpp"
+#include "opd/estimators/shapes.hpp"
+#include "opd/lanes.hpp"
+#include "opd/row_program.hpp"
+#include "opd/traits.hpp"
 
 namespace opd {
 
+namespace detail {
+
+/// log q - log p; ±1e6 stands for an infinite one.
+OPD_HD OPD_INLINE double log_q_over(double log_q, double log_p) {
+    return is_neg_inf(log_q) ? -1e6 : (is_neg_inf(log_p) ? 1e6 : log_q - log_p);
+}
+
+} // namespace detail
+
 namespace advantage {
 
-/// log q - log p with the current student.
 struct theta {
+    static constexpr estimator_traits traits(law) { return {.descends = descent::reverse}; }
+    OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     OPD_HD OPD_INLINE double operator()(const sampled_entry& x) const { return x.log_q - x.log_p; }
+    OPD_HD OPD_INLINE double value(const sampled_entry& x) const { return x.log_p - x.log_q; }
 };
-/// log q - log mu, as at rollout time.
+
 struct old {
+    static constexpr estimator_traits traits(law drawn) {
+        return drawn == law::on_policy ? estimator_traits{.descends = descent::reverse}
+                                       : estimator_traits{bias::biased, meaning::surrogate, false, descent::other};
+    }
+    OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     OPD_HD OPD_INLINE double operator()(const sampled_entry& x) const { return x.log_q - x.log_mu; }
 };
 
+template <class Shape, class Of = theta>
+struct shaped {
+    static_assert(shape_policy<Shape>,
+                  "opd: a shape is a struct with `double operator()(double log_q_minus_log_p) const` "
+                  "and `static constexpr bool monotone`; see opd/estimators/shapes.hpp");
+    Shape shape = {};
+    Of of = {};
+    static constexpr estimator_traits traits(law drawn) {
+        const estimator_traits from = traits_of<Of>(drawn);
+        if (!Shape::monotone || from.descends != descent::reverse)
+            return {bias::biased, meaning::surrogate, from.exact_zero_at_equality, descent::other};
+        return {.descends = descent::divergence};
+    }
+    OPD_HD constexpr bool infinite_where_teacher_zero() const {
+        if constexpr (requires { shape.infinite_where_teacher_zero(); })
+            return shape.infinite_where_teacher_zero();
+        else
+            return std::same_as<Shape, opd::shape::log_ratio> || std::same_as<Shape, opd::shape::scaled>;
+    }
+    OPD_HD constexpr bool infinite_where_student_zero() const {
+        if constexpr (requires { shape.infinite_where_student_zero(); })
+            return shape.infinite_where_student_zero();
+        else
+            return false;
+    }
+    OPD_HD OPD_INLINE double operator()(const sampled_entry& x) const {
+        return shape(detail::is_neg_inf(x.log_q) ? -1e6 : of(x));
+    }
+    OPD_HD OPD_INLINE double value(const sampled_entry& x) const requires(Shape::monotone&& std::same_as<Of, theta>) {
+        return shape.value(detail::log_q_over(x.log_q, x.log_p));
+    }
+    OPD_INLINE void validate() const {
+        if constexpr (requires { shape.validate(); }) shape.validate();
+    }
+};
+template <class S>
+shaped(S) -> shaped<S>;
+template <class S, class Of>
+shaped(S, Of) -> shaped<S, Of>;
+
+struct extrapolated {
+    double lambda = 1;
+    static constexpr estimator_traits traits(law) {
+        return {.value = meaning::surrogate, .exact_zero_at_equality = false, .descends = descent::divergence};
+    }
+    OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
+    OPD_HD static constexpr unsigned reads_columns() { return column::log_ref; }
+    OPD_HD OPD_INLINE double operator()(const sampled_entry& x) const {
+        return lambda * (x.log_q - x.log_ref) - (x.log_p - x.log_ref);
+    }
+    OPD_HD OPD_INLINE double value(const sampled_entry& x) const { return -(*this)(x); }
+    OPD_INLINE void validate() const {
+        if (!detail::is_finite(lambda) || lambda < 0)
+            throw invalid_input("advantage::extrapolated.lambda", "must be finite and at least 0");
+    }
+};
+
+template <class D>
+struct of_divergence {
+    D divergence = {};
+    static constexpr estimator_traits traits(law) { return {.descends = descent::divergence}; }
+    OPD_HD constexpr bool infinite_where_teacher_zero() const {
+        return detail::infinite_where_teacher_zero(divergence);
+    }
+    OPD_HD constexpr bool infinite_where_student_zero() const {
+        return detail::infinite_where_student_zero(divergence);
+    }
+    OPD_HD OPD_INLINE double operator()(const sampled_entry& x) const {
+        const entry at(x.log_p, x.log_q, x.log_mu);
+        return -divergence.c(anchor(), at.e).v / at.e.p.v;
+    }
+    /// term(p, q)/p; for D = Σ q f(p/q) with f(0) = 0, which a multiple of p - q achieves where f(0) is finite.
+    OPD_HD OPD_INLINE double value(const sampled_entry& x) const {
+        const entry at(x.log_p, x.log_q, x.log_mu);
+        double v = divergence.term(anchor(), at.e).v / at.e.p.v;
+        if constexpr (requires { D::f_divergence; })
+            if (!infinite_where_student_zero()) {
+                const double f0 = divergence.term(anchor(), entry::absent().e).v, q_over_p = at.e.q.v / at.e.p.v;
+                v += f0 * (1 - q_over_p);
+            }
+        return v;
+    }
+    OPD_INLINE void validate() const {
+        if constexpr (requires { divergence.validate(); }) divergence.validate();
+    }
+
+private:
+    using F = scalar<double>;
+    /// The anchor at p = q: slopes are relative to the one there, and delta is the whole log-ratio.
+    OPD_HD static row_constants<F> anchor() { return {F(1), F(1), F(0), F(1)}; }
+    struct entry {
+        dense_entry<F> e;
+        /// A student without mass is taken at mu e^-80, where its ratio saturates too.
+        OPD_HD entry(double log_p, double log_q, double log_mu) {
+            const double least = (detail::is_finite(log_mu) ? log_mu : 0) - 80;
+            if (!(log_p > least)) log_p = least;
+            if (log_p < -600) log_p = -600;
+            const double delta = -detail::log_q_over(log_q, log_p);
+            e = {F(::exp(log_p)), F(detail::mass_of(log_q)), F(delta), F(log_p),
+                 F(detail::is_neg_inf(log_q) ? -1e6 : log_q)};
+        }
+        /// p = 0, q = 1
+        OPD_HD static entry absent() {
+            entry x(0, 0, 0);
+            x.e = {F(0), F(1), F(-1e6), F(-1e6), F(0)};
+            return x;
+        }
+    };
+};
+template <class D>
+of_divergence(D) -> of_divergence<D>;
+
+struct outside {
+    static constexpr estimator_traits traits(law) {
+        return {.value = meaning::surrogate, .exact_zero_at_equality = false, .descends = descent::outside};
+    }
+    OPD_HD static constexpr unsigned reads_columns() { return column::advantage; }
+    OPD_HD OPD_INLINE double operator()(const sampled_entry& x) const { return x.outside; }
+};
+
+struct mixed {
+    double outside = 1;
+    double teacher = 1;
+    static constexpr estimator_traits traits(law) { return opd::advantage::outside::traits(law::stale); }
+    OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
+    OPD_HD static constexpr unsigned reads_columns() { return column::advantage; }
+    OPD_HD OPD_INLINE double operator()(const sampled_entry& x) const {
+        return outside * x.outside + teacher * (x.log_q - x.log_p);
+    }
+    OPD_INLINE void validate() const {
+        if (!detail::is_finite(outside) || !detail::is_finite(teacher))
+            throw invalid_input("advantage::mixed", "the weights must be finite");
+    }
+};
+
+template <class K>
+struct reward {
+    static constexpr estimator_traits traits(law) {
+        const descent d = K::as_reward;
+        return {d == descent::other ? bias::biased : bias::unbiased, meaning::surrogate, true, d};
+    }
+    OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
+    OPD_HD OPD_INLINE double operator()(const sampled_entry& x) const { return -K::value(x.log_q - x.log_p); }
+};
+
 } // namespace advantage
-
-namespace baseline {
-
-struct none {
-    static constexpr bool pairs = false;
-    static constexpr bool reads(cache_kind) { return true; }
-    OPD_HD OPD_INLINE void add(const sampled_entry&, double, double) {}
-    OPD_HD OPD_INLINE double of(const sampled_entry&, double, double, int) const { return 0; }
-};
-
-struct leave_one_out {
-    static constexpr bool pairs = true;
-    static constexpr bool reads(cache_kind kind) { return kind == cache_kind::samples; }
-    double rho_a = 0;
-    OPD_HD OPD_INLINE void add(const sampled_entry&, double rho, double a) { rho_a += rho * a; }
-    OPD_HD OPD_INLINE double of(const sampled_entry&, double rho, double a, int m) const {
-        return m > 1 ? (rho_a - rho * a) / (m - 1) : 0;
-    }
-};
-
-struct self_normalised {
-    static constexpr bool pairs = true;
-    static constexpr bool reads(cache_kind kind) { return kind == cache_kind::samples; }
-    double rho_a = 0, rho_sum = 0;
-    OPD_HD OPD_INLINE void add(const sampled_entry&, double rho, double a) { rho_a += rho * a, rho_sum += rho; }
-    OPD_HD OPD_INLINE double of(const sampled_entry&, double rho, double a, int m) const {
-        return m > 1 && rho_sum - rho > 0 ? (rho_a - rho * a) / (rho_sum - rho) : 0;
-    }
-};
-
-struct exact_entries {
-    static constexpr bool pairs = false;
-    static constexpr bool reads(cache_kind kind) { return kind == cache_kind::weighted; }
-    double pa = 0, p_sum = 0;
-    OPD_HD OPD_INLINE void add(const sampled_entry& x, double, double a) {
-        const double p = ::exp(x.log_p);
-        if (x.exact) pa += p * a, p_sum += p;
-    }
-    OPD_HD OPD_INLINE double of(const sampled_entry&, double, double, int) const { return p_sum > 0 ? pa / p_sum : 0; }
-};
-
-} // namespace baseline
 
 // clang-format off
 /// A token's worth. See the head of this file.
 template <class A>
 concept advantage_policy = requires(const A a, const sampled_entry& x) {
     { a(x) } -> std::convertible_to<double>;
-};
-/// What is subtracted from it in the gradient.
-template <class B>
-concept baseline_policy = requires(B b, const B c, const sampled_entry& x, double v, int m) {
-    { B::pairs } -> std::convertible_to<bool>;
-    { B::reads(cache_kind::samples) } -> std::convertible_to<bool>;
-    b.add(x, v, v);
-    { c.of(x, v, v, m) } -> std::convertible_to<double>;
 };
 // clang-format on
 

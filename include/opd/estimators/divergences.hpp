@@ -52,6 +52,7 @@ OPD_HD OPD_INLINE F above_tangent(F w, F other, F x) {
 
 /// Σ p (log p - log q)
 struct reverse_kl {
+    static constexpr bool f_divergence = true;
     template <class F>
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return e.p * (e.delta + r.d_star);
@@ -75,6 +76,7 @@ struct reverse_kl {
 
 /// Σ q (log q - log p)
 struct forward_kl {
+    static constexpr bool f_divergence = true;
     template <class F>
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return -e.q * (e.delta + r.d_star);
@@ -113,6 +115,7 @@ struct forward_kl {
 /// which is 0 at p = q. In rows that are not anchored the constant is the slope at p/q = ∞, so that digits are kept where
 /// all of it is near there: L = log1p(v), R = v/(1+v), v = w q/((1-w) p), and o (1-w)/w before R.
 struct jsd {
+    static constexpr bool f_divergence = true;
     double w = 0.5;
     double o = 0.5;
 
@@ -199,6 +202,7 @@ private:
 
 /// KL(q ‖ a q + (1-a) p), 0 < a < 1.
 struct skew_forward_kl {
+    static constexpr bool f_divergence = true;
     double a = 0.1;
     template <class F>
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
@@ -224,6 +228,7 @@ struct skew_forward_kl {
 
 /// KL(p ‖ (1-a) q + a p), 0 < a < 1.
 struct skew_reverse_kl {
+    static constexpr bool f_divergence = true;
     double a = 0.1;
     template <class F>
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
@@ -249,6 +254,7 @@ struct skew_reverse_kl {
 
 /// ½ Σ |p - q|
 struct total_variation {
+    static constexpr bool f_divergence = true;
     template <class F>
     OPD_HD OPD_INLINE F term(const row_constants<F>&, const dense_entry<F>& e) const {
         return F(0.5) * abs(e.p - e.q);
@@ -269,6 +275,7 @@ private:
 /// (Σ p^a q^(1-a) - 1) / (a(a-1)). a = 1 is reverse KL, a = 0 (below 1e-9 in size) forward KL. The value is summed as
 /// Σ q expm1(a (log p - log q)) for a < 0.25, so that it does not cancel as a goes to 0, and where p vanishes q does not.
 struct alpha_divergence {
+    static constexpr bool f_divergence = true;
     double a = 0.5;
 
     template <class F>
@@ -345,6 +352,7 @@ private:
 
 /// Σ p²/q - 1, twice the alpha-divergence at a = 2.
 struct chi_squared {
+    static constexpr bool f_divergence = true;
     template <class F>
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return F(2) * alpha_divergence{2}.term(r, e);

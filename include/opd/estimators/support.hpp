@@ -11,6 +11,14 @@
 //     is -inf has p = 0 as any bucket: reverse KL gets 0 from it, forward KL is infinite if the teacher has mass there (policy
 //     of env.on_infinite), the others get their own finite term. Its c moves no logit and is left out.
 //
+//   generalised{D}    Σ_S of D's Bregman terms, q (f(r) - f'(1)(r - 1)), r = p/q; for KL p log(p/q) - p + q
+//     a divergence on S of the unnormalised p and q: never negative, 0 only at p = q on S. c[v] = p (slope - slope at p = q) on S,
+//     0 elsewhere. Mass that the teacher has outside S pulls nothing; mass that the student has there is not pushed away either.
+//   reweighted{}      c[v] = sg(p/mu) p̃ log(p̃/q̃) on a stale student's support, p̃ = p/Z_p; AsyncOPD fig. 6, "Top-k + RW": to show that
+//     reweighting does not repair one. Biased. Reads the cache's log_mu and wants chosen_by::stale_student
+//   truncated_biased{D}  Σ_S p log(p/q), or Σ_S q log(q/p), as several trainers ship it: no divergence, it can be negative and has a
+//     gradient at p = q. c = p (log(p/q) + 1), or -q, on S
+//
 // Shapes: ids, log_q (N,k), log_tail (N). Ids are distinct and in range, or -1 for an unused slot, else the row is bad; so it is
 // with a log-prob above 0 (by more than 1e-3) and without a used slot. The divergence is any of
 // divergences.hpp or your own. Z_p and Z_q go to the diagnostics where known (Z_p: tail_bucket only).
@@ -23,9 +31,13 @@
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
+#include "opd/error.hpp"
+#include "opd/estimators/divergences.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
 #include "opd/teacher.hpp"
+#include "opd/token.hpp"
+#include "opd/traits.hpp"
 
 namespace opd {
 
@@ -107,6 +119,7 @@ struct renormalised {
     static constexpr bool well_formed = divergence<D>;
     static constexpr cache_kind takes = cache_kind::support;
     static constexpr bool sparse_gradient = true; ///< student::on_support or student::logits
+    static constexpr estimator_traits traits(law) { return {.mean = bias::biased}; }
     D on_support = {};
     OPD_HD OPD_INLINE constexpr bool infinite_where_teacher_zero() const {
         return detail::infinite_where_teacher_zero(on_support);
@@ -130,6 +143,7 @@ struct tail_bucket {
     static constexpr bool well_formed = divergence<D>;
     static constexpr cache_kind takes = cache_kind::support;
     static constexpr bool reads_tail = true;
+    static constexpr estimator_traits traits(law) { return {.mean = bias::biased}; }
     D on_buckets = {};
 
     OPD_HD OPD_INLINE entry_row row(support_entries& s, entry_facts facts, diagnostics&) const {
@@ -147,5 +161,136 @@ struct tail_bucket {
 };
 template <class D>
 tail_bucket(D) -> tail_bucket<D>;
+
+namespace detail {
+inline namespace OPD_ISA {
+
+/// A row of a sum over S alone, in terms of p and q of the whole vocabulary. at(p, q, delta) -> {value, c}; delta is log p - log q.
+template <class At>
+OPD_HD entry_row partial_sum(support_entries& s, infinite on_infinite, bool teacher_zero, bool student_zero, At at) {
+    entry_row out;
+    for (int j = 0; j < s.k; ++j)
+        out.infinite |= (teacher_zero && is_neg_inf(s.log_q[j]) && !is_neg_inf(s.log_p[j])) ||
+                        (student_zero && is_neg_inf(s.log_p[j]) && !is_neg_inf(s.log_q[j]));
+    if (out.infinite && on_infinite.act != infinite::action::floor) return out;
+    const auto raised = [&](double x, bool zero) {
+        return out.infinite && zero && x < on_infinite.floor_at ? on_infinite.floor_at : (is_neg_inf(x) ? -1e6 : x);
+    };
+    for (int j = 0; j < s.k; ++j) {
+        const bool none = is_neg_inf(s.log_p[j]);
+        const double lq = raised(s.log_q[j], teacher_zero), q = mass_of(s.log_q[j]);
+        if (none && is_neg_inf(s.log_q[j])) continue;
+        const double lp = raised(s.log_p[j], student_zero);
+        out.loss += at(mass_of(lp), q, lp - lq).loss;
+        if (!none) s.h[j] = at(mass_of(s.log_p[j]), q, s.log_p[j] - lq).c;
+    }
+    through_softmax(s);
+    if (!(out.loss > -1e30 && out.loss < 1e30)) { // beyond float: no finite number to report or store
+        out.infinite = true, out.loss = s.h_rest = 0;
+        for (int j = 0; j < s.k; ++j) s.h[j] = 0;
+    }
+    return out;
+}
+
+} // namespace OPD_ISA
+} // namespace detail
+
+template <class D>
+struct generalised {
+    static_assert(refinable_divergence<D> || std::is_same_v<D, total_variation>,
+                  "opd: generalised takes a divergence that has nonnegative_term(entry), as all of divergences.hpp but "
+                  "total_variation do, which needs none; see docs/concepts/divergence.md");
+    static constexpr bool well_formed = refinable_divergence<D> || std::is_same_v<D, total_variation>;
+    static constexpr cache_kind takes = cache_kind::support;
+    static constexpr estimator_traits traits(law) { return {.mean = bias::biased}; }
+    D of = {};
+
+    OPD_HD OPD_INLINE entry_row row(support_entries& s, entry_facts facts, diagnostics&) const {
+        using F = scalar<double>;
+        return detail::partial_sum(
+            s, facts.on_infinite, infinite_where_teacher_zero(), infinite_where_student_zero(),
+            [&](double p, double q, double delta) -> token_out {
+                const row_constants<F> at_equality{F(1), F(1), F(0), F(1)};
+                const dense_entry<F> e{F(p), F(q), F(delta), F(p > 0 ? ::log(p) : -1e6), F(q > 0 ? ::log(q) : -1e6)};
+                const double c = of.c(at_equality, e).v;
+                if constexpr (refinable_divergence<D>)
+                    return {of.nonnegative_term(e).v, c};
+                else
+                    return {of.term(at_equality, e).v, c};
+            });
+    }
+    OPD_HD constexpr bool infinite_where_teacher_zero() const { return detail::infinite_where_teacher_zero(of); }
+    OPD_HD constexpr bool infinite_where_student_zero() const { return detail::infinite_where_student_zero(of); }
+    OPD_INLINE void validate() const {
+        if constexpr (requires { of.validate(); }) of.validate();
+    }
+};
+template <class D>
+generalised(D) -> generalised<D>;
+
+template <class D>
+struct truncated_biased {
+    static constexpr bool forward = std::is_same_v<D, forward_kl>;
+    static_assert(forward || std::is_same_v<D, reverse_kl>,
+                  "opd: truncated_biased is of reverse_kl or forward_kl, the two that trainers ship");
+    static constexpr bool well_formed = forward || std::is_same_v<D, reverse_kl>;
+    static constexpr cache_kind takes = cache_kind::support;
+    static constexpr estimator_traits traits(law) { return {bias::biased, meaning::surrogate, false}; }
+    D of = {};
+
+    OPD_HD OPD_INLINE entry_row row(support_entries& s, entry_facts facts, diagnostics&) const {
+        return detail::partial_sum(s, facts.on_infinite, !forward, forward,
+                                   [](double p, double q, double delta) -> token_out {
+                                       if (forward) return {-q * delta, -q};
+                                       return {p * delta, p * (delta + 1)};
+                                   });
+    }
+    OPD_HD static constexpr bool infinite_where_teacher_zero() { return !forward; }
+    OPD_HD static constexpr bool infinite_where_student_zero() { return forward; }
+};
+template <class D>
+truncated_biased(D) -> truncated_biased<D>;
+
+struct reweighted {
+    static constexpr cache_kind takes = cache_kind::support;
+    static constexpr estimator_traits traits(law) { return {bias::biased, meaning::surrogate, true}; }
+    OPD_HD static constexpr unsigned reads_columns() { return column::log_mu; }
+    OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
+
+    OPD_HD OPD_INLINE entry_row row(support_entries& s, entry_facts facts, diagnostics& d) const {
+        entry_row out;
+        double z_p = 0, z_q = 0, sum_c = 0;
+        for (int j = 0; j < s.k; ++j) {
+            const bool none = detail::is_neg_inf(s.log_p[j]);
+            out.infinite |= detail::is_neg_inf(s.log_q[j]) && !none;
+            out.bad |= detail::is_neg_inf(s.log_mu[j]) && !none; // not of mu's best
+            z_p += detail::mass_of(s.log_p[j]), z_q += detail::mass_of(s.log_q[j]);
+        }
+        if (out.infinite && facts.on_infinite.act != infinite::action::floor) return out;
+        out.bad |= !(z_p > 0) || !(z_q > 0);
+        if (out.bad) return out;
+        const double log_p = ::log(z_p), log_q = ::log(z_q), floor_at = facts.on_infinite.floor_at;
+        for (int j = 0; j < s.k; ++j) {
+            if (detail::is_neg_inf(s.log_p[j])) continue;
+            double lq = s.log_q[j] - log_q;
+            if (out.infinite && !(lq > floor_at)) lq = floor_at;
+            double l = s.log_p[j] - s.log_mu[j];
+            d.saturated += l > 80 || l < -80;
+            l = l > 80 ? 80 : (l < -80 ? -80 : l);
+            const double share = ::exp(s.log_p[j] - log_p), gap = s.log_p[j] - log_p - lq;
+            s.h[j] = ::exp(l) * share * gap;
+            out.loss += s.h[j], sum_c += s.h[j];
+        }
+        for (int j = 0; j < s.k; ++j) s.h[j] -= detail::mass_of(s.log_p[j] - log_p) * sum_c;
+        s.h_rest = 0;
+        return out;
+    }
+    template <class Teacher>
+    void validate_cache(const Teacher& t) const {
+        if (t.chosen_by != teacher::chosen_by::stale_student)
+            throw invalid_input("teacher.chosen_by",
+                                "must be stale_student: reweighting is of a support that mu chose");
+    }
+};
 
 } // namespace opd

@@ -19,8 +19,8 @@ using weighted_job = row_job<student::logits<float>, teacher::weighted<std::int3
 
 /// `kind`: extern (declared), or nothing (compiled here).
 #define OPD_TEST_SAMPLED_ROWS(kind)                                                                                    \
-    kind template result eigen_backend::for_rows(const test::compiled::samples_job<mc_reverse_kl<>>&);                 \
-    kind template result eigen_backend::for_rows(const test::compiled::weighted_job<weighted_reverse_kl<>>&);          \
+    kind template result eigen_backend::for_rows(const test::compiled::samples_job<mc<>>&);                            \
+    kind template result eigen_backend::for_rows(const test::compiled::weighted_job<mc<>>&);                           \
     kind template result eigen_backend::for_rows(const score_job<float, std::int32_t, float>&);
 
 namespace opd {

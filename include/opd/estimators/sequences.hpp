@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Passes over sequences: what a token's surrogate or advantage takes from the others of its answer.
+//
+//   gspo_fit          s = exp(mean_t log rho_t) of each sequence, and its mean advantage, over any cut into micro-batches and ranks:
+//                     add, merge, freeze, then fill env.frozen for the surrogate `gspo`                      GSPO (Zheng et al. 2025)
+//   credit            A_t ← Σ_l (γλ)^l A_{t+l} within a sequence: return-to-go of the token advantages
+//   group_relative    (R - mean of its group) / (std + ε): GRPO's advantage of an answer, for the cache's column `advantage`
+//   whitening_fit     (A - mean) / (std + ε) over the whole batch, of an advantage from outside; the teacher's term is whitened only if
+//                     it is handed over
+//
+// Numbers are double and on the host. Cutting a batch changes their results by rounding only.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "opd/batch.hpp"
+#include "opd/config.hpp"
+#include "opd/detail/checks.hpp"
+#include "opd/error.hpp"
+#include "opd/estimators/token_table.hpp"
+#include "opd/view.hpp"
+
+namespace opd {
+
+struct gspo_fit {
+    struct sums {
+        double log_ratio = 0, advantage = 0, tokens = 0;
+    };
+    std::vector<sums> of = {}; ///< by sequence: add those of other ranks with merge
+
+    /// A micro-batch: log p (N,m), its cache and mask; `sequence` (N): each row's, counted over the whole batch.
+    template <class Cache, class Advantage = advantage::theta>
+    void add(matrix_view<const double> log_p, const Cache& cache, std::span<const index_t> sequence,
+             row_mask<> mask = {}, const Advantage& advantage = {}) {
+        check(sequence, log_p.rows);
+        for_each_token(log_p, cache, mask, [&](index_t r, index_t, const sampled_entry& x) {
+            const auto s = static_cast<std::size_t>(sequence[static_cast<std::size_t>(r)]);
+            if (s >= of.size()) of.resize(s + 1);
+            of[s].log_ratio += detail::within_80(x.log_p - x.log_mu), of[s].advantage += advantage(x),
+                of[s].tokens += 1;
+        });
+    }
+    void merge(const gspo_fit& other) {
+        if (of.size() < other.of.size()) of.resize(other.of.size());
+        for (std::size_t s = 0; s < other.of.size(); ++s) {
+            of[s].log_ratio += other.of[s].log_ratio, of[s].advantage += other.of[s].advantage;
+            of[s].tokens += other.of[s].tokens;
+        }
+    }
+    /// env.frozen.sequence_log_ratio (N) of a micro-batch: log s; 0 where the sequence has no token.
+    void log_ratios(std::span<const index_t> sequence, vector_view<double> out) const {
+        check(sequence, out.size);
+        for (index_t r = 0; r < out.size; ++r) out[r] = mean(sequence, r, &sums::log_ratio);
+    }
+    /// env.frozen.advantage (N,m): the sequence's mean advantage. Left out, the surrogate is the token form.
+    void mean_advantages(std::span<const index_t> sequence, matrix_view<double> out) const {
+        check(sequence, out.rows);
+        for (index_t r = 0; r < out.rows; ++r)
+            for (index_t j = 0; j < out.cols; ++j) out(r, j) = mean(sequence, r, &sums::advantage);
+    }
+
+private:
+    static void check(std::span<const index_t> sequence, index_t rows) {
+        if (static_cast<index_t>(sequence.size()) != rows)
+            throw invalid_input("sequence",
+                                "has " + std::to_string(sequence.size()) + " rows, not " + std::to_string(rows));
+        for (std::size_t r = 0; r < sequence.size(); ++r)
+            if (sequence[r] < 0) throw invalid_input("sequence", "is negative", static_cast<index_t>(r));
+    }
+    double mean(std::span<const index_t> sequence, index_t r, double sums::*which) const {
+        const auto s = static_cast<std::size_t>(sequence[static_cast<std::size_t>(r)]);
+        return s < of.size() && of[s].tokens > 0 ? of[s].*which / of[s].tokens : 0;
+    }
+};
+
+/// In place: A (N,m) of the rows of each sequence, offsets (S+1). Column by column; γλ in [0, 1].
+inline void credit(matrix_view<double> advantage, row_offsets<> offsets, double gamma_lambda) {
+    if (!detail::is_finite(gamma_lambda) || !(gamma_lambda >= 0 && gamma_lambda <= 1))
+        throw invalid_input("gamma_lambda", "must lie in [0, 1]");
+    for (index_t s = 0; s + 1 < offsets.size; ++s) {
+        if (offsets[s] < 0 || offsets[s + 1] < offsets[s] || offsets[s + 1] > advantage.rows)
+            throw invalid_input("offsets", "sequence " + std::to_string(s) + ": rows " + std::to_string(offsets[s]) +
+                                               " to " + std::to_string(offsets[s + 1]) + " of " +
+                                               std::to_string(advantage.rows));
+        for (index_t j = 0; j < advantage.cols; ++j)
+            for (index_t r = offsets[s + 1] - 2; r >= offsets[s]; --r)
+                advantage(r, j) += gamma_lambda * advantage(r + 1, j);
+    }
+}
+
+/// In place: rewards (S) of answers, `group` answers to each prompt, one after the other. `epsilon` beside the standard deviation (over
+/// group - 1); 0: the mean alone is subtracted (Dr. GRPO).
+inline void group_relative(std::span<double> reward, index_t group, double epsilon = 1e-6) {
+    if (group < 1 || static_cast<index_t>(reward.size()) % group != 0)
+        throw invalid_input("group",
+                            std::to_string(reward.size()) + " rewards are no groups of " + std::to_string(group));
+    if (!detail::is_finite(epsilon) || !(epsilon >= 0)) throw invalid_input("epsilon", "must be finite and at least 0");
+    for (std::size_t begin = 0; begin < reward.size(); begin += static_cast<std::size_t>(group)) {
+        const std::span<double> one = reward.subspan(begin, static_cast<std::size_t>(group));
+        double mean = 0, squares = 0;
+        for (const double r : one) mean += r / double(group);
+        for (double& r : one) r -= mean, squares += r * r;
+        if (epsilon == 0) continue;
+        const double scale = 1 / (std::sqrt(group > 1 ? squares / double(group - 1) : 0) + epsilon);
+        for (double& r : one) r *= scale;
+    }
+}
+
+struct whitening_fit {
+    double epsilon = 1e-8;
+    double count = 0, mean = 0, squares = 0; ///< of what was added; squares about the mean
+
+    /// A micro-batch of advantages (N,m) or (N,1); rows that the mask leaves out do not count.
+    template <class T>
+    void add(matrix_view<T> advantage, row_mask<> mask = {}) {
+        detail::check_vector("mask", mask, advantage.rows);
+        for (index_t r = 0; r < advantage.rows; ++r) {
+            if (!mask.kept(r)) continue;
+            for (index_t j = 0; j < advantage.cols; ++j) {
+                const double x = double(advantage(r, j)), off = x - mean;
+                if (!detail::is_finite(x))
+                    throw invalid_input("advantage", "is not finite in column " + std::to_string(j), r);
+                mean += off / ++count, squares += off * (x - mean);
+            }
+        }
+    }
+    void merge(const whitening_fit& other) { // Chan et al. 1979
+        if (other.count == 0) return;
+        const double all = count + other.count, off = other.mean - mean;
+        squares += other.squares + off * off * count * other.count / all;
+        mean += off * other.count / all, count = all;
+    }
+    /// (A - mean) / (std + ε) of one number, std over count - 1.
+    double operator()(double a) const {
+        return (a - mean) / (std::sqrt(count > 1 ? squares / (count - 1) : 0) + epsilon);
+    }
+    template <class T, class U>
+    void apply(matrix_view<T> advantage, matrix_view<U> out) const {
+        detail::check_matrix("out", out, advantage.rows, advantage.cols);
+        for (index_t r = 0; r < out.rows; ++r)
+            for (index_t j = 0; j < out.cols; ++j) out(r, j) = static_cast<U>((*this)(double(advantage(r, j))));
+    }
+};
+
+} // namespace opd

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What passes over a whole batch have in common: drawn tokens as their estimator will see them, from a cache and a table of log p
+// (token_logp, in double), on the host.
+//
+//   for_each_token(log_p, cache, mask, visit)            visit(row, slot, sampled_entry) for the used tokens of kept rows
+//   advantages(log_p, cache, mask, out, advantage)       A of each token; 0 elsewhere
+//
+// log p is rounded to the cache's type, as evaluate does, so that a pass and the estimator see the same ratio and the same A, to the
+// bit. Shapes: log_p and out (N,m) as the cache's columns.
+#pragma once
+
+#include <type_traits>
+
+#include "opd/batch.hpp"
+#include "opd/config.hpp"
+#include "opd/detail/checks.hpp"
+#include "opd/detail/sparse_math.hpp"
+#include "opd/element.hpp"
+#include "opd/entries.hpp"
+#include "opd/error.hpp"
+#include "opd/estimators/advantages.hpp"
+#include "opd/teacher.hpp"
+#include "opd/view.hpp"
+
+namespace opd {
+
+namespace detail {
+
+/// log p of a table as a student of which each id's logit is its log-prob.
+struct tabled_log_p {
+    matrix_view<const double> log_p;
+    index_t slot = 0;
+    OPD_INLINE double logit(row_place at, index_t) const { return log_p(at.row, slot); }
+};
+
+} // namespace detail
+
+template <class Cache, class Visit>
+void for_each_token(matrix_view<const double> log_p, const Cache& cache, row_mask<> mask, Visit visit) {
+    static_assert(Cache::kind == cache_kind::samples || Cache::kind == cache_kind::weighted,
+                  "opd: a pass over drawn tokens needs teacher::samples or teacher::weighted");
+    const index_t n = log_p.rows, m = log_p.cols;
+    if (cache.ids.rows != n || cache.ids.cols != m)
+        throw invalid_input("log_p", "is of " + std::to_string(n) + " by " + std::to_string(m) +
+                                         " tokens, the cache of " + std::to_string(cache.ids.rows) + " by " +
+                                         std::to_string(cache.ids.cols));
+    detail::check_vector("mask", mask, n);
+    const frozen_batch<> nothing;
+    for (index_t r = 0; r < n; ++r) {
+        if (!mask.kept(r)) continue;
+        for (index_t j = 0; j < m; ++j) {
+            sampled_entry x =
+                detail::gathered(detail::tabled_log_p{log_p, j}, {r}, cache, nothing, j, index_t(1) << 62, 1, 0);
+            if (x.id >= 0) visit(r, j, x);
+        }
+    }
+}
+
+template <class Cache, class Advantage = advantage::theta>
+void advantages(matrix_view<const double> log_p, const Cache& cache, row_mask<> mask, matrix_view<double> out,
+                const Advantage& advantage = {}) {
+    detail::check_matrix("out", out, log_p.rows, log_p.cols);
+    for (index_t r = 0; r < out.rows; ++r)
+        for (index_t j = 0; j < out.cols; ++j) out(r, j) = 0;
+    for_each_token(log_p, cache, mask, [&](index_t r, index_t j, const sampled_entry& x) { out(r, j) = advantage(x); });
+}
+
+} // namespace opd

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// From sequences to rows and back, on range-v3: for the code around a loss, on the host. opd.hpp does not include it, and no header that a
+// .cu reaches may: range-v3 does not compile under nvcc.
+//
+//   offsets_of(lengths)                first row of each sequence, from 0 to N: env.offsets
+//   packed(sequences, column)          the columns of all sequences, one after the other, as a view
+//   kept_rows(mask, n)                 the rows that count
+//   columns(a, b, …)                   rows of several columns side by side: for (auto [id, log_p] : columns(ids, log_p))
+//   entries(cache, row)                the used slots of a row of a cache, {slot, id, log_q}
+//   micro_batches(env, n, most)        the parts of a batch of n rows, each with an env of its own
+//
+// A part's env has its rows of everything, and the whole batch's count as normaliser: gradients and losses of the parts add up to those of
+// the batch, but for rounding. Reductions over sequences are cut between sequences.
+#pragma once
+
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/filter.hpp>
+#include <range/v3/view/iota.hpp>
+#include <range/v3/view/join.hpp>
+#include <range/v3/view/transform.hpp>
+#include <range/v3/view/zip.hpp>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "opd/batch.hpp"
+#include "opd/config.hpp"
+#include "opd/element.hpp"
+#include "opd/error.hpp"
+#include "opd/reduction.hpp"
+#include "opd/teacher.hpp"
+#include "opd/view.hpp"
+
+namespace opd {
+
+/// (S+1) first rows of sequences of these lengths.
+template <::ranges::input_range Lengths>
+std::vector<std::int64_t> offsets_of(Lengths&& lengths) {
+    std::vector<std::int64_t> offsets{0};
+    for (const auto length : lengths) offsets.push_back(offsets.back() + static_cast<std::int64_t>(length));
+    return offsets;
+}
+
+/// The columns of all sequences, one after the other. `column(sequence)`: a range of one number a row, which must outlive the view.
+template <::ranges::viewable_range Sequences, class Column>
+auto packed(Sequences&& sequences, Column column) {
+    return ::ranges::views::transform(std::forward<Sequences>(sequences), std::move(column)) | ::ranges::views::join;
+}
+
+/// Rows 0 to n-1 that a mask keeps.
+inline auto kept_rows(row_mask<> mask, index_t n) {
+    return ::ranges::views::iota(index_t{0}, n) | ::ranges::views::filter([mask](index_t r) { return mask.kept(r); });
+}
+
+/// Several columns of the same length, row by row: tuples of references.
+template <class... T>
+auto columns(vector_view<T>... of) {
+    const index_t size[] = {of.size...};
+    for (const index_t n : size)
+        if (n != size[0])
+            throw invalid_input("columns", "have " + std::to_string(size[0]) + " and " + std::to_string(n) + " rows");
+    return ::ranges::views::zip(std::span<T>(of.data, static_cast<std::size_t>(of.size))...);
+}
+
+/// A used slot of a row of a cache.
+struct cache_entry {
+    int slot;
+    index_t id;
+    double log_q;
+};
+template <class Cache>
+auto entries(const Cache& cache, index_t row) {
+    static_assert(Cache::kind != cache_kind::dense, "opd: a dense cache has logits, not entries");
+    return ::ranges::views::iota(index_t{0}, cache.ids.cols) |
+           ::ranges::views::filter([cache, row](index_t j) { return static_cast<index_t>(cache.ids(row, j)) != -1; }) |
+           ::ranges::views::transform([cache, row](index_t j) {
+               using L = typename Cache::log_type;
+               return cache_entry{static_cast<int>(j), static_cast<index_t>(cache.ids(row, j)),
+                                  double(element<L>::load(cache.log_q(row, j)))};
+           });
+}
+
+/// Rows first to first + rows - 1 of a batch.
+struct micro_batch {
+    index_t first = 0, rows = 0;
+    opd::env env = {}; ///< of these rows alone; refers to the batch's memory and to `offsets`
+    std::vector<std::int64_t> offsets = {};
+
+    template <class T>
+    matrix_view<T> of(const matrix_view<T>& m) const {
+        return m.data == nullptr ? m : matrix_view<T>(m.row(first), rows, m.cols, m.stride);
+    }
+    template <class T>
+    vector_view<T> of(const vector_view<T>& v) const {
+        return v.data == nullptr ? v : vector_view<T>(v.data + first, rows);
+    }
+};
+
+namespace detail {
+inline namespace OPD_ISA {
+
+/// The count that a reduction over the whole batch divides by.
+inline double count_of(const env& e, index_t n) {
+    if (e.normaliser > 0) return e.normaliser;
+    index_t count = 0;
+    if (e.reduction == reduce::token_mean)
+        for (index_t r = 0; r < n; ++r) count += e.mask.kept(r);
+    else
+        for (index_t s = 0; s + 1 < e.offsets.size; ++s) {
+            bool any_kept = false;
+            for (index_t r = e.offsets[s]; r < e.offsets[s + 1]; ++r) any_kept |= e.mask.kept(r);
+            count += any_kept;
+        }
+    return count > 0 ? double(count) : 1;
+}
+template <class View>
+View rows_of_untyped(View v, index_t first, index_t rows) {
+    if (v.data == nullptr) return v;
+    v.data = static_cast<const std::byte*>(v.data) + first * v.bytes, v.size = rows;
+    return v;
+}
+
+} // namespace OPD_ISA
+} // namespace detail
+
+/// Parts of at most `most` rows (and at least a sequence, where the reduction is over sequences) of a batch of n.
+inline std::vector<micro_batch> micro_batches(const env& whole, index_t n, index_t most) {
+    if (most < 1) throw invalid_input("most", "a part has at least one row");
+    detail::check_env(whole, n);
+    detail::check_env_contents(whole, n);
+    const bool by_sequence = whole.reduction == reduce::sequence_mean || whole.reduction == reduce::sequence_sum_mean;
+    std::vector<micro_batch> parts;
+    index_t sequence = 0;
+    for (index_t first = 0; first < n;) {
+        micro_batch p;
+        p.first = first;
+        if (by_sequence) { // whole sequences, as many as fit
+            p.offsets.push_back(0);
+            index_t end = first;
+            while (sequence + 1 < whole.offsets.size) {
+                const index_t next = whole.offsets[sequence + 1];
+                if (next - first > most && end > first) break;
+                end = next, ++sequence;
+                p.offsets.push_back(end - first);
+                if (end - first >= most) break;
+            }
+            p.rows = end - first;
+        } else {
+            p.rows = n - first < most ? n - first : most;
+        }
+        env& e = p.env = whole;
+        e.mask = detail::rows_of_untyped(whole.mask, first, p.rows);
+        e.weights = detail::rows_of_untyped(whole.weights, first, p.rows);
+        e.versions = p.of(whole.versions), e.losses = p.of(whole.losses);
+        e.lse = p.of(whole.lse), e.given_lse = p.of(whole.given_lse);
+        e.frozen = {p.of(whole.frozen.keep), p.of(whole.frozen.weight), p.of(whole.frozen.sequence_log_ratio),
+                    p.of(whole.frozen.advantage)};
+        e.offsets = {};
+        if (whole.reduction != reduce::sum) e.normaliser = detail::count_of(whole, n);
+        first += p.rows;
+        parts.push_back(std::move(p));
+    }
+    if (by_sequence)
+        for (micro_batch& p : parts) p.env.offsets = row_offsets<>(p.offsets); // where they stay
+    return parts;
+}
+
+} // namespace opd

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
+//
+// Sequences to rows and back: offsets, packed columns, kept rows, zipped columns, entries of a cache; the parts of a batch add up to it
+// under every reduction, with masks, weights, versions and what is frozen; what is refused.
+#include "support/generators.hpp"
+#include "support/property.hpp"
+
+#include <cmath>
+#include <cstdint>
+#include <doctest/doctest.h>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <opd/backends/cpu.hpp>
+#include <opd/estimators/divergences.hpp>
+#include <opd/estimators/sampled.hpp>
+#include <opd/ranges.hpp>
+
+using namespace opd;
+using namespace opd::test;
+
+namespace {
+
+struct answer {
+    std::vector<std::int32_t> tokens;
+    std::vector<float> log_mu;
+};
+
+} // namespace
+
+TEST_CASE("sequences become rows") {
+    const std::vector<answer> answers{{{3, 1, 4}, {-1, -2, -3}}, {{}, {}}, {{1, 5}, {-4, -5}}};
+    const auto offsets =
+        offsets_of(answers | ::ranges::views::transform([](const answer& a) { return a.tokens.size(); }));
+    CHECK(offsets == std::vector<std::int64_t>{0, 3, 3, 5});
+    const auto ids = packed(
+                         answers, [](const answer& a) -> const auto& { return a.tokens; }) |
+                     ::ranges::to<std::vector>();
+    const auto log_mu = packed(
+                            answers, [](const answer& a) -> const auto& { return a.log_mu; }) |
+                        ::ranges::to<std::vector>();
+    CHECK(ids == std::vector<std::int32_t>{3, 1, 4, 1, 5});
+    CHECK(log_mu == std::vector<float>{-1, -2, -3, -4, -5});
+    CHECK(offsets_of(std::vector<int>{}) == std::vector<std::int64_t>{0});
+
+    double sum = 0;
+    for (const auto& [id, lp] : columns(view(ids.data(), 5), view(log_mu.data(), 5))) sum += id * double(lp);
+    CHECK(sum == -3 - 2 - 12 - 4 - 25);
+    std::vector<int> written(5);
+    for (auto&& [to, id] : columns(view(written.data(), 5), view(ids.data(), 5))) to = 2 * id;
+    CHECK(written == std::vector<int>{6, 2, 8, 2, 10});
+    CHECK_THROWS_WITH_AS(columns(view(written.data(), 5), view(ids.data(), 4)), doctest::Contains("columns"),
+                         invalid_input);
+
+    const std::vector<std::uint8_t> mask{1, 0, 0, 1, 1};
+    CHECK((kept_rows(mask, 5) | ::ranges::to<std::vector>()) == std::vector<index_t>{0, 3, 4});
+    CHECK((kept_rows({}, 2) | ::ranges::to<std::vector>()) == std::vector<index_t>{0, 1});
+}
+
+TEST_CASE("entries of a cache: the used slots of a row") {
+    const std::vector<std::int32_t> ids{4, -1, 2, 7, 8, -1};
+    const std::vector<float> log_q{-1, -9, -2, -3, -4, -9};
+    const teacher::support cache{view(ids.data(), 2, 3), view(log_q.data(), 2, 3)};
+    std::vector<index_t> seen;
+    double sum = 0;
+    for (const cache_entry& e : entries(cache, 0)) seen.push_back(10 * e.slot + e.id), sum += e.log_q;
+    CHECK(seen == std::vector<index_t>{4, 22});
+    CHECK(sum == -3);
+    CHECK(::ranges::distance(entries(cache, 1)) == 2);
+}
+
+TEST_CASE("the parts of a batch add up to it") {
+    property("micro-batches", [] {
+        numbers u(*rc::gen::arbitrary<std::uint64_t>());
+        const index_t n = 1 + u.below(30), v = 7;
+        std::vector<double> z, lq, keep_weight;
+        std::vector<float> weights, losses(std::size_t(n), 9.F), part_losses(std::size_t(n), 9.F);
+        std::vector<std::int32_t> versions, ids;
+        std::vector<std::uint8_t> mask, keep;
+        for (index_t i = 0; i < n * v; ++i) z.push_back(u.normal());
+        for (index_t r = 0; r < n; ++r) {
+            ids.push_back(std::int32_t(u.below(v))), lq.push_back(-3 * u.uniform());
+            mask.push_back(u.uniform() < 0.7), weights.push_back(float(u.normal())), keep.push_back(u.uniform() < 0.8);
+            versions.push_back(std::int32_t(u.below(5))), keep_weight.push_back(u.uniform());
+        }
+        std::vector<std::int64_t> offsets{0};
+        while (offsets.back() < n) offsets.push_back(std::min<std::int64_t>(n, offsets.back() + u.below(7)));
+        const std::vector<double> log_mu(std::size_t(n), -1.5);
+        const teacher::samples<std::int32_t, double> cache{
+            view(std::as_const(ids).data(), n, 1), view(log_mu.data(), n, 1), view(std::as_const(lq).data(), n, 1)};
+        cpu_backend be;
+        for (const reduce how :
+             {reduce::sum, reduce::token_mean, reduce::sequence_mean, reduce::sequence_sum_mean, reduce::constant}) {
+            env whole;
+            whole.reduction = how, whole.mask = mask, whole.weights = weights, whole.offsets = offsets;
+            whole.versions = view(std::as_const(versions).data(), n), whole.version = 6;
+            whole.losses = view(losses.data(), n);
+            whole.frozen.keep = view(std::as_const(keep).data(), n, 1);
+            whole.frozen.weight = view(std::as_const(keep_weight).data(), n, 1);
+            if (how == reduce::constant) whole.normaliser = 11;
+            std::vector<double> dz(z.size(), 9), parts(z.size(), 9);
+            const auto run = [&](const micro_batch& p, std::vector<double>& to) {
+                auto some = cache;
+                some.ids = p.of(cache.ids), some.log_mu = p.of(cache.log_mu), some.log_q = p.of(cache.log_q);
+                return evaluate(be,
+                                student::logits<double>{.z = p.of(view(std::as_const(z).data(), n, v)),
+                                                        .dz = p.of(view(to.data(), n, v))},
+                                some, mc{reverse_kl{}}, p.env);
+            };
+            const result all = run({0, n, whole, {}}, dz);
+            env in_parts = whole;
+            in_parts.losses = view(part_losses.data(), n);
+            const index_t most = 1 + u.below(n);
+            double loss = 0;
+            index_t rows = 0;
+            diagnostics seen;
+            for (const micro_batch& p : micro_batches(in_parts, n, most)) {
+                RC_ASSERT(p.first == rows);
+                const bool by_sequence = how == reduce::sequence_mean || how == reduce::sequence_sum_mean;
+                RC_ASSERT(p.rows >= 1);
+                if (!by_sequence) RC_ASSERT(p.rows <= most);
+                const result r = run(p, parts);
+                loss += r.loss, rows += p.rows, seen.merge(r.diagnostics);
+            }
+            RC_ASSERT(rows == n);
+            RC_ASSERT(std::abs(loss - all.loss) < 1e-12 * (1 + std::abs(all.loss)));
+            for (std::size_t i = 0; i < dz.size(); ++i)
+                RC_ASSERT(std::abs(dz[i] - parts[i]) < 1e-13 * (1 + std::abs(dz[i])));
+            RC_ASSERT(losses == part_losses);
+            RC_ASSERT(seen.kept == all.diagnostics.kept);
+            RC_ASSERT(seen.dropped == all.diagnostics.dropped);
+            RC_ASSERT(seen.staleness_max == all.diagnostics.staleness_max);
+        }
+    });
+}
+
+TEST_CASE("no rows, and what is refused") {
+    CHECK(micro_batches({}, 0, 5).empty());
+    CHECK_THROWS_WITH_AS(micro_batches({}, 3, 0), doctest::Contains("most"), invalid_input);
+    const std::vector<std::uint8_t> mask(2, 1);
+    env e;
+    e.mask = mask;
+    CHECK_THROWS_WITH_AS(micro_batches(e, 3, 1), doctest::Contains("env.mask"), invalid_input);
+    e = {};
+    e.reduction = reduce::sequence_mean;
+    CHECK_THROWS_WITH_AS(micro_batches(e, 3, 1), doctest::Contains("env.offsets"), invalid_input);
+    const std::vector<std::int32_t> one{0, 3}; // a sequence longer than a part stays whole
+    e.offsets = one;
+    CHECK(micro_batches(e, 3, 1).size() == 1);
+}
