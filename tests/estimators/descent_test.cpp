@@ -135,19 +135,33 @@ TEST_CASE("every divergence and every shape from stale samples: the dense gradie
     }
 }
 
-TEST_CASE("what the student never draws adds nothing to a value, where the divergence is finite there") {
-    policies w(vocab, 5, true);
-    w.z[2] = -INFINITY; // the student has dropped a token that mu still draws
-    double lse = 0;
-    w.log_p.clear();
-    naive_backend::log_softmax(w.z.data(), vocab, 1, nullptr, &lse, w.log_p);
-    for_each_objective([&](const std::string& name, const auto& of, const auto& divergence) {
-        if (mc{of}.infinite_where_student_zero()) return;
-        INFO(name);
-        const drawn_mean got = drawn_expectation(w, law::stale, 1, mc{of});
-        CHECK(got.loss == doctest::Approx(double(textbook::value(divergence, row_of(w)))).epsilon(1e-9));
-        CHECK(distance(got.dz, dense_gradient(w, divergence)) < 1e-9);
-    });
+TEST_CASE("what student and mu never draw adds nothing to a value, where the divergence is finite there") {
+    for (const bool of_mu : {false, true}) { // mu still draws it, or does no longer
+        policies w(vocab, 5, true);
+        const auto drop = [&](std::vector<double>& logits, std::vector<double>& log_p) {
+            double lse = 0;
+            logits[2] = -INFINITY, log_p.clear();
+            naive_backend::log_softmax(logits.data(), vocab, 1, nullptr, &lse, log_p);
+        };
+        drop(w.z, w.log_p);
+        if (of_mu) drop(w.b, w.log_mu);
+        for_each_objective([&](const std::string& name, const auto& of, const auto& divergence) {
+            if (mc{of}.infinite_where_student_zero()) return;
+            if (of_mu && name == "squared error") return; // no f, and so no f(0) to take away
+            INFO(name << (of_mu ? ", not in mu" : ""));
+            drawn_mean got{0, std::vector<double>(vocab, 0.0)};
+            for (std::int64_t id = 0; id < vocab; ++id) {
+                const double mu = std::exp(w.log_mu[std::size_t(id)]);
+                if (!(mu > 0)) continue;
+                const drawn_mean one = drawn_row(w, law::stale, {id}, mc{of});
+                CHECK(!one.infinite);
+                got.loss += mu * one.loss;
+                for (std::size_t v = 0; v < vocab; ++v) got.dz[v] += mu * one.dz[v];
+            }
+            CHECK(got.loss == doctest::Approx(double(textbook::value(divergence, row_of(w)))).epsilon(1e-9));
+            CHECK(distance(got.dz, dense_gradient(w, divergence)) < 1e-9);
+        });
+    }
 }
 
 TEST_CASE("at p = q nothing moves, whatever was drawn") {
@@ -238,6 +252,26 @@ TEST_CASE("control: a baseline from the same draws is biased") {
     const policies w(vocab, 4, true);
     const auto want = dense_gradient(w, reverse_kl{});
     CHECK(distance(drawn_expectation(w, law::stale, 2, mc{.baseline = over_all_draws{}}).dz, want) > 1e-2);
+}
+
+TEST_CASE("minimum variance by hand: the others' A, weighted by (rho (1 - p))²") {
+    const policies w(vocab, 44, true);
+    const std::vector<std::int64_t> ids{3, 0, 2};
+    const auto rho = [&](std::size_t v) { return std::exp(w.log_p[v] - w.log_mu[v]); };
+    const auto a = [&](std::size_t v) { return w.log_q[v] - w.log_p[v]; };
+    std::vector<double> c(vocab, 0.0);
+    for (std::size_t i = 0; i < 3; ++i) {
+        double ga = 0, g = 0;
+        for (std::size_t j = 0; j < 3; ++j) {
+            const auto v = std::size_t(ids[j]);
+            const double size = std::pow(rho(v) * (1 - std::exp(w.log_p[v])), 2);
+            if (j != i) ga += size * a(v), g += size;
+        }
+        const auto v = std::size_t(ids[i]);
+        c[v] -= rho(v) * (a(v) - ga / g) / 3;
+    }
+    CHECK(distance(drawn_row(w, law::stale, ids, mc{.baseline = baseline::minimum_variance{}}).dz, w.pullback(c)) <
+          1e-13);
 }
 
 TEST_CASE("value and exact entries on weighted rows: E_p[A] over the certain, whole or normalised") {
@@ -477,6 +511,12 @@ TEST_CASE("tokens that the teacher or the student all but forbids: finite number
     CHECK(got.loss == 0);
     for (const double g : got.dz) CHECK(g == 0);
     CHECK(drawn_row(far, law::stale, {0, 1, 2}, mc{shape::clipped{5}}).loss != 0);
+    // a student that has left a token by more than a ratio can say: forward KL's c is still -w q/mu
+    policies left = w;
+    left.log_p[1] = left.log_mu[1] - 300;
+    const double q = std::exp(left.log_q[1] - left.log_mu[1]);
+    CHECK(distance(drawn_row(left, law::stale, {1}, mc{forward_kl{}}).dz,
+                   pulled(left, [&](std::size_t v) { return v == 1 ? -q : 0; })) < 1e-9);
 }
 
 TEST_CASE("presets") {

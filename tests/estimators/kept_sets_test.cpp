@@ -287,6 +287,7 @@ TEST_CASE("what lies outside its set is bad and counted; sets that are none are 
         for (std::size_t i = 4; i < 8; ++i) CHECK(dz[i] == 0);
         CHECK(dz[2] == 0); // outside the set
         CHECK(run(unordered, offsets).first_bad_row == 0);
+        CHECK(run({1, 1, 0, 2, 1, 3}, offsets).first_bad_row == 0); // an id twice
         CHECK(run(beyond, offsets).bad_rows == 2);
         CHECK(run(set, {0, 2, 4, 4}).bad_rows == 2); // an empty set
         CHECK_THROWS_WITH_AS(run(set, {0, 2, 4, 7}), doctest::Contains("teacher.kept_offsets, row 2"), invalid_input);

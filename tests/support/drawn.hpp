@@ -20,6 +20,7 @@ struct drawn_mean {
     std::vector<double> dz = {};
     double second_moment = 0; ///< E |dz|²
     diagnostics seen = {};
+    bool infinite = false; ///< of one row
 };
 
 /// What a test sets of the entries and facts that estimators read beside log p, log mu and log q.
@@ -51,7 +52,7 @@ drawn_mean drawn_row(const policies& w, law drawn, const std::vector<std::int64_
     CHECK(!r.bad);
     std::vector<double> c(w.z.size(), 0.0);
     for (const sampled_entry& x : entries) c[std::size_t(x.id)] += x.c;
-    out.loss = r.loss, out.dz = w.pullback(c);
+    out.loss = r.loss, out.dz = w.pullback(c), out.infinite = r.infinite;
     return out;
 }
 
