@@ -43,6 +43,8 @@ def main():
                         best[which] = min(best[which], ns)
     slower = 0
     for (name, kind, teacher, threads, rows), (old, new, again) in least.items():
+        if float("inf") in (old, new, again):  # of one build alone
+            continue
         spread = abs(again / old - 1)
         mark = "SLOWER" if new / old > 1.03 + spread else ""
         slower += bool(mark)
