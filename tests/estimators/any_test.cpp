@@ -153,6 +153,31 @@ TEST_CASE("every objective with every surrogate on both engines") {
     CHECK(ran == 2 * (20 * 8 + 5));
 }
 
+TEST_CASE("a dense divergence by name is that divergence") {
+    const policies w(40, 8, true);
+    cpu_backend be;
+    std::vector<double> dz(40, 9);
+    const auto run = [&](const auto& d) {
+        return evaluate(be, student::logits<double>{.z = view(w.z.data(), 1, 40), .dz = view(dz.data(), 1, 40)},
+                        teacher::dense<double>{view(w.y.data(), 1, 40)}, d)
+            .loss;
+    };
+    const auto by_name = [&](const char* name) {
+        const any_dense chosen{choice::find(choice::divergences, name).value(), .3, .7};
+        return chosen.visit([&](const auto& d) { return run(d); });
+    };
+    CHECK(by_name("reverse_kl") == run(reverse_kl{}));
+    CHECK(by_name("forward_kl") == run(forward_kl{}));
+    CHECK(by_name("jsd") == run(jsd{.w = .3, .o = .7}));
+    CHECK(by_name("skew_forward_kl") == run(skew_forward_kl{.a = .3}));
+    CHECK(by_name("skew_reverse_kl") == run(skew_reverse_kl{.a = .3}));
+    CHECK(by_name("total_variation") == run(total_variation{}));
+    CHECK(by_name("alpha_divergence") == run(alpha_divergence{.a = .3}));
+    CHECK(by_name("chi_squared") == run(chi_squared{}));
+    CHECK_THROWS_WITH_AS((any_dense{choice::dense::jsd, 2, .5}.visit([&](const auto& d) { return run(d); })),
+                         doctest::Contains("jsd.w"), invalid_input);
+}
+
 TEST_CASE("refused with the static form's sentence, before anything is written") {
     const double z[] = {0, 1, 2}, log_mu = -1, log_q = -2;
     const std::int64_t id = 1;
@@ -211,4 +236,5 @@ TEST_CASE("the tables: each name once, each choice once, found by name") {
         CHECK(!choice::find(table, "no such thing"));
     };
     check(choice::objectives, 20), check(choice::surrogates, 14), check(choice::baselines, 7);
+    check(choice::divergences, 8);
 }

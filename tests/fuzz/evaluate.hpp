@@ -123,10 +123,10 @@ inline void fill_row(choices& c, double* z, double* y, index_t n, bool wild) {
     }
 }
 
-struct shape {
+struct sizes {
     index_t n, v, k;
 };
-inline shape shape_of(choices& c) {
+inline sizes sizes_of(choices& c) {
     const index_t v = c.once_in(3)   ? c.of<index_t>({1023, 1024, 1025, 2047, 2048, 2049, 2100, 63, 64, 65})
                       : c.once_in(8) ? 1 + c.below(2100)
                                      : 1 + c.below(40);

@@ -15,7 +15,7 @@ double parameter(choices& c, std::initializer_list<double> usual) {
 
 template <class Z, class G, class Y, class Divergence>
 void run(choices& c, const Divergence& d) {
-    const shape shape = shape_of(c);
+    const sizes shape = sizes_of(c);
     const index_t n = shape.n, v = shape.v;
     const index_t vy = c.once_in(16) ? 1 + c.below(v + 3) : v; // of the teacher
     bool plain = true;

@@ -32,13 +32,21 @@ struct lists {
     }
 };
 
+/// An estimator of drawn tokens, on weighted entries.
+template <class E>
+struct weighted_entries : E {
+    static constexpr cache_kind takes = cache_kind::weighted;
+};
+template <class E>
+weighted_entries(E) -> weighted_entries<E>;
+
 template <class Z, class L, class Id, class Estimator>
 void run(choices& c, const Estimator& estimator, bool sparse_gradient = false) {
     constexpr bool support = Estimator::takes == cache_kind::support;
     constexpr bool weighted = Estimator::takes == cache_kind::weighted;
-    shape shape = shape_of(c);
-    const index_t n = shape.n, v = shape.v;
-    const index_t k = !support && c.once_in(6) ? v + 3 : shape.k; // more draws than ids
+    const sizes of_call = sizes_of(c);
+    const index_t n = of_call.n, v = of_call.v;
+    const index_t k = !support && c.once_in(6) ? v + 3 : of_call.k; // more draws than ids
     bool plain = true;
     const float temperature = temperature_of(c, plain);
     const bool in_place = !sparse_gradient && c.once_in(4);
@@ -160,14 +168,34 @@ void run(choices& c, const Estimator& estimator, bool sparse_gradient = false) {
     need(cache.same(before), "the cache was written");
     if (o.threw || !plain || spoilt != 0 || s.e.beta != 0 || n == 0) return;
     need(std::isfinite(o.loss), "the loss of moderate numbers is not finite");
+    if constexpr (std::is_base_of_v<any_sampled, Estimator>) return; // its slopes are any power of p/q
     check_rows(out, z, s, temperature, dz.cols, slope);
 }
 
+/// Whatever can be chosen at run time, with parameters that are legal or not.
+any_sampled any_of(choices& c) {
+    const auto number = [&] { return c.of({0.5, 0.2, 1.0, 2.0, 5.0, 1e-3, 0.0, -1.0, 100.0, not_a_number, infinity}); };
+    any_sampled e;
+    e.of = {choice::objectives[c.below(std::size(choice::objectives))].which, number(), number()};
+    e.surrogate = {.which = choice::surrogates[c.below(std::size(choice::surrogates))].which,
+                   .low = number(),
+                   .high = number(),
+                   .dual = c.once_in(3) ? number() : 0,
+                   .cap = number()};
+    e.baseline = {choice::baselines[c.below(std::size(choice::baselines))].which};
+    e.weighting = {c.once_in(4)};
+    e.accept_bias = !c.once_in(4);
+    return e;
+}
 /// Sampled rows in float under every policy; other types under the default ones.
 template <class L>
 void run_samples(choices& c) {
     if constexpr (std::is_same_v<L, float>) {
-        switch (c.below(4)) {
+        switch (c.below(6)) {
+        case 4:
+            return run<L, L, std::int32_t>(c, any_of(c));
+        case 5:
+            return run<L, L, std::int32_t>(c, weighted_entries{any_of(c)});
         case 0:
             return run<L, L, std::int32_t>(c, mc{.baseline = baseline::leave_one_out{}});
         case 1:
@@ -211,12 +239,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         break;
     case 7:
         if (c.once_in(2))
-            run<float, float, std::int64_t>(c, mc{.baseline = baseline::none{}});
+            run<float, float, std::int64_t>(c, weighted_entries{mc{.baseline = baseline::none{}}});
         else
-            run<float, float, std::int32_t>(c, mc{reverse_kl{}});
+            run<float, float, std::int32_t>(c, weighted_entries{mc{reverse_kl{}}});
         break;
     default:
-        run<bfloat16, bfloat16, std::int32_t>(c, mc{reverse_kl{}});
+        run<bfloat16, bfloat16, std::int32_t>(c, weighted_entries{mc{reverse_kl{}}});
     }
     return 0;
 }

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Estimators of drawn tokens chosen at run time, from a flag or a configuration file: any_sampled is mc whose objective, surrogate,
-// baseline and weighting are each one of the library's by a switch an entry. One type, so that a trainer instantiates its rows once
-// for each kind of cache; the same text as the static form, and the same bits.
+// Estimators chosen at run time, from a flag or a configuration file. any_sampled is mc whose objective, surrogate, baseline and weighting
+// are each one of the library's by a switch an entry. One type, so that a trainer instantiates its rows once for each kind of cache; the
+// same text as the static form, and the same bits. any_dense is a divergence on teacher::dense, by a switch a call: rows of V entries have
+// no time for one.
 //
 //   any_sampled e{.of = {choice::objective::clipped, 5}, .surrogate = {choice::surrogate::ppo_clip}};
 //   e.of.which = *choice::find(choice::objectives, "total_variation");
+//   any_dense d{*choice::find(choice::divergences, "jsd"), 0.3, 0.3};
+//   auto r = d.visit([&](const auto& divergence) { return evaluate(be, student, teacher, divergence, env); });
 //
-// Names and what each is: the tables choice::objectives, choice::surrogates, choice::baselines. What does not compile in the static form is
+// Names and what each is: the tables choice::objectives, choice::surrogates, choice::baselines, choice::divergences. What does not compile in the static form is
 // refused by the call here, with invalid_input and the same sentence: no signal, another descent without accept_bias, a baseline that does
 // not read the cache, a missing column.
 #pragma once
@@ -19,6 +22,7 @@
 #include "opd/config.hpp"
 #include "opd/entries.hpp"
 #include "opd/error.hpp"
+#include "opd/estimators/divergences.hpp"
 #include "opd/estimators/sampled.hpp"
 #include "opd/teacher.hpp"
 #include "opd/traits.hpp"
@@ -65,6 +69,16 @@ enum class surrogate {
     k2_ratio,
     k3_ratio
 };
+enum class dense {
+    reverse_kl,
+    forward_kl,
+    jsd,
+    skew_forward_kl,
+    skew_reverse_kl,
+    total_variation,
+    alpha_divergence,
+    chi_squared
+};
 enum class baseline { none, exact_entries, leave_one_out, self_normalised, minimum_variance, value, given };
 
 /// A line of a table: what a user types, what it is.
@@ -97,6 +111,16 @@ inline constexpr name<objective> objectives[] = {
     {"k1_reward", objective::k1_reward, "-k1 as a detached reward: KL(p||q)"},
     {"k2_reward", objective::k2_reward, "-k2 as a detached reward: needs accept_bias"},
     {"k3_reward", objective::k3_reward, "-k3 as a detached reward: KL(p||q) - KL(q||p)"},
+};
+inline constexpr name<dense> divergences[] = {
+    {"reverse_kl", dense::reverse_kl, "KL(p||q)"},
+    {"forward_kl", dense::forward_kl, "KL(q||p)"},
+    {"jsd", dense::jsd, "generalised Jensen-Shannon, weights a, b"},
+    {"skew_forward_kl", dense::skew_forward_kl, "KL(q || a q + (1-a) p)"},
+    {"skew_reverse_kl", dense::skew_reverse_kl, "KL(p || (1-a) q + a p)"},
+    {"total_variation", dense::total_variation, "half the sum of |p - q|"},
+    {"alpha_divergence", dense::alpha_divergence, "(sum p^a q^(1-a) - 1)/(a(a-1))"},
+    {"chi_squared", dense::chi_squared, "sum p^2/q - 1"},
 };
 inline constexpr name<surrogate> surrogates[] = {
     {"unclipped_is", surrogate::unclipped_is, "-rho A: unbiased at any staleness"},
@@ -411,6 +435,35 @@ struct any_sampled {
                                 "score_function on stale samples, advantage::old, a shape that is not "
                                 "monotone, or the like; say teacher::on_policy{cache} if the student drew "
                                 "them, or set accept_bias");
+    }
+};
+
+/// A divergence of the table choice::divergences on teacher::dense. a, b: the parameters that its line names.
+struct any_dense {
+    choice::dense which = choice::dense::reverse_kl;
+    double a = 0.5, b = 0.5;
+
+    template <class F>
+    constexpr auto visit(F f) const {
+        using kind = choice::dense;
+        switch (which) {
+        case kind::forward_kl:
+            return f(forward_kl{});
+        case kind::jsd:
+            return f(jsd{a, b});
+        case kind::skew_forward_kl:
+            return f(skew_forward_kl{a});
+        case kind::skew_reverse_kl:
+            return f(skew_reverse_kl{a});
+        case kind::total_variation:
+            return f(total_variation{});
+        case kind::alpha_divergence:
+            return f(alpha_divergence{a});
+        case kind::chi_squared:
+            return f(chi_squared{});
+        default:
+            return f(reverse_kl{});
+        }
     }
 };
 
