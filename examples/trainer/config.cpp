@@ -226,15 +226,15 @@ opd::any_sampled drawn_estimator(const config& c) {
         throw failure(exit_usage, fmt::format("--shape {} --surrogate {} --baseline {}: {}", d.shape, d.surrogate,
                                               d.baseline, refused.what()));
     }
+    if (e.surrogate.which == opd::choice::surrogate::gspo)
+        throw failure(exit_usage,
+                      "--surrogate gspo: needs a pass over whole sequences (opd::gspo_fit), which this trainer "
+                      "does not make");
     if (e.reads_columns() != 0)
         throw failure(exit_usage,
                       fmt::format("--shape {} --surrogate {} --baseline {}: reads what this trainer does not "
                                   "record: a reference or proximal policy, a reward, a given baseline",
                                   d.shape, d.surrogate, d.baseline));
-    if (e.surrogate.which == opd::choice::surrogate::gspo)
-        throw failure(exit_usage,
-                      "--surrogate gspo: needs a pass over whole sequences (opd::gspo_fit), which this trainer "
-                      "does not make");
     e.accept_bias = true; // checked above, for the law that the schedule draws under
     return e;
 }

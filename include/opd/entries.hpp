@@ -48,6 +48,7 @@ struct entry_facts {
 /// throws before anything is written.
 namespace column {
 inline constexpr unsigned log_prox = 1, log_ref = 2, advantage = 4, baseline = 8, mu_entropy = 16, log_mu = 32;
+inline constexpr unsigned sequence_log_ratio = 64; ///< of env.frozen
 } // namespace column
 
 /// What an estimator says of a row, beside c.

@@ -36,6 +36,7 @@ void fill(const policies& w, sampled_entry& x, entry_facts& facts) {
     const auto v = std::size_t(x.id);
     x.log_prox = w.log_mu[v] * 0.9, x.log_ref = w.log_mu[v] * 1.1, x.outside = 0.3 * double(v) - 1;
     facts.age = 3, facts.baseline = 0.4, facts.mu_entropy = 0.8;
+    facts.has_sequence = true, facts.sequence_log_ratio = 0.05;
 }
 bool same(const drawn_mean& a, const drawn_mean& b) { return a.loss == b.loss && a.dz == b.dz; }
 
@@ -101,7 +102,7 @@ TEST_CASE("every objective with every surrogate on both engines") {
     const policies w(vocab, 6, true, 0.8F);
     const std::vector<std::int64_t> ids{4, 1, 4};
     std::vector<double> log_mu, log_q, log_prox, log_ref, outside;
-    const double told = 0.4, entropy = 0.8;
+    const double told = 0.4, entropy = 0.8, sequence = 0.05;
     for (const auto id : ids) {
         sampled_entry x{};
         entry_facts facts;
@@ -122,6 +123,7 @@ TEST_CASE("every objective with every surrogate on both engines") {
     const std::vector<std::int32_t> versions{4};
     env e;
     e.versions = view(versions.data(), 1), e.version = 7;
+    e.frozen.sequence_log_ratio = view(&sequence, 1);
     int ran = 0;
     on_both([&](auto& be, const char* engine) {
         for (const auto& objective : choice::objectives)
@@ -207,6 +209,7 @@ TEST_CASE("refused with the static form's sentence, before anything is written")
     refuses("does not read this cache", entries, {.baseline = {choice::baseline::leave_one_out}});
     refuses("does not read this cache", cache, {.baseline = {choice::baseline::value}});
     refuses("teacher.log_prox", cache, {.surrogate = {kind::decoupled_ppo}});
+    refuses("env.frozen.sequence_log_ratio", cache, {.surrogate = {kind::gspo}});
     refuses("teacher.log_ref", cache, {.of = {objective::extrapolated, 2}});
     refuses("teacher.advantage", cache, {.of = {objective::outside}});
     refuses("teacher.baseline", cache, {.baseline = {choice::baseline::given}});

@@ -260,6 +260,7 @@ TEST_CASE("what surrogates, shapes and advantages refuse") {
 TEST_CASE("the columns that policies read are the estimator's") {
     CHECK(mc{reverse_kl{}}.reads_columns() == 0);
     CHECK(mc{reverse_kl{}, decoupled_ppo{}}.reads_columns() == column::log_prox);
+    CHECK(mc{reverse_kl{}, gspo{}}.reads_columns() == column::sequence_log_ratio);
     CHECK(mc{advantage::extrapolated{2}, ppo_clip{}, baseline::given{}}.reads_columns() ==
           (column::log_ref | column::baseline));
     CHECK(mc{advantage::mixed{}, estr{1, 1, decoupled_ppo{}}}.reads_columns() ==

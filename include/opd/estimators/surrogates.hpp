@@ -182,6 +182,7 @@ struct gspo {
     double low = 3e-4;
     double high = 4e-4;
     static constexpr estimator_traits traits(law) { return detail::cut_traits; }
+    OPD_HD static constexpr unsigned reads_columns() { return column::sequence_log_ratio; }
     OPD_HD OPD_INLINE token_out operator()(const token_in& x) const {
         const detail::saturated_ratio s(x.sequence_log_ratio);
         token_out out = detail::clipped_surrogate(s.value, x.advantage, low, high);
