@@ -13,8 +13,8 @@
 //                        over the vocabulary; reads_tail = true: log_q_rest is the teacher's
 //   renormalised_estimator  takes = cache_kind::support; on_support, a divergence: both normalisers are over the support
 //
-// Optional in each: validate(), which throws invalid_input; reads_columns() of drawn tokens; traits(law) (traits.hpp); infinite_where_teacher_zero(), infinite_where_student_zero() for
-// check::contents and infinite::raise; `well_formed`, false where a static_assert of the class has said what is wrong.
+// Optional in each: validate() and validate_cache(cache), which throw invalid_input; reads_columns(); traits(law) (traits.hpp);
+// infinite_where_teacher_zero(), infinite_where_student_zero() for check::contents and infinite::raise; `well_formed`, false where a static_assert of the class has said what is wrong.
 // See docs/concepts/entries.md for one of each.
 #pragma once
 

@@ -158,12 +158,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         detail::check_env(e, n);
         detail::check_overlaps(student, teacher, e);
         detail::validate_estimator(estimator);
-        detail::check_columns(teacher, estimator, n);
-        if (n > 0 && (detail::columns_of(estimator) & column::sequence_log_ratio) &&
-            e.frozen.sequence_log_ratio.empty())
-            throw invalid_input("env.frozen.sequence_log_ratio",
-                                "is left out, and the estimator reads it: a pass over the "
-                                "batch finds it, as gspo_fit does");
+        detail::check_needs(teacher, estimator, e, n);
         if constexpr (has_kept_sets<Teacher>)
             if (!e.given_lse.empty())
                 throw invalid_input("env.given_lse",

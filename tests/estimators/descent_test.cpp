@@ -206,7 +206,7 @@ TEST_CASE("shapes rise, and their values are what they say near the ends") {
 }
 
 TEST_CASE("baselines leave the mean alone; the best constant, given, saves variance") {
-    double plain = 0, best = 0;
+    double plain = 0, best = 0, others = 0;
     for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
         const policies w(vocab, seed, true);
         const auto check = [&](const auto& of, const auto& divergence) {
@@ -229,7 +229,8 @@ TEST_CASE("baselines leave the mean alone; the best constant, given, saves varia
                 return got.second_moment;
             };
             plain += with(baseline::none{}), best += with(baseline::given{});
-            with(baseline::leave_one_out{}), with(baseline::self_normalised{}), with(baseline::minimum_variance{});
+            others += with(baseline::leave_one_out{});
+            with(baseline::self_normalised{}), with(baseline::minimum_variance{});
             with(baseline::exact_entries{});
         };
         check(reverse_kl{}, reverse_kl{});
@@ -237,6 +238,7 @@ TEST_CASE("baselines leave the mean alone; the best constant, given, saves varia
         check(total_variation{}, total_variation{});
     }
     CHECK(best < 0.95 * plain);
+    CHECK(others > plain); // so few draws of so few tokens tell little of each other
 }
 
 /// The minimum-variance form over all draws, the entry's own among them.

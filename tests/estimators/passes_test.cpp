@@ -45,7 +45,8 @@ struct batch {
             log_mu.push_back(std::min(lp + drift * u.normal(), 0.0));
             log_prox.push_back(std::min(lp + 0.5 * drift * u.normal(), 0.0)), log_q.push_back(-3 * u.uniform());
         }
-        if (n * m > 3 && u.uniform() < 0.5) log_mu[1] = log_p[1] + (log_mu[0] - log_p[0]); // a tie, up to rounding
+        if (n * m > 3 && u.uniform() < 0.5) // a tie, up to rounding
+            log_mu[1] = std::min(log_p[1] + (log_mu[0] - log_p[0]), 0.0);
     }
     matrix_view<const double> table(index_t from = 0, index_t rows = -1) const {
         return view(log_p.data() + from * m, rows < 0 ? n - from : rows, m);
@@ -296,7 +297,10 @@ TEST_CASE("credit, group-relative advantages, whitening") {
     credit(view(column.data(), 6, 1), std::vector<std::int32_t>{0, 6}, 0);
     CHECK(column[0] == 21);
     CHECK_THROWS_WITH_AS(credit(view(a.data(), 3, 2), offsets, 1.5), doctest::Contains("gamma_lambda"), invalid_input);
-    CHECK_THROWS_WITH_AS(credit(view(a.data(), 2, 2), offsets, 1), doctest::Contains("offsets"), invalid_input);
+    const std::vector<double> before = a;
+    const std::vector<std::int32_t> beyond{0, 2, 4};
+    CHECK_THROWS_WITH_AS(credit(view(a.data(), 3, 2), beyond, 1), doctest::Contains("offsets"), invalid_input);
+    CHECK(a == before); // the first sequence neither
 
     std::vector<double> reward{1, 0, 0, 1, 5, 5, 5, 5}, centred = reward;
     group_relative(reward, 4, 1e-9);
@@ -306,6 +310,10 @@ TEST_CASE("credit, group-relative advantages, whitening") {
     group_relative(centred, 4, 0);
     CHECK(centred == std::vector<double>{.5, -.5, -.5, .5, 0, 0, 0, 0});
     CHECK_THROWS_WITH_AS(group_relative(reward, 3), doctest::Contains("group"), invalid_input);
+    reward[5] = std::numeric_limits<double>::quiet_NaN();
+    const double first = reward[0];
+    CHECK_THROWS_WITH_AS(group_relative(reward, 4), doctest::Contains("reward, row 5"), invalid_input);
+    CHECK(reward[0] == first);
 
     numbers u(2);
     std::vector<double> x, out(40);
@@ -326,7 +334,33 @@ TEST_CASE("credit, group-relative advantages, whitening") {
     CHECK(std::abs(sum) < 1e-12);
     CHECK(squares / (n - 1) == doctest::Approx(1).epsilon(1e-7));
     x[3] = std::numeric_limits<double>::infinity();
+    const double mean = whole.mean;
     CHECK_THROWS_WITH_AS(whole.add(view(x.data(), 40, 1)), doctest::Contains("row 3"), invalid_input);
+    CHECK(whole.mean == mean); // nothing of it
+    CHECK_THROWS_WITH_AS(whitening_fit{.epsilon = 0}.add(view(x.data(), 2, 1)),
+                         doctest::Contains("whitening_fit.epsilon"), invalid_input);
+}
+
+TEST_CASE("what is no token, and one without mass, in a pass") {
+    numbers u(21);
+    batch b(u, 6, 1, 5, 0.2);
+    std::fill(b.mask.begin(), b.mask.end(), std::uint8_t{1});
+    const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+    b.log_mu[0] = nan, b.log_q[1] = nan, b.log_p[2] = nan, b.log_mu[3] = -9999; // their rows are bad
+    for (const m2po form : {m2po::drop, m2po::all}) {
+        m2po_fit fit{.tau = 1e-9, .form = form};
+        fit.add(b.table(), b.cache(), b.kept());
+        CHECK(fit.squares.size() <= 2);
+        for (const double s : fit.squares) CHECK(std::isfinite(s));
+    }
+    b.log_p[4] = -inf, b.log_q[5] = -inf; // the student's, the teacher's zero
+    const std::vector<index_t> one(6, 0);
+    gspo_fit fit;
+    fit.add(b.table(), b.cache(), one, b.kept());
+    CHECK(fit.of[0].tokens == 2);
+    CHECK(std::isfinite(fit.of[0].advantage));
+    CHECK(fit.of[0].log_ratio == doctest::Approx(-80 + b.log_p[5] - b.log_mu[5]));
+    CHECK(fit.of[0].advantage == doctest::Approx(b.log_q[4] - (b.log_mu[4] - 80) - 30 - b.log_p[5]));
 }
 
 TEST_CASE("the advantages of a table are the estimator's own") {

@@ -250,14 +250,15 @@ template <class Estimator>
 void validate_estimator(const Estimator& e) {
     if constexpr (requires { e.validate(); }) e.validate();
 }
-/// The columns that an estimator cannot do without.
-template <class Teacher, class Estimator>
-void check_columns(const Teacher& t, const Estimator& e, index_t n) {
-    const unsigned needs = n > 0 ? columns_of(e) : 0;
-    if constexpr (requires { e.validate_cache(t); }) e.validate_cache(t);
+/// What an estimator cannot do without, of the cache and of env.
+template <class Teacher, class Estimator, space S>
+void check_needs(const Teacher& t, const Estimator& estimator, const basic_env<S>& e, index_t n) {
+    const unsigned needs = n > 0 ? columns_of(estimator) : 0;
+    if constexpr (requires { estimator.validate_cache(t); }) estimator.validate_cache(t);
     const auto need = [needs](unsigned which, const char* name, bool missing) {
         if ((needs & which) && missing) throw invalid_input(name, "is left out, and the estimator reads it");
     };
+    need(column::sequence_log_ratio, "env.frozen.sequence_log_ratio", e.frozen.sequence_log_ratio.empty());
     need(column::log_mu, "teacher.log_mu", t.log_mu.empty());
     if constexpr (Teacher::kind != cache_kind::support) {
         need(column::log_prox, "teacher.log_prox", t.log_prox.empty());

@@ -14,6 +14,7 @@
 #include "opd/config.hpp"
 #include "opd/detail/dense_rows.hpp"
 #include "opd/detail/rows.hpp"
+#include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
 #include "opd/student.hpp"
 
@@ -147,10 +148,7 @@ struct renormalised_rows {
             const double q = is_neg_inf(a.y[j]) ? 0 : ::exp(double(a.y[j]));
             z_p += p, z_q += q, overlap += p < q ? p : q;
         }
-        ++d.overlap_rows, d.overlap_sum += overlap;
-        d.student_mass_sum += z_p, d.teacher_mass_sum += z_q;
-        d.student_mass_min = z_p < d.student_mass_min ? z_p : d.student_mass_min;
-        d.teacher_mass_min = z_q < d.teacher_mass_min ? z_q : d.teacher_mass_min;
+        detail::count_masses(d, z_p, z_q, overlap);
     }
     struct clear {
         template <class At>

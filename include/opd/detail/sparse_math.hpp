@@ -170,6 +170,14 @@ OPD_HD entry_facts facts_of(const Env& e, index_t row) {
             .has_advantage = !f.advantage.empty()};
 }
 
+/// The masses of a support and the overlap on it, into the diagnostics.
+OPD_HD inline void count_masses(diagnostics& d, double z_p, double z_q, double overlap) {
+    ++d.overlap_rows, d.overlap_sum += overlap;
+    d.student_mass_sum += z_p, d.teacher_mass_sum += z_q;
+    d.student_mass_min = z_p < d.student_mass_min ? z_p : d.student_mass_min;
+    d.teacher_mass_min = z_q < d.teacher_mass_min ? z_q : d.teacher_mass_min;
+}
+
 /// A row of a support between its sweep and its pullback.
 struct support_answer {
     joined_row student;
@@ -210,10 +218,7 @@ OPD_HD support_answer answer_support(const Estimator& estimator, const raw_sums&
         const double p = is_neg_inf(log_p[j]) ? 0 : ::exp(log_p[j]), q = is_neg_inf(log_q[j]) ? 0 : ::exp(log_q[j]);
         z_p += p, overlap += p < q ? p : q;
     }
-    ++d.overlap_rows, d.overlap_sum += overlap;
-    d.student_mass_sum += z_p, d.teacher_mass_sum += z_q;
-    d.student_mass_min = z_p < d.student_mass_min ? z_p : d.student_mass_min;
-    d.teacher_mass_min = z_q < d.teacher_mass_min ? z_q : d.teacher_mass_min;
+    count_masses(d, z_p, z_q, overlap);
     return out;
 }
 

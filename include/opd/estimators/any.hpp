@@ -8,6 +8,7 @@
 //   any_sampled e{.of = {choice::objective::clipped, 5}, .surrogate = {choice::surrogate::ppo_clip}};
 //   e.of.which = *choice::find(choice::objectives, "total_variation");
 //   any_dense d{*choice::find(choice::divergences, "jsd"), 0.3, 0.3};
+//   d.validate();
 //   auto r = d.visit([&](const auto& divergence) { return evaluate(be, student, teacher, divergence, env); });
 //
 // Names and what each is: the tables choice::objectives, choice::surrogates, choice::baselines, choice::divergences. What does not compile in the static form is
@@ -17,6 +18,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "opd/config.hpp"
@@ -69,16 +71,6 @@ enum class surrogate {
     k2_ratio,
     k3_ratio
 };
-enum class dense {
-    reverse_kl,
-    forward_kl,
-    jsd,
-    skew_forward_kl,
-    skew_reverse_kl,
-    total_variation,
-    alpha_divergence,
-    chi_squared
-};
 enum class baseline { none, exact_entries, leave_one_out, self_normalised, minimum_variance, value, given };
 
 /// A line of a table: what a user types, what it is.
@@ -112,16 +104,6 @@ inline constexpr name<objective> objectives[] = {
     {"k2_reward", objective::k2_reward, "-k2 as a detached reward: needs accept_bias"},
     {"k3_reward", objective::k3_reward, "-k3 as a detached reward: KL(p||q) - KL(q||p)"},
 };
-inline constexpr name<dense> divergences[] = {
-    {"reverse_kl", dense::reverse_kl, "KL(p||q)"},
-    {"forward_kl", dense::forward_kl, "KL(q||p)"},
-    {"jsd", dense::jsd, "generalised Jensen-Shannon, weights a, b"},
-    {"skew_forward_kl", dense::skew_forward_kl, "KL(q || a q + (1-a) p)"},
-    {"skew_reverse_kl", dense::skew_reverse_kl, "KL(p || (1-a) q + a p)"},
-    {"total_variation", dense::total_variation, "half the sum of |p - q|"},
-    {"alpha_divergence", dense::alpha_divergence, "(sum p^a q^(1-a) - 1)/(a(a-1))"},
-    {"chi_squared", dense::chi_squared, "sum p^2/q - 1"},
-};
 inline constexpr name<surrogate> surrogates[] = {
     {"unclipped_is", surrogate::unclipped_is, "-rho A: unbiased at any staleness"},
     {"score_function", surrogate::score_function, "-A log p: for the student's own tokens"},
@@ -149,14 +131,69 @@ inline constexpr name<baseline> baselines[] = {
 };
 // clang-format on
 
-template <class Kind, std::size_t N>
-constexpr std::optional<Kind> find(const name<Kind> (&table)[N], std::string_view text) {
+/// The first of `objectives`: those that a dense cache takes, too.
+inline constexpr std::span<const name<objective>> divergences(objectives, 8);
+constexpr bool is_divergence(objective o) { return o <= objective::chi_squared; }
+
+template <class Kind>
+constexpr std::optional<Kind> find(std::span<const name<Kind>> table, std::string_view text) {
     for (const auto& line : table)
         if (line.text == text) return line.which;
     return std::nullopt;
 }
+template <class Kind, std::size_t N>
+constexpr std::optional<Kind> find(const name<Kind> (&table)[N], std::string_view text) {
+    return find(std::span<const name<Kind>>(table), text);
+}
 
 } // namespace choice
+
+/// A divergence of the table choice::divergences. a, b: the parameters that its line names. On teacher::dense by visit, once a call.
+struct any_dense {
+    choice::objective which = choice::objective::reverse_kl;
+    double a = 0.5, b = 0.5;
+
+    OPD_CALLS_EITHER
+    template <class F>
+    OPD_HD constexpr auto visit(F f) const {
+        using kind = choice::objective;
+        switch (which) {
+        case kind::forward_kl:
+            return f(forward_kl{});
+        case kind::jsd:
+            return f(jsd{a, b});
+        case kind::skew_forward_kl:
+            return f(skew_forward_kl{a});
+        case kind::skew_reverse_kl:
+            return f(skew_reverse_kl{a});
+        case kind::total_variation:
+            return f(total_variation{});
+        case kind::alpha_divergence:
+            return f(alpha_divergence{a});
+        case kind::chi_squared:
+            return f(chi_squared{});
+        default:
+            return f(reverse_kl{});
+        }
+    }
+    /// Throws unless it is a divergence.
+    void validate() const {
+        if (!choice::is_divergence(which)) throw invalid_input("any_dense.which", "is no divergence of dense logits");
+    }
+};
+
+namespace detail {
+/// f of what a divergence makes of a token.
+template <class F>
+struct of_worth {
+    const F& f;
+    OPD_CALLS_EITHER
+    template <class D>
+    OPD_HD constexpr auto operator()(const D& divergence) const {
+        return f(worth_of(divergence));
+    }
+};
+} // namespace detail
 
 /// An advantage of the table choice::objectives. a, b: the parameters that its line names.
 struct any_objective {
@@ -168,20 +205,6 @@ struct any_objective {
     OPD_HD constexpr auto visit(F f) const {
         using kind = choice::objective;
         switch (which) {
-        case kind::forward_kl:
-            return f(advantage::of_divergence<forward_kl>{});
-        case kind::jsd:
-            return f(advantage::of_divergence<jsd>{{a, b}});
-        case kind::skew_forward_kl:
-            return f(advantage::of_divergence<skew_forward_kl>{{a}});
-        case kind::skew_reverse_kl:
-            return f(advantage::of_divergence<skew_reverse_kl>{{a}});
-        case kind::total_variation:
-            return f(advantage::of_divergence<total_variation>{});
-        case kind::alpha_divergence:
-            return f(advantage::of_divergence<alpha_divergence>{{a}});
-        case kind::chi_squared:
-            return f(advantage::of_divergence<chi_squared>{});
         case kind::clipped:
             return f(advantage::shaped<shape::clipped>{{a}, {}});
         case kind::mixed:
@@ -207,7 +230,7 @@ struct any_objective {
         case kind::k3_reward:
             return f(advantage::reward<k3>{});
         default:
-            return f(advantage::theta{});
+            return any_dense{which, a, b}.visit(detail::of_worth<F>{f});
         }
     }
     OPD_HD double operator()(const sampled_entry& x) const {
@@ -435,35 +458,6 @@ struct any_sampled {
                                 "score_function on stale samples, advantage::old, a shape that is not "
                                 "monotone, or the like; say teacher::on_policy{cache} if the student drew "
                                 "them, or set accept_bias");
-    }
-};
-
-/// A divergence of the table choice::divergences on teacher::dense. a, b: the parameters that its line names.
-struct any_dense {
-    choice::dense which = choice::dense::reverse_kl;
-    double a = 0.5, b = 0.5;
-
-    template <class F>
-    constexpr auto visit(F f) const {
-        using kind = choice::dense;
-        switch (which) {
-        case kind::forward_kl:
-            return f(forward_kl{});
-        case kind::jsd:
-            return f(jsd{a, b});
-        case kind::skew_forward_kl:
-            return f(skew_forward_kl{a});
-        case kind::skew_reverse_kl:
-            return f(skew_reverse_kl{a});
-        case kind::total_variation:
-            return f(total_variation{});
-        case kind::alpha_divergence:
-            return f(alpha_divergence{a});
-        case kind::chi_squared:
-            return f(chi_squared{});
-        default:
-            return f(reverse_kl{});
-        }
     }
 };
 

@@ -3,7 +3,7 @@
 // Passes over sequences: what a token's surrogate or advantage takes from the others of its answer.
 //
 //   gspo_fit          s = exp(mean_t log rho_t) of each sequence, and its mean advantage, over any cut into micro-batches and ranks:
-//                     add, merge, freeze, then fill env.frozen for the surrogate `gspo`                      GSPO (Zheng et al. 2025)
+//                     add, merge, then log_ratios and mean_advantages fill env.frozen for the surrogate `gspo`   GSPO (Zheng et al. 2025)
 //   credit            A_t ← Σ_l (γλ)^l A_{t+l} within a sequence: return-to-go of the token advantages
 //   group_relative    (R - mean of its group) / (std + ε): GRPO's advantage of an answer, for the cache's column `advantage`
 //   whitening_fit     (A - mean) / (std + ε) over the whole batch, of an advantage from outside; the teacher's term is whitened only if
@@ -82,15 +82,15 @@ private:
 inline void credit(matrix_view<double> advantage, row_offsets<> offsets, double gamma_lambda) {
     if (!detail::is_finite(gamma_lambda) || !(gamma_lambda >= 0 && gamma_lambda <= 1))
         throw invalid_input("gamma_lambda", "must lie in [0, 1]");
-    for (index_t s = 0; s + 1 < offsets.size; ++s) {
+    for (index_t s = 0; s + 1 < offsets.size; ++s)
         if (offsets[s] < 0 || offsets[s + 1] < offsets[s] || offsets[s + 1] > advantage.rows)
             throw invalid_input("offsets", "sequence " + std::to_string(s) + ": rows " + std::to_string(offsets[s]) +
                                                " to " + std::to_string(offsets[s + 1]) + " of " +
                                                std::to_string(advantage.rows));
+    for (index_t s = 0; s + 1 < offsets.size; ++s)
         for (index_t j = 0; j < advantage.cols; ++j)
             for (index_t r = offsets[s + 1] - 2; r >= offsets[s]; --r)
                 advantage(r, j) += gamma_lambda * advantage(r + 1, j);
-    }
 }
 
 /// In place: rewards (S) of answers, `group` answers to each prompt, one after the other. `epsilon` beside the standard deviation (over
@@ -100,6 +100,8 @@ inline void group_relative(std::span<double> reward, index_t group, double epsil
         throw invalid_input("group",
                             std::to_string(reward.size()) + " rewards are no groups of " + std::to_string(group));
     if (!detail::is_finite(epsilon) || !(epsilon >= 0)) throw invalid_input("epsilon", "must be finite and at least 0");
+    for (std::size_t i = 0; i < reward.size(); ++i)
+        if (!detail::is_finite(reward[i])) throw invalid_input("reward", "is not finite", static_cast<index_t>(i));
     for (std::size_t begin = 0; begin < reward.size(); begin += static_cast<std::size_t>(group)) {
         const std::span<double> one = reward.subspan(begin, static_cast<std::size_t>(group));
         double mean = 0, squares = 0;
@@ -118,13 +120,17 @@ struct whitening_fit {
     /// A micro-batch of advantages (N,m) or (N,1); rows that the mask leaves out do not count.
     template <class T>
     void add(matrix_view<T> advantage, row_mask<> mask = {}) {
+        if (!detail::is_finite(epsilon) || !(epsilon > 0))
+            throw invalid_input("whitening_fit.epsilon", "must be positive and finite");
         detail::check_vector("mask", mask, advantage.rows);
+        for (index_t r = 0; r < advantage.rows; ++r)
+            for (index_t j = 0; mask.kept(r) && j < advantage.cols; ++j)
+                if (!detail::is_finite(double(advantage(r, j))))
+                    throw invalid_input("advantage", "is not finite in column " + std::to_string(j), r);
         for (index_t r = 0; r < advantage.rows; ++r) {
             if (!mask.kept(r)) continue;
             for (index_t j = 0; j < advantage.cols; ++j) {
                 const double x = double(advantage(r, j)), off = x - mean;
-                if (!detail::is_finite(x))
-                    throw invalid_input("advantage", "is not finite in column " + std::to_string(j), r);
                 mean += off / ++count, squares += off * (x - mean);
             }
         }

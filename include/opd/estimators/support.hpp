@@ -21,7 +21,7 @@
 //
 // Shapes: ids, log_q (N,k), log_tail (N). Ids are distinct and in range, or -1 for an unused slot, else the row is bad; so it is
 // with a log-prob above 0 (by more than 1e-3) and without a used slot. The divergence is any of
-// divergences.hpp or your own. Z_p and Z_q go to the diagnostics where known (Z_p: tail_bucket only).
+// divergences.hpp or your own. Z_p, Z_q and the overlap on S go to the diagnostics; renormalised knows Z_p where env.given_lse is set.
 #pragma once
 
 #include <cmath>
@@ -33,6 +33,7 @@
 #include "opd/entries.hpp"
 #include "opd/error.hpp"
 #include "opd/estimators/divergences.hpp"
+#include "opd/estimators/k_forms.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
 #include "opd/teacher.hpp"
@@ -274,11 +275,10 @@ struct reweighted {
             if (detail::is_neg_inf(s.log_p[j])) continue;
             double lq = s.log_q[j] - log_q;
             if (out.infinite && !(lq > floor_at)) lq = floor_at;
-            double l = s.log_p[j] - s.log_mu[j];
-            d.saturated += l > 80 || l < -80;
-            l = l > 80 ? 80 : (l < -80 ? -80 : l);
+            const double l = s.log_p[j] - s.log_mu[j];
+            d.saturated += l != detail::within_80(l);
             const double share = ::exp(s.log_p[j] - log_p), gap = s.log_p[j] - log_p - lq;
-            s.h[j] = ::exp(l) * share * gap;
+            s.h[j] = ::exp(detail::within_80(l)) * share * gap;
             out.loss += s.h[j], sum_c += s.h[j];
         }
         for (int j = 0; j < s.k; ++j) s.h[j] -= detail::mass_of(s.log_p[j] - log_p) * sum_c;

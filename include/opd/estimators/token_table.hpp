@@ -7,7 +7,8 @@
 //   advantages(log_p, cache, mask, out, advantage)       A of each token; 0 elsewhere
 //
 // log p is rounded to the cache's type, as evaluate does, so that a pass and the estimator see the same ratio and the same A, to the
-// bit. Shapes: log_p and out (N,m) as the cache's columns.
+// bit; a student or a teacher without mass at the token counts as it does there (env.on_infinite at its default). Tokens that are none,
+// whose row the estimator will call bad, are passed over. Shapes: log_p and out (N,m) as the cache's columns.
 #pragma once
 
 #include <type_traits>
@@ -20,6 +21,7 @@
 #include "opd/entries.hpp"
 #include "opd/error.hpp"
 #include "opd/estimators/advantages.hpp"
+#include "opd/estimators/sampled.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"
 
@@ -52,7 +54,10 @@ void for_each_token(matrix_view<const double> log_p, const Cache& cache, row_mas
         for (index_t j = 0; j < m; ++j) {
             sampled_entry x =
                 detail::gathered(detail::tabled_log_p{log_p, j}, {r}, cache, nothing, j, index_t(1) << 62, 1, 0);
-            if (x.id >= 0) visit(r, j, x);
+            if (x.id < 0 || detail::is_nan(x.log_p) || !detail::is_drawn(x)) continue;
+            if (detail::is_neg_inf(x.log_p)) x.log_p = x.log_mu - detail::no_mass;
+            if (detail::is_neg_inf(x.log_q)) x.log_q = infinite{}.floor_at;
+            visit(r, j, x);
         }
     }
 }
