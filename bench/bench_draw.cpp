@@ -77,7 +77,8 @@ struct data {
         for (auto& p : position) ++p;
         const index_t m = d.columns();
         opd::drawn<> to{.ids = opd::view(ids.data(), row_count, m), .log_mu = opd::view(log_p.data(), row_count, m)};
-        if constexpr (std::is_same_v<Design, design::threshold>) {
+        if constexpr (!std::is_same_v<Design, design::greedy> && !std::is_same_v<Design, design::gumbel> &&
+                      !std::is_same_v<Design, design::iid>) {
             to.weight = opd::view(weight.data(), row_count, m);
             to.exact = opd::view(exact.data(), row_count, m);
         }
@@ -281,6 +282,11 @@ std::vector<operation> operations(data<T>& d, plain<T>& p) {
         {"Gumbel-max token", 6, "", [&] { d.draw(design::gumbel{}); }},
         {"64 iid", 2, "", [&] { d.draw(design::iid{scored}); }},
         {"threshold(64)", 3, "", [&] { d.draw(design::threshold{scored}); }},
+        {"head 32 + tail 32", 3, "",
+         [&] {
+             d.draw(design::head_tail{scored / 2, scored / 2});
+         }},
+        {"Gumbel top-64", 4, "", [&] { d.draw(design::gumbel_top{scored}); }},
         {"top-64", 3, "", [&] { d.best(false); }},
         {"top-64, tail", 3, "", [&] { d.best(true); }},
         {"token_logp of 64", 0, "", [&] { d.token_logp(false); }},

@@ -12,12 +12,18 @@
 //                             taken for certain ("exact", weight mu), the others by systematic sampling with one uniform
 //                             (weight mu/incl = 1/κ). Unbiased, and of least variance among designs of that size when what is
 //                             averaged is bounded by the ratio (Fearnhead & Clifford 2003).        stream tail, draw 0
+//   design::head_tail  (N,h+m) the h most probable ids for certain (weight mu), and m draws with replacement from the rest, whose
+//                             mass is M (weight M/m)                                             stream tail, draws 0 to m-1
+//   design::gumbel_top (N,m)  m ids without replacement, in law those of the m largest log mu + Gumbel noise; kappa the (m+1)-th
+//                             of these: incl = 1 - exp(-mu e^-kappa), weight mu/incl (Kool et al. 2019). Drawn one after the
+//                             other from what is left, with exponential waiting times whose sum is e^-kappa: the same law, and
+//                             no noise for ids that are not drawn                                stream tail, draws 0 to m
 //
 // mu is the softmax of z/T over what the filter keeps (filter.hpp), renormalised. Noise is keyed (rng.hpp): a row's draws are a
 // function of (logits, filter, seed, sample, position) and of nothing else in the batch. log mu is what `token_logp` gives for the
 // same logits where nothing is filtered, to the bit; under a filter it is that less `log_kept`, up to rounding.
 //
-// Exact entries come first, then the sampled ones, both by ascending id. Slots that stay unused (fewer ids have mass than B), and
+// Exact entries come first, then the sampled ones, both by ascending id; draws with replacement stay in their order. Slots that stay unused (fewer ids have mass than B), and
 // every slot of a row with NaN, +inf or no mass, have id -1, log mu 0, weight 0; such rows are counted as bad. Masked rows are
 // left as they are. Nothing is allocated in steady state. docs/concepts/draws.md says what is exact and what it costs.
 #pragma once
@@ -44,16 +50,33 @@ struct greedy {
     OPD_HD static constexpr index_t columns() { return 1; }
 };
 struct gumbel {
+    static constexpr noise_stream stream = noise_stream::rollout;
     OPD_HD static constexpr index_t columns() { return 1; }
 };
 struct iid {
+    static constexpr noise_stream stream = noise_stream::mc;
     index_t m = 1;
     index_t first = 0; ///< number of the first draw: columns of one sample may be drawn in several calls
     OPD_HD constexpr index_t columns() const { return m; }
+    OPD_HD constexpr index_t uniforms() const { return m; }
 };
 struct threshold {
+    static constexpr noise_stream stream = noise_stream::tail;
     index_t budget = 1;
     OPD_HD constexpr index_t columns() const { return budget; }
+    OPD_HD constexpr index_t uniforms() const { return 1; }
+};
+struct head_tail {
+    static constexpr noise_stream stream = noise_stream::tail;
+    index_t h = 1, m = 1;
+    OPD_HD constexpr index_t columns() const { return h + m; }
+    OPD_HD constexpr index_t uniforms() const { return m; }
+};
+struct gumbel_top {
+    static constexpr noise_stream stream = noise_stream::tail;
+    index_t m = 1;
+    OPD_HD constexpr index_t columns() const { return m; }
+    OPD_HD constexpr index_t uniforms() const { return 2 * m + 1; } ///< m for the ids, then m + 1 for the waiting times
 };
 
 } // namespace design
@@ -64,8 +87,8 @@ struct draw_keys {
     std::uint64_t seed = 0;
     vector_view<const std::uint64_t, Space> sample = {};   ///< (N)
     vector_view<const std::uint32_t, Space> position = {}; ///< (N)
-    /// Uniforms of the caller's, in (0, 1), instead of keyed ones: (N,m) for iid, (N,1) for threshold. One outside throws; on a
-    /// device it makes its row bad.
+    /// Uniforms of the caller's, in (0, 1), instead of keyed ones: (N, design.uniforms()). One outside throws; on a device it makes
+    /// its row bad.
     matrix_view<const double, Space> uniforms = {};
 };
 
@@ -90,6 +113,10 @@ struct draw_options {
     vector_view<double, Space> log_kept = {}; ///< (N) out: log of the mass that the filter keeps
     vector_view<filter_cut, Space> cut = {};  ///< (N) out: the last id kept, for `kept_ids`
     vector_view<index_t, Space> kept = {};    ///< (N) out: how many ids are kept; 0 for bad rows
+    /// (N) out, of threshold and head_tail: log of mu's mass outside the ids taken for certain; -inf: none, and in bad rows.
+    vector_view<double, Space> log_tail = {};
+    /// (N) out, of gumbel_top: the (m+1)-th largest log mu + Gumbel noise; -inf where no id is left, and in bad rows.
+    vector_view<double, Space> kappa = {};
 };
 
 /// A checked call of draw.
@@ -132,6 +159,28 @@ struct kept_job {
     }
 };
 
+namespace detail {
+
+template <class Design>
+void check_design(const Design& d) {
+    const auto most = 0xffffffffll; // numbers of draws
+    if constexpr (std::is_same_v<Design, design::threshold>) {
+        if (d.budget < 1) throw invalid_input("design.budget", "must be at least 1");
+    } else if constexpr (std::is_same_v<Design, design::iid>) {
+        if (d.m < 1) throw invalid_input("design.m", "must be at least 1");
+        if (d.first < 0 || d.first > most - d.m)
+            throw invalid_input("design.first", "must be at least 0, and the last draw below 2^32");
+    } else if constexpr (std::is_same_v<Design, design::gumbel_top>) {
+        if (d.m < 1 || d.m > most / 2) throw invalid_input("design.m", "must be at least 1, and below 2^31");
+    } else if constexpr (std::is_same_v<Design, design::head_tail>) {
+        if (d.h < 0 || d.h > most / 2) throw invalid_input("design.h", "must be at least 0, and below 2^31");
+        if (d.m < 1 || d.m > most / 2)
+            throw invalid_input("design.m", "must be at least 1: the head alone leaves out what lies beyond");
+    }
+}
+
+} // namespace detail
+
 inline namespace OPD_ISA {
 
 /// Draws by `design` from every row that is kept. See the head of this file. Returns the backend's result: its diagnostics count
@@ -145,13 +194,11 @@ auto draw(Backend&& be, matrix_view<Z, Space> z, const Design& design,
     static_assert(std::integral<Id>, "opd: token ids are integers");
     static_assert(std::floating_point<W>, "opd: weights of draws are float or double");
     constexpr bool keyed = !std::is_same_v<Design, design::greedy>;
-    constexpr bool uniform = std::is_same_v<Design, design::iid> || std::is_same_v<Design, design::threshold>;
-    const index_t n = z.rows, m = design.columns();
-    if (m < 1)
-        throw invalid_input(std::is_same_v<Design, design::iid> ? "design.m" : "design.budget", "must be at least 1");
-    if constexpr (std::is_same_v<Design, design::iid>)
-        if (design.first < 0 || design.first > 0xffffffffll - m)
-            throw invalid_input("design.first", "must be at least 0, and the last draw below 2^32");
+    constexpr bool uniform = requires { design.uniforms(); };
+    constexpr bool has_tail = std::is_same_v<Design, design::threshold> || std::is_same_v<Design, design::head_tail>;
+    const index_t n = z.rows;
+    detail::check_design(design);
+    const index_t m = design.columns();
     detail::check_matrix("z", z, n, z.cols);
     detail::check_vector("options.mask", options.mask, n);
     if (z.cols < 1 && n > 0) throw invalid_input("z", "has no columns");
@@ -165,8 +212,9 @@ auto draw(Backend&& be, matrix_view<Z, Space> z, const Design& design,
         if (keyed && n > 0 && keys.position.empty()) throw invalid_input("keys.position", "is needed to key the noise");
     } else {
         if (!uniform)
-            throw invalid_input("keys.uniforms", "serve iid and threshold; a Gumbel-max token has noise of its own");
-        detail::check_matrix("keys.uniforms", keys.uniforms, n, std::is_same_v<Design, design::threshold> ? 1 : m);
+            throw invalid_input("keys.uniforms",
+                                "greedy reads none; a Gumbel-max token has noise of its own, one number an id");
+        if constexpr (uniform) detail::check_matrix("keys.uniforms", keys.uniforms, n, design.uniforms());
         if constexpr (Space == space::host)
             for (index_t r = 0; r < n; ++r)
                 for (index_t j = 0; options.mask.kept(r) && j < keys.uniforms.cols; ++j)
@@ -182,6 +230,12 @@ auto draw(Backend&& be, matrix_view<Z, Space> z, const Design& design,
     detail::check_vector("options.log_kept", options.log_kept, n);
     detail::check_vector("options.cut", options.cut, n);
     detail::check_vector("options.kept", options.kept, n);
+    detail::check_vector("options.log_tail", options.log_tail, n);
+    detail::check_vector("options.kappa", options.kappa, n);
+    if (!has_tail && !options.log_tail.empty())
+        throw invalid_input("options.log_tail", "is of threshold and head_tail, which take ids for certain");
+    if (!std::is_same_v<Design, design::gumbel_top> && !options.kappa.empty())
+        throw invalid_input("options.kappa", "is of gumbel_top");
     detail::call_spans spans;
     spans.writes("out.ids", out.ids);
     spans.writes("out.log_mu", out.log_mu);
@@ -191,6 +245,8 @@ auto draw(Backend&& be, matrix_view<Z, Space> z, const Design& design,
     spans.writes("options.log_kept", options.log_kept);
     spans.writes("options.cut", options.cut);
     spans.writes("options.kept", options.kept);
+    spans.writes("options.log_tail", options.log_tail);
+    spans.writes("options.kappa", options.kappa);
     spans.reads("z", z);
     spans.reads("keys.sample", keys.sample);
     spans.reads("keys.position", keys.position);

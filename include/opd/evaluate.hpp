@@ -168,6 +168,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
                 throw invalid_input("env.lse", "a renormalised support has no log-sum-exp over the vocabulary");
         if constexpr (Space == space::host) {
             detail::check_env_contents(e, n);
+            if constexpr (Teacher::kind == cache_kind::weighted) detail::check_tails(teacher, e, n);
             if (e.checks == check::contents || e.on_infinite.act == infinite::action::raise)
                 for (index_t r = 0; r < n; ++r)
                     if (e.mask.kept(r)) detail::check_sparse_contents(student, teacher, estimator, e, r);

@@ -177,16 +177,19 @@ struct weighted {
     using id_type = Id;
     using log_type = L;
     static constexpr space memory_space = Space;
-    matrix_view<const Id, Space> ids;   ///< (N,B); -1: unused slot
-    matrix_view<const W, Space> weight; ///< (N,B) w with E[Σ w f(a)] = E_mu[f]: mu/inclusion for threshold(B)
-    matrix_view<const L, Space> log_mu; ///< (N,B)
-    matrix_view<const L, Space> log_q;  ///< (N,B)
+    matrix_view<const Id, Space> ids;                  ///< (N,B); -1: unused slot
+    matrix_view<const W, Space> weight;                ///< (N,B) w with E[Σ w f(a)] = E_mu[f], as draw writes them
+    matrix_view<const L, Space> log_mu;                ///< (N,B)
+    matrix_view<const L, Space> log_q;                 ///< (N,B)
     matrix_view<const std::uint8_t, Space> exact = {}; ///< (N,B) 1 where the inclusion is certain; carries the baseline
     matrix_view<const L, Space> log_prox = {};
     matrix_view<const L, Space> log_ref = {};
     matrix_view<const L, Space> advantage = {};
     vector_view<const L, Space> baseline = {};
     vector_view<const L, Space> mu_entropy = {};
+    /// (N) log of mu's mass outside the exact entries, as draw's `log_tail`; -inf: none. Where it is given, a row that has some and no
+    /// drawn entry is an error: its weights say nothing of that mass.
+    vector_view<const L, Space> log_tail_mu = {};
     rollout_record<L, Space> rollout = {};
 };
 template <class Id, class W, class A, class B, space S>

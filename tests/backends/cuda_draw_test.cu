@@ -102,6 +102,8 @@ TEST_CASE("on the device: draws under filters as in the host run") {
         check_draws(memory, b, design::gumbel{}, f, true);
         check_draws(memory, b, design::iid{40}, f, false);
         check_draws(memory, b, design::threshold{40}, f, false);
+        check_draws(memory, b, design::head_tail{20, 20}, f, false);
+        check_draws(memory, b, design::gumbel_top{20}, f, false);
     }
 }
 

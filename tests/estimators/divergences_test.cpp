@@ -133,6 +133,27 @@ TEST_CASE("a number by hand: p = (.5,.3,.2), q = (.2,.3,.5)") {
     CHECK(loss(alpha_divergence{.a = .5}) == doctest::Approx(4 * (1 - .3 - 2 * std::sqrt(.1))));
 }
 
+// Found by enumeration of draws: the slope's series had float's terms in double, too.
+TEST_CASE("the slope of a Jensen-Shannon divergence of two weights has double's digits in double") {
+    using F = scalar<double>;
+    for (const double w : {.05, .3, .5, .9})
+        for (const double o : {.1, .5, .8})
+            for (double d = -6; d <= 6; d += 0.013) {
+                const jsd divergence{.w = w, .o = o};
+                const double q = .1, p = q * std::exp(d);
+                const dense_entry<F> e{F(p), F(q), F(d), F(std::log(p)), F(std::log(q))};
+                const row_constants<F> row{F(1), F(1), F(0), F(1)};
+                const long double x = std::expm1(-static_cast<long double>(d)), wl = w, ol = o; // q/p - 1
+                const long double excess = std::log1p(wl * x), rest = wl * x / (1 + wl * x);
+                const long double slope =
+                    -(1 - ol) * (excess - rest) - ((1 - ol) * wl + ol * (1 - wl) * (1 - wl) / wl) * rest;
+                CAPTURE(w);
+                CAPTURE(o);
+                CAPTURE(d);
+                CHECK(std::abs(divergence.c(row, e).v / p - double(slope)) < 4e-15 * (1 + std::abs(double(slope))));
+            }
+}
+
 TEST_CASE("parameters outside their range are refused by name") {
     const double z[] = {0, 1};
     naive_backend backend;

@@ -227,6 +227,7 @@ void check_overlaps(const Student& s, const Teacher& t, const basic_env<S>& e) {
             if constexpr (Teacher::kind == cache_kind::weighted) {
                 spans.reads("teacher.weight", t.weight);
                 spans.reads("teacher.exact", t.exact);
+                spans.reads("teacher.log_tail_mu", t.log_tail_mu);
             }
         }
     }
@@ -528,6 +529,7 @@ void check_teacher(const Teacher& t, const Student& s, index_t n, index_t k) {
         if constexpr (Teacher::kind == cache_kind::weighted) {
             input("teacher.weight", t.weight, false);
             input("teacher.exact", t.exact, true);
+            check_vector("teacher.log_tail_mu", t.log_tail_mu, n);
         }
     }
 }
@@ -672,6 +674,23 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
         if (contents && (is_nan(log_tail) || log_tail > 1e-3))
             throw invalid_input("teacher.log_tail", "is not a log-probability", r);
         if (raises) check_tail_is_finite(s, t, est, r, log_tail);
+    }
+}
+
+/// A weighted row that says that mu has mass outside its exact entries has drawn some of it.
+template <class Teacher>
+void check_tails(const Teacher& t, const env& e, index_t rows) {
+    using L = typename Teacher::log_type;
+    for (index_t r = 0; !t.log_tail_mu.empty() && r < rows; ++r) {
+        const double tail = double(element<L>::load(t.log_tail_mu[r]));
+        if (!e.mask.kept(r) || is_neg_inf(tail)) continue;
+        if (is_nan(tail) || tail > 1e-3) throw invalid_input("teacher.log_tail_mu", "is not a log-probability", r);
+        bool drawn = false;
+        for (index_t j = 0; j < t.ids.cols && !drawn; ++j)
+            drawn = static_cast<index_t>(t.ids(r, j)) != -1 && (t.exact.empty() || t.exact(r, j) == 0);
+        if (!drawn)
+            throw invalid_input("teacher.log_tail_mu",
+                                "says that mu has mass outside the exact entries, of which none was drawn", r);
     }
 }
 

@@ -5,7 +5,9 @@
 //   sweep · masses of leaves · [what the filter keeps · masses of that] · the design's draws · their log mu
 //
 // An i.i.d. draw looks for its leaf among the leaves' masses, then for its id in that leaf. Threshold looks for certain ids only
-// where a leaf's mass is at least the least certain weight. Gumbel-max needs no masses, and greedy nothing but the sweep.
+// where a leaf's mass is at least the least certain weight; head_tail draws from leaves that have lost theirs. gumbel_top takes an
+// id from the leaves, weighs its leaf anew without it (a difference would lose what a peaked row has left) and goes on. Gumbel-max
+// needs no masses, and greedy nothing but the sweep.
 #pragma once
 
 #include <cmath>
@@ -75,6 +77,12 @@ struct filtering {
     }
 };
 
+/// mu/incl of Gumbel top-m, incl = 1 - exp(-mu t), t = e^-kappa: 1/t for a mu far below it.
+OPD_HD inline double gumbel_top_weight(double mu, double t) {
+    const double x = mu * t;
+    return x < 1e-8 ? (1 + x / 2) / t : mu / -::expm1(-x);
+}
+
 template <class Leaves, class Frame, class Job>
 struct draw_rows : leaf_rows_base<Frame, Job> {
     using base = leaf_rows_base<Frame, Job>;
@@ -87,6 +95,9 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     static constexpr bool is_gumbel = std::is_same_v<design_type, design::gumbel>;
     static constexpr bool is_iid = std::is_same_v<design_type, design::iid>;
     static constexpr bool is_threshold = std::is_same_v<design_type, design::threshold>;
+    static constexpr bool is_head_tail = std::is_same_v<design_type, design::head_tail>;
+    static constexpr bool is_gumbel_top = std::is_same_v<design_type, design::gumbel_top>;
+    static constexpr bool has_certain = is_threshold || is_head_tail;
 
     draw_rows(const Frame& frame_, const Job& job_) : base(frame_, job_, job_.options.filter.temperature) {}
 
@@ -98,17 +109,23 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     };
     std::size_t scratch_bytes() const {
         carver c = arrays(carver{}, *this).rest;
-        Leaves::scratch(c, vocab, filter_of().top_k < vocab ? filter_of().top_k : 0, filter_of().top_p < 1);
+        const index_t best = filter_of().top_k < vocab ? filter_of().top_k : 0;
+        Leaves::scratch(c, vocab, best < head() ? head() : best, filter_of().top_p < 1);
         return c.used;
     }
     OPD_HD arrays at(const leaf_state& st) const { return {carver{st.scratch}, *this}; }
     OPD_HD const filter& filter_of() const { return job.options.filter; }
     OPD_HD bool cuts() const { return filter_of().cuts(); }
-    OPD_HD bool wants_masses() const { return is_iid || is_threshold || cuts(); }
+    OPD_HD bool wants_masses() const { return is_iid || has_certain || is_gumbel_top || cuts(); }
+    /// head_tail: ids of the head, at most.
+    OPD_HD index_t head() const {
+        if constexpr (is_head_tail)
+            return job.design.h < vocab ? job.design.h : vocab;
+        else
+            return 0;
+    }
     OPD_HD noise_row noise(index_t r) const {
-        constexpr noise_stream stream =
-            is_gumbel ? noise_stream::rollout : (is_iid ? noise_stream::mc : noise_stream::tail);
-        return {job.keys.seed, stream, job.keys.sample[r], job.keys.position[r]};
+        return {job.keys.seed, design_type::stream, job.keys.sample[r], job.keys.position[r]};
     }
     /// A row's uniforms: the caller's, else keyed ones.
     struct uniforms {
@@ -118,11 +135,23 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         OPD_HD double operator()(index_t j, index_t draw) const {
             return given.empty() ? keyed_uniform(keyed, static_cast<std::uint32_t>(draw)) : given(row, j);
         }
+        /// A standard exponential: of token 1 of the draw.
+        OPD_HD double waiting(index_t j, index_t draw) const {
+            if (given.empty()) return exponential_of_bits(keyed.bits(static_cast<std::uint32_t>(draw), 1));
+            return -::log1p(-given(row, j));
+        }
     };
     OPD_HD uniforms uniforms_of(index_t r) const {
         return {job.keys.uniforms, r, has_uniforms() ? noise_row(0, noise_stream::mc, 0, 0) : noise(r)};
     }
     OPD_HD bool has_uniforms() const { return !job.keys.uniforms.empty(); }
+    /// How many draws share the mass that is not certain.
+    OPD_HD index_t drawn_of(const leaf_state& st) const {
+        if constexpr (is_head_tail)
+            return job.design.m;
+        else
+            return job.design.columns() - st.certain;
+    }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
@@ -143,6 +172,26 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             team.template each<take_certain>(*this);
             team.template each<take_systematic>(*this);
         }
+        if constexpr (is_head_tail) {
+            if (Leaves::lists_best || head() == 0) {
+                team.template each<list_head>(*this);
+            } else {
+                team.template each<begin_head>(*this);
+                Leaves::template search<draw_rows>(*this, team);
+                team.template each<end_head>(*this);
+                team.template each<count_certain>(*this);
+                team.template each<place_certain>(*this);
+                team.template each<take_certain>(*this);
+            }
+            team.template each<weigh_rest>(*this);
+            team.template each<add_rest>(*this);
+            team.template each<take_iid>(*this);
+        }
+        if constexpr (is_gumbel_top)
+            for (index_t j = 0; j < job.design.m; ++j) {
+                team.template each<take_next>(*this);
+                team.template fold<weigh_again>(*this);
+            }
         team.template each<store>(*this);
         if (job.options.kept.data != nullptr) team.template fold<count_kept>(*this);
         team.template each<report>(*this);
@@ -168,6 +217,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
             const arrays a = k.at(st);
             for (index_t j = at.id; j < k.job.design.columns(); j += at.count) a.slots[j] = -1;
+            if constexpr (has_certain || is_gumbel_top)
+                if (at.id == 0) st.certain = st.taken = 0, st.touched = -1, st.tail = st.waited = 0;
         }
     };
     struct take_top {
@@ -186,26 +237,31 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static scored merge(scored a, scored b) { return scored::better(a, b); }
         OPD_HD static void finish(const draw_rows& k, leaf_state& st, scored all) { k.at(st).slots[0] = all.id; }
     };
+    /// With replacement, from all that is kept or, of head_tail, from the rest.
     struct take_iid {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) {
+            return st.good() && (!is_head_tail || st.tail > 0);
+        }
         template <class At>
         OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
-            if constexpr (is_iid) {
-                typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
-                const arrays a = k.at(st);
-                const uniforms u = k.uniforms_of(st.row);
-                index_t loaded = -1;
-                for (index_t j = at.id; j < k.job.design.m; j += at.count) {
-                    const double point = u(j, k.job.design.first + j) * st.total;
-                    const index_t l = leaf_at(a.upto, leaves_of(k.vocab), point);
-                    if (l != loaded) leaf.load(loaded = l, {st.cut});
-                    a.slots[j] = leaf.find(point - (l > 0 ? a.upto[l - 1] : 0));
-                }
+            typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
+            const arrays a = k.at(st);
+            const uniforms u = k.uniforms_of(st.row);
+            const double all = is_head_tail ? st.tail : st.total;
+            index_t first = 0;
+            if constexpr (is_iid) first = k.job.design.first;
+            index_t loaded = -1;
+            for (index_t j = at.id; j < k.job.design.m; j += at.count) {
+                const double point = u(j, first + j) * all;
+                const index_t l = leaf_at(a.upto, leaves_of(k.vocab), point);
+                if (l != loaded) leaf.load(loaded = l, is_head_tail ? rest_of(st, a, l) : leaf_limits{st.cut});
+                a.slots[st.certain + j] = leaf.find(point - (l > 0 ? a.upto[l - 1] : 0));
             }
         }
     };
 
-    static constexpr double least_weight = 1e-300; ///< as an edge: every id with mass is certain
+    static constexpr double least_weight =
+        2.3e-308; ///< as an edge, just above the least normal number: every id with mass is certain
 
     // Threshold. An id is certain if its weight is at least edge = (mass not certain) / (B - certain). Certain ids lower the edge,
     // which may make more certain: from total/B down to the fixed point.
@@ -267,12 +323,14 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             arrays a = k.at(st);
+            double least = st.edge; // a leaf that weighs less holds none
+            if (is_head_tail) least = ::exp((st.head.z - st.swept.sums.z_s) * k.inv_s);
             for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
                 a.count[l] = 0;
-                if (!(a.mass[l] >= 0.999 * st.edge)) continue;
-                leaf.load(l, {st.cut});
+                if (!(a.mass[l] >= 0.999 * least) || !(a.mass[l] > 0)) continue;
+                leaf.load(l, {is_head_tail ? st.head : st.cut});
                 a.count[l] = leaf.split(st.edge).above;
-                if (a.count[l] == 0) continue;
+                if (is_head_tail || a.count[l] == 0) continue;
                 leaf.load(l, {st.cut, st.edge});
                 a.mass[l] = leaf.mass();
             }
@@ -301,7 +359,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             const arrays a = k.at(st);
             for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
                 if (a.count[l] == a.count[l + 1]) continue;
-                leaf.load(l, {st.cut});
+                leaf.load(l, {is_head_tail ? st.head : st.cut});
                 index_t slot = a.count[l];
                 for (int i = 0; i < leaf.count() && slot < st.certain; ++i)
                     if (leaf.weight(i) >= st.edge) a.slots[slot++] = leaf.begin() + i;
@@ -327,6 +385,139 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         }
     };
 
+    // Head and tail.
+
+    struct begin_head {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
+            if (at.id != 0) return;
+            st.head = st.cut; // of the filter, until end_head
+            Leaves::top_cut(k, st, k.head(), at);
+        }
+    };
+    struct end_head {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const draw_rows&, leaf_state& st, At at) {
+            if (at.id != 0) return;
+            const filter_cut kept = st.head;
+            st.head = st.cut, st.cut = kept;
+            st.edge = least_weight; // every id of the head that has mass
+        }
+    };
+    /// By an engine that lists the best ids, or of no head.
+    struct list_head {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
+            if (at.id != 0) return;
+            const arrays a = k.at(st);
+            st.certain = 0;
+            if constexpr (Leaves::lists_best)
+                if (k.head() > 0) st.certain = Leaves::head_ids(k, st, k.head(), a.slots);
+            index_t slot = 0;
+            for (index_t l = 0; l <= leaves_of(k.vocab); ++l) {
+                while (slot < st.certain && a.slots[slot] < l * ids_of_leaf) ++slot;
+                a.count[l] = slot;
+            }
+        }
+    };
+    /// What counts of a leaf once its part of the head, slots a.count[l] to a.count[l+1], is left out.
+    OPD_HD static leaf_limits rest_of(const leaf_state& st, const arrays& a, index_t l) {
+        return {st.cut, 2, a.slots + a.count[l], a.slots + a.count[l + 1]};
+    }
+    struct weigh_rest {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+            typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
+            const arrays a = k.at(st);
+            for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
+                if (a.count[l] == a.count[l + 1]) continue;
+                leaf.load(l, rest_of(st, a, l));
+                a.mass[l] = leaf.mass();
+            }
+        }
+    };
+    struct add_rest {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
+            if (at.id == 0) st.tail = sum_up(k, st);
+        }
+    };
+    /// Masses up to each leaf; returns all.
+    OPD_HD static double sum_up(const draw_rows& k, const leaf_state& st) {
+        const arrays a = k.at(st);
+        double mass = 0;
+        for (index_t l = 0; l < leaves_of(k.vocab); ++l) a.upto[l] = mass += a.mass[l];
+        return mass;
+    }
+
+    // Gumbel top-m: slots[0 .. taken) are the ids drawn so far, ascending.
+
+    /// What counts of a leaf once the ids drawn are left out.
+    OPD_HD static leaf_limits undrawn(const leaf_state& st, const arrays& a, index_t l) {
+        const auto first_from = [&](index_t id) { // the first slot with at least this id
+            index_t low = 0, high = st.taken;
+            while (low < high) {
+                const index_t middle = low + (high - low) / 2;
+                if (a.slots[middle] < id)
+                    low = middle + 1;
+                else
+                    high = middle;
+            }
+            return low;
+        };
+        return {st.cut, 2, a.slots + first_from(l * ids_of_leaf), a.slots + first_from((l + 1) * ids_of_leaf)};
+    }
+    struct take_next {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.total > 0; }
+        template <class At>
+        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
+            if constexpr (is_gumbel_top) {
+                if (at.id != 0) return;
+                const arrays a = k.at(st);
+                const index_t leaves = leaves_of(k.vocab), j = st.taken;
+                const double left = j == 0 ? st.total : a.upto[leaves - 1];
+                st.touched = -1;
+                if (!(left > 0)) return;
+                const uniforms u = k.uniforms_of(st.row);
+                typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
+                st.waited += u.waiting(k.job.design.m + j, j) / left;
+                const double point = u(j, j) * left;
+                const index_t l = leaf_at(a.upto, leaves, point);
+                leaf.load(l, undrawn(st, a, l));
+                const index_t id = leaf.find(point - (l > 0 ? a.upto[l - 1] : 0));
+                index_t slot = st.taken++;
+                for (; slot > 0 && a.slots[slot - 1] > id; --slot) a.slots[slot] = a.slots[slot - 1];
+                a.slots[slot] = id;
+                st.touched = l;
+            }
+        }
+    };
+    /// The mass of the leaf that has lost an id; and once the last one is drawn, e^-kappa.
+    struct weigh_again {
+        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.touched >= 0; }
+        template <class At>
+        OPD_HD static double part(const draw_rows& k, const leaf_state& st, At at) {
+            typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
+            leaf.load(st.touched, undrawn(st, k.at(st), st.touched));
+            return leaf.mass(at);
+        }
+        OPD_HD static double merge(double a, double b) { return a + b; }
+        OPD_HD static void finish(const draw_rows& k, leaf_state& st, double mass) {
+            if constexpr (is_gumbel_top) {
+                k.at(st).mass[st.touched] = mass;
+                st.touched = -1;
+                st.tail = sum_up(k, st);
+                const index_t m = k.job.design.m;
+                if (st.taken == m && st.tail > 0) st.waited += k.uniforms_of(st.row).waiting(2 * m, m) / st.tail;
+            }
+        }
+    };
+
     // --- what is written --------------------------------------------------------------------------------------------------------
 
     struct store {
@@ -344,9 +535,14 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
                 const double log_mu = id < 0 ? 0 : log_p_of(k.job.z(st.row, id), k.inv_s, st.lse_kept);
                 double weight = id < 0 ? 0 : 1 / double(slots);
                 bool exact = false;
-                if constexpr (is_threshold) {
+                if constexpr (has_certain) {
                     exact = id >= 0 && j < st.certain;
-                    if (id >= 0) weight = exact ? ::exp(log_mu) : st.tail / double(slots - st.certain) / st.total;
+                    if (id >= 0) weight = exact ? ::exp(log_mu) : st.tail / double(k.drawn_of(st)) / st.total;
+                }
+                if constexpr (is_gumbel_top) {
+                    exact = id >= 0 && !(st.tail > 0); // nothing is left: all were certain
+                    if (id >= 0)
+                        weight = exact ? ::exp(log_mu) : gumbel_top_weight(::exp(log_mu), st.waited * st.total);
                 }
                 out.ids(st.row, j) = static_cast<Id>(id);
                 out.log_mu(st.row, j) = element<L>::store(static_cast<arithmetic_t<L>>(log_mu));
@@ -371,6 +567,10 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             if (at.id != 0) return;
             const auto& o = k.job.options;
             if (!o.log_kept.empty()) o.log_kept[st.row] = st.report.bad || !k.cuts() ? 0 : st.lse_kept - st.report.lse;
+            const double none = neg_inf<double>();
+            const bool rest = !st.report.bad && st.tail > 0;
+            if (!o.log_tail.empty()) o.log_tail[st.row] = rest ? ::log(st.tail / st.total) : none;
+            if (!o.kappa.empty()) o.kappa[st.row] = rest ? -::log(st.waited * st.total) : none;
             if (!o.cut.empty()) o.cut[st.row] = st.report.bad ? filter_cut{1e300, -1} : st.cut;
         }
     };

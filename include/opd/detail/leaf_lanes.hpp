@@ -68,6 +68,7 @@ struct lane_leaves {
     template <class Z>
     using number = pack_for<Z>;
     static constexpr index_t block = 64; ///< of ids, whose largest entry tells whether they are looked at
+    static constexpr bool lists_best = true;
 
     /// One leaf's weights.
     template <class Z>
@@ -99,7 +100,7 @@ struct lane_leaves {
         index_t begin() const { return row_.begin; }
         int count() const { return row_.count; }
         double weight(int i) const { return double(e()[i]); }
-        double mass() const {
+        double mass(alone = {}) const {
             double all = 0;
             for (int i = 0; i < row_.count; i += int(block)) all += of_block(i);
             return all;
@@ -348,6 +349,19 @@ struct lane_leaves {
         const lists of(c, k.vocab, count, k.filter_of().top_p < 1);
         st.found = best_ids(k.z_row(st), k.vocab, st.swept.out_of_range, count, of.maxima, of.entries);
         keep_listed(k, st, of.entries, st.found);
+    }
+    /// The best `count` ids of what is kept and has mass, ascending; how many they are. Masses stay as they are.
+    template <class Rows>
+    static index_t head_ids(const Rows& k, const leaf_state& st, index_t count, index_t* ids) {
+        carver c = k.at(st).rest;
+        const lists of(c, k.vocab, count, k.filter_of().top_p < 1);
+        index_t n = best_ids(k.z_row(st), k.vocab, st.swept.out_of_range, count, of.maxima, of.entries);
+        while (n > 0 && !(st.cut.keeps(of.entries[n - 1].z, of.entries[n - 1].id) &&
+                          listed_weight<Rows>(st, of.entries[n - 1]) > 0))
+            --n;
+        for (index_t j = 0; j < n; ++j) ids[j] = of.entries[j].id;
+        std::sort(ids, ids + n);
+        return n;
     }
     template <class Rows>
     static void share_cut(const Rows& k, leaf_state& st, double target, alone) {

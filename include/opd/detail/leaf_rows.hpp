@@ -73,10 +73,14 @@ struct leaf_state : entry_state {
     cut_search search = {};
     double edge = 2; ///< threshold: weights from here on are certain
     bool settles = false;
-    index_t certain = 0; ///< threshold: ids taken for certain
-    double tail = 0;     ///< threshold: mass that is not certain
-    index_t found = 0;   ///< best ids that the engine has listed, best first; of a draw: all that is kept
-    index_t listed = 0;  ///< score: ids left out of a tail
+    filter_cut head = {}; ///< head_tail: the last id of the head
+    index_t certain = 0;  ///< ids taken for certain
+    double tail = 0;      ///< mass that is not certain
+    index_t taken = 0;    ///< gumbel_top: ids drawn so far
+    index_t touched = -1; ///< gumbel_top: the leaf of the last one
+    double waited = 0;    ///< gumbel_top: Σ of waiting times, in units of 1/e^(z*/T)
+    index_t found = 0;    ///< best ids that the engine has listed, best first; of a draw: all that is kept
+    index_t listed = 0;   ///< score: ids left out of a tail
     bool bad_ids = false;
 };
 

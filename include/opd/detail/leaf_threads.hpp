@@ -109,6 +109,7 @@ struct search_step {
 };
 
 struct thread_leaves {
+    static constexpr bool lists_best = false; ///< a team finds where they end, and then collects them
     template <class Z>
     using number = thread_number<Z>;
 
@@ -129,14 +130,14 @@ struct thread_leaves {
             bool bad = false; // such rows do not come here
             const F x = load_logit<F>(z_ + begin_ + i, bad).x;
             if (!limits_.cut.keeps(double(x.v), begin_ + i)) return 0;
-            for (const index_t* id = limits_.from; id != limits_.to; ++id)
-                if (*id == begin_ + i) return 0;
+            if (is_left_out(begin_ + i)) return 0;
             const double e = double(anchor_.student(x).v);
             return e < limits_.below ? e : 0;
         }
-        OPD_HD double mass() const {
+        /// A thread's share of the leaf's mass.
+        OPD_HD double mass(one_of at = {0, 1}) const {
             double all = 0;
-            for (int i = 0; i < count_; ++i) all += weight(i);
+            for (int i = at.id; i < count_; i += at.count) all += weight(i);
             return all;
         }
         OPD_HD edge_split split(double edge) const {
@@ -169,6 +170,18 @@ struct thread_leaves {
         int count_ = 0;
         leaf_limits limits_ = {};
         thread_anchors<F> anchor_;
+
+        OPD_HD bool is_left_out(index_t id) const {
+            const index_t *low = limits_.from, *high = limits_.to;
+            while (low < high) {
+                const index_t* middle = low + (high - low) / 2;
+                if (*middle < id)
+                    low = middle + 1;
+                else
+                    high = middle;
+            }
+            return low < limits_.to && *low == id;
+        }
     };
 
     static void scratch(carver&, index_t, index_t, bool) {}

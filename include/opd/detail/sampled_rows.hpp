@@ -18,6 +18,20 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
+/// Whether a row's n entries say nothing of mass that mu has outside the exact ones. On the host the call has thrown.
+template <class Teacher>
+OPD_HD bool misses_tail(const Teacher& t, index_t row, const sampled_entry* e, index_t n) {
+    if constexpr (Teacher::kind == cache_kind::weighted) {
+        if (t.log_tail_mu.empty() || is_neg_inf(element<typename Teacher::log_type>::load(t.log_tail_mu[row])))
+            return false;
+        for (index_t j = 0; j < n; ++j)
+            if (!e[j].exact) return false;
+        return true;
+    } else {
+        return false;
+    }
+}
+
 /// What the estimator says of a row's gathered entries, which move up over unused slots. How many there are; 0 where the row has no
 /// gradient.
 template <class Rows>
@@ -32,7 +46,7 @@ OPD_HD index_t decide_drawn(const Rows& k, row_state& st, sampled_entry* e) {
         if (n != j) e[n] = e[j];
         ++n;
     }
-    st.report.bad = n == 0;
+    st.report.bad = n == 0 || misses_tail(k.teacher, st.row, e, n);
     if (st.report.bad) return 0;
     entry_facts facts = facts_of(k.frame.env, st.row);
     take_columns(facts, k.teacher);

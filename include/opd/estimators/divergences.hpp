@@ -195,7 +195,11 @@ private:
     template <class F>
     OPD_HD OPD_INLINE static F log_excess(F l, F big_r, F t) {
         const F s = t * t;
-        const F series = fma(fma(fma(fma(F(2. / 9), s, F(2. / 7)), s, F(2. / 5)), s, F(2. / 3)), s * t, t * big_r);
+        F sum = F(2. / 9);
+        if constexpr (sizeof(typename F::value_type) == 8) // of t^11 to t^19, which float does not see
+            sum =
+                fma(fma(fma(fma(fma(F(2. / 19), s, F(2. / 17)), s, F(2. / 15)), s, F(2. / 13)), s, F(2. / 11)), s, sum);
+        const F series = fma(fma(fma(fma(sum, s, F(2. / 7)), s, F(2. / 5)), s, F(2. / 3)), s * t, t * big_r);
         return select(abs(t) < F(0.15), series, l - big_r);
     }
 };
