@@ -127,7 +127,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
                  std::type_identity_t<basic_env<Space>> e = {}) {
     if constexpr (Teacher::kind == cache_kind::dense) {
         const index_t n = student.rows();
-        detail::check_student(student, student.vocab());
+        detail::check_student(student);
         detail::check_dense_teacher(teacher, n);
         detail::check_frozen<cache_kind::dense>(e.frozen, n, 0);
         index_t vocab = student.vocab();
@@ -151,10 +151,13 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         }
         return row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, vocab};
     } else {
-        const index_t n = student.rows(), k = teacher.ids.cols;
-        detail::check_student(student, Student::sparse_gradient ? k : student.vocab());
-        detail::check_teacher(teacher, student, n, k);
-        detail::check_frozen<Teacher::kind>(e.frozen, n, k);
+        const index_t n = student.rows();
+        detail::check_student(student, teacher);
+        if constexpr (is_ragged<Teacher>)
+            teacher.widest = detail::check_ragged(teacher, n, student.vocab());
+        else
+            detail::check_teacher(teacher, student, n, teacher.ids.cols);
+        detail::check_frozen<Teacher::kind>(e.frozen, n, detail::most_slots(teacher));
         detail::check_env(e, n);
         detail::check_overlaps(student, teacher, e);
         detail::validate_estimator(estimator);

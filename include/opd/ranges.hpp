@@ -29,6 +29,7 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
+#include "opd/detail/slots.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/reduction.hpp"
@@ -75,12 +76,15 @@ struct cache_entry {
 template <class Cache>
 auto entries(const Cache& cache, index_t row) {
     static_assert(Cache::kind != cache_kind::dense, "opd: a dense cache has logits, not entries");
-    return ::ranges::views::iota(index_t{0}, cache.ids.cols) |
-           ::ranges::views::filter([cache, row](index_t j) { return static_cast<index_t>(cache.ids(row, j)) != -1; }) |
-           ::ranges::views::transform([cache, row](index_t j) {
+    auto of_row = cache;
+    if constexpr (is_ragged<Cache>) of_row.widest = cache.ids.size; // a call finds it
+    const auto slots = detail::slots_of(of_row, row);
+    return ::ranges::views::iota(index_t{0}, slots.count) |
+           ::ranges::views::filter([slots](index_t j) { return static_cast<index_t>(slots.ids[j]) != -1; }) |
+           ::ranges::views::transform([slots](index_t j) {
                using L = typename Cache::log_type;
-               return cache_entry{static_cast<int>(j), static_cast<index_t>(cache.ids(row, j)),
-                                  double(element<L>::load(cache.log_q(row, j)))};
+               return cache_entry{static_cast<int>(j), static_cast<index_t>(slots.ids[j]),
+                                  double(element<L>::load(slots.log_q[j]))};
            });
 }
 

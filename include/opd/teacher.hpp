@@ -4,6 +4,7 @@
 //
 //   teacher::dense     V logits a row                                 every divergence
 //   teacher::support   k ids, teacher log-probs, (log tail mass)      divergences on a support
+//   teacher::ragged_support   the same with as many ids in each row as there are: offsets
 //   teacher::samples   m ids drawn i.i.d. from mu, log mu, log q      sampled reverse KL, weights 1/m
 //   teacher::weighted  ids with entry weights w, log mu, log q        sampled reverse KL, any design with
 //                                                                     E[Σ w f(a)] = E_mu[f]
@@ -12,7 +13,7 @@
 //   teacher::of_teacher{cache}     they are the teacher's
 //   teacher::on_kept_sets{cache, kept_ids, kept_offsets}   they were drawn under a filter, and this is what it kept
 //
-// ids may be any integer type; they are checked against the vocabulary. In `support` and `weighted` an id of -1 marks an unused
+// ids may be any integer type; they are checked against the vocabulary. In supports and `weighted` an id of -1 marks an unused
 // slot, whose other fields are not read; any other negative id, and a row without a used slot, are bad.
 // Log-probs are those of the full distribution at the temperature that the loss is meant at ("processed"); log-probs recorded
 // raw while sampling at another temperature bias every importance ratio, which diagnostics::mu_mismatch() shows.
@@ -129,6 +130,44 @@ template <class... Why, class L, space S>
 struct support<detail::misfit<Why...>, L, S> : detail::misfit_source<Why...> {
     template <class... A>
     constexpr support(A&&...) {}
+};
+
+/// Supports that differ in length from row to row, as servers and top-p give them: row r's ids are ids[offsets[r]] to
+/// ids[offsets[r+1]]. Whatever takes a `support` takes these, with the bits of a `support` filled up with -1. A row without an id is bad.
+template <class Id, class L = float, space Space = space::host>
+struct ragged_support {
+    static_assert(std::integral<Id>, "opd: ids are integers, of any type");
+    static_assert(detail::stored<L>,
+                  "opd: unknown element type: specialise opd::element for it, in one line where it holds "
+                  "the bits of a known type; see docs/concepts/element.md");
+    static constexpr cache_kind kind = cache_kind::support;
+    static constexpr bool is_ragged = true;
+    using id_type = Id;
+    using log_type = L;
+    static constexpr space memory_space = Space;
+    vector_view<const Id, Space> ids;          ///< (total) distinct in a row; -1: unused slot
+    vector_view<const L, Space> log_q;         ///< (total)
+    row_offsets<Space> offsets;                ///< (N+1) int32 or int64, ascending
+    vector_view<const L, Space> log_tail = {}; ///< (N) as in `support`
+    vector_view<const L, Space> log_mu = {};   ///< (total) behaviour policy, for `reweighted`
+    teacher::chosen_by chosen_by = teacher::chosen_by::teacher;
+    index_t widest =
+        0; ///< most ids of a row; on the host 0 will do: the offsets say it, which a device's call cannot read
+};
+template <class Id, class L, space S, class Offsets>
+ragged_support(vector_view<Id, S>, vector_view<L, S>, Offsets)
+    -> ragged_support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
+template <class Id, class L, space S, class Offsets, class T>
+ragged_support(vector_view<Id, S>, vector_view<L, S>, Offsets, vector_view<T, S>)
+    -> ragged_support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
+template <class... A>
+    requires(!detail::are_views<A...>())
+ragged_support(A...)
+->ragged_support<detail::misfit<A...>>;
+template <class... Why, class L, space S>
+struct ragged_support<detail::misfit<Why...>, L, S> : detail::misfit_source<Why...> {
+    template <class... A>
+    constexpr ragged_support(A&&...) {}
 };
 
 template <class Id, class L = float, space Space = space::host>
@@ -249,6 +288,12 @@ on_kept_sets(Cache, vector_view<Id, S>, Offsets, vector_view<L, S>) -> on_kept_s
 template <class Cache>
 inline constexpr bool has_kept_sets = requires {
     Cache::has_kept_sets;
+};
+
+/// Whether a cache's rows differ in length.
+template <class Cache>
+inline constexpr bool is_ragged = requires {
+    Cache::is_ragged;
 };
 
 /// The law of a cache's tokens; stale unless it says otherwise.

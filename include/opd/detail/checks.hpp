@@ -12,6 +12,7 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
+#include "opd/detail/slots.hpp"
 #include "opd/detail/tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
@@ -129,14 +130,14 @@ private:
 };
 
 template <class Student>
-void check_logits(const Student& s, index_t gradient_cols) {
+void check_logits(const Student& s, index_t gradient_rows, index_t gradient_cols) {
     check_matrix("student.z", s.z, s.z.rows, s.z.cols);
     if (s.z.cols < 1 && s.z.rows > 0) throw invalid_input("student.z", "has no columns");
     check_temperature("student.temperature", s.temperature);
     if (left_out(s.dz)) return;
     if (s.dz.empty() && s.dz.rows > 0 && s.dz.cols > 0)
         throw invalid_input("student.dz", "is a null pointer; leave the gradient out for the value alone");
-    check_matrix("student.dz", s.dz, s.z.rows, gradient_cols);
+    check_matrix("student.dz", s.dz, gradient_rows, gradient_cols);
 }
 
 /// Shape and range of a source of rows that holds no view: its own checks first.
@@ -158,11 +159,23 @@ void check_source(const std::string& name, const Source& s, index_t rows) {
 }
 
 template <class Student>
-void check_student(const Student& s, index_t gradient_cols) {
+void check_student(const Student& s) {
     if constexpr (!materialised<Student>)
         return check_source("student", s, s.rows());
     else
-        check_logits(s, gradient_cols);
+        check_logits(s, s.rows(), s.vocab());
+}
+/// The student of a teacher that knows few ids; a sparse gradient has the shape of the ids.
+template <class Student, class Teacher>
+void check_student(const Student& s, const Teacher& t) {
+    if constexpr (!Student::sparse_gradient) {
+        return check_student(s);
+    } else if constexpr (is_ragged<Teacher>) {
+        check_logits(s, 1, t.ids.size);
+        if (s.dz.padding != 0) throw invalid_input("student.dz", "has padding: a ragged gradient is one line of ids");
+    } else {
+        check_logits(s, s.rows(), t.ids.cols);
+    }
 }
 template <class Teacher>
 void check_dense_teacher(const Teacher& t, index_t rows) {
@@ -211,6 +224,7 @@ void check_overlaps(const Student& s, const Teacher& t, const basic_env<S>& e) {
         if constexpr (Teacher::kind == cache_kind::support) {
             spans.reads("teacher.log_tail", t.log_tail);
             spans.reads("teacher.log_mu", t.log_mu);
+            if constexpr (is_ragged<Teacher>) spans.reads("teacher.offsets", t.offsets);
         } else {
             spans.reads("teacher.log_mu", t.log_mu);
             spans.reads("teacher.log_prox", t.log_prox);
@@ -260,7 +274,9 @@ void check_needs(const Teacher& t, const Estimator& estimator, const basic_env<S
         if ((needs & which) && missing) throw invalid_input(name, "is left out, and the estimator reads it");
     };
     need(column::sequence_log_ratio, "env.frozen.sequence_log_ratio", e.frozen.sequence_log_ratio.empty());
-    need(column::log_mu, "teacher.log_mu", t.log_mu.empty());
+    bool no_mu = t.log_mu.empty();
+    if constexpr (is_ragged<Teacher>) no_mu = no_mu && t.ids.size > 0;
+    need(column::log_mu, "teacher.log_mu", no_mu);
     if constexpr (Teacher::kind != cache_kind::support) {
         need(column::log_prox, "teacher.log_prox", t.log_prox.empty());
         need(column::log_ref, "teacher.log_ref", t.log_ref.empty());
@@ -504,6 +520,54 @@ void check_rollout(const Teacher& t, index_t n) {
                             "log-probs");
 }
 
+/// Rows of ids in one line; n rows, over `vocab` ids. The most that one has.
+template <class Teacher>
+index_t check_ragged(const Teacher& t, index_t n, index_t vocab) {
+    const auto line = [&](const char* name, const auto& v, bool optional) {
+        if (optional && v.data == nullptr && v.size == 0) return;
+        if (v.size != t.ids.size)
+            throw invalid_input(name, "has " + std::to_string(v.size) + " entries for " + std::to_string(t.ids.size) +
+                                          " ids");
+        check_vector(name, v, -1);
+    };
+    line("teacher.ids", t.ids, false);
+    line("teacher.log_q", t.log_q, false);
+    line("teacher.log_mu", t.log_mu, true);
+    check_vector("teacher.log_tail", t.log_tail, n);
+    check_vector("teacher.offsets", t.offsets, n + 1);
+    if (t.widest < 0) throw invalid_input("teacher.widest", "must be at least 0");
+    if (n == 0) return t.widest;
+    if (t.offsets.empty()) throw invalid_input("teacher.offsets", "is a null pointer");
+    if constexpr (Teacher::memory_space == space::host) {
+        index_t widest = 0;
+        for (index_t r = 0; r < n; ++r) {
+            const index_t first = t.offsets[r], last = t.offsets[r + 1], k = last - first;
+            if (first < 0 || last < first || last > t.ids.size)
+                throw invalid_input("teacher.offsets",
+                                    "from " + std::to_string(first) + " to " + std::to_string(last) +
+                                        ": offsets ascend from 0 to at most " + std::to_string(t.ids.size) +
+                                        ", the number of ids",
+                                    r);
+            if (k > vocab)
+                throw invalid_input("teacher.offsets",
+                                    std::to_string(k) + " ids for a vocabulary of " + std::to_string(vocab), r);
+            if (t.widest > 0 && k > t.widest)
+                throw invalid_input("teacher.widest",
+                                    "is " + std::to_string(t.widest) + " where a row has " + std::to_string(k) + " ids",
+                                    r);
+            widest = k > widest ? k : widest;
+        }
+        return widest;
+    } else if (t.widest < 1) {
+        throw invalid_input("teacher.widest", "must say how many ids a row has at most: offsets on a device cannot be "
+                                              "read before the call");
+    }
+    if (t.widest > vocab)
+        throw invalid_input("teacher.widest",
+                            "is " + std::to_string(t.widest) + " for a vocabulary of " + std::to_string(vocab));
+    return t.widest;
+}
+
 template <class Teacher, class Student>
 void check_teacher(const Teacher& t, const Student& s, index_t n, index_t k) {
     const auto input = [&](const char* name, auto v, bool optional) {
@@ -551,7 +615,8 @@ void check_student_row(const Student& s, index_t r) {
 template <class Teacher>
 void check_slot(const Teacher& t, index_t vocab, index_t r, index_t j, double log_q) {
     using L = typename Teacher::log_type;
-    const auto id = static_cast<index_t>(t.ids(r, j));
+    const auto row = slots_of(t, r);
+    const auto id = static_cast<index_t>(row.ids[j]);
     const std::string column = " in column " + std::to_string(j);
     if (id < 0 || id >= vocab)
         throw invalid_input("teacher.ids",
@@ -561,12 +626,12 @@ void check_slot(const Teacher& t, index_t vocab, index_t r, index_t j, double lo
         throw invalid_input("teacher.log_q", "is not a log-probability" + column, r);
     if constexpr (Teacher::kind == cache_kind::support) {
         for (index_t i = 0; i < j; ++i)
-            if (t.ids(r, i) == t.ids(r, j))
+            if (row.ids[i] == row.ids[j])
                 throw invalid_input("teacher.ids", "id " + std::to_string(id) + " twice in a support", r);
     } else {
         if (!t.advantage.empty() && !is_finite(double(element<L>::load(t.advantage(r, t.advantage.cols == 1 ? 0 : j)))))
             throw invalid_input("teacher.advantage", "is not finite" + column, r);
-        const double log_mu = double(element<L>::load(t.log_mu(r, j)));
+        const double log_mu = double(element<L>::load(row.log_mu[j]));
         if (is_nan(log_mu) || log_mu > 1e-3 || log_mu < -9000)
             throw invalid_input("teacher.log_mu", "is not the log-probability of a drawn token" + column, r);
     }
@@ -579,8 +644,9 @@ void check_tail_is_finite(const Student& s, const Teacher& t, const Estimator& e
         return !is_neg_inf(element<typename Student::logit_type>::load(s.logit({r}, v)));
     };
     for (index_t v = 0; v < s.vocab(); ++v) outside += has_mass(v);
-    for (index_t j = 0; j < t.ids.cols; ++j) {
-        const auto id = static_cast<index_t>(t.ids(r, j));
+    const auto row = slots_of(t, r);
+    for (index_t j = 0; j < row.count; ++j) {
+        const auto id = static_cast<index_t>(row.ids[j]);
         outside -= id >= 0 && id < s.vocab() && has_mass(id);
     }
     if ((is_neg_inf(log_tail) && outside > 0 && infinite_where_teacher_zero(est)) ||
@@ -647,12 +713,13 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
             throw invalid_input("env.frozen.sequence_log_ratio", "is not finite", r);
     }
     constexpr bool may_be_unused = Teacher::kind == cache_kind::weighted || Teacher::kind == cache_kind::support;
+    const auto row = slots_of(t, r);
     index_t used = 0;
-    for (index_t j = 0; j < t.ids.cols; ++j) {
-        const auto id = static_cast<index_t>(t.ids(r, j));
+    for (index_t j = 0; j < row.count; ++j) {
+        const auto id = static_cast<index_t>(row.ids[j]);
         if (may_be_unused && id == -1) continue;
         ++used;
-        const double log_q = double(element<L>::load(t.log_q(r, j)));
+        const double log_q = double(element<L>::load(row.log_q[j]));
         if (contents) {
             check_slot(t, s.vocab(), r, j, log_q);
             check_frozen_slot(e.frozen, r, j);

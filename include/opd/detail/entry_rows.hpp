@@ -13,6 +13,7 @@
 #include "opd/config.hpp"
 #include "opd/detail/row_sweep.hpp"
 #include "opd/detail/rows.hpp"
+#include "opd/detail/slots.hpp"
 #include "opd/detail/sparse_math.hpp"
 #include "opd/detail/tiles.hpp"
 #include "opd/element.hpp"
@@ -132,7 +133,7 @@ struct rows_of_entries {
         return {scratch, slots()};
     }
     OPD_HD entry_c* filled(const row_state& st) const { return at(st).c; }
-    OPD_HD index_t slots() const { return teacher.ids.cols; }
+    OPD_HD index_t slots() const { return most_slots(teacher); }
     OPD_HD index_t tile_size() const { return student.tile_size(); }
     OPD_HD index_t tile_size_t() const { return student.tile_size(); }
     OPD_HD row_place of_student(const row_state& st) const { return {st.row, st.scratch + student_from}; }

@@ -4,7 +4,7 @@
 //
 //   gather · a dense row over k entries · scatter                              k reads, k writes (dense dz: V writes)
 //
-// Id -1 is an unused slot.
+// k is the cache's, or each row's own. Id -1 is an unused slot.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +14,7 @@
 #include "opd/config.hpp"
 #include "opd/detail/dense_rows.hpp"
 #include "opd/detail/rows.hpp"
+#include "opd/detail/slots.hpp"
 #include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
 #include "opd/student.hpp"
@@ -44,6 +45,13 @@ struct gathered_logits {
     }
 };
 
+/// The same where every row has its own number of them.
+template <class T, class Teacher>
+struct ragged_logits : gathered_logits<T, Teacher::memory_space> {
+    Teacher cache;
+    OPD_HD index_t ids_of(row_place at) const { return slots_of(cache, at.row).count; }
+};
+
 template <class Engine, class Frame, class Student, class Teacher, class Estimator>
 struct renormalised_rows {
     using Z = typename Student::logit_type;
@@ -53,7 +61,8 @@ struct renormalised_rows {
     using Program = std::remove_cvref_t<decltype(std::declval<Estimator>().on_support)>;
     static constexpr space memory_space = Student::memory_space;
     using source = gathered_logits<value, memory_space>;
-    using inner_rows = dense_rows<Engine, Frame, source, source, Program>;
+    using inner_student = std::conditional_t<is_ragged<Teacher>, ragged_logits<value, Teacher>, source>;
+    using inner_rows = dense_rows<Engine, Frame, inner_student, source, Program>;
     using state_type = typename inner_rows::state_type;
 
     Frame frame;
@@ -65,7 +74,7 @@ struct renormalised_rows {
     renormalised_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_,
                       const Estimator& estimator_, index_t vocab_)
         : frame(frame_), student(student_), teacher(teacher_), vocab(vocab_),
-          inner(frame_, source{slots(), student_.temperature}, source{slots(), 1}, estimator_.on_support, slots()) {
+          inner(frame_, gathered(), source{slots(), 1}, estimator_.on_support, slots()) {
         carver scratch;
         const arrays a(scratch, slots());
         inner.frame.env.beta = 0;
@@ -74,6 +83,14 @@ struct renormalised_rows {
         inner.student.gradient = student.has_gradient();
         inner.student_from = inner.teacher_from = 0; // both lie in these rows' scratch
         inner.engine_from = scratch.used;
+    }
+
+    inner_student gathered() const {
+        const source even{slots(), student.temperature};
+        if constexpr (is_ragged<Teacher>)
+            return {even, teacher};
+        else
+            return even;
     }
 
     struct arrays {
@@ -94,7 +111,7 @@ struct renormalised_rows {
         carver scratch{st.scratch};
         return {scratch, slots()};
     }
-    OPD_HD index_t slots() const { return teacher.ids.cols; }
+    OPD_HD index_t slots() const { return most_slots(teacher); }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
@@ -110,11 +127,13 @@ struct renormalised_rows {
         OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return st.good(); }
         template <class At>
         OPD_HD OPD_INLINE static int part(const renormalised_rows& k, const state_type& st, At at) {
-            for (index_t j = at.id; j < k.slots(); j += at.count) {
-                const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
+            const auto row = slots_of(k.teacher, st.row);
+            for (index_t j = at.id; j < row.count; j += at.count) {
+                const auto id = static_cast<index_t>(row.ids[j]);
                 if (id >= 0 && id < k.vocab) Engine::fetch(&k.student.logit({st.row}, id));
             }
-            return Engine::repeats(k.teacher.ids.row(st.row), k.slots(), k.vocab, k.at(st).set, at);
+            if (is_ragged<Teacher> && row.count == 0) return 1;
+            return Engine::repeats(row.ids, row.count, k.vocab, k.at(st).set, at);
         }
     };
     /// An unused slot is a token that neither side gives mass. Log-probs above 0 are none.
@@ -123,13 +142,14 @@ struct renormalised_rows {
         template <class At>
         OPD_HD static int part(const renormalised_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
+            const auto row = slots_of(k.teacher, st.row);
             int bad = !k.frame.env.given_lse.empty() && !is_finite(k.frame.env.given_lse[st.row]);
-            for (index_t j = at.id; j < k.slots(); j += at.count) {
-                const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
+            for (index_t j = at.id; j < row.count; j += at.count) {
+                const auto id = static_cast<index_t>(row.ids[j]);
                 a.z[j] = a.y[j] = neg_inf<value>();
                 if (id == -1) continue;
                 a.z[j] = static_cast<value>(element<Z>::load(k.student.logit({st.row}, id)));
-                a.y[j] = static_cast<value>(element<L>::load(k.teacher.log_q(st.row, j)));
+                a.y[j] = static_cast<value>(element<L>::load(row.log_q[j]));
                 bad |= a.y[j] > value(1e-3);
             }
             return bad;
@@ -142,8 +162,9 @@ struct renormalised_rows {
         if (k.frame.env.given_lse.empty()) return;
         const double lse = k.frame.env.given_lse[st.row], inv_t = 1 / double(k.student.temperature);
         const arrays a = k.at(st);
+        const index_t slots = slots_of(k.teacher, st.row).count;
         double z_p = 0, z_q = 0, overlap = 0;
-        for (index_t j = 0; j < k.slots(); ++j) {
+        for (index_t j = 0; j < slots; ++j) {
             const double p = is_neg_inf(a.z[j]) ? 0 : ::exp(double(a.z[j]) * inv_t - lse);
             const double q = is_neg_inf(a.y[j]) ? 0 : ::exp(double(a.y[j]));
             z_p += p, z_q += q, overlap += p < q ? p : q;
@@ -153,7 +174,14 @@ struct renormalised_rows {
     struct clear {
         template <class At>
         OPD_HD static void run(const renormalised_rows& k, const state_type& st, At at) {
-            clear_columns(k.student, st.row, 0, k.frame.env.beta, at);
+            if constexpr (Student::sparse_gradient && is_ragged<Teacher>) {
+                if (!k.student.has_gradient()) return;
+                const auto row = slots_of(k.teacher, st.row);
+                for (index_t j = at.id; j < row.count; j += at.count)
+                    scale_gradient(k.student.gradient_at({0}, row.first + j), k.frame.env.beta);
+            } else {
+                clear_columns(k.student, st.row, 0, k.frame.env.beta, at);
+            }
         }
     };
     struct scatter {
@@ -163,10 +191,12 @@ struct renormalised_rows {
             if (at.id == 0) count_masses(k, st);
             if (!k.student.has_gradient()) return;
             const value* dz = k.at(st).dz;
-            for (index_t j = at.id; j < k.slots(); j += at.count) {
-                const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
+            const auto row = slots_of(k.teacher, st.row);
+            constexpr bool in_line = Student::sparse_gradient && is_ragged<Teacher>;
+            for (index_t j = at.id; j < row.count; j += at.count) {
+                const auto id = static_cast<index_t>(row.ids[j]);
                 if (id == -1) continue;
-                G& to = k.student.gradient_at({st.row}, Student::sparse_gradient ? j : id);
+                G& to = k.student.gradient_at({in_line ? 0 : st.row}, Student::sparse_gradient ? row.first + j : id);
                 const value old = k.frame.env.beta == 0 ? value(0) : static_cast<value>(element<G>::load(to));
                 to = element<G>::store(static_cast<arithmetic_t<G>>(old + dz[j]));
             }

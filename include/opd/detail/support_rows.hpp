@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows of a support: k ids, and all others as one tail.
+// Rows of a support: k ids, or each row's own number, and all others as one tail.
 //
 //   gather · sweep of v not in S · the estimator · pullback                    2 reads, 1 write
 //
@@ -12,6 +12,7 @@
 #include "opd/config.hpp"
 #include "opd/detail/entry_rows.hpp"
 #include "opd/detail/rows.hpp"
+#include "opd/detail/slots.hpp"
 #include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
@@ -59,18 +60,19 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         template <class At>
         OPD_HD static int part(const support_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
+            const auto row = slots_of(k.teacher, st.row);
             int bad = 0;
-            for (index_t j = at.id; j < k.slots(); j += at.count) {
-                const auto id = static_cast<index_t>(k.teacher.ids(st.row, j));
+            for (index_t j = at.id; j < row.count; j += at.count) {
+                const auto id = static_cast<index_t>(row.ids[j]);
                 a.c[j].id = id;
                 if (id == -1) continue;
                 const bool in = id >= 0 && id < k.vocab;
-                const double log_q = double(element<L>::load(k.teacher.log_q(st.row, j)));
+                const double log_q = double(element<L>::load(row.log_q[j]));
                 bad |= !in || is_nan(log_q) || log_q > 1e-3;
                 a.log_p[j] = in ? double(element<Z>::load(k.student.logit(k.of_student(st), id))) : 0;
                 a.log_q[j] = log_q;
-                if (!k.teacher.log_mu.empty()) {
-                    a.log_mu[j] = double(element<L>::load(k.teacher.log_mu(st.row, j)));
+                if (row.log_mu) {
+                    a.log_mu[j] = double(element<L>::load(row.log_mu[j]));
                     bad |= is_nan(a.log_mu[j]) || a.log_mu[j] > 1e-3;
                 }
             }
@@ -83,7 +85,7 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         template <class At>
         OPD_HD OPD_INLINE static int part(const support_rows& k, state_type& st, At at) {
             const arrays a = k.at(st);
-            return st.excluded.take(a.c, k.slots(), a.set, at);
+            return st.excluded.take(a.c, slots_of(k.teacher, st.row).count, a.set, at);
         }
     };
 
@@ -94,8 +96,9 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
             if (at.id != 0) return;
             st.report.bad = true; // until the end
             const arrays a = k.at(st);
-            int n = 0; // used slots
-            for (index_t j = 0; j < k.slots(); ++j) {
+            const index_t slots = slots_of(k.teacher, st.row).count;
+            int n = 0; // used ones
+            for (index_t j = 0; j < slots; ++j) {
                 if (a.c[j].id == -1) continue;
                 a.c[n].id = a.c[j].id, a.log_p[n] = a.log_p[j], a.log_q[n] = a.log_q[j], a.log_mu[n] = a.log_mu[j];
                 ++n;

@@ -80,6 +80,13 @@ OPD_HD OPD_INLINE void each_tile(const Rows& k, Visit visit) {
     }
 }
 
+/// A tile of a row; shorter where the student's source has fewer ids of this row than of others (renormalised_rows.hpp).
+template <class Rows>
+OPD_HD OPD_INLINE auto tile_of(const Rows& k, const typename Rows::state_type& st, index_t begin, index_t count) {
+    if constexpr (requires { k.student.ids_of(k.of_student(st)); }) count = k.student.ids_of(k.of_student(st));
+    return k.tile(st, begin, count);
+}
+
 /// A phase over tiles that adds up: its `part`.
 template <class Phase, bool Backwards>
 struct over_tiles {
@@ -88,7 +95,7 @@ struct over_tiles {
     OPD_HD OPD_INLINE static auto part(const Rows& k, const typename Rows::state_type& st, At at) {
         auto p = Phase::start(k, st);
         each_tile<Backwards>(
-            k, [&](index_t begin, index_t count) { Phase::tile(k, st, p, k.tile(st, begin, count), at); });
+            k, [&](index_t begin, index_t count) { Phase::tile(k, st, p, tile_of(k, st, begin, count), at); });
         return p;
     }
 };
@@ -98,7 +105,7 @@ struct writes_tiles {
     static constexpr bool backwards = true; // the end of the row is still in cache
     template <class Rows, class At>
     OPD_HD OPD_INLINE static void run(const Rows& k, const typename Rows::state_type& st, At at) {
-        each_tile<true>(k, [&](index_t begin, index_t count) { Phase::tile(k, st, k.tile(st, begin, count), at); });
+        each_tile<true>(k, [&](index_t begin, index_t count) { Phase::tile(k, st, tile_of(k, st, begin, count), at); });
     }
 };
 

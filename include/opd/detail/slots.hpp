@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The slots of one row of a cache of few ids, whichever way its rows lie: columns of a matrix, or a stretch of one long line.
+#pragma once
+
+#include "opd/config.hpp"
+#include "opd/teacher.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+template <class Id, class L>
+struct row_slots {
+    const Id* ids = nullptr;
+    const L *log_q = nullptr, *log_mu = nullptr; ///< log_mu: null where the cache has none
+    index_t count = 0;
+    index_t first = 0; ///< ragged: where in the line the row begins
+};
+
+/// Ragged rows whose offsets make no sense, as only a device's may, have no slot.
+template <class Teacher>
+OPD_HD OPD_INLINE auto slots_of(const Teacher& t, index_t row) {
+    row_slots<typename Teacher::id_type, typename Teacher::log_type> s;
+    if constexpr (is_ragged<Teacher>) {
+        const index_t first = t.offsets[row], last = t.offsets[row + 1];
+        if (first < 0 || last > t.ids.size || last <= first || last - first > t.widest) return s;
+        s.first = first, s.count = last - first;
+        s.ids = t.ids.data + first, s.log_q = t.log_q.data + first;
+        if (!t.log_mu.empty()) s.log_mu = t.log_mu.data + first;
+    } else {
+        s.count = t.ids.cols;
+        s.ids = t.ids.row(row), s.log_q = t.log_q.row(row);
+        if (!t.log_mu.empty()) s.log_mu = t.log_mu.row(row);
+    }
+    return s;
+}
+/// The most that a row has.
+template <class Teacher>
+OPD_HD index_t most_slots(const Teacher& t) {
+    if constexpr (is_ragged<Teacher>)
+        return t.widest;
+    else
+        return t.ids.cols;
+}
+
+} // namespace OPD_ISA
+} // namespace opd::detail
