@@ -74,6 +74,11 @@ inline std::string described(const cells& row) {
 
 inline constexpr index_t rows = 3, vocab = 40, kept = 6;
 
+/// The page's `ragged support`: a cache of kind support whose rows have 6, 4 and 5 of the line's ids.
+inline constexpr auto ragged_support = cache_kind(-1);
+inline constexpr std::int32_t ragged_offsets[rows + 1] = {0, 6, 10, 15};
+constexpr cache_kind kind_of(cache_kind k) { return k == ragged_support ? cache_kind::support : k; }
+
 /// A batch in the given types. All logits are multiples of 1/16, exact in 16 bits.
 template <class Z, class G, class L>
 struct batch {
@@ -123,15 +128,20 @@ struct batch {
             auto t = teacher::support{at(ids, kept), at(log_q, kept)};
             t.log_mu = at(log_mu, kept), t.chosen_by = teacher::chosen_by::stale_student;
             return t;
-        } else if constexpr (Kind == cache_kind::samples)
+        } else if constexpr (Kind == ragged_support)
+            return teacher::ragged_support<std::int32_t, L>{ids, log_q,  row_offsets<>(ragged_offsets, rows + 1),
+                                                            {},  log_mu, teacher::chosen_by::stale_student};
+        else if constexpr (Kind == cache_kind::samples)
             return teacher::samples{at(ids, kept), at(log_mu, kept), at(log_q, kept)};
         else
             return teacher::weighted{at(ids, kept), at(weight, kept), at(log_mu, kept), at(log_q, kept),
                                      at(exact, kept)};
     }
-    template <bool Sparse>
+    template <bool Sparse, cache_kind Kind>
     auto student() {
-        if constexpr (Sparse)
+        if constexpr (Sparse && Kind == ragged_support)
+            return student::on_support{view(z.data(), rows, vocab), view(dz.data(), 1, rows * kept)};
+        else if constexpr (Sparse)
             return student::on_support{view(z.data(), rows, vocab), view(dz.data(), rows, kept)};
         else
             return student::logits{view(z.data(), rows, vocab), view(dz.data(), rows, vocab)};
@@ -160,6 +170,7 @@ inline constexpr const char* name_of<double> = "double";
 constexpr const char* name_of_kind(cache_kind k) {
     return k == cache_kind::dense     ? "dense"
            : k == cache_kind::support ? "support"
+           : k == ragged_support      ? "ragged support"
            : k == cache_kind::samples ? "samples"
                                       : "weighted";
 }

@@ -37,7 +37,8 @@ using opd::test::host_run_backend;
 /// evaluate's pairing rules as a value (evaluate itself refuses with a sentence: tests/compile_fail).
 template <class Estimator, cache_kind Kind, bool Sparse>
 constexpr bool pairs() {
-    const bool cache = Kind == cache_kind::dense ? divergence<Estimator> : detail::reads_cache<Estimator, Kind>();
+    const bool cache =
+        Kind == cache_kind::dense ? divergence<Estimator> : detail::reads_cache<Estimator, kind_of(Kind)>();
     return cache && (!Sparse || detail::offers_sparse_gradient<Estimator>());
 }
 
@@ -126,7 +127,7 @@ outcome under(const std::string& option, const mc<>& e, const Run& run) {
 template <class Backend, cache_kind Kind, bool Sparse, class Z, class G, class L, class Estimator>
 outcome run_with(Backend& backend, Estimator estimator, const call_options& o) {
     batch<Z, G, L> b;
-    auto student = b.template student<Sparse>();
+    auto student = b.template student<Sparse, Kind>();
     auto teacher = b.template teacher<Kind>();
     env e;
     e.level = o.level;
@@ -181,7 +182,7 @@ void add_on(const char* name, Estimator estimator) {
             type backend{.threads = o.threads};
             return run<type, Kind, Sparse, Z, G, L>(backend, estimator, o);
         } else {
-            using student_type = decltype(std::declval<batch<Z, G, L>&>().template student<Sparse>());
+            using student_type = decltype(std::declval<batch<Z, G, L>&>().template student<Sparse, Kind>());
             using teacher_type = decltype(std::declval<batch<Z, G, L>&>().template teacher<Kind>());
             if constexpr (!detail::has_kernel<row_job<student_type, teacher_type, Estimator, space::host>>)
                 return {.status = "not yet"};
@@ -275,6 +276,16 @@ void instantiate() {
     everywhere.operator()<support>("generalised{reverse_kl}", generalised{reverse_kl{}});
     everywhere.operator()<support>("truncated_biased{reverse_kl}", truncated_biased{reverse_kl{}});
     everywhere.operator()<support>("reweighted", reweighted{});
+    everywhere.operator()<ragged_support>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
+    everywhere.operator()<ragged_support>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
+    everywhere.operator()<ragged_support>("generalised{reverse_kl}", generalised{reverse_kl{}});
+    everywhere.operator()<ragged_support>("truncated_biased{reverse_kl}", truncated_biased{reverse_kl{}});
+    everywhere.operator()<ragged_support>("reweighted", reweighted{});
+    add_all<ragged_support, true, float, float, float>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
+    add_all<ragged_support, true, float, float, float>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
+    add_all<ragged_support, false, float, float, float>("reverse_kl", reverse_kl{});
+    add_all<ragged_support, false, float, float, float>("mc{reverse_kl}", mc{reverse_kl{}});
+    add_all<ragged_support, false, float, float, float>("any_sampled", any_sampled{});
     everywhere.operator()<samples>("sampled_forward_kl", sampled_forward_kl{});
     everywhere.operator()<samples>("any_sampled", any_sampled{});
     everywhere.operator()<weighted>("any_sampled", any_sampled{});

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "backends/cuda_device.cuh"
 #include "backends/host_run.hpp"
@@ -32,17 +33,27 @@ auto teacher_on(device_memory& memory, Batch& b) {
     const auto at = [&](auto& v, index_t cols) { return device_view(memory.put(v), rows, cols); };
     if constexpr (Kind == cache_kind::dense)
         return teacher::dense{at(b.y, vocab)};
-    else if constexpr (Kind == cache_kind::support)
-        return teacher::support{at(b.ids, kept), at(b.log_q, kept)};
-    else if constexpr (Kind == cache_kind::samples)
+    else if constexpr (Kind == cache_kind::support) {
+        teacher::support t{at(b.ids, kept), at(b.log_q, kept)};
+        t.log_mu = at(b.log_mu, kept), t.chosen_by = teacher::chosen_by::stale_student;
+        return t;
+    } else if constexpr (Kind == ragged_support) {
+        const auto line = [&](auto& v) { return device_view(memory.put(v), index_t(v.size())); };
+        std::vector<std::int32_t> offsets(ragged_offsets, ragged_offsets + rows + 1);
+        teacher::ragged_support t{line(b.ids), line(b.log_q), row_offsets<space::device>(line(offsets))};
+        t.log_mu = line(b.log_mu), t.chosen_by = teacher::chosen_by::stale_student, t.widest = kept;
+        return t;
+    } else if constexpr (Kind == cache_kind::samples)
         return teacher::samples{at(b.ids, kept), at(b.log_mu, kept), at(b.log_q, kept)};
     else
         return teacher::weighted{at(b.ids, kept), at(b.weight, kept), at(b.log_mu, kept), at(b.log_q, kept),
                                  at(b.exact, kept)};
 }
-template <bool Sparse, class Z, class G>
+template <bool Sparse, cache_kind Kind, class Z, class G>
 auto student_on(Z* z, G* dz) {
-    if constexpr (Sparse)
+    if constexpr (Sparse && Kind == ragged_support)
+        return student::on_support{device_view(z, rows, vocab), device_view(dz, 1, rows * kept)};
+    else if constexpr (Sparse)
         return student::on_support{device_view(z, rows, vocab), device_view(dz, rows, kept)};
     else
         return student::logits{device_view(z, rows, vocab), device_view(dz, rows, vocab)};
@@ -56,12 +67,12 @@ void add(const char* name, Estimator estimator) {
         losses out{};
         batch<T, T, T> b;
         host_run_backend host;
-        out.host = evaluate(host, b.template student<Sparse>(), b.template teacher<Kind>(), estimator).loss;
+        out.host = evaluate(host, b.template student<Sparse, Kind>(), b.template teacher<Kind>(), estimator).loss;
         for (T& g : b.dz) g = element<T>::store(0);
         device_memory memory;
         T* dz = memory.put(b.dz);
         out.device = memory
-                         .finish(evaluate(memory.backend, student_on<Sparse>(memory.put(b.z), dz),
+                         .finish(evaluate(memory.backend, student_on<Sparse, Kind>(memory.put(b.z), dz),
                                           teacher_on<Kind>(memory, b), estimator))
                          .loss;
         memory.get(b.dz, dz);
@@ -90,6 +101,18 @@ void instantiate() {
     add<bfloat16>("reverse_kl", reverse_kl{});
     add<opd::half>("reverse_kl", reverse_kl{});
     add<double>("reverse_kl", reverse_kl{});
+    add<float, cache_kind::support>("generalised{reverse_kl}", generalised{reverse_kl{}});
+    add<float, cache_kind::support>("truncated_biased{reverse_kl}", truncated_biased{reverse_kl{}});
+    add<float, cache_kind::support>("reweighted", reweighted{});
+    add<float, ragged_support>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
+    add<float, ragged_support, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
+    add<float, ragged_support>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
+    add<float, ragged_support>("generalised{reverse_kl}", generalised{reverse_kl{}});
+    add<float, ragged_support>("truncated_biased{reverse_kl}", truncated_biased{reverse_kl{}});
+    add<float, ragged_support>("reweighted", reweighted{});
+    add<float, cache_kind::samples>("sampled_forward_kl", sampled_forward_kl{});
+    add<float, cache_kind::samples>("any_sampled", any_sampled{});
+    add<float, cache_kind::weighted>("any_sampled", any_sampled{});
     add_sparse<float>();
     add_sparse<double>();
 }
