@@ -27,6 +27,7 @@
 #include "opd/estimators/surrogates.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/filter.hpp"
+#include "opd/id_overlap.hpp"
 #include "opd/lanes.hpp"
 #include "opd/ratio_sketch.hpp"
 #include "opd/rng.hpp"

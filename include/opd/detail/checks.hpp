@@ -477,6 +477,16 @@ inline void check_filter(const filter& f, const char* name = "filter") {
     if (!is_finite(f.top_p) || !(f.top_p > 0 && f.top_p <= 1)) refuse(".top_p", "must lie in (0, 1]; 1 keeps all");
     if (!is_finite(f.min_p) || !(f.min_p >= 0 && f.min_p <= 1)) refuse(".min_p", "must lie in [0, 1]; 0 keeps all");
 }
+/// How many of `total` ids in one line are row r's. Throws where its offsets do not lie in the line or descend.
+inline index_t ids_of_row(const char* name, const row_offsets<>& offsets, index_t r, index_t total) {
+    const index_t first = offsets[r], last = offsets[r + 1];
+    if (first < 0 || last < first || last > total)
+        throw invalid_input(name,
+                            "from " + std::to_string(first) + " to " + std::to_string(last) +
+                                ": offsets ascend from 0 to at most " + std::to_string(total) + ", the number of ids",
+                            r);
+    return last - first;
+}
 /// Sets of row r lie in the ids, one after the other.
 template <class Teacher>
 void check_kept_sets(const Teacher& t, index_t n) {
@@ -486,14 +496,7 @@ void check_kept_sets(const Teacher& t, index_t n) {
     check_vector("teacher.kept_offsets", t.kept_offsets, n + 1);
     check_vector("teacher.log_kept_q", t.log_kept_q, n);
     if constexpr (Teacher::memory_space == space::host) {
-        for (index_t r = 0; r < n; ++r)
-            if (t.kept_offsets[r] < 0 || t.kept_offsets[r + 1] < t.kept_offsets[r] ||
-                t.kept_offsets[r + 1] > t.kept_ids.size)
-                throw invalid_input("teacher.kept_offsets",
-                                    "from " + std::to_string(t.kept_offsets[r]) + " to " +
-                                        std::to_string(t.kept_offsets[r + 1]) + " of " +
-                                        std::to_string(t.kept_ids.size) + " ids",
-                                    r);
+        for (index_t r = 0; r < n; ++r) ids_of_row("teacher.kept_offsets", t.kept_offsets, r, t.kept_ids.size);
     } else if (t.widest < 1) {
         throw invalid_input("teacher.widest",
                             "must say how many ids a row keeps at most: offsets on a device cannot be "
@@ -541,13 +544,7 @@ index_t check_ragged(const Teacher& t, index_t n, index_t vocab) {
     if constexpr (Teacher::memory_space == space::host) {
         index_t widest = 0;
         for (index_t r = 0; r < n; ++r) {
-            const index_t first = t.offsets[r], last = t.offsets[r + 1], k = last - first;
-            if (first < 0 || last < first || last > t.ids.size)
-                throw invalid_input("teacher.offsets",
-                                    "from " + std::to_string(first) + " to " + std::to_string(last) +
-                                        ": offsets ascend from 0 to at most " + std::to_string(t.ids.size) +
-                                        ", the number of ids",
-                                    r);
+            const index_t k = ids_of_row("teacher.offsets", t.offsets, r, t.ids.size);
             if (k > vocab)
                 throw invalid_input("teacher.offsets",
                                     std::to_string(k) + " ids for a vocabulary of " + std::to_string(vocab), r);

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// How much of a support another list of ids knows: share[r] = |S_r ∩ T_r| / |S_r|, as the share of a stale student's or a teacher's best
+// ids that are among the current student's (top_k of score.hpp gives those).
+//
+//   opd::id_overlaps o = opd::id_overlap(support, opd::view(top_ids, N, k), opd::view(share, N));
+//
+//   support, others   (N,k) ids as a view, a teacher::support or a teacher::ragged_support, whose ids alone are read; -1: an unused slot
+//   share             (N) out; may be left out
+//   o                 rows, those that are bad, and the mean over the rest
+//
+// A row whose S has no used slot, an id twice or one below -1 is bad: share 0, counted, not in the mean. T may hold anything. Masked rows
+// are left as they are. On the host alone, O(k log k) a row: bring a device's ids over. It allocates; a figure to look at, not a step.
+// Throws invalid_input, before anything is written, for shapes, offsets and spans that overlap.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "opd/batch.hpp"
+#include "opd/config.hpp"
+#include "opd/detail/checks.hpp"
+#include "opd/reduction.hpp"
+#include "opd/teacher.hpp"
+#include "opd/view.hpp"
+
+namespace opd {
+
+/// What id_overlap found.
+struct id_overlaps {
+    index_t rows = 0; ///< kept
+    index_t bad_rows = 0, first_bad_row = -1;
+    double sum = 0; ///< of the shares
+    double mean() const { return rows > bad_rows ? sum / double(rows - bad_rows) : 0; }
+};
+
+namespace detail {
+inline namespace OPD_ISA {
+
+template <class Id>
+index_t check_id_lists(const char* name, const matrix_view<Id>& ids, index_t rows, call_spans& spans) {
+    const index_t n = rows < 0 ? ids.rows : rows;
+    check_matrix(name, ids, n, ids.cols);
+    spans.reads(name, ids);
+    return n;
+}
+template <class Id, class L>
+index_t check_id_lists(const char* name, const teacher::support<Id, L>& cache, index_t rows, call_spans& spans) {
+    return check_id_lists(name, cache.ids, rows, spans);
+}
+template <class Id, class L>
+index_t check_id_lists(const char* name, const teacher::ragged_support<Id, L>& cache, index_t rows, call_spans& spans) {
+    const index_t n = rows < 0 ? std::max<index_t>(cache.offsets.size - 1, 0) : rows;
+    check_vector(name, cache.ids, -1);
+    if (cache.offsets.empty() && n > 0) throw invalid_input(name, "has no offsets");
+    check_vector(name, cache.offsets, n > 0 ? n + 1 : -1);
+    for (index_t r = 0; r < n; ++r) ids_of_row(name, cache.offsets, r, cache.ids.size);
+    spans.reads(name, cache.ids), spans.reads(name, cache.offsets);
+    return n;
+}
+
+template <class Id>
+void append_ids(std::vector<index_t>& to, const Id* ids, index_t count) {
+    for (index_t j = 0; j < count; ++j)
+        if (static_cast<index_t>(ids[j]) != -1) to.push_back(static_cast<index_t>(ids[j]));
+}
+template <class Id>
+void append_row(std::vector<index_t>& to, const matrix_view<Id>& ids, index_t r) {
+    append_ids(to, ids.row(r), ids.cols);
+}
+template <class Id, class L>
+void append_row(std::vector<index_t>& to, const teacher::support<Id, L>& cache, index_t r) {
+    append_row(to, cache.ids, r);
+}
+template <class Id, class L>
+void append_row(std::vector<index_t>& to, const teacher::ragged_support<Id, L>& cache, index_t r) {
+    append_ids(to, cache.ids.data + cache.offsets[r], cache.offsets[r + 1] - cache.offsets[r]);
+}
+
+} // namespace OPD_ISA
+} // namespace detail
+
+inline namespace OPD_ISA {
+
+template <class Support, class Others>
+id_overlaps id_overlap(const Support& support, const Others& others, vector_view<double> share = {},
+                       row_mask<> mask = {}) {
+    detail::call_spans spans;
+    spans.writes("share", share);
+    const index_t n = detail::check_id_lists("support", support, -1, spans);
+    detail::check_id_lists("others", others, n, spans);
+    detail::check_vector("share", share, n);
+    detail::check_vector("mask", mask, n);
+    spans.reads("mask", mask);
+    spans.check();
+    id_overlaps out;
+    std::vector<index_t> mine, theirs;
+    for (index_t r = 0; r < n; ++r) {
+        if (!mask.kept(r)) continue;
+        ++out.rows;
+        mine.clear(), theirs.clear();
+        detail::append_row(mine, support, r), detail::append_row(theirs, others, r);
+        std::sort(mine.begin(), mine.end()), std::sort(theirs.begin(), theirs.end());
+        const bool bad = mine.empty() || mine.front() < 0 || std::adjacent_find(mine.begin(), mine.end()) != mine.end();
+        if (bad && out.bad_rows++ == 0) out.first_bad_row = r;
+        const auto known = std::count_if(
+            mine.begin(), mine.end(), [&](index_t id) { return std::binary_search(theirs.begin(), theirs.end(), id); });
+        const double of_row = bad ? 0 : double(known) / double(mine.size());
+        out.sum += of_row;
+        if (!share.empty()) share[r] = of_row;
+    }
+    return out;
+}
+
+} // namespace OPD_ISA
+
+} // namespace opd
