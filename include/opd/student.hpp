@@ -6,7 +6,8 @@
 //   student::logits{view(z,N,V), view(dz,N,V)}     (N,V) in, (N,V) out
 //   student::logits{view(z,N,V)}                   value only
 //   student::on_support{view(z,N,V), view(dz,N,k)} (N,V) in, a sparse gradient out: dz[r,j] belongs to the support's
-//                                                  ids[r,j]; for losses on a renormalised support, which need no other
+//                                                  ids[r,j]; for losses on a renormalised support, which need no other.
+//                                                  Of a ragged support dz is (1,total), as its ids are
 //
 // Options are named: student::logits{.z = z, .dz = dz, .temperature = 0.7f, .pad = padding::keep}; the temperature may also
 // stand third. nvcc deduces no types from named members: there name them, logits<float, float, space::device>{.z = …}, or
@@ -96,7 +97,7 @@ struct on_support {
     static constexpr space memory_space = Space;
     static constexpr bool sparse_gradient = true;
     matrix_view<const Z, Space> z; ///< (N,V)
-    matrix_view<G, Space> dz = {}; ///< (N,k), column j for the support's id j; empty: value only
+    matrix_view<G, Space> dz = {}; ///< (N,k), column j for the support's id j; ragged: (1,total); empty: value only
     float temperature = 1;
     detail::by_name_only named = {};
     opd::padding pad = opd::padding::zero;

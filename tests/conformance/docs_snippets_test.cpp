@@ -16,6 +16,7 @@
 #include <doctest/doctest.h>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <regex>
 #include <string>
 #include <utility>
@@ -262,6 +263,39 @@ TEST_CASE("caches") {
     // [/sparse]
     CHECK(r.loss > 0);
     CHECK(sparse[0] + sparse[1] == doctest::Approx(0));
+}
+
+TEST_CASE("supports of different length") {
+    constexpr long N = 2, V = 4, k = 2;
+    const std::vector<float> z{0, 1, 2, 0, 1, 0, 0, 2};
+    const std::vector<std::int32_t> ids{3, 1, 0, 2, 1};
+    const std::vector<float> log_q{-0.3f, -2.f, -1, -1, -2};
+    std::vector<float> dz(std::size_t(N * V));
+    opd::cpu_backend backend;
+    // [ragged]
+    const std::vector<std::int64_t> offsets{0, 2, 5}; // row 0 has ids[0..2), row 1 has ids[2..5)
+    opd::teacher::ragged_support served{opd::view(ids.data(), 5), opd::view(log_q.data(), 5),
+                                        opd::row_offsets(offsets)};
+    auto a = opd::evaluate(backend, opd::student::logits{opd::view(z.data(), N, V), opd::view(dz.data(), N, V)}, served,
+                           opd::tail_bucket{opd::reverse_kl{}});
+    std::vector<float> line(5); // line[i] belongs to logit ids[i] of its row
+    auto b = opd::evaluate(backend, opd::student::on_support{opd::view(z.data(), N, V), opd::view(line.data(), 1, 5)},
+                           served, opd::renormalised{opd::reverse_kl{}});
+    // [/ragged]
+    CHECK(a.loss > 0);
+    CHECK(b.diagnostics.bad_rows == 0);
+    CHECK(line[0] + line[1] == doctest::Approx(0));
+    CHECK(line[2] + line[3] + line[4] == doctest::Approx(0));
+    // [id_overlap]
+    std::vector<std::int32_t> best(std::size_t(N * k)); // the student's now
+    std::vector<float> log_p(best.size());
+    opd::top_k(backend, opd::view(z.data(), N, V), opd::view(best.data(), N, k), opd::view(log_p.data(), N, k));
+    std::vector<double> share(N); // of each row's support
+    const opd::id_overlaps o = opd::id_overlap(served, opd::view(best.data(), N, k), opd::view(share.data(), N));
+    // [/id_overlap]
+    CHECK(share[0] == 0.5);                     // 2, 1
+    CHECK(share[1] == doctest::Approx(1. / 3)); // 3, 0
+    CHECK(o.mean() == doctest::Approx(5. / 12));
 }
 
 TEST_CASE("drawn tokens") {

@@ -19,7 +19,7 @@
 //   truncated_biased{D}  Σ_S p log(p/q), or Σ_S q log(q/p), as several trainers ship it: no divergence, it can be negative and has a
 //     gradient at p = q. c = p (log(p/q) + 1), or -q, on S
 //
-// Shapes: ids, log_q (N,k), log_tail (N). Ids are distinct and in range, or -1 for an unused slot, else the row is bad; so it is
+// Shapes: ids, log_q (N,k), log_tail (N); of a teacher::ragged_support k is each row's own. Ids are distinct and in range, or -1 for an unused slot, else the row is bad; so it is
 // with a log-prob above 0 (by more than 1e-3) and without a used slot. The divergence is any of
 // divergences.hpp or your own. Z_p, Z_q and the overlap on S go to the diagnostics; renormalised knows Z_p where env.given_lse is set.
 #pragma once
