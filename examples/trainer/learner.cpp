@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "opd/opd.hpp"
+#include "opd/ranges.hpp"
 
 namespace trainer {
 
@@ -23,8 +24,8 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
     r.tokens = rows;
     recompute(batch);
     double kl = 0;
-    for (std::size_t i = 0; i < batch.mask.size(); ++i) {
-        if (!batch.mask[i]) continue;
+    for (const index_t row : opd::kept_rows(batch.mask, rows)) {
+        const auto i = static_cast<std::size_t>(row);
         kl += static_cast<double>(batch.log_mu[i]) - static_cast<double>(cache.next_log_q[i]);
         r.mismatched += batch.versions[i] == version && log_p_[i] != batch.log_mu[i];
     }
@@ -48,9 +49,7 @@ void learner::recompute(const row_batch& batch) {
     log_p_.assign(static_cast<std::size_t>(batch.rows), 0.0f);
     opd::token_logp(backend_, opd::view(static_cast<const float*>(logits_.data()), batch.rows, v),
                     opd::view(batch.next.data(), batch.rows, 1), opd::view(log_p_.data(), batch.rows, 1),
-                    static_cast<float>(settings_.distill.temperature));
-    for (std::size_t i = 0; i < batch.mask.size(); ++i)
-        if (!batch.mask[i]) log_p_[i] = 0;
+                    static_cast<float>(settings_.distill.temperature), opd::row_mask(batch.mask));
 }
 
 std::vector<float> learner::token_log_probs(const row_batch& batch) {

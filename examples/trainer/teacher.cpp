@@ -7,46 +7,66 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <range/v3/view/drop.hpp>
 
 #include "opd/opd.hpp"
+#include "opd/ranges.hpp"
 
 namespace trainer {
 
+namespace {
+
+namespace views = ::ranges::views;
+
+// The columns of all sequences, one after the other, as a vector of them.
+template <class T, class Sequences, class Column>
+std::vector<T> pack_column(const Sequences& sequences, Column column) {
+    return opd::packed(sequences, std::move(column)) | ::ranges::to<std::vector<T>>();
+}
+index_t rows_of(const trajectory& t) { return static_cast<index_t>(t.tokens.size()) - 1; }
+index_t prompt_rows(const trajectory& t) { return static_cast<index_t>(t.prompt_length) - 1; }
+
+} // namespace
+
 row_batch pack(std::span<const trajectory* const> trajectories, int entries) {
+    for (const trajectory* t : trajectories)
+        if (entries > 0 && t->draw_ids.size() != t->response().size() * static_cast<std::size_t>(entries))
+            throw std::invalid_argument(fmt::format("pack: sample {} has {} draws for {} tokens of {}", t->sample,
+                                                    t->draw_ids.size(), t->response().size(), entries));
+    // what is known of the response alone, `width` numbers a row
+    const auto of_response = [](index_t width, auto fill, auto column) {
+        return [=](const trajectory* t) { return opd::behind_prompt(prompt_rows(*t) * width, fill, t->*column); };
+    };
     row_batch b;
     b.entries = entries;
-    const auto width = static_cast<std::size_t>(entries);
-    for (const trajectory* pointer : trajectories) {
-        const trajectory& t = *pointer;
-        if (width > 0 && t.draw_ids.size() != t.response().size() * width)
-            throw std::invalid_argument(fmt::format("pack: sample {} has {} draws for {} tokens of {}", t.sample,
-                                                    t.draw_ids.size(), t.response().size(), entries));
-        b.inputs.emplace_back(t.tokens.begin(), t.tokens.end() - 1);
-        b.rows += static_cast<index_t>(t.tokens.size()) - 1;
-        for (std::size_t r = 0; r + 1 < t.tokens.size(); ++r) {
-            const bool kept = r + 1 >= t.prompt_length;
-            const std::size_t i = kept ? r + 1 - t.prompt_length : 0; // response token
-            b.mask.push_back(kept);
-            b.next.push_back(t.tokens[r + 1]);
-            b.log_mu.push_back(kept ? t.log_mu[i] : 0.0f);
-            b.versions.push_back(kept ? t.versions[i] : t.versions.front());
-            b.kept += kept;
-            for (std::size_t e = 0; e < width; ++e) {
-                const std::size_t at = i * width + e;
-                b.ids.push_back(kept ? t.draw_ids[at] : static_cast<std::int32_t>(e));
-                b.entry_log_mu.push_back(kept ? t.draw_log_mu[at] : 0.0f);
-                b.entry_weight.push_back(kept ? t.draw_weight[at] : 0.0f);
-                b.entry_exact.push_back(kept ? t.draw_exact[at] : std::uint8_t{0});
-            }
-        }
-    }
+    b.offsets = opd::offsets_of(trajectories | views::transform([](const trajectory* t) { return rows_of(*t); }));
+    b.rows = b.offsets.back();
+    for (const trajectory* t : trajectories) b.inputs.emplace_back(t->tokens.begin(), t->tokens.end() - 1);
+    b.next = pack_column<token>(trajectories, [](const trajectory* t) { return t->tokens | views::drop(1); });
+    b.mask = pack_column<std::uint8_t>(trajectories, [](const trajectory* t) {
+        return opd::behind_prompt(prompt_rows(*t), 0, views::repeat_n(std::uint8_t{1}, rows_of(*t) - prompt_rows(*t)));
+    });
+    b.kept = ::ranges::distance(opd::kept_rows(b.mask, b.rows));
+    b.log_mu = pack_column<float>(trajectories, of_response(1, 0, &trajectory::log_mu));
+    b.versions = pack_column<std::int32_t>(trajectories, [](const trajectory* t) {
+        return opd::behind_prompt(prompt_rows(*t), t->versions.front(), t->versions);
+    });
+    if (entries == 0) return b;
+    b.ids = pack_column<std::int32_t>(trajectories, [entries](const trajectory* t) { // the prompt's: 0, 1, …
+        return views::concat(views::iota(0, prompt_rows(*t) * entries) | views::transform([entries](index_t i) {
+                                 return static_cast<std::int32_t>(i % entries);
+                             }),
+                             t->draw_ids);
+    });
+    b.entry_log_mu = pack_column<float>(trajectories, of_response(entries, 0, &trajectory::draw_log_mu));
+    b.entry_weight = pack_column<float>(trajectories, of_response(entries, 0, &trajectory::draw_weight));
+    b.entry_exact = pack_column<std::uint8_t>(trajectories, of_response(entries, 0, &trajectory::draw_exact));
     return b;
 }
 
 row_batch pack(std::span<const trajectory> trajectories, int entries) {
-    std::vector<const trajectory*> pointers;
-    for (const trajectory& t : trajectories) pointers.push_back(&t);
-    return pack(std::span<const trajectory* const>(pointers), entries);
+    return pack(trajectories | views::transform([](const trajectory& t) { return &t; }) | ::ranges::to<std::vector>(),
+                entries);
 }
 
 void join(std::span<const scored_sequence* const> sequences, teacher_cache& cache) {
@@ -55,16 +75,18 @@ void join(std::span<const scored_sequence* const> sequences, teacher_cache& cach
     const teacher_cache& first = sequences.front()->cache;
     cache.what = first.what;
     cache.entries = first.entries;
-    for (const scored_sequence* s : sequences) {
+    for (const scored_sequence* s : sequences)
         if (s->cache.what != cache.what || s->cache.entries != cache.entries)
             throw std::invalid_argument(fmt::format("join: sample {} was scored for another objective", s->sample));
-        const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
-        append(cache.logits, s->cache.logits);
-        append(cache.ids, s->cache.ids);
-        append(cache.log_q, s->cache.log_q);
-        append(cache.log_tail, s->cache.log_tail);
-        append(cache.next_log_q, s->cache.next_log_q);
-    }
+    const auto joined = [&]<class T>(std::vector<T> teacher_cache::*column) {
+        cache.*column = pack_column<T>(
+            sequences, [=](const scored_sequence* s) -> const auto& { return s->cache.*column; });
+    };
+    joined(&teacher_cache::logits);
+    joined(&teacher_cache::ids);
+    joined(&teacher_cache::log_q);
+    joined(&teacher_cache::log_tail);
+    joined(&teacher_cache::next_log_q);
 }
 
 std::vector<scored_sequence> teacher_scorer::score(std::span<const trajectory* const> trajectories, int entries,
@@ -73,40 +95,30 @@ std::vector<scored_sequence> teacher_scorer::score(std::span<const trajectory* c
     teacher_cache whole;
     score(batch, plan, whole);
     std::vector<scored_sequence> r;
-    index_t first = 0;
-    for (std::size_t i = 0; i < trajectories.size(); ++i) {
-        const auto rows = static_cast<index_t>(batch.inputs[i].size());
-        const auto part = [&](const auto& from, index_t width) {
-            return std::remove_cvref_t<decltype(from)>(from.begin() + first * width,
-                                                       from.begin() + (first + rows) * width);
-        };
-        scored_sequence s;
-        s.sample = trajectories[i]->sample;
-        s.cache.what = whole.what;
-        s.cache.entries = whole.entries;
-        s.cache.next_log_q = part(whole.next_log_q, 1);
-        if (whole.what == teacher_cache::kind::dense) {
-            s.cache.logits = part(whole.logits, model_.shape.vocabulary);
-        } else {
-            s.cache.ids = part(whole.ids, whole.entries);
-            s.cache.log_q = part(whole.log_q, whole.entries);
-            if (whole.what == teacher_cache::kind::support) s.cache.log_tail = part(whole.log_tail, 1);
-        }
-        first += rows;
-        r.push_back(std::move(s));
+    for (const trajectory* t : trajectories) {
+        scored_sequence& s = r.emplace_back();
+        s.sample = t->sample, s.cache.what = whole.what, s.cache.entries = whole.entries;
+    }
+    const auto share = [&]<class T>(std::vector<T> teacher_cache::*column, index_t width) {
+        for (auto&& [s, part] : views::zip(r, opd::unpacked(whole.*column, batch.offsets, width)))
+            (s.cache.*column).assign(part.begin(), part.end());
+    };
+    share(&teacher_cache::next_log_q, 1);
+    if (whole.what == teacher_cache::kind::dense) {
+        share(&teacher_cache::logits, model_.shape.vocabulary);
+    } else {
+        share(&teacher_cache::ids, whole.entries);
+        share(&teacher_cache::log_q, whole.entries);
+        if (whole.what == teacher_cache::kind::support) share(&teacher_cache::log_tail, 1);
     }
     return r;
 }
 
 void teacher_scorer::logits(std::span<const std::vector<token>> inputs, std::vector<float>& out) {
     const index_t v = model_.shape.vocabulary;
-    std::vector<index_t> first, order(inputs.size());
-    index_t rows = 0;
-    for (const auto& tokens : inputs) {
-        first.push_back(rows);
-        rows += static_cast<index_t>(tokens.size());
-    }
-    out.resize(static_cast<std::size_t>(rows * v));
+    const auto first = opd::offsets_of(inputs | views::transform([](const auto& tokens) { return tokens.size(); }));
+    out.resize(static_cast<std::size_t>(first.back() * v));
+    std::vector<index_t> order(inputs.size());
     // longest first, so that the threads finish together
     std::iota(order.begin(), order.end(), index_t{0});
     std::sort(order.begin(), order.end(), [&](index_t a, index_t b) {

@@ -23,6 +23,7 @@ namespace trainer {
 /// Trajectories as rows: what teacher and learner both read.
 struct row_batch {
     std::vector<std::vector<token>> inputs; ///< per sequence
+    std::vector<std::int64_t> offsets;      ///< (sequences + 1) first rows
     index_t rows = 0;                       ///< N
     index_t kept = 0;                       ///< response positions
     std::vector<std::uint8_t> mask;         ///< (N)

@@ -5,6 +5,8 @@
 //
 //   offsets_of(lengths)                first row of each sequence, from 0 to N: env.offsets
 //   packed(sequences, column)          the columns of all sequences, one after the other, as a view
+//   unpacked(column, offsets, width)   what was packed, a span a sequence; of rows `width` numbers wide
+//   behind_prompt(rows, fill, column)  a response's column behind the rows of its prompt
 //   kept_rows(mask, n)                 the rows that count
 //   columns(a, b, …)                   rows of several columns side by side: for (auto [id, log_p] : columns(ids, log_p))
 //   entries(cache, row)                the used slots of a row of a cache, {slot, id, log_q}
@@ -15,9 +17,11 @@
 #pragma once
 
 #include <range/v3/range/conversion.hpp>
+#include <range/v3/view/concat.hpp>
 #include <range/v3/view/filter.hpp>
 #include <range/v3/view/iota.hpp>
 #include <range/v3/view/join.hpp>
+#include <range/v3/view/repeat_n.hpp>
 #include <range/v3/view/transform.hpp>
 #include <range/v3/view/zip.hpp>
 
@@ -50,6 +54,34 @@ std::vector<std::int64_t> offsets_of(Lengths&& lengths) {
 template <::ranges::viewable_range Sequences, class Column>
 auto packed(Sequences&& sequences, Column column) {
     return ::ranges::views::transform(std::forward<Sequences>(sequences), std::move(column)) | ::ranges::views::join;
+}
+
+/// A packed column again as one span a sequence. `width` numbers a row: of a matrix without padding, (N,width).
+template <class T>
+auto unpacked(std::span<T> column, row_offsets<> offsets, index_t width = 1) {
+    for (index_t s = 0; s < offsets.size; ++s)
+        if (s == 0 ? offsets[0] != 0 : offsets[s] < offsets[s - 1])
+            throw invalid_input("offsets", "must ascend from 0", s);
+    const index_t rows = offsets.size > 0 ? offsets[offsets.size - 1] : 0;
+    if (width < 0 || static_cast<index_t>(column.size()) != rows * width)
+        throw invalid_input("column", "has " + std::to_string(column.size()) + " numbers for " + std::to_string(rows) +
+                                          " rows of " + std::to_string(width));
+    return ::ranges::views::iota(index_t{0}, offsets.size > 0 ? offsets.size - 1 : 0) |
+           ::ranges::views::transform([column, offsets, width](index_t s) {
+               return column.subspan(static_cast<std::size_t>(offsets[s] * width),
+                                     static_cast<std::size_t>((offsets[s + 1] - offsets[s]) * width));
+           });
+}
+template <class T>
+auto unpacked(const std::vector<T>& column, row_offsets<> offsets, index_t width = 1) {
+    return unpacked(std::span<const T>(column), offsets, width);
+}
+
+/// A column that knows the response alone, such as log mu, over all rows of its sequence: `fill` in the `rows` of the prompt.
+template <::ranges::viewable_range Column, class T>
+auto behind_prompt(index_t rows, T fill, Column&& column) {
+    return ::ranges::views::concat(::ranges::views::repeat_n(static_cast<::ranges::range_value_t<Column>>(fill), rows),
+                                   std::forward<Column>(column));
 }
 
 /// Rows 0 to n-1 that a mask keeps.

@@ -59,6 +59,37 @@ TEST_CASE("sequences become rows") {
     CHECK((kept_rows({}, 2) | ::ranges::to<std::vector>()) == std::vector<index_t>{0, 1});
 }
 
+TEST_CASE("a response's column goes behind its prompt, and rows become sequences again") {
+    struct sampled {
+        std::vector<std::int32_t> tokens; // prompt, then response
+        std::vector<float> log_mu;        // of the response
+    };
+    const std::vector<sampled> batch{{{3, 1, 4, 1}, {-1}}, {{5, 9, 2}, {-2, -3}}, {{6, 5}, {-4}}};
+    const auto prompt = [](const sampled& s) { return index_t(s.tokens.size() - s.log_mu.size()) - 1; };
+    const auto log_mu = packed(batch, [&](const sampled& s) { return behind_prompt(prompt(s), 9, s.log_mu); }) |
+                        ::ranges::to<std::vector>();
+    CHECK(log_mu == std::vector<float>{9, 9, -1, -2, -3, -4});
+    const std::vector<std::int64_t> offsets{0, 3, 5, 5, 6};
+    std::vector<std::vector<float>> parts;
+    for (const auto part : unpacked(log_mu, offsets)) parts.emplace_back(part.begin(), part.end());
+    CHECK(parts == std::vector<std::vector<float>>{{9, 9, -1}, {-2, -3}, {}, {-4}});
+
+    std::vector<int> two{0, 1, 2, 3, 4, 5}; // (3,2), to be written
+    const std::vector<std::int32_t> cut{0, 1, 3};
+    for (const auto part : unpacked(std::span(two), cut, 2)) part[0] = -int(part.size());
+    CHECK(two == std::vector<int>{-2, 1, -4, 3, 4, 5});
+    CHECK(::ranges::distance(unpacked(std::vector<float>{}, {})) == 0);
+    const auto refused = [&](std::vector<std::int32_t> at, index_t width, const char* what) {
+        CHECK_THROWS_WITH_AS(unpacked(std::span(two), at, width), doctest::Contains(what), invalid_input);
+    };
+    refused({0, 1, 2}, 2, "column: has 6 numbers for 2 rows of 2");
+    refused({0, 1, 4}, 2, "column: has 6 numbers for 4 rows of 2");
+    refused({0, 1, -3}, -2, "offsets, row 2: must ascend");
+    refused({0, 3}, -2, "column");
+    refused({0, 4, 3}, 2, "offsets, row 2: must ascend from 0");
+    refused({1, 3}, 2, "offsets, row 0: must ascend from 0");
+}
+
 TEST_CASE("entries of a cache: the used slots of a row") {
     const std::vector<std::int32_t> ids{4, -1, 2, 7, 8, -1};
     const std::vector<float> log_q{-1, -9, -2, -3, -4, -9};

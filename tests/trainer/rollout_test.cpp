@@ -110,8 +110,8 @@ TEST_CASE("packing puts every response token on the row that predicts it") {
     t.versions = {7, 8};
     t.draw_ids = {4, 0, 5, 1};
     t.draw_log_mu = {-1, -3, -2, -4};
-    t.draw_weight = {.5f, .5f, .5f, .5f};
-    t.draw_exact = {0, 0, 0, 0};
+    t.draw_weight = {.5f, .25f, .5f, .125f};
+    t.draw_exact = {0, 1, 0, 1};
     const row_batch b = pack(std::span(&t, 1), 2);
     CHECK(b.rows == 4);
     CHECK(b.kept == 2);
@@ -121,8 +121,28 @@ TEST_CASE("packing puts every response token on the row that predicts it") {
     CHECK(b.log_mu == std::vector<float>{0, 0, -1, -2});
     CHECK(b.versions[2] == 7);
     CHECK(b.versions[3] == 8);
-    CHECK(b.ids[4] == 4);
-    CHECK(b.ids[6] == 5);
+    CHECK(b.ids == std::vector<std::int32_t>{0, 1, 0, 1, 4, 0, 5, 1});
+    CHECK(b.entry_log_mu == std::vector<float>{0, 0, 0, 0, -1, -3, -2, -4});
+    CHECK(b.entry_weight == std::vector<float>{0, 0, 0, 0, .5f, .25f, .5f, .125f});
+    CHECK(b.entry_exact == std::vector<std::uint8_t>{0, 0, 0, 0, 0, 1, 0, 1});
+    CHECK(b.offsets == std::vector<std::int64_t>{0, 4});
+
+    trajectory u;
+    u.tokens = {9, 8};
+    u.prompt_length = 1;
+    u.log_mu = {-3};
+    u.versions = {5};
+    const std::vector<trajectory> both{u, t};
+    const row_batch two = pack(both, 0);
+    CHECK(two.offsets == std::vector<std::int64_t>{0, 1, 5});
+    CHECK(two.rows == 5);
+    CHECK(two.kept == 3);
+    CHECK(two.mask == std::vector<std::uint8_t>{1, 0, 0, 1, 1});
+    CHECK(two.next == std::vector<token>{8, 2, 3, 4, 5});
+    CHECK(two.log_mu == std::vector<float>{-3, 0, 0, -1, -2});
+    CHECK(two.versions == std::vector<std::int32_t>{5, 7, 7, 7, 8});
+    CHECK(two.ids.empty());
+    CHECK_THROWS_WITH(pack(both, 2), doctest::Contains("pack: sample 0 has 0 draws for 1 tokens of 2"));
 }
 
 TEST_CASE("recorded draws follow the behaviour policy") {
