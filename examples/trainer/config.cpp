@@ -187,6 +187,8 @@ nlohmann::ordered_json to_json(const config& c) {
 
 namespace {
 
+bool reads_draws(std::optional<part_estimator> e) { return e == part_estimator::mc || e == part_estimator::threshold; }
+
 template <class Kind, std::size_t N>
 Kind chosen(const char* flag, const opd::choice::name<Kind> (&table)[N], const std::string& text) {
     if (const auto kind = opd::choice::find(table, text)) return *kind;
@@ -221,7 +223,7 @@ opd::any_sampled drawn_estimator(const config& c) {
             else
                 e.validate_cache(cache);
         };
-        d.estimator == "mc" ? check(samples) : check(weighted);
+        part_estimator_of(c) == part_estimator::mc ? check(samples) : check(weighted);
     } catch (const opd::invalid_input& refused) {
         throw failure(exit_usage, fmt::format("--shape {} --surrogate {} --baseline {}: {}", d.shape, d.surrogate,
                                               d.baseline, refused.what()));
@@ -239,16 +241,42 @@ opd::any_sampled drawn_estimator(const config& c) {
     return e;
 }
 
+std::optional<opd::any_dense> dense_estimator(const config& c) {
+    using kind = opd::choice::objective;
+    const auto& d = c.distill;
+    const auto which = opd::choice::find(opd::choice::divergences, d.estimator);
+    if (!which) return {};
+    opd::any_dense e{*which};
+    if (*which == kind::jsd) e.a = d.jsd_w, e.b = d.jsd_o;
+    if (*which == kind::skew_forward_kl || *which == kind::skew_reverse_kl) e.a = d.skew;
+    if (*which == kind::alpha_divergence) e.a = d.alpha;
+    return e;
+}
+
+const char* estimator_help() {
+    const auto names = [](const auto& table) {
+        std::vector<std::string_view> r;
+        for (const auto& line : table) r.push_back(line.text);
+        return fmt::format("{}", fmt::join(r, ", "));
+    };
+    static const std::string text = fmt::format("dense teacher logits: {}; a part of them: {}",
+                                                names(opd::choice::divergences), names(part_estimators));
+    return text.c_str();
+}
+
 std::string list_estimators() {
-    std::string out = "--estimator, from dense logits of the teacher, a support or drawn tokens:\n  ";
-    out += fmt::format("{}\n", fmt::join(estimators, ", "));
-    const auto table = [&](const char* title, const auto& lines) {
-        out += fmt::format("\n{} (with --estimator mc or threshold):\n", title);
+    std::string out;
+    const auto table = [&](const std::string& title, const auto& lines) {
+        out += (out.empty() ? "" : "\n") + title + ":\n";
         for (const auto& line : lines) out += fmt::format("  {:<18} {}\n", line.text, line.says);
     };
-    table("--shape", opd::choice::objectives);
-    table("--surrogate", opd::choice::surrogates);
-    table("--baseline", opd::choice::baselines);
+    table("--estimator, from dense logits of the teacher (a, b: --jsd-w, --jsd-o, --skew, --alpha)",
+          opd::choice::divergences);
+    table("--estimator, from a support or drawn tokens", part_estimators);
+    const char* of_drawn = " (with --estimator mc or threshold)";
+    table(std::string("--shape") + of_drawn, opd::choice::objectives);
+    table(std::string("--surrogate") + of_drawn, opd::choice::surrogates);
+    table(std::string("--baseline") + of_drawn, opd::choice::baselines);
     return out + "\nPairs that do not compose are refused with the reason.\n";
 }
 
@@ -261,13 +289,16 @@ std::vector<unused_setting> unused_settings(const config& c) {
     };
     const std::string& e = c.distill.estimator;
     const std::string estimator = "--estimator " + e;
-    only(e == "jsd", "distill", estimator, {"jsd_w", "jsd_o"});
-    only(e == "skew_forward" || e == "skew_reverse", "distill", estimator, {"skew"});
-    only(e == "alpha", "distill", estimator, {"alpha"});
-    only(e == "topk" || e == "tail_bucket", "distill", estimator, {"k", "topk_from"});
-    only(e == "mc", "distill", estimator, {"m"});
-    only(e == "threshold", "distill", estimator, {"budget"});
-    const bool drawn = e == "mc" || e == "threshold";
+    using kind = opd::choice::objective;
+    const auto dense = opd::choice::find(opd::choice::divergences, e);
+    const auto part = part_estimator_of(c);
+    only(dense == kind::jsd, "distill", estimator, {"jsd_w", "jsd_o"});
+    only(dense == kind::skew_forward_kl || dense == kind::skew_reverse_kl, "distill", estimator, {"skew"});
+    only(dense == kind::alpha_divergence, "distill", estimator, {"alpha"});
+    only(part == part_estimator::topk || part == part_estimator::tail_bucket, "distill", estimator, {"k", "topk_from"});
+    only(part == part_estimator::mc, "distill", estimator, {"m"});
+    only(part == part_estimator::threshold, "distill", estimator, {"budget"});
+    const bool drawn = reads_draws(part);
     const std::string &shape = c.distill.shape, &surrogate = c.distill.surrogate;
     const auto one_of = [](const std::string& x, std::initializer_list<const char*> names) {
         return std::find(names.begin(), names.end(), x) != names.end();
@@ -403,7 +434,7 @@ void validate(const config& c) {
     at_least("--k", c.distill.k, 1);
     need(c.distill.topk_from == "teacher" || c.distill.topk_from == "student",
          fmt::format("--topk-from must be teacher or student, not '{}'", c.distill.topk_from));
-    if (c.distill.estimator == "mc" || c.distill.estimator == "threshold") drawn_estimator(c); // names what it refuses
+    if (reads_draws(part_estimator_of(c))) drawn_estimator(c); // names what it refuses
     count("--m", c.distill.m, 1);
     at_least("--budget", c.distill.budget, 1);
     count("--slots", c.distill.slots, 1);

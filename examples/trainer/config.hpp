@@ -6,8 +6,10 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -55,9 +57,27 @@ decltype(auto) with_memory_for(const std::string& what, Work&& work) {
 
 inline constexpr int most_threads = 10'000;
 
-inline constexpr std::array<std::string_view, 12> estimators = {
-    "reverse_kl", "forward_kl",  "jsd",  "skew_forward", "skew_reverse", "total_variation",
-    "alpha",      "chi_squared", "topk", "tail_bucket",  "mc",           "threshold"};
+/// Estimators that read a part of the teacher's row; those of the whole row are opd::choice::divergences.
+enum class part_estimator { topk, tail_bucket, mc, threshold };
+// clang-format off
+inline constexpr opd::choice::name<part_estimator> part_estimators[] = {
+    {"topk", part_estimator::topk, "KL(p||q), both renormalised on the k best ids of teacher or student"},
+    {"tail_bucket", part_estimator::tail_bucket, "KL(p||q) on the k best ids, all others lumped"},
+    {"mc", part_estimator::mc, "m draws from the student; --shape, --surrogate and --baseline say what of them"},
+    {"threshold", part_estimator::threshold, "likewise, of B weighted entries: the likely ones for certain"},
+};
+// clang-format on
+
+/// What --estimator takes.
+inline constexpr auto estimators = [] {
+    std::array<std::string_view, opd::choice::divergences.size() + std::size(part_estimators)> names;
+    std::size_t n = 0;
+    for (const auto& line : opd::choice::divergences) names[n++] = line.text;
+    for (const auto& line : part_estimators) names[n++] = line.text;
+    return names;
+}();
+/// The same, in a sentence.
+const char* estimator_help();
 
 struct config {
     struct {
@@ -197,11 +217,7 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("check_prompts", "--student-check-prompts", c.student.check_prompts, "prompts of a look", true);
 
     v.group("distill", "Distillation (on-policy)");
-    v.option(
-        "estimator", "--estimator", c.distill.estimator,
-        "reverse_kl, forward_kl, jsd, skew_forward, skew_reverse, total_variation, alpha, chi_squared (dense teacher "
-        "logits); topk, tail_bucket (a support); mc, threshold (samples)",
-        true);
+    v.option("estimator", "--estimator", c.distill.estimator, estimator_help(), true);
     v.option("steps", "--steps", c.distill.steps, "steps", true);
     v.option("prompts", "--prompts", c.distill.prompts, "prompts a step", true);
     v.option("warmup", "--warmup", c.distill.warmup, "steps of linear warm-up of the rate", true);
@@ -209,9 +225,9 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("temperature", "--temperature", c.distill.temperature, "of rollout, student and teacher", true);
     v.option("jsd_w", "--jsd-w", c.distill.jsd_w, "jsd: teacher's share of the mixture, in (0,1)", true);
     v.option("jsd_o", "--jsd-o", c.distill.jsd_o, "jsd: weight of KL(q|m), in [0,1]", true);
-    v.option("skew", "--skew", c.distill.skew, "skew_forward, skew_reverse: share of the own distribution, in [0,1)",
-             true);
-    v.option("alpha", "--alpha", c.distill.alpha, "alpha: the exponent", true);
+    v.option("skew", "--skew", c.distill.skew,
+             "skew_forward_kl, skew_reverse_kl: share of the own distribution, in [0,1)", true);
+    v.option("alpha", "--alpha", c.distill.alpha, "alpha_divergence: the exponent", true);
     v.option("k", "--k", c.distill.k, "topk, tail_bucket: size of the support", true);
     v.option("topk_from", "--topk-from", c.distill.topk_from, "topk, tail_bucket: whose top k, teacher or student",
              true);
@@ -294,6 +310,12 @@ void visit_options(Config& c, Visitor&& v) {
              true);
 }
 
+/// The divergence of dense logits that a configuration names; none: it names another estimator.
+std::optional<opd::any_dense> dense_estimator(const config& c);
+/// The estimator of a part of the row; none: it names a divergence, or nothing.
+inline std::optional<part_estimator> part_estimator_of(const config& c) {
+    return opd::choice::find(part_estimators, c.distill.estimator);
+}
 /// The estimator of drawn tokens that a configuration names, checked for the law that its schedule draws under.
 opd::any_sampled drawn_estimator(const config& c);
 /// What --list-estimators prints.

@@ -10,28 +10,41 @@
 namespace trainer {
 
 draw_plan draws_for(const config& c) {
-    const std::string& e = c.distill.estimator;
-    if (e == "mc") return {draw_plan::kind::iid, c.distill.m};
-    if (e == "threshold") return {draw_plan::kind::threshold, c.distill.budget};
-    if ((e == "topk" || e == "tail_bucket") && c.distill.topk_from == "student")
-        return {draw_plan::kind::top_k, c.distill.k};
+    const auto part = part_estimator_of(c);
+    if (!part) return {};
+    switch (*part) {
+    case part_estimator::mc:
+        return {draw_plan::kind::iid, c.distill.m};
+    case part_estimator::threshold:
+        return {draw_plan::kind::threshold, c.distill.budget};
+    case part_estimator::topk:
+    case part_estimator::tail_bucket:
+        if (c.distill.topk_from == "student") return {draw_plan::kind::top_k, c.distill.k};
+        break;
+    }
     return {};
 }
 
 cache_plan cache_for(const config& c) {
-    const std::string& e = c.distill.estimator;
     cache_plan plan;
     plan.temperature = c.distill.temperature;
-    if (e == "mc") {
+    const auto part = part_estimator_of(c);
+    if (!part) return plan;
+    switch (*part) {
+    case part_estimator::mc:
         plan.what = teacher_cache::kind::samples;
         plan.entries = c.distill.m;
-    } else if (e == "threshold") {
+        break;
+    case part_estimator::threshold:
         plan.what = teacher_cache::kind::weighted;
         plan.entries = c.distill.budget;
-    } else if (e == "topk" || e == "tail_bucket") {
+        break;
+    case part_estimator::topk:
+    case part_estimator::tail_bucket:
         plan.what = teacher_cache::kind::support;
         plan.entries = c.distill.k;
         plan.teacher_top_k = c.distill.topk_from == "teacher";
+        break;
     }
     return plan;
 }
@@ -47,37 +60,32 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
     env.version = version;
     const opd::student::logits student{opd::view(logits, n, v), opd::view(logits, n, v), temperature};
 
-    const auto dense = [&](const auto& divergence) {
+    if (const auto dense = dense_estimator(c)) {
         const opd::teacher::dense teacher{opd::view(cache.logits.data(), n, v), temperature};
-        return opd::evaluate(backend, student, teacher, divergence, env);
-    };
-    const std::string& e = c.distill.estimator;
-    if (e == "reverse_kl") return dense(opd::reverse_kl{});
-    if (e == "forward_kl") return dense(opd::forward_kl{});
-    if (e == "jsd") return dense(opd::jsd{.w = c.distill.jsd_w, .o = c.distill.jsd_o});
-    if (e == "skew_forward") return dense(opd::skew_forward_kl{.a = c.distill.skew});
-    if (e == "skew_reverse") return dense(opd::skew_reverse_kl{.a = c.distill.skew});
-    if (e == "total_variation") return dense(opd::total_variation{});
-    if (e == "alpha") return dense(opd::alpha_divergence{.a = c.distill.alpha});
-    if (e == "chi_squared") return dense(opd::chi_squared{});
-
-    const index_t k = cache.entries;
-    const auto ids = opd::view(cache.ids.data(), n, k);
-    const auto log_q = opd::view(cache.log_q.data(), n, k);
-    if (e == "topk" || e == "tail_bucket") {
-        const opd::teacher::support teacher{ids, log_q, opd::view(cache.log_tail.data(), n)};
-        if (e == "topk") return opd::evaluate(backend, student, teacher, opd::renormalised{opd::reverse_kl{}}, env);
-        return opd::evaluate(backend, student, teacher, opd::tail_bucket{opd::reverse_kl{}}, env);
+        return dense->visit(
+            [&](const auto& divergence) { return opd::evaluate(backend, student, teacher, divergence, env); });
     }
-    const auto log_mu = opd::view(batch.entry_log_mu.data(), n, k);
-    if (e == "mc")
-        return opd::evaluate(backend, student, opd::teacher::samples{ids, log_mu, log_q}, drawn_estimator(c), env);
-    if (e == "threshold")
-        return opd::evaluate(backend, student,
-                             opd::teacher::weighted{ids, opd::view(batch.entry_weight.data(), n, k), log_mu, log_q,
-                                                    opd::view(batch.entry_exact.data(), n, k)},
+    const auto part = part_estimator_of(c);
+    if (!part) throw failure(exit_usage, "--estimator: no objective for '" + c.distill.estimator + "'");
+    const index_t k = cache.entries;
+    const auto of_entries = [&](const auto& column) { return opd::view(column.data(), n, k); };
+    const auto ids = of_entries(cache.ids);
+    const auto log_q = of_entries(cache.log_q);
+    const opd::teacher::support support{ids, log_q, opd::view(cache.log_tail.data(), n)};
+    switch (*part) {
+    case part_estimator::topk:
+        return opd::evaluate(backend, student, support, opd::renormalised{opd::reverse_kl{}}, env);
+    case part_estimator::tail_bucket:
+        return opd::evaluate(backend, student, support, opd::tail_bucket{opd::reverse_kl{}}, env);
+    case part_estimator::mc:
+        return opd::evaluate(backend, student, opd::teacher::samples{ids, of_entries(batch.entry_log_mu), log_q},
                              drawn_estimator(c), env);
-    throw failure(exit_usage, "--estimator: no objective for '" + e + "'");
+    default:
+        return opd::evaluate(backend, student,
+                             opd::teacher::weighted{ids, of_entries(batch.entry_weight), of_entries(batch.entry_log_mu),
+                                                    log_q, of_entries(batch.entry_exact)},
+                             drawn_estimator(c), env);
+    }
 }
 
 double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, const std::vector<float>& student,

@@ -62,7 +62,7 @@ std::string damaged_json(choices& c, nlohmann::json j) {
 
 trainer::config some_config(choices& c) {
     trainer::config r;
-    r.distill.estimator = c.of({"reverse_kl", "jsd", "topk", "mc", "threshold", "alpha"});
+    r.distill.estimator = c.of({"reverse_kl", "jsd", "topk", "mc", "threshold", "alpha_divergence"});
     r.schedule.kind = c.of({"sync", "async", "step-off"});
     r.schedule.staleness_policy = c.of({"capacity", "areal", "edf"});
     if (r.schedule.kind == "async") r.schedule.driver = c.of({"threads", "virtual"});

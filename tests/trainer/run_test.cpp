@@ -334,7 +334,8 @@ TEST_CASE("numbers that a setting does not hold are refused under its name, with
     refused("--clip", "", "be a number, not ''");
     refused("--temperature", "1e-9",
             "lie in [1e-06, 1000000], not 1e-09"); // else the library would, under its own names
-    contains(failure_text({"opd-train", "--estimator=alpha", "--alpha=1e5"}, exit_usage), "--alpha must lie in");
+    contains(failure_text({"opd-train", "--estimator=alpha_divergence", "--alpha=1e5"}, exit_usage),
+             "--alpha must lie in");
     for (const char* flag : {"--rate", "--epsilon", "--loss-limit", "--weight-decay", "--clip"})
         for (const char* value : {"nan", "inf", "1e400", "-1"})
             contains(failure_text({"opd-train", flag, value}, exit_usage), "finite, not ");
@@ -454,8 +455,8 @@ TEST_CASE("an estimator takes its own settings and refuses those that it would i
     const std::vector<std::pair<const char*, std::vector<std::string>>> used_by = {
         {"--jsd-w=0.5", {"jsd"}},
         {"--jsd-o=0.5", {"jsd"}},
-        {"--skew=0.1", {"skew_forward", "skew_reverse"}},
-        {"--alpha=0.5", {"alpha"}},
+        {"--skew=0.1", {"skew_forward_kl", "skew_reverse_kl"}},
+        {"--alpha=0.5", {"alpha_divergence"}},
         {"--k=4", {"topk", "tail_bucket"}},
         {"--topk-from=teacher", {"topk", "tail_bucket"}},
         {"--m=4", {"mc"}},
@@ -489,13 +490,35 @@ TEST_CASE("an estimator takes its own settings and refuses those that it would i
              "distill.m is not used by --estimator reverse_kl");
 }
 
+TEST_CASE("a divergence of dense logits is the library's, with the settings that bear its name") {
+    using kind = opd::choice::objective;
+    const auto chosen = [](std::initializer_list<const char*> more) {
+        return dense_estimator(parse(with({"opd-train"}, more)).settings);
+    };
+    for (const auto& line : opd::choice::divergences)
+        CHECK(chosen({("--estimator=" + std::string(line.text)).c_str()})->which == line.which);
+    for (const auto& line : part_estimators)
+        CHECK_FALSE(chosen({("--estimator=" + std::string(line.text)).c_str()}).has_value());
+    const auto jsd = chosen({"--estimator=jsd", "--jsd-w=0.3", "--jsd-o=0.7"});
+    CHECK(jsd->which == kind::jsd);
+    CHECK(jsd->a == 0.3);
+    CHECK(jsd->b == 0.7);
+    CHECK(chosen({"--estimator=skew_forward_kl", "--skew=0.25"})->a == 0.25);
+    CHECK(chosen({"--estimator=skew_reverse_kl", "--skew=0.25"})->a == 0.25);
+    CHECK(chosen({"--estimator=alpha_divergence", "--alpha=-2"})->a == -2);
+    contains(failure_text({"opd-train", "--estimator=skew_forward"}, exit_usage), "did you mean 'skew_forward_kl'?");
+}
+
 TEST_CASE("shapes, surrogates and baselines: composed as the library composes them, refused in its words") {
     const auto mc = [](std::initializer_list<const char*> more) {
         return with(with({"opd-train"}, {"--estimator=mc"}), more);
     };
-    for (const auto& line : opd::choice::objectives)
-        CHECK(list_estimators().find(std::string(line.text)) != std::string::npos);
-    contains(parse({"opd-train", "--list-estimators"}).text, "total_variation");
+    const std::string list = parse({"opd-train", "--list-estimators"}).text, help = parse({"opd-train", "--help"}).text;
+    for (const auto& line : opd::choice::objectives) contains(list, std::string(line.text) + " ");
+    for (const std::string_view e : estimators) {
+        contains(list, "\n  " + std::string(e) + " ");
+        contains(help, std::string(e));
+    }
     CHECK(parse(mc({"--shape=clipped", "--shape-a=5", "--surrogate=ppo_clip", "--dual-clip=3"}))
               .settings.distill.shape_a == 5);
     parse(mc({"--surrogate=score_function"})); // sync: the student's own tokens
