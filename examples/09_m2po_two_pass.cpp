@@ -49,7 +49,7 @@ int main() {
         opd::m2po_fit fit{.tau = 0.04};
         for (const auto& p : parts) {
             const auto table = p.of(opd::view(log_p.data(), N, 1));
-            opd::token_logp(backend, p.of(opd::view(z.data(), N, V)), part_of(p).ids, table, 1.f);
+            opd::token_logp(backend, p.of(opd::view(z.data(), N, V)), part_of(p), table);
             fit.add(table, part_of(p));
         }
         chosen = fit.freeze(); // with several ranks: fit.merge(theirs) first

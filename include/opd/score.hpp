@@ -17,7 +17,8 @@
 // NaN, +inf or no mass is bad, with -inf throughout and top ids of -1. Where fewer than k ids have mass, the top's last slots are
 // -1. Bad rows are counted; so is a ragged list longer than V whose tail is asked for. Masked rows are left as they are.
 //
-// token_logp, top_k and log_sum_exp are this call with one part of it.
+// token_logp, top_k and log_sum_exp are this call with one part of it. token_logp of a cache instead of ids is log p as an estimator
+// sees its tokens: with kept sets (teacher::on_kept_sets) that of softmax(z[K]/T).
 #pragma once
 
 #include <concepts>
@@ -30,6 +31,7 @@
 #include "opd/detail/checks.hpp"
 #include "opd/error.hpp"
 #include "opd/evaluate.hpp"
+#include "opd/teacher.hpp"
 #include "opd/view.hpp"
 
 namespace opd {
@@ -65,6 +67,27 @@ struct score_job {
     basic_env<Space> as_env() const {
         basic_env<Space> e;
         e.reduction = reduce::sum, e.mask = mask, e.lse = what.lse;
+        return e;
+    }
+};
+
+/// A checked call of token_logp on kept sets.
+template <class Z, class Cache, class L, space Space = space::host>
+struct kept_logp_job {
+    using logit_type = Z;
+    using log_type = L;
+    static constexpr space memory_space = Space;
+    matrix_view<const Z, Space> z;
+    Cache cache;
+    matrix_view<L, Space> log_p;
+    float temperature;
+    row_mask<Space> mask;
+    vector_view<double, Space> lse;
+
+    index_t row_count() const { return z.rows; }
+    basic_env<Space> as_env() const {
+        basic_env<Space> e;
+        e.reduction = reduce::sum, e.mask = mask, e.lse = lse;
         return e;
     }
 };
@@ -144,6 +167,42 @@ auto token_logp(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> id
     return score(
         be, z, scores<std::remove_const_t<Id>, L, Space>{.ids = ids, .log_p = log_p, .log_tail = log_tail, .lse = lse},
         temperature, mask);
+}
+
+/// log p of a cache's tokens as its estimators see them, which passes over a whole batch (m2po.hpp, sequences.hpp) read: at its ids, on
+/// its kept sets where it has some, `lse` likewise. Those rows read the logits of their sets alone; a token outside its set, or of a bad
+/// row, gets NaN and makes the row bad, counted in `outside_kept`. (N,V), (N,m) -> (N,m)
+template <class Backend, class Z, class Cache, class L, space Space>
+    requires requires(const Cache& c) { c.log_mu; }
+auto token_logp(Backend&& be, matrix_view<Z, Space> z, const Cache& cache, matrix_view<L, Space> log_p,
+                float temperature = 1, std::type_identity_t<row_mask<Space>> mask = {},
+                std::type_identity_t<vector_view<double, Space>> lse = {}) {
+    if constexpr (!has_kept_sets<Cache>) {
+        return token_logp(be, z, cache.ids, log_p, temperature, mask, lse);
+    } else {
+        static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Cache::memory_space,
+                      "opd: the views must lie in the backend's memory space");
+        const index_t n = z.rows;
+        detail::check_matrix("z", z, n, z.cols);
+        detail::check_temperature("temperature", temperature);
+        if (z.cols < 1 && n > 0) throw invalid_input("z", "has no columns");
+        detail::check_matrix("teacher.ids", cache.ids, n, cache.ids.cols);
+        detail::check_matrix("log_p", log_p, n, cache.ids.cols);
+        detail::check_kept_sets(cache, n);
+        detail::check_vector("mask", mask, n);
+        detail::check_vector("lse", lse, n);
+        detail::call_spans spans;
+        spans.writes("log_p", log_p);
+        spans.writes("lse", lse);
+        spans.reads("z", z);
+        spans.reads("teacher.ids", cache.ids);
+        spans.reads("teacher.kept_ids", cache.kept_ids);
+        spans.reads("teacher.kept_offsets", cache.kept_offsets);
+        spans.reads("mask", mask);
+        spans.check();
+        return be.for_rows(
+            kept_logp_job<std::remove_const_t<Z>, Cache, L, Space>{z, cache, log_p, temperature, mask, lse});
+    }
 }
 
 /// The k = top_ids.cols most probable ids of each row, best first, ties to the lower id, with their log p and optionally the log of

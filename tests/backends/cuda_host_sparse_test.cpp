@@ -42,6 +42,28 @@ TEST_CASE("every estimator agrees with the reference, for any number of threads"
     }
 }
 
+TEST_CASE("tokens with kept sets: as on the CPU, for any number of threads, spoilt or not") {
+    cpu_backend cpu;
+    host_memory on_cpu{cpu};
+    index_t outside = 0, bad = 0;
+    for (std::uint64_t seed = 1; seed <= 24; ++seed) {
+        source s(seed);
+        kept_case x = make_kept_case(seed, 6, 1 + s.below(400), 1);
+        if (s.below(2)) x = make_kept_case(seed, 6, 40 + s.below(3000), 8);
+        if (s.below(2)) spoil(x.c, s);
+        const kept_answer want = run_kept(on_cpu, x);
+        outside += want.scored.diagnostics.outside_kept, bad += want.scored.diagnostics.bad_rows;
+        for (int threads : {1, 32, 256}) {
+            CAPTURE(threads);
+            host_run_backend backend{threads};
+            host_memory memory{backend};
+            check_same(want, run_kept(memory, x));
+        }
+    }
+    CHECK(outside > 5);
+    CHECK(bad > outside / 4);
+}
+
 template <class Estimator>
 void compare_with_eigen(const sparse_case& c, const Estimator& estimator, const char* name) {
     eigen_backend eigen;

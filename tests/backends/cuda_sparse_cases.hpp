@@ -284,4 +284,93 @@ void check_sparse_against_reference(Memory& memory, sparse_case c, const Estimat
     CHECK(std::abs(got.loss - sum) <= 1e-5 * size);
 }
 
+// --- tokens with kept sets ------------------------------------------------------------------------------------------------
+
+/// The drawn tokens of a case with a set a row: most of them, and others.
+struct kept_case {
+    sparse_case c = {};
+    std::vector<std::int32_t> set = {};
+    std::vector<std::int64_t> offsets = {0};
+    std::vector<float> log_kept_q = {}; // (N)
+    index_t widest = 0;
+};
+inline kept_case make_kept_case(std::uint64_t seed, index_t rows, index_t vocab, index_t k) {
+    kept_case x{.c = make_sparse_case(seed, rows, vocab, k)};
+    source s(seed + 1);
+    for (index_t r = 0; r < rows; ++r) {
+        std::vector<bool> in(std::size_t(vocab), false);
+        for (index_t v = 0; v < vocab; ++v) in[std::size_t(v)] = s.below(4) == 0;
+        for (index_t j = 0; j < k; ++j) in[std::size_t(x.c.drawn[std::size_t(r * k + j)])] = s.below(50) > 0;
+        in[std::size_t(s.below(vocab))] = true;
+        for (index_t v = 0; v < vocab; ++v)
+            if (in[std::size_t(v)]) x.set.push_back(std::int32_t(v));
+        x.offsets.push_back(index_t(x.set.size()));
+        x.widest = std::max(x.widest, index_t(x.offsets.back() - x.offsets[std::size_t(r)]));
+        x.log_kept_q.push_back(-float(s.uniform()));
+    }
+    return x;
+}
+
+struct kept_answer {
+    result loss = {}, scored = {};
+    std::vector<float> dz = {}, losses = {};
+    std::vector<double> log_p = {}, lse = {}; // of token_logp
+};
+template <class Memory>
+kept_answer run_kept(Memory& memory, kept_case x) {
+    constexpr space S = Memory::memory_space;
+    sparse_case& c = x.c;
+    const auto matrix = [&](auto& v, index_t cols) {
+        using T = typename std::remove_cvref_t<decltype(v)>::value_type;
+        return matrix_view<const T, S>(memory.put(v), c.rows, cols, cols);
+    };
+    const auto vector = [&](auto& v) {
+        using T = typename std::remove_cvref_t<decltype(v)>::value_type;
+        return vector_view<const T, S>(memory.put(v), index_t(v.size()));
+    };
+    kept_answer out;
+    out.dz.assign(c.z.size(), 0.25f), out.losses.assign(std::size_t(c.rows), 0);
+    out.log_p.assign(std::size_t(c.rows * c.k), 9), out.lse.assign(std::size_t(c.rows), 9);
+    float *dz = memory.put(out.dz), *losses = memory.put(out.losses);
+    double *log_p = memory.put(out.log_p), *lse = memory.put(out.lse);
+    teacher::on_kept_sets cache{
+        teacher::samples<std::int64_t, float, S>{matrix(c.drawn, c.k), matrix(c.mu_drawn, c.k), matrix(c.q_drawn, c.k)},
+        vector(x.set), row_offsets<S>(vector(x.offsets)), vector(x.log_kept_q)};
+    cache.widest = x.widest;
+    basic_env<S> e;
+    e.reduction = reduce::sum;
+    e.mask = row_mask<S>(vector(c.mask));
+    e.losses = vector_view<float, S>(losses, c.rows);
+    const auto z = matrix(c.z, c.vocab);
+    const student::logits<float, float, S> student{z, matrix_view<float, S>(dz, c.rows, c.vocab, c.vocab), c.t_s};
+    out.loss = memory.finish(evaluate(memory.backend, student, cache, mc{reverse_kl{}}, e));
+    out.scored = memory.finish(token_logp(memory.backend, z, cache, matrix_view<double, S>(log_p, c.rows, c.k, c.k),
+                                          c.t_s, e.mask, vector_view<double, S>(lse, c.rows)));
+    memory.get(out.dz, dz), memory.get(out.losses, losses), memory.get(out.log_p, log_p), memory.get(out.lse, lse);
+    return out;
+}
+inline void check_same(const kept_answer& a, const kept_answer& b) {
+    CHECK(a.loss.loss == doctest::Approx(b.loss.loss).epsilon(1e-6));
+    for (const auto which : {&kept_answer::loss, &kept_answer::scored}) {
+        const diagnostics &x = (a.*which).diagnostics, &y = (b.*which).diagnostics;
+        CHECK(x.kept == y.kept);
+        CHECK(x.bad_rows == y.bad_rows);
+        CHECK(x.first_bad_row == y.first_bad_row);
+        CHECK(x.outside_kept == y.outside_kept);
+    }
+    const auto near = [](const auto& p, const auto& q) {
+        double worst = 0;
+        for (std::size_t i = 0; i < p.size(); ++i) {
+            const double u = double(p[i]), v = double(q[i]);
+            if (detail::is_nan(u) != detail::is_nan(v)) return 1e300;
+            if (!detail::is_nan(u) && u != v) worst = std::max(worst, std::abs(u - v) / (1 + std::abs(u)));
+        }
+        return worst;
+    };
+    CHECK(near(a.dz, b.dz) < 1e-6);
+    CHECK(near(a.losses, b.losses) < 1e-6);
+    CHECK(near(a.log_p, b.log_p) < 1e-12);
+    CHECK(near(a.lse, b.lse) < 1e-12);
+}
+
 } // namespace opd::test

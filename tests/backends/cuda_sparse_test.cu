@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Supports, samples and token_logp on a device: the cases of the host-run test. SKIPPED without one.
+// Supports, samples, kept sets and token_logp on a device: the cases of the host-run test. SKIPPED without one.
 #include <cuda_runtime_api.h>
 
 #include <cmath>
@@ -79,6 +79,26 @@ TEST_CASE("on the device: masks, bad rows, policies as in the host run") {
         spoil(c, s);
         for_every_sparse_estimator(against_host{memory, c});
     }
+}
+
+TEST_CASE("on the device: tokens with kept sets as in the host run; a set that the offsets put out of the ids is bad") {
+    if (!device_present()) return;
+    device_memory memory;
+    host_run_backend host{256};
+    host_memory hosted{host};
+    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+        source s(seed);
+        kept_case x = make_kept_case(seed, 6, 40 + s.below(3000), 8);
+        if (s.below(2)) spoil(x.c, s);
+        check_same(run_kept(hosted, x), run_kept(memory, x));
+    }
+    kept_case x = make_kept_case(1, 6, 300, 1); // offsets that the host cannot read before the call
+    const index_t good = run_kept(memory, x).scored.diagnostics.bad_rows;
+    x.offsets = {0, x.offsets[1], -5, index_t(x.set.size()) + 1'000'000, 7, 3, index_t(x.set.size())};
+    const kept_answer astray = run_kept(memory, x);
+    CHECK(astray.loss.diagnostics.bad_rows >= 4);
+    CHECK(astray.scored.diagnostics.bad_rows >= 4);
+    CHECK(good <= 1);
 }
 
 TEST_CASE("on the device: token_logp") {

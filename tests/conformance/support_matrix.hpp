@@ -153,6 +153,22 @@ struct batch {
     }
 };
 
+/// For each row of such a batch its tokens and every fourth id: what a filter may have kept.
+struct kept_sets {
+    std::vector<std::int32_t> ids = {};
+    std::vector<std::int64_t> offsets = {0};
+
+    explicit kept_sets(const std::vector<std::int32_t>& tokens) {
+        for (index_t r = 0; r < rows; ++r) {
+            std::vector<bool> in(std::size_t(vocab), false);
+            for (index_t j = 0; j < kept; ++j) in[std::size_t(tokens[std::size_t(r * kept + j)])] = true;
+            for (index_t v = 0; v < vocab; ++v)
+                if (in[std::size_t(v)] || v % 4 == 0) ids.push_back(std::int32_t(v));
+            offsets.push_back(index_t(ids.size()));
+        }
+    }
+};
+
 // --- names --------------------------------------------------------------------------------------------------------------
 
 using key = std::string;
@@ -174,6 +190,7 @@ constexpr const char* name_of_kind(cache_kind k) {
            : k == cache_kind::samples ? "samples"
                                       : "weighted";
 }
+inline std::string on_sets(cache_kind k) { return std::string("on_kept_sets{") + name_of_kind(k) + "}"; }
 inline key key_of(const std::string& estimator, const std::string& cache, const std::string& gradient,
                   const std::string& backend, const std::string& z, const std::string& dz, const std::string& teacher) {
     return estimator + " | " + cache + " | " + gradient + " | " + backend + " | " + z + " | " + dz + " | " + teacher;

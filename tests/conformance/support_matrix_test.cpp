@@ -124,11 +124,26 @@ outcome under(const std::string& option, const mc<>& e, const Run& run) {
     return run(e);
 }
 
-template <class Backend, cache_kind Kind, bool Sparse, class Z, class G, class L, class Estimator>
+/// The batch's cache, bare or with kept sets.
+struct bare {
+    template <class Cache>
+    Cache operator()(const Cache& c, const kept_sets&) const {
+        return c;
+    }
+};
+struct with_sets {
+    template <class Cache>
+    auto operator()(const Cache& c, const kept_sets& sets) const {
+        return teacher::on_kept_sets{c, view(sets.ids.data(), index_t(sets.ids.size())), row_offsets<>(sets.offsets)};
+    }
+};
+
+template <class Backend, cache_kind Kind, bool Sparse, class Z, class G, class L, class As = bare, class Estimator>
 outcome run_with(Backend& backend, Estimator estimator, const call_options& o) {
     batch<Z, G, L> b;
+    const kept_sets sets(b.ids);
     auto student = b.template student<Sparse, Kind>();
-    auto teacher = b.template teacher<Kind>();
+    auto teacher = As{}(b.template teacher<Kind>(), sets);
     env e;
     e.level = o.level;
     if (!apply(o, e, b, student, teacher, estimator)) return {.status = "no option " + o.option};
@@ -204,6 +219,20 @@ void add_all(const char* name, Estimator estimator) {
     add<Kind, Sparse, Z, G, L>(name, estimator);
     add_on<Kind, Sparse, Z, G, L, on::cuda>(name, estimator);
 }
+/// Tokens with kept sets, which have no gradient outside them.
+template <cache_kind Kind, class T, class L, on Backend, class Estimator>
+void add_on_sets(const char* name, Estimator estimator) {
+    const char* const names[] = {"cpu", "eigen", "cuda"};
+    const key k = key_of(name, on_sets(Kind), "dense", names[int(Backend)], name_of<T>, name_of<T>, name_of<L>);
+    instantiated[k] = [estimator](const call_options& o) {
+        using type = std::conditional_t<Backend == on::cpu, cpu_backend,
+                                        std::conditional_t<Backend == on::eigen, eigen_backend, host_run_backend>>;
+        type backend{.threads = Backend == on::cuda ? 32 : o.threads};
+        outcome out = run_with<type, Kind, false, T, T, L, with_sets>(backend, estimator, o);
+        if (o.option.empty()) CHECK(out.dz.at(29) == 0); // row 0 keeps multiples of 4 and of 7
+        return out;
+    };
+}
 template <class Visit>
 void for_types(Visit f) {
     f(float{}), f(bfloat16{}), f(half{}), f(double{});
@@ -269,6 +298,20 @@ void instantiate() {
     add_types<samples, false>("mc{reverse_kl}", mc{reverse_kl{}});
     add_types<samples, false>("mc{score_function}", accept_bias{mc{reverse_kl{}, score_function{}}});
     add_types<weighted, false>("mc{reverse_kl}", mc{reverse_kl{}});
+
+    const auto on_sets_of = []<cache_kind Kind>() {
+        const mc e{reverse_kl{}};
+        for_types([&]<class T>(T) {
+            add_on_sets<Kind, T, float, on::cpu>("mc{reverse_kl}", e);
+            add_on_sets<Kind, T, float, on::eigen>("mc{reverse_kl}", e);
+        });
+        add_on_sets<Kind, double, double, on::cpu>("mc{reverse_kl}", e);
+        add_on_sets<Kind, double, double, on::eigen>("mc{reverse_kl}", e);
+        add_on_sets<Kind, float, float, on::cuda>("mc{reverse_kl}", e);
+        add_on_sets<Kind, double, double, on::cuda>("mc{reverse_kl}", e);
+    };
+    on_sets_of.operator()<samples>();
+    on_sets_of.operator()<weighted>();
 
     const auto everywhere = []<cache_kind Kind>(const char* name, auto est) {
         add_all<Kind, false, float, float, float>(name, est);

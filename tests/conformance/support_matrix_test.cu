@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backends/cuda_device.cuh"
@@ -80,8 +81,42 @@ void add(const char* name, Estimator estimator) {
         return out;
     };
 }
+/// Tokens with kept sets.
+template <class T, cache_kind Kind>
+void add_on_sets() {
+    cases[key_of("mc{reverse_kl}", on_sets(Kind), "dense", "cuda", name_of<T>, name_of<T>, name_of<T>)] =
+        []() -> losses {
+        losses out{};
+        batch<T, T, T> b;
+        kept_sets sets(b.ids);
+        host_run_backend host;
+        out.host = evaluate(host, b.template student<false>(),
+                            teacher::on_kept_sets{b.template teacher<Kind>(),
+                                                  view(std::as_const(sets.ids).data(), index_t(sets.ids.size())),
+                                                  row_offsets<>(sets.offsets)},
+                            mc{reverse_kl{}})
+                       .loss;
+        for (T& g : b.dz) g = element<T>::store(0);
+        device_memory memory;
+        T* dz = memory.put(b.dz);
+        const auto offsets = device_view(static_cast<const std::int64_t*>(memory.put(sets.offsets)), rows + 1);
+        teacher::on_kept_sets cache{
+            teacher_on<Kind>(memory, b),
+            device_view(static_cast<const std::int32_t*>(memory.put(sets.ids)), index_t(sets.ids.size())),
+            row_offsets<space::device>(offsets)};
+        cache.widest = vocab;
+        out.device =
+            memory.finish(evaluate(memory.backend, student_on<false>(memory.put(b.z), dz), cache, mc{reverse_kl{}}))
+                .loss;
+        memory.get(b.dz, dz);
+        out.gradient = b.has_gradient();
+        return out;
+    };
+}
 template <class T>
 void add_sparse() {
+    add_on_sets<T, cache_kind::samples>();
+    add_on_sets<T, cache_kind::weighted>();
     add<T, cache_kind::support, false>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
     add<T, cache_kind::support, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
     add<T, cache_kind::support, false>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});

@@ -3,7 +3,7 @@
 //
 // Tokens drawn under a filter, with the sets that it kept: by enumeration the gradient is that of the divergence on the set, at any
 // staleness; K = V is the plain call; from draw's own columns every ratio has mean 1, and without the sets it has not; raw log-probs;
-// what is bad and what is refused. On both engines.
+// what is bad and what is refused; log p on the sets, and the passes over a batch that read it. On both engines.
 #include "backends/both_engines.hpp"
 #include "support/drawn.hpp"
 #include "support/property.hpp"
@@ -11,13 +11,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
 
 #include <opd/draw.hpp>
 #include <opd/estimators/any.hpp>
+#include <opd/estimators/m2po.hpp>
 #include <opd/estimators/sampled.hpp>
+#include <opd/estimators/sequences.hpp>
+#include <opd/score.hpp>
 
 using namespace opd;
 using namespace opd::test;
@@ -309,4 +313,184 @@ TEST_CASE("what lies outside its set is bad and counted; sets that are none are 
     CHECK_THROWS_WITH_AS(
         evaluate(be, student::logits{view(z.data(), 3, 4)}, other, mc{reverse_kl{}}, env{.checks = check::contents}),
         doctest::Contains("ascend"), invalid_input);
+}
+
+namespace {
+
+/// Rows of drawn tokens on sets of k ids each, and the same rows on a vocabulary that is the set.
+struct two_worlds {
+    index_t n, m, v, k;
+    float temperature;
+    bool renormalised_q;
+    std::vector<float> z, small_z;             // (N,V) (N,k)
+    std::vector<std::int32_t> ids, small, set; // (N,m) (N,m) (N,k)
+    std::vector<float> log_mu, log_q, small_q; // (N,m)
+    std::vector<float> log_kept_q;             // (N)
+    std::vector<std::uint8_t> mask;
+    std::vector<std::int64_t> offsets{0};
+
+    explicit two_worlds(numbers& u)
+        : n(1 + u.below(8)), m(1 + u.below(3)), v(2 + u.below(60)), k(1 + u.below(v)),
+          temperature(float(0.5 + u.uniform())), renormalised_q(u.uniform() < 0.5) {
+        for (index_t i = 0; i < n * v; ++i) z.push_back(float(2 * u.normal()));
+        for (index_t r = 0; r < n; ++r) {
+            std::vector<std::int32_t> all(static_cast<std::size_t>(v));
+            std::iota(all.begin(), all.end(), 0);
+            for (index_t j = 0; j < k; ++j) std::swap(all[std::size_t(j)], all[std::size_t(j + u.below(v - j))]);
+            std::sort(all.begin(), all.begin() + k);
+            set.insert(set.end(), all.begin(), all.begin() + k);
+            for (index_t j = 0; j < k; ++j) small_z.push_back(z[std::size_t(r * v + all[std::size_t(j)])]);
+            log_kept_q.push_back(-float(u.below(8)) / 8);
+            for (index_t j = 0; j < m; ++j) {
+                small.push_back(std::int32_t(u.below(k))), ids.push_back(all[std::size_t(small.back())]);
+                log_mu.push_back(-float(3 * u.uniform())), log_q.push_back(-float(1 + u.below(300)) / 64);
+                small_q.push_back(log_q.back() - (renormalised_q ? log_kept_q.back() : 0));
+            }
+            mask.push_back(u.uniform() < 0.85);
+            offsets.push_back(offsets.back() + k);
+        }
+    }
+    auto plain() const {
+        return teacher::samples{view(small.data(), n, m), view(log_mu.data(), n, m), view(small_q.data(), n, m)};
+    }
+    auto on_sets() const {
+        teacher::on_kept_sets cache{
+            teacher::samples{view(ids.data(), n, m), view(log_mu.data(), n, m), view(log_q.data(), n, m)},
+            view(set.data(), n * k), row_offsets<>(offsets)};
+        if (renormalised_q) cache.log_kept_q = view(log_kept_q.data(), n);
+        return cache;
+    }
+};
+
+/// A row's loss is log p of its first token, as evaluate sees it.
+struct told {
+    static constexpr cache_kind takes = cache_kind::samples;
+    OPD_HD entry_row row(sampled_entry* e, int, entry_facts, diagnostics&) const { return {.loss = e[0].log_p}; }
+};
+
+} // namespace
+
+TEST_CASE("token_logp on kept sets: log p of softmax(z[K]/T), with the bits that the estimator sees") {
+    property("log p", [] {
+        numbers u(*rc::gen::arbitrary<std::uint64_t>());
+        const two_worlds w(u);
+        on_both([&](auto& be, const char*) {
+            const auto size = std::size_t(w.n * w.m);
+            std::vector<double> log_p(size, 9), lse(std::size_t(w.n), 9);
+            const diagnostics d = token_logp(be, view(w.z.data(), w.n, w.v), w.on_sets(), view(log_p.data(), w.n, w.m),
+                                             w.temperature, w.mask, lse)
+                                      .diagnostics;
+            RC_ASSERT(d.bad_rows == 0);
+            RC_ASSERT(d.outside_kept == 0);
+            for (index_t r = 0; r < w.n; ++r) {
+                std::vector<double> want;
+                double want_lse = 0;
+                naive_backend::log_softmax(w.small_z.data() + r * w.k, w.k, w.temperature, nullptr, &want_lse, want);
+                const bool kept = w.mask[std::size_t(r)] != 0;
+                RC_ASSERT(std::abs(lse[std::size_t(r)] - (kept ? want_lse : 9)) < 1e-12);
+                for (std::size_t i = std::size_t(r * w.m); i < std::size_t((r + 1) * w.m); ++i)
+                    RC_ASSERT(std::abs(log_p[i] - (kept ? want[std::size_t(w.small[i])] : 9)) < 1e-12);
+            }
+            env e;
+            std::vector<float> losses(std::size_t(w.n), 9);
+            e.mask = w.mask, e.losses = losses;
+            evaluate(be, student::logits<float>{.z = view(w.z.data(), w.n, w.v), .temperature = w.temperature},
+                     w.on_sets(), told{}, e);
+            for (std::size_t r = 0; r < losses.size(); ++r)
+                RC_ASSERT(!w.mask[r] || losses[r] == float(log_p[r * std::size_t(w.m)]));
+        });
+    });
+}
+
+TEST_CASE("passes over a batch with kept sets: those of the rows whose vocabulary is the set") {
+    property("passes", [] {
+        numbers u(*rc::gen::arbitrary<std::uint64_t>());
+        const two_worlds w(u);
+        std::vector<index_t> sequence;
+        for (index_t r = 0; r < w.n; ++r) sequence.push_back(r / 3);
+        on_both([&](auto& be, const char*) {
+            const auto fit = [&](matrix_view<const float> z, const auto& cache) {
+                const auto size = std::size_t(w.n * w.m);
+                std::vector<double> log_p(size);
+                token_logp(be, z, cache, view(log_p.data(), w.n, w.m), w.temperature, w.mask);
+                const matrix_view<const double> table = view(std::as_const(log_p).data(), w.n, w.m);
+                m2po_fit second{.tau = 0.5};
+                second.add(table, cache, w.mask);
+                gspo_fit ratios;
+                ratios.add(table, cache, sequence, w.mask);
+                std::vector<double> out(size), s(std::size_t(w.n));
+                advantages(table, cache, w.mask, view(out.data(), w.n, w.m));
+                ratios.log_ratios(sequence, view(s.data(), w.n));
+                out.insert(out.end(), s.begin(), s.end());
+                std::sort(second.squares.begin(), second.squares.end());
+                out.insert(out.end(), second.squares.begin(), second.squares.end());
+                return out;
+            };
+            const auto got = fit(view(w.z.data(), w.n, w.v), w.on_sets());
+            const auto want = fit(view(w.small_z.data(), w.n, w.k), w.plain());
+            RC_ASSERT(got.size() == want.size());
+            RC_ASSERT(distance(got, want) < 1e-5);
+        });
+    });
+}
+
+TEST_CASE("token_logp on kept sets: what is bad is NaN and counted, and no pass takes it; what is refused") {
+    const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+    const std::vector<float> z{0, 1, 2, 3, 0, 1, 2, 3, 0, nan, 2, 3, 0, nan, -inf, 3, -inf, 1, 2, -inf, 0, 1, 2, 3};
+    const std::vector<std::int32_t> ids{1, 0, 2, 0, 1, 2, 0, 2, 0, 3, -1, 4};
+    const std::vector<std::int32_t> set{0, 1, 0, 1, 1, 2, 0, 2, 0, 3, 0, 1};
+    const std::vector<std::int64_t> offsets{0, 2, 4, 6, 8, 10, 12};
+    const std::vector<float> logs(12, -1.F);
+    teacher::on_kept_sets cache{
+        teacher::samples{view(ids.data(), 6, 2), view(logs.data(), 6, 2), view(logs.data(), 6, 2)},
+        view(set.data(), 12), row_offsets<>(offsets)};
+    on_both([&](auto& be, const char*) {
+        std::vector<double> log_p(12, 9);
+        const auto run = [&] {
+            return token_logp(be, view(z.data(), 6, 4), cache, view(log_p.data(), 6, 2)).diagnostics;
+        };
+        const diagnostics d = run();
+        const double of_one = 1 - std::log(1 + std::exp(1.0));
+        CHECK(log_p[0] == doctest::Approx(of_one).epsilon(1e-12));
+        CHECK(log_p[1] == doctest::Approx(of_one - 1).epsilon(1e-12));
+        CHECK(detail::is_nan(log_p[2])); // 2 is not of {0, 1}
+        CHECK(log_p[3] == doctest::Approx(of_one - 1).epsilon(1e-12));
+        for (const std::size_t i : {4, 5}) CHECK(detail::is_nan(log_p[i])); // a NaN in the set
+        CHECK(log_p[6] == 0);                                               // one outside does not matter
+        CHECK(detail::is_neg_inf(log_p[7]));
+        for (const std::size_t i : {8, 9}) CHECK(detail::is_nan(log_p[i]));   // no mass
+        for (const std::size_t i : {10, 11}) CHECK(detail::is_nan(log_p[i])); // no token; no id
+        CHECK(d.bad_rows == 4);
+        CHECK(d.first_bad_row == 1);
+        CHECK(d.outside_kept == 1);
+        std::vector<index_t> seen;
+        for_each_token(view(std::as_const(log_p).data(), 6, 2), cache, {},
+                       [&](index_t r, index_t j, const sampled_entry&) { seen.push_back(2 * r + j); });
+        CHECK(seen == std::vector<index_t>{0, 1, 3, 6, 7});
+
+        const auto refused = [&](const std::vector<std::int64_t>& at, const char* what) {
+            cache.kept_offsets = row_offsets<>(at);
+            log_p.assign(12, 9);
+            CHECK_THROWS_WITH_AS(run(), doctest::Contains(what), invalid_input);
+            CHECK(log_p == std::vector<double>(12, 9));
+            CHECK_THROWS_WITH_AS(for_each_token(view(std::as_const(log_p).data(), 6, 2), cache, {},
+                                                [](index_t, index_t, const sampled_entry&) {}),
+                                 doctest::Contains(what), invalid_input);
+        };
+        refused({0, 2, 4, 6, 8, 10, 13}, "teacher.kept_offsets, row 5");
+        refused({0, 2, 1, 6, 8, 10, 12}, "teacher.kept_offsets, row 1");
+        refused({0, 12}, "teacher.kept_offsets");
+        cache.kept_offsets = row_offsets<>(offsets);
+        std::vector<double> short_one(10, 9);
+        CHECK_THROWS_WITH_AS(token_logp(be, view(z.data(), 6, 4), cache, view(short_one.data(), 5, 2)),
+                             doctest::Contains("log_p"), invalid_input);
+        CHECK_THROWS_WITH_AS(token_logp(be, view(z.data(), 6, 4), cache, view(log_p.data(), 6, 2), 0.F),
+                             doctest::Contains("temperature"), invalid_input);
+    });
+    // a set whose offsets lead out of the ids, which on a device nobody sees before the call, is none
+    const std::vector<std::int64_t> astray{0, 13, -1, 4, 3, 8, 12};
+    cache.kept_offsets = row_offsets<>(astray);
+    for (const index_t r : {0, 1, 2, 3}) CHECK(detail::kept_set_of(cache, r).count == 0);
+    CHECK(detail::kept_set_of(cache, 4).count == 5);
+    CHECK(detail::kept_set_of(cache, 5).count == 4);
 }

@@ -5,32 +5,29 @@
 //   gather K · normaliser over K · entries · the estimator · scatter over K      k reads, V writes
 //
 // p is softmax(z[K]/T), c - p Σc is written on K, all else is 0. Everything is in double; K is as long as the filter left it.
+// And rows that only tell log p of such tokens (token_logp of a cache).
 #pragma once
 
 #include <cmath>
 #include <cstddef>
 
 #include "opd/config.hpp"
+#include "opd/detail/kept_sets.hpp"
 #include "opd/detail/rows.hpp"
 #include "opd/detail/sampled_rows.hpp"
 #include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
+#include "opd/score.hpp"
 #include "opd/teacher.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-struct kept_set_state : row_state {
-    double lse = 0;   ///< over K
-    double sum_c = 0; ///< of the entries
-};
-
 template <class Frame, class Student, class Teacher, class Estimator>
 struct kept_set_rows {
     using Z = typename Student::logit_type;
     using G = typename Student::gradient_type;
-    using L = typename Teacher::log_type;
     using state_type = kept_set_state;
 
     Frame frame;
@@ -63,28 +60,13 @@ struct kept_set_rows {
     std::size_t scratch_bytes() const { return arrays({}, slots(), widest).used; }
     OPD_HD arrays at(const state_type& st) const { return {carver{st.scratch}, slots(), widest}; }
     OPD_HD index_t slots() const { return teacher.ids.cols; }
-    OPD_HD index_t first(const state_type& st) const { return teacher.kept_offsets[st.row]; }
-    OPD_HD index_t count(const state_type& st) const { return teacher.kept_offsets[st.row + 1] - first(st); }
-    OPD_HD index_t id(const state_type& st, index_t j) const {
-        return static_cast<index_t>(teacher.kept_ids[first(st) + j]);
-    }
-    /// Where in K an id stands; -1: it does not.
-    OPD_HD index_t place_of(const state_type& st, index_t wanted) const {
-        index_t low = 0, high = count(st);
-        while (low < high) {
-            const index_t middle = low + (high - low) / 2;
-            if (id(st, middle) < wanted)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        return low < count(st) && id(st, low) == wanted ? low : -1;
-    }
+    OPD_HD auto set(const state_type& st) const { return kept_set_of(teacher, st.row); }
+    OPD_HD double set_logit(const state_type& st, index_t j) const { return at(st).z[j]; }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
         team.template fold<gather>(*this);
-        team.template fold<normalise>(*this);
+        team.template fold<normalise_kept_set>(*this);
         team.template each<take_tokens>(*this);
         team.template each<decide>(*this);
         team.template fold<measure>(*this);
@@ -98,46 +80,17 @@ struct kept_set_rows {
         template <class At>
         OPD_HD static int part(const kept_set_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
-            const index_t n = k.count(st);
-            if (n < 1 || n > k.widest) return 1;
+            const auto set = k.set(st);
+            if (set.count < 1 || set.count > k.widest) return 1;
             int bad = 0;
-            for (index_t j = at.id; j < n; j += at.count) {
-                const index_t id = k.id(st, j);
-                const bool in = id >= 0 && id < k.vocab;
-                bad |= !in || (j > 0 && k.id(st, j - 1) >= id);
-                const double z = in ? double(element<Z>::load(k.student.logit({st.row}, id))) : 0;
+            for (index_t j = at.id; j < set.count; j += at.count) {
+                const bool sound = set.sound(j, k.vocab);
+                bad |= !sound;
+                const double z = sound ? double(element<Z>::load(k.student.logit({st.row}, set[j]))) : 0;
                 bad |= is_nan(z) || (is_inf(z) && !is_neg_inf(z));
                 a.z[j] = z, a.c[j] = 0;
             }
             return bad;
-        }
-    };
-    /// The largest logit, and Σ e^((z - largest)/T) with it.
-    struct normalise {
-        struct sums {
-            double top = -1e300, mass = 0;
-        };
-        OPD_HD static bool due(const kept_set_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static sums part(const kept_set_rows& k, const state_type& st, At at) {
-            const arrays a = k.at(st);
-            sums out;
-            for (index_t j = at.id; j < k.count(st); j += at.count)
-                if (!is_neg_inf(a.z[j]) && a.z[j] > out.top) out.top = a.z[j];
-            for (index_t j = at.id; j < k.count(st); j += at.count)
-                if (!is_neg_inf(a.z[j])) out.mass += ::exp((a.z[j] - out.top) * k.inv_s);
-            out.top *= k.inv_s;
-            return out;
-        }
-        OPD_HD static sums merge(const sums& a, const sums& b) {
-            if (!(a.mass > 0)) return b;
-            if (!(b.mass > 0)) return a;
-            const double top = a.top > b.top ? a.top : b.top;
-            return {top, a.mass * ::exp(a.top - top) + b.mass * ::exp(b.top - top)};
-        }
-        OPD_HD static void finish(const kept_set_rows&, state_type& st, const sums& all) {
-            st.report.bad |= !(all.mass > 0);
-            if (!st.report.bad) st.report.lse = st.lse = all.top + ::log(all.mass);
         }
     };
     /// The cache's slots as entries; id -1: unused, below: out of range or outside the set.
@@ -149,13 +102,10 @@ struct kept_set_rows {
             for (index_t j = at.id; j < k.slots(); j += at.count) {
                 sampled_entry x =
                     gathered(k.student, {st.row}, k.teacher, k.frame.env.frozen, j, k.vocab, k.inv_s, st.lse);
-                if (x.id >= 0 && k.place_of(st, x.id) < 0) x.id = outside;
-                if (x.id >= 0 && !k.teacher.log_kept_q.empty())
-                    x.log_q -= double(element<L>::load(k.teacher.log_kept_q[st.row]));
+                put_on_set(x, k.teacher, st.row);
                 a.entries[j] = x;
             }
         }
-        static constexpr index_t outside = -3;
     };
     struct decide {
         OPD_HD static bool due(const kept_set_rows&, const state_type& st) { return st.good(); }
@@ -164,11 +114,12 @@ struct kept_set_rows {
             if (at.id != 0) return;
             const arrays a = k.at(st);
             for (index_t j = 0; j < k.slots(); ++j)
-                st.partial.diagnostics.outside_kept += a.entries[j].id == take_tokens::outside;
+                st.partial.diagnostics.outside_kept += a.entries[j].id == outside_kept_set;
             const index_t n = decide_drawn(k, st, a.entries);
+            const auto set = k.set(st);
             st.sum_c = 0;
             for (index_t j = 0; j < n; ++j) {
-                a.c[k.place_of(st, a.entries[j].id)] += a.entries[j].c;
+                a.c[set.place_of(a.entries[j].id)] += a.entries[j].c;
                 st.sum_c += a.entries[j].c;
             }
         }
@@ -181,8 +132,9 @@ struct kept_set_rows {
         template <class At>
         OPD_HD static double part(const kept_set_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
+            const index_t n = k.set(st).count;
             double sum = 0;
-            for (index_t j = at.id; j < k.count(st); j += at.count) {
+            for (index_t j = at.id; j < n; j += at.count) {
                 const double log_p = is_neg_inf(a.z[j]) ? 0 : a.z[j] * k.inv_s - st.lse;
                 sum -= is_neg_inf(a.z[j]) ? 0 : ::exp(log_p) * log_p;
             }
@@ -207,14 +159,83 @@ struct kept_set_rows {
         template <class At>
         OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
+            const auto set = k.set(st);
             const double g = st.factor * k.inv_s;
-            for (index_t j = at.id; j < k.count(st); j += at.count) {
+            for (index_t j = at.id; j < set.count; j += at.count) {
                 const double p = is_neg_inf(a.z[j]) ? 0 : ::exp(a.z[j] * k.inv_s - st.lse);
-                G& to = k.student.gradient_at({st.row}, k.id(st, j));
+                G& to = k.student.gradient_at({st.row}, set[j]);
                 const double old =
                     k.frame.env.beta == 0 ? 0 : double(element<G>::load(to)); // cleared: beta times what was there
                 to = element<G>::store(static_cast<arithmetic_t<G>>(old + g * (a.c[j] - p * st.sum_c)));
             }
+        }
+    };
+};
+
+/// log p of the cache's tokens on their sets: the lse, and so the bits, of the rows above.
+template <class Frame, class Job>
+struct kept_logp_rows {
+    using Z = typename Job::logit_type;
+    using L = typename Job::log_type;
+    using state_type = kept_set_state;
+
+    Frame frame;
+    Job job;
+    double inv_s;
+
+    kept_logp_rows(const Frame& frame_, const Job& job_)
+        : frame(frame_), job(job_), inv_s(1 / double(job_.temperature)) {}
+    std::size_t scratch_bytes() const { return 0; }
+    OPD_HD auto set(const state_type& st) const { return kept_set_of(job.cache, st.row); }
+    OPD_HD double set_logit(const state_type& st, index_t j) const {
+        return double(element<Z>::load(job.z(st.row, set(st)[j])));
+    }
+    template <class Team>
+    OPD_HD void row(Team& team) const {
+        team.template fold<check>(*this);
+        team.template fold<normalise_kept_set>(*this);
+        team.template fold<store>(*this);
+    }
+
+    struct check : finds_bad {
+        OPD_HD static bool due(const kept_logp_rows&, const state_type& st) { return st.good(); }
+        template <class At>
+        OPD_HD static int part(const kept_logp_rows& k, const state_type& st, At at) {
+            const auto set = k.set(st);
+            int bad = set.count < 1;
+            for (index_t j = at.id; j < set.count; j += at.count) {
+                const double z = set.sound(j, k.job.z.cols) ? k.set_logit(st, j) : neg_inf<double>();
+                bad |= !set.sound(j, k.job.z.cols) || is_nan(z) || (is_inf(z) && !is_neg_inf(z));
+            }
+            return bad;
+        }
+    };
+    /// Counts tokens outside the set; what is no id makes the row bad without being one.
+    struct store {
+        struct counts {
+            index_t outside = 0;
+            int bad = 0;
+        };
+        OPD_HD static bool due(const kept_logp_rows&, const state_type& st) { return st.kept; }
+        template <class At>
+        OPD_HD static counts part(const kept_logp_rows& k, const state_type& st, At at) {
+            const auto set = k.set(st);
+            counts out;
+            for (index_t j = at.id; j < k.job.cache.ids.cols; j += at.count) {
+                const auto id = static_cast<index_t>(k.job.cache.ids(st.row, j));
+                const bool in = st.good() && id >= 0 && set.place_of(id) >= 0;
+                const double lp = in ? log_p_of(k.job.z(st.row, id), k.inv_s, st.lse) : none();
+                k.job.log_p(st.row, j) = element<L>::store(static_cast<arithmetic_t<L>>(lp));
+                out.bad |= !in && id != -1;
+                out.outside += st.good() && !in && id >= 0 && id < k.job.z.cols;
+            }
+            return out;
+        }
+        OPD_HD static double none() { return bit_cast<double>(0x7ff8000000000000ull); }
+        OPD_HD static counts merge(const counts& a, const counts& b) { return {a.outside + b.outside, a.bad | b.bad}; }
+        OPD_HD static void finish(const kept_logp_rows&, state_type& st, const counts& all) {
+            st.partial.diagnostics.outside_kept += all.outside;
+            st.report.bad |= all.bad != 0;
         }
     };
 };

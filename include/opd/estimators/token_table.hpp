@@ -6,6 +6,9 @@
 //   for_each_token(log_p, cache, mask, visit)            visit(row, slot, sampled_entry) for the used tokens of kept rows
 //   advantages(log_p, cache, mask, out, advantage)       A of each token; 0 elsewhere
 //
+// The table is token_logp's of the cache itself: token_logp(backend, z, cache, log_p). On kept sets log p is then that of the set; one over
+// the vocabulary would be off by the set's mass, which nothing shows.
+//
 // log p is rounded to the cache's type, as evaluate does, so that a pass and the estimator see the same ratio and the same A, to the
 // bit; a student or a teacher without mass at the token counts as it does there (env.on_infinite at its default). Tokens that are none,
 // whose row the estimator will call bad, are passed over. Shapes: log_p and out (N,m) as the cache's columns.
@@ -16,6 +19,7 @@
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
 #include "opd/detail/checks.hpp"
+#include "opd/detail/kept_sets.hpp"
 #include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
@@ -48,12 +52,14 @@ void for_each_token(matrix_view<const double> log_p, const Cache& cache, row_mas
                                          " tokens, the cache of " + std::to_string(cache.ids.rows) + " by " +
                                          std::to_string(cache.ids.cols));
     detail::check_vector("mask", mask, n);
+    if constexpr (has_kept_sets<Cache>) detail::check_kept_sets(cache, n);
     const frozen_batch<> nothing;
     for (index_t r = 0; r < n; ++r) {
         if (!mask.kept(r)) continue;
         for (index_t j = 0; j < m; ++j) {
             sampled_entry x =
                 detail::gathered(detail::tabled_log_p{log_p, j}, {r}, cache, nothing, j, index_t(1) << 62, 1, 0);
+            if constexpr (has_kept_sets<Cache>) detail::put_on_set(x, cache, r);
             if (x.id < 0 || detail::is_nan(x.log_p) || !detail::is_drawn(x)) continue;
             if (detail::is_neg_inf(x.log_p)) x.log_p = x.log_mu - detail::no_mass;
             if (detail::is_neg_inf(x.log_q)) x.log_q = infinite{}.floor_at;
