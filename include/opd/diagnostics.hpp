@@ -97,6 +97,10 @@ struct diagnostics {
     index_t student_entropy_rows = 0, teacher_entropy_rows = 0, overlap_rows = 0;
     double student_entropy_sum = 0, teacher_entropy_sum = 0, overlap_sum = 0;
 
+    // rows that a selector (estimators/selectors.hpp) has weighed, how many of them with 0, and the weights
+    index_t selector_rows = 0, selector_left_out = 0;
+    double selector_weight_sum = 0;
+
     // staleness, in versions, of kept rows that carry one
     static constexpr int staleness_bins = 33; ///< 0..31, then 32 and more
     index_t staleness[staleness_bins] = {};
@@ -135,6 +139,8 @@ struct diagnostics {
         visit("teacher_entropy_rows", &d::teacher_entropy_rows, sum), visit("overlap_rows", &d::overlap_rows, sum);
         visit("student_entropy_sum", &d::student_entropy_sum, sum);
         visit("teacher_entropy_sum", &d::teacher_entropy_sum, sum), visit("overlap_sum", &d::overlap_sum, sum);
+        visit("selector_rows", &d::selector_rows, sum), visit("selector_left_out", &d::selector_left_out, sum);
+        visit("selector_weight_sum", &d::selector_weight_sum, sum);
         visit("staleness", &d::staleness, sum), visit("staleness_max", &d::staleness_max, most);
     }
 
@@ -156,6 +162,8 @@ struct diagnostics {
     double overlap() const { return mean(overlap_sum, overlap_rows); }
     double student_mass() const { return support_rows ? student_mass_sum / double(support_rows) : 0; }
     double teacher_mass() const { return support_rows ? teacher_mass_sum / double(support_rows) : 0; }
+    /// 1 without a selector.
+    double mean_selector_weight() const { return selector_rows ? selector_weight_sum / double(selector_rows) : 1; }
     double mean_kept_loss() const { return kept > bad_rows ? kept_loss / double(kept - bad_rows) : 0; }
     bool mu_mismatch() const {
         if (tokens < 2) return false;
@@ -191,6 +199,7 @@ inline std::string to_string(const diagnostics& d) {
     note(d.careful_rows, " computed in float64");
     note(d.saturated, " ratios saturated at e^80");
     note(d.outside_kept, " tokens outside their kept set");
+    note(d.selector_left_out, " left out by the selector");
     note(d.dropped, " tokens dropped by env.frozen.keep");
     note(d.certain_mu, " log mu of exactly 0");
     note(d.baseline_missing, " samples without a baseline");

@@ -143,6 +143,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         detail::check_env(e, n);
         detail::check_overlaps(student, teacher, e);
         detail::validate_estimator(estimator);
+        detail::check_selector<cache_kind::dense>(estimator, e, n);
         if constexpr (Space == space::host) {
             detail::check_env_contents(e, n);
             if (e.checks == check::contents || e.on_infinite.act == infinite::action::raise)
@@ -162,6 +163,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         detail::check_overlaps(student, teacher, e);
         detail::validate_estimator(estimator);
         detail::check_needs(teacher, estimator, e, n);
+        detail::check_selector<Teacher::kind>(estimator, e, n);
         if constexpr (has_kept_sets<Teacher>)
             if (!e.given_lse.empty())
                 throw invalid_input("env.given_lse",

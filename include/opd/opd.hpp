@@ -21,6 +21,7 @@
 #include "opd/estimators/divergences.hpp"
 #include "opd/estimators/m2po.hpp"
 #include "opd/estimators/sampled.hpp"
+#include "opd/estimators/selectors.hpp"
 #include "opd/estimators/sequences.hpp"
 #include "opd/estimators/shapes.hpp"
 #include "opd/estimators/support.hpp"

@@ -355,6 +355,10 @@ TEST_CASE("a weighted row whose tail was not drawn from is refused; on a device 
         cache.log_tail_mu = view(tail.data(), 2);
         CHECK(evaluate(be, s, cache, mc{}, {.mask = std::vector<std::uint8_t>{0, 1}}).diagnostics.bad_rows == 0);
         CHECK_THROWS_WITH_AS(evaluate(be, s, cache, mc{}), doctest::Contains("row 0"), invalid_input);
+        const std::vector<float> above{0.5F, -2.F};
+        cache.log_tail_mu = view(above.data(), 2);
+        CHECK_THROWS_WITH_AS(evaluate(be, s, cache, mc{}), doctest::Contains("is not a log-probability"),
+                             invalid_input);
         cache.log_tail_mu = view(tail.data(), 1);
         CHECK_THROWS_WITH_AS(evaluate(be, s, cache, mc{}), doctest::Contains("teacher.log_tail_mu"), invalid_input);
     });

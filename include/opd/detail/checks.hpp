@@ -17,6 +17,7 @@
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
 #include "opd/error.hpp"
+#include "opd/estimators/selectors.hpp"
 #include "opd/filter.hpp"
 #include "opd/reduction.hpp"
 #include "opd/row_program.hpp"
@@ -265,6 +266,37 @@ template <class Estimator>
 void validate_estimator(const Estimator& e) {
     if constexpr (requires { e.validate(); }) e.validate();
 }
+/// Which facts a selector may read (row_facts.hpp) beside position.
+template <class Estimator, cache_kind Kind>
+constexpr unsigned facts_known() {
+    constexpr bool renormalised = Kind == cache_kind::support && renormalised_estimator<Estimator>;
+    if (Kind == cache_kind::dense || renormalised) return fact::student_entropy | fact::teacher_entropy;
+    return Kind == cache_kind::support ? 0 : fact::student_entropy | fact::drawn;
+}
+template <class Estimator, cache_kind Kind>
+constexpr bool selector_is_fed() {
+    return (facts_always_read<Estimator>() & ~(facts_known<Estimator, Kind>() | fact::position)) == 0;
+}
+/// Whether a selector that mixes has a weighted_sum to mix.
+template <class Estimator>
+constexpr bool selector_has_a_sum() {
+    if constexpr (!selector_mixes<Estimator>())
+        return true;
+    else if constexpr (renormalised_estimator<Estimator>)
+        return requires(const Estimator& e) { e.on_support.is_weighted_sum; };
+    else
+        return requires { Estimator::is_weighted_sum; };
+}
+
+/// What a selector cannot do without; what one reads that is chosen at run time.
+template <cache_kind Kind, class Estimator, space S>
+void check_selector(const Estimator& estimator, const basic_env<S>& e, index_t n) {
+    const unsigned reads = facts_read(estimator);
+    if (reads & ~(facts_known<Estimator, Kind>() | fact::position))
+        throw invalid_input("selector", "reads what these rows do not know; see docs/estimators/selectors.md");
+    if ((reads & fact::position) && n > 0 && e.offsets.empty())
+        throw invalid_input("env.offsets", "is needed by a selector that reads positions");
+}
 /// What an estimator cannot do without, of the cache and of env.
 template <class Teacher, class Estimator, space S>
 void check_needs(const Teacher& t, const Estimator& estimator, const basic_env<S>& e, index_t n) {
@@ -447,6 +479,15 @@ constexpr bool pairing_fits() {
         static_assert(never<Estimator>, "opd: this baseline does not read this cache: leave_one_out, self_normalised "
                                         "and minimum_variance need i.i.d. teacher::samples, value needs "
                                         "teacher::weighted");
+    else if constexpr (!selector_is_fed<Estimator, kind>())
+        static_assert(never<Estimator>,
+                      "opd: this selector reads what these rows do not know: the teacher's entropy and the overlap are "
+                      "known of teacher::dense and renormalised supports, the student's entropy of these and of drawn "
+                      "tokens, log_ratio and gap of drawn tokens; see docs/estimators/selectors.md");
+    else if constexpr (!selector_has_a_sum<Estimator>())
+        static_assert(never<Estimator>, "opd: a selector with mix() chooses the weights of a weighted_sum: "
+                                        "selected{weighted_sum{reverse_kl{}, forward_kl{}}, selector}, on "
+                                        "teacher::dense, or renormalised{weighted_sum{…}}");
     else if constexpr (traits_of<Estimator>(law_of<Teacher>()).descends == descent::none)
         static_assert(never<Estimator>,
                       "opd: this estimator descends nothing: the mean of its gradient over these tokens is 0, as of "

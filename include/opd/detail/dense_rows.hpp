@@ -9,6 +9,7 @@
 //               raw sums lost their digits on the way to their anchor                         1 read
 //   refine      a value near 0: a sum of terms of which none is negative                      1 read
 //   careful     float64, two plain passes: rows that float cannot carry                       2 reads
+//   measure     entropies and overlap, where env.measure or a selector asks                   1 read
 //   write       the gradient                                                                  1 read, 1 write
 //
 // An Engine (lane_engine.hpp, thread_engine.hpp) does what is V-sized but for the careful passes: sweep, terms, refine and the
@@ -21,6 +22,7 @@
 #include "opd/detail/row_numbers.hpp"
 #include "opd/detail/row_sweep.hpp"
 #include "opd/detail/rows.hpp"
+#include "opd/detail/select_rows.hpp"
 #include "opd/detail/tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
@@ -45,7 +47,7 @@ struct entrywise_sums {
 /// Whether there is no finite number to report or to store.
 OPD_HD inline bool beyond_float(const double& x) { return !is_finite(x) || x > 1e30 || x < -1e30; }
 
-struct dense_state : row_state {
+struct dense_state : selecting_state {
     row_step next = row_step::write_zero;
     row_sweep swept = {}; ///< of an infinite row under `floor`, the teacher's logit at the anchor is raised
     double sum_c = 0;
@@ -68,6 +70,7 @@ struct dense_rows {
     using state_type = dense_state;
     using tile_type = row_tile<Z, Y, G>;
     static constexpr bool single_sweep = single_sweep_divergence<Program>;
+    static constexpr bool mixes = selector_mixes<Program>(); ///< a selector chooses the weights of a sum
     static constexpr bool one_tile = Student::one_tile && Teacher::one_tile;
     static constexpr raw_sums_needed need = [] {
         if constexpr (single_sweep)
@@ -76,7 +79,7 @@ struct dense_rows {
             return raw_sums_needed{};
     }();
     static constexpr raw_sums_needed need_for_value = [] {
-        if constexpr (requires { Program::raw_for_value; })
+        if constexpr (single_sweep && requires { Program::raw_for_value; })
             return raw_sums_needed(Program::raw_for_value);
         else
             return need;
@@ -88,15 +91,12 @@ struct dense_rows {
     Program program;
     index_t vocab; ///< ids of the softmax
     double inv_s, inv_t;
-    bool infinite_teacher_zero, infinite_student_zero;               ///< where the program's value is infinite
     std::size_t engine_from = 0, student_from = 0, teacher_from = 0; ///< whose the team's scratch is from there on
 
     dense_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_, const Program& program_,
                index_t vocab_)
         : frame(frame_), student(student_), teacher(teacher_), program(program_), vocab(vocab_),
           inv_s(1 / double(student_.temperature)), inv_t(1 / double(teacher_.temperature)),
-          infinite_teacher_zero(detail::infinite_where_teacher_zero(program_)),
-          infinite_student_zero(detail::infinite_where_student_zero(program_)),
           student_from(Engine::template scratch_bytes<dense_rows>(vocab_, student_.has_gradient())),
           teacher_from(student_from + scratch_of_source(student_)) {}
 
@@ -110,25 +110,46 @@ struct dense_rows {
         return {student.tile(of_student(st), begin), teacher.tile(of_teacher(st), begin),
                 student.has_gradient() ? student.gradient_tile(of_student(st), begin) : nullptr, begin, count};
     }
+    /// The program as a row has it.
+    OPD_HD OPD_INLINE std::conditional_t<mixes, Program, const Program&> program_of(const state_type& st) const {
+        if constexpr (mixes) {
+            Program p = program;
+            p.a = st.mixed.a, p.b = st.mixed.b;
+            return p;
+        } else {
+            return program;
+        }
+    }
     OPD_HD double exponent() const {
         if constexpr (single_sweep)
             return program.exponent();
         else
             return 1;
     }
+    OPD_HD bool infinite_teacher_zero(const state_type& st) const {
+        return detail::infinite_where_teacher_zero(program_of(st));
+    }
+    OPD_HD bool infinite_student_zero(const state_type& st) const {
+        return detail::infinite_where_student_zero(program_of(st));
+    }
     OPD_HD entry_numbers entrywise(const state_type& st) const {
-        return {st.swept.sums, program, st.raised, exponent()};
+        return {st.swept.sums, program_of(st), st.raised, exponent()};
     }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
         team.template fold<sweep>(*this);
+        if constexpr (mixes) {
+            team.template fold<measure>(*this);
+            team.template each<mix>(*this);
+        }
         if constexpr (!single_sweep) team.template fold<terms>(*this);
         team.template fold<entrywise_terms>(*this);
         if constexpr (refinable_divergence<Program>) team.template fold<refine>(*this);
         team.template fold<careful_normalisers>(*this);
         team.template fold<careful_terms>(*this);
-        team.template fold<measure>(*this);
+        if constexpr (!mixes) team.template fold<measure>(*this);
+        if constexpr (has_selector<Program>) team.template each<select>(*this);
         team.template each<write>(*this);
         team.template each<zero_tiles<dense_rows>>(*this);
         team.template each<clear_rest<dense_rows>>(*this);
@@ -160,7 +181,28 @@ struct dense_rows {
                 st.swept.template close<true, need>();
             else
                 st.swept.template close<true, need_for_value>();
-            k.begin_after_sweep(st);
+            if constexpr (mixes)
+                st.report.bad |= st.swept.contents.bad;
+            else
+                k.begin_after_sweep(st);
+        }
+    };
+    /// The weights of the sum, before its value.
+    struct mix {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const dense_rows& k, state_type& st, At at) {
+            if (at.id != 0) return;
+            st.mixed = mixed_by(k.program, facts_before(k.frame.env, st));
+            st.report.bad = !(is_finite(st.mixed.a) && is_finite(st.mixed.b) && st.mixed.a >= 0 && st.mixed.b >= 0);
+            if (!st.report.bad) k.begin_after_sweep(st);
+        }
+    };
+    struct select {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.good(); }
+        template <class At>
+        OPD_HD static void run(const dense_rows& k, state_type& st, At at) {
+            if (at.id == 0 && !weigh(k.program, k.frame.env, st)) st.next = row_step::write_zero;
         }
     };
 
@@ -177,8 +219,8 @@ struct dense_rows {
         if (out.bad) return;
         if (given) s.student_mass = ::expm1(*given - s.z_s * s.inv_s);
         out.lse = given ? *given : s.lse();
-        const bool teacher_zero = found.teacher_zero && infinite_teacher_zero;
-        const bool student_zero = found.student_zero && infinite_student_zero;
+        const bool teacher_zero = found.teacher_zero && infinite_teacher_zero(st);
+        const bool student_zero = found.student_zero && infinite_student_zero(st);
         out.infinite = teacher_zero || student_zero;
         if (out.infinite && e.on_infinite.act != infinite::action::floor) return;
         st.raised = {teacher_zero, student_zero, e.on_infinite.floor_at};
@@ -194,7 +236,7 @@ struct dense_rows {
         } else if (st.entrywise) {
             st.next = row_step::entrywise;
         } else if constexpr (single_sweep) {
-            refine_or_finish(st, program.value(s), program.sum_c(s));
+            refine_or_finish(st, program_of(st).value(s), program_of(st).sum_c(s));
         } else {
             st.next = row_step::terms;
         }
@@ -207,7 +249,7 @@ struct dense_rows {
             return;
         }
         if constexpr (refinable_divergence<Program>)
-            if (!st.report.infinite && loses_digits<F>(program, loss, st.swept.sums)) {
+            if (!st.report.infinite && loses_digits<F>(program_of(st), loss, st.swept.sums)) {
                 st.next = row_step::refine;
                 return;
             }
@@ -273,7 +315,7 @@ struct dense_rows {
     /// Entropies and overlap, where env.measure asks.
     struct measure : over_tiles<measure, true> {
         OPD_HD static bool due(const dense_rows& k, const state_type& st) {
-            return k.frame.env.measure.entropy && st.good();
+            return (k.frame.env.measure.entropy || reads_entropies(k.program)) && st.good();
         }
         OPD_HD static entropy_sums start(const dense_rows&, const state_type&) { return {}; }
         template <class At>
@@ -282,7 +324,9 @@ struct dense_rows {
             Engine::template entropies<F, true>(st.swept, p, t, at);
         }
         OPD_HD static entropy_sums merge(entropy_sums a, entropy_sums b) { return entropy_sums::merge(a, b); }
-        OPD_HD static void finish(const dense_rows&, state_type& st, entropy_sums all) {
+        OPD_HD static void finish(const dense_rows& k, state_type& st, entropy_sums all) {
+            st.entropy_p = -all.student, st.entropy_q = -all.teacher, st.overlap = all.overlap;
+            if (!k.frame.env.measure.entropy) return;
             diagnostics& d = st.partial.diagnostics;
             ++d.student_entropy_rows, ++d.teacher_entropy_rows, ++d.overlap_rows;
             d.student_entropy_sum -= all.student, d.teacher_entropy_sum -= all.teacher, d.overlap_sum += all.overlap;
@@ -317,7 +361,7 @@ struct dense_rows {
             const index_t top = st.swept.sums.s;
             const Z z = k.student.logit(k.of_student(st), top);
             const Y y = k.teacher.logit(k.of_teacher(st), top);
-            st.careful = careful_constants(k.program, k.careful_entry(st, z, y, false, 0), k.exponent());
+            st.careful = careful_constants(k.program_of(st), k.careful_entry(st, z, y, false, 0), k.exponent());
         }
     };
 
@@ -327,10 +371,11 @@ struct dense_rows {
         template <class At>
         OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, At at) {
             const row_constants<D> row = st.careful;
+            const auto& formula = k.program_of(st);
             double loss = p.a, c = p.b;
             for (index_t i = at.id; i < t.count; i += at.count) {
-                loss += pin(k.program.term(row, k.careful_entry(st, t.z[i], t.y[i], true, row.d_star.v)).v);
-                c += pin(k.program.c(row, k.careful_entry(st, t.z[i], t.y[i], false, row.d_star.v)).v);
+                loss += pin(formula.term(row, k.careful_entry(st, t.z[i], t.y[i], true, row.d_star.v)).v);
+                c += pin(formula.c(row, k.careful_entry(st, t.z[i], t.y[i], false, row.d_star.v)).v);
             }
             p = {loss, c};
         }
@@ -371,9 +416,10 @@ struct dense_rows {
     OPD_HD void careful_gradient(const state_type& st, const tile_type& t, At at) const {
         const row_constants<D> row = st.careful;
         const float beta = frame.env.beta;
+        const auto& formula = program_of(st);
         for (index_t i = at.id; i < t.count; i += at.count) {
             const dense_entry<D> e = careful_entry(st, t.z[i], t.y[i], false, row.d_star.v);
-            const double g = st.factor * inv_s * (program.c(row, e).v - e.p.v * st.sum_c);
+            const double g = st.factor * inv_s * (formula.c(row, e).v - e.p.v * st.sum_c);
             const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(t.dz[i]));
             t.dz[i] = element<G>::store(static_cast<arithmetic_t<G>>(old + g));
         }

@@ -13,6 +13,7 @@
 #include "opd/config.hpp"
 #include "opd/detail/row_sweep.hpp"
 #include "opd/detail/rows.hpp"
+#include "opd/detail/select_rows.hpp"
 #include "opd/detail/slots.hpp"
 #include "opd/detail/sparse_math.hpp"
 #include "opd/detail/tiles.hpp"
@@ -22,7 +23,7 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-struct entry_state : row_state {
+struct entry_state : selecting_state {
     row_sweep swept = {};
     index_t entries = 0; ///< filled slots
     double sum_c = 0;
@@ -49,6 +50,16 @@ struct student_sweep : over_tiles<student_sweep<Engine, Rows, Excludes>, false> 
         st.swept.template close<false, raw_sums_needed{}>(Excludes);
         st.report.bad |= st.swept.contents.bad;
         if (!Excludes && !st.report.bad) st.report.lse = st.swept.sums.lse();
+    }
+};
+
+/// The weight that a selector gives a row of entries; 0: no gradient.
+template <class Rows>
+struct select_entries {
+    OPD_HD static bool due(const Rows&, const typename Rows::state_type& st) { return st.good(); }
+    template <class At>
+    OPD_HD static void run(const Rows& k, typename Rows::state_type& st, At at) {
+        if (at.id == 0 && !weigh(k.estimator, k.frame.env, st)) st.live = false;
     }
 };
 

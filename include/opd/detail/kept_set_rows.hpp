@@ -70,6 +70,7 @@ struct kept_set_rows {
         team.template each<take_tokens>(*this);
         team.template each<decide>(*this);
         team.template fold<measure>(*this);
+        if constexpr (has_selector<Estimator>) team.template each<select_entries<kept_set_rows>>(*this);
         team.template each<clear>(*this);
         team.template each<scatter>(*this);
     }
@@ -127,7 +128,7 @@ struct kept_set_rows {
     /// The student's entropy on the set, where env.measure asks.
     struct measure {
         OPD_HD static bool due(const kept_set_rows& k, const state_type& st) {
-            return k.frame.env.measure.entropy && st.good();
+            return (k.frame.env.measure.entropy || reads_entropies(k.estimator)) && st.good();
         }
         template <class At>
         OPD_HD static double part(const kept_set_rows& k, const state_type& st, At at) {
@@ -141,7 +142,9 @@ struct kept_set_rows {
             return sum;
         }
         OPD_HD static double merge(double a, double b) { return a + b; }
-        OPD_HD static void finish(const kept_set_rows&, state_type& st, double all) {
+        OPD_HD static void finish(const kept_set_rows& k, state_type& st, double all) {
+            st.entropy_p = all;
+            if (!k.frame.env.measure.entropy) return;
             ++st.partial.diagnostics.student_entropy_rows;
             st.partial.diagnostics.student_entropy_sum += all;
         }

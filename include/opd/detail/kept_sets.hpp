@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "opd/config.hpp"
-#include "opd/detail/rows.hpp"
+#include "opd/detail/select_rows.hpp"
 #include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
@@ -57,7 +57,7 @@ OPD_HD void put_on_set(sampled_entry& x, const Cache& t, index_t row) {
     if (!t.log_kept_q.empty()) x.log_q -= double(element<typename Cache::log_type>::load(t.log_kept_q[row]));
 }
 
-struct kept_set_state : row_state {
+struct kept_set_state : selecting_state {
     double lse = 0;   ///< over K
     double sum_c = 0; ///< of the entries
 };

@@ -100,21 +100,19 @@ struct lane_engine {
     template <class Rows, class Sums>
     static void terms(const Rows& k, const typename Rows::state_type& st, Sums& out, const typename Rows::tile_type& t,
                       alone) {
-        const typename Rows::numbers n(st.swept.sums, k.program);
+        const typename Rows::numbers n(st.swept.sums, k.program_of(st));
         auto* park = parked(k, st, t.begin);
         if (!park)
-            n.anchor.near ? terms<true, false>(k, n, st.swept.out_of_range, park, out, t)
-                          : terms<false, false>(k, n, st.swept.out_of_range, park, out, t);
+            n.anchor.near ? terms<true, false>(k, n, st, park, out, t) : terms<false, false>(k, n, st, park, out, t);
         else
-            n.anchor.near ? terms<true, true>(k, n, st.swept.out_of_range, park, out, t)
-                          : terms<false, true>(k, n, st.swept.out_of_range, park, out, t);
+            n.anchor.near ? terms<true, true>(k, n, st, park, out, t) : terms<false, true>(k, n, st, park, out, t);
     }
     template <bool Near, bool Park, class Rows, class Value, class Sums>
-    static void terms(const Rows& rows, const typename Rows::numbers k, bool out_of_range, Value* parked, Sums& out,
-                      const typename Rows::tile_type& t) {
+    static void terms(const Rows& rows, const typename Rows::numbers k, const typename Rows::state_type& st,
+                      Value* parked, Sums& out, const typename Rows::tile_type& t) {
         using F = typename Rows::F;
-        const auto formula = rows.program; // a copy that no store can alias
-        leaves_backwards<F, true>(t, out_of_range, [&](auto* zl, auto* yl, index_t begin, int, int full) {
+        const auto formula = rows.program_of(st); // a copy that no store can alias
+        leaves_backwards<F, true>(t, st.swept.out_of_range, [&](auto* zl, auto* yl, index_t begin, int, int full) {
             F loss(0.), c(0.);
             for (int block = 0; block < full; block += sum_chain<F>) {
                 F block_loss(0.), block_c(0.);
@@ -156,7 +154,7 @@ struct lane_engine {
 
     template <class Rows>
     static void gradient(const Rows& k, const typename Rows::state_type& st, const typename Rows::tile_type& t, alone) {
-        const typename Rows::numbers n(st.swept.sums, k.program);
+        const typename Rows::numbers n(st.swept.sums, k.program_of(st));
         const auto* park = parked(k, st, t.begin);
         if (n.anchor.near)
             gradient<true>(k, n, st, park, t);
@@ -169,7 +167,7 @@ struct lane_engine {
         using F = typename Rows::F;
         using G = typename Rows::G;
         constexpr bool single_sweep = Rows::single_sweep;
-        const auto formula = rows.program; // a copy that no store can alias
+        const auto formula = rows.program_of(st); // a copy that no store can alias
         const float beta = rows.frame.env.beta;
         const F total(st.sum_c), g(st.factor * rows.inv_s), b{double(beta)};
         const bool stream = written_past_caches<F>(t.dz, t.count, beta);
@@ -219,7 +217,7 @@ struct lane_engine {
                                 const typename Rows::tile_type& t, alone) {
         using F = typename Rows::F;
         const auto k = rows.entrywise(st);
-        const auto formula = rows.program; // a copy that no store can alias
+        const auto formula = rows.program_of(st); // a copy that no store can alias
         typename F::mask wide{};
         leaves_backwards<F, true>(t, false, [&](auto* zl, auto* yl, index_t, int, int full) {
             F loss(0.), c(0.);
@@ -243,7 +241,7 @@ struct lane_engine {
                                    const typename Rows::tile_type& t, alone) {
         using F = typename Rows::F;
         const auto k = rows.entrywise(st);
-        const auto formula = rows.program; // a copy that no store can alias
+        const auto formula = rows.program_of(st); // a copy that no store can alias
         const F total(st.sum_c), g(st.factor * rows.inv_s);
         const float beta = rows.frame.env.beta;
         alignas(64) typename F::value_type buffer[leaf_size];
@@ -266,8 +264,8 @@ struct lane_engine {
                        const typename Rows::tile_type& t, alone) {
         using F = typename Rows::F;
         const raw_sums& s = st.swept.sums;
-        const typename Rows::numbers k(s, rows.program);
-        const auto formula = rows.program; // a copy that no store can alias
+        const typename Rows::numbers k(s, rows.program_of(st));
+        const auto formula = rows.program_of(st); // a copy that no store can alias
         const double shift = s.shift() + s.d_star();
         leaves_backwards<F, true>(t, false, [&](auto* zl, auto* yl, index_t, int, int full) {
             F loss(0.);

@@ -52,13 +52,23 @@ struct ragged_logits : gathered_logits<T, Teacher::memory_space> {
     OPD_HD index_t ids_of(row_place at) const { return slots_of(cache, at.row).count; }
 };
 
+/// The divergence on the support, with the selector of the whole.
+template <class Estimator>
+auto program_on_support(const Estimator& e) {
+    using divergence = std::remove_cvref_t<decltype(e.on_support)>;
+    if constexpr (has_selector<Estimator>)
+        return selected<divergence, typename Estimator::selector_type>{e.on_support, e.selector};
+    else
+        return divergence(e.on_support);
+}
+
 template <class Engine, class Frame, class Student, class Teacher, class Estimator>
 struct renormalised_rows {
     using Z = typename Student::logit_type;
     using G = typename Student::gradient_type;
     using L = typename Teacher::log_type;
     using value = typename Engine::template number<Z, L, G>::value_type;
-    using Program = std::remove_cvref_t<decltype(std::declval<Estimator>().on_support)>;
+    using Program = decltype(program_on_support(std::declval<const Estimator&>()));
     static constexpr space memory_space = Student::memory_space;
     using source = gathered_logits<value, memory_space>;
     using inner_student = std::conditional_t<is_ragged<Teacher>, ragged_logits<value, Teacher>, source>;
@@ -74,7 +84,7 @@ struct renormalised_rows {
     renormalised_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_,
                       const Estimator& estimator_, index_t vocab_)
         : frame(frame_), student(student_), teacher(teacher_), vocab(vocab_),
-          inner(frame_, gathered(), source{slots(), 1}, estimator_.on_support, slots()) {
+          inner(frame_, gathered(), source{slots(), 1}, program_on_support(estimator_), slots()) {
         carver scratch;
         const arrays a(scratch, slots());
         inner.frame.env.beta = 0;

@@ -23,6 +23,7 @@
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
 #include "opd/reduction.hpp"
+#include "opd/row_facts.hpp"
 #include "opd/student.hpp"
 
 namespace opd::detail {
@@ -83,8 +84,9 @@ struct carver {
 
 /// What a row reports.
 struct row_report {
-    double loss = 0; ///< L_r, before weight and clamp
-    double lse = 0;  ///< the student's log-sum-exp
+    double loss = 0;   ///< L_r, before weight and clamp
+    double lse = 0;    ///< the student's log-sum-exp
+    double weight = 1; ///< of a selector
     bool bad = false, infinite = false, careful = false, clamped = false;
 };
 
@@ -161,7 +163,7 @@ struct end_row {
         d.clamped_rows += o.clamped;
         if (!e.losses.empty()) {
             const double w = e.weights.empty() || o.bad ? 1 : e.weights[r];
-            e.losses[r] = old + float(w * loss);
+            e.losses[r] = old + float(w * o.weight * loss);
         }
         if (!e.lse.empty()) e.lse[r] = o.lse;
     }

@@ -7,6 +7,8 @@
 // Repeated ids are summed. Id -1 in a weighted cache is an unused slot.
 #pragma once
 
+#include <type_traits>
+
 #include "opd/config.hpp"
 #include "opd/detail/entry_rows.hpp"
 #include "opd/detail/rows.hpp"
@@ -35,7 +37,7 @@ OPD_HD bool misses_tail(const Teacher& t, index_t row, const sampled_entry* e, i
 /// What the estimator says of a row's gathered entries, which move up over unused slots. How many there are; 0 where the row has no
 /// gradient.
 template <class Rows>
-OPD_HD index_t decide_drawn(const Rows& k, row_state& st, sampled_entry* e) {
+OPD_HD index_t decide_drawn(const Rows& k, selecting_state& st, sampled_entry* e) {
     index_t n = 0;
     for (index_t j = 0; j < k.slots(); ++j) {
         if (e[j].id == -1) continue;
@@ -54,6 +56,16 @@ OPD_HD index_t decide_drawn(const Rows& k, row_state& st, sampled_entry* e) {
     st.report.bad = o.bad;
     if (o.bad) return 0;
     st.report.loss = o.loss, st.report.infinite = o.infinite;
+    if constexpr (has_selector<std::remove_cvref_t<decltype(k.estimator)>>) {
+        double all = 0;
+        st.log_ratio = st.gap = 0;
+        for (index_t j = 0; j < n; ++j) {
+            all += e[j].weight;
+            st.log_ratio += e[j].weight * (e[j].log_p - e[j].log_mu);
+            st.gap += e[j].weight * (e[j].log_p - e[j].log_q);
+        }
+        st.log_ratio /= all, st.gap /= all;
+    }
     if (const auto& ratios = k.frame.env.measure.ratios; !ratios.empty())
         for (index_t j = 0; j < n; ++j) count_one(ratios[ratio_sketch::bin_of(e[j].log_p - e[j].log_mu)]);
     st.report.clamped = clamps(k.frame.env, o.loss);
@@ -85,6 +97,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         team.template each<gather>(*this);
         team.template each<decide>(*this);
         team.template fold<measure>(*this);
+        if constexpr (has_selector<Estimator>) team.template each<select_entries<sampled_rows>>(*this);
         team.template each<merge_repeats>(*this);
         team.template each<sum>(*this);
         team.template each<with_softmax>(*this);
@@ -133,7 +146,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     /// The student's entropy, where env.measure asks.
     struct measure : over_tiles<measure, true> {
         OPD_HD static bool due(const sampled_rows& k, const state_type& st) {
-            return k.frame.env.measure.entropy && st.good();
+            return (k.frame.env.measure.entropy || reads_entropies(k.estimator)) && st.good();
         }
         OPD_HD static entropy_sums start(const sampled_rows&, const state_type&) { return {}; }
         template <class Tile, class At>
@@ -142,7 +155,9 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
             Engine::template entropies<F, false>(st.swept, p, t, at);
         }
         OPD_HD static entropy_sums merge(entropy_sums a, entropy_sums b) { return entropy_sums::merge(a, b); }
-        OPD_HD static void finish(const sampled_rows&, state_type& st, entropy_sums all) {
+        OPD_HD static void finish(const sampled_rows& k, state_type& st, entropy_sums all) {
+            st.entropy_p = -all.student;
+            if (!k.frame.env.measure.entropy) return;
             ++st.partial.diagnostics.student_entropy_rows;
             st.partial.diagnostics.student_entropy_sum -= all.student;
         }

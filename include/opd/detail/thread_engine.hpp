@@ -90,14 +90,15 @@ struct thread_engine {
     OPD_HD static void terms(const Rows& k, const typename Rows::state_type& st, Sums& out,
                              const typename Rows::tile_type& t, one_of at) {
         using F = typename Rows::F;
-        const typename Rows::numbers n(st.swept.sums, k.program);
+        const auto& formula = k.program_of(st);
+        const typename Rows::numbers n(st.swept.sums, formula);
         F loss(0.), c(0.);
         eights<F>(
             t, at,
             [&](F z, F y) {
                 const dense_entry<F> e = n.template entry<false>(z, y);
-                loss += k.program.term(n.row, e);
-                c += k.program.c(n.row, e);
+                loss += formula.term(n.row, e);
+                c += formula.c(n.row, e);
             },
             [&] {
                 out.a += double(loss.v), out.b += double(c.v);
@@ -108,14 +109,15 @@ struct thread_engine {
     OPD_HD static void entrywise_terms(const Rows& k, const typename Rows::state_type& st, Sums& out,
                                        const typename Rows::tile_type& t, one_of at) {
         using F = typename Rows::F;
+        const auto& formula = k.program_of(st);
         const auto n = k.entrywise(st);
         F loss(0.), c(0.);
         eights<F>(
             t, at,
             [&](F z, F y) {
                 const dense_entry<F> e = n.entry(z, y);
-                loss += k.program.term(n.row, n.for_value(e));
-                c += k.program.c(n.row, e);
+                loss += formula.term(n.row, n.for_value(e));
+                c += formula.c(n.row, e);
                 if constexpr (Rows::need.student_power && !Rows::need.k_is_one) out.wide |= n.wide(e);
             },
             [&] {
@@ -128,11 +130,12 @@ struct thread_engine {
                               const typename Rows::tile_type& t, one_of at) {
         using F = typename Rows::F;
         const raw_sums& s = st.swept.sums;
-        const typename Rows::numbers n(s, k.program);
+        const auto& formula = k.program_of(st);
+        const typename Rows::numbers n(s, formula);
         const double shift = s.shift() + s.d_star();
         F loss(0.);
         eights<F>(
-            t, at, [&](F z, F y) { loss += k.program.nonnegative_term(entry_in_double<F>(n, z, y, s, shift)); },
+            t, at, [&](F z, F y) { loss += formula.nonnegative_term(entry_in_double<F>(n, z, y, s, shift)); },
             [&] {
                 total += double(loss.v);
                 loss = F(0.);
@@ -144,19 +147,20 @@ struct thread_engine {
                                               const typename Rows::tile_type& t, one_of at, Entry entry,
                                               const row_constants<typename Rows::F>& row) {
         using F = typename Rows::F;
+        const auto& formula = k.program_of(st);
         const F total(st.sum_c), g(st.factor * k.inv_s);
         const float beta = k.frame.env.beta;
         bool bad = false; // such rows do not come here
         for (index_t i = at.id; i < t.count; i += at.count) {
             const dense_entry<F> e = entry(load_logit<F>(t.z + i, bad).x, load_logit<F>(t.y + i, bad).x);
-            store_gradient(t.dz + i, double((g * (k.program.c(row, e) - e.p * total)).v), beta);
+            store_gradient(t.dz + i, double((g * (formula.c(row, e) - e.p * total)).v), beta);
         }
     }
     template <class Rows>
     OPD_HD static void gradient(const Rows& k, const typename Rows::state_type& st, const typename Rows::tile_type& t,
                                 one_of at) {
         using F = typename Rows::F;
-        const typename Rows::numbers n(st.swept.sums, k.program);
+        const typename Rows::numbers n(st.swept.sums, k.program_of(st));
         gradient_of(
             k, st, t, at, [&](F z, F y) { return n.template entry<false>(z, y); }, n.row);
     }
