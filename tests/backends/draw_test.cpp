@@ -39,8 +39,7 @@ void check_kept_sets(const std::string& type) {
             outputs<double> out(p.rows, 1);
             const auto r = draw(be, b.z_view(), design::greedy{}, {}, out.to(), out.options(f));
             RC_ASSERT(r.diagnostics.bad_rows == 0);
-            std::vector<index_t> offsets{0};
-            for (index_t i = 0; i < p.rows; ++i) offsets.push_back(offsets.back() + out.kept[std::size_t(i)]);
+            const auto offsets = offsets_for({out.kept.begin(), out.kept.begin() + p.rows});
             std::vector<std::int64_t> ids(std::size_t(offsets.back()) + 1, -7);
             const auto k = kept_ids(be, b.z_view(), view(out.cut.data(), p.rows), row_offsets<>(offsets),
                                     view(ids.data(), offsets.back()));

@@ -34,14 +34,6 @@ bool equal_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 bool equal_bits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
-/// Random sequence offsets over `rows` rows, some of them empty.
-std::vector<std::int64_t> random_offsets(index_t rows, numbers& u) {
-    std::vector<std::int64_t> o{0};
-    while (o.back() < rows) o.push_back(std::min<std::int64_t>(rows, o.back() + u.below(4)));
-    if (u.uniform() < 0.5) o.push_back(rows);
-    return o;
-}
-
 void close(const char* what, double got, double want, double bound) {
     if (!(std::abs(got - want) <= bound))
         RC_FAIL(std::string(what) + ": " + std::to_string(got) + ", not " + std::to_string(want));

@@ -191,8 +191,7 @@ TEST_CASE("from draw's own columns: ratios of exactly the law that was drawn fro
          {.seed = 5, .sample = view(sample.data(), n), .position = view(position.data(), n)},
          drawn<>{.ids = view(ids.data(), n, 1), .log_mu = view(log_mu.data(), n, 1)},
          {.filter = f, .cut = view(cut.data(), n), .kept = view(kept.data(), n)});
-    std::vector<index_t> offsets{0};
-    for (const index_t k : kept) offsets.push_back(offsets.back() + k);
+    const auto offsets = offsets_for(kept);
     std::vector<std::int32_t> set(std::size_t(offsets.back()));
     kept_ids(cpu, view(z.data(), n, vocab), view(cut.data(), n), row_offsets<>(offsets),
              view(set.data(), offsets.back()));
@@ -269,7 +268,7 @@ TEST_CASE("raw log-probs: brought to the law that was drawn from, or refused") {
 TEST_CASE("what lies outside its set is bad and counted; sets that are none are refused or bad") {
     const std::vector<float> z{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3};
     const std::vector<std::int32_t> ids{1, 2, 3}, set{0, 1, 0, 1, 1, 3}, unordered{1, 0, 0, 1, 1, 3},
-        beyond{0, 1, 0, 1, 1, 4};
+        beyond{1, 4, 0, 1, 1, 3};
     const std::vector<std::int64_t> offsets{0, 2, 4, 6};
     const std::vector<float> logs(3, -1.F);
     on_both([&](auto& be, const char*) {
@@ -327,7 +326,7 @@ struct two_worlds {
     std::vector<float> log_mu, log_q, small_q; // (N,m)
     std::vector<float> log_kept_q;             // (N)
     std::vector<std::uint8_t> mask;
-    std::vector<std::int64_t> offsets{0};
+    std::vector<std::int64_t> offsets;
 
     explicit two_worlds(numbers& u)
         : n(1 + u.below(8)), m(1 + u.below(3)), v(2 + u.below(60)), k(1 + u.below(v)),
@@ -346,9 +345,8 @@ struct two_worlds {
                 log_mu.push_back(-float(3 * u.uniform())), log_q.push_back(-float(1 + u.below(300)) / 64);
                 small_q.push_back(log_q.back() - (renormalised_q ? log_kept_q.back() : 0));
             }
-            mask.push_back(u.uniform() < 0.85);
-            offsets.push_back(offsets.back() + k);
         }
+        mask = random_mask(n, u), offsets = offsets_for(std::vector(std::size_t(n), k));
     }
     auto plain() const {
         return teacher::samples{view(small.data(), n, m), view(log_mu.data(), n, m), view(small_q.data(), n, m)};
@@ -437,7 +435,7 @@ TEST_CASE("passes over a batch with kept sets: those of the rows whose vocabular
 TEST_CASE("token_logp on kept sets: what is bad is NaN and counted, and no pass takes it; what is refused") {
     const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
     const std::vector<float> z{0, 1, 2, 3, 0, 1, 2, 3, 0, nan, 2, 3, 0, nan, -inf, 3, -inf, 1, 2, -inf, 0, 1, 2, 3};
-    const std::vector<std::int32_t> ids{1, 0, 2, 0, 1, 2, 0, 2, 0, 3, -1, 4};
+    std::vector<std::int32_t> ids{1, 0, 2, 0, 1, 2, 0, 2, 0, 3, -1, 4};
     const std::vector<std::int32_t> set{0, 1, 0, 1, 1, 2, 0, 2, 0, 3, 0, 1};
     const std::vector<std::int64_t> offsets{0, 2, 4, 6, 8, 10, 12};
     const std::vector<float> logs(12, -1.F);
@@ -463,6 +461,10 @@ TEST_CASE("token_logp on kept sets: what is bad is NaN and counted, and no pass 
         CHECK(d.bad_rows == 4);
         CHECK(d.first_bad_row == 1);
         CHECK(d.outside_kept == 1);
+        ids[11] = 0;
+        CHECK(run().bad_rows == 3); // an unused slot is none of the row's business
+        ids[11] = 4;
+        run();
         std::vector<index_t> seen;
         for_each_token(view(std::as_const(log_p).data(), 6, 2), cache, {},
                        [&](index_t r, index_t j, const sampled_entry&) { seen.push_back(2 * r + j); });

@@ -36,7 +36,7 @@ struct batch {
     batch(numbers& u, index_t n_, index_t m_, index_t v_, double drift) : n(n_), m(m_), v(v_) {
         for (index_t i = 0; i < n * v; ++i) z.push_back(1.5 * u.normal());
         for (index_t i = 0; i < n * m; ++i) ids.push_back(std::int32_t(u.below(v)));
-        for (index_t r = 0; r < n; ++r) mask.push_back(u.uniform() < 0.85);
+        mask = random_mask(n, u, 0.85);
         log_p.assign(std::size_t(n * m), 0);
         cpu_backend be;
         token_logp(be, view(std::as_const(z).data(), n, v), view(std::as_const(ids).data(), n, m),

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "support/generators.hpp"
 
+#include <range/v3/view/generate_n.hpp>
+
+#include <opd/ranges.hpp>
+
 namespace opd::test {
 
 rc::Gen<index_t> vocab_size(index_t largest) {
@@ -36,6 +40,18 @@ rc::Gen<problem> problems(problem_options o) {
         p.seed = *rc::gen::noShrink(rc::gen::arbitrary<std::uint64_t>());
         return p;
     });
+}
+
+std::vector<std::int64_t> random_offsets(index_t rows, numbers& u, index_t longest) {
+    std::vector<index_t> lengths;
+    for (index_t left = rows; left > 0; left -= lengths.back()) lengths.push_back(std::min(left, u.below(longest + 1)));
+    if (u.uniform() < 0.5) lengths.push_back(0);
+    return offsets_for(lengths);
+}
+std::vector<std::int64_t> offsets_for(const std::vector<index_t>& lengths) { return offsets_of(lengths); }
+std::vector<std::uint8_t> random_mask(index_t rows, numbers& u, double share) {
+    const auto drawn = [&u, share] { return static_cast<std::uint8_t>(u.uniform() < share); };
+    return ::ranges::views::generate_n(drawn, rows) | ::ranges::to<std::vector>();
 }
 
 void fill_row(flavour f, numbers& u, double* z, double* y, index_t n) {

@@ -85,6 +85,13 @@ private:
     std::mt19937_64 engine_;
 };
 
+/// First rows of the sequences of a batch, none longer than `longest`, some empty: env.offsets. (S+1)
+std::vector<std::int64_t> random_offsets(index_t rows, numbers& u, index_t longest = 3);
+/// First places of lists of these lengths. (S+1)
+std::vector<std::int64_t> offsets_for(const std::vector<index_t>& lengths);
+/// A mask that keeps about this share of the rows. (N)
+std::vector<std::uint8_t> random_mask(index_t rows, numbers& u, double share = 0.8);
+
 /// A row of student and teacher logits (V) of the given flavour.
 void fill_row(flavour f, numbers& u, double* z, double* y, index_t n);
 
