@@ -350,7 +350,7 @@ TEST_CASE("drawn tokens") {
     {
         std::vector<double> log_p(N * m);
         std::vector<std::uint8_t> keep(N * m);
-        opd::token_logp(backend, opd::view(z.data(), N, V), drawn.ids, opd::view(log_p.data(), N, m), 1.f);
+        opd::token_logp(backend, opd::view(z.data(), N, V), drawn, opd::view(log_p.data(), N, m));
         const opd::matrix_view<const double> table = opd::view(log_p.data(), N, m);
         // [m2po]
         opd::m2po_fit fit{.tau = 0.04};

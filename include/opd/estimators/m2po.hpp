@@ -77,7 +77,7 @@ struct m2po_fit {
     m2po form = m2po::drop;
     std::vector<double> squares = {}; ///< δ² of what was added: exchange it between ranks, and merge
 
-    /// A micro-batch: log p (N,m) from token_logp, its cache and mask. `advantage` as the estimator's.
+    /// A micro-batch: log p (N,m) by token_logp of its cache, that cache, its mask. `advantage` as the estimator's.
     template <class Cache, class Advantage = advantage::theta>
     void add(matrix_view<const double> log_p, const Cache& cache, row_mask<> mask = {},
              const Advantage& advantage = {}) {

@@ -33,7 +33,7 @@ struct gspo_fit {
     };
     std::vector<sums> of = {}; ///< by sequence: add those of other ranks with merge
 
-    /// A micro-batch: log p (N,m), its cache and mask; `sequence` (N): each row's, counted over the whole batch.
+    /// A micro-batch: log p (N,m) by token_logp of its cache, that cache, its mask; `sequence` (N): each row's, counted over the whole batch.
     template <class Cache, class Advantage = advantage::theta>
     void add(matrix_view<const double> log_p, const Cache& cache, std::span<const index_t> sequence,
              row_mask<> mask = {}, const Advantage& advantage = {}) {
