@@ -190,7 +190,8 @@ enum class determinism {
     tiling_invariant ///< also for any tiling of the vocabulary (docs/concepts/source.md); refused on a device
 };
 
-/// Student and teacher vocabularies of different size. The softmax runs over the common ids only; nothing is padded.
+/// Student and teacher vocabularies of different size. The softmax runs over the common ids only; nothing is padded. To have what lies
+/// beyond as one bucket, say teacher::lumped{cache}.
 enum class vocabulary { must_match, drop_and_renormalise };
 
 /// What an earlier pass over the whole batch decided about its drawn tokens: constants here, no gradient flows through them. A pass

@@ -36,8 +36,8 @@
 
 namespace opd {
 
-/// A checked call, as a backend receives it. `vocab` is the number of ids in the softmax (less than the student's columns
-/// only under vocabulary::drop_and_renormalise).
+/// A checked call, as a backend receives it. `vocab` is the number of ids that student and teacher share (less than the
+/// student's columns only under vocabulary::drop_and_renormalise and for teacher::lumped).
 template <class Student, class Teacher, class Estimator, space Space>
 struct row_job {
     Student student;
@@ -132,14 +132,16 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         detail::check_frozen<cache_kind::dense>(e.frozen, n, 0);
         index_t vocab = student.vocab();
         if (const index_t of_teacher = teacher.vocab(); of_teacher != vocab) {
-            if (e.vocab == vocabulary::must_match)
+            if (e.vocab == vocabulary::must_match && !is_lumped<Teacher>)
                 throw invalid_input("teacher.y", "has " + std::to_string(of_teacher) + " columns, the student " +
                                                      std::to_string(vocab) +
                                                      "; set env.vocab = vocabulary::drop_and_renormalise to use the "
-                                                     "common ids");
+                                                     "common ids, or teacher::lumped{cache} to have the rest as one");
             vocab = of_teacher < vocab ? of_teacher : vocab;
             if (vocab < 1 && n > 0) throw invalid_input("teacher.y", "has no columns");
         }
+        if (is_lumped<Teacher> && e.vocab != vocabulary::must_match)
+            throw invalid_input("env.vocab", "drops what teacher::lumped has as one bucket");
         detail::check_env(e, n);
         detail::check_overlaps(student, teacher, e);
         detail::validate_estimator(estimator);

@@ -9,6 +9,7 @@
 //   teacher::weighted  ids with entry weights w, log mu, log q        sampled reverse KL, any design with
 //                                                                     E[Σ w f(a)] = E_mu[f]
 //
+//   teacher::lumped{dense}         student and teacher have vocabularies of different size: the rest of either is one bucket
 //   teacher::on_policy{cache}      the drawn tokens are the current student's own; else they are taken for stale
 //   teacher::of_teacher{cache}     they are the teacher's
 //   teacher::on_kept_sets{cache, kept_ids, kept_offsets}   they were drawn under a filter, and this is what it kept
@@ -247,6 +248,17 @@ struct weighted<detail::misfit<Why...>, L, S, W> : detail::misfit_source<Why...>
     constexpr weighted(A&&...) {}
 };
 
+/// A dense cache over another vocabulary than the student's: D over the ids that both have and one bucket for all beyond them, on either
+/// side, each side normalised over its own vocabulary. See docs/estimators/divergences.md.
+template <class Cache>
+struct lumped : Cache {
+    static_assert(Cache::kind == cache_kind::dense,
+                  "opd: teacher::lumped is of a teacher::dense; a support has its tail");
+    static constexpr bool is_lumped = true;
+};
+template <class Cache>
+lumped(Cache) -> lumped<Cache>;
+
 /// A cache of tokens that the student of the call drew itself, with the weights that it has now.
 template <class Cache>
 struct on_policy : Cache {
@@ -290,6 +302,12 @@ inline constexpr bool has_kept_sets = requires {
     Cache::has_kept_sets;
 };
 
+/// Whether what lies beyond the common vocabulary is one bucket.
+template <class Cache>
+inline constexpr bool is_lumped = requires {
+    Cache::is_lumped;
+};
+
 /// Whether a cache's rows differ in length.
 template <class Cache>
 inline constexpr bool is_ragged = requires {
@@ -308,6 +326,8 @@ constexpr law law_of() {
 namespace detail {
 template <class Y, space S>
 inline constexpr bool materialised<teacher::dense<Y, S>> = true;
+template <class Cache>
+inline constexpr bool materialised<teacher::lumped<Cache>> = materialised<Cache>;
 } // namespace detail
 
 } // namespace opd

@@ -265,6 +265,22 @@ TEST_CASE("caches") {
     CHECK(sparse[0] + sparse[1] == doctest::Approx(0));
 }
 
+TEST_CASE("vocabularies of different size") {
+    constexpr long N = 1, V_s = 4, V_t = 3;
+    const std::vector<float> z{0, 1, 2, 0.5f}, y{1, 1, 0};
+    std::vector<float> dz(std::size_t(N * V_s));
+    opd::cpu_backend backend;
+    const opd::student::logits student{opd::view(z.data(), N, V_s), opd::view(dz.data(), N, V_s)};
+    // [lumped]
+    opd::teacher::lumped wide{
+        opd::teacher::dense{opd::view(y.data(), N, V_t)}}; // V_t ids, of which the student may know fewer or more
+    auto r = opd::evaluate(backend, student, wide, opd::jsd{});
+    // [/lumped]
+    CHECK(r.loss > 0);
+    CHECK(dz[0] + dz[1] + dz[2] + dz[3] == doctest::Approx(0));
+    CHECK(dz[3] > 0); // the teacher gives nothing there
+}
+
 TEST_CASE("supports of different length") {
     constexpr long N = 2, V = 4, k = 2;
     const std::vector<float> z{0, 1, 2, 0, 1, 0, 0, 2};

@@ -77,7 +77,11 @@ inline constexpr index_t rows = 3, vocab = 40, kept = 6;
 /// The page's `ragged support`: a cache of kind support whose rows have 6, 4 and 5 of the line's ids.
 inline constexpr auto ragged_support = cache_kind(-1);
 inline constexpr std::int32_t ragged_offsets[rows + 1] = {0, 6, 10, 15};
-constexpr cache_kind kind_of(cache_kind k) { return k == ragged_support ? cache_kind::support : k; }
+/// `lumped dense`: the teacher has one id less than the student.
+inline constexpr auto lumped_dense = cache_kind(-2);
+constexpr cache_kind kind_of(cache_kind k) {
+    return k == ragged_support ? cache_kind::support : k == lumped_dense ? cache_kind::dense : k;
+}
 
 /// A batch in the given types. All logits are multiples of 1/16, exact in 16 bits.
 template <class Z, class G, class L>
@@ -124,6 +128,8 @@ struct batch {
         const auto at = [](const auto& v, index_t cols) { return view(v.data(), rows, cols); };
         if constexpr (Kind == cache_kind::dense)
             return teacher::dense{at(y, vocab)};
+        else if constexpr (Kind == lumped_dense)
+            return teacher::lumped{teacher::dense{view(y.data(), rows, vocab - 1, vocab)}};
         else if constexpr (Kind == cache_kind::support) {
             auto t = teacher::support{at(ids, kept), at(log_q, kept)};
             t.log_mu = at(log_mu, kept), t.chosen_by = teacher::chosen_by::stale_student;
@@ -187,6 +193,7 @@ constexpr const char* name_of_kind(cache_kind k) {
     return k == cache_kind::dense     ? "dense"
            : k == cache_kind::support ? "support"
            : k == ragged_support      ? "ragged support"
+           : k == lumped_dense        ? "lumped dense"
            : k == cache_kind::samples ? "samples"
                                       : "weighted";
 }

@@ -38,7 +38,7 @@ using opd::test::host_run_backend;
 template <class Estimator, cache_kind Kind, bool Sparse>
 constexpr bool pairs() {
     const bool cache =
-        Kind == cache_kind::dense ? divergence<Estimator> : detail::reads_cache<Estimator, kind_of(Kind)>();
+        kind_of(Kind) == cache_kind::dense ? divergence<Estimator> : detail::reads_cache<Estimator, kind_of(Kind)>();
     return cache && (!Sparse || detail::offers_sparse_gradient<Estimator>());
 }
 
@@ -329,6 +329,8 @@ void instantiate() {
     add_all<ragged_support, false, float, float, float>("reverse_kl", reverse_kl{});
     add_all<ragged_support, false, float, float, float>("mc{reverse_kl}", mc{reverse_kl{}});
     add_all<ragged_support, false, float, float, float>("any_sampled", any_sampled{});
+    everywhere.operator()<lumped_dense>("reverse_kl", reverse_kl{});
+    everywhere.operator()<lumped_dense>("jsd", jsd{});
     everywhere.operator()<samples>("sampled_forward_kl", sampled_forward_kl{});
     everywhere.operator()<samples>("any_sampled", any_sampled{});
     everywhere.operator()<weighted>("any_sampled", any_sampled{});

@@ -34,6 +34,8 @@ auto teacher_on(device_memory& memory, Batch& b) {
     const auto at = [&](auto& v, index_t cols) { return device_view(memory.put(v), rows, cols); };
     if constexpr (Kind == cache_kind::dense)
         return teacher::dense{at(b.y, vocab)};
+    else if constexpr (Kind == lumped_dense)
+        return teacher::lumped{teacher::dense{device_view(memory.put(b.y), rows, vocab - 1, vocab)}};
     else if constexpr (Kind == cache_kind::support) {
         teacher::support t{at(b.ids, kept), at(b.log_q, kept)};
         t.log_mu = at(b.log_mu, kept), t.chosen_by = teacher::chosen_by::stale_student;
@@ -139,6 +141,8 @@ void instantiate() {
     add<float, cache_kind::support>("generalised{reverse_kl}", generalised{reverse_kl{}});
     add<float, cache_kind::support>("truncated_biased{reverse_kl}", truncated_biased{reverse_kl{}});
     add<float, cache_kind::support>("reweighted", reweighted{});
+    add<float, lumped_dense>("reverse_kl", reverse_kl{});
+    add<float, lumped_dense>("jsd", jsd{});
     add<float, ragged_support>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
     add<float, ragged_support, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
     add<float, ragged_support>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});

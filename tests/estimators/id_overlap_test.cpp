@@ -104,6 +104,9 @@ TEST_CASE("a support of the student's own best ids is known to it; one of the wo
     CHECK(id_overlap(ids, ids).mean() == 1);
     CHECK(id_overlap(view(std::as_const(least).data(), n, k), ids).mean() == 0);
     CHECK(id_overlap(ids, view(std::as_const(best).data(), n, k / 2, k)).mean() == 0.5); // the best half of them
+    best[0] = -2;                                                                        // of four rows one is bad
+    CHECK(id_overlap(ids, ids).mean() == 1);
+    CHECK(id_overlap(ids, ids).bad_rows == 1);
     CHECK(id_overlaps{}.mean() == 0);
 }
 

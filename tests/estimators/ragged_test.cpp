@@ -190,11 +190,13 @@ void same_as_filled(const batch<Z, Id, L>& b, const char* name, const E& estimat
 /// A small batch by hand: rows of 2, 0 and 3 ids over 5.
 struct by_hand {
     std::vector<float> z{0.5F, -1, 2, 0, 1, 1, 1, 0, 0, 2, -1, 0.25F, 3, 1, 0}, dz = std::vector<float>(15, 7.F);
-    std::vector<std::int32_t> ids{3, 0, 1, 4, 2};
-    std::vector<float> log_q{-1, -2, -3, -0.5F, -1.5F}, losses = std::vector<float>(3, 7.F),
-                                                        line = std::vector<float>(5, 7.F);
+    std::vector<std::int32_t> ids{3, 0, 1, 4, 2, 0, 3, 1, 4, 2}; // the cache's are the first five
+    std::vector<float> log_q{-1, -2, -3, -0.5F, -1.5F, -1, -1, -1, -1, -1}, losses = std::vector<float>(3, 7.F),
+                                                                            line = std::vector<float>(5, 7.F);
     std::vector<std::int64_t> offsets{0, 2, 2, 5};
-    teacher::ragged_support<std::int32_t> cache() const { return {ids, log_q, row_offsets<>(offsets)}; }
+    teacher::ragged_support<std::int32_t> cache() const {
+        return {view(ids.data(), 5), view(log_q.data(), 5), row_offsets<>(offsets)};
+    }
     student::logits<float> student() { return {view(std::as_const(z).data(), 3, 5), view(dz.data(), 3, 5)}; }
     student::on_support<float> sparse() { return {view(std::as_const(z).data(), 3, 5), view(line.data(), 1, 5)}; }
     bool untouched() const {
@@ -337,14 +339,15 @@ TEST_CASE("offsets that only a device sees: its rows are bad, and nothing else")
     host_run_backend be{.threads = 32};
     const auto run = [&](auto student, const auto& estimator) {
         auto cache = s.cache();
-        cache.widest = 3;
+        cache.widest = 3; // and on either side of the line is more memory
+        cache.ids = view(std::as_const(s.ids).data() + 3, 5), cache.log_q = view(std::as_const(s.log_q).data() + 3, 5);
         env e;
         e.reduction = reduce::sum;
         using job = row_job<decltype(student), decltype(cache), std::remove_cvref_t<decltype(estimator)>, space::host>;
         return be.for_rows(job{student, cache, estimator, e, 3, 5}); // as after the checks that a device can make
     };
     for (const auto& offsets : {std::vector<std::int64_t>{0, 2, 1, 4}, std::vector<std::int64_t>{0, 2, -3, 9},
-                                std::vector<std::int64_t>{0, 4, 6, 5}}) {
+                                std::vector<std::int64_t>{0, 4, 6, 5}, std::vector<std::int64_t>{-2, 1, 3, 5}}) {
         s.offsets = offsets;
         index_t bad = 0;
         for (std::size_t r = 0; r < 3; ++r) {

@@ -342,6 +342,16 @@ void refuse_unseen_rows() {
                           "tiles in scratch has none to show then: use check::count");
 }
 
+/// Whether some logit from id `first` on has mass; `contents`: and none is NaN or +inf.
+template <class Source>
+bool has_mass_beyond(const char* name, const Source& s, index_t first, index_t r, bool contents) {
+    const index_t n = s.vocab() - first;
+    const auto* x = s.tile({r}, 0) + first;
+    if (contents) return check_logit_row(name, x, n, r, first);
+    bool mass = false;
+    for (index_t i = 0; i < n; ++i) mass |= !is_neg_inf(element<typename Source::logit_type>::load(x[i]));
+    return mass;
+}
 template <class Student, class Teacher, class Estimator, space S>
 void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d, const basic_env<S>& e, index_t vocab,
                           index_t r) {
@@ -364,6 +374,14 @@ void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d
                     (p_zero && !q_zero && infinite_where_student_zero(d)))
                     throw infinite_value(r);
             }
+    }
+    if constexpr (is_lumped<Teacher>) { // what lies beyond is one id
+        const bool contents = e.checks == check::contents;
+        const bool p = has_mass_beyond("student.z", s, vocab, r, contents),
+                   q = has_mass_beyond("teacher.y", t, vocab, r, contents);
+        if (e.on_infinite.act == infinite::action::raise &&
+            ((p && !q && infinite_where_teacher_zero(d)) || (q && !p && infinite_where_student_zero(d))))
+            throw infinite_value(r);
     }
     if (e.checks != check::contents) return;
     check_mass("student.z", mass_z, r);

@@ -358,12 +358,16 @@ struct dense_rows {
         OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
             st.log_z = k.frame.env.given_lse.empty() ? ::log(all.a) : ::log1p(st.swept.sums.student_mass);
             st.log_y = ::log(all.b);
-            const index_t top = st.swept.sums.s;
-            const Z z = k.student.logit(k.of_student(st), top);
-            const Y y = k.teacher.logit(k.of_teacher(st), top);
-            st.careful = careful_constants(k.program_of(st), k.careful_entry(st, z, y, false, 0), k.exponent());
+            k.find_careful_constants(st);
         }
     };
+
+    OPD_HD void find_careful_constants(state_type& st) const {
+        const index_t top = st.swept.sums.s;
+        const double z = within<Z>(student.logit(of_student(st), top)),
+                     y = within<Y>(teacher.logit(of_teacher(st), top));
+        st.careful = careful_constants(program_of(st), careful_entry(st, z, y, false, 0), exponent());
+    }
 
     struct careful_terms : over_tiles<careful_terms, false> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
@@ -374,8 +378,9 @@ struct dense_rows {
             const auto& formula = k.program_of(st);
             double loss = p.a, c = p.b;
             for (index_t i = at.id; i < t.count; i += at.count) {
-                loss += pin(formula.term(row, k.careful_entry(st, t.z[i], t.y[i], true, row.d_star.v)).v);
-                c += pin(formula.c(row, k.careful_entry(st, t.z[i], t.y[i], false, row.d_star.v)).v);
+                const double z = within<Z>(t.z[i]), y = within<Y>(t.y[i]);
+                loss += pin(formula.term(row, k.careful_entry(st, z, y, true, row.d_star.v)).v);
+                c += pin(formula.c(row, k.careful_entry(st, z, y, false, row.d_star.v)).v);
             }
             p = {loss, c};
         }
@@ -395,9 +400,7 @@ struct dense_rows {
     };
 
     /// The gradient of forward KL is p - q whatever the value: only a floor on the teacher's side reaches c.
-    OPD_HD dense_entry<D> careful_entry(const state_type& st, const Z& z_, const Y& y_, bool for_value,
-                                        double d_star) const {
-        const double z = within<Z>(z_), y = within<Y>(y_);
+    OPD_HD dense_entry<D> careful_entry(const state_type& st, double z, double y, bool for_value, double d_star) const {
         double lp = is_neg_inf(z) ? -1e30 : (z - st.swept.sums.z_s) * inv_s - st.log_z;
         double lq = is_neg_inf(y) ? -1e30 : (y - st.swept.sums.y_t) * inv_t - st.log_y;
         dense_entry<D> e;
@@ -418,7 +421,7 @@ struct dense_rows {
         const float beta = frame.env.beta;
         const auto& formula = program_of(st);
         for (index_t i = at.id; i < t.count; i += at.count) {
-            const dense_entry<D> e = careful_entry(st, t.z[i], t.y[i], false, row.d_star.v);
+            const dense_entry<D> e = careful_entry(st, within<Z>(t.z[i]), within<Y>(t.y[i]), false, row.d_star.v);
             const double g = st.factor * inv_s * (formula.c(row, e).v - e.p.v * st.sum_c);
             const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(t.dz[i]));
             t.dz[i] = element<G>::store(static_cast<arithmetic_t<G>>(old + g));

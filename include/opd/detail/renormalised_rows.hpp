@@ -142,7 +142,6 @@ struct renormalised_rows {
                 const auto id = static_cast<index_t>(row.ids[j]);
                 if (id >= 0 && id < k.vocab) Engine::fetch(&k.student.logit({st.row}, id));
             }
-            if (is_ragged<Teacher> && row.count == 0) return 1;
             return Engine::repeats(row.ids, row.count, k.vocab, k.at(st).set, at);
         }
     };

@@ -8,6 +8,7 @@
 #include "opd/detail/draw_rows.hpp"
 #include "opd/detail/kept_rows.hpp"
 #include "opd/detail/kept_set_rows.hpp"
+#include "opd/detail/lumped_rows.hpp"
 #include "opd/detail/renormalised_rows.hpp"
 #include "opd/detail/sampled_rows.hpp"
 #include "opd/detail/score_rows.hpp"
@@ -24,10 +25,18 @@ namespace opd::detail {
 inline namespace OPD_ISA {
 
 template <class Engine, class Student, class Teacher, class Program, space S, class Frame>
-    requires(divergence<Program>&& Teacher::kind == cache_kind::dense && !Student::sparse_gradient)
+    requires(divergence<Program>&& Teacher::kind == cache_kind::dense && !Student::sparse_gradient &&
+             !is_lumped<Teacher>)
 auto rows_of(const row_job<Student, Teacher, Program, S>& job, const Frame& frame) {
     return dense_rows<Engine, Frame, Student, Teacher, Program>(frame, job.student, job.teacher, job.estimator,
                                                                 job.vocab);
+}
+template <class Engine, class Student, class Teacher, class Program, space S, class Frame>
+    requires(divergence<Program>&& Teacher::kind == cache_kind::dense && !Student::sparse_gradient &&
+             is_lumped<Teacher> && materialised<Student> && materialised<Teacher>)
+auto rows_of(const row_job<Student, Teacher, Program, S>& job, const Frame& frame) {
+    return lumped_rows<Engine, Frame, Student, Teacher, Program>(frame, job.student, job.teacher, job.estimator,
+                                                                 job.vocab);
 }
 template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
     requires(sampled_estimator<Estimator>&& reads_cache<Estimator, Teacher::kind>() && !Student::sparse_gradient &&
