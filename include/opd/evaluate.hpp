@@ -140,8 +140,15 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
             vocab = of_teacher < vocab ? of_teacher : vocab;
             if (vocab < 1 && n > 0) throw invalid_input("teacher.y", "has no columns");
         }
-        if (is_lumped<Teacher> && e.vocab != vocabulary::must_match)
-            throw invalid_input("env.vocab", "drops what teacher::lumped has as one bucket");
+        if constexpr (is_lumped<Teacher>) {
+            if (e.vocab != vocabulary::must_match)
+                throw invalid_input("env.vocab", "drops what teacher::lumped has as one bucket");
+            if (teacher.common < 0 || teacher.common > vocab)
+                throw invalid_input("teacher.common", "is " + std::to_string(teacher.common) +
+                                                          "; the smaller vocabulary has " + std::to_string(vocab) +
+                                                          " ids");
+            if (teacher.common > 0) vocab = teacher.common;
+        }
         detail::check_env(e, n);
         detail::check_overlaps(student, teacher, e);
         detail::validate_estimator(estimator);

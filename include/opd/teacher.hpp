@@ -255,9 +255,12 @@ struct lumped : Cache {
     static_assert(Cache::kind == cache_kind::dense,
                   "opd: teacher::lumped is of a teacher::dense; a support has its tail");
     static constexpr bool is_lumped = true;
+    index_t common = 0; ///< ids [0, common) are the same for both; 0: as many as the smaller vocabulary has
 };
 template <class Cache>
 lumped(Cache) -> lumped<Cache>;
+template <class Cache, std::integral I>
+lumped(Cache, I) -> lumped<Cache>;
 
 /// A cache of tokens that the student of the call drew itself, with the weights that it has now.
 template <class Cache>

@@ -30,23 +30,25 @@ namespace {
 /// Rows of student and teacher logits over vocabularies of their own.
 template <class T>
 struct two_vocabularies {
-    index_t n, v_s, v_t;
+    index_t n, v_s, v_t, v_c;
     float t_s, t_t;
     std::vector<T> z, y, dz;
     std::vector<std::int32_t> mask;
     std::vector<double> lse;
     env e;
 
-    index_t common() const { return std::min(v_s, v_t); }
+    index_t common() const { return v_c; }
 
     explicit two_vocabularies(numbers& u) : n(1 + u.below(3)) {
         const index_t sizes[] = {1, 2, 7, 300, 1030, 2100};
         v_s = v_t = sizes[u.below(6)];
         const index_t more[] = {0, 1, 5, 900, 2100};
         (u.below(2) ? v_s : v_t) += more[u.below(5)];
+        v_c = std::min(v_s, v_t); // else both have ids of their own
+        if (u.below(2)) v_c -= u.below(std::min<index_t>(v_c, 9));
         t_s = float(0.6 + u.uniform()), t_t = u.below(2) ? t_s : float(0.6 + u.uniform());
         const double scale = u.below(3) == 0 ? 6 : 1.5, noise = u.below(4) == 0 ? 0.01 : 2;
-        const double lifts[] = {0, 0, -60, 30, 100};
+        const double lifts[] = {0, 0, -60, 30, 1000};
         for (index_t r = 0; r < n; ++r) {
             const double lift = lifts[u.below(5)], hole = u.below(2) ? 0.05 : 0;
             std::vector<double> both;
@@ -100,7 +102,7 @@ template <class T>
 two_vocabularies<double> in_double(const two_vocabularies<T>& b) {
     numbers any(1);
     two_vocabularies<double> out(any);
-    out.n = b.n, out.v_s = b.v_s, out.v_t = b.v_t, out.t_s = b.t_s, out.t_t = b.t_t, out.e = b.e;
+    out.n = b.n, out.v_s = b.v_s, out.v_t = b.v_t, out.v_c = b.v_c, out.t_s = b.t_s, out.t_t = b.t_t, out.e = b.e;
     out.z.assign(b.z.begin(), b.z.end()), out.y.assign(b.y.begin(), b.y.end()), out.dz.assign(b.dz.begin(), b.dz.end());
     return out;
 }
@@ -133,7 +135,7 @@ template <class T, class D>
 void as_tail_bucket(const two_vocabularies<T>& b, const char* name, const D& d, double bound) {
     const found want = by_tail_bucket(b, d);
     on_both([&](auto& be, const char* engine) {
-        const found got = call(be, b, teacher::lumped{b.teacher()}, d);
+        const found got = call(be, b, teacher::lumped{b.teacher(), b.common()}, d);
         const auto context = std::string(engine) + ", " + name + ", V " + std::to_string(b.v_s) + " and " +
                              std::to_string(b.v_t) + ", seen " + to_string(got.seen);
         RC_LOG(context);
@@ -184,13 +186,14 @@ TEST_CASE("equal vocabularies: every bit of the dense divergence") {
     property("same", [] {
         numbers u(*rc::gen::arbitrary<std::uint64_t>());
         two_vocabularies<float> b(u);
-        b.v_s = b.v_t = b.common();
+        b.v_s = b.v_t = b.v_c;
         b.z.resize(std::size_t(b.n * b.v_s)), b.y.resize(std::size_t(b.n * b.v_s)),
             b.dz.resize(std::size_t(b.n * b.v_s));
         b.e.given_lse = {}, b.e.measure.entropy = u.below(2) == 0;
         const auto same = [&](const auto& d) {
             on_both([&](auto& be, const char*) {
-                const found got = call(be, b, teacher::lumped{b.teacher()}, d), want = call(be, b, b.teacher(), d);
+                const found got = call(be, b, teacher::lumped{b.teacher(), b.common()}, d),
+                            want = call(be, b, b.teacher(), d);
                 RC_ASSERT(got.loss == want.loss);
                 RC_ASSERT(got.dz == want.dz);
                 RC_ASSERT(got.losses == want.losses);
@@ -226,7 +229,7 @@ TEST_CASE("entropies and overlap are of the common ids and the bucket") {
             }
         }
         on_both([&](auto& be, const char*) {
-            const diagnostics d = call(be, b, teacher::lumped{b.teacher()}, reverse_kl{}).seen;
+            const diagnostics d = call(be, b, teacher::lumped{b.teacher(), b.common()}, reverse_kl{}).seen;
             RC_ASSERT(std::abs(d.student_entropy_sum - h_p) <= 1e-9 * (1 + h_p));
             RC_ASSERT(std::abs(d.teacher_entropy_sum - h_q) <= 1e-9 * (1 + h_q));
             RC_ASSERT(std::abs(d.overlap_sum - both) <= 1e-9);
@@ -247,7 +250,7 @@ TEST_CASE("in place, over padding, in 16 bits") {
             e.beta = 0;
             const auto run = [&](matrix_view<const float> from, matrix_view<float> to) {
                 return evaluate(be, student::logits<float>{.z = from, .dz = to, .temperature = b.t_s},
-                                teacher::lumped{b.teacher()}, jsd{}, e);
+                                teacher::lumped{b.teacher(), b.common()}, jsd{}, e);
             };
             const double want = run(view(std::as_const(b.z).data(), b.n, b.v_s), view(apart.data(), b.n, b.v_s)).loss;
             CHECK(
@@ -265,14 +268,15 @@ TEST_CASE("in place, over padding, in 16 bits") {
                 short_z.push_back(element<bfloat16>::store(x)), x = element<bfloat16>::load(short_z.back());
             for (float& x : rounded.y)
                 short_y.push_back(element<bfloat16>::store(x)), x = element<bfloat16>::load(short_y.back());
-            const found in_float = call(be, rounded, teacher::lumped{rounded.teacher()}, reverse_kl{});
+            const found in_float = call(be, rounded, teacher::lumped{rounded.teacher(), b.common()}, reverse_kl{});
             rounded.dz.assign(rounded.dz.size(), 0.25F);
             const result r = evaluate(
                 be,
                 student::logits<bfloat16, float>{.z = view(std::as_const(short_z).data(), b.n, b.v_s),
                                                  .dz = view(rounded.dz.data(), b.n, b.v_s),
                                                  .temperature = b.t_s},
-                teacher::lumped{teacher::dense<bfloat16>{view(std::as_const(short_y).data(), b.n, b.v_t), b.t_t}},
+                teacher::lumped{teacher::dense<bfloat16>{view(std::as_const(short_y).data(), b.n, b.v_t), b.t_t},
+                                b.common()},
                 reverse_kl{}, b.e);
             CHECK(r.loss == doctest::Approx(in_float.loss).epsilon(1e-6));
             for (std::size_t v = 0; v < rounded.dz.size(); ++v)
@@ -334,6 +338,11 @@ TEST_CASE("bad rows, infinite rows, what is refused") {
     CHECK_THROWS_WITH_AS(evaluate(be, student::logits<float>{view(std::as_const(z).data(), 1, 4)},
                                   teacher::dense{view(std::as_const(y).data(), 1, 2)}, jsd{}),
                          doctest::Contains("teacher::lumped"), invalid_input);
+    for (const index_t common : {-1, 3})
+        CHECK_THROWS_WITH_AS(
+            evaluate(be, student::logits<float>{view(std::as_const(z).data(), 1, 4), view(dz.data(), 1, 4)},
+                     teacher::lumped{teacher::dense{view(std::as_const(y).data(), 1, 2)}, common}, jsd{}),
+            doctest::Contains("teacher.common"), invalid_input);
     CHECK(dz == std::vector<float>(4, 7.F));
     run(be, jsd{}, raise), back(be, reverse_kl{}, raise), run(be, forward_kl{}, raise), run(be, jsd{}, contents);
 }

@@ -3,7 +3,7 @@
 // Rows of a dense divergence where student and teacher have vocabularies of different size: D over the ids that both have, and one bucket
 // for all that either has beyond them. Both sides are normalised over their own vocabulary, p = softmax(z[0:V_s]/T), q = softmax(y[0:V_t]/T):
 //
-//   D(p, q) = Σ_{v<V_c} term(p[v], q[v]) + term(p_rest, q_rest)                V_c = min(V_s, V_t), p_rest = Σ_{v>=V_c} p[v]
+//   D(p, q) = Σ_{v<V_c} term(p[v], q[v]) + term(p_rest, q_rest)                V_c = teacher.common, p_rest = Σ_{v>=V_c} p[v]
 //   c[v] = c_rest p[v]/p_rest                                                  on the student's ids beyond
 //
 // The common ids are dense_rows' as they are. What lies beyond is swept first, on its own; the bucket is one more entry, in double, of every
@@ -244,7 +244,11 @@ struct lumped_rows {
         OPD_HD static void finish(const lumped_rows& k, state_type& st, two_sums all) {
             common_rows::careful_normalisers::finish(k.common, st, all);
             const raw_sums& s = st.swept.sums;
-            if (k.frame.env.given_lse.empty()) st.log_z = log_add(st.log_z, (st.z - s.z_s) * s.inv_s);
+            const auto& given = k.frame.env.given_lse;
+            if (given.empty())
+                st.log_z = log_add(st.log_z, (st.z - s.z_s) * s.inv_s);
+            else if (st.outweighs)
+                st.log_z = given[st.row] - s.z_s * s.inv_s; // the mass may be beyond double
             st.log_y = log_add(st.log_y, (st.y - s.y_t) * s.inv_t);
             k.common.find_careful_constants(st);
             if (st.student_has() && st.z > s.z_s)
