@@ -333,6 +333,18 @@ TEST_CASE("EOPD: forward KL beside reverse KL where the teacher is unsure") {
                 be, b, s, selected{renormalised{weighted_sum{reverse_kl{}, forward_kl{}}}, selector::eopd{tau, share}},
                 e, 0);
             for (std::size_t i = 0; i < both.dz.size(); ++i) RC_ASSERT(std::abs(on_all.dz[i] - both.dz[i]) < 1e-11);
+            // with all but the first id in one bucket
+            const teacher::lumped lumped{t, 1};
+            const outcome<double> x(be, b, lumped, reverse_kl{}, e, 0), y(be, b, lumped, forward_kl{}, e, 0);
+            const double limit = std::log(2.) / 2;
+            const outcome<double> of_buckets(be, b, lumped, eopd(limit, share), e, 0);
+            for (index_t r = 0; r < b.rows; ++r) {
+                const double first = b.q(r)[0], w = entropy({first, 1 - first}) > limit ? share : 0;
+                for (index_t v = 0; v < b.vocab; ++v) {
+                    const auto i = std::size_t(r * b.vocab + v);
+                    RC_ASSERT(std::abs(of_buckets.dz[i] - x.dz[i] - w * y.dz[i]) < 1e-11);
+                }
+            }
         });
     });
 }
@@ -385,6 +397,7 @@ TEST_CASE("what is left out has no gradient and no loss; a weight that is no num
         const teacher::samples samples{drawn, view(log_mu.data(), 4, 2), view(log_q.data(), 4, 2)};
         check(teacher::dense<float>{view(b.y.data(), 4, 1500)}, reverse_kl{});
         check(teacher::dense<float>{view(b.y.data(), 4, 1500)}, total_variation{});
+        check(teacher::lumped{teacher::dense<float>{view(b.y.data(), 4, 1500)}, 700}, reverse_kl{});
         check(samples, mc{});
         const teacher::support support{view(std::as_const(best).data(), 4, 2), view(log_q.data(), 4, 2)};
         check(support, renormalised{reverse_kl{}});
