@@ -253,6 +253,38 @@ std::optional<opd::any_dense> dense_estimator(const config& c) {
     return e;
 }
 
+row_choice selector_of(const config& c, std::int32_t version) {
+    using kind = opd::choice::selector;
+    const auto& d = c.distill;
+    const kind which = chosen("--selector", opd::choice::selectors, d.selector);
+    const auto refuse = [&](const std::string& why) {
+        throw failure(exit_usage, fmt::format("--selector {} --estimator {}: {}", d.selector, d.estimator, why));
+    };
+    const auto part = part_estimator_of(c);
+    const bool on_support = part == part_estimator::topk, dense = dense_estimator(c).has_value();
+    const unsigned known = dense || on_support ? opd::fact::of_dense
+                           : reads_draws(part) ? opd::fact::of_tokens
+                                               : opd::fact::of_buckets;
+    row_choice out;
+    try { // the library's own sentences
+        if (which == kind::eopd) {
+            if (d.estimator != "reverse_kl" && !on_support) refuse("mixes two divergences: of reverse_kl and topk");
+            out.eopd = opd::selector::eopd{d.selector_a, d.selector_b};
+            out.eopd->validate();
+            return out;
+        }
+        out.weights = {which, d.selector_a, d.selector_b};
+        if (which == kind::prefix && d.selector_b > 0)
+            out.weights.a = opd::selector::prefix::at_step(version, d.selector_a, d.selector_b).depth;
+        if (which == kind::prefix && !(d.selector_b >= 0)) refuse("--selector-b must be at least 0");
+        out.weights.validate();
+        out.weights.validate_for(known);
+    } catch (const opd::invalid_input& refused) {
+        refuse(refused.what());
+    }
+    return out;
+}
+
 const char* estimator_help() {
     const auto names = [](const auto& table) {
         std::vector<std::string_view> r;
@@ -277,6 +309,7 @@ std::string list_estimators() {
     table(std::string("--shape") + of_drawn, opd::choice::objectives);
     table(std::string("--surrogate") + of_drawn, opd::choice::surrogates);
     table(std::string("--baseline") + of_drawn, opd::choice::baselines);
+    table("--selector (a, b: --selector-a, --selector-b)", opd::choice::selectors);
     return out + "\nPairs that do not compose are refused with the reason.\n";
 }
 
@@ -313,6 +346,10 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(drawn && one_of(surrogate, {"ppo_clip", "cispo", "a3po"}), "distill", by_surrogate, {"clip_low", "clip_high"});
     only(drawn && surrogate == "ppo_clip", "distill", by_surrogate, {"dual_clip"});
     only(drawn && one_of(surrogate, {"truncated_is", "a3po"}), "distill", by_surrogate, {"ratio_cap"});
+
+    const std::string& selector = c.distill.selector;
+    only(selector != "all", "distill", "--selector " + selector, {"selector_a"});
+    only(one_of(selector, {"tip", "prefix", "eopd"}), "distill", "--selector " + selector, {"selector_b"});
 
     const auto& s = c.schedule;
     const bool async = s.kind == "async", areal = async && s.staleness_policy == "areal";
@@ -435,6 +472,7 @@ void validate(const config& c) {
     need(c.distill.topk_from == "teacher" || c.distill.topk_from == "student",
          fmt::format("--topk-from must be teacher or student, not '{}'", c.distill.topk_from));
     if (reads_draws(part_estimator_of(c))) drawn_estimator(c); // names what it refuses
+    selector_of(c, 0);
     count("--m", c.distill.m, 1);
     at_least("--budget", c.distill.budget, 1);
     count("--slots", c.distill.slots, 1);

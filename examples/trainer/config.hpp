@@ -132,6 +132,8 @@ struct config {
         double clip_low = 0.2, clip_high = 0.2, dual_clip = 0;
         double ratio_cap = 2;
         std::string baseline = "exact_entries";
+        std::string selector = "all";
+        double selector_a = 0, selector_b = 0;
         bool self_normalise = false, accept_bias = false;
         int slots = 32;
         int prefill_chunk = 8;
@@ -243,6 +245,11 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("dual_clip", "--dual-clip", c.distill.dual_clip, "ppo_clip: largest ratio where A < 0; 0: none", true);
     v.option("ratio_cap", "--ratio-cap", c.distill.ratio_cap, "truncated_is, a3po: the cap; a3po: 0 for none", true);
     v.option("baseline", "--baseline", c.distill.baseline, "mc, threshold: subtracted from the advantage", true);
+    v.option("selector", "--selector", c.distill.selector,
+             "which rows count, by what the step finds out about them; --list-estimators says which", true);
+    v.option("selector_a", "--selector-a", c.distill.selector_a, "first parameter of the selector", true);
+    v.option("selector_b", "--selector-b", c.distill.selector_b,
+             "second parameter; prefix: updates after which it is a token longer, 0: it stays", true);
     v.option("self_normalise", "--self-normalise", c.distill.self_normalise,
              "mc, threshold: weights divided by the sum of ratios of their row", true);
     v.option("accept_bias", "--accept-bias", c.distill.accept_bias,
@@ -318,6 +325,12 @@ inline std::optional<part_estimator> part_estimator_of(const config& c) {
 }
 /// The estimator of drawn tokens that a configuration names, checked for the law that its schedule draws under.
 opd::any_sampled drawn_estimator(const config& c);
+/// What --selector makes of the rows at a version of the student: weights, or EOPD's mixture.
+struct row_choice {
+    opd::any_selector weights = {};
+    std::optional<opd::selector::eopd> eopd = {};
+};
+row_choice selector_of(const config& c, std::int32_t version);
 /// What --list-estimators prints.
 std::string list_estimators();
 

@@ -58,12 +58,19 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
     env.mask = opd::row_mask(batch.mask);
     env.versions = opd::vector_view<const std::int32_t>(batch.versions);
     env.version = version;
+    env.offsets = opd::row_offsets<>(batch.offsets);
+    const row_choice rows = selector_of(c, version);
     const opd::student::logits student{opd::view(logits, n, v), opd::view(logits, n, v), temperature};
 
     if (const auto dense = dense_estimator(c)) {
         const opd::teacher::dense teacher{opd::view(cache.logits.data(), n, v), temperature};
-        return dense->visit(
-            [&](const auto& divergence) { return opd::evaluate(backend, student, teacher, divergence, env); });
+        if (rows.eopd)
+            return opd::evaluate(backend, student, teacher,
+                                 opd::selected{opd::weighted_sum{opd::reverse_kl{}, opd::forward_kl{}}, *rows.eopd},
+                                 env);
+        return dense->visit([&](const auto& divergence) {
+            return opd::evaluate(backend, student, teacher, opd::selected{divergence, rows.weights}, env);
+        });
     }
     const auto part = part_estimator_of(c);
     if (!part) throw failure(exit_usage, "--estimator: no objective for '" + c.distill.estimator + "'");
@@ -74,17 +81,24 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
     const opd::teacher::support support{ids, log_q, opd::view(cache.log_tail.data(), n)};
     switch (*part) {
     case part_estimator::topk:
-        return opd::evaluate(backend, student, support, opd::renormalised{opd::reverse_kl{}}, env);
+        if (rows.eopd)
+            return opd::evaluate(
+                backend, student, support,
+                opd::selected{opd::renormalised{opd::weighted_sum{opd::reverse_kl{}, opd::forward_kl{}}}, *rows.eopd},
+                env);
+        return opd::evaluate(backend, student, support,
+                             opd::selected{opd::renormalised{opd::reverse_kl{}}, rows.weights}, env);
     case part_estimator::tail_bucket:
-        return opd::evaluate(backend, student, support, opd::tail_bucket{opd::reverse_kl{}}, env);
+        return opd::evaluate(backend, student, support,
+                             opd::selected{opd::tail_bucket{opd::reverse_kl{}}, rows.weights}, env);
     case part_estimator::mc:
         return opd::evaluate(backend, student, opd::teacher::samples{ids, of_entries(batch.entry_log_mu), log_q},
-                             drawn_estimator(c), env);
+                             opd::selected{drawn_estimator(c), rows.weights}, env);
     default:
         return opd::evaluate(backend, student,
                              opd::teacher::weighted{ids, of_entries(batch.entry_weight), of_entries(batch.entry_log_mu),
                                                     log_q, of_entries(batch.entry_exact)},
-                             drawn_estimator(c), env);
+                             opd::selected{drawn_estimator(c), rows.weights}, env);
     }
 }
 

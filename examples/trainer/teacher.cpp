@@ -21,7 +21,9 @@ namespace views = ::ranges::views;
 // The columns of all sequences, one after the other, as a vector of them.
 template <class T, class Sequences, class Column>
 std::vector<T> pack_column(const Sequences& sequences, Column column) {
-    return opd::packed(sequences, std::move(column)) | ::ranges::to<std::vector<T>>();
+    std::vector<T> out; // a loop: what ::ranges::to does with a joined range g++ 12 takes for uninitialised
+    for (auto&& x : opd::packed(sequences, std::move(column))) out.push_back(static_cast<T>(x));
+    return out;
 }
 index_t rows_of(const trajectory& t) { return static_cast<index_t>(t.tokens.size()) - 1; }
 index_t prompt_rows(const trajectory& t) { return static_cast<index_t>(t.prompt_length) - 1; }

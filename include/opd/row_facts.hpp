@@ -27,6 +27,11 @@ inline constexpr unsigned student_entropy = 1; ///< one more read of the logits
 inline constexpr unsigned teacher_entropy = 2; ///< with overlap; dense rows and renormalised supports
 inline constexpr unsigned position = 4;        ///< env.offsets
 inline constexpr unsigned drawn = 8;           ///< log_ratio, gap: caches of drawn tokens
+
+// what is known of rows
+inline constexpr unsigned of_dense = student_entropy | teacher_entropy | position; ///< and of renormalised supports
+inline constexpr unsigned of_tokens = student_entropy | drawn | position;          ///< drawn ones
+inline constexpr unsigned of_buckets = position; ///< supports that are not renormalised
 } // namespace fact
 
 } // namespace opd

@@ -266,16 +266,16 @@ template <class Estimator>
 void validate_estimator(const Estimator& e) {
     if constexpr (requires { e.validate(); }) e.validate();
 }
-/// Which facts a selector may read (row_facts.hpp) beside position.
+/// Which facts a selector may read (row_facts.hpp).
 template <class Estimator, cache_kind Kind>
 constexpr unsigned facts_known() {
     constexpr bool renormalised = Kind == cache_kind::support && renormalised_estimator<Estimator>;
-    if (Kind == cache_kind::dense || renormalised) return fact::student_entropy | fact::teacher_entropy;
-    return Kind == cache_kind::support ? 0 : fact::student_entropy | fact::drawn;
+    if (Kind == cache_kind::dense || renormalised) return fact::of_dense;
+    return Kind == cache_kind::support ? fact::of_buckets : fact::of_tokens;
 }
 template <class Estimator, cache_kind Kind>
 constexpr bool selector_is_fed() {
-    return (facts_always_read<Estimator>() & ~(facts_known<Estimator, Kind>() | fact::position)) == 0;
+    return (facts_always_read<Estimator>() & ~facts_known<Estimator, Kind>()) == 0;
 }
 /// Whether a selector that mixes has a weighted_sum to mix.
 template <class Estimator>
@@ -292,8 +292,7 @@ constexpr bool selector_has_a_sum() {
 template <cache_kind Kind, class Estimator, space S>
 void check_selector(const Estimator& estimator, const basic_env<S>& e, index_t n) {
     const unsigned reads = facts_read(estimator);
-    if (reads & ~(facts_known<Estimator, Kind>() | fact::position))
-        throw invalid_input("selector", "reads what these rows do not know; see docs/estimators/selectors.md");
+    refuse_unknown_facts(reads, facts_known<Estimator, Kind>());
     if ((reads & fact::position) && n > 0 && e.offsets.empty())
         throw invalid_input("env.offsets", "is needed by a selector that reads positions");
 }

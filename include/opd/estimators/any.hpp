@@ -11,7 +11,7 @@
 //   d.validate();
 //   auto r = d.visit([&](const auto& divergence) { return evaluate(be, student, teacher, divergence, env); });
 //
-// Names and what each is: the tables choice::objectives, choice::surrogates, choice::baselines, choice::divergences. What does not compile in the static form is
+// Names and what each is: the tables choice::objectives, choice::surrogates, choice::baselines, choice::divergences, choice::selectors. What does not compile in the static form is
 // refused by the call here, with invalid_input and the same sentence: no signal, another descent without accept_bias, a baseline that does
 // not read the cache, a missing column.
 #pragma once
@@ -26,6 +26,7 @@
 #include "opd/error.hpp"
 #include "opd/estimators/divergences.hpp"
 #include "opd/estimators/sampled.hpp"
+#include "opd/estimators/selectors.hpp"
 #include "opd/teacher.hpp"
 #include "opd/traits.hpp"
 
@@ -71,6 +72,7 @@ enum class surrogate {
     k2_ratio,
     k3_ratio
 };
+enum class selector { all, tip, prefix, agreed, band, eopd };
 enum class baseline { none, exact_entries, leave_one_out, self_normalised, minimum_variance, value, given };
 
 /// A line of a table: what a user types, what it is.
@@ -128,6 +130,15 @@ inline constexpr name<baseline> baselines[] = {
     {"minimum_variance", baseline::minimum_variance, "likewise, weighted by (rho (1-p))^2"},
     {"value", baseline::value, "sum of p A over the certain entries"},
     {"given", baseline::given, "the cache's"},
+};
+/// a, b: the parameters that its line names.
+inline constexpr name<selector> selectors[] = {
+    {"all", selector::all, "every row as it is"},
+    {"tip", selector::tip, "rows with H(p) >= a nats, or a loss of at least b (TIP)"},
+    {"prefix", selector::prefix, "the first a tokens of each sequence"},
+    {"agreed", selector::agreed, "rows whose overlap of p and q is at least a: dense rows, renormalised supports"},
+    {"band", selector::band, "rows with |log(p/mu)| <= a: drawn tokens"},
+    {"eopd", selector::eopd, "b KL(q||p) beside KL(p||q) where H(q) > a nats (EOPD): dense rows, renormalised supports"},
 };
 // clang-format on
 
@@ -404,6 +415,45 @@ struct any_weighting {
     OPD_HD double of(double sum_w_rho) const {
         return self_normalised ? weighting::self_normalised{}.of(sum_w_rho) : 1;
     }
+};
+
+/// A selector of the table choice::selectors, but eopd, which has a weighted_sum to mix: selected{estimator, any_selector{…}}.
+struct any_selector {
+    choice::selector which = choice::selector::all;
+    double a = 0, b = 0;
+
+    OPD_CALLS_EITHER
+    template <class F>
+    OPD_HD constexpr auto visit(F f) const {
+        using kind = choice::selector;
+        switch (which) {
+        case kind::tip:
+            return f(selector::tip{a, b});
+        case kind::prefix:
+            return f(selector::prefix{a});
+        case kind::agreed:
+            return f(selector::agreed{a});
+        case kind::band:
+            return f(selector::band{a});
+        default:
+            return f(selector::all{});
+        }
+    }
+    OPD_HD unsigned reads() const {
+        return visit([](const auto& s) -> unsigned { return s.reads(); });
+    }
+    OPD_HD double operator()(const row_facts& facts) const {
+        return visit([&](const auto& s) -> double { return s(facts); });
+    }
+    void validate() const {
+        detail::refuse_selector(which == choice::selector::eopd,
+                                "eopd: mixes a weighted_sum; use opd::eopd(tau, b) or selector::eopd");
+        visit([](const auto& s) {
+            if constexpr (requires { s.validate(); }) s.validate();
+        });
+    }
+    /// Whether it fits rows of which these facts are known: fact::of_dense, of_tokens, of_buckets.
+    void validate_for(unsigned known) const { detail::refuse_unknown_facts(reads(), known); }
 };
 
 /// mc, chosen at run time. See the head of this file.

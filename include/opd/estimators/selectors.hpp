@@ -234,6 +234,10 @@ OPD_HD constexpr unsigned facts_read(const E& e) {
     else
         return facts_of_selector<E>::always;
 }
+inline void refuse_unknown_facts(unsigned reads, unsigned known) {
+    if (reads & ~known)
+        throw invalid_input("selector", "reads what these rows do not know; see docs/estimators/selectors.md");
+}
 inline void refuse_selector(bool unfit, const char* why) {
     if (unfit) throw invalid_input("selector", why);
 }
@@ -242,10 +246,15 @@ inline void refuse_selector(bool unfit, const char* why) {
 
 namespace selector {
 
+struct all {
+    OPD_HD static constexpr unsigned reads() { return 0; }
+    OPD_HD double operator()(const row_facts&) const { return 1; }
+};
+
 struct tip {
     double entropy = 0; ///< nats
     double gap = 0;     ///< of the row's loss
-    static constexpr unsigned reads() { return fact::student_entropy; }
+    OPD_HD static constexpr unsigned reads() { return fact::student_entropy; }
     OPD_HD double operator()(const row_facts& f) const { return f.student_entropy >= entropy || f.value >= gap; }
     OPD_INLINE void validate() const {
         detail::refuse_selector(!detail::is_finite(entropy) || !detail::is_finite(gap), "tip: limits must be finite");
@@ -254,7 +263,7 @@ struct tip {
 
 struct prefix {
     double depth = 0; ///< tokens
-    static constexpr unsigned reads() { return fact::position; }
+    OPD_HD static constexpr unsigned reads() { return fact::position; }
     OPD_HD double operator()(const row_facts& f) const { return f.position < depth; }
     /// The prefix of a step: k0 tokens at first, one more every `every` steps.
     static prefix at_step(double step, double k0, double every) { return {k0 + std::floor(step / every)}; }
@@ -263,7 +272,7 @@ struct prefix {
 
 struct agreed {
     double least = 0;
-    static constexpr unsigned reads() { return fact::teacher_entropy; }
+    OPD_HD static constexpr unsigned reads() { return fact::teacher_entropy; }
     OPD_HD double operator()(const row_facts& f) const { return f.overlap >= least; }
     OPD_INLINE void validate() const {
         detail::refuse_selector(!(least >= 0 && least <= 1), "agreed: least must lie in [0, 1]");
@@ -272,7 +281,7 @@ struct agreed {
 
 struct band {
     double most = 0; ///< nats
-    static constexpr unsigned reads() { return fact::drawn; }
+    OPD_HD static constexpr unsigned reads() { return fact::drawn; }
     OPD_HD double operator()(const row_facts& f) const { return f.log_ratio <= most && f.log_ratio >= -most; }
     OPD_INLINE void validate() const { detail::refuse_selector(!(most >= 0), "band: most must be at least 0"); }
 };
@@ -280,7 +289,7 @@ struct band {
 struct eopd {
     double tau = 0; ///< nats
     double b = 1;   ///< weight of the forward KL
-    static constexpr unsigned reads() { return fact::teacher_entropy; }
+    OPD_HD static constexpr unsigned reads() { return fact::teacher_entropy; }
     OPD_HD double operator()(const row_facts&) const { return 1; }
     OPD_HD sum_weights mix(const row_facts& f) const { return {1, f.teacher_entropy > tau ? b : 0}; }
     OPD_INLINE void validate() const {
