@@ -314,6 +314,36 @@ TEST_CASE("supports of different length") {
     CHECK(o.mean() == doctest::Approx(5. / 12));
 }
 
+// [own selector]
+struct fresh_first {
+    static constexpr unsigned reads() { return opd::fact::position; }
+    OPD_HD double operator()(const opd::row_facts& f) const { return 1 / (1 + f.age) / (1 + 0.01 * f.position); }
+};
+// [/own selector]
+
+TEST_CASE("selectors") {
+    constexpr long N = 3, V = 4;
+    const std::vector<float> z{1, 2, 3, 0, 4, 1, 0, 0, 1, 1, 0, 1}, y{0, 1, 2, 1, 9, 0, 0, 1, 0, 1, 1, 0};
+    std::vector<float> dz(N * V);
+    opd::cpu_backend backend;
+    const opd::student::logits student{opd::view(z.data(), N, V), opd::view(dz.data(), N, V)};
+    const opd::teacher::dense teacher{opd::view(y.data(), N, V)};
+    // [selectors]
+    // rows where the student is unsure, or sure and wrong
+    auto tip = opd::evaluate(backend, student, teacher,
+                             opd::selected{opd::reverse_kl{}, opd::selector::tip{.entropy = 1, .gap = 0.5}});
+    // KL(p‖q), and KL(q‖p) beside it where the teacher is unsure
+    auto both = opd::evaluate(backend, student, teacher, opd::eopd(0.8));
+    // [/selectors]
+    CHECK(tip.diagnostics.selector_rows == N);
+    CHECK(tip.diagnostics.selector_left_out == 2); // the last one is unsure
+    CHECK(both.loss > opd::evaluate(backend, student, teacher, opd::reverse_kl{}).loss);
+    const std::vector<std::int64_t> offsets{0, N};
+    const auto early = opd::evaluate(backend, student, teacher, opd::selected{opd::reverse_kl{}, fresh_first{}},
+                                     {.offsets = opd::row_offsets(offsets)});
+    CHECK(early.diagnostics.mean_selector_weight() == doctest::Approx((1 + 1 / 1.01 + 1 / 1.02) / 3));
+}
+
 TEST_CASE("drawn tokens") {
     constexpr long N = 4, V = 6, m = 2;
     std::vector<float> z(N * V), dz(N * V), logits;

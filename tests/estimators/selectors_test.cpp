@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <opd/estimators/any.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/selectors.hpp>
 #include <opd/estimators/support.hpp>
@@ -440,6 +441,32 @@ TEST_CASE("the selectors of the library") {
     CHECK(selector::eopd{1, 0.5}.mix(facts(0, 1.1, 0)).b == 0.5);
     CHECK(selector::eopd{1, 0.5}.mix(facts(0, 1, 0)).b == 0);
     CHECK(selector::eopd{1, 0.5}.mix(facts(0, 1, 0)).a == 1);
+}
+
+TEST_CASE("a selector chosen at run time is the one of its name") {
+    row_facts f{};
+    f.student_entropy = 1, f.teacher_entropy = 2, f.overlap = 0.5, f.position = 3, f.log_ratio = -0.4, f.value = 0.7;
+    const auto same = [&](choice::selector which, double a, double b, const auto& s) {
+        const any_selector chosen{which, a, b};
+        CHECK(chosen.reads() == s.reads());
+        chosen.validate();
+        for (const double scale : {0.1, 1., 10.}) {
+            row_facts g = f;
+            g.student_entropy *= scale, g.overlap *= scale, g.position *= scale, g.log_ratio *= scale, g.value *= scale;
+            CHECK(chosen(g) == s(g));
+        }
+    };
+    same(choice::selector::all, 0, 0, selector::all{});
+    same(choice::selector::tip, 1.5, 0.6, selector::tip{1.5, 0.6});
+    same(choice::selector::prefix, 4, 0, selector::prefix{4});
+    same(choice::selector::agreed, 0.6, 0, selector::agreed{0.6});
+    same(choice::selector::band, 0.3, 0, selector::band{0.3});
+    CHECK_THROWS_WITH_AS((any_selector{choice::selector::eopd}.validate()), doctest::Contains("mixes a weighted_sum"),
+                         invalid_input);
+    CHECK_THROWS_AS((any_selector{choice::selector::prefix, -1}.validate()), invalid_input);
+    any_selector{choice::selector::band, 1}.validate_for(fact::of_tokens);
+    CHECK_THROWS_AS((any_selector{choice::selector::band, 1}.validate_for(fact::of_dense)), invalid_input);
+    for (const auto& line : choice::selectors) CHECK(choice::find(choice::selectors, line.text) == line.which);
 }
 
 TEST_CASE("what selectors refuse") {

@@ -230,6 +230,35 @@ TEST_CASE("a run under another shape, surrogate and baseline") {
     CHECK(last_loss("plain") != last_loss("other"));
 }
 
+TEST_CASE("a run whose rows a selector weighs") {
+    const scratch dir;
+    interrupted = false;
+    int runs = 0;
+    const auto last_loss = [&](std::initializer_list<const char*> more) {
+        const std::string where = dir / std::to_string(runs++);
+        run one(parse(with(tiny(where), more)));
+        REQUIRE(go(one) == exit_ok);
+        const std::string log = read_file(where + "/log.jsonl");
+        const std::size_t last = log.rfind('\n', log.size() - 2) + 1;
+        return nlohmann::json::parse(log.substr(last))["loss"].get<double>();
+    };
+    const double all = last_loss({});
+    CHECK(last_loss({"--selector=tip", "--selector-a=0"}) == all); // H(p) >= 0: every row
+    CHECK(last_loss({"--selector=prefix", "--selector-a=0"}) == 0);
+    const double prefix = last_loss({"--selector=prefix", "--selector-a=3"});
+    CHECK(prefix != all);
+    CHECK(last_loss({"--selector=prefix", "--selector-a=3", "--selector-b=2"}) != prefix);
+    CHECK(last_loss({"--selector=eopd", "--selector-a=0", "--selector-b=1"}) > all);
+    CHECK(last_loss({"--selector=eopd", "--selector-a=100", "--selector-b=1"}) ==
+          doctest::Approx(all).epsilon(1e-3)); // the same loss, by another sweep
+    const double topk = last_loss({"--estimator=topk"});
+    CHECK(last_loss({"--estimator=topk", "--selector=eopd", "--selector-a=0", "--selector-b=1"}) > topk);
+    CHECK(last_loss({"--estimator=tail_bucket", "--selector=prefix", "--selector-a=0"}) == 0);
+    const double mc = last_loss({"--estimator=mc"});
+    CHECK(last_loss({"--estimator=mc", "--selector=band", "--selector-a=1000"}) == mc);
+    CHECK(last_loss({"--estimator=threshold", "--selector=prefix", "--selector-a=0"}) == 0);
+}
+
 TEST_CASE("SIGINT writes a checkpoint and leaves with 130; the run goes on from it") {
     const scratch dir;
     const auto slow = with(tiny(dir / "run"), {"--teacher-steps=1000000", "--checkpoint-every=1000000"});
@@ -541,6 +570,26 @@ TEST_CASE("shapes, surrogates and baselines: composed as the library composes th
     refused({"--surrogate=cispo", "--dual-clip=3"}, "--dual-clip is not used by --surrogate cispo");
     contains(failure_text({"opd-train", "--estimator=threshold", "--baseline=leave_one_out"}, exit_usage),
              "does not read this cache");
+}
+
+TEST_CASE("selectors: refused where the rows do not know what they read") {
+    const auto refused = [&](std::initializer_list<const char*> more, const char* part) {
+        contains(failure_text(with({"opd-train"}, more), exit_usage), part);
+    };
+    const std::string list = parse({"opd-train", "--list-estimators"}).text;
+    for (const auto& line : opd::choice::selectors) contains(list, "\n  " + std::string(line.text) + " ");
+    refused({"--selector=agreeed"}, "did you mean 'agreed'?");
+    refused({"--selector=band", "--selector-a=1"}, "reads what these rows do not know");
+    refused({"--estimator=mc", "--selector=agreed"}, "reads what these rows do not know");
+    refused({"--estimator=tail_bucket", "--selector=tip"}, "reads what these rows do not know");
+    refused({"--estimator=jsd", "--selector=eopd"}, "mixes two divergences");
+    refused({"--selector=eopd", "--selector-b=-1"}, "eopd: tau must be finite");
+    refused({"--selector=prefix", "--selector-a=-1"}, "prefix: depth");
+    refused({"--selector=prefix", "--selector-b=-1"}, "--selector-b must be at least 0");
+    refused({"--selector-a=1"}, "--selector-a is not used by --selector all");
+    refused({"--selector=agreed", "--selector-b=1"}, "--selector-b is not used by --selector agreed");
+    CHECK(selector_of(parse({"opd-train", "--selector=prefix", "--selector-a=4", "--selector-b=10"}).settings, 25)
+              .weights.a == 6);
 }
 
 TEST_CASE("a schedule takes its own settings and refuses those that it would ignore") {
