@@ -139,20 +139,6 @@ struct micro_batch {
 namespace detail {
 inline namespace OPD_ISA {
 
-/// The count that a reduction over the whole batch divides by.
-inline double count_of(const env& e, index_t n) {
-    if (e.normaliser > 0) return e.normaliser;
-    index_t count = 0;
-    if (e.reduction == reduce::token_mean)
-        for (index_t r = 0; r < n; ++r) count += e.mask.kept(r);
-    else
-        for (index_t s = 0; s + 1 < e.offsets.size; ++s) {
-            bool any_kept = false;
-            for (index_t r = e.offsets[s]; r < e.offsets[s + 1]; ++r) any_kept |= e.mask.kept(r);
-            count += any_kept;
-        }
-    return count > 0 ? double(count) : 1;
-}
 template <class View>
 View rows_of_untyped(View v, index_t first, index_t rows) {
     if (v.data == nullptr) return v;
@@ -168,7 +154,7 @@ inline std::vector<micro_batch> micro_batches(const env& whole, index_t n, index
     if (most < 1) throw invalid_input("most", "a part has at least one row");
     detail::check_env(whole, n);
     detail::check_env_contents(whole, n);
-    const bool by_sequence = whole.reduction == reduce::sequence_mean || whole.reduction == reduce::sequence_sum_mean;
+    const bool by_sequence = detail::reduces_sequences(whole.reduction);
     std::vector<micro_batch> parts;
     index_t sequence = 0;
     for (index_t first = 0; first < n;) {

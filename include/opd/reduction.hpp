@@ -48,6 +48,10 @@ void check_vector(const char* name, const View& v, index_t n) {
 /// The largest |w_r f_r|: beyond it a float gradient overflows.
 inline constexpr double largest_factor = 1e30;
 
+OPD_HD constexpr bool reduces_sequences(reduce how) {
+    return how == reduce::sequence_mean || how == reduce::sequence_sum_mean;
+}
+
 /// Throws unless every span of `e` fits a batch of n rows and every parameter means something.
 template <space S>
 void check_env(const basic_env<S>& e, index_t n) {
@@ -66,8 +70,7 @@ void check_env(const basic_env<S>& e, index_t n) {
         throw invalid_input("env.normaliser", "must be a positive count of at least 1e-30, or 0 to count this batch");
     if (e.reduction == reduce::constant && e.normaliser == 0)
         throw invalid_input("env.normaliser", "must be positive under reduce::constant");
-    const bool by_sequence = e.reduction == reduce::sequence_mean || e.reduction == reduce::sequence_sum_mean;
-    if (by_sequence && e.offsets.size < 1)
+    if (reduces_sequences(e.reduction) && e.offsets.size < 1)
         throw invalid_input("env.offsets", "is needed by a reduction over sequences");
     if (!is_finite(e.beta)) throw invalid_input("env.beta", "must be finite");
     if (!is_finite(e.beta_loss)) throw invalid_input("env.beta_loss", "must be finite");
@@ -104,32 +107,34 @@ inline void check_env_contents(const env& e, index_t n) {
     }
 }
 
-/// factor[r] = w_r f_r for kept rows; masked rows are left untouched and must be asked of the mask. Returns kept rows.
-inline index_t row_factors(const env& e, index_t n, double* factor) {
-    const auto weight = [&](index_t r) { return e.weights.empty() ? 1.0 : e.weights[r]; };
+inline index_t kept_between(const env& e, index_t begin, index_t end) {
     index_t kept = 0;
-    if (e.reduction == reduce::sequence_mean || e.reduction == reduce::sequence_sum_mean) {
-        index_t sequences = 0;
-        for (index_t s = 0; s + 1 < e.offsets.size; ++s) {
-            index_t in_sequence = 0;
-            for (index_t r = e.offsets[s]; r < e.offsets[s + 1]; ++r) in_sequence += e.mask.kept(r);
-            kept += in_sequence;
-            sequences += in_sequence > 0;
-            for (index_t r = e.offsets[s]; r < e.offsets[s + 1]; ++r)
-                factor[r] = weight(r) / (e.reduction == reduce::sequence_mean && in_sequence ? double(in_sequence) : 1);
-        }
-        const double count = e.normaliser > 0 ? e.normaliser : double(sequences);
-        for (index_t r = 0; r < n; ++r) factor[r] /= count > 0 ? count : 1;
-        return kept;
-    }
-    for (index_t r = 0; r < n; ++r) kept += e.mask.kept(r);
-    double count = 1;
-    if (e.reduction == reduce::token_mean)
-        count = e.normaliser > 0 ? e.normaliser : double(kept);
-    else if (e.reduction == reduce::constant)
-        count = e.normaliser;
-    for (index_t r = 0; r < n; ++r) factor[r] = weight(r) / (count > 0 ? count : 1);
+    for (index_t r = begin; r < end; ++r) kept += e.mask.kept(r);
     return kept;
+}
+/// What the reduction of n rows divides by: env.normaliser, or kept rows, or sequences with one; 1 where there are none.
+inline double count_of(const env& e, index_t n) {
+    if (e.reduction == reduce::sum) return 1;
+    if (e.normaliser > 0) return e.normaliser;
+    index_t count = 0;
+    if (reduces_sequences(e.reduction))
+        for (index_t s = 0; s + 1 < e.offsets.size; ++s) count += kept_between(e, e.offsets[s], e.offsets[s + 1]) > 0;
+    else
+        count = kept_between(e, 0, n);
+    return count > 0 ? double(count) : 1;
+}
+
+/// factor[r] = w_r f_r of kept rows; what it says of a masked row means nothing. Returns kept rows.
+inline index_t row_factors(const env& e, index_t n, double* factor) {
+    const double count = count_of(e, n);
+    for (index_t r = 0; r < n; ++r) factor[r] = e.weights.empty() ? 1.0 : e.weights[r];
+    if (e.reduction == reduce::sequence_mean)
+        for (index_t s = 0; s + 1 < e.offsets.size; ++s) {
+            const index_t begin = e.offsets[s], end = e.offsets[s + 1], kept = kept_between(e, begin, end);
+            for (index_t r = begin; kept > 0 && r < end; ++r) factor[r] /= double(kept);
+        }
+    for (index_t r = 0; r < n; ++r) factor[r] /= count;
+    return kept_between(e, 0, n);
 }
 
 /// Adds row r's staleness, version - versions[r], to the histogram.

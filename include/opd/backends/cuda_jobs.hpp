@@ -46,12 +46,8 @@ struct device_plan {
 };
 
 template <space S>
-bool reduces_sequences(const basic_env<S>& e) {
-    return e.reduction == reduce::sequence_mean || e.reduction == reduce::sequence_sum_mean;
-}
-template <space S>
 index_t sequences_of(const basic_env<S>& e) {
-    return reduces_sequences(e) && e.offsets.size > 0 ? e.offsets.size - 1 : 0;
+    return reduces_sequences(e.reduction) && e.offsets.size > 0 ? e.offsets.size - 1 : 0;
 }
 
 /// What every kernel over rows knows.
@@ -83,7 +79,7 @@ struct row_frame {
         const double nan = bit_cast<double>(0x7ff8000000000000ull);
         const double w = env.weights.empty() ? 1 : env.weights[r];
         double count = 1, in_sequence = 1;
-        if (env.reduction == reduce::sequence_mean || env.reduction == reduce::sequence_sum_mean) {
+        if (reduces_sequences(env.reduction)) {
             if (env.offsets.size < 2) return nan;
             const index_t s = sequence_of(r);
             if (r < offset(s) || r >= offset(s + 1)) return nan;
@@ -262,7 +258,7 @@ void run_job(const row_job<Student, Teacher, Estimator, S>& job, std::byte* memo
     const device_plan plan = plan_of(job);
     const row_frame<S> frame = frame_of(plan, job.env, memory);
     if (plan.sequences > 0) launch(count_sequences<S>{frame}, plan.sequences);
-    if (reduces_sequences(job.env) || job.env.reduction == reduce::token_mean)
+    if (reduces_sequences(job.env.reduction) || job.env.reduction == reduce::token_mean)
         launch(count_batch<S>{frame, plan.sequences}, index_t{1});
     launch_rows(job, plan, frame, memory, out, launch);
 }
