@@ -362,6 +362,15 @@ TEST_CASE("a row whose forward KL is infinite is none where EOPD takes reverse K
         CHECK(r.diagnostics.first_infinite_row == 1);
         CHECK(dz[0] != 0);
         CHECK(dz[3] == 0);
+        // a part of weight 0 makes no row infinite
+        const auto swapped = [&](double a, double b) {
+            return evaluate(be, student::logits{view(y.data(), 2, 3), view(dz.data(), 2, 3)},
+                            teacher::dense{view(z.data(), 2, 3)}, weighted_sum{reverse_kl{}, total_variation{}, a, b},
+                            {.on_infinite = infinite::skip()})
+                .diagnostics.infinite_rows;
+        };
+        CHECK(swapped(0, 1) == 0);
+        CHECK(swapped(0.1, 1) == 2);
     });
 }
 
