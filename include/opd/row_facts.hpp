@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a call knows of a row before its gradient is scaled: what selectors (estimators/selectors.hpp) choose by.
+// What a call knows of a row before its gradient is scaled, and what a selector is, which chooses by it (estimators/selectors.hpp has
+// the library's).
 #pragma once
 
+#include <concepts>
+#include <type_traits>
+
 #include "opd/config.hpp"
+#include "opd/error.hpp"
 
 namespace opd {
 
@@ -33,5 +38,71 @@ inline constexpr unsigned of_dense = student_entropy | teacher_entropy | positio
 inline constexpr unsigned of_tokens = student_entropy | drawn | position;          ///< drawn ones
 inline constexpr unsigned of_buckets = position; ///< supports that are not renormalised
 } // namespace fact
+
+/// Weights of the two parts of a weighted_sum in a row.
+struct sum_weights {
+    double a = 1, b = 1;
+};
+
+// clang-format off
+template <class S>
+concept row_selector = requires(const S s, const row_facts& facts) {
+    { s.reads() } -> std::convertible_to<unsigned>;
+    { s(facts) } -> std::convertible_to<double>;
+};
+/// Whether a selector chooses the weights of a weighted_sum.
+template <class S>
+concept mixing_selector = row_selector<S> && requires(const S s, const row_facts& facts) {
+    { s.mix(facts) } -> std::same_as<sum_weights>;
+};
+// clang-format on
+
+namespace detail {
+
+template <class E>
+inline constexpr bool has_selector = requires {
+    typename E::selector_type;
+};
+template <class E>
+constexpr bool selector_mixes() {
+    if constexpr (has_selector<E>)
+        return mixing_selector<typename E::selector_type>;
+    else
+        return false;
+}
+/// Whether what an estimator's selector reads is known at compile time.
+template <class E>
+inline constexpr bool reads_always = requires {
+    typename std::integral_constant<unsigned, E::selector_type::reads()>;
+};
+/// What it reads then; else 0.
+template <class E>
+constexpr unsigned facts_always_read() {
+    if constexpr (reads_always<E>)
+        return E::selector_type::reads();
+    else
+        return 0;
+}
+template <class E>
+struct facts_of_selector {
+    static constexpr unsigned always = facts_always_read<E>();
+};
+/// What an estimator's selector reads; 0 without one. A constant where it can be, so that `reads` need not be for the device.
+template <class E>
+OPD_HD constexpr unsigned facts_read(const E& e) {
+    if constexpr (has_selector<E> && !reads_always<E>)
+        return e.selector.reads();
+    else
+        return facts_of_selector<E>::always;
+}
+inline void refuse_unknown_facts(unsigned reads, unsigned known) {
+    if (reads & ~known)
+        throw invalid_input("selector", "reads what these rows do not know; see docs/estimators/selectors.md");
+}
+inline void refuse_selector(bool unfit, const char* why) {
+    if (unfit) throw invalid_input("selector", why);
+}
+
+} // namespace detail
 
 } // namespace opd

@@ -57,7 +57,7 @@ template <class Estimator>
 auto program_on_support(const Estimator& e) {
     using divergence = std::remove_cvref_t<decltype(e.on_support)>;
     if constexpr (has_selector<Estimator>)
-        return selected<divergence, typename Estimator::selector_type>{e.on_support, e.selector};
+        return typename Estimator::template on<divergence>{e.on_support, e.selector};
     else
         return divergence(e.on_support);
 }

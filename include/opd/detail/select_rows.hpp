@@ -8,7 +8,6 @@
 #include "opd/detail/rows.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
-#include "opd/estimators/selectors.hpp"
 #include "opd/row_facts.hpp"
 
 namespace opd::detail {
