@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // EOPD's selector weighs the two parts of a sum.
-// first: opd: a selector with mix() chooses the weights of a weighted_sum
+// first: opd: a selector with mix.. chooses the weights of a weighted_sum
 // errors: 1
 // control: FIXED
 #include <opd/backends/cpu.hpp>

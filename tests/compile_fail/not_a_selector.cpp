@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // A selector without reads().
-// first: opd: a selector is a struct with `unsigned reads() const`
+// first: opd: a selector is a struct with `unsigned reads.. const` and
 // errors: 1
 // control: FIXED
 #include <opd/backends/cpu.hpp>

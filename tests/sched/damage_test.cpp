@@ -6,6 +6,11 @@
 // what they made stays in bounds. (The fuzzers of tests/fuzz look further.)
 #include "script.hpp"
 
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+
 #include "opd/sched/simulated.hpp"
 #include "opd/sched/staleness_queue.hpp"
 #include "opd/sched/virtual_driver.hpp"
@@ -39,20 +44,31 @@ void refuses_damage(const std::string& bytes, Restore restore) {
     CHECK(accepted == 0);
 }
 
-/// Each byte one more and one less, sealed again. `go_on(bytes)` restores and runs what it restored.
+/// Each byte one more and one less, each word the least or the largest number, sealed again. `go_on(bytes)` restores and runs what it
+/// restored.
 template <class GoOn>
 void survives_forgery(const std::string& bytes, GoOn go_on) {
     const std::string body(unseal(bytes));
     index_t refused = 0;
+    const auto look = [&](const std::string& other) {
+        try {
+            go_on(seal(other));
+        } catch (const opd::invalid_input&) {
+            ++refused;
+        }
+    };
     for (std::size_t i = 0; i < body.size(); ++i)
         for (const int change : {1, -1}) {
             std::string other = body;
             other[i] = static_cast<char>(other[i] + change);
-            try {
-                go_on(seal(other));
-            } catch (const opd::invalid_input&) {
-                ++refused;
-            }
+            look(other);
+        }
+    for (std::size_t i = 0; i + 8 <= body.size(); ++i)
+        for (const std::int64_t word :
+             {std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()}) {
+            std::string other = body;
+            std::memcpy(other.data() + i, &word, 8);
+            look(other);
         }
     CHECK(refused > 0);
 }

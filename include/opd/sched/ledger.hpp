@@ -569,8 +569,9 @@ private:
     // Counts and lists follow from the places and the order.
     void rebuild(const std::vector<slot_t>& order) {
         detail::count_range counted;
-        counted(consumed_, version_, permits_ - 1);
-        detail::needs(counted.holds && version_ <= counted.most / plan_.batch && permits_ < index_t{1} << 31,
+        counted(consumed_, version_);
+        detail::needs(counted.holds && version_ <= counted.most / plan_.batch && permits_ >= 1 &&
+                          permits_ < index_t{1} << 31,
                       "versions and permits are no counts");
         const bool by_version = plan_.policy == staleness_policy::cohort_fifo || plan_.policy == staleness_policy::edf;
         const auto vacant = [](place p) { return p == place::none; };
