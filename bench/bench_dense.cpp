@@ -121,6 +121,26 @@ std::vector<operation<T>> operations() {
     of_samples("MC-64, clipped, PPO", opd::mc{opd::shape::clipped{5}, opd::ppo_clip{}});
     of_samples("MC-64, the same at run time", opd::any_sampled{.of = {opd::choice::objective::clipped, 5},
                                                                .surrogate = {opd::choice::surrogate::ppo_clip}});
+    dense("reverse KL, rows by TIP", opd::selected{opd::reverse_kl{}, opd::selector::tip{.gap = 1e-3}}, true, 0, 0, -1);
+    dense("EOPD", opd::eopd(6), true, 0, 0, -1);
+    all.push_back(
+        {"reverse KL, lumped beyond 131,072", traffic::two_reads_write, 0, 0, true,
+         [](opd::eigen_backend& be, const rows<T>& x) {
+             const index_t common = std::min<index_t>(x.v, 131'072);
+             benchmark::DoNotOptimize(
+                 opd::evaluate(be, x.student(), opd::teacher::lumped{x.teacher(), common}, opd::reverse_kl{}).loss);
+         },
+         -1});
+    all.push_back({"top-64, ragged, sparse gradient", traffic::none, 0, 0, true,
+                   [](opd::eigen_backend& be, const rows<T>& x) {
+                       const auto& c = *x.tokens;
+                       const opd::student::on_support s{opd::view(x.z, x.n, x.v), opd::view(x.sparse, 1, x.n * scored)};
+                       const opd::teacher::ragged_support t{opd::view(c.top.data(), x.n * scored),
+                                                            opd::view(c.top_q.data(), x.n * scored),
+                                                            opd::row_offsets<>(c.set_offsets)};
+                       benchmark::DoNotOptimize(opd::evaluate(be, s, t, opd::renormalised{opd::reverse_kl{}}).loss);
+                   },
+                   -1});
     all.push_back({"top-64, generalised", traffic::copy, 0, 0, true,
                    [](opd::eigen_backend& be, const rows<T>& x) {
                        const opd::teacher::support t{opd::view(x.tokens->top.data(), x.n, scored),

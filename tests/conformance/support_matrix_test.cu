@@ -143,6 +143,11 @@ void instantiate() {
     add<float, cache_kind::support>("reweighted", reweighted{});
     add<float, lumped_dense>("reverse_kl", reverse_kl{});
     add<float, lumped_dense>("jsd", jsd{});
+    add<float>("eopd", eopd(1));
+    add<float, lumped_dense>("eopd", eopd(1));
+    add<float>("tip{reverse_kl}", selected{reverse_kl{}, selector::tip{1, 0.1}});
+    add<float, cache_kind::samples>("band{mc}", selected{mc{}, selector::band{1}});
+    add<float, cache_kind::weighted>("band{mc}", selected{mc{}, selector::band{1}});
     add<float, ragged_support>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
     add<float, ragged_support, true>("renormalised{reverse_kl}", renormalised{reverse_kl{}});
     add<float, ragged_support>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});

@@ -165,7 +165,8 @@ OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m
         if (out.infinite && teacher_zero && (is_neg_inf(x.log_q) || x.log_q < floor_at)) x.log_q = floor_at;
         const double rho = ::exp(log_ratio_of(x).value);
         mass += x.weight * rho;
-        baseline.add(x, rho, gain(x));
+        x.c = gain(x); // until c is known
+        baseline.add(x, rho, x.c);
     }
     const double scale = estimator.weighting.of(mass);
     d.baseline_missing += decltype(baseline)::pairs && m == 1;
@@ -174,7 +175,7 @@ OPD_HD entry_row sampled_row(const Estimator& estimator, sampled_entry* e, int m
     for (int j = 0; j < m; ++j) {
         sampled_entry& x = e[j];
         const log_ratio_of ratio(x);
-        const double rho = ::exp(ratio.value), a = gain(x), b = baseline.of(x, rho, a, m);
+        const double rho = ::exp(ratio.value), a = x.c, b = baseline.of(x, rho, a, m);
         token_in t{x.log_p, x.log_mu, x.log_prox, x.log_ref, x.log_q, ratio.value, a, facts.age};
         if (facts.has_sequence) t.sequence_log_ratio = facts.sequence_log_ratio;
         t.row = facts.row, t.slot = x.slot, t.mu_entropy = facts.mu_entropy;
