@@ -92,7 +92,7 @@ void add_on_sets() {
         batch<T, T, T> b;
         kept_sets sets(b.ids);
         host_run_backend host;
-        out.host = evaluate(host, b.template student<false>(),
+        out.host = evaluate(host, b.template student<false, Kind>(),
                             teacher::on_kept_sets{b.template teacher<Kind>(),
                                                   view(std::as_const(sets.ids).data(), index_t(sets.ids.size())),
                                                   row_offsets<>(sets.offsets)},
@@ -108,7 +108,8 @@ void add_on_sets() {
             row_offsets<space::device>(offsets)};
         cache.widest = vocab;
         out.device =
-            memory.finish(evaluate(memory.backend, student_on<false>(memory.put(b.z), dz), cache, mc{reverse_kl{}}))
+            memory
+                .finish(evaluate(memory.backend, student_on<false, Kind>(memory.put(b.z), dz), cache, mc{reverse_kl{}}))
                 .loss;
         memory.get(b.dz, dz);
         out.gradient = b.has_gradient();
