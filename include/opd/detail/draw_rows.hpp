@@ -253,9 +253,9 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             index_t loaded = -1;
             for (index_t j = at.id; j < k.job.design.m; j += at.count) {
                 const double point = u(j, first + j) * all;
-                const index_t l = leaf_at(a.upto, leaves_of(k.vocab), point);
+                const index_t l = a.leaf_at(point);
                 if (l != loaded) leaf.load(loaded = l, is_head_tail ? rest_of(st, a, l) : leaf_limits{st.cut});
-                a.slots[st.certain + j] = leaf.find(point - (l > 0 ? a.upto[l - 1] : 0));
+                a.slots[st.certain + j] = leaf.find(point - a.before(l));
             }
         }
     };
@@ -342,10 +342,9 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
             if (at.id != 0) return;
             const arrays a = k.at(st);
-            const index_t leaves = leaves_of(k.vocab), ids = counts_to_places(a.count, leaves);
-            a.count[leaves] = ids;
-            double mass = 0;
-            for (index_t l = 0; l < leaves; ++l) a.upto[l] = mass += a.mass[l];
+            const index_t ids = counts_to_places(a.count, a.leaves);
+            a.count[a.leaves] = ids;
+            const double mass = a.add_up();
             const index_t budget = k.job.design.columns();
             st.certain = ids < budget ? ids : budget;
             st.tail = st.edge > least_weight ? mass : 0;
@@ -378,9 +377,9 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             index_t loaded = -1;
             for (index_t j = at.id; j < left; j += at.count) {
                 const double point = (u + double(j)) * step;
-                const index_t l = leaf_at(a.upto, leaves_of(k.vocab), point);
+                const index_t l = a.leaf_at(point);
                 if (l != loaded) leaf.load(loaded = l, {st.cut, st.edge});
-                a.slots[st.certain + j] = leaf.find(point - (l > 0 ? a.upto[l - 1] : 0));
+                a.slots[st.certain + j] = leaf.find(point - a.before(l));
             }
         }
     };
@@ -444,33 +443,17 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
         template <class At>
         OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
-            if (at.id == 0) st.tail = sum_up(k, st);
+            if (at.id == 0) st.tail = k.at(st).add_up();
         }
     };
-    /// Masses up to each leaf; returns all.
-    OPD_HD static double sum_up(const draw_rows& k, const leaf_state& st) {
-        const arrays a = k.at(st);
-        double mass = 0;
-        for (index_t l = 0; l < leaves_of(k.vocab); ++l) a.upto[l] = mass += a.mass[l];
-        return mass;
-    }
 
     // Gumbel top-m: slots[0 .. taken) are the ids drawn so far, ascending.
 
     /// What counts of a leaf once the ids drawn are left out.
     OPD_HD static leaf_limits undrawn(const leaf_state& st, const arrays& a, index_t l) {
-        const auto first_from = [&](index_t id) { // the first slot with at least this id
-            index_t low = 0, high = st.taken;
-            while (low < high) {
-                const index_t middle = low + (high - low) / 2;
-                if (a.slots[middle] < id)
-                    low = middle + 1;
-                else
-                    high = middle;
-            }
-            return low;
-        };
-        return {st.cut, 2, a.slots + first_from(l * ids_of_leaf), a.slots + first_from((l + 1) * ids_of_leaf)};
+        const index_t* const end = a.slots + st.taken;
+        const index_t* const first = first_from(a.slots, end, l * ids_of_leaf);
+        return {st.cut, 2, first, first_from(first, end, (l + 1) * ids_of_leaf)};
     }
     struct take_next {
         OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.total > 0; }
@@ -479,17 +462,17 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             if constexpr (is_gumbel_top) {
                 if (at.id != 0) return;
                 const arrays a = k.at(st);
-                const index_t leaves = leaves_of(k.vocab), j = st.taken;
-                const double left = j == 0 ? st.total : a.upto[leaves - 1];
+                const index_t j = st.taken;
+                const double left = a.upto[a.leaves - 1];
                 st.touched = -1;
                 if (!(left > 0)) return;
                 const uniforms u = k.uniforms_of(st.row);
                 typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
                 st.waited += u.waiting(k.job.design.m + j, j) / left;
                 const double point = u(j, j) * left;
-                const index_t l = leaf_at(a.upto, leaves, point);
+                const index_t l = a.leaf_at(point);
                 leaf.load(l, undrawn(st, a, l));
-                const index_t id = leaf.find(point - (l > 0 ? a.upto[l - 1] : 0));
+                const index_t id = leaf.find(point - a.before(l));
                 index_t slot = st.taken++;
                 for (; slot > 0 && a.slots[slot - 1] > id; --slot) a.slots[slot] = a.slots[slot - 1];
                 a.slots[slot] = id;
@@ -509,9 +492,10 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static double merge(double a, double b) { return a + b; }
         OPD_HD static void finish(const draw_rows& k, leaf_state& st, double mass) {
             if constexpr (is_gumbel_top) {
-                k.at(st).mass[st.touched] = mass;
+                const arrays a = k.at(st);
+                a.mass[st.touched] = mass;
                 st.touched = -1;
-                st.tail = sum_up(k, st);
+                st.tail = a.add_up();
                 const index_t m = k.job.design.m;
                 if (st.taken == m && st.tail > 0) st.waited += k.uniforms_of(st.row).waiting(2 * m, m) / st.tail;
             }

@@ -27,15 +27,8 @@ struct kept_set {
     }
     /// Where an id stands; -1: it does not.
     OPD_HD index_t place_of(index_t wanted) const {
-        index_t low = 0, high = count;
-        while (low < high) {
-            const index_t middle = low + (high - low) / 2;
-            if ((*this)[middle] < wanted)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        return low < count && (*this)[low] == wanted ? low : -1;
+        const index_t at = first_from(ids, ids + count, wanted) - ids;
+        return at < count && (*this)[at] == wanted ? at : -1;
     }
 };
 /// A row's set; empty where the offsets, which a host cannot read on a device, lead out of the ids.

@@ -106,11 +106,35 @@ OPD_HD OPD_INLINE double logit_within(const Z& z) {
 
 /// Per leaf: its mass, and up to it.
 struct leaf_arrays {
+    index_t leaves;
     double* mass;
     double* upto;
     index_t* count;
-    OPD_HD leaf_arrays(carver& c, index_t leaves)
-        : mass(c.take<double>(leaves)), upto(c.take<double>(leaves)), count(c.take<index_t>(leaves + 1)) {}
+    OPD_HD leaf_arrays(carver& c, index_t leaves_)
+        : leaves(leaves_), mass(c.take<double>(leaves)), upto(c.take<double>(leaves)),
+          count(c.take<index_t>(leaves + 1)) {}
+
+    /// Masses up to each leaf, from its mass; returns all.
+    OPD_HD double add_up() const {
+        double all = 0;
+        for (index_t l = 0; l < leaves; ++l) upto[l] = all += mass[l];
+        return all;
+    }
+    OPD_HD double before(index_t l) const { return l > 0 ? upto[l - 1] : 0; }
+    /// The leaf that the mass `at` falls into: the first one whose upto exceeds it, or the last one that has mass.
+    OPD_HD index_t leaf_at(double at) const {
+        index_t low = 0, high = leaves;
+        while (low < high) {
+            const index_t mid = low + (high - low) / 2;
+            if (upto[mid] > at)
+                high = mid;
+            else
+                low = mid + 1;
+        }
+        if (low == leaves)
+            for (--low; low > 0 && !(upto[low] > upto[low - 1]);) --low;
+        return low;
+    }
 };
 
 template <class Leaves, class Rows>
@@ -172,28 +196,12 @@ struct add_up {
     template <class At>
     OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
         if (at.id != 0) return;
-        leaf_arrays a = k.at(st);
-        double all = 0;
-        for (index_t l = 0; l < leaves_of(k.vocab); ++l) a.upto[l] = all += a.mass[l];
-        st.total = all;
-        if (k.cuts()) st.lse_kept = st.cut.z <= -1e30 ? st.report.lse : pin(st.swept.sums.z_s * k.inv_s) + ::log(all);
+        const leaf_arrays a = k.at(st);
+        st.total = a.add_up();
+        if (k.cuts())
+            st.lse_kept = st.cut.z <= -1e30 ? st.report.lse : pin(st.swept.sums.z_s * k.inv_s) + ::log(st.total);
     }
 };
-
-/// The leaf that the mass `at` falls into: the first one whose upto exceeds it, or the last one that has mass.
-OPD_HD inline index_t leaf_at(const double* upto, index_t leaves, double at) {
-    index_t low = 0, high = leaves;
-    while (low < high) {
-        const index_t mid = low + (high - low) / 2;
-        if (upto[mid] > at)
-            high = mid;
-        else
-            low = mid + 1;
-    }
-    if (low == leaves)
-        for (--low; low > 0 && !(upto[low] > upto[low - 1]);) --low;
-    return low;
-}
 
 /// Counts of leaves into places, how many lie before each; returns all.
 OPD_HD inline index_t counts_to_places(index_t* count, index_t leaves) {

@@ -11,6 +11,7 @@
 
 #include "opd/config.hpp"
 #include "opd/detail/leaf_rows.hpp"
+#include "opd/detail/sparse_math.hpp"
 #include "opd/detail/thread_sweep.hpp"
 #include "opd/element.hpp"
 #include "opd/filter.hpp"
@@ -172,15 +173,8 @@ struct thread_leaves {
         thread_anchors<F> anchor_;
 
         OPD_HD bool is_left_out(index_t id) const {
-            const index_t *low = limits_.from, *high = limits_.to;
-            while (low < high) {
-                const index_t* middle = low + (high - low) / 2;
-                if (*middle < id)
-                    low = middle + 1;
-                else
-                    high = middle;
-            }
-            return low < limits_.to && *low == id;
+            const index_t* const at = first_from(limits_.from, limits_.to, id);
+            return at < limits_.to && *at == id;
         }
     };
 

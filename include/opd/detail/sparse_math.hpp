@@ -25,6 +25,19 @@ struct entry_c {
     double c;
 };
 
+/// The first of ascending numbers that is at least x; `last` if none is.
+template <class T>
+OPD_HD const T* first_from(const T* first, const T* last, index_t x) {
+    while (first < last) {
+        const T* const middle = first + (last - first) / 2;
+        if (static_cast<index_t>(*middle) < x)
+            first = middle + 1;
+        else
+            last = middle;
+    }
+    return first;
+}
+
 /// log p of one id from its logit and the log-sum-exp, and from nothing else: whoever is handed the log-sum-exp gets the
 /// same bits as who swept the row.
 template <class Z>
