@@ -86,18 +86,31 @@ struct row_mask {
     }
 
     OPD_HD constexpr bool empty() const { return data == nullptr; }
-    OPD_HD bool kept(index_t r) const {
-        if (data == nullptr) return true;
-        std::int64_t x = 0;
-        if (bytes == 1) // sign only matters against `ignore`
-            x = static_cast<const std::int8_t*>(data)[r];
-        else if (bytes == 2)
-            x = static_cast<const std::int16_t*>(data)[r];
-        else if (bytes == 4)
-            x = static_cast<const std::int32_t*>(data)[r];
-        else
-            x = static_cast<const std::int64_t*>(data)[r];
-        return has_ignore ? x != ignore : x != 0;
+    OPD_HD bool kept(index_t r) const { return data == nullptr || kept_of(r, r + 1) == 1; }
+    /// How many of the rows begin, begin + step, ... below `end` are kept.
+    OPD_HD index_t kept_of(index_t begin, index_t end, index_t step = 1) const {
+        if (begin >= end) return 0;
+        if (data == nullptr) return (end - begin + step - 1) / step;
+        switch (bytes) { // sign only matters against `ignore`
+        case 1:
+            return count<std::int8_t>(begin, end, step);
+        case 2:
+            return count<std::int16_t>(begin, end, step);
+        case 4:
+            return count<std::int32_t>(begin, end, step);
+        default:
+            return count<std::int64_t>(begin, end, step);
+        }
+    }
+
+private:
+    template <class T>
+    OPD_HD index_t count(index_t begin, index_t end, index_t step) const {
+        const T* const rows = static_cast<const T*>(data);
+        const std::int64_t dropped = has_ignore ? ignore : 0;
+        index_t n = 0;
+        for (index_t r = begin; r < end; r += step) n += std::int64_t{rows[r]} != dropped;
+        return n;
     }
 };
 

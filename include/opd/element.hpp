@@ -244,6 +244,12 @@ OPD_HD OPD_INLINE constexpr F neg_inf() {
     using b = float_bits<F>;
     return detail::bit_cast<F>(static_cast<typename b::word>(b::infinity | ~b::magnitude));
 }
+/// NaN likewise.
+template <class F>
+OPD_HD OPD_INLINE constexpr F quiet_nan() {
+    using b = float_bits<F>;
+    return detail::bit_cast<F>(static_cast<typename b::word>(b::infinity | (b::infinity >> 1)));
+}
 
 } // namespace detail
 

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "opd/config.hpp"
+#include "opd/element.hpp"
 #include "opd/error.hpp"
 
 namespace opd {
@@ -50,7 +51,7 @@ struct ratio_sketch {
         if (!(q >= 0 && q <= 1)) throw invalid_input("q", "must lie in [0, 1]");
         index_t all = 0;
         for (const index_t n : counts) all += n;
-        if (all == 0) return detail::bit_cast<double>(0x7ff8000000000000ull);
+        if (all == 0) return detail::quiet_nan<double>();
         const double at = q * double(all);
         index_t below = 0;
         int bin = 0, last = 0;

@@ -107,20 +107,15 @@ inline void check_env_contents(const env& e, index_t n) {
     }
 }
 
-inline index_t kept_between(const env& e, index_t begin, index_t end) {
-    index_t kept = 0;
-    for (index_t r = begin; r < end; ++r) kept += e.mask.kept(r);
-    return kept;
-}
 /// What the reduction of n rows divides by: env.normaliser, or kept rows, or sequences with one; 1 where there are none.
 inline double count_of(const env& e, index_t n) {
     if (e.reduction == reduce::sum) return 1;
     if (e.normaliser > 0) return e.normaliser;
     index_t count = 0;
     if (reduces_sequences(e.reduction))
-        for (index_t s = 0; s + 1 < e.offsets.size; ++s) count += kept_between(e, e.offsets[s], e.offsets[s + 1]) > 0;
+        for (index_t s = 0; s + 1 < e.offsets.size; ++s) count += e.mask.kept_of(e.offsets[s], e.offsets[s + 1]) > 0;
     else
-        count = kept_between(e, 0, n);
+        count = e.mask.kept_of(0, n);
     return count > 0 ? double(count) : 1;
 }
 
@@ -130,11 +125,22 @@ inline index_t row_factors(const env& e, index_t n, double* factor) {
     for (index_t r = 0; r < n; ++r) factor[r] = e.weights.empty() ? 1.0 : e.weights[r];
     if (e.reduction == reduce::sequence_mean)
         for (index_t s = 0; s + 1 < e.offsets.size; ++s) {
-            const index_t begin = e.offsets[s], end = e.offsets[s + 1], kept = kept_between(e, begin, end);
+            const index_t begin = e.offsets[s], end = e.offsets[s + 1], kept = e.mask.kept_of(begin, end);
             for (index_t r = begin; kept > 0 && r < end; ++r) factor[r] /= double(kept);
         }
     for (index_t r = 0; r < n; ++r) factor[r] /= count;
-    return kept_between(e, 0, n);
+    return e.mask.kept_of(0, n);
+}
+
+/// The last of `count` sequences that begins at or before row r, the first if none does.
+template <space S>
+OPD_HD index_t sequence_of(const row_offsets<S>& offsets, index_t count, index_t r) {
+    index_t low = 0, high = count;
+    while (high - low > 1) {
+        const index_t middle = low + (high - low) / 2;
+        (offsets[middle] <= r ? low : high) = middle;
+    }
+    return low;
 }
 
 /// Adds row r's staleness, version - versions[r], to the histogram.

@@ -20,7 +20,7 @@ struct row_facts {
         student_entropy; ///< H(p), nats, at the student's temperature; on a renormalised support or a kept set: of p there
     double teacher_entropy; ///< H(q), likewise
     double overlap;         ///< Σ min(p, q)
-    double position;        ///< in its sequence, from 0
+    double position;        ///< among the kept rows of its sequence, from 0: masked prompt rows do not count
     double log_ratio;       ///< of drawn tokens: Σ w (log p - log mu) / Σ w
     double gap;             ///< of drawn tokens: Σ w (log p - log q) / Σ w
     double age;             ///< staleness in versions; 0 if unknown
@@ -70,30 +70,25 @@ constexpr bool selector_mixes() {
     else
         return false;
 }
-/// Whether what an estimator's selector reads is known at compile time.
+/// What an estimator's selector is known at compile time to read: nothing without one, or where it is chosen at run time.
 template <class E>
-inline constexpr bool reads_always = requires {
-    typename std::integral_constant<unsigned, E::selector_type::reads()>;
+struct selector_facts {
+    static constexpr bool known = !has_selector<E>;
+    static constexpr unsigned read = 0;
 };
-/// What it reads then; else 0.
 template <class E>
-constexpr unsigned facts_always_read() {
-    if constexpr (reads_always<E>)
-        return E::selector_type::reads();
-    else
-        return 0;
-}
-template <class E>
-struct facts_of_selector {
-    static constexpr unsigned always = facts_always_read<E>();
+    requires requires { typename std::integral_constant<unsigned, E::selector_type::reads()>; }
+struct selector_facts<E> {
+    static constexpr bool known = true;
+    static constexpr unsigned read = E::selector_type::reads();
 };
-/// What an estimator's selector reads; 0 without one. A constant where it can be, so that `reads` need not be for the device.
+/// What an estimator's selector reads. A constant where it can be, so that `reads` need not be for the device.
 template <class E>
 OPD_HD constexpr unsigned facts_read(const E& e) {
-    if constexpr (has_selector<E> && !reads_always<E>)
-        return e.selector.reads();
+    if constexpr (selector_facts<E>::known)
+        return selector_facts<E>::read;
     else
-        return facts_of_selector<E>::always;
+        return e.selector.reads();
 }
 inline void refuse_unknown_facts(unsigned reads, unsigned known) {
     if (reads & ~known)

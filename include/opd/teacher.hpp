@@ -229,7 +229,7 @@ struct weighted {
     vector_view<const L, Space> mu_entropy = {};
     /// (N) log of mu's mass outside the exact entries, as draw's `log_tail`; -inf: none. Where it is given, a row that has some and no
     /// drawn entry is an error: its weights say nothing of that mass.
-    vector_view<const L, Space> log_tail_mu = {};
+    vector_view<const double, Space> log_tail_mu = {};
     rollout_record<L, Space> rollout = {};
 };
 template <class Id, class W, class A, class B, space S>

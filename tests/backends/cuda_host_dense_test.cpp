@@ -398,7 +398,7 @@ TEST_CASE("weights and offsets that make no sense make their rows bad") {
     for (index_t r = 0; r < 6; ++r) CHECK(detail::is_nan(bad.factor(r))); // no kept row counted: no factor
     counts.assign(4, 2);
     for (index_t r = 0; r < 6; ++r) {
-        const index_t q = bad.sequence_of(r);
+        const index_t q = detail::sequence_of(bad.env.offsets, 4, r);
         CHECK(q >= 0);
         CHECK(q < 4);
     }

@@ -320,8 +320,8 @@ TEST_CASE("keyed draws without replacement have the law of noisy log-probs") {
 }
 
 TEST_CASE("a weighted row whose tail was not drawn from is refused; on a device it is bad") {
-    const std::vector<float> z{0, 1, 2, 0, 1, 2}, log_mu(4, -1.F), log_q(4, -1.F), tail{-1e9F, -2.F};
-    std::vector<float> all_in{-std::numeric_limits<float>::infinity(), -2.F};
+    const std::vector<float> z{0, 1, 2, 0, 1, 2}, log_mu(4, -1.F), log_q(4, -1.F);
+    const std::vector<double> tail{-1e9, -2}, all_in{-std::numeric_limits<double>::infinity(), -2};
     std::vector<float> dz(6, 9.F);
     const std::vector<double> weight(4, 0.25);
     std::vector<std::int32_t> ids{1, 2, 2, 0};
@@ -332,7 +332,7 @@ TEST_CASE("a weighted row whose tail was not drawn from is refused; on a device 
     const student::logits<float, float> s{.z = view(z.data(), 2, 3), .dz = view(dz.data(), 2, 3)};
     on_both([&](auto& be, const char* engine) {
         INFO(engine);
-        cache.log_tail_mu = view(std::as_const(all_in).data(), 2);
+        cache.log_tail_mu = view(all_in.data(), 2);
         CHECK(evaluate(be, s, cache, mc{}).diagnostics.bad_rows == 0);
         for (const std::int32_t second : {0, -1}) {
             ids[3] = second;
@@ -355,11 +355,52 @@ TEST_CASE("a weighted row whose tail was not drawn from is refused; on a device 
         cache.log_tail_mu = view(tail.data(), 2);
         CHECK(evaluate(be, s, cache, mc{}, {.mask = std::vector<std::uint8_t>{0, 1}}).diagnostics.bad_rows == 0);
         CHECK_THROWS_WITH_AS(evaluate(be, s, cache, mc{}), doctest::Contains("row 0"), invalid_input);
-        const std::vector<float> above{0.5F, -2.F};
+        const std::vector<double> above{0.5, -2};
         cache.log_tail_mu = view(above.data(), 2);
         CHECK_THROWS_WITH_AS(evaluate(be, s, cache, mc{}), doctest::Contains("is not a log-probability"),
                              invalid_input);
         cache.log_tail_mu = view(tail.data(), 1);
         CHECK_THROWS_WITH_AS(evaluate(be, s, cache, mc{}), doctest::Contains("teacher.log_tail_mu"), invalid_input);
+    });
+}
+
+TEST_CASE("what a draw says of its tail is what the learner reads") {
+    const index_t n = 3, vocab = 40, h = 4, m = 2, columns = h + m;
+    numbers u(11);
+    std::vector<float> z;
+    for (index_t i = 0; i < n * vocab; ++i) z.push_back(float(2 * u.normal()));
+    for (index_t v = 0; v < vocab; ++v) z[std::size_t(vocab + v)] = v < h ? float(v) : -80;       // next to none
+    for (index_t v = h; v < vocab; ++v) z[std::size_t(2 * vocab + v)] = detail::neg_inf<float>(); // none
+    on_both([&](auto& be, const char* engine) {
+        INFO(engine);
+        std::vector<std::int32_t> ids(std::size_t(n * columns));
+        std::vector<float> log_mu(ids.size()), log_q(ids.size(), -1.F), weight(ids.size()), dz(z.size());
+        std::vector<std::uint8_t> exact(ids.size());
+        std::vector<double> log_tail(static_cast<std::size_t>(n));
+        const std::vector<std::uint64_t> sample{1, 2, 3};
+        const std::vector<std::uint32_t> position{0, 0, 0};
+        const auto logits = view(std::as_const(z).data(), n, vocab);
+        draw_options<> options;
+        options.log_tail = view(log_tail.data(), n);
+        draw(be, logits, design::head_tail{h, m},
+             {.seed = 5, .sample = view(sample.data(), n), .position = view(position.data(), n)},
+             drawn<std::int32_t, float, float>{view(ids.data(), n, columns), view(log_mu.data(), n, columns),
+                                               view(weight.data(), n, columns), view(exact.data(), n, columns)},
+             options);
+        CHECK(log_tail[1] < -60);
+        CHECK(log_tail[1] > -100);
+        CHECK(detail::is_neg_inf(log_tail[2]));
+        teacher::weighted<std::int32_t> cache{
+            view(std::as_const(ids).data(), n, columns), view(std::as_const(weight).data(), n, columns),
+            view(std::as_const(log_mu).data(), n, columns), view(std::as_const(log_q).data(), n, columns),
+            view(std::as_const(exact).data(), n, columns)};
+        cache.log_tail_mu = view(std::as_const(log_tail).data(), n);
+        const student::logits<float, float> s{.z = logits, .dz = view(dz.data(), n, vocab)};
+        CHECK(evaluate(be, s, cache, mc{}).diagnostics.bad_rows == 0);
+        for (index_t j = h; j < columns; ++j) ids[std::size_t(2 * columns + j)] = -1; // they were
+        CHECK(evaluate(be, s, cache, mc{}).diagnostics.bad_rows == 0);
+        for (index_t j = h; j < columns; ++j) ids[std::size_t(columns + j)] = -1; // lost on the way
+        CHECK_THROWS_WITH_AS(evaluate(be, s, cache, mc{}), doctest::Contains("teacher.log_tail_mu, row 1"),
+                             invalid_input);
     });
 }

@@ -5,6 +5,7 @@
 // loop: entropies, overlap, quantiles of the ratio, teacher KL, counts by sign, the variance of a draw's loss; that asking for them
 // changes no bit of loss and gradient; that the list of fields is whole.
 #include "both_engines.hpp"
+#include "support/distribution.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
 #include "support/sanitized.hpp"
@@ -28,25 +29,6 @@ using namespace opd::test;
 
 namespace {
 
-template <class T>
-std::vector<double> softmax(const T* x, index_t n, double temperature) {
-    std::vector<double> p;
-    double top = -1e300, sum = 0;
-    for (index_t v = 0; v < n; ++v) {
-        const double s = double(element<T>::load(x[v]));
-        p.push_back(detail::is_neg_inf(s) ? -1e300 : s / temperature);
-        top = std::max(top, p.back());
-    }
-    for (double& x_ : p) sum += x_ = x_ <= -1e300 ? 0 : std::exp(x_ - top);
-    for (double& x_ : p) x_ /= sum;
-    return p;
-}
-double entropy(const std::vector<double>& p) {
-    double h = 0;
-    for (const double x : p) h -= x > 0 ? x * std::log(x) : 0;
-    return h;
-}
-
 template <class Z, class Y>
 void check_rows(const std::string& type) {
     property("entropies and overlap, " + type, [] {
@@ -63,7 +45,7 @@ void check_rows(const std::string& type) {
             const auto ps = softmax(b.z_view().row(r), p.vocab, double(p.temperature_p));
             const auto qs = softmax(b.y_view().row(r), p.vocab, double(p.temperature_q));
             hp += entropy(ps), hq += entropy(qs), ++kept;
-            for (std::size_t v = 0; v < ps.size(); ++v) both += std::min(ps[v], qs[v]);
+            both += overlap(ps, qs);
         }
         on_both([&](auto& be, const char*) {
             env e = b.masked_env();

@@ -4,6 +4,7 @@
 // Selectors: a row weighed by what the call finds out is the row with that weight in env.weights, the facts computed in float64; a sum of
 // two divergences is the sum of their calls; EOPD row by row; what is left out, what is bad, what is refused. On both engines.
 #include "backends/both_engines.hpp"
+#include "support/distribution.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
 
@@ -46,25 +47,6 @@ struct listed {
     OPD_HD double operator()(const row_facts& f) const { return of_row[f.row]; }
 };
 
-std::vector<double> softmax(const double* z, index_t n, double temperature) {
-    double top = -1e300, sum = 0;
-    for (index_t v = 0; v < n; ++v) top = std::max(top, z[v]);
-    std::vector<double> p;
-    for (index_t v = 0; v < n; ++v) p.push_back(std::exp((z[v] - top) / temperature)), sum += p.back();
-    for (double& x : p) x /= sum;
-    return p;
-}
-double entropy(const std::vector<double>& p) {
-    double h = 0;
-    for (const double x : p) h -= x > 0 ? x * std::log(x) : 0;
-    return h;
-}
-double overlap(const std::vector<double>& p, const std::vector<double>& q) {
-    double sum = 0;
-    for (std::size_t v = 0; v < p.size(); ++v) sum += std::min(p[v], q[v]);
-    return sum;
-}
-
 /// A batch in sequences, with ages, and what a call writes.
 template <class T>
 struct batch {
@@ -89,8 +71,8 @@ struct batch {
         offsets.push_back(rows);
     }
     double position(index_t r) const {
-        const auto after = std::upper_bound(offsets.begin(), offsets.end() - 1, std::int64_t(r));
-        return double(r - *(after - 1));
+        const auto first = *(std::upper_bound(offsets.begin(), offsets.end() - 1, std::int64_t(r)) - 1);
+        return double(std::count(mask.begin() + first, mask.begin() + r, std::uint8_t{1}));
     }
     std::vector<double> p(index_t r) const { return softmax(z64.data() + r * vocab, vocab, double(temperature)); }
     std::vector<double> q(index_t r) const { return softmax(y64.data() + r * vocab, vocab, 1); }

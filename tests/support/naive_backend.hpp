@@ -23,6 +23,7 @@ struct naive_backend {
     static constexpr space memory_space = space::host;
 
     template <class Z, class G, class Y, class Divergence>
+        requires(!detail::has_selector<Divergence>)
     result for_rows(const row_job<student::logits<Z, G>, teacher::dense<Y>, Divergence, space::host>& job) {
         const env& e = job.env;
         result out;

@@ -65,23 +65,14 @@ struct row_frame {
         const index_t o = env.offsets[s];
         return o < 0 ? 0 : (o > rows ? rows : o);
     }
-    /// The last sequence that begins at or before row r.
-    OPD_HD index_t sequence_of(index_t r) const {
-        index_t low = 0, high = env.offsets.size - 1;
-        while (high - low > 1) {
-            const index_t mid = low + (high - low) / 2;
-            (offset(mid) <= r ? low : high) = mid;
-        }
-        return low;
-    }
     /// w_r f_r of a kept row; NaN if it has none (weights or offsets that make no sense).
     OPD_HD double factor(index_t r) const {
-        const double nan = bit_cast<double>(0x7ff8000000000000ull);
+        const double nan = quiet_nan<double>();
         const double w = env.weights.empty() ? 1 : env.weights[r];
         double count = 1, in_sequence = 1;
         if (reduces_sequences(env.reduction)) {
             if (env.offsets.size < 2) return nan;
-            const index_t s = sequence_of(r);
+            const index_t s = sequence_of(env.offsets, env.offsets.size - 1, r);
             if (r < offset(s) || r >= offset(s + 1)) return nan;
             if (env.reduction == reduce::sequence_mean) in_sequence = double(counts[s]);
             count = env.normaliser > 0 ? env.normaliser : double(totals->sequences);
@@ -104,10 +95,7 @@ struct count_sequences {
     struct phase {
         template <class At>
         OPD_HD static index_t part(const count_sequences& k, const row_state& st, At at) {
-            index_t n = 0;
-            for (index_t r = k.frame.offset(st.row) + at.id; r < k.frame.offset(st.row + 1); r += at.count)
-                n += k.frame.env.mask.kept(r);
-            return n;
+            return k.frame.env.mask.kept_of(k.frame.offset(st.row) + at.id, k.frame.offset(st.row + 1), at.count);
         }
         OPD_HD static index_t merge(index_t a, index_t b) { return a + b; }
         OPD_HD static void finish(const count_sequences& k, row_state& st, index_t n) { k.frame.counts[st.row] = n; }
@@ -132,8 +120,7 @@ struct count_batch {
             batch_totals t;
             for (index_t s = at.id; s < k.sequences; s += at.count)
                 t.sequences += k.frame.counts[s] > 0, t.kept += k.frame.counts[s];
-            if (k.sequences == 0)
-                for (index_t r = at.id; r < k.frame.rows; r += at.count) t.kept += k.frame.env.mask.kept(r);
+            if (k.sequences == 0) t.kept = k.frame.env.mask.kept_of(at.id, k.frame.rows, at.count);
             return t;
         }
         OPD_HD static batch_totals merge(batch_totals a, batch_totals b) {

@@ -275,7 +275,7 @@ constexpr unsigned facts_known() {
 }
 template <class Estimator, cache_kind Kind>
 constexpr bool selector_is_fed() {
-    return (facts_always_read<Estimator>() & ~facts_known<Estimator, Kind>()) == 0;
+    return (selector_facts<Estimator>::read & ~facts_known<Estimator, Kind>()) == 0;
 }
 /// Whether a selector that mixes has a weighted_sum to mix.
 template <class Estimator>
@@ -802,9 +802,8 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
 /// A weighted row that says that mu has mass outside its exact entries has drawn some of it.
 template <class Teacher>
 void check_tails(const Teacher& t, const env& e, index_t rows) {
-    using L = typename Teacher::log_type;
     for (index_t r = 0; !t.log_tail_mu.empty() && r < rows; ++r) {
-        const double tail = double(element<L>::load(t.log_tail_mu[r]));
+        const double tail = t.log_tail_mu[r];
         if (!e.mask.kept(r) || is_neg_inf(tail)) continue;
         if (is_nan(tail) || tail > 1e-3) throw invalid_input("teacher.log_tail_mu", "is not a log-probability", r);
         bool drawn = false;

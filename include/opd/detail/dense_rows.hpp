@@ -139,6 +139,7 @@ struct dense_rows {
     template <class Team>
     OPD_HD void row(Team& team) const {
         team.template fold<sweep>(*this);
+        if constexpr (has_selector<Program>) team.template fold<find_position>(*this);
         if constexpr (mixes) {
             team.template fold<measure>(*this);
             team.template each<mix>(*this);

@@ -53,16 +53,6 @@ struct student_sweep : over_tiles<student_sweep<Engine, Rows, Excludes>, false> 
     }
 };
 
-/// The weight that a selector gives a row of entries; 0: no gradient.
-template <class Rows>
-struct select_entries {
-    OPD_HD static bool due(const Rows&, const typename Rows::state_type& st) { return st.good(); }
-    template <class At>
-    OPD_HD static void run(const Rows& k, typename Rows::state_type& st, At at) {
-        if (at.id == 0 && !weigh(k.estimator, k.frame.env, st)) st.live = false;
-    }
-};
-
 /// dz = beta dz + g(c - p Σc), in three phases. Rows have frame, student, vocab, inv_s and, of a row that is live, `filled(st)`:
 /// st.entries ids with their c - p Σc.
 template <class Engine, class Rows>

@@ -70,7 +70,7 @@ struct kept_set_rows {
         team.template each<take_tokens>(*this);
         team.template each<decide>(*this);
         team.template fold<measure>(*this);
-        if constexpr (has_selector<Estimator>) team.template each<select_entries<kept_set_rows>>(*this);
+        select_row(*this, team);
         team.template each<clear>(*this);
         team.template each<scatter>(*this);
     }
@@ -227,14 +227,13 @@ struct kept_logp_rows {
             for (index_t j = at.id; j < k.job.cache.ids.cols; j += at.count) {
                 const auto id = static_cast<index_t>(k.job.cache.ids(st.row, j));
                 const bool in = st.good() && id >= 0 && set.place_of(id) >= 0;
-                const double lp = in ? log_p_of(k.job.z(st.row, id), k.inv_s, st.lse) : none();
+                const double lp = in ? log_p_of(k.job.z(st.row, id), k.inv_s, st.lse) : quiet_nan<double>();
                 k.job.log_p(st.row, j) = element<L>::store(static_cast<arithmetic_t<L>>(lp));
                 out.bad |= !in && id != -1;
                 out.outside += st.good() && !in && id >= 0 && id < k.job.z.cols;
             }
             return out;
         }
-        OPD_HD static double none() { return bit_cast<double>(0x7ff8000000000000ull); }
         OPD_HD static counts merge(const counts& a, const counts& b) { return {a.outside + b.outside, a.bad | b.bad}; }
         OPD_HD static void finish(const kept_logp_rows&, state_type& st, const counts& all) {
             st.partial.diagnostics.outside_kept += all.outside;

@@ -68,6 +68,7 @@ struct lumped_rows {
         team.template fold<students_rest>(*this);
         team.template fold<teachers_rest>(*this);
         team.template fold<sweep>(*this);
+        if constexpr (has_selector<Program>) team.template fold<find_position>(common);
         if constexpr (common_rows::mixes) {
             team.template fold<measure>(*this);
             team.template each<mix>(*this);

@@ -24,8 +24,7 @@ inline namespace OPD_ISA {
 template <class Teacher>
 OPD_HD bool misses_tail(const Teacher& t, index_t row, const sampled_entry* e, index_t n) {
     if constexpr (Teacher::kind == cache_kind::weighted) {
-        if (t.log_tail_mu.empty() || is_neg_inf(element<typename Teacher::log_type>::load(t.log_tail_mu[row])))
-            return false;
+        if (t.log_tail_mu.empty() || is_neg_inf(t.log_tail_mu[row])) return false;
         for (index_t j = 0; j < n; ++j)
             if (!e[j].exact) return false;
         return true;
@@ -97,7 +96,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         team.template each<gather>(*this);
         team.template each<decide>(*this);
         team.template fold<measure>(*this);
-        if constexpr (has_selector<Estimator>) team.template each<select_entries<sampled_rows>>(*this);
+        select_row(*this, team);
         team.template each<merge_repeats>(*this);
         team.template each<sum>(*this);
         team.template each<with_softmax>(*this);

@@ -13,14 +13,14 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// NaN as bits: fast-math leaves it alone.
-OPD_HD OPD_INLINE double unknown() { return bit_cast<double>(0x7ff8000000000000ull); }
+/// What is not known of a row.
+OPD_HD OPD_INLINE double unknown() { return quiet_nan<double>(); }
 
 /// What rows with a selector have found out.
 struct selecting_state : row_state {
     sum_weights mixed = {};
     double entropy_p = unknown(), entropy_q = unknown(), overlap = unknown();
-    double log_ratio = unknown(), gap = unknown();
+    double position = unknown(), log_ratio = unknown(), gap = unknown();
 };
 
 /// Whether a selector reads an entropy.
@@ -29,17 +29,32 @@ OPD_HD OPD_INLINE bool reads_entropies(const E& e) {
     return (facts_read(e) & (fact::student_entropy | fact::teacher_entropy)) != 0;
 }
 
-/// Place of a row in its sequence.
-template <space S>
-OPD_HD double position_of(const row_offsets<S>& offsets, index_t row) {
-    if (offsets.empty()) return unknown();
-    index_t low = 0, high = offsets.size; // the last sequence that begins at or before the row
-    while (high - low > 1) {
-        const index_t middle = low + (high - low) / 2;
-        (offsets[middle] <= row ? low : high) = middle;
+/// A row's position, where a selector reads it: the kept rows before it in its sequence.
+struct find_position {
+    template <class Rows>
+    OPD_HD static bool due(const Rows& k, const selecting_state& st) {
+        return st.good() && (reads_of(k) & fact::position) != 0;
     }
-    return double(row - offsets[low]);
-}
+    template <class Rows, class At>
+    OPD_HD static index_t part(const Rows& k, const selecting_state& st, At at) {
+        const auto& e = k.frame.env;
+        const index_t first = e.offsets[sequence_of(e.offsets, e.offsets.size - 1, st.row)];
+        return e.mask.kept_of((first < 0 ? 0 : first) + at.id, st.row,
+                              at.count); // a device's offsets are whatever they are
+    }
+    OPD_HD static index_t merge(index_t a, index_t b) { return a + b; }
+    template <class Rows>
+    OPD_HD static void finish(const Rows&, selecting_state& st, index_t before) {
+        st.position = double(before);
+    }
+    template <class Rows>
+    OPD_HD static unsigned reads_of(const Rows& k) {
+        if constexpr (requires { k.program; })
+            return facts_read(k.program);
+        else
+            return facts_read(k.estimator);
+    }
+};
 
 template <space S>
 OPD_HD row_facts facts_before(const basic_env<S>& e, const selecting_state& st) {
@@ -48,7 +63,7 @@ OPD_HD row_facts facts_before(const basic_env<S>& e, const selecting_state& st) 
             .student_entropy = st.entropy_p,
             .teacher_entropy = st.entropy_q,
             .overlap = st.overlap,
-            .position = position_of(e.offsets, st.row),
+            .position = st.position,
             .log_ratio = st.log_ratio,
             .gap = st.gap,
             .age = e.versions.empty() ? 0 : double(e.version) - double(e.versions[st.row])};
@@ -74,6 +89,24 @@ OPD_HD bool weigh(const E& estimator, const basic_env<S>& e, selecting_state& st
     diagnostics& d = st.partial.diagnostics;
     ++d.selector_rows, d.selector_weight_sum += w, d.selector_left_out += w == 0;
     return w != 0;
+}
+
+/// The weight that a selector gives a row of entries; 0: no gradient.
+template <class Rows>
+struct select_entries {
+    OPD_HD static bool due(const Rows&, const typename Rows::state_type& st) { return st.good(); }
+    template <class At>
+    OPD_HD static void run(const Rows& k, typename Rows::state_type& st, At at) {
+        if (at.id == 0 && !weigh(k.estimator, k.frame.env, st)) st.live = false;
+    }
+};
+/// A selector's phases of a row of entries, if its estimator has one.
+template <class Rows, class Team>
+OPD_HD void select_row(const Rows& k, Team& team) {
+    if constexpr (has_selector<std::remove_cvref_t<decltype(k.estimator)>>) {
+        team.template fold<find_position>(k);
+        team.template each<select_entries<Rows>>(k);
+    }
 }
 
 } // namespace OPD_ISA

@@ -50,7 +50,7 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         team.template fold<exclude>(*this);
         team.template fold<sweep>(*this);
         team.template each<decide>(*this);
-        if constexpr (has_selector<Estimator>) team.template each<select_entries<support_rows>>(*this);
+        select_row(*this, team);
         pullback<Engine, support_rows>::run(*this, team);
     }
     OPD_HD bool sweeps(const state_type& st) const { return st.good(); }

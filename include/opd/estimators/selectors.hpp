@@ -7,7 +7,7 @@
 //   selected{reverse_kl{}, selector::tip{.entropy = 2, .gap = 0.5}}
 //
 //   selector::tip      rows with H(p) ≥ entropy, or with less and L_r ≥ gap                             TIP (arXiv 2604.14084)
-//   selector::prefix   the first `depth` tokens of each sequence; depth k0 + floor(step / every)        Prefix-OPD (2602.15260), TCOD
+//   selector::prefix   the first `depth` kept rows of each sequence; depth k0 + floor(step / every)        Prefix-OPD (2602.15260), TCOD
 //   selector::agreed   rows whose overlap Σ min(p, q) is at least `least`: beyond, the teacher speaks of another answer
 //   selector::band     drawn tokens: rows with |log(p/mu)| ≤ `most`, for what the student has left behind
 //   selector::eopd     a mixture by teacher entropy: KL(p‖q) + b KL(q‖p) where H(q) > tau               EOPD (arXiv 2603.07079)
