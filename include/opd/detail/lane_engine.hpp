@@ -173,8 +173,10 @@ struct lane_engine {
         const bool stream = written_past_caches<F>(t.dz, t.count, beta);
         alignas(64) Value buffer[leaf_size];
         leaves_backwards<F, single_sweep>(
-            t, st.swept.out_of_range, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
-                const auto at = [&](int i) {
+            t, st.swept.out_of_range,
+            [&](auto* zl, auto* yl, index_t begin, int count, int full) __attribute__((always_inline)) {
+                // in large units g++ would call it
+                const auto at = [&](int i) __attribute__((always_inline)) {
                     F p, c;
                     if constexpr (single_sweep) {
                         const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
@@ -246,7 +248,7 @@ struct lane_engine {
         const float beta = rows.frame.env.beta;
         alignas(64) typename F::value_type buffer[leaf_size];
         leaves_backwards<F, true>(t, false, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
-            const auto at = [&](int i) {
+            const auto at = [&](int i) __attribute__((always_inline)) {
                 const dense_entry<F> e = k.entry(within<F>(zl + i), within<F>(yl + i));
                 return g * (formula.c(k.row, e) - e.p * total);
             };
