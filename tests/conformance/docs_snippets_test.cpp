@@ -599,6 +599,15 @@ TEST_CASE("figures that are asked for, and the list of all") {
     // [/measure]
     CHECK(entropy == doctest::Approx(std::log(6.0)));
     CHECK(p99 == doctest::Approx(std::exp(1.5) / 6).epsilon(0.03));
+    const std::vector<std::int32_t> offsets{0, 2};
+    const auto token_log_p = opd::view(log_q.data(), N), token_log_mu = opd::view(log_mu.data(), N);
+    // [prefixes]
+    opd::prefix_staleness prefixes; // add() every micro-batch, merge() ranks
+    prefixes.add(token_log_p, token_log_mu, offsets);
+    const double far = prefixes.log_ratio(), effective = prefixes.effective_share(); // 0 nats and 1: its own
+    // [/prefixes]
+    CHECK(far == doctest::Approx(-0.25));
+    CHECK(effective < 1);
     // [fields]
     std::string all;
     opd::diagnostics::fields([&](const char* name, auto field, auto) {

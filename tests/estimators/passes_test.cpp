@@ -287,6 +287,47 @@ TEST_CASE("GSPO: one ratio a sequence, from any cut; 1/length once") {
     CHECK_THROWS_WITH_AS(whole.add(b.table(), b.cache(), sequence), doctest::Contains("sequence"), invalid_input);
 }
 
+TEST_CASE("prefixes: the product of the ratios before each row, of what the mask keeps") {
+    const std::vector<float> log_p{0, -1, -2, -3, -1, -1, -4}, log_mu{0, -2, -1, -1, -1, -3, -4};
+    const std::vector<std::int32_t> offsets{0, 4, 7};
+    const std::vector<std::uint8_t> mask{0, 1, 1, 1, 1, 1, 1}; // row 0: a prompt
+    prefix_staleness s;
+    s.add(view(log_p.data(), 7), view(log_mu.data(), 7), offsets, mask);
+    const std::vector<double> want{0, 1, 0, 0, 0, 2}; // of rows 1 to 6
+    double sum = 0, ratios = 0, squares = 0;
+    for (const double x : want) sum += x, ratios += std::exp(x), squares += std::exp(2 * x);
+    CHECK(s.rows == 6);
+    CHECK(s.log_ratio() == doctest::Approx(sum / 6));
+    CHECK(s.effective_share() == doctest::Approx(ratios * ratios / squares / 6));
+    CHECK(s.least == 0);
+    CHECK(s.most == 2);
+    // cut between sequences
+    prefix_staleness a, b;
+    a.add(view(log_p.data(), 4), view(log_mu.data(), 4), std::vector<std::int64_t>{0, 4},
+          std::vector<std::uint8_t>{0, 1, 1, 1});
+    b.add(view(log_p.data() + 4, 3), view(log_mu.data() + 4, 3), std::vector<std::int64_t>{0, 3});
+    a.merge(b);
+    CHECK(a.effective_share() == doctest::Approx(s.effective_share()));
+    CHECK(a.log_ratio() == doctest::Approx(s.log_ratio()));
+    CHECK(a.most == 2);
+    // the student's own tokens
+    prefix_staleness own;
+    own.add(view(log_p.data(), 7), view(log_p.data(), 7), offsets);
+    CHECK(own.effective_share() == doctest::Approx(1));
+    CHECK(own.log_ratio() == 0);
+    CHECK(prefix_staleness().effective_share() == 0);
+    // a token that the student cannot draw any more
+    const std::vector<double> gone{-1, -std::numeric_limits<double>::infinity(), -1}, drawn{-1, -1, -1};
+    prefix_staleness with_hole;
+    with_hole.add(view(gone.data(), 3), view(drawn.data(), 3), std::vector<std::int32_t>{0, 3});
+    CHECK(with_hole.least == -80);
+    CHECK(with_hole.effective_share() == doctest::Approx(2. / 3));
+    CHECK_THROWS_WITH_AS(own.add(view(log_p.data(), 7), view(log_mu.data(), 6), offsets), doctest::Contains("log_mu"),
+                         invalid_input);
+    CHECK_THROWS_WITH_AS(own.add(view(log_p.data(), 6), view(log_mu.data(), 6), offsets), doctest::Contains("offsets"),
+                         invalid_input);
+}
+
 TEST_CASE("credit, group-relative advantages, whitening") {
     std::vector<double> a{1, 2, 3, 4, 5, 6}, column{1, 2, 3, 4, 5, 6};
     const std::vector<std::int32_t> offsets{0, 2, 3, 3};

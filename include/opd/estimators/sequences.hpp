@@ -6,6 +6,8 @@
 //                     add, merge, then log_ratios and mean_advantages fill env.frozen for the surrogate `gspo`   GSPO (Zheng et al. 2025)
 //   credit            A_t ← Σ_l (γλ)^l A_{t+l} within a sequence: return-to-go of the token advantages
 //   group_relative    (R - mean of its group) / (std + ε): GRPO's advantage of an answer, for the cache's column `advantage`
+//   prefix_staleness  log Π p/mu of the tokens before each row: how far the visited prefixes are from the student's own, which no
+//                     estimator of a row corrects, dense ones included; with the effective sample size of that ratio
 //   whitening_fit     (A - mean) / (std + ε) over the whole batch, of an advantage from outside; the teacher's term is whitened only if
 //                     it is handed over
 //
@@ -78,15 +80,20 @@ private:
     }
 };
 
+namespace detail {
+inline void check_sequences(const row_offsets<>& offsets, index_t rows) {
+    for (index_t s = 0; s + 1 < offsets.size; ++s)
+        if (offsets[s] < 0 || offsets[s + 1] < offsets[s] || offsets[s + 1] > rows)
+            throw invalid_input("offsets", "sequence " + std::to_string(s) + ": rows " + std::to_string(offsets[s]) +
+                                               " to " + std::to_string(offsets[s + 1]) + " of " + std::to_string(rows));
+}
+} // namespace detail
+
 /// In place: A (N,m) of the rows of each sequence, offsets (S+1). Column by column; γλ in [0, 1].
 inline void credit(matrix_view<double> advantage, row_offsets<> offsets, double gamma_lambda) {
     if (!detail::is_finite(gamma_lambda) || !(gamma_lambda >= 0 && gamma_lambda <= 1))
         throw invalid_input("gamma_lambda", "must lie in [0, 1]");
-    for (index_t s = 0; s + 1 < offsets.size; ++s)
-        if (offsets[s] < 0 || offsets[s + 1] < offsets[s] || offsets[s + 1] > advantage.rows)
-            throw invalid_input("offsets", "sequence " + std::to_string(s) + ": rows " + std::to_string(offsets[s]) +
-                                               " to " + std::to_string(offsets[s + 1]) + " of " +
-                                               std::to_string(advantage.rows));
+    detail::check_sequences(offsets, advantage.rows);
     for (index_t s = 0; s + 1 < offsets.size; ++s)
         for (index_t j = 0; j < advantage.cols; ++j)
             for (index_t r = offsets[s + 1] - 2; r >= offsets[s]; --r)
@@ -112,6 +119,41 @@ inline void group_relative(std::span<double> reward, index_t group, double epsil
         for (double& r : one) r *= scale;
     }
 }
+
+struct prefix_staleness {
+    double rows = 0;                     ///< kept rows that were added
+    double sum = 0, least = 0, most = 0; ///< of the rows' prefix log-ratios, nats
+    double ratios = 0, squares = 0;      ///< Σ w, Σ w² with w = exp of it, cut at e^±80
+
+    /// A batch, one drawn token a row: log p of it under the student now and log mu as drawn (N), offsets (S+1), mask (N). Of a
+    /// row that the mask leaves out neither counts, as of a prompt. log mu of a token whose log p is -inf: the row after it has w = e^-80.
+    template <class P, class M>
+    void add(vector_view<P> log_p, vector_view<M> log_mu, row_offsets<> offsets, row_mask<> mask = {}) {
+        detail::check_vector("log_p", log_p, -1);
+        detail::check_vector("log_mu", log_mu, log_p.size);
+        detail::check_vector("mask", mask, log_p.size);
+        detail::check_sequences(offsets, log_p.size);
+        for (index_t s = 0; s + 1 < offsets.size; ++s) {
+            double before = 0;
+            for (index_t r = offsets[s]; r < offsets[s + 1]; ++r) {
+                if (!mask.kept(r)) continue;
+                const double x = detail::within_80(before), w = std::exp(x);
+                ++rows, sum += x, ratios += w, squares += w * w;
+                least = x < least ? x : least, most = x > most ? x : most;
+                const double ratio = double(log_p[r]) - double(log_mu[r]);
+                before += detail::is_nan(ratio) ? 0 : detail::within_80(ratio);
+            }
+        }
+    }
+    void merge(const prefix_staleness& o) {
+        rows += o.rows, sum += o.sum, ratios += o.ratios, squares += o.squares;
+        least = o.least < least ? o.least : least, most = o.most > most ? o.most : most;
+    }
+    /// Mean prefix log-ratio; 0 of no rows.
+    double log_ratio() const { return rows > 0 ? sum / rows : 0; }
+    /// (Σ w)² / Σ w² over the rows, in (0, 1]: 1 where the prefixes are the student's own; 0 of no rows.
+    double effective_share() const { return rows > 0 ? ratios * ratios / squares / rows : 0; }
+};
 
 struct whitening_fit {
     double epsilon = 1e-8;
