@@ -249,7 +249,11 @@ entry read_entry(const nlohmann::json& j, const std::string& where) {
         e.schedule = s;
     } else {
         async s;
-        r("tau", s.tau), r("outstanding", s.outstanding), r("concurrency", s.concurrency);
+        r("tau", s.tau), r("concurrency", s.concurrency);
+        if (j.contains("outstanding") && j.at("outstanding").is_string())
+            s.outstanding = r.name("outstanding", {"automatic", "widest"}, "") == "widest" ? widest : automatic;
+        else
+            r("outstanding", s.outstanding);
         s.policy =
             static_cast<staleness_policy>(position(policy_names(), r.name("policy", policy_names(), "capacity")));
         s.update = static_cast<weight_update>(position(update_names(), r.name("update", update_names(), "keep")));
@@ -268,7 +272,10 @@ nlohmann::ordered_json write_entry(const entry& e) {
     if (const auto* s = std::get_if<controlled>(&e.schedule)) j["k"] = s->k;
     if (const auto* s = std::get_if<async>(&e.schedule)) {
         j["tau"] = s->tau;
-        j["outstanding"] = s->outstanding;
+        if (s->outstanding == automatic || s->outstanding == widest)
+            j["outstanding"] = s->outstanding == automatic ? "automatic" : "widest";
+        else if (s->outstanding != by_policy)
+            j["outstanding"] = s->outstanding;
         j["policy"] = name_of(s->policy);
         j["update"] = name_of(s->update);
         if (s->concurrency > 0) j["concurrency"] = s->concurrency;
@@ -316,18 +323,20 @@ config node() {
         add(name, async{.tau = 4, .outstanding = outstanding, .policy = p, .update = u}, 4, 3, false);
     };
     using enum staleness_policy;
-    stream("async", capacity, 0, weight_update::keep);
-    stream("async, abort", capacity, 0, weight_update::abort);
-    stream("async, finish-first", capacity, 0, weight_update::finish_first);
-    stream("async cohort_fifo", cohort_fifo, 0, weight_update::keep);
+    stream("async", capacity, automatic, weight_update::keep);
+    stream("async edf", edf, automatic, weight_update::keep);
+    stream("async M=5B", capacity, widest, weight_update::keep);
+    stream("async M=5B, abort", capacity, widest, weight_update::abort);
+    stream("async M=5B, finish-first", capacity, widest, weight_update::finish_first);
+    stream("async cohort_fifo", cohort_fifo, widest, weight_update::keep);
     stream("async edf M=3B", edf, 768, weight_update::keep);
-    stream("async drop", drop, 0, weight_update::keep);
-    stream("async retry", retry, 0, weight_update::keep);
-    stream("async in_order", in_order, 0, weight_update::keep);
-    stream("async areal", areal, 0, weight_update::keep);
+    stream("async drop", drop, widest, weight_update::keep);
+    stream("async retry", retry, widest, weight_update::keep);
+    stream("async in_order", in_order, widest, weight_update::keep);
+    stream("async areal", areal, widest, weight_update::keep);
     c.sensitivity.tails = {{0, 8192}, {0.5, 8192}, {0.9, 8192}, {0.9, 16384}, {1.2, 32768}};
     c.sensitivity.learner_scales = {0.25, 0.5, 1, 2, 4};
-    c.sensitivity.schedules = {"two-step-off", "async"};
+    c.sensitivity.schedules = {"two-step-off", "async M=5B"};
     return c;
 }
 
@@ -429,6 +438,8 @@ nlohmann::ordered_json to_json(const config& c) {
     write_job(teacher, c.teacher.job, "per_sequence");
     write_job(j["learner"], c.learner.job, "per_sequence");
     j["learner"]["turn"] = c.learner.turn;
+    for (const auto& [from, factor] : c.learner.load)
+        j["learner"]["load"].push_back({{"from", from}, {"factor", factor}});
     auto& sync = j["sync"];
     sync["fixed"] = c.sync.fixed;
     sync["per_worker"] = c.sync.per_item;
@@ -468,6 +479,13 @@ config from_json(const nlohmann::json& j, const std::string& source) {
     r.object("learner", [&](reader& in) {
         read_job(in, j.at("learner"), c.learner.job, "per_sequence");
         in("turn", c.learner.turn);
+        in.list("load", [&](const nlohmann::json& change, const std::string& where) {
+            reader one(change, where);
+            std::pair<std::int64_t, double> from{0, 1};
+            one("from", from.first), one("factor", from.second);
+            one.finish();
+            c.learner.load.push_back(from);
+        });
     });
     r.object("sync", [&](reader& in) {
         in("fixed", c.sync.fixed), in("per_worker", c.sync.per_item);

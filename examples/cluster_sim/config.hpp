@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -72,6 +73,8 @@ struct config {
     struct {
         opd::sched::simulated_job job; ///< per_item and per_token in GPU-seconds
         double turn = 0;               ///< seconds a step to hand time-shared GPUs to the learner and back
+        /// Factors on the job's time from a version on, ascending: a load that changes while the run goes on.
+        std::vector<std::pair<std::int64_t, double>> load;
     } learner;
     opd::sched::simulated_job sync;
 

@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "choosing_m.hpp"
 #include "config.hpp"
 #include "numbers.hpp"
 #include "opd/sched/trace.hpp"
@@ -31,6 +32,8 @@ struct command {
     std::string config_file, preset_name = "node", out = "runs/cluster_sim", trace_of;
     std::vector<std::string> only;
     bool print_config = false, version = false, quiet = false, no_sensitivity = false, no_plots = false;
+    bool choosing_m = false, quick = false;
+    int seeds = 2;
     std::uint64_t seed = 1;
     index_t steps = 0;
     double seconds = 0;
@@ -64,14 +67,22 @@ int run(int argc, char** argv) {
     app.add_option("--out", a.out, "directory for report.json, plots, trace and timeline")->capture_default_str();
     const auto* seed =
         app.add_option("--seed", a.seed, "seed of lengths and durations")->transform(integer<std::uint64_t>("--seed"));
-    const auto* steps = app.add_option("--steps", a.steps, "train batches; 0: until --seconds")
-                            ->transform(integer<index_t>("--steps", std::numeric_limits<index_t>::max() / 2));
+    const auto* steps_option = app.add_option("--steps", a.steps, "train batches; 0: until --seconds")
+                                   ->transform(integer<index_t>("--steps", std::numeric_limits<index_t>::max() / 2));
     const auto* seconds = app.add_option("--seconds", a.seconds, "virtual seconds; 0: until --steps");
     app.add_option("--only", a.only, "names of schedules to run; the first is compared with");
     app.add_option("--trace", a.trace_of, "schedule whose Chrome trace and timeline are written [the first async one]");
     app.add_flag("--no-sensitivity", a.no_sensitivity, "no table over tails and learner times");
     app.add_flag("--no-plots", a.no_plots, "no plots");
     app.add_flag("--quiet", a.quiet, "no progress");
+    auto* choosing =
+        app.add_flag("--choosing-m", a.choosing_m,
+                     "instead: automatic M beside every fixed one, over loads, tails, bounds and policies");
+    app.add_flag("--quick", a.quick, "of --choosing-m: fewer loads and one bound")->needs(choosing);
+    app.add_option("--seeds", a.seeds, "of --choosing-m: seeds to take the mean of")
+        ->capture_default_str()
+        ->check(CLI::Range(1, 100))
+        ->needs(choosing);
     app.add_flag("--version", a.version, "print the version and exit");
     try {
         app.parse(argc, argv);
@@ -88,7 +99,7 @@ int run(int argc, char** argv) {
     (void)preset_option;
     config c = a.config_file.empty() ? preset(a.preset_name) : load_config(a.config_file);
     if (*seed) c.seed = a.seed;
-    if (*steps) c.steps = a.steps;
+    if (*steps_option) c.steps = a.steps;
     if (*seconds) c.seconds = a.seconds;
     if (!a.only.empty()) {
         std::vector<entry> chosen;
@@ -114,6 +125,16 @@ int run(int argc, char** argv) {
         validate(c);
     } catch (const failure& e) {
         throw a.config_file.empty() ? e : failure(e.code, a.config_file + ": " + e.what());
+    }
+    if (a.choosing_m) {
+        const index_t steps = *steps_option ? std::max<index_t>(a.steps, 60) : 300;
+        const bool progress = !a.quiet && ::isatty(STDERR_FILENO);
+        const auto rows = choosing_m(c, steps, a.seeds, a.quick, [&](double share) {
+            if (progress) fmt::print(stderr, "\r\033[K{:.0f} %", 100 * share);
+        });
+        if (progress) fmt::print(stderr, "\r\033[K");
+        fmt::print("{}\n{}", table(rows), table(load_jumps(c, steps, a.seeds)));
+        return exit_ok;
     }
     if (a.print_config) {
         fmt::print("{}\n", to_json(c).dump(2));

@@ -27,8 +27,12 @@ struct outcome {
         double mean = 0, p99 = 0, max = 0;
         std::vector<std::int64_t> bins; ///< of lag 0, 1, …
     } lags[opd::sched::lag_count];
-    double held = 0;  ///< share of the time for which the policy kept the learner from a batch at hand
-    double ready = 0; ///< seconds that a scored sequence waits for its update, mean
+    double held = 0; ///< share of the time for which the policy kept the learner from a batch at hand
+    double waits =
+        0; ///< after the warm-up, share of the time for which the learner waits for a batch, held back or not
+    double settled_lag = 0;            ///< mean start lag after the warm-up
+    std::vector<opd::index_t> permits; ///< after each step
+    double ready = 0;                  ///< seconds that a scored sequence waits for its update, mean
     std::int64_t failed = 0, restarts = 0;
     double generated = 0, wasted = 0; ///< tokens of attempts that are over, and of them those that no update will see
     double host_seconds = 0;          ///< that the simulation took

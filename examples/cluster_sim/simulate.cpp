@@ -77,10 +77,13 @@ struct stages {
     double teacher(std::uint64_t job, std::int32_t, std::span<const ticket> tickets) const {
         return teacher_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens(tickets));
     }
-    double learner(std::uint64_t job, const weights&, std::span<const ticket> tickets) const {
+    double learner(std::uint64_t job, const weights& w, std::span<const ticket> tickets) const {
         if (tickets.empty()) return 0; // it publishes what it has
         const double turn = e->time_shared ? c->learner.turn : 0;
-        return turn + learner_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens(tickets));
+        double load = 1;
+        for (const auto& [from, factor] : c->learner.load)
+            if (w.version >= from) load = factor;
+        return turn + load * learner_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens(tickets));
     }
     // All workers at once; the first weights are there from the start.
     double sync(std::int32_t, const weights& w) const {
@@ -101,12 +104,17 @@ public:
     run_metrics metrics;
     std::vector<sequence> slots;
     double finished_tokens = 0, abandoned_tokens = 0, aborted_tokens = 0;
+    struct {
+        double since = -1, waited = 0; // from the end of the warm-up on
+        double lag_sum = 0, consumed = 0;
+        std::vector<index_t> permits;
+    } settled;
 
     observer(const config& c, opd::sched::trace* recorded)
         : metrics(run_metrics_options{
               .rollout_workers = 0, .teacher_workers = 0, .learner_workers = 0, .warmup = c.warmup}),
           lengths_{c.lengths.response, c.lengths.prompt, c.seed, c.group, c.lengths.redraw}, lanes_(c.rollout.lanes),
-          trace_(recorded) {
+          warmup_(c.warmup), trace_(recorded) {
         metrics.start(0);
     }
 
@@ -146,8 +154,11 @@ public:
                     sequence& q = slots[c.ticket.slot];
                     metrics.consumed(c.start, c.versions, static_cast<std::int64_t>(q.prompt));
                     q.rolled = false;
+                    if (a.version > warmup_)
+                        settled.lag_sum += static_cast<double>(a.version - 1 - c.start), ++settled.consumed;
                 }
                 metrics.step(t, 1);
+                settled.permits.push_back(s.resolved().permits);
             }
         }
         const census& w = s.where();
@@ -159,6 +170,10 @@ public:
             trace_->counter("sequences", t,
                             {{"running", w.rollout}, {"teacher", w.queued + w.scoring}, {"ready", w.ready}});
         }
+        if (settled.since >= 0 && waits_) settled.waited += t - seen_;
+        if (settled.since < 0 && s.version() >= warmup_) settled.since = t;
+        seen_ = t;
+        waits_ = s.gate_open() && w.training == 0;
         if (const bool held = s.held_back(); held != held_) {
             held_ = held;
             held ? metrics.depths.hold(t) : metrics.depths.release(t);
@@ -181,7 +196,10 @@ private:
 
     simulated_lengths lengths_;
     std::int32_t lanes_;
+    index_t warmup_;
     opd::sched::trace* trace_;
+    double seen_ = 0;
+    bool waits_ = false; // the learner, for a batch
     std::map<std::pair<stage, std::int32_t>, double> begun_;
     bool held_ = false, closed_ = false;
     double held_since_ = 0, closed_since_ = 0, counted_ = -1;
@@ -229,6 +247,10 @@ outcome simulate(const config& c, const entry& e, opd::sched::trace* recorded) {
         for (std::size_t b = 0; b < h.bins().size(); ++b) r.lags[i].bins[b / unit] += h.bins()[b];
     }
     r.held = now > 0 ? m.depths.held_time() / now : 0;
+    r.waits =
+        seen.settled.since >= 0 && now > seen.settled.since ? seen.settled.waited / (now - seen.settled.since) : 0;
+    r.settled_lag = seen.settled.consumed > 0 ? seen.settled.lag_sum / seen.settled.consumed : 0;
+    r.permits = std::move(seen.settled.permits);
     r.ready = r.sequences > 0 ? r.depth[2] * now / static_cast<double>(r.sequences) : 0; // Little
     r.failed = driver.scheduler().totals().failed;
     r.restarts = driver.scheduler().totals().restarts;

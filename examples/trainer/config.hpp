@@ -142,9 +142,9 @@ struct config {
         std::string kind = "sync";
         int k = 2;
         int tau = 4;
-        std::string staleness_policy = "capacity";
-        int outstanding = 0; // 0: (tau + 1) * prompts
-        int concurrency = 0; // 0: no limit
+        std::string staleness_policy = "edf";
+        std::string outstanding = "by_policy"; // or a number
+        int concurrency = 0;                   // 0: no limit
         std::string weight_update = "keep";
         int rollout_workers = 0; // 0: as many as threads
         int score_batch = 8;
@@ -272,7 +272,9 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("staleness_policy", "--staleness-policy", c.schedule.staleness_policy,
              "async: which sequences make a batch: capacity, cohort_fifo, edf, drop, retry, in_order, areal", true);
     v.option("outstanding", "--outstanding", c.schedule.outstanding,
-             "async, but areal: sequences between start and update; 0: (tau + 1) * prompts", true);
+             "async, but areal: sequences between start and update: a number; automatic: as many as the work needs; "
+             "widest: (tau + 1) * prompts; by_policy: automatic under capacity, edf, drop and retry, else widest",
+             true);
     v.option("concurrency", "--concurrency", c.schedule.concurrency, "areal: most sequences in rollout; 0: no limit",
              true);
     v.option("weight_update", "--weight-update", c.schedule.weight_update,

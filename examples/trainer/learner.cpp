@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -31,6 +32,8 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
     }
     r.kl = batch.kept > 0 ? kl / static_cast<double>(batch.kept) : 0;
 
+    r.prefix.add(opd::view(std::as_const(log_p_).data(), rows), opd::view(batch.log_mu.data(), rows),
+                 opd::row_offsets<>(batch.offsets), opd::row_mask(batch.mask));
     const opd::result o = objective(backend_, settings_, batch, cache, logits_.data(), v, version);
     r.loss = o.loss;
     r.diagnostics = o.diagnostics;

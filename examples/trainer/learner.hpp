@@ -10,6 +10,7 @@
 #include "config.hpp"
 #include "model.hpp"
 #include "opd/backends/eigen.hpp"
+#include "opd/estimators/sequences.hpp"
 #include "optimizer.hpp"
 #include "publication.hpp"
 #include "supervised.hpp"
@@ -32,6 +33,7 @@ double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, cons
 struct learner_result : step_result {
     double kl = 0;                     ///< mean of log mu - log q over the response tokens: KL(mu, q), sampled
     index_t mismatched = 0;            ///< tokens of the current version whose log p differs from rollout's log mu
+    opd::prefix_staleness prefix = {}; ///< of the responses before each token
     opd::diagnostics diagnostics = {}; ///< of the estimator
 };
 

@@ -14,6 +14,7 @@
 #include "opd/sched/metrics.hpp"
 #include "opd/version.hpp"
 #include "plots.hpp"
+#include "schedule.hpp"
 #include "stages.hpp"
 #include "supervised.hpp"
 
@@ -92,6 +93,7 @@ run::run(const command& arguments)
     if (settings_.evaluation.prompts > static_cast<int>(task_.held_out().size()))
         throw failure(exit_usage, fmt::format("--eval-prompts must be at most the {} held-out pairs, not {}",
                                               task_.held_out().size(), settings_.evaluation.prompts));
+    for (const std::string& advice : advice_on(settings_, v)) spdlog::warn("{}", advice);
     backend_.threads = threads_of(settings_);
     backend_.team(); // refused threads are an error before anything is written
     teacher_.initialise(settings_.run.seed);
@@ -270,6 +272,8 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
             line["response_tokens"] = more->diagnostics.kept;
             line["staleness"] = staleness;
             line["mismatched"] = more->mismatched;
+            line["prefix_log_ratio"] = more->prefix.log_ratio();
+            line["prefix_effective_share"] = more->prefix.effective_share();
             if (more->diagnostics.tokens > 0) {
                 line["ratio_mean"] = more->diagnostics.ratio_mean();
                 line["teacher_kl"] = more->diagnostics.teacher_kl();

@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "numbers.hpp"
+
 namespace trainer {
 
 namespace {
@@ -23,6 +25,19 @@ constexpr std::array policies = {sched::staleness_policy::capacity, sched::stale
                                  sched::staleness_policy::areal};
 constexpr std::array updates = {sched::weight_update::keep, sched::weight_update::abort,
                                 sched::weight_update::finish_first};
+
+// As the library says it.
+opd::index_t outstanding_of(const std::string& text) {
+    if (text == "by_policy") return sched::by_policy;
+    if (text == "automatic") return sched::automatic;
+    if (text == "widest") return sched::widest;
+    const auto number = integer_of<int>(text);
+    if (!number || *number < 1)
+        throw failure(
+            exit_usage,
+            fmt::format("--outstanding must be by_policy, automatic, widest or a number of sequences, not '{}'", text));
+    return *number;
+}
 
 // The place of `name` among `names`, or a usage failure that lists them.
 std::size_t place_of(const char* flag, const std::string& name, const std::vector<std::string>& names) {
@@ -58,6 +73,31 @@ std::string in_options(const opd::invalid_input& e) {
     return text;
 }
 
+std::vector<std::string> advice_on(const config& c, int vocabulary) {
+    const auto& s = c.schedule;
+    const bool stale = s.kind == "async" ? s.tau > 0 : s.kind != "sync" && s.k > 0;
+    const auto part = part_estimator_of(c);
+    if (!stale || !part) return {};
+    constexpr int small = 4096; // dense logits of the teacher are cheaper than what samples of them lose
+    const std::string instead =
+        vocabulary <= small ? "--estimator reverse_kl (V is small enough for dense logits)" : "--estimator threshold";
+    std::vector<std::string> r;
+    if ((*part == part_estimator::topk || *part == part_estimator::tail_bucket) && c.distill.topk_from == "student")
+        r.push_back(
+            fmt::format("--topk-from student under --schedule {}: the ids are those that the weights of then held "
+                        "likely; what the student has moved to since lies outside. Better: --topk-from teacher, or {}",
+                        s.kind, instead));
+    else if ((*part == part_estimator::mc || *part == part_estimator::threshold) && vocabulary <= small)
+        r.push_back(
+            fmt::format("--estimator {} samples {} tokens: its gradient is that of the dense estimator with variance "
+                        "on top. Better: {}",
+                        c.distill.estimator, vocabulary, instead));
+    else if (*part == part_estimator::mc)
+        r.push_back(
+            "--estimator mc under staleness: --estimator threshold has less variance for as many teacher scores");
+    return r;
+}
+
 sched::settings schedule_of(const config& c) {
     const auto& s = c.schedule;
     const auto need = [](bool ok, const std::string& what) {
@@ -65,8 +105,8 @@ sched::settings schedule_of(const config& c) {
     };
     for (const auto& [flag, value, least] :
          {std::tuple{"--schedule-k", s.k, 0}, std::tuple{"--tau", s.tau, 0},
-          std::tuple{"--outstanding", s.outstanding, 0}, std::tuple{"--concurrency", s.concurrency, 0},
-          std::tuple{"--rollout-workers", s.rollout_workers, 0}, std::tuple{"--score-batch", s.score_batch, 1}})
+          std::tuple{"--concurrency", s.concurrency, 0}, std::tuple{"--rollout-workers", s.rollout_workers, 0},
+          std::tuple{"--score-batch", s.score_batch, 1}})
         need(value >= least, fmt::format("{} must be at least {}, not {}", flag, least, value));
     need(s.rollout_workers <= most_threads,
          fmt::format("--rollout-workers must be at most {}, not {}", most_threads, s.rollout_workers));
@@ -102,7 +142,7 @@ sched::settings schedule_of(const config& c) {
         break;
     default:
         r.schedule = sched::async{.tau = s.tau,
-                                  .outstanding = s.outstanding,
+                                  .outstanding = outstanding_of(s.outstanding),
                                   .policy = policy,
                                   .update = update,
                                   .concurrency = s.concurrency};

@@ -3,6 +3,9 @@
 // From the names on the command line to the library's schedules.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "config.hpp"
 #include "opd/sched/settings.hpp"
 
@@ -11,6 +14,9 @@ namespace trainer {
 /// What the scheduler is to do: a train batch is `--prompts` sequences. Names that do not exist and choices that cannot work
 /// are usage failures that name the flag.
 opd::sched::settings schedule_of(const config& c);
+
+/// Where schedule and estimator do not fit: sentences that say why and what would. Empty: they do.
+std::vector<std::string> advice_on(const config& c, int vocabulary);
 
 /// What the library says of its own setting, said of the flag that sets it: "--score-flush must be …" for
 /// "opd: teacher_flush: must be …".

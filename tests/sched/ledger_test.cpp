@@ -18,7 +18,10 @@ namespace {
 using namespace opd::sched;
 using opd::index_t;
 
-settings streaming(index_t batch, const async& a) { return {.batch = batch, .schedule = a}; }
+settings streaming(index_t batch, async a) {
+    if (a.outstanding == by_policy) a.outstanding = widest; // automatic M: outstanding_test.cpp, and random worlds
+    return {.batch = batch, .schedule = a};
+}
 
 /// What is known of one outstanding sequence.
 struct sequence {

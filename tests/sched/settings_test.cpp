@@ -97,7 +97,7 @@ TEST_CASE("whole batches") {
 TEST_CASE("async: tau and permits") {
     refused(streaming({.tau = -1}), "schedule.tau", "at least 0");
     refused(streaming({.tau = two31 / 8}), "schedule.tau", "below 2^31");
-    refused(streaming({.outstanding = -1}), "schedule.outstanding", "at least 0");
+    refused(streaming({.outstanding = -3}), "schedule.outstanding", "automatic or widest, not -3");
     refused(streaming({.outstanding = 7}), "schedule.outstanding", "no batch would ever fill");
     for (const policy p : {policy::capacity, policy::cohort_fifo, policy::edf, policy::in_order})
         refused(streaming({.tau = 1, .outstanding = 17, .policy = p}), "schedule.outstanding",
@@ -106,12 +106,28 @@ TEST_CASE("async: tau and permits") {
         CHECK(plan_of(streaming({.tau = 1, .outstanding = 17, .policy = p})).permits == 17);
         refused(streaming({.tau = 1, .outstanding = two31, .policy = p}), "schedule.outstanding", "below 2^31");
     }
-    CHECK(plan_of(streaming({.tau = 4})).permits == 40);
+    CHECK(plan_of(streaming({.tau = 4, .outstanding = widest})).permits == 40);
+    CHECK_FALSE(plan_of(streaming({.tau = 4, .outstanding = widest})).automatic);
+    for (const policy p : {policy::capacity, policy::edf, policy::drop, policy::retry})
+        for (const index_t m : {by_policy, automatic}) {
+            const plan chosen = plan_of(streaming({.tau = 4, .outstanding = m, .policy = p}));
+            CHECK(chosen.automatic);
+            CHECK(chosen.permits == 16); // at first
+            CHECK(chosen.least == 8);
+            CHECK(chosen.most == 40);
+        }
+    for (const policy p : {policy::cohort_fifo, policy::in_order, policy::areal}) {
+        CHECK_FALSE(plan_of(streaming({.tau = 4, .policy = p})).automatic);
+        CHECK(plan_of(streaming({.tau = 4, .policy = p})).permits == 40);
+        refused(streaming({.tau = 4, .outstanding = automatic, .policy = p}), "schedule.outstanding",
+                p == policy::areal ? "must be widest under areal" : "cannot be automatic");
+    }
     CHECK(plan_of(streaming({.tau = 4, .outstanding = 8})).permits == 8); // M = B
     CHECK(plan_of(streaming({.tau = 4, .outstanding = 40})).permits == 40);
     CHECK(plan_of(streaming({.tau = 0})).permits == 8);
     CHECK(plan_of(streaming({.tau = 0}, 1)).permits == 1);
-    CHECK(plan_of(settings{}).permits == 5 * 256);
+    CHECK(plan_of(settings{}).permits == 2 * 256);
+    CHECK(plan_of(settings{}).automatic);
     CHECK(plan_of(settings{}).policy == policy::capacity);
     CHECK(plan_of(settings{}).update == weight_update::keep);
 }
@@ -137,6 +153,8 @@ TEST_CASE("groups") {
     CHECK_NOTHROW(plan_of(streaming({.tau = 1, .outstanding = 10}, 8, 3))); // 8 + 3 - 1
     CHECK_NOTHROW(plan_of(streaming({.tau = 3, .outstanding = 5}, 2, 4)));
     CHECK_NOTHROW(plan_of(streaming({.tau = 1, .outstanding = 12}, 8, 4)));
+    CHECK(plan_of(streaming({.tau = 1}, 8, 3)).least == 10);
+    CHECK(plan_of(streaming({.tau = 1}, 8, 4)).least == 8);
 }
 
 TEST_CASE("names") {

@@ -31,7 +31,7 @@ settings how(const schedule& s, index_t batch = 8, index_t sequences = 96) {
 }
 async streaming(index_t tau, staleness_policy p = staleness_policy::capacity, weight_update u = weight_update::keep) {
     async a;
-    a.tau = tau, a.policy = p, a.update = u;
+    a.tau = tau, a.policy = p, a.update = u, a.outstanding = widest; // automatic M: outstanding_test.cpp
     return a;
 }
 const schedule serial = opd::sched::sync{};

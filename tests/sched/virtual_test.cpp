@@ -211,7 +211,7 @@ TEST_CASE("a capacity rule bounds the mean lag and not the largest; hard bounds 
     const distribution lognormal_tail = {lognormal{1000 * std::exp(1.0), 0.8}, 0, 60000};
     const auto with = [](staleness_policy p, index_t m = 0) {
         async a;
-        a.tau = 4, a.policy = p, a.outstanding = m;
+        a.tau = 4, a.policy = p, a.outstanding = m > 0 ? m : widest;
         return a;
     };
     for (const bool heavy : {true, false}) {

@@ -168,6 +168,8 @@ inline world world_of(std::uint64_t seed, const world_options& options = {}) {
             if (d(0.5)) a.concurrency = d.of(s.group, 12);
         } else if (d(0.6)) {
             a.outstanding = d.of(s.batch, (a.tau + 1) * s.batch + (gives_up ? s.batch : 0));
+        } else if (seed % 2 == 0) { // no further draw: the worlds stay what they were
+            a.outstanding = widest;
         }
         s.schedule = a;
         const auto accepted = [&] {
@@ -272,7 +274,8 @@ inline world world_of(std::uint64_t seed, const world_options& options = {}) {
                 outside(t, event::down(who, number));
                 outside(t + d.in(0.1, 30), event::up(who, number, who == stage::rollout ? w.lanes : 1));
             }
-        if (auto* a = std::get_if<async>(&s.schedule); a && a->policy != staleness_policy::areal && d(0.25))
+        if (auto* a = std::get_if<async>(&s.schedule);
+            a && a->policy != staleness_policy::areal && d(0.25) && !plan_of(s).automatic)
             for (index_t n = d.of(1, 4); n > 0; --n) {
                 sched::settings changed = s;
                 std::get<async>(changed.schedule).outstanding = d.of(s.batch, (a->tau + 1) * s.batch);
@@ -341,6 +344,17 @@ public:
         hear(e, s);
         for (const action& a : out.items) see(a, out);
         s.check_invariants();
+        if (plan_.automatic) {
+            const index_t chosen = s.resolved().permits;
+            require(chosen == permits_ || std::any_of(out.items.begin(), out.items.end(), is_step),
+                    "automatic permits changed between two steps");
+            require(chosen >= plan_.batch && chosen <= (plan_.depth + 1) * plan_.batch,
+                    "automatic permits beyond the bound");
+            require(chosen % settings_.group == 0 || chosen == (plan_.depth + 1) * plan_.batch,
+                    "automatic permits for a part of a group");
+            permits_ = chosen;
+            most_permits_ = std::max(most_permits_, permits_);
+        }
         compare(s);
         admitted_ = s.totals().admitted;
         if (admitted_ != admitted) {
@@ -375,6 +389,7 @@ public:
     }
 
 private:
+    static bool is_step(const action& a) { return a.what == action::kind::step; }
     enum place { unseen, waiting, rollout, rolled, scoring, ready, training, consumed_place, failed_place };
     struct sequence {
         place where = unseen;
@@ -730,7 +745,9 @@ private:
             require(stopped_ || !w.answers || w.has == a.job, "the gate opened before everybody had the weights");
         const auto list = out.consumed_by(a);
         require(list.size() == training_.size(), "consumed is not what was trained on");
-        cap_sum_ += plan_.policy == staleness_policy::areal ? cap() : most_permits_;
+        cap_sum_ += plan_.policy == staleness_policy::areal ? cap()
+                    : plan_.automatic                       ? admitted_ - consumed_ - failed_ // what is out
+                                                            : most_permits_;
         version_t least = std::numeric_limits<version_t>::max();
         for (std::size_t i = 0; i < list.size(); ++i) {
             mix(list[i].ticket);

@@ -573,6 +573,28 @@ TEST_CASE("shapes, surrogates and baselines: composed as the library composes th
              "does not read this cache");
 }
 
+TEST_CASE("advice where a schedule and an estimator do not fit") {
+    const auto advice = [](std::initializer_list<const char*> more, int vocabulary) {
+        std::vector<std::string> arguments{"opd-train"};
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        std::string all;
+        for (const std::string& line : advice_on(parse(arguments).settings, vocabulary)) all += line + "\n";
+        return all;
+    };
+    CHECK(advice({"--schedule=async"}, 15).empty());
+    CHECK(advice({"--schedule=async"}, 150000).empty());
+    CHECK(advice({"--estimator=mc"}, 15).empty()); // sync: nothing is stale
+    CHECK(advice({"--schedule=async", "--tau=0", "--estimator=mc"}, 15).empty());
+    contains(advice({"--schedule=async", "--estimator=topk", "--topk-from=student"}, 15), "--estimator reverse_kl");
+    contains(advice({"--schedule=step-off", "--estimator=tail_bucket", "--topk-from=student"}, 150000),
+             "--estimator threshold");
+    CHECK(advice({"--schedule=step-off", "--schedule-k=0", "--estimator=topk", "--topk-from=student"}, 15).empty());
+    CHECK(advice({"--schedule=async", "--estimator=topk", "--topk-from=teacher"}, 15).empty());
+    contains(advice({"--schedule=async", "--estimator=mc"}, 15), "with variance on top");
+    contains(advice({"--schedule=async", "--estimator=mc"}, 150000), "less variance");
+    CHECK(advice({"--schedule=async", "--estimator=threshold"}, 150000).empty());
+}
+
 TEST_CASE("selectors: refused where the rows do not know what they read") {
     const auto refused = [&](std::initializer_list<const char*> more, const char* part) {
         contains(failure_text(with({"opd-train"}, more), exit_usage), part);
@@ -612,10 +634,10 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     refused({"--schedule=async", "--schedule-k=1"}, "--schedule-k is not used by --schedule async");
     refused({"--schedule=async", "--concurrency=8"}, "--concurrency belongs to the policy areal");
     refused({"--schedule=async", "--concurrency=0"},
-            "--concurrency is not used by --schedule async --staleness-policy cap");
+            "--concurrency is not used by --schedule async --staleness-policy edf");
     refused({"--schedule=async", "--staleness-policy=areal", "--outstanding=64"},
-            "--outstanding must be 0 under areal");
-    refused({"--schedule=async", "--staleness-policy=areal", "--outstanding=0"}, "--outstanding is not used by");
+            "--outstanding must be widest under areal");
+    refused({"--schedule=async", "--staleness-policy=areal", "--outstanding=widest"}, "--outstanding is not used by");
     // misspelt or impossible
     refused({"--schedule=asinc"},
             "--schedule: 'asinc' is not one of sync, step-off, controlled, async; did you mean 'async'?");
@@ -623,6 +645,11 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     refused({"--schedule=async", "--staleness-policy=naive_wait"}, "is not one of capacity");
     refused({"--schedule=async", "--weight-update=finish-first"}, "did you mean 'finish_first'?");
     refused({"--schedule=async", "--tau=-1"}, "--tau must be at least 0, not -1");
+    refused({"--schedule=async", "--outstanding=many"},
+            "--outstanding must be by_policy, automatic, widest or a number");
+    refused({"--schedule=async", "--outstanding=0"}, "--outstanding must be by_policy, automatic, widest or a number");
+    refused({"--schedule=async", "--staleness-policy=in_order", "--outstanding=automatic"},
+            "--outstanding cannot be automatic under in_order");
     refused({"--schedule=async", "--outstanding=31"}, "--outstanding must be at least the batch, 32, not 31");
     refused({"--schedule=async", "--tau=1", "--outstanding=65"}, "--outstanding must be at most (tau + 1)");
     refused({"--schedule=async", "--rollout-workers=-1"}, "--rollout-workers must be at least 0");
@@ -645,6 +672,9 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     CHECK(async.sequences == 320);
     CHECK(async.teacher_batch == 3);
     CHECK(async.teacher_flush == 0.5);
+    const auto plain = schedule_of(parse(flags({"--schedule=async"})).settings);
+    CHECK(std::get<sched::async>(plain.schedule).policy == sched::staleness_policy::edf);
+    CHECK(sched::plan_of(plain).automatic);
     const auto off = schedule_of(parse(flags({"--schedule=step-off", "--schedule-k=3"})).settings);
     REQUIRE(std::holds_alternative<sched::step_off>(off.schedule));
     CHECK(std::get<sched::step_off>(off.schedule).k == 3);

@@ -3,14 +3,15 @@
 // Permits, versions, the sync gate and the staleness policies: who may start, and which scored sequences make the next
 // batch. Pure bookkeeping, shared by the scheduler and by the staleness queue.
 //
-//   admission   while the gate is open and fewer than M permits are out
+//   admission   while the gate is open and fewer than M permits are out; M is given, or chosen at each step (outstanding.hpp)
 //   a step      pick B ready sequences -> train -> close the gate -> synchronise -> version + 1, permits return, gate open
 //
 // Notation: v the version; B the batch; M <= (tau + 1)·B the permits. Between two steps at most M sequences are
 // outstanding, those in training included, and every full batch consumes B of them.
 //
 //   capacity     A sequence with lag l is outstanding at l + 1 steps, so over the first J full steps of a run the sum of
-//                (lag + 1) over consumed sequences is at most M·J, and they are B·J: the mean start lag is at most M/B - 1.
+//                (lag + 1) over consumed sequences is at most M·J, and they are B·J: the mean start lag is at most M/B - 1;
+//                where M changes, at most the mean of what was outstanding at these steps over B, less 1.
 //                Over any other J steps the at most M sequences that were there before add their earlier steps: at most
 //                M·L/(B·J), L the largest lag. Nothing holds for one sequence: it can be overtaken for ever.
 //   cohort_fifo  When v becomes v + 1, at most M - B sequences of version <= v are left, no later one goes before them and
@@ -40,6 +41,7 @@
 #include <vector>
 
 #include "opd/sched/archive.hpp"
+#include "opd/sched/outstanding.hpp"
 #include "opd/sched/settings.hpp"
 
 namespace opd::sched {
@@ -388,7 +390,7 @@ struct census {
 /// Permits and versions of one run, and where each sequence is. A permit is a slot number; slots are reused.
 class ledger {
 public:
-    explicit ledger(const plan& p) : plan_(p), permits_(p.permits) {
+    explicit ledger(const plan& p) : plan_(p), permits_(p.permits), control_(p) {
         switch (p.policy) {
         case staleness_policy::cohort_fifo:
             order_ = detail::cohort_order{};
@@ -498,8 +500,16 @@ public:
     /// Nothing is admitted until advance(): called when an update is done and its weights are not yet out.
     void close_gate() { gate_open_ = false; }
     void reopen_gate() { gate_open_ = true; }
+    /// Automatic M: what was seen for some time.
+    void pass(double seconds, bool held, double teachers_idle, index_t queue) {
+        control_.pass(seconds, held, teachers_idle, queue);
+    }
+    /// What was seen was by another clock.
+    void forget_time() { control_.forget(); }
     /// The update that consumed `batch` is synchronised: the version moves, the permits return, the gate opens.
     void advance(std::span<const slot_t> batch) {
+        if (plan_.automatic)
+            permits_ = control_.step(census_.waiting + census_.rollout + census_.queued + census_.scoring, permits_);
         ++version_;
         for (const slot_t s : batch) {
             assert(entries_[s].where == place::training);
@@ -522,7 +532,15 @@ public:
         move(s, place::queued);
     }
     /// Another number of permits, from now on. Those that are out stay out.
-    void resize(index_t permits) { permits_ = permits; }
+    void resize(index_t permits) {
+        permits_ = permits;
+        control_.start_at(permits);
+    }
+
+    /// Automatic M is one that the rule can come to.
+    bool permits_are_sound() const {
+        return !plan_.automatic || (permits_ >= plan_.least && permits_ <= plan_.most && control_.sound());
+    }
 
     /// Version of its start; -1: none yet.
     version_t version_of(slot_t s) const { return entries_[s].start; }
@@ -544,7 +562,7 @@ public:
     /// Read into a new one.
     template <class A>
     void fields(A& a) {
-        a(permits_, version_, consumed_, gate_open_, entries_, vacant_);
+        a(permits_, control_, version_, consumed_, gate_open_, entries_, vacant_);
         if (auto* o = std::get_if<detail::deadline_order>(&order_)) a(*o);
         std::vector<slot_t> order;
         if constexpr (!A::reading) order = this->order();
@@ -615,6 +633,7 @@ private:
 
     plan plan_;
     index_t permits_;
+    detail::outstanding_control control_;
     version_t version_ = 0;
     index_t consumed_ = 0; // over the whole run
     bool gate_open_ = true;

@@ -80,10 +80,12 @@ public:
         worker& w = at(s, number);
         w.up = true;
         w.incarnation = life;
+        w.slots = 0; // until resize()
     }
     /// Another number of slots. What runs on lanes beyond it goes on.
     void resize(stage s, std::int32_t number, std::int32_t slots) {
         worker& w = at(s, number);
+        if (s == stage::teacher) teacher_slots_ += slots - w.slots;
         w.slots = slots;
         w.share = share_of(slots);
         if (s == stage::rollout) {
@@ -102,6 +104,7 @@ public:
     void go(stage s, std::int32_t number, F&& f) {
         worker& w = at(s, number);
         answering_ -= w.answers;
+        if (s == stage::teacher && w.up) teacher_slots_ -= w.slots;
         w.up = w.answers = w.current = false;
         w.busy = 0;
         w.has = 0;
@@ -165,6 +168,8 @@ public:
 
     bool any_teacher() const { return !idle_teachers_.empty(); }
     std::int32_t next_teacher() const { return idle_teachers_.top(); }
+    /// Calls that the teachers who are up can have at once.
+    index_t teacher_slots() const { return teacher_slots_; }
     void call(std::int32_t teacher, int calls) {
         at(stage::teacher, teacher).busy += calls;
         offer(stage::teacher, teacher);
@@ -193,7 +198,9 @@ public:
             lanes_kept += w.current && !w.vacant.empty();
             answering += w.answers;
         }
-        for (const worker& w : of(stage::teacher)) teachers += w.up && w.busy < w.slots;
+        index_t slots = 0;
+        for (const worker& w : of(stage::teacher)) teachers += w.up && w.busy < w.slots, slots += w.up ? w.slots : 0;
+        require(teacher_slots_ == slots, "the teachers' slots are counted");
         require(idle_lanes_.size() == lanes_kept, "the workers with vacant lanes are listed");
         require(idle_teachers_.size() == teachers, "the teachers with vacant slots are listed");
         require(answering_ == answering, "the workers that answer are counted");
@@ -228,6 +235,7 @@ private:
                 needs(s != stage::rollout || !w.up || listed == vacant, "a worker's vacant lanes are others");
                 w.share = share_of(w.slots);
                 answering_ += w.answers;
+                if (s == stage::teacher && w.up) teacher_slots_ += w.slots;
                 offer(s, number);
             }
     }
@@ -253,6 +261,7 @@ private:
     indexed_heap<float> idle_lanes_;    // rollout workers that are current and have a vacant lane
     indexed_heap<float> idle_teachers_; // with a vacant slot
     index_t answering_ = 0;
+    index_t teacher_slots_ = 0; // of those that are up
 };
 
 } // namespace opd::sched::detail

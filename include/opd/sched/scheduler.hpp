@@ -138,7 +138,7 @@ public:
     std::string snapshot() const;
     /// A scheduler as it was. The schedule, batch and group must be those of then; limits, deadlines and attempts may
     /// differ, and take effect, deadlines on what is running too. So may `outstanding`: another number than the settings
-    /// of then is the number of permits from now on, the same leaves what a resize has made of it. Throws invalid_input
+    /// of then is the number of permits from now on, the same leaves what a resize or the scheduler has made of it. Throws invalid_input
     /// where they are not, and where the snapshot is damaged or contradicts itself.
     static scheduler restore(const settings& s, std::string_view snapshot);
     /// After restore() in a new process: nobody is there yet. What was in rollout waits again, with its permit; what was
@@ -238,6 +238,13 @@ private:
     void put_training_back();
     bool rollout_empty() const { return where().waiting + where().rollout == 0; }
     bool can_train() const { return roster_.is_up(stage::learner, 0); }
+    // As a share of all that they could do.
+    double teachers_idle() const {
+        const index_t slots = roster_.teacher_slots(), busy = static_cast<index_t>(jobs_.size());
+        return busy < slots ? static_cast<double>(slots - busy) / static_cast<double>(slots) : 0;
+    }
+    // As settings say it.
+    index_t permits_chosen() const { return plan_.automatic ? automatic : plan_.permits; }
     bool no_more() const; // nothing will be admitted before something is consumed
     place place_of(slot_t s) const { return ledger_.place_of(s); }
     ticket ticket_of(slot_t s) const {
@@ -656,7 +663,7 @@ inline void scheduler::tell(std::int32_t number, const sched::weights& what, act
 inline std::string scheduler::snapshot() const {
     archive_writer w;
     w(plan_.streaming, plan_.overlap, plan_.batch, plan_.depth, plan_.policy, plan_.update, plan_.concurrency,
-      settings_.group, plan_.permits);
+      settings_.group, permits_chosen());
     const_cast<scheduler*>(this)->fields(w);
     return seal(std::move(w.bytes));
 }
@@ -680,7 +687,9 @@ inline scheduler scheduler::restore(const sched::settings& s, std::string_view s
     index_t permits = 0;
     reader(permits);
     r.fields(reader);
-    if (permits != r.plan_.permits) r.ledger_.resize(r.plan_.permits);
+    if (permits != r.permits_chosen())
+        r.ledger_.resize(r.plan_.automatic ? std::clamp(r.ledger_.permits(), r.plan_.least, r.plan_.most)
+                                           : r.plan_.permits);
     if (!reader.done()) throw invalid_input("snapshot", "is longer than the state it describes");
     detail::count_range counted, failures{.most = std::numeric_limits<std::int32_t>::max() / 2};
     r.totals_.fields(counted);
@@ -708,6 +717,7 @@ inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
     next_job_ += std::uint64_t{1} << 32;
     first_attempt_ += std::uint32_t{1} << 16;
     now_ = -forever; // the clock may be another's
+    ledger_.forget_time();
     attempts_.clear();
     aborts_.clear();
     installs_.clear();

@@ -35,6 +35,7 @@ inline void scheduler::check_invariants() const {
                 "versions never decrease along a sequence");
     }
     require(c == where(), "the census counts what is there");
+    require(ledger_.permits_are_sound(), "automatic permits lie between B and (tau + 1) B");
     require(totals_.admitted == c.outstanding() + totals_.consumed + totals_.failed,
             "admitted = waiting + rollout + queued + scoring + ready + training + consumed + failed");
     require(phase_ != phase::idle || training_.empty(), "an idle learner trains nothing");

@@ -15,12 +15,16 @@ inline void scheduler::on(const event& e, double now, actions& out) {
         throw invalid_input("now", "is " + std::to_string(now) + " after " + std::to_string(now_) +
                                        ": time is finite and never decreases");
     const double before = std::exchange(now_, now);
+    const bool held = plan_.automatic && held_back();
+    const double idle = plan_.automatic ? teachers_idle() : 0;
+    const index_t queue = queue_.size();
     try {
         take(e, out);
     } catch (const invalid_input&) {
         now_ = before;
         throw;
     }
+    if (plan_.automatic && before > -forever) ledger_.pass(now - before, held, idle, queue);
     if (e.what == event::kind::stop) return;
     expire(out);
     // while others are still at it, one more worker with the weights leads to nothing; there may be thousands
@@ -281,6 +285,7 @@ inline void scheduler::on_weights_lost(const event& e, actions& out) {
 inline void scheduler::on_resize(index_t permits) {
     if (!plan_.streaming || plan_.policy == staleness_policy::areal)
         throw invalid_input("event", "resize: only async schedules with permits have a number of permits to change");
+    if (plan_.automatic) throw invalid_input("event", "resize: permits are automatic: the scheduler chooses how many");
     if (permits < 1) throw invalid_input("event", "resize: permits must be at least batch");
     sched::settings changed = settings_;
     std::get<async>(changed.schedule).outstanding = permits;

@@ -6,7 +6,8 @@
 //   step_off{k}    whole batches; the batch trained at version v was started at version v - k    lag min(v, k), exactly
 //   controlled{k}  as step_off{k} without overlap: staleness as the only variable                lag min(v, k), exactly
 //                  (batches at the end of a run that make up for failures: less)
-//   async{tau}     sequences stream under M permits; which of them make a batch is the policy's choice
+//   async{tau}     sequences stream under M permits; which of them make a batch is the policy's choice, how many permits there are
+//                  the scheduler's
 //
 // Source: AsyncOPD section 7, appendix G (sync, step-off, async) and appendix B (controlled staleness).
 #pragma once
@@ -55,9 +56,14 @@ struct controlled {
     index_t k = 2; ///< as in step_off
 };
 
+// Values of async::outstanding that are no numbers.
+inline constexpr index_t by_policy = 0;  ///< automatic under capacity, edf, drop and retry; widest under the others
+inline constexpr index_t automatic = -1; ///< between B and (tau + 1)·B, as many as the work needs: outstanding.hpp
+inline constexpr index_t widest = -2;    ///< (tau + 1)·B, as many as the bound allows
+
 struct async {
-    index_t tau = 4;         ///< in train batches: bounds the mean start lag (capacity, areal) or every sequence's
-    index_t outstanding = 0; ///< M, permits; 0: (tau + 1)·B
+    index_t tau = 4; ///< in train batches: bounds the mean start lag (capacity, areal) or every sequence's
+    index_t outstanding = by_policy; ///< M, permits: a number, automatic or widest
     staleness_policy policy = staleness_policy::capacity;
     weight_update update = weight_update::keep;
     index_t concurrency = 0;       ///< areal: most sequences in rollout; 0: no limit
@@ -90,11 +96,14 @@ struct settings {
 
 /// The schedule with its defaults resolved.
 struct plan {
-    bool streaming = true; ///< async; else whole batches
-    bool overlap = true;   ///< false: controlled
-    index_t batch = 1;     ///< B
-    index_t depth = 0;     ///< tau or k
-    index_t permits = 1;   ///< M
+    bool streaming = true;       ///< async; else whole batches
+    bool overlap = true;         ///< false: controlled
+    index_t batch = 1;           ///< B
+    index_t depth = 0;           ///< tau or k
+    index_t permits = 1;         ///< M; at the start, if it is automatic
+    index_t least = 1, most = 1; ///< automatic: between which it lies
+    index_t group = 1;
+    bool automatic = false;
     staleness_policy policy = staleness_policy::in_order;
     weight_update update = weight_update::finish_first;
     index_t concurrency = 0;
@@ -132,6 +141,7 @@ inline plan plan_of(const settings& s) {
 
     plan p;
     p.batch = s.batch;
+    p.group = s.group;
     const auto whole_batches = [&](index_t k, bool overlap) {
         at_least("schedule.k", k, index_t{0});
         if (k >= (most - 1) / s.batch) refuse("schedule.k", "(k + 1) batches must be below 2^31 sequences");
@@ -151,11 +161,20 @@ inline plan plan_of(const settings& s) {
     } else {
         const async& a = std::get<async>(s.schedule);
         at_least("schedule.tau", a.tau, index_t{0});
-        at_least("schedule.outstanding", a.outstanding, index_t{0});
+        if (a.outstanding < widest)
+            refuse("schedule.outstanding",
+                   "must be a number of permits, automatic or widest, not " + std::to_string(a.outstanding));
         at_least("schedule.concurrency", a.concurrency, index_t{0});
         if (a.tau >= (most - 1) / s.batch) refuse("schedule.tau", "(tau + 1) batches must be below 2^31 sequences");
         p.depth = a.tau;
-        p.permits = a.outstanding > 0 ? a.outstanding : (a.tau + 1) * s.batch;
+        const bool may_be_automatic = a.policy == staleness_policy::capacity || a.policy == staleness_policy::edf ||
+                                      a.policy == staleness_policy::drop || a.policy == staleness_policy::retry;
+        p.automatic = a.outstanding == automatic || (a.outstanding == by_policy && may_be_automatic);
+        p.most = (a.tau + 1) * s.batch;
+        p.least = s.batch % s.group == 0 ? s.batch : s.batch + s.group - 1;
+        p.permits = a.outstanding > 0 ? a.outstanding
+                    : p.automatic ? std::min((std::max(2 * s.batch, p.least) + s.group - 1) / s.group * s.group, p.most)
+                                  : p.most;
         p.policy = a.policy;
         p.update = a.update;
         p.concurrency = a.concurrency;
@@ -168,8 +187,11 @@ inline plan plan_of(const settings& s) {
             refuse("schedule.outstanding",
                    "must be at most (tau + 1)·batch = " + std::to_string((a.tau + 1) * s.batch) + ", not " +
                        std::to_string(p.permits) + ": with more, no order of consumption keeps the lag within tau");
-        if (a.policy == staleness_policy::areal && a.outstanding > 0)
-            refuse("schedule.outstanding", "must be 0 under areal, whose own rule limits what is outstanding");
+        if (a.policy == staleness_policy::areal && a.outstanding != by_policy && a.outstanding != widest)
+            refuse("schedule.outstanding", "must be widest under areal, whose own rule limits what is outstanding");
+        if (p.automatic && !may_be_automatic)
+            refuse("schedule.outstanding", std::string("cannot be automatic under ") + name_of(a.policy) +
+                                               ", where permits help by whole batches only: say how many, or widest");
         if (a.policy != staleness_policy::areal && a.concurrency > 0)
             refuse("schedule.concurrency", "belongs to the policy areal");
         if (a.policy == staleness_policy::areal && a.concurrency > 0 && a.concurrency < s.group)

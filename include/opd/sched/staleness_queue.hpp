@@ -44,8 +44,9 @@ namespace opd::sched {
 
 struct queue_options {
     index_t batch = 256; ///< B
-    async schedule = {}; ///< tau, outstanding, policy. `update` is the business of whoever generates: leave it
-    index_t group = 1;   ///< most permits taken at once
+    async schedule =
+        {}; ///< tau, outstanding (by_policy: widest), policy. `update` is the business of whoever generates: leave it
+    index_t group = 1; ///< most permits taken at once
 };
 
 enum class push_result : std::uint8_t {
@@ -407,14 +408,19 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t format = 0x31'71'73'6f; // "osq1"
+    static constexpr std::uint32_t format = 0x32'71'73'6f; // "osq2"
 
     static core* make(const queue_options& o) {
         if (o.schedule.update != weight_update::keep)
             throw invalid_input("schedule.update",
                                 "the queue does not run sequences: what happens to those that run when the "
                                 "weights change is up to their producer");
-        return new core(plan_of({.batch = o.batch, .schedule = o.schedule, .group = o.group}), o.group);
+        if (o.schedule.outstanding == automatic)
+            throw invalid_input("schedule.outstanding", "cannot be automatic in a queue, which sees neither stages nor "
+                                                        "time: say how many, or widest");
+        async how = o.schedule;
+        if (how.outstanding == by_policy) how.outstanding = widest;
+        return new core(plan_of({.batch = o.batch, .schedule = how, .group = o.group}), o.group);
     }
     void check(std::span<permit> permits, std::span<T> items) const {
         if (permits.size() != items.size())

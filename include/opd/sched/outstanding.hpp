@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// M chosen by the scheduler, `async{.outstanding = automatic}`: as many permits as the work needs, since more of them buy staleness
+// and no speed.
+//
+// The rule: when the learner asks, a batch should lie ready and little more. At each step, before its permits return,
+//
+//   l += g·(2.1·B + U - B·held/T - l)                     U: upstream, that is waiting, in rollout, queued or being scored;
+//                                                         g: 1/2 upwards, 1/4 downwards
+//   t += idle/T > 1/1000 ? B·idle/T : (B/20 - queue)/4    queue: the teacher's at its shortest since the last step
+//   M  = min(l, t), within [B, (tau + 1)·B], in whole groups
+//   l, t: at least B, at most M + B/2, so that the one that does not limit stays near
+//
+// T: seconds since the last step; held: those in which a batch lay ready and the policy held it back (edf: deadlines are short then,
+// not permits); idle: those of a teacher, in the mean. Where no time passes, counts alone decide: l. No length, latency or speed
+// is estimated; `now` comes with the events, so equal events give equal M.
+//
+// M <= (tau + 1)·B at all times, so every policy's bound stands, also while M falls and more than M are out. What M is worth:
+// docs/sched/outstanding.md, with two lemmas.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "opd/sched/archive.hpp"
+#include "opd/sched/settings.hpp"
+
+namespace opd::sched::detail {
+
+class outstanding_control {
+public:
+    explicit outstanding_control(const plan& p)
+        : batch_(static_cast<double>(p.batch)), least_(p.least), most_(p.most), group_(p.group) {
+        start_at(p.permits);
+    }
+
+    /// From here on, as if it had always been so.
+    void start_at(index_t permits) {
+        for_learner_ = for_teacher_ = static_cast<double>(permits);
+        forget();
+    }
+    /// What was seen since the last step means nothing: the clock may be another.
+    void forget() {
+        begun_ = false;
+        since_ = held_ = idle_ = 0;
+        queue_ = -1;
+    }
+    /// `seconds` in which a batch was held back or not, teachers were idle to a share, and so many sequences waited for them.
+    void pass(double seconds, bool held, double idle, index_t queue) {
+        seconds = std::min(seconds, 1e9); // the clock of a restored scheduler may be anything
+        since_ += seconds;
+        held_ += held ? seconds : 0;
+        idle_ += idle * seconds;
+        queue_ = queue_ < 0 ? queue : std::min(queue_, queue);
+    }
+    /// M from this step on; `before` until now.
+    index_t step(index_t upstream, index_t before) {
+        const bool timed = since_ > 0, first = !std::exchange(begun_, true);
+        const double held = timed ? held_ / since_ : 0, idle = timed ? idle_ / since_ : 0;
+        const auto queue = static_cast<double>(queue_);
+        since_ = held_ = idle_ = 0;
+        queue_ = -1;
+        if (first) return before; // the first tells of the start, not of the work
+        const double missing = (2 + ahead) * batch_ + static_cast<double>(upstream) - batch_ * held - for_learner_;
+        for_learner_ += missing / (missing > 0 ? 2 : 4);
+        for_teacher_ += idle > 1e-3 ? batch_ * idle : (batch_ / 20 - queue) / 4;
+        if (!timed) for_teacher_ = for_learner_;
+        const double m = within(std::min(for_learner_, for_teacher_), static_cast<double>(most_));
+        for_learner_ = within(for_learner_, m + batch_ / 2), for_teacher_ = within(for_teacher_, m + batch_ / 2);
+        const auto whole = static_cast<index_t>(std::ceil(m / static_cast<double>(group_))) * group_;
+        return std::clamp(whole, least_, most_);
+    }
+
+    /// How much more than a batch should lie ready, in batches.
+    static constexpr double ahead = 0.1;
+
+    template <class A>
+    void fields(A& a) {
+        a(for_learner_, for_teacher_, since_, held_, idle_, queue_, begun_);
+    }
+    /// Whether what was read can be.
+    bool sound() const {
+        const double top = 1.5 * static_cast<double>(most_) + 1;
+        const auto is = [](double x, double most) { return x >= 0 && x <= most; };
+        return is(for_learner_, top) && is(for_teacher_, top) && is(since_, 1e300) && is(held_, since_ * (1 + 1e-6)) &&
+               is(idle_, since_ * (1 + 1e-6)) && queue_ >= -1;
+    }
+
+private:
+    double within(double x, double most) const { return std::clamp(x, batch_, most); }
+
+    double batch_;
+    index_t least_, most_, group_;
+    double for_learner_ = 0, for_teacher_ = 0;
+    double since_ = 0, held_ = 0, idle_ = 0; // seconds
+    index_t queue_ = -1;                     // none seen
+    bool begun_ = false;
+};
+
+} // namespace opd::sched::detail

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: sanitize
+//
+// Automatic M: within its bounds whatever it sees; the two lemmas of docs/sched/outstanding.md; that it follows a load down and up;
+// in snapshots; what is refused.
+#include "sched/script.hpp"
+#include "support/property.hpp"
+#include "support/world.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <doctest/doctest.h>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "opd/sched/outstanding.hpp"
+#include "opd/sched/staleness_queue.hpp"
+
+namespace {
+
+using namespace opd::test;
+using opd::index_t;
+using control = detail::outstanding_control;
+
+plan automatic_plan(index_t batch, index_t tau, index_t group = 1) {
+    return plan_of({.batch = batch, .schedule = async{.tau = tau}, .group = group});
+}
+std::string bytes_of(control c) {
+    archive_writer w;
+    w(c);
+    return w.bytes;
+}
+
+/// A cluster whose learner takes `late` times as long from version `from` to `until`.
+struct changing_cluster : faulty_cluster {
+    version_t from = 0, until = 0;
+    double late = 1;
+    double learner(std::uint64_t job, const weights& w, std::span<const ticket> batch) const {
+        return faulty_cluster::learner(job, w, batch) * (w.version >= from && w.version < until ? late : 1);
+    }
+};
+
+/// What became of every sequence, and M after each step.
+struct account {
+    struct sequence {
+        version_t start = -1;
+        index_t upstream = 0; // steps at which it was
+    };
+    std::map<sample_t, sequence> out;
+    std::vector<version_t> waited = {0}; // versions whose batch the learner had to wait for
+    std::vector<index_t> permits;
+    std::vector<double> at, lag; // of each step: when, and the mean start lag
+    index_t checked = 0, upstream_sum = 0;
+    double lag_sum = 0;
+
+    void event(double t, const opd::sched::event&, const actions& list, const scheduler& s) {
+        bool stepped = false, begun = false;
+        for (const action& a : list.items) {
+            if (a.what == action::kind::start) out.try_emplace(a.ticket.sample).first->second.start = a.version;
+            begun |= a.what == action::kind::train;
+            if (a.what != action::kind::step) continue;
+            stepped = true;
+            permits.push_back(s.resolved().permits);
+            at.push_back(t);
+            double sum = 0;
+            for (const consumed_sequence& c : list.consumed_by(a)) {
+                const sequence q = out.at(c.ticket.sample);
+                out.erase(c.ticket.sample);
+                const version_t w = a.version - 1, of_this = w - q.start;
+                sum += double(of_this);
+                const bool late =
+                    std::any_of(waited.begin(), waited.end(), [&](version_t v) { return v >= q.start && v <= w; });
+                if (late) continue;
+                CHECK(of_this >= q.upstream + 1); // lemma 1
+                ++checked, upstream_sum += q.upstream, lag_sum += double(of_this);
+            }
+            lag.push_back(sum / double(list.consumed_by(a).size()));
+        }
+        if (!stepped) return;
+        if (!begun) waited.push_back(s.version());
+        s.for_each([&](const outstanding_sequence& q) {
+            if (q.start >= 0 && q.start < s.version() && q.where < place::ready) ++out.at(q.ticket.sample).upstream;
+        });
+    }
+};
+account simulate(const async& how, changing_cluster c, index_t batch, index_t steps) {
+    settings s;
+    s.batch = batch, s.schedule = how, s.sequences = batch * steps;
+    account seen;
+    virtual_driver<changing_cluster, account> run(s, c, &seen);
+    run.bring_up(stage::rollout, 2, 64);
+    run.bring_up(stage::teacher, 1);
+    run.bring_up(stage::learner, 1);
+    REQUIRE(run.run());
+    return seen;
+}
+changing_cluster node(double learner) {
+    changing_cluster c;
+    c.seed = c.lengths.seed = 5;
+    c.lanes = 64;
+    c.lengths.response = {lognormal{200, 0.7}, 1, 2000};
+    c.lengths.prompt = {constant{0}};
+    c.speed.step = 1e-3, c.speed.step_per_sequence = 1e-5;
+    c.teacher_time.fixed = 1e-3;
+    c.learner_time.fixed = learner;
+    c.sync_time.fixed = 0.01;
+    return c;
+}
+double mean_of(const auto& x, std::size_t first, std::size_t last) {
+    double sum = 0;
+    for (std::size_t i = first; i < last; ++i) sum += double(x[i]);
+    return sum / double(last - first);
+}
+
+} // namespace
+
+TEST_CASE("whatever it sees, M lies between B and (tau + 1) B in whole groups, and a snapshot goes on with it") {
+    property("bounds", [] {
+        dice d{*rc::gen::arbitrary<std::uint64_t>()};
+        const index_t batch = d.of(1, 40), group = d(0.5) ? 1 : d.of(2, 5), tau = d.of(group > 1 ? 2 : 0, 6);
+        if ((tau + 1) * batch < batch + group) return; // refused
+        const plan p = automatic_plan(batch, tau, group);
+        control c(p);
+        index_t m = p.permits;
+        for (int step = 0; step < 60; ++step) {
+            for (index_t n = d.of(0, 3); n > 0; --n)
+                c.pass(d(0.2) ? 0 : d.in(1e-9, 1e9), d(0.3), d(0.3) ? 0 : d(0.5) ? 1 : d(), d.of(0, 10 * batch));
+            archive_writer w;
+            w(c);
+            control again(p);
+            archive_reader r(w.bytes);
+            r(again);
+            const index_t upstream = d.of(0, d(0.1) ? 1000 * batch : m), before = m;
+            m = c.step(upstream, before);
+            RC_ASSERT(again.step(upstream, before) == m);
+            RC_ASSERT(bytes_of(again) == bytes_of(c));
+            RC_ASSERT(c.sound());
+            RC_ASSERT(m >= p.least && m <= (tau + 1) * batch);
+            RC_ASSERT(m % group == 0 || m == p.most || m == p.least);
+            if (step == 0) RC_ASSERT(m == before); // the first tells of the start
+            if (d(0.05)) c.forget();
+        }
+    });
+}
+
+TEST_CASE("the rule, by hand") {
+    control c(automatic_plan(100, 4));
+    CHECK(c.step(100, 200) == 200);
+    c.pass(10, false, 0, 50); // a busy teacher: t = 200 + (5 - 50)/4
+    CHECK(c.step(100, 200) == 189);
+    c.pass(5, true, 0.5, 0),
+        c.pass(5, false, 0.5, 40); // held and idle half of the time: l = 238.75 + 21.25/2, t = 188.75 + 50
+    CHECK(c.step(100, 189) == 239);
+    c.pass(10, false, 0, 0), c.pass(10, false, 0, 100); // its queue was empty once: t = 238.75 + 5/4
+    CHECK(c.step(100, 239) == 240);
+    c.pass(10, true, 1, 0); // l = 279.6875 - 69.6875/4 where all of the time was held
+    CHECK(c.step(100, 240) == 263);
+    control groups(automatic_plan(96, 4, 8));
+    groups.step(0, 192);
+    CHECK(groups.step(0, 192) == 200); // 196.8
+}
+
+TEST_CASE("lemma 2: where no bound is met, what is short of 1.1 B is half of what exceeds it, for every load") {
+    property("mean ready", [] {
+        dice d{*rc::gen::arbitrary<std::uint64_t>()};
+        const index_t batch = d.of(10, 300), tau = d.of(3, 8);
+        const plan p = automatic_plan(batch, tau);
+        control c(p);
+        index_t m = c.step(0, p.permits);
+        double shortfall = 0, excess = 0;
+        const int steps = 400;
+        const double most = double((tau + 1) * batch);
+        double low = most, high = 0, upstream = 0.5 * double(batch);
+        for (int j = 0; j < steps; ++j) {
+            upstream =
+                std::clamp(upstream + 0.3 * double(batch) * (d() - 0.5), 0.0, 0.6 * double(tau - 1) * double(batch));
+            const index_t u = std::min(index_t(upstream), m - batch);
+            const double missing = 1.1 * double(batch) - double(m - batch - u);
+            (missing > 0 ? shortfall : excess) += std::abs(missing);
+            m = c.step(u, m);
+            low = std::min(low, double(m)), high = std::max(high, double(m));
+        }
+        if (low <= double(batch) + 1 || high >= most) return; // a bound was met
+        // Σ shortfall / 2 - Σ excess / 4 = l_J - l_0, but that M is l rounded up: less than 1 each
+        RC_ASSERT(std::abs(shortfall - excess / 2) / steps <= 2 * double(tau) * double(batch) / steps + 2);
+    });
+}
+
+TEST_CASE(
+    "lemma 1: whom the learner never waits for has lag of at least 1 + its steps upstream; automatic M comes near") {
+    for (const double learner : {0.2, 0.6}) {
+        INFO(learner);
+        const account a = simulate({.tau = 8}, node(learner), 32, 200);
+        CHECK(a.checked > 32 * 100); // the premise holds mostly
+        const double attained = a.lag_sum / double(a.checked), least = 1 + double(a.upstream_sum) / double(a.checked);
+        CHECK(attained >= least);
+        CHECK(attained <= least + 0.35);
+    }
+}
+
+TEST_CASE("automatic M follows the load: less staleness at nearly the speed of all permits") {
+    for (const staleness_policy policy : {staleness_policy::capacity, staleness_policy::edf}) {
+        INFO(std::string(name_of(policy)));
+        changing_cluster c = node(0.15);
+        c.from = 100, c.until = 200, c.late = 4;
+        const account own = simulate({.tau = 6, .policy = policy}, c, 32, 300);
+        const account all = simulate({.tau = 6, .outstanding = widest, .policy = policy}, c, 32, 300);
+        const double light = mean_of(own.permits, 50, 100), heavy = mean_of(own.permits, 150, 200),
+                     again = mean_of(own.permits, 250, 300);
+        CHECK(light > heavy + 8);
+        CHECK(heavy < 2.6 * 32);
+        CHECK(again == doctest::Approx(light).epsilon(0.1));
+        CHECK(own.at.back() < 1.04 * all.at.back());
+        CHECK(mean_of(own.lag, 150, 200) < 1.6);
+        CHECK(mean_of(all.lag, 150, 200) > 4);
+        CHECK(mean_of(own.permits, 108, 118) < light);                                         // within a few steps
+        for (const std::size_t from : {std::size_t{50}, std::size_t{150}, std::size_t{250}}) { // and it is steady
+            double squares = 0;
+            const double level = mean_of(own.permits, from, from + 50);
+            for (std::size_t i = from; i < from + 50; ++i) squares += std::pow(double(own.permits[i]) - level, 2);
+            CHECK(std::sqrt(squares / 50) < 0.4 * 32); // lengths of 32 responses scatter
+        }
+    }
+}
+
+TEST_CASE("the teacher as the bottleneck: no more sequences than keep it busy") {
+    changing_cluster c = node(0.05);
+    c.teacher_time.fixed = 0.02; // a batch of 32 takes it 32/8 · 0.16 s
+    c.teacher_time.per_item = 0.02;
+    const account own = simulate({.tau = 8}, c, 32, 200);
+    const account all = simulate({.tau = 8, .outstanding = widest}, c, 32, 200);
+    CHECK(own.at.back() < 1.03 * all.at.back());
+    CHECK(mean_of(own.lag, 100, 200) < 3);
+    CHECK(mean_of(all.lag, 100, 200) > 7);
+}
+
+TEST_CASE("M in a snapshot: kept, given up for a number, taken up from one") {
+    settings s;
+    s.batch = 2, s.schedule = async{.tau = 4}, s.teacher_batch = 1;
+    script t(s);
+    t.staff(16);
+    CHECK(t.s.resolved().permits == 4);
+    // two steps in which all else is upstream
+    const auto consume = [&] {
+        std::vector<sample_t> running;
+        t.s.for_each([&](const outstanding_sequence& q) {
+            if (q.where == place::rollout) running.push_back(q.ticket.sample);
+        });
+        std::sort(running.begin(), running.end());
+        for (int i = 0; i < 2; ++i) {
+            t.rolled(running[std::size_t(i)], t.s.version());
+            t.scored();
+        }
+        t.learned();
+        t.synced(0, t.s.version() + 1);
+    };
+    for (int i = 0; i < 6; ++i) consume();
+    const index_t m = t.s.resolved().permits;
+    CHECK(m > 4);
+    CHECK(m <= 10);
+    const std::string bytes = t.s.snapshot();
+    const auto with = [&](index_t outstanding) {
+        settings other = s;
+        std::get<async>(other.schedule).outstanding = outstanding;
+        return scheduler::restore(other, bytes);
+    };
+    CHECK(with(automatic).resolved().permits == m);
+    CHECK(with(automatic).snapshot() == bytes);
+    CHECK(with(6).resolved().permits == 6);
+    CHECK(with(widest).resolved().permits == 10);
+    settings fixed = s;
+    std::get<async>(fixed.schedule).outstanding = 6;
+    const scheduler of_number = scheduler::restore(fixed, bytes), back = scheduler::restore(s, of_number.snapshot());
+    CHECK(back.resolved().permits == 6);
+    CHECK(back.resolved().automatic);
+    check_refused(t, event::of(event::kind::resize, 8), "automatic");
+}
+
+TEST_CASE("a queue has all permits, and chooses none") {
+    staleness_queue<int> queue({.batch = 4, .schedule = {.tau = 4}});
+    std::vector<permit> all;
+    while (permit p = queue.try_acquire()) all.push_back(std::move(p));
+    CHECK(all.size() == 20);
+    CHECK_THROWS_WITH_AS(staleness_queue<int>({.batch = 4, .schedule = {.outstanding = automatic}}),
+                         doctest::Contains("cannot be automatic in a queue"), opd::invalid_input);
+}
