@@ -7,7 +7,6 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <numeric>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -17,6 +16,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "nearest.hpp"
 #include "numbers.hpp"
 
 namespace cluster_sim {
@@ -369,29 +369,6 @@ config day() {
 }
 
 } // namespace
-
-std::string nearest(const std::string& name, const std::vector<std::string>& known) {
-    std::string best;
-    std::size_t distance = std::max<std::size_t>(2, name.size() / 2) + 1;
-    for (const std::string& k : known) {
-        std::vector<std::size_t> row(k.size() + 1); // edit distance
-        std::iota(row.begin(), row.end(), std::size_t{0});
-        for (std::size_t i = 1; i <= name.size(); ++i) {
-            std::size_t diagonal = row[0];
-            row[0] = i;
-            for (std::size_t j = 1; j <= k.size(); ++j) {
-                const std::size_t above = row[j];
-                row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (name[i - 1] != k[j - 1])});
-                diagonal = above;
-            }
-        }
-        if (row.back() < distance) {
-            distance = row.back();
-            best = k;
-        }
-    }
-    return best;
-}
 
 int gpus_of(const config& c, const entry& e) {
     const int rollout = e.rollout_workers * c.rollout.gpus;

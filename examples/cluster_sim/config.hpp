@@ -107,9 +107,6 @@ config load_config(const std::string& path);
 /// Throws a usage failure that names the setting.
 void validate(const config& c);
 
-/// The known name nearest to `name`; empty if none is near.
-std::string nearest(const std::string& name, const std::vector<std::string>& known);
-
 std::string read_file(const std::string& path);
 void write_file(const std::string& path, const std::string& text);
 

@@ -17,6 +17,7 @@
 
 #include "choosing_m.hpp"
 #include "config.hpp"
+#include "nearest.hpp"
 #include "numbers.hpp"
 #include "opd/sched/trace.hpp"
 #include "opd/version.hpp"

@@ -4,12 +4,14 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 
+#include <fmt/format.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
@@ -26,6 +28,15 @@ extern "C" void on_signal(int) {
 }
 
 } // namespace
+
+std::string told(const command& arguments, const failure& e) {
+    if (e.code == exit_usage || e.code == exit_resources) return as_given(arguments, e.what());
+    const std::string& directory = arguments.settings.run.directory;
+    std::error_code none;
+    if (e.code != exit_io || !std::filesystem::exists(directory + "/checkpoints/latest.ckpt", none)) return e.what();
+    return fmt::format("{}. Once that is mended, --run-dir {} --resume goes on from the last checkpoint", e.what(),
+                       directory);
+}
 
 int app_main(int argc, const char* const* argv) {
     const auto log =
@@ -46,8 +57,7 @@ int app_main(int argc, const char* const* argv) {
         std::signal(SIGTERM, on_signal);
         return work->go();
     } catch (const failure& e) {
-        const bool of_settings = e.code == exit_usage || e.code == exit_resources;
-        log->error("{}", of_settings ? as_given(arguments, e.what()) : e.what());
+        log->error("{}", told(arguments, e));
         return e.code;
     } catch (const std::bad_alloc&) {
         log->error("not enough memory");

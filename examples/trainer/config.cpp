@@ -5,12 +5,12 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <numeric>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "files.hpp"
+#include "nearest.hpp"
 #include "numbers.hpp"
 #include "opd/version.hpp"
 #include "schedule.hpp"
@@ -23,21 +23,6 @@ namespace {
 constexpr int most_at_once = 1'000'000; // sequences, prompts, draws
 constexpr int most_wide = 65'536;       // of a model
 constexpr double most_weights = 2e9;
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-    std::vector<std::size_t> row(b.size() + 1);
-    std::iota(row.begin(), row.end(), std::size_t{0});
-    for (std::size_t i = 1; i <= a.size(); ++i) {
-        std::size_t diagonal = row[0];
-        row[0] = i;
-        for (std::size_t j = 1; j <= b.size(); ++j) {
-            const std::size_t above = row[j];
-            row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
-            diagonal = above;
-        }
-    }
-    return row[b.size()];
-}
 
 struct json_writer {
     nlohmann::ordered_json out = {};
@@ -167,17 +152,6 @@ struct command_line {
 };
 
 } // namespace
-
-std::string nearest(std::string_view name, const std::vector<std::string>& known) {
-    std::string best;
-    std::size_t distance = std::max<std::size_t>(2, name.size() / 2) + 1;
-    for (const std::string& k : known)
-        if (const std::size_t d = edit_distance(name, k); d < distance) {
-            distance = d;
-            best = k;
-        }
-    return best;
-}
 
 nlohmann::ordered_json to_json(const config& c) {
     json_writer w{.unused = unused_settings(c)};

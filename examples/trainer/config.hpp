@@ -366,9 +366,6 @@ nlohmann::ordered_json results_json(const config& c);
 /// The settings that results depend on, as 32 hexadecimal digits.
 std::string fingerprint(const config& c);
 
-/// The known name nearest to `name` by edit distance; empty if none is near.
-std::string nearest(std::string_view name, const std::vector<std::string>& known);
-
 /// What the command line asks for.
 struct command {
     config settings;

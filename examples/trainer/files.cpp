@@ -48,6 +48,13 @@ std::string read_file(const std::string& path) {
 
 void write_file(const std::string& path, std::string_view bytes) {
     const std::string temporary = path + ".tmp";
+    struct unlinked { // whatever goes wrong, half a file takes no room
+        const std::string& path;
+        bool renamed = false;
+        ~unlinked() {
+            if (!renamed) ::unlink(path.c_str());
+        }
+    } guard{temporary};
     {
         const descriptor file{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
         if (file.fd < 0) fail(exit_io, "cannot create", temporary);
@@ -60,6 +67,7 @@ void write_file(const std::string& path, std::string_view bytes) {
         if (::fsync(file.fd) != 0) fail(exit_io, "cannot sync", temporary);
     }
     if (std::rename(temporary.c_str(), path.c_str()) != 0) fail(exit_io, "cannot rename to", path);
+    guard.renamed = true;
     // the name itself must survive a crash too
     const std::string parent = std::filesystem::path(path).parent_path().string();
     const descriptor directory{::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};

@@ -13,7 +13,7 @@ namespace trainer {
 /// The whole file; a failure of kind exit_input names it.
 std::string read_file(const std::string& path);
 
-/// Replaces the file; a failure of kind exit_io names it and says why.
+/// Replaces the file; a failure of kind exit_io names it, says why, and leaves the old one and no other.
 void write_file(const std::string& path, std::string_view bytes);
 
 /// A file that grows by lines, each handed to the system at once: a process that is killed loses none.

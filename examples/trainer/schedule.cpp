@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "nearest.hpp"
 #include "numbers.hpp"
 
 namespace trainer {

@@ -452,6 +452,41 @@ TEST_CASE("what memory was refused for is said") {
 }
 #endif
 
+TEST_CASE("a full disk leaves no half of a file, and says how the run goes on") {
+    const scratch dir;
+    const std::string directory = dir / "run";
+    {
+        run first(parse(tiny(directory)));
+        first.stop_after(30);
+        interrupted = false;
+        REQUIRE(go(first) == exit_interrupted);
+    }
+    interrupted = false;
+    const std::string before = read_file(directory + "/checkpoints/latest.ckpt");
+    const auto arguments = with(tiny(directory), {"--resume"});
+    const command c = parse(arguments);
+    // no file may be as large as a checkpoint
+    const int code = opd::test::within_limit(RLIMIT_FSIZE, before.size() - 1, 120, [&] {
+        try {
+            run(c).go();
+        } catch (const failure& e) {
+            const std::string text = told(c, e);
+            const bool said = text.find("latest.ckpt.tmp") != std::string::npos &&
+                              text.find("--run-dir " + directory + " --resume goes on") != std::string::npos;
+            return said ? int{e.code} : 1;
+        }
+        return 0;
+    });
+    CHECK(code == exit_io);
+    for (const auto& entry : fs::recursive_directory_iterator(directory)) CHECK(entry.path().extension() != ".tmp");
+    CHECK(read_file(directory + "/checkpoints/latest.ckpt") == before);
+    run second(c);
+    CHECK(go(second) == exit_ok);
+    // a failure of another kind, or without a checkpoint, promises nothing
+    CHECK(told(c, failure(exit_numeric, "not a number")) == "not a number");
+    CHECK(told(parse(tiny(dir / "none")), failure(exit_io, "no room")) == "no room");
+}
+
 TEST_CASE("configuration files are strict and can be read back") {
     const scratch dir;
     const auto write = [&](const std::string& text) {
