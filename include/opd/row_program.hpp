@@ -50,7 +50,6 @@ struct row_constants {
     F ratio;              ///< q[s*] / p[s*]; 0 where they differ by more than a factor e: do not anchor there
     F slope_star = F(0);  ///< what the program's slope_star(row) returned; 0 if it has none, or the driver does not ask
     bool anchored = true; ///< ratio is q*/p*; a branch on it is the same for a whole row
-    bool minor = false;   ///< likewise: not anchored and p* < 1/2. A slope relative to s*'s would cancel in all other entries
 };
 
 /// One vocabulary entry as a dense program sees it. Fields that a program does not read cost nothing.
@@ -113,8 +112,6 @@ struct raw_sums {
         const double d = d_star();
         return d >= -1 && d <= 1 ? ::exp(-d) : 0;
     }
-    /// `row_constants::minor`.
-    OPD_HD bool minor() const { return ratio() == 0 && student_mass > 1; }
     /// What delta adds to z inv_s - y inv_t: exactly 0 where the anchor's logits and the temperatures are equal.
     OPD_HD double shift() const { return detail::pin((y_s - z_s) * inv_s) + detail::pin(y_s * (inv_t - inv_s)); }
     /// delta at the teacher's anchor.

@@ -142,7 +142,6 @@ struct jsd {
     /// Constant in a row; drivers that do not ask for it leave c unanchored, which (1) of row_program.hpp allows.
     template <class F>
     OPD_HD OPD_INLINE F slope_star(const row_constants<F>& r) const {
-        if (r.minor) return F(0);
         return r.anchored ? slope(detail::bounded(r.d_star)) : slope_from_limit(r, r.d_star);
     }
     OPD_INLINE void validate() const {
@@ -189,7 +188,7 @@ private:
         if (o == w) return F(-(1 - o)) * l;
         const F den = F(1) / (F(1) + v), big = v * den;
         // R itself where v is small at s*, R - 1 where it is large
-        const F rest = r.minor ? big : select(r.d_star > log_odds, big, -den);
+        const F rest = select(r.d_star > log_odds, big, -den);
         return F(-(1 - o)) * log_excess(l, big, v / (F(2) + v)) - F(o * (1 - w) / w) * rest;
     }
     /// L - R, where L = 2 artanh(t) and R = 2t/(1+t): by t's series where they are close.
@@ -295,7 +294,6 @@ struct alpha_divergence {
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         if (is_forward()) return forward_kl{}.c(r, e);
         if (a == 1) return reverse_kl{}.c(r, e);
-        if (r.minor) return F(1 / (a - 1)) * select(e.log_p > F(-1e20), power(e, e.delta + r.d_star), F(0));
         const F star = exp(detail::bounded(F(a - 1) * r.d_star)), scale(1 / (a - 1));
         const F x = select(e.log_p > F(-1e20), F(a - 1) * e.delta, F(0)); // p = 0 has no gradient
         const F near = star * e.p * expm1(detail::bounded(x));
@@ -344,7 +342,6 @@ struct alpha_divergence {
     OPD_HD double sum_c(const raw_sums& s) const {
         if (is_forward()) return forward_kl{}.sum_c(s);
         if (a == 1) return reverse_kl{}.sum_c(s);
-        if (s.minor()) return (1 + a * (a - 1) * value(s)) / (a - 1);
         return ::exp((a - 1) * s.d_star()) / (a - 1) * s.student_power / (1 + s.student_mass);
     }
     OPD_INLINE void validate() const {
@@ -355,11 +352,6 @@ struct alpha_divergence {
 private:
     OPD_HD bool is_forward() const { return a < 1e-9 && a > -1e-9; }
     OPD_HD bool by_teacher() const { return raw_sums::power_for(1 - a) != 0; }
-    /// p^a q^(1-a), from q below a half: p may underflow while its power does not.
-    template <class F>
-    OPD_HD OPD_INLINE F power(const dense_entry<F>& e, const F& d) const {
-        return a >= 0.5 ? e.p * exp(detail::bounded(F(a - 1) * d)) : e.q * exp(detail::bounded(F(a) * d));
-    }
 };
 
 /// Σ p²/q - 1, twice the alpha-divergence at a = 2.
