@@ -252,7 +252,7 @@ void add(const char* name) {
 
 /// Answers every action of the scheduler in the order of asking.
 void scheduling(benchmark::State& state, staleness_policy policy, std::int32_t workers) {
-    settings how{.batch = batch_size, .schedule = async{.tau = tau, .policy = policy}};
+    settings how{.batch = batch_size, .schedule = async{.tau = tau, .outstanding = permits, .policy = policy}};
     how.teacher_flush = 0;
     scheduler s(how);
     actions out;
@@ -321,7 +321,8 @@ void simulation(benchmark::State& state, staleness_policy policy, int workers, d
         c.learner_time = {.fixed = 2, .per_token = 1e-6};
         c.sync_time = {.fixed = 3};
         virtual_driver<simulated_cluster> driver(
-            {.batch = big, .schedule = async{.tau = tau, .policy = policy}, .teacher_batch = 64}, c);
+            {.batch = big, .schedule = async{.tau = tau, .outstanding = widest, .policy = policy}, .teacher_batch = 64},
+            c);
         const double start = bench::now();
         driver.bring_up(stage::rollout, workers, 8);
         driver.bring_up(stage::teacher, 48);

@@ -8,6 +8,7 @@
 #include <map>
 #include <thread>
 #include <utility>
+#include <variant>
 
 #include <fmt/format.h>
 
@@ -34,10 +35,15 @@ void slower(config& c, double learner, double teacher) {
     for (double* t : {&c.teacher.job.fixed, &c.teacher.job.per_item, &c.teacher.job.per_token}) *t *= teacher;
 }
 
+// On the workers and GPUs of the configuration's first async schedule.
 outcome run_with(config c, const async& how, std::uint64_t seed) {
     c.seed = seed;
-    c.schedules = {{"", how, 4, 3, false}};
-    return simulate(c, c.schedules[0]);
+    for (entry e : c.schedules)
+        if (std::holds_alternative<async>(e.schedule)) {
+            e.schedule = how;
+            return simulate(c, e);
+        }
+    throw failure(exit_usage, "--choosing-m: the configuration has no async schedule, whose workers it would take");
 }
 
 } // namespace

@@ -415,8 +415,6 @@ nlohmann::ordered_json to_json(const config& c) {
     write_job(teacher, c.teacher.job, "per_sequence");
     write_job(j["learner"], c.learner.job, "per_sequence");
     j["learner"]["turn"] = c.learner.turn;
-    for (const auto& [from, factor] : c.learner.load)
-        j["learner"]["load"].push_back({{"from", from}, {"factor", factor}});
     auto& sync = j["sync"];
     sync["fixed"] = c.sync.fixed;
     sync["per_worker"] = c.sync.per_item;
@@ -456,13 +454,6 @@ config from_json(const nlohmann::json& j, const std::string& source) {
     r.object("learner", [&](reader& in) {
         read_job(in, j.at("learner"), c.learner.job, "per_sequence");
         in("turn", c.learner.turn);
-        in.list("load", [&](const nlohmann::json& change, const std::string& where) {
-            reader one(change, where);
-            std::pair<std::int64_t, double> from{0, 1};
-            one("from", from.first), one("factor", from.second);
-            one.finish();
-            c.learner.load.push_back(from);
-        });
     });
     r.object("sync", [&](reader& in) {
         in("fixed", c.sync.fixed), in("per_worker", c.sync.per_item);

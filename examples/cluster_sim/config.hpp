@@ -73,7 +73,7 @@ struct config {
     struct {
         opd::sched::simulated_job job; ///< per_item and per_token in GPU-seconds
         double turn = 0;               ///< seconds a step to hand time-shared GPUs to the learner and back
-        /// Factors on the job's time from a version on, ascending: a load that changes while the run goes on.
+        /// Factors on the job's time from a version on, ascending: a load that changes while the run goes on (choosing_m.hpp; no key of a file).
         std::vector<std::pair<std::int64_t, double>> load;
     } learner;
     opd::sched::simulated_job sync;

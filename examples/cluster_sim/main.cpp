@@ -128,7 +128,9 @@ int run(int argc, char** argv) {
         throw a.config_file.empty() ? e : failure(e.code, a.config_file + ": " + e.what());
     }
     if (a.choosing_m) {
-        const index_t steps = *steps_option ? std::max<index_t>(a.steps, 60) : 300;
+        const index_t steps = *steps_option ? a.steps : 300;
+        if (steps < 60)
+            throw failure(exit_usage, fmt::format("--steps must be at least 60 with --choosing-m, not {}", steps));
         const bool progress = !a.quiet && ::isatty(STDERR_FILENO);
         const auto rows = choosing_m(c, steps, a.seeds, a.quick, [&](double share) {
             if (progress) fmt::print(stderr, "\r\033[K{:.0f} %", 100 * share);

@@ -128,13 +128,14 @@ int main(int argc, char** argv) try {
     const arguments eight = {"--driver=virtual"};
     const arguments split = eight + arguments{"--rollout-workers=3"} + learner_on(4);
     const arguments off = {"--schedule=step-off", "--schedule-k=2"}, async = {"--schedule=async", "--tau=4"};
+    const arguments full = async + arguments{"--staleness-policy=capacity", "--outstanding=widest"}; // AsyncOPD's rule
     std::vector<std::pair<std::string, std::vector<contender>>> worlds = {
-        {"threads", {{"sync", {}}, {"two-step-off", off}, {"async, tau = 4", async}}},
+        {"threads", {{"sync", {}}, {"two-step-off", off}, {"async, tau = 4", full}}},
         {"virtual, 8 cores",
          {{"sync", eight + arguments{"--schedule=step-off", "--schedule-k=0", "--rollout-workers=7", "--slots=35"} +
                        learner_on(7)},
           {"two-step-off", split + off},
-          {"async, tau = 4", split + async},
+          {"async, tau = 4", split + full},
           {"async, tau = 4, edf, M = 3B", split + async + arguments{"--staleness-policy=edf", "--outstanding=96"}}}}};
     for (int seed = 1; seed <= std::stoi(seeds); ++seed)
         for (auto& [world, contenders] : worlds)

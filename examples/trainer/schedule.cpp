@@ -75,10 +75,8 @@ std::string in_options(const opd::invalid_input& e) {
 }
 
 std::vector<std::string> advice_on(const config& c, int vocabulary) {
-    const auto& s = c.schedule;
-    const bool stale = s.kind == "async" ? s.tau > 0 : s.kind != "sync" && s.k > 0;
     const auto part = part_estimator_of(c);
-    if (!stale || !part) return {};
+    if (!part || sched::plan_of(schedule_of(c)).depth == 0) return {}; // dense, or nothing is stale
     constexpr int small = 4096; // dense logits of the teacher are cheaper than what samples of them lose
     const std::string instead =
         vocabulary <= small ? "--estimator reverse_kl (V is small enough for dense logits)" : "--estimator threshold";
@@ -87,7 +85,7 @@ std::vector<std::string> advice_on(const config& c, int vocabulary) {
         r.push_back(
             fmt::format("--topk-from student under --schedule {}: the ids are those that the weights of then held "
                         "likely; what the student has moved to since lies outside. Better: --topk-from teacher, or {}",
-                        s.kind, instead));
+                        c.schedule.kind, instead));
     else if ((*part == part_estimator::mc || *part == part_estimator::threshold) && vocabulary <= small)
         r.push_back(
             fmt::format("--estimator {} samples {} tokens: its gradient is that of the dense estimator with variance "

@@ -322,6 +322,9 @@ TEST_CASE("prefixes: the product of the ratios before each row, of what the mask
     with_hole.add(view(gone.data(), 3), view(drawn.data(), 3), std::vector<std::int32_t>{0, 3});
     CHECK(with_hole.least == -80);
     CHECK(with_hole.effective_share() == doctest::Approx(2. / 3));
+    prefix_staleness unknown; // neither could draw it
+    unknown.add(view(gone.data(), 3), view(gone.data(), 3), std::vector<std::int32_t>{0, 3});
+    CHECK(unknown.effective_share() == 1);
     CHECK_THROWS_WITH_AS(own.add(view(log_p.data(), 7), view(log_mu.data(), 6), offsets), doctest::Contains("log_mu"),
                          invalid_input);
     CHECK_THROWS_WITH_AS(own.add(view(log_p.data(), 6), view(log_mu.data(), 6), offsets), doctest::Contains("offsets"),

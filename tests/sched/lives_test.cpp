@@ -9,12 +9,8 @@ namespace {
 
 using namespace opd::sched;
 using opd::test::script;
+using opd::test::stream;
 using kind = event::kind;
-
-settings stream(opd::index_t batch, async a, opd::index_t sequences = 0) {
-    if (a.outstanding == by_policy) a.outstanding = widest; // automatic M: outstanding_test.cpp, and random worlds
-    return {.batch = batch, .schedule = a, .sequences = sequences, .teacher_batch = 1};
-}
 
 } // namespace
 

@@ -65,6 +65,12 @@ inline std::string line_of(const actions& out) {
     return text;
 }
 
+/// An async schedule with all permits, unless it says how many (automatic M: outstanding_test.cpp, and random worlds), and calls of one.
+inline settings stream(index_t batch, async a, index_t sequences = 0) {
+    if (a.outstanding == by_policy) a.outstanding = widest;
+    return {.batch = batch, .schedule = a, .sequences = sequences, .teacher_batch = 1};
+}
+
 /// The event as the present life of its worker says it; a worker that comes begins its next life.
 inline event stamped(const scheduler& s, event e) {
     if (!e.from_worker() || e.incarnation != 0 || e.worker < 0) return e;

@@ -66,11 +66,6 @@ choice draw(const std::vector<choice>& all) {
     return all[i];
 }
 
-settings stream(index_t batch, async a) {
-    if (a.outstanding == by_policy) a.outstanding = widest; // automatic M: outstanding_test.cpp, and random worlds
-    return {.batch = batch, .schedule = a, .teacher_batch = 1};
-}
-
 std::string refusal(const settings& s, std::string_view bytes) {
     try {
         scheduler::restore(s, bytes);

@@ -126,7 +126,8 @@ struct prefix_staleness {
     double ratios = 0, squares = 0;      ///< Σ w, Σ w² with w = exp of it, cut at e^±80
 
     /// A batch, one drawn token a row: log p of it under the student now and log mu as drawn (N), offsets (S+1), mask (N). Of a
-    /// row that the mask leaves out neither counts, as of a prompt. log mu of a token whose log p is -inf: the row after it has w = e^-80.
+    /// row that the mask leaves out neither counts, as of a prompt. After a token with log p = -inf the ratio is
+    /// e^-80; one with log mu = -inf too says nothing. Throws invalid_input for sizes that differ and offsets that lead out of the rows.
     template <class P, class M>
     void add(vector_view<P> log_p, vector_view<M> log_mu, row_offsets<> offsets, row_mask<> mask = {}) {
         detail::check_vector("log_p", log_p, -1);
