@@ -16,7 +16,7 @@
 // return c anchored, c[v] - p[v]·slope[s*], or not; constants in the slope are dropped. Anchoring is for rows whose p* and q*
 // are close. Where they are not, slope[s*] is unlike the others' and would cancel between c[v] and p[v] Σ c: an untrained
 // student under a teacher that is sure of s* has q*/p* = V. Then the gradient at s* is as large as p* and q* themselves, so
-// the normalisers' rounding does not show, and no anchor is needed.
+// the normalisers' rounding does not show, and c is anchored not at all, or at the rest of the row (`raw_sums::by_rest`).
 //
 // A program that can do so declares `raw`, the sums over raw logits from which value and Σ c follow in closed form. Then one
 // sweep serves for normalisers and value at once (reverse and forward KL, the alpha family):
@@ -49,7 +49,11 @@ struct row_constants {
     F d_star;             ///< log p[s*] - log q[s*]
     F ratio;              ///< q[s*] / p[s*]; 0 where they differ by more than a factor e: do not anchor there
     F slope_star = F(0);  ///< what the program's slope_star(row) returned; 0 if it has none, or the driver does not ask
-    bool anchored = true; ///< ratio is q*/p*; a branch on it is the same for a whole row
+    bool anchored = true; ///< the anchor's log-ratio is within 1; a branch on it is the same for a whole row
+    F from_rest = F(0);   ///< d* less the anchor's log-ratio: 0 unless the anchor is the rest of the row
+
+    /// The log-ratio at which c is anchored: that of s*, or of the rest.
+    OPD_HD OPD_INLINE F d_anchor() const { return d_star - from_rest; }
 };
 
 /// One vocabulary entry as a dense program sees it. Fields that a program does not read cost nothing.
@@ -94,6 +98,7 @@ struct raw_sums {
     double inv_s = 1, inv_t = 1; ///< 1/temperature of the student and of the teacher
     double k = 1;                ///< exponent of student_power
     double phi_power = 0;        ///< a of φ in teacher_delta; 0: teacher_delta takes delta
+    bool unlike = false;         ///< set by a driver that found s* unlike the rest
 
     /// φ
     OPD_HD double phi(double x) const { return phi_power == 0 ? x : ::expm1(phi_power * x) / phi_power; }
@@ -112,6 +117,21 @@ struct raw_sums {
         const double d = d_star();
         return d >= -1 && d <= 1 ? ::exp(-d) : 0;
     }
+    /// Whether p* is small and p* and q* are more than a nat apart.
+    OPD_HD bool s_may_be_unlike() const { return ratio() == 0 && student_mass > 15; }
+    /// Whether the anchor is not s*, but the rest of the row: where s* is unlike the rest. What a slope relative to s*'s has in common in
+    /// all other entries would cancel by 1/p*. A small p* under a larger q* is unlike the rest; a smaller q* may be common to all, of a
+    /// teacher that is sure elsewhere.
+    OPD_HD bool by_rest() const { return s_may_be_unlike() && (unlike || d_star() < 0); }
+    /// log (1 - p*)/(1 - q*), the log-ratio of the rest; at most 40, for programs raise it to powers.
+    OPD_HD double d_rest() const {
+        const double d = d_star(), q = ::exp(-d) / (1 + student_mass);
+        const double rest = t == s ? teacher_mass / (1 + teacher_mass) : 1 - q;
+        const double least = ::exp(-40.);
+        return ::log(student_mass / (1 + student_mass)) - ::log(rest > least ? rest : least);
+    }
+    /// The log-ratio at which c is anchored.
+    OPD_HD double d_anchor() const { return by_rest() ? d_rest() : d_star(); }
     /// What delta adds to z inv_s - y inv_t: exactly 0 where the anchor's logits and the temperatures are equal.
     OPD_HD double shift() const { return detail::pin((y_s - z_s) * inv_s) + detail::pin(y_s * (inv_t - inv_s)); }
     /// delta at the teacher's anchor.
@@ -190,11 +210,11 @@ namespace detail {
 
 /// Whether a value is so small, beside the mass outside the top token that it was summed from, that rounding in F may be a
 /// thousandth of it. A sum in float is off by some 1e-7 of that mass; programs whose `value` enlarges that say by how much
-/// (`cancellation`).
+/// (`cancellation`: the size of the numbers whose sum it is, where that is more than 1).
 template <class F, class D>
 OPD_HD constexpr bool loses_digits(const D& program, double value, const raw_sums& s) {
     double mass = s.student_mass + s.teacher_mass < 1 ? s.student_mass + s.teacher_mass : 1;
-    if constexpr (requires { program.cancellation(); }) mass *= program.cancellation();
+    if constexpr (requires { program.cancellation(s); }) mass *= program.cancellation(s);
     return value < (sizeof(typename F::value_type) == 4 ? 0x1p-11 : 0x1p-40) * mass;
 }
 

@@ -237,7 +237,12 @@ struct dense_rows {
         } else if (st.entrywise) {
             st.next = row_step::entrywise;
         } else if constexpr (single_sweep) {
-            refine_or_finish(st, program_of(st).value(s), program_of(st).sum_c(s));
+            const double loss = program_of(st).value(s);
+            if (s.s_may_be_unlike() &&
+                loses_digits<F>(program_of(st), loss, s)) // sums relative to s* do not say what the rest holds
+                st.entrywise = s.unlike = true, st.next = row_step::entrywise;
+            else
+                refine_or_finish(st, loss, program_of(st).sum_c(s));
         } else {
             st.next = row_step::terms;
         }

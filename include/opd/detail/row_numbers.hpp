@@ -24,7 +24,9 @@ struct row_numbers {
                          F(s.ratio())},
           inv_sum_s(1 / (1 + s.student_mass)), inv_sum_t(1 / (1 + s.teacher_mass)), log_sum_s(::log1p(s.student_mass)),
           log_sum_t(::log1p(s.teacher_mass)) {
-        row.anchored = s.ratio() > 0;
+        const double d = s.d_anchor();
+        row.anchored = d >= -1 && d <= 1;
+        if (s.by_rest()) row.from_rest = F(s.d_star() - d);
         if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
     }
 

@@ -14,7 +14,8 @@
 //
 // Shapes: logits (N,V) and (N,V); one value a row. Additive constants in the slope are dropped: (1) of row_program.hpp
 // removes them. Every c is returned anchored at the student's top token s*, as p·(slope - slope*), from delta by expm1 and
-// log1p, so that it is exact to float precision near p = q; forward KL's is not where p* and q* are far apart, where it is -q.
+// log1p, so that it is exact to float precision near p = q, or at the rest of the row where s* is unlike it (`by_rest`); forward
+// KL's is not where p* and q* are far apart, where it is -q.
 // No T² factor is applied.
 //
 // Exact: all of them. A float row whose probabilities differ by more than e^80 at some token that matters is redone in
@@ -48,6 +49,9 @@ OPD_HD OPD_INLINE F above_tangent(F w, F other, F x) {
     return select(x < F(1), w * expm1_rest(x), other - w * (F(1) + x));
 }
 
+/// |x|, or 1 if that is more
+OPD_HD OPD_INLINE double at_least_one(double x) { return x > 1 ? x : x < -1 ? -x : 1; }
+
 } // namespace detail
 
 /// Σ p (log p - log q)
@@ -72,6 +76,7 @@ struct reverse_kl {
     OPD_HD double exponent() const { return 1; }
     OPD_HD double value(const raw_sums& s) const { return s.student_delta / (1 + s.student_mass) + s.d_star(); }
     OPD_HD double sum_c(const raw_sums& s) const { return s.student_delta / (1 + s.student_mass); }
+    OPD_HD static double cancellation(const raw_sums& s) { return detail::at_least_one(s.d_star()); }
 };
 
 /// Σ q (log q - log p)
@@ -104,6 +109,7 @@ struct forward_kl {
     OPD_HD double sum_c(const raw_sums& s) const {
         return s.ratio() > 0 ? -s.student_power / (1 + s.student_mass + s.student_power) : -1;
     }
+    OPD_HD static double cancellation(const raw_sums& s) { return detail::at_least_one(s.d_star()); }
 };
 
 /// Generalised Jensen-Shannon divergence: o KL(q‖m) + (1-o) KL(p‖m), m = w q + (1-w) p, 0 < w < 1.
@@ -142,7 +148,7 @@ struct jsd {
     /// Constant in a row; drivers that do not ask for it leave c unanchored, which (1) of row_program.hpp allows.
     template <class F>
     OPD_HD OPD_INLINE F slope_star(const row_constants<F>& r) const {
-        return r.anchored ? slope(detail::bounded(r.d_star)) : slope_from_limit(r, r.d_star);
+        return r.anchored ? slope(detail::bounded(r.d_anchor())) : slope_from_limit(r, r.d_anchor());
     }
     OPD_INLINE void validate() const {
         if (!detail::is_finite(w) || !(w > 0 && w < 1))
@@ -187,8 +193,8 @@ private:
         const F v = F(w / (1 - w)) * exp(-d), l = log1p(v);
         if (o == w) return F(-(1 - o)) * l;
         const F den = F(1) / (F(1) + v), big = v * den;
-        // R itself where v is small at s*, R - 1 where it is large
-        const F rest = select(r.d_star > log_odds, big, -den);
+        // R itself where v is small at the anchor, R - 1 where it is large
+        const F rest = select(r.d_anchor() > log_odds, big, -den);
         return F(-(1 - o)) * log_excess(l, big, v / (F(2) + v)) - F(o * (1 - w) / w) * rest;
     }
     /// L - R, where L = 2 artanh(t) and R = 2t/(1+t): by t's series where they are close.
@@ -266,7 +272,7 @@ struct total_variation {
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         // the sign of d is that of p - q, also where both underflow; anchored, it is exactly 0 on the top token's side
-        return e.p * (half_sign(e.delta + r.d_star) - half_sign(r.d_star));
+        return e.p * (half_sign(e.delta + r.d_star) - half_sign(r.d_anchor()));
     }
 
 private:
@@ -294,8 +300,8 @@ struct alpha_divergence {
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         if (is_forward()) return forward_kl{}.c(r, e);
         if (a == 1) return reverse_kl{}.c(r, e);
-        const F star = exp(detail::bounded(F(a - 1) * r.d_star)), scale(1 / (a - 1));
-        const F x = select(e.log_p > F(-1e20), F(a - 1) * e.delta, F(0)); // p = 0 has no gradient
+        const F star = exp(detail::bounded(F(a - 1) * r.d_anchor())), scale(1 / (a - 1));
+        const F x = select(e.log_p > F(-1e20), F(a - 1) * (e.delta + r.from_rest), F(0)); // p = 0 has no gradient
         const F near = star * e.p * expm1(detail::bounded(x));
         if (a >= 0.5) return scale * near;
         // p^a q^(1-a) from q where they are far apart: p may underflow while its power does not
@@ -315,10 +321,12 @@ struct alpha_divergence {
                    (detail::above_tangent(e.p, e.q, -d) + F(1 / (a - 1)) * e.p * expm1_rest(min(F(a - 1) * d, most)));
         return F(1 / (1 - a)) * (detail::above_tangent(e.q, e.p, d) - F(1 / a) * e.q * expm1_rest(min(F(a) * d, most)));
     }
-    /// `value` divides what cancels by a.
-    OPD_HD double cancellation() const {
-        const double size = a < 0 ? -a : a;
-        return size > 0 && size < 1 ? 1 / size : 1;
+    /// `value` divides what cancels by a; and its two parts are as large as the power of p*/q*.
+    OPD_HD double cancellation(const raw_sums& s) const {
+        if (is_forward() || a == 1) return reverse_kl::cancellation(s);
+        const double size = detail::at_least_one(1 / a), d = s.d_star();
+        const double part = detail::at_least_one(x_serves(d) ? s.phi(d) : ::expm1((a - 1) * d) / (a * (a - 1)));
+        return size > part ? size : part;
     }
 
     OPD_HD bool infinite_where_teacher_zero() const { return a >= 1; }
@@ -332,9 +340,7 @@ struct alpha_divergence {
         if (a == 1) return reverse_kl{}.value(s);
         // Σ p^a q^(1-a) - 1 = expm1(a d*) + e^(a d*) Σ q expm1(a delta) = (e^((a-1)d*) - 1) + e^((a-1)d*) student_power/(1+student_mass)
         const double d = s.d_star(), g = (a - 1) * d;
-        // student_power's terms cancel where p* is far below q*, teacher_delta's where it is far above, and the former is divided by a
-        const bool x_serves = by_teacher() && (d < 0 || a < 0.03);
-        if (x_serves)
+        if (x_serves(d))
             return (s.phi(d) + ::exp(a * d) * (s.teacher_delta + s.phi(s.delta_at_t())) / (1 + s.teacher_mass)) /
                    (a - 1);
         return (::expm1(g) + ::exp(g) * s.student_power / (1 + s.student_mass)) / (a * (a - 1));
@@ -342,6 +348,7 @@ struct alpha_divergence {
     OPD_HD double sum_c(const raw_sums& s) const {
         if (is_forward()) return forward_kl{}.sum_c(s);
         if (a == 1) return reverse_kl{}.sum_c(s);
+        if (s.by_rest()) return a * value(s) - ::expm1((a - 1) * s.d_rest()) / (a - 1);
         return ::exp((a - 1) * s.d_star()) / (a - 1) * s.student_power / (1 + s.student_mass);
     }
     OPD_INLINE void validate() const {
@@ -352,6 +359,8 @@ struct alpha_divergence {
 private:
     OPD_HD bool is_forward() const { return a < 1e-9 && a > -1e-9; }
     OPD_HD bool by_teacher() const { return raw_sums::power_for(1 - a) != 0; }
+    /// student_power's terms cancel where p* is far below q*, teacher_delta's where it is far above, and the former is divided by a.
+    OPD_HD bool x_serves(double d) const { return by_teacher() && (d < 0 || a < 0.03); }
 };
 
 /// Σ p²/q - 1, twice the alpha-divergence at a = 2.
@@ -375,6 +384,7 @@ struct chi_squared {
     static constexpr raw_sums_needed raw{.student_power = true};
     OPD_HD double exponent() const { return -1; }
     OPD_HD double value(const raw_sums& s) const { return 2 * alpha_divergence{2}.value(s); }
+    OPD_HD static double cancellation(const raw_sums& s) { return 2 * alpha_divergence{2}.cancellation(s); }
     OPD_HD double sum_c(const raw_sums& s) const { return 2 * alpha_divergence{2}.sum_c(s); }
 };
 

@@ -127,7 +127,7 @@ struct weighted_sum {
     OPD_HD double sum_c(const raw_sums& s) const requires one_sweep {
         return (a != 0 ? a * first.sum_c(s) : 0) + (b != 0 ? b * second.sum_c(s) : 0);
     }
-    OPD_HD double cancellation() const { return larger(enlarged(first), enlarged(second)); }
+    OPD_HD double cancellation(const raw_sums& s) const { return larger(enlarged(first, s), enlarged(second, s)); }
 
 private:
     template <class D, class F>
@@ -136,9 +136,9 @@ private:
         return r;
     }
     template <class D>
-    OPD_HD static double enlarged(const D& d) {
-        if constexpr (requires { d.cancellation(); })
-            return d.cancellation();
+    OPD_HD static double enlarged(const D& d, const raw_sums& s) {
+        if constexpr (requires { d.cancellation(s); })
+            return d.cancellation(s);
         else
             return 1;
     }

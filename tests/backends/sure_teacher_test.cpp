@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// An untrained student and a teacher that is sure of the student's first choice, or against it: the entry at which a row's sums are
+// anchored is then unlike all the others, and has little of the student's mass. Float against double, on both engines.
+#include "backends/both_engines.hpp"
+#include "support/generators.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <opd/estimators/divergences.hpp>
+#include <opd/estimators/selectors.hpp>
+
+using namespace opd;
+using namespace opd::test;
+
+TEST_CASE("an untrained student and a teacher that is sure of its first choice, or against it: values and gradients in "
+          "float") {
+    for (const index_t vocab : {index_t{64}, index_t{5000}, index_t{40000}})
+        for (const double gap : {2., 8., 20., 30., 39., 60., 300., -2., -8., -30.}) {
+            numbers u(3);
+            std::vector<float> z, y;
+            for (index_t v = 0; v < vocab; ++v)
+                z.push_back(float(0.02 * u.normal())), y.push_back(float(0.02 * u.normal()));
+            const auto top = std::size_t(vocab / 2);
+            z[top] = 0.2F, y[top] = float(gap);
+            const std::vector<double> z64(z.begin(), z.end()), y64(y.begin(), y.end());
+            on_both([&](auto& be, const char* engine) {
+                const auto check = [&](const std::string& name, const auto& divergence) {
+                    INFO(std::string(engine) << ", " << name << ", V " << std::to_string(vocab) << ", gap " << gap);
+                    std::vector<float> dz(z.size());
+                    std::vector<double> want(z.size());
+                    const result got =
+                        evaluate(be, student::logits{view(z.data(), 1, vocab), view(dz.data(), 1, vocab)},
+                                 teacher::dense{view(y.data(), 1, vocab)}, divergence);
+                    const result wanted =
+                        evaluate(be, student::logits<double>{view(z64.data(), 1, vocab), view(want.data(), 1, vocab)},
+                                 teacher::dense<double>{view(y64.data(), 1, vocab)}, divergence);
+                    REQUIRE(got.diagnostics.infinite_rows == wanted.diagnostics.infinite_rows);
+                    if (got.diagnostics.infinite_rows > 0) return; // alpha 3: e^120
+                    double error = 0, size = 0, sum = 0, all = 0, sum64 = 0, all64 = 0;
+                    for (std::size_t v = 0; v < dz.size(); ++v) {
+                        if (v != top)
+                            error += (double(dz[v]) - want[v]) * (double(dz[v]) - want[v]), size += want[v] * want[v];
+                        sum += double(dz[v]), all += std::abs(double(dz[v]));
+                        sum64 += want[v], all64 += std::abs(want[v]);
+                    }
+                    CHECK(std::abs(double(dz[top]) - want[top]) < 2e-6 * std::abs(want[top]));
+                    // of log-ratios that differ by 0.03 and are subtracted from a float as large as the gap
+                    CHECK(std::sqrt(error / size) < 2e-5 * (1 + std::abs(gap)));
+                    CHECK(std::abs(sum) < 1e-5 * (1 + std::abs(gap)) * all);
+                    CHECK(std::abs(sum64) < 2e-11 * all64);
+                    CHECK(double(got.loss) == doctest::Approx(double(wanted.loss)).epsilon(2e-4));
+                };
+                for (const double a : {-1., 0.3, 0.5, 0.75, 0.8, 0.9, 0.99, 1.01, 1.1, 1.5, 2., 3.})
+                    check("alpha " + std::to_string(a), alpha_divergence{a});
+                check("jsd", jsd{});
+                check("jsd 0.2, 0.9", jsd{.w = 0.2, .o = 0.9});
+                check("skew_forward_kl", skew_forward_kl{});
+                check("skew_reverse_kl", skew_reverse_kl{});
+                check("skew_reverse_kl 0.3", skew_reverse_kl{.a = 0.3});
+                check("forward_kl", forward_kl{});
+                check("reverse_kl", reverse_kl{});
+                check("chi_squared", chi_squared{});
+                if (gap < 0) return;
+                // where s* is what the teacher denies, these are relative to it still, and total variation's signs hang on the last digit
+                check("skew_forward_kl 0.99", skew_forward_kl{.a = 0.99});
+                check("forward_kl + chi_squared", weighted_sum{forward_kl{}, chi_squared{}});
+                check("total_variation", total_variation{});
+            });
+        }
+}
