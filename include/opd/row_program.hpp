@@ -118,20 +118,20 @@ struct raw_sums {
         return d >= -1 && d <= 1 ? ::exp(-d) : 0;
     }
     /// Whether p* is small and p* and q* are more than a nat apart.
-    OPD_HD bool s_may_be_unlike() const { return ratio() == 0 && student_mass > 15; }
+    OPD_HD OPD_INLINE bool s_may_be_unlike() const { return ratio() == 0 && student_mass > 15; }
     /// Whether the anchor is not s*, but the rest of the row: where s* is unlike the rest. What a slope relative to s*'s has in common in
     /// all other entries would cancel by 1/p*. A small p* under a larger q* is unlike the rest; a smaller q* may be common to all, of a
     /// teacher that is sure elsewhere.
-    OPD_HD bool by_rest() const { return s_may_be_unlike() && (unlike || d_star() < 0); }
+    OPD_HD OPD_INLINE bool by_rest() const { return s_may_be_unlike() && (unlike || d_star() < 0); }
     /// log (1 - p*)/(1 - q*), the log-ratio of the rest; at most 40, for programs raise it to powers.
-    OPD_HD double d_rest() const {
+    OPD_HD OPD_INLINE double d_rest() const {
         const double d = d_star(), q = ::exp(-d) / (1 + student_mass);
         const double rest = t == s ? teacher_mass / (1 + teacher_mass) : 1 - q;
         const double least = ::exp(-40.);
         return ::log(student_mass / (1 + student_mass)) - ::log(rest > least ? rest : least);
     }
     /// The log-ratio at which c is anchored.
-    OPD_HD double d_anchor() const { return by_rest() ? d_rest() : d_star(); }
+    OPD_HD OPD_INLINE double d_anchor() const { return by_rest() ? d_rest() : d_star(); }
     /// What delta adds to z inv_s - y inv_t: exactly 0 where the anchor's logits and the temperatures are equal.
     OPD_HD double shift() const { return detail::pin((y_s - z_s) * inv_s) + detail::pin(y_s * (inv_t - inv_s)); }
     /// delta at the teacher's anchor.
