@@ -79,14 +79,20 @@ public:
         switch (p.what.what) {
         case kind::start: {
             const auto v = p.what.version, start = std::min(v, start_of(p.what.ticket));
+            const auto tokens = static_cast<std::int64_t>(c.below(8)); // it may have had more when it was parked last
             if (!well)
                 take(event::rollout_failed(p.what.ticket));
+            else if (c.once_in(8))
+                take(event::parked(p.what.ticket, {start, v, double(v), tokens}));
             else if (c.below(2) == 0 || !take(event::rolled_out(p.what.ticket, {start, v + 1, double(v), 7})))
                 take(event::rolled_out(p.what.ticket, {start, v, double(v), 7}));
             break;
         }
         case kind::abort:
             take(event::aborted(p.what.ticket));
+            break;
+        case kind::park:
+            take(event::parked(p.what.ticket, {p.what.version, p.what.version, 0, 0}));
             break;
         case kind::score:
             if (well)
@@ -129,7 +135,10 @@ private:
         using sched::event;
         const auto which = static_cast<sched::stage>(c.below(3));
         const auto worker = static_cast<std::int32_t>(c.below(3)), slots = static_cast<std::int32_t>(c.below(4));
-        switch (c.below(8)) {
+        switch (c.below(9)) {
+        case 8:
+            if (!owed_.empty()) take(event::park(owed_[0].what.ticket));
+            break;
         case 0:
         case 1:
         case 2:

@@ -101,6 +101,20 @@ TEST_CASE("scheduler") {
     }
 }
 
+TEST_CASE("scheduler, with lanes that are kept by attempts which were given up") {
+    settings o{.batch = 2, .schedule = async{.tau = 2}, .teacher_batch = 1, .rollout_deadline = 4};
+    script t(o);
+    t.staff(3);
+    t.rolled(0);
+    t.wait();
+    survives_forgery(t.s.snapshot(), [&](const std::string& bytes) {
+        script again(o);
+        again.s = scheduler::restore(o, bytes);
+        again.now = t.now;
+        for (const sample_t n : {1, 2, 3}) again.aborted(t.begun.at(n)); // their next attempts begin
+    });
+}
+
 TEST_CASE("staleness queue") {
     for (const staleness_policy p : {policy::capacity, policy::cohort_fifo, policy::edf, policy::drop, policy::retry,
                                      policy::in_order, policy::areal}) {

@@ -156,6 +156,24 @@ TEST_CASE("async, three permits, two workers, groups") {
     }
 }
 
+TEST_CASE("parking, every policy and weight update") {
+    int first = 0;
+    for (const policy p : every_policy)
+        for (const weight_update u : {weight_update::keep, weight_update::abort, weight_update::finish_first})
+            explore(std::string(name_of(p)) + ", " + name_of(u) + ", B=1, M=2, 2 sequences, 2 faults, parking",
+                    {.s = base(async{.tau = 1, .policy = p, .update = u}, 1, 2, first++ % 5),
+                     .slots = {1},
+                     .faults = 2,
+                     .keep_prefixes = true,
+                     .parks = true});
+    explore("edf, keep, B=1, M=2, two workers, 2 sequences, 1 fault, parking",
+            {.s = base(async{.tau = 1, .policy = policy::edf}, 1, 2), .slots = {1, 1}, .parks = true});
+    explore("sync, B=2, 2 sequences, 2 faults, parking",
+            {.s = base(opd::sched::sync{}, 2, 2), .slots = {1}, .faults = 2, .parks = true});
+    explore("step_off{1}, B=1, 2 sequences, 2 faults, parking",
+            {.s = base(step_off{1}, 1, 2, 1), .slots = {1}, .faults = 2, .parks = true});
+}
+
 TEST_CASE("naive_wait deadlocks without any fault; the smallest case is B=1, tau=2, M=3, 4 sequences") {
     struct {
         index_t batch, tau, permits, sequences;

@@ -16,7 +16,7 @@ namespace opd::test {
 using namespace opd::sched;
 
 /// One line: `start 0@1` sequence 0 on worker 1 (`start 0#2@1` its second attempt), `score j1@0:0,1`, `train j2 v0:0,1`,
-/// `sync 0 v1` (`sync v1` to all), `step v1:0,1`, `fail 0 rollout`, `abort 0`, `lost teacher 0`, `finished`.
+/// `sync 0 v1` (`sync v1` to all), `step v1:0,1`, `fail 0 rollout`, `abort 0`, `park 0`, `lost teacher 0`, `finished`.
 inline std::string line_of(const actions& out) {
     std::string text;
     const auto add = [&](const std::string& word) { text += (text.empty() ? "" : " | ") + word; };
@@ -36,6 +36,9 @@ inline std::string line_of(const actions& out) {
             break;
         case action::kind::abort:
             add("abort " + name(a.ticket));
+            break;
+        case action::kind::park:
+            add("park " + name(a.ticket));
             break;
         case action::kind::score:
             add("score j" + n(a.job & 0xffffffff) + "@" + n(a.worker) +
@@ -117,6 +120,10 @@ public:
         return on(event::rolled_out(begun.at(n), {oldest, newest, 0.5 * static_cast<double>(oldest + newest), 10}));
     }
     std::string roll_failed(sample_t n) { return on(event::rollout_failed(begun.at(n))); }
+    std::string park(sample_t n) { return on(event::park(begun.at(n))); }
+    std::string parked(sample_t n, version_t oldest, version_t newest, std::int64_t tokens = 4) {
+        return on(event::parked(begun.at(n), {oldest, newest, 0.5 * static_cast<double>(oldest + newest), tokens}));
+    }
     std::string aborted(const ticket& t) { return on(event::aborted(t)); }
     std::string scored(std::uint64_t job, std::int32_t w = 0) { return on(event::scored(job, w)); }
     std::string scored() { return scored(score_job, score_worker); }

@@ -1091,6 +1091,54 @@ TEST_CASE("workers join a run, drain and leave, and nothing is lost") {
     CHECK(third);
 }
 
+TEST_CASE("a budget of tokens: sequences go round the workers, and no token is drawn twice") {
+    for (const auto& [name, schedule] : all_schedules()) {
+        CAPTURE(name);
+        toy::run r;
+        r.how = how(schedule, 8, 96);
+        r.shared->budget = 3;
+        r.go();
+        check_complete(r, 96);
+        CHECK(r.report.totals.parked > 0);
+        const plan p = plan_of(r.how);
+        const bool again = p.streaming && (p.update != weight_update::keep || p.policy == staleness_policy::drop ||
+                                           p.policy == staleness_policy::retry);
+        std::int64_t consumed = 0;
+        bool moved = false;
+        for (const toy::step& s : r.steps)
+            for (const auto& c : s.consumed) {
+                consumed += c.versions.tokens;
+                CHECK(c.versions.tokens == static_cast<std::int64_t>(toy::length_of(c.ticket.sample)));
+                moved |= c.ticket.attempt > 1;
+            }
+        CHECK(moved);
+        if (!again) CHECK(r.shared->drawn == consumed);
+        if (p.streaming && p.policy == staleness_policy::edf) CHECK(r.worst_start_lag <= static_cast<double>(p.depth));
+    }
+}
+
+TEST_CASE("a worker is emptied at once: what it runs is parked and goes on elsewhere") {
+    toy::run r;
+    r.how = how(streaming(2), 8, 400);
+    std::atomic<std::int64_t> asked = 0;
+    r.on_step = [&](toy::driver& d, const toy::step& s) {
+        if (s.version % 5 == 2) d.set_slots(stage::rollout, 0, 0), d.park(0), ++asked;
+        if (s.version % 5 == 4) d.set_slots(stage::rollout, 0, 2);
+        if (s.version == 3) {
+            CHECK_THROWS_AS(d.park(9), opd::invalid_input);
+            CHECK_THROWS_AS(d.park(0, -1), opd::invalid_input);
+        }
+    };
+    r.go();
+    check_complete(r, 400);
+    CHECK(asked > 5);
+    CHECK(r.report.totals.preempted + r.report.totals.restarts + r.report.totals.retries == 0);
+    std::int64_t consumed = 0;
+    for (const toy::step& s : r.steps)
+        for (const auto& c : s.consumed) consumed += c.versions.tokens;
+    CHECK(r.shared->drawn == consumed);
+}
+
 TEST_CASE("a worker that hangs over its first weights keeps nobody waiting") {
     toy::run r;
     r.how = how(streaming(2), 8, 160);

@@ -43,8 +43,10 @@ struct failed : std::runtime_error {
 struct world {
     enum class wrong { nothing, twice, stranger, future, forgets, partly, miscounts };
     std::function<wrong(const std::string& call, int worker, sample_t about, std::stop_token)> fault;
-    std::set<sample_t> held, was_held; ///< responses that do not end; those that did not end before a resume
-    bool forgetful = false;            ///< the rollout stage loses sequences
+    std::set<sample_t> held, was_held;   ///< responses that do not end; those that did not end before a resume
+    bool forgetful = false;              ///< the rollout stage loses sequences
+    index_t budget = 0;                  ///< tokens of an attempt, after which it parks; 0: all
+    std::atomic<std::int64_t> drawn = 0; ///< tokens
 
     std::mutex mutex;
     std::condition_variable changed;
@@ -135,7 +137,7 @@ public:
         if (partial && partial->sample != t.sample) world_->complain("another's prefix");
         if (partial && partial->versions.size() >= length_of(t.sample) && world_->was_held.count(t.sample) == 0)
             world_->complain("a prefix that is complete");
-        l = {true, t, partial ? *partial : sequence{t.sample, {}, 0}};
+        l = {true, t, partial ? *partial : sequence{t.sample, {}, 0}, 0};
         l.what.attempt = t.attempt;
         ++running_;
     }
@@ -148,6 +150,11 @@ public:
         l.busy = false;
         --running_;
         world_->ask("abort", number_, t.sample); // what is to be aborted is, even if this throws
+    }
+    finished_rollout<sequence> park(const ticket& t) {
+        lane& l = lanes_.at(static_cast<std::size_t>(t.lane));
+        if (!l.busy || l.who != t) throw failed("parks what does not run");
+        return take_out(l);
     }
     void install(const weights& w) {
         world_->ask("install", number_, static_cast<sample_t>(w.version));
@@ -168,12 +175,14 @@ public:
                 --running_;
                 return;
             }
+            if (world_->budget > 0 && l.drawn++ == world_->budget) {
+                out.push_back(take_out(l));
+                continue;
+            }
             l.what.versions.push_back(version_);
+            ++world_->drawn;
             if (l.what.versions.size() < length_of(l.who.sample) || world_->held.count(l.who.sample) > 0) continue;
-            token_versions v{l.what.versions.front(), l.what.versions.back(), 0,
-                             static_cast<std::int64_t>(l.what.versions.size())};
-            for (const version_t x : l.what.versions) v.mean += static_cast<double>(x);
-            v.mean /= static_cast<double>(v.tokens);
+            token_versions v = versions_of(l.what);
             if (w == wrong::future) v.newest = version_ + 1000; // (+ 1 may have been published since)
             const auto made = std::make_shared<const sequence>(l.what);
             out.push_back({l.who, v, made});
@@ -194,11 +203,24 @@ public:
     }
 
 private:
+    static token_versions versions_of(const sequence& s) {
+        token_versions v{s.versions.front(), s.versions.back(), 0, static_cast<std::int64_t>(s.versions.size())};
+        for (const version_t x : s.versions) v.mean += static_cast<double>(x);
+        v.mean /= static_cast<double>(v.tokens);
+        return v;
+    }
     struct lane {
         bool busy = false;
         ticket who;
         sequence what;
+        index_t drawn = 0; // by this attempt
     };
+    finished_rollout<sequence> take_out(lane& l) {
+        l.busy = false;
+        --running_;
+        if (l.what.versions.empty()) return {l.who, {}, nullptr, true};
+        return {l.who, versions_of(l.what), std::make_shared<const sequence>(l.what), true};
+    }
     int number_;
     std::vector<lane> lanes_;
     index_t running_ = 0;

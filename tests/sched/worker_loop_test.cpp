@@ -87,6 +87,8 @@ void hear(const reply& r) {
     if (e.what == kind::rolled_out) say("rolled " + number(e.ticket.sample));
     if (e.what == kind::rollout_failed) say("failed " + number(e.ticket.sample));
     if (e.what == kind::aborted) say("aborted " + number(e.ticket.sample));
+    if (e.what == kind::parked)
+        say("parked " + number(e.ticket.sample) + ":" + (r.sequence ? *r.sequence : std::string("nothing")));
     if (e.what == kind::synced) say("synced j" + number(e.job) + life);
     if (e.what == kind::scored) say("scored " + number(r.tickets.size()) + life);
     if (e.what == kind::score_failed) say("not scored" + life);
@@ -103,6 +105,11 @@ command start(sample_t n, incarnation_t life) {
 command abort(sample_t n, incarnation_t life) {
     command c = start(n, life);
     c.what = order::abort;
+    return c;
+}
+command park(sample_t n, incarnation_t life) {
+    command c = start(n, life);
+    c.what = order::park;
     return c;
 }
 command install(std::uint64_t job, incarnation_t life) {
@@ -161,6 +168,51 @@ TEST_CASE("a rollout worker obeys commands of its present life alone") {
     CHECK(w.obey(start(1, 3)) == "[start 1]");
     CHECK(w.obey(abort(1, 3)) == "[abort 1] aborted 1");
     CHECK(w.obey(abort(1, 3)) == ""); // was answered
+}
+
+TEST_CASE("a worker parks as it is told to, or on its own") {
+    struct scribe_that_parks : scribe {
+        std::int64_t tokens = 2;
+        finished_rollout<std::string> park(const ticket& t) {
+            call("park " + number(t.sample));
+            std::erase(lanes, t);
+            return {t, {0, 0, 0, tokens}, tokens > 0 ? std::make_shared<const std::string>("half") : nullptr, true};
+        }
+        void step(std::vector<finished_rollout<std::string>>& out, std::stop_token) {
+            while (!lanes.empty()) out.push_back(park(ticket(lanes[0])));
+        }
+    };
+    throwing = {};
+    const auto stage = std::make_shared<scribe_that_parks>();
+    rollout_actor<scribe_that_parks, int> actor(stage, 0);
+    const auto obey = [&](command c) {
+        said.clear();
+        actor.obey(c, hear);
+        return said;
+    };
+    obey(begin(1));
+    obey(start(3, 1));
+    CHECK(obey(park(3, 2)) == "");
+    CHECK(obey(park(3, 1)) == "[park 3] parked 3:half");
+    CHECK(actor.idle());
+    CHECK(obey(park(3, 1)) == ""); // was answered
+    obey(start(4, 1));
+    stage->tokens = 0;
+    CHECK(obey(park(4, 1)) == "[park 4] parked 4:nothing");
+    obey(start(5, 1)), obey(start(6, 1));
+    said.clear();
+    actor.step(hear);
+    CHECK(said == "[park 5] [park 6] parked 5:nothing parked 6:nothing");
+    CHECK(actor.idle());
+    obey(start(7, 1));
+    throwing = {"park"};
+    CHECK(obey(park(7, 1)) == "[park 7] error failed 7");
+    CHECK(actor.idle());
+    throwing = {};
+    rollout w; // whose stage cannot
+    w.obey(begin(1));
+    w.obey(start(8, 1));
+    CHECK(w.obey(park(8, 1)) == "[abort 8] error failed 8");
 }
 
 TEST_CASE("weights never go back within a life") {

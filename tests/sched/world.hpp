@@ -36,6 +36,7 @@ struct world_options {
     bool keep_prefixes = false;   // of the crashes
     bool resizes = false;         // the number of permits changes, and that of slots
     bool several_at_once = false; // deadlines beyond the first pass in one moment
+    bool parks = false;           // workers park on their own, and are asked to
     // what the explorer must find
     bool loses_replies = false;      // a hung attempt with no deadline
     bool lies_about_weights = false; // answers a synchronisation before it is done
@@ -50,9 +51,10 @@ struct attempt {
     ticket t;
     double since = 0, aborted_at = 0;
     bool aborted = false, hung = false;
+    bool parking = false; // asked to, at aborted_at
     template <class A>
     void fields(A& a) {
-        a(t, aborted, hung);
+        a(t, aborted, hung, parking);
     }
 };
 struct call {
@@ -83,6 +85,7 @@ struct choice {
         rolled,
         crossed,
         aborted,
+        parked, // as it was asked to
         scored,
         learned,
         installed,
@@ -94,6 +97,8 @@ struct choice {
         resume,
         first_fault,
         roll_fails = first_fault,
+        parks, // on its own
+        asks_to_park,
         roll_vanishes,
         score_fails,
         score_partly,
@@ -122,6 +127,7 @@ inline const char* name_of(choice::kind k) {
     constexpr const char* names[] = {"rolled",
                                      "crossed",
                                      "aborted",
+                                     "parked",
                                      "scored",
                                      "learned",
                                      "installed",
@@ -132,6 +138,8 @@ inline const char* name_of(choice::kind k) {
                                      "refill",
                                      "resume",
                                      "roll_fails",
+                                     "parks",
+                                     "asks_to_park",
                                      "roll_vanishes",
                                      "score_fails",
                                      "score_partly",
@@ -175,6 +183,7 @@ public:
                 if (!running_[i].hung) add(choice::crossed, i);
             } else {
                 add(choice::rolled, i);
+                if (running_[i].parking) add(choice::parked, i);
             }
         }
         for (std::size_t i = 0; i < calls_.size(); ++i) add(choice::scored, i);
@@ -198,6 +207,10 @@ public:
             if (!running_[i].aborted) {
                 add(choice::roll_fails, i);
                 if (o.loses_replies) add(choice::roll_vanishes, i);
+                if (o.parks) {
+                    add(choice::parks, i);
+                    if (!running_[i].parking) add(choice::asks_to_park, i);
+                }
             }
         for (std::size_t i = 0; i < calls_.size(); ++i) {
             add(choice::score_fails, i);
@@ -252,6 +265,7 @@ public:
         case choice::rolled:
         case choice::crossed:
         case choice::aborted:
+        case choice::parked:
         case choice::scored:
         case choice::learned:
         case choice::installed:
@@ -283,6 +297,13 @@ public:
             break;
         case choice::roll_fails:
             tell(o, event::rollout_failed(remove(running_, c.which).t));
+            break;
+        case choice::parks:
+            park(o, c.which);
+            break;
+        case choice::asks_to_park:
+            tell(o, event::park(running_[c.which].t));
+            require(running_[c.which].parking, "nobody was asked to park");
             break;
         case choice::roll_vanishes:
             remove(running_, c.which);
@@ -419,7 +440,10 @@ private:
     // which nobody is due are of the past. Times are told from all else by their size.
     std::string without_clock(const world_options& o) const {
         std::vector<double> matter{now_};
-        for (const attempt& r : running_) matter.push_back(r.aborted ? r.aborted_at : r.since);
+        for (const attempt& r : running_) {
+            if (r.aborted || r.parking) matter.push_back(r.aborted_at);
+            if (!r.aborted) matter.push_back(r.since);
+        }
         for (const call& c : calls_) matter.push_back(c.since);
         if (train_ != 0) matter.push_back(train_since_);
         if (syncing_) matter.push_back(syncing_since_);
@@ -443,7 +467,8 @@ private:
     bool behind(const rollout_worker& w) const { return w.answers && w.says != made_; }
     static double after(double since, double seconds) { return seconds > 0 ? since + seconds : forever; }
     double due_of(const world_options& o, const attempt& r) const {
-        return r.aborted ? after(r.aborted_at, o.s.abort_deadline) : after(r.since, o.s.rollout_deadline);
+        const double lets_go = r.aborted || r.parking ? after(r.aborted_at, o.s.abort_deadline) : forever;
+        return r.aborted ? lets_go : std::min(lets_go, after(r.since, o.s.rollout_deadline));
     }
     double due_of(const world_options& o, const rollout_worker& w) const {
         double at = forever;
@@ -522,8 +547,23 @@ private:
         for (std::size_t i = 0; i < past_.size(); ++i)
             if (e.what == kinds[i]) past_[i] = e;
     }
+    void park(const world_options& o, std::size_t which) {
+        const ticket t = remove(running_, which).t;
+        const version_t start = s.start_of(t);
+        tell(o, event::parked(t, tokens_of(t)));
+        // whatever has happened to it since, it goes on from its start, or was made to start again
+        s.for_each([&](const outstanding_sequence& q) {
+            const plan& p = s.resolved(); // an update that waited for it alone, or made it stale, lets it start again
+            require(q.ticket.sample != t.sample || q.start == start || p.policy == policy::retry ||
+                        p.update == weight_update::finish_first,
+                    "parked, and its start is lost");
+        });
+    }
     void answer(const world_options& o, const choice& c) {
         switch (c.what) {
+        case choice::parked:
+            park(o, c.which);
+            break;
         case choice::rolled:
         case choice::crossed: {
             const ticket t = remove(running_, c.which).t;
@@ -616,6 +656,14 @@ private:
             for (attempt& r : running_)
                 if (r.t == a.ticket) r.aborted = true, r.aborted_at = now_;
             break;
+        case action::kind::park:
+            require(a.incarnation == life_of(stage::rollout, a.worker), "asked to park in a life that is over");
+            for (attempt& r : running_)
+                if (r.t == a.ticket) {
+                    require(!r.parking && !r.aborted, "asked to park twice");
+                    r.parking = true, r.aborted_at = now_;
+                }
+            break;
         case action::kind::score: {
             const auto list = out.of(a);
             require(teacher_.up && calls_.empty() && a.incarnation == teacher_.life,
@@ -682,7 +730,8 @@ private:
             if (a.stage == stage::rollout) {
                 late = due_of(o, rollout_[static_cast<std::size_t>(a.worker)]) <= now_;
                 for (const attempt& r : running_)
-                    late = late || (r.t.worker == a.worker && r.aborted && due_of(o, r) <= now_);
+                    late = late || (r.t.worker == a.worker && (r.aborted || r.parking) &&
+                                    after(r.aborted_at, o.s.abort_deadline) <= now_);
             }
             if (a.stage == stage::teacher)
                 late = !calls_.empty() && after(calls_[0].since, o.s.teacher_deadline) <= now_;

@@ -86,7 +86,7 @@ TEST_CASE("random worlds end, and keep every promise after every event") {
         INFO(name << ": " << count);
         CHECK(count > 300);
     }
-    CHECK(met.kinds.size() == 17);
+    CHECK(met.kinds.size() == 18);
     CHECK(met.totals.consumed > 500000);
     for (const std::int64_t n : met.totals.failed_by) CHECK(n > 300);
     for (const std::int64_t n :

@@ -207,6 +207,7 @@ inline world world_of(std::uint64_t seed, const world_options& options = {}) {
     c.speed.prefill = d.one({0.0, 0.02});
     c.speed.rebuild = d.one({0.0, 0.01});
     if (d(0.3)) c.factor = {uniform{0.5, 3}};
+    if (seed % 3 == 1) c.budget = 1 + static_cast<std::int64_t>(seed / 3 % 7); // parks; no draw, as below
     const auto job = [&](draw_of what, double scale) {
         simulated_job j;
         j.fixed = d(0.1) ? 0 : d.in(0.05, scale);
@@ -381,6 +382,7 @@ public:
             if (q.where == scoring) q.where = rolled;
             if (q.where == training) q.where = ready;
             if (started(q) && q.where != rollout && q.versions.newest > version_) q.where = waiting; // weights are gone
+            if (q.where == waiting) q.kept = false;
         }
         jobs_.clear();
         training_.clear();
@@ -397,6 +399,7 @@ private:
         ticket t;
         token_versions versions;
         std::uint64_t job = 0;
+        bool kept = false; // it goes on from what it had when it was parked
     };
     struct worker {
         bool up = false;
@@ -490,7 +493,8 @@ private:
             break;
         case kind::rolled_out:
         case kind::rollout_failed:
-        case kind::aborted: {
+        case kind::aborted:
+        case kind::parked: {
             worker& w = of(stage::rollout, e.ticket.worker);
             const auto lane = w.lanes.find(e.ticket.lane);
             const bool mine = lane != w.lanes.end() && lane->second == e.ticket;
@@ -498,7 +502,10 @@ private:
                 require(mine, "a running sequence has a lane");
                 sequence& q = of(e.ticket);
                 q.where = e.what == kind::rolled_out ? rolled : waiting;
-                if (e.what == kind::rolled_out) {
+                const bool had = q.kept;
+                if (e.what == kind::parked) q.kept = e.versions.tokens > 0;
+                if (e.what == kind::rolled_out || (e.what == kind::parked && q.kept)) {
+                    require(!had || e.versions.tokens >= q.versions.tokens, "tokens were lost");
                     q.versions = e.versions;
                     require(q.versions.oldest >= q.start && q.versions.newest >= q.versions.oldest &&
                                 q.versions.newest <= version_ + (syncing_ || remaking_),
@@ -553,6 +560,8 @@ private:
         case kind::resume:
             paused_ = false;
             break;
+        case kind::park:
+            break;
         case kind::resize:
             permits_ = e.count;
             most_permits_ = std::max(most_permits_, permits_);
@@ -594,12 +603,15 @@ private:
                     "started on a lane that is taken");
             w.lanes[a.ticket.lane] = a.ticket;
             q.where = rollout;
-            q.start = version_;
+            if (!q.kept) q.start = version_;
             q.t = a.ticket;
             break;
         }
         case action::kind::abort:
             if (runs(a.ticket)) of(a.ticket).where = waiting;
+            break;
+        case action::kind::park:
+            require(runs(a.ticket), "asked to park what does not run");
             break;
         case action::kind::score: {
             worker& w = of(stage::teacher, a.worker);
@@ -647,6 +659,8 @@ private:
                 require(learned_ && a.version == version_ + 1 && a.job == training_job_,
                         "weights that are not there yet");
                 syncing_ = true;
+                if (plan_.streaming && plan_.update != weight_update::keep)
+                    for (sequence& q : sequences_) q.kept = q.kept && q.where != waiting;
             } else if (syncing_) {
                 require(a.version == version_ + 1 && a.job == training_job_, "other weights than are being installed");
             } else {
@@ -780,9 +794,11 @@ private:
         learned_ = syncing_ = remaking_ = false;
         was_open_ = true;
         if (plan_.policy == staleness_policy::retry && plan_.streaming)
-            for (sequence& q : sequences_)
+            for (sequence& q : sequences_) {
+                if (q.start < version_ - plan_.depth) q.kept = false;
                 if (started(q) && q.start < version_ - plan_.depth && q.where != rollout)
                     q.where = waiting; // rollout: by abort
+            }
     }
 
     void end() {

@@ -76,17 +76,28 @@ public:
     /// A new attempt, of a sequence whose first token is of `start`. Returns what it has drawn before, if it goes on from that.
     std::shared_ptr<const Rolled> start(const ticket& t, version_t start) {
         payload& p = at(t.slot);
-        // a prefix from before a snapshot, unless the sequence was made to start again since
-        const bool goes_on = p.resumed && p.what.ticket.sample == t.sample && p.what.start == start;
+        // a prefix that was parked, or of before a snapshot, unless the sequence was made to start again since: then at another version
+        const bool goes_on = (p.resumed || p.parked) && p.what.ticket.sample == t.sample && p.what.start == start;
+        const bool parked = goes_on && p.parked;
         auto prefix = goes_on ? std::move(p.prefix) : nullptr;
         p = {};
         p.known = true;
+        p.parked = parked; // if this attempt fails, the next goes on from there again
         p.what.ticket = t, p.what.start = start;
         p.prefix = prefix; // until the worker exports a longer one
         return prefix;
     }
     void exported(const ticket& t, std::shared_ptr<const Rolled> prefix) {
         if (payload* p = find(t)) p->prefix = std::move(prefix);
+    }
+    /// It goes on from there later. Returns what it would have gone on from before: to be parked again if the scheduler refuses.
+    std::shared_ptr<const Rolled> parked(const ticket& t, std::shared_ptr<const Rolled> prefix) {
+        payload* p = find(t);
+        if (!p || p->what.rolled) return nullptr;
+        auto before = p->parked ? std::move(p->prefix) : nullptr;
+        p->parked = prefix != nullptr;
+        p->prefix = std::move(prefix);
+        return before;
     }
     void rolled(const ticket& t, const token_versions& versions, std::shared_ptr<const Rolled> sequence) {
         payload* p = find(t);
@@ -113,7 +124,7 @@ public:
             const payload* p = q.ticket.slot < payloads_.size() ? &payloads_[q.ticket.slot] : nullptr;
             if (p && p->known && p->what.ticket.sample == q.ticket.sample) {
                 if (q.where == place::waiting)
-                    e.sequence = p->resumed && q.start == p->what.start ? p->prefix : nullptr;
+                    e.sequence = (p->resumed || p->parked) && q.start == p->what.start ? p->prefix : nullptr;
                 else if (q.where == place::rollout)
                     e.sequence = p->what.ticket.attempt == q.ticket.attempt ? p->prefix : nullptr;
                 else
@@ -140,8 +151,10 @@ public:
             p.what.ticket = q.ticket, p.what.start = q.start;
             p.what.versions = s.versions_of(q.ticket);
             if (q.where == place::waiting) {
-                p.resumed = e->sequence && q.start >= 0;
-                if (p.resumed) p.prefix = e->sequence;
+                const bool has = e->sequence && q.start >= 0;
+                (p.what.versions.tokens > 0 ? p.parked : p.resumed) =
+                    has; // as the scheduler, which knows what was parked
+                if (has) p.prefix = e->sequence;
                 return;
             }
             if (!e->sequence) refuse("has no payload");
@@ -155,7 +168,7 @@ public:
     template <class A>
     void fields(A& a, detail::shared_fields<Rolled>& rolled, detail::shared_fields<Scored>& scored) {
         detail::list_fields(a, payloads_, [&](payload& p) {
-            a(p.known, p.resumed);
+            a(p.known, p.resumed, p.parked);
             rolled(a, p.prefix);
             view_fields(a, p.what, rolled, scored);
         });
@@ -172,6 +185,7 @@ private:
     struct payload {
         bool known = false;
         bool resumed = false; // prefix is for the next start
+        bool parked = false;  // prefix is for every start to come
         std::shared_ptr<const Rolled> prefix;
         view_type what;
     };

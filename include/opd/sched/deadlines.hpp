@@ -22,6 +22,7 @@ public:
     /// When the first is due that takes `seconds`; 0: there is no limit.
     double next(double seconds) const { return seconds > 0 && !empty() ? links_[first_].since + seconds : forever; }
 
+    bool has(std::uint32_t who) const { return who < links_.size() && links_[who].here; }
     /// From now on; times never decrease.
     void begin(std::uint32_t who, double now) {
         end(who);

@@ -8,6 +8,7 @@
 //   action                                        answered by
 //   start{t, version}      roll t.sample out       rolled_out{t, versions}, rollout_failed{t}
 //   abort{t}               let go of it            aborted{t} (or one of the above)
+//   park{t}                stop it, keep what it has drawn            parked{t, versions} (or one of the above)
 //   score{job, worker, tickets}                    scored{job, worker, tickets; none named: all}, score_failed{job, worker}
 //   train{job, from, tickets by sample}            learned{job}: the weights of version + 1 are published under the job's name;
 //                                                  learn_failed{job}. No tickets: nothing to learn from, the weights of `from`
@@ -39,6 +40,7 @@ struct event {
         rolled_out,  ///< ticket, versions
         rollout_failed,
         aborted,
+        parked, ///< ticket, versions of the tokens that it has, which the driver keeps: it goes on later, on any worker. Asked for or not
         scored, ///< job, worker, tickets
         score_failed,
         learned, ///< job; count: optimizer updates
@@ -48,6 +50,7 @@ struct event {
         tick,         ///< nothing but time passes
         pause,        ///< nothing new starts
         resume,
+        park,   ///< ticket: it is to be parked. Nothing happens if that attempt does not run, or is to let go already
         resize, ///< count: permits M, from batch to what the settings allow
         close,  ///< nothing new is admitted; what is outstanding is finished, the last batch may be short
         stop    ///< everything outstanding is given up; an update that was made is still consumed
@@ -86,6 +89,16 @@ struct event {
     }
     static event rollout_failed(const sched::ticket& t) { return about(kind::rollout_failed, t); }
     static event aborted(const sched::ticket& t) { return about(kind::aborted, t); }
+    static event parked(const sched::ticket& t, const token_versions& v) {
+        event e = about(kind::parked, t);
+        e.versions = v;
+        return e;
+    }
+    static event park(const sched::ticket& t) {
+        event e = of(kind::park);
+        e.ticket = t;
+        return e;
+    }
     static event scored(std::uint64_t job, std::int32_t worker, std::span<const sched::ticket> which = {}) {
         event e = by(kind::scored, sched::stage::teacher, worker, job);
         e.tickets = which;
@@ -143,14 +156,14 @@ constexpr const char* name_of(failure f) {
 }
 
 struct action {
-    enum class kind : std::uint8_t { start, abort, score, train, sync, lost, step, fail, finished };
+    enum class kind : std::uint8_t { start, abort, park, score, train, sync, lost, step, fail, finished };
     friend constexpr kind last_of(kind) { return kind::finished; }
     kind what = kind::finished;
     sched::stage stage = sched::stage::rollout; ///< lost
     failure why = failure::stopped;             ///< fail
-    std::int32_t worker = -1;                   ///< start, abort, score, train, sync, lost
+    std::int32_t worker = -1;                   ///< start, abort, park, score, train, sync, lost
     incarnation_t incarnation = 0;              ///< of the worker
-    sched::ticket ticket = {};                  ///< start, abort, fail
+    sched::ticket ticket = {};                  ///< start, abort, park, fail
     version_t version = 0;                      ///< start, train, sync, step
     std::uint64_t job = 0;                      ///< score, train: the call; sync: what made the weights
     std::uint64_t from = 0;                     ///< train: what made the weights to go on from, which are of `version`

@@ -54,6 +54,7 @@ struct counters {
     std::int64_t retries = 0;                   // attempts after a fault
     std::int64_t preempted = 0;                 // attempts, scored sequences and updates that ended with their worker
     std::int64_t restarts = 0;                  // attempts after a weight change (abort) or staleness (retry)
+    std::int64_t parked = 0;                    // attempts that ended with their tokens kept
     std::int64_t late = 0;                      // replies to what was given up, or of lives that are over
     std::int64_t duplicates = 0;                // replies to what was answered already, or is not known any more
     std::int64_t lost_workers = 0;              // missed a deadline
@@ -64,8 +65,8 @@ struct counters {
 
     template <class A>
     void fields(A& a) {
-        a(admitted, consumed, consumed_tokens, failed, retries, preempted, restarts, late, duplicates, lost_workers,
-          lost_weights, updates, short_batches, empty_batches);
+        a(admitted, consumed, consumed_tokens, failed, retries, preempted, restarts, parked, late, duplicates,
+          lost_workers, lost_weights, updates, short_batches, empty_batches);
         for (auto& f : failed_by) a(f);
     }
 };
@@ -165,8 +166,8 @@ private:
         std::uint32_t attempt = 0;
         std::int32_t worker = -1, lane = -1; // in rollout
         std::int32_t rollout_failures = 0, teacher_failures = 0;
-        std::uint64_t batch = 0; // whole batches: its number
-        token_versions versions = {};
+        std::uint64_t batch = 0;      // whole batches: its number
+        token_versions versions = {}; // once rolled out; before that of what it had when it was parked
         template <class A>
         void fields(A& a) {
             a(sample, attempt, worker, lane, rollout_failures, teacher_failures, batch, versions);
@@ -230,6 +231,9 @@ private:
     index_t wanted() const; // sequences still to be admitted, at most: whole groups
     slot_t admit();
     void restart(slot_t s, bool in_front);
+    void park(slot_t s);
+    void forget_prefix(slot_t s);
+    void on_park(const event& e, actions& out);
     // uncharged: the worker was lost, which is no fault of the sequence and never gives it up
     void rollout_fault(slot_t s, actions& out, bool charged = true);
     void teacher_fault(slot_t s, actions& out, bool charged = true);
@@ -365,9 +369,9 @@ inline void scheduler::publish(actions& out) {
                 restart(s, false);
             }
     if (plan_.streaming && plan_.update != weight_update::keep)
-        for (const slot_t s : waiting_) // a prefix that outlived a crash would go on under other weights
+        for (const slot_t s : waiting_) // a prefix, parked or of before a crash, would go on under other weights
             if (ledger_.version_of(s) >= 0) {
-                ledger_.restarted(s);
+                forget_prefix(s);
                 ++totals_.restarts;
             }
     phase_ = phase::syncing;
@@ -412,7 +416,7 @@ inline void scheduler::complete_step(actions& out) {
             give_up(s, failure::stale, out);
         } else {
             if (where == place::ready) ledger_.unready(s);
-            if (where == place::waiting) waiting_.erase(s); // it has the tokens of an earlier process
+            if (where == place::waiting) waiting_.erase(s); // it has tokens: was parked, or is of an earlier process
             ++totals_.restarts;
             restart(s, true);
         }
@@ -576,12 +580,24 @@ inline slot_t scheduler::admit() {
 inline void scheduler::restart(slot_t s, bool in_front) {
     sequence& q = sequences_[s];
     attempts_.end(s);
-    ledger_.restarted(s);
+    forget_prefix(s);
     q.worker = q.lane = -1;
     if (in_front)
         waiting_.push_front(s);
     else
         waiting_.push(s);
+}
+
+// From rollout back to waiting with the tokens that its `versions` tell of. The caller lists it.
+inline void scheduler::park(slot_t s) {
+    attempts_.end(s);
+    ledger_.interrupted(s);
+    sequences_[s].worker = sequences_[s].lane = -1;
+}
+
+inline void scheduler::forget_prefix(slot_t s) {
+    ledger_.restarted(s);
+    sequences_[s].versions = {};
 }
 
 inline void scheduler::rollout_fault(slot_t s, actions& out, bool charged) {
@@ -591,7 +607,9 @@ inline void scheduler::rollout_fault(slot_t s, actions& out, bool charged) {
         return;
     }
     ++totals_.retries;
-    restart(s, true);
+    if (sequences_[s].versions.tokens == 0) return restart(s, true);
+    park(s); // from what it had when it was parked last
+    waiting_.push_front(s);
 }
 
 inline void scheduler::teacher_fault(slot_t s, actions& out, bool charged) {
@@ -732,6 +750,9 @@ inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
             queue_.push_front(jobs_[j].slots[i]);
         }
     jobs_.clear();
+    for (const slot_t s : waiting_) // nobody has those tokens, or they are of the version that never came
+        if (ledger_.version_of(s) >= 0 && (!keep_prefixes || sequences_[s].versions.newest > version()))
+            forget_prefix(s);
     // in the order of admission, in front of what waits already
     std::vector<slot_t> running;
     for (slot_t s = 0; s < sequences_.size(); ++s) {
@@ -749,8 +770,7 @@ inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
             restart(s, true);
             continue;
         }
-        ledger_.interrupted(s);
-        sequences_[s].worker = sequences_[s].lane = -1;
+        park(s);
         waiting_.push_front(s);
     }
     flush_ = !queue_.empty(); // how long they have waited nobody knows

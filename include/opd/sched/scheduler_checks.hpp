@@ -17,13 +17,17 @@ inline void scheduler::check_invariants() const {
     };
     const slot_t slots = ledger_.slots();
     require(sequences_.size() == slots, "every permit has room for its sequence");
+    require((first_attempt_ & 0xffff) == 0, "lives of the scheduler count in the upper half of an attempt");
     sched::census c;
+    std::vector<sample_t> samples;
     for (slot_t s = 0; s < slots; ++s) {
         const place at = place_of(s);
         if (at == place::none) continue;
         ++c[at];
         const sequence& q = sequences_[s];
         const version_t start = ledger_.version_of(s);
+        samples.push_back(q.sample);
+        require((q.attempt >> 16) <= (first_attempt_ >> 16), "attempts are numbered by lives of the scheduler");
         require(start <= version() && (start >= 0 || at == place::waiting), "who runs has started, not in the future");
         require(at == place::rollout ? roster_.find(stage::rollout, q.worker) && roster_.lane_of(ticket_of(s))
                                      : q.worker == -1,
@@ -34,6 +38,10 @@ inline void scheduler::check_invariants() const {
                      q.versions.newest <= version() + (phase_ == phase::syncing || phase_ == phase::remaking)),
                 "versions never decrease along a sequence");
     }
+    std::sort(samples.begin(), samples.end());
+    require(std::adjacent_find(samples.begin(), samples.end()) == samples.end() &&
+                (samples.empty() || samples.back() < cursor_),
+            "a sequence was admitted, and is there once");
     require(c == where(), "the census counts what is there");
     require(ledger_.permits_are_sound(), "automatic permits lie between B and (tau + 1) B");
     require(totals_.admitted == c.outstanding() + totals_.consumed + totals_.failed,
@@ -79,7 +87,12 @@ inline void scheduler::check_invariants() const {
     roster_.check(require);
     index_t rolling = 0, late_ones = 0;
     for (const auto& w : roster_.of(stage::rollout)) {
-        for (const auto& l : w.lanes) rolling += l.taken && in_rollout(l.slot, l.sample, l.attempt);
+        for (const auto& l : w.lanes) {
+            rolling += l.taken && in_rollout(l.slot, l.sample, l.attempt);
+            const bool outstanding = ledger_.in_use(l.slot) && sequences_[l.slot].sample == l.sample;
+            require(!l.taken || (l.sample < cursor_ && (!outstanding || l.attempt <= sequences_[l.slot].attempt)),
+                    "a lane is kept by an attempt that was made");
+        }
         late_ones += behind(w);
         require(!gate_open() || finished_ || !w.current || w.has == weights_.job,
                 "who is current has the version's weights");

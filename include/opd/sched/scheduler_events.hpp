@@ -49,6 +49,7 @@ inline void scheduler::take(const event& e, actions& out) {
     case kind::rolled_out:
     case kind::rollout_failed:
     case kind::aborted:
+    case kind::parked:
         on_reply(e, out);
         break;
     case kind::scored:
@@ -77,6 +78,9 @@ inline void scheduler::take(const event& e, actions& out) {
         break;
     case kind::resume:
         paused_ = false;
+        break;
+    case kind::park:
+        on_park(e, out);
         break;
     case kind::resize:
         on_resize(e.count);
@@ -155,24 +159,38 @@ inline void scheduler::on_reply(const event& e, actions& out) {
         ++totals_.duplicates;
         return;
     }
-    const bool wanted_still = in_rollout(t.slot, t.sample, t.attempt);
+    const bool wanted_still = in_rollout(t.slot, t.sample, t.attempt), parks = e.what == event::kind::parked;
     const version_t newest = version() + (phase_ == phase::syncing || phase_ == phase::remaking);
-    if (wanted_still && e.what == event::kind::rolled_out &&
+    if (wanted_still && (parks || e.what == event::kind::rolled_out) && !(parks && e.versions.tokens == 0) &&
         (e.versions.oldest < ledger_.version_of(t.slot) || e.versions.newest > newest ||
          e.versions.oldest > e.versions.newest || e.versions.tokens < 0 || e.versions.tokens > detail::most_at_once))
-        throw invalid_input("event", "rolled_out of sequence " + std::to_string(t.sample) + ": " +
-                                         std::to_string(e.versions.tokens) + " tokens of versions " +
-                                         std::to_string(e.versions.oldest) + " to " +
+        throw invalid_input("event", std::string(parks ? "parked" : "rolled_out") + ": sequence " +
+                                         std::to_string(t.sample) + ": " + std::to_string(e.versions.tokens) +
+                                         " tokens of versions " + std::to_string(e.versions.oldest) + " to " +
                                          std::to_string(e.versions.newest) + "; it was started at version " +
                                          std::to_string(ledger_.version_of(t.slot)) +
                                          " and the worker was sent version " + std::to_string(newest));
+    if (wanted_still && (parks || e.what == event::kind::rolled_out) &&
+        e.versions.tokens < sequences_[t.slot].versions.tokens)
+        throw invalid_input("event", std::string(parks ? "parked" : "rolled_out") + ": sequence " +
+                                         std::to_string(t.sample) + " has " + std::to_string(e.versions.tokens) +
+                                         " tokens, but went on from " +
+                                         std::to_string(sequences_[t.slot].versions.tokens));
     aborts_.end(lane->number);
     roster_.vacate_lane(t);
     if (!wanted_still) {
-        totals_.late += e.what != event::kind::aborted;
+        totals_.late += e.what != event::kind::aborted && !parks;
         return;
     }
     sequence& q = sequences_[t.slot];
+    if (parks) {
+        ++totals_.parked;
+        if (e.versions.tokens == 0) return restart(t.slot, false); // it has nothing to go on from
+        q.versions = e.versions;
+        park(t.slot);
+        waiting_.push(t.slot); // who waits already has its turn first
+        return;
+    }
     if (e.what != event::kind::rolled_out) {
         rollout_fault(t.slot, out);
         return;
@@ -185,6 +203,16 @@ inline void scheduler::on_reply(const event& e, actions& out) {
         enqueue(t.slot, false);
     else
         one_less_unrolled(batches_[q.batch - first_batch_]);
+}
+
+// Whoever asks need not know what has become of it meanwhile.
+inline void scheduler::on_park(const event& e, actions& out) {
+    const ticket& t = e.ticket;
+    const detail::roster::lane* lane = roster_.lane_of(t);
+    if (!lane || !in_rollout(t.slot, t.sample, t.attempt) || aborts_.has(lane->number)) return;
+    action& a = emit(out, action::kind::park);
+    a.ticket = t, a.worker = t.worker, a.incarnation = t.incarnation;
+    aborts_.begin(lane->number, now_);
 }
 
 inline void scheduler::on_scored(const event& e, actions& out) {
@@ -336,7 +364,7 @@ inline void scheduler::expire(actions& out) {
         abort(ticket_of(s), out);
         rollout_fault(s, out);
     }
-    while (aborts_.next(settings_.abort_deadline) <= now_) // charged when it was aborted
+    while (aborts_.next(settings_.abort_deadline) <= now_) // charged when it was aborted; parking is no fault
         lose(stage::rollout, roster_.lane_at(aborts_.first()).first, out);
     while (!jobs_.empty() && due(jobs_.front().since, settings_.teacher_deadline) <= now_) {
         const std::uint64_t late = jobs_.front().number;

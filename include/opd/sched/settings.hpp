@@ -87,8 +87,9 @@ struct settings {
     int learner_attempts = 1; ///< failures of a train step before its sequences fail
 
     double rollout_deadline = 0; ///< seconds of one attempt; 0: none. Past it the attempt is aborted
-    double abort_deadline = 0;   ///< seconds for a worker to let go of an aborted attempt before it counts as lost; 0:
-                                 ///< none, and an attempt that hangs keeps its lane
+    double abort_deadline =
+        0; ///< seconds for a worker to let go of an aborted or parked attempt before it counts as lost; 0:
+           ///< none, and an attempt that hangs keeps its lane
     double teacher_deadline = 0; ///< seconds of a scoring call before its worker counts as lost; likewise:
     double learner_deadline = 0;
     double sync_deadline = 0; ///< seconds for a rollout worker to install new weights

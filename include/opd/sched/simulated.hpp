@@ -96,8 +96,11 @@ public:
         return t.lane >= 0 && t.lane < lanes() && lanes_[at(t.lane)].place >= 0 && lanes_[at(t.lane)].who == t;
     }
 
-    /// Starts a response of `length_tokens` (rounded, at least 1) to a prompt of `prompt_tokens` on the ticket's lane.
-    void start(const ticket& t, double length_tokens, double prompt_tokens) {
+    /// Starts a response of `length_tokens` (rounded, at least 1) to a prompt of `prompt_tokens` on the ticket's lane. Of the response
+    /// `had` is there already: tokens of an attempt that was parked, read again as the prompt is. After `budget` further tokens it
+    /// parks; 0: never.
+    void start(const ticket& t, double length_tokens, double prompt_tokens, const token_versions& had = {},
+               std::int64_t budget = 0) {
         if (t.lane < 0 || t.lane >= lanes())
             throw invalid_input("ticket", "lane " + std::to_string(t.lane) + " of " + std::to_string(lanes()));
         lane& l = lanes_[at(t.lane)];
@@ -106,9 +109,16 @@ public:
             throw invalid_input("length_tokens", "must lie in [0, 1e15), not " + std::to_string(length_tokens));
         if (!(prompt_tokens >= 0 && prompt_tokens < 1e15))
             throw invalid_input("prompt_tokens", "must lie in [0, 1e15), not " + std::to_string(prompt_tokens));
+        const std::int64_t whole = std::max<std::int64_t>(1, std::llround(length_tokens));
+        if (had.tokens < 0 || had.tokens >= whole || budget < 0)
+            throw invalid_input("had", std::to_string(had.tokens) + " of " + std::to_string(whole) +
+                                           " tokens, to go on for " + std::to_string(budget));
         if (heap_.empty()) forget();
         l.who = t;
-        l.tokens = std::max<std::int64_t>(1, std::llround(length_tokens));
+        l.had = had;
+        l.parks = budget > 0 && budget < whole - had.tokens;
+        l.tokens = l.parks ? budget : whole - had.tokens;
+        prompt_tokens += static_cast<double>(had.tokens);
         l.prompt = prompt_tokens;
         l.from = clock_;
         l.to = clock_ + static_cast<double>(l.tokens);
@@ -127,6 +137,19 @@ public:
         done_.discarded += std::min(clock_, l.to) - l.from;
         remove(t.lane);
         return true;
+    }
+
+    /// Calls parked(ticket, token_versions) with the whole tokens that it has, if it runs.
+    template <class Parked>
+    void park(const ticket& t, Parked&& parked) {
+        if (!runs(t)) return;
+        lane& l = lanes_[at(t.lane)];
+        const double drawn = std::min(clock_, l.to) - l.from;
+        l.tokens = std::min(l.tokens, static_cast<std::int64_t>(std::floor(drawn + rounding)));
+        done_.discarded += std::max(0.0, drawn - static_cast<double>(l.tokens));
+        const token_versions versions = versions_of(l);
+        remove(t.lane);
+        parked(t, versions);
     }
 
     /// New weights from now on; ends a pause.
@@ -161,6 +184,11 @@ public:
     /// by lane. A longer dt passes over several ends, each at its own time and with its lane left empty.
     template <class Out>
     void advance(double dt, Out&& finished) {
+        advance(dt, finished, [](const ticket&, const token_versions&) {});
+    }
+    /// Likewise parked() for those whose budget is used up.
+    template <class Out, class Parked>
+    void advance(double dt, Out&& finished, Parked&& parked) {
         if (!(dt >= 0)) throw invalid_input("dt", "must be at least 0, not " + std::to_string(dt));
         if (paused_) return;
         while (!heap_.empty()) {
@@ -181,9 +209,13 @@ public:
                 const std::int32_t which = heap_[0];
                 const ticket who = lanes_[at(which)].who;
                 const token_versions versions = versions_of(lanes_[at(which)]);
+                const bool parks = lanes_[at(which)].parks;
                 remove(which);
                 any = true;
-                finished(who, versions);
+                if (parks)
+                    parked(who, versions);
+                else
+                    finished(who, versions);
             }
             if (!any || dt <= 0) return;
         }
@@ -206,6 +238,8 @@ private:
 
     struct lane {
         ticket who;
+        token_versions had;      // of an earlier attempt
+        bool parks = false;      // after `tokens`
         std::int64_t tokens = 0; // L
         double prompt = 0;
         double from = 0, to = 0; // on the token clock
@@ -213,7 +247,7 @@ private:
         std::int32_t place = -1; // in the heap; -1: empty
         template <class A>
         void fields(A& a) {
-            a(who, tokens, prompt, from, to, first, place);
+            a(who, had, parks, tokens, prompt, from, to, first, place);
         }
     };
     struct change {
@@ -263,8 +297,15 @@ private:
             sum += static_cast<double>(r.newest - r.oldest) * static_cast<double>(until - before);
             before = until;
         }
+        if (l.tokens == 0) return l.had; // parked at once
         r.mean = static_cast<double>(r.oldest) + sum / static_cast<double>(l.tokens);
-        return r;
+        return joined(l.had, r);
+    }
+
+    static token_versions joined(const token_versions& a, const token_versions& b) {
+        if (a.tokens == 0) return b;
+        const auto n = static_cast<double>(a.tokens), m = static_cast<double>(b.tokens);
+        return {a.oldest, b.newest, (n * a.mean + m * b.mean) / (n + m), a.tokens + b.tokens};
     }
 
     bool before(std::int32_t a, std::int32_t b) const {
@@ -325,7 +366,8 @@ private:
             ++taken;
             damaged(l.place < 0 || at(l.place) >= heap_.size() || at(heap_[at(l.place)]) != i || at(l.who.lane) != i ||
                     l.first < forgotten_ || l.first >= forgotten_ + count || l.tokens < 1 ||
-                    l.tokens > (std::int64_t{1} << 50) || !number(l.from) || !number(l.to) || !number(l.prompt));
+                    l.tokens > (std::int64_t{1} << 50) || l.had.tokens < 0 || l.had.tokens > (std::int64_t{1} << 50) ||
+                    !number(l.from) || !number(l.to) || !number(l.prompt));
         }
         damaged(taken != heap_.size());
     }

@@ -9,7 +9,12 @@
 //             void install(const weights&)                     take exactly these weights; running prefixes are kept
 //             void step(std::vector<finished_rollout<rolled_type>>& out, std::stop_token)
 //                                                              one quantum for all that is running; appends what is finished
+//                                                              one quantum for all that is running; appends what is finished,
+//                                                              and, marked as parked, what it gives back as it stands: that
+//                                                              goes on later, maybe elsewhere, through start()
 //             running()                                        how many run
+//             finished_rollout<rolled_type> park(const ticket&)  optional: stop it, its lane is free, and say what it has drawn
+//                                                              (no token yet: no sequence); without it nobody may ask
 //             void export_partials(std::vector<partial_rollout<rolled_type>>& out)    optional: prefixes of what is running;
 //                                                              without it start() never gets one
 //   teacher   using scored_type = …;
@@ -44,6 +49,7 @@ struct finished_rollout {
     sched::ticket ticket;
     token_versions versions;
     std::shared_ptr<const Rolled> sequence;
+    bool parked = false; ///< not finished: what it has so far
 };
 
 /// What is drawn so far of a running sequence.
@@ -96,6 +102,10 @@ namespace detail {
 template <class R>
 concept exports_partials = requires(R& r, std::vector<partial_rollout<typename R::rolled_type>>& out) {
     r.export_partials(out);
+};
+template <class R>
+concept parks = requires(R& r, const ticket& t) {
+    { r.park(t) } -> std::same_as<finished_rollout<typename R::rolled_type>>;
 };
 } // namespace detail
 

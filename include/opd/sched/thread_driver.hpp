@@ -240,6 +240,16 @@ public:
     void resize(index_t outstanding) { core_->send(event::of(event::kind::resize, outstanding)); }
     /// Another number of sequences for a worker, at most what it was added with. 0: it drains; what runs there is finished.
     void set_slots(stage s, std::int32_t w, std::int32_t slots) { core_->set_slots(s, w, slots); }
+    /// Stops what runs on a rollout worker beyond so many sequences, the youngest first, and keeps what they have drawn: they go on
+    /// later, on whoever has a lane. With set_slots(stage::rollout, w, 0) it empties a worker that is to leave. Refused
+    /// unless the stages have park().
+    void park(std::int32_t w, std::int32_t beyond = 0) {
+        if constexpr (detail::parks<Rollout>) {
+            core_->park(w, beyond);
+        } else {
+            throw invalid_input("park", "the rollout stages have no park()");
+        }
+    }
     /// on_checkpoint is called at the next step, whatever checkpoint_every says.
     void request_checkpoint() {
         const std::lock_guard lock(core_->mutex);
@@ -411,6 +421,9 @@ private:
                 case kind::abort:
                     post(*rollouts[index_of(a.worker)], {.what = order::abort, .ticket = a.ticket});
                     break;
+                case kind::park:
+                    post(*rollouts[index_of(a.worker)], {.what = order::park, .ticket = a.ticket});
+                    break;
                 case kind::score: {
                     command c{.what = order::score, .job = a.job};
                     for (const ticket& t : todo.of(a)) {
@@ -575,6 +588,9 @@ private:
             case event::kind::rolled_out:
                 if (lives) payloads.rolled(e.ticket, e.versions, std::move(m.said.sequence));
                 break;
+            case event::kind::parked:
+                if (lives) m.said.sequence = payloads.parked(e.ticket, std::move(m.said.sequence));
+                break;
             case event::kind::scored:
                 for (std::size_t i = 0; lives && i < m.said.tickets.size(); ++i)
                     payloads.scored(m.said.tickets[i], std::move(m.said.scores[i]));
@@ -593,8 +609,11 @@ private:
             event said = e;
             said.tickets = m.said.tickets;
             // one that the scheduler cannot take is an attempt that failed; the next one replaces the payload
-            if (!offer(w, said) && lives && e.what == event::kind::rolled_out)
+            const bool parked = e.what == event::kind::parked;
+            if (!offer(w, said) && lives && (e.what == event::kind::rolled_out || parked)) {
+                if (parked) payloads.parked(e.ticket, std::move(m.said.sequence));
                 offer(w, event::rollout_failed(e.ticket));
+            }
         }
         void come(worker& w) {
             w.begins = false;
@@ -793,6 +812,19 @@ private:
                                     "must lie in [0, " + std::to_string(w.most) + "], not " + std::to_string(slots));
             w.slots = slots;
             if (w.up) dispatch(event::up(s, number, slots).of_life(w.life));
+            look_up();
+        }
+        void park(std::int32_t number, std::int32_t beyond) {
+            const std::lock_guard lock(mutex);
+            if (beyond < 0) throw invalid_input("beyond", "must be at least 0, not " + std::to_string(beyond));
+            worker& w = named({stage::rollout, number});
+            std::vector<ticket> running;
+            sched.for_each([&](const outstanding_sequence& q) {
+                if (q.where == place::rollout && q.ticket.worker == w.number) running.push_back(q.ticket);
+            });
+            std::sort(running.begin(), running.end(),
+                      [](const ticket& a, const ticket& b) { return a.sample < b.sample; });
+            for (std::size_t i = index_of(beyond); i < running.size(); ++i) dispatch(event::park(running[i]));
             look_up();
         }
         /// The loop sees what has changed.

@@ -48,14 +48,17 @@ public:
     index_t running() const { return static_cast<index_t>(live_.size()); }
     version_t version() const { return version_; }
 
-    void start(const ticket& t) {
+    void start(const ticket& t, std::shared_ptr<const rolled_type> prefix = {}) {
         live_.push_back(t);
-        command({.what = command_type::kind::start, .ticket = t});
+        command({.what = command_type::kind::start, .ticket = t, .prefix = std::move(prefix)});
+    }
+    /// Calls parked(ticket, token_versions, sequence) once it has stopped, here or in advance(); not if it is finished by then.
+    template <class Parked>
+    void park(const ticket& t, Parked&& parked) {
+        command({.what = command_type::kind::park, .ticket = t}, parked);
     }
     bool abort(const ticket& t) {
-        const auto at = std::find(live_.begin(), live_.end(), t);
-        if (at == live_.end()) return false;
-        live_.erase(at);
+        if (!left(t)) return false;
         command({.what = command_type::kind::abort, .ticket = t});
         return true;
     }
@@ -67,20 +70,25 @@ public:
     double until_settled() const { return left_ < length_ ? left_ : 0; }
     double next() const { return left_; }
 
-    /// Calls finished(ticket, token_versions, sequence) for what a quantum has finished that ends within dt.
+    /// Calls finished(ticket, token_versions, sequence) for what a quantum has finished that ends within dt, and likewise parked().
     template <class Out>
     void advance(double dt, Out&& finished) {
+        advance(dt, finished, nothing);
+    }
+    template <class Out, class Parked>
+    void advance(double dt, Out&& finished, Parked&& parked) {
         if (left_ == forever) return;
         left_ -= dt;
         if (left_ > 1e-9 * length_) return; // the caller's clock rounds
         loop_.step([&](auto&& r) {
             if (r.failed) std::rethrow_exception(r.failed);
-            const auto at = std::find(live_.begin(), live_.end(), r.what.ticket);
-            if (at == live_.end()) return; // aborted during this quantum
-            live_.erase(at);
-            finished(r.what.ticket, r.what.versions, r.sequence);
+            if (!left(r.what.ticket)) return; // aborted during this quantum
+            if (r.what.what == event::kind::parked)
+                parked(r.what.ticket, r.what.versions, r.sequence);
+            else
+                finished(r.what.ticket, r.what.versions, r.sequence);
         });
-        for (command_type& c : std::exchange(waiting_, {})) carry_out(c);
+        for (command_type& c : std::exchange(waiting_, {})) carry_out(c, parked);
         begin();
     }
 
@@ -88,23 +96,45 @@ public:
         requires detail::lists_fields<Stage, A>
     void fields(A& a) {
         a(live_);
-        detail::list_fields(a, waiting_, [&](command_type& c) { a(c.what, c.weights, c.ticket); });
+        detail::list_fields(a, waiting_, [&](command_type& c) {
+            bool goes_on = c.prefix != nullptr;
+            a(c.what, c.weights, c.ticket, goes_on);
+            if constexpr (detail::lists_fields<rolled_type, A>) {
+                if (!goes_on) return;
+                auto prefix = c.prefix ? *c.prefix : rolled_type{};
+                a(prefix);
+                if constexpr (A::reading) c.prefix = std::make_shared<const rolled_type>(std::move(prefix));
+            }
+        });
         a(left_, length_, version_, loop_, *stage_);
         detail::needs(left_ >= 0 && length_ >= left_, "more is left of a quantum than there was");
     }
 
 private:
-    void command(command_type c) {
+    // True if it ran here.
+    bool left(const ticket& t) {
+        const auto at = std::find(live_.begin(), live_.end(), t);
+        if (at == live_.end()) return false;
+        live_.erase(at);
+        return true;
+    }
+    static void nothing(const ticket&, const token_versions&, const std::shared_ptr<const rolled_type>&) {}
+    void command(command_type c) { command(std::move(c), nothing); }
+    template <class Parked>
+    void command(command_type c, Parked&& parked) {
         if (left_ < length_) { // in the middle of a quantum
             waiting_.push_back(std::move(c));
             return;
         }
-        carry_out(c);
+        carry_out(c, parked);
         begin();
     }
-    void carry_out(command_type& c) {
-        loop_.obey(c, [](auto&& r) {
+    template <class Parked>
+    void carry_out(command_type& c, Parked&& parked) {
+        loop_.obey(c, [&](auto&& r) {
             if (r.failed) std::rethrow_exception(r.failed);
+            if (r.what.what == event::kind::parked && left(r.what.ticket))
+                parked(r.what.ticket, r.what.versions, r.sequence);
         });
     }
     void begin() {
@@ -142,9 +172,11 @@ public:
     timed_rollout<Rollout, scored_type> rollout(std::int32_t worker) {
         return {make_(worker), worker, [step = costs_.step, worker](index_t n) { return step(worker, n); }};
     }
-    void start(timed_rollout<Rollout, scored_type>& w, const ticket& t) {
-        payloads_.start(t, w.version());
-        w.start(t);
+    void start(timed_rollout<Rollout, scored_type>& w, const ticket& t, version_t start) {
+        w.start(t, payloads_.start(t, start));
+    }
+    void parked(const ticket& t, const token_versions&, std::shared_ptr<const rolled_type> prefix) {
+        payloads_.parked(t, std::move(prefix));
     }
     void rolled(const ticket& t, const token_versions& versions, std::shared_ptr<const rolled_type> sequence) {
         payloads_.rolled(t, versions, std::move(sequence));

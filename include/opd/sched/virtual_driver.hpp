@@ -14,6 +14,7 @@
 //     publication(job)                         seconds from a learner's answer until what it published is lost; none: never
 //     recovery(stage, worker, life)            seconds until a worker that the scheduler gave up is back; none: never
 //     rolled(ticket, token_versions, payload)  what the rollout worker made
+//     parked(ticket, token_versions, payload)  what it had made of a sequence that was parked
 //     scored(job, worker, tickets)             a scoring call is over: tickets that are scored (none: all); may throw: it
 //                                              failed
 //     learned(job, weights, tickets)           a train step is over: optimizer updates (none: 1); may throw: it failed
@@ -399,6 +400,9 @@ private:
         case action::kind::abort:
             abort(a.ticket);
             break;
+        case action::kind::park:
+            park(a.ticket);
+            break;
         case action::kind::score:
             score(a);
             break;
@@ -434,7 +438,10 @@ private:
             w.hung.push_back(t);
             return;
         }
-        model_.start(*w.engine, t);
+        if constexpr (requires { model_.start(*w.engine, t, version_t{}); })
+            model_.start(*w.engine, t, scheduler_.start_of(t)); // it may go on from what was parked
+        else
+            model_.start(*w.engine, t);
         if (f.what == fault::kind::fail) {
             record& r = push(now_ + f.after, record::kind::fail);
             r.what = event::rollout_failed(t);
@@ -453,6 +460,24 @@ private:
         else if (!w.engine->abort(t))
             return; // its reply is on the way
         reply(now_, event::aborted(t));
+    }
+
+    void park(const ticket& t) {
+        if constexpr (requires(worker_type & e) { e.park(t, on_parked()); }) {
+            worker& w = of(stage::rollout, t.worker);
+            if (!w.up || w.silent) return;
+            mark(t.worker);
+            w.engine->park(t, on_parked()); // a hung one does not answer
+        } else {
+            throw std::logic_error("opd: virtual_driver: the model's rollout workers have no park()");
+        }
+    }
+    auto on_parked() {
+        return [this](const ticket& t, const token_versions& v, auto&&... made) {
+            if constexpr (requires { model_.parked(t, v, std::forward<decltype(made)>(made)...); })
+                model_.parked(t, v, std::forward<decltype(made)>(made)...);
+            reply(now_, event::parked(t, v));
+        };
     }
 
     void score(const action& a) {
@@ -685,18 +710,22 @@ private:
         settle(number);
     }
     void advance(std::int32_t number, double dt) {
-        of(stage::rollout, number)
-            .engine->advance(dt, [this](const ticket& t, const token_versions& v, auto&&... made) {
-                hand_over(model_, t, v, std::forward<decltype(made)>(made)...);
-                const fault f = fault_of_rollout(t);
-                reply(f.what == fault::kind::late ? now_ + f.after : now_, event::rolled_out(t, v));
-                if (f.what == fault::kind::twice) reply(now_ + f.after, event::rolled_out(t, v));
-            });
+        const auto finished = [this](const ticket& t, const token_versions& v, auto&&... made) {
+            hand_over(model_, t, v, std::forward<decltype(made)>(made)...);
+            const fault f = fault_of_rollout(t);
+            reply(f.what == fault::kind::late ? now_ + f.after : now_, event::rolled_out(t, v));
+            if (f.what == fault::kind::twice) reply(now_ + f.after, event::rolled_out(t, v));
+        };
+        worker_type& engine = *of(stage::rollout, number).engine;
+        if constexpr (requires { engine.advance(dt, finished, on_parked()); })
+            engine.advance(dt, finished, on_parked());
+        else
+            engine.advance(dt, finished);
     }
-    static void hand_over(Model&, const ticket&, const token_versions&) {}
     template <class M, class... Payload>
     static void hand_over(M& model, const ticket& t, const token_versions& v, Payload&&... made) {
-        model.rolled(t, v, std::forward<Payload>(made)...);
+        if constexpr (sizeof...(made) > 0 || requires { model.rolled(t, v); })
+            model.rolled(t, v, std::forward<Payload>(made)...);
     }
     // Enters when it will next report, and whether it is busy.
     void settle(std::int32_t number) {
@@ -807,6 +836,7 @@ struct simulated_cluster {
     simulated_lengths lengths;
     engine_speed speed;
     index_t lanes = 64;                  ///< most slots that a rollout worker will be given
+    std::int64_t budget = 0;             ///< tokens of an attempt, after which it is parked; 0: all
     distribution factor = {constant{1}}; ///< of each rollout worker's times: drawn once a worker
     simulated_job teacher_time, learner_time, sync_time;
     std::uint64_t seed = 1;
@@ -816,9 +846,17 @@ struct simulated_cluster {
         s.factor *= draw(factor, seed, draw_of::worker_speed, static_cast<std::uint64_t>(worker));
         return simulated_rollout(s, lanes);
     }
-    void start(simulated_rollout& r, const ticket& t) const {
+    void start(simulated_rollout& r, const ticket& t, version_t start) {
         const auto size = lengths.of(t);
-        r.start(t, size.response, size.prompt);
+        token_versions had;
+        if (t.slot < parked_.size() && parked_[t.slot].first == t.sample && parked_[t.slot].second.oldest >= start)
+            had = parked_[t.slot].second;                      // else it was made to start again since
+        const auto more = static_cast<double>(had.tokens + 1); // lengths may be drawn by attempt
+        r.start(t, std::max(size.response, more), size.prompt, had, budget);
+    }
+    void parked(const ticket& t, const token_versions& v) {
+        if (t.slot >= parked_.size()) parked_.resize(t.slot + std::size_t{1});
+        parked_[t.slot] = {t.sample, v};
     }
     double teacher(std::uint64_t job, std::int32_t, std::span<const ticket> tickets) const {
         return teacher_time.seconds(job, 0, static_cast<index_t>(tickets.size()), tokens_of(teacher_time, tickets));
@@ -831,7 +869,13 @@ struct simulated_cluster {
         return sync_time.seconds(static_cast<std::uint64_t>(v.version), static_cast<std::uint32_t>(worker), 1, 0);
     }
 
+    template <class A>
+    void fields(A& a) {
+        a(parked_);
+    }
+
 private:
+    std::vector<std::pair<sample_t, token_versions>> parked_; // what is drawn of those that were, by slot
     double tokens_of(const simulated_job& j, std::span<const ticket> tickets) const {
         double tokens = 0;
         if (j.per_token > 0)

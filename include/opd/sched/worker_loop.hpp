@@ -8,6 +8,7 @@
 //   begin{life, slots}     forget all, be up       worker_up, of this life
 //   start{ticket, prefix}                          rolled_out{ticket, sequence} in time, or rollout_failed
 //   abort{ticket}                                  aborted, unless the ticket was answered already
+//   park{ticket}                                   parked{ticket, sequence}, likewise
 //   install{weights}                               synced{job, prefixes if they are wanted}; what it throws ends the life
 //   score{job, sequences}                          scored{job, scores}, score_failed
 //   train{call, batch}                             learned{job}, learn_failed
@@ -40,13 +41,13 @@ namespace opd::sched {
 
 template <class Rolled, class Scored>
 struct worker_command {
-    enum class kind : std::uint8_t { begin, start, abort, install, score, train, hook, halt };
+    enum class kind : std::uint8_t { begin, start, abort, park, install, score, train, hook, halt };
     friend constexpr kind last_of(kind) { return kind::halt; }
     kind what = kind::halt;
     incarnation_t life = 0;
     std::stop_token stop = {};                                 ///< begin: of all calls of this life
     std::int32_t slots = 1;                                    ///< begin
-    sched::ticket ticket = {};                                 ///< start, abort
+    sched::ticket ticket = {};                                 ///< start, abort, park
     std::shared_ptr<const Rolled> prefix = {};                 ///< start
     sched::weights weights = {};                               ///< install
     bool exports = false;                                      ///< install
@@ -61,7 +62,7 @@ struct worker_command {
 template <class Rolled, class Scored>
 struct worker_reply {
     event what;                                             ///< tick: none, there is but an exception
-    std::shared_ptr<const Rolled> sequence = {};            ///< rolled_out
+    std::shared_ptr<const Rolled> sequence = {};            ///< rolled_out, parked
     std::vector<partial_rollout<Rolled>> prefixes = {};     ///< synced
     std::vector<sched::ticket> tickets = {};                ///< scored: those that have a score
     std::vector<std::shared_ptr<const Scored>> scores = {}; ///< as tickets
@@ -108,6 +109,22 @@ public:
                 running_.erase(here);
                 stage_->abort(c.ticket);
                 break;
+            case kind::park:
+                if (here == running_.end()) return;
+                answer = event::rollout_failed(c.ticket);
+                running_.erase(here);
+                if constexpr (detail::parks<Stage>) {
+                    auto had = stage_->park(c.ticket);
+                    if (had.ticket != c.ticket || (had.versions.tokens > 0) != (had.sequence != nullptr))
+                        throw std::logic_error(
+                            "opd: a rollout stage parked another sequence, or tokens without payload");
+                    answer = event::parked(c.ticket, had.versions);
+                    r.sequence = std::move(had.sequence);
+                } else {
+                    stage_->abort(c.ticket);
+                    throw std::logic_error("opd: a rollout stage without park() was told to park");
+                }
+                break;
             case kind::install:
                 if (installed_ && c.weights.job < has_) return;
                 answer = event::down(sched::stage::rollout, number_).of_life(life_);
@@ -146,14 +163,15 @@ public:
         try {
             stage_->step(out_, stop_);
             for (const auto& f : out_) {
-                if (!f.sequence) throw std::logic_error("opd: a rollout stage finished a sequence without payload");
+                if (!f.sequence && !(f.parked && f.versions.tokens == 0))
+                    throw std::logic_error("opd: a rollout stage finished a sequence without payload");
                 std::erase(running_, f.ticket);
             }
             if (static_cast<index_t>(stage_->running()) < static_cast<index_t>(running_.size()))
                 throw std::logic_error("opd: a rollout stage runs fewer sequences than it was given");
         } catch (...) {
             failed = std::current_exception();
-            std::erase_if(out_, [](const auto& f) { return !f.sequence; });
+            std::erase_if(out_, [](const auto& f) { return !f.sequence && !f.parked; });
             for (const auto& f : out_) std::erase(running_, f.ticket);
             dead = std::exchange(running_, {});
             for (const ticket& t : dead) try {
@@ -168,7 +186,9 @@ public:
                            .failed = std::make_exception_ptr(
                                invalid_input("step", "a rollout stage answered another's ticket"))});
             else
-                send(reply{.what = event::rolled_out(f.ticket, f.versions), .sequence = std::move(f.sequence)});
+                send(reply{.what =
+                               f.parked ? event::parked(f.ticket, f.versions) : event::rolled_out(f.ticket, f.versions),
+                           .sequence = std::move(f.sequence)});
         }
         for (const ticket& t : dead) send(reply{.what = event::rollout_failed(t)});
     }
