@@ -64,6 +64,10 @@ TEST_CASE("what is not drawn yet starts anew") {
     CHECK(t.parked(0, 0, 0, 0) == "");
     CHECK(t.s.start_of(t.begun.at(0)) == -1);
     CHECK(t.up(stage::rollout, 0, 1) == "start 0#2@0");
+    t.rolled(0), t.scored(), t.learned(), t.synced(0, 1);
+    t.rolled(1, 0, 1);
+    REQUIRE(t.s.start_of(t.begun.at(2)) == 1);
+    CHECK(t.parked(2, 0, 0, 0).find("start 2#2@0 v1") == 0); // of no tokens nobody asks the versions
 }
 
 TEST_CASE("an attempt that fails goes back to what was parked last") {
@@ -164,6 +168,11 @@ TEST_CASE("an update that lets responses be of one version forgets what is parke
         CHECK(t.s.start_of(t.begun.at(1)) == (u == weight_update::keep ? 0 : -1));
         t.up(stage::rollout, 0, 1);
         CHECK(t.s.start_of(t.begun.at(1)) == (u == weight_update::keep ? 0 : 1));
+        if (u == weight_update::keep)
+            check_refused(t, event::parked(t.begun.at(1), {0, 0, 0, 3}), "has 3 tokens, but went on from 4");
+        else
+            t.parked(1, 1, 1, 3); // of the new response
+        CHECK(t.s.totals().parked == (u == weight_update::keep ? 1 : 2));
     }
 }
 
