@@ -172,6 +172,30 @@ TEST_CASE("k updates off: interrupted or not, the weights are the same") {
     }
 }
 
+TEST_CASE("the learner's threads beside rollout's and the teacher's change no byte") {
+    CHECK(learner_threads_of(parse("a", {"--schedule=async", "--threads=3"}).settings) == 3);
+    CHECK(learner_threads_of(parse("a", {"--schedule=async", "--threads=3", "--learner-threads=1"}).settings) == 1);
+    CHECK(learner_threads_of(parse("a", {"--threads=3"}).settings) == 3);
+    const scratch dir;
+    const flags off = {"--schedule=step-off", "--schedule-k=2"}; // the same run however the threads are timed
+    REQUIRE(complete(dir / "all", off) == exit_ok);
+    for (const char* threads : {"--learner-threads=1", "--learner-threads=3"}) {
+        const std::string directory = dir / threads;
+        REQUIRE(complete(directory, with(off, {threads})) == exit_ok);
+        CHECK(weights_of(directory) == weights_of(dir / "all"));
+        CHECK(fingerprint(parse(directory, with(off, {threads})).settings) ==
+              fingerprint(parse(directory, off).settings));
+    }
+    // a run goes on with other threads
+    {
+        run first(parse(dir / "parts", with(off, {"--learner-threads=1"})));
+        first.stop_after(10);
+        REQUIRE(go(first) == exit_interrupted);
+    }
+    REQUIRE(complete(dir / "parts", with(off, {"--resume", "--learner-threads=2"})) == exit_ok);
+    CHECK(weights_of(dir / "parts") == weights_of(dir / "all"));
+}
+
 TEST_CASE("async: interrupted at every second step, every sequence is learnt from once") {
     const scratch dir;
     int with_partials = 0, with_scores = 0;
