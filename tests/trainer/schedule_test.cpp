@@ -417,6 +417,23 @@ TEST_CASE("virtual time: interrupted or not, the run is the same bit for bit") {
     CHECK(stops > 16);
 }
 
+TEST_CASE(
+    "virtual time: sync's stages take turns: a teacher on four times the cores saves three quarters of its seconds") {
+    const scratch dir;
+    const auto report = [&](const std::string& name, const flags& costs) {
+        REQUIRE(complete(dir / name, with(with(virtually, {"--schedule=step-off", "--schedule-k=0"}), costs)) ==
+                exit_ok);
+        return nlohmann::json::parse(read_file(dir / name + "/report.json"));
+    };
+    const auto one = report("one", {}), four = report("four", {"--cost-score=5e-4", "--cost-score-row=2.5e-6"});
+    const double saved = one["schedule"]["time"].get<double>() - four["schedule"]["time"].get<double>();
+    const double scoring = one["seconds"]["teacher_scoring"];
+    CHECK(saved == doctest::Approx(0.75 * scoring).epsilon(1e-6));
+    CHECK(one["seconds"]["learner"].get<double>() == doctest::Approx(four["seconds"]["learner"].get<double>()));
+    CHECK(one["schedule"]["overlap"].get<double>() < 1);
+    CHECK(weights_of(dir / "one") == weights_of(dir / "four"));
+}
+
 TEST_CASE("virtual time: what async promises of lags, and what it gains, by its own clock") {
     const scratch dir;
     for (const char* policy : {"capacity", "cohort_fifo", "edf", "in_order"}) {
