@@ -228,6 +228,8 @@ std::vector<std::string> update_names() {
         r.emplace_back(name_of(static_cast<weight_update>(i)));
     return r;
 }
+const std::vector<std::string> sharing_names = {name_of(sharing::none), name_of(sharing::rollout_and_learner),
+                                                name_of(sharing::all)};
 int position(const std::vector<std::string>& names, const std::string& name) {
     return static_cast<int>(std::find(names.begin(), names.end(), name) - names.begin());
 }
@@ -259,7 +261,8 @@ entry read_entry(const nlohmann::json& j, const std::string& where) {
         s.update = static_cast<weight_update>(position(update_names(), r.name("update", update_names(), "keep")));
         e.schedule = s;
     }
-    r("rollout_workers", e.rollout_workers), r("learner_gpus", e.learner_gpus), r("time_shared", e.time_shared);
+    r("rollout_workers", e.rollout_workers), r("learner_gpus", e.learner_gpus);
+    e.sharing = static_cast<sharing>(position(sharing_names, r.name("sharing", sharing_names, "none")));
     r.finish();
     return e;
 }
@@ -282,7 +285,7 @@ nlohmann::ordered_json write_entry(const entry& e) {
     }
     j["rollout_workers"] = e.rollout_workers;
     j["learner_gpus"] = e.learner_gpus;
-    j["time_shared"] = e.time_shared;
+    j["sharing"] = name_of(e.sharing);
     return j;
 }
 
@@ -313,14 +316,16 @@ config node() {
     c.teacher.job = {.fixed = 0.05, .per_token = 2e-5};
     c.learner.job = {.fixed = 1, .per_token = 1e-4};
     c.sync = {.fixed = 2};
-    const auto add = [&](const std::string& name, const schedule& s, int workers, int gpus, bool shared) {
+    const auto add = [&](const std::string& name, const schedule& s, int workers, int gpus,
+                         sharing shared = sharing::none) {
         c.schedules.push_back({name, s, workers, gpus, shared});
     };
-    add("sync", opd::sched::sync{}, 7, 7, true);
-    add("one-step-off", step_off{1}, 4, 3, false);
-    add("two-step-off", step_off{2}, 4, 3, false);
+    add("sync", opd::sched::sync{}, 7, 7, sharing::rollout_and_learner);
+    add("sync, all GPUs", opd::sched::sync{}, 8, 8, sharing::all);
+    add("one-step-off", step_off{1}, 4, 3);
+    add("two-step-off", step_off{2}, 4, 3);
     const auto stream = [&](const std::string& name, staleness_policy p, index_t outstanding, weight_update u) {
-        add(name, async{.tau = 4, .outstanding = outstanding, .policy = p, .update = u}, 4, 3, false);
+        add(name, async{.tau = 4, .outstanding = outstanding, .policy = p, .update = u}, 4, 3);
     };
     using enum staleness_policy;
     stream("async", capacity, automatic, weight_update::keep);
@@ -358,22 +363,35 @@ config day() {
     c.teacher.job = {.fixed = 0.05, .per_token = 2e-5, .noise = {lognormal{1, 0.1}}};
     c.learner.job = {.fixed = 2, .per_token = 1e-4, .noise = {lognormal{1, 0.05}}};
     c.sync = {.fixed = 3, .per_item = 0.002};
-    const auto add = [&](const std::string& name, const schedule& s, int workers, int gpus, bool shared) {
+    const auto add = [&](const std::string& name, const schedule& s, int workers, int gpus,
+                         sharing shared = sharing::none) {
         c.schedules.push_back({name, s, workers, gpus, shared});
     };
-    add("sync", opd::sched::sync{}, 1000, 128, false);
-    add("two-step-off", step_off{2}, 1000, 128, false);
-    add("async", async{}, 1000, 128, false);
-    add("async edf M=3B", async{.outstanding = 3 * 8192, .policy = staleness_policy::edf}, 1000, 128, false);
+    add("sync", opd::sched::sync{}, 1000, 128);
+    add("sync, all GPUs", opd::sched::sync{}, 1176, 1176, sharing::all);
+    add("two-step-off", step_off{2}, 1000, 128);
+    add("async", async{}, 1000, 128);
+    add("async edf M=3B", async{.outstanding = 3 * 8192, .policy = staleness_policy::edf}, 1000, 128);
     return c;
 }
 
 } // namespace
 
+bool is_synchronous(const entry& e) {
+    const auto* off = std::get_if<step_off>(&e.schedule);
+    const auto* serial = std::get_if<controlled>(&e.schedule);
+    return std::holds_alternative<opd::sched::sync>(e.schedule) || (off && off->k == 0) || (serial && serial->k == 0);
+}
+
 int gpus_of(const config& c, const entry& e) {
     const int rollout = e.rollout_workers * c.rollout.gpus;
-    const int pool = e.time_shared ? std::max(rollout, e.learner_gpus) : rollout + e.learner_gpus;
-    return pool + c.teacher.workers * c.teacher.gpus;
+    if (e.sharing == sharing::none) return rollout + e.learner_gpus + c.teacher.workers * c.teacher.gpus;
+    const int pool = std::max(rollout, e.learner_gpus);
+    return e.sharing == sharing::all ? pool : pool + c.teacher.workers * c.teacher.gpus;
+}
+
+int teacher_workers_of(const config& c, const entry& e) {
+    return e.sharing == sharing::all ? gpus_of(c, e) / c.teacher.gpus : c.teacher.workers;
 }
 
 const std::vector<std::string>& preset_names() {
@@ -531,11 +549,13 @@ void validate(const config& c) {
         need(names.insert(e.name).second, fmt::format("schedules: '{}' occurs twice", e.name));
         within(fmt::format("schedules, '{}': rollout_workers", e.name), e.rollout_workers, most);
         within(fmt::format("schedules, '{}': learner_gpus", e.name), e.learner_gpus, most);
-        const auto* off = std::get_if<step_off>(&e.schedule);
-        const bool serial = std::holds_alternative<opd::sched::sync>(e.schedule) ||
-                            std::holds_alternative<controlled>(e.schedule) || (off && off->k == 0);
-        need(!e.time_shared || serial,
-             fmt::format("schedules, '{}': time_shared needs a schedule whose stages take turns", e.name));
+        const bool serial = is_synchronous(e) || std::holds_alternative<controlled>(e.schedule);
+        need(e.sharing == sharing::none || serial,
+             fmt::format("schedules, '{}': sharing '{}' needs a schedule whose stages take turns", e.name,
+                         name_of(e.sharing)));
+        need(teacher_workers_of(c, e) >= 1,
+             fmt::format("schedules, '{}': a teacher worker takes {} GPUs (teacher.gpus), and the stages share {}",
+                         e.name, c.teacher.gpus, gpus_of(c, e)));
         settings s;
         s.batch = c.batch, s.group = c.group, s.schedule = e.schedule;
         s.teacher_batch = c.teacher.batch, s.teacher_flush = c.teacher.flush;

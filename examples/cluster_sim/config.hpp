@@ -35,14 +35,28 @@ struct failure : std::runtime_error {
     failure(exit_code c, const std::string& what) : std::runtime_error(what), code(c) {}
 };
 
+/// Which stages take turns on the same GPUs: only where no two of them ever overlap.
+enum class sharing : std::uint8_t {
+    none,                ///< each stage has GPUs of its own
+    rollout_and_learner, ///< the teacher alone has its own
+    all                  ///< each stage has all GPUs in its turn; the teacher is on as many workers as fit
+};
+constexpr const char* name_of(sharing s) {
+    constexpr const char* names[] = {"none", "rollout_and_learner", "all"};
+    return names[static_cast<int>(s)];
+}
+
 /// One row of the comparison: a schedule, and the GPUs that it has.
 struct entry {
     std::string name;
     opd::sched::schedule schedule;
     int rollout_workers = 4;
     int learner_gpus = 3;
-    bool time_shared = false; ///< rollout and learner take turns on the same GPUs: only where they never overlap
+    cluster_sim::sharing sharing = cluster_sim::sharing::none;
 };
+
+/// Its stages never overlap, and no sequence is stale.
+bool is_synchronous(const entry& e);
 
 struct config {
     std::string title;
@@ -72,7 +86,7 @@ struct config {
     } teacher;
     struct {
         opd::sched::simulated_job job; ///< per_item and per_token in GPU-seconds
-        double turn = 0;               ///< seconds a step to hand time-shared GPUs to the learner and back
+        double turn = 0;               ///< seconds a step for shared GPUs to change their role and back
         /// Factors on the job's time from a version on, ascending: a load that changes while the run goes on (choosing_m.hpp; no key of a file).
         std::vector<std::pair<std::int64_t, double>> load;
     } learner;
@@ -94,6 +108,8 @@ struct config {
 
 /// GPUs that a row holds.
 int gpus_of(const config& c, const entry& e);
+/// Teacher workers of a row: the cluster's, or, where all stages share, as many as the GPUs take.
+int teacher_workers_of(const config& c, const entry& e);
 
 /// One 8-GPU node; 1,000 rollout workers for a day.
 const std::vector<std::string>& preset_names();

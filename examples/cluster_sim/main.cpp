@@ -17,6 +17,7 @@
 
 #include "choosing_m.hpp"
 #include "config.hpp"
+#include "gain.hpp"
 #include "nearest.hpp"
 #include "numbers.hpp"
 #include "opd/sched/trace.hpp"
@@ -33,7 +34,7 @@ struct command {
     std::string config_file, preset_name = "node", out = "runs/cluster_sim", trace_of;
     std::vector<std::string> only;
     bool print_config = false, version = false, quiet = false, no_sensitivity = false, no_plots = false;
-    bool choosing_m = false, quick = false;
+    bool choosing_m = false, quick = false, gain = false;
     int seeds = 2;
     std::uint64_t seed = 1;
     index_t steps = 0;
@@ -79,6 +80,11 @@ int run(int argc, char** argv) {
     auto* choosing =
         app.add_flag("--choosing-m", a.choosing_m,
                      "instead: automatic M beside every fixed one, over loads, tails, bounds and policies");
+    app.add_flag(
+           "--gain", a.gain,
+           "instead: async on its best split of the GPUs over the fastest synchronous schedule, by the fixed part of "
+           "a decode step, tail and load")
+        ->excludes(choosing);
     app.add_flag("--quick", a.quick, "of --choosing-m: fewer loads and one bound")->needs(choosing);
     app.add_option("--seeds", a.seeds, "of --choosing-m: seeds to take the mean of")
         ->capture_default_str()
@@ -121,7 +127,7 @@ int run(int argc, char** argv) {
             return std::find(a.only.begin(), a.only.end(), name) == a.only.end();
         });
     }
-    if (a.no_sensitivity || c.sensitivity.schedules.empty()) c.sensitivity = {};
+    if (a.no_sensitivity || (c.sensitivity.schedules.empty() && !a.gain)) c.sensitivity = {};
     try {
         validate(c);
     } catch (const failure& e) {
@@ -137,6 +143,15 @@ int run(int argc, char** argv) {
         });
         if (progress) fmt::print(stderr, "\r\033[K");
         fmt::print("{}\n{}", table(rows), table(load_jumps(c, steps, a.seeds)));
+        return exit_ok;
+    }
+    if (a.gain) {
+        const bool progress = !a.quiet && ::isatty(STDERR_FILENO);
+        const auto rows = gain_of_async(c, [&](double share) {
+            if (progress) fmt::print(stderr, "\r\033[K{:.0f} %", 100 * share);
+        });
+        if (progress) fmt::print(stderr, "\r\033[K");
+        fmt::print("{}", table(c, rows));
         return exit_ok;
     }
     if (a.print_config) {

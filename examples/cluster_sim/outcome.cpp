@@ -43,6 +43,11 @@ double speedup(const std::vector<outcome>& all, const outcome& o) {
     return all[0].throughput > 0 ? o.throughput / all[0].throughput : 0;
 }
 
+// Over the fastest synchronous schedule.
+std::string fair_speedup(double best, const outcome& o) {
+    return best > 0 ? fmt::format("{:.2f}", o.throughput / best) : "-";
+}
+
 // A gnuplot string: single quotes doubled, no markup.
 std::string quoted(const std::string& text) {
     std::string r = "'";
@@ -69,10 +74,18 @@ distribution tail_of(const distribution& base, const config::tail& t) {
     return with(high);
 }
 
+double best_sync(const std::vector<outcome>& all) {
+    double best = 0;
+    for (const outcome& o : all)
+        if (is_synchronous(o.what)) best = std::max(best, o.throughput);
+    return best;
+}
+
 std::string table(const config& c, const std::vector<outcome>& all) {
-    std::vector<std::vector<std::string>> rows = {{"schedule", "GPUs", "tokens/s", "speed-up", "overlap", "rollout",
-                                                   "teacher", "learner", "start lag", "max", "token lag", "max", "held",
-                                                   "ready s", "restarts", "failed", "waste", "GPU-s/Mtoken"}};
+    std::vector<std::vector<std::string>> rows = {
+        {"schedule", "GPUs", "tokens/s", "speed-up", "over best sync", "overlap", "rollout", "teacher", "learner",
+         "start lag", "max", "token lag", "max", "held", "ready s", "restarts", "failed", "waste", "GPU-s/Mtoken"}};
+    const double best = best_sync(all);
     for (const outcome& o : all) {
         const auto share = [](double x) { return fmt::format("{:.0f}%", 100 * x); };
         const auto& start = o.lags[static_cast<int>(lag::start)];
@@ -83,10 +96,10 @@ std::string table(const config& c, const std::vector<outcome>& all) {
         }
         rows.push_back(
             {o.what.name, fmt::format("{}", o.gpus), number(o.throughput), fmt::format("{:.2f}", speedup(all, o)),
-             fmt::format("{:.2f}", o.overlap), share(o.busy[0]), share(o.busy[1]), share(o.busy[2]),
-             fmt::format("{:.2f}", start.mean), fmt::format("{:.0f}", start.max), fmt::format("{:.2f}", tokens.mean),
-             fmt::format("{:.1f}", tokens.max), share(o.held), fmt::format("{:.1f}", o.ready),
-             fmt::format("{}", o.restarts), fmt::format("{}", o.failed),
+             fair_speedup(best, o), fmt::format("{:.2f}", o.overlap), share(o.busy[0]), share(o.busy[1]),
+             share(o.busy[2]), fmt::format("{:.2f}", start.mean), fmt::format("{:.0f}", start.max),
+             fmt::format("{:.2f}", tokens.mean), fmt::format("{:.1f}", tokens.max), share(o.held),
+             fmt::format("{:.1f}", o.ready), fmt::format("{}", o.restarts), fmt::format("{}", o.failed),
              share(o.generated > 0 ? o.wasted / o.generated : 0), fmt::format("{:.0f}", o.gpu_seconds_per_million())});
     }
     return fmt::format("{} (B = {}, mean response {:.0f} tokens, seed {})\n\n{}", c.title, c.batch,
@@ -97,14 +110,19 @@ std::string table(const config& c, const std::vector<sensitivity_row>& rows) {
     if (rows.empty()) return {};
     std::vector<std::vector<std::string>> cells = {{"sigma", "cut", "longest/mean", "learner x", "rollout/learner"}};
     for (const std::string& name : c.sensitivity.schedules) cells[0].push_back(name);
+    if (!rows[0].fair.empty())
+        for (const std::string& name : c.sensitivity.schedules) cells[0].push_back(name + " / best sync");
     for (const sensitivity_row& r : rows) {
         cells.push_back({fmt::format("{:g}", r.tail.sigma), fmt::format("{:.0f}", r.tail.at_most),
                          fmt::format("{:.1f}", r.longest), fmt::format("{:g}", r.learner_scale),
                          fmt::format("{:.2f}", r.rollout_over_learner)});
         for (const double s : r.speedups) cells.back().push_back(fmt::format("{:.2f}", s));
+        for (const double s : r.fair) cells.back().push_back(fmt::format("{:.2f}", s));
     }
-    return fmt::format("Speed-up over {} by tail (lognormal, cut; mean {:.0f} as above) and learner time\n\n{}",
-                       c.schedules[0].name, mean(c.lengths.response), aligned(cells));
+    return fmt::format(
+        "Speed-up over {}, and over the fastest synchronous row, by tail (lognormal, cut; mean {:.0f} as "
+        "above) and learner time\n\n{}",
+        c.schedules[0].name, mean(c.lengths.response), aligned(cells));
 }
 
 nlohmann::ordered_json report(const config& c, const std::vector<outcome>& all,
@@ -112,6 +130,7 @@ nlohmann::ordered_json report(const config& c, const std::vector<outcome>& all,
     nlohmann::ordered_json j;
     j["config"] = to_json(c);
     j["schedules"] = nlohmann::ordered_json::array();
+    const double best = best_sync(all);
     for (const outcome& o : all) {
         nlohmann::ordered_json r;
         r["name"] = o.what.name;
@@ -122,6 +141,7 @@ nlohmann::ordered_json report(const config& c, const std::vector<outcome>& all,
         r["virtual_seconds"] = o.seconds;
         r["tokens_per_second"] = o.throughput;
         r["speedup"] = speedup(all, o);
+        if (best > 0) r["speedup_over_best_sync"] = o.throughput / best;
         r["overlap"] = o.overlap;
         r["busy"] = {{"rollout", o.busy[0]}, {"teacher", o.busy[1]}, {"learner", o.busy[2]}};
         r["depth"] = {{"running", o.depth[0]}, {"teacher", o.depth[1]}, {"ready", o.depth[2]}};
@@ -148,6 +168,8 @@ nlohmann::ordered_json report(const config& c, const std::vector<outcome>& all,
         r["learner_scale"] = s.learner_scale;
         r["rollout_over_learner"] = s.rollout_over_learner;
         for (std::size_t i = 0; i < s.speedups.size(); ++i) r["speedup"][c.sensitivity.schedules[i]] = s.speedups[i];
+        for (std::size_t i = 0; i < s.fair.size(); ++i)
+            r["speedup_over_best_sync"][c.sensitivity.schedules[i]] = s.fair[i];
         j["sensitivity"].push_back(std::move(r));
     }
     return j;

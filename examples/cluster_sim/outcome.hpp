@@ -42,6 +42,9 @@ struct outcome {
     double gpu_seconds_per_million() const { return throughput > 0 ? gpus * 1e6 / throughput : 0; }
 };
 
+/// Tokens a second of the fastest synchronous schedule among them; 0: there is none.
+double best_sync(const std::vector<outcome>& all);
+
 /// Speed-up over the first schedule, by tail and learner cost.
 struct sensitivity_row {
     config::tail tail;
@@ -49,6 +52,7 @@ struct sensitivity_row {
     double learner_scale = 0;
     double rollout_over_learner = 0; ///< busy seconds of the stages in the first schedule
     std::vector<double> speedups;    ///< of config::sensitivity.schedules
+    std::vector<double> fair;        ///< likewise, over the fastest synchronous schedule; empty: there is none
 };
 
 /// The law of the sensitivity study: lognormal, of this sigma and cut there, with the mean of `base`.

@@ -79,7 +79,7 @@ struct stages {
     }
     double learner(std::uint64_t job, const weights& w, std::span<const ticket> tickets) const {
         if (tickets.empty()) return 0; // it publishes what it has
-        const double turn = e->time_shared ? c->learner.turn : 0;
+        const double turn = e->sharing == sharing::none ? 0 : c->learner.turn;
         double load = 1;
         for (const auto& [from, factor] : c->learner.load)
             if (w.version >= from) load = factor;
@@ -215,7 +215,7 @@ outcome simulate(const config& c, const entry& e, opd::sched::trace* recorded) {
     observer seen(c, recorded);
     virtual_driver<stages, observer> driver(s, stages(c, e, seen.slots, seen.aborted_tokens), &seen);
     driver.bring_up(stage::learner, 1);
-    driver.bring_up(stage::teacher, c.teacher.workers);
+    driver.bring_up(stage::teacher, teacher_workers_of(c, e));
     driver.bring_up(stage::rollout, e.rollout_workers, c.rollout.lanes);
 
     const double end = c.seconds > 0 ? c.seconds : forever;

@@ -3,6 +3,11 @@
 // One schedule of a configuration, in virtual time.
 #pragma once
 
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "config.hpp"
 #include "opd/sched/trace.hpp"
 #include "outcome.hpp"
@@ -32,11 +37,15 @@ std::vector<sensitivity_row> study(const config& c, F&& progress) {
                           mean(changed.lengths.response);
             const outcome first = simulate(changed, c.schedules[0]);
             row.rollout_over_learner = first.busy[2] > 0 ? first.busy[0] / first.busy[2] : 0;
+            double best = 0;
+            for (const entry& e : c.schedules)
+                if (is_synchronous(e)) best = std::max(best, simulate(changed, e).throughput);
             for (const std::string& name : c.sensitivity.schedules)
                 for (const entry& e : c.schedules)
                     if (e.name == name) {
                         const outcome o = simulate(changed, e);
                         row.speedups.push_back(first.throughput > 0 ? o.throughput / first.throughput : 0);
+                        if (best > 0) row.fair.push_back(o.throughput / best);
                     }
             rows.push_back(std::move(row));
         }

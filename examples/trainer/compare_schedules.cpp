@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// opd-compare-schedules DIRECTORY [--seeds=3] [--steps=400]: two-step-off and asynchronous distillation beside synchronous,
-// from one teacher and one warm student, on the task with long responses (operands to 999, at most 40 steps).
+// opd-compare-schedules DIRECTORY [--worlds=threads,virtual,fixed] [--seeds=3] [--steps=400]: two-step-off and asynchronous
+// distillation beside synchronous, from one teacher and one warm student, on the task with long responses (operands to 999, at
+// most 40 steps).
 //
-//   threads   this machine's cores: sync with all of them in every stage; the others with a thread a stage
-//   virtual   eight cores in virtual time, one of them the teacher's, with the stage times of one core of such a machine
-//             (--cost-* of opd-train): sync takes turns on the other seven, the others split them, three for rollout and
-//             four for the learner. A learner on n cores takes 1/n of the time
+//   threads   this machine's cores: sync with all of them in every stage; the others with a thread a stage, the learner on one
+//             or on as many as sync has
+//   virtual   eight cores in virtual time, with the stage times of one core of such a machine (--cost-* of opd-train). Sync
+//             takes turns on all eight, in every stage; or, beside it, on seven, the teacher on the eighth. The others split
+//             them. Teacher and learner on n cores take 1/n of the time
+//   fixed     the same with other fixed parts of a decoding step (--cost-step), which on a GPU is the read of the weights: sync
+//             on all eight, and async on the best of six splits with 32 or 96 slots (30 steps, first seed)
 //
-// Teacher and student are trained once and kept in DIRECTORY/base. Schedules take turns within a seed. Speed-ups are ratios
-// of throughput (response tokens of updates 6 … J over the time from update 5 to J) within a seed: median, smallest, largest.
+// The first row of each is the sync that uses every core in every stage; speed-ups are over that. Teacher and student are
+// trained once and kept in DIRECTORY/base. Schedules take turns within a seed. Speed-ups are ratios of throughput (response
+// tokens of updates 6 … J over the time from update 5 to J) within a seed: median, smallest, largest.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -21,6 +27,7 @@
 #include <unistd.h>
 
 #include "files.hpp"
+#include "numbers.hpp"
 #include "run.hpp"
 
 namespace {
@@ -63,11 +70,21 @@ spread of(std::vector<double> x) {
     return {(x[(n - 1) / 2] + x[n / 2]) / 2, x.front(), x.back()};
 }
 
-// On n cores, from the defaults for one.
-arguments learner_on(int cores) {
-    const config c;
-    return {fmt::format("--cost-train={}", c.schedule.cost_train / cores),
-            fmt::format("--cost-train-row={}", c.schedule.cost_train_row / cores)};
+// Cores of each stage.
+struct split {
+    int rollout, learner, teacher;
+};
+
+// In virtual time; from the defaults, which are for one core.
+arguments on(const split& s, int slots) {
+    const auto c = config{}.schedule;
+    return {"--driver=virtual",
+            fmt::format("--rollout-workers={}", s.rollout),
+            fmt::format("--slots={}", slots),
+            fmt::format("--cost-train={}", c.cost_train / s.learner),
+            fmt::format("--cost-train-row={}", c.cost_train_row / s.learner),
+            fmt::format("--cost-score={}", c.cost_score / s.teacher),
+            fmt::format("--cost-score-row={}", c.cost_score_row / s.teacher)};
 }
 
 void print(const std::string& title, const std::vector<contender>& all) {
@@ -98,56 +115,111 @@ void print(const std::string& title, const std::vector<contender>& all) {
     std::fflush(stdout);
 }
 
+const arguments task = {"--max-operand=999", "--max-task-steps=40", "--quiet"};
+const arguments sync_on_a_schedule = {"--schedule=step-off", "--schedule-k=0"};
+const arguments async = {"--schedule=async", "--tau=4"};
+const arguments asyncopd = async + arguments{"--staleness-policy=capacity", "--outstanding=widest"}; // AsyncOPD's rule
+constexpr int cores = 8;
+
+nlohmann::json report_of(const std::string& where, const arguments& settings) {
+    train(task + settings + arguments{"--run-dir=" + where, "--overwrite", "--eval-every=0", "--eval-samples=0"});
+    return nlohmann::json::parse(read_file(where + "/report.json"));
+}
+
+void compare_fixed_parts(const std::string& directory, const std::string& student) {
+    const double row = config{}.schedule.cost_step_row;
+    fmt::print("virtual, {} cores, by the fixed part of a decoding step (and {:g} us a token)\n"
+               "{:>10}{:>7}{:>13}{:>6}{:>14}{:>6}{:>22}   {}\n",
+               cores, 1e6 * row, "fixed, us", "share", "sync, tok/s", "idle", "async, tok/s", "gain",
+               "without an idle core", "split: rollout + learner + teacher, slots");
+    for (const double part : {0.0, config{}.schedule.cost_step, 9e-6, 3e-5, 2.4e-4}) {
+        const auto run_with = [&](const arguments& settings) {
+            return report_of(directory + "/fixed",
+                             settings + arguments{fmt::format("--cost-step={}", part), "--steps=30",
+                                                  "--prefill-chunk=256", "--eval-prompts=32",
+                                                  "--start-from=" + student})["schedule"];
+        };
+        const auto sync = run_with(sync_on_a_schedule + on({cores, cores, cores}, 32));
+        double best = 0;
+        std::string which;
+        for (const split s :
+             {split{5, 2, 1}, split{4, 3, 1}, split{3, 4, 1}, split{2, 5, 1}, split{3, 3, 2}, split{2, 4, 2}})
+            for (const int slots : {32, 96}) {
+                const double async_rate = run_with(asyncopd + on(s, slots))["throughput"];
+                if (async_rate <= best) continue;
+                best = async_rate;
+                which = fmt::format("{}+{}+{}, {}", s.rollout, s.learner, s.teacher, slots);
+            }
+        const double rate = sync["throughput"], busy = sync["overlap"];
+        fmt::print("{:>10g}{:>7.2f}{:>13.0f}{:>6.2f}{:>14.0f}{:>6.2f}{:>22.2f}   {}\n", 1e6 * part,
+                   part / (part + row * 32 / cores), rate, 1 - busy, best, best / rate, best / rate * busy, which);
+        std::fflush(stdout);
+    }
+}
+
 } // namespace
 
 int main(int argc, char** argv) try {
-    std::string directory, seeds = "3", steps = "400";
+    const std::string usage =
+        "usage: opd-compare-schedules DIRECTORY [--worlds=threads,virtual,fixed] [--seeds=3] [--steps=400]";
+    std::string directory, seeds = "3", steps = "400", worlds = "threads,virtual,fixed";
     for (const std::string& a : std::vector<std::string>(argv + 1, argv + argc)) {
         if (a.starts_with("--seeds="))
             seeds = a.substr(8);
         else if (a.starts_with("--steps="))
             steps = a.substr(8);
+        else if (a.starts_with("--worlds="))
+            worlds = a.substr(9);
         else if (!a.starts_with("-") && directory.empty())
             directory = a;
         else
-            throw failure(exit_usage,
-                          fmt::format("'{}'; usage: opd-compare-schedules DIRECTORY [--seeds=3] [--steps=400]", a));
+            throw failure(exit_usage, fmt::format("'{}'; {}", a, usage));
     }
-    if (directory.empty())
-        throw failure(exit_usage, "usage: opd-compare-schedules DIRECTORY [--seeds=3] [--steps=400]");
+    if (directory.empty() || integer_of<int>(seeds).value_or(0) < 1) throw failure(exit_usage, usage);
+    bool fixed = false;
+    std::vector<std::pair<std::string, std::vector<contender>>> compared;
+    const arguments off = {"--schedule=step-off", "--schedule-k=2"}, one = {"--learner-threads=1"};
+    const arguments apart = on({3, 4, 1}, 32);
+    for (std::size_t from = 0, end; from <= worlds.size(); from = end + 1) {
+        end = std::min(worlds.find(',', from), worlds.size());
+        const std::string world = worlds.substr(from, end - from);
+        if (world == "threads")
+            compared.push_back({world,
+                                {{"sync", {}},
+                                 {"two-step-off, learner on one", off + one},
+                                 {"async, learner on one", asyncopd + one},
+                                 {"async, learner on all", asyncopd},
+                                 {"async edf, learner on one", async + one}}});
+        else if (world == "virtual")
+            compared.push_back({"virtual, 8 cores",
+                                {{"sync, every stage on 8", sync_on_a_schedule + on({cores, cores, cores}, 32)},
+                                 {"sync, teacher on 1, others 7", sync_on_a_schedule + on({7, 7, 1}, 35)},
+                                 {"two-step-off", off + apart},
+                                 {"async, tau = 4", asyncopd + apart},
+                                 {"async, tau = 4, edf, M = 3B",
+                                  async + arguments{"--staleness-policy=edf", "--outstanding=96"} + apart}}});
+        else if (world == "fixed")
+            fixed = true;
+        else
+            throw failure(exit_usage, fmt::format("'{}' is not one of threads, virtual, fixed; {}", world, usage));
+    }
     spdlog::set_level(spdlog::level::warn);
 
-    const arguments task = {"--max-operand=999", "--max-task-steps=40", "--quiet"};
     const std::string student = directory + "/base/checkpoints/student.ckpt";
     if (!std::filesystem::exists(student)) {
         fmt::print("training a teacher and warming a student up, once: {}/base\n", directory);
         std::fflush(stdout);
         train(task + arguments{"--run-dir=" + directory + "/base", "--overwrite", "--teacher-steps=2500", "--steps=1"});
     }
-
-    const arguments eight = {"--driver=virtual"};
-    const arguments split = eight + arguments{"--rollout-workers=3"} + learner_on(4);
-    const arguments off = {"--schedule=step-off", "--schedule-k=2"}, async = {"--schedule=async", "--tau=4"};
-    const arguments full = async + arguments{"--staleness-policy=capacity", "--outstanding=widest"}; // AsyncOPD's rule
-    std::vector<std::pair<std::string, std::vector<contender>>> worlds = {
-        {"threads", {{"sync", {}}, {"two-step-off", off}, {"async, tau = 4", full}}},
-        {"virtual, 8 cores",
-         {{"sync", eight + arguments{"--schedule=step-off", "--schedule-k=0", "--rollout-workers=7", "--slots=35"} +
-                       learner_on(7)},
-          {"two-step-off", split + off},
-          {"async, tau = 4", split + full},
-          {"async, tau = 4, edf, M = 3B", split + async + arguments{"--staleness-policy=edf", "--outstanding=96"}}}}};
     for (int seed = 1; seed <= std::stoi(seeds); ++seed)
-        for (auto& [world, contenders] : worlds)
-            for (std::size_t i = 0; i < contenders.size(); ++i) {
-                const std::string where = fmt::format("{}/{}{}-{}", directory, world[0], i, seed);
-                train(task + contenders[i].settings +
-                      arguments{"--run-dir=" + where, "--overwrite", "--start-from=" + student,
-                                fmt::format("--seed={}", seed), "--steps=" + steps, "--eval-every=0",
-                                "--eval-samples=0"});
-                contenders[i].reports.push_back(nlohmann::json::parse(read_file(where + "/report.json")));
-            }
-    for (const auto& [world, contenders] : worlds) print(world, contenders);
+        for (auto& [world, contenders] : compared)
+            for (std::size_t i = 0; i < contenders.size(); ++i)
+                contenders[i].reports.push_back(
+                    report_of(fmt::format("{}/{}{}-{}", directory, world[0], i, seed),
+                              contenders[i].settings + arguments{"--start-from=" + student,
+                                                                 fmt::format("--seed={}", seed), "--steps=" + steps}));
+    for (const auto& [world, contenders] : compared) print(world, contenders);
+    if (fixed) compare_fixed_parts(directory, student);
     return 0;
 } catch (const trainer::failure& e) {
     fmt::print(stderr, "error: {}\n", e.what());

@@ -334,6 +334,8 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(async && !areal, "schedule", policy, {"outstanding"});
     only(areal, "schedule", policy, {"concurrency"});
     only(s.kind != "sync", "schedule", schedule, {"rollout_workers", "score_batch", "score_flush", "driver"});
+    only(s.kind != "sync" && s.driver == "threads", "schedule", s.kind == "sync" ? schedule : "--driver " + s.driver,
+         {"learner_threads"});
     only(in_virtual_time(c), "schedule", s.kind == "sync" ? schedule : "--driver " + s.driver,
          {"cost_step", "cost_step_row", "cost_score", "cost_score_row", "cost_train", "cost_train_row", "cost_sync"});
     return r;

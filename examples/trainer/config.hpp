@@ -150,6 +150,7 @@ struct config {
         int score_batch = 8;
         double score_flush = 0.05; // seconds
         std::string driver = "threads";
+        int learner_threads = 0; // 0: as many as threads
         // virtual seconds of a call, and of each of its rows
         double cost_step = 1.5e-6, cost_step_row = 2.25e-6;
         double cost_score = 1e-5, cost_score_row = 1.5e-6;
@@ -289,6 +290,11 @@ void visit_options(Config& c, Visitor&& v) {
              "all but sync: threads; virtual: one thing after the other, in an order and at times that follow from the "
              "costs below, so that the run is the same bit for bit wherever it runs",
              true);
+    v.option("learner_threads", "--learner-threads", c.schedule.learner_threads,
+             "driver threads: threads of the learner, beside rollout's and the teacher's; 0: as many as --threads. "
+             "Each update "
+             "is the same whatever it is",
+             false);
     v.option("cost_step", "--cost-step", c.schedule.cost_step,
              "virtual: seconds of a decoding step. These defaults are the CPU time of the default models on one core "
              "of an AMD EPYC (Zen 5) with -march=native",

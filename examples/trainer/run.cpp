@@ -59,6 +59,11 @@ int rollout_workers_of(const config& c) {
     return std::min(wanted, c.distill.slots);
 }
 
+int learner_threads_of(const config& c) {
+    const bool own = c.schedule.kind != "sync" && c.schedule.driver == "threads" && c.schedule.learner_threads > 0;
+    return own ? c.schedule.learner_threads : threads_of(c);
+}
+
 namespace {
 
 std::string version_text() { return fmt::format("{}.{}.{}", OPD_VERSION_MAJOR, OPD_VERSION_MINOR, OPD_VERSION_PATCH); }
@@ -96,6 +101,14 @@ run::run(const command& arguments)
     for (const std::string& advice : advice_on(settings_, v)) spdlog::warn("{}", advice);
     backend_.threads = threads_of(settings_);
     backend_.team(); // refused threads are an error before anything is written
+    if (const int n = learner_threads_of(settings_); n != backend_.threads) {
+        learner_backend_.emplace().threads = n;
+        try {
+            learner_backend_->team();
+        } catch (const opd::unsupported& e) {
+            throw failure(exit_resources, e.what() + std::string("; --learner-threads sets how many"));
+        }
+    }
     teacher_.initialise(settings_.run.seed);
     student_.initialise(settings_.run.seed + 1);
     open_directory();

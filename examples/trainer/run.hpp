@@ -12,6 +12,7 @@
 
 #include <array>
 #include <atomic>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ extern std::atomic<bool> interrupted;
 int threads_of(const config& c);
 /// Likewise of the rollout workers of a schedule whose stages overlap.
 int rollout_workers_of(const config& c);
+/// Likewise of the learner where stages are on threads of their own.
+int learner_threads_of(const config& c);
 
 class run {
 public:
@@ -84,6 +87,7 @@ private:
     std::string directory_;
     gcd_task task_;
     opd::eigen_backend backend_;
+    std::optional<opd::eigen_backend> learner_backend_; // of --learner-threads, where they are others than backend_'s
     transformer<float> teacher_, student_;
     run_state state_;
     progress progress_;

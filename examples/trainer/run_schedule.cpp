@@ -32,7 +32,8 @@ namespace sched = opd::sched;
 class run::overlapped {
 public:
     overlapped(run& r, int teacher_threads)
-        : run_(r), learn_(r.settings_, r.student_, r.state_.student_optimizer, r.backend_),
+        : run_(r), learn_(r.settings_, r.student_, r.state_.student_optimizer,
+                          r.learner_backend_ ? *r.learner_backend_ : r.backend_),
           schedule(schedule_of(r.settings_)), workers(rollout_workers_of(r.settings_)),
           lanes(std::max(1, r.settings_.distill.slots / workers)),
           teacher(std::make_shared<teacher_stage>(r.teacher_, r.settings_, teacher_threads)),

@@ -109,6 +109,8 @@ sched::settings schedule_of(const config& c) {
         need(value >= least, fmt::format("{} must be at least {}, not {}", flag, least, value));
     need(s.rollout_workers <= most_threads,
          fmt::format("--rollout-workers must be at most {}, not {}", most_threads, s.rollout_workers));
+    need(s.learner_threads >= 0 && s.learner_threads <= most_threads,
+         fmt::format("--learner-threads must lie in [0, {}], not {}", most_threads, s.learner_threads));
     need(std::isfinite(s.score_flush) && s.score_flush >= 0,
          fmt::format("--score-flush must be at least 0 and finite, not {}", s.score_flush));
     place_of("--driver", s.driver, {"threads", "virtual"});

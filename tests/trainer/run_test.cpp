@@ -662,6 +662,10 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     refused({"--schedule=sync", "--rollout-workers=0"}, "--rollout-workers is not used by --schedule sync");
     refused({"--score-batch=8"}, "--score-batch is not used by --schedule sync");
     refused({"--score-flush=1"}, "--score-flush is not used by --schedule sync");
+    refused({"--learner-threads=1"}, "--learner-threads is not used by --schedule sync");
+    refused({"--schedule=async", "--driver=virtual", "--learner-threads=1"},
+            "--learner-threads is not used by --driver virtual");
+    refused({"--schedule=async", "--learner-threads=-1"}, "--learner-threads must lie in [0, 10000], not -1");
     refused({"--schedule=step-off", "--tau=1"}, "--tau is not used by --schedule step-off");
     refused({"--schedule=controlled", "--staleness-policy=edf"},
             "--staleness-policy is not used by --schedule control");

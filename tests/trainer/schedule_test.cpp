@@ -172,6 +172,30 @@ TEST_CASE("k updates off: interrupted or not, the weights are the same") {
     }
 }
 
+TEST_CASE("the learner's threads beside rollout's and the teacher's change no byte") {
+    CHECK(learner_threads_of(parse("a", {"--schedule=async", "--threads=3"}).settings) == 3);
+    CHECK(learner_threads_of(parse("a", {"--schedule=async", "--threads=3", "--learner-threads=1"}).settings) == 1);
+    CHECK(learner_threads_of(parse("a", {"--threads=3"}).settings) == 3);
+    const scratch dir;
+    const flags off = {"--schedule=step-off", "--schedule-k=2"}; // the same run however the threads are timed
+    REQUIRE(complete(dir / "all", off) == exit_ok);
+    for (const char* threads : {"--learner-threads=1", "--learner-threads=3"}) {
+        const std::string directory = dir / threads;
+        REQUIRE(complete(directory, with(off, {threads})) == exit_ok);
+        CHECK(weights_of(directory) == weights_of(dir / "all"));
+        CHECK(fingerprint(parse(directory, with(off, {threads})).settings) ==
+              fingerprint(parse(directory, off).settings));
+    }
+    // a run goes on with other threads
+    {
+        run first(parse(dir / "parts", with(off, {"--learner-threads=1"})));
+        first.stop_after(10);
+        REQUIRE(go(first) == exit_interrupted);
+    }
+    REQUIRE(complete(dir / "parts", with(off, {"--resume", "--learner-threads=2"})) == exit_ok);
+    CHECK(weights_of(dir / "parts") == weights_of(dir / "all"));
+}
+
 TEST_CASE("async: interrupted at every second step, every sequence is learnt from once") {
     const scratch dir;
     int with_partials = 0, with_scores = 0;
@@ -391,6 +415,23 @@ TEST_CASE("virtual time: interrupted or not, the run is the same bit for bit") {
         CHECK(read_file(parts + "/consumed.jsonl") == read_file(whole + "/consumed.jsonl"));
     }
     CHECK(stops > 16);
+}
+
+TEST_CASE(
+    "virtual time: sync's stages take turns: a teacher on four times the cores saves three quarters of its seconds") {
+    const scratch dir;
+    const auto report = [&](const std::string& name, const flags& costs) {
+        REQUIRE(complete(dir / name, with(with(virtually, {"--schedule=step-off", "--schedule-k=0"}), costs)) ==
+                exit_ok);
+        return nlohmann::json::parse(read_file(dir / name + "/report.json"));
+    };
+    const auto one = report("one", {}), four = report("four", {"--cost-score=5e-4", "--cost-score-row=2.5e-6"});
+    const double saved = one["schedule"]["time"].get<double>() - four["schedule"]["time"].get<double>();
+    const double scoring = one["seconds"]["teacher_scoring"];
+    CHECK(saved == doctest::Approx(0.75 * scoring).epsilon(1e-6));
+    CHECK(one["seconds"]["learner"].get<double>() == doctest::Approx(four["seconds"]["learner"].get<double>()));
+    CHECK(one["schedule"]["overlap"].get<double>() < 1);
+    CHECK(weights_of(dir / "one") == weights_of(dir / "four"));
 }
 
 TEST_CASE("virtual time: what async promises of lags, and what it gains, by its own clock") {
