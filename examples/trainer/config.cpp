@@ -434,6 +434,10 @@ void validate(const config& c) {
     }
     at_least("--steps", c.distill.steps, 0);
     count("--prompts", c.distill.prompts, 1);
+    count("--answers", c.distill.answers, 1);
+    need(std::int64_t{c.distill.prompts} * c.distill.answers <= most_at_once,
+         fmt::format("--prompts ({}) times --answers ({}) must be at most {}", c.distill.prompts, c.distill.answers,
+                     most_at_once));
     at_least("--warmup", c.distill.warmup, 0);
     positive("--rate", c.distill.rate);
     within("--temperature", c.distill.temperature, 1e-6, 1e6); // what the library takes; likewise alpha

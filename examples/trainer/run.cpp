@@ -384,9 +384,9 @@ void run::distill() {
         const auto version = static_cast<std::int32_t>(state_.step); // of the weights that draw and that learn
 
         std::vector<request> requests;
-        for (int i = 0; i < settings_.distill.prompts; ++i)
-            requests.push_back(
-                request_of(task_, settings_.run.seed, state_.next_sample + static_cast<std::uint64_t>(i)));
+        for (int i = 0; i < batch_of(settings_); ++i)
+            requests.push_back(request_of(task_, settings_.run.seed, state_.next_sample + static_cast<std::uint64_t>(i),
+                                          settings_.distill.answers));
         std::vector<trajectory> trajectories;
         busy(sched::stage::rollout, clock_name::rollout,
              [&] { trajectories = roll_out(student_, backend_.team(), requests, options, version); });
@@ -410,7 +410,7 @@ void run::distill() {
             metrics.consumed(version, versions_of(t), static_cast<std::int64_t>(t.prompt_length));
         }
         metrics.step(now(), 1);
-        state_.next_sample += static_cast<std::uint64_t>(settings_.distill.prompts);
+        state_.next_sample += static_cast<std::uint64_t>(batch_of(settings_));
         distilled(r, batch.kept, sequences, distill_seconds(), {});
         if (state_.step < settings_.distill.steps && !end_of_step()) return;
     }
@@ -474,6 +474,8 @@ void run::distilled(const learner_result& r, index_t kept, const std::vector<std
     line["stage"] = name_of(state_.stage);
     line["step"] = state_.step;
     line["sequences"] = sequences;
+    if (settings_.distill.answers > 1)
+        for (const std::uint64_t s : sequences) line["prompts"].push_back(prompt_of(s, settings_.distill.answers));
     consumed_.write(line.dump());
     show(r, settings_.distill.steps, seconds, staleness, accuracy, &r, schedule);
 }
@@ -583,8 +585,9 @@ exit_code run::go() {
                             [&] { warm_student_up(); });
             break;
         case stage::distill:
-            with_memory_for("distillation: --prompts, --m, --slots, --eval-prompts and --eval-samples set how much",
-                            [&] { distill(); });
+            with_memory_for(
+                "distillation: --prompts, --answers, --m, --slots, --eval-prompts and --eval-samples set how much",
+                [&] { distill(); });
             break;
         case stage::finished:
             break;

@@ -691,6 +691,12 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     refused({"--schedule=async", "--rollout-workers=33"}, "--slots (32) must be at least --rollout-workers (33)");
     refused({"--schedule=async", "--score-flush=-1"}, "--score-flush must be at least 0");
 
+    refused({"--answers=0"}, "--answers must lie in [1, 1000000], not 0");
+    refused({"--prompts=2000", "--answers=1000"}, "--prompts (2000) times --answers (1000) must be at most 1000000");
+    refused({"--schedule=async", "--answers=4", "--outstanding=130"}, "--answers must divide batch and outstanding");
+    refused({"--schedule=async", "--staleness-policy=areal", "--answers=4", "--concurrency=3"},
+            "--concurrency must be at least group, 4");
+
     // what is taken becomes the scheduler's settings
     namespace sched = opd::sched;
     CHECK(std::holds_alternative<sched::sync>(schedule_of(parse(flags({})).settings).schedule));
@@ -708,6 +714,12 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     CHECK(async.teacher_batch == 3);
     CHECK(async.teacher_flush == 0.5);
     const auto plain = schedule_of(parse(flags({"--schedule=async"})).settings);
+    CHECK(plain.group == 1);
+    const auto grouped =
+        schedule_of(parse(flags({"--schedule=async", "--answers=4", "--prompts=6", "--steps=10"})).settings);
+    CHECK(grouped.group == 4);
+    CHECK(grouped.batch == 24);
+    CHECK(grouped.sequences == 240);
     CHECK(std::get<sched::async>(plain.schedule).policy == sched::staleness_policy::edf);
     CHECK(sched::plan_of(plain).automatic);
     const auto off = schedule_of(parse(flags({"--schedule=step-off", "--schedule-k=3"})).settings);
