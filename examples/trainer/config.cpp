@@ -537,7 +537,11 @@ command parse_command_line(int argc, const char* const* argv) {
     bool list = false;
     app.add_flag("--list-estimators", list, "say what estimators, shapes, surrogates and baselines there are, and exit")
         ->group("Files");
-    app.add_flag("--resume", r.resume, "go on from the run directory's checkpoint, bit for bit")->group("Files");
+    app.add_flag(
+           "--resume", r.resume,
+           "go on from the run directory's checkpoint, bit for bit; with another --steps, on to there, also where "
+           "the run had finished")
+        ->group("Files");
     app.add_flag("--overwrite", r.overwrite, "replace the run that the run directory holds")->group("Files");
     app.add_flag("--quiet", r.quiet, "no progress, only warnings and the final table")->group("Files");
     app.add_flag("--version", version, "print the version and exit")->group("Files");

@@ -224,7 +224,7 @@ void visit_options(Config& c, Visitor&& v) {
 
     v.group("distill", "Distillation (on-policy)");
     v.option("estimator", "--estimator", c.distill.estimator, estimator_help(), true);
-    v.option("steps", "--steps", c.distill.steps, "steps", true);
+    v.option("steps", "--steps", c.distill.steps, "steps; may change with --resume", true);
     v.option("prompts", "--prompts", c.distill.prompts, "prompts a step", true);
     v.option("answers", "--answers", c.distill.answers,
              "answers a prompt, each with noise of its own: a step learns from prompts * answers sequences", true);

@@ -42,7 +42,8 @@ public:
                   run_.check_numbers(result); // before anybody draws from such weights
                   last_ = result;
                   last_kept_ = batch.kept;
-              })),
+              },
+              r.state_.rate)),
           metrics(sched::recorded()), recorder(metrics, &trace_) {
         recorder.prompt_tokens = [this](sched::sample_t) { return run_.task_.prompt_length(); };
         recorder.after_step = [this](sched::version_t version, double) { measure(version); };
@@ -89,6 +90,7 @@ public:
     template <class Bytes>
     bool checkpoint(sched::version_t version, Bytes&& bytes) {
         if (left) return false;
+        if (version == run_.settings_.distill.steps) at_end_ = bytes(); // --resume with more steps goes on from it
         if (version >= run_.settings_.distill.steps) return true;
         if (run_.steps_left_ > 0 && --run_.steps_left_ == 0) interrupted = true;
         left = interrupted;
@@ -111,9 +113,8 @@ public:
                                                  run_.state_.step, run_.settings_.distill.steps, given_up));
         metrics.observe(time);
         write_file(run_.directory_ + "/schedule.json", examples::described(metrics).dump() + "\n");
-        run_.state_.in_flight.clear();
         run_.evaluations_["after"] = to_json(run_.evaluate(run_.student_, "after"));
-        run_.finish_stage(trainer::stage::finished);
+        run_.finish_stage(trainer::stage::finished, std::move(at_end_));
     }
 
 private:
@@ -140,6 +141,7 @@ private:
     publication weights_;
     learner_result last_;
     index_t last_kept_ = 0;
+    std::string at_end_;
     struct figures {
         nlohmann::ordered_json line;
         std::array<double, 3> busy;
@@ -298,6 +300,7 @@ void run::distill_in_virtual_time() {
     if (!resumed) publish({});
     virtual_run driver = resumed ? virtual_run_of(state_.in_flight, all.schedule, std::move(model), publish)
                                  : virtual_run(all.schedule, std::move(model));
+    if (driver.finished()) driver.crash(0, true); // more steps: the workers come again
     step_watch watch{all.recorder};
     driver.observe(&watch);
     const double begin = driver.now();

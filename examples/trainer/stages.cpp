@@ -109,10 +109,8 @@ index_t learner_stage::train(std::span<const sched::sequence_view<trajectory, sc
         if (!rolled.empty() && version < settings_.distill.steps) {
             const row_batch batch = pack(rolled, entries_);
             join(scored, cache_);
-            const learner_result r = learn_.step(
-                batch, cache_,
-                cosine_rate(settings_.distill.rate, 0.1, settings_.distill.warmup, version, settings_.distill.steps),
-                static_cast<std::int32_t>(version));
+            const learner_result r =
+                learn_.step(batch, cache_, rate_of(settings_, rate_, version), static_cast<std::int32_t>(version));
             if (after_) after_(r, batch, version);
             updates = 1;
         }

@@ -121,8 +121,9 @@ public:
     /// Called after every step, on the learner's thread, before the weights are published.
     using report = std::function<void(const learner_result&, const row_batch&, opd::sched::version_t)>;
 
-    learner_stage(const config& c, learner& learn, publication& weights, report after)
-        : settings_(c), learn_(learn), weights_(weights), after_(std::move(after)), entries_(draws_for(c).count) {}
+    learner_stage(const config& c, learner& learn, publication& weights, report after, const rate_change& from = {})
+        : settings_(c), learn_(learn), weights_(weights), after_(std::move(after)), rate_(from),
+          entries_(draws_for(c).count) {}
 
     /// One step; publishes the weights call.makes() and returns the optimizer updates made. Of no sequences, and after the
     /// run's last step, the weights stay what they are. Asked again for the step that it made last, in another call, it publishes what it has in that one's name.
@@ -134,6 +135,7 @@ private:
     learner& learn_;
     publication& weights_;
     report after_;
+    rate_change rate_;
     int entries_;
     teacher_cache cache_;
     struct {

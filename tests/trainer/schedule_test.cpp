@@ -111,7 +111,7 @@ std::vector<nlohmann::json> lines_of(const std::string& path) {
 }
 
 // As many sequences a step as ever, of `answers` answers a prompt.
-void check_each_once(const std::string& directory, int answers = 1) {
+void check_each_once(const std::string& directory, int answers = 1, int steps_made = steps) {
     std::set<std::int64_t> seen;
     std::int64_t step = 0, count = 0;
     for (const auto& line : lines_of(directory + "/consumed.jsonl")) {
@@ -124,8 +124,8 @@ void check_each_once(const std::string& directory, int answers = 1) {
         for (std::size_t i = 0; answers > 1 && i < line["sequences"].size(); ++i)
             CHECK(line["prompts"].at(i).get<int>() == line["sequences"][i].get<int>() / answers);
     }
-    CHECK(step == steps);
-    CHECK(count == steps * prompts);
+    CHECK(step == steps_made);
+    CHECK(count == steps_made * prompts);
     CHECK(static_cast<std::int64_t>(seen.size()) == count);
     CHECK(*seen.begin() == 0);
     CHECK(*seen.rbegin() == count - 1);
@@ -476,6 +476,62 @@ TEST_CASE("virtual time: interrupted or not, the run is the same bit for bit") {
         CHECK(read_file(parts + "/consumed.jsonl") == read_file(whole + "/consumed.jsonl"));
     }
     CHECK(stops > 16);
+}
+
+TEST_CASE("--resume with more --steps, in the middle and at the end: every sequence is learnt from once") {
+    const scratch dir;
+    int i = 0;
+    const auto extended = [&](const flags& f, int answers, bool gives_up) {
+        CAPTURE(f);
+        const std::string directory = dir / std::to_string(i++);
+        {
+            run first(parse(directory, f));
+            first.stop_after(10);
+            REQUIRE(go(first) == exit_interrupted);
+        }
+        int made = 0;
+        for (const int to : {21, 26, 31}) { // from 6, from the end at 21, and from 24
+            run more(parse(directory, with(f, {"--resume", "--steps=" + std::to_string(to)})));
+            if (to == 26) {
+                more.stop_after(3);
+                REQUIRE(go(more) == exit_interrupted);
+                CHECK(more.state().step == 24);
+                continue;
+            }
+            REQUIRE(go(more) == exit_ok);
+            made = to;
+        }
+        REQUIRE(complete(directory, with(f, {"--resume", "--steps=31"})) == exit_ok); // there is nothing left to do
+        if (!gives_up) {
+            check_each_once(directory, answers, made);
+            return directory;
+        }
+        std::set<int> seen;
+        std::size_t count = 0;
+        for (const auto& line : lines_of(directory + "/consumed.jsonl"))
+            for (const int s : line["sequences"]) seen.insert(s), ++count;
+        CHECK(seen.size() == count);
+        CHECK(lines_of(directory + "/consumed.jsonl").size() == static_cast<std::size_t>(made));
+        return directory;
+    };
+    for (const flags& how : {flags{}, virtually}) {
+        const flags group = {"--prompts=1", "--answers=5"};
+        std::vector<nlohmann::json> changes;
+        const std::string one = extended(with(how, {"--schedule=async", "--tau=4"}), 1, false);
+        for (const auto& line : lines_of(one + "/log.jsonl"))
+            if (line.contains("steps")) changes.push_back(line["steps"]);
+        CHECK(changes == std::vector<nlohmann::json>{
+                             {{"from", 17}, {"to", 21}}, {{"from", 21}, {"to", 26}}, {{"from", 26}, {"to", 31}}});
+        const std::string same = extended(with(how, {"--schedule=async", "--tau=4"}), 1, false);
+        if (how == virtually) CHECK(checkpoint_of(one) == checkpoint_of(same));
+        extended(with(how, {"--schedule=step-off", "--schedule-k=2"}), 1, false);
+        extended(with(with(how, {"--schedule=async", "--tau=2", "--weight-update=abort"}), group), 5, false);
+        extended(with(how, {"--schedule=async", "--tau=1", "--staleness-policy=drop", "--prompts=2", "--answers=3",
+                            "--outstanding=30"}),
+                 3, true);
+        CHECK_THROWS_WITH(complete(one, with(how, {"--schedule=async", "--tau=4", "--resume", "--steps=30"})),
+                          doctest::Contains("--steps must be more than the 31"));
+    }
 }
 
 TEST_CASE("virtual time: what async promises of lags, and what it gains, by its own clock") {
