@@ -578,6 +578,7 @@ void run::report() {
     j["threads"] = threads_of(settings_);
     j["version"] = version_text();
     j["fingerprint"] = fingerprint(settings_);
+    if (state_.rate.step >= 0) j["steps_changed_at"] = state_.rate.step; // else the settings say all
     write_file(directory_ + "/report.json", j.dump(2) + "\n");
 
     std::string t = fmt::format("\n{:<16}{:>10}{:>14}{:>12}{:>10}{:>12}{:>10}\n", "", "accuracy",

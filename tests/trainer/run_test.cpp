@@ -207,6 +207,7 @@ TEST_CASE("--resume with other --steps: the rate goes on from where it is, every
     CHECK(h.changes[0]["step"] == 13);
     CHECK(h.changes[0]["steps"] == nlohmann::json({{"from", 13}, {"to", 20}}));
     CHECK(h.changes[0]["rate"].get<double>() == doctest::Approx(0.1 * rate));
+    CHECK(nlohmann::json::parse(read_file(dir / "finished/report.json"))["steps_changed_at"] == 13);
 
     // in the middle, to more and once again to more, and to fewer
     stopped(short_ramp("more"), 32); // 14 + 12 steps before distillation, of which two do not count
@@ -247,6 +248,7 @@ TEST_CASE("--resume with other --steps: the rate goes on from where it is, every
         for (const char* name : {"distill.ckpt", "latest.ckpt"})
             CHECK(read_file(directory + "/checkpoints/" + name) ==
                   read_file(dir / (std::string("straight/checkpoints/") + name)));
+        CHECK_FALSE(nlohmann::json::parse(read_file(directory + "/report.json")).contains("steps_changed_at"));
     }
 
     // refused
