@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -19,7 +20,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "checkpoints are little-endian");
 
 constexpr std::string_view magic = "OPDTRAIN";
-constexpr std::uint32_t format_version = 3;
+constexpr std::uint32_t format_version = 4;
 
 // One list of sections serves both directions.
 template <class State, class Visitor>
@@ -35,6 +36,8 @@ void visit_sections(State& s, Visitor&& v) {
     v("student.m", s.student_optimizer.m);
     v("student.v", s.student_optimizer.v);
     v("student.step", s.student_optimizer.step);
+    v("rate.step", s.rate.step);
+    v("rate.rate", s.rate.rate);
     v("kl.sum", s.kl.sum);
     v("kl.last_mean", s.kl.last_mean);
     v("kl.count", s.kl.count);
@@ -158,6 +161,7 @@ run_state checkpoint_of(std::string_view file, const std::string& path, std::str
     visit_sections(state, r);
     if (!r.in.empty()) r.damaged("it is too long");
     if (state.stage > stage::finished || state.step < 0) r.damaged("there is no such stage and step");
+    if (!(state.rate.rate >= 0 && state.rate.rate <= std::numeric_limits<double>::max())) r.damaged("its rate is none");
     if (!nlohmann::json::accept(state.evaluations)) r.damaged("its evaluations are no JSON");
     return state;
 }

@@ -37,10 +37,11 @@ struct run_state {
     std::uint64_t next_sample = 0; ///< of the stage's prompts
     std::vector<float> teacher_weights, student_weights;
     adamw_state teacher_optimizer, student_optimizer;
+    rate_change rate; ///< of distillation, where --resume --steps changed its plan
     kl_watch kl;
     std::int64_t tokens[6] = {};    ///< by clock_name
     std::string evaluations = "{}"; ///< JSON: teacher, before, after
-    std::string in_flight;          ///< between the stages of distillation; empty if they do not overlap
+    std::string in_flight; ///< the scheduler and what is between the stages of distillation, where they overlap
 };
 
 /// The file's bytes, and what they say: bytes that are damaged, or that no run writes, are a failure of kind exit_input that

@@ -436,6 +436,10 @@ void validate(const config& c) {
     }
     at_least("--steps", c.distill.steps, 0);
     count("--prompts", c.distill.prompts, 1);
+    count("--answers", c.distill.answers, 1);
+    need(std::int64_t{c.distill.prompts} * c.distill.answers <= most_at_once,
+         fmt::format("--prompts ({}) times --answers ({}) must be at most {}", c.distill.prompts, c.distill.answers,
+                     most_at_once));
     at_least("--warmup", c.distill.warmup, 0);
     positive("--rate", c.distill.rate);
     within("--temperature", c.distill.temperature, 1e-6, 1e6); // what the library takes; likewise alpha
@@ -535,7 +539,11 @@ command parse_command_line(int argc, const char* const* argv) {
     bool list = false;
     app.add_flag("--list-estimators", list, "say what estimators, shapes, surrogates and baselines there are, and exit")
         ->group("Files");
-    app.add_flag("--resume", r.resume, "go on from the run directory's checkpoint, bit for bit")->group("Files");
+    app.add_flag(
+           "--resume", r.resume,
+           "go on from the run directory's checkpoint, bit for bit; with another --steps, on to there, also where "
+           "the run had finished")
+        ->group("Files");
     app.add_flag("--overwrite", r.overwrite, "replace the run that the run directory holds")->group("Files");
     app.add_flag("--quiet", r.quiet, "no progress, only warnings and the final table")->group("Files");
     app.add_flag("--version", version, "print the version and exit")->group("Files");

@@ -114,6 +114,7 @@ struct config {
         std::string estimator = "reverse_kl";
         int steps = 3600;
         int prompts = 32;
+        int answers = 1; // a prompt
         int warmup = 50;
         double rate = 2e-3;
         double temperature = 1;
@@ -165,6 +166,9 @@ struct config {
         int every_prompts = 500;
     } evaluation;
 };
+
+/// Sequences a step of distillation learns from.
+inline int batch_of(const config& c) { return c.distill.prompts * c.distill.answers; }
 
 /// Stages overlap, and the clock is the run's own.
 inline bool in_virtual_time(const config& c) { return c.schedule.kind != "sync" && c.schedule.driver == "virtual"; }
@@ -221,8 +225,10 @@ void visit_options(Config& c, Visitor&& v) {
 
     v.group("distill", "Distillation (on-policy)");
     v.option("estimator", "--estimator", c.distill.estimator, estimator_help(), true);
-    v.option("steps", "--steps", c.distill.steps, "steps", true);
+    v.option("steps", "--steps", c.distill.steps, "steps; may change with --resume", true);
     v.option("prompts", "--prompts", c.distill.prompts, "prompts a step", true);
+    v.option("answers", "--answers", c.distill.answers,
+             "answers a prompt, each with noise of its own: a step learns from prompts * answers sequences", true);
     v.option("warmup", "--warmup", c.distill.warmup, "steps of linear warm-up of the rate", true);
     v.option("rate", "--rate", c.distill.rate, "learning rate, then a cosine to a tenth", true);
     v.option("temperature", "--temperature", c.distill.temperature, "of rollout, student and teacher", true);
@@ -272,10 +278,11 @@ void visit_options(Config& c, Visitor&& v) {
              true);
     v.option("staleness_policy", "--staleness-policy", c.schedule.staleness_policy,
              "async: which sequences make a batch: capacity, cohort_fifo, edf, drop, retry, in_order, areal", true);
-    v.option("outstanding", "--outstanding", c.schedule.outstanding,
-             "async, but areal: sequences between start and update: a number; automatic: as many as the work needs; "
-             "widest: (tau + 1) * prompts; by_policy: automatic under capacity, edf, drop and retry, else widest",
-             true);
+    v.option(
+        "outstanding", "--outstanding", c.schedule.outstanding,
+        "async, but areal: sequences between start and update: a number; automatic: as many as the work needs; "
+        "widest: (tau + 1) * prompts * answers; by_policy: automatic under capacity, edf, drop and retry, else widest",
+        true);
     v.option("concurrency", "--concurrency", c.schedule.concurrency, "areal: most sequences in rollout; 0: no limit",
              true);
     v.option("weight_update", "--weight-update", c.schedule.weight_update,

@@ -12,6 +12,10 @@
 
 namespace trainer {
 
+double rate_of(const config& c, const rate_change& from, std::int64_t step) {
+    return planned_rate(from, c.distill.rate, 0.1, c.distill.warmup, step, c.distill.steps);
+}
+
 learner_result learner::step(const row_batch& batch, const teacher_cache& cache, double rate, std::int32_t version) {
     const index_t v = model_.shape.vocabulary;
     if (cache.rows() != batch.rows)
@@ -23,6 +27,7 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
 
     learner_result r;
     r.tokens = rows;
+    r.rate = rate;
     recompute(batch);
     double kl = 0;
     for (const index_t row : opd::kept_rows(batch.mask, rows)) {

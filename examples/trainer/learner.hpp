@@ -22,6 +22,9 @@ namespace trainer {
 draw_plan draws_for(const config& c);
 cache_plan cache_for(const config& c);
 
+/// The rate of a step of distillation.
+double rate_of(const config& c, const rate_change& from, std::int64_t step);
+
 /// Loss and gradient of the configured estimator. `logits` (N,V) are overwritten by the gradient.
 opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
                       float* logits, index_t vocabulary, std::int32_t version);
@@ -31,6 +34,7 @@ double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, cons
                        const std::vector<float>& teacher, index_t vocabulary);
 
 struct learner_result : step_result {
+    double rate = 0;                   ///< of the step
     double kl = 0;                     ///< mean of log mu - log q over the response tokens: KL(mu, q), sampled
     index_t mismatched = 0;            ///< tokens of the current version whose log p differs from rollout's log mu
     opd::prefix_staleness prefix = {}; ///< of the responses before each token

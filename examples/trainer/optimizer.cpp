@@ -50,11 +50,25 @@ double adamw_step(const adamw& o, double rate, std::vector<float>& gradient, ada
     return norm;
 }
 
+namespace {
+
+// From 1 to 0 as `step` goes from 0 to `steps`.
+double half_cosine(std::int64_t step, std::int64_t steps) {
+    const double done = static_cast<double>(step) / static_cast<double>(std::max<std::int64_t>(1, steps));
+    return 0.5 * (1 + std::cos(3.14159265358979324 * std::min(1.0, done)));
+}
+
+} // namespace
+
 double cosine_rate(double rate, double floor, std::int64_t warmup, std::int64_t step, std::int64_t steps) {
     if (step < warmup) return rate * static_cast<double>(step + 1) / static_cast<double>(warmup);
-    const double done =
-        static_cast<double>(step - warmup) / static_cast<double>(std::max<std::int64_t>(1, steps - warmup));
-    return rate * (floor + (1 - floor) * 0.5 * (1 + std::cos(3.14159265358979324 * std::min(1.0, done))));
+    return rate * (floor + (1 - floor) * half_cosine(step - warmup, steps - warmup));
+}
+
+double planned_rate(const rate_change& from, double rate, double floor, std::int64_t warmup, std::int64_t step,
+                    std::int64_t steps) {
+    if (from.step < 0) return cosine_rate(rate, floor, warmup, step, steps);
+    return rate * floor + (from.rate - rate * floor) * half_cosine(step - from.step, steps - from.step);
 }
 
 } // namespace trainer

@@ -37,4 +37,14 @@ double adamw_step(const adamw& options, double rate, std::vector<float>& gradien
 /// Linear warm-up over `warmup` steps, then half a cosine from `rate` down to rate * floor at `steps`.
 double cosine_rate(double rate, double floor, std::int64_t warmup, std::int64_t step, std::int64_t steps);
 
+/// Where the plan of a rate was last changed, and the rate there; step < 0: nowhere.
+struct rate_change {
+    std::int64_t step = -1;
+    double rate = 0;
+};
+
+/// As cosine_rate; after a change, half a cosine from the rate there down to the same floor at `steps`.
+double planned_rate(const rate_change& from, double rate, double floor, std::int64_t warmup, std::int64_t step,
+                    std::int64_t steps);
+
 } // namespace trainer

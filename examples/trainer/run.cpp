@@ -150,17 +150,54 @@ void run::start_from(const std::string& path) {
     spdlog::info("starting from {}", path);
 }
 
+// A checkpoint of other settings: if --steps is all that differs, and asks for more than was done, the run goes on to there;
+// one that had finished distils again. The rate goes on from where it is, down to the same floor; while it warms up it goes on
+// as it would. Returns what the log is to say.
+nlohmann::ordered_json run::change_steps(const std::string& path, const std::string& saved) {
+    const std::string mine = result_settings(settings_);
+    auto theirs = nlohmann::ordered_json::parse(saved, nullptr, false);
+    config before = settings_;
+    if (theirs.contains("distill") && theirs["distill"].contains("steps") &&
+        theirs["distill"]["steps"].is_number_integer()) {
+        before.distill.steps = theirs["distill"]["steps"].get<int>();
+        theirs["distill"]["steps"] = settings_.distill.steps;
+    }
+    if (theirs.dump() != mine)
+        throw failure(exit_usage, fmt::format("--resume: {} was made with other settings: {}", path,
+                                              differences(theirs.dump(), mine)));
+    const int from = before.distill.steps, to = settings_.distill.steps;
+    const bool finished = state_.stage == stage::finished;
+    const std::int64_t done = finished ? from : state_.stage == stage::distill ? state_.step : 0;
+    if (done > 0 && to <= done)
+        throw failure(exit_usage,
+                      fmt::format("--steps must be more than the {} that {} has made, not {}", done, directory_, to));
+    if (finished) {
+        state_.stage = stage::distill;
+        state_.step = from;
+        state_.next_sample = sample_base() + static_cast<std::uint64_t>(batch_of(settings_)) * state_.step;
+        std::error_code none;
+        std::filesystem::remove(directory_ + "/report.json", none); // it would be that of another run
+    }
+    if (done > 0 && done >= settings_.distill.warmup) state_.rate = {done, rate_of(before, state_.rate, done)};
+    nlohmann::ordered_json line;
+    line["stage"] = name_of(state_.stage);
+    line["step"] = state_.step;
+    line["steps"] = {{"from", from}, {"to", to}};
+    if (state_.stage == stage::distill) line["rate"] = rate_of(settings_, state_.rate, state_.step);
+    spdlog::info("--steps {} instead of {}", to, from);
+    return line;
+}
+
 void run::open_directory() {
     namespace fs = std::filesystem;
     const std::string latest = directory_ + "/checkpoints/latest.ckpt";
     const bool holds_run = fs::exists(directory_ + "/config.json") || fs::exists(latest);
+    nlohmann::ordered_json change;
     if (arguments_.resume) {
         if (!fs::exists(latest)) throw failure(exit_input, fmt::format("--resume: there is no checkpoint {}", latest));
         std::string saved;
         state_ = load_checkpoint(latest, saved);
-        if (const std::string mine = result_settings(settings_); mine != saved)
-            throw failure(exit_usage, fmt::format("--resume: {} was made with other settings: {}", latest,
-                                                  differences(saved, mine)));
+        if (result_settings(settings_) != saved) change = change_steps(latest, saved);
         take_models(latest);
         if (fs::exists(directory_ + "/timing.json")) {
             const auto timing = nlohmann::json::parse(read_file(directory_ + "/timing.json"), nullptr, false);
@@ -185,6 +222,9 @@ void run::open_directory() {
     if (!arguments_.resume && !settings_.run.start_from.empty()) start_from(settings_.run.start_from);
     write_file(directory_ + "/config.json", to_json(settings_).dump(2) + "\n");
     open_logs();
+    if (change.is_null()) return;
+    log_.write(change.dump());
+    save("latest.ckpt"); // the change is made, whatever becomes of this process
 }
 
 // A resumed run drops the lines of steps that it is about to repeat.
@@ -250,13 +290,16 @@ bool run::end_of_step() {
     return true;
 }
 
-void run::finish_stage(stage next) {
+// `in_flight` is for --resume: the stage's own checkpoint is what the stage made.
+void run::finish_stage(stage next, std::string in_flight) {
     progress_.clear();
     const std::string name = name_of(state_.stage);
     state_.stage = next;
     state_.step = 0;
     state_.next_sample = sample_base();
+    state_.in_flight.clear();
     save(name + ".ckpt");
+    state_.in_flight = std::move(in_flight);
     save("latest.ckpt");
     shown_step_ = 0;
     tokens_since_ = 0;
@@ -281,6 +324,7 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
         line["tokens_per_second"] = std::round(rate_);
         if (accuracy >= 0) line["accuracy"] = accuracy;
         if (more) {
+            line["rate"] = more->rate;
             line["kl"] = more->kl;
             line["response_tokens"] = more->diagnostics.kept;
             line["staleness"] = staleness;
@@ -397,9 +441,9 @@ void run::distill() {
         const auto version = static_cast<std::int32_t>(state_.step); // of the weights that draw and that learn
 
         std::vector<request> requests;
-        for (int i = 0; i < settings_.distill.prompts; ++i)
-            requests.push_back(
-                request_of(task_, settings_.run.seed, state_.next_sample + static_cast<std::uint64_t>(i)));
+        for (int i = 0; i < batch_of(settings_); ++i)
+            requests.push_back(request_of(task_, settings_.run.seed, state_.next_sample + static_cast<std::uint64_t>(i),
+                                          settings_.distill.answers));
         std::vector<trajectory> trajectories;
         busy(sched::stage::rollout, clock_name::rollout,
              [&] { trajectories = roll_out(student_, backend_.team(), requests, options, version); });
@@ -411,19 +455,15 @@ void run::distill() {
         });
 
         learner_result r;
-        busy(sched::stage::learner, clock_name::learner, [&] {
-            r = learn.step(batch, cache,
-                           cosine_rate(settings_.distill.rate, 0.1, settings_.distill.warmup, state_.step,
-                                       settings_.distill.steps),
-                           version);
-        });
+        busy(sched::stage::learner, clock_name::learner,
+             [&] { r = learn.step(batch, cache, rate_of(settings_, state_.rate, state_.step), version); });
         std::vector<std::uint64_t> sequences;
         for (const trajectory& t : trajectories) {
             sequences.push_back(t.sample - sample_base());
             metrics.consumed(version, versions_of(t), static_cast<std::int64_t>(t.prompt_length));
         }
         metrics.step(now(), 1);
-        state_.next_sample += static_cast<std::uint64_t>(settings_.distill.prompts);
+        state_.next_sample += static_cast<std::uint64_t>(batch_of(settings_));
         distilled(r, batch.kept, sequences, distill_seconds(), {});
         if (state_.step < settings_.distill.steps && !end_of_step()) return;
     }
@@ -487,6 +527,8 @@ void run::distilled(const learner_result& r, index_t kept, const std::vector<std
     line["stage"] = name_of(state_.stage);
     line["step"] = state_.step;
     line["sequences"] = sequences;
+    if (settings_.distill.answers > 1)
+        for (const std::uint64_t s : sequences) line["prompts"].push_back(prompt_of(s, settings_.distill.answers));
     consumed_.write(line.dump());
     show(r, settings_.distill.steps, seconds, staleness, accuracy, &r, schedule);
 }
@@ -549,6 +591,7 @@ void run::report() {
     j["threads"] = threads_of(settings_);
     j["version"] = version_text();
     j["fingerprint"] = fingerprint(settings_);
+    if (state_.rate.step >= 0) j["steps_changed_at"] = state_.rate.step; // else the settings say all
     write_file(directory_ + "/report.json", j.dump(2) + "\n");
 
     std::string t = fmt::format("\n{:<16}{:>10}{:>14}{:>12}{:>10}{:>12}{:>10}\n", "", "accuracy",
@@ -596,8 +639,9 @@ exit_code run::go() {
                             [&] { warm_student_up(); });
             break;
         case stage::distill:
-            with_memory_for("distillation: --prompts, --m, --slots, --eval-prompts and --eval-samples set how much",
-                            [&] { distill(); });
+            with_memory_for(
+                "distillation: --prompts, --answers, --m, --slots, --eval-prompts and --eval-samples set how much",
+                [&] { distill(); });
             break;
         case stage::finished:
             break;

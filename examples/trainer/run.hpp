@@ -57,6 +57,7 @@ private:
     void open_directory();
     void take_models(const std::string& path);
     void start_from(const std::string& path);
+    nlohmann::ordered_json change_steps(const std::string& path, const std::string& saved);
     void open_logs();
     void train_teacher();
     void warm_student_up();
@@ -71,7 +72,7 @@ private:
     void report();
 
     evaluation_result evaluate(const transformer<float>& model, const char* who);
-    void finish_stage(stage next);
+    void finish_stage(stage next, std::string in_flight = {});
     void save(const std::string& name);
     bool end_of_step(); // checkpoints where due; false: leave
     void check_numbers(const step_result& r) const;

@@ -43,7 +43,8 @@ public:
                   run_.check_numbers(result); // before anybody draws from such weights
                   last_ = result;
                   last_kept_ = batch.kept;
-              })),
+              },
+              r.state_.rate)),
           metrics(sched::recorded()), recorder(metrics, &trace_) {
         recorder.prompt_tokens = [this](sched::sample_t) { return run_.task_.prompt_length(); };
         recorder.after_step = [this](sched::version_t version, double) { measure(version); };
@@ -55,7 +56,7 @@ public:
 
     std::shared_ptr<rollout_stage> rollout() {
         return std::make_shared<rollout_stage>(run_.task_, sampling_of(run_.settings_, run_.task_), run_.sample_base(),
-                                               lanes, weights_);
+                                               lanes, weights_, run_.settings_.distill.answers);
     }
 
     /// The student's weights, by the name that the sequences in flight of its checkpoint have for them.
@@ -66,10 +67,14 @@ public:
         weights_.publish(name, learn_.snapshot(static_cast<std::int32_t>(name.version)));
     }
 
+    /// The last step is made. Something may be outstanding still: where the scheduler gives sequences up it makes up for
+    /// them by whole prompts.
+    bool ended() const { return run_.state_.step == run_.settings_.distill.steps; }
+
     /// A step is complete, and the next one has not begun: on the learner's thread.
     void stepped(sched::version_t version, const std::vector<std::uint64_t>& sequences, std::int64_t admitted,
                  double seconds) {
-        if (left) return;
+        if (left || ended()) return;
         figures f;
         {
             const std::lock_guard lock(figures_mutex_);
@@ -86,7 +91,8 @@ public:
     template <class Bytes>
     bool checkpoint(sched::version_t version, Bytes&& bytes) {
         if (left) return false;
-        if (version == run_.settings_.distill.steps) return true;
+        if (version == run_.settings_.distill.steps) at_end_ = bytes(); // --resume with more steps goes on from it
+        if (version >= run_.settings_.distill.steps) return true;
         if (run_.steps_left_ > 0 && --run_.steps_left_ == 0) interrupted = true;
         left = interrupted;
         if (left || run_.state_.step % run_.settings_.run.checkpoint_every == 0) {
@@ -98,20 +104,18 @@ public:
     }
 
     /// The driver has returned at `time`.
-    void finish(std::exception_ptr error, bool completed, std::int64_t given_up, double time) {
+    void finish(std::exception_ptr error, std::int64_t given_up, double time) {
         run_.progress_.clear();
         trace_.write(run_.directory_ + "/trace.json");
         if (error) std::rethrow_exception(error);
         if (left) return;
-        const int steps = run_.settings_.distill.steps;
-        if (!completed || run_.state_.step != steps)
+        if (!ended())
             throw std::runtime_error(fmt::format("distillation ended at step {} of {}: {} sequences were given up",
-                                                 run_.state_.step, steps, given_up));
+                                                 run_.state_.step, run_.settings_.distill.steps, given_up));
         metrics.observe(time);
         write_file(run_.directory_ + "/schedule.json", examples::described(metrics).dump() + "\n");
-        run_.state_.in_flight.clear();
         run_.evaluations_["after"] = to_json(run_.evaluate(run_.student_, "after"));
-        run_.finish_stage(trainer::stage::finished);
+        run_.finish_stage(trainer::stage::finished, std::move(at_end_));
     }
 
 private:
@@ -138,6 +142,7 @@ private:
     publication weights_;
     learner_result last_;
     index_t last_kept_ = 0;
+    std::string at_end_;
     struct figures {
         nlohmann::ordered_json line;
         std::array<double, 3> busy;
@@ -166,6 +171,10 @@ void run::distill_on_threads() {
     using driver_type = sched::thread_driver<rollout_stage, teacher_stage, learner_stage>;
     overlapped all(*this, 1);
     const double begin = now();
+    if (all.ended()) { // --steps 0, which to the scheduler is no end
+        all.metrics.start(sched::steady_seconds());
+        return all.finish({}, 0, sched::steady_seconds());
+    }
     driver_type* running = nullptr;
     driver_type::hooks_type hooks;
     hooks.on_step = [&](const driver_type::report_type& report) {
@@ -174,7 +183,9 @@ void run::distill_on_threads() {
         all.stepped(report.version, sequences, report.totals.admitted, now() - begin);
     };
     hooks.on_checkpoint = [&](in_flight state) {
-        if (!all.left && !all.checkpoint(state.weights.version, [&] { return to_bytes(state); })) running->stop_now();
+        if (all.left) return;
+        const bool goes_on = all.checkpoint(state.weights.version, [&] { return to_bytes(state); });
+        if (!goes_on || (all.ended() && !state.sequences.empty())) running->stop_now();
     };
     // each step may be the one after which it is time to leave
     const sched::thread_options how{.shutdown_seconds = 120, .stop_on_error = true, .checkpoint_every = 1};
@@ -200,7 +211,7 @@ void run::distill_on_threads() {
         spdlog::error("{} threads did not return", report.left_behind.size());
         std::_Exit(all.left ? exit_interrupted : 1);
     }
-    all.finish(report.first_exception, report.completed, report.totals.failed, sched::steady_seconds());
+    all.finish(report.first_exception, report.totals.failed, sched::steady_seconds());
 }
 
 // --- virtual time ---------------------------------------------------------------------------------------------------
@@ -290,6 +301,7 @@ void run::distill_in_virtual_time() {
     if (!resumed) publish({});
     virtual_run driver = resumed ? virtual_run_of(state_.in_flight, all.schedule, std::move(model), publish)
                                  : virtual_run(all.schedule, std::move(model));
+    if (driver.finished()) driver.crash(0, true); // more steps: the workers come again
     step_watch watch{all.recorder};
     driver.observe(&watch);
     const double begin = driver.now();
@@ -300,13 +312,13 @@ void run::distill_in_virtual_time() {
         driver.bring_up(sched::stage::teacher, 1);
         driver.bring_up(sched::stage::learner, 1);
     }
-    while (!all.left && !driver.first_exception() && !driver.finished() && driver.step()) {
+    while (!all.left && !all.ended() && !driver.first_exception() && !driver.finished() && driver.step()) {
         for (const auto& s : std::exchange(watch.steps, {})) {
             all.stepped(s.version, s.sequences, driver.scheduler().totals().admitted, driver.now() - begin);
             all.checkpoint(s.version, [&] { return to_bytes(driver); });
         }
     }
-    all.finish(driver.first_exception(), driver.finished(), driver.scheduler().totals().failed, driver.now());
+    all.finish(driver.first_exception(), driver.scheduler().totals().failed, driver.now());
 }
 
 } // namespace trainer

@@ -60,6 +60,7 @@ std::vector<std::string> names_of(const Array& values) {
 
 std::string in_options(const opd::invalid_input& e) {
     static constexpr std::pair<std::string_view, const char*> options[] = {{"batch", "--prompts"},
+                                                                           {"group", "--answers"},
                                                                            {"sequences", "--steps"},
                                                                            {"teacher_batch", "--score-batch"},
                                                                            {"teacher_flush", "--score-flush"},
@@ -127,8 +128,9 @@ sched::settings schedule_of(const config& c) {
     const auto update = updates[place_of("--weight-update", s.weight_update, names_of(updates))];
 
     sched::settings r;
-    r.batch = c.distill.prompts;
-    r.sequences = opd::index_t{c.distill.prompts} * c.distill.steps;
+    r.batch = batch_of(c);
+    r.group = c.distill.answers;
+    r.sequences = r.batch * c.distill.steps;
     r.teacher_batch = s.score_batch;
     r.teacher_flush = s.score_flush;
     switch (place_of("--schedule", s.kind, {kinds.begin(), kinds.end()})) {

@@ -11,7 +11,7 @@
 
 namespace trainer {
 
-/// What the scheduler is to do: a train batch is `--prompts` sequences. Names that do not exist and choices that cannot work
+/// What the scheduler is to do: a train batch is the `--answers` to `--prompts` prompts. Names that do not exist and choices that cannot work
 /// are usage failures that name the flag.
 opd::sched::settings schedule_of(const config& c);
 

@@ -22,8 +22,8 @@ sampling sampling_of(const config& c, const gcd_task& task) {
     return o;
 }
 
-request request_of(const gcd_task& task, std::uint64_t seed, std::uint64_t sample) {
-    return {sample, task.text.encode(task.prompt(task.draw(seed, sample)))};
+request request_of(const gcd_task& task, std::uint64_t seed, std::uint64_t sample, int answers) {
+    return {sample, task.text.encode(task.prompt(task.draw(seed, prompt_of(sample, answers))))};
 }
 
 sched::token_versions versions_of(const trajectory& t) {
@@ -46,7 +46,7 @@ void rollout_stage::start(const sched::ticket& t, std::shared_ptr<const trajecto
     if (prefix && prefix->sample != sample)
         throw std::invalid_argument(
             fmt::format("rollout_stage: a prefix of sample {} for sample {}", prefix->sample, sample));
-    engine_->start(t.lane, prefix ? *prefix : begin_response(request_of(task_, options_.seed, sample)));
+    engine_->start(t.lane, prefix ? *prefix : begin_response(request_of(task_, options_.seed, sample, answers_)));
     tickets_[static_cast<std::size_t>(t.lane)] = t;
 }
 
@@ -106,13 +106,11 @@ index_t learner_stage::train(std::span<const sched::sequence_view<trajectory, sc
     const sched::version_t version = call.from.version;
     if (version != last_.from.version) {
         index_t updates = 0;
-        if (!rolled.empty()) {
+        if (!rolled.empty() && version < settings_.distill.steps) {
             const row_batch batch = pack(rolled, entries_);
             join(scored, cache_);
-            const learner_result r = learn_.step(
-                batch, cache_,
-                cosine_rate(settings_.distill.rate, 0.1, settings_.distill.warmup, version, settings_.distill.steps),
-                static_cast<std::int32_t>(version));
+            const learner_result r =
+                learn_.step(batch, cache_, rate_of(settings_, rate_, version), static_cast<std::int32_t>(version));
             if (after_) after_(r, batch, version);
             updates = 1;
         }

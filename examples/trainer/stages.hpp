@@ -7,8 +7,8 @@
 //   teacher   score: micro-batches of trajectories                                       scored_sequence
 //   learner   train: a batch of both, in the order of the samples; publishes what it makes
 //
-// The scheduler numbers sequences from 0; `first_sample` + that number is the sample of the trainer, which keys prompt and
-// noise.
+// The scheduler numbers sequences from 0; `first_sample` + that number is the sample of the trainer, which keys the
+// noise; its prompt is prompt_of(sample, answers).
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,15 @@ namespace trainer {
 /// How distillation samples: from the run's settings.
 sampling sampling_of(const config& c, const gcd_task& task);
 
-/// The prompt of a sample: a pure function of (seed, sample).
-request request_of(const gcd_task& task, std::uint64_t seed, std::uint64_t sample);
+/// The number of a sample's prompt. The top byte of a sample is its stage's; within a stage `answers` consecutive samples
+/// answer one prompt, and the n-th prompt is the same however many do.
+constexpr std::uint64_t prompt_of(std::uint64_t sample, int answers) {
+    constexpr std::uint64_t within = (std::uint64_t{1} << 56) - 1;
+    return (sample & ~within) | (sample & within) / static_cast<std::uint64_t>(answers);
+}
+
+/// A sample and its prompt, which is a pure function of (seed, prompt_of(sample, answers)).
+request request_of(const gcd_task& task, std::uint64_t seed, std::uint64_t sample, int answers = 1);
 
 /// Which versions drew a response.
 opd::sched::token_versions versions_of(const trajectory& t);
@@ -42,9 +49,14 @@ public:
     using rolled_type = trajectory;
 
     rollout_stage(const gcd_task& task, const sampling& options, std::uint64_t first_sample, index_t lanes,
-                  const publication& weights)
-        : task_(task), options_(options), first_sample_(first_sample), weights_(weights),
+                  const publication& weights, int answers = 1)
+        : task_(task), options_(options), first_sample_(first_sample), answers_(answers), weights_(weights),
           tickets_(static_cast<std::size_t>(lanes)) {}
+
+    /// Whom a sequence answers: tickets of one group have the same.
+    std::uint64_t prompt_of(const opd::sched::ticket& t) const {
+        return trainer::prompt_of(first_sample_ + t.sample, answers_);
+    }
 
     /// The first weights must have been installed. With a prefix it goes on from that.
     void start(const opd::sched::ticket& t, std::shared_ptr<const trajectory> prefix);
@@ -77,6 +89,7 @@ private:
     const gcd_task& task_;
     sampling options_;
     std::uint64_t first_sample_;
+    int answers_;
     const publication& weights_;
     std::vector<opd::sched::ticket> tickets_; // by lane
     opd::sched::weights installed_{.version = -1};
@@ -108,11 +121,12 @@ public:
     /// Called after every step, on the learner's thread, before the weights are published.
     using report = std::function<void(const learner_result&, const row_batch&, opd::sched::version_t)>;
 
-    learner_stage(const config& c, learner& learn, publication& weights, report after)
-        : settings_(c), learn_(learn), weights_(weights), after_(std::move(after)), entries_(draws_for(c).count) {}
+    learner_stage(const config& c, learner& learn, publication& weights, report after, const rate_change& from = {})
+        : settings_(c), learn_(learn), weights_(weights), after_(std::move(after)), rate_(from),
+          entries_(draws_for(c).count) {}
 
-    /// One step; publishes the weights call.makes() and returns the optimizer updates made. Of no sequences the weights stay
-    /// what they are. Asked again for the step that it made last, in another call, it publishes what it has in that one's name.
+    /// One step; publishes the weights call.makes() and returns the optimizer updates made. Of no sequences, and after the
+    /// run's last step, the weights stay what they are. Asked again for the step that it made last, in another call, it publishes what it has in that one's name.
     index_t train(std::span<const opd::sched::sequence_view<trajectory, scored_sequence>> sequences,
                   const opd::sched::train_call& call, std::stop_token);
 
@@ -121,6 +135,7 @@ private:
     learner& learn_;
     publication& weights_;
     report after_;
+    rate_change rate_;
     int entries_;
     teacher_cache cache_;
     struct {

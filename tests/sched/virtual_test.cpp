@@ -419,6 +419,32 @@ TEST_CASE("the executor refuses what cannot be") {
     CHECK_THROWS_AS(never.run(), opd::invalid_input);
 }
 
+TEST_CASE("a run that had finished goes on when more is wanted") {
+    settings s;
+    s.batch = 4;
+    s.sequences = 40;
+    for (const schedule& how : {schedule{async{}}, schedule{step_off{2}}}) {
+        s.schedule = how;
+        virtual_driver<constant_times> first(s, {3, 1, 1});
+        first.bring_up(stage::rollout, 2, 2);
+        first.bring_up(stage::teacher, 1);
+        first.bring_up(stage::learner, 1);
+        REQUIRE(first.run());
+        settings more = s;
+        more.sequences = 60;
+        auto again = virtual_driver<constant_times>::restore(more, {3, 1, 1}, first.snapshot());
+        again.crash();
+        CHECK(again.finished()); // nobody has said that it should not be
+        again.crash(0, true);
+        CHECK_FALSE(again.finished());
+        REQUIRE(again.run());
+        CHECK(again.scheduler().version() == 15);
+        CHECK(again.scheduler().totals().consumed == 60);
+        CHECK(again.scheduler().totals().admitted == 60);
+        CHECK(again.now() > first.now());
+    }
+}
+
 TEST_CASE("who is busy does not depend on who looks") {
     struct looks {
         int begun = 0, ended = 0;

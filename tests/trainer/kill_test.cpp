@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // A run that is killed without warning, again and again, and resumed each time, learns from every sequence exactly once; where
-// timing decides nothing it ends in the same bytes as one that was left alone. Nine runs, one of each schedule;
+// timing decides nothing it ends in the same bytes as one that was left alone. Eleven runs, one of each schedule;
 // OPD_KILL_RUNS=<n> makes n of them.
 #include <doctest/doctest.h>
 
@@ -157,8 +157,10 @@ TEST_CASE("kills at random moments lose and double no sequence, and change no by
                                {{"--schedule=async", "--tau=2", "--staleness-policy=in_order"}},
                                {{"--schedule=async", "--tau=3", "--staleness-policy=cohort_fifo"}},
                                {{"--schedule=async", "--tau=4"}, true},
-                               {{"--schedule=step-off", "--schedule-k=2"}, true}};
-    for (std::size_t i : {7, 8})
+                               {{"--schedule=step-off", "--schedule-k=2"}, true},
+                               {{"--schedule=async", "--tau=2", "--prompts=2", "--answers=3"}},
+                               {{"--schedule=async", "--tau=3", "--prompts=2", "--answers=3"}, true}};
+    for (std::size_t i : {7, 8, 10})
         kinds[i].schedule.insert(kinds[i].schedule.end(), in_virtual_time.begin(), in_virtual_time.end());
     const char* wanted = std::getenv("OPD_KILL_RUNS");
     const int runs = wanted ? std::atoi(wanted) : static_cast<int>(kinds.size());

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -142,6 +143,125 @@ TEST_CASE("a run that was interrupted anywhere ends in the bytes of one that was
             fs::remove_all(directory);
         }
     }
+}
+
+TEST_CASE("--resume with other --steps: the rate goes on from where it is, every sequence is learnt from once") {
+    const scratch dir;
+    interrupted = false;
+    const auto short_ramp = [&](const std::string& name) {
+        return with(tiny(dir / name), {"--warmup=2", "--log-every=1", "--eval-every=0"});
+    };
+    const auto stopped = [&](const std::vector<std::string>& arguments, int steps) {
+        run r(parse(arguments));
+        r.stop_after(steps);
+        REQUIRE(go(r) == exit_interrupted);
+        interrupted = false;
+    };
+    const auto resumed = [&](const std::vector<std::string>& arguments, std::initializer_list<const char*> more) {
+        run r(parse(with(with(arguments, {"--resume"}), more)));
+        REQUIRE(go(r) == exit_ok);
+        CHECK(r.state().stage == stage::finished);
+    };
+    struct history {
+        std::vector<double> rates; // by step
+        std::vector<nlohmann::json> changes;
+    };
+    const auto history_of = [&](const std::string& name, int steps) {
+        history h;
+        std::istringstream log(read_file(dir / (name + "/log.jsonl")));
+        for (std::string line; std::getline(log, line);) {
+            const auto j = nlohmann::json::parse(line);
+            if (j.contains("steps")) h.changes.push_back(j);
+            if (j.value("stage", "") == "distill" && j.contains("loss")) {
+                h.rates.push_back(j["rate"]);
+                CHECK(j["step"] == h.rates.size());
+            }
+        }
+        CHECK(h.rates.size() == static_cast<std::size_t>(steps));
+        std::istringstream consumed(read_file(dir / (name + "/consumed.jsonl")));
+        std::int64_t step = 0, next = 0;
+        for (std::string line; std::getline(consumed, line);) {
+            const auto j = nlohmann::json::parse(line);
+            CHECK(j["step"] == ++step);
+            for (const std::int64_t s : j["sequences"]) CHECK(s == next++);
+        }
+        CHECK(step == steps);
+        CHECK(next == 4 * steps);
+        CHECK(nlohmann::json::parse(read_file(dir / (name + "/config.json")))["distill"]["steps"] == steps);
+        CHECK(fs::exists(dir / (name + "/report.json")));
+        return h;
+    };
+    const double rate = 2e-3;
+    const auto planned = [&](std::int64_t step) { return cosine_rate(rate, 0.1, 2, step, 13); };
+
+    // finished: the rate has reached its floor, and stays there
+    {
+        run r(parse(short_ramp("finished")));
+        REQUIRE(go(r) == exit_ok);
+    }
+    for (const char* steps : {"--steps=13", "--steps=20"}) resumed(short_ramp("finished"), {steps});
+    history h = history_of("finished", 20);
+    for (int s = 0; s < 20; ++s) CHECK(h.rates[static_cast<std::size_t>(s)] == doctest::Approx(planned(s)));
+    REQUIRE(h.changes.size() == 1);
+    CHECK(h.changes[0]["stage"] == "distill");
+    CHECK(h.changes[0]["step"] == 13);
+    CHECK(h.changes[0]["steps"] == nlohmann::json({{"from", 13}, {"to", 20}}));
+    CHECK(h.changes[0]["rate"].get<double>() == doctest::Approx(0.1 * rate));
+    CHECK(nlohmann::json::parse(read_file(dir / "finished/report.json"))["steps_changed_at"] == 13);
+
+    // in the middle, to more and once again to more, and to fewer
+    stopped(short_ramp("more"), 32); // 14 + 12 steps before distillation, of which two do not count
+    {
+        auto first = with(short_ramp("more"), {"--resume", "--steps=30"});
+        stopped(first, 3);
+    }
+    resumed(short_ramp("more"), {"--steps=40"});
+    h = history_of("more", 40);
+    REQUIRE(h.changes.size() == 2);
+    const auto at = h.changes[0]["step"].get<std::size_t>(), again = h.changes[1]["step"].get<std::size_t>();
+    CHECK(at == 8);
+    CHECK(again == 11);
+    for (std::size_t s = 0; s <= at; ++s) CHECK(h.rates[s] == planned(static_cast<std::int64_t>(s)));
+    const double then = planned_rate({8, planned(8)}, rate, 0.1, 2, 11, 30);
+    CHECK(h.rates[again] == doctest::Approx(then));
+    CHECK(h.changes[1]["rate"].get<double>() == doctest::Approx(then));
+    for (std::size_t s = 3; s < 40; ++s) CHECK(h.rates[s] <= h.rates[s - 1]);
+    CHECK(h.rates.back() > 0.1 * rate);
+    CHECK(h.rates.back() < 0.11 * rate);
+
+    stopped(short_ramp("fewer"), 32);
+    resumed(short_ramp("fewer"), {"--steps=10"});
+    h = history_of("fewer", 10);
+    CHECK(h.rates[8] == planned(8));
+    CHECK(h.rates[9] < planned(9));
+
+    // before distillation, and while the rate warms up, nothing is different from a run that was to go so far
+    {
+        run r(parse(with(tiny(dir / "straight"), {"--steps=20"})));
+        REQUIRE(go(r) == exit_ok);
+    }
+    for (const int stop : {3, 20, 30}) {
+        CAPTURE(stop);
+        const std::string directory = dir / std::to_string(stop);
+        stopped(tiny(directory), stop);
+        resumed(tiny(directory), {"--steps=20"});
+        for (const char* name : {"distill.ckpt", "latest.ckpt"})
+            CHECK(read_file(directory + "/checkpoints/" + name) ==
+                  read_file(dir / (std::string("straight/checkpoints/") + name)));
+        CHECK_FALSE(nlohmann::json::parse(read_file(directory + "/report.json")).contains("steps_changed_at"));
+    }
+
+    // refused
+    const auto refused = [&](const char* name, std::initializer_list<const char*> more, const char* part) {
+        const std::string before = read_file(dir / (std::string(name) + "/checkpoints/latest.ckpt"));
+        contains(failure_text(with(with(short_ramp(name), {"--resume"}), more), exit_usage), part);
+        CHECK(read_file(dir / (std::string(name) + "/checkpoints/latest.ckpt")) == before);
+    };
+    refused("finished", {"--steps=19"}, "--steps must be more than the 20 that");
+    stopped(short_ramp("refused"), 32);
+    for (const char* steps : {"--steps=8", "--steps=7", "--steps=0"})
+        refused("refused", {steps}, "--steps must be more than the 8 that");
+    refused("refused", {"--steps=30", "--rate=0.5"}, "made with other settings: distill.rate");
 }
 
 TEST_CASE("distillation can start from another run's teacher and warm student") {
@@ -695,6 +815,12 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     refused({"--schedule=async", "--rollout-workers=33"}, "--slots (32) must be at least --rollout-workers (33)");
     refused({"--schedule=async", "--score-flush=-1"}, "--score-flush must be at least 0");
 
+    refused({"--answers=0"}, "--answers must lie in [1, 1000000], not 0");
+    refused({"--prompts=2000", "--answers=1000"}, "--prompts (2000) times --answers (1000) must be at most 1000000");
+    refused({"--schedule=async", "--answers=4", "--outstanding=130"}, "--answers must divide batch and outstanding");
+    refused({"--schedule=async", "--staleness-policy=areal", "--answers=4", "--concurrency=3"},
+            "--concurrency must be at least group, 4");
+
     // what is taken becomes the scheduler's settings
     namespace sched = opd::sched;
     CHECK(std::holds_alternative<sched::sync>(schedule_of(parse(flags({})).settings).schedule));
@@ -712,6 +838,12 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     CHECK(async.teacher_batch == 3);
     CHECK(async.teacher_flush == 0.5);
     const auto plain = schedule_of(parse(flags({"--schedule=async"})).settings);
+    CHECK(plain.group == 1);
+    const auto grouped =
+        schedule_of(parse(flags({"--schedule=async", "--answers=4", "--prompts=6", "--steps=10"})).settings);
+    CHECK(grouped.group == 4);
+    CHECK(grouped.batch == 24);
+    CHECK(grouped.sequences == 240);
     CHECK(std::get<sched::async>(plain.schedule).policy == sched::staleness_policy::edf);
     CHECK(sched::plan_of(plain).automatic);
     const auto off = schedule_of(parse(flags({"--schedule=step-off", "--schedule-k=3"})).settings);
@@ -769,7 +901,7 @@ TEST_CASE("a run directory is neither lost nor mixed up") {
     old[8] = 2;
     write_file(path, old);
     contains(failure_text(with(tiny(dir / "run"), {"--resume"}), exit_input),
-             "checkpoint format 2, this program reads 3");
+             "checkpoint format 2, this program reads 4");
     write_file(path, good.substr(0, good.size() / 2));
     contains(failure_text(with(tiny(dir / "run"), {"--resume"}), exit_input), "damaged checkpoint");
     write_file(path, good);

@@ -110,7 +110,8 @@ std::vector<nlohmann::json> lines_of(const std::string& path) {
     return r;
 }
 
-void check_each_once(const std::string& directory) {
+// As many sequences a step as ever, of `answers` answers a prompt.
+void check_each_once(const std::string& directory, int answers = 1, int steps_made = steps) {
     std::set<std::int64_t> seen;
     std::int64_t step = 0, count = 0;
     for (const auto& line : lines_of(directory + "/consumed.jsonl")) {
@@ -119,12 +120,33 @@ void check_each_once(const std::string& directory) {
             seen.insert(s);
             ++count;
         }
+        CHECK(line.contains("prompts") == (answers > 1));
+        for (std::size_t i = 0; answers > 1 && i < line["sequences"].size(); ++i)
+            CHECK(line["prompts"].at(i).get<int>() == line["sequences"][i].get<int>() / answers);
     }
-    CHECK(step == steps);
-    CHECK(count == steps * prompts);
+    CHECK(step == steps_made);
+    CHECK(count == steps_made * prompts);
     CHECK(static_cast<std::int64_t>(seen.size()) == count);
     CHECK(*seen.begin() == 0);
     CHECK(*seen.rbegin() == count - 1);
+}
+
+// Rollout workers are at different points of their quanta when new weights come, and one that has them goes on while another
+// has not: checkpoints find half-filled caches, begun quanta and calls, and things that wait for their end.
+const flags virtually = {"--driver=virtual",      "--slots=8",           "--prefill-chunk=3",    "--rollout-workers=4",
+                         "--score-batch=3",       "--cost-step=1e-4",    "--cost-step-row=5e-4", "--cost-score=2e-3",
+                         "--cost-score-row=1e-5", "--cost-train=1.1e-2", "--cost-sync=1e-4"};
+
+std::string checkpoint_of(const std::string& directory, const char* name = "distill") {
+    return read_file(directory + "/checkpoints/" + name + ".ckpt");
+}
+
+// What a run says of distillation, line by line; the first line names the machine's threads.
+std::string distillation_log(const std::string& directory) {
+    std::string r;
+    for (const auto& line : lines_of(directory + "/log.jsonl"))
+        if (line.value("stage", "") == "distill") r += line.dump() + "\n";
+    return r;
 }
 
 } // namespace
@@ -147,6 +169,88 @@ TEST_CASE("k = 0 and tau = 0 end in the weights of sync, bit for bit") {
     }
     REQUIRE(complete(dir / "stale", {"--schedule=step-off", "--schedule-k=1"}) == exit_ok);
     CHECK(weights_of(dir / "stale") != reference);
+}
+
+TEST_CASE("answers to one prompt: k = 0 and tau = 0 end in the weights of sync; each is learnt from once") {
+    const scratch dir;
+    // as many sequences a step in all three runs; one answer is what a run has without being told
+    REQUIRE(complete(dir / "untold", {}) == exit_ok);
+    REQUIRE(complete(dir / "one", {"--answers=1"}) == exit_ok);
+    for (const char* name : {"teacher", "student", "distill", "latest"})
+        CHECK(checkpoint_of(dir / "one", name) == checkpoint_of(dir / "untold", name));
+    CHECK(read_file(dir / "one/consumed.jsonl") == read_file(dir / "untold/consumed.jsonl"));
+    const flags grouped = {"--prompts=1", "--answers=" + std::to_string(prompts)};
+    REQUIRE(complete(dir / "sync", grouped) == exit_ok);
+    check_each_once(dir / "sync", prompts);
+    CHECK(weights_of(dir / "sync") != weights_of(dir / "one"));
+
+    const flags four = {"--prompts=2", "--answers=4"};
+    REQUIRE(complete(dir / "four", four) == exit_ok);
+    int i = 0;
+    for (const flags& how : {flags{}, virtually})
+        for (const flags& f :
+             {flags{"--schedule=step-off", "--schedule-k=0"}, flags{"--schedule=async", "--tau=0"},
+              flags{"--schedule=async", "--tau=0", "--weight-update=abort", "--score-batch=3", "--score-flush=0"}}) {
+            const std::string directory = dir / std::to_string(i++);
+            CAPTURE(f[0]);
+            REQUIRE(complete(directory, with(with(how, f), four)) == exit_ok);
+            CHECK(weights_of(directory) == weights_of(dir / "four"));
+            CHECK(read_file(directory + "/consumed.jsonl") == read_file(dir / "four/consumed.jsonl"));
+        }
+    for (const flags& f : {flags{"--schedule=step-off"}, flags{"--schedule=async", "--tau=2"},
+                           flags{"--schedule=async", "--tau=3", "--staleness-policy=capacity", "--outstanding=widest"},
+                           flags{"--schedule=async", "--tau=3", "--staleness-policy=retry", "--outstanding=10"},
+                           flags{"--schedule=async", "--staleness-policy=areal"}}) {
+        const std::string directory = dir / std::to_string(i++);
+        CAPTURE(f);
+        REQUIRE(complete(directory, with(grouped, f)) == exit_ok);
+        check_each_once(directory, prompts);
+    }
+}
+
+TEST_CASE("answers to one prompt: what is given up is made up for by whole prompts, and the last step is the last") {
+    const scratch dir;
+    for (const flags& how : {flags{"--slots=2", "--rollout-workers=2"}, virtually}) {
+        const std::string directory = dir / how[0];
+        REQUIRE(complete(directory, with(how, {"--schedule=async", "--tau=1", "--staleness-policy=drop", "--prompts=2",
+                                               "--answers=3", "--outstanding=30"})) == exit_ok);
+        std::set<int> seen;
+        for (const auto& line : lines_of(directory + "/consumed.jsonl")) {
+            CHECK(line["sequences"].size() == 6);
+            for (const int s : line["sequences"]) seen.insert(s);
+        }
+        CHECK(seen.size() == std::size_t{6} * steps);
+        if (how == virtually) CHECK(*seen.rbegin() >= 6 * steps); // some were given up
+    }
+}
+
+TEST_CASE("answers to one prompt: sync is the same interrupted or not; resuming with another number is refused") {
+    const scratch dir;
+    const flags f = {"--prompts=2", "--answers=3"};
+    REQUIRE(complete(dir / "whole", f) == exit_ok);
+    for (int stop : {5, 6, 12}) {
+        const std::string directory = dir / std::to_string(stop);
+        {
+            run first(parse(directory, f));
+            first.stop_after(stop);
+            REQUIRE(go(first) == exit_interrupted);
+        }
+        for (const flags& other : {flags{"--answers=2"}, flags{"--answers=1", "--prompts=6"}})
+            CHECK_THROWS_WITH(complete(directory, with(with(f, other), {"--resume"})),
+                              doctest::Contains("distill.answers"));
+        REQUIRE(complete(directory, {"--resume", "--prompts=2", "--answers=3"}) == exit_ok);
+        CHECK(checkpoint_of(directory) == checkpoint_of(dir / "whole"));
+        CHECK(read_file(directory + "/consumed.jsonl") == read_file(dir / "whole/consumed.jsonl"));
+    }
+}
+
+TEST_CASE("no steps: a schedule ends where it begins") {
+    const scratch dir;
+    for (const flags& how : {flags{"--schedule=async"}, with(virtually, {"--schedule=async"})}) {
+        const std::string directory = dir / std::to_string(how.size());
+        REQUIRE(complete(directory, with(how, {"--steps=0"})) == exit_ok);
+        CHECK(read_file(directory + "/consumed.jsonl").empty());
+    }
 }
 
 TEST_CASE("k updates off: interrupted or not, the weights are the same") {
@@ -305,28 +409,6 @@ TEST_CASE("what fails on a stage's thread ends the run with its exit code") {
 
 // --- virtual time ------------------------------------------------------------------------------------------------------
 
-namespace {
-
-// Rollout workers are at different points of their quanta when new weights come, and one that has them goes on while another
-// has not: checkpoints find half-filled caches, begun quanta and calls, and things that wait for their end.
-const flags virtually = {"--driver=virtual",      "--slots=8",           "--prefill-chunk=3",    "--rollout-workers=4",
-                         "--score-batch=3",       "--cost-step=1e-4",    "--cost-step-row=5e-4", "--cost-score=2e-3",
-                         "--cost-score-row=1e-5", "--cost-train=1.1e-2", "--cost-sync=1e-4"};
-
-std::string checkpoint_of(const std::string& directory, const char* name = "distill") {
-    return read_file(directory + "/checkpoints/" + name + ".ckpt");
-}
-
-// What a run says of distillation, line by line; the first line names the machine's threads.
-std::string distillation_log(const std::string& directory) {
-    std::string r;
-    for (const auto& line : lines_of(directory + "/log.jsonl"))
-        if (line.value("stage", "") == "distill") r += line.dump() + "\n";
-    return r;
-}
-
-} // namespace
-
 TEST_CASE("virtual time: the same run again, on however many threads") {
     const scratch dir;
     const flags f = with(virtually, {"--schedule=async", "--tau=4"});
@@ -386,6 +468,9 @@ TEST_CASE("virtual time: interrupted or not, the run is the same bit for bit") {
           flags{"--schedule=async", "--tau=3", "--staleness-policy=drop", "--estimator=threshold"},
           flags{"--schedule=async", "--tau=2", "--staleness-policy=retry", "--estimator=reverse_kl"},
           flags{"--schedule=async", "--staleness-policy=areal", "--concurrency=3"},
+          flags{"--schedule=async", "--tau=2", "--prompts=2", "--answers=4"},
+          flags{"--schedule=async", "--tau=1", "--staleness-policy=drop", "--prompts=2", "--answers=3",
+                "--outstanding=30"},
           flags{"--schedule=controlled", "--schedule-k=2"}, flags{"--schedule=step-off", "--schedule-k=2"}}) {
         CAPTURE(f);
         const flags all = with(virtually, f);
@@ -432,6 +517,64 @@ TEST_CASE(
     CHECK(one["seconds"]["learner"].get<double>() == doctest::Approx(four["seconds"]["learner"].get<double>()));
     CHECK(one["schedule"]["overlap"].get<double>() < 1);
     CHECK(weights_of(dir / "one") == weights_of(dir / "four"));
+}
+
+TEST_CASE("--resume with other --steps, in the middle and at the end: every sequence is learnt from once") {
+    const scratch dir;
+    int i = 0;
+    const auto extended = [&](const flags& f, int answers, bool gives_up) {
+        CAPTURE(f);
+        const std::string directory = dir / std::to_string(i++);
+        {
+            run first(parse(directory, f));
+            first.stop_after(10);
+            REQUIRE(go(first) == exit_interrupted);
+        }
+        int made = 0;
+        for (const int to : {8, 21, 26, 31}) { // from 6, from the ends at 8 and 21, and from 24
+            run more(parse(directory, with(f, {"--resume", "--steps=" + std::to_string(to)})));
+            if (to == 26) {
+                more.stop_after(3);
+                REQUIRE(go(more) == exit_interrupted);
+                CHECK(more.state().step == 24);
+                continue;
+            }
+            REQUIRE(go(more) == exit_ok);
+            made = to;
+        }
+        REQUIRE(complete(directory, with(f, {"--resume", "--steps=31"})) == exit_ok); // there is nothing left to do
+        if (!gives_up) {
+            check_each_once(directory, answers, made);
+            return directory;
+        }
+        std::set<int> seen;
+        std::size_t count = 0;
+        for (const auto& line : lines_of(directory + "/consumed.jsonl"))
+            for (const int s : line["sequences"]) seen.insert(s), ++count;
+        CHECK(seen.size() == count);
+        CHECK(lines_of(directory + "/consumed.jsonl").size() == static_cast<std::size_t>(made));
+        return directory;
+    };
+    for (const flags& how : {flags{}, virtually}) {
+        const flags group = {"--prompts=1", "--answers=5"};
+        std::vector<nlohmann::json> changes;
+        const std::string one = extended(with(how, {"--schedule=async", "--tau=4"}), 1, false);
+        for (const auto& line : lines_of(one + "/log.jsonl"))
+            if (line.contains("steps")) changes.push_back(line["steps"]);
+        CHECK(changes == std::vector<nlohmann::json>{{{"from", 17}, {"to", 8}},
+                                                     {{"from", 8}, {"to", 21}},
+                                                     {{"from", 21}, {"to", 26}},
+                                                     {{"from", 26}, {"to", 31}}});
+        const std::string same = extended(with(how, {"--schedule=async", "--tau=4"}), 1, false);
+        if (how == virtually) CHECK(checkpoint_of(one) == checkpoint_of(same));
+        extended(with(how, {"--schedule=step-off", "--schedule-k=2"}), 1, false);
+        extended(with(with(how, {"--schedule=async", "--tau=2", "--weight-update=abort"}), group), 5, false);
+        extended(with(how, {"--schedule=async", "--tau=1", "--staleness-policy=drop", "--prompts=2", "--answers=3",
+                            "--outstanding=30"}),
+                 3, true);
+        CHECK_THROWS_WITH(complete(one, with(how, {"--schedule=async", "--tau=4", "--resume", "--steps=30"})),
+                          doctest::Contains("--steps must be more than the 31"));
+    }
 }
 
 TEST_CASE("virtual time: what async promises of lags, and what it gains, by its own clock") {

@@ -295,6 +295,37 @@ bool each_once(const history& h, const config& c) {
 
 } // namespace
 
+TEST_CASE("answers to one prompt share it and nothing else") {
+    const config c = settings("mc", "sync");
+    const transformer<float> student = model_of(c.student_model, 1);
+    opd::thread_team team(1);
+    std::vector<request> requests;
+    for (std::uint64_t i = 0; i < 24; ++i)
+        requests.push_back(request_of(small_task(), c.run.seed, first_sample + i, 4));
+    const auto all = roll_out(student, team, requests, sampling_of(c, small_task()), 0);
+    std::set<std::vector<token>> prompts;
+    int alike = 0;
+    for (std::uint64_t i = 0; i < 24; ++i) {
+        CHECK(requests[i].sample == first_sample + i);
+        CHECK(prompt_of(first_sample + i, 4) == first_sample + i / 4);
+        CHECK(prompt_of(first_sample + i, 1) == first_sample + i);
+        // the n-th prompt is the n-th whatever answers it
+        CHECK(requests[i].prompt == request_of(small_task(), c.run.seed, first_sample + i / 4).prompt);
+        prompts.insert(requests[i].prompt);
+        for (std::uint64_t other = i / 4 * 4; other < i; ++other) alike += all[i].tokens == all[other].tokens;
+        // a response is keyed by its own sample, so it is the same whoever answers beside it
+        const request alone{first_sample + i, requests[i].prompt};
+        CHECK(roll_out(student, team, {&alone, 1}, sampling_of(c, small_task()), 0)[0] == all[i]);
+    }
+    CHECK(prompts.size() == 6);
+    CHECK(alike <= 2); // of 36 pairs: an answer may end at once
+    publication board;
+    board.publish({}, {std::make_shared<const transformer<float>>(student), 0});
+    const rollout_stage stage(small_task(), sampling_of(c, small_task()), first_sample, 2, board, 4);
+    sched::ticket t;
+    for (t.sample = 0; t.sample < 24; ++t.sample) CHECK(stage.prompt_of(t) == first_sample + t.sample / 4);
+}
+
 TEST_CASE("sync, k = 0 and tau = 0 are the plain loop, bit for bit, whatever happens first") {
     for (const char* estimator : {"reverse_kl", "mc", "threshold", "tail_bucket"}) {
         CAPTURE(estimator);

@@ -207,8 +207,9 @@ public:
         return r;
     }
     /// The process dies and comes back: of the present state only the scheduler's is kept, every worker that was there is
-    /// up again after `seconds`, what was to come from outside still comes.
-    void crash(double seconds = 0) {
+    /// up again after `seconds`, what was to come from outside still comes. `reopen`: likewise of a run that had finished, of
+    /// which more is wanted now.
+    void crash(double seconds = 0, bool reopen = false) {
         std::vector<record> outside;
         while (!heap_.empty()) {
             const std::uint32_t at = pop();
@@ -219,7 +220,7 @@ public:
         wakes_.clear();
         jobs_.clear();
         vacant_jobs_.clear();
-        scheduler_.abandon_workers();
+        scheduler_.abandon_workers(false, reopen);
         for (int s = 0; s < stage_count; ++s) {
             auto& all = workers_[static_cast<std::size_t>(s)];
             for (std::size_t w = 0; w < all.size(); ++w) {
