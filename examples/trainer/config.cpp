@@ -333,6 +333,8 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(async, "schedule", schedule, {"tau", "staleness_policy", "weight_update"});
     only(async && !areal, "schedule", policy, {"outstanding"});
     only(areal, "schedule", policy, {"concurrency"});
+    only(s.kind != "sync" && (!async || s.weight_update == "keep"), "schedule",
+         schedule + (async ? " --weight-update " + s.weight_update : ""), {"park_after"});
     only(s.kind != "sync", "schedule", schedule, {"rollout_workers", "score_batch", "score_flush", "driver"});
     only(s.kind != "sync" && s.driver == "threads", "schedule", s.kind == "sync" ? schedule : "--driver " + s.driver,
          {"learner_threads"});

@@ -147,6 +147,7 @@ struct config {
         std::string outstanding = "by_policy"; // or a number
         int concurrency = 0;                   // 0: no limit
         std::string weight_update = "keep";
+        int park_after = 0;      // tokens; 0: never
         int rollout_workers = 0; // 0: as many as threads
         int score_batch = 8;
         double score_flush = 0.05; // seconds
@@ -287,6 +288,11 @@ void visit_options(Config& c, Visitor&& v) {
              true);
     v.option("weight_update", "--weight-update", c.schedule.weight_update,
              "async: what new weights do to running sequences: keep, abort, finish_first", true);
+    v.option("park_after", "--park-after", c.schedule.park_after,
+             "all but sync, --weight-update keep: tokens that a worker draws of a response at a time; then the "
+             "response is parked, "
+             "whoever waits has its turn, and it goes on where there is room; 0: never",
+             true);
     v.option("rollout_workers", "--rollout-workers", c.schedule.rollout_workers,
              "all but sync: rollout workers, which share out --slots; 0: as many as threads, under virtual 4", true);
     v.option("score_batch", "--score-batch", c.schedule.score_batch, "all but sync: sequences a teacher call scores",

@@ -79,6 +79,12 @@ void rollout_engine::start(index_t lane, trajectory t) {
     ++running_;
 }
 
+const trajectory& rollout_engine::drawn(index_t lane) const {
+    const lane_state& s = at(lane);
+    if (!s.busy) throw std::invalid_argument(fmt::format("rollout: nothing runs on lane {}", lane));
+    return s.sequence;
+}
+
 void rollout_engine::abort(index_t lane) {
     lane_state& s = at(lane);
     if (!s.busy) throw std::invalid_argument(fmt::format("rollout: nothing runs on lane {}", lane));

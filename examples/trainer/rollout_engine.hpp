@@ -46,6 +46,9 @@ public:
     void start(index_t lane, trajectory sequence);
     void start(index_t lane, const request& prompt) { start(lane, begin_response(prompt)); }
 
+    /// What runs on a lane, so far.
+    const trajectory& drawn(index_t lane) const;
+
     /// Frees the lane; what was drawn is forgotten.
     void abort(index_t lane);
 

@@ -56,7 +56,8 @@ public:
 
     std::shared_ptr<rollout_stage> rollout() {
         return std::make_shared<rollout_stage>(run_.task_, sampling_of(run_.settings_, run_.task_), run_.sample_base(),
-                                               lanes, weights_, run_.settings_.distill.answers);
+                                               lanes, weights_, run_.settings_.distill.answers,
+                                               run_.settings_.schedule.park_after);
     }
 
     /// The student's weights, by the name that the sequences in flight of its checkpoint have for them.

@@ -105,8 +105,8 @@ sched::settings schedule_of(const config& c) {
     };
     for (const auto& [flag, value, least] :
          {std::tuple{"--schedule-k", s.k, 0}, std::tuple{"--tau", s.tau, 0},
-          std::tuple{"--concurrency", s.concurrency, 0}, std::tuple{"--rollout-workers", s.rollout_workers, 0},
-          std::tuple{"--score-batch", s.score_batch, 1}})
+          std::tuple{"--concurrency", s.concurrency, 0}, std::tuple{"--park-after", s.park_after, 0},
+          std::tuple{"--rollout-workers", s.rollout_workers, 0}, std::tuple{"--score-batch", s.score_batch, 1}})
         need(value >= least, fmt::format("{} must be at least {}, not {}", flag, least, value));
     need(s.rollout_workers <= most_threads,
          fmt::format("--rollout-workers must be at most {}, not {}", most_threads, s.rollout_workers));

@@ -48,6 +48,17 @@ void rollout_stage::start(const sched::ticket& t, std::shared_ptr<const trajecto
             fmt::format("rollout_stage: a prefix of sample {} for sample {}", prefix->sample, sample));
     engine_->start(t.lane, prefix ? *prefix : begin_response(request_of(task_, options_.seed, sample, answers_)));
     tickets_[static_cast<std::size_t>(t.lane)] = t;
+    had_[static_cast<std::size_t>(t.lane)] = prefix ? prefix->response().size() : 0;
+}
+
+sched::finished_rollout<trajectory> rollout_stage::park(const sched::ticket& t) {
+    if (!engine_ || !engine_->busy(t.lane) || tickets_[static_cast<std::size_t>(t.lane)] != t)
+        throw std::logic_error(fmt::format("rollout_stage: sequence {} does not run here", t.sample));
+    auto drawn = std::make_shared<const trajectory>(engine_->drawn(t.lane));
+    engine_->abort(t.lane);
+    if (drawn->response().empty()) return {t, {}, nullptr, true};
+    const sched::token_versions versions = versions_of(*drawn);
+    return {t, versions, std::move(drawn), true};
 }
 
 void rollout_stage::abort(const sched::ticket& t) {
@@ -68,8 +79,14 @@ void rollout_stage::step(std::vector<sched::finished_rollout<trajectory>>& out, 
     if (engine_) engine_->step(finished_);
     for (lane_trajectory& f : finished_) {
         auto t = std::make_shared<const trajectory>(std::move(f.sequence));
-        out.push_back({tickets_[static_cast<std::size_t>(f.lane)], versions_of(*t), std::move(t)});
+        const sched::token_versions versions = versions_of(*t);
+        out.push_back({tickets_[static_cast<std::size_t>(f.lane)], versions, std::move(t)});
     }
+    if (park_after_ == 0 || !engine_) return;
+    for (std::size_t lane = 0; lane < tickets_.size(); ++lane)
+        if (const auto i = static_cast<index_t>(lane);
+            engine_->busy(i) && engine_->drawn(i).response().size() >= had_[lane] + park_after_)
+            out.push_back(park(tickets_[lane]));
 }
 
 void rollout_stage::export_partials(std::vector<sched::partial_rollout<trajectory>>& out) const {

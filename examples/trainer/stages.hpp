@@ -49,9 +49,10 @@ public:
     using rolled_type = trajectory;
 
     rollout_stage(const gcd_task& task, const sampling& options, std::uint64_t first_sample, index_t lanes,
-                  const publication& weights, int answers = 1)
+                  const publication& weights, int answers = 1, int park_after = 0)
         : task_(task), options_(options), first_sample_(first_sample), answers_(answers), weights_(weights),
-          tickets_(static_cast<std::size_t>(lanes)) {}
+          park_after_(static_cast<std::size_t>(park_after)), tickets_(static_cast<std::size_t>(lanes)),
+          had_(static_cast<std::size_t>(lanes)) {}
 
     /// Whom a sequence answers: tickets of one group have the same.
     std::uint64_t prompt_of(const opd::sched::ticket& t) const {
@@ -64,9 +65,13 @@ public:
     /// An attempt that is over already is none of its business.
     void abort(const opd::sched::ticket& t);
 
+    /// Stops it; what it has drawn goes on later, from start().
+    opd::sched::finished_rollout<trajectory> park(const opd::sched::ticket& t);
+
     /// Throws if they are not published.
     void install(const opd::sched::weights& w);
 
+    /// Parks who has drawn `park_after` tokens since its start.
     void step(std::vector<opd::sched::finished_rollout<trajectory>>& out, std::stop_token);
     index_t running() const { return engine_ ? engine_->running() : 0; }
     void export_partials(std::vector<opd::sched::partial_rollout<trajectory>>& out) const;
@@ -82,6 +87,7 @@ public:
         if constexpr (A::reading)
             if (installed.version >= 0) install(installed);
         for (opd::sched::ticket& t : tickets_) a(t);
+        for (std::uint64_t& n : had_) a(n);
         if (engine_) a(*engine_);
     }
 
@@ -91,7 +97,9 @@ private:
     std::uint64_t first_sample_;
     int answers_;
     const publication& weights_;
+    std::size_t park_after_;                  // tokens; 0: never
     std::vector<opd::sched::ticket> tickets_; // by lane
+    std::vector<std::uint64_t> had_;          // by lane: tokens of the response at its start
     opd::sched::weights installed_{.version = -1};
     std::optional<rollout_engine> engine_; // from the first weights on
     std::vector<lane_trajectory> finished_;

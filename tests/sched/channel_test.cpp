@@ -28,15 +28,16 @@ TEST_CASE("worlds of processes end, and nothing is lost or learnt from twice") {
         REQUIRE(wrong == "");
         const counters& c = w.state().totals();
         met.consumed += c.consumed, met.late += c.late, met.duplicates += c.duplicates, met.preempted += c.preempted;
-        met.lost_workers += c.lost_workers, met.lost_weights += c.lost_weights;
+        met.lost_workers += c.lost_workers, met.lost_weights += c.lost_weights, met.parked += c.parked;
         crashes += w.crashes(), messages += w.messages();
     }
     if (last - first < 10000) return;
     MESSAGE(messages << " messages, " << met.consumed << " consumed, " << crashes << " deaths of the scheduler, "
                      << met.late << " late, " << met.duplicates << " double, " << met.preempted << " preempted, "
-                     << met.lost_workers << " workers and " << met.lost_weights << " publications lost");
+                     << met.lost_workers << " workers and " << met.lost_weights << " publications lost, " << met.parked
+                     << " parked");
     for (const std::int64_t n : {met.consumed, met.late, met.duplicates, met.preempted, met.lost_workers,
-                                 met.lost_weights, static_cast<std::int64_t>(crashes)})
+                                 met.lost_weights, met.parked, static_cast<std::int64_t>(crashes)})
         CHECK(n > 300);
 }
 

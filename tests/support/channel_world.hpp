@@ -132,14 +132,16 @@ private:
         action order = {};       // command
         event said = {};         // reply
         std::vector<ticket> tickets = {};
-        weights expected = {}; // start: the version's weights when it was sent
-        call job = {};         // work: of a teacher or the learner
-        ticket who = {};       // work: of a rollout worker
+        weights expected = {};      // start: the version's weights when it was sent
+        token_versions prefix = {}; // start: of what was parked
+        call job = {};              // work: of a teacher or the learner
+        ticket who = {};            // work: of a rollout worker
         bool operator<(const message& o) const { return time != o.time ? time > o.time : number > o.number; }
     };
     struct running {
         weights drawn_by;
         version_t oldest = 0;
+        std::int64_t had = 0; // tokens
     };
     struct process {
         sched::stage stage;
@@ -155,6 +157,7 @@ private:
         sample_t sample = 0;
         std::uint32_t attempt = 0;
         bool rolled = false, scored = false;
+        token_versions prefix = {}; // parked
     };
     struct publication {
         std::uint64_t from = 0;
@@ -207,11 +210,16 @@ private:
     }
     void see(const action& a, const actions& out) {
         switch (a.what) {
-        case action::kind::start:
-            payloads_[a.ticket.slot] = {a.ticket.sample, a.ticket.attempt, false, false};
-            order(a);
+        case action::kind::start: {
+            payload& p = payloads_[a.ticket.slot];
+            const bool goes_on = p.sample == a.ticket.sample && p.prefix.tokens > 0 &&
+                                 p.prefix.oldest >= s_.start_of(a.ticket); // else it was made to start again since
+            p = {a.ticket.sample, a.ticket.attempt, false, false, goes_on ? p.prefix : token_versions{}};
+            order(a, {}, p.prefix);
             break;
+        }
         case action::kind::abort:
+        case action::kind::park:
         case action::kind::lost:
             order(a);
             break;
@@ -256,7 +264,7 @@ private:
             break;
         }
     }
-    void order(const action& a, std::vector<ticket> tickets = {}) {
+    void order(const action& a, std::vector<ticket> tickets = {}, const token_versions& prefix = {}) {
         for (std::size_t i = 0; i < workers_.size(); ++i) {
             const stage s = a.what == action::kind::lost    ? a.stage
                             : a.what == action::kind::score ? stage::teacher
@@ -269,7 +277,8 @@ private:
                       .life = a.incarnation,
                       .order = a,
                       .tickets = tickets,
-                      .expected = s_.weights()});
+                      .expected = s_.weights(),
+                      .prefix = prefix});
         }
     }
     void hear(const message& m) {
@@ -280,6 +289,10 @@ private:
         if (lives && e.what == kind::rolled_out) {
             payload& p = payloads_[e.ticket.slot];
             if (p.sample == e.ticket.sample && p.attempt == e.ticket.attempt) p.rolled = true;
+        }
+        if (lives && e.what == kind::parked) {
+            payload& p = payloads_[e.ticket.slot];
+            if (p.sample == e.ticket.sample && p.attempt == e.ticket.attempt && !p.rolled) p.prefix = e.versions;
         }
         if (e.what == kind::scored)
             for (const ticket& t : m.tickets) {
@@ -337,7 +350,8 @@ private:
             require(w.installed && (w.has.version > m.expected.version || w.has == m.expected),
                     "started on weights that are not the version's");
             require(!w.lanes.contains(a.ticket.lane), "two attempts on one lane");
-            w.lanes[a.ticket.lane] = {a.ticket, {w.has, w.has.version}};
+            w.lanes[a.ticket.lane] = {a.ticket,
+                                      {w.has, m.prefix.tokens > 0 ? m.prefix.oldest : w.has.version, m.prefix.tokens}};
             at(now_ + 5 * dice_(), {.what = message::kind::work, .worker = m.worker, .life = w.life, .who = a.ticket});
             break;
         }
@@ -346,6 +360,11 @@ private:
             if (lane == w.lanes.end() || lane->second.first != a.ticket) break;
             w.lanes.erase(lane);
             say(m.worker, event::aborted(a.ticket));
+            break;
+        }
+        case action::kind::park: {
+            const auto lane = w.lanes.find(a.ticket.lane);
+            if (lane != w.lanes.end() && lane->second.first == a.ticket) park(m.worker, a.ticket);
             break;
         }
         case action::kind::score:
@@ -360,6 +379,12 @@ private:
             break;
         }
     }
+    void park(std::size_t worker, const ticket& t) {
+        process& w = workers_[worker];
+        const running r = w.lanes.at(t.lane).second;
+        w.lanes.erase(t.lane);
+        say(worker, event::parked(t, {r.oldest, w.has.version, 0.5 * double(r.oldest + w.has.version), r.had + 2}));
+    }
     // Something is done.
     void work(const message& m) {
         process& w = workers_[m.worker];
@@ -368,11 +393,13 @@ private:
             const auto lane = w.lanes.find(m.who.lane);
             if (zombie || lane == w.lanes.end() || lane->second.first != m.who) return;
             const version_t oldest = lane->second.second.oldest, newest = w.has.version;
+            const std::int64_t had = lane->second.second.had;
+            if (happens(0.1)) return park(m.worker, m.who);
             w.lanes.erase(lane);
             if (happens(0.02))
                 say(m.worker, event::rollout_failed(m.who));
             else
-                say(m.worker, event::rolled_out(m.who, {oldest, newest, 0.5 * double(oldest + newest), 5}));
+                say(m.worker, event::rolled_out(m.who, {oldest, newest, 0.5 * double(oldest + newest), had + 5}));
         } else if (w.stage == stage::teacher) {
             say(m.worker, event::scored(m.job.job, w.number).of_life(m.life), m.job.tickets);
         } else {
@@ -390,6 +417,11 @@ private:
     void mishap() {
         if (calm()) return;
         at(now_ + dice_.in(0.2, 4), {.what = message::kind::mishap});
+        std::vector<ticket> asked;
+        s_.for_each([&](const outstanding_sequence& q) {
+            if (q.where == place::rollout && happens(0.05)) asked.push_back(q.ticket);
+        });
+        for (const ticket& t : asked) dispatch(event::park(t));
         for (std::size_t i = 0; i < workers_.size(); ++i) {
             process& w = workers_[i];
             const bool seen = happens(faults_.death);

@@ -159,8 +159,10 @@ TEST_CASE("kills at random moments lose and double no sequence, and change no by
                                {{"--schedule=async", "--tau=4"}, true},
                                {{"--schedule=step-off", "--schedule-k=2"}, true},
                                {{"--schedule=async", "--tau=2", "--prompts=2", "--answers=3"}},
-                               {{"--schedule=async", "--tau=3", "--prompts=2", "--answers=3"}, true}};
-    for (std::size_t i : {7, 8, 10})
+                               {{"--schedule=async", "--tau=3", "--prompts=2", "--answers=3"}, true},
+                               {{"--schedule=async", "--tau=3", "--park-after=4"}},
+                               {{"--schedule=async", "--tau=4", "--prompts=2", "--answers=3", "--park-after=3"}, true}};
+    for (std::size_t i : {7, 8, 10, 12})
         kinds[i].schedule.insert(kinds[i].schedule.end(), in_virtual_time.begin(), in_virtual_time.end());
     const char* wanted = std::getenv("OPD_KILL_RUNS");
     const int runs = wanted ? std::atoi(wanted) : static_cast<int>(kinds.size());

@@ -782,6 +782,10 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     refused({"--schedule=sync", "--rollout-workers=0"}, "--rollout-workers is not used by --schedule sync");
     refused({"--score-batch=8"}, "--score-batch is not used by --schedule sync");
     refused({"--score-flush=1"}, "--score-flush is not used by --schedule sync");
+    refused({"--park-after=3"}, "--park-after is not used by --schedule sync");
+    refused({"--schedule=async", "--weight-update=abort", "--park-after=3"},
+            "--park-after is not used by --schedule async --weight-update abort");
+    refused({"--schedule=async", "--park-after=-1"}, "--park-after must be at least 0, not -1");
     refused({"--learner-threads=1"}, "--learner-threads is not used by --schedule sync");
     refused({"--schedule=async", "--driver=virtual", "--learner-threads=1"},
             "--learner-threads is not used by --driver virtual");

@@ -160,6 +160,8 @@ TEST_CASE("k = 0 and tau = 0 end in the weights of sync, bit for bit") {
          {flags{"--schedule=step-off", "--schedule-k=0"}, flags{"--schedule=controlled", "--schedule-k=0"},
           flags{"--schedule=async", "--tau=0"}, flags{"--schedule=async", "--tau=0", "--staleness-policy=edf"},
           flags{"--schedule=async", "--tau=0", "--weight-update=finish_first", "--rollout-workers=3"},
+          flags{"--schedule=async", "--tau=0", "--rollout-workers=3", "--park-after=2"},
+          flags{"--schedule=step-off", "--schedule-k=0", "--rollout-workers=2", "--park-after=1"},
           flags{"--schedule=async", "--tau=0", "--weight-update=abort", "--score-batch=1", "--score-flush=0"}}) {
         const std::string directory = dir / std::to_string(i++);
         CAPTURE(f[0]);
@@ -441,10 +443,13 @@ TEST_CASE("virtual time: k = 0 and tau = 0 end in the weights of sync, bit for b
     for (const flags& f :
          {flags{"--schedule=step-off", "--schedule-k=0"}, flags{"--schedule=controlled", "--schedule-k=0"},
           flags{"--schedule=async", "--tau=0"}, flags{"--schedule=async", "--tau=0", "--weight-update=abort"},
+          flags{"--schedule=async", "--tau=0", "--park-after=2"},
           flags{"--schedule=async", "--tau=0", "--weight-update=finish_first", "--staleness-policy=edf"}}) {
         const std::string directory = dir / std::to_string(i++);
         CAPTURE(f[0]);
         REQUIRE(complete(directory, with(virtually, f)) == exit_ok);
+        const auto counts = nlohmann::json::parse(read_file(directory + "/schedule.json"));
+        CHECK((counts["parked"] > 0) == (f.size() > 2 && f[2] == "--park-after=2"));
         CHECK(weights_of(directory) == weights_of(dir / "sync"));
         CHECK(read_file(directory + "/consumed.jsonl") == read_file(dir / "sync/consumed.jsonl"));
     }
@@ -469,6 +474,8 @@ TEST_CASE("virtual time: interrupted or not, the run is the same bit for bit") {
           flags{"--schedule=async", "--tau=2", "--staleness-policy=retry", "--estimator=reverse_kl"},
           flags{"--schedule=async", "--staleness-policy=areal", "--concurrency=3"},
           flags{"--schedule=async", "--tau=2", "--prompts=2", "--answers=4"},
+          flags{"--schedule=async", "--tau=3", "--park-after=3"},
+          flags{"--schedule=async", "--tau=1", "--staleness-policy=retry", "--park-after=2", "--estimator=threshold"},
           flags{"--schedule=async", "--tau=1", "--staleness-policy=drop", "--prompts=2", "--answers=3",
                 "--outstanding=30"},
           flags{"--schedule=controlled", "--schedule-k=2"}, flags{"--schedule=step-off", "--schedule-k=2"}}) {

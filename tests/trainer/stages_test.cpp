@@ -179,6 +179,7 @@ history driven(const config& c, int rollout_workers, int teachers, std::uint32_t
             case sched::action::kind::train:
                 lessons.push_back(named());
                 break;
+            case sched::action::kind::park: // nobody asks for it
             case sched::action::kind::finished:
             case sched::action::kind::fail:
             case sched::action::kind::lost:

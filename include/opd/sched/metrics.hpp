@@ -654,10 +654,11 @@ private:
 // --- a run ------------------------------------------------------------------------------------------------------------
 
 /// What is only counted.
-enum class tally : std::uint8_t { retried, failed, dropped, aborted, late_reply, worker_lost };
-inline constexpr int tally_count = 6;
+enum class tally : std::uint8_t { retried, failed, dropped, aborted, late_reply, worker_lost, parked };
+inline constexpr int tally_count = 7;
 constexpr const char* name_of(tally c) {
-    constexpr const char* names[] = {"retried", "failed", "dropped", "aborted", "late_replies", "workers_lost"};
+    constexpr const char* names[] = {"retried",      "failed",       "dropped", "aborted",
+                                     "late_replies", "workers_lost", "parked"};
     return names[static_cast<int>(c)];
 }
 

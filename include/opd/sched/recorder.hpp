@@ -83,6 +83,7 @@ public:
         count(tally::retried, c.retries, before_.retries);
         count(tally::late_reply, c.late, before_.late);
         count(tally::worker_lost, c.lost_workers, before_.lost_workers);
+        count(tally::parked, c.parked, before_.parked);
         const auto stale = static_cast<std::size_t>(failure::stale);
         count(tally::dropped, c.failed_by[stale], before_.failed_by[stale]);
         count(tally::failed, c.failed - c.failed_by[stale], before_.failed - before_.failed_by[stale]);
