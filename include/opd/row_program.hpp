@@ -101,19 +101,19 @@ struct raw_sums {
     bool unlike = false;         ///< set by a driver that found s* unlike the rest
 
     /// φ
-    OPD_HD double phi(double x) const { return phi_power == 0 ? x : ::expm1(phi_power * x) / phi_power; }
+    OPD_HD OPD_INLINE double phi(double x) const { return phi_power == 0 ? x : ::expm1(phi_power * x) / phi_power; }
     /// a of φ for programs with this exponent: 0 where teacher_delta does not serve (a >= 0.8, where student_power does) or is linear as it is.
-    OPD_HD static double power_for(double k) {
+    OPD_HD OPD_INLINE static double power_for(double k) {
         const double a = 1 - k;
         return a >= 0.8 || (a < 1e-9 && a > -1e-9) ? 0 : a;
     }
 
     /// log p - log q at the student's anchor, from the normalisers.
-    OPD_HD double d_star() const {
+    OPD_HD OPD_INLINE double d_star() const {
         return ::log1p(teacher_mass) - ::log1p(student_mass) + detail::pin((y_t - y_s) * inv_t);
     }
     /// q/p at the student's anchor, 0 where the two are more than a nat apart: `row_constants::ratio`.
-    OPD_HD double ratio() const {
+    OPD_HD OPD_INLINE double ratio() const {
         const double d = d_star();
         return d >= -1 && d <= 1 ? ::exp(-d) : 0;
     }
@@ -133,13 +133,17 @@ struct raw_sums {
     /// The log-ratio at which c is anchored.
     OPD_HD OPD_INLINE double d_anchor() const { return by_rest() ? d_rest() : d_star(); }
     /// What delta adds to z inv_s - y inv_t: exactly 0 where the anchor's logits and the temperatures are equal.
-    OPD_HD double shift() const { return detail::pin((y_s - z_s) * inv_s) + detail::pin(y_s * (inv_t - inv_s)); }
+    OPD_HD OPD_INLINE double shift() const {
+        return detail::pin((y_s - z_s) * inv_s) + detail::pin(y_s * (inv_t - inv_s));
+    }
     /// delta at the teacher's anchor.
-    OPD_HD double delta_at_t() const { return detail::pin((z_t - z_s) * inv_s) - detail::pin((y_t - y_s) * inv_t); }
+    OPD_HD OPD_INLINE double delta_at_t() const {
+        return detail::pin((z_t - z_s) * inv_s) - detail::pin((y_t - y_s) * inv_t);
+    }
     /// log-sum-exp of the student's scaled logits.
-    OPD_HD double lse() const { return detail::pin(z_s * inv_s) + ::log1p(student_mass); }
+    OPD_HD OPD_INLINE double lse() const { return detail::pin(z_s * inv_s) + ::log1p(student_mass); }
     /// -Σ p log p, where student_fall was summed.
-    OPD_HD double entropy() const { return ::log1p(student_mass) - student_fall / (1 + student_mass); }
+    OPD_HD OPD_INLINE double entropy() const { return ::log1p(student_mass) - student_fall / (1 + student_mass); }
 
     /// student_fall after the anchor rose by -a. Of numbers that are pinned: were they shared with the masses' expressions, fast-math would
     /// reassociate the student's and not the teacher's, and equal rows would not be equal.

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "gain.hpp"
-#include "simulate.hpp"
+#include "cluster_sim/gain.hpp"
+#include "cluster_sim/simulate.hpp"
 
 namespace {
 
