@@ -16,7 +16,8 @@
 // return c anchored, c[v] - p[v]·slope[s*], or not; constants in the slope are dropped. Anchoring is for rows whose p* and q*
 // are close. Where they are not, slope[s*] is unlike the others' and would cancel between c[v] and p[v] Σ c: an untrained
 // student under a teacher that is sure of s* has q*/p* = V. Then the gradient at s* is as large as p* and q* themselves, so
-// the normalisers' rounding does not show, and c is anchored not at all, or at the rest of the row (`raw_sums::by_rest`).
+// the normalisers' rounding does not show, and c is anchored not at all; where the sums tell a log-ratio of which the slope is
+// the mean slope, there (`raw_sums::by_mean`); or at the rest of the row (`raw_sums::by_rest`).
 //
 // A program that can do so declares `raw`, the sums over raw logits from which value and Σ c follow in closed form. Then one
 // sweep serves for normalisers and value at once (reverse and forward KL, the alpha family):
@@ -50,10 +51,10 @@ struct row_constants {
     F ratio;              ///< q[s*] / p[s*]; 0 where they differ by more than a factor e: do not anchor there
     F slope_star = F(0);  ///< what the program's slope_star(row) returned; 0 if it has none, or the driver does not ask
     bool anchored = true; ///< the anchor's log-ratio is within 1; a branch on it is the same for a whole row
-    F from_rest = F(0);   ///< d* less the anchor's log-ratio: 0 unless the anchor is the rest of the row
+    F from_anchor = F(0); ///< d* less the anchor's log-ratio: 0 where the anchor is s*
 
-    /// The log-ratio at which c is anchored: that of s*, or of the rest.
-    OPD_HD OPD_INLINE F d_anchor() const { return d_star - from_rest; }
+    /// The log-ratio at which c is anchored: that of s*, of the mean slope, or of the rest.
+    OPD_HD OPD_INLINE F d_anchor() const { return d_star - from_anchor; }
 };
 
 /// One vocabulary entry as a dense program sees it. Fields that a program does not read cost nothing.
@@ -99,6 +100,9 @@ struct raw_sums {
     double k = 1;                ///< exponent of student_power
     double phi_power = 0;        ///< a of φ in teacher_delta; 0: teacher_delta takes delta
     bool unlike = false;         ///< set by a driver that found s* unlike the rest
+    bool by_mean = false;        ///< set by a driver that knows the log-ratio with the mean slope: the anchor then
+    double from_mean = 0;        ///< d* less that log-ratio
+    double least_rest = 4e-18;   ///< the least that 1 - q* counts as, e^-40; a driver that floors log q raises it
 
     /// φ
     OPD_HD OPD_INLINE double phi(double x) const { return phi_power == 0 ? x : ::expm1(phi_power * x) / phi_power; }
@@ -123,15 +127,17 @@ struct raw_sums {
     /// all other entries would cancel by 1/p*. A small p* under a larger q* is unlike the rest; a smaller q* may be common to all, of a
     /// teacher that is sure elsewhere.
     OPD_HD OPD_INLINE bool by_rest() const { return s_may_be_unlike() && (unlike || d_star() < 0); }
-    /// log (1 - p*)/(1 - q*), the log-ratio of the rest; at most 40, for programs raise it to powers.
+    /// log (1 - p*)/(1 - q*), the log-ratio of the rest; at most 40, for programs raise it to powers, and where log q is floored that
+    /// of a rest which lies at the floor.
     OPD_HD OPD_INLINE double d_rest() const {
         const double d = d_star(), q = ::exp(-d) / (1 + student_mass);
         const double rest = t == s ? teacher_mass / (1 + teacher_mass) : 1 - q;
-        const double least = ::exp(-40.);
-        return ::log(student_mass / (1 + student_mass)) - ::log(rest > least ? rest : least);
+        return ::log(student_mass / (1 + student_mass)) - ::log(rest > least_rest ? rest : least_rest);
     }
+    /// d* less the log-ratio at which c is anchored.
+    OPD_HD OPD_INLINE double from_anchor() const { return by_mean ? from_mean : by_rest() ? d_star() - d_rest() : 0; }
     /// The log-ratio at which c is anchored.
-    OPD_HD OPD_INLINE double d_anchor() const { return by_rest() ? d_rest() : d_star(); }
+    OPD_HD OPD_INLINE double d_anchor() const { return d_star() - from_anchor(); }
     /// What delta adds to z inv_s - y inv_t: exactly 0 where the anchor's logits and the temperatures are equal.
     OPD_HD OPD_INLINE double shift() const {
         return detail::pin((y_s - z_s) * inv_s) + detail::pin(y_s * (inv_t - inv_s));
@@ -220,6 +226,14 @@ OPD_HD constexpr bool loses_digits(const D& program, double value, const raw_sum
     double mass = s.student_mass + s.teacher_mass < 1 ? s.student_mass + s.teacher_mass : 1;
     if constexpr (requires { program.cancellation(s); }) mass *= program.cancellation(s);
     return value < (sizeof(typename F::value_type) == 4 ? 0x1p-11 : 0x1p-40) * mass;
+}
+
+/// Whether sums relative to s* do not say what the rest of the row holds, s* being unlike it.
+template <class F, class D>
+OPD_HD constexpr bool hides_rest(const D& program, double value, const raw_sums& s) {
+    if constexpr (requires { program.dwarfed(s, value); })
+        if (program.dwarfed(s, value)) return true;
+    return loses_digits<F>(program, value, s);
 }
 
 /// Where a program's value is infinite: needed to floor, skip or raise. Programs say so by two optional members.

@@ -49,7 +49,8 @@ TEST_CASE("an untrained student and a teacher that is sure of its first choice, 
                         sum += double(dz[v]), all += std::abs(double(dz[v]));
                         sum64 += want[v], all64 += std::abs(want[v]);
                     }
-                    CHECK(std::abs(double(dz[top]) - want[top]) < 2e-6 * std::abs(want[top]));
+                    // e^x with x a float of up to twice the gap
+                    CHECK(std::abs(double(dz[top]) - want[top]) < (2e-6 + 4e-8 * std::abs(gap)) * std::abs(want[top]));
                     // of log-ratios that differ by 0.03 and are subtracted from a float as large as the gap
                     CHECK(std::sqrt(error / size) < 2e-5 * (1 + std::abs(gap)));
                     CHECK(std::abs(sum) < 1e-5 * (1 + std::abs(gap)) * all);
@@ -73,4 +74,80 @@ TEST_CASE("an untrained student and a teacher that is sure of its first choice, 
                 check("total_variation", total_variation{});
             });
         }
+}
+
+TEST_CASE(
+    "a teacher that is sure of another token and denies the student's first choice more than the rest: rows sum to 0") {
+    for (const index_t vocab : {index_t{64}, index_t{1140}, index_t{20000}})
+        for (const double denied : {0., 3., 6., 9.}) {
+            numbers u(std::uint64_t(7 + vocab));
+            std::vector<float> z, y;
+            for (index_t v = 0; v < vocab; ++v)
+                z.push_back(float(0.3 * u.normal())), y.push_back(float(1.5 * u.normal()));
+            const auto top = std::size_t(vocab / 2), sure = std::size_t(vocab / 3);
+            z[top] = 1.5F, y[top] = float(-denied), y[sure] = 16;
+            const std::vector<double> z64(z.begin(), z.end()), y64(y.begin(), y.end());
+            on_both([&](auto& be, const char* engine) {
+                const auto check = [&](const std::string& name, const auto& divergence) {
+                    INFO(std::string(engine)
+                         << ", " << name << ", V " << std::to_string(vocab) << ", denied " << denied);
+                    std::vector<float> dz(z.size());
+                    std::vector<double> want(z.size());
+                    const result got =
+                        evaluate(be, student::logits{view(z.data(), 1, vocab), view(dz.data(), 1, vocab)},
+                                 teacher::dense{view(y.data(), 1, vocab)}, divergence);
+                    const result wanted =
+                        evaluate(be, student::logits<double>{view(z64.data(), 1, vocab), view(want.data(), 1, vocab)},
+                                 teacher::dense<double>{view(y64.data(), 1, vocab)}, divergence);
+                    REQUIRE(got.diagnostics.infinite_rows == wanted.diagnostics.infinite_rows);
+                    if (got.diagnostics.infinite_rows > 0) return;
+                    double error = 0, size = 0, sum = 0, all = 0;
+                    for (std::size_t v = 0; v < dz.size(); ++v) {
+                        if (v != top && v != sure)
+                            error += (double(dz[v]) - want[v]) * (double(dz[v]) - want[v]), size += want[v] * want[v];
+                        sum += double(dz[v]), all += std::abs(double(dz[v]));
+                    }
+                    CHECK(std::sqrt(error / size) < 4e-6);
+                    CHECK(std::abs(sum) < 2e-6 * all);
+                    CHECK(double(got.loss) == doctest::Approx(double(wanted.loss)).epsilon(4e-6));
+                };
+                for (const double a : {-1., 0.3, 0.5, 0.9, 1.1, 1.5, 2., 3.})
+                    check("alpha " + std::to_string(a), alpha_divergence{a});
+                check("jsd", jsd{});
+                check("forward_kl", forward_kl{});
+                check("reverse_kl", reverse_kl{});
+                check("chi_squared", chi_squared{});
+            });
+        }
+}
+
+TEST_CASE("a student that is sure: what its first token gets is what the others lose") {
+    for (const index_t vocab : {index_t{64}, index_t{1140}})
+        for (const double sure : {10., 25., 45.})
+            for (const float t : {1.F, 0.1F}) {
+                numbers u(std::uint64_t(11 + vocab));
+                std::vector<float> z, y;
+                for (index_t v = 0; v < vocab; ++v)
+                    z.push_back(float(u.normal())), y.push_back(float((t < 1 ? 0.3 : 1) * u.normal()));
+                const auto top = std::size_t(vocab / 2);
+                z[top] = float(sure);
+                on_both([&](auto& be, const char* engine) {
+                    const auto check = [&](const std::string& name, const auto& divergence) {
+                        INFO(std::string(engine)
+                             << ", " << name << ", V " << std::to_string(vocab) << ", sure by " << sure);
+                        std::vector<float> dz(z.size());
+                        (void)evaluate(be, student::logits{view(z.data(), 1, vocab), view(dz.data(), 1, vocab)},
+                                       teacher::dense{view(y.data(), 1, vocab), t}, divergence);
+                        double sum = 0, all = 0;
+                        for (const float g : dz) sum += double(g), all += std::abs(double(g));
+                        CHECK(all > 0);
+                        CHECK(std::abs(sum) < 4e-6 * all);
+                    };
+                    for (const double a : {-1., 0.3, 0.5, 0.9, 1.1, 1.5, 2., 3.})
+                        check("alpha " + std::to_string(a), alpha_divergence{a});
+                    check("jsd", jsd{});
+                    check("reverse_kl", reverse_kl{});
+                    check("chi_squared", chi_squared{});
+                });
+            }
 }

@@ -337,10 +337,11 @@ std::pair<outcome, block<G>> checked(const block<Z>& z, const block<G>& dz, bool
     return *first;
 }
 
-/// The sum of each row of a gradient, and that it is finite.
+/// The sum of each row of a gradient, and that it is finite. `c_sizes`: what else cancels in a row, Σ |c|, where slopes are many
+/// times what is left of them.
 template <class G, class Z>
 void check_rows(const block<G>& dz, const block<Z>& z, const surroundings& s, float temperature, index_t cols,
-                double slope, double teacher_range = 0, double units = 8) {
+                double slope, double teacher_range = 0, double units = 8, const std::vector<double>& c_sizes = {}) {
     for (index_t r = 0; r < dz.rows; ++r) {
         long double exact = 0; // a sum in double would add a rounding of its own for each entry
         double magnitudes = 0, low = 0, high = 0;
@@ -354,6 +355,8 @@ void check_rows(const block<G>& dz, const block<Z>& z, const surroundings& s, fl
             exact += g, magnitudes += std::abs(g);
             if (std::isfinite(x)) low = std::min(low, x), high = std::max(high, x);
         }
+        if (!c_sizes.empty())
+            magnitudes += s.factor / static_cast<double>(temperature) * c_sizes[static_cast<std::size_t>(r)];
         const auto sum = static_cast<double>(exact);
         const double bound =
             row_sum_bound<G, Z>(magnitudes, s.factor * slope / static_cast<double>(temperature),

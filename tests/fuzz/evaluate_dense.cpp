@@ -13,6 +13,31 @@ double parameter(choices& c, std::initializer_list<double> usual) {
     return c.once_in(12) ? c.of({not_a_number, infinity, -infinity, -1.0, 2.0}) : c.of(usual);
 }
 
+/// Σ p^a q^(1-a)/|a-1| of each row, where float carries it, q no less than the floor where it has holes.
+template <class Z, class Y>
+std::vector<double> power_slopes(const block<Z>& z, const block<Y>& y, double tp, double tq, double a, double floor) {
+    std::vector<double> sums;
+    const auto lse = [](const auto& x, index_t r, double t) {
+        double top = -infinity, mass = 0;
+        for (index_t v = 0; v < x.cols; ++v) top = std::max(top, x.number(r, v) / t);
+        for (index_t v = 0; v < x.cols; ++v) mass += std::exp(x.number(r, v) / t - top);
+        return top + std::log(mass);
+    };
+    for (index_t r = 0; r < z.rows; ++r) {
+        const double lz = lse(z, r, tp), ly = lse(y, r, tq);
+        bool hole = false;
+        for (index_t v = 0; v < y.cols; ++v) hole |= std::isinf(y.number(r, v));
+        double sum = 0;
+        for (index_t v = 0; v < z.cols; ++v) {
+            const double log_p = z.number(r, v) / tp - lz, y_v = v < y.cols ? y.number(r, v) : -infinity;
+            const double log_q = std::max(y_v / tq - ly, hole ? floor : -infinity), x = a * log_p + (1 - a) * log_q;
+            if (std::isfinite(x)) sum += std::exp(std::min(x, 87.0)) / std::abs(a - 1);
+        }
+        sums.push_back(sum);
+    }
+    return sums;
+}
+
 template <class Z, class G, class Y, class Divergence>
 void run(choices& c, const Divergence& d) {
     const sizes shape = sizes_of(c);
@@ -67,7 +92,7 @@ void run(choices& c, const Divergence& d) {
     if (o.threw || !plain || spoilt != 0 || s.e.beta != 0 || n == 0) return;
     need(std::isfinite(o.loss), "the loss of moderate numbers is not finite");
     // In float e^x with x up to 60 is right to 30 eps, in the sum and in the entry: powers reach that.
-    const bool powers = std::is_same_v<Divergence, chi_squared> || std::is_same_v<Divergence, alpha_divergence>;
+    constexpr bool powers = std::is_same_v<Divergence, chi_squared> || std::is_same_v<Divergence, alpha_divergence>;
     double widest = 0; // scaled teacher logits of a row
     for (index_t r = 0; r < n; ++r) {
         double low = infinity, high = -infinity;
@@ -75,7 +100,14 @@ void run(choices& c, const Divergence& d) {
             if (const double x = y.number(r, i); std::isfinite(x)) low = std::min(low, x), high = std::max(high, x);
         widest = std::max(widest, (high - low) / static_cast<double>(tq));
     }
-    check_rows(out, z, s, tp, v, 1, widest, powers ? 32 : 8);
+    std::vector<double> slopes;
+    if constexpr (powers) {
+        double a = 2;
+        if constexpr (requires { d.a; }) a = d.a;
+        if (a != 1)
+            slopes = power_slopes(z, y, static_cast<double>(tp), static_cast<double>(tq), a, s.e.on_infinite.floor_at);
+    }
+    check_rows(out, z, s, tp, v, 1, widest, powers ? 32 : 8, slopes);
 }
 
 template <class Z, class G, class Y>

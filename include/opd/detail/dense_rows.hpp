@@ -225,9 +225,12 @@ struct dense_rows {
         out.infinite = teacher_zero || student_zero;
         if (out.infinite && e.on_infinite.act != infinite::action::floor) return;
         st.raised = {teacher_zero, student_zero, e.on_infinite.floor_at};
-        if (const double lowest = s.y_t + (st.raised.floor + ::log1p(s.teacher_mass)) / s.inv_t;
-            teacher_zero && s.y_s < lowest)
-            s.y_s = lowest;                         // d* and delta follow
+        if (teacher_zero) {
+            const double lowest = s.y_t + (st.raised.floor + ::log1p(s.teacher_mass)) / s.inv_t;
+            if (s.y_s < lowest) s.y_s = lowest; // d* and delta follow
+            const double rest = double(vocab - 1) * ::exp(st.raised.floor);
+            if (s.least_rest < rest) s.least_rest = rest;
+        }
         const double gap = (s.y_t - s.y_s) * inv_t; // how little the teacher gives the student's top token
         constexpr bool tolerant =
             need.student_delta && !need.student_power && !need.teacher_delta; // reverse KL never forms e^-delta
@@ -238,14 +241,24 @@ struct dense_rows {
             st.next = row_step::entrywise;
         } else if constexpr (single_sweep) {
             const double loss = program_of(st).value(s);
-            if (s.s_may_be_unlike() &&
-                loses_digits<F>(program_of(st), loss, s)) // sums relative to s* do not say what the rest holds
+            if (s.s_may_be_unlike() && hides_rest<F>(program_of(st), loss, s))
                 st.entrywise = s.unlike = true, st.next = row_step::entrywise;
-            else
+            else {
+                anchor_at_mean(s, program_of(st));
                 refine_or_finish(st, loss, program_of(st).sum_c(s));
+            }
         } else {
             st.next = row_step::terms;
         }
+    }
+    /// Where p* and q* are far apart, if the program knows the mean slope and float carries it.
+    OPD_HD static void anchor_at_mean(raw_sums& s, const Program& p) {
+        if constexpr (requires { p.from_mean(s); })
+            if (s.ratio() == 0) {
+                s.from_mean = p.from_mean(s);
+                const double power = p.exponent() * (s.d_star() - s.from_mean);
+                s.by_mean = power < steepest && power > -steepest;
+            }
     }
     /// A value that float carried: summed again if it lost its digits, else final.
     OPD_HD void refine_or_finish(state_type& st, double loss, double sum_c) const {

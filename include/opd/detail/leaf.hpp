@@ -269,10 +269,12 @@ struct leaf_sums {
     fall<F> fall_z, fall_y;
 };
 
-/// Entries whose terms are added up before they join the leaf's sum: chains of additions in float must stay short, or the sum
-/// drifts by several units in its last place. Wide registers have short chains as they are.
+/// Entries whose terms are added up before they join the leaf's sum: chains of additions must stay short, or the sum drifts by
+/// several units in its last place. Wide registers have short chains as they are.
 template <class F>
-inline constexpr int sum_chain = F::width == 4 || F::width == 8 ? 8 * F::width : leaf_size;
+inline constexpr int sum_chain = F::width == 1   ? 32
+                                 : F::width <= 8 ? 8 * F::width
+                                                 : leaf_size;
 
 /// Sums of a leaf in memory, on the speculation that nothing lies above the anchors or absurdly far below: fall_z and fall_y
 /// tell whether that was so.

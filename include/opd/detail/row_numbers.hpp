@@ -26,7 +26,7 @@ struct row_numbers {
           log_sum_t(::log1p(s.teacher_mass)) {
         const double d = s.d_anchor();
         row.anchored = d >= -1 && d <= 1;
-        if (s.by_rest()) row.from_rest = F(s.d_star() - d);
+        row.from_anchor = F(s.from_anchor());
         if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
     }
 

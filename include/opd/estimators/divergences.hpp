@@ -14,8 +14,8 @@
 //
 // Shapes: logits (N,V) and (N,V); one value a row. Additive constants in the slope are dropped: (1) of row_program.hpp
 // removes them. Every c is returned anchored at the student's top token s*, as p·(slope - slope*), from delta by expm1 and
-// log1p, so that it is exact to float precision near p = q, or at the rest of the row where s* is unlike it (`by_rest`); forward
-// KL's is not where p* and q* are far apart, where it is -q.
+// log1p, so that it is exact to float precision near p = q. Where p* and q* are far apart alpha's is anchored at the mean slope,
+// where it sums to 0, forward KL's not at all: it is -q; and where s* is unlike the rest of the row, at the rest (`by_rest`).
 // No T² factor is applied.
 //
 // Exact: all of them. A float row whose probabilities differ by more than e^80 at some token that matters is redone in
@@ -301,7 +301,7 @@ struct alpha_divergence {
         if (is_forward()) return forward_kl{}.c(r, e);
         if (a == 1) return reverse_kl{}.c(r, e);
         const F star = exp(detail::bounded(F(a - 1) * r.d_anchor())), scale(1 / (a - 1));
-        const F x = select(e.log_p > F(-1e20), F(a - 1) * (e.delta + r.from_rest), F(0)); // p = 0 has no gradient
+        const F x = select(e.log_p > F(-1e20), F(a - 1) * (e.delta + r.from_anchor), F(0)); // p = 0 has no gradient
         const F near = star * e.p * expm1(detail::bounded(x));
         if (a >= 0.5) return scale * near;
         // p^a q^(1-a) from q where they are far apart: p may underflow while its power does not
@@ -329,6 +329,11 @@ struct alpha_divergence {
         return size > part ? size : part;
     }
 
+    /// Whether the slope at s* is so much larger than the mean slope, Σ p^a q^(1-a), that neither sums nor c should be relative to it.
+    OPD_HD bool dwarfed(const raw_sums& s, double value) const {
+        return a > 1 && ::exp((a - 1) * s.d_star()) > 8 * (1 + a * (a - 1) * value);
+    }
+
     OPD_HD bool infinite_where_teacher_zero() const { return a >= 1; }
     OPD_HD bool infinite_where_student_zero() const { return a <= 0; }
     // a is known at run time only
@@ -345,9 +350,18 @@ struct alpha_divergence {
                    (a - 1);
         return (::expm1(g) + ::exp(g) * s.student_power / (1 + s.student_mass)) / (a * (a - 1));
     }
+    /// d* less the d of the mean slope: Σ p^a q^(1-a) = e^((a-1) d) = e^(a d*) (1 + x) = e^((a-1) d*) (1 + w), by the one of the two
+    /// that cancels less. Not from d, in which a student that is sure of s* would lose all that the others have.
+    OPD_HD double from_mean(const raw_sums& s) const {
+        if (is_forward() || a == 1) return 0; // they have anchors of their own
+        const double w = s.student_power / (1 + s.student_mass);
+        const double x = by_teacher() ? a * (s.teacher_delta + s.phi(s.delta_at_t())) / (1 + s.teacher_mass) : -1;
+        return (x > w ? s.d_star() + ::log1p(x) : ::log1p(w)) / (1 - a);
+    }
     OPD_HD double sum_c(const raw_sums& s) const {
         if (is_forward()) return forward_kl{}.sum_c(s);
         if (a == 1) return reverse_kl{}.sum_c(s);
+        if (s.by_mean) return 0;
         if (s.by_rest()) return a * value(s) - ::expm1((a - 1) * s.d_rest()) / (a - 1);
         return ::exp((a - 1) * s.d_star()) / (a - 1) * s.student_power / (1 + s.student_mass);
     }
@@ -385,6 +399,8 @@ struct chi_squared {
     OPD_HD double exponent() const { return -1; }
     OPD_HD double value(const raw_sums& s) const { return 2 * alpha_divergence{2}.value(s); }
     OPD_HD static double cancellation(const raw_sums& s) { return 2 * alpha_divergence{2}.cancellation(s); }
+    OPD_HD static double from_mean(const raw_sums& s) { return alpha_divergence{2}.from_mean(s); }
+    OPD_HD static bool dwarfed(const raw_sums& s, double value) { return alpha_divergence{2}.dwarfed(s, value / 2); }
     OPD_HD double sum_c(const raw_sums& s) const { return 2 * alpha_divergence{2}.sum_c(s); }
 };
 
