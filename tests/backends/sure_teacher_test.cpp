@@ -30,7 +30,7 @@ TEST_CASE("an untrained student and a teacher that is sure of its first choice, 
             z[top] = 0.2F, y[top] = float(gap);
             const std::vector<double> z64(z.begin(), z.end()), y64(y.begin(), y.end());
             on_both([&](auto& be, const char* engine) {
-                const auto check = [&](const std::string& name, const auto& divergence) {
+                const auto check = [&](const std::string& name, const auto& divergence, double value_error = 2e-4) {
                     INFO(std::string(engine) << ", " << name << ", V " << std::to_string(vocab) << ", gap " << gap);
                     std::vector<float> dz(z.size());
                     std::vector<double> want(z.size());
@@ -55,10 +55,13 @@ TEST_CASE("an untrained student and a teacher that is sure of its first choice, 
                     CHECK(std::sqrt(error / size) < 2e-5 * (1 + std::abs(gap)));
                     CHECK(std::abs(sum) < 1e-5 * (1 + std::abs(gap)) * all);
                     CHECK(std::abs(sum64) < 2e-11 * all64);
-                    CHECK(double(got.loss) == doctest::Approx(double(wanted.loss)).epsilon(2e-4));
+                    CHECK(double(got.loss) == doctest::Approx(double(wanted.loss)).epsilon(value_error));
                 };
-                for (const double a : {-1., 0.3, 0.5, 0.75, 0.8, 0.9, 0.99, 1.01, 1.1, 1.5, 2., 3.})
+                for (const double a : {-1., 0.3, 0.5, 0.75, 0.8, 1.5, 2., 3.})
                     check("alpha " + std::to_string(a), alpha_divergence{a});
+                for (const double a : {0.9, 0.99, 1.01, 1.1}) // as little of d* is left as of reverse KL's
+                    check("alpha " + std::to_string(a), alpha_divergence{a}, 1e-5);
+                check("reverse_kl + chi_squared", weighted_sum{reverse_kl{}, chi_squared{}});
                 check("jsd", jsd{});
                 check("jsd 0.2, 0.9", jsd{.w = 0.2, .o = 0.9});
                 check("skew_forward_kl", skew_forward_kl{});
