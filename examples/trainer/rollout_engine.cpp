@@ -132,7 +132,7 @@ void rollout_engine::fill_cache() {
     }
 }
 
-void rollout_engine::step(std::vector<lane_trajectory>& finished) {
+index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
     segments_.clear();
     tokens_.clear();
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
@@ -144,7 +144,7 @@ void rollout_engine::step(std::vector<lane_trajectory>& finished) {
         tokens_.insert(tokens_.end(), all.begin() + static_cast<std::ptrdiff_t>(s.computed),
                        all.begin() + static_cast<std::ptrdiff_t>(s.computed + count));
     }
-    if (segments_.empty()) return;
+    if (segments_.empty()) return 0;
     forward();
     const index_t v = weights_.model->shape.vocabulary;
     index_t row = 0;
@@ -166,13 +166,7 @@ void rollout_engine::step(std::vector<lane_trajectory>& finished) {
         s = {};
         --running_;
     }
-}
-
-index_t rollout_engine::next_rows() const {
-    std::size_t rows = 0;
-    for (const lane_state& s : lanes_)
-        if (s.busy) rows += chunk(s);
-    return static_cast<index_t>(rows);
+    return row;
 }
 
 std::vector<lane_trajectory> rollout_engine::partials() const {

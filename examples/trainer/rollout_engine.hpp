@@ -56,11 +56,8 @@ public:
     void install(const policy& weights);
 
     /// One quantum: every running sequence takes a chunk of what its cache lacks, and a token if nothing is lacking.
-    /// Appends those that are finished; their lanes are free.
-    void step(std::vector<lane_trajectory>& finished);
-
-    /// Tokens that the next step takes through the model.
-    index_t next_rows() const;
+    /// Appends those that are finished; their lanes are free. Returns how many tokens it took through the model.
+    index_t step(std::vector<lane_trajectory>& finished);
 
     /// What is running, by lane.
     std::vector<lane_trajectory> partials() const;

@@ -219,9 +219,7 @@ void run::distill_on_threads() {
 
 namespace {
 
-using stage_objects = std::vector<std::shared_ptr<rollout_stage>>; // by worker
-
-sched::stage_costs<trajectory> costs_of(const config& c, const stage_objects& rollouts) {
+sched::stage_costs<trajectory> costs_of(const config& c) {
     const auto s = c.schedule;
     const auto rows = [](sched::stage_costs<trajectory>::batch sequences) {
         std::size_t r = 0;
@@ -229,10 +227,7 @@ sched::stage_costs<trajectory> costs_of(const config& c, const stage_objects& ro
         return static_cast<double>(r);
     };
     sched::stage_costs<trajectory> r;
-    r.step = [s, &rollouts](std::int32_t worker, index_t) {
-        return s.cost_step +
-               s.cost_step_row * static_cast<double>(rollouts[static_cast<std::size_t>(worker)]->next_rows());
-    };
+    r.step = [s](std::int32_t, index_t rows) { return s.cost_step + s.cost_step_row * static_cast<double>(rows); };
     r.score = [s, rows](auto sequences) { return s.cost_score + s.cost_score_row * rows(sequences); };
     r.train = [s, rows](auto sequences) { return s.cost_train + s.cost_train_row * rows(sequences); };
     r.install = [s](std::int32_t, sched::version_t) { return s.cost_sync; };
@@ -293,10 +288,7 @@ virtual_run virtual_run_of(std::string_view bytes, const sched::settings& s, vir
 
 void run::distill_in_virtual_time() {
     overlapped all(*this, threads_of(settings_)); // the teacher is alone while it scores
-    stage_objects rollouts(static_cast<std::size_t>(all.workers));
-    virtual_model model(
-        [&](std::int32_t worker) { return rollouts.at(static_cast<std::size_t>(worker)) = all.rollout(); },
-        {all.teacher}, all.lesson, costs_of(settings_, rollouts));
+    virtual_model model([&](std::int32_t) { return all.rollout(); }, {all.teacher}, all.lesson, costs_of(settings_));
     const bool resumed = state_.step > 0;
     const auto publish = [&](const sched::weights& name) { all.publish(name); };
     if (!resumed) publish({});

@@ -71,13 +71,10 @@ public:
     /// Throws if they are not published.
     void install(const opd::sched::weights& w);
 
-    /// Parks who has drawn `park_after` tokens since its start.
-    void step(std::vector<opd::sched::finished_rollout<trajectory>>& out, std::stop_token);
+    /// Parks who has drawn `park_after` tokens since its start. Returns how many tokens went through the model.
+    index_t step(std::vector<opd::sched::finished_rollout<trajectory>>& out, std::stop_token);
     index_t running() const { return engine_ ? engine_->running() : 0; }
     void export_partials(std::vector<opd::sched::partial_rollout<trajectory>>& out) const;
-
-    /// Tokens that the next quantum takes through the model.
-    index_t next_rows() const { return engine_ ? engine_->next_rows() : 0; }
 
     /// All of its state; when it is read, the weights that it had must be published.
     template <class A>

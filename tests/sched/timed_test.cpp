@@ -275,6 +275,132 @@ TEST_CASE("a worker whose first transfer outlasts several versions passes over w
     CHECK(seen.rolled > 5);
 }
 
+// Drafts, and learns from its speed how many tokens: what it drafts next follows from how long the last quantum took.
+struct speculator : generator {
+    using generator::generator;
+    struct work {
+        index_t rows = 0, drafted = 0;
+    };
+    work step(std::vector<finished_rollout<response>>& out, std::stop_token stop) {
+        const work w{running(), drafts};
+        quanta.push_back(w);
+        generator::step(out, stop);
+        return w;
+    }
+    void took(double seconds) {
+        times.push_back(seconds);
+        drafts = seconds < 1.5 ? drafts + 1 : 1;
+    }
+    template <class A>
+    void fields(A& a) {
+        a(drafts, times);
+        generator::fields(a);
+    }
+    index_t drafts = 1;
+    std::vector<work> quanta;
+    std::vector<double> times;
+};
+
+TEST_CASE(
+    "a quantum costs what it did, its stage hears of that, and a run that learns from it is a function of its costs") {
+    using spec_model = timed_stages<speculator, judge, pupil>;
+    using spec_driver = virtual_driver<spec_model>;
+    struct run {
+        student w;
+        std::vector<std::shared_ptr<speculator>> workers;
+        spec_model model_of() {
+            spec_model::costs_type costs;
+            costs.step = [](std::int32_t, const speculator::work& x) {
+                return 0.25 + 0.125 * static_cast<double>(x.rows) + 0.25 * static_cast<double>(x.drafted);
+            };
+            costs.install = [](std::int32_t, version_t) { return 0.125; };
+            return spec_model(
+                [this](std::int32_t) {
+                    workers.push_back(std::make_shared<speculator>(w));
+                    return workers.back();
+                },
+                {std::make_shared<judge>()}, std::make_shared<pupil>(pupil{w}), costs);
+        }
+    };
+    const settings how{.batch = 2, .schedule = async{.tau = 2}, .sequences = 24, .teacher_batch = 2};
+    const auto staff = [](spec_driver& d) {
+        d.bring_up(stage::rollout, 2, 3);
+        d.bring_up(stage::teacher, 1);
+        d.bring_up(stage::learner, 1);
+    };
+    run first;
+    spec_driver d(how, first.model_of());
+    staff(d);
+    std::string middle;
+    student then;
+    while (!d.finished()) {
+        REQUIRE(d.step());
+        if (d.events() == 60) middle = d.snapshot(), then = first.w;
+    }
+    REQUIRE(!middle.empty());
+    for (const auto& s : first.workers) {
+        REQUIRE(s->times.size() + 1 >= s->quanta.size()); // the last may not be over
+        REQUIRE(s->times.size() > 10);
+        index_t most = 0;
+        for (std::size_t i = 0; i < s->times.size(); ++i) {
+            CHECK(s->times[i] == 0.25 + 0.125 * double(s->quanta[i].rows) + 0.25 * double(s->quanta[i].drafted));
+            if (i > 0) CHECK(s->quanta[i].drafted == (s->times[i - 1] < 1.5 ? s->quanta[i - 1].drafted + 1 : 1));
+            most = std::max(most, s->quanta[i].drafted);
+        }
+        CHECK(most >= 4);
+    }
+    run second; // restored in the middle, where quanta are under way
+    second.w = then;
+    spec_driver e = spec_driver::restore(how, second.model_of(), middle);
+    CHECK(e.run());
+    CHECK(e.snapshot() == d.snapshot());
+    CHECK(second.w.sum == first.w.sum);
+}
+
+TEST_CASE("a quantum begins when all of its moment is there, and is told of when it is over") {
+    student published;
+    const auto stage = std::make_shared<speculator>(published);
+    timed_rollout<speculator, verdict> worker(stage, 0, [](const speculator::work& w) { return double(w.rows); });
+    std::vector<sample_t> done;
+    const auto finished = [&](const ticket& t, const token_versions&, auto&&) { done.push_back(t.sample); };
+    CHECK(worker.next() == forever);
+    worker.install({0, 0});
+    worker.start({.sample = 0, .worker = 0}); // one token
+    worker.start({.sample = 9, .worker = 0}); // two
+    CHECK(worker.next() == 0);                // its length is known when it has begun
+    CHECK(stage->quanta.empty());
+    worker.start({.sample = 11, .worker = 0}); // one
+    worker.advance(0, finished);
+    REQUIRE(stage->quanta.size() == 1);
+    CHECK(stage->quanta[0].rows == 3);
+    CHECK(worker.next() == 3);
+    CHECK(worker.until_settled() == 3); // also at its very beginning
+    CHECK(worker.running() == 3);
+    CHECK(worker.abort({.sample = 11, .worker = 0})); // finished, but nobody knows
+    worker.start({.sample = 22, .worker = 0});
+    worker.advance(2.5, finished);
+    CHECK(done.empty());
+    CHECK(stage->times.empty());
+    worker.advance(0.5, finished);
+    CHECK(done == std::vector<sample_t>{0});
+    CHECK(stage->times == std::vector<double>{3});
+    CHECK(worker.next() == 0);
+    worker.advance(0, finished);
+    CHECK(worker.next() == 2); // 9 and 22
+}
+
+TEST_CASE("run_until stops in time, also where quanta end without an event") {
+    student w;
+    presence known;
+    driver d({.batch = 1, .sequences = 40, .teacher_batch = 1}, model_of(w), &known);
+    bring_up(d);
+    for (double t = 0.25; t < 20; t += 0.25) {
+        d.run_until(t);
+        REQUIRE(d.now() <= t);
+        CHECK(d.next() > t);
+    }
+}
+
 TEST_CASE("stages that list no fields have no snapshots") {
     using toys = timed_stages<toy::rollout, toy::teacher, toy::learner>;
     const auto shared = std::make_shared<toy::world>();

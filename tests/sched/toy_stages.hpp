@@ -121,6 +121,7 @@ public:
         : citizen(std::move(w)), number_(number), lanes_(static_cast<std::size_t>(lanes)) {}
 
     void start(const ticket& t, std::shared_ptr<const sequence> partial) {
+        need_time();
         world_->ask("start", number_, t.sample);
         lane& l = lanes_.at(static_cast<std::size_t>(t.lane));
         if (l.busy) world_->complain("a lane is given twice");
@@ -142,6 +143,7 @@ public:
         ++running_;
     }
     void abort(const ticket& t) {
+        need_time();
         lane& l = lanes_.at(static_cast<std::size_t>(t.lane));
         if (!l.busy || l.who != t) {
             if (!world_->forgetful) world_->complain("an abort of what does not run");
@@ -152,11 +154,13 @@ public:
         world_->ask("abort", number_, t.sample); // what is to be aborted is, even if this throws
     }
     finished_rollout<sequence> park(const ticket& t) {
+        need_time();
         lane& l = lanes_.at(static_cast<std::size_t>(t.lane));
         if (!l.busy || l.who != t) throw failed("parks what does not run");
         return take_out(l);
     }
     void install(const weights& w) {
+        need_time();
         world_->ask("install", number_, static_cast<sample_t>(w.version));
         const std::lock_guard lock(world_->mutex);
         if (w != world_->published && w != world_->before)
@@ -167,6 +171,7 @@ public:
     }
     void step(std::vector<finished_rollout<sequence>>& out, std::stop_token stop) {
         using wrong = world::wrong;
+        need_time();
         for (lane& l : lanes_) {
             if (!l.busy) continue;
             const wrong w = world_->ask("step", number_, l.who.sample, stop);
@@ -195,6 +200,11 @@ public:
             l.busy = false;
             --running_;
         }
+        untimed_ = true;
+    }
+    void took(double seconds) {
+        if (!untimed_ || !(seconds >= 0 && seconds < 1e6)) world_->complain("a time of no quantum of its own");
+        untimed_ = false;
     }
     index_t running() const { return running_; }
     void export_partials(std::vector<partial_rollout<sequence>>& out) const {
@@ -203,6 +213,9 @@ public:
     }
 
 private:
+    void need_time() {
+        if (untimed_) world_->complain("it was not told how long its last quantum took");
+    }
     static token_versions versions_of(const sequence& s) {
         token_versions v{s.versions.front(), s.versions.back(), 0, static_cast<std::int64_t>(s.versions.size())};
         for (const version_t x : s.versions) v.mean += static_cast<double>(x);
@@ -225,6 +238,7 @@ private:
     std::vector<lane> lanes_;
     index_t running_ = 0;
     version_t version_ = -1;
+    bool untimed_ = false; // after a quantum
 };
 
 class teacher : citizen {

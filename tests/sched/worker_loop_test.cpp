@@ -215,6 +215,51 @@ TEST_CASE("a worker parks as it is told to, or on its own") {
     CHECK(w.obey(park(8, 1)) == "[abort 8] error failed 8");
 }
 
+TEST_CASE("a stage hears how long its quantum took before anybody hears what came of it") {
+    struct scribe_with_a_clock : scribe {
+        std::vector<double> took_;
+        struct record {
+            int rows = 0;
+        };
+        record step(std::vector<finished_rollout<std::string>>& out, std::stop_token stop) {
+            const int rows = static_cast<int>(lanes.size());
+            scribe::step(out, stop);
+            return {rows};
+        }
+        void took(double seconds) {
+            took_.push_back(seconds);
+            call("took");
+        }
+    };
+    throwing = {}, forgets = {}, ends = {2};
+    const auto stage = std::make_shared<scribe_with_a_clock>();
+    rollout_actor<scribe_with_a_clock, int> actor(stage, 0);
+    const auto step = [&] {
+        said.clear();
+        actor.step(hear);
+        return said;
+    };
+    for (command c : {begin(1), start(1, 1), start(2, 1)}) actor.obey(c, hear);
+    CHECK(step() == "[step] [took] rolled 2");
+    CHECK(actor.work().rows == 2);
+    throwing = {"took"};
+    ends = {};
+    CHECK(step() == "[step] [took] error"); // and no sequence fails
+    CHECK(!actor.idle());
+    CHECK(actor.work().rows == 1);
+    throwing = {"step"};
+    CHECK(step() == "[step] [abort 1] error failed 1"); // a quantum that failed took no time worth telling
+    throwing = {};
+    for (const double t : stage->took_) CHECK((t >= 0 && t < 60));
+    CHECK(stage->took_.size() == 2);
+    for (command c : {start(3, 1)}) actor.obey(c, hear);
+    actor.run();
+    said.clear();
+    actor.tell(4.5, hear); // as in virtual time
+    CHECK(said == "[took]");
+    CHECK(stage->took_.back() == 4.5);
+}
+
 TEST_CASE("weights never go back within a life") {
     rollout w;
     w.obey(begin(1));

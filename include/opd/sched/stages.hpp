@@ -8,10 +8,13 @@
 //             void abort(const ticket&)                        forget it; its lane is free
 //             void install(const weights&)                     take exactly these weights; running prefixes are kept
 //             void step(std::vector<finished_rollout<rolled_type>>& out, std::stop_token)
-//                                                              one quantum for all that is running; appends what is finished
 //                                                              one quantum for all that is running; appends what is finished,
 //                                                              and, marked as parked, what it gives back as it stands: that
-//                                                              goes on later, maybe elsewhere, through start()
+//                                                              goes on later, maybe elsewhere, through start(). May return a
+//                                                              record of what it did (rows decoded, drafted, verified), from
+//                                                              which its cost in virtual time follows (timed_stages.hpp)
+//             void took(double seconds)                        optional: how long that quantum was, before anything else is
+//                                                              asked of it; in virtual time what it costs there
 //             running()                                        how many run
 //             finished_rollout<rolled_type> park(const ticket&)  optional: stop it, its lane is free, and say what it has drawn
 //                                                              (no token yet: no sequence); without it nobody may ask
@@ -38,6 +41,8 @@
 #include <memory>
 #include <span>
 #include <stop_token>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "opd/sched/types.hpp"
@@ -99,6 +104,12 @@ concept learner_stage = requires(L& l, std::span<const sequence_view<Rolled, Sco
 };
 
 namespace detail {
+template <class R>
+using step_result = decltype(std::declval<R&>().step(
+    std::declval<std::vector<finished_rollout<typename R::rolled_type>>&>(), std::stop_token{}));
+/// What step() says that it did; how many sequences ran, if it says nothing.
+template <class R>
+using work_of = std::conditional_t<std::is_void_v<step_result<R>>, index_t, std::remove_cvref_t<step_result<R>>>;
 template <class R>
 concept exports_partials = requires(R& r, std::vector<partial_rollout<typename R::rolled_type>>& out) {
     r.export_partials(out);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Real stages (stages.hpp) in virtual time: a model for virtual_driver that calls the same objects as thread_driver does,
-// takes each call to last as long as a cost function says, and so makes a whole run a function of its seed. Calls are made
-// when their time is over; in virtual time they take none.
+// takes each call to last as long as a cost function says, and so makes a whole run a function of its seed. Calls of the teacher
+// and the learner are made when their time is over; in virtual time they take none.
 //
-//   rollout   a quantum (step()) lasts step(worker, sequences that run) seconds. start, abort and install take effect
-//             between two quanta, as on threads: what comes during one waits for its end, and so does a transfer of weights
+//   rollout   a quantum (step()) is run when it begins, and lasts step(worker, work) seconds: what it did is known then, and
+//             heard of when it is over. `work` is what the stage's step() returns, or how many sequences ran. start, abort and
+//             install take effect between two quanta, as on threads: what comes during one waits for its end, and so does a
+//             transfer of weights; what comes at the moment of a quantum's beginning is in time if the driver heard of it before
 //   teacher   score() is called when score(sequences) seconds are over; what it throws fails the call
 //   learner   train() likewise
 //
@@ -25,11 +27,11 @@
 
 namespace opd::sched {
 
-/// Seconds of each call.
-template <class Rolled>
+/// Seconds of each call. `Work`: what a rollout stage's step() returns.
+template <class Rolled, class Work = index_t>
 struct stage_costs {
     using batch = std::span<const std::shared_ptr<const Rolled>>;
-    std::function<double(std::int32_t worker, index_t running)> step = [](std::int32_t, index_t) { return 1.0; };
+    std::function<double(std::int32_t worker, const Work&)> step = [](std::int32_t, const Work&) { return 1.0; };
     std::function<double(batch)> score = [](batch b) { return static_cast<double>(b.size()); };
     std::function<double(batch)> train = [](batch b) { return static_cast<double>(b.size()); };
     std::function<double(std::int32_t worker, version_t)> install = [](std::int32_t, version_t) { return 0.0; };
@@ -41,8 +43,9 @@ class timed_rollout {
 public:
     using rolled_type = typename Stage::rolled_type;
     using command_type = worker_command<rolled_type, Scored>;
+    using work_type = detail::work_of<Stage>;
 
-    timed_rollout(std::shared_ptr<Stage> s, std::int32_t number, std::function<double(index_t running)> seconds)
+    timed_rollout(std::shared_ptr<Stage> s, std::int32_t number, std::function<double(const work_type&)> seconds)
         : stage_(std::move(s)), loop_(stage_, number), seconds_(std::move(seconds)) {}
 
     index_t running() const { return static_cast<index_t>(live_.size()); }
@@ -67,8 +70,9 @@ public:
         command({.what = command_type::kind::install, .weights = w});
     }
     /// Seconds until what is asked of it takes effect.
-    double until_settled() const { return left_ < length_ ? left_ : 0; }
-    double next() const { return left_; }
+    double until_settled() const { return runs_ ? left_ : 0; }
+    /// 0: a quantum is to begin.
+    double next() const { return runs_ ? left_ : stage_->running() > 0 ? 0 : forever; }
 
     /// Calls finished(ticket, token_versions, sequence) for what a quantum has finished that ends within dt, and likewise parked().
     template <class Out>
@@ -77,10 +81,11 @@ public:
     }
     template <class Out, class Parked>
     void advance(double dt, Out&& finished, Parked&& parked) {
-        if (left_ == forever) return;
+        if (!runs_ && !begin()) return;
         left_ -= dt;
         if (left_ > 1e-9 * length_) return; // the caller's clock rounds
-        loop_.step([&](auto&& r) {
+        runs_ = false;
+        loop_.tell(length_, [&](auto&& r) {
             if (r.failed) std::rethrow_exception(r.failed);
             if (!left(r.what.ticket)) return; // aborted during this quantum
             if (r.what.what == event::kind::parked)
@@ -89,7 +94,6 @@ public:
                 finished(r.what.ticket, r.what.versions, r.sequence);
         });
         for (command_type& c : std::exchange(waiting_, {})) carry_out(c, parked);
-        begin();
     }
 
     template <class A>
@@ -97,17 +101,12 @@ public:
     void fields(A& a) {
         a(live_);
         detail::list_fields(a, waiting_, [&](command_type& c) {
-            bool goes_on = c.prefix != nullptr;
-            a(c.what, c.weights, c.ticket, goes_on);
-            if constexpr (detail::lists_fields<rolled_type, A>) {
-                if (!goes_on) return;
-                auto prefix = c.prefix ? *c.prefix : rolled_type{};
-                a(prefix);
-                if constexpr (A::reading) c.prefix = std::make_shared<const rolled_type>(std::move(prefix));
-            }
+            a(c.what, c.weights, c.ticket);
+            detail::payload_fields(a, c.prefix);
         });
-        a(left_, length_, version_, loop_, *stage_);
-        detail::needs(left_ >= 0 && length_ >= left_, "more is left of a quantum than there was");
+        a(runs_, left_, length_, version_, loop_, *stage_);
+        detail::needs(!runs_ || (left_ >= 0 && length_ >= left_ && length_ < forever),
+                      "more is left of a quantum than there was");
     }
 
 private:
@@ -122,12 +121,10 @@ private:
     void command(command_type c) { command(std::move(c), nothing); }
     template <class Parked>
     void command(command_type c, Parked&& parked) {
-        if (left_ < length_) { // in the middle of a quantum
+        if (runs_)
             waiting_.push_back(std::move(c));
-            return;
-        }
-        carry_out(c, parked);
-        begin();
+        else
+            carry_out(c, parked);
     }
     template <class Parked>
     void carry_out(command_type& c, Parked&& parked) {
@@ -137,19 +134,24 @@ private:
                 parked(r.what.ticket, r.what.versions, r.sequence);
         });
     }
-    void begin() {
-        const index_t n = static_cast<index_t>(stage_->running());
-        left_ = length_ = n > 0 ? seconds_(n) : forever;
-        if (n > 0 && !(length_ > 0 && length_ < forever))
+    // False: nothing runs.
+    bool begin() {
+        if (stage_->running() == 0) return false;
+        loop_.run();
+        if (loop_.failed()) std::rethrow_exception(loop_.failed());
+        left_ = length_ = seconds_(loop_.work());
+        if (!(length_ > 0 && length_ < forever))
             throw invalid_input("step", "takes " + std::to_string(length_) + " seconds; must be finite and positive");
+        return runs_ = true;
     }
 
     std::shared_ptr<Stage> stage_;
     rollout_actor<Stage, Scored> loop_;
-    std::function<double(index_t)> seconds_;
+    std::function<double(const work_type&)> seconds_;
     std::vector<ticket> live_; // started and neither finished nor aborted
     std::vector<command_type> waiting_;
-    double left_ = forever, length_ = forever; // of the present quantum; none: nothing runs
+    bool runs_ = false;            // a quantum
+    double left_ = 0, length_ = 0; // of it
     version_t version_ = -1;
 };
 
@@ -161,16 +163,18 @@ class timed_stages {
 public:
     using rolled_type = typename Rollout::rolled_type;
     using scored_type = typename Teacher::scored_type;
+    using work_type = detail::work_of<Rollout>;
+    using costs_type = stage_costs<rolled_type, work_type>;
 
     /// `make(worker)` makes a rollout stage, for a worker that comes for the first time or again.
     timed_stages(std::function<std::shared_ptr<Rollout>(std::int32_t)> make,
                  std::vector<std::shared_ptr<Teacher>> teachers, std::shared_ptr<Learner> learner,
-                 stage_costs<rolled_type> costs = {})
+                 costs_type costs = {})
         : make_(std::move(make)), teachers_(std::move(teachers)), learner_(std::move(learner)),
           costs_(std::move(costs)), calls_(teachers_.size()) {}
 
     timed_rollout<Rollout, scored_type> rollout(std::int32_t worker) {
-        return {make_(worker), worker, [step = costs_.step, worker](index_t n) { return step(worker, n); }};
+        return {make_(worker), worker, [step = costs_.step, worker](const work_type& w) { return step(worker, w); }};
     }
     void start(timed_rollout<Rollout, scored_type>& w, const ticket& t, version_t start) {
         w.start(t, payloads_.start(t, start));
@@ -244,7 +248,7 @@ private:
     std::function<std::shared_ptr<Rollout>(std::int32_t)> make_;
     std::vector<std::shared_ptr<Teacher>> teachers_;
     std::shared_ptr<Learner> learner_;
-    stage_costs<rolled_type> costs_;
+    costs_type costs_;
     conveyor<rolled_type, scored_type> payloads_;
     std::vector<std::vector<std::shared_ptr<const rolled_type>>> calls_;
     std::vector<sequence_view<rolled_type, scored_type>> batch_;

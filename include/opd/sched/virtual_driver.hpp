@@ -117,12 +117,14 @@ public:
         for (std::int32_t w = 0; w < count; ++w) at(now_, event::up(s, w, slots));
     }
 
-    /// Lets the scheduler take one more event. False when there is none: the run is over, or stuck (see finished()).
-    bool step() {
+    /// Lets the scheduler take one more event. False when there is none: the run is over, or stuck (see finished()), or the next one
+    /// comes after `last`.
+    bool step(double last = forever) {
         for (;;) {
             const detail::moment wake = first_wake();
             const double deadline = scheduler_.next_deadline();
             const double first = std::min(wake.time, heap_.empty() ? forever : heap_.front().when.time);
+            if (std::min(first, deadline) > last) return false;
             if (deadline < first) { // what comes at the deadline is in time
                 now_ = deadline;
                 deliver(event::of(event::kind::tick));
@@ -149,8 +151,7 @@ public:
     }
     /// Runs up to and including time t.
     bool run_until(double t) {
-        while (!scheduler_.finished() && next() <= t)
-            if (!step()) break;
+        while (!scheduler_.finished() && step(t)) {}
         return scheduler_.finished();
     }
 

@@ -25,15 +25,18 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <stdexcept>
 #include <stop_token>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "opd/error.hpp"
+#include "opd/sched/archive.hpp"
 #include "opd/sched/events.hpp"
 #include "opd/sched/stages.hpp"
 
@@ -70,6 +73,28 @@ struct worker_reply {
     bool of_hook = false;                                   ///< which threw it
 };
 
+namespace detail {
+/// What a message carries, null or not, in an archive.
+template <class A, class T>
+void payload_fields(A& a, std::shared_ptr<const T>& p) {
+    bool there = p != nullptr;
+    a(there);
+    if constexpr (lists_fields<T, A>) {
+        if (!there) {
+            p = nullptr;
+            return;
+        }
+        if constexpr (A::reading) {
+            auto read = std::make_shared<T>();
+            a(*read);
+            p = std::move(read);
+        } else {
+            a(*p);
+        }
+    }
+}
+} // namespace detail
+
 /// Rollout. obey() and step() are called when there are commands, and when something runs.
 template <rollout_stage Stage, class Scored>
 class rollout_actor {
@@ -77,6 +102,7 @@ public:
     using rolled_type = typename Stage::rolled_type;
     using command = worker_command<rolled_type, Scored>;
     using reply = worker_reply<rolled_type, Scored>;
+    using work_type = detail::work_of<Stage>;
 
     rollout_actor(std::shared_ptr<Stage> s, std::int32_t number) : stage_(std::move(s)), number_(number) {}
 
@@ -85,6 +111,11 @@ public:
     template <class A>
     void fields(A& a) {
         a(life_, installed_, has_, running_);
+        detail::list_fields(a, out_, [&](finished_rollout<rolled_type>& f) {
+            a(f.ticket, f.versions, f.parked);
+            detail::payload_fields(a, f.sequence);
+            detail::needs(f.sequence || (f.parked && f.versions.tokens == 0), "what is finished has no payload");
+        });
     }
 
     /// `later()`: whether other weights, or another life, have been asked for since.
@@ -154,14 +185,25 @@ public:
         obey(c, send, [] { return false; });
     }
 
-    /// One quantum of all that runs.
+    /// One quantum of all that runs: run(), timed, and tell().
     template <class Send>
     void step(Send&& send) {
-        std::vector<ticket> dead;
-        std::exception_ptr failed;
+        const auto begin = std::chrono::steady_clock::now();
+        run();
+        tell(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), send);
+    }
+    /// The quantum itself. What it finished is out of running(), and waits for tell().
+    void run() {
+        failed_ = {};
+        dead_.clear();
         out_.clear();
         try {
-            stage_->step(out_, stop_);
+            if constexpr (std::is_void_v<detail::step_result<Stage>>) {
+                work_ = static_cast<index_t>(stage_->running());
+                stage_->step(out_, stop_);
+            } else {
+                work_ = stage_->step(out_, stop_);
+            }
             for (const auto& f : out_) {
                 if (!f.sequence && !(f.parked && f.versions.tokens == 0))
                     throw std::logic_error("opd: a rollout stage finished a sequence without payload");
@@ -170,17 +212,30 @@ public:
             if (static_cast<index_t>(stage_->running()) < static_cast<index_t>(running_.size()))
                 throw std::logic_error("opd: a rollout stage runs fewer sequences than it was given");
         } catch (...) {
-            failed = std::current_exception();
+            failed_ = std::current_exception();
             std::erase_if(out_, [](const auto& f) { return !f.sequence && !f.parked; });
             for (const auto& f : out_) std::erase(running_, f.ticket);
-            dead = std::exchange(running_, {});
-            for (const ticket& t : dead) try {
+            dead_ = std::exchange(running_, {});
+            for (const ticket& t : dead_) try {
                     stage_->abort(t);
                 } catch (...) { // the first exception says why
                 }
         }
-        if (failed) send(reply{.what = {}, .failed = failed});
-        for (auto& f : out_) {
+    }
+    /// What the last quantum did, and what it threw.
+    const work_type& work() const { return work_; }
+    const std::exception_ptr& failed() const { return failed_; }
+    /// The stage hears how long it took, and send() what came of it.
+    template <class Send>
+    void tell(double seconds, Send&& send) {
+        if constexpr (requires { stage_->took(seconds); })
+            if (!failed_) try {
+                    stage_->took(seconds);
+                } catch (...) { // its sequences are none the worse for it
+                    send(reply{.what = {}, .failed = std::current_exception()});
+                }
+        if (failed_) send(reply{.what = {}, .failed = std::exchange(failed_, {})});
+        for (auto& f : std::exchange(out_, {})) {
             if (f.ticket.worker != number_)
                 send(reply{.what = {},
                            .failed = std::make_exception_ptr(
@@ -190,7 +245,7 @@ public:
                                f.parked ? event::parked(f.ticket, f.versions) : event::rolled_out(f.ticket, f.versions),
                            .sequence = std::move(f.sequence)});
         }
-        for (const ticket& t : dead) send(reply{.what = event::rollout_failed(t)});
+        for (const ticket& t : std::exchange(dead_, {})) send(reply{.what = event::rollout_failed(t)});
     }
 
 private:
@@ -218,7 +273,10 @@ private:
     bool installed_ = false;
     std::uint64_t has_ = 0; // what made the weights that are installed
     std::vector<ticket> running_;
-    std::vector<finished_rollout<rolled_type>> out_;
+    std::vector<finished_rollout<rolled_type>> out_; // of the quantum that was run and not told, as are:
+    work_type work_{};
+    std::exception_ptr failed_;
+    std::vector<ticket> dead_;
 };
 
 /// Runs it until it is told to halt.
