@@ -245,8 +245,8 @@ struct step_watch {
 
     void up(sched::stage s, std::int32_t worker, double t) { to.up(s, worker, t); }
     void down(sched::stage s, std::int32_t worker, double t) { to.down(s, worker, t); }
-    void begin(sched::stage s, std::int32_t worker, double t) { to.begin(s, worker, t); }
-    void end(sched::stage s, std::int32_t worker, double t) { to.end(s, worker, t); }
+    void begin(sched::stage s, std::int32_t worker, double t, sched::activity what) { to.begin(s, worker, t, what); }
+    void end(sched::stage s, std::int32_t worker, double t, sched::activity what) { to.end(s, worker, t, what); }
     void event(double t, const sched::event& e, const sched::actions& out, const sched::scheduler& now) {
         to.event(t, e, out, now);
         for (const sched::action& a : out.items) {

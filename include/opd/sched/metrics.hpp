@@ -708,6 +708,13 @@ public:
         const totals before = std::exchange(upto_, at(t));
         spent_ = tokens.step_seconds() ? upto_ - before : totals{};
     }
+    /// So long a rollout worker did spare work, which is over now.
+    void spare(double seconds) {
+        if (!(seconds >= 0) || !opd::detail::is_finite(seconds))
+            throw invalid_input("seconds", "are finite and at least 0");
+        spare_.add(seconds);
+    }
+    double spare_seconds() const { return spare_.value(); }
     void count(tally c, std::int64_t n = 1) { tallies_[std::size_t(c)] += n; }
     std::int64_t sequences() const { return sequences_; }
     /// Moves the time that the figures are as of.
@@ -726,6 +733,7 @@ public:
         describe_state(visit);
         visit("running_profile", depths(queue::running).profile());
         visit("held", figures{[&](auto&& in) { in("seconds", depths.held_time()); }});
+        visit("spare", figures{[&](auto&& in) { in("seconds", spare_seconds()); }});
     }
     /// To be described: the last step, up to the next. `busy` is each stage's share of the step's time and `overlap` their
     /// sum; `run_overlap` and `throughput` are those of the run so far.
@@ -773,6 +781,7 @@ private:
     totals upto_, spent_; // up to the last step, and on it
     double now_ = 0, begin_ = 0;
     std::int64_t sequences_ = 0;
+    detail::precise_sum spare_;
     std::array<std::int64_t, tally_count> tallies_{};
 };
 

@@ -3,7 +3,8 @@
 // The connection between a driver and the meters: an observer for thread_driver::observe() and virtual_driver that fills a
 // run_metrics and, if there is one, a trace.
 //
-//   stages    busy intervals of all workers; they come and go as the driver says, so none is present from the start
+//   stages    busy intervals of all workers; they come and go as the driver says, so none is present from the start. Spare work
+//             is not among them: its seconds are counted apart, and are spans of their own in the trace
 //   tokens    what each step consumed; `prompt_tokens`, if given, says how long a sample's prompt is
 //   lags      of what each step consumed; from the scheduler's version at the first event, so also of a resumed run
 //   depths    sequences in rollout; queued for or with the teacher; scored. The time that a policy holds the learner back
@@ -47,13 +48,24 @@ public:
         end_span(s, worker, t);
         metrics_.stages.down(s, worker, t);
     }
-    void begin(stage s, std::int32_t worker, double t) {
-        metrics_.stages.begin(s, worker, t);
-        if (trace_) since_.try_emplace(worker_track(s, worker), t);
+    void begin(stage s, std::int32_t worker, double t, activity what = activity::work) {
+        if (what == activity::spare)
+            spare_since_[worker_track(s, worker)] = t;
+        else {
+            metrics_.stages.begin(s, worker, t);
+            if (trace_) since_.try_emplace(worker_track(s, worker), t);
+        }
     }
-    void end(stage s, std::int32_t worker, double t) {
-        end_span(s, worker, t);
-        metrics_.stages.end(s, worker, t);
+    void end(stage s, std::int32_t worker, double t, activity what = activity::work) {
+        if (what == activity::spare) {
+            const auto node = spare_since_.extract(worker_track(s, worker));
+            if (!node) return;
+            metrics_.spare(std::max(t - node.mapped(), 0.0));
+            if (trace_) trace_->span(s, worker, "spare", node.mapped(), std::max(t, node.mapped()));
+        } else {
+            end_span(s, worker, t);
+            metrics_.stages.end(s, worker, t);
+        }
     }
 
     void event(double t, const sched::event&, const actions& out, const scheduler& now) {
@@ -149,7 +161,7 @@ private:
     sched::trace* trace_;
     counters before_;
     bool any_ = false;
-    std::map<track, double> since_;                               // of busy workers
+    std::map<track, double> since_, spare_since_;                 // of busy workers
     std::map<std::uint32_t, std::pair<sample_t, double>> starts_; // by slot
     std::optional<double> held_, gate_;
 };

@@ -18,6 +18,11 @@
 //             running()                                        how many run
 //             finished_rollout<rolled_type> park(const ticket&)  optional: stop it, its lane is free, and say what it has drawn
 //                                                              (no token yet: no sequence); without it nobody may ask
+//             std::optional<T> spare(std::stop_token)          optional: a short quantum of other work, such as training a
+//                                                              drafter, while it has its weights and the scheduler nothing
+//                                                              for it to run; empty: there is nothing to do until it has run
+//                                                              something again, or has other weights. The token is triggered
+//                                                              when it is wanted. T: a record of what it did
 //             void export_partials(std::vector<partial_rollout<rolled_type>>& out)    optional: prefixes of what is running;
 //                                                              without it start() never gets one
 //   teacher   using scored_type = …;
@@ -39,6 +44,7 @@
 
 #include <concepts>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <type_traits>
@@ -114,6 +120,21 @@ template <class R>
 concept exports_partials = requires(R& r, std::vector<partial_rollout<typename R::rolled_type>>& out) {
     r.export_partials(out);
 };
+template <class R>
+concept spares = requires(R& r) {
+    { r.spare(std::stop_token{}).has_value() } -> std::convertible_to<bool>;
+};
+template <class R>
+struct spare_record {
+    using type = index_t;
+};
+template <spares R>
+struct spare_record<R> {
+    using type = typename decltype(std::declval<R&>().spare(std::stop_token{}))::value_type;
+};
+/// What spare() says that it did.
+template <class R>
+using spare_of = typename spare_record<R>::type;
 template <class R>
 concept parks = requires(R& r, const ticket& t) {
     { r.park(t) } -> std::same_as<finished_rollout<typename R::rolled_type>>;

@@ -80,8 +80,8 @@ struct step_report {
     std::vector<sequence_view<Rolled, Scored>> consumed;
 };
 
-/// A worker comes, goes, begins or ends to be busy. Who goes is not busy any more.
-enum class worker_change : std::uint8_t { up, down, begin, end };
+/// A worker comes, goes, begins or ends to be busy, or to do spare work. Who goes is not busy any more.
+enum class worker_change : std::uint8_t { up, down, begin, end, begin_spare, end_spare };
 
 template <class Rolled, class Scored>
 struct thread_hooks {
@@ -168,7 +168,8 @@ public:
     }
 
     /// Before run(): an observer (recorder.hpp has one) that is told under the driver's lock what happens. It needs up, down,
-    /// begin, end (stage, worker, time) and event(time, event, actions, scheduler). Replaces on_worker and on_event.
+    /// begin, end (stage, worker, time) and event(time, event, actions, scheduler). Replaces on_worker and on_event. begin and end
+    /// may take an activity behind, and are then told of spare work, too.
     template <class Observer>
     void observe(Observer& o) {
         core_->hooks.on_worker = [&o](stage s, std::int32_t w, worker_change what, double t) {
@@ -181,6 +182,12 @@ public:
                 return o.begin(s, w, t);
             case worker_change::end:
                 return o.end(s, w, t);
+            case worker_change::begin_spare:
+                if constexpr (requires { o.begin(s, w, t, activity::spare); }) o.begin(s, w, t, activity::spare);
+                return;
+            case worker_change::end_spare:
+                if constexpr (requires { o.end(s, w, t, activity::spare); }) o.end(s, w, t, activity::spare);
+                return;
             }
         };
         core_->hooks.on_event = [&o](double t, const event& e, const actions& a, const scheduler& s) {
@@ -296,6 +303,8 @@ private:
         bool killed = false;                     // nothing is heard of it
         bool returned = false;                   // its thread has nothing left to do
         std::int64_t load = 0;                   // what it has not answered: sequences, calls, and 1 for weights
+        std::stop_source spare;                  // of its spare work,
+        bool sparing = false;                    // which it is at, as far as is known
         std::optional<std::uint64_t> installing; // what made the latest weights that it is to install, until it has
         int failed_installs = 0;                 // in a row
         detail::mailbox<command> mail;
@@ -532,6 +541,7 @@ private:
         /// The scheduler counts it as gone, or is about to.
         void end_life(worker& w) {
             if (std::exchange(w.up, false)) {
+                end_spare(w);
                 load(w, -w.load);
                 tell(w, worker_change::down);
                 if (--present[index_of(w.kind)] == 0) stranded[index_of(w.kind)] = clock::now();
@@ -545,7 +555,23 @@ private:
         void load(worker& w, std::int64_t more) {
             const bool was_busy = w.load > 0;
             w.load += more;
+            if (w.load > 0) end_spare(w);
             if (was_busy != (w.load > 0)) tell(w, w.load > 0 ? worker_change::begin : worker_change::end);
+        }
+        /// It has answered all that it was asked, and the scheduler had nothing more for it.
+        void offer_spare(worker& w) {
+            if constexpr (detail::spares<Rollout>) {
+                if (over || w.kind != stage::rollout || !w.up || w.load > 0 || w.sparing) return;
+                w.sparing = true;
+                w.spare = std::stop_source();
+                post(w, {.what = order::spare, .stop = w.spare.get_token()});
+                tell(w, worker_change::begin_spare);
+            }
+        }
+        void end_spare(worker& w) {
+            if (!std::exchange(w.sparing, false)) return;
+            w.spare.request_stop();
+            tell(w, worker_change::end_spare);
         }
         void tell(const worker& w, worker_change what) {
             if (!hooks.on_worker || abandoned) return;
@@ -553,7 +579,8 @@ private:
         }
         void finish() {
             over = true;
-            for_all([](worker& w) {
+            for_all([this](worker& w) {
+                end_spare(w);
                 w.stop.request_stop();
                 w.mail.discard([](const command& c) { return c.what != order::hook; });
                 w.mail.post({.what = order::halt});
@@ -572,7 +599,12 @@ private:
                 if (m.said.failed) note(m.said.failed, {});
                 return;
             }
-            if (m.said.failed && !m.asked_to_stop) note(m.said.failed, worker_name{w.kind, w.number});
+            if (m.said.failed && !m.asked_to_stop && !(m.said.spared && !w.sparing))
+                note(m.said.failed, worker_name{w.kind, w.number});
+            if (m.said.spared) {
+                if (w.up && e.incarnation == w.life) end_spare(w);
+                return;
+            }
             if (over || w.killed || !e.from_worker()) return;
             const bool lives = w.up && e.incarnation == w.life;
             switch (e.what) {
@@ -614,6 +646,7 @@ private:
                 if (parked) payloads.parked(e.ticket, std::move(m.said.sequence));
                 offer(w, event::rollout_failed(e.ticket));
             }
+            if (lives) offer_spare(w);
         }
         void come(worker& w) {
             w.begins = false;

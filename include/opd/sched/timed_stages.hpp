@@ -8,6 +8,8 @@
 //             heard of when it is over. `work` is what the stage's step() returns, or how many sequences ran. start, abort and
 //             install take effect between two quanta, as on threads: what comes during one waits for its end, and so does a
 //             transfer of weights; what comes at the moment of a quantum's beginning is in time if the driver heard of it before
+//             A worker that has weights and nothing to run does spare work, if it offers any: a quantum of it lasts
+//             spare(worker, what it did) seconds, and is not cut short when something comes
 //   teacher   score() is called when score(sequences) seconds are over; what it throws fails the call
 //   learner   train() likewise
 //
@@ -27,11 +29,12 @@
 
 namespace opd::sched {
 
-/// Seconds of each call. `Work`: what a rollout stage's step() returns.
-template <class Rolled, class Work = index_t>
+/// Seconds of each call. `Work`: what a rollout stage's step() returns; `Spare`: what its spare() does.
+template <class Rolled, class Work = index_t, class Spare = index_t>
 struct stage_costs {
     using batch = std::span<const std::shared_ptr<const Rolled>>;
     std::function<double(std::int32_t worker, const Work&)> step = [](std::int32_t, const Work&) { return 1.0; };
+    std::function<double(std::int32_t worker, const Spare&)> spare = [](std::int32_t, const Spare&) { return 1.0; };
     std::function<double(batch)> score = [](batch b) { return static_cast<double>(b.size()); };
     std::function<double(batch)> train = [](batch b) { return static_cast<double>(b.size()); };
     std::function<double(std::int32_t worker, version_t)> install = [](std::int32_t, version_t) { return 0.0; };
@@ -45,8 +48,13 @@ public:
     using command_type = worker_command<rolled_type, Scored>;
     using work_type = detail::work_of<Stage>;
 
-    timed_rollout(std::shared_ptr<Stage> s, std::int32_t number, std::function<double(const work_type&)> seconds)
-        : stage_(std::move(s)), loop_(stage_, number), seconds_(std::move(seconds)) {}
+    using spare_type = detail::spare_of<Stage>;
+
+    timed_rollout(
+        std::shared_ptr<Stage> s, std::int32_t number, std::function<double(const work_type&)> seconds,
+        std::function<double(const spare_type&)> spare_seconds = [](const spare_type&) { return 1.0; })
+        : stage_(std::move(s)), loop_(stage_, number), seconds_(std::move(seconds)),
+          spare_seconds_(std::move(spare_seconds)) {}
 
     index_t running() const { return static_cast<index_t>(live_.size()); }
     version_t version() const { return version_; }
@@ -72,7 +80,11 @@ public:
     /// Seconds until what is asked of it takes effect.
     double until_settled() const { return runs_ ? left_ : 0; }
     /// 0: a quantum is to begin.
-    double next() const { return runs_ ? left_ : stage_->running() > 0 ? 0 : forever; }
+    double next() const { return runs_ ? left_ : stage_->running() > 0 || may_spare() ? 0 : forever; }
+    /// Whether nothing is to come of it but spare work.
+    bool spares() const { return runs_ ? spare_ && waiting_.empty() : stage_->running() == 0 && may_spare(); }
+    /// Whether it does spare work now.
+    bool sparing() const { return runs_ && spare_; }
 
     /// Calls finished(ticket, token_versions, sequence) for what a quantum has finished that ends within dt, and likewise parked().
     template <class Out>
@@ -85,6 +97,10 @@ public:
         left_ -= dt;
         if (left_ > 1e-9 * length_) return; // the caller's clock rounds
         runs_ = false;
+        if (std::exchange(spare_, false)) {
+            for (command_type& c : std::exchange(waiting_, {})) carry_out(c, parked);
+            return;
+        }
         loop_.tell(length_, [&](auto&& r) {
             if (r.failed) std::rethrow_exception(r.failed);
             if (!left(r.what.ticket)) return; // aborted during this quantum
@@ -104,7 +120,7 @@ public:
             a(c.what, c.weights, c.ticket);
             detail::payload_fields(a, c.prefix);
         });
-        a(runs_, left_, length_, version_, loop_, *stage_);
+        a(runs_, spare_, spared_, left_, length_, version_, loop_, *stage_);
         detail::needs(!runs_ || (left_ >= 0 && length_ >= left_ && length_ < forever),
                       "more is left of a quantum than there was");
     }
@@ -128,29 +144,45 @@ private:
     }
     template <class Parked>
     void carry_out(command_type& c, Parked&& parked) {
+        spared_ = spared_ && c.what != command_type::kind::start && c.what != command_type::kind::install;
         loop_.obey(c, [&](auto&& r) {
             if (r.failed) std::rethrow_exception(r.failed);
             if (r.what.what == event::kind::parked && left(r.what.ticket))
                 parked(r.what.ticket, r.what.versions, r.sequence);
         });
     }
-    // False: nothing runs.
+    bool may_spare() const { return detail::spares<Stage> && !spared_ && version_ >= 0; }
+    // False: there is nothing to do.
     bool begin() {
-        if (stage_->running() == 0) return false;
-        loop_.run();
-        if (loop_.failed()) std::rethrow_exception(loop_.failed());
-        left_ = length_ = seconds_(loop_.work());
+        if (stage_->running() > 0) {
+            loop_.run();
+            if (loop_.failed()) std::rethrow_exception(loop_.failed());
+            length_ = seconds_(loop_.work());
+        } else {
+            if (!may_spare()) return false;
+            const auto did = loop_.spare([](auto&& r) {
+                if (r.failed) std::rethrow_exception(r.failed);
+            });
+            spare_ = did.has_value(), spared_ = !spare_;
+            if (!did) return false;
+            length_ = spare_seconds_(*did);
+        }
         if (!(length_ > 0 && length_ < forever))
-            throw invalid_input("step", "takes " + std::to_string(length_) + " seconds; must be finite and positive");
+            throw invalid_input(spare_ ? "spare" : "step",
+                                "takes " + std::to_string(length_) + " seconds; must be finite and positive");
+        left_ = length_;
         return runs_ = true;
     }
 
     std::shared_ptr<Stage> stage_;
     rollout_actor<Stage, Scored> loop_;
     std::function<double(const work_type&)> seconds_;
+    std::function<double(const spare_type&)> spare_seconds_;
     std::vector<ticket> live_; // started and neither finished nor aborted
     std::vector<command_type> waiting_;
     bool runs_ = false;            // a quantum
+    bool spare_ = false;           // of spare work
+    bool spared_ = false;          // there is none left
     double left_ = 0, length_ = 0; // of it
     version_t version_ = -1;
 };
@@ -164,7 +196,8 @@ public:
     using rolled_type = typename Rollout::rolled_type;
     using scored_type = typename Teacher::scored_type;
     using work_type = detail::work_of<Rollout>;
-    using costs_type = stage_costs<rolled_type, work_type>;
+    using spare_type = detail::spare_of<Rollout>;
+    using costs_type = stage_costs<rolled_type, work_type, spare_type>;
 
     /// `make(worker)` makes a rollout stage, for a worker that comes for the first time or again.
     timed_stages(std::function<std::shared_ptr<Rollout>(std::int32_t)> make,
@@ -174,7 +207,8 @@ public:
           costs_(std::move(costs)), calls_(teachers_.size()) {}
 
     timed_rollout<Rollout, scored_type> rollout(std::int32_t worker) {
-        return {make_(worker), worker, [step = costs_.step, worker](const work_type& w) { return step(worker, w); }};
+        return {make_(worker), worker, [step = costs_.step, worker](const work_type& w) { return step(worker, w); },
+                [spare = costs_.spare, worker](const spare_type& w) { return spare(worker, w); }};
     }
     void start(timed_rollout<Rollout, scored_type>& w, const ticket& t, version_t start) {
         w.start(t, payloads_.start(t, start));

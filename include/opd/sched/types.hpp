@@ -40,6 +40,14 @@ constexpr const char* name_of(stage s) {
     return s == stage::rollout ? "rollout" : s == stage::teacher ? "teacher" : "learner";
 }
 
+/// What a worker is at.
+enum class activity : std::uint8_t {
+    none,
+    work, ///< of its stage
+    spare ///< what a rollout worker does for want of sequences (stages.hpp); no rollout, as far as figures go
+};
+constexpr activity last_of(activity) { return activity::spare; }
+
 /// Where a sequence is between its admission and the end of the step that consumed it.
 enum class place : std::uint8_t { none, waiting, rollout, queued, scoring, ready, training };
 constexpr place last_of(place) { return place::training; }

@@ -22,7 +22,7 @@
 //   Faults must be functions of their arguments and a seed: they are asked for more than once.
 //
 //   observer, if it has them: up, down, begin, end (stage, worker, time): presence and busy intervals of workers, as
-//   stage_meter takes them; event(time, event, actions, scheduler): after every event that the scheduler has taken.
+//   stage_meter takes them; begin and end may take an activity behind, and are then told of spare work, too; event(time, event, actions, scheduler): after every event that the scheduler has taken.
 //
 // Where several stages share devices, their durations say so (a learner on all of the devices is faster); nothing here
 // models devices. A worker that dies takes its running work with it; a reply that is late survives it. What a learner has published
@@ -123,6 +123,7 @@ public:
         for (;;) {
             const detail::moment wake = first_wake();
             const double deadline = scheduler_.next_deadline();
+            if (heap_.empty() && deadline == forever && only_spare()) return false; // which nobody waits for
             const double first = std::min(wake.time, heap_.empty() ? forever : heap_.front().when.time);
             if (std::min(first, deadline) > last) return false;
             if (deadline < first) { // what comes at the deadline is in time
@@ -158,6 +159,7 @@ public:
     double now() const { return now_; }
     /// When something happens next; `forever` if nothing does.
     double next() const {
+        if (heap_.empty() && only_spare()) return scheduler_.next_deadline();
         return std::min(
             {first_wake().time, heap_.empty() ? forever : heap_.front().when.time, scheduler_.next_deadline()});
     }
@@ -178,7 +180,7 @@ public:
                 if (!all[w].up) continue;
                 if constexpr (requires(Observer & o) { o.up(number, std::int32_t{}, now_); })
                     if (observer_) observer_->up(number, static_cast<std::int32_t>(w), now_);
-                if (all[w].busy) begin(number, static_cast<std::int32_t>(w));
+                if (all[w].doing != activity::none) begin(number, static_cast<std::int32_t>(w), all[w].doing);
             }
         }
         for (const entry& e : heap_) {
@@ -239,6 +241,7 @@ public:
     }
 
 private:
+    bool only_spare() const { return wakes_.size() == spare_wakes_; }
     detail::moment first_wake() const { return wakes_.empty() ? detail::moment{} : wakes_.least(); }
     struct record {
         enum class kind : std::uint8_t {
@@ -281,7 +284,9 @@ private:
         }
     };
     struct worker {
-        bool up = false, silent = false, busy = false;
+        bool up = false, silent = false;
+        activity doing = activity::none;
+        bool spares = false;    // it is woken for spare work alone
         std::uint32_t life = 0; // counts returns
         std::int32_t slots = 0;
         std::int32_t syncs = 0;            // asked for and not over
@@ -678,11 +683,11 @@ private:
     void silence(stage s, std::int32_t number) {
         worker& w = of(s, number);
         if (s == stage::rollout) {
-            wakes_.remove(number);
-            if (w.busy) end(s, number);
+            wake(number, forever);
+            if (w.doing != activity::none) end(s, number, w.doing);
         }
         w.silent = true;
-        w.busy = false;
+        w.doing = activity::none;
         w.hung.clear();
     }
     void may_die(const fault& f, stage s, std::int32_t number) {
@@ -733,26 +738,41 @@ private:
     void settle(std::int32_t number) {
         worker& w = of(stage::rollout, number);
         if (!w.up || w.silent) return;
-        const double next = w.installing > 0 ? forever : static_cast<double>(w.engine->next());
-        if (next < forever)
-            wakes_.set(number, {now_ + next, next_number_++});
+        wake(number, w.installing > 0 ? forever : static_cast<double>(w.engine->next()));
+        activity doing = w.installing == 0 && w.engine->running() > 0 ? activity::work : activity::none;
+        if constexpr (requires { w.engine->sparing(); })
+            if (w.installing == 0 && w.engine->sparing()) doing = activity::spare;
+        if (doing == w.doing) return;
+        if (w.doing != activity::none) end(stage::rollout, number, w.doing);
+        w.doing = doing;
+        if (doing != activity::none) begin(stage::rollout, number, doing);
+    }
+    void wake(std::int32_t number, double seconds) {
+        worker& w = of(stage::rollout, number);
+        if (seconds < forever)
+            wakes_.set(number, {now_ + seconds, next_number_++});
         else
             wakes_.remove(number);
-        const bool busy = w.installing == 0 && w.engine->running() > 0;
-        if (busy == w.busy) return;
-        w.busy = busy;
-        if (busy)
-            begin(stage::rollout, number);
-        else
-            end(stage::rollout, number);
+        count_spare(w, seconds < forever);
     }
-    void begin(stage s, std::int32_t number) {
-        if constexpr (requires(Observer & o) { o.begin(s, number, now_); })
-            if (observer_) observer_->begin(s, number, now_);
+    void count_spare(worker& w, bool woken) {
+        bool spares = false;
+        if constexpr (requires { w.engine->spares(); }) spares = woken && w.engine->spares();
+        spare_wakes_ += static_cast<index_t>(spares) - static_cast<index_t>(std::exchange(w.spares, spares));
     }
-    void end(stage s, std::int32_t number) {
-        if constexpr (requires(Observer & o) { o.end(s, number, now_); })
-            if (observer_) observer_->end(s, number, now_);
+    void begin(stage s, std::int32_t number, activity what = activity::work) {
+        if constexpr (requires(Observer & o) { o.begin(s, number, now_, what); }) {
+            if (observer_) observer_->begin(s, number, now_, what);
+        } else if constexpr (requires(Observer & o) { o.begin(s, number, now_); }) {
+            if (observer_ && what == activity::work) observer_->begin(s, number, now_);
+        }
+    }
+    void end(stage s, std::int32_t number, activity what = activity::work) {
+        if constexpr (requires(Observer & o) { o.end(s, number, now_, what); }) {
+            if (observer_) observer_->end(s, number, now_, what);
+        } else if constexpr (requires(Observer & o) { o.end(s, number, now_); }) {
+            if (observer_ && what == activity::work) observer_->end(s, number, now_);
+        }
     }
 
     // --- the model's faults, if it has any
@@ -794,7 +814,7 @@ private:
             std::int32_t number = 0;
             detail::list_fields(a, workers_[static_cast<std::size_t>(s)], [&](worker& w) {
                 const std::int32_t i = number++;
-                a(w.up, w.silent, w.busy, w.life, w.slots, w.syncs, w.installing, w.since, w.free, w.back);
+                a(w.up, w.silent, w.doing, w.life, w.slots, w.syncs, w.installing, w.since, w.free, w.back);
                 a(w.hung);
                 const auto [least, greatest] = std::minmax({w.slots, w.syncs, w.installing});
                 detail::needs(least >= 0 && greatest < most_workers, "a worker's count is none");
@@ -810,6 +830,7 @@ private:
                     w.engine->fields(a);
                 else
                     throw std::logic_error("opd: this rollout worker has no fields(): its driver has no snapshots");
+                if constexpr (A::reading) count_spare(w, wakes_.find(i) != nullptr);
             });
         }
         if constexpr (requires { model_.fields(a); }) model_.fields(a);
@@ -824,7 +845,8 @@ private:
     std::vector<record> records_;
     std::vector<std::uint32_t> vacant_;
     detail::indexed_heap<detail::moment> wakes_;
-    std::vector<job> jobs_; // calls that run
+    index_t spare_wakes_ = 0; // of those
+    std::vector<job> jobs_;   // calls that run
     std::vector<std::uint32_t> vacant_jobs_;
     std::array<std::vector<worker>, stage_count> workers_;
     std::exception_ptr first_exception_;

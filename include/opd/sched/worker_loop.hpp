@@ -9,6 +9,8 @@
 //   start{ticket, prefix}                          rolled_out{ticket, sequence} in time, or rollout_failed
 //   abort{ticket}                                  aborted, unless the ticket was answered already
 //   park{ticket}                                   parked{ticket, sequence}, likewise
+//   spare{stop}                                    rollout, with nothing to run: spare quanta until something else is asked;
+//                                                  none, but `spared` when there is nothing more to do
 //   install{weights}                               synced{job, prefixes if they are wanted}; what it throws ends the life
 //   score{job, sequences}                          scored{job, scores}, score_failed
 //   train{call, batch}                             learned{job}, learn_failed
@@ -29,6 +31,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <stop_token>
 #include <type_traits>
@@ -44,11 +47,11 @@ namespace opd::sched {
 
 template <class Rolled, class Scored>
 struct worker_command {
-    enum class kind : std::uint8_t { begin, start, abort, park, install, score, train, hook, halt };
+    enum class kind : std::uint8_t { begin, start, abort, park, spare, install, score, train, hook, halt };
     friend constexpr kind last_of(kind) { return kind::halt; }
     kind what = kind::halt;
     incarnation_t life = 0;
-    std::stop_token stop = {};                                 ///< begin: of all calls of this life
+    std::stop_token stop = {};                                 ///< begin: of all calls of this life; spare: of those
     std::int32_t slots = 1;                                    ///< begin
     sched::ticket ticket = {};                                 ///< start, abort, park
     std::shared_ptr<const Rolled> prefix = {};                 ///< start
@@ -71,6 +74,7 @@ struct worker_reply {
     std::vector<std::shared_ptr<const Scored>> scores = {}; ///< as tickets
     std::exception_ptr failed = {};                         ///< what the stage threw
     bool of_hook = false;                                   ///< which threw it
+    bool spared = false;                                    ///< it has no spare work left
 };
 
 namespace detail {
@@ -107,6 +111,8 @@ public:
     rollout_actor(std::shared_ptr<Stage> s, std::int32_t number) : stage_(std::move(s)), number_(number) {}
 
     bool idle() const { return running_.empty(); }
+    /// Whether it does spare work while it is idle.
+    bool spares() const { return spares_; }
     /// But for the stage's own state.
     template <class A>
     void fields(A& a) {
@@ -131,6 +137,7 @@ public:
             switch (c.what) {
             case kind::start:
                 answer = event::rollout_failed(c.ticket);
+                spares_ = false;
                 stage_->start(c.ticket, std::move(c.prefix));
                 running_.push_back(c.ticket);
                 return;
@@ -156,7 +163,12 @@ public:
                     throw std::logic_error("opd: a rollout stage without park() was told to park");
                 }
                 break;
+            case kind::spare:
+                spares_ = detail::spares<Stage> && installed_;
+                spare_stop_ = c.stop;
+                return;
             case kind::install:
+                spares_ = false;
                 if (installed_ && c.weights.job < has_) return;
                 answer = event::down(sched::stage::rollout, number_).of_life(life_);
                 stage_->install(c.weights);
@@ -191,6 +203,23 @@ public:
         const auto begin = std::chrono::steady_clock::now();
         run();
         tell(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), send);
+    }
+    /// A quantum of spare work, by its record; empty: there is no more. What the stage throws ends it, too.
+    template <class Send>
+    std::optional<detail::spare_of<Stage>> spare(Send&& send) {
+        std::optional<detail::spare_of<Stage>> did;
+        reply r;
+        if constexpr (detail::spares<Stage>) try {
+                did = stage_->spare(spare_stop_);
+            } catch (...) {
+                r.failed = std::current_exception();
+            }
+        spares_ = did.has_value();
+        if (did) return did;
+        r.spared = true;
+        r.what.incarnation = life_;
+        send(std::move(r));
+        return {};
     }
     /// The quantum itself. What it finished is out of running(), and waits for tell().
     void run() {
@@ -254,7 +283,7 @@ private:
         forget(send);
         life_ = c.life;
         stop_ = c.stop;
-        installed_ = false;
+        installed_ = spares_ = false;
         send(reply{.what = event::up(sched::stage::rollout, number_, c.slots).of_life(life_)});
     }
     template <class Send>
@@ -269,8 +298,8 @@ private:
     std::shared_ptr<Stage> stage_;
     std::int32_t number_;
     incarnation_t life_ = 0; // 0: none
-    std::stop_token stop_;
-    bool installed_ = false;
+    std::stop_token stop_, spare_stop_;
+    bool installed_ = false, spares_ = false;
     std::uint64_t has_ = 0; // what made the weights that are installed
     std::vector<ticket> running_;
     std::vector<finished_rollout<rolled_type>> out_; // of the quantum that was run and not told, as are:
@@ -285,7 +314,7 @@ void run_rollout(rollout_actor<Stage, Scored>& w, Channel& channel) {
     using command = typename rollout_actor<Stage, Scored>::command;
     const auto send = [&](auto&& r) { channel.send(std::move(r)); };
     for (std::vector<command> mail;; mail.clear()) {
-        channel.receive(mail, w.idle());
+        channel.receive(mail, w.idle() && !w.spares());
         for (std::size_t i = 0; i < mail.size(); ++i) {
             command c = std::move(mail[i]);
             if (c.what == command::kind::halt) return;
@@ -297,7 +326,11 @@ void run_rollout(rollout_actor<Stage, Scored>& w, Channel& channel) {
                     });
             });
         }
-        if (mail.empty() && !w.idle()) w.step(send);
+        if (!mail.empty()) continue;
+        if (!w.idle())
+            w.step(send);
+        else if (w.spares())
+            w.spare(send);
     }
 }
 
