@@ -426,6 +426,35 @@ TEST_CASE("at unchanged weights every ratio is exactly 1, whatever type the cach
     check("double", double{});
 }
 
+TEST_CASE("a log-sum-exp that is given, far above the logits: nothing depends on what lay in the arena") {
+    const float z[] = {-9, -10}, log_q[] = {-0.1F};
+    const std::int32_t ids[] = {0};
+    const double lse[] = {5}, q = std::exp(double(log_q[0])), rest = 1 - q;
+    std::vector<std::byte> arena(1 << 16);
+    for (const unsigned char was : {0x00, 0xff}) {
+        std::fill(arena.begin(), arena.end(), std::byte(was));
+        eigen_backend backend{.arena = arena};
+        float dz[2];
+        double again[1];
+        const auto row = [&](index_t vocab, float t) {
+            return evaluate(backend, student::logits{view(z, 1, vocab), view(dz, 1, vocab), t},
+                            teacher::support<std::int32_t>{view(ids, 1, 1), view(log_q, 1, 1)},
+                            tail_bucket{forward_kl{}},
+                            {.lse = vector_view(again, 1), .given_lse = vector_view<const double>(lse, 1)});
+        };
+        CHECK(double(row(1, 0.02F).loss) == doctest::Approx(q * (double(log_q[0]) + 455)).epsilon(1e-5));
+        CHECK(double(row(2, 0.02F).loss) ==
+              doctest::Approx(q * (double(log_q[0]) + 455) + rest * (std::log(rest) + 505)).epsilon(1e-5));
+        CHECK(again[0] == 5);
+        for (const index_t vocab : {1, 2}) { // e^(lse - z*/T) is beyond double
+            const result r = row(vocab, 0.01F);
+            CHECK(r.loss == 0);
+            CHECK(r.diagnostics.infinite_rows == 1);
+            CHECK(dz[0] == 0);
+        }
+    }
+}
+
 TEST_CASE("floors by hand: raised on every entry of the row, not on the infinite one alone") {
     eigen_backend backend;
     const float z[] = {0, 0, 0, 0}, y[] = {0, -40, -5, minus_inf};

@@ -15,6 +15,8 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <span>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -267,8 +269,12 @@ struct outcome {
     double loss = 0;
     bool operator==(const outcome& o) const { return threw == o.threw && raised == o.raised && bits == o.bits; }
 };
+inline std::span<std::byte> arena() {
+    static std::vector<std::byte> memory(std::size_t{1} << 20);
+    return memory;
+}
 inline opd::eigen_backend& backend(int threads) {
-    static opd::eigen_backend one{.threads = 1}, three{.threads = 3};
+    static opd::eigen_backend one{.threads = 1, .arena = arena()}, three{.threads = 3, .arena = arena()};
     return threads == 1 ? one : three;
 }
 
@@ -290,8 +296,9 @@ outcome try_call(Call&& call) {
     } catch (const bad_contents& e) { // after the whole batch
         o.raised = true;
         look(e.result);
-    } catch (const opd::error&) {
+    } catch (const opd::error& e) {
         o.threw = true;
+        need(std::string_view(e.what()).find("workspace") == std::string_view::npos, "the arena is too small");
     } // anything else is a defect, and ends the run
     return o;
 }
@@ -308,6 +315,7 @@ std::pair<outcome, block<G>> checked(const block<Z>& z, const block<G>& dz, bool
         block<Z> my_z = z;
         block<G> my_dz = dz;
         surroundings my = s.copy();
+        std::memset(arena().data(), threads == 1 ? 0 : 0xff, arena().size()); // nothing may depend on what was there
         outcome o = try_call([&] { return call(backend(threads), my_z, my_dz, my); });
         need(my.inputs_same(s), "an input of env was written");
         need(my.outside_same(s), "memory around an output of env was written");

@@ -106,14 +106,15 @@ OPD_HD inline joined_row join_support(const raw_sums& tail, double* z, int k, do
     s.student_mass =
         top < 0 ? tail.student_mass : (has_tail ? ::exp((tail.z_s - s.z_s) * inv_t) * (1 + tail.student_mass) : 0);
     for (int j = 0; j < k; ++j) s.student_mass += j == top || is_neg_inf(z[j]) ? 0 : ::exp((z[j] - s.z_s) * inv_t);
+    double log_sum = ::log1p(s.student_mass);
     if (given_lse) {
         if (!is_finite(*given_lse)) return out;
         out.lse = *given_lse;
-        s.student_mass = ::expm1(out.lse - s.z_s * inv_t);
+        log_sum = out.lse - pin(s.z_s * inv_t); // the mass may be beyond double
+        s.student_mass = ::expm1(log_sum);
     } else {
         out.lse = s.lse();
     }
-    const double log_sum = ::log1p(s.student_mass);
     out.log_tail = has_tail ? (tail.z_s - s.z_s) * inv_t + ::log1p(tail.student_mass) - log_sum : neg_inf<double>();
     for (int j = 0; j < k; ++j) z[j] = is_neg_inf(z[j]) ? neg_inf<double>() : (z[j] - s.z_s) * inv_t - log_sum;
     out.good = true;

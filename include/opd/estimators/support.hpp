@@ -64,6 +64,8 @@ OPD_HD entry_row bucket_row(const D& program, support_entries& s, infinite on_in
                         (is_neg_inf(lp) && !is_neg_inf(lq) && infinite_where_student_zero(program));
         if (!is_neg_inf(lp) && (top < 0 || lp > log_p_of(top))) top = j;
     }
+    out.bad = top < 0; // a student without mass
+    if (out.bad) return out;
     if (out.infinite && on_infinite.act != infinite::action::floor) return out;
     const bool floor_q = out.infinite && infinite_where_teacher_zero(program);
     const bool floor_p = out.infinite && infinite_where_student_zero(program);
