@@ -123,6 +123,14 @@ public:
         const std::int32_t number = idle_lanes_.top();
         return {number, at(stage::rollout, number).vacant.back()};
     }
+    /// Whether one of its lanes is vacant, and it has weights.
+    bool has_lane(std::int32_t number) const { return idle_lanes_.find(number) != nullptr; }
+    std::int32_t lane_on(std::int32_t number) const { return at(stage::rollout, number).vacant.back(); }
+    /// Whether it may have a lane again.
+    bool serves(std::int32_t number) const {
+        const worker* w = find(stage::rollout, number);
+        return w && w->up && w->slots > 0;
+    }
     void take_lane(std::int32_t number, const ticket& t) {
         worker& w = at(stage::rollout, number);
         w.vacant.pop_back();

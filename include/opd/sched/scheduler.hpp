@@ -18,6 +18,9 @@
 // max(r, t, l, (r + t + l)/(k + 1)): r + t + l for k = 0, at most the paper's max(r, t + l) for k = 1 (a batch is scored
 // while the one before it is trained), max(r, t, l) for k >= 2. controlled{k} waits until batch b + k is scored.
 //
+// A group of sequences, the answers to one prompt, goes to one worker where that keeps no lane vacant: it computes the prompt once.
+// Under async more groups than there are lanes for are admitted to that end, at most as many sequences as could wait for their worker.
+//
 // Streaming (async): sequences are admitted under M permits, scored as they come, and make a batch when the staleness
 // policy says so (ledger.hpp).
 //
@@ -32,9 +35,9 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
 #include "opd/sched/deadlines.hpp"
@@ -165,12 +168,13 @@ private:
         sample_t sample = 0;
         std::uint32_t attempt = 0;
         std::int32_t worker = -1, lane = -1; // in rollout
+        std::int32_t home = -1;              // the worker that answers its prompt; -1: none yet
         std::int32_t rollout_failures = 0, teacher_failures = 0;
         std::uint64_t batch = 0;      // whole batches: its number
         token_versions versions = {}; // once rolled out; before that of what it had when it was parked
         template <class A>
         void fields(A& a) {
-            a(sample, attempt, worker, lane, rollout_failures, teacher_failures, batch, versions);
+            a(sample, attempt, worker, lane, home, rollout_failures, teacher_failures, batch, versions);
         }
     };
     struct job {
@@ -222,6 +226,8 @@ private:
     void feed(actions& out);
     void feed_batches();
     void start_waiting(actions& out);
+    bool start_one(actions& out, bool anywhere);
+    void start(slot_t s, std::int32_t worker, actions& out);
     void score(actions& out);
     void train(actions& out);
     bool pick_batch();
@@ -440,16 +446,20 @@ inline bool scheduler::no_more() const {
 
 inline void scheduler::feed(actions& out) {
     if (paused_ || !gate_open()) return;
-    start_waiting(out);
-    if (closed_) return;
-    if (plan_.streaming) {
-        while (waiting_.empty() && roster_.any_lane() && wanted() > 0 && ledger_.free() >= settings_.group) {
-            for (index_t g = 0; g < settings_.group; ++g) waiting_.push(admit());
-            start_waiting(out);
-        }
-    } else {
+    if (!plan_.streaming || closed_) {
+        start_waiting(out);
+        if (closed_) return;
         feed_batches();
         start_waiting(out);
+        return;
+    }
+    const index_t for_siblings = roster_.answering() * (settings_.group - 1);
+    while (roster_.any_lane()) {
+        if (start_one(out, false)) continue;
+        if (waiting_.size() <= for_siblings && wanted() > 0 && ledger_.free() >= settings_.group)
+            for (index_t g = 0; g < settings_.group; ++g) waiting_.push(admit());
+        else if (!start_one(out, true))
+            return;
     }
 }
 
@@ -473,19 +483,45 @@ inline void scheduler::feed_batches() {
 
 inline void scheduler::start_waiting(actions& out) {
     if (paused_) return;
-    while (!waiting_.empty() && roster_.any_lane()) {
-        const slot_t s = waiting_.pop();
-        sequence& q = sequences_[s];
-        std::tie(q.worker, q.lane) = roster_.next_lane();
-        q.attempt = first_attempt_ + (q.attempt & 0xffff) + 1;
-        ledger_.started(s);
-        action& a = emit(out, action::kind::start);
-        a.ticket = ticket_of(s);
-        a.worker = a.ticket.worker, a.incarnation = a.ticket.incarnation;
-        a.version = version();
-        roster_.take_lane(q.worker, a.ticket);
-        attempts_.begin(s, now_); // likewise
+    while (roster_.any_lane() && start_one(out, true)) {}
+}
+
+// There is a lane. Starts the first that waits whose prompt's worker has one, or whose prompt nobody answers; `anywhere`: else the
+// first of all. False: there is none.
+inline bool scheduler::start_one(actions& out, bool anywhere) {
+    if (waiting_.empty()) return false;
+    const std::int32_t next = roster_.next_lane().first;
+    if (settings_.group == 1) {
+        start(waiting_.pop(), next, out);
+        return true;
     }
+    const auto at_home = [&](slot_t s) { return sequences_[s].home >= 0 && roster_.has_lane(sequences_[s].home); };
+    const auto found = std::find_if(waiting_.begin(), waiting_.end(),
+                                    [&](slot_t s) { return at_home(s) || !roster_.serves(sequences_[s].home); });
+    if (found == waiting_.end() && !anywhere) return false;
+    const slot_t chosen = found != waiting_.end() ? *found : waiting_.front();
+    waiting_.erase(chosen);
+    if (!at_home(chosen)) { // with all of its prompt that waits
+        const auto prompt = [&](slot_t s) { return sequences_[s].sample / static_cast<sample_t>(settings_.group); };
+        sequences_[chosen].home = next;
+        for (const slot_t s : waiting_)
+            if (prompt(s) == prompt(chosen)) sequences_[s].home = next;
+    }
+    start(chosen, sequences_[chosen].home, out);
+    return true;
+}
+
+inline void scheduler::start(slot_t s, std::int32_t worker, actions& out) {
+    sequence& q = sequences_[s];
+    q.worker = worker, q.lane = roster_.lane_on(worker);
+    q.attempt = first_attempt_ + (q.attempt & 0xffff) + 1;
+    ledger_.started(s);
+    action& a = emit(out, action::kind::start);
+    a.ticket = ticket_of(s);
+    a.worker = a.ticket.worker, a.incarnation = a.ticket.incarnation;
+    a.version = version();
+    roster_.take_lane(q.worker, a.ticket);
+    attempts_.begin(s, now_); // likewise
 }
 
 inline void scheduler::score(actions& out) {
@@ -598,6 +634,7 @@ inline void scheduler::park(slot_t s) {
 inline void scheduler::forget_prefix(slot_t s) {
     ledger_.restarted(s);
     sequences_[s].versions = {};
+    sequences_[s].home = -1;
 }
 
 inline void scheduler::rollout_fault(slot_t s, actions& out, bool charged) {
@@ -744,6 +781,7 @@ inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
     training_job_ = 0;
     ledger_.reopen_gate();
     roster_.clear();
+    for (sequence& q : sequences_) q.home = -1;
     for (std::size_t j = jobs_.size(); j-- > 0;)
         for (std::size_t i = jobs_[j].slots.size(); i-- > 0;) {
             ledger_.queued(jobs_[j].slots[i]);
