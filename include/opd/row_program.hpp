@@ -117,27 +117,28 @@ struct raw_sums {
         return ::log1p(teacher_mass) - ::log1p(student_mass) + detail::pin((y_t - y_s) * inv_t);
     }
     /// q/p at the student's anchor, 0 where the two are more than a nat apart: `row_constants::ratio`.
-    OPD_HD OPD_INLINE double ratio() const {
-        const double d = d_star();
-        return d >= -1 && d <= 1 ? ::exp(-d) : 0;
-    }
+    OPD_HD OPD_INLINE double ratio() const { return ratio(d_star()); }
+    OPD_HD OPD_INLINE static double ratio(double d) { return d >= -1 && d <= 1 ? ::exp(-d) : 0; }
     /// Whether p* is small and p* and q* are more than a nat apart.
-    OPD_HD OPD_INLINE bool s_may_be_unlike() const { return ratio() == 0 && student_mass > 15; }
+    OPD_HD OPD_INLINE bool s_may_be_unlike() const { return s_may_be_unlike(d_star()); }
+    OPD_HD OPD_INLINE bool s_may_be_unlike(double d) const { return ratio(d) == 0 && student_mass > 15; }
     /// Whether the anchor is not s*, but the rest of the row: where s* is unlike the rest. What a slope relative to s*'s has in common in
     /// all other entries would cancel by 1/p*. A small p* under a larger q* is unlike the rest; a smaller q* may be common to all, of a
     /// teacher that is sure elsewhere.
-    OPD_HD OPD_INLINE bool by_rest() const { return s_may_be_unlike() && (unlike || d_star() < 0); }
+    OPD_HD OPD_INLINE bool by_rest() const { return by_rest(d_star()); }
+    OPD_HD OPD_INLINE bool by_rest(double d) const { return s_may_be_unlike(d) && (unlike || d < 0); }
     /// log (1 - p*)/(1 - q*), the log-ratio of the rest; at most 40, for programs raise it to powers, and where log q is floored that
     /// of a rest which lies at the floor.
-    OPD_HD OPD_INLINE double d_rest() const {
-        const double d = d_star(), q = ::exp(-d) / (1 + student_mass);
+    OPD_HD OPD_INLINE double d_rest() const { return d_rest(d_star()); }
+    OPD_HD OPD_INLINE double d_rest(double d) const {
+        const double q = ::exp(-d) / (1 + student_mass);
         const double rest = t == s ? teacher_mass / (1 + teacher_mass) : 1 - q;
         return ::log(student_mass / (1 + student_mass)) - ::log(rest > least_rest ? rest : least_rest);
     }
-    /// d* less the log-ratio at which c is anchored.
-    OPD_HD OPD_INLINE double from_anchor() const { return by_mean ? from_mean : by_rest() ? d_star() - d_rest() : 0; }
-    /// The log-ratio at which c is anchored.
-    OPD_HD OPD_INLINE double d_anchor() const { return d_star() - from_anchor(); }
+    /// d* less the log-ratio at which c is anchored. Drivers ask with the d* that they have: its logarithms cost as much as a short row.
+    OPD_HD OPD_INLINE double from_anchor(double d) const {
+        return by_mean ? from_mean : by_rest(d) ? d - d_rest(d) : 0;
+    }
     /// What delta adds to z inv_s - y inv_t: exactly 0 where the anchor's logits and the temperatures are equal.
     OPD_HD OPD_INLINE double shift() const {
         return detail::pin((y_s - z_s) * inv_s) + detail::pin(y_s * (inv_t - inv_s));

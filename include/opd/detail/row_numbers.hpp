@@ -19,14 +19,14 @@ struct row_numbers {
     row_constants<F> row;
     F inv_sum_s, inv_sum_t, log_sum_s, log_sum_t;
 
-    OPD_HD row_numbers(const raw_sums& s, const Program& program)
-        : anchor(s), row{F(1 / (1 + s.student_mass)), F(::exp(-s.d_star()) / (1 + s.student_mass)), F(s.d_star()),
-                         F(s.ratio())},
+    OPD_HD row_numbers(const raw_sums& s, const Program& program) : row_numbers(s, program, s.d_star()) {}
+    OPD_HD row_numbers(const raw_sums& s, const Program& program, double d)
+        : anchor(s), row{F(1 / (1 + s.student_mass)), F(::exp(-d) / (1 + s.student_mass)), F(d), F(raw_sums::ratio(d))},
           inv_sum_s(1 / (1 + s.student_mass)), inv_sum_t(1 / (1 + s.teacher_mass)), log_sum_s(::log1p(s.student_mass)),
           log_sum_t(::log1p(s.teacher_mass)) {
-        const double d = s.d_anchor();
-        row.anchored = d >= -1 && d <= 1;
-        row.from_anchor = F(s.from_anchor());
+        const double from = s.from_anchor(d);
+        row.anchored = d - from >= -1 && d - from <= 1;
+        row.from_anchor = F(from);
         if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
     }
 

@@ -301,7 +301,8 @@ struct alpha_divergence {
         if (is_forward()) return forward_kl{}.c(r, e);
         if (a == 1) return reverse_kl{}.c(r, e);
         const F star = exp(detail::bounded(F(a - 1) * r.d_anchor())), scale(1 / (a - 1));
-        const F x = select(e.log_p > F(-1e20), F(a - 1) * (e.delta + r.from_anchor), F(0)); // p = 0 has no gradient
+        const F x =
+            select(e.log_p > F(-1e20), fma(F(a - 1), e.delta, F(a - 1) * r.from_anchor), F(0)); // p = 0 has no gradient
         const F near = star * e.p * expm1(detail::bounded(x));
         if (a >= 0.5) return scale * near;
         // p^a q^(1-a) from q where they are far apart: p may underflow while its power does not
