@@ -68,6 +68,22 @@ TEST_CASE("what an attempt makes that was given up is dropped") {
     CHECK(c.view(second).rolled == nullptr);
 }
 
+TEST_CASE("what was parked is gone on from until a later answer is taken, not until one comes") {
+    belt c;
+    c.start(attempt(0, 7, 1), 0);
+    c.parked(attempt(0, 7, 1), text("half"));
+    CHECK(*c.start(attempt(0, 7, 2), 0) == "half");
+    c.rolled(attempt(0, 7, 2), {0, 0, 0, 9}, text("whole")); // after its deadline, which the belt does not know
+    const auto again = c.start(attempt(0, 7, 3), 0);
+    REQUIRE(again);
+    CHECK(*again == "half");
+    CHECK(c.view(attempt(0, 7, 3)).rolled == nullptr);
+    c.rolled(attempt(0, 7, 3), {0, 0, 0, 9}, text("whole"));
+    CHECK(*c.view(attempt(0, 7, 3)).rolled == "whole");
+    c.forget(attempt(0, 7, 3));
+    CHECK(c.start(attempt(0, 7, 4), 0) == nullptr);
+}
+
 TEST_CASE("a prefix outlives its process, and the next one as well, until it is longer") {
     cut run({.tau = 1});
     run.payloads.exported(run.before.begun.at(1), text("onc"));

@@ -4,6 +4,7 @@
 // The scheduler by hand-written scripts: what each schedule does in small cases, action by action, and what becomes of each
 // fault in each phase.
 #include <cmath>
+#include <deque>
 
 #include "script.hpp"
 
@@ -486,6 +487,32 @@ TEST_CASE("a learner that fails or dies: the same batch again, in front of what 
     CHECK(t.learned(7) == "sync v1");
     CHECK(t.down(stage::learner) == ""); // the update is done
     CHECK(t.synced(0, 1) == "step v1:0 | start 4@0 v1");
+}
+
+TEST_CASE("a learner that fails or dies: the same batch again, also where what has come since would go first") {
+    settings o = stream(1, {.tau = 2, .outstanding = 2, .policy = staleness_policy::edf});
+    o.learner_attempts = 3;
+    script t(o);
+    t.staff(2);
+    CHECK(t.rolled(1) == "score j1@0:1");
+    CHECK(t.scored() == "train j2 v0:1");
+    t.learned(2);
+    CHECK(t.synced(0, 1) == "step v1:1 | start 2@0 v1");
+    t.rolled(2, 1);
+    CHECK(t.scored() == "train j4 v1:2");
+    t.rolled(0); // of a lower version than 2
+    t.scored();
+    CHECK(t.on(event::learn_failed(4)) == "train j6 v1:2");
+    CHECK(t.down(stage::learner) == "");
+    CHECK(t.s.where().training == 1);
+    CHECK(t.learned(0) == ""); // no job at all
+    CHECK(t.on(event::learn_failed(6)) == "");
+    CHECK(t.up(stage::learner) == "train j7 v1:2");
+    CHECK(t.learned(7) == "sync v2");
+    CHECK(t.synced(0, 2) == "step v2:2 | start 3@0 v2 | train j8 v2:0");
+    CHECK(t.on(event::learn_failed(8)) == "train j9 v2:0");
+    CHECK(t.on(event::learn_failed(9)) == "train j10 v2:0");
+    CHECK(t.on(event::learn_failed(10)) == "fail 0 learner | start 4@0 v2"); // and nothing else is ready
 }
 
 TEST_CASE("a batch has its own attempts, whatever became of the one before") {
@@ -1176,4 +1203,66 @@ TEST_CASE("areal: what failed after its rollout leaves room for one more in all,
     CHECK(t.on(event::score_failed(1, 0)) == "fail 0 teacher"); // 1 runs
     CHECK(t.rolled(1) == "start 2@0 | score j2@0:1");
     CHECK(t.s.where().rollout == 1);
+}
+
+TEST_CASE("a run that begins where another left its weights does as one from 0, with its numbers moved") {
+    const version_t v = 7;
+    const sample_t n = 30;
+    // every answer at once, in the order of the questions
+    const auto told = [](settings s, version_t less_v, sample_t less_n) {
+        s.first_version = less_v, s.first_sample = less_n;
+        scheduler x(s);
+        CHECK(x.version() == less_v);
+        CHECK(x.weights() == weights{less_v, 0});
+        std::deque<event> mail = {event::up(stage::learner, 0), event::up(stage::teacher, 0),
+                                  event::up(stage::rollout, 0, 3), event::up(stage::rollout, 1, 2)};
+        std::string log;
+        actions out;
+        for (double now = 0; !mail.empty() && !x.finished(); ++now) {
+            const event e = mail.front();
+            mail.pop_front();
+            out.clear();
+            x.on(opd::test::stamped(x, e), now, out);
+            x.check_invariants();
+            CHECK(scheduler::restore(s, x.snapshot()).snapshot() == x.snapshot());
+            for (action& a : out.items) {
+                using what = action::kind;
+                if (a.what == what::start) {
+                    const version_t drawn = x.version();
+                    mail.push_back(event::rolled_out(a.ticket, {drawn, drawn, static_cast<double>(drawn), 5}));
+                }
+                if (a.what == what::abort) mail.push_back(event::aborted(a.ticket));
+                if (a.what == what::score) mail.push_back(event::scored(a.job, a.worker));
+                if (a.what == what::train) mail.push_back(event::learned(a.job));
+                if (a.what == what::sync)
+                    for (std::int32_t w = 0; w < 2; ++w)
+                        if (a.worker < 0 || a.worker == w) mail.push_back(event::synced(w, a.job));
+                const bool counts =
+                    a.what == what::start || a.what == what::train || a.what == what::sync || a.what == what::step;
+                if (counts) a.version -= less_v;
+                if (a.what == what::start || a.what == what::abort) a.ticket.sample -= less_n;
+            }
+            for (ticket& t : out.tickets) t.sample -= less_n;
+            for (auto& c : out.consumed) c.ticket.sample -= less_n, c.start -= less_v;
+            log += opd::test::line_of(out) + "\n";
+        }
+        CHECK(x.finished());
+        CHECK(x.totals().consumed == s.sequences);
+        CHECK(x.version() == less_v + 6);
+        CHECK(x.cursor() == less_n + static_cast<sample_t>(x.totals().admitted));
+        return log;
+    };
+    using policy = staleness_policy;
+    std::vector<settings> all = {whole(opd::sched::sync{}, 6, 36), whole(step_off{2}, 6, 36),
+                                 whole(controlled{1}, 6, 36)};
+    for (const policy p :
+         {policy::capacity, policy::cohort_fifo, policy::edf, policy::drop, policy::retry, policy::in_order})
+        all.push_back(whole(async{.tau = 2, .policy = p}, 6, 36));
+    all.push_back(whole(async{.tau = 1, .policy = policy::areal, .concurrency = 4}, 6, 36));
+    all.push_back(whole(async{.tau = 1, .update = weight_update::abort}, 6, 36));
+    for (settings& s : all)
+        for (const opd::index_t group : {1, 3}) {
+            s.group = group;
+            CHECK(told(s, v, n) == told(s, 0, 0));
+        }
 }

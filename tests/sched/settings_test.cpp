@@ -54,6 +54,11 @@ TEST_CASE("every plain setting has a range") {
     refused(with([](auto& s) { s.rollout_attempts = 0; }), "rollout_attempts", "at least 1");
     refused(with([](auto& s) { s.teacher_attempts = 0; }), "teacher_attempts", "at least 1");
     refused(with([](auto& s) { s.learner_attempts = -1; }), "learner_attempts", "at least 1, not -1");
+    refused(with([](auto& s) { s.first_version = -1; }), "first_version", "at least 0, not -1");
+    refused(with([](auto& s) { s.first_version = version_t{1} << 58; }), "first_version", "2^60 / batch");
+    refused(with([](auto& s) { s.first_sample = sample_t{1} << 61; }), "first_sample", "2^60");
+    refused(with([](auto& s) { s.group = 4, s.first_sample = 6; }), "first_sample", "multiple of group, 4");
+    CHECK_NOTHROW(plan_of(with([](auto& s) { s.first_version = version_t{1} << 57, s.first_sample = 8; })));
 }
 
 TEST_CASE("times are finite and not negative") {

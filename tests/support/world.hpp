@@ -455,14 +455,8 @@ private:
                 return true;
             });
         } else if (!learned_) {
-            untrain();
+            training_job_.reset(); // the same again
         }
-    }
-    void untrain() {
-        training_job_.reset();
-        if (remaking_) return; // the same again
-        for (const ticket& t : training_) of(t).where = ready;
-        training_.clear();
     }
     /// What is said in a life that is over is not heard; a new life ends the one before.
     bool heard(const sched::event& e) {
@@ -537,7 +531,7 @@ private:
             }
             break;
         case kind::learn_failed:
-            if (training_job_ == e.job && !learned_) untrain();
+            if (training_job_ == e.job && !learned_) training_job_.reset();
             break;
         case kind::synced: {
             worker& w = of(stage::rollout, e.worker);
@@ -636,10 +630,10 @@ private:
             require(a.version == version_ && a.from == weights_, "an update of other weights");
             training_job_ = a.job;
             const auto tickets = out.of(a);
-            if (remaking_) {
+            if (remaking_ || !training_.empty()) {
                 require(std::equal(tickets.begin(), tickets.end(), training_.begin(), training_.end(),
                                    [](const ticket& x, const ticket& y) { return x.sample == y.sample; }),
-                        "another batch than the one whose weights were lost");
+                        "another batch than the one that was asked for before");
                 break;
             }
             training_.assign(tickets.begin(), tickets.end());

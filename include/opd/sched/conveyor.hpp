@@ -104,7 +104,7 @@ public:
         if (!p || p->what.rolled) return;
         p->what.rolled = std::move(sequence);
         p->what.versions = versions;
-        p->prefix.reset();
+        if (!p->parked) p->prefix.reset(); // else it may be too late, and the next attempt goes on from there
     }
     void scored(const ticket& t, std::shared_ptr<const Scored> score) {
         if (payload* p = find(t)) p->what.scored = std::move(score);

@@ -409,6 +409,12 @@ public:
         }
     }
 
+    /// A new one: as after so many steps.
+    void begin_at(version_t v) {
+        version_ = v;
+        consumed_ = v * plan_.batch;
+    }
+
     version_t version() const { return version_; }
     bool gate_open() const { return gate_open_; }
     const census& where() const { return census_; }

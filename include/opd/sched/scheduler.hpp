@@ -89,7 +89,10 @@ public:
         : settings_(s), plan_(plan_of(s)), limits_(s.teacher_flush + s.rollout_deadline + s.abort_deadline +
                                                        s.teacher_deadline + s.learner_deadline + s.sync_deadline >
                                                    0),
-          ledger_(plan_) {}
+          ledger_(plan_), cursor_(s.first_sample), weights_{s.first_version},
+          first_batch_(static_cast<std::uint64_t>(s.first_version)) {
+        ledger_.begin_at(s.first_version);
+    }
 
     /// Takes one event at the time `now`, in seconds, which never decreases, then whatever is due by then, and appends what it
     /// leads to. An event that no driver could mean (a life 0, versions from the future) throws invalid_input before
@@ -246,6 +249,10 @@ private:
     void call_back(std::uint64_t number, bool charged, actions& out);
     void give_up(slot_t s, failure why, actions& out);
     void put_training_back();
+    // The learner is asked for this now.
+    bool trains(std::uint64_t number) const {
+        return number != 0 && number == training_job_ && (phase_ == phase::training || phase_ == phase::remaking);
+    }
     bool rollout_empty() const { return where().waiting + where().rollout == 0; }
     bool can_train() const { return roster_.is_up(stage::learner, 0); }
     // As a share of all that they could do.
@@ -562,8 +569,8 @@ inline void scheduler::train(actions& out) {
         std::sort(training_.begin(), training_.end(),
                   [&](slot_t a, slot_t b) { return sequences_[a].sample < sequences_[b].sample; });
         phase_ = phase::training;
-    } else if (phase_ != phase::remaking || training_job_ != 0) {
-        return;
+    } else if ((phase_ != phase::training && phase_ != phase::remaking) || training_job_ != 0) {
+        return; // else it is asked for again
     }
     training_job_ = next_job_++;
     training_since_ = now_;

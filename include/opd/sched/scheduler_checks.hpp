@@ -51,10 +51,10 @@ inline void scheduler::check_invariants() const {
             "the gate is closed from the end of an update to the end of its synchronisation");
     require(weights_.version == version() && weights_.job < next_job_, "the version's weights have a name");
     require(!finished_ || (phase_ == phase::idle && c.outstanding() == 0), "nothing is outstanding after the end");
-    require(training_job_ < next_job_ && (phase_ == phase::remaking || (training_job_ == 0) == (phase_ == phase::idle)),
-            "an update has a job");
-    require(training_job_ == 0 || (phase_ != phase::training && phase_ != phase::remaking) || can_train(),
-            "a learner that trains is there");
+    require(training_job_ < next_job_ && (phase_ == phase::training || phase_ == phase::remaking ||
+                                          (training_job_ == 0) == (phase_ == phase::idle)),
+            "an update has a job, unless it is to be asked for again");
+    require(!trains(training_job_) || can_train(), "a learner that trains is there");
     require(phase_ != phase::syncing || target_ == sched::weights{version() + 1, training_job_},
             "the next version's weights are installed");
     std::vector<bool> listed(slots);

@@ -60,7 +60,7 @@ inline void scheduler::take(const event& e, actions& out) {
         on_learned(e);
         break;
     case kind::learn_failed:
-        if (e.job != training_job_ || (phase_ != phase::training && phase_ != phase::remaking))
+        if (!trains(e.job))
             ++totals_.late;
         else
             on_learn_failed(out);
@@ -146,8 +146,7 @@ inline void scheduler::end_life(stage s, std::int32_t number, actions& out) {
     if (s == stage::teacher)
         for (std::size_t j = jobs_.size(); j-- > 0;)
             if (jobs_[j].worker == number) call_back(jobs_[j].number, false, out);
-    if (s == stage::learner && training_job_ != 0 && (phase_ == phase::training || phase_ == phase::remaking))
-        on_learn_failed(out, false);
+    if (s == stage::learner && trains(training_job_)) on_learn_failed(out, false);
 }
 
 // A reply to one attempt frees its lane, whoever still wants the result.
@@ -245,7 +244,7 @@ inline void scheduler::on_scored(const event& e, actions& out) {
 }
 
 inline void scheduler::on_learned(const event& e) {
-    if (e.job != training_job_ || (phase_ != phase::training && phase_ != phase::remaking)) {
+    if (!trains(e.job)) {
         ++(e.job < next_job_ && e.job != training_job_ ? totals_.late : totals_.duplicates);
         return;
     }
@@ -257,21 +256,17 @@ inline void scheduler::on_learned(const event& e) {
     phase_ = phase::leaving;
 }
 
+// The batch stays chosen until it is trained or given up: the learner may have learnt from it, and its answer was lost.
 inline void scheduler::on_learn_failed(actions& out, bool charged) {
     training_job_ = 0; // given up: an answer to it is late
     totals_.preempted += !charged;
     const bool again = !charged || ++training_failures_ < settings_.learner_attempts;
     totals_.retries += again;
-    if (!again) training_failures_ = 0;
-    if (phase_ ==
-        phase::remaking) { // workers may have had the weights of version + 1: it comes, if with nothing learnt
-        if (again) return;
-        for (const slot_t s : std::exchange(training_, {})) give_up(s, failure::learner, out);
-        return;
-    }
-    phase_ = phase::idle;
-    if (again) return put_training_back();
+    if (again) return;
+    training_failures_ = 0;
     for (const slot_t s : std::exchange(training_, {})) give_up(s, failure::learner, out);
+    // remaking: workers may have had the weights of version + 1: it comes, if with nothing learnt
+    if (phase_ == phase::training) phase_ = phase::idle;
 }
 
 inline void scheduler::on_synced(const event& e) {
@@ -350,8 +345,7 @@ inline double scheduler::next_deadline() const {
                          installs_.next(settings_.sync_deadline)});
     if (plan_.streaming && !queue_.empty() && !flush_) t = std::min(t, due(queued_since_, settings_.teacher_flush));
     if (!jobs_.empty()) t = std::min(t, due(jobs_.front().since, settings_.teacher_deadline));
-    if (training_job_ != 0 && (phase_ == phase::training || phase_ == phase::remaking))
-        t = std::min(t, due(training_since_, settings_.learner_deadline));
+    if (trains(training_job_)) t = std::min(t, due(training_since_, settings_.learner_deadline));
     if (phase_ == phase::syncing) t = std::min(t, due(syncing_since_, settings_.sync_deadline));
     return t;
 }
@@ -370,8 +364,7 @@ inline void scheduler::expire(actions& out) {
         const std::uint64_t late = jobs_.front().number;
         lose(stage::teacher, jobs_.front().worker, out, [&] { call_back(late, true, out); });
     }
-    if (training_job_ != 0 && (phase_ == phase::training || phase_ == phase::remaking) &&
-        due(training_since_, settings_.learner_deadline) <= now_)
+    if (trains(training_job_) && due(training_since_, settings_.learner_deadline) <= now_)
         lose(stage::learner, 0, out, [&] { on_learn_failed(out); });
     while (installs_.next(settings_.sync_deadline) <= now_)
         lose(stage::rollout, static_cast<std::int32_t>(installs_.first()), out);

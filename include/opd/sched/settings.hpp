@@ -79,6 +79,10 @@ struct settings {
     index_t sequences = 0; ///< to be consumed, then the run ends; 0: no end. Whole groups start, so it may be some more
     index_t available = 0; ///< what the prompt source can give; 0: no end
 
+    // Of a run that kept its weights and nothing of its scheduler: it begins there, with nothing outstanding.
+    version_t first_version = 0; ///< of the weights that it begins with
+    sample_t first_sample = 0;   ///< of its first sequence. `sequences` counts what is consumed from there on
+
     index_t teacher_batch = 8;   ///< sequences a scoring call
     double teacher_flush = 0.05; ///< seconds after which a smaller call is made; 0: at once
 
@@ -121,6 +125,7 @@ inline plan plan_of(const settings& s) {
     at_least("group", s.group, index_t{1});
     at_least("sequences", s.sequences, index_t{0});
     at_least("available", s.available, index_t{0});
+    at_least("first_version", s.first_version, version_t{0});
     at_least("teacher_batch", s.teacher_batch, index_t{1});
     at_least("rollout_attempts", s.rollout_attempts, 1);
     at_least("teacher_attempts", s.teacher_attempts, 1);
@@ -139,6 +144,11 @@ inline plan plan_of(const settings& s) {
     constexpr index_t most = index_t{1} << 31; // slots are 32-bit
     if (s.batch >= most) refuse("batch", "must be below 2^31");
     if (s.group >= most) refuse("group", "must be below 2^31");
+    constexpr std::int64_t most_counted = std::int64_t{1} << 60;
+    if (s.first_version > most_counted / s.batch) refuse("first_version", "must be at most 2^60 / batch");
+    if (s.first_sample > sample_t{most_counted}) refuse("first_sample", "must be at most 2^60");
+    if (s.first_sample % static_cast<sample_t>(s.group) != 0)
+        refuse("first_sample", "must be a multiple of group, " + std::to_string(s.group));
 
     plan p;
     p.batch = s.batch;
