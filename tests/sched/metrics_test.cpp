@@ -589,6 +589,35 @@ TEST_CASE("what a meter describes is written as JSON: groups, numbers, null for 
     });
 }
 
+TEST_CASE("transfers: from being told to having them, of the weights that were asked for last") {
+    transfer_meter m;
+    m.asked(0, 7, 10);
+    m.asked(1, 7, 10);
+    m.close(10);
+    m.installed(0, 7, 10.5);
+    m.installed(0, 7, 11); // it said so
+    m.installed(2, 7, 11); // nobody asked
+    m.asked(1, 8, 11);     // before it had the others
+    m.installed(1, 7, 11.25);
+    m.installed(1, 8, 13);
+    m.open(12);
+    m.asked(0, 8, 12);
+    m.gone(0);
+    m.installed(0, 8, 20); // of a life that is over
+    m.observe(30);
+    CHECK(m.count() == 2);
+    CHECK(m.seconds() == 2.5);
+    CHECK(m.longest() == 2);
+    CHECK(m.closed_seconds() == 2);
+    const json without = examples::described(m);
+    CHECK(without["mean_seconds"] == 1.25);
+    CHECK(without["bytes"].is_null());
+    m.bytes = 100;
+    CHECK(examples::described(m)["bytes"] == 200.0);
+    CHECK(examples::described(transfer_meter{})["mean_seconds"].is_null());
+    CHECK_THROWS_AS(m.asked(0, 9, std::numeric_limits<double>::infinity()), opd::invalid_input);
+}
+
 TEST_CASE("a run describes what its meters say") {
     run_metrics_options options;
     options.rollout_workers = 2;

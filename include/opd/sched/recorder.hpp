@@ -7,6 +7,7 @@
 //             is not among them: its seconds are counted apart, and are spans of their own in the trace
 //   tokens    what each step consumed; `prompt_tokens`, if given, says how long a sample's prompt is
 //   lags      of what each step consumed; from the scheduler's version at the first event, so also of a resumed run
+//   transfers what each rollout worker needs from being told to install weights to having them; how long admission is closed
 //   depths    sequences in rollout; queued for or with the teacher; scored. The time that a policy holds the learner back
 //   tallies   differences of the scheduler's counters
 //   trace     busy intervals, the closed gate, holds, lost workers and, if wanted, the life of each sequence
@@ -18,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "opd/sched/metrics.hpp"
@@ -43,8 +45,15 @@ public:
 
     explicit recorder(run_metrics& m, sched::trace* t = nullptr) : metrics_(m), trace_(t) {}
 
-    void up(stage s, std::int32_t worker, double t) { metrics_.stages.up(s, worker, t); }
+    void up(stage s, std::int32_t worker, double t) {
+        if (s == stage::rollout) rollouts_.insert(worker);
+        metrics_.stages.up(s, worker, t);
+    }
     void down(stage s, std::int32_t worker, double t) {
+        if (s == stage::rollout) {
+            rollouts_.erase(worker);
+            metrics_.transfers.gone(worker);
+        }
         end_span(s, worker, t);
         metrics_.stages.down(s, worker, t);
     }
@@ -68,11 +77,18 @@ public:
         }
     }
 
-    void event(double t, const sched::event&, const actions& out, const scheduler& now) {
+    void event(double t, const sched::event& e, const actions& out, const scheduler& now) {
         const counters& c = now.totals();
         if (!std::exchange(any_, true)) begin(out, now);
+        if (e.what == sched::event::kind::synced) metrics_.transfers.installed(e.worker, e.job, t);
         for (const action& a : out.items) {
             switch (a.what) {
+            case action::kind::sync:
+                if (a.worker >= 0)
+                    metrics_.transfers.asked(a.worker, a.job, t);
+                else
+                    for (const std::int32_t w : rollouts_) metrics_.transfers.asked(w, a.job, t);
+                break;
             case action::kind::start:
                 if (trace_ && trace_sequences) starts_[a.ticket.slot] = {a.ticket.sample, t};
                 break;
@@ -111,8 +127,10 @@ public:
         });
         if (held_) metrics_.depths.hold(t);
         follow(gate_, !now.gate_open(), t, [&](double from) {
+            metrics_.transfers.open(t);
             if (trace_) trace_->gate(from, t, now.version());
         });
+        if (gate_) metrics_.transfers.close(t);
     }
 
 private:
@@ -163,6 +181,7 @@ private:
     bool any_ = false;
     std::map<track, double> since_, spare_since_;                 // of busy workers
     std::map<std::uint32_t, std::pair<sample_t, double>> starts_; // by slot
+    std::set<std::int32_t> rollouts_;                             // that are there
     std::optional<double> held_, gate_;
 };
 
