@@ -33,6 +33,14 @@ std::optional<T> integer_of(std::string_view text) {
     return value;
 }
 
+/// All of `text` as a finite number.
+inline std::optional<double> number_of(std::string_view text) {
+    double value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc{} || end != text.data() + text.size() || !(value - value == 0)) return std::nullopt;
+    return value;
+}
+
 /// "an integer from 0 to 2147483647": for settings of which none may be negative.
 template <class T>
 std::string integer_range(T most = std::numeric_limits<T>::max()) {

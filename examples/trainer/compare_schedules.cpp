@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// opd-compare-schedules DIRECTORY [--worlds=threads,virtual,fixed] [--seeds=3] [--steps=400]: two-step-off and asynchronous
-// distillation beside synchronous, from one teacher and one warm student, on the task with long responses (operands to 999, at
-// most 40 steps).
+// opd-compare-schedules DIRECTORY [--worlds=threads,virtual,fixed,outstanding,seeds] [--seeds=3] [--steps=400]: two-step-off and
+// asynchronous distillation beside synchronous, from one teacher and one warm student, on the task with long responses (operands to 999,
+// at most 40 steps).
 //
 //   threads   this machine's cores: sync with all of them in every stage; the others with a thread a stage, the learner on one
 //             or on as many as sync has
@@ -11,6 +11,11 @@
 //             them. Teacher and learner on n cores take 1/n of the time
 //   fixed     the same with other fixed parts of a decoding step (--cost-step), which on a GPU is the read of the weights: sync
 //             on all eight, and async on the best of six splits with 32 or 96 slots (30 steps, first seed)
+//
+// and, on opd-train's own task,
+//
+//   outstanding   automatic M beside fixed ones in virtual time, where the learner, the teacher or rollout limits (120 steps, first seed)
+//   seeds         sync and async (tau = 4) as opd-train has them, on this machine's cores, to the end: accuracy and throughput by seed
 //
 // The first row of each is the sync that uses every core in every stage; speed-ups are over that. Teacher and student are
 // trained once and kept in DIRECTORY/base. Schedules take turns within a seed. Speed-ups are ratios of throughput (response
@@ -116,14 +121,23 @@ void print(const std::string& title, const std::vector<contender>& all) {
 }
 
 const arguments task = {"--max-operand=999", "--max-task-steps=40", "--quiet"};
-const arguments sync_on_a_schedule = {"--schedule=step-off", "--schedule-k=0"};
 const arguments async = {"--schedule=async", "--tau=4"};
 const arguments asyncopd = async + arguments{"--staleness-policy=capacity", "--outstanding=widest"}; // AsyncOPD's rule
 constexpr int cores = 8;
 
 nlohmann::json report_of(const std::string& where, const arguments& settings) {
-    train(task + settings + arguments{"--run-dir=" + where, "--overwrite", "--eval-every=0", "--eval-samples=0"});
+    train(settings + arguments{"--run-dir=" + where, "--overwrite", "--eval-every=0", "--eval-samples=0"});
     return nlohmann::json::parse(read_file(where + "/report.json"));
+}
+
+// The warm student's checkpoint, of a teacher and a student that are trained where they are not there yet.
+std::string student_in(const std::string& where, const arguments& settings) {
+    const std::string student = where + "/checkpoints/student.ckpt";
+    if (std::filesystem::exists(student)) return student;
+    fmt::print("training a teacher and warming a student up, once: {}\n", where);
+    std::fflush(stdout);
+    train(settings + arguments{"--run-dir=" + where, "--overwrite", "--steps=1"});
+    return student;
 }
 
 void compare_fixed_parts(const std::string& directory, const std::string& student) {
@@ -135,11 +149,11 @@ void compare_fixed_parts(const std::string& directory, const std::string& studen
     for (const double part : {0.0, config{}.schedule.cost_step, 9e-6, 3e-5, 2.4e-4}) {
         const auto run_with = [&](const arguments& settings) {
             return report_of(directory + "/fixed",
-                             settings + arguments{fmt::format("--cost-step={}", part), "--steps=30",
-                                                  "--prefill-chunk=256", "--eval-prompts=32",
-                                                  "--start-from=" + student})["schedule"];
+                             task + settings +
+                                 arguments{fmt::format("--cost-step={}", part), "--steps=30", "--prefill-chunk=256",
+                                           "--eval-prompts=32", "--start-from=" + student})["schedule"];
         };
-        const auto sync = run_with(sync_on_a_schedule + on({cores, cores, cores}, 32));
+        const auto sync = run_with(on({cores, cores, cores}, 32));
         double best = 0;
         std::string which;
         for (const split s :
@@ -157,11 +171,84 @@ void compare_fixed_parts(const std::string& directory, const std::string& studen
     }
 }
 
+// Four rollout workers and one teacher; --cost-* such that one stage limits, the others to two thirds of it at most.
+void compare_outstanding(const std::string& directory, const std::string& student) {
+    struct load {
+        const char* name;
+        double step, score, train;
+    };
+    const auto c = config{}.schedule;
+    constexpr int batch = 32;
+    fmt::print("virtual, automatic M: as good as the best fixed M of B, 1.5B, ... (tau + "
+               "1)B?\n{:<14}{:>10}{:>5}{:>12}{:>8}{:>8}"
+               "{:>12}{:>10}{:>12}{:>14}\n",
+               "limits", "policy", "tau", "tokens/s", "lag", "M/B", "of best", "best M/B", "least lag", "(M/B) at .98");
+    for (const load& l : {load{"learner", 1, 1, 1}, load{"learner, x2", 1, 1, 2}, load{"learner, x4", 1, 1, 4},
+                          load{"teacher, x6", 1, 6, 0.5}, load{"rollout, x4", 4, 0.5, 0.5}})
+        for (const char* policy : {"edf", "capacity"})
+            for (const int tau : {2, 4}) {
+                const auto outcome = [&](const std::string& outstanding) {
+                    return report_of(directory + "/outstanding",
+                                     {"--quiet", "--start-from=" + student, "--steps=120", "--eval-prompts=32",
+                                      "--schedule=async", "--driver=virtual", fmt::format("--tau={}", tau),
+                                      fmt::format("--staleness-policy={}", policy), "--outstanding=" + outstanding,
+                                      fmt::format("--cost-step={}", l.step * c.cost_step),
+                                      fmt::format("--cost-step-row={}", l.step * c.cost_step_row),
+                                      fmt::format("--cost-score={}", l.score * c.cost_score),
+                                      fmt::format("--cost-score-row={}", l.score * c.cost_score_row),
+                                      fmt::format("--cost-train={}", l.train * c.cost_train),
+                                      fmt::format("--cost-train-row={}", l.train * c.cost_train_row)})["schedule"];
+                };
+                const auto lag = [](const nlohmann::json& s) {
+                    return s["lag"]["start"]["versions"]["mean"].get<double>();
+                };
+                std::vector<std::pair<int, nlohmann::json>> fixed;
+                for (int m = batch; m <= (tau + 1) * batch; m += batch / 2)
+                    fixed.emplace_back(m, outcome(std::to_string(m)));
+                double best = 0, best_m = 0, least = 1e9, least_m = 0;
+                for (const auto& [m, s] : fixed)
+                    if (s["throughput"].get<double>() > best) best = s["throughput"], best_m = m;
+                for (const auto& [m, s] : fixed)
+                    if (s["throughput"].get<double>() >= 0.98 * best && lag(s) < least) least = lag(s), least_m = m;
+                const auto own = outcome("automatic");
+                fmt::print("{:<14}{:>10}{:>5}{:>12.0f}{:>8.2f}{:>8.2f}{:>12.3f}{:>10.1f}{:>12.2f}{:>14.1f}\n", l.name,
+                           policy, tau, own["throughput"].get<double>(), lag(own), lag(own) + 1,
+                           own["throughput"].get<double>() / best, best_m / batch, least, least_m / batch);
+                std::fflush(stdout);
+            }
+}
+
+// opd-train as it comes, from one teacher and one warm student.
+void compare_seeds(const std::string& directory, const std::string& student, int seeds) {
+    fmt::print("{:<6}{:>12}{:>12}{:>14}{:>14}{:>8}{:>12}{:>12}\n", "seed", "sync", "async", "sync, tok/s",
+               "async, tok/s", "ratio", "start lag", "gap closed");
+    std::vector<double> all[2];
+    for (int seed = 1; seed <= seeds; ++seed) {
+        nlohmann::json runs[2];
+        for (const int stale : {0, 1})
+            runs[stale] =
+                report_of(fmt::format("{}/seeds-{}-{}", directory, stale, seed),
+                          (stale ? arguments{"--schedule=async", "--tau=4"} : arguments{}) +
+                              arguments{"--quiet", "--start-from=" + student, fmt::format("--seed={}", seed)});
+        const auto accuracy = [&](int i) { return runs[i]["accuracy"]["after"].get<double>(); };
+        const auto rate = [&](int i) { return runs[i]["schedule"]["throughput"].get<double>(); };
+        for (const int i : {0, 1}) all[i].push_back(accuracy(i));
+        fmt::print("{:<6}{:>12.4f}{:>12.4f}{:>14.0f}{:>14.0f}{:>8.2f}{:>12.2f}{:>12.3f}\n", seed, accuracy(0),
+                   accuracy(1), rate(0), rate(1), rate(1) / rate(0),
+                   runs[1]["schedule"]["lag"]["start"]["versions"]["mean"].get<double>(),
+                   runs[1]["gap_closed"].is_number() ? runs[1]["gap_closed"].get<double>() : 0.0);
+        std::fflush(stdout);
+    }
+    for (const int i : {0, 1})
+        fmt::print("{}: median {:.4f}, {:.4f} to {:.4f}\n", i ? "async" : "sync", of(all[i]).median, of(all[i]).least,
+                   of(all[i]).most);
+}
+
 } // namespace
 
 int main(int argc, char** argv) try {
-    const std::string usage =
-        "usage: opd-compare-schedules DIRECTORY [--worlds=threads,virtual,fixed] [--seeds=3] [--steps=400]";
+    const std::string usage = "usage: opd-compare-schedules DIRECTORY "
+                              "[--worlds=threads,virtual,fixed,outstanding,seeds] [--seeds=3] [--steps=400]";
     std::string directory, seeds = "3", steps = "400", worlds = "threads,virtual,fixed";
     for (const std::string& a : std::vector<std::string>(argv + 1, argv + argc)) {
         if (a.starts_with("--seeds="))
@@ -176,7 +263,7 @@ int main(int argc, char** argv) try {
             throw failure(exit_usage, fmt::format("'{}'; {}", a, usage));
     }
     if (directory.empty() || integer_of<int>(seeds).value_or(0) < 1) throw failure(exit_usage, usage);
-    bool fixed = false;
+    bool fixed = false, outstanding = false, by_seed = false;
     std::vector<std::pair<std::string, std::vector<contender>>> compared;
     const arguments off = {"--schedule=step-off", "--schedule-k=2"}, one = {"--learner-threads=1"};
     const arguments apart = on({3, 4, 1}, 32);
@@ -192,34 +279,40 @@ int main(int argc, char** argv) try {
                                  {"async edf, learner on one", async + one}}});
         else if (world == "virtual")
             compared.push_back({"virtual, 8 cores",
-                                {{"sync, every stage on 8", sync_on_a_schedule + on({cores, cores, cores}, 32)},
-                                 {"sync, teacher on 1, others 7", sync_on_a_schedule + on({7, 7, 1}, 35)},
+                                {{"sync, every stage on 8", on({cores, cores, cores}, 32)},
+                                 {"sync, teacher on 1, others 7", on({7, 7, 1}, 35)},
                                  {"two-step-off", off + apart},
                                  {"async, tau = 4", asyncopd + apart},
                                  {"async, tau = 4, edf, M = 3B",
                                   async + arguments{"--staleness-policy=edf", "--outstanding=96"} + apart}}});
         else if (world == "fixed")
             fixed = true;
+        else if (world == "outstanding")
+            outstanding = true;
+        else if (world == "seeds")
+            by_seed = true;
         else
-            throw failure(exit_usage, fmt::format("'{}' is not one of threads, virtual, fixed; {}", world, usage));
+            throw failure(exit_usage, fmt::format("'{}' is not one of threads, virtual, fixed, outstanding, seeds; {}",
+                                                  world, usage));
     }
     spdlog::set_level(spdlog::level::warn);
 
-    const std::string student = directory + "/base/checkpoints/student.ckpt";
-    if (!std::filesystem::exists(student)) {
-        fmt::print("training a teacher and warming a student up, once: {}/base\n", directory);
-        std::fflush(stdout);
-        train(task + arguments{"--run-dir=" + directory + "/base", "--overwrite", "--teacher-steps=2500", "--steps=1"});
-    }
+    const std::string student = compared.empty() && !fixed
+                                    ? std::string()
+                                    : student_in(directory + "/base", task + arguments{"--teacher-steps=2500"});
     for (int seed = 1; seed <= std::stoi(seeds); ++seed)
         for (auto& [world, contenders] : compared)
             for (std::size_t i = 0; i < contenders.size(); ++i)
-                contenders[i].reports.push_back(
-                    report_of(fmt::format("{}/{}{}-{}", directory, world[0], i, seed),
-                              contenders[i].settings + arguments{"--start-from=" + student,
-                                                                 fmt::format("--seed={}", seed), "--steps=" + steps}));
+                contenders[i].reports.push_back(report_of(
+                    fmt::format("{}/{}{}-{}", directory, world[0], i, seed),
+                    task + contenders[i].settings +
+                        arguments{"--start-from=" + student, fmt::format("--seed={}", seed), "--steps=" + steps}));
     for (const auto& [world, contenders] : compared) print(world, contenders);
     if (fixed) compare_fixed_parts(directory, student);
+    if (!outstanding && !by_seed) return 0;
+    const std::string usual = student_in(directory + "/usual", {"--quiet"});
+    if (outstanding) compare_outstanding(directory, usual);
+    if (by_seed) compare_seeds(directory, usual, std::stoi(seeds));
     return 0;
 } catch (const trainer::failure& e) {
     fmt::print(stderr, "error: {}\n", e.what());

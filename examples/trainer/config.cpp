@@ -192,7 +192,7 @@ opd::any_sampled drawn_estimator(const config& c) {
         const opd::teacher::samples<std::int32_t> samples{};
         const opd::teacher::weighted<std::int32_t> weighted{};
         const auto check = [&](const auto& cache) {
-            if (c.schedule.kind == "sync")
+            if (c.schedule.kind == "sync" && c.distill.mini_batches == 1)
                 e.validate_cache(opd::teacher::on_policy{cache});
             else
                 e.validate_cache(cache);
@@ -333,12 +333,12 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(async, "schedule", schedule, {"tau", "staleness_policy", "weight_update"});
     only(async && !areal, "schedule", policy, {"outstanding"});
     only(areal, "schedule", policy, {"concurrency"});
-    only(s.kind != "sync" && (!async || s.weight_update == "keep"), "schedule",
-         schedule + (async ? " --weight-update " + s.weight_update : ""), {"park_after"});
-    only(s.kind != "sync", "schedule", schedule, {"rollout_workers", "score_batch", "score_flush", "driver"});
-    only(s.kind != "sync" && s.driver == "threads", "schedule", s.kind == "sync" ? schedule : "--driver " + s.driver,
-         {"learner_threads"});
-    only(in_virtual_time(c), "schedule", s.kind == "sync" ? schedule : "--driver " + s.driver,
+    only(!async || s.weight_update == "keep", "schedule", schedule + " --weight-update " + s.weight_update,
+         {"park_after"});
+    only(async, "schedule", schedule, {"score_flush"});
+    only(!s.inject.empty(), "schedule", "a run without --inject", {"inject_seconds"});
+    only(!in_virtual_time(c), "schedule", "--driver " + s.driver, {"learner_threads"});
+    only(in_virtual_time(c), "schedule", "--driver " + s.driver,
          {"cost_step", "cost_step_row", "cost_score", "cost_score_row", "cost_train", "cost_train_row", "cost_sync"});
     return r;
 }
@@ -442,6 +442,9 @@ void validate(const config& c) {
     need(std::int64_t{c.distill.prompts} * c.distill.answers <= most_at_once,
          fmt::format("--prompts ({}) times --answers ({}) must be at most {}", c.distill.prompts, c.distill.answers,
                      most_at_once));
+    need(c.distill.mini_batches >= 1 && batch_of(c) % c.distill.mini_batches == 0,
+         fmt::format("--mini-batches must divide --prompts times --answers, {}, not be {}", batch_of(c),
+                     c.distill.mini_batches));
     at_least("--warmup", c.distill.warmup, 0);
     positive("--rate", c.distill.rate);
     within("--temperature", c.distill.temperature, 1e-6, 1e6); // what the library takes; likewise alpha

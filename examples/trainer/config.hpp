@@ -115,6 +115,7 @@ struct config {
         int steps = 3600;
         int prompts = 32;
         int answers = 1; // a prompt
+        int mini_batches = 1;
         int warmup = 50;
         double rate = 2e-3;
         double temperature = 1;
@@ -147,10 +148,16 @@ struct config {
         std::string outstanding = "by_policy"; // or a number
         int concurrency = 0;                   // 0: no limit
         std::string weight_update = "keep";
-        int park_after = 0;      // tokens; 0: never
-        int rollout_workers = 0; // 0: as many as threads
-        int score_batch = 8;
+        int park_after = 0;        // tokens; 0: never
+        int rollout_workers = 0;   // 0: as many as threads
+        int teachers = 0;          // 0: as many as threads, or one
+        int score_batch = 0;       // 0: 8, or less
         double score_flush = 0.05; // seconds
+        // seconds; 0: none
+        double rollout_deadline = 0, teacher_deadline = 0, learner_deadline = 0, sync_deadline = 0;
+        int attempts = 3;
+        std::string inject; // kill=…,delay=…,drop=…
+        double inject_seconds = 0.05;
         std::string driver = "threads";
         int learner_threads = 0; // 0: as many as threads
         // virtual seconds of a call, and of each of its rows
@@ -171,8 +178,8 @@ struct config {
 /// Sequences a step of distillation learns from.
 inline int batch_of(const config& c) { return c.distill.prompts * c.distill.answers; }
 
-/// Stages overlap, and the clock is the run's own.
-inline bool in_virtual_time(const config& c) { return c.schedule.kind != "sync" && c.schedule.driver == "virtual"; }
+/// Distillation's clock is the run's own.
+inline bool in_virtual_time(const config& c) { return c.schedule.driver == "virtual"; }
 
 /// Calls v.group(key, title), then v.option(key, flag, value, help, affects_results) for each of the group's settings.
 template <class Config, class Visitor>
@@ -230,6 +237,9 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("prompts", "--prompts", c.distill.prompts, "prompts a step", true);
     v.option("answers", "--answers", c.distill.answers,
              "answers a prompt, each with noise of its own: a step learns from prompts * answers sequences", true);
+    v.option("mini_batches", "--mini-batches", c.distill.mini_batches,
+             "optimizer updates a step, each from an equal share of its sequences: from the second on they are stale",
+             true);
     v.option("warmup", "--warmup", c.distill.warmup, "steps of linear warm-up of the rate", true);
     v.option("rate", "--rate", c.distill.rate, "learning rate, then a cosine to a tenth", true);
     v.option("temperature", "--temperature", c.distill.temperature, "of rollout, student and teacher", true);
@@ -289,25 +299,48 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("weight_update", "--weight-update", c.schedule.weight_update,
              "async: what new weights do to running sequences: keep, abort, finish_first", true);
     v.option("park_after", "--park-after", c.schedule.park_after,
-             "all but sync, --weight-update keep: tokens that a worker draws of a response at a time; then the "
-             "response is parked, "
-             "whoever waits has its turn, and it goes on where there is room; 0: never",
+             "async: --weight-update keep: tokens that a worker draws of a response at a time; then the response is "
+             "parked, whoever waits has its turn, and it goes on where there is room; 0: never",
              true);
+    // what meets which weights depends on them under async alone, and what it takes in virtual time
+    const bool timed = c.schedule.kind == "async" || in_virtual_time(c);
     v.option("rollout_workers", "--rollout-workers", c.schedule.rollout_workers,
-             "all but sync: rollout workers, which share out --slots; 0: as many as threads, under virtual 4", true);
-    v.option("score_batch", "--score-batch", c.schedule.score_batch, "all but sync: sequences a teacher call scores",
-             true);
+             "rollout workers, which share out --slots; 0: as many as threads, under virtual 4", timed);
+    v.option(
+        "teachers", "--teachers", c.schedule.teachers,
+        "teachers, each on a thread of its own; 0: as many as threads under sync and controlled, whose stages take "
+        "turns, else 1, as under virtual",
+        timed);
+    v.option("score_batch", "--score-batch", c.schedule.score_batch,
+             "sequences a teacher call scores; 0: 8, and of a whole batch no more than an equal share", timed);
     v.option("score_flush", "--score-flush", c.schedule.score_flush,
-             "all but sync: seconds after which the teacher scores fewer; 0: at once", true);
-    v.option("driver", "--driver", c.schedule.driver,
-             "all but sync: threads; virtual: one thing after the other, in an order and at times that follow from the "
-             "costs below, so that the run is the same bit for bit wherever it runs",
+             "async: seconds after which a teacher scores fewer; 0: at once", true);
+    v.option("rollout_deadline", "--rollout-deadline", c.schedule.rollout_deadline,
+             "seconds of an attempt at a response; past it the attempt is aborted, and made again. 0: none", true);
+    v.option("teacher_deadline", "--teacher-deadline", c.schedule.teacher_deadline,
+             "seconds of a teacher call before its worker counts as lost; 0: none", true);
+    v.option("learner_deadline", "--learner-deadline", c.schedule.learner_deadline, "likewise of a learner's step",
              true);
-    v.option("learner_threads", "--learner-threads", c.schedule.learner_threads,
-             "driver threads: threads of the learner, beside rollout's and the teacher's; 0: as many as --threads. "
-             "Each update "
-             "is the same whatever it is",
-             false);
+    v.option("sync_deadline", "--sync-deadline", c.schedule.sync_deadline,
+             "likewise of a rollout worker that installs weights, or lets go of an aborted attempt", true);
+    v.option("attempts", "--attempts", c.schedule.attempts,
+             "failures of a response, or of its scoring, before it is given up", true);
+    v.option("inject", "--inject", c.schedule.inject,
+             "faults, to see what becomes of them: shares of the calls whose worker dies (kill=0.01), whose answer is "
+             "late (delay=0.01) or never comes (drop=0.01)",
+             true);
+    v.option("inject_seconds", "--inject-seconds", c.schedule.inject_seconds,
+             "--inject: how late, and until a worker is back", true);
+    v.option(
+        "driver", "--driver", c.schedule.driver,
+        "threads; virtual: one thing after the other, in an order and at times that follow from the costs below, so "
+        "that the run is the same bit for bit wherever it runs",
+        true);
+    v.option(
+        "learner_threads", "--learner-threads", c.schedule.learner_threads,
+        "driver threads: threads of the learner, beside rollout's and the teachers'; 0: as many as --threads. Each "
+        "update is the same whatever it is",
+        false);
     v.option("cost_step", "--cost-step", c.schedule.cost_step,
              "virtual: seconds of a decoding step. These defaults are the CPU time of the default models on one core "
              "of an AMD EPYC (Zen 5) with -march=native",

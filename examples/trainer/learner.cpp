@@ -16,7 +16,22 @@ double rate_of(const config& c, const rate_change& from, std::int64_t step) {
     return planned_rate(from, c.distill.rate, 0.1, c.distill.warmup, step, c.distill.steps);
 }
 
-learner_result learner::step(const row_batch& batch, const teacher_cache& cache, double rate, std::int32_t version) {
+void learner_result::add(const learner_result& o) {
+    const auto mean = [](double a, double n, double b, double m) { return n > 0 ? (a * n + b * m) / (n + m) : b; };
+    const auto mine = static_cast<double>(diagnostics.kept), theirs = static_cast<double>(o.diagnostics.kept);
+    loss = mean(loss, mine, o.loss, theirs);
+    kl = mean(kl, mine, o.kl, theirs);
+    gradient_norm = mean(gradient_norm, updates, o.gradient_norm, o.updates);
+    rate = o.rate;
+    tokens += o.tokens;
+    mismatched += o.mismatched;
+    prefix.merge(o.prefix);
+    diagnostics.merge(o.diagnostics);
+    updates += o.updates;
+}
+
+learner_result learner::step(const row_batch& batch, const teacher_cache& cache, double rate, std::int32_t version,
+                             int updates) {
     const index_t v = model_.shape.vocabulary;
     if (cache.rows() != batch.rows)
         throw std::invalid_argument(
@@ -33,7 +48,7 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
     for (const index_t row : opd::kept_rows(batch.mask, rows)) {
         const auto i = static_cast<std::size_t>(row);
         kl += static_cast<double>(batch.log_mu[i]) - static_cast<double>(cache.next_log_q[i]);
-        r.mismatched += batch.versions[i] == version && log_p_[i] != batch.log_mu[i];
+        r.mismatched += updates == 0 && batch.versions[i] == version && log_p_[i] != batch.log_mu[i];
     }
     r.kl = batch.kept > 0 ? kl / static_cast<double>(batch.kept) : 0;
 
@@ -44,6 +59,7 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
     r.diagnostics = o.diagnostics;
     pass_.backward(logits_.data(), gradient_);
     r.gradient_norm = adamw_step(settings_.optimizer, rate, gradient_, state_, model_);
+    r.updates = 1;
     return r;
 }
 

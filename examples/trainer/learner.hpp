@@ -39,6 +39,10 @@ struct learner_result : step_result {
     index_t mismatched = 0;            ///< tokens of the current version whose log p differs from rollout's log mu
     opd::prefix_staleness prefix = {}; ///< of the responses before each token
     opd::diagnostics diagnostics = {}; ///< of the estimator
+    int updates = 0;                   ///< of the weights
+
+    /// Those of another mini-batch: what is a mean stays one, over tokens; of the norms, over updates.
+    void add(const learner_result& o);
 };
 
 class learner {
@@ -46,8 +50,9 @@ public:
     learner(const config& settings, transformer<float>& model, adamw_state& state, opd::eigen_backend& backend)
         : settings_(settings), model_(model), state_(state), backend_(backend), pass_(model, backend.team()) {}
 
-    /// One step. `version` is that of the model's weights now.
-    learner_result step(const row_batch& batch, const teacher_cache& cache, double rate, std::int32_t version);
+    /// One update. The model's weights are those of `version`, after so many `updates` on the way to the next.
+    learner_result step(const row_batch& batch, const teacher_cache& cache, double rate, std::int32_t version,
+                        int updates = 0);
 
     /// A copy of the weights as they are, which no later step changes.
     policy snapshot(std::int32_t version) const;

@@ -49,21 +49,6 @@ gcd_task task_of(const config& c) {
 
 } // namespace
 
-int threads_of(const config& c) {
-    return c.run.threads > 0 ? c.run.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
-int rollout_workers_of(const config& c) {
-    const int unset = in_virtual_time(c) ? 4 : threads_of(c); // results in virtual time know of no threads
-    const int wanted = c.schedule.rollout_workers > 0 ? c.schedule.rollout_workers : unset;
-    return std::min(wanted, c.distill.slots);
-}
-
-int learner_threads_of(const config& c) {
-    const bool own = c.schedule.kind != "sync" && c.schedule.driver == "threads" && c.schedule.learner_threads > 0;
-    return own ? c.schedule.learner_threads : threads_of(c);
-}
-
 namespace {
 
 std::string version_text() { return fmt::format("{}.{}.{}", OPD_VERSION_MAJOR, OPD_VERSION_MINOR, OPD_VERSION_PATCH); }
@@ -101,6 +86,8 @@ run::run(const command& arguments)
     for (const std::string& advice : advice_on(settings_, v)) spdlog::warn("{}", advice);
     backend_.threads = threads_of(settings_);
     backend_.team(); // refused threads are an error before anything is written
+    look_backend_.threads = backend_.threads;
+    if (settings_.evaluation.every > 0) look_backend_.team();
     if (const int n = learner_threads_of(settings_); n != backend_.threads) {
         learner_backend_.emplace().threads = n;
         try {
@@ -250,6 +237,7 @@ void run::open_logs() {
 }
 
 void run::save(const std::string& name) {
+    hear_of_look(true); // what it counts is in the checkpoint
     state_.teacher_weights = teacher_.weights;
     state_.student_weights = student_.weights;
     state_.evaluations = evaluations_.dump();
@@ -420,75 +408,16 @@ void run::warm_student_up() {
     finish_stage(stage::distill);
 }
 
-void run::distill() {
-    if (settings_.schedule.kind != "sync") return distill_on_schedule();
-    learner learn(settings_, student_, state_.student_optimizer, backend_);
-    teacher_scorer scorer(teacher_, backend_);
-    teacher_cache cache;
-    const cache_plan plan = cache_for(settings_);
-    const sampling options = sampling_of(settings_, task_);
-    shown_seconds_ = distill_seconds();
-    shown_step_ = state_.step;
-    namespace sched = opd::sched;
-    sched::run_metrics metrics({.rollout_workers = 1, .version = state_.step});
-    metrics.start(now());
-    const auto busy = [&](sched::stage stage, clock_name clock, auto&& work) {
-        metrics.stages.begin(stage, 0, now());
-        timed(clock, work);
-        metrics.stages.end(stage, 0, now());
-    };
-    while (state_.step < settings_.distill.steps) {
-        const auto version = static_cast<std::int32_t>(state_.step); // of the weights that draw and that learn
-
-        std::vector<request> requests;
-        for (int i = 0; i < batch_of(settings_); ++i)
-            requests.push_back(request_of(task_, settings_.run.seed, state_.next_sample + static_cast<std::uint64_t>(i),
-                                          settings_.distill.answers));
-        std::vector<trajectory> trajectories;
-        busy(sched::stage::rollout, clock_name::rollout,
-             [&] { trajectories = roll_out(student_, backend_.team(), requests, options, version); });
-
-        row_batch batch;
-        busy(sched::stage::teacher, clock_name::teacher_scoring, [&] {
-            batch = pack(trajectories, options.plan.count);
-            scorer.score(batch, plan, cache);
-        });
-
-        learner_result r;
-        busy(sched::stage::learner, clock_name::learner,
-             [&] { r = learn.step(batch, cache, rate_of(settings_, state_.rate, state_.step), version); });
-        std::vector<std::uint64_t> sequences;
-        for (const trajectory& t : trajectories) {
-            sequences.push_back(t.sample - sample_base());
-            metrics.consumed(version, versions_of(t), static_cast<std::int64_t>(t.prompt_length));
-        }
-        metrics.step(now(), 1);
-        state_.next_sample += static_cast<std::uint64_t>(batch_of(settings_));
-        distilled(r, batch.kept, sequences, distill_seconds(), {});
-        if (state_.step < settings_.distill.steps && !end_of_step()) return;
-    }
-    progress_.clear();
-    metrics.observe(now());
-    write_file(directory_ + "/schedule.json", examples::described(metrics).dump() + "\n");
-    evaluations_["after"] = to_json(evaluate(student_, "after"));
-    finish_stage(stage::finished);
-}
-
-double run::distill_seconds() const {
-    return seconds_[static_cast<std::size_t>(clock_name::rollout)] +
-           seconds_[static_cast<std::size_t>(clock_name::teacher_scoring)] +
-           seconds_[static_cast<std::size_t>(clock_name::learner)];
-}
-
 // A step of distillation is done: looks at its numbers, counts, warns, evaluates, logs.
-void run::distilled(const learner_result& r, index_t kept, const std::vector<std::uint64_t>& sequences, double seconds,
-                    const nlohmann::ordered_json& schedule) {
+void run::distilled(const learner_result& r, const policy& student, const std::vector<std::uint64_t>& sequences,
+                    double seconds, const nlohmann::ordered_json& schedule) {
     check_numbers(r);
+    hear_of_look(false);
     ++state_.step;
     const auto count = [&](clock_name what, std::int64_t tokens) {
         state_.tokens[static_cast<std::size_t>(what)] += tokens;
     };
-    count(clock_name::rollout, kept);
+    count(clock_name::rollout, r.diagnostics.kept);
     count(clock_name::teacher_scoring, r.tokens);
     count(clock_name::learner, r.tokens);
     if (state_.kl.add(r.kl)) {
@@ -508,17 +437,6 @@ void run::distilled(const learner_result& r, index_t kept, const std::vector<std
         spdlog::warn("step {}: {} bad rows, the first is {}", state_.step, r.diagnostics.bad_rows,
                      r.diagnostics.first_bad_row);
     }
-    double accuracy = -1;
-    if (settings_.evaluation.every > 0 && state_.step % settings_.evaluation.every == 0)
-        timed(clock_name::evaluation, [&] {
-            const auto pairs = std::span(task_.held_out())
-                                   .first(std::min(task_.held_out().size(),
-                                                   static_cast<std::size_t>(settings_.evaluation.every_prompts)));
-            const auto e = evaluate_model(student_, backend_.team(), task_, pairs, 0, settings_.run.seed, 0,
-                                          settings_.distill.slots);
-            accuracy = e.accuracy;
-            count(clock_name::evaluation, e.tokens);
-        });
     double staleness = 0;
     for (int bin = 0; bin < opd::diagnostics::staleness_bins; ++bin)
         staleness += bin * static_cast<double>(r.diagnostics.staleness[bin]);
@@ -530,7 +448,37 @@ void run::distilled(const learner_result& r, index_t kept, const std::vector<std
     if (settings_.distill.answers > 1)
         for (const std::uint64_t s : sequences) line["prompts"].push_back(prompt_of(s, settings_.distill.answers));
     consumed_.write(line.dump());
-    show(r, settings_.distill.steps, seconds, staleness, accuracy, &r, schedule);
+    show(r, settings_.distill.steps, seconds, staleness, -1, &r, schedule);
+    if (settings_.evaluation.every > 0 && state_.step % settings_.evaluation.every == 0) look_at(state_.step, student);
+}
+
+// How good the student is at a step. Distillation goes on meanwhile; in virtual time, where the log is the same every time, it waits.
+void run::look_at(std::int64_t step, const policy& student) {
+    hear_of_look(true);
+    looking_ = std::async(std::launch::async, [this, step, student] {
+        const double begin = now();
+        const auto pairs =
+            std::span(task_.held_out())
+                .first(std::min(task_.held_out().size(), static_cast<std::size_t>(settings_.evaluation.every_prompts)));
+        auto e = evaluate_model(*student.model, look_backend_.team(), task_, pairs, 0, settings_.run.seed, 0,
+                                settings_.distill.slots);
+        return look{step, now() - begin, std::move(e)};
+    });
+    if (in_virtual_time(settings_)) hear_of_look(true);
+}
+
+// Writes down what was seen, if it is over.
+void run::hear_of_look(bool wait) {
+    if (!looking_.valid()) return;
+    if (!wait && looking_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return;
+    const look seen = looking_.get();
+    seconds_[static_cast<std::size_t>(clock_name::evaluation)] += seen.seconds;
+    state_.tokens[static_cast<std::size_t>(clock_name::evaluation)] += seen.student.tokens;
+    nlohmann::ordered_json line;
+    line["stage"] = name_of(stage::distill);
+    line["step"] = seen.step;
+    line["accuracy"] = seen.student.accuracy;
+    log_.write(line.dump());
 }
 
 evaluation_result run::evaluate(const transformer<float>& model, const char* who) {

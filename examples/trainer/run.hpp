@@ -3,15 +3,16 @@
 // A run from its first step to its report: train a teacher, warm a student up, evaluate both, distil on-policy, evaluate
 // again. Each stage is a loop over steps around objects with explicit inputs and outputs:
 //
-//   distill:  prompts -> roll_out -> trajectories -> pack -> teacher_scorer -> cache -> learner -> weights, version + 1
+//   distill:  prompts -> rollout -> trajectories -> teacher -> cache -> learner -> weights, version + 1
 //
-// That is --schedule sync. Under the others the same stages overlap (run_schedule.cpp).
+// Distillation's stages take turns or overlap, as --schedule says: distill.cpp.
 //
 // The run directory holds config.json, log.jsonl, consumed.jsonl, checkpoints/, samples/, plots/, timing.json and report.json.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <future>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "files.hpp"
 #include "learner.hpp"
 #include "progress.hpp"
+#include "schedule.hpp"
 #include "task.hpp"
 
 namespace trainer {
@@ -33,13 +35,6 @@ inline constexpr std::array<const char*, 6> clock_names = {"teacher_training", "
 
 /// Set by SIGINT and SIGTERM: the run writes a checkpoint after its step and leaves.
 extern std::atomic<bool> interrupted;
-
-/// The threads of a run: as set, or one per core.
-int threads_of(const config& c);
-/// Likewise of the rollout workers of a schedule whose stages overlap.
-int rollout_workers_of(const config& c);
-/// Likewise of the learner where stages are on threads of their own.
-int learner_threads_of(const config& c);
 
 class run {
 public:
@@ -61,17 +56,17 @@ private:
     void open_logs();
     void train_teacher();
     void warm_student_up();
-    void distill();
-    double distill_seconds() const;
-    class overlapped; // run_schedule.cpp
-    void distill_on_schedule();
+    void distill(); // distill.cpp
+    class distillation;
     void distill_on_threads();
     void distill_in_virtual_time();
-    void distilled(const learner_result& r, index_t kept, const std::vector<std::uint64_t>& sequences, double seconds,
-                   const nlohmann::ordered_json& schedule);
+    void distilled(const learner_result& r, const policy& student, const std::vector<std::uint64_t>& sequences,
+                   double seconds, const nlohmann::ordered_json& schedule);
     void report();
 
     evaluation_result evaluate(const transformer<float>& model, const char* who);
+    void look_at(std::int64_t step, const policy& student);
+    void hear_of_look(bool wait);
     void finish_stage(stage next, std::string in_flight = {});
     void save(const std::string& name);
     bool end_of_step(); // checkpoints where due; false: leave
@@ -89,11 +84,18 @@ private:
     gcd_task task_;
     opd::eigen_backend backend_;
     std::optional<opd::eigen_backend> learner_backend_; // of --learner-threads, where they are others than backend_'s
+    opd::eigen_backend look_backend_;
     transformer<float> teacher_, student_;
     run_state state_;
     progress progress_;
     line_file log_, consumed_;
     bool mismatch_told_ = false;
+    struct look {
+        std::int64_t step;
+        double seconds;
+        evaluation_result student;
+    };
+    std::future<look> looking_; // at the student as it was after a step, on a thread of its own
     std::array<double, 6> seconds_{};
     nlohmann::json evaluations_ = nlohmann::json::object();
     double shown_seconds_ = 0;      // of the stage when it was last shown

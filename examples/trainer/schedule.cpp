@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "schedule.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "faults.hpp"
 #include "nearest.hpp"
 #include "numbers.hpp"
 
@@ -58,12 +62,38 @@ std::vector<std::string> names_of(const Array& values) {
 
 } // namespace
 
+int threads_of(const config& c) {
+    return c.run.threads > 0 ? c.run.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+int rollout_workers_of(const config& c) {
+    const int unset = in_virtual_time(c) ? 4 : threads_of(c); // results in virtual time know of no threads
+    const int wanted = c.schedule.rollout_workers > 0 ? c.schedule.rollout_workers : unset;
+    return std::min(wanted, c.distill.slots);
+}
+
+int teachers_of(const config& c) {
+    if (c.schedule.teachers > 0) return c.schedule.teachers;
+    const bool in_turn = c.schedule.kind == "sync" || c.schedule.kind == "controlled";
+    return in_turn && !in_virtual_time(c) ? threads_of(c) : 1;
+}
+
+int learner_threads_of(const config& c) {
+    const bool own = !in_virtual_time(c) && c.schedule.learner_threads > 0;
+    return own ? c.schedule.learner_threads : threads_of(c);
+}
+
 std::string in_options(const opd::invalid_input& e) {
     static constexpr std::pair<std::string_view, const char*> options[] = {{"batch", "--prompts"},
                                                                            {"group", "--answers"},
                                                                            {"sequences", "--steps"},
                                                                            {"teacher_batch", "--score-batch"},
                                                                            {"teacher_flush", "--score-flush"},
+                                                                           {"rollout_attempts", "--attempts"},
+                                                                           {"rollout_deadline", "--rollout-deadline"},
+                                                                           {"teacher_deadline", "--teacher-deadline"},
+                                                                           {"learner_deadline", "--learner-deadline"},
+                                                                           {"abort_deadline", "--sync-deadline"},
                                                                            {"schedule.k", "--schedule-k"},
                                                                            {"schedule.tau", "--tau"},
                                                                            {"schedule.outstanding", "--outstanding"},
@@ -106,12 +136,17 @@ sched::settings schedule_of(const config& c) {
     for (const auto& [flag, value, least] :
          {std::tuple{"--schedule-k", s.k, 0}, std::tuple{"--tau", s.tau, 0},
           std::tuple{"--concurrency", s.concurrency, 0}, std::tuple{"--park-after", s.park_after, 0},
-          std::tuple{"--rollout-workers", s.rollout_workers, 0}, std::tuple{"--score-batch", s.score_batch, 1}})
+          std::tuple{"--rollout-workers", s.rollout_workers, 0}, std::tuple{"--teachers", s.teachers, 0},
+          std::tuple{"--score-batch", s.score_batch, 0}})
         need(value >= least, fmt::format("{} must be at least {}, not {}", flag, least, value));
     need(s.rollout_workers <= most_threads,
          fmt::format("--rollout-workers must be at most {}, not {}", most_threads, s.rollout_workers));
+    need(s.teachers <= most_threads, fmt::format("--teachers must be at most {}, not {}", most_threads, s.teachers));
     need(s.learner_threads >= 0 && s.learner_threads <= most_threads,
          fmt::format("--learner-threads must lie in [0, {}], not {}", most_threads, s.learner_threads));
+    need(s.inject_seconds > 0 && s.inject_seconds <= 1e6,
+         fmt::format("--inject-seconds must lie in (0, 1e6], not {}", s.inject_seconds));
+    faults_of(c); // names what it refuses
     need(std::isfinite(s.score_flush) && s.score_flush >= 0,
          fmt::format("--score-flush must be at least 0 and finite, not {}", s.score_flush));
     place_of("--driver", s.driver, {"threads", "virtual"});
@@ -122,7 +157,7 @@ sched::settings schedule_of(const config& c) {
           std::pair{"--cost-sync", s.cost_sync}})
         need(value >= 0 && value <= 1e6, fmt::format("{} must lie in [0, 1e6], not {}", flag, value));
     need(s.cost_step + s.cost_step_row >= 1e-12, "--cost-step and --cost-step-row must not both be 0");
-    need(s.kind == "sync" || c.distill.slots >= s.rollout_workers,
+    need(c.distill.slots >= s.rollout_workers,
          fmt::format("--slots ({}) must be at least --rollout-workers ({})", c.distill.slots, s.rollout_workers));
     const auto policy = policies[place_of("--staleness-policy", s.staleness_policy, names_of(policies))];
     const auto update = updates[place_of("--weight-update", s.weight_update, names_of(updates))];
@@ -131,8 +166,15 @@ sched::settings schedule_of(const config& c) {
     r.batch = batch_of(c);
     r.group = c.distill.answers;
     r.sequences = r.batch * c.distill.steps;
-    r.teacher_batch = s.score_batch;
+    const opd::index_t share = (r.batch + teachers_of(c) - 1) / teachers_of(c); // of a whole batch
+    r.teacher_batch = s.score_batch > 0 ? s.score_batch : s.kind == "async" ? 8 : std::min<opd::index_t>(8, share);
     r.teacher_flush = s.score_flush;
+    r.rollout_attempts = r.teacher_attempts = s.attempts;
+    r.learner_attempts = std::numeric_limits<int>::max() / 4; // it may have learnt from the batch: there is no way back
+    r.rollout_deadline = s.rollout_deadline;
+    r.abort_deadline = r.sync_deadline = s.sync_deadline;
+    r.teacher_deadline = s.teacher_deadline;
+    r.learner_deadline = s.learner_deadline;
     switch (place_of("--schedule", s.kind, {kinds.begin(), kinds.end()})) {
     case 0:
         r.schedule = sched::sync{};

@@ -15,6 +15,15 @@ namespace trainer {
 /// are usage failures that name the flag.
 opd::sched::settings schedule_of(const config& c);
 
+/// The threads of a run: as set, or one per core.
+int threads_of(const config& c);
+/// Rollout workers; unset, as many as threads, or in virtual time four.
+int rollout_workers_of(const config& c);
+/// Teachers, each on a thread of its own; unset, as many as threads where the stages take turns, else one.
+int teachers_of(const config& c);
+/// The learner's threads.
+int learner_threads_of(const config& c);
+
 /// Where schedule and estimator do not fit: sentences that say why and what would. Empty: they do.
 std::vector<std::string> advice_on(const config& c, int vocabulary);
 

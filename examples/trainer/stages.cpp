@@ -111,34 +111,39 @@ teacher_stage::score(std::span<const std::shared_ptr<const trajectory>> trajecto
 
 // --- learner --------------------------------------------------------------------------------------------------------
 
-index_t learner_stage::train(std::span<const sched::sequence_view<trajectory, scored_sequence>> sequences,
-                             const sched::train_call& call, std::stop_token) {
-    std::vector<const trajectory*> rolled;
-    std::vector<const scored_sequence*> scored;
+index_t learner_stage::train(std::span<const view> sequences, const sched::train_call& call, std::stop_token) {
     std::vector<std::uint64_t> samples;
-    for (const auto& s : sequences) {
-        rolled.push_back(s.rolled.get());
-        scored.push_back(s.scored.get());
-        samples.push_back(s.rolled->sample);
-    }
+    for (const auto& s : sequences) samples.push_back(s.rolled->sample);
     const sched::version_t version = call.from.version;
     if (version != last_.from.version) {
-        index_t updates = 0;
-        if (!rolled.empty() && version < settings_.distill.steps) {
-            const row_batch batch = pack(rolled, entries_);
-            join(scored, cache_);
-            const learner_result r =
-                learn_.step(batch, cache_, rate_of(settings_, rate_, version), static_cast<std::int32_t>(version));
-            if (after_) after_(r, batch, version);
-            updates = 1;
+        learner_result r;
+        if (!sequences.empty() && version < settings_.distill.steps) {
+            const auto parts = static_cast<std::size_t>(settings_.distill.mini_batches);
+            for (std::size_t i = 0; i < parts; ++i) { // a short batch may leave some empty
+                const std::size_t first = sequences.size() * i / parts, end = sequences.size() * (i + 1) / parts;
+                if (first < end) r.add(update(sequences.subspan(first, end - first), version, r.updates));
+            }
+            if (after_) after_(r, sequences, version);
         }
-        last_ = {call.from, std::move(samples), updates, learn_.snapshot(static_cast<std::int32_t>(version) + 1)};
+        last_ = {call.from, std::move(samples), r.updates, learn_.snapshot(static_cast<std::int32_t>(version) + 1)};
     } else if (call.from != last_.from || samples != last_.samples) {
         throw std::logic_error(
             fmt::format("the step at version {} was made, from other sequences or weights than now", version));
     }
     weights_.publish(call.makes(), last_.made);
     return last_.updates;
+}
+
+learner_result learner_stage::update(std::span<const view> sequences, sched::version_t version, int updates) {
+    std::vector<const trajectory*> rolled;
+    std::vector<const scored_sequence*> scored;
+    for (const auto& s : sequences) {
+        rolled.push_back(s.rolled.get());
+        scored.push_back(s.scored.get());
+    }
+    const row_batch batch = pack(rolled, entries_);
+    join(scored, cache_);
+    return learn_.step(batch, cache_, rate_of(settings_, rate_, version), static_cast<std::int32_t>(version), updates);
 }
 
 } // namespace trainer

@@ -123,19 +123,21 @@ private:
 
 class learner_stage {
 public:
+    using view = opd::sched::sequence_view<trajectory, scored_sequence>;
     /// Called after every step, on the learner's thread, before the weights are published.
-    using report = std::function<void(const learner_result&, const row_batch&, opd::sched::version_t)>;
+    using report = std::function<void(const learner_result&, std::span<const view>, opd::sched::version_t)>;
 
     learner_stage(const config& c, learner& learn, publication& weights, report after, const rate_change& from = {})
         : settings_(c), learn_(learn), weights_(weights), after_(std::move(after)), rate_(from),
           entries_(draws_for(c).count) {}
 
-    /// One step; publishes the weights call.makes() and returns the optimizer updates made. Of no sequences, and after the
-    /// run's last step, the weights stay what they are. Asked again for the step that it made last, in another call, it publishes what it has in that one's name.
-    index_t train(std::span<const opd::sched::sequence_view<trajectory, scored_sequence>> sequences,
-                  const opd::sched::train_call& call, std::stop_token);
+    /// One step, of --mini-batches updates; publishes the weights call.makes() and returns how many it made. Of no sequences, and after
+    /// the run's last step, the weights stay what they are. Asked again for the step that it made last, in another call, it publishes what it has in that one's name.
+    index_t train(std::span<const view> sequences, const opd::sched::train_call& call, std::stop_token);
 
 private:
+    learner_result update(std::span<const view> sequences, opd::sched::version_t version, int updates);
+
     const config& settings_;
     learner& learn_;
     publication& weights_;

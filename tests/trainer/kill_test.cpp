@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // A run that is killed without warning, again and again, and resumed each time, learns from every sequence exactly once; where
-// timing decides nothing it ends in the same bytes as one that was left alone. Eleven runs, one of each schedule;
-// OPD_KILL_RUNS=<n> makes n of them.
+// timing decides nothing it ends in the same bytes as one that was left alone. A run of each kind, with groups of answers, parking and
+// faults in the process among them; OPD_KILL_RUNS=<n> makes n of them.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -161,9 +161,18 @@ TEST_CASE("kills at random moments lose and double no sequence, and change no by
                                {{"--schedule=async", "--tau=2", "--prompts=2", "--answers=3"}},
                                {{"--schedule=async", "--tau=3", "--prompts=2", "--answers=3"}, true},
                                {{"--schedule=async", "--tau=3", "--park-after=4"}},
-                               {{"--schedule=async", "--tau=4", "--prompts=2", "--answers=3", "--park-after=3"}, true}};
-    for (std::size_t i : {7, 8, 10, 12})
-        kinds[i].schedule.insert(kinds[i].schedule.end(), in_virtual_time.begin(), in_virtual_time.end());
+                               {{"--schedule=async", "--tau=4", "--prompts=2", "--answers=3", "--park-after=3"}, true},
+                               {{"--schedule=sync", "--mini-batches=2"}, true},
+                               {{"--schedule=async", "--tau=3", "--prompts=2", "--answers=3", "--park-after=4"}},
+                               {{"--schedule=async", "--tau=3", "--prompts=2", "--answers=3", "--park-after=3"}, true}};
+    const auto also = [&kinds](std::size_t i, const std::vector<std::string>& more) {
+        kinds[i].schedule.insert(kinds[i].schedule.end(), more.begin(), more.end());
+    };
+    for (std::size_t i : {7, 8, 10, 12, 15}) also(i, in_virtual_time);
+    // workers that die, dawdle and fall silent, in a process that is killed
+    for (std::size_t i : {13, 14, 15})
+        also(i, {"--inject=kill=0.01,delay=0.01,drop=0.005", "--inject-seconds=0.004", "--attempts=1000",
+                 "--rollout-deadline=0.3", "--teacher-deadline=0.3", "--learner-deadline=0.3"});
     const char* wanted = std::getenv("OPD_KILL_RUNS");
     const int runs = wanted ? std::atoi(wanted) : static_cast<int>(kinds.size());
     for (int i = 0; i < runs; ++i) {

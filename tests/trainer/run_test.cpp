@@ -779,14 +779,27 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     };
     // given, even with the value that it has anyhow
     refused({"--tau=4"}, "--tau is not used by --schedule sync");
-    refused({"--schedule=sync", "--rollout-workers=0"}, "--rollout-workers is not used by --schedule sync");
-    refused({"--score-batch=8"}, "--score-batch is not used by --schedule sync");
     refused({"--score-flush=1"}, "--score-flush is not used by --schedule sync");
-    refused({"--park-after=3"}, "--park-after is not used by --schedule sync");
+    refused({"--schedule=step-off", "--score-flush=1"}, "--score-flush is not used by --schedule step-off");
+    refused({"--rollout-workers=33"}, "--slots (32) must be at least --rollout-workers (33)");
+    refused({"--teachers=-1"}, "--teachers must be at least 0, not -1");
+    refused({"--teachers=10001"}, "--teachers must be at most 10000, not 10001");
+    refused({"--score-batch=-1"}, "--score-batch must be at least 0, not -1");
+    refused({"--mini-batches=0"}, "--mini-batches must divide --prompts times --answers, 32, not be 0");
+    refused({"--mini-batches=5"}, "--mini-batches must divide --prompts times --answers, 32, not be 5");
+    refused({"--attempts=0"}, "--attempts must be at least 1, not 0");
+    refused({"--teacher-deadline=-1"}, "--teacher-deadline must be at least 0");
+    refused({"--sync-deadline=2e9"}, "--sync-deadline must be at most 1e9 seconds");
+    refused({"--inject-seconds=1"}, "--inject-seconds is not used by a run without --inject");
+    refused({"--inject=kil=0.1"}, "names kill, delay and drop, not 'kil'; did you mean 'kill'?");
+    refused({"--inject=kill"}, "takes shares of the calls in [0, 1], as in kill=0.01,drop=0.02, not 'kill'");
+    refused({"--inject=kill=1.5"}, "not 'kill=1.5'");
+    refused({"--inject=kill=0.6,delay=0.6"}, "takes shares that add up to 1 at most, not 1.2");
+    refused({"--inject=drop=0.1", "--teacher-deadline=1"}, "drop needs --rollout-deadline, --teacher-deadline and");
+    refused({"--inject=kill=0.1", "--inject-seconds=0"}, "--inject-seconds must lie in (0, 1e6], not 0");
     refused({"--schedule=async", "--weight-update=abort", "--park-after=3"},
             "--park-after is not used by --schedule async --weight-update abort");
     refused({"--schedule=async", "--park-after=-1"}, "--park-after must be at least 0, not -1");
-    refused({"--learner-threads=1"}, "--learner-threads is not used by --schedule sync");
     refused({"--schedule=async", "--driver=virtual", "--learner-threads=1"},
             "--learner-threads is not used by --driver virtual");
     refused({"--schedule=async", "--learner-threads=-1"}, "--learner-threads must lie in [0, 10000], not -1");
@@ -870,7 +883,10 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     CHECK(fingerprint(again.settings) != fingerprint(parse(flags({"--schedule=async", "--tau=3"})).settings));
     contains(failure_text({"opd-train", "--config", file, "--schedule=step-off"}, exit_usage),
              "schedule.tau is not used by --schedule step-off");
-    CHECK(nlohmann::json::parse(parse(flags({"--print-config"})).text)["schedule"] == nlohmann::json{{"kind", "sync"}});
+    const auto untold = nlohmann::json::parse(parse(flags({"--print-config"})).text)["schedule"];
+    CHECK(untold["kind"] == "sync");
+    for (const char* key : {"tau", "k", "score_flush", "cost_step", "inject_seconds"}) CHECK(!untold.contains(key));
+    for (const char* key : {"rollout_workers", "teachers", "driver", "inject"}) CHECK(untold.contains(key));
 }
 
 TEST_CASE("help names every setting with its default") {

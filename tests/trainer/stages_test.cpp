@@ -127,15 +127,15 @@ history driven(const config& c, int rollout_workers, int teachers, std::uint32_t
     std::mt19937 random(seed);
     const auto goes = [&](std::uint32_t one_in) { return one_in > 0 && random() % one_in == 0; };
     history h;
-    learner_setup all(c, [&](const learner_result& r, const row_batch& batch, sched::version_t version) {
+    learner_setup all(c, [&](const learner_result& r, std::span<const view> batch, sched::version_t version) {
         h.mismatched += r.mismatched;
-        for (std::size_t i = 0; i < batch.mask.size(); ++i) {
-            if (!batch.mask[i]) continue;
-            const auto age = static_cast<std::int32_t>(version) - batch.versions[i];
-            h.from_the_future += age < 0;
-            h.most_stale = std::max(h.most_stale, age);
-            h.stale_tokens += age > 0;
-        }
+        for (const view& s : batch)
+            for (const std::int32_t drawn : s.rolled->versions) {
+                const auto age = static_cast<std::int32_t>(version) - drawn;
+                h.from_the_future += age < 0;
+                h.most_stale = std::max(h.most_stale, age);
+                h.stale_tokens += age > 0;
+            }
     });
 
     struct task {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Distillation with overlapping stages: rollout workers, a teacher and the learner under the library's scheduler, run by one
-// of two drivers.
+// Distillation: rollout workers, teachers and the learner under the library's scheduler, which lets them take turns or overlap, run by
+// one of two drivers.
 //
-//   threads   every stage on a thread of its own. A checkpoint holds the scheduler and the sequences in flight; rollout goes
+//   threads   every worker on a thread of its own. A checkpoint holds the scheduler and the sequences in flight; rollout goes
 //             on from the responses as far as they were
 //   virtual   one call after the other, at times that follow from --cost-*: the same run wherever it runs. A checkpoint holds
 //             the driver with everything in it, to the half-filled cache of a prompt, and the resumed run is the same run
+//
+// Under sync nothing is in flight between two steps: a checkpoint holds the weights alone, and a scheduler begins there.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -16,6 +18,7 @@
 #include <spdlog/spdlog.h>
 
 #include "describe_json.hpp"
+#include "faults.hpp"
 #include "in_flight.hpp"
 #include "opd/sched/recorder.hpp"
 #include "opd/sched/thread_driver.hpp"
@@ -29,35 +32,42 @@ namespace trainer {
 namespace sched = opd::sched;
 
 // What both drivers need: the stages, what is measured, what is told after a step, what is kept in a checkpoint.
-class run::overlapped {
+class run::distillation {
 public:
-    overlapped(run& r, int teacher_threads)
-        : run_(r), learn_(r.settings_, r.student_, r.state_.student_optimizer,
-                          r.learner_backend_ ? *r.learner_backend_ : r.backend_),
-          schedule(schedule_of(r.settings_)), workers(rollout_workers_of(r.settings_)),
-          lanes(std::max(1, r.settings_.distill.slots / workers)),
-          teacher(std::make_shared<teacher_stage>(r.teacher_, r.settings_, teacher_threads)),
+    distillation(run& r, int threads_a_teacher)
+        : run_(r), threads_a_teacher_(threads_a_teacher), learn_(r.settings_, r.student_, r.state_.student_optimizer,
+                                                                 r.learner_backend_ ? *r.learner_backend_ : r.backend_),
+          keeps_flight(r.settings_.schedule.kind != "sync"), schedule(schedule_for(r)),
+          workers(rollout_workers_of(r.settings_)), lanes(std::max(1, r.settings_.distill.slots / workers)),
+          teachers(teachers_of(r.settings_)), faults(faults_of(r.settings_)),
           lesson(std::make_shared<learner_stage>(
               r.settings_, learn_, weights_,
-              [this](const learner_result& result, const row_batch& batch, sched::version_t) {
+              [this](const learner_result& result, auto&&...) {
                   run_.check_numbers(result); // before anybody draws from such weights
                   last_ = result;
-                  last_kept_ = batch.kept;
               },
               r.state_.rate)),
           metrics(sched::recorded()), recorder(metrics, &trace_) {
+        metrics.transfers.bytes = static_cast<double>(r.student_.weights.size() * sizeof(float));
         recorder.prompt_tokens = [this](sched::sample_t) { return run_.task_.prompt_length(); };
         recorder.after_step = [this](sched::version_t version, double) { measure(version); };
         run_.shown_seconds_ = 0;
         run_.shown_step_ = run_.state_.step;
     }
-    overlapped(const overlapped&) = delete;
-    overlapped& operator=(const overlapped&) = delete;
+    distillation(const distillation&) = delete;
+    distillation& operator=(const distillation&) = delete;
 
-    std::shared_ptr<rollout_stage> rollout() {
-        return std::make_shared<rollout_stage>(run_.task_, sampling_of(run_.settings_, run_.task_), run_.sample_base(),
-                                               lanes, weights_, run_.settings_.distill.answers,
-                                               run_.settings_.schedule.park_after);
+    /// Of a stage's class, which may want to be told more before that.
+    template <class Stage, class... More>
+    std::shared_ptr<Stage> rollout(More&&... more) {
+        return std::make_shared<Stage>(std::forward<More>(more)..., run_.task_, sampling_of(run_.settings_, run_.task_),
+                                       run_.sample_base(), lanes, weights_, run_.settings_.distill.answers,
+                                       run_.settings_.schedule.park_after);
+    }
+
+    template <class Stage, class... More>
+    std::shared_ptr<Stage> teacher(More&&... more) {
+        return std::make_shared<Stage>(std::forward<More>(more)..., run_.teacher_, run_.settings_, threads_a_teacher_);
     }
 
     /// The student's weights, by the name that the sequences in flight of its checkpoint have for them.
@@ -73,7 +83,7 @@ public:
     bool ended() const { return run_.state_.step == run_.settings_.distill.steps; }
 
     /// A step is complete, and the next one has not begun: on the learner's thread.
-    void stepped(sched::version_t version, const std::vector<std::uint64_t>& sequences, std::int64_t admitted,
+    void stepped(sched::version_t version, const std::vector<std::uint64_t>& sequences, const sched::counters& totals,
                  double seconds) {
         if (left || ended()) return;
         figures f;
@@ -84,14 +94,16 @@ public:
         }
         for (std::size_t i = 0; i < clocks.size(); ++i)
             run_.seconds_[static_cast<std::size_t>(clocks[i])] = before_[i] + f.busy[i];
-        run_.state_.next_sample = run_.sample_base() + static_cast<std::uint64_t>(admitted);
-        run_.distilled(last_, last_kept_, sequences, seconds, f.line);
+        const std::int64_t over = keeps_flight ? totals.admitted : totals.consumed + totals.failed;
+        run_.state_.next_sample = run_.sample_base() + schedule.first_sample + static_cast<std::uint64_t>(over);
+        run_.distilled(last_, weights_.latest(), sequences, seconds, f.line);
     }
 
     /// After stepped(): writes a checkpoint where one is due. False: it is time to leave.
     template <class Bytes>
-    bool checkpoint(sched::version_t version, Bytes&& bytes) {
+    bool checkpoint(sched::version_t version, Bytes&& in_flight) {
         if (left) return false;
+        const auto bytes = [&] { return keeps_flight ? in_flight() : std::string(); };
         if (version == run_.settings_.distill.steps) at_end_ = bytes(); // --resume with more steps goes on from it
         if (version >= run_.settings_.distill.steps) return true;
         if (run_.steps_left_ > 0 && --run_.steps_left_ == 0) interrupted = true;
@@ -120,6 +132,14 @@ public:
     }
 
 private:
+    static sched::settings schedule_for(const run& r) {
+        sched::settings s = schedule_of(r.settings_);
+        if (r.settings_.schedule.kind != "sync") return s;
+        s.first_version = r.state_.step;
+        s.first_sample = r.state_.next_sample - r.sample_base();
+        s.sequences -= s.batch * r.state_.step;
+        return s;
+    }
     static constexpr std::array clocks = {clock_name::rollout, clock_name::teacher_scoring, clock_name::learner};
     std::array<double, 3> clock_values() const {
         std::array<double, 3> r;
@@ -129,8 +149,7 @@ private:
     // Where the driver calls its observer; stepped() may come later, on another thread.
     void measure(sched::version_t version) {
         const config& c = run_.settings_;
-        const bool due = version % c.run.log_every == 0 || version == c.distill.steps ||
-                         (c.evaluation.every > 0 && version % c.evaluation.every == 0);
+        const bool due = version % c.run.log_every == 0 || version == c.distill.steps;
         const std::array busy = {metrics.stages.stage_time(sched::stage::rollout),
                                  metrics.stages.stage_time(sched::stage::teacher),
                                  metrics.stages.stage_time(sched::stage::learner)};
@@ -139,10 +158,10 @@ private:
     }
 
     run& run_; // while the driver runs, its student, optimizer, state and logs are the learner's thread's
+    const int threads_a_teacher_;
     learner learn_;
     publication weights_;
     learner_result last_;
-    index_t last_kept_ = 0;
     std::string at_end_;
     struct figures {
         nlohmann::ordered_json line;
@@ -154,23 +173,25 @@ private:
     sched::trace trace_{{.first = 20000, .last = 20000}};
 
 public:
+    const bool keeps_flight; // a checkpoint holds what is between the stages
     const sched::settings schedule;
     const int workers;
     const index_t lanes; // of a rollout worker
-    const std::shared_ptr<teacher_stage> teacher;
+    const int teachers;
+    const fault_plan faults;
     const std::shared_ptr<learner_stage> lesson;
     sched::run_metrics metrics;
     sched::recorder recorder;
     bool left = false; // interrupted, and a checkpoint is written
 };
 
-void run::distill_on_schedule() { in_virtual_time(settings_) ? distill_in_virtual_time() : distill_on_threads(); }
+void run::distill() { in_virtual_time(settings_) ? distill_in_virtual_time() : distill_on_threads(); }
 
 // --- threads --------------------------------------------------------------------------------------------------------
 
 void run::distill_on_threads() {
-    using driver_type = sched::thread_driver<rollout_stage, teacher_stage, learner_stage>;
-    overlapped all(*this, 1);
+    using driver_type = sched::thread_driver<unreliable_rollout, unreliable_teacher, unreliable_learner>;
+    distillation all(*this, 1);
     const double begin = now();
     if (all.ended()) { // --steps 0, which to the scheduler is no end
         all.metrics.start(sched::steady_seconds());
@@ -181,7 +202,7 @@ void run::distill_on_threads() {
     hooks.on_step = [&](const driver_type::report_type& report) {
         std::vector<std::uint64_t> sequences;
         for (const auto& s : report.consumed) sequences.push_back(s.ticket.sample);
-        all.stepped(report.version, sequences, report.totals.admitted, now() - begin);
+        all.stepped(report.version, sequences, report.totals, now() - begin);
     };
     hooks.on_checkpoint = [&](in_flight state) {
         if (all.left) return;
@@ -191,18 +212,31 @@ void run::distill_on_threads() {
     // each step may be the one after which it is time to leave
     const sched::thread_options how{.shutdown_seconds = 120, .stop_on_error = true, .checkpoint_every = 1};
     std::unique_ptr<driver_type> driver;
-    if (state_.step > 0) {
-        const in_flight from = in_flight_of(state_.in_flight, [&](auto t) { return all.teacher->score(t); });
+    if (state_.step > 0 && all.keeps_flight) {
+        const auto teacher = all.teacher<teacher_stage>();
+        const in_flight from = in_flight_of(state_.in_flight, [&](auto t) { return teacher->score(t); });
         all.publish(from.weights);
         driver = std::make_unique<driver_type>(all.schedule, from, how, hooks);
     } else {
-        all.publish({});
+        all.publish({.version = state_.step});
         driver = std::make_unique<driver_type>(all.schedule, how, hooks);
     }
     running = driver.get();
-    for (int w = 0; w < all.workers; ++w) driver->add_rollout(all.rollout(), static_cast<std::int32_t>(all.lanes));
-    driver->add_teacher(all.teacher);
-    driver->set_learner(all.lesson);
+    std::shared_ptr<reaper> faults;
+    const struct calm {
+        const std::shared_ptr<reaper>& faults;
+        ~calm() {
+            if (faults) faults->stop();
+        }
+    } before_the_driver_goes{faults};
+    if (!settings_.schedule.inject.empty())
+        faults = std::make_shared<reaper>(
+            all.faults, [&](sched::stage s, std::int32_t w) { running->kill(s, w); },
+            [&](sched::stage s, std::int32_t w) { running->revive(s, w); });
+    for (int w = 0; w < all.workers; ++w)
+        driver->add_rollout(all.rollout<unreliable_rollout>(w, faults), static_cast<std::int32_t>(all.lanes));
+    for (int w = 0; w < all.teachers; ++w) driver->add_teacher(all.teacher<unreliable_teacher>(w, faults));
+    driver->set_learner(std::make_shared<unreliable_learner>(all.lesson, faults));
     driver->observe(all.recorder);
     all.metrics.start(sched::steady_seconds());
     const sched::run_report report = driver->run();
@@ -257,7 +291,7 @@ struct step_watch {
     }
 };
 
-using virtual_model = sched::timed_stages<rollout_stage, teacher_stage, learner_stage>;
+using virtual_model = unreliable_stages<sched::timed_stages<rollout_stage, teacher_stage, learner_stage>>;
 using virtual_run = sched::virtual_driver<virtual_model, step_watch>;
 
 std::string to_bytes(const virtual_run& driver) {
@@ -287,11 +321,15 @@ virtual_run virtual_run_of(std::string_view bytes, const sched::settings& s, vir
 } // namespace
 
 void run::distill_in_virtual_time() {
-    overlapped all(*this, threads_of(settings_)); // the teacher is alone while it scores
-    virtual_model model([&](std::int32_t) { return all.rollout(); }, {all.teacher}, all.lesson, costs_of(settings_));
-    const bool resumed = state_.step > 0;
+    distillation all(*this, threads_of(settings_)); // the teacher is alone while it scores
+    // one call at a time: all teachers are one
+    virtual_model model(
+        all.faults, [&](std::int32_t) { return all.rollout<rollout_stage>(); },
+        std::vector(static_cast<std::size_t>(all.teachers), all.teacher<teacher_stage>()), all.lesson,
+        costs_of(settings_));
+    const bool resumed = state_.step > 0 && all.keeps_flight;
     const auto publish = [&](const sched::weights& name) { all.publish(name); };
-    if (!resumed) publish({});
+    if (!resumed) publish({.version = state_.step});
     virtual_run driver = resumed ? virtual_run_of(state_.in_flight, all.schedule, std::move(model), publish)
                                  : virtual_run(all.schedule, std::move(model));
     if (driver.finished()) driver.crash(0, true); // more steps: the workers come again
@@ -302,12 +340,12 @@ void run::distill_in_virtual_time() {
     driver.introduce();
     if (!resumed) {
         driver.bring_up(sched::stage::rollout, all.workers, static_cast<std::int32_t>(all.lanes));
-        driver.bring_up(sched::stage::teacher, 1);
+        driver.bring_up(sched::stage::teacher, all.teachers);
         driver.bring_up(sched::stage::learner, 1);
     }
     while (!all.left && !all.ended() && !driver.first_exception() && !driver.finished() && driver.step()) {
         for (const auto& s : std::exchange(watch.steps, {})) {
-            all.stepped(s.version, s.sequences, driver.scheduler().totals().admitted, driver.now() - begin);
+            all.stepped(s.version, s.sequences, driver.scheduler().totals(), driver.now() - begin);
             all.checkpoint(s.version, [&] { return to_bytes(driver); });
         }
     }
