@@ -92,7 +92,7 @@ def eigen():
 
 def build(tests, folder, headers, jobs):
     cxx = os.environ.get("CXX", "g++")
-    flags = ["-std=c++20", "-O1", "-w", f"-I{headers}", f"-I{ROOT}/tests", *eigen(),
+    flags = ["-std=c++20", "-O1", "-w", f"-I{headers}", f"-I{ROOT}/tests", f"-I{ROOT}/examples", *eigen(),
              f'-DOPD_TEST_SOURCE_DIR="{ROOT}"', '-DOPD_TEST_PROJECT_VERSION="0"']
     shutil.copy(ROOT / "tests/support/precompiled.hpp", folder)
     subprocess.run([cxx, *flags, "-x", "c++-header", folder / "precompiled.hpp", "-o", folder / "precompiled.hpp.gch"],

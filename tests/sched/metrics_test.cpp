@@ -604,16 +604,18 @@ TEST_CASE("transfers: from being told to having them, of the weights that were a
     m.asked(0, 8, 12);
     m.gone(0);
     m.installed(0, 8, 20); // of a life that is over
+    m.asked(3, 9, 21);
+    m.installed(3, 9, 21.5);
     m.observe(30);
-    CHECK(m.count() == 2);
-    CHECK(m.seconds() == 2.5);
+    CHECK(m.count() == 3);
+    CHECK(m.seconds() == 3);
     CHECK(m.longest() == 2);
     CHECK(m.closed_seconds() == 2);
     const json without = examples::described(m);
-    CHECK(without["mean_seconds"] == 1.25);
+    CHECK(without["mean_seconds"] == 1.0);
     CHECK(without["bytes"].is_null());
     m.bytes = 100;
-    CHECK(examples::described(m)["bytes"] == 200.0);
+    CHECK(examples::described(m)["bytes"] == 300.0);
     CHECK(examples::described(transfer_meter{})["mean_seconds"].is_null());
     CHECK_THROWS_AS(m.asked(0, 9, std::numeric_limits<double>::infinity()), opd::invalid_input);
 }
