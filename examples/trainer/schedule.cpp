@@ -13,7 +13,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "faults.hpp"
+#include "fault_plan.hpp"
 #include "nearest.hpp"
 #include "numbers.hpp"
 

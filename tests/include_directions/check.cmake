@@ -7,6 +7,7 @@
 #     ranges.hpp                                  core, range-v3
 #     estimators/                                 core, estimators/, the standard library
 #     sched/                                      core, sched/, the standard library, POSIX threads
+#     spec/                                       core, spec/, the standard library
 #     backends/eigen.hpp                          core, backends/, the standard library, POSIX, Eigen
 #     backends/cuda.*                             core, backends/ except eigen.hpp, the standard library, CUDA, cuBLAS, CUB
 #     backends/                                   core, backends/ except eigen.hpp and cuda.*, the standard library, POSIX
@@ -30,6 +31,8 @@ function(kind_of header result)
         set(kind estimators)
     elseif(header MATCHES "^opd/sched/")
         set(kind sched)
+    elseif(header MATCHES "^opd/spec/")
+        set(kind spec)
     elseif(header STREQUAL "opd/backends/eigen.hpp")
         set(kind backend_eigen)
     elseif(header MATCHES "^opd/backends/cuda")
@@ -69,6 +72,7 @@ set(may_umbrella core estimators sched backends standard)
 set(may_ranges core standard range_v3)
 set(may_estimators core estimators standard)
 set(may_sched core sched standard posix)
+set(may_spec core spec standard)
 set(may_backends core backends standard intrinsics posix)
 set(may_backend_eigen core backends standard intrinsics posix eigen)
 set(may_backend_cuda core backends backend_cuda standard cuda)
@@ -115,14 +119,14 @@ function(check file who)
     set(files ${files} PARENT_SCOPE)
 endfunction()
 
-set(rooms core umbrella ranges estimators sched backends backend_eigen backend_cuda)
+set(rooms core umbrella ranges estimators sched spec backends backend_eigen backend_cuda)
 file(GLOB_RECURSE headers RELATIVE "${ROOT}" "${ROOT}/include/opd/*.hpp" "${ROOT}/include/opd/*.cuh"
      "${ROOT}/include/opd/*.h" "${ROOT}/include/opd/*.inl")
 foreach(file IN LISTS headers)
     string(REGEX REPLACE "^include/" "" header "${file}")
     kind_of("${header}" who)
     if(NOT who IN_LIST rooms)
-        message(NOTICE "${file}: not in a room of include/opd (core, detail, estimators, sched, backends)")
+        message(NOTICE "${file}: not in a room of include/opd (core, detail, estimators, sched, spec, backends)")
         math(EXPR violations "${violations} + 1")
         continue()
     endif()

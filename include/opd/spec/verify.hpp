@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Verification of drafted tokens: which of them the target follows, and which token comes after them, so that what is written is
+// distributed exactly as if the target had drawn every token itself.
+//
+// Drafts are a tree below the last token of a prefix (a chain is one where every node has one child). p_n: the target's law after node n,
+// with the temperature, filters and penalties of plain decoding; node -1 is the prefix. From the root on, at node n with children
+// x_1, x_2, … in the order in which they were drafted, P = p_n:
+//
+//   kind                  a child x is followed with      after x was refused                              drafts are
+//   one_hot               P(x)                            P(x) = 0, normalised                             any distinct tokens that P's coins had no part in
+//   dense                 min(1, p(x)/q(x))               (p - q)₊, normalised                             one a node, drawn from q
+//   iid_siblings          min(1, P(x)/q(x))               P = (P - q)₊, normalised                         drawn from q each
+//   without_replacement   min(1, P(x)/q(x))               likewise, then q(x) = 0, normalised              drawn from q, without those before
+//
+// If no child is followed the next token is drawn from P, and that is the end; likewise below a leaf. How drafts were drawn is part of their
+// type: siblings that were drawn in one way and judged in another are biased (by up to 0.03 in total variation on four tokens), and an
+// argmax that is judged as if drawn from its softmax by 0.3.
+//
+//   follow          the target draws its own token at each node, and follows it while it is a child: exact for any drafts whatever. With keyed
+//                   noise (rng.hpp) this token is that of plain decoding, so the output is the same bit for bit, not in law alone
+//   verify          the rules above
+//   verify_block    chains of `dense`: rho_i = min(1, rho_{i-1} p_i(x_i)/q_i(x_i)), M_i = Σ (rho_i p_{i+1} - q_{i+1})₊,
+//                   h_i = M_i/(M_i + 1 - rho_i), the last one rho; followed up to the last i that is taken with h_i, then from
+//                   (rho_i p_{i+1} - q_{i+1})₊: never fewer in the mean than `verify`
+//
+// Sources: Leviathan et al. 2023 and Chen et al. 2023 (dense); Miao et al. 2024, SpecInfer (iid_siblings); Chen et al. 2024, Sequoia, and
+// Yang et al. 2024 (without_replacement); Li et al. 2024, EAGLE (one_hot); Sun et al. 2024, "Block verification accelerates speculative
+// decoding" (verify_block); SPEC sections 11 and 13.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "opd/config.hpp"
+#include "opd/element.hpp"
+#include "opd/error.hpp"
+#include "opd/rng.hpp"
+#include "opd/view.hpp"
+
+namespace opd::spec {
+
+/// Where chance comes from: accept(p) is true with probability p; draw(w) is i with probability w_i / Σ w. Asked anew for every
+/// decision.
+template <class C>
+concept coins = requires(C& c, double p, std::span<const double> w) {
+    { c.accept(p) } -> std::same_as<bool>;
+    { c.draw(w) } -> std::convertible_to<index_t>;
+};
+
+/// Coins that are a function of (seed, sample, position) and of how many were asked for.
+class keyed_coins {
+public:
+    keyed_coins(std::uint64_t seed, std::uint64_t sample, std::uint32_t position)
+        : coin_(seed, noise_stream::coin, sample, position), residual_(seed, noise_stream::residual, sample, position) {
+    }
+    bool accept(double p) { return keyed_uniform(coin_, asked_++) < p; }
+    index_t draw(std::span<const double> w) {
+        double sum = 0;
+        for (const double x : w) sum += x;
+        double left = keyed_uniform(residual_, asked_++) * sum;
+        index_t last = -1;
+        for (std::size_t i = 0; i < w.size(); ++i) {
+            if (!(w[i] > 0)) continue;
+            last = static_cast<index_t>(i);
+            if ((left -= w[i]) < 0) break;
+        }
+        return last;
+    }
+
+private:
+    noise_row coin_, residual_;
+    std::uint32_t asked_ = 0;
+};
+
+/// Drafted tokens below a prefix. `parents`: of each node, an earlier one, or -1 for the prefix. Children of a node are in the order in
+/// which they were drafted.
+struct draft_tree {
+    std::span<const std::int32_t> parents; ///< (n)
+    std::span<const std::int32_t> tokens;  ///< (n)
+    index_t size() const { return static_cast<index_t>(tokens.size()); }
+};
+
+// How they were drawn. Row n + 1 of q is the law that node n's children were drawn from, row 0 the prefix's. (n + 1, V); rows of nodes
+// without children are not read.
+struct one_hot {};
+template <class T = float>
+struct dense {
+    matrix_view<const T> q;
+};
+template <class T = float>
+struct iid_siblings {
+    matrix_view<const T> q;
+};
+template <class T = float>
+struct without_replacement {
+    matrix_view<const T> q;
+};
+
+/// What is written: the tokens of the nodes on the way to `node`, then `next`.
+struct verdict {
+    index_t accepted = 0; ///< drafted tokens that are followed
+    index_t node = -1;    ///< the last of them; -1: none
+    std::int32_t next = -1;
+};
+
+/// Memory of verify(): allocates at its first use, and where V grows.
+class verification {
+public:
+    /// p: (n + 1, V), rows as those of q; probabilities, which need not add up to 1 exactly. A row whose residual is 0 (p = q, up to
+    /// rounding) is drawn from p. Throws invalid_input for shapes that differ, trees that are none, and rows on the way that are no law.
+    template <class P, class Kind, coins Coins>
+    verdict verify(const draft_tree& tree, matrix_view<const P> p, const Kind& drafts, Coins& coins);
+
+    /// tree: a chain.
+    template <class P, class T, coins Coins>
+    verdict verify_block(const draft_tree& tree, matrix_view<const P> p, const dense<T>& drafts, Coins& coins);
+
+private:
+    std::vector<double> target_, draft_; // (V) P and q, as they are now
+};
+
+/// `own(row)`: the token that the target draws after that node (row 0: the prefix, row n + 1: node n). Asked only where it matters.
+template <class Own>
+verdict follow(const draft_tree& tree, Own&& own);
+
+// --- implementation -------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+inline void check(const draft_tree& t) {
+    if (t.parents.size() != t.tokens.size())
+        throw invalid_input("tree", "has " + std::to_string(t.parents.size()) + " parents of " +
+                                        std::to_string(t.tokens.size()) + " tokens");
+    for (std::size_t n = 0; n < t.parents.size(); ++n)
+        if (t.parents[n] < -1 || t.parents[n] >= static_cast<std::int32_t>(n))
+            throw invalid_input("tree",
+                                "the parent of a node is an earlier one or -1, not " + std::to_string(t.parents[n]),
+                                static_cast<index_t>(n));
+}
+inline void check_tokens(const draft_tree& t, index_t v) {
+    for (std::size_t n = 0; n < t.tokens.size(); ++n)
+        if (t.tokens[n] < 0 || t.tokens[n] >= v)
+            throw invalid_input("tree",
+                                "token " + std::to_string(t.tokens[n]) + " of a vocabulary of " + std::to_string(v),
+                                static_cast<index_t>(n));
+}
+template <class T>
+void check_laws(const char* name, matrix_view<const T> x, const draft_tree& t, index_t v) {
+    if (x.rows != t.size() + 1 || x.cols != v)
+        throw invalid_input(name, "must be (" + std::to_string(t.size() + 1) + ", " + std::to_string(v) + "), not (" +
+                                      std::to_string(x.rows) + ", " + std::to_string(x.cols) + ")");
+}
+/// The next child of `node` after `at`; the tree's size: there is none.
+inline index_t next_child(const draft_tree& t, index_t node, index_t at) {
+    for (++at; at < t.size(); ++at)
+        if (t.parents[static_cast<std::size_t>(at)] == node) break;
+    return at;
+}
+inline double sum_of(std::span<const double> x) {
+    double sum = 0;
+    for (const double v : x) sum += v;
+    return sum;
+}
+inline void normalise(std::span<double> x, double sum) {
+    for (double& v : x) v /= sum;
+}
+// A row as a law that adds up to 1.
+template <class T>
+void read(const char* name, matrix_view<const T> from, index_t row, std::vector<double>& to) {
+    to.resize(static_cast<std::size_t>(from.cols));
+    double sum = 0;
+    bool law = true;
+    for (index_t v = 0; v < from.cols; ++v) {
+        const auto x = static_cast<double>(from(row, v));
+        to[static_cast<std::size_t>(v)] = x;
+        law = law && x >= 0;
+        sum += x;
+    }
+    if (!law || !opd::detail::is_finite(sum) || !(sum > 0))
+        throw invalid_input(name, "is no law: probabilities are at least 0, and not all of them are 0", row);
+    normalise(to, sum);
+}
+
+template <class Kind>
+inline constexpr bool reads_q = requires(const Kind& k) {
+    k.q;
+};
+template <class Kind>
+inline constexpr bool one_child = false;
+template <class T>
+inline constexpr bool one_child<dense<T>> = true;
+template <class Kind>
+inline constexpr bool replaces = true;
+template <class T>
+inline constexpr bool replaces<without_replacement<T>> = false;
+
+} // namespace detail
+
+template <class P, class Kind, coins Coins>
+verdict verification::verify(const draft_tree& tree, matrix_view<const P> p, const Kind& drafts, Coins& coins) {
+    constexpr bool drawn = detail::reads_q<Kind>;
+    detail::check(tree);
+    detail::check_laws("p", p, tree, p.cols);
+    detail::check_tokens(tree, p.cols);
+    if constexpr (drawn) detail::check_laws("q", drafts.q, tree, p.cols);
+    if constexpr (detail::one_child<Kind>)
+        for (index_t n = -1; n < tree.size(); ++n) {
+            const index_t first = detail::next_child(tree, n, n);
+            if (first < tree.size() && detail::next_child(tree, n, first) < tree.size())
+                throw invalid_input("tree", "dense drafts are one a node: siblings are iid or without replacement", n);
+        }
+    verdict r;
+    for (;;) {
+        detail::read("p", p, r.node + 1, target_);
+        index_t child = detail::next_child(tree, r.node, r.node);
+        if constexpr (drawn)
+            if (child < tree.size()) detail::read("q", drafts.q, r.node + 1, draft_);
+        for (; child < tree.size(); child = detail::next_child(tree, r.node, child)) {
+            const auto x = static_cast<std::size_t>(tree.tokens[static_cast<std::size_t>(child)]);
+            double ratio = target_[x];
+            if constexpr (drawn)
+                ratio = draft_[x] > 0 ? std::min(1.0, ratio / draft_[x]) : 0; // it cannot have been drawn
+            if (coins.accept(ratio)) break;
+            if constexpr (drawn) {
+                double left = 0;
+                for (std::size_t v = 0; v < target_.size(); ++v) left += std::max(target_[v] - draft_[v], 0.0);
+                if (left > 0) { // else P = q, and what is refused is so by rounding
+                    for (std::size_t v = 0; v < target_.size(); ++v)
+                        target_[v] = std::max(target_[v] - draft_[v], 0.0) / left;
+                }
+                if constexpr (!detail::replaces<Kind>) {
+                    draft_[x] = 0;
+                    if (const double sum = detail::sum_of(draft_); sum > 0) detail::normalise(draft_, sum);
+                }
+            } else {
+                const double refused = std::exchange(target_[x], 0.0);
+                if (const double sum = detail::sum_of(target_); sum > 0)
+                    detail::normalise(target_, sum);
+                else
+                    target_[x] = refused;
+            }
+        }
+        if (child == tree.size()) {
+            r.next = static_cast<std::int32_t>(coins.draw(target_));
+            return r;
+        }
+        r.node = child;
+        ++r.accepted;
+    }
+}
+
+template <class P, class T, coins Coins>
+verdict verification::verify_block(const draft_tree& tree, matrix_view<const P> p, const dense<T>& drafts,
+                                   Coins& coins) {
+    detail::check(tree);
+    detail::check_laws("p", p, tree, p.cols);
+    detail::check_laws("q", drafts.q, tree, p.cols);
+    detail::check_tokens(tree, p.cols);
+    for (index_t n = 0; n < tree.size(); ++n)
+        if (tree.parents[static_cast<std::size_t>(n)] != n - 1) throw invalid_input("tree", "a block is a chain", n);
+    // Σ (rho p - q)₊ of the row after i tokens
+    const auto residual = [&](index_t i, double rho) {
+        detail::read("p", p, i, target_);
+        detail::read("q", drafts.q, i, draft_);
+        double sum = 0;
+        for (std::size_t v = 0; v < target_.size(); ++v)
+            sum += target_[v] = std::max(rho * target_[v] - draft_[v], 0.0);
+        return sum;
+    };
+    verdict r;
+    double rho = 1, best = 1; // best: rho where it was taken last
+    for (index_t i = 1; i <= tree.size(); ++i) {
+        const auto x = static_cast<std::size_t>(tree.tokens[static_cast<std::size_t>(i - 1)]);
+        detail::read("p", p, i - 1, target_);
+        detail::read("q", drafts.q, i - 1, draft_);
+        rho = draft_[x] > 0 ? std::min(1.0, rho * target_[x] / draft_[x]) : 0;
+        double h = rho;
+        if (i < tree.size()) {
+            const double m = residual(i, rho), under = m + 1 - rho;
+            h = under > 0 ? m / under : 1;
+        }
+        if (coins.accept(std::min(1.0, h))) r.accepted = i, best = rho;
+    }
+    r.node = r.accepted - 1;
+    if (r.accepted == tree.size() || !(residual(r.accepted, best) > 0)) detail::read("p", p, r.accepted, target_);
+    r.next = static_cast<std::int32_t>(coins.draw(target_));
+    return r;
+}
+
+template <class Own>
+verdict follow(const draft_tree& tree, Own&& own) {
+    detail::check(tree);
+    verdict r;
+    for (;;) {
+        r.next = static_cast<std::int32_t>(own(r.node + 1));
+        index_t child = detail::next_child(tree, r.node, r.node);
+        while (child < tree.size() && tree.tokens[static_cast<std::size_t>(child)] != r.next)
+            child = detail::next_child(tree, r.node, child);
+        if (child == tree.size()) return r;
+        r.node = child;
+        ++r.accepted;
+    }
+}
+
+} // namespace opd::spec
