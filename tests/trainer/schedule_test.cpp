@@ -566,8 +566,8 @@ TEST_CASE("faults: a sequence that fails too often is given up, and made up for"
     for (const flags& how : {flags{}, virtually}) {
         const std::string directory = dir / std::to_string(how.size());
         REQUIRE(complete(directory, with(how, {"--schedule=async", "--tau=3", "--inject=drop=0.1", "--attempts=1",
-                                               "--rollout-deadline=0.3", "--teacher-deadline=30",
-                                               "--learner-deadline=30"})) == exit_ok);
+                                               "--rollout-deadline=0.3", "--teacher-deadline=1",
+                                               "--learner-deadline=1"})) == exit_ok);
         const auto counts = nlohmann::json::parse(read_file(directory + "/schedule.json"));
         CHECK(counts["failed"] > 0);
         CHECK(counts["sequences"] == steps * prompts);

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Which speculation pays now. A *strategy* is how deep to draft, how many children a node has, and how many drafted tokens to verify; what it is
+// worth depends on the batch (a large one leaves no room to verify more) and on how well the drafter does today. Choosers are state machines without a
+// clock and without chance of their own: the caller says how long a step took, and hands in numbers from (0, 1).
+//
+//   beg_mab         bucketed epsilon-greedy (TLT, algorithm 1): the arms of the batch's bucket, the one with the largest median reward over its last
+//                   `window` steps, and with probability epsilon any of them
+//   ucb1            the same buckets; the largest mean reward plus a bonus for what was tried little (Auer et al. 2002)
+//   fixed_table     a strategy for each range of batches
+//   elastic_switch  whether to speculate at all, by how many sequences run, with hysteresis
+//
+// Buckets: arms are grouped by the tokens that they verify, the groups in descending order get the ranges of batches [t_1, t_2), [t_2, t_3), …,
+// the last one has no end. Below t_1, and where no arm of the bucket keeps verify * batch within `most_tokens`, there is no speculation.
+//
+// Reward of a step: (accepted + 1)·batch/seconds, accepted the mean number of drafted tokens that a sequence kept (TLT), or that over the batch, the
+// default: inside a bucket batches differ, and the first one rewards an arm for having been tried on larger ones.
+//
+// Source: TLT (Taming the Long Tail), section 5 and algorithm 1; SPEC section 11.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "opd/config.hpp"
+#include "opd/element.hpp"
+#include "opd/error.hpp"
+
+namespace opd::spec {
+
+struct strategy {
+    std::int32_t depth = 0;  ///< of the tree of drafts
+    std::int32_t top_k = 0;  ///< children a node
+    std::int32_t verify = 0; ///< drafted tokens that the target looks at
+    bool none() const { return verify == 0; }
+    bool operator==(const strategy&) const = default;
+    template <class A>
+    void fields(A& a) {
+        a(depth, top_k, verify);
+    }
+};
+
+enum class reward_kind : std::uint8_t {
+    per_sequence,     ///< (accepted + 1)/seconds
+    tokens_per_second ///< (accepted + 1)·batch/seconds
+};
+constexpr reward_kind last_of(reward_kind) { return reward_kind::tokens_per_second; }
+
+struct tuner_options {
+    std::vector<strategy> arms = {{8, 4, 48}, {4, 4, 48}, {8, 4, 32}, {4, 4, 32},
+                                  {6, 4, 16}, {3, 4, 16}, {4, 2, 8},  {2, 1, 8}};
+    std::vector<index_t> thresholds = {1, 2, 5, 21}; ///< as many as there are different `verify`
+    double epsilon = 0.1;                            ///< beg_mab
+    double bonus = 1;                                ///< ucb1: times sqrt(2 ln n / n_arm) of the largest mean
+    std::int32_t window = 300;                       ///< steps of an arm that count
+    index_t most_tokens = 0;                         ///< verify * batch; 0: no limit
+    reward_kind reward = reward_kind::per_sequence;
+};
+
+/// Numbers from (0, 1), one a call.
+template <class U>
+concept uniform_source = requires(U& u) {
+    { u() } -> std::convertible_to<double>;
+};
+
+namespace detail {
+
+/// Arms by bucket, and the rewards of each over a window.
+class arm_table {
+public:
+    explicit arm_table(tuner_options o) : options(std::move(o)) {
+        const auto refuse = [](const char* name, const std::string& why) { throw invalid_input(name, why); };
+        if (options.arms.empty()) refuse("arms", "there is none");
+        for (std::size_t i = 0; i < options.arms.size(); ++i) {
+            const strategy& s = options.arms[i];
+            if (s.depth < 1 || s.top_k < 1 || s.verify < 1)
+                throw invalid_input("arms", "depth, top_k and verify are at least 1", static_cast<index_t>(i));
+            if (std::find(options.arms.begin(), options.arms.begin() + static_cast<std::ptrdiff_t>(i), s) !=
+                options.arms.begin() + static_cast<std::ptrdiff_t>(i))
+                throw invalid_input("arms", "is there twice", static_cast<index_t>(i));
+            sizes_.push_back(s.verify);
+        }
+        std::sort(sizes_.begin(), sizes_.end(), std::greater<>());
+        sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
+        if (options.thresholds.size() != sizes_.size())
+            refuse("thresholds", "must be as many as there are different numbers of tokens to verify, " +
+                                     std::to_string(sizes_.size()) + ", not " +
+                                     std::to_string(options.thresholds.size()));
+        for (std::size_t i = 0; i < options.thresholds.size(); ++i)
+            if (options.thresholds[i] <= (i > 0 ? options.thresholds[i - 1] : 0))
+                throw invalid_input("thresholds", "must be positive and rise", static_cast<index_t>(i));
+        if (!(options.epsilon >= 0 && options.epsilon <= 1)) refuse("epsilon", "must lie in [0, 1]");
+        if (!(options.bonus >= 0) || !opd::detail::is_finite(options.bonus))
+            refuse("bonus", "must be finite and at least 0");
+        if (options.window < 1) refuse("window", "must be at least 1");
+        if (options.most_tokens < 0) refuse("most_tokens", "must be at least 0");
+        rewards.resize(options.arms.size());
+        for (window& w : rewards) w.values.reserve(static_cast<std::size_t>(options.window));
+        eligible.reserve(options.arms.size());
+        sorted_.reserve(static_cast<std::size_t>(options.window));
+    }
+
+    /// Fills `eligible` with the arms for a batch, as configured.
+    void find(index_t batch) {
+        if (batch < 1) throw invalid_input("batch", "must be at least 1, not " + std::to_string(batch));
+        eligible.clear();
+        const auto above = std::upper_bound(options.thresholds.begin(), options.thresholds.end(), batch);
+        if (above == options.thresholds.begin()) return;
+        const std::int32_t size = sizes_[static_cast<std::size_t>(above - options.thresholds.begin()) - 1];
+        if (options.most_tokens > 0 && size > options.most_tokens / batch) return;
+        for (std::size_t i = 0; i < options.arms.size(); ++i)
+            if (options.arms[i].verify == size) eligible.push_back(i);
+    }
+    /// Of an arm that is none: nothing.
+    void hear(const strategy& s, index_t batch, double accepted, double seconds) {
+        if (batch < 1) throw invalid_input("batch", "must be at least 1, not " + std::to_string(batch));
+        if (!(accepted >= 0) || !opd::detail::is_finite(accepted))
+            throw invalid_input("accepted", "must be finite and at least 0");
+        if (!(seconds > 0) || !opd::detail::is_finite(seconds))
+            throw invalid_input("seconds", "must be finite and positive");
+        const auto at = std::find(options.arms.begin(), options.arms.end(), s);
+        if (at == options.arms.end()) return;
+        double r = (accepted + 1) / seconds;
+        if (options.reward == reward_kind::tokens_per_second) r *= static_cast<double>(batch);
+        window& w = rewards[static_cast<std::size_t>(at - options.arms.begin())];
+        if (w.values.size() < static_cast<std::size_t>(options.window))
+            w.values.push_back(r);
+        else
+            w.values[w.oldest] = r, w.oldest = (w.oldest + 1) % w.values.size();
+    }
+    /// Of an arm's window; an even one: the mean of the middle two. +infinity: it was never tried.
+    double median(std::size_t arm) {
+        const std::vector<double>& x = rewards[arm].values;
+        if (x.empty()) return std::numeric_limits<double>::infinity();
+        sorted_.assign(x.begin(), x.end());
+        const auto middle = sorted_.begin() + static_cast<std::ptrdiff_t>(sorted_.size() / 2);
+        std::nth_element(sorted_.begin(), middle, sorted_.end());
+        if (sorted_.size() % 2 == 1) return *middle;
+        return (*middle + *std::max_element(sorted_.begin(), middle)) / 2;
+    }
+    double mean(std::size_t arm) const {
+        const std::vector<double>& x = rewards[arm].values;
+        double sum = 0;
+        for (const double r : x) sum += r;
+        return sum / static_cast<double>(x.size());
+    }
+    /// The eligible arm of the largest value; ties to the first.
+    template <class Value>
+    strategy best(Value&& value) {
+        std::size_t chosen = eligible.front();
+        double most = value(chosen);
+        for (const std::size_t i : eligible)
+            if (const double v = value(i); v > most) most = v, chosen = i;
+        return options.arms[chosen];
+    }
+    template <class A>
+    void fields(A& a) {
+        for (window& w : rewards) {
+            a(w.values, w.oldest);
+            if (w.values.size() > static_cast<std::size_t>(options.window) ||
+                (w.oldest != 0 && w.oldest >= w.values.size()))
+                throw invalid_input("snapshot", "is of another window");
+        }
+    }
+
+    tuner_options options;
+    struct window {
+        std::vector<double> values;
+        std::size_t oldest = 0;
+    };
+    std::vector<window> rewards;       // by arm
+    std::vector<std::size_t> eligible; // of the batch that was asked for last
+
+private:
+    std::vector<std::int32_t> sizes_; // of the groups, descending
+    std::vector<double> sorted_;
+};
+
+} // namespace detail
+
+class beg_mab {
+public:
+    explicit beg_mab(tuner_options o = {}) : arms_(std::move(o)) {}
+
+    /// For a step of `batch` sequences. Draws nothing where there is nothing to choose, one number else, two where it explores.
+    template <uniform_source U>
+    strategy choose(index_t batch, U&& uniform) {
+        arms_.find(batch);
+        if (arms_.eligible.empty()) return {};
+        const std::size_t n = arms_.eligible.size();
+        if (n == 1) return arms_.options.arms[arms_.eligible.front()];
+        if (static_cast<double>(uniform()) < arms_.options.epsilon) {
+            const auto at = static_cast<std::size_t>(static_cast<double>(uniform()) * static_cast<double>(n));
+            return arms_.options.arms[arms_.eligible[std::min(at, n - 1)]];
+        }
+        return arms_.best([&](std::size_t i) { return arms_.median(i); });
+    }
+    /// What a step with that strategy came to.
+    void heard(const strategy& s, index_t batch, double accepted, double seconds) {
+        arms_.hear(s, batch, accepted, seconds);
+    }
+    const tuner_options& options() const { return arms_.options; }
+    template <class A>
+    void fields(A& a) {
+        a(arms_);
+    }
+
+private:
+    detail::arm_table arms_;
+};
+
+class ucb1 {
+public:
+    explicit ucb1(tuner_options o = {}) : arms_(std::move(o)) {}
+
+    strategy choose(index_t batch) {
+        arms_.find(batch);
+        if (arms_.eligible.empty()) return {};
+        double all = 0, most = 0;
+        for (const std::size_t i : arms_.eligible) {
+            if (arms_.rewards[i].values.empty()) return arms_.options.arms[i];
+            all += static_cast<double>(arms_.rewards[i].values.size());
+            most = std::max(most, arms_.mean(i));
+        }
+        return arms_.best([&](std::size_t i) {
+            const auto n = static_cast<double>(arms_.rewards[i].values.size());
+            return arms_.mean(i) + arms_.options.bonus * most * std::sqrt(2 * std::log(all) / n);
+        });
+    }
+    void heard(const strategy& s, index_t batch, double accepted, double seconds) {
+        arms_.hear(s, batch, accepted, seconds);
+    }
+    const tuner_options& options() const { return arms_.options; }
+    template <class A>
+    void fields(A& a) {
+        a(arms_);
+    }
+
+private:
+    detail::arm_table arms_;
+};
+
+/// The strategy of the last line whose batch is not above the one asked for; below the first: none.
+class fixed_table {
+public:
+    struct line {
+        index_t batch = 1;
+        spec::strategy strategy;
+    };
+    explicit fixed_table(std::vector<line> lines) : lines_(std::move(lines)) {
+        for (std::size_t i = 0; i < lines_.size(); ++i)
+            if (lines_[i].batch <= (i > 0 ? lines_[i - 1].batch : 0))
+                throw invalid_input("lines", "batches must be positive and rise", static_cast<index_t>(i));
+    }
+    strategy choose(index_t batch) const {
+        const auto above =
+            std::upper_bound(lines_.begin(), lines_.end(), batch, [](index_t b, const line& l) { return b < l.batch; });
+        return above == lines_.begin() ? strategy{} : (above - 1)->strategy;
+    }
+
+private:
+    std::vector<line> lines_;
+};
+
+/// On after `checks` checks in a row with at most `on_at` running, off with more than `off_at`. What turns on costs the drafter's state of all
+/// that runs, so it should not flutter.
+class elastic_switch {
+public:
+    struct options_type {
+        index_t on_at = 32, off_at = 40;
+        std::int32_t checks = 10;
+    };
+    explicit elastic_switch(const options_type& o) : options_(o) {
+        if (o.on_at < 0 || o.off_at < o.on_at)
+            throw invalid_input("off_at", "must be at least on_at, which is at least 0");
+        if (o.checks < 1) throw invalid_input("checks", "must be at least 1");
+    }
+    elastic_switch() : elastic_switch(options_type{}) {}
+
+    /// Once a step; whether to speculate now.
+    bool check(index_t running) {
+        if (running > options_.off_at) on_ = false;
+        below_ = running <= options_.on_at ? std::min(below_ + 1, options_.checks) : 0;
+        on_ = on_ || below_ == options_.checks;
+        return on_;
+    }
+    bool on() const { return on_; }
+    template <class A>
+    void fields(A& a) {
+        a(on_, below_);
+    }
+
+private:
+    options_type options_;
+    bool on_ = false;
+    std::int32_t below_ = 0;
+};
+
+} // namespace opd::spec
