@@ -49,7 +49,7 @@ outcome run_with(config c, const async& how, std::uint64_t seed) {
 } // namespace
 
 bool choosing_row::good() const {
-    if (bottleneck == "rollout") return share >= 0.94 && lag <= static_cast<double>(tau);
+    if (bottleneck == "rollout") return share >= 0.94 && whole_lag <= static_cast<double>(tau);
     return share >= 0.97 && lag <= 1.2 * fixed_lag + 0.1;
 }
 
@@ -98,7 +98,7 @@ std::vector<choosing_row> choosing_m(const config& node, index_t steps, int seed
         if (worker == 0) progress(static_cast<double>(n) / static_cast<double>(jobs.size()));
     });
     struct sums {
-        double throughput = 0, lag = 0, waits = 0, teacher = 0, permits = 0, spread = 0;
+        double throughput = 0, lag = 0, whole_lag = 0, waits = 0, teacher = 0, permits = 0, spread = 0;
     };
     std::vector<std::map<index_t, sums>> by_m(rows.size());
     for (const job& j : jobs) {
@@ -106,7 +106,8 @@ std::vector<choosing_row> choosing_m(const config& node, index_t steps, int seed
         const outcome& o = j.result;
         const auto [mean, spread] = mean_and_spread(o.permits, static_cast<std::size_t>(j.c.warmup), o.permits.size());
         const double each = 1.0 / seeds, batch = static_cast<double>(node.batch);
-        x.throughput += each * o.throughput, x.lag += each * o.settled_lag, x.waits += each * o.waits;
+        x.throughput += each * o.throughput, x.lag += each * o.settled_lag;
+        x.whole_lag += each * o.lags[static_cast<int>(opd::sched::lag::start)].mean, x.waits += each * o.waits;
         x.teacher += each * o.busy[1], x.permits += each * mean / batch, x.spread += each * spread / batch;
     }
     for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -122,7 +123,7 @@ std::vector<choosing_row> choosing_m(const config& node, index_t steps, int seed
             }
         const sums& widest_one = all.rbegin()->second;
         row.bottleneck = widest_one.waits < 0.02 ? "learner" : widest_one.teacher > 0.97 ? "teacher" : "rollout";
-        row.share = own.throughput / fastest, row.lag = own.lag;
+        row.share = own.throughput / fastest, row.lag = own.lag, row.whole_lag = own.whole_lag;
         row.permits = own.permits, row.spread = own.spread;
     }
     return rows;

@@ -38,6 +38,7 @@ struct rollout_engine {
         return ran;
     }
     void install(const weights& w) { sim.install(w); }
+    double elasticity() { return sim.elasticity(); }
     double next() const { return sim.next(); }
     template <class Out>
     void advance(double dt, Out&& finished) {

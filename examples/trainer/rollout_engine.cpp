@@ -74,7 +74,7 @@ void rollout_engine::start(index_t lane, trajectory t) {
         throw std::invalid_argument(fmt::format("rollout: lane {} still runs sample {}", lane, s.sequence.sample));
     check(t);
     s.sequence = std::move(t);
-    s.computed = 0;
+    s.computed = s.known = 0;
     s.busy = true;
     ++running_;
 }
@@ -135,6 +135,7 @@ void rollout_engine::fill_cache() {
 index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
     segments_.clear();
     tokens_.clear();
+    recomputed_ = 0;
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
         const lane_state& s = lanes_[i];
         if (!s.busy) continue;
@@ -159,7 +160,10 @@ index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
     sampler_.draw(weights_.version); // throws before it changes anything
     for (const segment& g : segments_) {
         lane_state& s = lanes_[static_cast<std::size_t>(g.slot)];
+        const std::size_t first = s.computed;
         s.computed += static_cast<std::size_t>(g.count);
+        recomputed_ += static_cast<index_t>(std::min(s.computed, std::max(first, s.known)) - first);
+        s.known = std::max(s.known, s.computed);
         if (!complete(s.sequence)) continue;
         s.sequence.ended = s.sequence.tokens.back() == o_.end;
         finished.push_back({g.slot, std::move(s.sequence)});

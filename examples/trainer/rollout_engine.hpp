@@ -59,6 +59,9 @@ public:
     /// Appends those that are finished; their lanes are free. Returns how many tokens it took through the model.
     index_t step(std::vector<lane_trajectory>& finished);
 
+    /// Those of the last step() that had gone through it before, under other weights.
+    index_t recomputed() const { return recomputed_; }
+
     /// What is running, by lane.
     std::vector<lane_trajectory> partials() const;
 
@@ -74,10 +77,11 @@ private:
     struct lane_state {
         trajectory sequence;
         std::size_t computed = 0; // tokens whose keys and values are in the cache, under the present weights
+        std::size_t known = 0;    // tokens that were in it, since its start, under any weights
         bool busy = false;
         template <class A>
         void fields(A& a) {
-            a(sequence, computed, busy);
+            a(sequence, computed, known, busy);
         }
     };
 
@@ -96,7 +100,7 @@ private:
     index_t length_;
     sampler sampler_;
     std::vector<lane_state> lanes_;
-    index_t running_ = 0, cache_lanes_ = 0;
+    index_t running_ = 0, cache_lanes_ = 0, recomputed_ = 0;
     kv_cache<float> cache_;
     forward_state<float> state_;
     std::vector<segment> segments_;

@@ -77,6 +77,7 @@ void rollout_stage::install(const sched::weights& w) {
 index_t rollout_stage::step(std::vector<sched::finished_rollout<trajectory>>& out, std::stop_token) {
     finished_.clear();
     const index_t rows = engine_ ? engine_->step(finished_) : 0;
+    rows_ = rows, again_ = engine_ ? engine_->recomputed() : 0;
     for (lane_trajectory& f : finished_) {
         auto t = std::make_shared<const trajectory>(std::move(f.sequence));
         const sched::token_versions versions = versions_of(*t);

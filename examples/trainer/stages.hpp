@@ -21,6 +21,7 @@
 
 #include "learner.hpp"
 #include "opd/sched/stages.hpp"
+#include "opd/sched/step_cost.hpp"
 #include "publication.hpp"
 #include "rollout_engine.hpp"
 #include "task.hpp"
@@ -73,6 +74,9 @@ public:
 
     /// Parks who has drawn `park_after` tokens since its start. Returns how many tokens went through the model.
     index_t step(std::vector<opd::sched::finished_rollout<trajectory>>& out, std::stop_token);
+    /// What the last step took.
+    void took(double seconds) { cost_.add(static_cast<double>(rows_ - again_), static_cast<double>(again_), seconds); }
+    double elasticity() { return cost_.elasticity(); }
     index_t running() const { return engine_ ? engine_->running() : 0; }
     void export_partials(std::vector<opd::sched::partial_rollout<trajectory>>& out) const;
 
@@ -85,6 +89,7 @@ public:
             if (installed.version >= 0) install(installed);
         for (opd::sched::ticket& t : tickets_) a(t);
         for (std::uint64_t& n : had_) a(n);
+        a(rows_, again_, cost_);
         if (engine_) a(*engine_);
     }
 
@@ -100,6 +105,8 @@ private:
     opd::sched::weights installed_{.version = -1};
     std::optional<rollout_engine> engine_; // from the first weights on
     std::vector<lane_trajectory> finished_;
+    index_t rows_ = 0, again_ = 0; // of the last step
+    opd::sched::step_cost cost_;
 };
 
 class teacher_stage {

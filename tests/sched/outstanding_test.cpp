@@ -125,7 +125,12 @@ TEST_CASE("whatever it sees, M lies between B and (tau + 1) B in whole groups, a
         index_t m = p.permits;
         for (int step = 0; step < 60; ++step) {
             for (index_t n = d.of(0, 3); n > 0; --n)
-                c.pass(d(0.2) ? 0 : d.in(1e-9, 1e9), d(0.3), d(0.3) ? 0 : d(0.5) ? 1 : d(), d.of(0, 10 * batch));
+                c.pass(d(0.2) ? 0 : d.in(1e-9, 1e9), d(0.3),
+                       d(0.3)   ? 0
+                       : d(0.5) ? 1
+                                : d(),
+                       d.of(0, 10 * batch), d(0.5) ? 0.0 : d());
+            for (index_t n = d(0.5) ? 0 : d.of(1, 3); n > 0; --n) c.told(2 * d() - 1);
             archive_writer w;
             w(c);
             control again(p);
@@ -147,15 +152,25 @@ TEST_CASE("whatever it sees, M lies between B and (tau + 1) B in whole groups, a
 TEST_CASE("the rule, by hand") {
     control c(automatic_plan(100, 4));
     CHECK(c.step(100, 200) == 200);
-    c.pass(10, false, 0, 50); // a busy teacher: t = 200 + (5 - 50)/4
+    c.pass(10, false, 0, 50, 0); // a busy teacher: t = 200 + (5 - 50)/4
     CHECK(c.step(100, 200) == 189);
-    c.pass(5, true, 0.5, 0),
-        c.pass(5, false, 0.5, 40); // held and idle half of the time: l = 238.75 + 21.25/2, t = 188.75 + 50
+    c.pass(5, true, 0.5, 0, 0),
+        c.pass(5, false, 0.5, 40, 0); // held and idle half of the time: l = 238.75 + 21.25/2, t = 188.75 + 50
     CHECK(c.step(100, 189) == 239);
-    c.pass(10, false, 0, 0), c.pass(10, false, 0, 100); // its queue was empty once: t = 238.75 + 5/4
+    c.pass(10, false, 0, 0, 0), c.pass(10, false, 0, 100, 0); // its queue was empty once: t = 238.75 + 5/4
     CHECK(c.step(100, 239) == 240);
-    c.pass(10, true, 1, 0); // l = 279.6875 - 69.6875/4 where all of the time was held
+    c.pass(10, true, 1, 0, 0); // l = 279.6875 - 69.6875/4 where all of the time was held
     CHECK(c.step(100, 240) == 263);
+    control r(automatic_plan(100, 4));
+    r.step(100, 200);
+    r.pass(10, false, 1, 0, 0.25), r.told(-0.5), r.told(-0.25); // r = 200 + 50·(0.25 - 0.375); l = 255, t = 300
+    CHECK(r.step(100, 200) == 194);
+    r.pass(10, false, 1, 0, 0), r.told(0); // as it was; l and t are at most half a batch away
+    CHECK(r.step(100, 194) == 194);
+    r.pass(10, false, 1, 0, 0.5), r.told(1); // r = 193.75 + 75, t = 243.75 + 100; l = 243.75 + 66.25/2
+    CHECK(r.step(100, 194) == 269);
+    r.pass(10, false, 1, 0, 0); // who says nothing does not limit: l = 276.875 + 33.125/2
+    CHECK(r.step(100, 269) == 294);
     control groups(automatic_plan(96, 4, 8));
     groups.step(0, 192);
     CHECK(groups.step(0, 192) == 200); // 196.8
@@ -235,6 +250,32 @@ TEST_CASE("the teacher as the bottleneck: no more sequences than keep it busy") 
     CHECK(mean_of(all.lag, 100, 200) > 7);
 }
 
+TEST_CASE(
+    "rollout as the bottleneck: no more sequences than make it faster, cheap or dear as prefixes are to rebuild") {
+    const struct {
+        staleness_policy policy;
+        double rebuild, share; // seconds a token; of the fastest fixed M's speed
+    } cases[] = {{staleness_policy::capacity, 1e-6, 0.98},
+                 {staleness_policy::capacity, 1e-5, 0.98},
+                 {staleness_policy::edf, 1e-6, 0.95},
+                 {staleness_policy::edf, 1e-5, 0.93}}; // whose speed has a second hill, at M = 6 B and a lag of 3
+    for (const auto& [policy, rebuild, share] : cases) {
+        INFO(std::string(name_of(policy)) << ", rebuild " << rebuild);
+        changing_cluster c = node(0.01);
+        c.speed.step = 1e-4, c.speed.step_per_sequence = 2e-5, c.speed.rebuild = rebuild;
+        const index_t batch = 32, steps = 160;
+        const account own = simulate({.tau = 6, .policy = policy}, c, batch, steps);
+        double fastest = 1e9, widest_one = 0;
+        for (index_t m = batch; m <= 7 * batch; m += batch / 2) {
+            widest_one = simulate({.tau = 6, .outstanding = m, .policy = policy}, c, batch, steps).at.back();
+            fastest = std::min(fastest, widest_one);
+        }
+        CHECK(own.at.back() * share < fastest);
+        CHECK(mean_of(own.lag, 60, 160) < 2.5);
+        if (policy == staleness_policy::capacity && rebuild > 5e-6) CHECK(widest_one > 1.5 * own.at.back());
+    }
+}
+
 TEST_CASE("M in a snapshot: kept, given up for a number, taken up from one") {
     settings s;
     s.batch = 2, s.schedule = async{.tau = 4}, s.teacher_batch = 1;
@@ -275,6 +316,9 @@ TEST_CASE("M in a snapshot: kept, given up for a number, taken up from one") {
     CHECK(back.resolved().permits == 6);
     CHECK(back.resolved().automatic);
     check_refused(t, event::of(event::kind::resize, 8), "automatic");
+    event more = event::synced(0, 0);
+    more.elasticity = 1.5;
+    check_refused(t, more, "an elasticity lies in [-1, 1], or is not told");
 }
 
 TEST_CASE("a queue has all permits, and chooses none") {

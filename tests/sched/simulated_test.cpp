@@ -187,6 +187,70 @@ TEST_CASE("prefill, rebuild and pause stop all lanes for their time") {
     CHECK(e.done().busy == 5 + 3 + 15.75);
 }
 
+TEST_CASE("elasticity: the fixed part of steps less the rebuilding, as a share of the time") {
+    const auto none = [](const ticket&, const token_versions&) {};
+    simulated_rollout e({.step = 0.5, .step_per_sequence = 0.25, .prefill = 0.25, .rebuild = 0.125, .factor = 2}, 2);
+    CHECK(e.elasticity() == untold); // it has done nothing
+    e.start(on_lane(0), 8, 4);
+    e.start(on_lane(1), 8, 0);
+    e.advance(2 + 4, none); // 2 s of prompts, 2 steps of 2·(1/2 + 2/4)
+    CHECK(e.elasticity() == 2.0 / 6);
+    CHECK(e.elasticity() == untold);
+    e.install(1); // 2/8 s for each of 8 tokens
+    e.advance(2 + 2, none);
+    CHECK(e.elasticity() == (1.0 - 2.0) / 4);
+    const auto late = [&](double rebuild) { // of the first step after an install
+        simulated_rollout r({.step = 1, .rebuild = rebuild}, 1);
+        r.start(on_lane(0), 100, 50);
+        r.install(1);
+        r.advance(0.5, none);
+        return r.elasticity();
+    };
+    CHECK(late(10) == -1); // never below
+    CHECK(late(0) == 1);   // nothing but fixed parts
+}
+
+TEST_CASE("lemma 3: where weights change with every batch, elasticity is the slope of log pace in log n") {
+    struct measured {
+        double pace, elasticity;
+    };
+    const engine_speed speed{.step = 1, .step_per_sequence = 0.05, .rebuild = 0.05};
+    const auto keep_running = [&](opd::index_t n) {
+        simulated_rollout e(speed, n);
+        sample_t next = 0;
+        const auto start = [&](std::int32_t lane) {
+            const double length = 100 + 10 * static_cast<double>(next % 11);
+            e.start({.sample = next++, .slot = static_cast<std::uint32_t>(lane), .worker = 0, .lane = lane}, length, 0);
+        };
+        opd::index_t finished = 0, batches = 0;
+        double now = 0, begun = 0;
+        for (std::int32_t l = 0; l < n; ++l) start(l);
+        std::vector<std::int32_t> vacant;
+        while (batches < 250) {
+            const double dt = e.next();
+            e.advance(dt, [&](const ticket& t, const token_versions&) { vacant.push_back(t.lane); });
+            now += dt;
+            for (const std::int32_t l : std::exchange(vacant, {})) {
+                start(l);
+                if (++finished % 40 != 0) continue;
+                e.install(++batches);
+                if (batches != 50) continue;
+                begun = now;
+                e.elasticity();
+            }
+        }
+        return measured{1 / (now - begun), e.elasticity()};
+    };
+    bool rising = false, falling = false;
+    for (const opd::index_t n : {8, 16, 32, 48}) {
+        const double low = keep_running(n - n / 8).pace, high = keep_running(n + n / 8).pace;
+        const double slope = std::log(high / low) / std::log(9.0 / 7.0);
+        CHECK(keep_running(n).elasticity == doctest::Approx(slope).epsilon(0.02).scale(1));
+        (slope > 0 ? rising : falling) = true;
+    }
+    CHECK((rising && falling));
+}
+
 TEST_CASE("breakpoints of versions are exact") {
     simulated_rollout e(by_half, 2, 3);
     const auto none = [](const ticket&, const token_versions&) { CHECK(false); };

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "opd/sched/step_cost.hpp"
 #include "opd/sched/timed_stages.hpp"
 #include "toy_stages.hpp"
 
@@ -72,9 +73,11 @@ public:
     }
     template <class A>
     void fields(A& a) {
-        a(mine_, version_);
+        a(mine_, version_, cost_, rows_);
         detail::list_fields(a, lanes_, [&](lane& l) { a(l.who, l.so_far); });
     }
+    void took(double seconds) { cost_.add(rows_, 0, seconds); }
+    double elasticity() { return cost_.elasticity(); }
 
 private:
     struct lane {
@@ -85,6 +88,8 @@ private:
     std::uint64_t mine_ = 0;
     version_t version_ = -1;
     std::vector<lane> lanes_;
+    step_cost cost_;
+    double rows_ = 0; // of the last quantum
 };
 
 struct judge {

@@ -260,6 +260,25 @@ TEST_CASE("a stage hears how long its quantum took before anybody hears what cam
     CHECK(stage->took_.back() == 4.5);
 }
 
+TEST_CASE("with the news that it has the weights a worker says what more sequences would do to its pace") {
+    struct elastic_scribe : scribe {
+        double elasticity() { return -0.25; }
+    };
+    throwing = {}, forgets = {}, ends = {};
+    rollout_actor<elastic_scribe, int> tells(std::make_shared<elastic_scribe>(), 0);
+    rollout_actor<scribe, int> silent(std::make_shared<scribe>(), 0);
+    const auto said_by = [](auto& actor) {
+        double e = 0;
+        for (command c : {begin(1), install(3, 1)})
+            actor.obey(c, [&](auto&& r) {
+                if (r.what.what == event::kind::synced) e = r.what.elasticity;
+            });
+        return e;
+    };
+    CHECK(said_by(tells) == -0.25);
+    CHECK(said_by(silent) == untold);
+}
+
 TEST_CASE("weights never go back within a life") {
     rollout w;
     w.obey(begin(1));

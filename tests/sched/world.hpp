@@ -595,7 +595,9 @@ private:
             w.says = told.job;
             w.answers = true;
             w.current = w.current || told.job == (syncing_ ? made_ : weights_.job);
-            const event e = event::synced(static_cast<std::int32_t>(c.which), told.job).of_life(w.life);
+            event e = event::synced(static_cast<std::int32_t>(c.which), told.job).of_life(w.life);
+            if (told.job % 3 != 0) // some tell
+                e.elasticity = static_cast<double>((7 * told.job + static_cast<std::uint64_t>(c.which)) % 21) / 10 - 1;
             remember(e);
             tell(o, e);
             break;

@@ -13,8 +13,8 @@
 //   train{job, from, tickets by sample}            learned{job}: the weights of version + 1 are published under the job's name;
 //                                                  learn_failed{job}. No tickets: nothing to learn from, the weights of `from`
 //                                                  are those of version + 1 too
-//   sync{worker, weights}  install these weights   synced{worker, job}. Worker -1: every rollout worker that is up. A worker
-//                                                  never goes back to weights of a lower job
+//   sync{worker, weights}  install these weights   synced{worker, job, elasticity}. Worker -1: every rollout worker that is up. A
+//                                                  worker never goes back to weights of a lower job
 //   lost{stage, worker}    it missed a deadline    worker_up of its next life, when it is back
 //   step{version, consumed}    for information: these were consumed, the version is now this, the gate is open again
 //   fail{ticket, why}          for information: this sequence was given up
@@ -45,7 +45,7 @@ struct event {
         score_failed,
         learned, ///< job; count: optimizer updates
         learn_failed,
-        synced,       ///< worker, job
+        synced,       ///< worker, job; elasticity, where it is known
         weights_lost, ///< job: what it published cannot be had any more, as its source died while others were to install it
         tick,         ///< nothing but time passes
         pause,        ///< nothing new starts
@@ -65,6 +65,7 @@ struct event {
     token_versions versions = {};
     std::uint64_t job = 0;
     index_t count = 0;
+    double elasticity = untold;                  ///< of the worker's pace since it said so last (step_cost.hpp)
     std::span<const sched::ticket> tickets = {}; ///< not owned; a message carries them beside it
 
     /// The same of this life of its worker.
@@ -125,7 +126,7 @@ struct event {
     /// All but `tickets`.
     template <class A>
     void fields(A& a) {
-        a(what, stage, worker, incarnation, slots, ticket, versions, job, count);
+        a(what, stage, worker, incarnation, slots, ticket, versions, job, count, elasticity);
     }
 
 private:

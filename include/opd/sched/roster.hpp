@@ -41,8 +41,9 @@ public:
         bool current = false;
         incarnation_t incarnation = 0;
         std::int32_t slots = 0, busy = 0;
-        float share = 0;       // 1 / slots
-        std::uint64_t has = 0; // rollout, once it answers: what made the weights that it installed
+        float share = 0;                    // 1 / slots
+        bool serves = false, rests = false; // rollout: may run something; and runs nothing
+        std::uint64_t has = 0;              // rollout, once it answers: what made the weights that it installed
         std::vector<lane> lanes;
         std::vector<std::int32_t> vacant;
         template <class A>
@@ -160,6 +161,11 @@ public:
     std::pair<std::int32_t, std::int32_t> lane_at(std::uint32_t number) const { return lanes_[number]; }
     std::size_t lanes() const { return lanes_.size(); }
 
+    /// The share of the rollout workers that have slots and run nothing.
+    double rollout_idle() const {
+        return serving_ > 0 ? static_cast<double>(resting_) / static_cast<double>(serving_) : 0;
+    }
+
     /// Rollout workers that a synchronisation waits for.
     index_t answering() const { return answering_; }
     void installed(std::int32_t number, std::uint64_t job, bool counts) {
@@ -192,7 +198,7 @@ public:
     /// Recounts; throws std::logic_error.
     template <class Require>
     void check(Require&& require) const {
-        index_t lanes_kept = 0, answering = 0, teachers = 0;
+        index_t lanes_kept = 0, answering = 0, teachers = 0, serving = 0, resting = 0;
         for (const worker& w : of(stage::rollout)) {
             index_t taken = 0, within = 0;
             for (std::size_t l = 0; l < w.lanes.size(); ++l) {
@@ -205,7 +211,10 @@ public:
             require(w.answers || !w.current, "who is current has answered");
             lanes_kept += w.current && !w.vacant.empty();
             answering += w.answers;
+            serving += w.up && w.slots > 0;
+            resting += w.up && w.slots > 0 && w.busy == 0;
         }
+        require(serving_ == serving && resting_ == resting, "the rollout workers that run nothing are counted");
         index_t slots = 0;
         for (const worker& w : of(stage::teacher)) teachers += w.up && w.busy < w.slots, slots += w.up ? w.slots : 0;
         require(teacher_slots_ == slots, "the teachers' slots are counted");
@@ -249,8 +258,11 @@ private:
     }
     // Lists the worker among those that can take something, or takes it off the list.
     void offer(stage s, std::int32_t number) {
-        const worker& w = at(s, number);
+        worker& w = at(s, number);
         if (s == stage::rollout) {
+            serving_ -= w.serves, resting_ -= w.rests;
+            w.serves = w.up && w.slots > 0, w.rests = w.serves && w.busy == 0;
+            serving_ += w.serves, resting_ += w.rests;
             if (w.current && !w.vacant.empty())
                 idle_lanes_.set(number, w.share * static_cast<float>(w.busy));
             else
@@ -270,6 +282,7 @@ private:
     indexed_heap<float> idle_teachers_; // with a vacant slot
     index_t answering_ = 0;
     index_t teacher_slots_ = 0; // of those that are up
+    index_t serving_ = 0, resting_ = 0;
 };
 
 } // namespace opd::sched::detail

@@ -16,7 +16,7 @@ inline void scheduler::on(const event& e, double now, actions& out) {
                                        ": time is finite and never decreases");
     const double before = std::exchange(now_, now);
     const bool held = plan_.automatic && held_back();
-    const double idle = plan_.automatic ? teachers_idle() : 0;
+    const double idle = plan_.automatic ? teachers_idle() : 0, unused = plan_.automatic ? roster_.rollout_idle() : 0;
     const index_t queue = queue_.size();
     try {
         take(e, out);
@@ -24,7 +24,7 @@ inline void scheduler::on(const event& e, double now, actions& out) {
         now_ = before;
         throw;
     }
-    if (plan_.automatic && before > -forever) ledger_.pass(now - before, held, idle, queue);
+    if (plan_.automatic && before > -forever) ledger_.pass(now - before, held, idle, queue, unused);
     if (e.what == event::kind::stop) return;
     expire(out);
     // while others are still at it, one more worker with the weights leads to nothing; there may be thousands
@@ -274,10 +274,13 @@ inline void scheduler::on_synced(const event& e) {
     if (e.job >= next_job_)
         throw invalid_input("event", "rollout worker " + std::to_string(e.worker) + " installed weights of job " +
                                          std::to_string(e.job) + ", which is none");
+    if (!(e.elasticity >= -1 && e.elasticity <= 1) && e.elasticity != untold)
+        throw invalid_input("event", "an elasticity lies in [-1, 1], or is not told");
     if (w.answers && e.job <= w.has) {
         ++totals_.duplicates;
         return;
     }
+    if (plan_.automatic && e.elasticity != untold) ledger_.told(e.elasticity);
     const bool syncing = phase_ == phase::syncing;
     const bool was_behind = syncing && behind(w), counts = e.job == (syncing ? target_ : weights_).job;
     if (counts && !w.current) installs_.end(static_cast<std::uint32_t>(e.worker));

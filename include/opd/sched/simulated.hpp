@@ -68,11 +68,13 @@ public:
     struct totals {
         double busy = 0;      ///< seconds with a sequence running and not paused
         double stalled = 0;   ///< of them prefill and KV rebuilds
+        double rebuilt = 0;   ///< KV rebuilds that were asked for
+        double shared = 0;    ///< of busy, what steps take whatever runs
         double decoded = 0;   ///< tokens
         double discarded = 0; ///< of them tokens of aborted sequences
         template <class A>
         void fields(A& a) {
-            a(busy, stalled, decoded, discarded);
+            a(busy, stalled, rebuilt, shared, decoded, discarded);
         }
         bool operator==(const totals&) const = default;
     };
@@ -91,6 +93,13 @@ public:
     bool paused() const { return paused_ != 0; }
     version_t version() const { return history_.back().version; }
     const totals& done() const { return done_; }
+    /// Of its pace in how many run (step_cost.hpp), since it was asked last.
+    double elasticity() {
+        const double busy = done_.busy - asked_.busy;
+        const double gain = done_.shared - asked_.shared, loss = done_.rebuilt - asked_.rebuilt;
+        asked_ = done_;
+        return busy > 0 ? std::clamp((gain - loss) / busy, -1.0, 1.0) : untold;
+    }
 
     bool runs(const ticket& t) const {
         return t.lane >= 0 && t.lane < lanes() && lanes_[at(t.lane)].place >= 0 && lanes_[at(t.lane)].who == t;
@@ -166,7 +175,9 @@ public:
         }
         // of all running sequences: prompt + (W - start)
         const double context = std::max(0.0, context_ + clock_ * static_cast<double>(running()));
-        stall_ += speed_.factor * speed_.rebuild * context;
+        const double rebuild = speed_.factor * speed_.rebuild * context;
+        stall_ += rebuild;
+        done_.rebuilt += rebuild;
         if (history_.size() >= prune_at_) prune();
         history_.push_back({clock_, version});
     }
@@ -204,6 +215,7 @@ public:
             clock_ = part >= until ? std::max(clock_, end) : std::min(end, clock_ + (part - waited) / step());
             if (stall_ == 0 && end - clock_ <= rounding) clock_ = end;
             done_.decoded += (clock_ - before) * static_cast<double>(running());
+            done_.shared += (clock_ - before) * speed_.factor * speed_.step;
             bool any = false;
             while (!heap_.empty() && lanes_[at(heap_[0])].to <= clock_ && stall_ == 0) {
                 const std::int32_t which = heap_[0];
@@ -229,7 +241,7 @@ public:
         if (count != lanes_.size())
             throw invalid_input("snapshot",
                                 "is of " + std::to_string(count) + " lanes, not " + std::to_string(lanes_.size()));
-        a(lanes_, heap_, history_, forgotten_, prune_at_, clock_, stall_, context_, paused_, done_);
+        a(lanes_, heap_, history_, forgotten_, prune_at_, clock_, stall_, context_, paused_, done_, asked_);
         if constexpr (A::reading) check();
     }
 
@@ -382,7 +394,7 @@ private:
     double stall_ = 0;        // seconds of prefill and rebuild before decoding goes on
     double context_ = 0;      // sum over running sequences of prompt - start; plus n·W: their KV tokens
     std::uint8_t paused_ = 0; // a damaged snapshot must not become a bool
-    totals done_;
+    totals done_, asked_;
 };
 
 /// Duration of a scoring call (items: sequences), a train step (items: sequences) or a weight transfer (items: workers).

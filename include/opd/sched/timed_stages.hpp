@@ -77,6 +77,8 @@ public:
         version_ = w.version;
         command({.what = command_type::kind::install, .weights = w});
     }
+    /// What the stage said at its last install(), once.
+    double elasticity() { return std::exchange(elasticity_, untold); }
     /// Seconds until what is asked of it takes effect.
     double until_settled() const { return runs_ ? left_ : 0; }
     /// 0: a quantum is to begin.
@@ -120,7 +122,7 @@ public:
             a(c.what, c.weights, c.ticket);
             detail::payload_fields(a, c.prefix);
         });
-        a(runs_, spare_, spared_, left_, length_, version_, loop_, *stage_);
+        a(runs_, spare_, spared_, left_, length_, elasticity_, version_, loop_, *stage_);
         detail::needs(!runs_ || (left_ >= 0 && length_ >= left_ && length_ < forever),
                       "more is left of a quantum than there was");
     }
@@ -147,6 +149,7 @@ private:
         spared_ = spared_ && c.what != command_type::kind::start && c.what != command_type::kind::install;
         loop_.obey(c, [&](auto&& r) {
             if (r.failed) std::rethrow_exception(r.failed);
+            if (r.what.what == event::kind::synced) elasticity_ = r.what.elasticity;
             if (r.what.what == event::kind::parked && left(r.what.ticket))
                 parked(r.what.ticket, r.what.versions, r.sequence);
         });
@@ -184,6 +187,7 @@ private:
     bool spare_ = false;           // of spare work
     bool spared_ = false;          // there is none left
     double left_ = 0, length_ = 0; // of it
+    double elasticity_ = untold;
     version_t version_ = -1;
 };
 

@@ -84,6 +84,9 @@ struct weights {
     }
 };
 
+/// An elasticity (step_cost.hpp) of which nothing is known. Those that there are lie in [-1, 1].
+inline constexpr double untold = 2;
+
 /// Which versions drew the tokens of one response.
 struct token_versions {
     version_t oldest = 0, newest = 0;

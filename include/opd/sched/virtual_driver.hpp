@@ -607,6 +607,7 @@ private:
         may_die(f, stage::rollout, number);
     }
     bool sync_end(const record& r) {
+        event answer = r.what;
         const std::int32_t number = r.what.worker;
         worker& w = of(stage::rollout, number);
         if (!alive(w, r.life)) return false;
@@ -618,13 +619,14 @@ private:
             return false;
         }
         w.engine->install(weights{r.version, r.what.job});
+        if constexpr (requires { w.engine->elasticity(); }) answer.elasticity = w.engine->elasticity();
         settle(number);
         if (r.wrong.what == fault::kind::twice) {
             record& again = push(now_ + r.wrong.after, record::kind::sync_answer);
             again.what = r.what;
             again.life = r.life;
         }
-        deliver(r.what);
+        deliver(answer);
         return true;
     }
 

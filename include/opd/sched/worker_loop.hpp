@@ -175,6 +175,7 @@ public:
                 if constexpr (detail::exports_partials<Stage>)
                     if (c.exports) stage_->export_partials(r.prefixes);
                 answer = event::synced(number_, c.weights.job).of_life(life_);
+                if constexpr (requires { stage_->elasticity(); }) answer.elasticity = stage_->elasticity();
                 installed_ = true, has_ = c.weights.job;
                 break;
             default:
