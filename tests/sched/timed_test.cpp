@@ -194,6 +194,37 @@ TEST_CASE("a driver with real stages that is restored at any event goes on as it
     }
 }
 
+TEST_CASE("what a stage says of its pace reaches automatic M in virtual time") {
+    const auto permits_with = [](double told) {
+        struct opinionated : generator {
+            double told;
+            opinionated(const student& w, double t) : generator(w), told(t) {}
+            double elasticity() { return told; }
+        };
+        student w;
+        stage_costs<response> costs;
+        costs.step = [](std::int32_t, index_t n) { return 1.0 + static_cast<double>(n); };
+        costs.score = [](auto) { return 0.01; };
+        costs.train = [](auto) { return 0.01; };
+        costs.install = [](std::int32_t, version_t) { return 0.01; };
+        settings how;
+        how.batch = 8, how.sequences = 8 * 30;
+        how.schedule = async{.tau = 4};
+        using stages = timed_stages<opinionated, judge, pupil>;
+        virtual_driver<stages> d(how, stages([&](std::int32_t) { return std::make_shared<opinionated>(w, told); },
+                                             {std::make_shared<judge>()}, std::make_shared<pupil>(pupil{w}), costs));
+        d.bring_up(stage::rollout, 2, 16);
+        d.bring_up(stage::teacher, 1);
+        d.bring_up(stage::learner, 1);
+        index_t most = 0;
+        while (d.step()) most = std::max(most, d.scheduler().resolved().permits);
+        return most;
+    };
+    CHECK(permits_with(-1) == 16); // where it begins
+    CHECK(permits_with(untold) > 24);
+    CHECK(permits_with(1) > 24);
+}
+
 TEST_CASE("what comes during a quantum takes effect at its end, in a worker that was restored too") {
     student published;
     const auto make = [&] {
