@@ -171,6 +171,10 @@ TEST_CASE("the rule, by hand") {
     CHECK(r.step(100, 194) == 269);
     r.pass(10, false, 1, 0, 0); // who says nothing does not limit: l = 276.875 + 33.125/2
     CHECK(r.step(100, 269) == 294);
+    r.pass(10, false, 1, 0, 0), r.told(-1); // r = 293.4375 - 50
+    CHECK(r.step(100, 294) == 244);
+    r.pass(10, false, 1, 0, 0); // at once: l = 293.4375 + 16.5625/2
+    CHECK(r.step(100, 244) == 302);
     control groups(automatic_plan(96, 4, 8));
     groups.step(0, 192);
     CHECK(groups.step(0, 192) == 200); // 196.8

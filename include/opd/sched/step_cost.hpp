@@ -33,7 +33,6 @@ public:
         const auto fits = [](double v) { return v >= 0 && opd::detail::is_finite(v); };
         if (!fits(drawn) || !fits(again) || !fits(seconds))
             throw invalid_input("step_cost", "rows and seconds of a quantum are finite and not negative");
-        constexpr double kept = 1 - 1.0 / 512;
         for (std::size_t i = 0; i < 3; ++i) {
             for (std::size_t j = 0; j < 3; ++j) xx_[i][j] = kept * xx_[i][j] + x[i] * x[j];
             xy_[i] = kept * xy_[i] + x[i] * seconds;
@@ -73,6 +72,8 @@ public:
     }
 
 private:
+    static constexpr double kept = 1 - 1.0 / 512; // of a quantum, at the next one
+
     // Of a column, so that the three have the same unit.
     double scale(std::size_t i) const { return std::sqrt(xx_[i][i]); }
     // The normal equations of the columns that are in, by elimination.
