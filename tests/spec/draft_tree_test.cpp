@@ -518,6 +518,34 @@ TEST_CASE("what is promised is what comes: the sum of reaches is the mean number
     }
 }
 
+TEST_CASE("a tree that is not drafted yet: the shape, and the rates of a rank whatever the gap") {
+    follow_rates rates;
+    for (int i = 0; i < 50; ++i)
+        for (const double gap : {0.1, 3.0}) {
+            rates.learn(follow_rates::by_rank(1, 0, gap), gap > 1 || i % 2 == 0);
+            rates.learn(follow_rates::by_rank(1, 1, gap), gap < 1 && i % 2 == 1);
+        }
+    const double first = rates.rate(follow_rates::any_gap(1, 0)), second = rates.rate(follow_rates::any_gap(1, 1));
+    CHECK(first == doctest::Approx(0.75).epsilon(0.02));
+    CHECK(second == doctest::Approx(0.25).epsilon(0.1));
+    CHECK(rates.rate(follow_rates::any_gap(2, 0)) == doctest::Approx(0.75).epsilon(0.05)); // as of all depths
+    draft_builder b;
+    b.begin(rates);
+    b.imagine(3, 2);
+    CHECK(b.size() == 2 + 4 + 4);
+    CHECK(b.gains()[0] == first);
+    CHECK(b.reach(1) == second);
+    for (index_t n = 0; n < b.size(); ++n)
+        CHECK(b.reach(n) ==
+              doctest::Approx(b.reach(b.parent(n)) * rates.rate(follow_rates::any_gap(b.depth(n), n % 2))));
+    for (const index_t n : {6, 7}) CHECK(b.parent(n) == 2); // the best of depth 2, and the next
+    b.imagine(0, 3);
+    CHECK(b.size() == 0);
+    b.imagine(4, 1);
+    CHECK(b.size() == 4);
+    CHECK(b.depth(3) == 4);
+}
+
 TEST_CASE("rates that are saved go on as if they had not been; what is no state is refused") {
     follow_rates r, again;
     for (int i = 0; i < 100; ++i) r.learn(i % 640, i % 3 == 0);
@@ -562,6 +590,9 @@ TEST_CASE("what cannot be is refused by name") {
     refused([&] { b.grow(-1, view(z), {.filter = {.top_p = 0}}, 1); }, "filter.top_p", "(0, 1]");
     refused([&] { b.graft(text{1}, 0); }, "matched", "not 0");
     refused([&] { b.select(-1); }, "verify", "not -1");
+    refused([&] { b.imagine(1, 0); }, "top_k", "not 0");
+    refused([&] { rates.rate(-1); }, "cell", "no cell -1");
+    refused([&] { rates.tried(744); }, "cell", "no cell 744");
     CHECK(b.size() == 0);
     b.graft(text{1}, 1);
     b.select(1);

@@ -77,18 +77,24 @@ public:
             static_cast<std::int32_t>(std::bit_width(static_cast<std::uint32_t>(std::max(matched, 1) - 1)));
         return first_chain + at_most(depth - 1, depths) * levels + at_most(level, levels);
     }
+    /// The cell of all children of that depth and rank, whatever their gap: what is known of one that is not drafted yet.
+    static std::int32_t any_gap(std::int32_t depth, std::int32_t rank) {
+        return first_any + at_most(depth - 1, depths) * ranks + at_most(rank, ranks);
+    }
     /// What is estimated; in (0, 1).
-    double rate(std::int32_t cell) const { return shrunk(cell, shrunk(pool_of(cell), prior_of(cell))); }
+    double rate(std::int32_t cell) const { return shrunk(known(cell), shrunk(pool_of(cell), prior_of(cell))); }
     /// A verified node of that kind, below a node that was followed, was followed or not.
     void learn(std::int32_t cell, bool followed) {
-        for (const std::int32_t c : {cell, pool_of(cell)}) {
-            counts& x = cells_[static_cast<std::size_t>(c)];
-            const double kept = 1 - 1 / options_.memory;
-            x.tried = x.tried * kept + 1, x.followed = x.followed * kept + (followed ? 1 : 0);
+        count(known(cell), followed);
+        count(pool_of(cell), followed);
+        if (cell < first_chain) {
+            const std::int32_t any = first_any + cell / levels;
+            count(any, followed);
+            count(pool_of(any), followed);
         }
     }
     /// Trials of this cell that still count.
-    double tried(std::int32_t cell) const { return cells_[static_cast<std::size_t>(cell)].tried; }
+    double tried(std::int32_t cell) const { return cells_[static_cast<std::size_t>(known(cell))].tried; }
     const follow_rates_options& options() const { return options_; }
 
     template <class A>
@@ -101,9 +107,11 @@ public:
     }
 
 private:
-    static constexpr std::int32_t first_chain = depths * ranks * levels, first_pool = first_chain + depths * levels,
+    // cells, and from first_pool on what those of all depths come to
+    static constexpr std::int32_t first_chain = depths * ranks * levels, first_any = first_chain + depths * levels,
+                                  first_pool = first_any + depths * ranks,
                                   first_chain_pool = first_pool + ranks * levels,
-                                  cell_count = first_chain_pool + levels;
+                                  first_any_pool = first_chain_pool + levels, cell_count = first_any_pool + ranks;
     struct counts {
         double tried = 0, followed = 0;
         template <class A>
@@ -112,15 +120,27 @@ private:
         }
     };
     static std::int32_t at_most(std::int32_t x, std::int32_t count) { return std::clamp(x, 0, count - 1); }
+    static std::int32_t known(std::int32_t cell) {
+        if (cell < 0 || cell >= first_pool) throw invalid_input("cell", "there is no cell " + std::to_string(cell));
+        return cell;
+    }
     static std::int32_t pool_of(std::int32_t cell) {
         return cell < first_chain ? first_pool + cell % (ranks * levels)
-                                  : first_chain_pool + (cell - first_chain) % levels;
+               : cell < first_any ? first_chain_pool + (cell - first_chain) % levels
+                                  : first_any_pool + (cell - first_any) % ranks;
     }
     // What a drafter that is fairly good comes to, and what a retrieved chain does.
     static double prior_of(std::int32_t cell) {
         constexpr double rank_rates[ranks] = {0.6, 0.15, 0.06, 0.04, 0.02, 0.015, 0.01, 0.01};
         constexpr double match_rates[levels] = {0.3, 0.45, 0.6, 0.75, 0.85, 0.9};
-        return cell < first_chain ? rank_rates[cell / levels % ranks] : match_rates[(cell - first_chain) % levels];
+        return cell < first_chain ? rank_rates[cell / levels % ranks]
+               : cell < first_any ? match_rates[(cell - first_chain) % levels]
+                                  : rank_rates[(cell - first_any) % ranks];
+    }
+    void count(std::int32_t cell, bool followed) {
+        counts& x = cells_[static_cast<std::size_t>(cell)];
+        const double kept = 1 - 1 / options_.memory;
+        x.tried = x.tried * kept + 1, x.followed = x.followed * kept + (followed ? 1 : 0);
     }
     double shrunk(std::int32_t cell, double to) const {
         const counts& x = cells_[static_cast<std::size_t>(cell)];
@@ -189,6 +209,11 @@ public:
 
     /// A retrieved chain below the prefix, of which the last `matched` tokens were found. Returns how many nodes are new.
     index_t graft(std::span<const std::int32_t> chain, std::int32_t matched);
+
+    /// Nodes without tokens, as a drafter's tree of that shape usually is: `top_k` children of the prefix, then of the best `top_k` nodes
+    /// of each depth. Their gains() say what drafting would bring before anything is drafted. By the rates of the nodes that were
+    /// verified: where those were chosen by their gap, a little too good. begin() anew before anything is drafted.
+    void imagine(std::int32_t depth, index_t top_k);
 
     index_t size() const { return static_cast<index_t>(nodes_.size()); }
     std::int32_t parent(index_t n) const { return at(n).parent; }
@@ -375,6 +400,24 @@ inline index_t draft_builder::graft(std::span<const std::int32_t> chain, std::in
     }
     reckon(0);
     return static_cast<index_t>(nodes_.size() - before);
+}
+
+inline void draft_builder::imagine(std::int32_t depth, index_t top_k) {
+    if (rates_ == nullptr) throw invalid_input("rates", "are given by begin()");
+    if (top_k < 1) throw invalid_input("top_k", "must be at least 1, not " + std::to_string(top_k));
+    const auto width = static_cast<std::size_t>(top_k);
+    nodes_.clear();
+    chosen_.assign(1, -1); // of the depth above
+    for (std::int32_t d = 1; d <= depth; ++d) {
+        for (const index_t p : chosen_)
+            for (index_t r = 0; r < top_k; ++r)
+                nodes_.push_back({static_cast<std::int32_t>(p), -1, d,
+                                  follow_rates::any_gap(d, static_cast<std::int32_t>(r)), -1,
+                                  reach(p) * rates_->rate(follow_rates::any_gap(d, static_cast<std::int32_t>(r)))});
+        chosen_.resize(width);
+        chosen_.resize(static_cast<std::size_t>(best_of_depth(d, chosen_)));
+    }
+    order_.clear(), chosen_.clear();
 }
 
 inline index_t draft_builder::best_of_depth(std::int32_t depth, std::span<index_t> out) {
