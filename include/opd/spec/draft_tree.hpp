@@ -266,20 +266,26 @@ private:
 
 // --- implementation -------------------------------------------------------------------------------------------------
 
-/// Of kept_, the fewest best whose share of its mass is at least top_p.
+/// Of kept_, the fewest best whose share of its mass is at least top_p: halved until the last of them is found.
 inline void child_search::keep_share(double top_p, double inv_t) {
-    double most = -std::numeric_limits<double>::infinity(), all = 0, sum = 0;
+    double most = -std::numeric_limits<double>::infinity();
     for (const scored_id& x : kept_) most = std::max(most, x.score);
-    for (const scored_id& x : kept_) all += std::exp((x.score - most) * inv_t);
-    const auto after = [](const scored_id& a, const scored_id& b) { return before(b, a); };
-    std::make_heap(kept_.begin(), kept_.end(), after);
-    auto end = kept_.end(); // the best go behind it, one after the other
-    while (end != kept_.begin() && sum < top_p * all) {
-        std::pop_heap(kept_.begin(), end, after);
-        --end;
-        sum += std::exp((end->score - most) * inv_t);
+    const auto mass = [&](auto from, auto to) {
+        double sum = 0;
+        for (; from != to; ++from) sum += std::exp((from->score - most) * inv_t);
+        return sum;
+    };
+    double wanted = top_p * mass(kept_.begin(), kept_.end());
+    auto first = kept_.begin(), last = kept_.end(); // it is among these; `wanted`: less the mass of those before
+    while (last - first > 1) {
+        const auto middle = first + (last - first) / 2;
+        std::nth_element(first, middle, last, before);
+        if (const double better = mass(first, middle); better >= wanted)
+            last = middle;
+        else
+            wanted -= better, first = middle;
     }
-    kept_.erase(kept_.begin(), end);
+    kept_.erase(last, kept_.end());
 }
 
 template <class Z>
