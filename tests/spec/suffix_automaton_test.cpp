@@ -2,6 +2,7 @@
 //
 // Against looking through all texts: the longest end that occurred before, and what came next there.
 #include <algorithm>
+#include <cstring>
 #include <doctest/doctest.h>
 #include <map>
 #include <random>
@@ -223,6 +224,24 @@ TEST_CASE("an automaton that is saved goes on as if it had not been; damage is f
         a.append(static_cast<std::int32_t>(random() % 3), static_cast<std::int32_t>(random() % 3));
     opd::sched::archive_writer w;
     w(a);
+    // a link that leads back to its own state, an edge that cannot be found
+    const auto put = [&](std::size_t at, std::uint32_t x) {
+        std::string bytes = w.bytes;
+        std::memcpy(bytes.data() + at, &x, 4);
+        suffix_automaton c;
+        opd::sched::archive_reader damaged(bytes);
+        CHECK_THROWS_WITH_AS(damaged(c), doctest::Contains("of no automaton"), opd::invalid_input);
+    };
+    const std::size_t states = 24, edges = states + 28 * static_cast<std::size_t>(a.states()) + 8,
+                      index = edges + 16 * static_cast<std::size_t>(a.edges()) + 8;
+    put(states + 28 + 4, 1);
+    for (std::size_t at = index;; at += 4) {
+        std::uint32_t e;
+        std::memcpy(&e, w.bytes.data() + at, 4);
+        if (e == 0xffffffffu) continue;
+        put(at, 0xffffffffu);
+        break;
+    }
     suffix_automaton b;
     opd::sched::archive_reader r(w.bytes);
     r(b);

@@ -586,7 +586,7 @@ TEST_CASE("ranks: told the same, they choose alike, without a word between them;
 
 TEST_CASE("what ranks saw together: the largest batch, the slowest, and accepted by sequence; numbers of a step are "
           "its own") {
-    const step_observation seen[] = {{4, 1, 0.5}, {12, 3, 0.25}, {0, 100, 0.75}};
+    const step_observation seen[] = {{0, 100, 0.75}, {12, 3, 0.25}, {4, 1, 0.5}};
     const step_observation all = merged(seen);
     CHECK(all.batch == 12);
     CHECK(all.accepted == 2.5);
