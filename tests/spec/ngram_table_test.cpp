@@ -3,14 +3,17 @@
 //
 // Against a map of keys that forgets nothing; and with so little memory that every key is in every other's place.
 #include <algorithm>
+#include <array>
 #include <doctest/doctest.h>
 #include <map>
 #include <random>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "opd/sched/archive.hpp"
 #include "opd/spec/ngram_table.hpp"
+#include "opd/spec/prompt_groups.hpp"
 #include "support/property.hpp"
 
 namespace {
@@ -204,6 +207,79 @@ TEST_CASE("a table that is saved goes on as if it had not been; another's is ref
     damaged[4 + 8 + 4 + 3] = 0x70; // the length of the first key
     opd::sched::archive_reader fourth(damaged);
     CHECK_THROWS_WITH_AS(fourth(two), doctest::Contains("another table"), opd::invalid_input);
+}
+
+namespace {
+
+// Answers as a model that computes greatest common divisors writes them: every pair, now and then a slip.
+words divisor(int a, int b, std::mt19937& random) {
+    words t;
+    const auto number = [&](int x) {
+        for (const int unit : {100, 10, 1}) t.push_back('0' + x / unit % 10);
+    };
+    for (int i = 0; i < 220 && a > 0 && b > 0; ++i) {
+        number(a), t.push_back(','), number(b), t.push_back(';');
+        (a >= b ? a : b) -= std::min(a, b);
+        if (random() % 60 == 0 && a > 1) --a;
+    }
+    number(a), t.push_back('.');
+    return t;
+}
+
+// Four answers a prompt, written by turns, a pass of the target each; the prompts twice. Tokens a pass in each epoch.
+template <class Begin, class Draft, class Learn>
+std::array<double, 2> tokens_a_pass(Begin&& begin, Draft&& draft, Learn&& learn) {
+    std::array<double, 2> r{};
+    for (const std::size_t epoch : {0u, 1u}) {
+        std::mt19937 prompts(1), random(static_cast<std::uint32_t>(epoch) + 5);
+        double tokens = 0, passes = 0;
+        for (std::uint64_t p = 0; p < 100; ++p) {
+            const int a = 1 + static_cast<int>(prompts() % 999), b = 1 + static_cast<int>(prompts() % 999);
+            std::vector<words> answers, so_far(4, of(std::to_string(a) + "," + std::to_string(b) + ":"));
+            for (int k = 0; k < 4; ++k) answers.push_back(divisor(a, b, random));
+            for (std::size_t k = 0; k < 4; ++k) begin(p, epoch, k, so_far[k]);
+            std::vector<std::size_t> at(4, 0);
+            words out(8);
+            for (bool more = true; more;) {
+                more = false;
+                for (std::size_t k = 0; k < 4; ++k) {
+                    const words& t = answers[k];
+                    if (at[k] == t.size()) continue;
+                    more = true, ++passes;
+                    const auto n = static_cast<std::size_t>(draft(k, so_far[k], out));
+                    std::size_t take = 0;
+                    while (take < n && at[k] + take + 1 < t.size() && out[take] == t[at[k] + take]) ++take;
+                    for (++take; take > 0; --take, ++at[k], ++tokens) {
+                        learn(k, so_far[k], t[at[k]]);
+                        so_far[k].push_back(t[at[k]]);
+                    }
+                }
+            }
+        }
+        r[epoch] = tokens / passes;
+    }
+    return r;
+}
+
+} // namespace
+
+TEST_CASE("beside an automaton a prompt: what prompts have in common, and what the last epoch wrote") {
+    opd::spec::prompt_groups groups;
+    std::array<opd::spec::prompt_groups::text_id, 4> id;
+    const auto apart =
+        tokens_a_pass([&](std::uint64_t p, std::size_t epoch, std::size_t k,
+                          const words& t) { id[k] = groups.begin(p, static_cast<std::int64_t>(epoch), t); },
+                      [&](std::size_t k, const words&, words& out) { return groups.draft(id[k], out, 2); },
+                      [&](std::size_t k, const words&, std::int32_t next) { groups.append(id[k], next); });
+    ngram_table table({.bytes = std::size_t{8} << 20, .shortest = 2, .longest = 8});
+    const auto together = tokens_a_pass(
+        [](auto&&...) {}, [&](std::size_t, const words& t, words& out) { return table.draft(t, out).count; },
+        [&](std::size_t, const words& t, std::int32_t next) { table.learn(t, next); });
+    MESSAGE("tokens a pass in the first epoch and the second: an automaton a prompt "
+            << apart[0] << ", " << apart[1] << "; one table " << together[0] << ", " << together[1]);
+    CHECK(together[0] > 1.5 * apart[0]);
+    CHECK(apart[1] > 4);
+    CHECK(together[1] > 4);
 }
 
 TEST_CASE("what cannot be is refused by name") {
