@@ -43,7 +43,7 @@ std::vector<index_t> kept_by_looking(const row& z, const opd::filter& f) {
     double all = 0, sum = 0;
     for (const index_t v : ids) all += std::exp(logit(v) - top);
     std::size_t n = 0;
-    while (n < ids.size() && sum < double(f.top_p) * all) sum += std::exp(logit(ids[n++]) - top);
+    while (n < ids.size() && sum < double(f.top_p) * (1 - 1e-6) * all) sum += std::exp(logit(ids[n++]) - top);
     if (f.top_p < 1) ids.resize(n);
     return ids;
 }

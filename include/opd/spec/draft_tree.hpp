@@ -275,7 +275,7 @@ inline void child_search::keep_share(double top_p, double inv_t) {
         for (; from != to; ++from) sum += std::exp((from->score - most) * inv_t);
         return sum;
     };
-    double wanted = top_p * mass(kept_.begin(), kept_.end());
+    double wanted = top_p * (1 - 1e-6) * mass(kept_.begin(), kept_.end()); // as draw has it
     auto first = kept_.begin(), last = kept_.end(); // it is among these; `wanted`: less the mass of those before
     while (last - first > 1) {
         const auto middle = first + (last - first) / 2;
