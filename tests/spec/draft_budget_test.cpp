@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
 //
 // Shares of a step's rows against all shares that there are, and what long sequences and costs change.
 #include <algorithm>

@@ -128,7 +128,7 @@ inline std::span<const index_t> draft_budget::share(std::span<const draft_candid
             throw invalid_input("remaining", "must be finite and positive", static_cast<index_t>(s));
         longest = std::max(longest, c.remaining);
         for (std::size_t k = 0; k < c.gains.size(); ++k)
-            if (!(c.gains[k] >= 0 && c.gains[k] <= (k > 0 ? c.gains[k - 1] : 1)))
+            if (!finite(c.gains[k]) || !(c.gains[k] >= 0 && c.gains[k] <= (k > 0 ? c.gains[k - 1] : 1)))
                 throw invalid_input("gains", "must lie in [0, 1] and fall", static_cast<index_t>(s));
     }
     const std::size_t n = sequences.size();

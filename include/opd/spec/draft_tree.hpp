@@ -295,7 +295,7 @@ std::span<const scored_id> child_search::best(vector_view<const Z> z, const opd:
     if (z.size > std::numeric_limits<std::int32_t>::max()) throw invalid_input("z", "has more than 2^31 - 1 columns");
     const auto n = static_cast<std::size_t>(count);
     const auto logit = [&](index_t v) { return static_cast<double>(element<Z>::load(z[v])); };
-    const auto sound = [](double x) { return x > -1e30 && x < 1e300; }; // false of NaN and of what counts as -inf
+    const auto sound = [](double x) { return opd::detail::is_finite(x) && x > -1e30; }; // which counts as -inf
     best_.clear();
     for (index_t v = 0; v < z.size; ++v)
         if (const double x = logit(v); sound(x) && (best_.size() < n || x > best_.back().score))
