@@ -4,6 +4,7 @@
 // Trees of drafts: children against a search through all ids, the token that plain decoding draws, the best tree against all trees, and
 // rates that come to what is true of simulated drafts.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <doctest/doctest.h>
 #include <limits>
@@ -198,6 +199,32 @@ TEST_CASE("keyed drafts are followed as often as they must: sum over v of 1/sum 
     const double sigma = std::sqrt(n * expected * (1 - expected));
     CHECK(std::abs(same - n * expected) < 5 * sigma);
     CHECK(std::abs(deeper - n * expected) < 5 * sigma);
+}
+
+TEST_CASE("the target's token is among few children that know its noise, and among more that do not") {
+    std::mt19937 random(6);
+    std::normal_distribution<float> normal(0, 1);
+    child_search search;
+    constexpr int n = 4000;
+    std::array<double, 4> keyed{}, plain{}; // among 1, 2, 4, 8
+    for (std::uint32_t i = 0; i < n; ++i) {
+        row p, q;
+        for (int v = 0; v < 200; ++v) p.push_back(2 * normal(random)), q.push_back(p.back() + 0.7f * normal(random));
+        const opd::noise_row noise(2, opd::noise_stream::rollout, 1, i);
+        const auto own = static_cast<std::int32_t>(opd::gumbel_max(noise, 0, p.data(), 200));
+        for (const opd::noise_row* with : {&noise, static_cast<const opd::noise_row*>(nullptr)}) {
+            const auto children = search.best(view(q), {}, with, 8);
+            for (std::size_t k = 0; k < 8; ++k)
+                if (children[k].id == own)
+                    for (std::size_t among = 0; among < 4; ++among)
+                        (with != nullptr ? keyed : plain)[among] += k < (std::size_t{1} << among) ? 1.0 / n : 0;
+        }
+    }
+    for (std::size_t k = 0; k < 4; ++k)
+        MESSAGE("among " << (1 << k) << ": " << keyed[k] << ", by probability " << plain[k]);
+    CHECK(keyed[0] > 2 * plain[0]);
+    CHECK(keyed[1] > plain[3]);
+    CHECK(keyed[3] > 0.95);
 }
 
 namespace {

@@ -90,8 +90,8 @@ private:
         template <class A>
         void fields(A& a) {
             a(prompt, epoch, forgotten, of_last_epoch, running, texts);
-            if (forgotten < 0 || of_last_epoch < 0 || of_last_epoch > texts.texts() ||
-                running.size() != static_cast<std::size_t>(texts.texts()))
+            if (forgotten < 0 || forgotten > std::int64_t{1} << 60 || of_last_epoch < 0 ||
+                of_last_epoch > texts.texts() || running.size() != static_cast<std::size_t>(texts.texts()))
                 throw invalid_input("snapshot", "is of no groups");
         }
     };
