@@ -11,9 +11,9 @@
 // Everything else reads `out`: draw, and so log mu and kept sets; verification, at each node with the history of its path (add on the way down,
 // remove on the way back); the drafter's own row likewise, so that it drafts what the target may draw.
 //
-// log mu is that of the penalised law. So a learner that scores the token must penalise its own logits by the history that the token was drawn after, or its
-// ratio compares two laws that are different at one and the same weights: `apply_penalties` on a copy of its row, the loss on that, and
-// `penalties_pullback` for the gradient with respect to the row itself.
+// log mu is that of the penalised law. So a learner that scores the token must penalise its own logits by the history that the token was
+// drawn after, or its ratio compares two laws that are different at one and the same weights: `apply_penalties` on a copy of its row, the
+// loss on that, and `penalties_pullback` for the gradient with respect to the row itself.
 //
 // Exact: every entry is rounded once, to the element type of `out`. The result depends on the row and the history as a set with counts, not
 // on the order of additions and removals.
