@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Temperature, top-k, top-p and min-p: which ids of a row a rollout may draw, under one definition for drawing, for the recorded
+// Penalties, temperature, top-k, top-p and min-p: what a rollout may draw of a row, under one definition for drawing, for the recorded
 // log mu, for kept sets and for verification.
 //
+//   0. penalties      of ids that the text has already (penalties.hpp writes the row that all else then reads):
+//                     repetition r   z = z > 0 ? z/r : z·r      of ids of the prompt or of the answer
+//                     frequency f    z = z - f·count            count: how often the answer has the id
+//                     presence a     z = z - a                  where it has it at all
 //   1. temperature    p = softmax(z / T)
 //   2. min_p          keeps ids with p >= min_p · max p
 //      top_k          keeps the k most probable ids
@@ -23,6 +27,21 @@ struct filter {
     float min_p = 0;   ///< in [0, 1]; 0: all
 
     OPD_HD constexpr bool cuts() const { return top_k > 0 || top_p < 1 || min_p > 0; }
+};
+
+struct penalties {
+    float repetition = 1; ///< above 0; 1: none
+    float presence = 0;
+    float frequency = 0;
+
+    OPD_HD constexpr bool any() const { return !(repetition == 1 && presence == 0 && frequency == 0); }
+    /// A logit of an id that the prompt or the answer has, the answer `count` times. In this order: that of vLLM.
+    OPD_HD constexpr double of(double z, index_t count) const {
+        z = z > 0 ? z / double(repetition) : z * double(repetition);
+        return count > 0 ? z - double(frequency) * double(count) - double(presence) : z;
+    }
+    /// The derivative of the above. At z = 0 it has two; this is the one from below.
+    OPD_HD constexpr double slope(double z) const { return z > 0 ? 1 / double(repetition) : double(repetition); }
 };
 
 /// The last id that a filter keeps of a row, and its logit. z is the logit as it is, not divided by T.

@@ -30,6 +30,7 @@
 #include "opd/filter.hpp"
 #include "opd/id_overlap.hpp"
 #include "opd/lanes.hpp"
+#include "opd/penalties.hpp"
 #include "opd/ratio_sketch.hpp"
 #include "opd/rng.hpp"
 #include "opd/row_program.hpp"

@@ -242,30 +242,44 @@ TEST_CASE("trees: siblings judged as they were drawn write what the target draws
             }
 }
 
-TEST_CASE("a vocabulary of six: chains of two, three siblings") {
+TEST_CASE("a vocabulary of six: chains of three, trees of depth one to three") {
     verification memory;
     const model target = random_model(5, 6), drafter = random_model(6, 6);
-    const auto law_by = [&](const std::vector<std::int32_t>& shape, how kind, auto&& rule) {
-        return law_of([&](enumerating_coins& c) {
+    const auto check = [&](const std::vector<std::int32_t>& shape, std::size_t depth, how kind, auto&& rule) {
+        const auto got = law_of([&](enumerating_coins& c) {
             const drafted d = draft(shape, target, drafter, 6, kind, c);
-            return written(d, rule(d, c), target, 2, c);
+            return written(d, rule(d, c), target, depth + 1, c);
         });
+        CHECK(distance(got, plain(target, depth + 1)) < 1e-12);
     };
-    const auto expected = plain(target, 2);
-    const auto dense_rule = [&](const drafted& d, auto& c) {
-        return memory.verify(d.tree(), d.rows(d.p), dense<double>{d.rows(d.q)}, c);
+    const auto own = [&](const drafted& d, auto& c) {
+        return follow(d.tree(), [&](index_t row) { return c.draw(target(d.prefixes[static_cast<std::size_t>(row)])); });
     };
-    CHECK(distance(law_by({-1}, how::iid, dense_rule), expected) < 1e-12);
-    CHECK(distance(law_by({-1, -1, -1}, how::iid,
-                          [&](const drafted& d, auto& c) {
-                              return memory.verify(d.tree(), d.rows(d.p), iid_siblings<double>{d.rows(d.q)}, c);
-                          }),
-                   expected) < 1e-12);
-    CHECK(distance(law_by({-1, -1, -1}, how::without,
-                          [&](const drafted& d, auto& c) {
-                              return memory.verify(d.tree(), d.rows(d.p), without_replacement<double>{d.rows(d.q)}, c);
-                          }),
-                   expected) < 1e-12);
+    const auto not_drawn = [&](const drafted& d, auto& c) {
+        return memory.verify(d.tree(), d.rows(d.p), one_hot{}, c);
+    };
+    for (const auto& [shape, depth] : chains) {
+        check(shape, depth, how::iid, [&](const drafted& d, auto& c) {
+            return memory.verify(d.tree(), d.rows(d.p), dense<double>{d.rows(d.q)}, c);
+        });
+        check(shape, depth, how::iid, [&](const drafted& d, auto& c) {
+            return memory.verify_block(d.tree(), d.rows(d.p), dense<double>{d.rows(d.q)}, c);
+        });
+        check(shape, depth, how::best, not_drawn);
+        check(shape, depth, how::best, own);
+    }
+    const std::vector<std::pair<std::vector<std::int32_t>, std::size_t>> shapes = {
+        {{-1, -1, -1}, 1}, {{-1, -1, 0}, 2}, {{-1, 0, 1, 0}, 3}};
+    for (const auto& [shape, depth] : shapes) {
+        check(shape, depth, how::iid, [&](const drafted& d, auto& c) {
+            return memory.verify(d.tree(), d.rows(d.p), iid_siblings<double>{d.rows(d.q)}, c);
+        });
+        check(shape, depth, how::without, [&](const drafted& d, auto& c) {
+            return memory.verify(d.tree(), d.rows(d.p), without_replacement<double>{d.rows(d.q)}, c);
+        });
+        check(shape, depth, how::best, not_drawn);
+        check(shape, depth, how::best, own);
+    }
 }
 
 TEST_CASE("negative controls: the wrong rules are off by what is known of them") {
@@ -309,6 +323,17 @@ TEST_CASE("negative controls: the wrong rules are off by what is known of them")
     CHECK(off(p4, q4, {-1, -1}, how::iid, [&](const drafted& d, auto& c) {
               return memory.verify(d.tree(), d.rows(d.p), without_replacement<double>{d.rows(d.q)}, c);
           }) == doctest::Approx(0.019).epsilon(0.03));
+    // the drafter's two favourites, judged as drawn without replacement
+    CHECK(off(p, q, {-1, -1}, how::best, [&](const drafted& d, auto& c) {
+              return memory.verify(d.tree(), d.rows(d.p), without_replacement<double>{d.rows(d.q)}, c);
+          }) == doctest::Approx(0.3));
+    // followed if the target draws it itself, or else by its coin
+    CHECK(off(p, q, {-1}, how::best, [&](const drafted& d, auto& c) {
+              const auto x = static_cast<std::size_t>(d.tokens[0]);
+              const auto drawn = static_cast<std::int32_t>(c.draw(p));
+              if (drawn == d.tokens[0] || c.accept(p[x])) return verdict{1, 0, 0};
+              return verdict{0, -1, drawn};
+          }) == doctest::Approx(0.16));
 }
 
 TEST_CASE(

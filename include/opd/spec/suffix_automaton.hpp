@@ -7,7 +7,7 @@
 //   append    amortised O(1), but for the copies of a state's edges when it is split
 //   draft     O(1) a token
 //   memory    at most 2 states and 3 edges a token, about 200 bytes (`bytes()`); never more than `most_tokens` tokens: what is beyond is not
-//             learnt, and drafts go on from what was
+//             learnt, and drafts go on from what was. forget() drops the oldest texts (last epoch's but one)
 //
 // Two texts of one group share what they have in common. Earlier texts go first: of several occurrences the draft follows the first.
 //
@@ -19,6 +19,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "opd/config.hpp"
@@ -42,15 +43,19 @@ public:
     }
 
     /// Forgets all texts, and keeps the memory.
-    void clear() {
-        states_.clear(), edges_.clear(), texts_.clear(), tokens_ = 0;
-        std::fill(index_.begin(), index_.end(), none);
-        new_state(0, none, {});
-    }
+    void clear() { forget(static_cast<std::int32_t>(texts_.size())); }
+
+    /// Forgets the first `count` texts, and keeps the memory; the number of every other text is less by that. Learns the others anew, one after
+    /// the other, what was beyond `most_tokens` excepted: O(1) a token of theirs.
+    void forget(std::int32_t count);
 
     /// A new text, empty. Its number: 0, 1, …
     std::int32_t begin() {
         texts_.push_back({{}, 0, false});
+        if (!spare_.empty()) {
+            texts_.back().tokens.swap(spare_.back());
+            spare_.pop_back();
+        }
         return static_cast<std::int32_t>(texts_.size()) - 1;
     }
     /// The text grows by a token. False: there is no room, and nothing of this text is learnt any more.
@@ -59,6 +64,14 @@ public:
         bool all = true;
         for (const std::int32_t t : tokens) all = append(text, t);
         return all;
+    }
+
+    /// Whether append() may still learn something of it.
+    bool open(std::int32_t text) const { return !known(text).full; }
+    /// Nothing of this text is learnt any more.
+    void close(std::int32_t text) {
+        known(text);
+        texts_[static_cast<std::size_t>(text)].full = true;
     }
 
     /// The longest end of the text that occurred before.
@@ -83,6 +96,7 @@ public:
     }
 
     index_t tokens() const { return tokens_; }
+    std::int32_t texts() const { return static_cast<std::int32_t>(texts_.size()); }
     std::span<const std::int32_t> text(std::int32_t number) const { return known(number).tokens; }
     index_t states() const { return static_cast<index_t>(states_.size()); }
     index_t edges() const { return static_cast<index_t>(edges_.size()); }
@@ -91,7 +105,14 @@ public:
         std::size_t n = states_.capacity() * sizeof(state) + edges_.capacity() * sizeof(edge) +
                         index_.capacity() * sizeof(std::uint32_t) + texts_.capacity() * sizeof(text_type);
         for (const text_type& t : texts_) n += t.tokens.capacity() * sizeof(std::int32_t);
+        for (const std::vector<std::int32_t>& t : spare_) n += t.capacity() * sizeof(std::int32_t);
         return n;
+    }
+
+    template <class A>
+    void fields(A& a) {
+        a(most_tokens_, tokens_, states_, edges_, index_, texts_);
+        if constexpr (A::reading) check();
     }
 
 private:
@@ -99,6 +120,10 @@ private:
     struct place {
         std::int32_t text = -1, end = 0;
         bool operator==(const place&) const = default;
+        template <class A>
+        void fields(A& a) {
+            a(text, end);
+        }
     };
     struct state {
         std::int32_t length; // of its longest word
@@ -106,17 +131,29 @@ private:
         std::uint32_t edges; // the first of them
         place first;         // where its words ended first
         place again;         // and another time, if they did
+        template <class A>
+        void fields(A& a) {
+            a(length, link, edges, first, again);
+        }
     };
     struct edge {
         std::uint32_t from;
         std::int32_t token;
         std::uint32_t to;
         std::uint32_t next; // of the same state
+        template <class A>
+        void fields(A& a) {
+            a(from, token, to, next);
+        }
     };
     struct text_type {
         std::vector<std::int32_t> tokens;
         std::uint32_t last;
         bool full;
+        template <class A>
+        void fields(A& a) {
+            a(tokens, last, full);
+        }
     };
 
     const text_type& known(std::int32_t text) const {
@@ -168,6 +205,10 @@ private:
         return clone;
     }
 
+    void check() const;
+    /// The text's last token, `token`, ends at `here`.
+    void extend(text_type& t, std::int32_t token, place here);
+
     /// The words of s end here too. Those of states that have been met again have shorter ones that were.
     void meet(std::uint32_t s, const place& here) {
         for (; s != 0 && states_[s].again.text < 0; s = states_[s].link) states_[s].again = here;
@@ -178,7 +219,66 @@ private:
     std::vector<edge> edges_;
     std::vector<std::uint32_t> index_; // of edges, by state and token; open addressing
     std::vector<text_type> texts_;
+    std::vector<std::vector<std::int32_t>> spare_; // memory of texts that were forgotten
 };
+
+inline void suffix_automaton::forget(std::int32_t count) {
+    if (count < 0 || count > texts())
+        throw invalid_input("count", "must lie in [0, " + std::to_string(texts()) + "], not " + std::to_string(count));
+    if (count == 0 && !states_.empty()) return;
+    for (std::int32_t t = 0; t < count; ++t) {
+        spare_.push_back(std::move(texts_[static_cast<std::size_t>(t)].tokens));
+        spare_.back().clear();
+    }
+    texts_.erase(texts_.begin(), texts_.begin() + count);
+    states_.clear(), edges_.clear(), tokens_ = 0;
+    std::fill(index_.begin(), index_.end(), none);
+    new_state(0, none, {});
+    for (std::int32_t t = 0; t < texts(); ++t) {
+        text_type& x = texts_[static_cast<std::size_t>(t)];
+        x.last = 0;
+        for (std::size_t i = 0; i < x.tokens.size(); ++i) {
+            ++tokens_;
+            extend(x, x.tokens[i], {t, static_cast<std::int32_t>(i) + 1});
+        }
+    }
+}
+
+/// Of what was read: nothing leads out of bounds, or round in circles.
+inline void suffix_automaton::check() const {
+    const auto refuse = [](bool wrong) {
+        if (wrong) throw invalid_input("snapshot", "is of no automaton");
+    };
+    const std::size_t states = states_.size(), edges = edges_.size();
+    index_t all = 0;
+    for (const text_type& t : texts_) all += static_cast<index_t>(t.tokens.size());
+    refuse(tokens_ != all || tokens_ > most_tokens_ || most_tokens_ < 1 || most_tokens_ > (index_t{1} << 29));
+    refuse(states == 0 || states >= none || edges >= none);
+    refuse(edges > 0 && (index_.size() < 2 * edges || (index_.size() & (index_.size() - 1)) != 0));
+    const auto known_place = [&](const place& p) {
+        return p.text < 0 ||
+               (static_cast<std::size_t>(p.text) < texts_.size() && p.end >= 0 &&
+                static_cast<std::size_t>(p.end) <= texts_[static_cast<std::size_t>(p.text)].tokens.size());
+    };
+    for (std::size_t s = 0; s < states; ++s) {
+        const state& x = states_[s];
+        // links lead to shorter words, so they end at state 0
+        refuse(s == 0
+                   ? x.link != none || x.length != 0
+                   : x.link >= states || x.length <= states_[x.link].length || x.length > tokens_ || x.first.text < 0);
+        refuse((x.edges != none && x.edges >= edges) || !known_place(x.first) || !known_place(x.again));
+    }
+    for (std::size_t e = 0; e < edges; ++e)
+        // each is behind those of its state that came later
+        refuse(edges_[e].from >= states || edges_[e].to >= states || (edges_[e].next != none && edges_[e].next >= e));
+    std::size_t used = 0;
+    for (const std::uint32_t e : index_) {
+        refuse(e != none && e >= edges);
+        used += e != none;
+    }
+    refuse(used != edges);
+    for (const text_type& t : texts_) refuse(t.last >= states);
+}
 
 inline bool suffix_automaton::append(std::int32_t text, std::int32_t token) {
     known(text);
@@ -187,14 +287,18 @@ inline bool suffix_automaton::append(std::int32_t text, std::int32_t token) {
     if (t.full) return false;
     ++tokens_;
     t.tokens.push_back(token);
-    const place here{text, static_cast<std::int32_t>(t.tokens.size())};
+    extend(t, token, {text, static_cast<std::int32_t>(t.tokens.size())});
+    return true;
+}
+
+inline void suffix_automaton::extend(text_type& t, std::int32_t token, place here) {
     std::uint32_t p = t.last;
     if (const std::uint32_t e = find(p, token); e != none) { // another text went the same way
         const std::uint32_t q = edges_[e].to;
         const std::int32_t length = states_[p].length + 1;
         t.last = states_[q].length == length ? q : split(q, length, p, token);
         meet(t.last, here);
-        return true;
+        return;
     }
     const std::uint32_t now = new_state(states_[p].length + 1, 0, here);
     std::uint32_t e = none;
@@ -207,7 +311,6 @@ inline bool suffix_automaton::append(std::int32_t text, std::int32_t token) {
         meet(link, here);
     }
     t.last = now;
-    return true;
 }
 
 } // namespace opd::spec

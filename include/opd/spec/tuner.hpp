@@ -16,6 +16,12 @@
 // Reward of a step: (accepted + 1)·batch/seconds, accepted the mean number of drafted tokens that a sequence kept (TLT), or that over the batch, the
 // default: inside a bucket batches differ, and the first one rewards an arm for having been tried on larger ones.
 //
+// published_tuner.hpp has beg_mab as its authors' code has it, cost_profile.hpp a chooser by measured costs, any_tuner.hpp all of them in one type.
+//
+// Ranks that decode together need one decision. Choosers are functions of what they were told: those that are asked for the same batches, hear
+// the same steps and are given the same numbers choose alike. So each rank hears `merged` of all ranks' steps (one all-gather of three numbers
+// a step), is asked for its `batch`, and draws from `keyed_uniforms` of the step. Or one rank chooses, and says so.
+//
 // Source: TLT (Taming the Long Tail), section 5 and algorithm 1; SPEC section 11.
 #pragma once
 
@@ -25,6 +31,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +39,7 @@
 #include "opd/config.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
+#include "opd/rng.hpp"
 
 namespace opd::spec {
 
@@ -70,23 +78,95 @@ concept uniform_source = requires(U& u) {
     { u() } -> std::convertible_to<double>;
 };
 
+/// Numbers that are a function of (seed, step) and of how many were asked for: the same on every rank, and after a restart.
+class keyed_uniforms {
+public:
+    keyed_uniforms(std::uint64_t seed, std::uint64_t step) : noise_(seed, noise_stream::draft, step, chooser) {}
+    double operator()() { return keyed_uniform(noise_, asked_++); }
+
+private:
+    static constexpr std::uint32_t chooser = 0xffffffffu; // no token has this position
+    noise_row noise_;
+    std::uint32_t asked_ = 0;
+};
+
+/// What one rank saw of a step.
+struct step_observation {
+    index_t batch = 0;   ///< sequences
+    double accepted = 0; ///< drafted tokens that a sequence kept in the mean
+    double seconds = 0;
+};
+
+/// What all ranks saw, in the same order on each: the largest batch, accepted a sequence, the time of the slowest. Ranks without
+/// sequences count by their time alone.
+inline step_observation merged(std::span<const step_observation> ranks) {
+    if (ranks.empty()) throw invalid_input("ranks", "there is none");
+    step_observation all;
+    double tokens = 0, sequences = 0;
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+        const step_observation& x = ranks[r];
+        if (x.batch < 0) throw invalid_input("batch", "must be at least 0", static_cast<index_t>(r));
+        all.batch = std::max(all.batch, x.batch), all.seconds = std::max(all.seconds, x.seconds);
+        if (x.batch > 0) tokens += x.accepted * static_cast<double>(x.batch), sequences += static_cast<double>(x.batch);
+    }
+    if (sequences > 0) all.accepted = tokens / sequences;
+    return all;
+}
+
 namespace detail {
+
+inline void check_step(index_t batch, double accepted, double seconds) {
+    if (batch < 1) throw invalid_input("batch", "must be at least 1, not " + std::to_string(batch));
+    if (!(accepted >= 0) || !opd::detail::is_finite(accepted))
+        throw invalid_input("accepted", "must be finite and at least 0");
+    if (!(seconds > 0) || !opd::detail::is_finite(seconds))
+        throw invalid_input("seconds", "must be finite and positive");
+}
+inline void check_arms(const std::vector<strategy>& arms) {
+    if (arms.empty()) throw invalid_input("arms", "there is none");
+    for (std::size_t i = 0; i < arms.size(); ++i) {
+        if (arms[i].depth < 1 || arms[i].top_k < 1 || arms[i].verify < 1)
+            throw invalid_input("arms", "depth, top_k and verify are at least 1", static_cast<index_t>(i));
+        if (std::find(arms.begin(), arms.begin() + static_cast<std::ptrdiff_t>(i), arms[i]) !=
+            arms.begin() + static_cast<std::ptrdiff_t>(i))
+            throw invalid_input("arms", "is there twice", static_cast<index_t>(i));
+    }
+}
+/// Of values in any order; an even number of them: the mean of the middle two. At least one.
+inline double median_of(std::vector<double>& x) {
+    const auto middle = x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2);
+    std::nth_element(x.begin(), middle, x.end());
+    if (x.size() % 2 == 1) return *middle;
+    return (*middle + *std::max_element(x.begin(), middle)) / 2;
+}
+
+/// The last values, as many as it was made for.
+struct reward_window {
+    std::vector<double> values;
+    std::size_t oldest = 0;
+    void add(double x, std::int32_t most) {
+        if (values.size() < static_cast<std::size_t>(most))
+            values.push_back(x);
+        else
+            values[oldest] = x, oldest = (oldest + 1) % values.size();
+    }
+    template <class A>
+    void fields(A& a) {
+        a(values, oldest);
+    }
+    void check(std::int32_t most) const {
+        if (values.size() > static_cast<std::size_t>(most) || (oldest != 0 && oldest >= values.size()))
+            throw invalid_input("snapshot", "is of another window");
+    }
+};
 
 /// Arms by bucket, and the rewards of each over a window.
 class arm_table {
 public:
     explicit arm_table(tuner_options o) : options(std::move(o)) {
         const auto refuse = [](const char* name, const std::string& why) { throw invalid_input(name, why); };
-        if (options.arms.empty()) refuse("arms", "there is none");
-        for (std::size_t i = 0; i < options.arms.size(); ++i) {
-            const strategy& s = options.arms[i];
-            if (s.depth < 1 || s.top_k < 1 || s.verify < 1)
-                throw invalid_input("arms", "depth, top_k and verify are at least 1", static_cast<index_t>(i));
-            if (std::find(options.arms.begin(), options.arms.begin() + static_cast<std::ptrdiff_t>(i), s) !=
-                options.arms.begin() + static_cast<std::ptrdiff_t>(i))
-                throw invalid_input("arms", "is there twice", static_cast<index_t>(i));
-            sizes_.push_back(s.verify);
-        }
+        check_arms(options.arms);
+        for (const strategy& s : options.arms) sizes_.push_back(s.verify);
         std::sort(sizes_.begin(), sizes_.end(), std::greater<>());
         sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
         if (options.thresholds.size() != sizes_.size())
@@ -102,7 +182,7 @@ public:
         if (options.window < 1) refuse("window", "must be at least 1");
         if (options.most_tokens < 0) refuse("most_tokens", "must be at least 0");
         rewards.resize(options.arms.size());
-        for (window& w : rewards) w.values.reserve(static_cast<std::size_t>(options.window));
+        for (reward_window& w : rewards) w.values.reserve(static_cast<std::size_t>(options.window));
         eligible.reserve(options.arms.size());
         sorted_.reserve(static_cast<std::size_t>(options.window));
     }
@@ -120,30 +200,19 @@ public:
     }
     /// Of an arm that is none: nothing.
     void hear(const strategy& s, index_t batch, double accepted, double seconds) {
-        if (batch < 1) throw invalid_input("batch", "must be at least 1, not " + std::to_string(batch));
-        if (!(accepted >= 0) || !opd::detail::is_finite(accepted))
-            throw invalid_input("accepted", "must be finite and at least 0");
-        if (!(seconds > 0) || !opd::detail::is_finite(seconds))
-            throw invalid_input("seconds", "must be finite and positive");
+        check_step(batch, accepted, seconds);
         const auto at = std::find(options.arms.begin(), options.arms.end(), s);
         if (at == options.arms.end()) return;
         double r = (accepted + 1) / seconds;
         if (options.reward == reward_kind::tokens_per_second) r *= static_cast<double>(batch);
-        window& w = rewards[static_cast<std::size_t>(at - options.arms.begin())];
-        if (w.values.size() < static_cast<std::size_t>(options.window))
-            w.values.push_back(r);
-        else
-            w.values[w.oldest] = r, w.oldest = (w.oldest + 1) % w.values.size();
+        rewards[static_cast<std::size_t>(at - options.arms.begin())].add(r, options.window);
     }
     /// Of an arm's window; an even one: the mean of the middle two. +infinity: it was never tried.
     double median(std::size_t arm) {
         const std::vector<double>& x = rewards[arm].values;
         if (x.empty()) return std::numeric_limits<double>::infinity();
         sorted_.assign(x.begin(), x.end());
-        const auto middle = sorted_.begin() + static_cast<std::ptrdiff_t>(sorted_.size() / 2);
-        std::nth_element(sorted_.begin(), middle, sorted_.end());
-        if (sorted_.size() % 2 == 1) return *middle;
-        return (*middle + *std::max_element(sorted_.begin(), middle)) / 2;
+        return median_of(sorted_);
     }
     double mean(std::size_t arm) const {
         const std::vector<double>& x = rewards[arm].values;
@@ -162,21 +231,15 @@ public:
     }
     template <class A>
     void fields(A& a) {
-        for (window& w : rewards) {
-            a(w.values, w.oldest);
-            if (w.values.size() > static_cast<std::size_t>(options.window) ||
-                (w.oldest != 0 && w.oldest >= w.values.size()))
-                throw invalid_input("snapshot", "is of another window");
+        for (reward_window& w : rewards) {
+            a(w);
+            w.check(options.window);
         }
     }
 
     tuner_options options;
-    struct window {
-        std::vector<double> values;
-        std::size_t oldest = 0;
-    };
-    std::vector<window> rewards;       // by arm
-    std::vector<std::size_t> eligible; // of the batch that was asked for last
+    std::vector<reward_window> rewards; // by arm
+    std::vector<std::size_t> eligible;  // of the batch that was asked for last
 
 private:
     std::vector<std::int32_t> sizes_; // of the groups, descending
