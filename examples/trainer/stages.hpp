@@ -21,7 +21,7 @@
 
 #include "learner.hpp"
 #include "opd/sched/stages.hpp"
-#include "opd/sched/step_cost.hpp"
+#include "opd/sched/rollout_cost.hpp"
 #include "publication.hpp"
 #include "rollout_engine.hpp"
 #include "task.hpp"
@@ -106,7 +106,7 @@ private:
     std::optional<rollout_engine> engine_; // from the first weights on
     std::vector<lane_trajectory> finished_;
     index_t rows_ = 0, again_ = 0; // of the last step
-    opd::sched::step_cost cost_;
+    opd::sched::rollout_cost cost_;
 };
 
 class teacher_stage {

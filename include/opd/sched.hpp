@@ -22,7 +22,7 @@
 #include "opd/sched/settings.hpp"
 #include "opd/sched/simulated.hpp"
 #include "opd/sched/stages.hpp"
-#include "opd/sched/step_cost.hpp"
+#include "opd/sched/rollout_cost.hpp"
 #include "opd/sched/staleness_queue.hpp"
 #include "opd/sched/thread_driver.hpp"
 #include "opd/sched/timed_stages.hpp"

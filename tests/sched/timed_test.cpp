@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "opd/sched/step_cost.hpp"
+#include "opd/sched/rollout_cost.hpp"
 #include "opd/sched/timed_stages.hpp"
 #include "toy_stages.hpp"
 
@@ -88,7 +88,7 @@ private:
     std::uint64_t mine_ = 0;
     version_t version_ = -1;
     std::vector<lane> lanes_;
-    step_cost cost_;
+    rollout_cost cost_;
     double rows_ = 0; // of the last quantum
 };
 

@@ -65,7 +65,7 @@ struct event {
     token_versions versions = {};
     std::uint64_t job = 0;
     index_t count = 0;
-    double elasticity = untold;                  ///< of the worker's pace since it said so last (step_cost.hpp)
+    double elasticity = untold;                  ///< of the worker's pace since it said so last (rollout_cost.hpp)
     std::span<const sched::ticket> tickets = {}; ///< not owned; a message carries them beside it
 
     /// The same of this life of its worker.

@@ -8,7 +8,7 @@
 //   l += g·(2.1·B + U - B·held/T - l)                     U: upstream, that is waiting, in rollout, queued or being scored;
 //                                                         g: 1/2 upwards, 1/4 downwards
 //   t += idle/T > 1/1000 ? B·idle/T : (B/20 - queue)/4    queue: the teacher's at its shortest since the last step
-//   r += B·(unused + e)/2                                 e: the elasticity of rollout (step_cost.hpp); not told: r = l
+//   r += B·(unused + e)/2                                 e: the elasticity of rollout (rollout_cost.hpp); not told: r = l
 //   M  = min(l, t, r), within [B, (tau + 1)·B], in whole groups
 //   l, t, r: at least B, at most M + B/2, so that those that do not limit stay near
 //

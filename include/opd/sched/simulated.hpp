@@ -93,7 +93,7 @@ public:
     bool paused() const { return paused_ != 0; }
     version_t version() const { return history_.back().version; }
     const totals& done() const { return done_; }
-    /// Of its pace in how many run (step_cost.hpp), since it was asked last.
+    /// Of its pace in how many run (rollout_cost.hpp), since it was asked last.
     double elasticity() {
         const double busy = done_.busy - asked_.busy;
         const double gain = done_.shared - asked_.shared, loss = done_.rebuilt - asked_.rebuilt;

@@ -16,7 +16,7 @@
 //             void took(double seconds)                        optional: how long that quantum was, before anything else is
 //                                                              asked of it; in virtual time what it costs there
 //             double elasticity()                              optional: of its pace in how many run, since it was asked last
-//                                                              (step_cost.hpp): keeps automatic M from more than rollout gains by
+//                                                              (rollout_cost.hpp): keeps automatic M from more than rollout gains by
 //             running()                                        how many run
 //             finished_rollout<rolled_type> park(const ticket&)  optional: stop it, its lane is free, and say what it has drawn
 //                                                              (no token yet: no sequence); without it nobody may ask

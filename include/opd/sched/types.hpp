@@ -84,7 +84,7 @@ struct weights {
     }
 };
 
-/// An elasticity (step_cost.hpp) of which nothing is known. Those that there are lie in [-1, 1].
+/// An elasticity (rollout_cost.hpp) of which nothing is known. Those that there are lie in [-1, 1].
 inline constexpr double untold = 2;
 
 /// Which versions drew the tokens of one response.

@@ -25,14 +25,14 @@
 
 namespace opd::sched {
 
-class step_cost {
+class rollout_cost {
 public:
     /// A quantum: finite, not negative.
     void add(double drawn, double again, double seconds) {
         const std::array<double, 3> x = {1, drawn, again};
         const auto fits = [](double v) { return v >= 0 && opd::detail::is_finite(v); };
         if (!fits(drawn) || !fits(again) || !fits(seconds))
-            throw invalid_input("step_cost", "rows and seconds of a quantum are finite and not negative");
+            throw invalid_input("rollout_cost", "rows and seconds of a quantum are finite and not negative");
         for (std::size_t i = 0; i < 3; ++i) {
             for (std::size_t j = 0; j < 3; ++j) xx_[i][j] = kept * xx_[i][j] + x[i] * x[j];
             xy_[i] = kept * xy_[i] + x[i] * seconds;

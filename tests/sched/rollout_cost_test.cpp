@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "opd/sched/step_cost.hpp"
+#include "opd/sched/rollout_cost.hpp"
 
 namespace {
 
@@ -20,7 +20,7 @@ using namespace opd::sched;
 using opd::test::dice;
 using opd::test::property;
 
-double rebuilt(double a, double b, double c, const std::vector<std::array<double, 2>>& quanta, step_cost& fit) {
+double rebuilt(double a, double b, double c, const std::vector<std::array<double, 2>>& quanta, rollout_cost& fit) {
     double seconds = 0, again = 0;
     for (const auto& [drawn, once_more] : quanta) {
         const double s = a + b * drawn + c * once_more;
@@ -37,14 +37,14 @@ TEST_CASE("a linear cost is found, and its elasticity is that of the quanta sinc
         dice d{*rc::gen::arbitrary<std::uint64_t>()};
         const double unit = d.in(1e-6, 10), a = unit * d.in(0.01, 10), b = unit * d.in(0.01, 1),
                      c = unit * d.in(0.01, 1);
-        step_cost fit;
+        rollout_cost fit;
         for (int round = 0; round < 3; ++round) {
             std::vector<std::array<double, 2>> quanta;
             for (int i = 0; i < 30; ++i) quanta.push_back({double(d.of(0, 64)), double(d(0.5) ? 0 : d.of(1, 500))});
             const double expected = std::clamp(rebuilt(a, b, c, quanta, fit), -1.0, 1.0);
             archive_writer w;
             w(fit);
-            step_cost again;
+            rollout_cost again;
             archive_reader r(w.bytes);
             r(again);
             const double told = fit.elasticity();
@@ -62,7 +62,7 @@ TEST_CASE("a linear cost is found, and its elasticity is that of the quanta sinc
 TEST_CASE("what it costs is never negative, and nothing that is seen breaks the fit") {
     property("any", [] {
         dice d{*rc::gen::arbitrary<std::uint64_t>()};
-        step_cost fit;
+        rollout_cost fit;
         const bool still = d(0.3); // always as many rows
         for (int i = 0; i < 60; ++i) {
             fit.add(still ? 8 : double(d.of(0, 8)), d(0.7) ? 0 : double(d.of(0, 3)), d(0.1) ? 0 : 1e3 * d());
@@ -73,7 +73,7 @@ TEST_CASE("what it costs is never negative, and nothing that is seen breaks the 
             }
         }
     });
-    step_cost none;
+    rollout_cost none;
     CHECK(none.elasticity() == untold);
     none.add(0, 0, 0);
     CHECK(none.elasticity() == untold); // no time passed
@@ -82,7 +82,7 @@ TEST_CASE("what it costs is never negative, and nothing that is seen breaks the 
 }
 
 TEST_CASE("what was long ago is forgotten") {
-    step_cost fit;
+    rollout_cost fit;
     for (int i = 0; i < 5000; ++i) fit.add(i % 9, 0, 1 + (i % 9)); // a worker that becomes twice as fast
     for (int i = 0; i < 5000; ++i) fit.add(i % 9, 0, 0.5 + 0.5 * (i % 9));
     CHECK(fit.cost()[0] == doctest::Approx(0.5).epsilon(0.01));
