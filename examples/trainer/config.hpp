@@ -166,6 +166,13 @@ struct config {
         double cost_train = 1e-4, cost_train_row = 5.3e-6;
         double cost_sync = 1e-5;
     } schedule;
+    struct {
+        std::string kind = "off";
+        int depth = 8;
+        int verify = 8;
+        int running = 32;
+        int history = 1'000'000; // tokens
+    } speculation;
     adamw optimizer;
     struct {
         int prompts = 2000;
@@ -354,6 +361,24 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("cost_train_row", "--cost-train-row", c.schedule.cost_train_row, "virtual: more for each token in it",
              true);
     v.option("cost_sync", "--cost-sync", c.schedule.cost_sync, "virtual: seconds of installing weights", true);
+
+    // as with slots: drafts decide how long rollout takes, and nothing else
+    v.group("speculation", "Speculative rollout (the tokens are those of plain rollout, bit for bit)");
+    v.option(
+        "kind", "--speculate", c.speculation.kind,
+        "off; ngram: drafts of what came after the same tokens before, in a response, in other answers to its "
+        "prompt, in its last epoch's; auto: likewise, as many as pay by the measured cost of steps. Results do not "
+        "depend on it, but under --driver virtual",
+        in_virtual_time(c));
+    v.option("depth", "--draft-depth", c.speculation.depth, "ngram: most tokens that a draft goes ahead",
+             in_virtual_time(c));
+    v.option("verify", "--draft-verify", c.speculation.verify,
+             "ngram: most drafted tokens of a sequence that a step verifies", in_virtual_time(c));
+    v.option("running", "--draft-running", c.speculation.running,
+             "auto: begins to draft when so few sequences run on a worker, stops above a quarter more",
+             in_virtual_time(c));
+    v.option("history", "--draft-history", c.speculation.history,
+             "tokens of finished responses that each rollout worker keeps to draft from", in_virtual_time(c));
 
     v.group("optimizer", "Optimizer (AdamW)");
     v.option("beta1", "--beta1", c.optimizer.beta1, "decay of the mean", true);

@@ -461,7 +461,7 @@ void run::look_at(std::int64_t step, const policy& student) {
             std::span(task_.held_out())
                 .first(std::min(task_.held_out().size(), static_cast<std::size_t>(settings_.evaluation.every_prompts)));
         auto e = evaluate_model(*student.model, look_backend_.team(), task_, pairs, 0, settings_.run.seed, 0,
-                                settings_.distill.slots);
+                                settings_.distill.slots, speculation_of(settings_));
         return look{step, now() - begin, std::move(e)};
     });
     if (in_virtual_time(settings_)) hear_of_look(true);
@@ -486,7 +486,7 @@ evaluation_result run::evaluate(const transformer<float>& model, const char* who
     const auto pairs = std::span(task_.held_out()).first(static_cast<std::size_t>(settings_.evaluation.prompts));
     timed(clock_name::evaluation, [&] {
         r = evaluate_model(model, backend_.team(), task_, pairs, settings_.evaluation.samples, settings_.run.seed,
-                           std::uint64_t{8} << 56, settings_.distill.slots);
+                           std::uint64_t{8} << 56, settings_.distill.slots, speculation_of(settings_));
         // KL to the teacher along the model's own greedy responses
         const row_batch batch = pack(r.responses, 0);
         std::vector<float> own, teachers;

@@ -51,10 +51,24 @@ struct speculation_counts {
         steps += o.steps, verified_steps += o.verified_steps, drafted += o.drafted, verified += o.verified;
         accepted += o.accepted, tokens += o.tokens;
     }
+    speculation_counts since(const speculation_counts& o) const {
+        return {steps - o.steps,       verified_steps - o.verified_steps,
+                drafted - o.drafted,   verified - o.verified,
+                accepted - o.accepted, tokens - o.tokens};
+    }
+    /// Drafted tokens that a sequence kept of a step that verified some.
+    double accepted_per_step() const { return ratio(accepted, verified_steps); }
+    /// Tokens that a step brought a sequence.
+    double tokens_per_step() const { return ratio(tokens, steps); }
     bool operator==(const speculation_counts&) const = default;
     template <class A>
     void fields(A& a) {
         a(steps, verified_steps, drafted, verified, accepted, tokens);
+    }
+
+private:
+    static double ratio(std::int64_t a, std::int64_t b) {
+        return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0.0;
     }
 };
 

@@ -19,6 +19,18 @@ sampling sampling_of(const config& c, const gcd_task& task) {
     o.slots = c.distill.slots;
     o.prefill_chunk = c.distill.prefill_chunk;
     o.plan = draws_for(c);
+    o.speculate = speculation_of(c);
+    return o;
+}
+
+speculation_options speculation_of(const config& c) {
+    using kind = speculation_options::kind;
+    const auto& s = c.speculation;
+    speculation_options o;
+    o.what = s.kind == "ngram" ? kind::ngram : s.kind == "auto" ? kind::automatic : kind::off;
+    o.fixed = {s.depth, 1, s.verify};
+    o.running = s.running;
+    o.retrieval.history_tokens = s.history;
     return o;
 }
 
@@ -77,6 +89,11 @@ void rollout_stage::install(const sched::weights& w) {
 index_t rollout_stage::step(std::vector<sched::finished_rollout<trajectory>>& out, std::stop_token) {
     finished_.clear();
     const index_t rows = engine_ ? engine_->step(finished_) : 0;
+    if (counts_ && engine_) {
+        const speculation_counts now = engine_->counts();
+        counts_->add(now.since(counted_));
+        counted_ = now;
+    }
     for (lane_trajectory& f : finished_) {
         auto t = std::make_shared<const trajectory>(std::move(f.sequence));
         const sched::token_versions versions = versions_of(*t);
