@@ -87,7 +87,7 @@ public:
             // every token but the last has gone through the target
             if (!n.drawn.empty()) CHECK(end + 1 == known.size());
             CHECK(n.hidden.size() == (hidden_ ? static_cast<std::size_t>(n.rows * small_shape().width) : 0));
-            if (!hidden_) continue;
+            if (!hidden_ || random_() % 4 != 0) continue;
             kv_cache<float> cache;
             cache.resize(small_shape(), 1, n.first + n.rows);
             forward_state<float> state;
@@ -230,14 +230,14 @@ outcome roll(const policy& weights, sampling o, const std::vector<request>& prom
     while (!waiting.empty() || engine->running() > 0) {
         for (index_t lane = 0; lane < w.lanes && !waiting.empty(); ++lane)
             if (!engine->busy(lane)) engine->start(lane, std::move(waiting.back())), waiting.pop_back();
-        if (w.preempted && random() % 4 == 0 && engine->running() > 0) {
+        if (w.preempted && random() % 40 == 0 && engine->running() > 0) {
             const auto all = engine->partials();
             const auto& victim = all[random() % all.size()];
             engine->abort(victim.lane);
             waiting.insert(waiting.begin() + static_cast<std::ptrdiff_t>(random() % (waiting.size() + 1)),
                            victim.sequence);
         }
-        if (w.resumed && random() % 5 == 0) {
+        if (w.resumed && random() % 20 == 0) {
             opd::sched::archive_writer out;
             out(*engine);
             auto other = make();
