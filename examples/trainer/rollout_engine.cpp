@@ -163,7 +163,7 @@ void rollout_engine::draft() {
         reading += due ? g.count - 1 : g.count;
         if (due) due_.push_back({g.slot, &s.sequence});
     }
-    speculation_->draft(due_, reading);
+    speculation_->draft(due_, reading, running_ < lanes());
     const std::int32_t v = weights_.model->shape.vocabulary;
     for (const speculation::due& d : due_)
         for (const token id : speculation_->tree(d.lane).tokens)

@@ -6,13 +6,15 @@
 //   ngram    retrieval (drafter.hpp): the same strategy for every sequence in every step
 //   auto     retrieval; by how many sequences run and what steps took: an elastic_switch says whether to draft at all, beg_mab which of
 //            some strategies, and draft_budget how many of the nodes that it allows each sequence gets, none where they cost more
-//            than they bring. Seconds of a step by its rows are a line fitted to the last steps
+//            than they bring. What a step costs by its rows is fitted to the last steps; now and then all nodes are verified, to know
+//            what drafts cost. Where no draft has paid for some steps, a while goes by without any
 //
 // What is drafted changes no token, no log mu, no version and no draw: the target's own token, drawn with the noise of its sample
 // and position, is what is kept at every position, and drafts only say which positions a step looks at (opd/spec/verify.hpp: `follow`).
 // On threads `auto` depends on the machine's clock, in virtual time on --cost-*.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -72,36 +74,56 @@ private:
     }
 };
 
-/// Seconds of a step by its rows: least squares over steps that fade.
-class cost_line {
+/// Seconds of a step: a + b (rows without drafts) + c (drafted rows), least squares over steps that fade. Little is known of c
+/// before there were drafts: until then it is b.
+class step_fit {
 public:
-    void heard(index_t rows, double seconds);
-    /// Empty until steps of different sizes were heard of. No cost falls with rows.
-    std::optional<opd::spec::step_cost> cost() const;
+    /// A step that took much longer than such steps do says something of the machine, not of its rows, and counts as three times as long.
+    void heard(index_t rows, index_t drafted, double seconds);
+    bool known() const { return heard_ >= least; }
+    double without(index_t rows) const; ///< seconds of a step without drafts; positive
+    double of_draft() const;            ///< seconds that a drafted row costs; at least 0
     template <class A>
     void fields(A& a) {
-        a(n_, r_, rr_, s_, rs_);
+        a(heard_);
+        for (double& x : normal_) a(x);
+        for (double& x : right_) a(x);
+        if constexpr (A::reading) solve();
     }
 
 private:
-    static constexpr double kept = 0.99; // of what was heard, at each step
-    double n_ = 0, r_ = 0, rr_ = 0, s_ = 0, rs_ = 0;
+    static constexpr std::int64_t least = 16; // steps before it is believed
+    static constexpr double kept = 0.995;     // of what was heard, at each step
+    void solve();
+    std::int64_t heard_ = 0;
+    std::array<double, 6> normal_ = {}; // of (1, rows + drafted, drafted): 00, 01, 02, 11, 12, 22
+    std::array<double, 3> right_ = {};
+    std::array<double, 3> x_ = {}; // a, b, c - b
 };
 
 /// How long finished responses were: how many tokens one that has n may be expected to get yet.
 class length_record {
 public:
-    explicit length_record(index_t most) : ended_(static_cast<std::size_t>(most) + 1, 0) {}
-    void heard(index_t length) { ++ended_[static_cast<std::size_t>(length)]; }
-    double remaining(index_t drawn) const;
+    explicit length_record(index_t most) : ended_(static_cast<std::size_t>(most) + 1, 0) { add_up(); }
+    void heard(index_t length) {
+        ++ended_[static_cast<std::size_t>(length)];
+        add_up();
+    }
+    double remaining(index_t drawn) const { return remaining_[static_cast<std::size_t>(drawn)]; }
     template <class A>
     void fields(A& a) {
         a(ended_);
+        if constexpr (A::reading) {
+            if (ended_.size() != remaining_.size())
+                throw opd::invalid_input("snapshot", "is of responses of another length");
+            add_up();
+        }
     }
-    std::size_t size() const { return ended_.size(); }
 
 private:
+    void add_up();
     std::vector<std::int64_t> ended_; // by length
+    std::vector<double> remaining_;   // by tokens drawn
 };
 
 class speculation {
@@ -118,8 +140,9 @@ public:
     void begin(index_t lane, const trajectory& t) { drafter_->begin(lane, t); }
     void end(index_t lane, const trajectory& t, bool finished);
 
-    /// Before a step: decides, and drafts. `reading`: rows of it that only read a prefix.
-    void draft(std::span<const due> sequences, index_t reading);
+    /// Before a step: decides, and drafts. `reading`: rows of it that only read a prefix. `vacant`: lanes are free, so nobody waits for one,
+    /// and who is to write most yet decides when all are done: under auto tokens count by what is left of their sequence.
+    void draft(std::span<const due> sequences, index_t reading, bool vacant);
     /// What is to be verified for the lane, by the step for which draft() was called.
     const opd::spec::draft_tree& tree(index_t lane) const { return plans_[static_cast<std::size_t>(lane)].tree; }
     /// After it, of each of them: which of those the target drew as well, and how many tokens the step drew for the sequence.
@@ -138,12 +161,9 @@ public:
     void fields(A& a) {
         std::string drafts;
         if constexpr (!A::reading) drafts = drafter_->state();
-        a(drafts, rates_, counts_, tuner_, switch_, cost_, lengths_, decisions_, strategy_, batch_, accepted_);
-        if constexpr (A::reading) {
-            if (lengths_.size() != static_cast<std::size_t>(max_response_) + 1)
-                throw opd::invalid_input("snapshot", "is of responses of another length");
-            drafter_->restore(drafts);
-        }
+        a(drafts, rates_, counts_, tuner_, switch_, cost_, lengths_, decisions_, arm_, held_, fruitless_, rests_,
+          strategy_, batch_, accepted_, verified_);
+        if constexpr (A::reading) drafter_->restore(drafts);
     }
 
 private:
@@ -162,15 +182,19 @@ private:
     opd::spec::beg_mab tuner_;
     opd::spec::elastic_switch switch_;
     opd::spec::draft_budget budget_;
-    cost_line cost_;
+    step_fit cost_;
     length_record lengths_;
     speculation_counts counts_;
     std::uint64_t decisions_ = 0;
     std::uint32_t uniforms_ = 0; // of this decision
+    opd::spec::strategy arm_;
+    std::int32_t held_ = 0;      // decisions that it is kept for yet
+    std::int32_t fruitless_ = 0; // decisions in a row that no draft pays
+    std::int32_t rests_ = 0;     // steps to come without a decision
     // the step that draft() was called for
     opd::spec::strategy strategy_;
     index_t batch_ = 0;
-    std::int64_t accepted_ = 0;
+    std::int64_t accepted_ = 0, verified_ = 0;
     std::vector<draft_wish> wishes_;
     std::vector<opd::spec::draft_candidate> candidates_;
 };

@@ -499,16 +499,22 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
     CHECK(free_rows > 0.5);
     CHECK(dear_rows < 0.1);
     CHECK(share(1e-3, 1e-7, 8, 2) < 0.5 * free_rows); // too many run, but at the end
-    // the line through steps that cost a + b rows
-    cost_line line;
-    CHECK_FALSE(line.cost());
-    for (int i = 0; i < 40; ++i) line.heard(8, 1e-3);
-    CHECK_FALSE(line.cost()); // of one size
-    for (int i = 0; i < 40; ++i) line.heard(8 + i % 5, 2e-3 + 3e-4 * (8 + i % 5));
-    for (int i = 0; i < 2000; ++i) line.heard(8 + i % 5, 2e-3 + 3e-4 * (8 + i % 5));
-    REQUIRE(line.cost());
-    CHECK(line.cost()->seconds(0) == doctest::Approx(2e-3).epsilon(1e-3));
-    CHECK(line.cost()->seconds(10) == doctest::Approx(5e-3).epsilon(1e-3));
+    // the plane through steps that cost a + b rows + c drafts
+    step_fit fit;
+    for (int i = 0; i < 100; ++i) fit.heard(8, 0, 1e-3);
+    CHECK(fit.known());
+    CHECK(fit.without(8) == doctest::Approx(1e-3)); // whatever b is
+    for (int i = 0; i < 4000; ++i) {
+        const int rows = 8 + i % 5, drafts = i % 3;
+        const double usual = 2e-3 + 3e-4 * rows + 1e-4 * drafts;
+        fit.heard(rows, drafts, i % 500 == 250 ? 100 * usual : usual); // now and then something else has the machine
+    }
+    CHECK(fit.without(10) == doctest::Approx(5e-3).epsilon(1e-2));
+    CHECK(fit.without(20) == doctest::Approx(8e-3).epsilon(3e-2));
+    CHECK(fit.of_draft() == doctest::Approx(1e-4).epsilon(0.1));
+    step_fit undrafted; // without drafts, one costs what a row does
+    for (int i = 0; i < 1000; ++i) undrafted.heard(8 + i % 5, 0, 2e-3 + 3e-4 * (8 + i % 5));
+    CHECK(undrafted.of_draft() == doctest::Approx(3e-4).epsilon(1e-2));
     // what finished responses say of how long one will be
     length_record lengths(100);
     CHECK(lengths.remaining(0) == doctest::Approx(50));
