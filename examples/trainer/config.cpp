@@ -466,6 +466,8 @@ void validate(const config& c) {
     at_least("--budget", c.distill.budget, 1);
     count("--slots", c.distill.slots, 1);
     at_least("--prefill-chunk", c.distill.prefill_chunk, 1);
+    need(c.distill.kv_tokens >= 0 && c.distill.kv_tokens <= 1'000'000'000,
+         fmt::format("--kv-tokens must lie in [0, 1000000000], not {}", c.distill.kv_tokens));
     schedule_of(c); // names what it refuses
     const auto& g = c.speculation;
     need(g.kind != "learned", "--speculate learned: this build has no learned drafter; off, ngram and auto are there");

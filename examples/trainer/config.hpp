@@ -139,6 +139,7 @@ struct config {
         bool self_normalise = false, accept_bias = false;
         int slots = 32;
         int prefill_chunk = 8;
+        int kv_tokens = 0; // a rollout worker; 0: all of every slot
     } distill;
     struct {
         std::string kind = "sync";
@@ -284,6 +285,11 @@ void visit_options(Config& c, Visitor&& v) {
              "sequences decoded together. Results do not depend on it, but under --driver virtual", in_virtual_time(c));
     v.option("prefill_chunk", "--prefill-chunk", c.distill.prefill_chunk,
              "prompt tokens a decoding step takes. Results do not depend on it, but under --driver virtual",
+             in_virtual_time(c));
+    v.option("kv_tokens", "--kv-tokens", c.distill.kv_tokens,
+             "tokens whose keys and values a rollout worker has memory for; where it runs out, the sequences that have "
+             "drawn least wait, and are read again. 0: room for all of every slot. Results do not depend on it, but "
+             "under --driver virtual",
              in_virtual_time(c));
 
     v.group("schedule", "Schedule (of distillation's rollout, teacher and learner)");

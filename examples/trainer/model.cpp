@@ -135,24 +135,47 @@ static void grow(std::vector<T>& v, index_t size) {
 }
 
 template <class T>
-void kv_cache<T>::resize(const model_shape& s, index_t slots, index_t length) {
+void kv_cache<T>::resize(const model_shape& s, index_t slots, index_t length, index_t page, index_t pages) {
     layers_ = s.layers;
-    slots_ = slots;
     kv_heads_ = s.kv_heads;
     head_dim_ = s.head_dim;
     capacity_ = round_up(length, 16);
-    grow(keys_, s.layers * slots * s.kv_width() * capacity_);
-    grow(values_, s.layers * slots * s.kv_width() * capacity_);
+    page_ = page > 0 ? page : capacity_;
+    pages_ = page > 0 ? pages : slots;
+    table_.assign(static_cast<std::size_t>(slots), {});
+    free_.clear();
+    if (page == 0)
+        for (index_t i = 0; i < slots; ++i) table_[static_cast<std::size_t>(i)] = {i};
+    else
+        for (index_t i = pages - 1; i >= 0; --i) free_.push_back(i);
+    grow(keys_, s.layers * pages_ * s.kv_width() * page_);
+    grow(values_, s.layers * pages_ * s.kv_width() * page_);
+}
+
+template <class T>
+bool kv_cache<T>::take(index_t slot) {
+    if (free_.empty()) return false;
+    table_[static_cast<std::size_t>(slot)].push_back(free_.back());
+    free_.pop_back();
+    return true;
+}
+
+template <class T>
+void kv_cache<T>::release(index_t slot) {
+    std::vector<index_t>& mine = table_[static_cast<std::size_t>(slot)];
+    free_.insert(free_.end(), mine.rbegin(), mine.rend());
+    mine.clear();
 }
 
 template <class T>
 void kv_cache<T>::move(index_t slot, index_t from, index_t to) {
     const index_t kv_width = kv_heads_ * head_dim_;
     for (index_t layer = 0; layer < layers_; ++layer) {
-        T* k = keys(layer, slot, 0); // the kv heads follow each other
-        for (index_t i = 0; i < kv_width; ++i) k[i * capacity_ + to] = k[i * capacity_ + from];
-        T* v = values(layer, slot);
-        std::copy_n(v + from * kv_width, kv_width, v + to * kv_width);
+        const T* k = keys(layer, slot, 0, from / page_) + from % page_; // the kv heads follow each other
+        T* moved_k = keys(layer, slot, 0, to / page_) + to % page_;
+        for (index_t i = 0; i < kv_width; ++i) moved_k[i * page_] = k[i * page_];
+        std::copy_n(values(layer, slot, from / page_) + from % page_ * kv_width, kv_width,
+                    values(layer, slot, to / page_) + to % page_ * kv_width);
     }
 }
 
@@ -208,14 +231,16 @@ struct sight {
 // finite: then each row sums (`apart`) what it sees and nothing else. A path's scores are brought together for the softmax, which sums
 // by position, and back to their columns, which ascend along a path, for the sum of values.
 template <class T>
-void attend(const T* q, index_t q_stride, index_t rows, const sight& seen, const T* keys, index_t capacity,
-            const T* values, index_t kv_width, index_t head_dim, T* scores, T* peak, T* scale,
+void attend(const T* q, index_t q_stride, index_t rows, const sight& seen, kv_cache<T>& cache, index_t layer,
+            index_t slot, index_t kv, index_t kv_width, index_t head_dim, T* scores, T* peak, T* scale,
             index_t statistics_stride, T* out, index_t out_stride) {
     using Num = number<T>;
     const index_t padded = seen.first_valid + (rows - 1) * seen.valid_step;
     const T factor = T(1) / std::sqrt(static_cast<T>(head_dim));
-    product(serial_executor{},
-            product_nn(rows, padded, head_dim, q, q_stride, keys, capacity, scores, capacity)); // (rows,padded)
+    const index_t capacity = cache.capacity(), page = cache.page();
+    for (index_t from = 0; from < padded; from += page) // (rows,padded)
+        product(serial_executor{}, product_nn(rows, std::min(page, padded - from), head_dim, q, q_stride,
+                                              cache.keys(layer, slot, kv, from / page), page, scores + from, capacity));
     for (index_t r = 0; r < rows; ++r) {
         T* row = scores + r * capacity;
         const std::span<const index_t> path = seen.path(r);
@@ -227,9 +252,14 @@ void attend(const T* q, index_t q_stride, index_t rows, const sight& seen, const
             row[path[static_cast<std::size_t>(i)]] = std::exchange(row[seen.trunk + i], T(0));
     }
     const auto sum = [&](index_t first, index_t count, index_t from, index_t columns, bool more) { // (count,head_dim)
-        product(serial_executor{},
-                product_nn(count, head_dim, columns, scores + first * capacity + from, capacity,
-                           values + from * kv_width, kv_width, out + first * out_stride, out_stride, more));
+        for (const index_t end = from + columns; from < end; more = true) { // the chain goes on from page to page
+            const index_t n = std::min(end, (from / page + 1) * page) - from;
+            product(serial_executor{},
+                    product_nn(count, head_dim, n, scores + first * capacity + from, capacity,
+                               cache.values(layer, slot, from / page) + from % page * kv_width + kv * head_dim,
+                               kv_width, out + first * out_stride, out_stride, more));
+            from += n;
+        }
     };
     if (!seen.apart) {
         sum(0, rows, 0, padded, false);
@@ -250,18 +280,16 @@ void attend(const T* q, index_t q_stride, index_t rows, const sight& seen, const
 template <class T>
 void attend_segment(const model_shape& s, const segment& g, index_t row, index_t layer, kv_cache<T>& cache,
                     layer_rows<T>& l, forward_state<T>& state) {
-    const index_t group = s.heads / s.kv_heads, stride = s.q_width() + s.kv_width(), capacity = cache.capacity();
-    const T* values = cache.values(layer, g.slot);
+    const index_t group = s.heads / s.kv_heads, stride = s.q_width() + s.kv_width();
     T* scores = state.scores.data();
     const index_t rows = g.rows(), *ends = state.path_ends.data() + 1; // row -1 has an end as well
     for (index_t kv = 0; kv < s.kv_heads; ++kv) {
-        const T* keys = cache.keys(layer, g.slot, kv);
         if (rows == 1) { // the heads that share these keys are the rows
             const index_t head = kv * group;
-            attend(l.qk.data() + row * stride + head * s.head_dim, index_t{s.head_dim}, group, sight{g.start + 1}, keys,
-                   capacity, values + kv * s.head_dim, s.kv_width(), s.head_dim, scores,
-                   l.peak.data() + row * s.heads + head, l.scale.data() + row * s.heads + head, 1,
-                   l.att.data() + row * s.q_width() + head * s.head_dim, s.head_dim);
+            attend(l.qk.data() + row * stride + head * s.head_dim, index_t{s.head_dim}, group, sight{g.start + 1},
+                   cache, layer, g.slot, kv, s.kv_width(), s.head_dim, scores, l.peak.data() + row * s.heads + head,
+                   l.scale.data() + row * s.heads + head, 1, l.att.data() + row * s.q_width() + head * s.head_dim,
+                   s.head_dim);
             continue;
         }
         for (index_t head = kv * group; head < (kv + 1) * group; ++head)
@@ -273,10 +301,10 @@ void attend_segment(const model_shape& s, const segment& g, index_t row, index_t
                                  state.paths.data(),
                                  g.parents.empty() ? nullptr : ends + r,
                                  state.apart && !g.parents.empty()};
-                attend(l.qk.data() + r * stride + head * s.head_dim, stride, std::min(query_tile, rows - i), seen, keys,
-                       capacity, values + kv * s.head_dim, s.kv_width(), s.head_dim, scores,
-                       l.peak.data() + r * s.heads + head, l.scale.data() + r * s.heads + head, s.heads,
-                       l.att.data() + r * s.q_width() + head * s.head_dim, s.q_width());
+                attend(l.qk.data() + r * stride + head * s.head_dim, stride, std::min(query_tile, rows - i), seen,
+                       cache, layer, g.slot, kv, s.kv_width(), s.head_dim, scores, l.peak.data() + r * s.heads + head,
+                       l.scale.data() + r * s.heads + head, s.heads, l.att.data() + r * s.q_width() + head * s.head_dim,
+                       s.q_width());
             }
     }
 }
@@ -330,6 +358,7 @@ void forward_rows(const transformer<T>& model, std::span<const segment> segments
     const model_shape& s = model.shape;
     const auto rows = static_cast<index_t>(tokens.size());
     const index_t d = s.width, f = s.ffn, qk_width = s.q_width() + s.kv_width(), qk_heads = s.heads + s.kv_heads;
+    const index_t page = cache.page();
     state.resize(s, rows, cache.capacity(), keep);
     place_rows(segments, state);
 
@@ -360,11 +389,12 @@ void forward_rows(const transformer<T>& model, std::span<const segment> segments
                     rotate(qk + h * s.head_dim, model.cosines(position), model.sines(position), T(1), s.head_dim / 2);
                 }
                 for (index_t kv = 0; kv < s.kv_heads; ++kv) {
-                    T* keys = cache.keys(layer, g.slot, kv) + column;
+                    T* keys = cache.keys(layer, g.slot, kv, column / page) + column % page;
                     for (index_t i_dim = 0; i_dim < s.head_dim; ++i_dim)
-                        keys[i_dim * cache.capacity()] = qk[s.q_width() + kv * s.head_dim + i_dim];
+                        keys[i_dim * page] = qk[s.q_width() + kv * s.head_dim + i_dim];
                 }
-                std::copy_n(raw + qk_width, s.kv_width(), cache.values(layer, g.slot) + column * s.kv_width());
+                std::copy_n(raw + qk_width, s.kv_width(),
+                            cache.values(layer, g.slot, column / page) + column % page * s.kv_width());
                 state.apart = state.apart || (i >= g.count && !all_finite(raw + qk_width, s.kv_width()));
             }
         row = 0;

@@ -106,25 +106,41 @@ private:
     std::vector<T> cosines_, sines_; // (max_length, head_dim/2)
 };
 
-/// Keys (transposed, so that lanes run across positions) and values of `slots` sequences.
+/// Keys (transposed, so that lanes run across positions) and values of `slots` sequences, in pages of columns. Either every slot has a page
+/// of its own for all that it may hold, or slots take pages from a common pool as they grow.
 template <class T>
 class kv_cache {
 public:
-    void resize(const model_shape& shape, index_t slots, index_t length);
+    /// Each slot has one page.
+    void resize(const model_shape& shape, index_t slots, index_t length) { resize(shape, slots, length, 0, 0); }
+    /// `pages` pages of `page` columns, a multiple of 16, for all slots: none has one at first. page 0: as above.
+    void resize(const model_shape& shape, index_t slots, index_t length, index_t page, index_t pages);
 
-    index_t capacity() const { return capacity_; }          // positions, a multiple of 16
-    T* keys(index_t layer, index_t slot, index_t kv_head) { // (head_dim, capacity)
-        return keys_.data() + ((layer * slots_ + slot) * kv_heads_ + kv_head) * head_dim_ * capacity_;
+    index_t capacity() const { return capacity_; } // columns that a slot may have, a multiple of 16
+    index_t page() const { return page_; }         // columns
+    index_t held(index_t slot) const { return std::ssize(table_[static_cast<std::size_t>(slot)]); } // pages
+    /// One page more; false: there is none left.
+    bool take(index_t slot);
+    /// All of its pages.
+    void release(index_t slot);
+
+    T* keys(index_t layer, index_t slot, index_t kv_head, index_t n = 0) { // (head_dim, page) of its page n
+        return keys_.data() + ((layer * pages_ + at(slot, n)) * kv_heads_ + kv_head) * head_dim_ * page_;
     }
-    T* values(index_t layer, index_t slot) { // (capacity, KV)
-        return values_.data() + (layer * slots_ + slot) * capacity_ * kv_heads_ * head_dim_;
+    T* values(index_t layer, index_t slot, index_t n = 0) { // (page, KV)
+        return values_.data() + (layer * pages_ + at(slot, n)) * page_ * kv_heads_ * head_dim_;
     }
 
     /// Column `from` of a slot becomes column `to`, in every layer.
     void move(index_t slot, index_t from, index_t to);
 
 private:
-    index_t layers_ = 0, slots_ = 0, kv_heads_ = 0, head_dim_ = 0, capacity_ = 0;
+    index_t at(index_t slot, index_t n) const {
+        return table_[static_cast<std::size_t>(slot)][static_cast<std::size_t>(n)];
+    }
+    index_t layers_ = 0, kv_heads_ = 0, head_dim_ = 0, capacity_ = 0, page_ = 0, pages_ = 0;
+    std::vector<std::vector<index_t>> table_; // pages by slot
+    std::vector<index_t> free_;               // the next one last
     std::vector<T> keys_, values_;
 };
 

@@ -28,17 +28,56 @@ rollout_engine::rollout_engine(const policy& weights, const sampling& options, i
     if (length > weights.model->shape.max_length)
         throw std::invalid_argument(fmt::format("rollout: {} tokens of prompt and response, the model takes {}", length,
                                                 weights.model->shape.max_length));
-    lanes_.resize(static_cast<std::size_t>(lanes));
     cache_lanes_ = lanes;
-    room_for_drafts();
+    make_cache();
     if (o_.speculate.on()) draft_with(std::make_unique<retrieval_drafter>(o_.speculate.retrieval), o_.speculate);
 }
 
 // A step's drafts are in the columns behind a sequence.
-void rollout_engine::room_for_drafts() {
-    with_memory_for(
-        fmt::format("the keys and values of {} sequences: --slots sets how many run at once", lanes_.size()),
-        [&] { cache_.resize(weights_.model->shape, cache_lanes_, length_ + o_.speculate.most()); });
+void rollout_engine::make_cache() {
+    const index_t length = length_ + o_.speculate.most();
+    const bool pages = o_.kv_tokens > 0;
+    if (pages && o_.kv_tokens < least_memory(o_, length_))
+        throw std::invalid_argument(fmt::format("rollout: memory for {} tokens, a sequence and its drafts take {}",
+                                                o_.kv_tokens, least_memory(o_, length_)));
+    with_memory_for(fmt::format("the keys and values of {} sequences: --slots sets how many run at once", cache_lanes_),
+                    [&] {
+                        lanes_.resize(static_cast<std::size_t>(cache_lanes_));
+                        cache_.resize(weights_.model->shape, cache_lanes_, length, pages ? kv_page : 0,
+                                      pages ? o_.kv_tokens / kv_page : 0);
+                    });
+}
+
+void rollout_engine::give_back(index_t lane) {
+    if (o_.kv_tokens > 0) cache_.release(lane);
+}
+
+// Every sequence gets the pages that its tokens and a step's drafts need, who has drawn most first. Who finds none takes those of
+// the one that has drawn least; who has drawn least itself waits, and everybody behind it that has none.
+void rollout_engine::make_room() {
+    order_.clear();
+    for (index_t i = 0; i < lanes(); ++i)
+        if (at(i).busy) order_.push_back(i);
+    const auto drawn = [&](index_t lane) { return at(lane).sequence.response().size(); };
+    std::stable_sort(order_.begin(), order_.end(), [&](index_t a, index_t b) { return drawn(a) > drawn(b); });
+    std::size_t last = order_.size(); // those from there on have no pages
+    for (std::size_t i = 0; i < order_.size(); ++i) {
+        lane_state& s = at(order_[i]);
+        const index_t columns = static_cast<index_t>(s.sequence.tokens.size()) + o_.speculate.most();
+        const index_t pages = (columns + kv_page - 1) / kv_page;
+        bool room = i < last;
+        while (room && cache_.held(order_[i]) < pages)
+            if (!cache_.take(order_[i])) {
+                while (last > i + 1 && cache_.held(order_[last - 1]) == 0) --last;
+                const index_t victim = order_[last - 1]; // perhaps itself
+                cache_.release(victim);
+                at(victim).computed = 0;
+                --last;
+                room = last > i;
+            }
+        s.waits = !room;
+        s.pages = cache_.held(order_[i]);
+    }
 }
 
 void rollout_engine::draft_with(std::unique_ptr<drafter> d, const speculation_options& o) {
@@ -46,7 +85,7 @@ void rollout_engine::draft_with(std::unique_ptr<drafter> d, const speculation_op
     o_.speculate = o;
     speculation_.reset();
     if (!o.on()) return;
-    room_for_drafts();
+    make_cache();
     speculation_ = std::make_unique<speculation>(o, std::move(d), o_.filter(), o_.greedy, o_.seed, cache_lanes_,
                                                  index_t{o_.max_response});
 }
@@ -106,6 +145,7 @@ void rollout_engine::abort(index_t lane) {
     lane_state& s = at(lane);
     if (!s.busy) throw std::invalid_argument(fmt::format("rollout: nothing runs on lane {}", lane));
     if (speculation_) speculation_->end(lane, s.sequence, false);
+    give_back(lane);
     s = {};
     --running_;
 }
@@ -134,6 +174,7 @@ void rollout_engine::fill_cache() {
         throw std::invalid_argument(
             fmt::format("rollout_engine: {} lanes were kept of {}", lanes_.size(), cache_lanes_));
     running_ = 0;
+    for (index_t lane = 0; lane < lanes(); ++lane) give_back(lane);
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
         const lane_state& s = lanes_[i];
         if (!s.busy) continue;
@@ -143,6 +184,15 @@ void rollout_engine::fill_cache() {
             throw std::invalid_argument(
                 fmt::format("rollout_engine: {} of {} tokens are in the cache", s.computed, all.size()));
         ++running_;
+        if (o_.kv_tokens > 0) {
+            const auto lane = static_cast<index_t>(i);
+            while (cache_.held(lane) < s.pages)
+                if (!cache_.take(lane))
+                    throw std::invalid_argument("rollout_engine: more pages are held than there are");
+            if (s.pages * kv_page < static_cast<index_t>(s.computed))
+                throw std::invalid_argument(
+                    fmt::format("rollout_engine: {} tokens are in {} pages", s.computed, s.pages));
+        }
         if (s.computed == 0) continue;
         segments_ = {{static_cast<index_t>(i), 0, static_cast<index_t>(s.computed)}};
         tokens_.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(s.computed));
@@ -250,9 +300,10 @@ void rollout_engine::tell_drafter() {
 index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
     segments_.clear();
     tokens_.clear();
+    if (o_.kv_tokens > 0) make_room();
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
         const lane_state& s = lanes_[i];
-        if (!s.busy) continue;
+        if (!s.busy || s.waits) continue;
         segments_.push_back(
             {static_cast<index_t>(i), static_cast<index_t>(s.computed), static_cast<index_t>(chunk(s))});
     }
@@ -299,6 +350,7 @@ index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
         s.sequence.ended = s.sequence.tokens.back() == o_.end;
         if (speculation_) speculation_->end(g.slot, s.sequence, true);
         finished.push_back({g.slot, std::move(s.sequence)});
+        give_back(g.slot);
         s = {};
         --running_;
     }

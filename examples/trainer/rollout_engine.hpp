@@ -12,6 +12,8 @@
 //   drafts    a step may bring several tokens of a sequence: a drafter guesses what comes next, the guesses go through the model
 //             with the last token, and the sampler draws at each of them that the sequence reaches, in the order of positions. What is
 //             drawn and recorded is what steps of one token would (speculation.hpp)
+//   memory    with kv_tokens, keys and values are in pages that sequences take as they grow. Where pages run out, the sequence that has
+//             drawn least gives its own back and waits on its lane; it is read again, from its tokens, when there is room for them
 //   partials  what is running, with everything drawn so far; start() goes on from such a one bit for bit.
 //
 // Source: AsyncOPD section 7 (in-flight weight updates that keep the sampled prefix).
@@ -41,6 +43,11 @@ class rollout_engine {
 public:
     /// Room for sequences of `length` tokens, prompt and response. Of the options, `slots` is not looked at.
     rollout_engine(const policy& weights, const sampling& options, index_t lanes, index_t length);
+
+    /// The least kv_tokens that an engine with these options takes: one sequence's, and its drafts'.
+    static index_t least_memory(const sampling& options, index_t length) {
+        return (length + options.speculate.most() + kv_page - 1) / kv_page * kv_page;
+    }
 
     /// Before anything runs: another drafter than the options name. Strategies as they say; none of --speculate off.
     void draft_with(std::unique_ptr<drafter> d, const speculation_options& o);
@@ -89,13 +96,16 @@ public:
     }
 
 private:
+    static constexpr index_t kv_page = 32; // columns
     struct lane_state {
         trajectory sequence;
         std::size_t computed = 0; // tokens whose keys and values are in the cache, under the present weights
         bool busy = false;
+        bool waits = false;     // for memory
+        std::int64_t pages = 0; // of the cache, where it has pages
         template <class A>
         void fields(A& a) {
-            a(sequence, computed, busy);
+            a(sequence, computed, busy, waits, pages);
         }
     };
 
@@ -104,7 +114,9 @@ private:
     bool complete(const trajectory& t) const;
     void check(const trajectory& t) const; // it can go on
     void fill_cache();
-    void room_for_drafts();
+    void make_cache();
+    void make_room();
+    void give_back(index_t lane);
     void draft();
     void follow();
     void tell_drafter();
@@ -133,6 +145,7 @@ private:
     kv_cache<float> cache_;
     forward_state<float> state_;
     std::vector<segment> segments_;
+    std::vector<index_t> order_; // lanes
     std::vector<token> tokens_;
     std::vector<float> logits_;
     index_t rows_ = 0; // of the last step

@@ -83,6 +83,11 @@ run::run(const command& arguments)
     if (settings_.evaluation.prompts > static_cast<int>(task_.held_out().size()))
         throw failure(exit_usage, fmt::format("--eval-prompts must be at most the {} held-out pairs, not {}",
                                               task_.held_out().size(), settings_.evaluation.prompts));
+    if (const index_t least = rollout_engine::least_memory(sampling_of(settings_, task_), task_.max_length());
+        settings_.distill.kv_tokens > 0 && settings_.distill.kv_tokens < least)
+        throw failure(exit_usage,
+                      fmt::format("--kv-tokens must be at least {}, what a sequence and its drafts take, not {}", least,
+                                  settings_.distill.kv_tokens));
     for (const std::string& advice : advice_on(settings_, v)) spdlog::warn("{}", advice);
     backend_.threads = threads_of(settings_);
     backend_.team(); // refused threads are an error before anything is written

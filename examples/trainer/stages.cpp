@@ -20,6 +20,7 @@ sampling sampling_of(const config& c, const gcd_task& task) {
     o.prefill_chunk = c.distill.prefill_chunk;
     o.plan = draws_for(c);
     o.speculate = speculation_of(c);
+    o.kv_tokens = c.distill.kv_tokens;
     return o;
 }
 

@@ -199,6 +199,7 @@ struct way {
     bool draws_oracle = false, hidden = false; // the drafter
     index_t lanes = 4;
     int chunk = 3;
+    int memory = 0;         // kv_tokens
     bool preempted = false; // some are taken out in mid-sequence, and go on later
     bool resumed = false;   // the engine is written and read
     std::uint32_t seed = 1;
@@ -216,6 +217,7 @@ outcome roll(const policy& weights, sampling o, const std::vector<request>& prom
     o.prefill_chunk = w.chunk;
     o.speculate.what = w.what;
     o.speculate.fixed = w.strategy;
+    o.kv_tokens = w.memory;
     const auto make = [&] {
         auto e = std::make_unique<rollout_engine>(weights, o, w.lanes, small_task().max_length());
         if (w.draws_oracle) e->draft_with(std::make_unique<oracle>(truth, w.seed, w.hidden), o.speculate);
@@ -272,8 +274,8 @@ TEST_CASE("drafts change no bit of what is drawn and recorded") {
     std::map<std::pair<std::size_t, std::size_t>, trajectories> truths;
     std::int64_t followed = 0, retrieved = 0, gained = 0;
     std::uint32_t seed = 0;
-    //                                  temperature, plan, batch, strategy, oracle, hears hidden, chunk, preempted, resumed
-    for (const auto& f : covering({3, 4, 6, 5, 2, 2, 4, 2, 2}, strength())) {
+    //                                  temperature, plan, batch, strategy, oracle, hears hidden, chunk, preempted, resumed, memory
+    for (const auto& f : covering({3, 4, 6, 5, 2, 2, 4, 2, 2, 3}, strength())) {
         const sampling o = options(temperatures[f[0]], plans[f[1]]);
         trajectories& truth = truths[{f[0], f[1]}];
         if (truth.empty()) {
@@ -288,6 +290,7 @@ TEST_CASE("drafts change no bit of what is drawn and recorded") {
         w.chunk = std::array{1, 2, 5, 40}[f[6]];
         w.preempted = f[7] == 1, w.resumed = f[8] == 1;
         w.seed = ++seed;
+        w.memory = std::array{0, 96, 200}[f[9]]; // of sequences that grow to 45, and drafts behind them
         CAPTURE(seed);
         const outcome got = roll(weights, o, prompts, w, truth);
         CHECK(got.got == truth);
@@ -304,6 +307,44 @@ TEST_CASE("drafts change no bit of what is drawn and recorded") {
     CHECK(followed > 1000);
     CHECK(retrieved > 1000);
     CHECK(gained > 2000);
+}
+
+TEST_CASE("memory for fewer tokens than run: who has drawn least waits and is read again, and no bit changes") {
+    const policy weights = weights_of(1, 7);
+    std::vector<request> prompts;
+    for (std::uint64_t i = 0; i < 24; ++i) prompts.push_back(prompt_of(900 + i));
+    const sampling o = options(1, plans[1]);
+    trajectories truth;
+    index_t least = 0, before = 0; // rows without memory's limit, and with the limit before
+    for (const int memory : {0, 1000, 200, 96, 64}) {
+        CAPTURE(memory);
+        way w{.lanes = 8, .memory = memory};
+        const outcome got = roll(weights, o, prompts, w, {});
+        if (memory == 0) truth = got.got, least = got.rows;
+        CHECK(got.got == truth);
+        CHECK(got.rows >= before);
+        before = got.rows;
+        if (memory == 1000) CHECK(got.rows == least); // enough
+        if (memory == 96) CHECK(got.rows > least);    // some was read twice
+    }
+    // the one that has drawn most is never stopped
+    sampling mine = o;
+    mine.kv_tokens = 64;
+    rollout_engine engine(weights, mine, 8, small_task().max_length());
+    for (index_t i = 0; i < 8; ++i) engine.start(i, prompts[static_cast<std::size_t>(i)]);
+    std::vector<lane_trajectory> done;
+    int steps = 0;
+    for (std::size_t drawn = 0; engine.running() > 0; ++steps) {
+        engine.step(done);
+        std::size_t most = 0;
+        for (const auto& p : engine.partials()) most = std::max(most, p.sequence.response().size());
+        if (done.empty()) CHECK(most >= drawn);
+        drawn = done.empty() ? most : 0;
+        done.clear();
+    }
+    CHECK(steps > 100);
+    mine.kv_tokens = 32;
+    CHECK_THROWS_WITH(rollout_engine(weights, mine, 8, small_task().max_length()), doctest::Contains("drafts take 64"));
 }
 
 TEST_CASE("new weights in mid-sequence: tokens are those of the engine that draws one a step, given the prefix") {
@@ -632,8 +673,8 @@ TEST_CASE("a run that drafts ends in the bytes of one that does not") {
     std::map<std::string, std::string> plain; // directories by flags
     std::int64_t accepted = 0;
     int number = 0;
-    //            temperature, answers, slots, strategy, schedule, virtual, parked, resumed
-    for (const auto& f : covering({3, 2, 3, 5, 4, 2, 2, 2}, strength())) {
+    //            temperature, answers, slots, strategy, schedule, virtual, parked, resumed, memory
+    for (const auto& f : covering({3, 2, 3, 5, 4, 2, 2, 2, 2}, strength())) {
         const bool virtual_time = f[5] == 1, resumed = f[7] == 1;
         flags base = {std::array{"--temperature=0.01", "--temperature=0.6", "--temperature=1"}[f[0]],
                       std::array{"--answers=1", "--answers=3"}[f[1]],
@@ -649,7 +690,7 @@ TEST_CASE("a run that drafts ends in the bytes of one that does not") {
             complete(plain[key], base, false);
         }
         const std::string drafted = dir / ("drafted" + std::to_string(number++));
-        complete(drafted, with(base, strategies[f[3]]), resumed);
+        complete(drafted, with(with(base, strategies[f[3]]), f[8] == 1 ? flags{"--kv-tokens=100"} : flags{}), resumed);
         const auto line = nlohmann::json::parse(read_file(drafted + "/schedule.json"));
         accepted += line.at("speculation").at("accepted").get<std::int64_t>();
         CHECK(read_file(drafted + "/consumed.jsonl") == read_file(plain[key] + "/consumed.jsonl"));
@@ -703,6 +744,9 @@ TEST_CASE("settings of speculation that do not fit are refused, with their names
     refused({"--speculate=ngram", "--draft-verify=65"}, "--draft-verify must lie in [1, 64], not 65");
     refused({"--speculate=auto", "--draft-running=0"}, "--draft-running");
     refused({"--speculate=auto", "--draft-history=-1"}, "--draft-history");
+    refused({"--kv-tokens=-1"}, "--kv-tokens must lie in");
+    CHECK_THROWS_WITH_AS(trainer::run(parse((opd::test::scratch() / "a"), {"--kv-tokens=40"})),
+                         doctest::Contains("--kv-tokens must be at least 64"), failure);
     const auto one = [](const flags& f) { return fingerprint(parse("a", f).settings); };
     CHECK(one({"--speculate=ngram"}) == one({}));
     CHECK(one({"--speculate=ngram", "--driver=virtual"}) != one({"--driver=virtual"}));
