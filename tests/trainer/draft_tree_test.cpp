@@ -4,6 +4,8 @@
 // after a prefix read in whatever chunks; and so are the logits after the way's keys and values were moved to their places.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -149,4 +151,37 @@ TEST_CASE("the logits of a drafted token are those of plain decoding: {batch 1..
     CHECK(wrong == 0);
     CHECK(moved > 500);
     CHECK(wrong_after == 0);
+}
+
+TEST_CASE("a draft whose values are not finite changes nobody's logits but its own descendants'") {
+    transformer<float> model(opd::test::small_shape());
+    model.initialise(3);
+    constexpr std::int32_t bad = 14;
+    model.weights[static_cast<std::size_t>(model.layout.embedding.offset + bad * model.shape.width)] = NAN;
+    std::mt19937 random(1);
+    int sound = 0, wrong = 0;
+    for (int world = 0; world < 60; ++world) {
+        auto prefix = tokens_of(random, 5 + random() % 15);
+        for (auto& t : prefix) t %= bad;
+        tree t = tree_of(random, forms[1 + world % 4]);
+        kv_cache<float> cache;
+        cache.resize(model.shape, 1, model.shape.max_length);
+        forward_state<float> state;
+        const segment all{0, 0, static_cast<index_t>(prefix.size()), t.parents};
+        std::vector<std::int32_t> tokens = prefix;
+        tokens.insert(tokens.end(), t.tokens.begin(), t.tokens.end());
+        std::vector<float> logits(tokens.size() * 15);
+        forward_rows(model, std::span(&all, 1), std::span<const std::int32_t>(tokens), cache, state, false,
+                     logits.data());
+        wrong += !same(alone(model, prefix), logits.data() + 15 * (prefix.size() - 1));
+        for (std::int32_t n = 0; n < static_cast<std::int32_t>(t.tokens.size()); ++n) {
+            auto way = prefix;
+            for (const std::int32_t a : t.path(n)) way.push_back(t.tokens[static_cast<std::size_t>(a)]);
+            if (std::find(way.begin(), way.end(), bad) != way.end()) continue;
+            ++sound;
+            wrong += !same(alone(model, way), logits.data() + 15 * (prefix.size() + static_cast<std::size_t>(n)));
+        }
+    }
+    CHECK(sound > 100);
+    CHECK(wrong == 0);
 }
