@@ -567,18 +567,18 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
     step_fit fit;
     for (int i = 0; i < 100; ++i) fit.heard(8, 0, 1e-3);
     CHECK(fit.known());
-    CHECK(fit.without(8) == doctest::Approx(1e-3)); // whatever b is
+    CHECK(fit.without(8) / 1e-3 == doctest::Approx(1).epsilon(1e-6)); // whatever b is
     for (int i = 0; i < 3760; ++i) {
         const int rows = 8 + i % 5, drafts = i % 3;
         const double usual = 2e-3 + 3e-4 * rows + 1e-4 * drafts;
         fit.heard(rows, drafts, i % 500 == 250 ? 100 * usual : usual); // now and then something else has the machine
     }
-    CHECK(fit.without(10) == doctest::Approx(5e-3).epsilon(5e-2));
-    CHECK(fit.without(20) == doctest::Approx(8e-3).epsilon(0.1));
-    CHECK(fit.of_draft() == doctest::Approx(1e-4).epsilon(0.4));
+    CHECK(fit.without(10) / 5e-3 == doctest::Approx(1).epsilon(5e-2));
+    CHECK(fit.without(20) / 8e-3 == doctest::Approx(1).epsilon(0.1));
+    CHECK(fit.of_draft() / 1e-4 == doctest::Approx(1).epsilon(0.4));
     step_fit undrafted; // without drafts, one costs what a row does
     for (int i = 0; i < 1000; ++i) undrafted.heard(8 + i % 5, 0, 2e-3 + 3e-4 * (8 + i % 5));
-    CHECK(undrafted.of_draft() == doctest::Approx(3e-4).epsilon(1e-2));
+    CHECK(undrafted.of_draft() / 3e-4 == doctest::Approx(1).epsilon(1e-2));
     // what finished responses say of how long one will be
     length_record lengths(100);
     CHECK(lengths.remaining(0) == doctest::Approx(50));
