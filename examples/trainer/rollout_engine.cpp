@@ -59,7 +59,8 @@ void rollout_engine::make_room() {
     for (index_t i = 0; i < lanes(); ++i)
         if (at(i).busy) order_.push_back(i);
     const auto drawn = [&](index_t lane) { return at(lane).sequence.response().size(); };
-    std::stable_sort(order_.begin(), order_.end(), [&](index_t a, index_t b) { return drawn(a) > drawn(b); });
+    std::sort(order_.begin(), order_.end(),
+              [&](index_t a, index_t b) { return drawn(a) > drawn(b) || (drawn(a) == drawn(b) && a < b); });
     std::size_t last = order_.size(); // those from there on have no pages
     for (std::size_t i = 0; i < order_.size(); ++i) {
         lane_state& s = at(order_[i]);

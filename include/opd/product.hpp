@@ -163,13 +163,11 @@ void product_columns(index_t rows, index_t depth, const T* a, index_t a_row, ind
     constexpr int full = product_shape<Num>::rows(Vectors);
     for (index_t passes = (rows + full - 1) / full; passes > 0; --passes) {
         const auto height = static_cast<int>((rows + passes - 1) / passes);
-        [&]<int... Less>(std::integer_sequence<int, Less...>) {
-            ((height == Less + 1 && (product_micro<Num, Less + 1, Vectors, Part>(depth, a, a_row, a_depth, b, b_depth,
-                                                                                 c, c_row, from_c, part),
-                                     true)) ||
-             ...);
-        }
-        (std::make_integer_sequence<int, full>{});
+        unroll<full>([&](auto less) __attribute__((always_inline)) {
+            if (height == less() + 1)
+                product_micro<Num, less() + 1, Vectors, Part>(depth, a, a_row, a_depth, b, b_depth, c, c_row, from_c,
+                                                              part);
+        });
         a += height * a_row;
         c += height * c_row;
         rows -= height;
