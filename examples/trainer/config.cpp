@@ -338,6 +338,10 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(async, "schedule", schedule, {"score_flush"});
     only(!s.inject.empty(), "schedule", "a run without --inject", {"inject_seconds"});
     only(!in_virtual_time(c), "schedule", "--driver " + s.driver, {"learner_threads"});
+    const std::string& speculate = c.speculation.kind;
+    only(speculate == "ngram", "speculation", "--speculate " + speculate, {"depth", "verify"});
+    only(speculate == "auto", "speculation", "--speculate " + speculate, {"running"});
+    only(speculate != "off", "speculation", "--speculate " + speculate, {"history"});
     only(in_virtual_time(c), "schedule", "--driver " + s.driver,
          {"cost_step", "cost_step_row", "cost_score", "cost_score_row", "cost_train", "cost_train_row", "cost_sync"});
     return r;
@@ -462,7 +466,20 @@ void validate(const config& c) {
     at_least("--budget", c.distill.budget, 1);
     count("--slots", c.distill.slots, 1);
     at_least("--prefill-chunk", c.distill.prefill_chunk, 1);
+    need(c.distill.kv_tokens >= 0 && c.distill.kv_tokens <= 1'000'000'000,
+         fmt::format("--kv-tokens must lie in [0, 1000000000], not {}", c.distill.kv_tokens));
     schedule_of(c); // names what it refuses
+    const auto& g = c.speculation;
+    need(g.kind != "learned", "--speculate learned: this build has no learned drafter; off, ngram and auto are there");
+    need(g.kind == "off" || g.kind == "ngram" || g.kind == "auto",
+         fmt::format("--speculate must be off, ngram or auto, not '{}'", g.kind));
+    constexpr int most_drafts = 64; // a sequence and step: beyond, verifying them is a prefill
+    for (const auto& [flag, value] : {std::pair{"--draft-depth", g.depth}, {"--draft-verify", g.verify}})
+        need(value >= 1 && value <= most_drafts,
+             fmt::format("{} must lie in [1, {}], not {}", flag, most_drafts, value));
+    count("--draft-running", g.running, 1);
+    need(g.history >= 0 && g.history <= 1'000'000'000,
+         fmt::format("--draft-history must lie in [0, 1000000000], not {}", g.history));
     within("--beta1", c.optimizer.beta1, 0, 0.9999999);
     within("--beta2", c.optimizer.beta2, 0, 0.9999999);
     positive("--epsilon", c.optimizer.epsilon);

@@ -139,6 +139,7 @@ struct config {
         bool self_normalise = false, accept_bias = false;
         int slots = 32;
         int prefill_chunk = 8;
+        int kv_tokens = 0; // a rollout worker; 0: all of every slot
     } distill;
     struct {
         std::string kind = "sync";
@@ -166,6 +167,13 @@ struct config {
         double cost_train = 1e-4, cost_train_row = 5.3e-6;
         double cost_sync = 1e-5;
     } schedule;
+    struct {
+        std::string kind = "off";
+        int depth = 8;
+        int verify = 8;
+        int running = 32;
+        int history = 1'000'000; // tokens
+    } speculation;
     adamw optimizer;
     struct {
         int prompts = 2000;
@@ -278,6 +286,11 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("prefill_chunk", "--prefill-chunk", c.distill.prefill_chunk,
              "prompt tokens a decoding step takes. Results do not depend on it, but under --driver virtual",
              in_virtual_time(c));
+    v.option("kv_tokens", "--kv-tokens", c.distill.kv_tokens,
+             "tokens whose keys and values a rollout worker has memory for; where it runs out, the sequences that have "
+             "drawn least wait, and are read again. 0: room for all of every slot. Results do not depend on it, but "
+             "under --driver virtual",
+             in_virtual_time(c));
 
     v.group("schedule", "Schedule (of distillation's rollout, teacher and learner)");
     v.option("kind", "--schedule", c.schedule.kind, "sync, step-off, controlled, async", true);
@@ -354,6 +367,24 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("cost_train_row", "--cost-train-row", c.schedule.cost_train_row, "virtual: more for each token in it",
              true);
     v.option("cost_sync", "--cost-sync", c.schedule.cost_sync, "virtual: seconds of installing weights", true);
+
+    // as with slots: drafts decide how long rollout takes, and nothing else
+    v.group("speculation", "Speculative rollout (the tokens are those of plain rollout, bit for bit)");
+    v.option(
+        "kind", "--speculate", c.speculation.kind,
+        "off; ngram: drafts of what came after the same tokens before, in a response, in other answers to its "
+        "prompt, in its last epoch's; auto: likewise, as many as pay by the measured cost of steps. Results do not "
+        "depend on it, but under --driver virtual",
+        in_virtual_time(c));
+    v.option("depth", "--draft-depth", c.speculation.depth, "ngram: most tokens that a draft goes ahead",
+             in_virtual_time(c));
+    v.option("verify", "--draft-verify", c.speculation.verify,
+             "ngram: most drafted tokens of a sequence that a step verifies", in_virtual_time(c));
+    v.option("running", "--draft-running", c.speculation.running,
+             "auto: begins to draft when so few sequences run on a worker, stops above a quarter more",
+             in_virtual_time(c));
+    v.option("history", "--draft-history", c.speculation.history,
+             "tokens of finished responses that each rollout worker keeps to draft from", in_virtual_time(c));
 
     v.group("optimizer", "Optimizer (AdamW)");
     v.option("beta1", "--beta1", c.optimizer.beta1, "decay of the mean", true);

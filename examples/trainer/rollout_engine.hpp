@@ -9,6 +9,11 @@
 //   install   the running prefixes are kept, their keys and values are rebuilt under the new weights before the next token
 //             is drawn (by chunks, as a prompt is), and every later token carries the new version. So a token's log mu is
 //             that of one set of weights over the whole prefix, and a learner of that version computes the same bits.
+//   drafts    a step may bring several tokens of a sequence: a drafter guesses what comes next, the guesses go through the model
+//             with the last token, and the sampler draws at each of them that the sequence reaches, in the order of positions. What is
+//             drawn and recorded is what steps of one token would (speculation.hpp)
+//   memory    with kv_tokens, keys and values are in pages that sequences take as they grow. Where pages run out, the sequence that has
+//             drawn least gives its own back and waits on its lane; it is read again, from its tokens, when there is room for them
 //   partials  what is running, with everything drawn so far; start() goes on from such a one bit for bit.
 //
 // Source: AsyncOPD section 7 (in-flight weight updates that keep the sampled prefix).
@@ -16,11 +21,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "model.hpp"
 #include "publication.hpp"
 #include "sampler.hpp"
+#include "speculation.hpp"
 #include "trajectory.hpp"
 
 namespace trainer {
@@ -36,6 +43,14 @@ class rollout_engine {
 public:
     /// Room for sequences of `length` tokens, prompt and response. Of the options, `slots` is not looked at.
     rollout_engine(const policy& weights, const sampling& options, index_t lanes, index_t length);
+
+    /// The least kv_tokens that an engine with these options takes: one sequence's, and its drafts'.
+    static index_t least_memory(const sampling& options, index_t length) {
+        return (length + options.speculate.most() + kv_page - 1) / kv_page * kv_page;
+    }
+
+    /// Before anything runs: another drafter than the options name. Strategies as they say; none of --speculate off.
+    void draft_with(std::unique_ptr<drafter> d, const speculation_options& o);
 
     index_t lanes() const { return static_cast<index_t>(lanes_.size()); }
     index_t running() const { return running_; }
@@ -55,12 +70,21 @@ public:
     /// All that is drawn from now on is drawn from these weights. Prefixes are kept.
     void install(const policy& weights);
 
-    /// One quantum: every running sequence takes a chunk of what its cache lacks, and a token if nothing is lacking.
-    /// Appends those that are finished; their lanes are free. Returns how many tokens it took through the model.
+    /// One quantum: every running sequence takes a chunk of what its cache lacks, and a token if nothing is lacking, or several where
+    /// drafts are right. Appends those that are finished; their lanes are free. Returns how many tokens it took through the
+    /// model, drafted ones among them.
     index_t step(std::vector<lane_trajectory>& finished);
 
     /// Those of the last step() that had gone through it before, under other weights.
     index_t recomputed() const { return recomputed_; }
+
+    /// How long the last step took: --speculate auto goes by it.
+    void took(double seconds) {
+        if (speculation_) speculation_->took(rows_, seconds);
+    }
+
+    /// Since its beginning, or that of the engine it was restored from. Zeros without speculation.
+    speculation_counts counts() const { return speculation_ ? speculation_->counts() : speculation_counts{}; }
 
     /// What is running, by lane.
     std::vector<lane_trajectory> partials() const;
@@ -70,18 +94,22 @@ public:
     template <class A>
     void fields(A& a) {
         a(lanes_);
+        if (speculation_) a(rows_, *speculation_);
         if constexpr (A::reading) fill_cache();
     }
 
 private:
+    static constexpr index_t kv_page = 32; // columns
     struct lane_state {
         trajectory sequence;
         std::size_t computed = 0; // tokens whose keys and values are in the cache, under the present weights
         std::size_t known = 0;    // tokens that were in it, since its start, under any weights
         bool busy = false;
+        bool waits = false;     // for memory
+        std::int64_t pages = 0; // of the cache, where it has pages
         template <class A>
         void fields(A& a) {
-            a(sequence, computed, known, busy);
+            a(sequence, computed, known, busy, waits, pages);
         }
     };
 
@@ -90,10 +118,27 @@ private:
     bool complete(const trajectory& t) const;
     void check(const trajectory& t) const; // it can go on
     void fill_cache();
+    void make_cache();
+    void make_room();
+    void give_back(index_t lane);
+    void draft();
+    void follow();
+    void tell_drafter();
     void forward();                                // segments_, tokens_: to the cache and logits_
     std::size_t chunk(const lane_state& s) const { // of a busy one
         return std::min(s.sequence.tokens.size() - s.computed, static_cast<std::size_t>(o_.prefill_chunk));
     }
+
+    // A sequence that draws a token, and the drafts it was found to go along.
+    struct walk {
+        std::size_t segment = 0;
+        index_t row = 0;           // of the last token; its drafts' follow
+        std::int32_t node = -1;    // the last draft that the target drew as well
+        index_t matched = 0;       // such drafts
+        std::size_t tokens = 0;    // before the step
+        bool ends = false;         // nothing more is drawn of it in this step
+        std::vector<index_t> path; // drafts that were drawn after
+    };
 
     policy weights_;
     sampling o_;
@@ -104,8 +149,16 @@ private:
     kv_cache<float> cache_;
     forward_state<float> state_;
     std::vector<segment> segments_;
+    std::vector<index_t> order_; // lanes
     std::vector<token> tokens_;
     std::vector<float> logits_;
+    index_t rows_ = 0; // of the last step
+    std::unique_ptr<speculation> speculation_;
+    std::vector<speculation::due> due_;
+    std::vector<walk> walks_; // the first `walking_` of them
+    std::size_t walking_ = 0;
+    std::vector<lane_news> news_;
+    std::vector<float> hidden_;
 };
 
 } // namespace trainer

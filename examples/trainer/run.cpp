@@ -83,6 +83,11 @@ run::run(const command& arguments)
     if (settings_.evaluation.prompts > static_cast<int>(task_.held_out().size()))
         throw failure(exit_usage, fmt::format("--eval-prompts must be at most the {} held-out pairs, not {}",
                                               task_.held_out().size(), settings_.evaluation.prompts));
+    if (const index_t least = rollout_engine::least_memory(sampling_of(settings_, task_), task_.max_length());
+        settings_.distill.kv_tokens > 0 && settings_.distill.kv_tokens < least)
+        throw failure(exit_usage,
+                      fmt::format("--kv-tokens must be at least {}, what a sequence and its drafts take, not {}", least,
+                                  settings_.distill.kv_tokens));
     for (const std::string& advice : advice_on(settings_, v)) spdlog::warn("{}", advice);
     backend_.threads = threads_of(settings_);
     backend_.team(); // refused threads are an error before anything is written
@@ -461,7 +466,7 @@ void run::look_at(std::int64_t step, const policy& student) {
             std::span(task_.held_out())
                 .first(std::min(task_.held_out().size(), static_cast<std::size_t>(settings_.evaluation.every_prompts)));
         auto e = evaluate_model(*student.model, look_backend_.team(), task_, pairs, 0, settings_.run.seed, 0,
-                                settings_.distill.slots);
+                                settings_.distill.slots, speculation_of(settings_));
         return look{step, now() - begin, std::move(e)};
     });
     if (in_virtual_time(settings_)) hear_of_look(true);
@@ -486,7 +491,7 @@ evaluation_result run::evaluate(const transformer<float>& model, const char* who
     const auto pairs = std::span(task_.held_out()).first(static_cast<std::size_t>(settings_.evaluation.prompts));
     timed(clock_name::evaluation, [&] {
         r = evaluate_model(model, backend_.team(), task_, pairs, settings_.evaluation.samples, settings_.run.seed,
-                           std::uint64_t{8} << 56, settings_.distill.slots);
+                           std::uint64_t{8} << 56, settings_.distill.slots, speculation_of(settings_));
         // KL to the teacher along the model's own greedy responses
         const row_batch batch = pack(r.responses, 0);
         std::vector<float> own, teachers;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "opd/backends/eigen.hpp"
+#include "speculation.hpp"
 #include "trajectory.hpp"
 
 namespace trainer {
@@ -24,7 +25,11 @@ struct sampling {
     int max_response = 0;
     int slots = 32;        ///< sequences decoded together, all threads
     int prefill_chunk = 8; ///< prompt tokens a decoding step takes
+    int kv_tokens = 0;     ///< keys and values that an engine has memory for, over all sequences; 0: all of each
     draw_plan plan = {};
+    speculation_options speculate = {}; ///< changes nothing but the time
+
+    opd::filter filter() const { return {.temperature = static_cast<float>(temperature)}; }
 };
 
 class sampler {

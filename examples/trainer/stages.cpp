@@ -19,6 +19,19 @@ sampling sampling_of(const config& c, const gcd_task& task) {
     o.slots = c.distill.slots;
     o.prefill_chunk = c.distill.prefill_chunk;
     o.plan = draws_for(c);
+    o.speculate = speculation_of(c);
+    o.kv_tokens = c.distill.kv_tokens;
+    return o;
+}
+
+speculation_options speculation_of(const config& c) {
+    using kind = speculation_options::kind;
+    const auto& s = c.speculation;
+    speculation_options o;
+    o.what = s.kind == "ngram" ? kind::ngram : s.kind == "auto" ? kind::automatic : kind::off;
+    o.fixed = {s.depth, 1, s.verify};
+    o.running = s.running;
+    o.retrieval.history_tokens = s.history;
     return o;
 }
 
@@ -78,6 +91,11 @@ index_t rollout_stage::step(std::vector<sched::finished_rollout<trajectory>>& ou
     finished_.clear();
     const index_t rows = engine_ ? engine_->step(finished_) : 0;
     rows_ = rows, again_ = engine_ ? engine_->recomputed() : 0;
+    if (counts_ && engine_) {
+        const speculation_counts now = engine_->counts();
+        counts_->add(now.since(counted_));
+        counted_ = now;
+    }
     for (lane_trajectory& f : finished_) {
         auto t = std::make_shared<const trajectory>(std::move(f.sequence));
         const sched::token_versions versions = versions_of(*t);
