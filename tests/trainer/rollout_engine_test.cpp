@@ -184,9 +184,9 @@ TEST_CASE("the learner computes the log-probs of the tokens that its weights dre
     rollout_engine engine = engine_of(old, o, 8);
     for (std::uint64_t i = 0; i < 8; ++i) engine.start(static_cast<index_t>(i), prompt_of(i));
     std::vector<lane_trajectory> done;
-    index_t rebuilt = 0, rows = 0, known = 0;
+    index_t rebuilt = 0, read = 0, known = 0;
     for (int i = 0; i < 9; ++i) {
-        rows += engine.step(done);
+        read += engine.step(done);
         rebuilt += engine.recomputed();
     }
     CHECK(rebuilt == 0);
@@ -195,11 +195,11 @@ TEST_CASE("the learner computes the log-probs of the tokens that its weights dre
             known += static_cast<index_t>(engine.drawn(lane).tokens.size()) - 1; // the last is not read
     engine.install(fresh);
     while (engine.running() > 0) {
-        rows += engine.step(done);
+        read += engine.step(done);
         rebuilt += engine.recomputed();
     }
     CHECK(rebuilt == known);
-    CHECK(rows > known);
+    CHECK(read > known);
     std::vector<trajectory> all;
     for (auto& d : done) all.push_back(d.sequence);
 
