@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 
 #include "opd/product.hpp"
 #include "opd/rng.hpp"
@@ -135,12 +136,24 @@ static void grow(std::vector<T>& v, index_t size) {
 
 template <class T>
 void kv_cache<T>::resize(const model_shape& s, index_t slots, index_t length) {
+    layers_ = s.layers;
     slots_ = slots;
     kv_heads_ = s.kv_heads;
     head_dim_ = s.head_dim;
     capacity_ = round_up(length, 16);
     grow(keys_, s.layers * slots * s.kv_width() * capacity_);
     grow(values_, s.layers * slots * s.kv_width() * capacity_);
+}
+
+template <class T>
+void kv_cache<T>::move(index_t slot, index_t from, index_t to) {
+    const index_t kv_width = kv_heads_ * head_dim_;
+    for (index_t layer = 0; layer < layers_; ++layer) {
+        T* k = keys(layer, slot, 0); // the kv heads follow each other
+        for (index_t i = 0; i < kv_width; ++i) k[i * capacity_ + to] = k[i * capacity_ + from];
+        T* v = values(layer, slot);
+        std::copy_n(v + from * kv_width, kv_width, v + to * kv_width);
+    }
 }
 
 template <class T>
@@ -175,21 +188,42 @@ void forward_state<T>::resize(const model_shape& s, index_t rows, index_t capaci
 
 namespace {
 
-// out[r] = softmax(q[r] k^T) v for `rows` queries of one kv head, query r at position valid[r] - 1 and below.
-// Rows of a tile see `padded` positions, those beyond their own with weight 0: a multiply-add of an exact zero changes
-// nothing but the sign of a zero, which the last addition removes.
+// What the queries of a tile see, whose rows have consecutive columns: row r all columns up to its own, or, in a tree, those before
+// `trunk` and the ones on its path.
+struct sight {
+    index_t first_valid = 0, valid_step = 0; // columns up to a row's own: first_valid + r * valid_step
+    index_t trunk = 0;
+    const index_t* paths = nullptr; // all of the pass
+    const index_t* ends = nullptr;  // of the rows; the one before the first is there, too. Null: no trees
+
+    std::span<const index_t> path(index_t r) const {
+        return ends ? std::span(paths + ends[r - 1], paths + ends[r]) : std::span<const index_t>();
+    }
+};
+
+// out[r] = softmax(q[r] k^T) v for `rows` queries of one kv head.
+// Rows of a tile see `padded` columns, those that are not theirs with weight 0: a multiply-add of an exact zero changes
+// nothing but the sign of a zero, which the last addition removes. A path's scores are brought together for the softmax, which sums
+// by position, and back to their columns, which ascend along a path, for the sum of values.
 template <class T>
-void attend(const T* q, index_t q_stride, index_t rows, index_t first_valid, index_t valid_step, const T* keys,
-            index_t capacity, const T* values, index_t kv_width, index_t head_dim, T* scores, T* peak, T* scale,
+void attend(const T* q, index_t q_stride, index_t rows, const sight& seen, const T* keys, index_t capacity,
+            const T* values, index_t kv_width, index_t head_dim, T* scores, T* peak, T* scale,
             index_t statistics_stride, T* out, index_t out_stride) {
     using Num = number<T>;
-    const index_t padded = first_valid + (rows - 1) * valid_step;
+    const index_t padded = seen.first_valid + (rows - 1) * seen.valid_step;
     const T factor = T(1) / std::sqrt(static_cast<T>(head_dim));
     product(serial_executor{},
             product_nn(rows, padded, head_dim, q, q_stride, keys, capacity, scores, capacity)); // (rows,padded)
-    for (index_t r = 0; r < rows; ++r)
-        softmax_scores(scores + r * capacity, first_valid + r * valid_step, padded, factor, peak[r * statistics_stride],
-                       scale[r * statistics_stride]);
+    for (index_t r = 0; r < rows; ++r) {
+        T* row = scores + r * capacity;
+        const std::span<const index_t> path = seen.path(r);
+        const auto length = static_cast<index_t>(path.size());
+        for (index_t i = 0; i < length; ++i) row[seen.trunk + i] = row[path[static_cast<std::size_t>(i)]];
+        softmax_scores(row, length > 0 ? seen.trunk + length : seen.first_valid + r * seen.valid_step, padded, factor,
+                       peak[r * statistics_stride], scale[r * statistics_stride]);
+        for (index_t i = length - 1; i >= 0; --i)
+            row[path[static_cast<std::size_t>(i)]] = std::exchange(row[seen.trunk + i], T(0));
+    }
     product(serial_executor{},
             product_nn(rows, head_dim, padded, scores, capacity, values, kv_width, out, out_stride)); // (rows,head_dim)
     for (index_t r = 0; r < rows; ++r) {
@@ -201,27 +235,64 @@ void attend(const T* q, index_t q_stride, index_t rows, index_t first_valid, ind
 
 template <class T>
 void attend_segment(const model_shape& s, const segment& g, index_t row, index_t layer, kv_cache<T>& cache,
-                    layer_rows<T>& l, T* scores) {
+                    layer_rows<T>& l, forward_state<T>& state) {
     const index_t group = s.heads / s.kv_heads, stride = s.q_width() + s.kv_width(), capacity = cache.capacity();
     const T* values = cache.values(layer, g.slot);
+    T* scores = state.scores.data();
+    const index_t rows = g.rows(), *ends = state.path_ends.data() + 1; // row -1 has an end as well
     for (index_t kv = 0; kv < s.kv_heads; ++kv) {
         const T* keys = cache.keys(layer, g.slot, kv);
-        if (g.count == 1) { // the heads that share these keys are the rows
+        if (rows == 1) { // the heads that share these keys are the rows
             const index_t head = kv * group;
-            attend(l.qk.data() + row * stride + head * s.head_dim, index_t{s.head_dim}, group, g.start + 1, 0, keys,
+            attend(l.qk.data() + row * stride + head * s.head_dim, index_t{s.head_dim}, group, sight{g.start + 1}, keys,
                    capacity, values + kv * s.head_dim, s.kv_width(), s.head_dim, scores,
                    l.peak.data() + row * s.heads + head, l.scale.data() + row * s.heads + head, 1,
                    l.att.data() + row * s.q_width() + head * s.head_dim, s.head_dim);
             continue;
         }
         for (index_t head = kv * group; head < (kv + 1) * group; ++head)
-            for (index_t i = 0; i < g.count; i += query_tile) {
+            for (index_t i = 0; i < rows; i += query_tile) {
                 const index_t r = row + i;
-                attend(l.qk.data() + r * stride + head * s.head_dim, stride, std::min(query_tile, g.count - i),
-                       g.start + i + 1, 1, keys, capacity, values + kv * s.head_dim, s.kv_width(), s.head_dim, scores,
+                const sight seen{g.start + i + 1, 1, g.start + g.count, state.paths.data(),
+                                 g.parents.empty() ? nullptr : ends + r};
+                attend(l.qk.data() + r * stride + head * s.head_dim, stride, std::min(query_tile, rows - i), seen, keys,
+                       capacity, values + kv * s.head_dim, s.kv_width(), s.head_dim, scores,
                        l.peak.data() + r * s.heads + head, l.scale.data() + r * s.heads + head, s.heads,
                        l.att.data() + r * s.q_width() + head * s.head_dim, s.q_width());
             }
+    }
+}
+
+// Where the rows are in their sequences, and which columns those of trees see.
+template <class T>
+void place_rows(std::span<const segment> segments, forward_state<T>& state) {
+    state.positions.clear();
+    state.paths.clear();
+    state.path_ends.assign(1, 0);
+    std::vector<index_t>&paths = state.paths, &ends = state.path_ends;
+    for (const segment& g : segments) {
+        for (index_t i = 0; i < g.count; ++i) {
+            state.positions.push_back(g.start + i);
+            ends.push_back(ends.back());
+        }
+        const index_t trunk = g.start + g.count;
+        const std::size_t first = ends.size();
+        const auto nodes = static_cast<std::int32_t>(g.parents.size());
+        bool chain = true; // whose columns are its positions
+        for (std::int32_t n = 0; n < nodes; ++n) {
+            const std::int32_t parent = g.parents[static_cast<std::size_t>(n)];
+            chain = chain && parent == n - 1;
+            if (parent >= 0) { // its parent's path, and then itself
+                const std::size_t at = first + static_cast<std::size_t>(parent);
+                for (index_t i = ends[at - 1]; i < ends[at]; ++i) paths.push_back(paths[static_cast<std::size_t>(i)]);
+            }
+            paths.push_back(trunk + n);
+            ends.push_back(static_cast<index_t>(paths.size()));
+            state.positions.push_back(trunk - 1 + ends.back() - ends[ends.size() - 2]);
+        }
+        if (!chain) continue;
+        for (std::size_t n = first; n < ends.size(); ++n) ends[n] = ends[first - 1];
+        paths.resize(static_cast<std::size_t>(ends.back()));
     }
 }
 
@@ -234,6 +305,7 @@ void forward_rows(const transformer<T>& model, std::span<const segment> segments
     const auto rows = static_cast<index_t>(tokens.size());
     const index_t d = s.width, f = s.ffn, qk_width = s.q_width() + s.kv_width(), qk_heads = s.heads + s.kv_heads;
     state.resize(s, rows, cache.capacity(), keep);
+    place_rows(segments, state);
 
     layer_rows<T>* l = &state.layers[0];
     for (index_t r = 0; r < rows; ++r)
@@ -250,8 +322,8 @@ void forward_rows(const transformer<T>& model, std::span<const segment> segments
         linear(model, w.wqkv, l->n1.data(), rows, l->qkv.data());
         index_t row = 0;
         for (const segment& g : segments)
-            for (index_t i = 0; i < g.count; ++i, ++row) {
-                const index_t position = g.start + i;
+            for (index_t i = 0; i < g.rows(); ++i, ++row) {
+                const index_t column = g.start + i, position = state.positions[static_cast<std::size_t>(row)];
                 const T* raw = l->qkv.data() + row * s.qkv_width();
                 T* qk = l->qk.data() + row * qk_width;
                 for (index_t h = 0; h < qk_heads; ++h) {
@@ -261,16 +333,16 @@ void forward_rows(const transformer<T>& model, std::span<const segment> segments
                     rotate(qk + h * s.head_dim, model.cosines(position), model.sines(position), T(1), s.head_dim / 2);
                 }
                 for (index_t kv = 0; kv < s.kv_heads; ++kv) {
-                    T* keys = cache.keys(layer, g.slot, kv) + position;
+                    T* keys = cache.keys(layer, g.slot, kv) + column;
                     for (index_t i_dim = 0; i_dim < s.head_dim; ++i_dim)
                         keys[i_dim * cache.capacity()] = qk[s.q_width() + kv * s.head_dim + i_dim];
                 }
-                std::copy_n(raw + qk_width, s.kv_width(), cache.values(layer, g.slot) + position * s.kv_width());
+                std::copy_n(raw + qk_width, s.kv_width(), cache.values(layer, g.slot) + column * s.kv_width());
             }
         row = 0;
         for (const segment& g : segments) {
-            attend_segment(s, g, row, layer, cache, *l, state.scores.data());
-            row += g.count;
+            attend_segment(s, g, row, layer, cache, *l, state);
+            row += g.rows();
         }
 
         // the rest of the layer is local to a row: tile by tile, so that it stays in the cache

@@ -17,9 +17,9 @@
 // Shapes: R rows (one token each) of one or more segments; D width, F feed-forward width, V vocabulary.
 //
 // What is promised: the logits of a (sequence, position) are the same bits whether the row is computed in a training
-// forward, a prefill, a chunk of a prefill or a decode step, and whatever other rows are in the batch. All of them run
-// `forward_rows`; its products are the library's fixed-order ones, attention sums logical positions in ascending order,
-// everything else is local to a row. Weight gradients are one chain over the rows of the batch in order; threads share
+// forward, a prefill, a chunk of a prefill, a decode step or the check of a drafted token, and whatever other rows are in the
+// batch. All of them run `forward_rows`; its products are the library's fixed-order ones, attention sums logical positions in
+// ascending order, everything else is local to a row. Weight gradients are one chain over the rows of the batch in order; threads share
 // out sequences and output tiles, so their number changes no bit either.
 #pragma once
 
@@ -120,16 +120,26 @@ public:
         return values_.data() + (layer * slots_ + slot) * capacity_ * kv_heads_ * head_dim_;
     }
 
+    /// Column `from` of a slot becomes column `to`, in every layer.
+    void move(index_t slot, index_t from, index_t to);
+
 private:
-    index_t slots_ = 0, kv_heads_ = 0, head_dim_ = 0, capacity_ = 0;
+    index_t layers_ = 0, slots_ = 0, kv_heads_ = 0, head_dim_ = 0, capacity_ = 0;
     std::vector<T> keys_, values_;
 };
 
 /// `count` consecutive positions of the sequence in `slot`, from position `start`; everything before is in the cache.
+///
+/// Below the last of them may grow a tree of drafts, whose rows follow: `parents` names of each node an earlier one, or -1 for
+/// that position. A node of depth d (its parent's plus one) is a token at position start + count - 1 + d, and sees what is before the
+/// tree and its ancestors alone: its logits are those of a sequence that went this way. Until it is known which way that is,
+/// node n's keys and values are in column start + count + n; kv_cache::move() brings those of the way to their places.
 struct segment {
     index_t slot = 0;
     index_t start = 0;
     index_t count = 1;
+    std::span<const std::int32_t> parents = {}; // (nodes)
+    index_t rows() const { return count + static_cast<index_t>(parents.size()); }
 };
 
 /// What one layer computes for R rows. Decoding shares one of these between the layers, training keeps one per layer.
@@ -171,6 +181,9 @@ struct forward_state {
     std::vector<T> inv;                // (R)
     std::vector<T> n;                  // (R,D)
     std::vector<T> scores;             // (tile, capacity)
+    std::vector<index_t> positions;    // (R) of each row in its sequence
+    std::vector<index_t> paths;     // columns of the ancestors of trees' nodes and their own, ascending, node by node
+    std::vector<index_t> path_ends; // (R) where a row's end; as the row before: it sees all columns up to its own
 
     void resize(const model_shape& shape, index_t rows, index_t capacity, bool keep);
 };
