@@ -340,6 +340,11 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(!in_virtual_time(c), "schedule", "--driver " + s.driver, {"learner_threads"});
     only(in_virtual_time(c), "schedule", "--driver " + s.driver,
          {"cost_step", "cost_step_row", "cost_score", "cost_score_row", "cost_train", "cost_train_row", "cost_sync"});
+
+    const auto& d = c.drafter;
+    only(d.kind == "model", "drafter", "--drafter " + d.kind, {"width"});
+    only(d.weights == "decaying", "drafter", "--drafter-weights " + d.weights, {"gamma"});
+    only(d.weights == "accepted_length", "drafter", "--drafter-weights " + d.weights, {"smoothing"});
     return r;
 }
 
@@ -463,6 +468,29 @@ void validate(const config& c) {
     count("--slots", c.distill.slots, 1);
     at_least("--prefill-chunk", c.distill.prefill_chunk, 1);
     schedule_of(c); // names what it refuses
+    const auto& d = c.drafter;
+    need(d.kind == "hidden" || d.kind == "model", fmt::format("--drafter must be hidden or model, not '{}'", d.kind));
+    model({.width = d.kind == "model" ? d.width : c.student_model.width,
+           .layers = d.layers,
+           .heads = d.heads,
+           .kv_heads = d.kv_heads,
+           .head_dim = d.head_dim,
+           .ffn = d.ffn},
+          "--drafter");
+    at_least("--drafter-steps", d.steps, 1);
+    count("--drafter-batch", d.batch, 1);
+    at_least("--drafter-warmup", d.warmup, 0);
+    positive("--drafter-rate", d.rate);
+    count("--drafter-responses", d.responses, d.batch);
+    need(d.depth >= 1 && d.depth <= 64, fmt::format("--drafter-depth must lie in [1, 64], not {}", d.depth));
+    not_negative("--drafter-acceptance", d.acceptance);
+    not_negative("--drafter-kl", d.kl);
+    need(d.acceptance + d.kl > 0, "--drafter-acceptance and --drafter-kl must not both be 0");
+    need(d.weights == "accepted_length" || d.weights == "decaying" || d.weights == "none",
+         fmt::format("--drafter-weights must be accepted_length, decaying or none, not '{}'", d.weights));
+    positive("--drafter-gamma", d.gamma);
+    within("--drafter-smoothing", d.smoothing, 0, 1);
+    count("--drafter-held-out", d.held_out, 1);
     within("--beta1", c.optimizer.beta1, 0, 0.9999999);
     within("--beta2", c.optimizer.beta2, 0, 0.9999999);
     positive("--epsilon", c.optimizer.epsilon);
@@ -511,6 +539,7 @@ command parse_command_line(int argc, const char* const* argv) {
         first.add_option("--config", config_file)->take_last();
         first.add_option("--run-dir", r.settings.run.directory)->take_last();
         first.add_flag("--resume", r.resume);
+        first.add_flag("--train-drafter", r.train_drafter);
         try {
             first.parse(argc, argv);
         } catch (const CLI::ParseError& e) {
@@ -523,7 +552,7 @@ command parse_command_line(int argc, const char* const* argv) {
         const bool named = directory != config{}.run.directory;
         file = load_config(config_file, r.settings);
         if (named) r.settings.run.directory = directory;
-    } else if (r.resume) {
+    } else if (r.resume || r.train_drafter) {
         const std::string directory = r.settings.run.directory;
         const std::string saved = directory + "/config.json";
         if (std::filesystem::exists(saved)) file = load_config(r.file = saved, r.settings);
@@ -548,6 +577,10 @@ command parse_command_line(int argc, const char* const* argv) {
            "--resume", r.resume,
            "go on from the run directory's checkpoint, bit for bit; with another --steps, on to there, also where "
            "the run had finished")
+        ->group("Files");
+    app.add_flag("--train-drafter", r.train_drafter,
+                 "train a drafter for the student in the run directory's last checkpoint, write "
+                 "checkpoints/drafter.ckpt, say how much of its drafts is accepted, and exit")
         ->group("Files");
     app.add_flag("--overwrite", r.overwrite, "replace the run that the run directory holds")->group("Files");
     app.add_flag("--quiet", r.quiet, "no progress, only warnings and the final table")->group("Files");
@@ -582,6 +615,9 @@ command parse_command_line(int argc, const char* const* argv) {
         r.text = list_estimators();
         return r;
     }
+    if (r.train_drafter && (r.resume || r.overwrite))
+        throw failure(exit_usage, std::string("--train-drafter and ") + (r.resume ? "--resume" : "--overwrite") +
+                                      " exclude each other");
     if (r.resume && r.overwrite) throw failure(exit_usage, "--resume and --overwrite exclude each other");
     visit_options(r.settings, file_check{app, file, r.in_file});
     try {

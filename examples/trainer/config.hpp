@@ -166,6 +166,21 @@ struct config {
         double cost_train = 1e-4, cost_train_row = 5.3e-6;
         double cost_sync = 1e-5;
     } schedule;
+    struct {
+        std::string kind = "hidden"; // or model
+        int width = 32;              // model
+        int layers = 1, heads = 4, kv_heads = 2, head_dim = 16, ffn = 128;
+        int steps = 400;
+        int batch = 32;
+        int warmup = 20;
+        double rate = 3e-3;
+        int responses = 512;
+        int depth = 8;
+        double acceptance = 1, kl = 0.2;
+        std::string weights = "accepted_length"; // decaying, none
+        double gamma = 4, smoothing = 0.5;
+        int held_out = 64;
+    } drafter;
     adamw optimizer;
     struct {
         int prompts = 2000;
@@ -355,6 +370,34 @@ void visit_options(Config& c, Visitor&& v) {
              true);
     v.option("cost_sync", "--cost-sync", c.schedule.cost_sync, "virtual: seconds of installing weights", true);
 
+    v.group("drafter", "Drafter (--train-drafter)");
+    v.option(
+        "kind", "--drafter", c.drafter.kind,
+        "hidden: layers on the target's hidden states, with its embedding and head; model: a small model of its own",
+        false);
+    v.option("width", "--drafter-width", c.drafter.width, "model: width of the residual stream", false);
+    v.option("layers", "--drafter-layers", c.drafter.layers, "layers", false);
+    v.option("heads", "--drafter-heads", c.drafter.heads, "query heads", false);
+    v.option("kv_heads", "--drafter-kv-heads", c.drafter.kv_heads, "key-value heads; divides the query heads", false);
+    v.option("head_dim", "--drafter-head-dim", c.drafter.head_dim, "width of a head, even", false);
+    v.option("ffn", "--drafter-ffn", c.drafter.ffn, "feed-forward width", false);
+    v.option("steps", "--drafter-steps", c.drafter.steps, "steps", false);
+    v.option("batch", "--drafter-batch", c.drafter.batch, "responses a step", false);
+    v.option("warmup", "--drafter-warmup", c.drafter.warmup, "steps of linear warm-up of the rate", false);
+    v.option("rate", "--drafter-rate", c.drafter.rate, "learning rate, then a cosine to a tenth", false);
+    v.option("responses", "--drafter-responses", c.drafter.responses,
+             "responses of the target to learn from, drawn at --temperature", false);
+    v.option("depth", "--drafter-depth", c.drafter.depth, "tokens of a draft, in the weights and in what is measured",
+             false);
+    v.option("acceptance", "--drafter-acceptance", c.drafter.acceptance, "weight of -log sum min(p, q)", false);
+    v.option("kl", "--drafter-kl", c.drafter.kl, "weight of KL(target, drafter)", false);
+    v.option("weights", "--drafter-weights", c.drafter.weights,
+             "what a row counts by its place in its draft: accepted_length, decaying, none", false);
+    v.option("gamma", "--drafter-gamma", c.drafter.gamma, "decaying: rows to 1/e", false);
+    v.option("smoothing", "--drafter-smoothing", c.drafter.smoothing,
+             "accepted_length: share of rows that count as accepted, whatever they are, in [0, 1]", false);
+    v.option("held_out", "--drafter-held-out", c.drafter.held_out, "held-out prompts to measure with", false);
+
     v.group("optimizer", "Optimizer (AdamW)");
     v.option("beta1", "--beta1", c.optimizer.beta1, "decay of the mean", true);
     v.option("beta2", "--beta2", c.optimizer.beta2, "decay of the square", true);
@@ -425,6 +468,7 @@ struct command {
     bool overwrite = false;
     bool quiet = false;
     bool print_config = false;
+    bool train_drafter = false;
     std::string text;                           ///< what to print instead of running: --help, --version, --print-config
     std::string file;                           ///< the configuration that was read; empty: none
     std::map<std::string, std::string> in_file; ///< "--rate" to "distill.rate": what it decides, since no flag does

@@ -22,8 +22,6 @@ namespace trainer {
 
 std::atomic<bool> interrupted{false};
 
-namespace {
-
 config with_task_shapes(config c, const gcd_task& task) {
     for (model_shape* m : {&c.teacher_model, &c.student_model}) {
         m->vocabulary = gcd_task::text.vocabulary();
@@ -32,12 +30,16 @@ config with_task_shapes(config c, const gcd_task& task) {
     return c;
 }
 
+namespace {
+
 transformer<float> model_of(const config& c, const gcd_task& task, bool teacher) {
     const config shaped = with_task_shapes(c, task);
     return with_memory_for(fmt::format("the {} model: --{}-width, -layers, -heads, -head-dim and -ffn set its size",
                                        teacher ? "teacher" : "student", teacher ? "teacher" : "student"),
                            [&] { return transformer<float>(teacher ? shaped.teacher_model : shaped.student_model); });
 }
+
+} // namespace
 
 gcd_task task_of(const config& c) {
     try {
@@ -46,8 +48,6 @@ gcd_task task_of(const config& c) {
         throw failure(exit_usage, e.what());
     }
 }
-
-} // namespace
 
 namespace {
 
