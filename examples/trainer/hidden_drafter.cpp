@@ -16,18 +16,22 @@ model_shape hidden_drafter_shape(const model_shape& target, model_shape own) {
 }
 
 template <class T>
-void drafter_inputs(const transformer<T>& drafter, const transformer<T>& target, const run_of<0, T>& h,
-                    const run_of<1, std::int32_t>& x, T* pairs, T* x0) {
+void drafter_pairs(const transformer<T>& target, const run_of<0, T>& h, const run_of<1, std::int32_t>& x, T* pairs) {
     const index_t d = target.shape.width, rows = h.rows();
-    if (h.base() != x.base() || x.rows() != rows || h.width() != d || drafter.shape.width != d ||
-        drafter.shape.vocabulary != 2 * d)
-        throw std::invalid_argument("drafter_inputs: rows of other positions, or of a target of another width");
+    if (h.base() != x.base() || x.rows() != rows || h.width() != d)
+        throw std::invalid_argument("drafter_pairs: rows of other positions, or of a target of another width");
     for (index_t r = 0; r < rows; ++r) {
         std::copy_n(h.row(r), d, pairs + r * 2 * d);
         std::copy_n(target.at(target.layout.embedding) + *x.row(r) * d, d, pairs + r * 2 * d + d);
     }
-    opd::product(opd::serial_executor{}, opd::product_nn(rows, d, 2 * d, static_cast<const T*>(pairs), 2 * d,
-                                                         drafter.at(drafter.layout.embedding), d, x0, d));
+}
+
+template <class T>
+void drafter_inputs(const transformer<T>& drafter, const T* pairs, index_t rows, T* x0) {
+    const index_t d = drafter.shape.width;
+    if (drafter.shape.vocabulary != 2 * d) throw std::invalid_argument("drafter_inputs: not of hidden_drafter_shape");
+    opd::product(opd::serial_executor{},
+                 opd::product_nn(rows, d, 2 * d, pairs, 2 * d, drafter.at(drafter.layout.embedding), d, x0, d));
 }
 
 template <class T>
@@ -53,9 +57,10 @@ index_t hidden_training<T>::set_sequences(std::span<const along<T>> hidden,
     x0_.resize(static_cast<std::size_t>(rows * d));
     threads_.run(static_cast<index_t>(tokens.size()), [&](index_t sequence, int) {
         const auto s = static_cast<std::size_t>(sequence);
-        drafter_inputs(drafter_, target_, around<0>(hidden[s], 0, lengths[s]),
-                       around<1>(along<std::int32_t>{0, 1, tokens[s]}, 0, lengths[s]),
-                       pairs_.data() + first_rows_[s] * 2 * d, x0_.data() + first_rows_[s] * d);
+        T* pairs = pairs_.data() + first_rows_[s] * 2 * d;
+        drafter_pairs(target_, around<0>(hidden[s], 0, lengths[s]),
+                      around<1>(along<std::int32_t>{0, 1, tokens[s]}, 0, lengths[s]), pairs);
+        drafter_inputs(drafter_, static_cast<const T*>(pairs), lengths[s], x0_.data() + first_rows_[s] * d);
     });
     return rows;
 }
@@ -108,10 +113,11 @@ void target_rows(const transformer<T>& target, opd::thread_team& threads,
     });
 }
 
-template void drafter_inputs(const transformer<float>&, const transformer<float>&, const run_of<0, float>&,
-                             const run_of<1, std::int32_t>&, float*, float*);
-template void drafter_inputs(const transformer<double>&, const transformer<double>&, const run_of<0, double>&,
-                             const run_of<1, std::int32_t>&, double*, double*);
+template void drafter_pairs(const transformer<float>&, const run_of<0, float>&, const run_of<1, std::int32_t>&, float*);
+template void drafter_pairs(const transformer<double>&, const run_of<0, double>&, const run_of<1, std::int32_t>&,
+                            double*);
+template void drafter_inputs(const transformer<float>&, const float*, index_t, float*);
+template void drafter_inputs(const transformer<double>&, const double*, index_t, double*);
 template class hidden_training<float>;
 template class hidden_training<double>;
 template void target_rows(const transformer<float>&, opd::thread_team&, std::span<const std::vector<std::int32_t>>,

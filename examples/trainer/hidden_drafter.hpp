@@ -77,10 +77,13 @@ run_of<Offset, X> around(const along<X>& a, index_t base, index_t rows) {
 /// The shape of the trained part for a target: `layers`, heads, kv_heads, head_dim and ffn are `own`'s. Its embedding is E.
 model_shape hidden_drafter_shape(const model_shape& target, model_shape own);
 
-/// Writes x0 (R,D) of rows that may be of any sequences, and the pairs that E was applied to (R,2D).
+/// The pairs (R,2D) that E is applied to: [h[t]; embedding[x[t+1]]].
 template <class T>
-void drafter_inputs(const transformer<T>& drafter, const transformer<T>& target, const run_of<0, T>& h,
-                    const run_of<1, std::int32_t>& x, T* pairs, T* x0);
+void drafter_pairs(const transformer<T>& target, const run_of<0, T>& h, const run_of<1, std::int32_t>& x, T* pairs);
+
+/// x0 (R,D) of pairs that may be of any sequences.
+template <class T>
+void drafter_inputs(const transformer<T>& drafter, const T* pairs, index_t rows, T* x0);
 
 /// Training on whole sequences. The gradient is flat, as drafter.weights.
 template <class T>

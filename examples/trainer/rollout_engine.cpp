@@ -28,11 +28,27 @@ rollout_engine::rollout_engine(const policy& weights, const sampling& options, i
     if (length > weights.model->shape.max_length)
         throw std::invalid_argument(fmt::format("rollout: {} tokens of prompt and response, the model takes {}", length,
                                                 weights.model->shape.max_length));
-    with_memory_for(fmt::format("the keys and values of {} sequences: --slots sets how many run at once", lanes), [&] {
-        lanes_.resize(static_cast<std::size_t>(lanes));
-        cache_.resize(weights.model->shape, lanes, length);
-    });
+    lanes_.resize(static_cast<std::size_t>(lanes));
     cache_lanes_ = lanes;
+    room_for_drafts();
+    if (o_.speculate.on()) draft_with(std::make_unique<retrieval_drafter>(o_.speculate.retrieval), o_.speculate);
+}
+
+// A step's drafts are in the columns behind a sequence.
+void rollout_engine::room_for_drafts() {
+    with_memory_for(
+        fmt::format("the keys and values of {} sequences: --slots sets how many run at once", lanes_.size()),
+        [&] { cache_.resize(weights_.model->shape, cache_lanes_, length_ + o_.speculate.most()); });
+}
+
+void rollout_engine::draft_with(std::unique_ptr<drafter> d, const speculation_options& o) {
+    if (running_ > 0) throw std::invalid_argument("rollout_engine: a drafter comes before the sequences");
+    o_.speculate = o;
+    speculation_.reset();
+    if (!o.on()) return;
+    room_for_drafts();
+    speculation_ = std::make_unique<speculation>(o, std::move(d), o_.filter(), o_.greedy, o_.seed, cache_lanes_,
+                                                 index_t{o_.max_response});
 }
 
 rollout_engine::lane_state& rollout_engine::at(index_t lane) {
@@ -77,6 +93,7 @@ void rollout_engine::start(index_t lane, trajectory t) {
     s.computed = 0;
     s.busy = true;
     ++running_;
+    if (speculation_) speculation_->begin(lane, s.sequence);
 }
 
 const trajectory& rollout_engine::drawn(index_t lane) const {
@@ -88,6 +105,7 @@ const trajectory& rollout_engine::drawn(index_t lane) const {
 void rollout_engine::abort(index_t lane) {
     lane_state& s = at(lane);
     if (!s.busy) throw std::invalid_argument(fmt::format("rollout: nothing runs on lane {}", lane));
+    if (speculation_) speculation_->end(lane, s.sequence, false);
     s = {};
     --running_;
 }
@@ -129,7 +147,104 @@ void rollout_engine::fill_cache() {
         segments_ = {{static_cast<index_t>(i), 0, static_cast<index_t>(s.computed)}};
         tokens_.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(s.computed));
         forward();
+        if (!speculation_ || !speculation_->reads_hidden()) continue;
+        walking_ = 0;
+        tell_drafter();
     }
+}
+
+// The sequences that are read to their end get drafts, in the rows behind their last token.
+void rollout_engine::draft() {
+    due_.clear();
+    index_t reading = 0;
+    for (const segment& g : segments_) {
+        const lane_state& s = lanes_[static_cast<std::size_t>(g.slot)];
+        const bool due = s.computed + static_cast<std::size_t>(g.count) == s.sequence.tokens.size();
+        reading += due ? g.count - 1 : g.count;
+        if (due) due_.push_back({g.slot, &s.sequence});
+    }
+    speculation_->draft(due_, reading);
+    const std::int32_t v = weights_.model->shape.vocabulary;
+    for (const speculation::due& d : due_)
+        for (const token id : speculation_->tree(d.lane).tokens)
+            if (id < 0 || id >= v)
+                throw std::logic_error(fmt::format("rollout: token {} was drafted, of a vocabulary of {}", id, v));
+}
+
+// The target's own tokens: those after the last tokens of all sequences, then those after the drafts that they are, and so on. A draw
+// that fails where drafts led is left to the step in which it would be due without them.
+void rollout_engine::follow() {
+    const index_t v = weights_.model->shape.vocabulary;
+    for (bool first = true;; first = false) {
+        sampler_.clear();
+        bool any = false;
+        for (std::size_t i = 0; i < walking_; ++i) {
+            const walk& w = walks_[i];
+            if (w.ends) continue;
+            lane_state& s = lanes_[static_cast<std::size_t>(segments_[w.segment].slot)];
+            sampler_.add(s.sequence, logits_.data() + (w.row + 1 + w.node) * v);
+            any = true;
+        }
+        if (!any) return;
+        try {
+            sampler_.draw(weights_.version); // throws before it changes anything
+        } catch (const failure&) {
+            if (first) throw;
+            for (std::size_t i = 0; i < walking_; ++i) // whose row was not drawn from: it is read again
+                if (!walks_[i].ends) walks_[i].path.pop_back();
+            return;
+        }
+        for (std::size_t i = 0; i < walking_; ++i) {
+            walk& w = walks_[i];
+            if (w.ends) continue;
+            const segment& g = segments_[w.segment];
+            const lane_state& s = lanes_[static_cast<std::size_t>(g.slot)];
+            w.ends = true;
+            if (g.parents.empty()) continue;
+            const opd::spec::draft_tree& tree = speculation_->tree(g.slot);
+            for (index_t n = w.node + 1; n < tree.size(); ++n)
+                if (const auto at = static_cast<std::size_t>(n);
+                    tree.parents[at] == w.node && tree.tokens[at] == s.sequence.tokens.back()) {
+                    w.node = static_cast<std::int32_t>(n);
+                    ++w.matched;
+                    if (!complete(s.sequence)) w.ends = false, w.path.push_back(n);
+                    break;
+                }
+        }
+    }
+}
+
+void rollout_engine::tell_drafter() {
+    news_.clear();
+    hidden_.clear();
+    const index_t d = weights_.model->shape.width;
+    const bool hidden = speculation_->reads_hidden();
+    std::size_t walking = 0;
+    index_t row = 0;
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+        const segment& g = segments_[i];
+        lane_news n{.lane = g.slot, .first = g.start, .rows = g.count};
+        const auto keep = [&](index_t r) {
+            hidden_.insert(hidden_.end(), state_.n.data() + r * d, state_.n.data() + (r + 1) * d);
+        };
+        if (hidden)
+            for (index_t r = 0; r < g.count; ++r) keep(row + r);
+        if (walking < walking_ && walks_[walking].segment == i) {
+            const walk& w = walks_[walking++];
+            const auto& all = lanes_[static_cast<std::size_t>(g.slot)].sequence.tokens;
+            n.drawn = std::span<const token>(all).subspan(w.tokens);
+            n.rows += static_cast<index_t>(w.path.size());
+            if (hidden)
+                for (const index_t node : w.path) keep(row + g.count + node);
+        }
+        news_.push_back(n);
+        row += g.rows();
+    }
+    if (hidden) {
+        const float* at = hidden_.data();
+        for (lane_news& n : news_) n.hidden = {at, static_cast<std::size_t>(n.rows * d)}, at += n.rows * d;
+    }
+    speculation_->hear(news_, weights_);
 }
 
 index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
@@ -138,35 +253,56 @@ index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
         const lane_state& s = lanes_[i];
         if (!s.busy) continue;
-        const auto& all = s.sequence.tokens;
-        const std::size_t count = chunk(s);
-        segments_.push_back({static_cast<index_t>(i), static_cast<index_t>(s.computed), static_cast<index_t>(count)});
-        tokens_.insert(tokens_.end(), all.begin() + static_cast<std::ptrdiff_t>(s.computed),
-                       all.begin() + static_cast<std::ptrdiff_t>(s.computed + count));
+        segments_.push_back(
+            {static_cast<index_t>(i), static_cast<index_t>(s.computed), static_cast<index_t>(chunk(s))});
     }
+    rows_ = 0;
     if (segments_.empty()) return 0;
-    forward();
-    const index_t v = weights_.model->shape.vocabulary;
-    index_t row = 0;
-    sampler_.clear();
-    for (const segment& g : segments_) {
-        row += g.count;
-        lane_state& s = lanes_[static_cast<std::size_t>(g.slot)];
-        // else the rest of the prefix comes in the next step
-        if (s.computed + static_cast<std::size_t>(g.count) == s.sequence.tokens.size())
-            sampler_.add(s.sequence, logits_.data() + (row - 1) * v);
+    if (speculation_) draft();
+    walking_ = 0;
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+        segment& g = segments_[i];
+        const lane_state& s = lanes_[static_cast<std::size_t>(g.slot)];
+        const auto& all = s.sequence.tokens;
+        const auto from = all.begin() + static_cast<std::ptrdiff_t>(s.computed);
+        tokens_.insert(tokens_.end(), from, from + g.count);
+        if (from + g.count != all.end()) continue; // the rest of the prefix comes in the next step
+        if (walks_.size() == walking_) walks_.emplace_back();
+        walk& w = walks_[walking_++];
+        w.segment = i, w.row = static_cast<index_t>(tokens_.size()) - 1, w.node = -1, w.matched = 0;
+        w.tokens = all.size(), w.ends = false;
+        w.path.clear();
+        if (!speculation_) continue;
+        const opd::spec::draft_tree& tree = speculation_->tree(g.slot);
+        g.parents = tree.parents;
+        tokens_.insert(tokens_.end(), tree.tokens.begin(), tree.tokens.end());
     }
-    sampler_.draw(weights_.version); // throws before it changes anything
-    for (const segment& g : segments_) {
+    rows_ = static_cast<index_t>(tokens_.size());
+    forward();
+    follow();
+    if (speculation_) tell_drafter();
+    std::size_t walking = 0;
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+        const segment& g = segments_[i];
         lane_state& s = lanes_[static_cast<std::size_t>(g.slot)];
         s.computed += static_cast<std::size_t>(g.count);
+        if (walking == walking_ || walks_[walking].segment != i) continue;
+        const walk& w = walks_[walking++];
+        for (const index_t node : w.path) { // ascending, so that none is overwritten before it moves
+            const auto to = static_cast<index_t>(s.computed++);
+            if (g.start + g.count + node != to) cache_.move(g.slot, g.start + g.count + node, to);
+        }
+        if (speculation_)
+            speculation_->verified(g.slot, {.accepted = w.matched, .node = w.node},
+                                   static_cast<index_t>(s.sequence.tokens.size() - w.tokens));
         if (!complete(s.sequence)) continue;
         s.sequence.ended = s.sequence.tokens.back() == o_.end;
+        if (speculation_) speculation_->end(g.slot, s.sequence, true);
         finished.push_back({g.slot, std::move(s.sequence)});
         s = {};
         --running_;
     }
-    return row;
+    return rows_;
 }
 
 std::vector<lane_trajectory> rollout_engine::partials() const {

@@ -9,6 +9,9 @@
 //   install   the running prefixes are kept, their keys and values are rebuilt under the new weights before the next token
 //             is drawn (by chunks, as a prompt is), and every later token carries the new version. So a token's log mu is
 //             that of one set of weights over the whole prefix, and a learner of that version computes the same bits.
+//   drafts    a step may bring several tokens of a sequence: a drafter guesses what comes next, the guesses go through the model
+//             with the last token, and the sampler draws at each of them that the sequence reaches, in the order of positions. What is
+//             drawn and recorded is what steps of one token would (speculation.hpp)
 //   partials  what is running, with everything drawn so far; start() goes on from such a one bit for bit.
 //
 // Source: AsyncOPD section 7 (in-flight weight updates that keep the sampled prefix).
@@ -16,11 +19,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "model.hpp"
 #include "publication.hpp"
 #include "sampler.hpp"
+#include "speculation.hpp"
 #include "trajectory.hpp"
 
 namespace trainer {
@@ -36,6 +41,9 @@ class rollout_engine {
 public:
     /// Room for sequences of `length` tokens, prompt and response. Of the options, `slots` is not looked at.
     rollout_engine(const policy& weights, const sampling& options, index_t lanes, index_t length);
+
+    /// Before anything runs: another drafter than the options name. Strategies as they say; none of --speculate off.
+    void draft_with(std::unique_ptr<drafter> d, const speculation_options& o);
 
     index_t lanes() const { return static_cast<index_t>(lanes_.size()); }
     index_t running() const { return running_; }
@@ -55,9 +63,18 @@ public:
     /// All that is drawn from now on is drawn from these weights. Prefixes are kept.
     void install(const policy& weights);
 
-    /// One quantum: every running sequence takes a chunk of what its cache lacks, and a token if nothing is lacking.
-    /// Appends those that are finished; their lanes are free. Returns how many tokens it took through the model.
+    /// One quantum: every running sequence takes a chunk of what its cache lacks, and a token if nothing is lacking, or several where
+    /// drafts are right. Appends those that are finished; their lanes are free. Returns how many tokens it took through the
+    /// model, drafted ones among them.
     index_t step(std::vector<lane_trajectory>& finished);
+
+    /// How long the last step took: --speculate auto goes by it.
+    void took(double seconds) {
+        if (speculation_) speculation_->took(rows_, seconds);
+    }
+
+    /// Since its beginning, or that of the engine it was restored from. Zeros without speculation.
+    speculation_counts counts() const { return speculation_ ? speculation_->counts() : speculation_counts{}; }
 
     /// What is running, by lane.
     std::vector<lane_trajectory> partials() const;
@@ -67,6 +84,7 @@ public:
     template <class A>
     void fields(A& a) {
         a(lanes_);
+        if (speculation_) a(rows_, *speculation_);
         if constexpr (A::reading) fill_cache();
     }
 
@@ -86,10 +104,25 @@ private:
     bool complete(const trajectory& t) const;
     void check(const trajectory& t) const; // it can go on
     void fill_cache();
+    void room_for_drafts();
+    void draft();
+    void follow();
+    void tell_drafter();
     void forward();                                // segments_, tokens_: to the cache and logits_
     std::size_t chunk(const lane_state& s) const { // of a busy one
         return std::min(s.sequence.tokens.size() - s.computed, static_cast<std::size_t>(o_.prefill_chunk));
     }
+
+    // A sequence that draws a token, and the drafts it was found to go along.
+    struct walk {
+        std::size_t segment = 0;
+        index_t row = 0;           // of the last token; its drafts' follow
+        std::int32_t node = -1;    // the last draft that the target drew as well
+        index_t matched = 0;       // such drafts
+        std::size_t tokens = 0;    // before the step
+        bool ends = false;         // nothing more is drawn of it in this step
+        std::vector<index_t> path; // drafts that were drawn after
+    };
 
     policy weights_;
     sampling o_;
@@ -102,6 +135,13 @@ private:
     std::vector<segment> segments_;
     std::vector<token> tokens_;
     std::vector<float> logits_;
+    index_t rows_ = 0; // of the last step
+    std::unique_ptr<speculation> speculation_;
+    std::vector<speculation::due> due_;
+    std::vector<walk> walks_; // the first `walking_` of them
+    std::size_t walking_ = 0;
+    std::vector<lane_news> news_;
+    std::vector<float> hidden_;
 };
 
 } // namespace trainer

@@ -46,7 +46,7 @@ void sampler::draw(std::int32_t version) {
     const auto z = opd::view(std::as_const(z_).data(), n, v_);
     const opd::draw_keys<> keys{
         o_.seed, opd::view(std::as_const(samples_).data(), n), opd::view(std::as_const(positions_).data(), n), {}};
-    const opd::draw_options<> options{.filter = {.temperature = static_cast<float>(o_.temperature)}};
+    const opd::draw_options<> options{.filter = o_.filter()};
     const opd::result drawn = o_.greedy ? opd::draw(backend_, z, opd::design::greedy{}, keys, columns(0, 1), options)
                                         : opd::draw(backend_, z, opd::design::gumbel{}, keys, columns(0, 1), options);
     if (const index_t r = drawn.diagnostics.first_bad_row; r >= 0) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "opd/backends/eigen.hpp"
+#include "speculation.hpp"
 #include "trajectory.hpp"
 
 namespace trainer {
@@ -25,6 +26,9 @@ struct sampling {
     int slots = 32;        ///< sequences decoded together, all threads
     int prefill_chunk = 8; ///< prompt tokens a decoding step takes
     draw_plan plan = {};
+    speculation_options speculate = {}; ///< changes nothing but the time
+
+    opd::filter filter() const { return {.temperature = static_cast<float>(temperature)}; }
 };
 
 class sampler {

@@ -1,16 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Learned drafters: the layer on the target's hidden states, its offsets and its gradients.
+// Learned drafters: the layer on the target's hidden states, its offsets and its gradients; their files and training; drafts through the
+// rollout engine, which change no bit, whatever the weights are.
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
 #include <type_traits>
 #include <vector>
 
+#include "app.hpp"
+#include "drafter_training.hpp"
+#include "files.hpp"
 #include "hidden_drafter.hpp"
+#include "learned_drafter.hpp"
 #include "opd/rng.hpp"
+#include "opd/sched/archive.hpp"
+#include "rollout.hpp"
+#include "rollout_engine.hpp"
 #include "row_kernels.hpp"
+#include "trainer/scratch.hpp"
+#include "trainer/small_task.hpp"
 
 namespace {
 
@@ -80,7 +94,7 @@ struct seen {
 // What a row may be made of.
 template <class H, class X>
 concept makes_inputs = requires(const transformer<float>& m, const H& h, const X& x, float* to) {
-    drafter_inputs<float>(m, m, h, x, to, to);
+    drafter_pairs<float>(m, h, x, to);
 };
 static_assert(makes_inputs<run_of<0, float>, run_of<1, std::int32_t>>);
 static_assert(!makes_inputs<run_of<0, float>, run_of<0, std::int32_t>>); // the shipped mistake
@@ -139,18 +153,16 @@ TEST_CASE("what lies around a position") {
     CHECK_THROWS_WITH(around<1>(from5, 5, 4), doctest::Contains("positions 6 to 10 of 5 to 9"));
     CHECK_THROWS_AS(around<0>(from5, 4, 1), std::invalid_argument);
     CHECK_THROWS_AS(around<-1>(from5, 5, 1), std::invalid_argument);
-    const auto target = jittered<double>(target_shape(), 3), drafter = jittered<double>(own_shape(), 4);
+    const auto target = jittered<double>(target_shape(), 3);
     opd::thread_team threads(1);
     const seen<double> s(target, threads, {random_tokens(7, 6, 1)});
     const along<std::int32_t> tokens{0, 1, s.tokens[0]};
     std::vector<double> pairs(100), x0(100);
     const auto h = around<0>(s.runs[0], 1, 2);
-    CHECK_NOTHROW(drafter_inputs(drafter, target, h, around<1>(tokens, 1, 2), pairs.data(), x0.data()));
-    CHECK_THROWS_AS(drafter_inputs(drafter, target, h, around<1>(tokens, 2, 2), pairs.data(), x0.data()),
-                    std::invalid_argument);
-    CHECK_THROWS_AS(drafter_inputs(drafter, target, h, around<1>(tokens, 1, 3), pairs.data(), x0.data()),
-                    std::invalid_argument);
-    CHECK_THROWS_AS(drafter_inputs(target, target, h, around<1>(tokens, 1, 2), pairs.data(), x0.data()),
+    CHECK_NOTHROW(drafter_pairs(target, h, around<1>(tokens, 1, 2), pairs.data()));
+    CHECK_THROWS_AS(drafter_pairs(target, h, around<1>(tokens, 2, 2), pairs.data()), std::invalid_argument);
+    CHECK_THROWS_AS(drafter_pairs(target, h, around<1>(tokens, 1, 3), pairs.data()), std::invalid_argument);
+    CHECK_THROWS_AS(drafter_inputs(target, static_cast<const double*>(pairs.data()), 2, x0.data()),
                     std::invalid_argument);
 }
 
@@ -218,4 +230,263 @@ TEST_CASE("the number of threads changes no bit of a drafter's training") {
     }
     CHECK(logits[0] == logits[1]);
     CHECK(grad[0] == grad[1]);
+}
+
+// --- drafts ---------------------------------------------------------------------------------------------------------
+
+namespace {
+
+using opd::test::small_task;
+
+policy weights_of(std::uint64_t seed, std::int32_t version) {
+    transformer<float> model(opd::test::small_shape());
+    model.initialise(seed);
+    return {std::make_shared<const transformer<float>>(std::move(model)), version};
+}
+
+draft_model fresh(drafter_kind kind, std::uint64_t seed) {
+    const model_shape target = opd::test::small_shape();
+    const model_shape own{.vocabulary = target.vocabulary,
+                          .width = 16,
+                          .layers = kind == drafter_kind::hidden ? 1 : 2,
+                          .heads = 2,
+                          .kv_heads = 1,
+                          .head_dim = 8,
+                          .ffn = 24,
+                          .max_length = target.max_length};
+    draft_model d(kind, target, kind == drafter_kind::hidden ? hidden_drafter_shape(target, own) : own);
+    d.weights.initialise(seed);
+    return d;
+}
+
+sampling options(double temperature) {
+    sampling o;
+    o.greedy = temperature == 0;
+    if (temperature > 0) o.temperature = temperature;
+    o.seed = 5;
+    o.end = gcd_task::end;
+    o.max_response = small_task().max_response();
+    o.prefill_chunk = 3;
+    o.plan = {draw_plan::kind::iid, 2};
+    return o;
+}
+
+request prompt_of(std::uint64_t sample) {
+    return {sample, small_task().text.encode(small_task().prompt(small_task().draw(1, sample)))};
+}
+
+/// The drafter's logits after a sequence and some drafts, all of it in one pass.
+std::vector<float> logits_after(const draft_model& d, const transformer<float>& target,
+                                const std::vector<token>& sequence, const std::vector<token>& drafts) {
+    opd::thread_team threads(1);
+    std::vector<token> all = sequence;
+    const index_t v = target.shape.vocabulary, w = target.shape.width;
+    std::vector<float> z, hidden;
+    if (d.kind == drafter_kind::model) {
+        all.insert(all.end(), drafts.begin(), drafts.end());
+        target_rows(d.weights, threads, std::span(&all, 1), z, hidden);
+        return {z.end() - v, z.end()};
+    }
+    // the target's own hidden states of all tokens but the last, then what the drafter expected, one after the other
+    std::vector<token> before(all.begin(), all.end() - 1);
+    target_rows(target, threads, std::span(&before, 1), z, hidden);
+    for (std::size_t i = 0;; ++i) {
+        std::vector<token> tokens = all;
+        tokens.resize(all.size(), 0);
+        hidden_training<float> pass(d.weights, target, threads);
+        // a sequence of n hidden states and n + 1 tokens: the state after the last token is not read
+        std::vector<float> padded = hidden;
+        padded.resize(padded.size() + static_cast<std::size_t>(w));
+        const along<float> run{0, w, padded};
+        const index_t rows = pass.set_sequences(std::span(&run, 1), std::span(&tokens, 1));
+        z.resize(static_cast<std::size_t>(rows * v));
+        pass.forward(z.data());
+        if (i == drafts.size()) return {z.end() - v, z.end()};
+        hidden.insert(hidden.end(), pass.predicted() + (rows - 1) * w, pass.predicted() + rows * w);
+        all.push_back(drafts[i]);
+    }
+}
+
+} // namespace
+
+TEST_CASE("what is drafted is what whole passes say, along every branch") {
+    const policy target = weights_of(1, 3);
+    opd::spec::follow_rates rates;
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model})
+        for (const std::int32_t children : {1, 2, 3}) {
+            const auto d = std::make_shared<const draft_model>(fresh(kind, 9));
+            learned_drafter drafter(d, 0);
+            // two sequences at once, told in pieces
+            std::vector<trajectory> sequences;
+            for (const int length : {11, 24}) {
+                trajectory t;
+                t.sample = static_cast<std::uint64_t>(length);
+                t.tokens = random_tokens(15, length, static_cast<std::uint64_t>(length));
+                t.prompt_length = 5;
+                sequences.push_back(t);
+            }
+            for (index_t lane = 0; lane < 2; ++lane) drafter.begin(lane, sequences[static_cast<std::size_t>(lane)]);
+            opd::thread_team threads(1);
+            const auto tell = [&](index_t lane, index_t first, index_t rows) {
+                const auto& all = sequences[static_cast<std::size_t>(lane)].tokens;
+                std::vector<token> before(all.begin(), all.begin() + first + rows);
+                std::vector<float> z, hidden;
+                target_rows(*target.model, threads, std::span(&before, 1), z, hidden);
+                const lane_news n{lane,
+                                  first,
+                                  rows,
+                                  {},
+                                  std::span<const float>(hidden).subspan(static_cast<std::size_t>(first * 24))};
+                drafter.hear(std::span(&n, 1), target);
+            };
+            std::vector<opd::spec::draft_builder> trees(2);
+            const auto propose = [&] {
+                std::vector<draft_wish> wishes;
+                for (index_t lane = 0; lane < 2; ++lane) {
+                    const auto& s = sequences[static_cast<std::size_t>(lane)];
+                    trees[static_cast<std::size_t>(lane)].begin(rates);
+                    wishes.push_back(
+                        {lane,
+                         &s,
+                         {.seed = 5, .sample = s.sample, .position = static_cast<std::uint32_t>(s.tokens.size())},
+                         4,
+                         children,
+                         &trees[static_cast<std::size_t>(lane)]});
+                }
+                drafter.propose(wishes);
+                for (std::size_t lane = 0; lane < 2; ++lane) {
+                    const draft_wish& w = wishes[lane];
+                    opd::spec::draft_builder want;
+                    want.begin(rates);
+                    const auto path = [&](index_t n) {
+                        std::vector<token> p;
+                        for (; n >= 0; n = want.parent(n)) p.insert(p.begin(), want.token(n));
+                        return p;
+                    };
+                    const auto grow = [&](index_t n) {
+                        const auto z = logits_after(*d, *target.model, sequences[lane].tokens, path(n));
+                        want.grow(n, opd::view(z.data(), index_t(z.size())), w.law, children);
+                    };
+                    grow(-1);
+                    for (std::int32_t depth = 1; depth < w.depth; ++depth) {
+                        std::vector<index_t> best(static_cast<std::size_t>(children));
+                        best.resize(static_cast<std::size_t>(want.best_of_depth(depth, best)));
+                        for (const index_t n : best) grow(n);
+                    }
+                    REQUIRE(trees[lane].size() == want.size());
+                    CHECK(want.size() == children + 3 * children * children);
+                    for (index_t n = 0; n < want.size(); ++n) {
+                        CHECK(trees[lane].parent(n) == want.parent(n));
+                        CHECK(trees[lane].token(n) == want.token(n));
+                        CHECK(trees[lane].reach(n) == want.reach(n));
+                    }
+                }
+            };
+            tell(0, 0, 7), tell(0, 7, 3), tell(1, 0, 23);
+            propose();
+            propose(); // nothing new: the same again
+            // the target read what it had drawn, and one token more
+            for (auto& s : sequences) s.tokens.push_back(static_cast<token>(s.sample % 15)), s.tokens.push_back(3);
+            tell(0, 10, 2), tell(1, 23, 2);
+            propose();
+            drafter.install(std::make_shared<const draft_model>(*d)); // the cache is rebuilt
+            propose();
+            if (kind == drafter_kind::model) continue;
+            tell(0, 0, 12), tell(1, 0, 24); // as after new weights; not all is read yet
+            std::vector<draft_wish> wishes;
+            trees[1].begin(rates);
+            wishes.push_back({1, &sequences[1], {.seed = 5, .sample = 24, .position = 26}, 4, children, &trees[1]});
+            drafter.propose(wishes);
+            CHECK(trees[1].size() == 0);
+            CHECK_THROWS_AS(tell(0, 13, 1), std::logic_error);
+        }
+}
+
+TEST_CASE("drafts of any weights change no bit of what rollout draws and records") {
+    const policy first = weights_of(1, 7), second = weights_of(2, 8);
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model})
+        for (const double temperature : {0.0, 0.7, 1.0}) {
+            const auto d = std::make_shared<const draft_model>(fresh(kind, 11));
+            std::vector<request> prompts;
+            for (std::uint64_t i = 0; i < 20; ++i) prompts.push_back(prompt_of(700 + i));
+            std::uint32_t seed = 0;
+            for (const opd::spec::strategy strategy : {opd::spec::strategy{5, 1, 5}, opd::spec::strategy{3, 3, 8}})
+                for (const bool changed : {false, true}) {
+                    const auto run = [&](bool drafts, speculation_counts& counts) {
+                        sampling o = options(temperature);
+                        o.speculate.what = drafts ? speculation_options::kind::ngram : speculation_options::kind::off;
+                        o.speculate.fixed = strategy;
+                        const auto make = [&](const policy& p) {
+                            auto e = std::make_unique<rollout_engine>(p, o, 3, small_task().max_length());
+                            if (drafts) e->draft_with(std::make_unique<learned_drafter>(d), o.speculate);
+                            return e;
+                        };
+                        auto engine = make(first);
+                        std::mt19937 random(drafts ? seed : 0);
+                        std::map<std::uint64_t, trajectory> got;
+                        std::vector<trajectory> waiting;
+                        for (const request& p : prompts) waiting.push_back(begin_response(p));
+                        std::vector<lane_trajectory> done;
+                        while (!waiting.empty() || engine->running() > 0) {
+                            for (index_t lane = 0; lane < 3 && !waiting.empty(); ++lane)
+                                if (!engine->busy(lane))
+                                    engine->start(lane, std::move(waiting.back())), waiting.pop_back();
+                            if (drafts && random() % 6 == 0 &&
+                                engine->running() > 0) { // one is taken out, to go on later
+                                const auto all = engine->partials();
+                                engine->abort(all.front().lane);
+                                waiting.insert(waiting.begin(), all.front().sequence);
+                            }
+                            if (drafts && random() % 6 == 0) { // written and read
+                                opd::sched::archive_writer out;
+                                out(*engine);
+                                auto other = make(first);
+                                opd::sched::archive_reader in(out.bytes);
+                                in(*other);
+                                CHECK(in.done());
+                                engine = std::move(other);
+                            }
+                            engine->step(done);
+                            for (auto& x : done) got[x.sequence.sample] = std::move(x.sequence);
+                            done.clear();
+                        }
+                        if (changed) { // new weights while all are in mid-sequence
+                            for (index_t lane = 0; lane < 3; ++lane)
+                                engine->start(lane, begin_response(prompt_of(900 + std::uint64_t(lane))));
+                            const auto tokens = [&] {
+                                std::size_t n = 1000;
+                                for (const auto& p : engine->partials()) n = std::min(n, p.sequence.response().size());
+                                return n;
+                            };
+                            while (engine->running() == 3 && tokens() < 4) engine->step(done);
+                            engine->install(second);
+                            while (engine->running() > 0) engine->step(done);
+                            for (auto& x : done) got[x.sequence.sample] = std::move(x.sequence);
+                        }
+                        counts = engine->counts();
+                        return got;
+                    };
+                    ++seed;
+                    speculation_counts plain, drafted;
+                    const auto want = run(false, plain), got = run(true, drafted);
+                    for (const auto& [sample, t] : got) {
+                        if (sample < 900) {
+                            CHECK(t == want.at(sample));
+                            continue;
+                        }
+                        // where the weights changed depends on how many tokens a step brings; each is that of its version's weights
+                        sampling o = options(temperature);
+                        rollout_engine again(first, o, 1, small_task().max_length());
+                        again.start(0, prompt_of(sample));
+                        std::vector<lane_trajectory> done;
+                        const auto old = std::size_t(std::count(t.versions.begin(), t.versions.end(), 7));
+                        while (again.running() > 0 && again.drawn(0).response().size() < old) again.step(done);
+                        again.install(second);
+                        while (again.running() > 0) again.step(done);
+                        CHECK(done.at(0).sequence == t);
+                    }
+                    CHECK(got.size() == want.size());
+                    CHECK(drafted.verified > 100);
+                }
+        }
 }
