@@ -338,6 +338,12 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(async, "schedule", schedule, {"score_flush"});
     only(!s.inject.empty(), "schedule", "a run without --inject", {"inject_seconds"});
     only(!in_virtual_time(c), "schedule", "--driver " + s.driver, {"learner_threads"});
+    const std::string& speculate = c.speculation.kind;
+    only(speculate == "ngram" || speculate == "learned", "speculation", "--speculate " + speculate,
+         {"depth", "verify"});
+    only(speculate == "learned", "speculation", "--speculate " + speculate, {"children", "from"});
+    only(speculate == "auto", "speculation", "--speculate " + speculate, {"running"});
+    only(speculate == "ngram" || speculate == "auto", "speculation", "--speculate " + speculate, {"history"});
     only(in_virtual_time(c), "schedule", "--driver " + s.driver,
          {"cost_step", "cost_step_row", "cost_score", "cost_score_row", "cost_train", "cost_train_row", "cost_sync"});
 
@@ -491,6 +497,17 @@ void validate(const config& c) {
     positive("--drafter-gamma", d.gamma);
     within("--drafter-smoothing", d.smoothing, 0, 1);
     count("--drafter-held-out", d.held_out, 1);
+    const auto& g = c.speculation;
+    need(g.kind == "off" || g.kind == "ngram" || g.kind == "auto" || g.kind == "learned",
+         fmt::format("--speculate must be off, ngram, auto or learned, not '{}'", g.kind));
+    constexpr int most_drafts = 64; // a sequence and step: beyond, verifying them is a prefill
+    for (const auto& [flag, value] :
+         {std::pair{"--draft-depth", g.depth}, {"--draft-verify", g.verify}, {"--draft-children", g.children}})
+        need(value >= 1 && value <= most_drafts,
+             fmt::format("{} must lie in [1, {}], not {}", flag, most_drafts, value));
+    count("--draft-running", g.running, 1);
+    need(g.history >= 0 && g.history <= 1'000'000'000,
+         fmt::format("--draft-history must lie in [0, 1000000000], not {}", g.history));
     within("--beta1", c.optimizer.beta1, 0, 0.9999999);
     within("--beta2", c.optimizer.beta2, 0, 0.9999999);
     positive("--epsilon", c.optimizer.epsilon);

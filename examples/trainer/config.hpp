@@ -181,6 +181,15 @@ struct config {
         double gamma = 4, smoothing = 0.5;
         int held_out = 64;
     } drafter;
+    struct {
+        std::string kind = "off";
+        int depth = 8;
+        int verify = 8;
+        int children = 1;
+        std::string from; // empty: the run directory's own drafter
+        int running = 32;
+        int history = 1'000'000; // tokens
+    } speculation;
     adamw optimizer;
     struct {
         int prompts = 2000;
@@ -397,6 +406,29 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("smoothing", "--drafter-smoothing", c.drafter.smoothing,
              "accepted_length: share of rows that count as accepted, whatever they are, in [0, 1]", false);
     v.option("held_out", "--drafter-held-out", c.drafter.held_out, "held-out prompts to measure with", false);
+
+    // as with slots: drafts decide how long rollout takes, and nothing else
+    v.group("speculation", "Speculative rollout (the tokens are those of plain rollout, bit for bit)");
+    v.option(
+        "kind", "--speculate", c.speculation.kind,
+        "off; ngram: drafts of what came after the same tokens before, in a response, in other answers to its "
+        "prompt, in its last epoch's; auto: likewise, as many as pay by the measured cost of steps; learned: those of "
+        "a drafter that --train-drafter made. Results do not depend on it, but under --driver virtual",
+        in_virtual_time(c));
+    v.option("depth", "--draft-depth", c.speculation.depth, "ngram, learned: most tokens that a draft goes ahead",
+             in_virtual_time(c));
+    v.option("verify", "--draft-verify", c.speculation.verify,
+             "ngram, learned: most drafted tokens of a sequence that a step verifies", in_virtual_time(c));
+    v.option("children", "--draft-children", c.speculation.children,
+             "learned: most drafts of one token, and most of a depth that are gone on from", in_virtual_time(c));
+    v.option("from", "--draft-from", c.speculation.from,
+             "learned: checkpoints/drafter.ckpt of the run that made it; empty, with --resume: the run's own",
+             in_virtual_time(c));
+    v.option("running", "--draft-running", c.speculation.running,
+             "auto: begins to draft when so few sequences run on a worker, stops above a quarter more",
+             in_virtual_time(c));
+    v.option("history", "--draft-history", c.speculation.history,
+             "tokens of finished responses that each rollout worker keeps to draft from", in_virtual_time(c));
 
     v.group("optimizer", "Optimizer (AdamW)");
     v.option("beta1", "--beta1", c.optimizer.beta1, "decay of the mean", true);

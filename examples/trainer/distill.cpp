@@ -62,7 +62,7 @@ public:
     std::shared_ptr<Stage> rollout(More&&... more) {
         return std::make_shared<Stage>(std::forward<More>(more)..., run_.task_, sampling_of(run_.settings_, run_.task_),
                                        run_.sample_base(), lanes, weights_, run_.settings_.distill.answers,
-                                       run_.settings_.schedule.park_after);
+                                       run_.settings_.schedule.park_after, drafts_);
     }
 
     template <class Stage, class... More>
@@ -96,6 +96,10 @@ public:
             run_.seconds_[static_cast<std::size_t>(clocks[i])] = before_[i] + f.busy[i];
         const std::int64_t over = keeps_flight ? totals.admitted : totals.consumed + totals.failed;
         run_.state_.next_sample = run_.sample_base() + schedule.first_sample + static_cast<std::uint64_t>(over);
+        const speculation_counts drafts = drafts_->all();
+        if (!f.line.is_null() && run_.settings_.speculation.kind != "off")
+            f.line["speculation"] = described(drafts.since(drafts_before_));
+        drafts_before_ = drafts;
         run_.distilled(last_, weights_.latest(), sequences, seconds, f.line);
     }
 
@@ -126,7 +130,9 @@ public:
             throw std::runtime_error(fmt::format("distillation ended at step {} of {}: {} sequences were given up",
                                                  run_.state_.step, run_.settings_.distill.steps, given_up));
         metrics.observe(time);
-        write_file(run_.directory_ + "/schedule.json", examples::described(metrics).dump() + "\n");
+        auto described_run = examples::described(metrics);
+        if (run_.settings_.speculation.kind != "off") described_run["speculation"] = described(drafts_->all());
+        write_file(run_.directory_ + "/schedule.json", described_run.dump() + "\n");
         run_.evaluations_["after"] = to_json(run_.evaluate(run_.student_, "after"));
         run_.finish_stage(trainer::stage::finished, std::move(at_end_));
     }
@@ -167,9 +173,20 @@ private:
         nlohmann::ordered_json line;
         std::array<double, 3> busy;
     };
+    static nlohmann::ordered_json described(const speculation_counts& c) {
+        nlohmann::ordered_json j;
+        j["drafted"] = c.drafted;
+        j["verified"] = c.verified;
+        j["accepted"] = c.accepted;
+        j["accepted_per_step"] = c.accepted_per_step();
+        j["tokens_per_step"] = c.tokens_per_step();
+        return j;
+    }
     std::mutex figures_mutex_;
     std::map<sched::version_t, figures> measured_;
     const std::array<double, 3> before_ = clock_values();
+    const std::shared_ptr<shared_counts> drafts_ = std::make_shared<shared_counts>();
+    speculation_counts drafts_before_; // the last step
     sched::trace trace_{{.first = 20000, .last = 20000}};
 
 public:

@@ -13,7 +13,7 @@ nlohmann::json to_json(const evaluation_result& r) {
 
 evaluation_result evaluate_model(const transformer<float>& model, opd::thread_team& threads, const gcd_task& task,
                                  std::span<const operands> pairs, int samples, std::uint64_t seed,
-                                 std::uint64_t first_sample, int slots) {
+                                 std::uint64_t first_sample, int slots, const speculation_options& speculate) {
     evaluation_result r;
     sampling options;
     options.greedy = true;
@@ -22,6 +22,7 @@ evaluation_result evaluate_model(const transformer<float>& model, opd::thread_te
     options.max_response = task.max_response();
     options.slots = slots;
     options.prefill_chunk = task.prompt_length();
+    options.speculate = speculate;
     std::vector<request> requests;
     for (std::size_t i = 0; i < pairs.size(); ++i)
         requests.push_back({first_sample + i, task.text.encode(task.prompt(pairs[i]))});

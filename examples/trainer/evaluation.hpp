@@ -33,6 +33,6 @@ nlohmann::json to_json(const evaluation_result& r);
 /// Greedy responses to `pairs`, and `samples` sampled ones each (keyed by `seed` and `first_sample`).
 evaluation_result evaluate_model(const transformer<float>& model, opd::thread_team& threads, const gcd_task& task,
                                  std::span<const operands> pairs, int samples, std::uint64_t seed,
-                                 std::uint64_t first_sample, int slots);
+                                 std::uint64_t first_sample, int slots, const speculation_options& speculate = {});
 
 } // namespace trainer

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -40,7 +41,10 @@ std::vector<trajectory> roll_out(const transformer<float>& model, opd::thread_te
             }
             if (engine.running() == 0) return;
             finished.clear();
+            const auto begin = std::chrono::steady_clock::now();
             engine.step(finished);
+            if (options.speculate.on())
+                engine.took(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
             for (lane_trajectory& f : finished) out[place[static_cast<std::size_t>(f.lane)]] = std::move(f.sequence);
         }
     });

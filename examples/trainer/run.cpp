@@ -96,6 +96,12 @@ run::run(const command& arguments)
             throw failure(exit_resources, e.what() + std::string("; --learner-threads sets how many"));
         }
     }
+    if (settings_.speculation.kind == "learned") {
+        if (settings_.speculation.from.empty() && !arguments.resume)
+            throw failure(exit_usage, "--speculate learned: a new run needs --draft-from, the drafter.ckpt that "
+                                      "--train-drafter wrote in another run of the same student");
+        speculation_of(settings_); // a drafter that cannot be read is an error before anything is written
+    }
     teacher_.initialise(settings_.run.seed);
     student_.initialise(settings_.run.seed + 1);
     open_directory();
@@ -461,7 +467,7 @@ void run::look_at(std::int64_t step, const policy& student) {
             std::span(task_.held_out())
                 .first(std::min(task_.held_out().size(), static_cast<std::size_t>(settings_.evaluation.every_prompts)));
         auto e = evaluate_model(*student.model, look_backend_.team(), task_, pairs, 0, settings_.run.seed, 0,
-                                settings_.distill.slots);
+                                settings_.distill.slots, speculation_of(settings_));
         return look{step, now() - begin, std::move(e)};
     });
     if (in_virtual_time(settings_)) hear_of_look(true);
@@ -486,7 +492,7 @@ evaluation_result run::evaluate(const transformer<float>& model, const char* who
     const auto pairs = std::span(task_.held_out()).first(static_cast<std::size_t>(settings_.evaluation.prompts));
     timed(clock_name::evaluation, [&] {
         r = evaluate_model(model, backend_.team(), task_, pairs, settings_.evaluation.samples, settings_.run.seed,
-                           std::uint64_t{8} << 56, settings_.distill.slots);
+                           std::uint64_t{8} << 56, settings_.distill.slots, speculation_of(settings_, &model.shape));
         // KL to the teacher along the model's own greedy responses
         const row_batch batch = pack(r.responses, 0);
         std::vector<float> own, teachers;

@@ -4,6 +4,7 @@
 //
 //   off      no drafts
 //   ngram    retrieval (drafter.hpp): the same strategy for every sequence in every step
+//   learned  a drafter that was trained (learned_drafter.hpp), with trees: likewise
 //   auto     retrieval; by how many sequences run and what steps took: an elastic_switch says whether to draft at all, beg_mab which of
 //            some strategies, and draft_budget how many of the nodes that it allows each sequence gets, none where they cost more
 //            than they bring. Seconds of a step by its rows are a line fitted to the last steps
@@ -27,16 +28,22 @@
 
 namespace trainer {
 
+struct draft_model;
+
 struct speculation_options {
-    enum class kind { off, ngram, automatic } what = kind::off;
-    opd::spec::strategy fixed = {8, 1, 8}; ///< ngram
+    enum class kind { off, ngram, learned, automatic } what = kind::off;
+    opd::spec::strategy fixed = {8, 1, 8}; ///< ngram, learned
     index_t running = 32;                  ///< automatic: on at so many sequences or fewer, off above a quarter more
     retrieval_options retrieval = {};
+    std::shared_ptr<const draft_model> learned = {}; ///< what drafts, where it is `learned`
 
     bool on() const { return what != kind::off; }
     /// Most drafted tokens of a sequence in a step.
     std::int32_t most() const;
 };
+
+/// The drafter that the options name. None of --speculate off.
+std::unique_ptr<drafter> make_drafter(const speculation_options& o);
 
 /// What became of drafts.
 struct speculation_counts {
@@ -51,10 +58,24 @@ struct speculation_counts {
         steps += o.steps, verified_steps += o.verified_steps, drafted += o.drafted, verified += o.verified;
         accepted += o.accepted, tokens += o.tokens;
     }
+    speculation_counts since(const speculation_counts& o) const {
+        return {steps - o.steps,       verified_steps - o.verified_steps,
+                drafted - o.drafted,   verified - o.verified,
+                accepted - o.accepted, tokens - o.tokens};
+    }
+    /// Drafted tokens that a sequence kept of a step that verified some.
+    double accepted_per_step() const { return ratio(accepted, verified_steps); }
+    /// Tokens that a step brought a sequence.
+    double tokens_per_step() const { return ratio(tokens, steps); }
     bool operator==(const speculation_counts&) const = default;
     template <class A>
     void fields(A& a) {
         a(steps, verified_steps, drafted, verified, accepted, tokens);
+    }
+
+private:
+    static double ratio(std::int64_t a, std::int64_t b) {
+        return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0.0;
     }
 };
 

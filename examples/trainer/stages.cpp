@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "drafter_training.hpp"
 namespace trainer {
 
 namespace sched = opd::sched;
@@ -19,6 +20,28 @@ sampling sampling_of(const config& c, const gcd_task& task) {
     o.slots = c.distill.slots;
     o.prefill_chunk = c.distill.prefill_chunk;
     o.plan = draws_for(c);
+    o.speculate = speculation_of(c);
+    return o;
+}
+
+speculation_options speculation_of(const config& c, const model_shape* target) {
+    using kind = speculation_options::kind;
+    const auto& s = c.speculation;
+    speculation_options o;
+    o.what = s.kind == "ngram"     ? kind::ngram
+             : s.kind == "auto"    ? kind::automatic
+             : s.kind == "learned" ? kind::learned
+                                   : kind::off;
+    o.fixed = {s.depth, s.kind == "learned" ? s.children : 1, s.verify};
+    if (o.what == kind::learned) {
+        const std::string path = s.from.empty() ? c.run.directory + "/checkpoints/drafter.ckpt" : s.from;
+        o.learned = std::make_shared<const draft_model>(load_drafter(path));
+        if (!(o.learned->target == c.student_model))
+            throw failure(exit_input, fmt::format("{}: a drafter for a student of another shape", path));
+        if (target && !(*target == c.student_model)) o.what = kind::off, o.learned.reset();
+    }
+    o.running = s.running;
+    o.retrieval.history_tokens = s.history;
     return o;
 }
 
@@ -77,6 +100,11 @@ void rollout_stage::install(const sched::weights& w) {
 index_t rollout_stage::step(std::vector<sched::finished_rollout<trajectory>>& out, std::stop_token) {
     finished_.clear();
     const index_t rows = engine_ ? engine_->step(finished_) : 0;
+    if (counts_ && engine_) {
+        const speculation_counts now = engine_->counts();
+        counts_->add(now.since(counted_));
+        counted_ = now;
+    }
     for (lane_trajectory& f : finished_) {
         auto t = std::make_shared<const trajectory>(std::move(f.sequence));
         const sched::token_versions versions = versions_of(*t);

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <stop_token>
@@ -30,6 +31,26 @@ namespace trainer {
 
 /// How distillation samples: from the run's settings.
 sampling sampling_of(const config& c, const gcd_task& task);
+
+/// How its rollout drafts.
+speculation_options speculation_of(const config& c, const model_shape* target = nullptr);
+
+/// What rollout workers count together: added to by their threads.
+class shared_counts {
+public:
+    void add(const speculation_counts& c) {
+        const std::lock_guard lock(mutex_);
+        all_.add(c);
+    }
+    speculation_counts all() const {
+        const std::lock_guard lock(mutex_);
+        return all_;
+    }
+
+private:
+    mutable std::mutex mutex_;
+    speculation_counts all_;
+};
 
 /// The number of a sample's prompt. The top byte of a sample is its stage's; within a stage `answers` consecutive samples
 /// answer one prompt, and the n-th prompt is the same however many do.
@@ -49,10 +70,11 @@ public:
     using rolled_type = trajectory;
 
     rollout_stage(const gcd_task& task, const sampling& options, std::uint64_t first_sample, index_t lanes,
-                  const publication& weights, int answers = 1, int park_after = 0)
+                  const publication& weights, int answers = 1, int park_after = 0,
+                  std::shared_ptr<shared_counts> counts = {})
         : task_(task), options_(options), first_sample_(first_sample), answers_(answers), weights_(weights),
           park_after_(static_cast<std::size_t>(park_after)), tickets_(static_cast<std::size_t>(lanes)),
-          had_(static_cast<std::size_t>(lanes)) {}
+          had_(static_cast<std::size_t>(lanes)), counts_(std::move(counts)) {}
 
     /// Whom a sequence answers: tickets of one group have the same.
     std::uint64_t prompt_of(const opd::sched::ticket& t) const {
@@ -73,6 +95,9 @@ public:
 
     /// Parks who has drawn `park_after` tokens since its start. Returns how many tokens went through the model.
     index_t step(std::vector<opd::sched::finished_rollout<trajectory>>& out, std::stop_token);
+    void took(double seconds) {
+        if (engine_) engine_->took(seconds);
+    }
     index_t running() const { return engine_ ? engine_->running() : 0; }
     void export_partials(std::vector<opd::sched::partial_rollout<trajectory>>& out) const;
 
@@ -85,7 +110,7 @@ public:
             if (installed.version >= 0) install(installed);
         for (opd::sched::ticket& t : tickets_) a(t);
         for (std::uint64_t& n : had_) a(n);
-        if (engine_) a(*engine_);
+        if (engine_) a(*engine_), counted_ = engine_->counts();
     }
 
 private:
@@ -100,6 +125,8 @@ private:
     opd::sched::weights installed_{.version = -1};
     std::optional<rollout_engine> engine_; // from the first weights on
     std::vector<lane_trajectory> finished_;
+    std::shared_ptr<shared_counts> counts_;
+    speculation_counts counted_; // of the engine's
 };
 
 class teacher_stage {
