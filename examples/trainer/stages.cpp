@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "drafter_training.hpp"
+
 namespace trainer {
 
 namespace sched = opd::sched;
