@@ -349,6 +349,7 @@ std::vector<unused_setting> unused_settings(const config& c) {
 
     const auto& d = c.drafter;
     only(d.kind == "model", "drafter", "--drafter " + d.kind, {"width"});
+    only(d.kind == "hidden", "drafter", "--drafter " + d.kind, {"hidden"});
     only(d.weights == "decaying", "drafter", "--drafter-weights " + d.weights, {"gamma"});
     only(d.weights == "accepted_length", "drafter", "--drafter-weights " + d.weights, {"smoothing"});
     return r;
@@ -360,6 +361,27 @@ void from_json(const nlohmann::json& j, const std::string& source, config& c) {
     if (j.is_object()) visit_options(changed, r);
     r.check_keys();
     c = changed;
+}
+
+void apply_preset(const std::string& name, config& c) {
+    const std::vector<std::string> known = {"speculative"};
+    if (name != known[0]) {
+        const std::string near = nearest(name, known);
+        throw failure(exit_usage,
+                      fmt::format("--preset: '{}' is not one of {}{}", name, fmt::join(known, ", "),
+                                  near.empty() ? std::string() : fmt::format("; did you mean '{}'?", near)));
+    }
+    // a target that is deep beside its drafter's one layer; what it has learnt of the task is of no importance
+    auto& m = c.student_model;
+    m.width = 256, m.layers = 6, m.heads = 8, m.kv_heads = 4, m.head_dim = 32, m.ffn = 512;
+    c.teacher.steps = 1200;
+    c.student.max_steps = 160, c.student.rate = 1e-3, c.student.batch = 16, c.student.check_every = 40,
+    c.student.check_prompts = 128;
+    c.distill.steps = 40, c.distill.prompts = 16, c.distill.rate = 3e-4, c.distill.warmup = 5;
+    c.evaluation.prompts = 200, c.evaluation.samples = 0, c.evaluation.every = 0;
+    auto& d = c.drafter;
+    d.heads = 8, d.kv_heads = 4, d.head_dim = 32, d.ffn = 512, d.width = 64;
+    d.steps = 300, d.responses = 384, d.batch = 16, d.rate = 1e-3;
 }
 
 nlohmann::json config_of_text(std::string_view text, const std::string& source, config& c) {
@@ -491,6 +513,7 @@ void validate(const config& c) {
     need(d.depth >= 1 && d.depth <= 64, fmt::format("--drafter-depth must lie in [1, 64], not {}", d.depth));
     not_negative("--drafter-acceptance", d.acceptance);
     not_negative("--drafter-kl", d.kl);
+    not_negative("--drafter-hidden", d.hidden);
     need(d.acceptance + d.kl > 0, "--drafter-acceptance and --drafter-kl must not both be 0");
     need(d.weights == "accepted_length" || d.weights == "decaying" || d.weights == "none",
          fmt::format("--drafter-weights must be accepted_length, decaying or none, not '{}'", d.weights));
@@ -544,16 +567,17 @@ std::string as_given(const command& c, const std::string& text) {
 
 command parse_command_line(int argc, const char* const* argv) {
     command r;
-    std::string config_file;
+    std::string config_file, preset;
     nlohmann::json file = nlohmann::json::object();
 
-    // First what decides the defaults: a configuration file, or the run that is resumed.
+    // First what decides the defaults: a preset, a configuration file, or the run that is resumed.
     {
         CLI::App first;
         first.set_help_flag();
         first.allow_extras();
         first.allow_config_extras();
         first.add_option("--config", config_file)->take_last();
+        first.add_option("--preset", preset)->take_last();
         first.add_option("--run-dir", r.settings.run.directory)->take_last();
         first.add_flag("--resume", r.resume);
         first.add_flag("--train-drafter", r.train_drafter);
@@ -564,6 +588,7 @@ command parse_command_line(int argc, const char* const* argv) {
         }
     }
     r.file = config_file;
+    if (!preset.empty()) apply_preset(preset, r.settings);
     if (!config_file.empty()) {
         const std::string directory = r.settings.run.directory;
         const bool named = directory != config{}.run.directory;
@@ -585,6 +610,11 @@ command parse_command_line(int argc, const char* const* argv) {
         "--resume goes on).");
     bool version = false;
     app.add_option("--config", config_file, "JSON file with settings; flags override it")->group("Files")->take_last();
+    app.add_option("--preset", preset,
+                   "settings to begin with, which a configuration file and flags override: speculative: a student of "
+                   "6 layers, which rolls out slowly enough for drafts to pay")
+        ->group("Files")
+        ->take_last();
     app.add_flag("--print-config", r.print_config, "print the settings as a file that --config reads, and exit")
         ->group("Files");
     bool list = false;

@@ -176,7 +176,7 @@ struct config {
         double rate = 3e-3;
         int responses = 512;
         int depth = 8;
-        double acceptance = 1, kl = 0.2;
+        double acceptance = 1, kl = 0.2, hidden = 1;
         std::string weights = "accepted_length"; // decaying, none
         double gamma = 4, smoothing = 0.5;
         int held_out = 64;
@@ -400,6 +400,8 @@ void visit_options(Config& c, Visitor&& v) {
              false);
     v.option("acceptance", "--drafter-acceptance", c.drafter.acceptance, "weight of -log sum min(p, q)", false);
     v.option("kl", "--drafter-kl", c.drafter.kl, "weight of KL(target, drafter)", false);
+    v.option("hidden", "--drafter-hidden", c.drafter.hidden,
+             "hidden: weight of the smooth L1 distance to the target's hidden states", false);
     v.option("weights", "--drafter-weights", c.drafter.weights,
              "what a row counts by its place in its draft: accepted_length, decaying, none", false);
     v.option("gamma", "--drafter-gamma", c.drafter.gamma, "decaying: rows to 1/e", false);
@@ -477,6 +479,9 @@ nlohmann::ordered_json to_json(const config& c);
 /// Overwrites the settings that `j` names. Unknown keys and wrong types are usage failures that name the key, the file
 /// and, for a key, the nearest one that exists.
 void from_json(const nlohmann::json& j, const std::string& source, config& c);
+
+/// Changes the settings to those of a preset; an unknown name is a usage failure.
+void apply_preset(const std::string& name, config& c);
 
 /// Reads the text of a configuration into c. Returns what it says.
 nlohmann::json config_of_text(std::string_view text, const std::string& source, config& c);

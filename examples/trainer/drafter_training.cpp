@@ -14,6 +14,7 @@
 
 #include "checkpoint.hpp"
 #include "files.hpp"
+#include "learned_drafter.hpp"
 #include "opd/estimators/draft_weights.hpp"
 #include "opd/opd.hpp"
 #include "opd/sched/archive.hpp"
@@ -112,7 +113,7 @@ void drafter_trainer::forward(std::span<const trajectory* const> responses) {
     const row_batch batch = pack(responses, 0);
     const index_t v = target_.shape.vocabulary, d = target_.shape.width;
     target_rows(target_, backend_.team(), std::span<const std::vector<token>>(batch.inputs), target_logits_, hidden_);
-    q_.clear(), mask_.clear();
+    q_.clear(), mask_.clear(), expected_.clear();
     firsts_.assign(1, 0);
     const bool layer = drafter_.kind == drafter_kind::hidden;
     std::vector<along<float>> hidden;
@@ -132,6 +133,8 @@ void drafter_trainer::forward(std::span<const trajectory* const> responses) {
         };
         if (layer) {
             hidden.push_back(part(hidden_, d));
+            const auto expected = around<1>(hidden.back(), 0, n - 1);
+            expected_.insert(expected_.end(), expected.data(), expected.data() + (n - 1) * d);
             take(around<1>(part(target_logits_, v), 0, n - 1), around<1>(kept, 0, n - 1));
         } else {
             take(around<0>(part(target_logits_, v), 0, n), around<0>(kept, 0, n));
@@ -196,8 +199,25 @@ drafter_step drafter_trainer::step(std::span<const trajectory* const> responses,
         opd::teacher::dense<float>{opd::view(std::as_const(q_).data(), rows_, v), t},
         opd::weighted_sum{opd::forward_kl{}, opd::acceptance{}, d.kl, d.acceptance}, e);
     r.loss = o.loss;
-    drafter_.kind == drafter_kind::hidden ? on_hidden_.backward(z_.data(), gradient_)
-                                          : pass_.backward(z_.data(), gradient_);
+    if (drafter_.kind == drafter_kind::model) {
+        pass_.backward(z_.data(), gradient_);
+    } else if (d.hidden > 0) {
+        // smooth L1, mean over rows and columns
+        const index_t width = target_.shape.width;
+        const auto share = static_cast<float>(d.hidden / static_cast<double>(r.rows * width));
+        double sum = 0;
+        apart_.resize(expected_.size());
+        for (std::size_t i = 0; i < apart_.size(); ++i) {
+            const float gap = on_hidden_.predicted()[i] - expected_[i], size = std::abs(gap);
+            const bool counts = mask_[i / static_cast<std::size_t>(width)] != 0;
+            sum += counts ? static_cast<double>(size < 1 ? 0.5f * gap * gap : size - 0.5f) : 0;
+            apart_[i] = counts ? share * std::clamp(gap, -1.0f, 1.0f) : 0;
+        }
+        r.loss += sum * static_cast<double>(share);
+        on_hidden_.backward(z_.data(), apart_.data(), gradient_);
+    } else {
+        on_hidden_.backward(z_.data(), nullptr, gradient_);
+    }
     r.gradient_norm = adamw_step(settings_.optimizer, rate, gradient_, state_, drafter_.weights);
     return r;
 }
@@ -230,6 +250,86 @@ expected_acceptance drafter_trainer::measure(std::span<const trajectory* const> 
         r.by_depth.push_back(followed[k] / reached[k]);
         r.length += reach *= r.by_depth.back();
     }
+    return r;
+}
+
+followed_drafts follow_drafts(const config& c, const transformer<float>& target, std::shared_ptr<const draft_model> d,
+                              opd::thread_team& threads, std::span<const trajectory* const> responses, index_t stride) {
+    const auto depth = static_cast<std::size_t>(c.drafter.depth), width = static_cast<std::size_t>(target.shape.width);
+    const policy weights{{std::shared_ptr<void>(), &target}, 0}; // the caller keeps the model
+    const opd::spec::follow_rates rates;
+    const auto pieces = static_cast<std::size_t>(threads.size());
+    std::vector<std::vector<double>> reached(pieces, std::vector<double>(depth)), followed = reached;
+    std::vector<index_t> drafts(pieces);
+    // each thread a drafter and its share of the responses, all of which it drafts for together
+    threads.run(threads.size(), [&](index_t piece, int) {
+        const auto own = static_cast<std::size_t>(piece);
+        learned_drafter drafter(d, 0);
+        std::vector<const trajectory*> mine;
+        for (std::size_t i = own; i < responses.size(); i += pieces) mine.push_back(responses[i]);
+        opd::thread_team alone(1);
+        std::vector<std::vector<float>> hidden(mine.size());
+        std::vector<float> logits;
+        std::size_t longest = 0;
+        std::vector<trajectory> seen(mine.size());
+        std::vector<index_t> heard(mine.size(), 0);
+        std::vector<opd::spec::draft_builder> trees(mine.size());
+        for (std::size_t i = 0; i < mine.size(); ++i) {
+            const std::vector<token> inputs(mine[i]->tokens.begin(), mine[i]->tokens.end() - 1);
+            target_rows(target, alone, std::span(&inputs, 1), logits, hidden[i]);
+            longest = std::max(longest, mine[i]->response().size());
+            drafter.begin(static_cast<index_t>(i), *mine[i]);
+        }
+        std::vector<draft_wish> wishes;
+        for (std::size_t drawn = 0; drawn < longest; drawn += static_cast<std::size_t>(stride)) {
+            wishes.clear();
+            for (std::size_t i = 0; i < mine.size(); ++i) {
+                const trajectory& t = *mine[i];
+                if (t.response().size() <= drawn) continue;
+                const std::size_t length = t.prompt_length + drawn;
+                const auto lane = static_cast<index_t>(i), rows = static_cast<index_t>(length) - 1 - heard[i];
+                const lane_news news{lane,
+                                     heard[i],
+                                     rows,
+                                     {},
+                                     std::span(hidden[i]).subspan(static_cast<std::size_t>(heard[i]) * width,
+                                                                  static_cast<std::size_t>(rows) * width)};
+                drafter.hear(std::span(&news, 1), weights);
+                heard[i] += rows;
+                seen[i].sample = t.sample, seen[i].prompt_length = t.prompt_length;
+                seen[i].tokens.assign(t.tokens.begin(), t.tokens.begin() + static_cast<std::ptrdiff_t>(length));
+                trees[i].begin(rates);
+                const opd::spec::draft_law law{.filter = {.temperature = static_cast<float>(c.distill.temperature)},
+                                               .seed = c.run.seed,
+                                               .sample = t.sample,
+                                               .position = static_cast<std::uint32_t>(length)};
+                wishes.push_back({lane, &seen[i], law, static_cast<std::int32_t>(depth), 1, &trees[i]});
+            }
+            drafter.propose(wishes);
+            for (const draft_wish& w : wishes) {
+                const auto& all = mine[static_cast<std::size_t>(w.lane)]->tokens;
+                ++drafts[own];
+                for (index_t n = 0; n < w.tree->size(); ++n) {
+                    const std::size_t at = w.sequence->tokens.size() + static_cast<std::size_t>(n);
+                    if (at >= all.size()) break;
+                    ++reached[own][static_cast<std::size_t>(n)];
+                    if (w.tree->token(n) != all[at]) break;
+                    ++followed[own][static_cast<std::size_t>(n)];
+                }
+            }
+        }
+    });
+    followed_drafts r;
+    double tokens = 0;
+    for (std::size_t k = 0; k < depth; ++k) {
+        double had = 0, kept = 0;
+        for (std::size_t i = 0; i < pieces; ++i) had += reached[i][k], kept += followed[i][k];
+        if (had == 0) break;
+        r.by_depth.push_back(kept / had);
+        tokens += kept;
+    }
+    for (const index_t n : drafts) r.drafts += n;
+    r.length = r.drafts > 0 ? tokens / static_cast<double>(r.drafts) : 0;
     return r;
 }
 
@@ -321,12 +421,26 @@ exit_code train_drafter(const command& arguments) {
         return exit_interrupted;
     }
     const expected_acceptance e = train.measure(judged);
-    std::string t = fmt::format("\n{} weights, {} steps, {:.1f} s; held-out prompts: {}\n\n{:<30}",
-                                drafter.weights.weights.size(), d.steps, now() - start, d.held_out, "depth");
-    for (std::size_t k = 0; k < e.by_depth.size(); ++k) t += fmt::format("{:>8}", k + 1);
-    t += fmt::format("{:>10}\n{:<30}", "tokens", "expected, the target's prefix");
-    for (const double a : e.by_depth) t += fmt::format("{:>8.3f}", a);
-    t += fmt::format("{:>10.2f}\n", e.length);
+    const auto trained = std::make_shared<const draft_model>(std::move(drafter));
+    const followed_drafts f = follow_drafts(c, target, trained, backend.team(), judged, 3);
+    nlohmann::ordered_json line;
+    line["held_out_prompts"] = d.held_out;
+    line["expected"] = {{"mean", e.mean}, {"by_depth", e.by_depth}, {"tokens", e.length}};
+    line["followed"] = {{"drafts", f.drafts}, {"by_depth", f.by_depth}, {"tokens", f.length}};
+    log.write(line.dump());
+    std::string t = fmt::format(
+        "\n{}: {} weights, {} steps, {:.1f} s. Accepted of drafts on {} held-out prompts, by depth:\n\n{:<34}", d.kind,
+        trained->weights.weights.size(), d.steps, now() - start, d.held_out, "");
+    const auto row = [&](const char* name, const std::vector<double>& shares, double tokens) {
+        t += fmt::format("{:<34}", name);
+        for (std::size_t k = 0; k < static_cast<std::size_t>(d.depth); ++k)
+            t += k < shares.size() ? fmt::format("{:>7.3f}", shares[k]) : fmt::format("{:>7}", "-");
+        t += fmt::format("{:>9.2f}\n", tokens);
+    };
+    for (int k = 1; k <= d.depth; ++k) t += fmt::format("{:>7}", k);
+    t += fmt::format("{:>9}\n", "tokens");
+    row("expected of draws of its own", e.by_depth, e.length);
+    row("drafted with the target's noise", f.by_depth, f.length);
     fmt::print("{}", t);
     std::fflush(stdout);
     return exit_ok;

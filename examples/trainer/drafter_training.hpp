@@ -2,7 +2,9 @@
 //
 // Training of a drafter for a target that stays as it is: opd-train --train-drafter.
 //
-//   loss = mean over response rows of w (a (-log Σ min(p, q)) + b KL(q‖p))      p the drafter's law, q the target's, at --temperature
+//   loss = mean over response rows of w (a (-log Σ min(p, q)) + b KL(q‖p)) + r smooth_L1(h^ - h)
+//   p      the drafter's law, q the target's, at --temperature
+//   h^     of a layer: what it expects of the target, mean over columns. Drafts go on from it, so it had better be near
 //   w      by the row's place in its draft (opd/estimators/draft_weights.hpp), scaled to a mean of 1
 //
 // Rows are those of the target's own responses, teacher-forced: the drafter sees what the target drew. A response is cut into drafts of
@@ -13,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -62,6 +65,16 @@ struct expected_acceptance {
     double length = 0;            ///< accepted tokens of a draft of that depth
 };
 
+/// What becomes of drafts along the target's own responses: chains as rollout drafts them, on what the drafter expects of the target and
+/// with the target's noise, from every `stride`-th position, against the tokens that the target drew.
+struct followed_drafts {
+    std::vector<double> by_depth; ///< share of the d-th tokens that were followed, given that those before them were
+    double length = 0;            ///< mean number of followed tokens
+    index_t drafts = 0;
+};
+followed_drafts follow_drafts(const config& c, const transformer<float>& target, std::shared_ptr<const draft_model> d,
+                              opd::thread_team& threads, std::span<const trajectory* const> responses, index_t stride);
+
 class drafter_trainer {
 public:
     drafter_trainer(const config& c, const transformer<float>& target, draft_model& d, opd::eigen_backend& backend);
@@ -85,9 +98,10 @@ private:
     // of the last forward pass
     index_t rows_ = 0;
     std::vector<float> target_logits_, hidden_;
-    std::vector<float> z_, q_;         // (N,V) the drafter's logits, then their gradient; the target's
-    std::vector<std::uint8_t> mask_;   // (N)
-    std::vector<std::int64_t> firsts_; // (sequences + 1)
+    std::vector<float> z_, q_;            // (N,V) the drafter's logits, then their gradient; the target's
+    std::vector<std::uint8_t> mask_;      // (N)
+    std::vector<std::int64_t> firsts_;    // (sequences + 1)
+    std::vector<float> expected_, apart_; // (N,D) of a layer: the target's h, and the gradient towards it
     std::vector<float> gradient_, weights_;
 };
 

@@ -75,11 +75,12 @@ void hidden_training<T>::forward(T* logits) {
 }
 
 template <class T>
-void hidden_training<T>::backward(const T* d_logits, std::vector<T>& grad) {
+void hidden_training<T>::backward(const T* d_logits, const T* d_predicted, std::vector<T>& grad) {
     const index_t rows = first_rows_.back(), d = target_.shape.width;
     dn_.resize(static_cast<std::size_t>(rows * d)), dx_.resize(dn_.size());
     unused_.assign(static_cast<std::size_t>(d), T(0)); // the norm's weight is the target's
-    backward_head(target_, head_.x.data(), head_.inv.data(), d_logits, rows, dn_.data(), dx_.data(), unused_.data());
+    backward_head(target_, head_.x.data(), head_.inv.data(), d_logits, d_predicted, rows, dn_.data(), dx_.data(),
+                  unused_.data());
     pass_.backward_layers(dx_.data(), grad, dn_.data()); // dn_: of x0 from here on
     const auto of_e =
         opd::product_tn(2 * d, d, rows, static_cast<const T*>(pairs_.data()), 2 * d, static_cast<const T*>(dn_.data()),

@@ -98,7 +98,8 @@ public:
 
     /// Row t of a sequence: the logits of the token after position t + 1, for which the target's are around<1>.
     void forward(T* logits); // (N,V)
-    void backward(const T* d_logits, std::vector<T>& grad);
+    /// From the gradient of the logits and, unless it is null, of what is expected of the target, predicted().
+    void backward(const T* d_logits, const T* d_predicted, std::vector<T>& grad); // (N,V), (N,D)
 
     /// h^ of the last forward pass: row t belongs to position t + 1. (N,D)
     const T* predicted() const { return head_.n.data(); }

@@ -42,9 +42,9 @@ public:
 
 private:
     struct place {
-        index_t heard = 0;         // positions whose h is known: of a layer
-        index_t read = 0;          // rows of the sequence in the cache
-        std::vector<float> hidden; // (heard, D)
+        index_t heard = 0;                                 // positions whose h is known: of a layer
+        index_t read = 0;                                  // rows of the sequence in the cache
+        std::vector<float> hidden;                         // (heard, D)
         void clear() { heard = read = 0, hidden.clear(); } // its memory is for the next
     };
     // A wish, and the drafts of it that rows were made of.

@@ -385,10 +385,11 @@ void forward_rows(const transformer<T>& model, std::span<const segment> segments
 // --- backward --------------------------------------------------------------------------------------------------------
 
 template <class T>
-void backward_head(const transformer<T>& model, const T* x, const T* inv, const T* d_logits, index_t rows, T* dn, T* dx,
-                   T* norm_f) {
+void backward_head(const transformer<T>& model, const T* x, const T* inv, const T* d_logits, const T* d_n, index_t rows,
+                   T* dn, T* dx, T* norm_f) {
     const index_t d = model.shape.width;
     linear_backward(model, model.layout.head, d_logits, rows, dn);
+    if (d_n) add_row(d_n, rows * d, dn);
     for (index_t r = 0; r < rows; ++r)
         rms_norm_backward(dn + r * d, x + r * d, model.at(model.layout.norm_f), inv[r], d,
                           static_cast<const T*>(nullptr), dx + r * d, norm_f);
@@ -481,7 +482,8 @@ void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, cons
         std::copy_n(d_out, rows * d, dx);
     } else {
         pass.norm_f.assign(static_cast<std::size_t>(d), T(0));
-        backward_head(model, pass.forward.x.data(), pass.forward.inv.data(), d_out, rows, dn, dx, pass.norm_f.data());
+        backward_head(model, pass.forward.x.data(), pass.forward.inv.data(), d_out, static_cast<const T*>(nullptr),
+                      rows, dn, dx, pass.norm_f.data());
     }
 
     pass.layers.resize(static_cast<std::size_t>(s.layers));
@@ -718,10 +720,10 @@ template void forward_layers(const transformer<double>&, std::span<const segment
                              forward_state<double>&, bool);
 template void forward_head(const transformer<float>&, forward_state<float>&, index_t, float*);
 template void forward_head(const transformer<double>&, forward_state<double>&, index_t, double*);
-template void backward_head(const transformer<float>&, const float*, const float*, const float*, index_t, float*,
-                            float*, float*);
-template void backward_head(const transformer<double>&, const double*, const double*, const double*, index_t, double*,
-                            double*, double*);
+template void backward_head(const transformer<float>&, const float*, const float*, const float*, const float*, index_t,
+                            float*, float*, float*);
+template void backward_head(const transformer<double>&, const double*, const double*, const double*, const double*,
+                            index_t, double*, double*, double*);
 template void forward_rows(const transformer<float>&, std::span<const segment>, std::span<const std::int32_t>,
                            kv_cache<float>&, forward_state<float>&, bool, float*);
 template void forward_rows(const transformer<double>&, std::span<const segment>, std::span<const std::int32_t>,

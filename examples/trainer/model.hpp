@@ -204,10 +204,11 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
 template <class T>
 void forward_head(const transformer<T>& model, forward_state<T>& state, index_t rows, T* logits); // (R,V)
 
-/// dx (R,D): the gradient of what leaves the last layer, from that of the logits. norm_f (D) is added to.
+/// dx (R,D): the gradient of what leaves the last layer, from that of the logits and, unless it is null, of what the head reads. norm_f (D) is
+/// added to.
 template <class T>
-void backward_head(const transformer<T>& model, const T* x, const T* inv, const T* d_logits, index_t rows, T* dn, T* dx,
-                   T* norm_f); // x, dn (R,D); inv (R)
+void backward_head(const transformer<T>& model, const T* x, const T* inv, const T* d_logits, const T* d_n, index_t rows,
+                   T* dn, T* dx, T* norm_f); // x, d_n, dn (R,D); inv (R)
 
 /// One sequence of a training batch: its tokens, the forward pass and the gradients of its products' outputs.
 template <class T>

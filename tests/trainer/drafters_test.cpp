@@ -173,7 +173,7 @@ TEST_CASE("the gradient of every weight of the layer equals central differences"
         opd::thread_team threads(2);
         const seen<double> s(target, threads,
                              {random_tokens(7, 2, 1), random_tokens(7, 27, 2), random_tokens(7, 14, 3)});
-        const auto a = coefficients<double>((1 + 26 + 13) * 7);
+        const auto a = coefficients<double>((1 + 26 + 13) * 7), b = coefficients<double>((1 + 26 + 13) * 6, 8);
         const auto loss = [&] {
             hidden_training<double> training(drafter, target, threads);
             training.set_sequences(s.runs, s.tokens);
@@ -181,13 +181,14 @@ TEST_CASE("the gradient of every weight of the layer equals central differences"
             training.forward(logits.data());
             double sum = 0;
             for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * logits[i];
+            for (std::size_t i = 0; i < b.size(); ++i) sum += b[i] * training.predicted()[i];
             return sum;
         };
         hidden_training<double> training(drafter, target, threads);
         REQUIRE(training.set_sequences(s.runs, s.tokens) * 7 == static_cast<index_t>(a.size()));
         std::vector<double> logits(a.size()), grad;
         training.forward(logits.data());
-        training.backward(a.data(), grad);
+        training.backward(a.data(), b.data(), grad);
         double worst = 0;
         const auto check = [&](const tensor& t) {
             for (index_t i = 0; i < t.size(); ++i) {
@@ -226,7 +227,7 @@ TEST_CASE("the number of threads changes no bit of a drafter's training") {
         auto& z = logits[n == 3];
         z.resize(static_cast<std::size_t>(training.set_sequences(s.runs, s.tokens) * 7));
         training.forward(z.data());
-        training.backward(coefficients<float>(static_cast<index_t>(z.size())).data(), grad[n == 3]);
+        training.backward(coefficients<float>(static_cast<index_t>(z.size())).data(), nullptr, grad[n == 3]);
     }
     CHECK(logits[0] == logits[1]);
     CHECK(grad[0] == grad[1]);
