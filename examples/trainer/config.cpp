@@ -599,6 +599,7 @@ command parse_command_line(int argc, const char* const* argv) {
         const std::string saved = directory + "/config.json";
         if (std::filesystem::exists(saved)) file = load_config(r.file = saved, r.settings);
         r.settings.run.directory = directory;
+        if (r.train_drafter) file.erase("drafter"); // defaults, not choices: flags may choose otherwise
     }
 
     CLI::App app("Trains a teacher on an embedded task, warms a weak student up, and closes the gap between them by\n"

@@ -6,10 +6,13 @@
 
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <random>
+#include <sstream>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -490,4 +493,159 @@ TEST_CASE("drafts of any weights change no bit of what rollout draws and records
                     CHECK(drafted.verified > 100);
                 }
         }
+}
+
+// --- training and files ---------------------------------------------------------------------------------------------
+
+namespace {
+
+using opd::test::scratch;
+
+std::vector<std::string> tiny(const std::string& directory, std::initializer_list<std::string> more = {}) {
+    std::vector<std::string> r = {"opd-train",
+                                  "--run-dir",
+                                  directory,
+                                  "--quiet",
+                                  "--max-operand=20",
+                                  "--max-task-steps=5",
+                                  "--teacher-width=8",
+                                  "--teacher-layers=1",
+                                  "--teacher-heads=2",
+                                  "--teacher-kv-heads=1",
+                                  "--teacher-head-dim=4",
+                                  "--teacher-ffn=12",
+                                  "--student-width=12",
+                                  "--student-layers=2",
+                                  "--student-heads=2",
+                                  "--student-kv-heads=1",
+                                  "--student-head-dim=4",
+                                  "--student-ffn=16",
+                                  "--teacher-steps=6",
+                                  "--teacher-batch=4",
+                                  "--student-max-steps=30",
+                                  "--student-batch=8",
+                                  "--student-check-every=30",
+                                  "--student-check-prompts=8",
+                                  "--student-target-accuracy=1",
+                                  "--steps=4",
+                                  "--prompts=4",
+                                  "--eval-prompts=12",
+                                  "--eval-samples=1",
+                                  "--eval-every=2",
+                                  "--eval-every-prompts=6",
+                                  "--checkpoint-every=2",
+                                  "--log-every=2",
+                                  "--threads=2"};
+    r.insert(r.end(), more.begin(), more.end());
+    return r;
+}
+int exit_of(const std::vector<std::string>& arguments) {
+    std::vector<const char*> argv;
+    for (const auto& a : arguments) argv.push_back(a.c_str());
+    return app_main(static_cast<int>(argv.size()), argv.data());
+}
+std::string usage_failure(std::vector<std::string> arguments) {
+    std::vector<const char*> argv;
+    for (const auto& a : arguments) argv.push_back(a.c_str());
+    try {
+        parse_command_line(static_cast<int>(argv.size()), argv.data());
+    } catch (const failure& e) {
+        CHECK(e.code == exit_usage);
+        return e.what();
+    }
+    return "none";
+}
+
+} // namespace
+
+TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same bytes as without") {
+    const scratch dir;
+    const std::string run = dir / "run", plain = dir / "plain";
+    REQUIRE(exit_of(tiny(run)) == exit_ok);
+    const std::string start = run + "/checkpoints/student.ckpt", made = run + "/checkpoints/drafter.ckpt";
+    REQUIRE(exit_of(tiny(plain, {"--start-from", start})) == exit_ok);
+    const std::string before = read_file(run + "/checkpoints/latest.ckpt");
+    for (const std::string kind : {"hidden", "model"})
+        for (const std::string weights : {"accepted_length", "decaying", "none"}) {
+            CAPTURE(kind);
+            CAPTURE(weights);
+            // flags of the run are in its config.json
+            REQUIRE(
+                exit_of({"opd-train", "--run-dir", run, "--quiet", "--train-drafter", "--drafter", kind,
+                         "--drafter-steps=60", "--drafter-batch=8", "--drafter-responses=24", "--drafter-held-out=6",
+                         "--drafter-weights", weights, "--drafter-depth=4", "--drafter-rate=5e-3"}) == exit_ok);
+            CHECK(read_file(run + "/checkpoints/latest.ckpt") == before);
+            const draft_model d = load_drafter(made);
+            CHECK(drafter_bytes(d) == read_file(made));
+            std::vector<nlohmann::json> log;
+            std::istringstream lines(read_file(run + "/drafter.jsonl"));
+            for (std::string line; std::getline(lines, line);) log.push_back(nlohmann::json::parse(line));
+            REQUIRE(log.size() == 31); // every second step, and what was measured
+            CHECK(log[29]["loss"] < log[0]["loss"]);
+            CHECK(log[29]["acceptance"].get<double>() > log[0]["acceptance"].get<double>() + 0.05);
+            const auto measured = log[30];
+            CHECK(measured["expected"]["by_depth"].size() == 4);
+            // noise is shared: at least as many are followed as draws of its own would be
+            CHECK(measured["followed"]["by_depth"][0].get<double>() >
+                  measured["expected"]["by_depth"][0].get<double>() - 0.1);
+            CHECK(measured["followed"]["by_depth"][0].get<double>() > 0.5);
+            if (weights != "accepted_length") continue;
+            const std::string drafted = dir / ("drafted_" + kind);
+            REQUIRE(exit_of(tiny(drafted, {"--start-from", start, "--speculate=learned", "--draft-from", made,
+                                           "--draft-children=2", "--draft-depth=3"})) == exit_ok);
+            CHECK(read_file(drafted + "/checkpoints/latest.ckpt") == read_file(plain + "/checkpoints/latest.ckpt"));
+            const auto schedule = nlohmann::json::parse(read_file(drafted + "/schedule.json"));
+            CHECK(schedule["speculation"]["accepted_per_step"].get<double>() > 0.5);
+        }
+
+    // what is refused, and by what code
+    CHECK(exit_of({"opd-train", "--run-dir", dir / "none", "--train-drafter"}) == exit_input);
+    CHECK(exit_of({"opd-train", "--run-dir", run, "--quiet", "--train-drafter", "--drafter-held-out=6",
+                   "--student-layers=3"}) == exit_usage);
+    CHECK(exit_of({"opd-train", "--run-dir", run, "--quiet", "--train-drafter", "--drafter-held-out=1000"}) ==
+          exit_usage);
+    CHECK(exit_of({"opd-train", "--run-dir", run, "--quiet", "--train-drafter", "--drafter-held-out=6",
+                   "--drafter-rate=1e30", "--loss-limit=5", "--drafter-steps=40", "--drafter-responses=32"}) ==
+          exit_numeric);
+    CHECK(exit_of(tiny(dir / "a", {"--start-from", start, "--speculate=learned"})) == exit_usage);
+    CHECK(exit_of(tiny(dir / "b", {"--start-from", start, "--speculate=learned", "--draft-from", start})) ==
+          exit_input);
+    CHECK(exit_of(tiny(dir / "c", {"--student-ffn=20", "--speculate=learned", "--draft-from", made})) == exit_input);
+    CHECK_FALSE(std::filesystem::exists(dir / "c"));
+    std::string bytes = read_file(made);
+    for (const std::size_t at : {std::size_t{3}, std::size_t{20}, bytes.size() / 2, bytes.size() - 1}) {
+        std::string damaged = bytes;
+        damaged[at] = static_cast<char>(damaged[at] ^ 1);
+        CHECK_THROWS_AS(drafter_of(damaged, "x"), failure);
+        CHECK_THROWS_AS(drafter_of(bytes.substr(0, at), "x"), failure);
+    }
+    CHECK_THROWS_WITH(drafter_of("OPDTRAIN", "file"), "file: not a drafter of opd-train");
+}
+
+TEST_CASE("settings of drafters are strict, and a preset is a beginning that flags change") {
+    const auto with = [](std::initializer_list<std::string> more) {
+        std::vector<std::string> a = {"opd-train"};
+        a.insert(a.end(), more.begin(), more.end());
+        return usage_failure(a);
+    };
+    CHECK(with({"--drafter=tree"}).find("hidden or model") != std::string::npos);
+    CHECK(with({"--drafter-width=64"}) == "--drafter-width is not used by --drafter hidden");
+    CHECK(with({"--drafter=model", "--drafter-width=64"}) == "none");
+    CHECK(with({"--drafter=model", "--drafter-hidden=1"}) == "--drafter-hidden is not used by --drafter model");
+    CHECK(with({"--drafter-gamma=2"}) == "--drafter-gamma is not used by --drafter-weights accepted_length");
+    CHECK(with({"--drafter-weights=decaying", "--drafter-smoothing=0.1"}) ==
+          "--drafter-smoothing is not used by --drafter-weights decaying");
+    CHECK(with({"--drafter-weights=dpace"}).find("accepted_length, decaying or none") != std::string::npos);
+    CHECK(with({"--drafter-acceptance=0", "--drafter-kl=0"}).find("must not both be 0") != std::string::npos);
+    CHECK(with({"--drafter-smoothing=1.5"}).find("[0, 1]") != std::string::npos);
+    CHECK(with({"--drafter-depth=0"}).find("[1, 64]") != std::string::npos);
+    CHECK(with({"--drafter-heads=3"}).find("must divide") != std::string::npos);
+    CHECK(with({"--train-drafter", "--resume"}).find("exclude each other") != std::string::npos);
+    CHECK(with({"--draft-children=2"}) == "--draft-children is not used by --speculate off");
+    CHECK(with({"--speculate=learned", "--draft-running=2"}) == "--draft-running is not used by --speculate learned");
+    CHECK(with({"--preset=speculativ"}).find("did you mean 'speculative'?") != std::string::npos);
+    const char* argv[] = {"opd-train", "--preset", "speculative", "--student-layers=7"};
+    const config c = parse_command_line(4, argv).settings;
+    CHECK(c.student_model.layers == 7);
+    CHECK(c.student_model.width == 256);
 }
