@@ -147,7 +147,7 @@ TEST_CASE("in double: the textbook's value, and its central differences away fro
 
 TEST_CASE("in float, on both engines") {
     on_both([&](auto& backend, const char* engine) {
-        property(std::string(engine) + ": every kind of row",
+        property(std::string(engine).append(": every kind of row"),
                  [&] {
                      const problem p = *problems({.largest_vocab = 2100, .smallest_rows = 1, .kinds = every_kind});
                      matches<std::remove_reference_t<decltype(backend)>, float>(backend, p, 2e-6, 2e-5, 2e-5L);
@@ -225,6 +225,14 @@ TEST_CASE("no token on both sides: infinite, by the policy, without a gradient; 
         CHECK(floored.diagnostics.first_infinite_row == 0);
         for (int v = 0; v < 4; ++v) CHECK(dz[std::size_t(v)] == 0);
         CHECK(std::abs(dz[4]) > 0);
+        // as a part of a sum: only if it counts
+        for (const double weight : {0., 1.}) {
+            const result sum = evaluate(backend, student::logits{view(z.data(), 2, 4), view(skipped.data(), 2, 4)},
+                                        teacher::dense{view(y.data(), 2, 4)},
+                                        weighted_sum{jsd{}, acceptance{}, 1, weight}, {.reduction = reduce::sum});
+            CHECK(sum.diagnostics.infinite_rows == (weight > 0));
+            CHECK(sum.loss > 0.5);
+        }
         const result without = call(infinite::skip(), skipped, losses);
         CHECK(losses[0] == 0);
         CHECK(without.diagnostics.infinite_rows == 1);
@@ -246,13 +254,33 @@ TEST_CASE("no token on both sides: infinite, by the policy, without a gradient; 
             CHECK_THROWS_AS(supported(renormalised{acceptance{}}, {}), infinite_value);
             CHECK_THROWS_AS(supported(tail_bucket{acceptance{}}, apart), infinite_value);
             CHECK(supported(tail_bucket{acceptance{}}, rest) > 0);
+            // a tail that is not given is never 0: shared where the student has mass outside
+            CHECK(supported(tail_bucket{acceptance{}}, {}) > 0);
+            const std::int32_t all_of_students[] = {0, 1, 2};
+            const float log_q_of_them[] = {none, none, -0.7F};
+            env raising{.reduction = reduce::sum};
+            raising.on_infinite = infinite::raise();
+            CHECK_THROWS_AS(evaluate(backend, student::logits{view(z.data(), 1, 4), view(dz.data(), 1, 4)},
+                                     teacher::support{view(all_of_students, 1, 3), view(log_q_of_them, 1, 3)},
+                                     tail_bucket{acceptance{}}, raising),
+                            infinite_value);
+            // what lies beyond the common ids is shared, or not
+            const auto beyond = [&](float student, float teacher) {
+                const std::vector<float> zs = {1, none, student}, ys = {none, 1, teacher};
+                return evaluate(backend, student::logits{view(zs.data(), 1, 3), view(dz.data(), 1, 3)},
+                                teacher::lumped{teacher::dense{view(ys.data(), 1, 3)}, 2}, acceptance{}, raising)
+                    .loss;
+            };
+            CHECK(beyond(0, 0) > 0);
+            CHECK_THROWS_AS(beyond(0, none), infinite_value);
+            CHECK_THROWS_AS(beyond(none, 0), infinite_value);
         }
     });
 }
 
 TEST_CASE("mixed with a KL: the sum of both, value and gradient; a selector may choose the weights") {
     on_both([&](auto& backend, const char* engine) {
-        property(std::string(engine) + ": a KL(q||p) + b (-log overlap)", [&] {
+        property(std::string(engine).append(": a KL(q||p) + b (-log overlap)"), [&] {
             const problem p =
                 *problems({.largest_vocab = 1100,
                            .smallest_rows = 1,
@@ -288,7 +316,7 @@ TEST_CASE("mixed with a KL: the sum of both, value and gradient; a selector may 
 
 TEST_CASE("on a support, with a tail bucket, and between vocabularies of different size") {
     on_both([&](auto& backend, const char* engine) {
-        property(std::string(engine) + ": as a dense row of the same entries", [&] {
+        property(std::string(engine).append(": as a dense row of the same entries"), [&] {
             numbers u(std::uint64_t(*rc::gen::inRange(1, 1 << 20)));
             const index_t common = 1 + u.below(40), beyond_s = u.below(30), beyond_t = u.below(30);
             const double far = u.below(3) == 0 ? 120 : 2;
