@@ -195,6 +195,7 @@ struct sight {
     index_t trunk = 0;
     const index_t* paths = nullptr; // all of the pass
     const index_t* ends = nullptr;  // of the rows; the one before the first is there, too. Null: no trees
+    bool apart = false;
 
     std::span<const index_t> path(index_t r) const {
         return ends ? std::span(paths + ends[r - 1], paths + ends[r]) : std::span<const index_t>();
@@ -203,7 +204,8 @@ struct sight {
 
 // out[r] = softmax(q[r] k^T) v for `rows` queries of one kv head.
 // Rows of a tile see `padded` columns, those that are not theirs with weight 0: a multiply-add of an exact zero changes
-// nothing but the sign of a zero, which the last addition removes. A path's scores are brought together for the softmax, which sums
+// nothing but the sign of a zero, which the last addition removes. A draft may be one that nobody would draw, whose values are not
+// finite: then each row sums (`apart`) what it sees and nothing else. A path's scores are brought together for the softmax, which sums
 // by position, and back to their columns, which ascend along a path, for the sum of values.
 template <class T>
 void attend(const T* q, index_t q_stride, index_t rows, const sight& seen, const T* keys, index_t capacity,
@@ -224,8 +226,20 @@ void attend(const T* q, index_t q_stride, index_t rows, const sight& seen, const
         for (index_t i = length - 1; i >= 0; --i)
             row[path[static_cast<std::size_t>(i)]] = std::exchange(row[seen.trunk + i], T(0));
     }
-    product(serial_executor{},
-            product_nn(rows, head_dim, padded, scores, capacity, values, kv_width, out, out_stride)); // (rows,head_dim)
+    const auto sum = [&](index_t first, index_t count, index_t from, index_t columns, bool more) { // (count,head_dim)
+        product(serial_executor{},
+                product_nn(count, head_dim, columns, scores + first * capacity + from, capacity,
+                           values + from * kv_width, kv_width, out + first * out_stride, out_stride, more));
+    };
+    if (!seen.apart) {
+        sum(0, rows, 0, padded, false);
+    } else {
+        for (index_t r = 0; r < rows; ++r) {
+            const std::span<const index_t> path = seen.path(r);
+            sum(r, 1, 0, path.empty() ? seen.first_valid + r * seen.valid_step : seen.trunk, false);
+            for (const index_t column : path) sum(r, 1, column, 1, true);
+        }
+    }
     for (index_t r = 0; r < rows; ++r) {
         const Num inverse(scale[r * statistics_stride]);
         T* o = out + r * out_stride;
@@ -253,14 +267,26 @@ void attend_segment(const model_shape& s, const segment& g, index_t row, index_t
         for (index_t head = kv * group; head < (kv + 1) * group; ++head)
             for (index_t i = 0; i < rows; i += query_tile) {
                 const index_t r = row + i;
-                const sight seen{g.start + i + 1, 1, g.start + g.count, state.paths.data(),
-                                 g.parents.empty() ? nullptr : ends + r};
+                const sight seen{g.start + i + 1,
+                                 1,
+                                 g.start + g.count,
+                                 state.paths.data(),
+                                 g.parents.empty() ? nullptr : ends + r,
+                                 state.apart && !g.parents.empty()};
                 attend(l.qk.data() + r * stride + head * s.head_dim, stride, std::min(query_tile, rows - i), seen, keys,
                        capacity, values + kv * s.head_dim, s.kv_width(), s.head_dim, scores,
                        l.peak.data() + r * s.heads + head, l.scale.data() + r * s.heads + head, s.heads,
                        l.att.data() + r * s.q_width() + head * s.head_dim, s.q_width());
             }
     }
+}
+
+template <class T>
+bool all_finite(const T* x, index_t n) {
+    using Num = number<T>;
+    Num s(0); // of zeros, or NaN
+    each_lane<T>(n, [&](index_t i, auto load, auto) { s = fma(load(x + i), Num(0), s); });
+    return sum(s) == T(0);
 }
 
 // Where the rows are in their sequences, and which columns those of trees see.
@@ -316,6 +342,7 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
                 rms_norm(l->x.data() + r * d, model.at(w.norm1), d, l->n1.data() + r * d);
         linear(model, w.wqkv, l->n1.data(), rows, l->qkv.data());
         index_t row = 0;
+        state.apart = false;
         for (const segment& g : segments)
             for (index_t i = 0; i < g.rows(); ++i, ++row) {
                 const index_t column = g.start + i, position = state.positions[static_cast<std::size_t>(row)];
@@ -333,6 +360,7 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
                         keys[i_dim * cache.capacity()] = qk[s.q_width() + kv * s.head_dim + i_dim];
                 }
                 std::copy_n(raw + qk_width, s.kv_width(), cache.values(layer, g.slot) + column * s.kv_width());
+                state.apart = state.apart || (i >= g.count && !all_finite(raw + qk_width, s.kv_width()));
             }
         row = 0;
         for (const segment& g : segments) {

@@ -185,6 +185,8 @@ struct forward_state {
     std::vector<index_t> paths;     // columns of the ancestors of trees' nodes and their own, ascending, node by node
     std::vector<index_t> path_ends; // (R) where a row's end; as the row before: it sees all columns up to its own
 
+    bool apart = false; // a draft's values are not finite
+
     void resize(const model_shape& shape, index_t rows, index_t capacity, bool keep);
 };
 

@@ -111,7 +111,7 @@ struct product_shape {
     }
     static constexpr index_t panel = vectors * Num::width; // columns
     static constexpr index_t row_block = 96;
-    static constexpr index_t depth_block = 256;
+    static constexpr index_t depth_block = 128; // a block's panel stays in the first-level cache
 };
 
 // Rows x (Vectors * width) outputs; `part` lanes of the last vector are real (0: all).
@@ -159,21 +159,21 @@ OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t 
 template <class Num, int Vectors, bool Part, class T = typename Num::value_type>
 void product_columns(index_t rows, index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b,
                      index_t b_depth, T* c, index_t c_row, bool from_c, int part) {
+    // As few passes over B as there can be, of rows as equal as they can be: for few rows a pass takes as long as B's panel takes to come.
     constexpr int full = product_shape<Num>::rows(Vectors);
-    index_t i = 0;
-    for (; i + full <= rows; i += full)
-        product_micro<Num, full, Vectors, Part>(depth, a + i * a_row, a_row, a_depth, b, b_depth, c + i * c_row, c_row,
-                                                from_c, part);
-    if constexpr (full > 4)
-        for (; i + 4 <= rows; i += 4)
-            product_micro<Num, 4, Vectors, Part>(depth, a + i * a_row, a_row, a_depth, b, b_depth, c + i * c_row, c_row,
-                                                 from_c, part);
-    for (; i + 2 <= rows; i += 2)
-        product_micro<Num, 2, Vectors, Part>(depth, a + i * a_row, a_row, a_depth, b, b_depth, c + i * c_row, c_row,
-                                             from_c, part);
-    if (i < rows)
-        product_micro<Num, 1, Vectors, Part>(depth, a + i * a_row, a_row, a_depth, b, b_depth, c + i * c_row, c_row,
-                                             from_c, part);
+    for (index_t passes = (rows + full - 1) / full; passes > 0; --passes) {
+        const auto height = static_cast<int>((rows + passes - 1) / passes);
+        [&]<int... Less>(std::integer_sequence<int, Less...>) {
+            ((height == Less + 1 && (product_micro<Num, Less + 1, Vectors, Part>(depth, a, a_row, a_depth, b, b_depth,
+                                                                                 c, c_row, from_c, part),
+                                     true)) ||
+             ...);
+        }
+        (std::make_integer_sequence<int, full>{});
+        a += height * a_row;
+        c += height * c_row;
+        rows -= height;
+    }
 }
 
 template <class Num, class T = typename Num::value_type>

@@ -1,14 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Speculative rollout gives the bits of plain rollout: tokens, log mu, versions and draws of an engine, checkpoints of a run, over all pairs
+// of {temperature} x {draw plan} x {batch} x {strategy} x {drafter} x {chunk} x {schedule} x {driver} x {preempted} x {resumed};
+// OPD_SPECULATION=triples takes all triples.
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
+#include <memory>
 #include <random>
+#include <set>
+#include <sstream>
+#include <string>
 
+#include <unistd.h>
+
+#include "checkpoint.hpp"
+#include "files.hpp"
 #include "opd/sched/archive.hpp"
 #include "rollout.hpp"
 #include "rollout_engine.hpp"
+#include "run.hpp"
+#include "trainer/scratch.hpp"
 #include "trainer/small_task.hpp"
 
 namespace {
@@ -70,7 +87,7 @@ public:
             // every token but the last has gone through the target
             if (!n.drawn.empty()) CHECK(end + 1 == known.size());
             CHECK(n.hidden.size() == (hidden_ ? static_cast<std::size_t>(n.rows * small_shape().width) : 0));
-            if (!hidden_) continue;
+            if (!hidden_ || random_() % 4 != 0) continue;
             kv_cache<float> cache;
             cache.resize(small_shape(), 1, n.first + n.rows);
             forward_state<float> state;
@@ -131,6 +148,50 @@ private:
 
 using trajectories = std::map<std::uint64_t, trajectory>;
 
+// Rows of factors' values such that each `strength` factors have all their combinations somewhere.
+std::vector<std::vector<std::size_t>> covering(const std::vector<std::size_t>& sizes, std::size_t strength) {
+    using combination = std::vector<std::pair<std::size_t, std::size_t>>; // factors and values
+    std::set<combination> left;
+    const auto all = [&](auto&& self, combination so_far, std::size_t next) -> void {
+        if (so_far.size() == strength) {
+            left.insert(so_far);
+            return;
+        }
+        for (std::size_t f = next; f < sizes.size(); ++f)
+            for (std::size_t v = 0; v < sizes[f]; ++v) {
+                so_far.emplace_back(f, v);
+                self(self, so_far, f + 1);
+                so_far.pop_back();
+            }
+    };
+    all(all, {}, 0);
+    const auto covers = [](const std::vector<std::size_t>& row, const combination& c) {
+        return std::all_of(c.begin(), c.end(), [&](const auto& x) { return row[x.first] == x.second; });
+    };
+    std::vector<std::vector<std::size_t>> rows;
+    std::mt19937 random(1);
+    while (!left.empty()) {
+        std::vector<std::size_t> best;
+        std::ptrdiff_t most = 0;
+        for (int attempt = 0; attempt < 30; ++attempt) {
+            std::vector<std::size_t> row;
+            for (const std::size_t n : sizes) row.push_back(random() % n);
+            for (const auto& [f, v] : *left.begin()) row[f] = v;
+            const auto n = std::count_if(left.begin(), left.end(), [&](const auto& c) { return covers(row, c); });
+            if (n > most) most = n, best = row;
+        }
+        std::erase_if(left, [&](const combination& c) { return covers(best, c); });
+        rows.push_back(best);
+    }
+    return rows;
+}
+
+// All pairs of factors; OPD_SPECULATION=triples: all triples.
+std::size_t strength() {
+    const char* wanted = std::getenv("OPD_SPECULATION");
+    return wanted && std::string(wanted) == "triples" ? 3 : 2;
+}
+
 // How a batch is run; what becomes of it must not depend on any of this.
 struct way {
     kind what = kind::off;
@@ -150,8 +211,8 @@ struct outcome {
     std::int64_t steps = 0;
 };
 
-outcome run(const policy& weights, sampling o, const std::vector<request>& prompts, const way& w,
-            const trajectories& truth) {
+outcome roll(const policy& weights, sampling o, const std::vector<request>& prompts, const way& w,
+             const trajectories& truth) {
     o.prefill_chunk = w.chunk;
     o.speculate.what = w.what;
     o.speculate.fixed = w.strategy;
@@ -169,14 +230,14 @@ outcome run(const policy& weights, sampling o, const std::vector<request>& promp
     while (!waiting.empty() || engine->running() > 0) {
         for (index_t lane = 0; lane < w.lanes && !waiting.empty(); ++lane)
             if (!engine->busy(lane)) engine->start(lane, std::move(waiting.back())), waiting.pop_back();
-        if (w.preempted && random() % 4 == 0 && engine->running() > 0) {
+        if (w.preempted && random() % 40 == 0 && engine->running() > 0) {
             const auto all = engine->partials();
             const auto& victim = all[random() % all.size()];
             engine->abort(victim.lane);
             waiting.insert(waiting.begin() + static_cast<std::ptrdiff_t>(random() % (waiting.size() + 1)),
                            victim.sequence);
         }
-        if (w.resumed && random() % 5 == 0) {
+        if (w.resumed && random() % 20 == 0) {
             opd::sched::archive_writer out;
             out(*engine);
             auto other = make();
@@ -203,34 +264,440 @@ outcome run(const policy& weights, sampling o, const std::vector<request>& promp
 
 TEST_CASE("drafts change no bit of what is drawn and recorded") {
     const policy weights = weights_of(1, 7);
-    for (const double temperature : {0.0, 0.6, 1.0})
-        for (const draw_plan& plan : plans) {
-            std::vector<request> prompts;
-            for (std::uint64_t i = 0; i < 24; ++i) prompts.push_back(prompt_of(900 + i));
-            const sampling o = options(temperature, plan);
+    constexpr double temperatures[] = {0.0, 0.6, 1.0};
+    constexpr index_t batches[] = {1, 2, 3, 8, 17, 33};
+    constexpr opd::spec::strategy strategies[] = {{1, 1, 1}, {8, 1, 3}, {3, 1, 8}, {12, 1, 20}, {}};
+    std::vector<request> prompts;
+    for (std::uint64_t i = 0; i < 48; ++i) prompts.push_back(prompt_of(900 + i));
+    std::map<std::pair<std::size_t, std::size_t>, trajectories> truths;
+    std::int64_t followed = 0, retrieved = 0, gained = 0;
+    std::uint32_t seed = 0;
+    //                                  temperature, plan, batch, strategy, oracle, hears hidden, chunk, preempted, resumed
+    for (const auto& f : covering({3, 4, 6, 5, 2, 2, 4, 2, 2}, strength())) {
+        const sampling o = options(temperatures[f[0]], plans[f[1]]);
+        trajectories& truth = truths[{f[0], f[1]}];
+        if (truth.empty()) {
             opd::thread_team team(1);
-            trajectories truth;
             for (auto& t : roll_out(*weights.model, team, prompts, o, 7)) truth[t.sample] = t;
-            std::uint32_t seed = 0;
-            for (const kind what : {kind::ngram, kind::automatic})
-                for (const bool draws_oracle : {false, true})
-                    for (const bool interrupted : {false, true}) {
-                        way w{.what = what, .draws_oracle = draws_oracle, .seed = ++seed};
-                        w.lanes = static_cast<index_t>(1 + seed % 9);
-                        w.chunk = 1 + static_cast<int>(seed % 5);
-                        w.strategy = {1 + static_cast<std::int32_t>(seed % 8), 1,
-                                      1 + static_cast<std::int32_t>(seed % 7)};
-                        w.preempted = w.resumed = interrupted;
-                        w.hidden = draws_oracle && interrupted;
-                        CAPTURE(seed);
-                        const outcome got = run(weights, o, prompts, w, truth);
-                        CHECK(got.got == truth);
-                        std::int64_t tokens = 0;
-                        for (const auto& [sample, t] : got.got)
-                            tokens += static_cast<std::int64_t>(t.response().size());
-                        CHECK(got.counts.tokens == tokens);
-                        CHECK(got.counts.verified <= got.counts.drafted);
-                        if (draws_oracle) CHECK(got.counts.accepted > 20);
-                    }
         }
+        way w;
+        w.strategy = strategies[f[3]];
+        w.what = w.strategy.none() ? kind::automatic : kind::ngram;
+        w.draws_oracle = f[4] == 1, w.hidden = f[5] == 1;
+        w.lanes = batches[f[2]];
+        w.chunk = std::array{1, 2, 5, 40}[f[6]];
+        w.preempted = f[7] == 1, w.resumed = f[8] == 1;
+        w.seed = ++seed;
+        CAPTURE(seed);
+        const outcome got = roll(weights, o, prompts, w, truth);
+        CHECK(got.got == truth);
+        std::int64_t tokens = 0;
+        for (const auto& [sample, t] : got.got) tokens += static_cast<std::int64_t>(t.response().size());
+        CHECK(got.counts.tokens == tokens);
+        CHECK(got.counts.verified <= got.counts.drafted);
+        CHECK(got.counts.accepted <= got.counts.verified);
+        CHECK(got.counts.steps <= tokens);
+        (w.draws_oracle ? followed : retrieved) += got.counts.accepted;
+        gained += tokens - got.counts.steps;
+    }
+    MESSAGE(seed << " ways, " << followed << " and " << retrieved << " drafts followed, " << gained << " steps saved");
+    CHECK(followed > 1000);
+    CHECK(retrieved > 1000);
+    CHECK(gained > 2000);
+}
+
+TEST_CASE("new weights in mid-sequence: tokens are those of the engine that draws one a step, given the prefix") {
+    const policy versions[] = {weights_of(1, 3), weights_of(2, 4)};
+    int spanning = 0;
+    for (std::uint32_t world = 0; world < 12; ++world) {
+        std::mt19937 random(world);
+        sampling o = options(1, plans[world % 4]);
+        const sampling plain = o;
+        o.speculate.what = world % 2 == 0 ? kind::ngram : kind::automatic;
+        rollout_engine engine(versions[0], o, 5, small_task().max_length());
+        for (std::uint64_t i = 0; i < 5; ++i) engine.start(static_cast<index_t>(i), prompt_of(30 + i));
+        std::vector<lane_trajectory> done;
+        const auto at = static_cast<int>(2 + random() % 8);
+        std::map<std::uint64_t, trajectory> before;
+        for (int i = 0; engine.running() > 0; ++i) {
+            if (i == at) {
+                for (const auto& p : engine.partials()) before[p.sequence.sample] = p.sequence;
+                engine.install(versions[1]);
+            }
+            engine.step(done);
+            engine.took(1e-3);
+        }
+        for (const auto& d : done) {
+            if (!before.contains(d.sequence.sample)) continue;
+            rollout_engine other(versions[1], plain, 1, small_task().max_length());
+            other.start(0, before.at(d.sequence.sample));
+            std::vector<lane_trajectory> alone;
+            while (other.running() > 0) other.step(alone);
+            CHECK(alone[0].sequence == d.sequence);
+            spanning += !before.at(d.sequence.sample).response().empty();
+        }
+    }
+    CHECK(spanning > 20);
+}
+
+TEST_CASE("a step whose drafts lead to logits that are not finite keeps what came before, and fails where plain "
+          "decoding does") {
+    // one token's embedding breaks whatever comes after it
+    transformer<float> model(small_shape());
+    model.initialise(1);
+    const request prompt = prompt_of(40);
+    sampling o = options(1, plans[1]);
+    const auto drawn_until_failure = [&](const policy& weights, const trajectories& truth, bool drafts) {
+        sampling mine = o;
+        if (drafts) mine.speculate = {.what = kind::ngram, .fixed = {6, 1, 6}};
+        rollout_engine engine(weights, mine, 1, small_task().max_length());
+        if (drafts) engine.draft_with(std::make_unique<oracle>(truth, 1, false), mine.speculate);
+        engine.start(0, prompt);
+        std::vector<lane_trajectory> done;
+        for (;;) {
+            try {
+                engine.step(done);
+            } catch (const failure& f) {
+                return std::pair{engine.partials().at(0).sequence, std::string(f.what())};
+            }
+            if (engine.running() == 0) return std::pair{done[0].sequence, std::string()};
+        }
+    };
+    const auto [whole, nothing] =
+        drawn_until_failure({std::make_shared<const transformer<float>>(model), 1}, {}, false);
+    REQUIRE(nothing.empty());
+    int failed = 0;
+    for (std::size_t at = whole.prompt_length; at + 1 < whole.tokens.size(); ++at) {
+        const token bad = whole.tokens[at];
+        if (std::find(whole.tokens.begin(), whole.tokens.begin() + static_cast<std::ptrdiff_t>(at), bad) !=
+            whole.tokens.begin() + static_cast<std::ptrdiff_t>(at))
+            continue;
+        transformer<float> broken = model;
+        broken.weights[static_cast<std::size_t>(broken.layout.embedding.offset + bad * broken.shape.width)] = NAN;
+        broken.weights_changed();
+        const policy weights{std::make_shared<const transformer<float>>(broken), 1};
+        const auto plain = drawn_until_failure(weights, {}, false);
+        const auto drafted = drawn_until_failure(weights, {{whole.sample, whole}}, true);
+        CHECK(plain.second.find("not finite") != std::string::npos);
+        CHECK(drafted == plain);
+        ++failed;
+    }
+    CHECK(failed > 2);
+}
+
+TEST_CASE("retrieval: what was written before is drafted, kept within its limits, and comes back from its bytes") {
+    const auto of = [](std::uint64_t sample, std::vector<token> prompt, const std::vector<token>& response) {
+        trajectory t = begin_response({sample, std::move(prompt)});
+        t.tokens.insert(t.tokens.end(), response.begin(), response.end());
+        return t;
+    };
+    const policy target = weights_of(1, 1);
+    const auto proposed = [&](retrieval_drafter& d, index_t lane, const trajectory& t, std::int32_t depth) {
+        opd::spec::follow_rates rates;
+        opd::spec::draft_builder tree;
+        tree.begin(rates);
+        const draft_wish w{lane, &t, {}, depth, 1, &tree};
+        d.propose(std::span(&w, 1));
+        std::vector<token> r;
+        for (index_t n = 0; n < tree.size(); ++n) r.push_back(tree.token(n));
+        return r;
+    };
+    using drafts = std::vector<token>;
+    retrieval_drafter d({.history_tokens = 40, .texts = 2});
+    // in the text itself
+    trajectory t = of(1, {1, 2, 3}, {4, 5, 6, 3, 4});
+    d.begin(0, t);
+    CHECK(proposed(d, 0, t, 2) == drafts{5, 6});
+    CHECK(proposed(d, 0, t, 9) == drafts{5, 6, 3, 4});
+    // in another answer, whose tokens are heard of one step after the other
+    trajectory other = of(2, {1, 2, 3}, {});
+    d.begin(3, other);
+    CHECK(proposed(d, 3, other, 3) == drafts{4, 5, 6});
+    const drafts more = {4, 5};
+    other.tokens.insert(other.tokens.end(), more.begin(), more.end());
+    const lane_news news{.lane = 3, .first = 0, .rows = 4, .drawn = more};
+    d.hear(std::span(&news, 1), target);
+    CHECK(proposed(d, 3, other, 2) == drafts{6, 3});
+    // another prompt knows nothing of it
+    trajectory stranger = of(3, {1, 2, 7}, {});
+    d.begin(1, stranger);
+    CHECK(proposed(d, 1, stranger, 4).empty());
+    // written and read, it proposes the same
+    retrieval_drafter copy({.history_tokens = 40, .texts = 2});
+    copy.restore(d.state());
+    CHECK(copy.state() == d.state());
+    CHECK(proposed(copy, 3, other, 2) == drafts{6, 3});
+    CHECK_THROWS(copy.restore("damaged"));
+    // who was taken out goes on in the text that he had
+    d.end(0, t, false);
+    d.begin(0, t);
+    CHECK(proposed(d, 0, t, 2) == drafts{5, 6});
+    // the next epoch: what was finished is known, what was given up is not
+    d.end(0, t, true), d.end(3, other, false), d.end(1, stranger, false);
+    CHECK(d.history_prompts() == 1);
+    CHECK(d.history_tokens() == 8);
+    const trajectory again = of(9, {1, 2, 3}, {});
+    d.begin(2, again);
+    CHECK(proposed(d, 2, again, 9) == drafts{4, 5, 6, 3, 4});
+    d.end(2, of(9, {1, 2, 3}, {8}), false);
+    // two texts of a prompt at most, the last ones; the same one is there once
+    const auto finish = [&](std::uint64_t sample, const std::vector<token>& prompt,
+                            const std::vector<token>& response) {
+        const trajectory f = of(sample, prompt, response);
+        d.begin(0, f);
+        d.end(0, f, true);
+    };
+    finish(10, {1, 2, 3}, {4, 5, 6, 3, 4});
+    CHECK(d.history_tokens() == 8);
+    finish(11, {1, 2, 3}, {9, 9});
+    CHECK(d.history_tokens() == 13);
+    finish(12, {1, 2, 3}, {9, 9, 9});
+    CHECK(d.history_tokens() == 11);
+    d.begin(2, again);
+    CHECK(proposed(d, 2, again, 9) == drafts{9, 9, 9});
+    d.end(2, again, false);
+    // the prompt longest unused goes when there is too much
+    finish(13, {5, 5}, std::vector<token>(18, 1));
+    CHECK(d.history_prompts() == 2);
+    d.begin(2, again), d.end(2, again, false); // used
+    finish(14, {6, 6}, std::vector<token>(10, 1));
+    CHECK(d.history_prompts() == 2);
+    CHECK(d.history_tokens() == 23);
+    d.begin(2, of(15, {5, 5}, {}));
+    CHECK(proposed(d, 2, of(15, {5, 5}, {}), 9).empty());
+    // no room for a prompt's texts: nothing is said of those that do not fit
+    retrieval_drafter small({.group_tokens = 6});
+    const trajectory fits = of(1, {1, 2}, {1, 2}), not_all = of(2, {1, 2}, {1, 2});
+    small.begin(0, fits), small.begin(1, not_all);
+    CHECK(proposed(small, 0, fits, 4) == drafts{1, 2});
+    CHECK(proposed(small, 1, not_all, 4).empty());
+}
+
+TEST_CASE("auto drafts where it pays by what steps took, and not where it does not") {
+    const policy weights = weights_of(1, 7);
+    std::vector<request> prompts;
+    for (std::uint64_t i = 0; i < 200; ++i) prompts.push_back(prompt_of(900 + i, 8));
+    sampling o = options(0, plans[0]);
+    const auto share = [&](double a, double b, index_t lanes, index_t running) {
+        sampling mine = o;
+        mine.speculate.what = kind::automatic;
+        mine.speculate.running = running;
+        rollout_engine engine(weights, mine, lanes, small_task().max_length());
+        std::size_t next = 0;
+        std::vector<lane_trajectory> done;
+        for (;;) {
+            for (index_t lane = 0; lane < lanes; ++lane)
+                if (!engine.busy(lane) && next < prompts.size()) engine.start(lane, prompts[next++]);
+            if (engine.running() == 0) break;
+            const index_t rows = engine.step(done);
+            engine.took(a + b * static_cast<double>(rows));
+        }
+        const auto c = engine.counts();
+        return static_cast<double>(c.verified) / static_cast<double>(c.steps);
+    };
+    const double free_rows = share(1e-3, 1e-7, 4, 32), dear_rows = share(1e-7, 1e-3, 4, 32);
+    CHECK(free_rows > 0.5);
+    CHECK(dear_rows < 0.1);
+    CHECK(share(1e-3, 1e-7, 8, 2) < 0.5 * free_rows); // too many run, but at the end
+    // the line through steps that cost a + b rows
+    cost_line line;
+    CHECK_FALSE(line.cost());
+    for (int i = 0; i < 40; ++i) line.heard(8, 1e-3);
+    CHECK_FALSE(line.cost()); // of one size
+    for (int i = 0; i < 40; ++i) line.heard(8 + i % 5, 2e-3 + 3e-4 * (8 + i % 5));
+    for (int i = 0; i < 2000; ++i) line.heard(8 + i % 5, 2e-3 + 3e-4 * (8 + i % 5));
+    REQUIRE(line.cost());
+    CHECK(line.cost()->seconds(0) == doctest::Approx(2e-3).epsilon(1e-3));
+    CHECK(line.cost()->seconds(10) == doctest::Approx(5e-3).epsilon(1e-3));
+    // what finished responses say of how long one will be
+    length_record lengths(100);
+    CHECK(lengths.remaining(0) == doctest::Approx(50));
+    for (int i = 0; i < 1000; ++i) lengths.heard(i % 2 == 0 ? 10 : 60);
+    CHECK(lengths.remaining(0) == doctest::Approx(35).epsilon(0.01));
+    CHECK(lengths.remaining(20) == doctest::Approx(40).epsilon(0.01));
+    CHECK(lengths.remaining(99) == 1);
+}
+
+// --- whole runs -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+using flags = std::vector<std::string>;
+
+flags with(flags a, const flags& more) {
+    a.insert(a.end(), more.begin(), more.end());
+    return a;
+}
+
+command parse(const std::string& directory, const flags& more) {
+    const flags a = with({"opd-train",
+                          "--run-dir",
+                          directory,
+                          "--quiet",
+                          "--max-operand=30",
+                          "--max-task-steps=6",
+                          "--teacher-width=12",
+                          "--teacher-layers=1",
+                          "--teacher-heads=2",
+                          "--teacher-kv-heads=1",
+                          "--teacher-head-dim=6",
+                          "--teacher-ffn=12",
+                          "--student-width=12",
+                          "--student-layers=1",
+                          "--student-heads=2",
+                          "--student-kv-heads=1",
+                          "--student-head-dim=6",
+                          "--student-ffn=12",
+                          "--teacher-steps=5",
+                          "--student-max-steps=0",
+                          "--eval-prompts=8",
+                          "--eval-samples=1",
+                          "--eval-every=4",
+                          "--eval-every-prompts=4",
+                          "--checkpoint-every=3",
+                          "--log-every=2",
+                          "--threads=2",
+                          "--estimator=mc",
+                          "--steps=9",
+                          "--loss-limit=1e9",
+                          "--prompts=2"},
+                         more);
+    std::vector<const char*> argv;
+    for (const auto& x : a) argv.push_back(x.c_str());
+    return parse_command_line(static_cast<int>(argv.size()), argv.data());
+}
+
+// Runs silently: the table of a tiny run says nothing. After so many steps it is interrupted.
+exit_code go(const std::string& directory, const flags& f, int stop = 0) {
+    struct silence {
+        int keep = ::dup(STDOUT_FILENO);
+        bool silent = (std::fflush(stdout), std::freopen("/dev/null", "w", stdout)) != nullptr;
+        ~silence() {
+            std::fflush(stdout);
+            if (silent) ::dup2(keep, STDOUT_FILENO);
+            ::close(keep);
+            interrupted = false;
+        }
+    } silence;
+    interrupted = false;
+    trainer::run r(parse(directory, f));
+    if (stop > 0) r.stop_after(stop);
+    return r.go();
+}
+
+void complete(const std::string& directory, const flags& f, bool resumed) {
+    if (resumed)
+        for (const int stop : {6, 3}) // of the teacher's 5 steps the last does not count
+            REQUIRE(go(directory, with(f, stop == 6 ? flags{} : flags{"--resume"}), stop) == exit_interrupted);
+    REQUIRE(go(directory, with(f, resumed ? flags{"--resume"} : flags{})) == exit_ok);
+}
+
+run_state state_of(const std::string& directory) {
+    std::string settings;
+    return load_checkpoint(directory + "/checkpoints/distill.ckpt", settings);
+}
+
+// What each step of distillation says of its drafts, and of its loss.
+std::string drafts_of(const std::string& directory) {
+    std::string r;
+    std::istringstream lines(read_file(directory + "/log.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+        const auto j = nlohmann::json::parse(line);
+        if (j.value("stage", "") == "distill" && j.contains("schedule"))
+            r += j["loss"].dump() + " " + j["schedule"].value("speculation", nlohmann::json()).dump() + "\n";
+    }
+    return r;
+}
+
+} // namespace
+
+TEST_CASE("a run that drafts ends in the bytes of one that does not") {
+    const opd::test::scratch dir;
+    const flags strategies[] = {{"--speculate=ngram", "--draft-depth=1", "--draft-verify=1"},
+                                {"--speculate=ngram", "--draft-history=0"},
+                                {"--speculate=ngram", "--draft-depth=3", "--draft-verify=5"},
+                                {"--speculate=auto"},
+                                {"--speculate=auto", "--draft-running=2"}};
+    const flags schedules[] = {{},
+                               {"--schedule=step-off", "--schedule-k=1"},
+                               {"--schedule=controlled", "--schedule-k=2"},
+                               {"--schedule=async", "--tau=0"}};
+    const flags virtually = {"--driver=virtual", "--rollout-workers=2"};
+    std::map<std::string, std::string> plain; // directories by flags
+    std::int64_t accepted = 0;
+    int number = 0;
+    //            temperature, answers, slots, strategy, schedule, virtual, parked, resumed
+    for (const auto& f : covering({3, 2, 3, 5, 4, 2, 2, 2}, strength())) {
+        const bool virtual_time = f[5] == 1, resumed = f[7] == 1;
+        flags base = {std::array{"--temperature=0.01", "--temperature=0.6", "--temperature=1"}[f[0]],
+                      std::array{"--answers=1", "--answers=3"}[f[1]],
+                      std::array{"--slots=2", "--slots=3", "--slots=9"}[f[2]]};
+        base = with(with(base, schedules[f[4]]), virtual_time ? virtually : flags{});
+        if (f[6] == 1) base.push_back("--park-after=3");
+        std::string key;
+        for (const auto& x : base) key += x + " ";
+        CAPTURE(key);
+        CAPTURE(strategies[f[3]][0]);
+        if (!plain.contains(key)) {
+            plain[key] = dir / ("plain" + std::to_string(number));
+            complete(plain[key], base, false);
+        }
+        const std::string drafted = dir / ("drafted" + std::to_string(number++));
+        complete(drafted, with(base, strategies[f[3]]), resumed);
+        const auto line = nlohmann::json::parse(read_file(drafted + "/schedule.json"));
+        accepted += line.at("speculation").at("accepted").get<std::int64_t>();
+        CHECK(read_file(drafted + "/consumed.jsonl") == read_file(plain[key] + "/consumed.jsonl"));
+        if (!virtual_time) { // there the strategy is one of the settings
+            for (const char* name : {"teacher", "student", "distill"})
+                CHECK(read_file(drafted + "/checkpoints/" + name + ".ckpt") ==
+                      read_file(plain[key] + "/checkpoints/" + name + ".ckpt"));
+            continue;
+        }
+        const run_state mine = state_of(drafted), theirs = state_of(plain[key]);
+        CHECK(mine.student_weights == theirs.student_weights);
+        CHECK(checkpoint_bytes(mine, "") == checkpoint_bytes(theirs, ""));
+    }
+    MESSAGE(number << " runs, " << accepted << " drafts followed");
+    CHECK(accepted > 200);
+}
+
+TEST_CASE("in virtual time a run that drafts is the same, interrupted or not") {
+    const opd::test::scratch dir;
+    const flags f = {"--driver=virtual",  "--rollout-workers=2",  "--slots=4",
+                     "--answers=2",       "--schedule=async",     "--tau=3",
+                     "--cost-step=1e-3",  "--cost-step-row=1e-5", "--cost-train=1.1e-2",
+                     "--cost-score=2e-3", "--cost-sync=1e-4"};
+    complete(dir / "off", f, false);
+    for (const flags& s : {flags{"--speculate=ngram"}, flags{"--speculate=auto"}}) {
+        complete(dir / (s[0] + "whole"), with(f, s), false);
+        complete(dir / (s[0] + "parts"), with(f, s), true);
+        CHECK(read_file(dir / (s[0] + "whole/checkpoints/distill.ckpt")) ==
+              read_file(dir / (s[0] + "parts/checkpoints/distill.ckpt")));
+        CHECK(read_file(dir / (s[0] + "whole/checkpoints/latest.ckpt")) ==
+              read_file(dir / (s[0] + "parts/checkpoints/latest.ckpt")));
+        CHECK(drafts_of(dir / (s[0] + "whole")) == drafts_of(dir / (s[0] + "parts")));
+        CHECK(drafts_of(dir / (s[0] + "whole")).find("accepted_per_step") != std::string::npos);
+        // other weights meet other prefixes where steps bring more tokens
+        CHECK(state_of(dir / (s[0] + "whole")).student_weights != state_of(dir / "off").student_weights);
+    }
+    CHECK(drafts_of(dir / "off").find("accepted_per_step") == std::string::npos);
+}
+
+TEST_CASE("settings of speculation that do not fit are refused, with their names") {
+    const auto refused = [](const flags& f, const char* what) {
+        CHECK_THROWS_WITH_AS(parse("a", f), doctest::Contains(what), failure);
+    };
+    refused({"--speculate=learned"}, "no learned drafter");
+    refused({"--speculate=on"}, "--speculate must be off, ngram or auto");
+    refused({"--draft-depth=4"}, "--draft-depth is not used by --speculate off");
+    refused({"--speculate=auto", "--draft-verify=4"}, "--draft-verify is not used by --speculate auto");
+    refused({"--speculate=ngram", "--draft-running=4"}, "--draft-running is not used by --speculate ngram");
+    refused({"--draft-history=10"}, "--draft-history is not used by --speculate off");
+    refused({"--speculate=ngram", "--draft-depth=0"}, "--draft-depth must lie in [1, 64], not 0");
+    refused({"--speculate=ngram", "--draft-verify=65"}, "--draft-verify must lie in [1, 64], not 65");
+    refused({"--speculate=auto", "--draft-running=0"}, "--draft-running");
+    refused({"--speculate=auto", "--draft-history=-1"}, "--draft-history");
+    const auto one = [](const flags& f) { return fingerprint(parse("a", f).settings); };
+    CHECK(one({"--speculate=ngram"}) == one({}));
+    CHECK(one({"--speculate=ngram", "--driver=virtual"}) != one({"--driver=virtual"}));
 }
