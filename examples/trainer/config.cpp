@@ -380,8 +380,8 @@ void apply_preset(const std::string& name, config& c) {
     c.distill.steps = 40, c.distill.prompts = 16, c.distill.rate = 3e-4, c.distill.warmup = 5;
     c.evaluation.prompts = 200, c.evaluation.samples = 0, c.evaluation.every = 0;
     auto& d = c.drafter;
-    d.heads = 8, d.kv_heads = 4, d.head_dim = 32, d.ffn = 512, d.width = 64;
-    d.steps = 300, d.responses = 384, d.batch = 16, d.rate = 1e-3;
+    d.heads = 2, d.kv_heads = 1, d.head_dim = 32, d.ffn = 128, d.width = 64;
+    d.steps = 300, d.responses = 384, d.batch = 16, d.rate = 2e-3;
 }
 
 nlohmann::json config_of_text(std::string_view text, const std::string& source, config& c) {

@@ -181,7 +181,7 @@ TEST_CASE("near equality the value keeps its digits, and at equality there is ne
 TEST_CASE(
     "an overlap that no float holds, and none that a double holds: exact, and pulled apart no more than it must be") {
     on_both([&](auto& backend, const char* engine) {
-        for (const double gap : {20., 60., 70., 90., 200., 700., 760., 5000.}) {
+        for (const double gap : {20., 60., 70., 90., 170., 173., 176., 200., 700., 760., 5000.}) {
             INFO(engine << ", gap " << gap);
             // the student is sure of 0, the teacher of 1; token 2 is where they meet, token 3 the student's alone
             one_row<float> b{.z = {float(gap), 0, float(gap / 2), -1, -2},
@@ -225,6 +225,24 @@ TEST_CASE("no token on both sides: infinite, by the policy, without a gradient; 
         CHECK(floored.diagnostics.first_infinite_row == 0);
         for (int v = 0; v < 4; ++v) CHECK(dz[std::size_t(v)] == 0);
         CHECK(std::abs(dz[4]) > 0);
+        // in buckets
+        {
+            const std::int32_t ids[] = {0, 1, 2};
+            const float log_q[] = {none, none, -0.7F}, tail[] = {-0.7F};
+            const std::vector<float> zs = {1, 2, none, none};
+            for (const infinite policy : {infinite::floor(-12), infinite::skip()}) {
+                env e{.reduction = reduce::sum};
+                e.on_infinite = policy;
+                std::vector<float> to(4, 7);
+                const result r =
+                    evaluate(backend, student::logits{view(zs.data(), 1, 4), view(to.data(), 1, 4)},
+                             teacher::support{view(ids, 1, 3), view(log_q, 1, 3), vector_view<const float>(tail, 1)},
+                             tail_bucket{acceptance{}}, e);
+                CHECK(r.diagnostics.infinite_rows == 1);
+                CHECK(double(r.loss) == doctest::Approx(policy.act == infinite::action::floor ? 12 : 0));
+                CHECK(to == std::vector<float>(4, 0));
+            }
+        }
         // as a part of a sum: only if it counts
         for (const double weight : {0., 1.}) {
             const result sum = evaluate(backend, student::logits{view(z.data(), 2, 4), view(skipped.data(), 2, 4)},
