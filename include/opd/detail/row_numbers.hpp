@@ -99,7 +99,7 @@ struct entrywise_numbers : row_numbers<F, Anchors, Program> {
 };
 
 /// Σ min(p, q) and ½ Σ |p - q|, which is 1 less that, from the entries themselves and from their log-ratios: whichever is small has its
-/// digits. `min_sum` below `least` is one that F has lost.
+/// digits. Far apart: float may have lost it.
 struct overlap_sums {
     double min_sum = 0, distance = 0;
     OPD_HD static overlap_sums merge(overlap_sums x, overlap_sums y) {

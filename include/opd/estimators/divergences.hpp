@@ -286,7 +286,7 @@ private:
 /// -log Σ min(p, q): of the probability that a token drafted from p is accepted by a target q (Leviathan et al. 2023), so the student is
 /// the drafter and the teacher the target. total_variation's gradient over the overlap: as strong where the two hardly meet as where they
 /// nearly agree. Infinite where no token has mass on both sides, and without gradient there; anything else is exact, by logarithms
-/// where the overlap is below 1e-28. Mixed with a KL by weighted_sum, as LK does early in training.
+/// where the teacher denies the student's first choice by 40 nats. Mixed with a KL by weighted_sum, as LK does early in training.
 struct acceptance {
     static constexpr bool reads_overlap = true;
     OPD_HD static constexpr bool infinite_where_disjoint() { return true; }
