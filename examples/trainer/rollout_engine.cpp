@@ -28,17 +28,17 @@ rollout_engine::rollout_engine(const policy& weights, const sampling& options, i
     if (length > weights.model->shape.max_length)
         throw std::invalid_argument(fmt::format("rollout: {} tokens of prompt and response, the model takes {}", length,
                                                 weights.model->shape.max_length));
-    lanes_.resize(static_cast<std::size_t>(lanes));
     cache_lanes_ = lanes;
+    with_memory_for(fmt::format("the lanes of {} sequences: --slots sets how many run at once", lanes),
+                    [&] { lanes_.resize(static_cast<std::size_t>(lanes)); });
     room_for_drafts();
     if (o_.speculate.on()) draft_with(make_drafter(o_.speculate), o_.speculate);
 }
 
 // A step's drafts are in the columns behind a sequence.
 void rollout_engine::room_for_drafts() {
-    with_memory_for(
-        fmt::format("the keys and values of {} sequences: --slots sets how many run at once", lanes_.size()),
-        [&] { cache_.resize(weights_.model->shape, cache_lanes_, length_ + o_.speculate.most()); });
+    with_memory_for(fmt::format("the keys and values of {} sequences: --slots sets how many run at once", cache_lanes_),
+                    [&] { cache_.resize(weights_.model->shape, cache_lanes_, length_ + o_.speculate.most()); });
 }
 
 void rollout_engine::draft_with(std::unique_ptr<drafter> d, const speculation_options& o) {
