@@ -16,6 +16,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include "drafter_training.hpp"
 #include "opd/error.hpp"
 #include "run.hpp"
 
@@ -51,10 +52,17 @@ int app_main(int argc, const char* const* argv) {
             return exit_ok;
         }
         if (arguments.quiet) spdlog::set_level(spdlog::level::warn);
-        const auto work = std::make_unique<run>(arguments);
         interrupted = false;
-        std::signal(SIGINT, on_signal);
-        std::signal(SIGTERM, on_signal);
+        const auto listen = [] {
+            std::signal(SIGINT, on_signal);
+            std::signal(SIGTERM, on_signal);
+        };
+        if (arguments.train_drafter) {
+            listen();
+            return train_drafter(arguments);
+        }
+        const auto work = std::make_unique<run>(arguments);
+        listen();
         return work->go();
     } catch (const failure& e) {
         log->error("{}", told(arguments, e));

@@ -339,11 +339,19 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(!s.inject.empty(), "schedule", "a run without --inject", {"inject_seconds"});
     only(!in_virtual_time(c), "schedule", "--driver " + s.driver, {"learner_threads"});
     const std::string& speculate = c.speculation.kind;
-    only(speculate == "ngram", "speculation", "--speculate " + speculate, {"depth", "verify"});
+    only(speculate == "ngram" || speculate == "learned", "speculation", "--speculate " + speculate,
+         {"depth", "verify"});
+    only(speculate == "learned", "speculation", "--speculate " + speculate, {"children", "from"});
     only(speculate == "auto", "speculation", "--speculate " + speculate, {"running"});
-    only(speculate != "off", "speculation", "--speculate " + speculate, {"history"});
+    only(speculate == "ngram" || speculate == "auto", "speculation", "--speculate " + speculate, {"history"});
     only(in_virtual_time(c), "schedule", "--driver " + s.driver,
          {"cost_step", "cost_step_row", "cost_score", "cost_score_row", "cost_train", "cost_train_row", "cost_sync"});
+
+    const auto& d = c.drafter;
+    only(d.kind == "model", "drafter", "--drafter " + d.kind, {"width"});
+    only(d.kind == "hidden", "drafter", "--drafter " + d.kind, {"hidden"});
+    only(d.weights == "decaying", "drafter", "--drafter-weights " + d.weights, {"gamma"});
+    only(d.weights == "accepted_length", "drafter", "--drafter-weights " + d.weights, {"smoothing"});
     return r;
 }
 
@@ -353,6 +361,27 @@ void from_json(const nlohmann::json& j, const std::string& source, config& c) {
     if (j.is_object()) visit_options(changed, r);
     r.check_keys();
     c = changed;
+}
+
+void apply_preset(const std::string& name, config& c) {
+    const std::vector<std::string> known = {"speculative"};
+    if (name != known[0]) {
+        const std::string near = nearest(name, known);
+        throw failure(exit_usage,
+                      fmt::format("--preset: '{}' is not one of {}{}", name, fmt::join(known, ", "),
+                                  near.empty() ? std::string() : fmt::format("; did you mean '{}'?", near)));
+    }
+    // a target that is deep beside its drafter's one layer; what it has learnt of the task is of no importance
+    auto& m = c.student_model;
+    m.width = 256, m.layers = 6, m.heads = 8, m.kv_heads = 4, m.head_dim = 32, m.ffn = 512;
+    c.teacher.steps = 1200;
+    c.student.max_steps = 160, c.student.rate = 1e-3, c.student.batch = 16, c.student.check_every = 40,
+    c.student.check_prompts = 128;
+    c.distill.steps = 40, c.distill.prompts = 16, c.distill.rate = 3e-4, c.distill.warmup = 5;
+    c.evaluation.prompts = 200, c.evaluation.samples = 0, c.evaluation.every = 0;
+    auto& d = c.drafter;
+    d.heads = 2, d.kv_heads = 1, d.head_dim = 32, d.ffn = 128, d.width = 64;
+    d.steps = 300, d.responses = 384, d.batch = 16, d.rate = 2e-3;
 }
 
 nlohmann::json config_of_text(std::string_view text, const std::string& source, config& c) {
@@ -469,12 +498,36 @@ void validate(const config& c) {
     need(c.distill.kv_tokens >= 0 && c.distill.kv_tokens <= 1'000'000'000,
          fmt::format("--kv-tokens must lie in [0, 1000000000], not {}", c.distill.kv_tokens));
     schedule_of(c); // names what it refuses
+    const auto& d = c.drafter;
+    need(d.kind == "hidden" || d.kind == "model", fmt::format("--drafter must be hidden or model, not '{}'", d.kind));
+    model({.width = d.kind == "model" ? d.width : c.student_model.width,
+           .layers = d.layers,
+           .heads = d.heads,
+           .kv_heads = d.kv_heads,
+           .head_dim = d.head_dim,
+           .ffn = d.ffn},
+          "--drafter");
+    at_least("--drafter-steps", d.steps, 1);
+    count("--drafter-batch", d.batch, 1);
+    at_least("--drafter-warmup", d.warmup, 0);
+    positive("--drafter-rate", d.rate);
+    count("--drafter-responses", d.responses, d.batch);
+    need(d.depth >= 1 && d.depth <= 64, fmt::format("--drafter-depth must lie in [1, 64], not {}", d.depth));
+    not_negative("--drafter-acceptance", d.acceptance);
+    not_negative("--drafter-kl", d.kl);
+    not_negative("--drafter-hidden", d.hidden);
+    need(d.acceptance + d.kl > 0, "--drafter-acceptance and --drafter-kl must not both be 0");
+    need(d.weights == "accepted_length" || d.weights == "decaying" || d.weights == "none",
+         fmt::format("--drafter-weights must be accepted_length, decaying or none, not '{}'", d.weights));
+    positive("--drafter-gamma", d.gamma);
+    within("--drafter-smoothing", d.smoothing, 0, 1);
+    count("--drafter-held-out", d.held_out, 1);
     const auto& g = c.speculation;
-    need(g.kind != "learned", "--speculate learned: this build has no learned drafter; off, ngram and auto are there");
-    need(g.kind == "off" || g.kind == "ngram" || g.kind == "auto",
-         fmt::format("--speculate must be off, ngram or auto, not '{}'", g.kind));
+    need(g.kind == "off" || g.kind == "ngram" || g.kind == "auto" || g.kind == "learned",
+         fmt::format("--speculate must be off, ngram, auto or learned, not '{}'", g.kind));
     constexpr int most_drafts = 64; // a sequence and step: beyond, verifying them is a prefill
-    for (const auto& [flag, value] : {std::pair{"--draft-depth", g.depth}, {"--draft-verify", g.verify}})
+    for (const auto& [flag, value] :
+         {std::pair{"--draft-depth", g.depth}, {"--draft-verify", g.verify}, {"--draft-children", g.children}})
         need(value >= 1 && value <= most_drafts,
              fmt::format("{} must lie in [1, {}], not {}", flag, most_drafts, value));
     count("--draft-running", g.running, 1);
@@ -516,18 +569,20 @@ std::string as_given(const command& c, const std::string& text) {
 
 command parse_command_line(int argc, const char* const* argv) {
     command r;
-    std::string config_file;
+    std::string config_file, preset;
     nlohmann::json file = nlohmann::json::object();
 
-    // First what decides the defaults: a configuration file, or the run that is resumed.
+    // First what decides the defaults: a preset, a configuration file, or the run that is resumed.
     {
         CLI::App first;
         first.set_help_flag();
         first.allow_extras();
         first.allow_config_extras();
         first.add_option("--config", config_file)->take_last();
+        first.add_option("--preset", preset)->take_last();
         first.add_option("--run-dir", r.settings.run.directory)->take_last();
         first.add_flag("--resume", r.resume);
+        first.add_flag("--train-drafter", r.train_drafter);
         try {
             first.parse(argc, argv);
         } catch (const CLI::ParseError& e) {
@@ -535,16 +590,18 @@ command parse_command_line(int argc, const char* const* argv) {
         }
     }
     r.file = config_file;
+    if (!preset.empty()) apply_preset(preset, r.settings);
     if (!config_file.empty()) {
         const std::string directory = r.settings.run.directory;
         const bool named = directory != config{}.run.directory;
         file = load_config(config_file, r.settings);
         if (named) r.settings.run.directory = directory;
-    } else if (r.resume) {
+    } else if (r.resume || r.train_drafter) {
         const std::string directory = r.settings.run.directory;
         const std::string saved = directory + "/config.json";
         if (std::filesystem::exists(saved)) file = load_config(r.file = saved, r.settings);
         r.settings.run.directory = directory;
+        if (r.train_drafter) file.erase("drafter"); // defaults, not choices: flags may choose otherwise
     }
 
     CLI::App app("Trains a teacher on an embedded task, warms a weak student up, and closes the gap between them by\n"
@@ -556,6 +613,11 @@ command parse_command_line(int argc, const char* const* argv) {
         "--resume goes on).");
     bool version = false;
     app.add_option("--config", config_file, "JSON file with settings; flags override it")->group("Files")->take_last();
+    app.add_option("--preset", preset,
+                   "settings to begin with, which a configuration file and flags override: speculative: a student of "
+                   "6 layers, which rolls out slowly enough for drafts to pay")
+        ->group("Files")
+        ->take_last();
     app.add_flag("--print-config", r.print_config, "print the settings as a file that --config reads, and exit")
         ->group("Files");
     bool list = false;
@@ -565,6 +627,10 @@ command parse_command_line(int argc, const char* const* argv) {
            "--resume", r.resume,
            "go on from the run directory's checkpoint, bit for bit; with another --steps, on to there, also where "
            "the run had finished")
+        ->group("Files");
+    app.add_flag("--train-drafter", r.train_drafter,
+                 "train a drafter for the student in the run directory's last checkpoint, write "
+                 "checkpoints/drafter.ckpt, say how much of its drafts is accepted, and exit")
         ->group("Files");
     app.add_flag("--overwrite", r.overwrite, "replace the run that the run directory holds")->group("Files");
     app.add_flag("--quiet", r.quiet, "no progress, only warnings and the final table")->group("Files");
@@ -599,6 +665,9 @@ command parse_command_line(int argc, const char* const* argv) {
         r.text = list_estimators();
         return r;
     }
+    if (r.train_drafter && (r.resume || r.overwrite))
+        throw failure(exit_usage, std::string("--train-drafter and ") + (r.resume ? "--resume" : "--overwrite") +
+                                      " exclude each other");
     if (r.resume && r.overwrite) throw failure(exit_usage, "--resume and --overwrite exclude each other");
     visit_options(r.settings, file_check{app, file, r.in_file});
     try {

@@ -168,9 +168,26 @@ struct config {
         double cost_sync = 1e-5;
     } schedule;
     struct {
+        std::string kind = "hidden"; // or model
+        int width = 32;              // model
+        int layers = 1, heads = 4, kv_heads = 2, head_dim = 16, ffn = 128;
+        int steps = 400;
+        int batch = 32;
+        int warmup = 20;
+        double rate = 3e-3;
+        int responses = 512;
+        int depth = 8;
+        double acceptance = 1, kl = 0.2, hidden = 1;
+        std::string weights = "accepted_length"; // decaying, none
+        double gamma = 4, smoothing = 0.5;
+        int held_out = 64;
+    } drafter;
+    struct {
         std::string kind = "off";
         int depth = 8;
         int verify = 8;
+        int children = 1;
+        std::string from; // empty: the run directory's own drafter
         int running = 32;
         int history = 1'000'000; // tokens
     } speculation;
@@ -368,18 +385,53 @@ void visit_options(Config& c, Visitor&& v) {
              true);
     v.option("cost_sync", "--cost-sync", c.schedule.cost_sync, "virtual: seconds of installing weights", true);
 
+    v.group("drafter", "Drafter (--train-drafter)");
+    v.option(
+        "kind", "--drafter", c.drafter.kind,
+        "hidden: layers on the target's hidden states, with its embedding and head; model: a small model of its own",
+        false);
+    v.option("width", "--drafter-width", c.drafter.width, "model: width of the residual stream", false);
+    v.option("layers", "--drafter-layers", c.drafter.layers, "layers", false);
+    v.option("heads", "--drafter-heads", c.drafter.heads, "query heads", false);
+    v.option("kv_heads", "--drafter-kv-heads", c.drafter.kv_heads, "key-value heads; divides the query heads", false);
+    v.option("head_dim", "--drafter-head-dim", c.drafter.head_dim, "width of a head, even", false);
+    v.option("ffn", "--drafter-ffn", c.drafter.ffn, "feed-forward width", false);
+    v.option("steps", "--drafter-steps", c.drafter.steps, "steps", false);
+    v.option("batch", "--drafter-batch", c.drafter.batch, "responses a step", false);
+    v.option("warmup", "--drafter-warmup", c.drafter.warmup, "steps of linear warm-up of the rate", false);
+    v.option("rate", "--drafter-rate", c.drafter.rate, "learning rate, then a cosine to a tenth", false);
+    v.option("responses", "--drafter-responses", c.drafter.responses,
+             "responses of the target to learn from, drawn at --temperature", false);
+    v.option("depth", "--drafter-depth", c.drafter.depth, "tokens of a draft, in the weights and in what is measured",
+             false);
+    v.option("acceptance", "--drafter-acceptance", c.drafter.acceptance, "weight of -log sum min(p, q)", false);
+    v.option("kl", "--drafter-kl", c.drafter.kl, "weight of KL(target, drafter)", false);
+    v.option("hidden", "--drafter-hidden", c.drafter.hidden,
+             "hidden: weight of the smooth L1 distance to the target's hidden states", false);
+    v.option("weights", "--drafter-weights", c.drafter.weights,
+             "what a row counts by its place in its draft: accepted_length, decaying, none", false);
+    v.option("gamma", "--drafter-gamma", c.drafter.gamma, "decaying: rows to 1/e", false);
+    v.option("smoothing", "--drafter-smoothing", c.drafter.smoothing,
+             "accepted_length: share of rows that count as accepted, whatever they are, in [0, 1]", false);
+    v.option("held_out", "--drafter-held-out", c.drafter.held_out, "held-out prompts to measure with", false);
+
     // as with slots: drafts decide how long rollout takes, and nothing else
     v.group("speculation", "Speculative rollout (the tokens are those of plain rollout, bit for bit)");
     v.option(
         "kind", "--speculate", c.speculation.kind,
         "off; ngram: drafts of what came after the same tokens before, in a response, in other answers to its "
-        "prompt, in its last epoch's; auto: likewise, as many as pay by the measured cost of steps. Results do not "
-        "depend on it, but under --driver virtual",
+        "prompt, in its last epoch's; auto: likewise, as many as pay by the measured cost of steps; learned: those of "
+        "a drafter that --train-drafter made. Results do not depend on it, but under --driver virtual",
         in_virtual_time(c));
-    v.option("depth", "--draft-depth", c.speculation.depth, "ngram: most tokens that a draft goes ahead",
+    v.option("depth", "--draft-depth", c.speculation.depth, "ngram, learned: most tokens that a draft goes ahead",
              in_virtual_time(c));
     v.option("verify", "--draft-verify", c.speculation.verify,
-             "ngram: most drafted tokens of a sequence that a step verifies", in_virtual_time(c));
+             "ngram, learned: most drafted tokens of a sequence that a step verifies", in_virtual_time(c));
+    v.option("children", "--draft-children", c.speculation.children,
+             "learned: most drafts of one token, and most of a depth that are gone on from", in_virtual_time(c));
+    v.option("from", "--draft-from", c.speculation.from,
+             "learned: checkpoints/drafter.ckpt of the run that made it; empty, with --resume: the run's own",
+             in_virtual_time(c));
     v.option("running", "--draft-running", c.speculation.running,
              "auto: begins to draft when so few sequences run on a worker, stops above a quarter more",
              in_virtual_time(c));
@@ -434,6 +486,9 @@ nlohmann::ordered_json to_json(const config& c);
 /// and, for a key, the nearest one that exists.
 void from_json(const nlohmann::json& j, const std::string& source, config& c);
 
+/// Changes the settings to those of a preset; an unknown name is a usage failure.
+void apply_preset(const std::string& name, config& c);
+
 /// Reads the text of a configuration into c. Returns what it says.
 nlohmann::json config_of_text(std::string_view text, const std::string& source, config& c);
 
@@ -456,6 +511,7 @@ struct command {
     bool overwrite = false;
     bool quiet = false;
     bool print_config = false;
+    bool train_drafter = false;
     std::string text;                           ///< what to print instead of running: --help, --version, --print-config
     std::string file;                           ///< the configuration that was read; empty: none
     std::map<std::string, std::string> in_file; ///< "--rate" to "distill.rate": what it decides, since no flag does

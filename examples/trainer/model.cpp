@@ -353,19 +353,14 @@ void place_rows(std::span<const segment> segments, forward_state<T>& state) {
 } // namespace
 
 template <class T>
-void forward_rows(const transformer<T>& model, std::span<const segment> segments, std::span<const std::int32_t> tokens,
-                  kv_cache<T>& cache, forward_state<T>& state, bool keep, T* logits) {
+void forward_layers(const transformer<T>& model, std::span<const segment> segments, index_t rows, kv_cache<T>& cache,
+                    forward_state<T>& state, bool keep) {
     const model_shape& s = model.shape;
-    const auto rows = static_cast<index_t>(tokens.size());
     const index_t d = s.width, f = s.ffn, qk_width = s.q_width() + s.kv_width(), qk_heads = s.heads + s.kv_heads;
     const index_t page = cache.page();
-    state.resize(s, rows, cache.capacity(), keep);
     place_rows(segments, state);
 
     layer_rows<T>* l = &state.layers[0];
-    for (index_t r = 0; r < rows; ++r)
-        std::copy_n(model.at(model.layout.embedding) + tokens[static_cast<std::size_t>(r)] * d, d, l->x.data() + r * d);
-
     for (index_t layer = 0; layer < s.layers; ++layer) {
         const layer_tensors& w = model.layout.layers[static_cast<std::size_t>(layer)];
         l = &state.layers[keep ? static_cast<std::size_t>(layer) : 0];
@@ -421,14 +416,42 @@ void forward_rows(const transformer<T>& model, std::span<const segment> segments
             linear(model, w.wdown, l->h.data() + r0 * f, n, next + r0 * d, true);
         }
     }
+}
 
+template <class T>
+void forward_head(const transformer<T>& model, forward_state<T>& state, index_t rows, T* logits) {
+    const index_t d = model.shape.width;
     for (index_t r = 0; r < rows; ++r)
         state.inv[static_cast<std::size_t>(r)] =
             rms_norm(state.x.data() + r * d, model.at(model.layout.norm_f), d, state.n.data() + r * d);
     linear(model, model.layout.head, state.n.data(), rows, logits);
 }
 
+template <class T>
+void forward_rows(const transformer<T>& model, std::span<const segment> segments, std::span<const std::int32_t> tokens,
+                  kv_cache<T>& cache, forward_state<T>& state, bool keep, T* logits) {
+    const auto rows = static_cast<index_t>(tokens.size());
+    const index_t d = model.shape.width;
+    state.resize(model.shape, rows, cache.capacity(), keep);
+    for (index_t r = 0; r < rows; ++r)
+        std::copy_n(model.at(model.layout.embedding) + tokens[static_cast<std::size_t>(r)] * d, d,
+                    state.layers[0].x.data() + r * d);
+    forward_layers(model, segments, rows, cache, state, keep);
+    forward_head(model, state, rows, logits);
+}
+
 // --- backward --------------------------------------------------------------------------------------------------------
+
+template <class T>
+void backward_head(const transformer<T>& model, const T* x, const T* inv, const T* d_logits, const T* d_n, index_t rows,
+                   T* dn, T* dx, T* norm_f) {
+    const index_t d = model.shape.width;
+    linear_backward(model, model.layout.head, d_logits, rows, dn);
+    if (d_n) add_row(d_n, rows * d, dn);
+    for (index_t r = 0; r < rows; ++r)
+        rms_norm_backward(dn + r * d, x + r * d, model.at(model.layout.norm_f), inv[r], d,
+                          static_cast<const T*>(nullptr), dx + r * d, norm_f);
+}
 
 namespace {
 
@@ -499,9 +522,10 @@ struct attention_backward {
     }
 };
 
+// d_out: of the logits (R,V), or, `last`, of what leaves the last layer (R,D).
 template <class T>
-void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, const T* d_logits, std::vector<T>& scratch,
-                       std::vector<T>& attention_scratch) {
+void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, const T* d_out, bool last,
+                       std::vector<T>& scratch, std::vector<T>& attention_scratch) {
     const model_shape& s = model.shape;
     const index_t rows = pass.rows(), d = s.width, f = s.ffn, hd = s.head_dim;
     const index_t q_width = s.q_width(), qk_width = q_width + s.kv_width(), qkv = s.qkv_width();
@@ -512,12 +536,13 @@ void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, cons
     T* d_att = dh + rows * f;         // (R,Q)
     T* d_qk = d_att + rows * q_width; // (R,Q+KV)
 
-    pass.norm_f.assign(static_cast<std::size_t>(d), T(0));
-    linear_backward(model, model.layout.head, d_logits, rows, dn);
-    for (index_t r = 0; r < rows; ++r)
-        rms_norm_backward(dn + r * d, pass.forward.x.data() + r * d, model.at(model.layout.norm_f),
-                          pass.forward.inv[static_cast<std::size_t>(r)], d, static_cast<const T*>(nullptr), dx + r * d,
-                          pass.norm_f.data());
+    if (last) {
+        std::copy_n(d_out, rows * d, dx);
+    } else {
+        pass.norm_f.assign(static_cast<std::size_t>(d), T(0));
+        backward_head(model, pass.forward.x.data(), pass.forward.inv.data(), d_out, static_cast<const T*>(nullptr),
+                      rows, dn, dx, pass.norm_f.data());
+    }
 
     pass.layers.resize(static_cast<std::size_t>(s.layers));
     for (index_t layer = s.layers - 1; layer >= 0; --layer) {
@@ -594,6 +619,19 @@ index_t training_pass<T>::set_sequences(std::span<const std::vector<std::int32_t
         sequences_[i].row = rows_;
         rows_ += sequences_[i].rows();
     }
+    order_sequences();
+    return rows_;
+}
+
+template <class T>
+index_t training_pass<T>::set_lengths(std::span<const index_t> lengths) {
+    std::vector<std::vector<std::int32_t>> none;
+    for (const index_t n : lengths) none.emplace_back(static_cast<std::size_t>(n), 0);
+    return set_sequences(none);
+}
+
+template <class T>
+void training_pass<T>::order_sequences() {
     order_.resize(count_);
     std::iota(order_.begin(), order_.end(), index_t{0});
     std::sort(order_.begin(), order_.end(), [&](index_t a, index_t b) {
@@ -601,7 +639,6 @@ index_t training_pass<T>::set_sequences(std::span<const std::vector<std::int32_t
         const index_t y = sequences_[static_cast<std::size_t>(b)].rows();
         return x != y ? x > y : a < b;
     });
-    return rows_;
 }
 
 template <class T>
@@ -616,15 +653,47 @@ void training_pass<T>::forward(T* logits) {
 }
 
 template <class T>
+void training_pass<T>::forward_layers(const T* x0, T* x) {
+    const index_t d = model_.shape.width;
+    threads_.run(static_cast<index_t>(count_), [&](index_t piece, int) {
+        sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
+        const index_t rows = pass.rows();
+        pass.cache.resize(model_.shape, 1, rows);
+        pass.forward.resize(model_.shape, rows, pass.cache.capacity(), true);
+        std::copy_n(x0 + pass.row * d, rows * d, pass.forward.layers[0].x.data());
+        const segment whole{0, 0, rows};
+        trainer::forward_layers(model_, std::span(&whole, 1), rows, pass.cache, pass.forward, true);
+        std::copy_n(pass.forward.x.data(), rows * d, x + pass.row * d);
+    });
+}
+
+template <class T>
 void training_pass<T>::backward(const T* d_logits, std::vector<T>& grad) {
-    const model_shape& s = model_.shape;
-    const index_t d = s.width, hd = s.head_dim, v = s.vocabulary;
+    const index_t v = model_.shape.vocabulary;
     threads_.run(static_cast<index_t>(count_), [&](index_t piece, int thread) {
         sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
-        backward_sequence(model_, pass, d_logits + pass.row * v, scratch_[static_cast<std::size_t>(2 * thread)],
+        backward_sequence(model_, pass, d_logits + pass.row * v, false, scratch_[static_cast<std::size_t>(2 * thread)],
                           scratch_[static_cast<std::size_t>(2 * thread + 1)]);
     });
+    weight_gradients(d_logits, grad);
+}
 
+template <class T>
+void training_pass<T>::backward_layers(const T* dx, std::vector<T>& grad, T* d_x0) {
+    const index_t d = model_.shape.width;
+    threads_.run(static_cast<index_t>(count_), [&](index_t piece, int thread) {
+        sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
+        backward_sequence(model_, pass, dx + pass.row * d, true, scratch_[static_cast<std::size_t>(2 * thread)],
+                          scratch_[static_cast<std::size_t>(2 * thread + 1)]);
+        std::copy_n(pass.d_x0.data(), pass.rows() * d, d_x0 + pass.row * d);
+    });
+    weight_gradients(nullptr, grad);
+}
+
+template <class T>
+void training_pass<T>::weight_gradients(const T* d_logits, std::vector<T>& grad) {
+    const model_shape& s = model_.shape;
+    const index_t d = s.width, hd = s.head_dim, v = s.vocabulary;
     // Weight gradients: dW (out,in) += dY^T X over the rows of all sequences in order, shared out by output tiles.
     grad.assign(model_.weights.size(), T(0));
     struct weight_task {
@@ -635,9 +704,9 @@ void training_pass<T>::backward(const T* d_logits, std::vector<T>& grad) {
         index_t tile;
     };
     const auto operands = [&](const weight_task& t, const sequence_pass<T>& pass) {
-        return opd::product_tn(t.w->rows, t.w->columns, pass.rows(), t.dy(pass, t.layer, d_logits + pass.row * v),
-                               t.w->rows, t.x(pass, t.layer), t.w->columns, grad.data() + t.w->offset, t.w->columns,
-                               true);
+        const T* dz = d_logits ? d_logits + pass.row * v : nullptr;
+        return opd::product_tn(t.w->rows, t.w->columns, pass.rows(), t.dy(pass, t.layer, dz), t.w->rows,
+                               t.x(pass, t.layer), t.w->columns, grad.data() + t.w->offset, t.w->columns, true);
     };
     std::vector<weight_task> tasks;
     const auto add = [&](const tensor& w, int layer, auto dy, auto x) {
@@ -665,7 +734,7 @@ void training_pass<T>::backward(const T* d_logits, std::vector<T>& grad) {
             [](const pass_t& p, int l, const T*) { return p.layers[static_cast<std::size_t>(l)].x2.data(); },
             [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].att.data(); });
     }
-    if (count_ > 0)
+    if (count_ > 0 && d_logits)
         add(
             model_.layout.head, -1, [](const sequence_pass<T>&, int, const T* dz) { return dz; },
             [](const sequence_pass<T>& p, int) { return p.forward.n.data(); });
@@ -685,6 +754,7 @@ void training_pass<T>::backward(const T* d_logits, std::vector<T>& grad) {
             add_row(part + 2 * d, hd, grad.data() + w.q_norm.offset);
             add_row(part + 2 * d + hd, hd, grad.data() + w.k_norm.offset);
         }
+        if (!d_logits) continue;
         add_row(pass.norm_f.data(), d, grad.data() + model_.layout.norm_f.offset);
         for (index_t r = 0; r < pass.rows(); ++r)
             add_row(pass.d_x0.data() + r * d, d,
@@ -702,6 +772,16 @@ template struct forward_state<float>;
 template struct forward_state<double>;
 template class training_pass<float>;
 template class training_pass<double>;
+template void forward_layers(const transformer<float>&, std::span<const segment>, index_t, kv_cache<float>&,
+                             forward_state<float>&, bool);
+template void forward_layers(const transformer<double>&, std::span<const segment>, index_t, kv_cache<double>&,
+                             forward_state<double>&, bool);
+template void forward_head(const transformer<float>&, forward_state<float>&, index_t, float*);
+template void forward_head(const transformer<double>&, forward_state<double>&, index_t, double*);
+template void backward_head(const transformer<float>&, const float*, const float*, const float*, const float*, index_t,
+                            float*, float*, float*);
+template void backward_head(const transformer<double>&, const double*, const double*, const double*, const double*,
+                            index_t, double*, double*, double*);
 template void forward_rows(const transformer<float>&, std::span<const segment>, std::span<const std::int32_t>,
                            kv_cache<float>&, forward_state<float>&, bool, float*);
 template void forward_rows(const transformer<double>&, std::span<const segment>, std::span<const std::int32_t>,

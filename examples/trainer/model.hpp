@@ -213,6 +213,21 @@ void forward_rows(const transformer<T>& model, std::span<const segment> segments
                   kv_cache<T>& cache, forward_state<T>& state, bool keep,
                   T* logits); // (R,V)
 
+/// Between the embedding and the last norm: the rows of state.layers[0].x, for which state has room, go through the layers to state.x.
+template <class T>
+void forward_layers(const transformer<T>& model, std::span<const segment> segments, index_t rows, kv_cache<T>& cache,
+                    forward_state<T>& state, bool keep);
+
+/// Logits of rows that left the last layer; state.n is what the head reads.
+template <class T>
+void forward_head(const transformer<T>& model, forward_state<T>& state, index_t rows, T* logits); // (R,V)
+
+/// dx (R,D): the gradient of what leaves the last layer, from that of the logits and, unless it is null, of what the head reads. norm_f (D) is
+/// added to.
+template <class T>
+void backward_head(const transformer<T>& model, const T* x, const T* inv, const T* d_logits, const T* d_n, index_t rows,
+                   T* dn, T* dx, T* norm_f); // x, d_n, dn (R,D); inv (R)
+
 /// One sequence of a training batch: its tokens, the forward pass and the gradients of its products' outputs.
 template <class T>
 struct sequence_pass {
@@ -237,6 +252,12 @@ public:
     index_t rows() const { return rows_; }
     index_t first_row(std::size_t sequence) const { return sequences_[sequence].row; }
 
+    /// Takes sequences of these lengths, whose rows are not the model's tokens: for the layers alone.
+    index_t set_lengths(std::span<const index_t> lengths);
+    /// The layers alone: what leaves the last of them, and the gradients of what entered the first, of it and of the layers' weights.
+    void forward_layers(const T* x0, T* x);                           // (N,D), (N,D)
+    void backward_layers(const T* dx, std::vector<T>& grad, T* d_x0); // (N,D), flat as the weights, (N,D)
+
     /// Logits of all rows, kept for backward.
     void forward(T* logits); // (N,V)
 
@@ -245,6 +266,9 @@ public:
                   std::vector<T>& grad); // flat, as the weights; overwritten
 
 private:
+    void order_sequences();
+    void weight_gradients(const T* d_logits, std::vector<T>& grad); // null: of the layers alone
+
     const transformer<T>& model_;
     opd::thread_team& threads_;
     std::vector<sequence_pass<T>> sequences_; // the first `count_` are in use

@@ -30,7 +30,7 @@ rollout_engine::rollout_engine(const policy& weights, const sampling& options, i
                                                 weights.model->shape.max_length));
     cache_lanes_ = lanes;
     make_cache();
-    if (o_.speculate.on()) draft_with(std::make_unique<retrieval_drafter>(o_.speculate.retrieval), o_.speculate);
+    if (o_.speculate.on()) draft_with(make_drafter(o_.speculate), o_.speculate);
 }
 
 // A step's drafts are in the columns behind a sequence.

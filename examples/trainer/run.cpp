@@ -22,8 +22,6 @@ namespace trainer {
 
 std::atomic<bool> interrupted{false};
 
-namespace {
-
 config with_task_shapes(config c, const gcd_task& task) {
     for (model_shape* m : {&c.teacher_model, &c.student_model}) {
         m->vocabulary = gcd_task::text.vocabulary();
@@ -32,12 +30,16 @@ config with_task_shapes(config c, const gcd_task& task) {
     return c;
 }
 
+namespace {
+
 transformer<float> model_of(const config& c, const gcd_task& task, bool teacher) {
     const config shaped = with_task_shapes(c, task);
     return with_memory_for(fmt::format("the {} model: --{}-width, -layers, -heads, -head-dim and -ffn set its size",
                                        teacher ? "teacher" : "student", teacher ? "teacher" : "student"),
                            [&] { return transformer<float>(teacher ? shaped.teacher_model : shaped.student_model); });
 }
+
+} // namespace
 
 gcd_task task_of(const config& c) {
     try {
@@ -46,8 +48,6 @@ gcd_task task_of(const config& c) {
         throw failure(exit_usage, e.what());
     }
 }
-
-} // namespace
 
 namespace {
 
@@ -100,6 +100,12 @@ run::run(const command& arguments)
         } catch (const opd::unsupported& e) {
             throw failure(exit_resources, e.what() + std::string("; --learner-threads sets how many"));
         }
+    }
+    if (settings_.speculation.kind == "learned") {
+        if (settings_.speculation.from.empty() && !arguments.resume)
+            throw failure(exit_usage, "--speculate learned: a new run needs --draft-from, the drafter.ckpt that "
+                                      "--train-drafter wrote in another run of the same student");
+        speculation_of(settings_); // a drafter that cannot be read is an error before anything is written
     }
     teacher_.initialise(settings_.run.seed);
     student_.initialise(settings_.run.seed + 1);
@@ -491,7 +497,7 @@ evaluation_result run::evaluate(const transformer<float>& model, const char* who
     const auto pairs = std::span(task_.held_out()).first(static_cast<std::size_t>(settings_.evaluation.prompts));
     timed(clock_name::evaluation, [&] {
         r = evaluate_model(model, backend_.team(), task_, pairs, settings_.evaluation.samples, settings_.run.seed,
-                           std::uint64_t{8} << 56, settings_.distill.slots, speculation_of(settings_));
+                           std::uint64_t{8} << 56, settings_.distill.slots, speculation_of(settings_, &model.shape));
         // KL to the teacher along the model's own greedy responses
         const row_batch batch = pack(r.responses, 0);
         std::vector<float> own, teachers;

@@ -36,6 +36,10 @@ inline constexpr std::array<const char*, 6> clock_names = {"teacher_training", "
 /// Set by SIGINT and SIGTERM: the run writes a checkpoint after its step and leaves.
 extern std::atomic<bool> interrupted;
 
+/// The settings' task, and the settings with what models must know of it.
+gcd_task task_of(const config& c);
+config with_task_shapes(config c, const gcd_task& task);
+
 class run {
 public:
     explicit run(const command& arguments);

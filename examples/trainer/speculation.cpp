@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "learned_drafter.hpp"
 #include "opd/rng.hpp"
 
 namespace trainer {
@@ -31,6 +32,7 @@ std::int32_t speculation_options::most() const {
     case kind::off:
         return 0;
     case kind::ngram:
+    case kind::learned:
         return fixed.verify;
     case kind::automatic:
         break;
@@ -38,6 +40,11 @@ std::int32_t speculation_options::most() const {
     std::int32_t r = 0;
     for (const spec::strategy& s : arms().arms) r = std::max(r, s.verify);
     return r;
+}
+
+std::unique_ptr<drafter> make_drafter(const speculation_options& o) {
+    if (o.what == speculation_options::kind::learned) return std::make_unique<learned_drafter>(o.learned);
+    return std::make_unique<retrieval_drafter>(o.retrieval);
 }
 
 // --- what is learnt -------------------------------------------------------------------------------------------------
@@ -110,7 +117,7 @@ void speculation::draft(std::span<const due> sequences, index_t reading, bool va
     accepted_ = verified_ = 0;
     strategy_ = {};
     if (batch_ == 0) return;
-    const bool fixed = options_.what == speculation_options::kind::ngram;
+    const bool fixed = options_.what != speculation_options::kind::automatic;
     bool all = fixed; // nodes of the strategy, whatever they cost
     if (fixed) {
         strategy_ = options_.fixed;

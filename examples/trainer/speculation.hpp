@@ -4,6 +4,7 @@
 //
 //   off      no drafts
 //   ngram    retrieval (drafter.hpp): the same strategy for every sequence in every step
+//   learned  a drafter that was trained (learned_drafter.hpp), with trees: likewise
 //   auto     retrieval; by how many sequences run and what steps took: an elastic_switch says whether to draft at all, beg_mab which of
 //            some strategies, and draft_budget how many of the nodes that it allows each sequence gets, none where they cost more
 //            than they bring. What a step costs by its rows is fitted to the last steps; now and then all nodes are verified, to know
@@ -29,16 +30,22 @@
 
 namespace trainer {
 
+struct draft_model;
+
 struct speculation_options {
-    enum class kind { off, ngram, automatic } what = kind::off;
-    opd::spec::strategy fixed = {8, 1, 8}; ///< ngram
+    enum class kind { off, ngram, learned, automatic } what = kind::off;
+    opd::spec::strategy fixed = {8, 1, 8}; ///< ngram, learned
     index_t running = 32;                  ///< automatic: on at so many sequences or fewer, off above a quarter more
     retrieval_options retrieval = {};
+    std::shared_ptr<const draft_model> learned = {}; ///< what drafts, where it is `learned`
 
     bool on() const { return what != kind::off; }
     /// Most drafted tokens of a sequence in a step.
     std::int32_t most() const;
 };
+
+/// The drafter that the options name. None of --speculate off.
+std::unique_ptr<drafter> make_drafter(const speculation_options& o);
 
 /// What became of drafts.
 struct speculation_counts {

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "drafter_training.hpp"
+
 namespace trainer {
 
 namespace sched = opd::sched;
@@ -24,12 +26,22 @@ sampling sampling_of(const config& c, const gcd_task& task) {
     return o;
 }
 
-speculation_options speculation_of(const config& c) {
+speculation_options speculation_of(const config& c, const model_shape* target) {
     using kind = speculation_options::kind;
     const auto& s = c.speculation;
     speculation_options o;
-    o.what = s.kind == "ngram" ? kind::ngram : s.kind == "auto" ? kind::automatic : kind::off;
-    o.fixed = {s.depth, 1, s.verify};
+    o.what = s.kind == "ngram"     ? kind::ngram
+             : s.kind == "auto"    ? kind::automatic
+             : s.kind == "learned" ? kind::learned
+                                   : kind::off;
+    o.fixed = {s.depth, s.kind == "learned" ? s.children : 1, s.verify};
+    if (o.what == kind::learned) {
+        const std::string path = s.from.empty() ? c.run.directory + "/checkpoints/drafter.ckpt" : s.from;
+        o.learned = std::make_shared<const draft_model>(load_drafter(path));
+        if (!(o.learned->target == c.student_model))
+            throw failure(exit_input, fmt::format("{}: a drafter for a student of another shape", path));
+        if (target && !(*target == c.student_model)) o.what = kind::off, o.learned.reset();
+    }
     o.running = s.running;
     o.retrieval.history_tokens = s.history;
     return o;

@@ -34,7 +34,7 @@ namespace trainer {
 sampling sampling_of(const config& c, const gcd_task& task);
 
 /// How its rollout drafts.
-speculation_options speculation_of(const config& c);
+speculation_options speculation_of(const config& c, const model_shape* target = nullptr);
 
 /// What rollout workers count together: added to by their threads.
 class shared_counts {

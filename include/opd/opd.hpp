@@ -19,6 +19,7 @@
 #include "opd/estimators/any.hpp"
 #include "opd/estimators/baselines.hpp"
 #include "opd/estimators/divergences.hpp"
+#include "opd/estimators/draft_weights.hpp"
 #include "opd/estimators/m2po.hpp"
 #include "opd/estimators/sampled.hpp"
 #include "opd/estimators/selectors.hpp"

@@ -29,6 +29,8 @@
 // z student and y teacher logits over T; the innermost loops call them S, T, U, X and W.
 // where φ(x) = expm1(a x)/a with a = 1-k, whose limit at a = 0 is x: what keeps the alpha family's value as a goes to 0.
 //
+// A program may also read one number of the whole row, the overlap Σ min(p, q) (`reads_overlap`): a pass before the terms finds it.
+//
 // Every sum excludes its anchor's 1, is folded in float over leaves of 1,024 entries and in double above, and moves to a new
 // anchor exactly (`rebase`). Source: on-policy distillation objectives as in AsyncOPD (eq. 1-7); the anchored sums are this
 // project's.
@@ -52,6 +54,10 @@ struct row_constants {
     F slope_star = F(0);  ///< what the program's slope_star(row) returned; 0 if it has none, or the driver does not ask
     bool anchored = true; ///< the anchor's log-ratio is within 1; a branch on it is the same for a whole row
     F from_anchor = F(0); ///< d* less the anchor's log-ratio: 0 where the anchor is s*
+    F log_overlap = F(0); ///< log Σ min(p, q), of programs that say `reads_overlap`
+    F overlap_top = F(0); ///< of rows that are `far_apart` log max min(p, q), else 0
+    F inv_overlap = F(1); ///< e^overlap_top / Σ min(p, q)
+    bool far_apart = false; ///< F may not carry 1/Σ min(p, q) nor every p: by logarithms; the same for a whole row
 
     /// The log-ratio at which c is anchored: that of s*, of the mean slope, or of the rest.
     OPD_HD OPD_INLINE F d_anchor() const { return d_star - from_anchor; }
@@ -103,6 +109,7 @@ struct raw_sums {
     bool by_mean = false;        ///< set by a driver that knows the log-ratio with the mean slope: the anchor then
     double from_mean = 0;        ///< d* less that log-ratio
     double least_rest = 4e-18;   ///< the least that 1 - q* counts as, e^-40; a driver that floors log q raises it
+    double log_overlap = 0;      ///< log Σ min(p, q), set by a driver whose program reads it
 
     /// φ
     OPD_HD OPD_INLINE double phi(double x) const { return phi_power == 0 ? x : ::expm1(phi_power * x) / phi_power; }
@@ -209,6 +216,17 @@ concept single_sweep_divergence = divergence<D> && requires(const D d, raw_sums 
 };
 // clang-format on
 
+/// Whether a program reads row.log_overlap, a sum over the whole row: drivers then find it in a pass before the terms. Says so by
+///   static constexpr bool reads_overlap = true;
+/// Its value is no sum of functions of one entry, so it is no f-divergence: neither of drawn tokens nor of a part of the row.
+template <class D>
+inline constexpr bool reads_overlap = [] {
+    if constexpr (requires { D::reads_overlap; })
+        return bool(D::reads_overlap);
+    else
+        return false;
+}();
+
 /// A divergence whose value is also Σ of terms of which none is negative: `term` plus a multiple of p - q, which sums to 0,
 /// chosen so that the term is of second order in log p - log q near equality. A small value keeps its digits that way, and an
 /// error of the normalisers enters squared. `nonnegative_term(entry)` finds the whole log p - log q in entry.delta.
@@ -249,6 +267,15 @@ template <class D>
 OPD_HD constexpr bool infinite_where_student_zero(const D& d) {
     if constexpr (requires { d.infinite_where_student_zero(); })
         return d.infinite_where_student_zero();
+    else
+        return false;
+}
+
+/// Where no token has mass on both sides.
+template <class D>
+OPD_HD constexpr bool infinite_where_disjoint(const D& d) {
+    if constexpr (requires { d.infinite_where_disjoint(); })
+        return d.infinite_where_disjoint();
     else
         return false;
 }

@@ -281,6 +281,27 @@ TEST_CASE("vocabularies of different size") {
     CHECK(dz[3] > 0); // the teacher gives nothing there
 }
 
+TEST_CASE("a drafter's rows") {
+    constexpr long N = 3, V = 4;
+    const std::vector<float> z{0, 1, 2, 0.5f, 1, 0, 0, 1, 2, 0, 0, 1}, y{1, 1, 0, 0, 1, 1, 0, 0, 2, 1, 1, 0};
+    const std::vector<std::int64_t> offsets{0, 2, 3};
+    std::vector<float> dz(std::size_t(N * V)), losses(N), weights(N);
+    opd::cpu_backend backend;
+    const opd::student::logits student{opd::view(z.data(), N, V), opd::view(dz.data(), N, V)};
+    const opd::teacher::dense target{opd::view(y.data(), N, V)};
+    // [drafter]
+    opd::env rows{.reduction = opd::reduce::sum}; // N rows of drafts that begin at offsets[0], offsets[1], …
+    rows.losses = losses;
+    opd::evaluate(backend, student, target, opd::acceptance{}, rows);
+    opd::fill_draft_weights(opd::accepted_length{0.5}, std::span<const std::int64_t>(offsets), losses, weights);
+    rows.weights = weights;
+    auto r = opd::evaluate(backend, student, target, opd::weighted_sum{opd::forward_kl{}, opd::acceptance{}, 0.2, 1.0},
+                           rows);
+    // [/drafter]
+    CHECK(weights[0] > weights[1]);
+    CHECK(r.loss > 0);
+}
+
 TEST_CASE("supports of different length") {
     constexpr long N = 2, V = 4, k = 2;
     const std::vector<float> z{0, 1, 2, 0, 1, 0, 0, 2};

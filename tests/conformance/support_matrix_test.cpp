@@ -242,7 +242,7 @@ void for_divergences(Visit f) {
     f("reverse_kl", reverse_kl{}), f("forward_kl", forward_kl{}), f("jsd", jsd{});
     f("skew_forward_kl", skew_forward_kl{}), f("skew_reverse_kl", skew_reverse_kl{});
     f("total_variation", total_variation{}), f("alpha_divergence", alpha_divergence{});
-    f("chi_squared", chi_squared{});
+    f("chi_squared", chi_squared{}), f("acceptance", acceptance{});
 }
 
 /// Sparse caches: all types of z with log-probs in float, and all in double.
@@ -287,6 +287,7 @@ void instantiate() {
     add<support, true, float, float, float>("renormalised{total_variation}", renormalised{total_variation{}});
     add<support, true, float, float, float>("renormalised{alpha_divergence}", renormalised{alpha_divergence{}});
     add<support, true, float, float, float>("renormalised{chi_squared}", renormalised{chi_squared{}});
+    add<support, true, float, float, float>("renormalised{acceptance}", renormalised{acceptance{}});
 
     add_types<support, false>("tail_bucket{reverse_kl}", tail_bucket{reverse_kl{}});
     add<support, false, float, float, float>("tail_bucket{forward_kl}", tail_bucket{forward_kl{}});
@@ -294,6 +295,7 @@ void instantiate() {
     add<support, false, float, float, float>("tail_bucket{total_variation}", tail_bucket{total_variation{}});
     add<support, false, float, float, float>("tail_bucket{alpha_divergence}", tail_bucket{alpha_divergence{}});
     add<support, false, float, float, float>("tail_bucket{chi_squared}", tail_bucket{chi_squared{}});
+    add<support, false, float, float, float>("tail_bucket{acceptance}", tail_bucket{acceptance{}});
 
     add_types<samples, false>("mc{reverse_kl}", mc{reverse_kl{}});
     add_types<samples, false>("mc{score_function}", accept_bias{mc{reverse_kl{}, score_function{}}});

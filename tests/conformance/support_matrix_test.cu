@@ -136,6 +136,7 @@ void instantiate() {
     add<float>("total_variation", total_variation{});
     add<float>("alpha_divergence", alpha_divergence{});
     add<float>("chi_squared", chi_squared{});
+    add<float>("acceptance", acceptance{});
     add<bfloat16>("reverse_kl", reverse_kl{});
     add<opd::half>("reverse_kl", reverse_kl{});
     add<double>("reverse_kl", reverse_kl{});

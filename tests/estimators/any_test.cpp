@@ -176,6 +176,7 @@ TEST_CASE("a dense divergence by name is that divergence") {
     CHECK(by_name("total_variation") == run(total_variation{}));
     CHECK(by_name("alpha_divergence") == run(alpha_divergence{.a = .3}));
     CHECK(by_name("chi_squared") == run(chi_squared{}));
+    CHECK(by_name("acceptance") == run(acceptance{}));
     CHECK_THROWS_WITH_AS((any_dense{choice::objective::jsd, 2, .5}.visit([&](const auto& d) { return run(d); })),
                          doctest::Contains("jsd.w"), invalid_input);
 }
@@ -217,6 +218,7 @@ TEST_CASE("refused with the static form's sentence, before anything is written")
     refuses("estr.epsilon", cache, {.surrogate = {.estr_tau = 1}});
     refuses("ppo_clip", cache, {.surrogate = {.which = kind::ppo_clip, .low = -1}});
     refuses("truncated_is.cap", cache, {.surrogate = {kind::truncated_is}});
+    refuses("acceptance is of the whole row", cache, {.of = {objective::acceptance}});
     refuses("shape::clipped.a", cache, {.of = {objective::clipped, -1}});
     evaluate(be, student, teacher::on_policy{cache}, any_sampled{.surrogate = {kind::score_function}});
     CHECK(dz[0] != 9);
@@ -238,7 +240,8 @@ TEST_CASE("the tables: each name once, each choice once, found by name") {
         CHECK(*kinds.rbegin() == int(choices) - 1); // none is left out
         CHECK(!choice::find(table, "no such thing"));
     };
-    CHECK(choice::divergences.back().which == choice::objective::chi_squared);
+    CHECK(choice::divergences.back().which == choice::objective::acceptance);
+    check(choice::divergences.first(8), 8); // those that drawn tokens have, too
     any_dense{choice::divergences.back().which}.validate();
     CHECK_THROWS_WITH_AS(any_dense{choice::objective::clipped}.validate(), doctest::Contains("any_dense.which"),
                          invalid_input);

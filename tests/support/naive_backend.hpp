@@ -118,7 +118,19 @@ struct naive_backend {
         if (floor_q || floor_p) count(d.infinite_rows, d.first_infinite_row);
         if ((floor_q || floor_p) && e.on_infinite.act != infinite::action::floor) return 0;
 
-        const row_constants<number> row{number(1), number(1), number(0), number(1)};
+        row_constants<number> row{number(1), number(1), number(0), number(1)};
+        if constexpr (reads_overlap<Divergence>) {
+            double top = -1e30, overlap = 0; // of logarithms, whatever their size
+            for (std::size_t v = 0; v < lp.size(); ++v) top = std::max(top, std::min(lp[v], lq[v]));
+            for (std::size_t v = 0; v < lp.size(); ++v) overlap += std::exp(std::min(lp[v], lq[v]) - top);
+            const bool none = top == -1e30, disjoint = none && detail::infinite_where_disjoint(job.estimator);
+            if (disjoint) count(d.infinite_rows, d.first_infinite_row);
+            if (disjoint && e.on_infinite.act != infinite::action::floor) return 0;
+            row.log_overlap = number(none ? e.on_infinite.floor_at : std::min(0.0, top + std::log(overlap)));
+            row.overlap_top = number(none ? e.on_infinite.floor_at : top);
+            row.inv_overlap = number(none ? 1 : 1 / overlap);
+            row.far_apart = true;
+        }
         const auto entry = [&](std::size_t v, bool raise_p) {
             const double log_p = raise_p ? std::max(lp[v], e.on_infinite.floor_at) : lp[v];
             const double log_q = floor_q ? std::max(lq[v], e.on_infinite.floor_at) : lq[v];

@@ -7,6 +7,7 @@
 //   gradient(D, row)   dvalue/dz[v] by four-point central differences: (f(-2h) - 8 f(-h) + 8 f(h) - f(2h)) / 12h
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -91,6 +92,13 @@ inline real value(const chi_squared&, const row& r) {
     for (std::size_t v = 0; v < r.log_p.size(); ++v)
         if (std::isfinite(r.log_p[v])) s += std::exp(2 * r.log_p[v] - r.log_q[v]);
     return s - 1;
+}
+
+inline real value(const acceptance&, const row& r) {
+    real top = -std::numeric_limits<real>::infinity(), sum = 0;
+    for (std::size_t v = 0; v < r.log_p.size(); ++v) top = std::max(top, std::min(r.log_p[v], r.log_q[v]));
+    for (std::size_t v = 0; v < r.log_p.size(); ++v) sum += std::exp(std::min(r.log_p[v], r.log_q[v]) - top);
+    return -top - std::log(sum);
 }
 
 /// dvalue/dz by central differences; `step` in scaled logits. Zero where z is -inf.

@@ -757,8 +757,10 @@ TEST_CASE("settings of speculation that do not fit are refused, with their names
     const auto refused = [](const flags& f, const char* what) {
         CHECK_THROWS_WITH_AS(parse("a", f), doctest::Contains(what), failure);
     };
-    refused({"--speculate=learned"}, "no learned drafter");
-    refused({"--speculate=on"}, "--speculate must be off, ngram or auto");
+    refused({"--speculate=on"}, "--speculate must be off, ngram, auto or learned");
+    refused({"--speculate=learned", "--draft-history=10"}, "--draft-history is not used by --speculate learned");
+    refused({"--speculate=ngram", "--draft-children=2"}, "--draft-children is not used by --speculate ngram");
+    refused({"--speculate=learned", "--draft-children=0"}, "--draft-children must lie in [1, 64], not 0");
     refused({"--draft-depth=4"}, "--draft-depth is not used by --speculate off");
     refused({"--speculate=auto", "--draft-verify=4"}, "--draft-verify is not used by --speculate auto");
     refused({"--speculate=ngram", "--draft-running=4"}, "--draft-running is not used by --speculate ngram");

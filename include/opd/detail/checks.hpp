@@ -356,7 +356,7 @@ void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d
                           index_t r) {
     refuse_unseen_rows<Student>();
     refuse_unseen_rows<Teacher>();
-    bool mass_z = false, mass_y = false;
+    bool mass_z = false, mass_y = false, shared = false;
     for (index_t begin = 0, end; begin < vocab; begin = end) {
         end = tile_end(begin, s.tile_size(), t.tile_size(), vocab);
         const auto* z = s.tile({r}, begin);
@@ -369,6 +369,7 @@ void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d
             for (index_t i = 0; i < end - begin; ++i) {
                 const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(z[i]));
                 const bool q_zero = is_neg_inf(element<typename Teacher::logit_type>::load(y[i]));
+                shared |= !p_zero && !q_zero;
                 if ((q_zero && !p_zero && infinite_where_teacher_zero(d)) ||
                     (p_zero && !q_zero && infinite_where_student_zero(d)))
                     throw infinite_value(r);
@@ -381,7 +382,9 @@ void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d
         if (e.on_infinite.act == infinite::action::raise &&
             ((p && !q && infinite_where_teacher_zero(d)) || (q && !p && infinite_where_student_zero(d))))
             throw infinite_value(r);
+        shared |= p && q;
     }
+    if (e.on_infinite.act == infinite::action::raise && !shared && infinite_where_disjoint(d)) throw infinite_value(r);
     if (e.checks != check::contents) return;
     check_mass("student.z", mass_z, r);
     check_mass("teacher.y", mass_y, r);
@@ -691,9 +694,10 @@ void check_slot(const Teacher& t, index_t vocab, index_t r, index_t j, double lo
             throw invalid_input("teacher.log_mu", "is not the log-probability of a drawn token" + column, r);
     }
 }
-/// infinite::raise over what lies outside a support.
+/// infinite::raise over what lies outside a support; `shared`: some token inside has mass on both sides.
 template <class Student, class Teacher, class Estimator>
-void check_tail_is_finite(const Student& s, const Teacher& t, const Estimator& est, index_t r, double log_tail) {
+void check_tail_is_finite(const Student& s, const Teacher& t, const Estimator& est, index_t r, double log_tail,
+                          bool shared) {
     index_t outside = 0; // logits with mass that are not in the support
     const auto has_mass = [&](index_t v) {
         return !is_neg_inf(element<typename Student::logit_type>::load(s.logit({r}, v)));
@@ -707,6 +711,7 @@ void check_tail_is_finite(const Student& s, const Teacher& t, const Estimator& e
     if ((is_neg_inf(log_tail) && outside > 0 && infinite_where_teacher_zero(est)) ||
         (!is_neg_inf(log_tail) && outside == 0 && infinite_where_student_zero(est)))
         throw infinite_value(r);
+    if (!shared && (is_neg_inf(log_tail) || outside == 0) && infinite_where_disjoint(est)) throw infinite_value(r);
 }
 
 /// Shapes of what is frozen: (N,m) as the cache of drawn tokens; other caches have no tokens that it could speak of.
@@ -770,6 +775,7 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
     constexpr bool may_be_unused = Teacher::kind == cache_kind::weighted || Teacher::kind == cache_kind::support;
     const auto row = slots_of(t, r);
     index_t used = 0;
+    bool shared = false;
     for (index_t j = 0; j < row.count; ++j) {
         const auto id = static_cast<index_t>(row.ids[j]);
         if (may_be_unused && id == -1) continue;
@@ -782,6 +788,7 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
         if (raises && id >= 0 && id < s.vocab()) {
             const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(s.logit({r}, id)));
             const bool q_zero = is_neg_inf(log_q);
+            shared |= !p_zero && !q_zero;
             if ((q_zero && !p_zero && infinite_where_teacher_zero(est)) ||
                 (p_zero && !q_zero && infinite_where_student_zero(est)))
                 throw infinite_value(r);
@@ -790,12 +797,15 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
     if constexpr (has_kept_sets<Teacher>)
         if (contents) check_kept_row(t, s.vocab(), r);
     if (contents && used == 0) throw invalid_input("teacher.ids", "has no used slot", r);
-    if constexpr (reads_tail<Estimator>()) {
-        if (t.log_tail.empty()) return; // an inferred tail is never 0
-        const double log_tail = double(element<L>::load(t.log_tail[r]));
+    if constexpr (!reads_tail<Estimator>()) {
+        if (raises && !shared && infinite_where_disjoint(est)) throw infinite_value(r);
+    } else {
+        const bool inferred = t.log_tail.empty(); // and never 0
+        const double log_tail = inferred ? -1 : double(element<L>::load(t.log_tail[r]));
+        if (inferred && (shared || !raises || !infinite_where_disjoint(est))) return;
         if (contents && (is_nan(log_tail) || log_tail > 1e-3))
             throw invalid_input("teacher.log_tail", "is not a log-probability", r);
-        if (raises) check_tail_is_finite(s, t, est, r, log_tail);
+        if (raises) check_tail_is_finite(s, t, est, r, log_tail, shared);
     }
 }
 

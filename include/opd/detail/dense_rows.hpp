@@ -4,6 +4,7 @@
 // says which comes next:
 //
 //   sweep       normalisers and raw sums; programs that have them know value and Σ c now      1 read
+//   overlap     Σ min(p, q), of programs that read it                                         1 read
 //   terms       Σ term and Σ c of programs that need both normalisers first                   1 read
 //   entrywise   the same with differences in double: infinite rows under `floor`, rows whose
 //               raw sums lost their digits on the way to their anchor                         1 read
@@ -71,6 +72,7 @@ struct dense_rows {
     using tile_type = row_tile<Z, Y, G>;
     static constexpr bool single_sweep = single_sweep_divergence<Program>;
     static constexpr bool mixes = selector_mixes<Program>(); ///< a selector chooses the weights of a sum
+    static constexpr bool overlaps = reads_overlap<Program>;
     static constexpr bool one_tile = Student::one_tile && Teacher::one_tile;
     static constexpr raw_sums_needed need = [] {
         if constexpr (single_sweep)
@@ -144,10 +146,12 @@ struct dense_rows {
             team.template fold<measure>(*this);
             team.template each<mix>(*this);
         }
+        if constexpr (overlaps) team.template fold<overlap>(*this);
         if constexpr (!single_sweep) team.template fold<terms>(*this);
         team.template fold<entrywise_terms>(*this);
         if constexpr (refinable_divergence<Program>) team.template fold<refine>(*this);
         team.template fold<careful_normalisers>(*this);
+        if constexpr (overlaps) team.template fold<careful_overlap>(*this);
         team.template fold<careful_terms>(*this);
         if constexpr (!mixes) team.template fold<measure>(*this);
         if constexpr (has_selector<Program>) team.template each<select>(*this);
@@ -282,6 +286,26 @@ struct dense_rows {
             st.next = st.entrywise ? row_step::write_entrywise : row_step::write;
     }
 
+    /// Of a row that float carries; one whose overlap it does not carry goes on in float64.
+    struct overlap : over_tiles<overlap, true> {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) {
+            return st.next == row_step::terms || st.next == row_step::entrywise;
+        }
+        OPD_HD static overlap_sums start(const dense_rows&, const state_type&) { return {}; }
+        template <class At>
+        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, overlap_sums& p,
+                                           const tile_type& t, At at) {
+            Engine::overlap(k, st, p, t, at);
+        }
+        OPD_HD static overlap_sums merge(overlap_sums a, overlap_sums b) { return overlap_sums::merge(a, b); }
+        OPD_HD static void finish(const dense_rows&, state_type& st, overlap_sums all) {
+            if (all.far_apart())
+                st.next = row_step::careful;
+            else
+                st.swept.sums.log_overlap = all.log();
+        }
+    };
+
     struct terms : over_tiles<terms, true> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::terms; }
         OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
@@ -380,6 +404,38 @@ struct dense_rows {
             k.find_careful_constants(st);
         }
     };
+
+    /// Of logarithms. None: infinite, for no token has mass on both sides. Under `floor` log Σ min(p, q) is the floor then, and the
+    /// gradient 0: what either side lacks is a logit of -inf.
+    struct careful_overlap : over_tiles<careful_overlap, false> {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
+        OPD_HD static log_sum_of_any start(const dense_rows&, const state_type&) { return {}; }
+        template <class At>
+        OPD_HD static void tile(const dense_rows& k, const state_type& st, log_sum_of_any& p, const tile_type& t,
+                                At at) {
+            for (index_t i = at.id; i < t.count; i += at.count)
+                p.add(k.careful_log_min(st, within<Z>(t.z[i]), within<Y>(t.y[i])));
+        }
+        OPD_HD static log_sum_of_any merge(const log_sum_of_any& a, const log_sum_of_any& b) {
+            return log_sum_of_any::merge(a, b);
+        }
+        OPD_HD static void finish(const dense_rows& k, state_type& st, const log_sum_of_any& all) {
+            const infinite& policy = k.frame.env.on_infinite;
+            const bool disjoint = all.none() && infinite_where_disjoint(k.program_of(st));
+            st.report.infinite |= disjoint;
+            if (disjoint && policy.act != infinite::action::floor) {
+                st.next = row_step::write_zero;
+                return;
+            }
+            set_overlap(st.careful, all, policy.floor_at);
+        }
+    };
+    /// log min(p, q), of what the logits are.
+    OPD_HD double careful_log_min(const state_type& st, double z, double y) const {
+        if (is_neg_inf(z) || is_neg_inf(y)) return neg_inf<double>();
+        const double lp = (z - st.swept.sums.z_s) * inv_s - st.log_z, lq = (y - st.swept.sums.y_t) * inv_t - st.log_y;
+        return lp < lq ? lp : lq;
+    }
 
     OPD_HD void find_careful_constants(state_type& st) const {
         const index_t top = st.swept.sums.s;

@@ -130,6 +130,27 @@ struct lane_engine {
         });
     }
 
+    template <class Rows>
+    static void overlap(const Rows& rows, const typename Rows::state_type& st, overlap_sums& out,
+                        const typename Rows::tile_type& t, alone) {
+        using F = typename Rows::F;
+        const typename Rows::numbers k(st.swept.sums, rows.program_of(st));
+        leaves_backwards<F, true>(t, st.swept.out_of_range, [&](auto* zl, auto* yl, index_t, int, int full) {
+            F both(0.), apart(0.);
+            for (int block = 0; block < full; block += sum_chain<F>) {
+                F block_both(0.), block_apart(0.);
+                for (int i = block, end = std::min(full, block + sum_chain<F>); i < end; i += F::width) {
+                    const dense_entry<F> e = k.template entry<false>(F::load(zl + i), F::load(yl + i));
+                    block_both += min(e.p, e.q);
+                    block_apart += distance_term(k.row, e);
+                }
+                both += block_both, apart += block_apart;
+            }
+            out.min_sum += double(sum(both));
+            out.distance += double(sum(apart));
+        });
+    }
+
     /// Of a row whose normalisers are known.
     template <class F, bool Teacher, class Tile>
     static void entropies(const row_sweep& swept, entropy_sums& out, const Tile& t, alone) {

@@ -73,10 +73,12 @@ struct lumped_rows {
             team.template fold<measure>(*this);
             team.template each<mix>(*this);
         }
+        if constexpr (common_rows::overlaps) team.template fold<overlap>(*this);
         if constexpr (!common_rows::single_sweep) team.template fold<terms>(*this);
         team.template fold<entrywise_terms>(*this);
         if constexpr (refinable_divergence<Program>) team.template fold<refine>(*this);
         team.template fold<careful_normalisers>(*this);
+        if constexpr (common_rows::overlaps) team.template fold<careful_overlap>(*this);
         team.template fold<careful_terms>(*this);
         if constexpr (!common_rows::mixes) team.template fold<measure>(*this);
         if constexpr (has_selector<Program>) team.template each<typename common_rows::select>(common);
@@ -209,6 +211,16 @@ struct lumped_rows {
         st.next = row_step::careful;
         st.report.clamped = false;
     }
+    struct overlap : with_bucket<typename common_rows::overlap> {
+        OPD_HD static void finish(const lumped_rows& k, state_type& st, overlap_sums all) {
+            if (st.has_rest()) {
+                const numbers n(st.swept.sums, k.common.program_of(st));
+                const dense_entry<D> e = n.template entry<false>(number_of(st.z), number_of(st.y));
+                all.min_sum += min(e.p, e.q).v, all.distance += distance_term(n.row, e).v;
+            }
+            common_rows::overlap::finish(k.common, st, all);
+        }
+    };
     struct terms : with_bucket<typename common_rows::terms> {
         OPD_HD static void finish(const lumped_rows& k, state_type& st, two_sums all) {
             if (st.has_rest()) {
@@ -255,6 +267,12 @@ struct lumped_rows {
             if (st.student_has() && st.z > s.z_s)
                 st.careful = careful_constants(k.common.program_of(st),
                                                k.common.careful_entry(st, st.z, st.y, false, 0), k.common.exponent());
+        }
+    };
+    struct careful_overlap : with_bucket<typename common_rows::careful_overlap> {
+        OPD_HD static void finish(const lumped_rows& k, state_type& st, log_sum_of_any all) {
+            all.add(k.common.careful_log_min(st, st.z, st.y));
+            common_rows::careful_overlap::finish(k.common, st, all);
         }
     };
     struct careful_terms : with_bucket<typename common_rows::careful_terms> {

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "opd/config.hpp"
+#include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
 
@@ -27,6 +28,8 @@ struct row_numbers {
         const double from = s.from_anchor(d);
         row.anchored = d - from >= -1 && d - from <= 1;
         row.from_anchor = F(from);
+        if constexpr (reads_overlap<Program>)
+            row.log_overlap = F(s.log_overlap), row.inv_overlap = F(::exp(-s.log_overlap));
         if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
     }
 
@@ -94,6 +97,44 @@ struct entrywise_numbers : row_numbers<F, Anchors, Program> {
         return (far & alive) | (steep & has_mass);
     }
 };
+
+/// Σ min(p, q) and ½ Σ |p - q|, which is 1 less that, from the entries themselves and from their log-ratios: whichever is small has its
+/// digits. Far apart: float may have lost it.
+struct overlap_sums {
+    double min_sum = 0, distance = 0;
+    OPD_HD static overlap_sums merge(overlap_sums x, overlap_sums y) {
+        return {x.min_sum + y.min_sum, x.distance + y.distance};
+    }
+    OPD_HD bool far_apart() const { return !(min_sum > 1e-28); }
+    OPD_HD double log() const { return min_sum < 0.5 ? ::log(min_sum) : ::log1p(-distance); }
+};
+template <class F>
+OPD_HD OPD_INLINE F distance_term(const row_constants<F>& r, const dense_entry<F>& e) {
+    const F d = e.delta + r.d_star, near = e.p * abs(expm1_near(select(abs(d) < F(1), -d, F(0))));
+    return F(0.5) * select(abs(d) < F(1), near, abs(e.p - e.q));
+}
+
+/// Σ e^x of numbers of any size: the largest, and the sum relative to it.
+struct log_sum_of_any {
+    double top = neg_inf<double>(), sum = 0;
+    OPD_HD void add(double x) { *this = merge(*this, {x, 1}); }
+    OPD_HD static log_sum_of_any merge(log_sum_of_any a, log_sum_of_any b) {
+        if (is_neg_inf(b.top)) return a;
+        if (is_neg_inf(a.top)) return b;
+        if (a.top >= b.top) return {a.top, a.sum + b.sum * ::exp(b.top - a.top)};
+        return {b.top, b.sum + a.sum * ::exp(a.top - b.top)};
+    }
+    OPD_HD bool none() const { return is_neg_inf(top); }
+    OPD_HD double log() const { return top + ::log(sum); }
+};
+/// Into a row that is far apart: Σ min(p, q), or what stands for it where there is none.
+OPD_HD inline void set_overlap(row_constants<scalar<double>>& row, const log_sum_of_any& overlap, double floor) {
+    using F = scalar<double>;
+    const double log = overlap.none() ? floor : overlap.log();
+    row.log_overlap = F(log < 0 ? log : 0), row.far_apart = true;
+    row.overlap_top = F(overlap.none() ? floor : overlap.top),
+    row.inv_overlap = F(overlap.none() ? 1 : 1 / overlap.sum);
+}
 
 /// For a value near 0: p, q and the whole log p - log q in delta, in double but for the normalisers.
 template <class F, class Numbers>

@@ -86,6 +86,24 @@ struct thread_engine {
             fold();
         }
     }
+    template <class Rows>
+    OPD_HD static void overlap(const Rows& k, const typename Rows::state_type& st, overlap_sums& out,
+                               const typename Rows::tile_type& t, one_of at) {
+        using F = typename Rows::F;
+        const typename Rows::numbers n(st.swept.sums, k.program_of(st));
+        F both(0.), apart(0.);
+        eights<F>(
+            t, at,
+            [&](F z, F y) {
+                const dense_entry<F> e = n.template entry<false>(z, y);
+                both += min(e.p, e.q);
+                apart += distance_term(n.row, e);
+            },
+            [&] {
+                out.min_sum += double(both.v), out.distance += double(apart.v);
+                both = apart = F(0.);
+            });
+    }
     template <class Rows, class Sums>
     OPD_HD static void terms(const Rows& k, const typename Rows::state_type& st, Sums& out,
                              const typename Rows::tile_type& t, one_of at) {

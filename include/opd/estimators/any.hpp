@@ -16,6 +16,7 @@
 // not read the cache, a missing column.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <span>
@@ -54,7 +55,8 @@ enum class objective {
     with_outside,
     k1_reward,
     k2_reward,
-    k3_reward
+    k3_reward,
+    acceptance ///< of dense logits alone
 };
 enum class surrogate {
     unclipped_is,
@@ -142,9 +144,15 @@ inline constexpr name<selector> selectors[] = {
 };
 // clang-format on
 
-/// The first of `objectives`: those that a dense cache takes, too.
-inline constexpr std::span<const name<objective>> divergences(objectives, 8);
-constexpr bool is_divergence(objective o) { return o <= objective::chi_squared; }
+/// What a dense cache takes: the first of `objectives`, and what is of the whole row, which drawn tokens do not say.
+inline constexpr auto dense_table = [] {
+    std::array<name<objective>, 9> t{};
+    for (std::size_t i = 0; i < 8; ++i) t[i] = objectives[i];
+    t[8] = {"acceptance", objective::acceptance, "-log sum min(p, q): of a drafter p and its target q (LK)"};
+    return t;
+}();
+inline constexpr std::span<const name<objective>> divergences(dense_table);
+constexpr bool is_divergence(objective o) { return o <= objective::chi_squared || o == objective::acceptance; }
 
 template <class Kind>
 constexpr std::optional<Kind> find(std::span<const name<Kind>> table, std::string_view text) {
@@ -183,6 +191,8 @@ struct any_dense {
             return f(alpha_divergence{a});
         case kind::chi_squared:
             return f(chi_squared{});
+        case kind::acceptance:
+            return f(acceptance{});
         default:
             return f(reverse_kl{});
         }
@@ -201,7 +211,10 @@ struct of_worth {
     OPD_CALLS_EITHER
     template <class D>
     OPD_HD constexpr auto operator()(const D& divergence) const {
-        return f(worth_of(divergence));
+        if constexpr (reads_overlap<D>)
+            return f(advantage::theta{}); // not reached: refused by validate
+        else
+            return f(worth_of(divergence));
     }
 };
 } // namespace detail
@@ -273,6 +286,8 @@ struct any_objective {
         return visit([&](const auto& p) { return traits_of<std::remove_cvref_t<decltype(p)>>(drawn); });
     }
     void validate() const {
+        if (which == choice::objective::acceptance)
+            throw invalid_input("any_objective.which", "acceptance is of the whole row, not of a token");
         visit([](const auto& p) { detail::validate_all(p); });
     }
 };

@@ -11,6 +11,7 @@
 //   total_variation   ½ Σ |p - q|                         ½ sign(p - q), 0 where equal
 //   alpha_divergence  (Σ p^a q^(1-a) - 1)/(a(a-1))        (p/q)^(a-1)/(a-1); a = 0, 1: forward, reverse KL   Amari
 //   chi_squared       Σ p²/q - 1                          2 p/q                         Lightning OPD thm 3.5
+//   acceptance        -log Σ min(p, q)                    -[p < q]/Σ min(p, q), half that where equal     LK (arXiv 2602.23881)
 //
 // Shapes: logits (N,V) and (N,V); one value a row. Additive constants in the slope are dropped: (1) of row_program.hpp
 // removes them. Every c is returned anchored at the student's top token s*, as p·(slope - slope*), from delta by expm1 and
@@ -273,6 +274,37 @@ struct total_variation {
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         // the sign of d is that of p - q, also where both underflow; anchored, it is exactly 0 on the top token's side
         return e.p * (half_sign(e.delta + r.d_star) - half_sign(r.d_anchor()));
+    }
+
+private:
+    template <class F>
+    OPD_HD OPD_INLINE static F half_sign(F d) {
+        return select(d > F(0), F(0.5), select(d < F(0), F(-0.5), F(0)));
+    }
+};
+
+/// -log Σ min(p, q): of the probability that a token drafted from p is accepted by a target q (Leviathan et al. 2023), so the student is
+/// the drafter and the teacher the target. total_variation's gradient over the overlap: as strong where the two hardly meet as where they
+/// nearly agree. Infinite where no token has mass on both sides, and without gradient there; anything else is exact, by logarithms
+/// where the teacher denies the student's first choice by 40 nats. Mixed with a KL by weighted_sum, as LK does early in training.
+struct acceptance {
+    static constexpr bool reads_overlap = true;
+    OPD_HD static constexpr bool infinite_where_disjoint() { return true; }
+    template <class F>
+    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return -r.log_overlap * e.p; // Σ p = 1
+    }
+    /// Relative to the top token's side. That side is p > q where the overlap is tiny, and then p/overlap, which may be beyond
+    /// every number there, counts for nothing.
+    template <class F>
+    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+        F top = half_sign(r.d_anchor());
+        if (r.far_apart) { // p* 1: there is no anchor, or there are no others
+            const typename F::mask anchored = r.p_star < F(1), below = r.d_anchor() < F(0);
+            top = select(anchored | below, top, F(0.5));
+        }
+        const F side = half_sign(e.delta + r.d_star) - top;
+        return r.inv_overlap * ((r.far_apart ? exp(detail::bounded(e.log_p - r.overlap_top)) : e.p) * side);
     }
 
 private:

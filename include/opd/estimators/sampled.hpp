@@ -229,6 +229,9 @@ constexpr bool policies_fit() {
     if constexpr (!surrogate<Surrogate>)
         static_assert(surrogate<Surrogate>, "opd: a surrogate is a struct with `token_out operator()(const token_in&) "
                                             "const`; see docs/concepts/surrogate.md");
+    else if constexpr (reads_overlap<Of>)
+        static_assert(!reads_overlap<Of>,
+                      "opd: mc is of what a token is worth by itself; acceptance is of the whole row");
     else if constexpr (!divergence<Of> && !shape_policy<Of> && !advantage_policy<Of>)
         static_assert(advantage_policy<Of>,
                       "opd: mc is of a divergence such as reverse_kl{}, of a shape such as shape::clipped{}, or of an "

@@ -58,6 +58,7 @@ struct weighted_sum {
                                                     "docs/concepts/divergence.md");
     static constexpr bool well_formed = divergence<D1> && divergence<D2>;
     static constexpr bool is_weighted_sum = true;
+    static constexpr bool reads_overlap = opd::reads_overlap<D1> || opd::reads_overlap<D2>;
     D1 first = {};
     D2 second = {};
     double a = 1, b = 1;
@@ -91,6 +92,10 @@ struct weighted_sum {
     OPD_HD constexpr bool infinite_where_student_zero() const {
         return (a != 0 && detail::infinite_where_student_zero(first)) ||
                (b != 0 && detail::infinite_where_student_zero(second));
+    }
+    OPD_HD constexpr bool infinite_where_disjoint() const {
+        return (a != 0 && detail::infinite_where_disjoint(first)) ||
+               (b != 0 && detail::infinite_where_disjoint(second));
     }
     OPD_INLINE void validate() const {
         if (!(detail::is_finite(a) && detail::is_finite(b) && a >= 0 && b >= 0))

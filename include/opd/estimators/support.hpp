@@ -28,6 +28,7 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
+#include "opd/detail/row_numbers.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
@@ -66,6 +67,11 @@ OPD_HD entry_row bucket_row(const D& program, support_entries& s, infinite on_in
     }
     out.bad = top < 0; // a student without mass
     if (out.bad) return out;
+    log_sum_of_any overlap;
+    if constexpr (reads_overlap<D>) {
+        for (int j = 0; j <= k; ++j) overlap.add(log_p_of(j) < log_q_of(j) ? log_p_of(j) : log_q_of(j));
+        out.infinite |= overlap.none() && infinite_where_disjoint(program);
+    }
     if (out.infinite && on_infinite.act != infinite::action::floor) return out;
     const bool floor_q = out.infinite && infinite_where_teacher_zero(program);
     const bool floor_p = out.infinite && infinite_where_student_zero(program);
@@ -78,6 +84,7 @@ OPD_HD entry_row bucket_row(const D& program, support_entries& s, infinite on_in
     const double lp_star = log_p_of(top), lq_star = teacher(top), d_star = lp_star - lq_star;
     row_constants<F> row{F(::exp(lp_star)), F(::exp(lq_star)), F(d_star), F(::exp(-d_star))};
     if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
+    if constexpr (reads_overlap<D>) set_overlap(row, overlap, on_infinite.floor_at);
     const auto entry = [&](int j, bool for_value) {
         double lp = is_neg_inf(log_p_of(j)) ? nothing : log_p_of(j);
         const double lq = teacher(j);
@@ -130,6 +137,9 @@ struct renormalised {
     OPD_HD OPD_INLINE constexpr bool infinite_where_student_zero() const {
         return detail::infinite_where_student_zero(on_support);
     }
+    OPD_HD OPD_INLINE constexpr bool infinite_where_disjoint() const {
+        return detail::infinite_where_disjoint(on_support);
+    }
     OPD_INLINE void validate() const {
         if constexpr (requires { on_support.validate(); }) on_support.validate();
     }
@@ -157,6 +167,9 @@ struct tail_bucket {
     }
     OPD_HD OPD_INLINE constexpr bool infinite_where_student_zero() const {
         return detail::infinite_where_student_zero(on_buckets);
+    }
+    OPD_HD OPD_INLINE constexpr bool infinite_where_disjoint() const {
+        return detail::infinite_where_disjoint(on_buckets);
     }
     OPD_INLINE void validate() const {
         if constexpr (requires { on_buckets.validate(); }) on_buckets.validate();

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Training of a drafter for a target that stays as it is: opd-train --train-drafter.
+//
+//   loss = mean over response rows of w (a (-log Σ min(p, q)) + b KL(q‖p)) + r smooth_L1(h^ - h)
+//   p      the drafter's law, q the target's, at --temperature
+//   h^     of a layer: what it expects of the target, mean over columns. Drafts go on from it, so it had better be near
+//   w      by the row's place in its draft (opd/estimators/draft_weights.hpp), scaled to a mean of 1
+//
+// Rows are those of the target's own responses, teacher-forced: the drafter sees what the target drew. A response is cut into drafts of
+// --drafter-depth rows, elsewhere in every step, for the weights alone.
+//
+// A drafter is either a small model of the trainer's kind over the same tokens, or a layer on the target's hidden states
+// (hidden_drafter.hpp). Source: the loss is LK's (arXiv 2602.23881), a mixture as there.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config.hpp"
+#include "hidden_drafter.hpp"
+#include "model.hpp"
+#include "opd/backends/eigen.hpp"
+#include "optimizer.hpp"
+#include "rollout.hpp"
+#include "teacher.hpp"
+
+namespace trainer {
+
+enum class drafter_kind : std::uint32_t { hidden, model };
+constexpr drafter_kind last_of(drafter_kind) { return drafter_kind::model; }
+
+/// What drafts: weights, and of what kind.
+struct draft_model {
+    drafter_kind kind = drafter_kind::hidden;
+    model_shape target;         ///< the shape of the models that it drafts for
+    transformer<float> weights; ///< hidden: of hidden_drafter_shape
+
+    /// As the settings have it, with fresh weights.
+    draft_model(const config& c, const model_shape& target);
+    draft_model(drafter_kind k, const model_shape& target, const model_shape& own)
+        : kind(k), target(target), weights(own) {}
+};
+
+/// The file's bytes and back; bytes that are damaged, or of no drafter, are a failure of kind exit_input that names `path`.
+std::string drafter_bytes(const draft_model& d);
+draft_model drafter_of(std::string_view bytes, const std::string& path);
+void save_drafter(const std::string& path, const draft_model& d);
+draft_model load_drafter(const std::string& path);
+
+struct drafter_step {
+    double loss = 0;
+    double acceptance = 0; ///< mean of Σ min(p, q)
+    double gradient_norm = 0;
+    std::int64_t rows = 0; ///< that count
+};
+
+/// How likely drafts of the target's own responses are accepted, teacher-forced: draws of their own would be with these.
+struct expected_acceptance {
+    double mean = 0;              ///< of Σ min(p, q)
+    std::vector<double> by_depth; ///< of the d-th token, given that those before it were
+    double length = 0;            ///< accepted tokens of a draft of that depth
+};
+
+/// What becomes of drafts along the target's own responses: chains as rollout drafts them, on what the drafter expects of the target and
+/// with the target's noise, from every `stride`-th position, against the tokens that the target drew.
+struct followed_drafts {
+    std::vector<double> by_depth; ///< share of the d-th tokens that were followed, given that those before them were
+    double length = 0;            ///< mean number of followed tokens
+    index_t drafts = 0;
+};
+followed_drafts follow_drafts(const config& c, const transformer<float>& target, std::shared_ptr<const draft_model> d,
+                              opd::thread_team& threads, std::span<const trajectory* const> responses, index_t stride);
+
+class drafter_trainer {
+public:
+    drafter_trainer(const config& c, const transformer<float>& target, draft_model& d, opd::eigen_backend& backend);
+
+    /// One update on some of the target's responses; `number` says where drafts begin.
+    drafter_step step(std::span<const trajectory* const> responses, double rate, std::int64_t number);
+
+    expected_acceptance measure(std::span<const trajectory* const> responses);
+
+private:
+    void forward(std::span<const trajectory* const> responses);
+    std::vector<float> losses();
+
+    const config& settings_;
+    const transformer<float>& target_;
+    draft_model& drafter_;
+    opd::eigen_backend& backend_;
+    training_pass<float> pass_;        // of a model
+    hidden_training<float> on_hidden_; // of a layer
+    adamw_state state_;
+    // of the last forward pass
+    index_t rows_ = 0;
+    std::vector<float> target_logits_, hidden_;
+    std::vector<float> z_, q_;            // (N,V) the drafter's logits, then their gradient; the target's
+    std::vector<std::uint8_t> mask_;      // (N)
+    std::vector<std::int64_t> firsts_;    // (sequences + 1)
+    std::vector<float> expected_, apart_; // (N,D) of a layer: the target's h, and the gradient towards it
+    std::vector<float> gradient_, weights_;
+};
+
+/// Trains a drafter for the student in the run directory's last checkpoint and writes checkpoints/drafter.ckpt beside it.
+exit_code train_drafter(const command& arguments);
+
+} // namespace trainer

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Drafts by a model that was trained for it (drafter_training.hpp): a layer on the target's hidden states, or a small model of its own.
+//
+// A sequence's rows lie in a cache of the drafter's, one a position: of a model row t is token t, of a layer it is the pair of h[t] and
+// token t + 1. Rows of what the target has drawn are computed once, those of drafts behind them at every call, and a layer's are
+// computed again from the target's own h when it is heard of. All sequences go through the layers together: first what is new of each,
+// whose last row names the first drafts, then depth by depth the best of those that were named (draft_builder::best_of_depth).
+// Of a tree that branches all rows so far are computed at every depth, of a chain only the last.
+//
+// What is drafted is a function of the drafter's weights, the target's hidden states and the tokens: batches, chunks and
+// whether the cache was rebuilt change nothing. So nothing of it need be in a checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "drafter.hpp"
+#include "drafter_training.hpp"
+
+namespace trainer {
+
+class learned_drafter final : public drafter {
+public:
+    /// Drafts whose reach (draft_tree.hpp) is below `least_reach` are not gone on from.
+    explicit learned_drafter(std::shared_ptr<const draft_model> d, double least_reach = 0.05);
+
+    /// Other weights of the same shape: every cache is rebuilt.
+    void install(std::shared_ptr<const draft_model> d);
+
+    bool reads_hidden() const override { return drafter_->kind == drafter_kind::hidden; }
+    void begin(index_t lane, const trajectory&) override { place_of(lane).clear(); }
+    void hear(std::span<const lane_news> news, const policy& target) override;
+    void end(index_t lane, const trajectory&, bool) override { place_of(lane).clear(); }
+    void propose(std::span<const draft_wish> wishes) override;
+    std::string state() const override { return {}; }
+    void restore(std::string_view state) override;
+
+private:
+    struct place {
+        index_t heard = 0;                                 // positions whose h is known: of a layer
+        index_t read = 0;                                  // rows of the sequence in the cache
+        std::vector<float> hidden;                         // (heard, D)
+        void clear() { heard = read = 0, hidden.clear(); } // its memory is for the next
+    };
+    // A wish, and the drafts of it that rows were made of.
+    struct growing {
+        const draft_wish* wish = nullptr;
+        index_t rows = 0;                  // of the sequence
+        std::int32_t depth = 0;            // most
+        std::vector<index_t> nodes;        // of the tree
+        std::vector<std::int32_t> parents; // among these, -1: the sequence
+        std::vector<float> expected; // (1 + nodes, D) h^ of the sequence's last row, then of the nodes': of a layer
+        bool chain = true;
+        std::size_t computed = 0; // nodes
+    };
+
+    place& place_of(index_t lane);
+    void make_room(index_t columns);
+    void add_rows(const growing& g, index_t first);
+    void add_node(const growing& g, std::size_t n);
+    void forward();
+
+    std::shared_ptr<const draft_model> drafter_;
+    double least_reach_;
+    policy target_;
+    std::vector<place> places_; // by lane
+    index_t slots_ = 0;
+    kv_cache<float> cache_;
+    forward_state<float> state_;
+    // of one pass
+    std::vector<growing> growing_; // the first `count_`
+    std::size_t count_ = 0;
+    std::vector<segment> segments_;
+    std::vector<token> tokens_;   // (R) of a model
+    std::vector<float> pairs_;    // (R,2D) of a layer
+    std::vector<index_t> wanted_; // rows whose logits are looked at
+    forward_state<float> head_;   // x, inv and n of these
+    std::vector<float> logits_;   // (wanted,V)
+    std::vector<index_t> best_;
+    index_t rows_ = 0;
+};
+
+} // namespace trainer

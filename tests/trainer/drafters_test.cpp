@@ -1,0 +1,651 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Learned drafters: the layer on the target's hidden states, its offsets and its gradients; their files and training; drafts through the
+// rollout engine, which change no bit, whatever the weights are.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <sstream>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "app.hpp"
+#include "drafter_training.hpp"
+#include "files.hpp"
+#include "hidden_drafter.hpp"
+#include "learned_drafter.hpp"
+#include "opd/rng.hpp"
+#include "opd/sched/archive.hpp"
+#include "rollout.hpp"
+#include "rollout_engine.hpp"
+#include "row_kernels.hpp"
+#include "trainer/scratch.hpp"
+#include "trainer/small_task.hpp"
+
+namespace {
+
+using namespace trainer;
+
+template <class T>
+std::vector<T> coefficients(index_t size, std::uint64_t seed = 2) {
+    const opd::noise_row noise(seed, opd::noise_stream::mc, 0, 0);
+    std::vector<T> r(static_cast<std::size_t>(size));
+    for (std::size_t i = 0; i < r.size(); ++i)
+        r[i] = static_cast<T>(opd::uniform_of_bits(noise.bits(0, static_cast<std::uint32_t>(i))) - 0.5);
+    return r;
+}
+
+std::vector<std::int32_t> random_tokens(int vocabulary, int length, std::uint64_t seed) {
+    const opd::noise_row noise(seed, opd::noise_stream::mc, 7, 0);
+    std::vector<std::int32_t> r;
+    for (int i = 0; i < length; ++i)
+        r.push_back(static_cast<std::int32_t>(noise.bits(0, static_cast<std::uint32_t>(i)) %
+                                              static_cast<std::uint32_t>(vocabulary)));
+    return r;
+}
+
+model_shape target_shape() {
+    return {.vocabulary = 7,
+            .width = 6,
+            .layers = 2,
+            .heads = 2,
+            .kv_heads = 1,
+            .head_dim = 4,
+            .ffn = 10,
+            .max_length = 40};
+}
+model_shape own_shape(int layers = 1) {
+    return hidden_drafter_shape(target_shape(), {.layers = layers, .heads = 4, .kv_heads = 2, .head_dim = 2, .ffn = 8});
+}
+
+template <class T>
+transformer<T> jittered(const model_shape& shape, std::uint64_t seed) {
+    transformer<T> m(shape);
+    m.initialise(seed);
+    const auto jitter = coefficients<T>(m.layout.size, seed + 50); // norms start at 1: a missing factor would not show
+    for (std::size_t i = 0; i < m.weights.size(); ++i) m.weights[i] += T(0.2) * jitter[i];
+    m.weights_changed();
+    return m;
+}
+
+/// A target's rows over some sequences.
+template <class T>
+struct seen {
+    std::vector<std::vector<std::int32_t>> tokens;
+    std::vector<T> logits, hidden;
+    std::vector<along<T>> runs; // of hidden states
+
+    seen(const transformer<T>& target, opd::thread_team& threads, std::vector<std::vector<std::int32_t>> t)
+        : tokens(std::move(t)) {
+        target_rows(target, threads, std::span<const std::vector<std::int32_t>>(tokens), logits, hidden);
+        std::size_t row = 0;
+        const auto d = static_cast<std::size_t>(target.shape.width);
+        for (const auto& s : tokens) {
+            runs.push_back({0, target.shape.width, std::span<const T>(hidden).subspan(row * d, s.size() * d)});
+            row += s.size();
+        }
+    }
+};
+
+// What a row may be made of.
+template <class H, class X>
+concept makes_inputs = requires(const transformer<float>& m, const H& h, const X& x, float* to) {
+    drafter_pairs<float>(m, h, x, to);
+};
+static_assert(makes_inputs<run_of<0, float>, run_of<1, std::int32_t>>);
+static_assert(!makes_inputs<run_of<0, float>, run_of<0, std::int32_t>>); // the shipped mistake
+static_assert(!makes_inputs<run_of<1, float>, run_of<1, std::int32_t>>);
+static_assert(!makes_inputs<run_of<0, float>, run_of<2, std::int32_t>>);
+static_assert(!std::is_constructible_v<run_of<1, std::int32_t>, index_t, index_t, std::span<const std::int32_t>>);
+
+} // namespace
+
+TEST_CASE("a row pairs h[t] with the token after it, and says what comes after that token") {
+    const auto target = jittered<double>(target_shape(), 3);
+    auto drafter = jittered<double>(own_shape(), 4);
+    // layers that add nothing: what leaves them is x0
+    for (const tensor* t : {&drafter.layout.layers[0].wo, &drafter.layout.layers[0].wdown})
+        std::fill_n(drafter.weights.data() + t->offset, t->size(), 0.0);
+    drafter.weights_changed();
+    opd::thread_team threads(2);
+    const seen<double> s(target, threads, {random_tokens(7, 2, 1), random_tokens(7, 9, 2), random_tokens(7, 5, 3)});
+    hidden_training<double> training(drafter, target, threads);
+    const index_t rows = training.set_sequences(s.runs, s.tokens);
+    CHECK(rows == 1 + 8 + 4);
+    std::vector<double> logits(static_cast<std::size_t>(rows * 7));
+    training.forward(logits.data());
+    const index_t d = 6;
+    double worst = 0;
+    for (std::size_t q = 0; q < s.tokens.size(); ++q)
+        for (index_t t = 0; t + 1 < static_cast<index_t>(s.tokens[q].size()); ++t) {
+            const double* h = s.runs[q].values.data() + t * d;
+            const double* e = target.at(target.layout.embedding) + s.tokens[q][static_cast<std::size_t>(t + 1)] * d;
+            std::vector<double> y(6, 0), n(6);
+            for (index_t i = 0; i < d; ++i)
+                for (index_t j = 0; j < d; ++j)
+                    y[static_cast<std::size_t>(j)] += h[i] * drafter.at(drafter.layout.embedding)[i * d + j] +
+                                                      e[i] * drafter.at(drafter.layout.embedding)[(d + i) * d + j];
+            rms_norm(y.data(), target.at(target.layout.norm_f), d, n.data());
+            for (index_t v = 0; v < 7; ++v)
+                worst =
+                    std::max(worst, std::abs(dot(target.at(target.layout.head) + v * d, n.data(), d) -
+                                             logits[static_cast<std::size_t>((training.first_row(q) + t) * 7 + v)]));
+        }
+    CHECK(worst < 1e-12);
+    // the target's own: the head of h[t] says what comes after position t, so row t of the drafter is compared with row t + 1
+    for (index_t v = 0; v < 7; ++v)
+        CHECK(dot(target.at(target.layout.head) + v * d, around<1>(s.runs[1], 3, 1).row(0), d) ==
+              doctest::Approx(s.logits[static_cast<std::size_t>((2 + 4) * 7 + v)]));
+}
+
+TEST_CASE("what lies around a position") {
+    const std::vector<int> x = {10, 11, 12, 13};
+    const along<int> from5{5, 1, x}; // positions 5 to 8
+    const auto next = around<1>(from5, 4, 4);
+    CHECK(next.base() == 4);
+    CHECK(*next.row(0) == 10);
+    CHECK(*next.row(3) == 13);
+    CHECK(*around<0>(from5, 6, 2).row(1) == 12);
+    CHECK_THROWS_WITH(around<1>(from5, 5, 4), doctest::Contains("positions 6 to 10 of 5 to 9"));
+    CHECK_THROWS_AS(around<0>(from5, 4, 1), std::invalid_argument);
+    CHECK_THROWS_AS(around<-1>(from5, 5, 1), std::invalid_argument);
+    const auto target = jittered<double>(target_shape(), 3);
+    opd::thread_team threads(1);
+    const seen<double> s(target, threads, {random_tokens(7, 6, 1)});
+    const along<std::int32_t> tokens{0, 1, s.tokens[0]};
+    std::vector<double> pairs(100), x0(100);
+    const auto h = around<0>(s.runs[0], 1, 2);
+    CHECK_NOTHROW(drafter_pairs(target, h, around<1>(tokens, 1, 2), pairs.data()));
+    CHECK_THROWS_AS(drafter_pairs(target, h, around<1>(tokens, 2, 2), pairs.data()), std::invalid_argument);
+    CHECK_THROWS_AS(drafter_pairs(target, h, around<1>(tokens, 1, 3), pairs.data()), std::invalid_argument);
+    CHECK_THROWS_AS(drafter_inputs(target, static_cast<const double*>(pairs.data()), 2, x0.data()),
+                    std::invalid_argument);
+}
+
+TEST_CASE("the gradient of every weight of the layer equals central differences") {
+    for (const int layers : {1, 2}) {
+        const auto target = jittered<double>(target_shape(), 3);
+        auto drafter = jittered<double>(own_shape(layers), 4);
+        opd::thread_team threads(2);
+        const seen<double> s(target, threads,
+                             {random_tokens(7, 2, 1), random_tokens(7, 27, 2), random_tokens(7, 14, 3)});
+        const auto a = coefficients<double>((1 + 26 + 13) * 7), b = coefficients<double>((1 + 26 + 13) * 6, 8);
+        const auto loss = [&] {
+            hidden_training<double> training(drafter, target, threads);
+            training.set_sequences(s.runs, s.tokens);
+            std::vector<double> logits(a.size());
+            training.forward(logits.data());
+            double sum = 0;
+            for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * logits[i];
+            for (std::size_t i = 0; i < b.size(); ++i) sum += b[i] * training.predicted()[i];
+            return sum;
+        };
+        hidden_training<double> training(drafter, target, threads);
+        REQUIRE(training.set_sequences(s.runs, s.tokens) * 7 == static_cast<index_t>(a.size()));
+        std::vector<double> logits(a.size()), grad;
+        training.forward(logits.data());
+        training.backward(a.data(), b.data(), grad);
+        double worst = 0;
+        const auto check = [&](const tensor& t) {
+            for (index_t i = 0; i < t.size(); ++i) {
+                double& w = drafter.weights[static_cast<std::size_t>(t.offset + i)];
+                const double before = w, step = 1e-5;
+                w = before + step;
+                drafter.weights_changed();
+                const double up = loss();
+                w = before - step;
+                drafter.weights_changed();
+                const double down = loss();
+                w = before;
+                drafter.weights_changed();
+                const double expected = (up - down) / (2 * step), got = grad[static_cast<std::size_t>(t.offset + i)];
+                worst = std::max(worst, std::abs(got - expected) / (1e-3 + std::abs(expected)));
+            }
+        };
+        check(drafter.layout.embedding);
+        for (const auto& l : drafter.layout.layers)
+            for (const tensor* t : {&l.norm1, &l.wqkv, &l.q_norm, &l.k_norm, &l.wo, &l.norm2, &l.wgu, &l.wdown})
+                check(*t);
+        CHECK(worst < 1e-5);
+        for (index_t i = 0; i < drafter.layout.norm_f.size(); ++i) // the target's is used instead
+            CHECK(grad[static_cast<std::size_t>(drafter.layout.norm_f.offset + i)] == 0);
+    }
+}
+
+TEST_CASE("the number of threads changes no bit of a drafter's training") {
+    const auto target = jittered<float>(target_shape(), 3), drafter = jittered<float>(own_shape(), 4);
+    std::vector<float> logits[2], grad[2];
+    for (const int n : {1, 3}) {
+        opd::thread_team threads(n);
+        const seen<float> s(target, threads,
+                            {random_tokens(7, 30, 1), random_tokens(7, 3, 2), random_tokens(7, 17, 3)});
+        hidden_training<float> training(drafter, target, threads);
+        auto& z = logits[n == 3];
+        z.resize(static_cast<std::size_t>(training.set_sequences(s.runs, s.tokens) * 7));
+        training.forward(z.data());
+        training.backward(coefficients<float>(static_cast<index_t>(z.size())).data(), nullptr, grad[n == 3]);
+    }
+    CHECK(logits[0] == logits[1]);
+    CHECK(grad[0] == grad[1]);
+}
+
+// --- drafts ---------------------------------------------------------------------------------------------------------
+
+namespace {
+
+using opd::test::small_task;
+
+policy weights_of(std::uint64_t seed, std::int32_t version) {
+    transformer<float> model(opd::test::small_shape());
+    model.initialise(seed);
+    return {std::make_shared<const transformer<float>>(std::move(model)), version};
+}
+
+draft_model fresh(drafter_kind kind, std::uint64_t seed) {
+    const model_shape target = opd::test::small_shape();
+    const model_shape own{.vocabulary = target.vocabulary,
+                          .width = 16,
+                          .layers = kind == drafter_kind::hidden ? 1 : 2,
+                          .heads = 2,
+                          .kv_heads = 1,
+                          .head_dim = 8,
+                          .ffn = 24,
+                          .max_length = target.max_length};
+    draft_model d(kind, target, kind == drafter_kind::hidden ? hidden_drafter_shape(target, own) : own);
+    d.weights.initialise(seed);
+    return d;
+}
+
+sampling options(double temperature) {
+    sampling o;
+    o.greedy = temperature == 0;
+    if (temperature > 0) o.temperature = temperature;
+    o.seed = 5;
+    o.end = gcd_task::end;
+    o.max_response = small_task().max_response();
+    o.prefill_chunk = 3;
+    o.plan = {draw_plan::kind::iid, 2};
+    return o;
+}
+
+request prompt_of(std::uint64_t sample) {
+    return {sample, small_task().text.encode(small_task().prompt(small_task().draw(1, sample)))};
+}
+
+/// The drafter's logits after a sequence and some drafts, all of it in one pass.
+std::vector<float> logits_after(const draft_model& d, const transformer<float>& target,
+                                const std::vector<token>& sequence, const std::vector<token>& drafts) {
+    opd::thread_team threads(1);
+    std::vector<token> all = sequence;
+    const index_t v = target.shape.vocabulary, w = target.shape.width;
+    std::vector<float> z, hidden;
+    if (d.kind == drafter_kind::model) {
+        all.insert(all.end(), drafts.begin(), drafts.end());
+        target_rows(d.weights, threads, std::span(&all, 1), z, hidden);
+        return {z.end() - v, z.end()};
+    }
+    // the target's own hidden states of all tokens but the last, then what the drafter expected, one after the other
+    std::vector<token> before(all.begin(), all.end() - 1);
+    target_rows(target, threads, std::span(&before, 1), z, hidden);
+    for (std::size_t i = 0;; ++i) {
+        std::vector<token> tokens = all;
+        tokens.resize(all.size(), 0);
+        hidden_training<float> pass(d.weights, target, threads);
+        // a sequence of n hidden states and n + 1 tokens: the state after the last token is not read
+        std::vector<float> padded = hidden;
+        padded.resize(padded.size() + static_cast<std::size_t>(w));
+        const along<float> run{0, w, padded};
+        const index_t rows = pass.set_sequences(std::span(&run, 1), std::span(&tokens, 1));
+        z.resize(static_cast<std::size_t>(rows * v));
+        pass.forward(z.data());
+        if (i == drafts.size()) return {z.end() - v, z.end()};
+        hidden.insert(hidden.end(), pass.predicted() + (rows - 1) * w, pass.predicted() + rows * w);
+        all.push_back(drafts[i]);
+    }
+}
+
+} // namespace
+
+TEST_CASE("what is drafted is what whole passes say, along every branch") {
+    const policy target = weights_of(1, 3);
+    opd::spec::follow_rates rates;
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model})
+        for (const std::int32_t children : {1, 2, 3}) {
+            const auto d = std::make_shared<const draft_model>(fresh(kind, 9));
+            learned_drafter drafter(d, 0);
+            // two sequences at once, told in pieces
+            std::vector<trajectory> sequences;
+            for (const int length : {11, 24}) {
+                trajectory t;
+                t.sample = static_cast<std::uint64_t>(length);
+                t.tokens = random_tokens(15, length, static_cast<std::uint64_t>(length));
+                t.prompt_length = 5;
+                sequences.push_back(t);
+            }
+            for (index_t lane = 0; lane < 2; ++lane) drafter.begin(lane, sequences[static_cast<std::size_t>(lane)]);
+            opd::thread_team threads(1);
+            const auto tell = [&](index_t lane, index_t first, index_t rows) {
+                const auto& all = sequences[static_cast<std::size_t>(lane)].tokens;
+                std::vector<token> before(all.begin(), all.begin() + first + rows);
+                std::vector<float> z, hidden;
+                target_rows(*target.model, threads, std::span(&before, 1), z, hidden);
+                const lane_news n{lane,
+                                  first,
+                                  rows,
+                                  {},
+                                  std::span<const float>(hidden).subspan(static_cast<std::size_t>(first * 24))};
+                drafter.hear(std::span(&n, 1), target);
+            };
+            std::vector<opd::spec::draft_builder> trees(2);
+            const auto propose = [&] {
+                std::vector<draft_wish> wishes;
+                for (index_t lane = 0; lane < 2; ++lane) {
+                    const auto& s = sequences[static_cast<std::size_t>(lane)];
+                    trees[static_cast<std::size_t>(lane)].begin(rates);
+                    wishes.push_back(
+                        {lane,
+                         &s,
+                         {.seed = 5, .sample = s.sample, .position = static_cast<std::uint32_t>(s.tokens.size())},
+                         4,
+                         children,
+                         &trees[static_cast<std::size_t>(lane)]});
+                }
+                drafter.propose(wishes);
+                for (std::size_t lane = 0; lane < 2; ++lane) {
+                    const draft_wish& w = wishes[lane];
+                    opd::spec::draft_builder want;
+                    want.begin(rates);
+                    const auto path = [&](index_t n) {
+                        std::vector<token> p;
+                        for (; n >= 0; n = want.parent(n)) p.insert(p.begin(), want.token(n));
+                        return p;
+                    };
+                    const auto grow = [&](index_t n) {
+                        const auto z = logits_after(*d, *target.model, sequences[lane].tokens, path(n));
+                        want.grow(n, opd::view(z.data(), index_t(z.size())), w.law, children);
+                    };
+                    grow(-1);
+                    for (std::int32_t depth = 1; depth < w.depth; ++depth) {
+                        std::vector<index_t> best(static_cast<std::size_t>(children));
+                        best.resize(static_cast<std::size_t>(want.best_of_depth(depth, best)));
+                        for (const index_t n : best) grow(n);
+                    }
+                    REQUIRE(trees[lane].size() == want.size());
+                    CHECK(want.size() == children + 3 * children * children);
+                    for (index_t n = 0; n < want.size(); ++n) {
+                        CHECK(trees[lane].parent(n) == want.parent(n));
+                        CHECK(trees[lane].token(n) == want.token(n));
+                        CHECK(trees[lane].reach(n) == want.reach(n));
+                    }
+                }
+            };
+            tell(0, 0, 7), tell(0, 7, 3), tell(1, 0, 23);
+            propose();
+            propose(); // nothing new: the same again
+            // the target read what it had drawn, and one token more
+            for (auto& s : sequences) s.tokens.push_back(static_cast<token>(s.sample % 15)), s.tokens.push_back(3);
+            tell(0, 10, 2), tell(1, 23, 2);
+            propose();
+            drafter.install(std::make_shared<const draft_model>(*d)); // the cache is rebuilt
+            propose();
+            if (kind == drafter_kind::model) continue;
+            tell(0, 0, 12), tell(1, 0, 24); // as after new weights; not all is read yet
+            std::vector<draft_wish> wishes;
+            trees[1].begin(rates);
+            wishes.push_back({1, &sequences[1], {.seed = 5, .sample = 24, .position = 26}, 4, children, &trees[1]});
+            drafter.propose(wishes);
+            CHECK(trees[1].size() == 0);
+            CHECK_THROWS_AS(tell(0, 13, 1), std::logic_error);
+        }
+}
+
+TEST_CASE("drafts of any weights change no bit of what rollout draws and records") {
+    const policy first = weights_of(1, 7), second = weights_of(2, 8);
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model})
+        for (const double temperature : {0.0, 0.7, 1.0}) {
+            const auto d = std::make_shared<const draft_model>(fresh(kind, 11));
+            std::vector<request> prompts;
+            for (std::uint64_t i = 0; i < 20; ++i) prompts.push_back(prompt_of(700 + i));
+            std::uint32_t seed = 0;
+            for (const opd::spec::strategy strategy : {opd::spec::strategy{5, 1, 5}, opd::spec::strategy{3, 3, 8}})
+                for (const bool changed : {false, true}) {
+                    const auto run = [&](bool drafts, speculation_counts& counts) {
+                        sampling o = options(temperature);
+                        o.speculate.what = drafts ? speculation_options::kind::ngram : speculation_options::kind::off;
+                        o.speculate.fixed = strategy;
+                        const auto make = [&](const policy& p) {
+                            auto e = std::make_unique<rollout_engine>(p, o, 3, small_task().max_length());
+                            if (drafts) e->draft_with(std::make_unique<learned_drafter>(d), o.speculate);
+                            return e;
+                        };
+                        auto engine = make(first);
+                        std::mt19937 random(drafts ? seed : 0);
+                        std::map<std::uint64_t, trajectory> got;
+                        std::vector<trajectory> waiting;
+                        for (const request& p : prompts) waiting.push_back(begin_response(p));
+                        std::vector<lane_trajectory> done;
+                        while (!waiting.empty() || engine->running() > 0) {
+                            for (index_t lane = 0; lane < 3 && !waiting.empty(); ++lane)
+                                if (!engine->busy(lane))
+                                    engine->start(lane, std::move(waiting.back())), waiting.pop_back();
+                            if (drafts && random() % 6 == 0 &&
+                                engine->running() > 0) { // one is taken out, to go on later
+                                const auto all = engine->partials();
+                                engine->abort(all.front().lane);
+                                waiting.insert(waiting.begin(), all.front().sequence);
+                            }
+                            if (drafts && random() % 6 == 0) { // written and read
+                                opd::sched::archive_writer out;
+                                out(*engine);
+                                auto other = make(first);
+                                opd::sched::archive_reader in(out.bytes);
+                                in(*other);
+                                CHECK(in.done());
+                                engine = std::move(other);
+                            }
+                            engine->step(done);
+                            for (auto& x : done) got[x.sequence.sample] = std::move(x.sequence);
+                            done.clear();
+                        }
+                        if (changed) { // new weights while all are in mid-sequence
+                            for (index_t lane = 0; lane < 3; ++lane)
+                                engine->start(lane, begin_response(prompt_of(900 + std::uint64_t(lane))));
+                            const auto tokens = [&] {
+                                std::size_t n = 1000;
+                                for (const auto& p : engine->partials()) n = std::min(n, p.sequence.response().size());
+                                return n;
+                            };
+                            while (engine->running() == 3 && tokens() < 4) engine->step(done);
+                            engine->install(second);
+                            while (engine->running() > 0) engine->step(done);
+                            for (auto& x : done) got[x.sequence.sample] = std::move(x.sequence);
+                        }
+                        counts = engine->counts();
+                        return got;
+                    };
+                    ++seed;
+                    speculation_counts plain, drafted;
+                    const auto want = run(false, plain), got = run(true, drafted);
+                    for (const auto& [sample, t] : got) {
+                        if (sample < 900) {
+                            CHECK(t == want.at(sample));
+                            continue;
+                        }
+                        // where the weights changed depends on how many tokens a step brings; each is that of its version's weights
+                        sampling o = options(temperature);
+                        rollout_engine again(first, o, 1, small_task().max_length());
+                        again.start(0, prompt_of(sample));
+                        std::vector<lane_trajectory> done;
+                        const auto old = std::size_t(std::count(t.versions.begin(), t.versions.end(), 7));
+                        while (again.running() > 0 && again.drawn(0).response().size() < old) again.step(done);
+                        again.install(second);
+                        while (again.running() > 0) again.step(done);
+                        CHECK(done.at(0).sequence == t);
+                    }
+                    CHECK(got.size() == want.size());
+                    CHECK(drafted.verified > 100);
+                }
+        }
+}
+
+// --- training and files ---------------------------------------------------------------------------------------------
+
+namespace {
+
+using opd::test::scratch;
+
+std::vector<std::string> tiny(const std::string& directory, std::initializer_list<std::string> more = {}) {
+    std::vector<std::string> r = {"opd-train",
+                                  "--run-dir",
+                                  directory,
+                                  "--quiet",
+                                  "--max-operand=20",
+                                  "--max-task-steps=5",
+                                  "--teacher-width=8",
+                                  "--teacher-layers=1",
+                                  "--teacher-heads=2",
+                                  "--teacher-kv-heads=1",
+                                  "--teacher-head-dim=4",
+                                  "--teacher-ffn=12",
+                                  "--student-width=12",
+                                  "--student-layers=2",
+                                  "--student-heads=2",
+                                  "--student-kv-heads=1",
+                                  "--student-head-dim=4",
+                                  "--student-ffn=16",
+                                  "--teacher-steps=6",
+                                  "--teacher-batch=4",
+                                  "--student-max-steps=30",
+                                  "--student-batch=8",
+                                  "--student-check-every=30",
+                                  "--student-check-prompts=8",
+                                  "--student-target-accuracy=1",
+                                  "--steps=4",
+                                  "--prompts=4",
+                                  "--eval-prompts=12",
+                                  "--eval-samples=1",
+                                  "--eval-every=2",
+                                  "--eval-every-prompts=6",
+                                  "--checkpoint-every=2",
+                                  "--log-every=2",
+                                  "--threads=2"};
+    r.insert(r.end(), more.begin(), more.end());
+    return r;
+}
+int exit_of(const std::vector<std::string>& arguments) {
+    std::vector<const char*> argv;
+    for (const auto& a : arguments) argv.push_back(a.c_str());
+    return app_main(static_cast<int>(argv.size()), argv.data());
+}
+std::string usage_failure(std::vector<std::string> arguments) {
+    std::vector<const char*> argv;
+    for (const auto& a : arguments) argv.push_back(a.c_str());
+    try {
+        parse_command_line(static_cast<int>(argv.size()), argv.data());
+    } catch (const failure& e) {
+        CHECK(e.code == exit_usage);
+        return e.what();
+    }
+    return "none";
+}
+
+} // namespace
+
+TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same bytes as without") {
+    const scratch dir;
+    const std::string run = dir / "run", plain = dir / "plain";
+    REQUIRE(exit_of(tiny(run)) == exit_ok);
+    const std::string start = run + "/checkpoints/student.ckpt", made = run + "/checkpoints/drafter.ckpt";
+    REQUIRE(exit_of(tiny(plain, {"--start-from", start})) == exit_ok);
+    const std::string before = read_file(run + "/checkpoints/latest.ckpt");
+    for (const std::string kind : {"hidden", "model"})
+        for (const std::string weights : {"accepted_length", "decaying", "none"}) {
+            CAPTURE(kind);
+            CAPTURE(weights);
+            // flags of the run are in its config.json
+            REQUIRE(
+                exit_of({"opd-train", "--run-dir", run, "--quiet", "--train-drafter", "--drafter", kind,
+                         "--drafter-steps=60", "--drafter-batch=8", "--drafter-responses=24", "--drafter-held-out=6",
+                         "--drafter-weights", weights, "--drafter-depth=4", "--drafter-rate=5e-3"}) == exit_ok);
+            CHECK(read_file(run + "/checkpoints/latest.ckpt") == before);
+            const draft_model d = load_drafter(made);
+            CHECK(drafter_bytes(d) == read_file(made));
+            std::vector<nlohmann::json> log;
+            std::istringstream lines(read_file(run + "/drafter.jsonl"));
+            for (std::string line; std::getline(lines, line);) log.push_back(nlohmann::json::parse(line));
+            REQUIRE(log.size() == 31); // every second step, and what was measured
+            CHECK(log[29]["loss"] < log[0]["loss"]);
+            CHECK(log[29]["acceptance"].get<double>() > log[0]["acceptance"].get<double>() + 0.05);
+            const auto measured = log[30];
+            CHECK(measured["expected"]["by_depth"].size() == 4);
+            // noise is shared: at least as many are followed as draws of its own would be
+            CHECK(measured["followed"]["by_depth"][0].get<double>() >
+                  measured["expected"]["by_depth"][0].get<double>() - 0.1);
+            CHECK(measured["followed"]["by_depth"][0].get<double>() > 0.5);
+            if (weights != "accepted_length") continue;
+            const std::string drafted = dir / ("drafted_" + kind);
+            REQUIRE(exit_of(tiny(drafted, {"--start-from", start, "--speculate=learned", "--draft-from", made,
+                                           "--draft-children=2", "--draft-depth=3"})) == exit_ok);
+            CHECK(read_file(drafted + "/checkpoints/latest.ckpt") == read_file(plain + "/checkpoints/latest.ckpt"));
+            const auto schedule = nlohmann::json::parse(read_file(drafted + "/schedule.json"));
+            CHECK(schedule["speculation"]["accepted_per_step"].get<double>() > 0.5);
+        }
+
+    // what is refused, and by what code
+    CHECK(exit_of({"opd-train", "--run-dir", dir / "none", "--train-drafter"}) == exit_input);
+    CHECK(exit_of({"opd-train", "--run-dir", run, "--quiet", "--train-drafter", "--drafter-held-out=6",
+                   "--student-layers=3"}) == exit_usage);
+    CHECK(exit_of({"opd-train", "--run-dir", run, "--quiet", "--train-drafter", "--drafter-held-out=1000"}) ==
+          exit_usage);
+    CHECK(exit_of({"opd-train", "--run-dir", run, "--quiet", "--train-drafter", "--drafter-held-out=6",
+                   "--drafter-rate=1e30", "--loss-limit=5", "--drafter-steps=40", "--drafter-responses=32"}) ==
+          exit_numeric);
+    CHECK(exit_of(tiny(dir / "a", {"--start-from", start, "--speculate=learned"})) == exit_usage);
+    CHECK(exit_of(tiny(dir / "b", {"--start-from", start, "--speculate=learned", "--draft-from", start})) ==
+          exit_input);
+    CHECK(exit_of(tiny(dir / "c", {"--student-ffn=20", "--speculate=learned", "--draft-from", made})) == exit_input);
+    CHECK_FALSE(std::filesystem::exists(dir / "c"));
+    std::string bytes = read_file(made);
+    for (const std::size_t at : {std::size_t{3}, std::size_t{20}, bytes.size() / 2, bytes.size() - 1}) {
+        std::string damaged = bytes;
+        damaged[at] = static_cast<char>(damaged[at] ^ 1);
+        CHECK_THROWS_AS(drafter_of(damaged, "x"), failure);
+        CHECK_THROWS_AS(drafter_of(bytes.substr(0, at), "x"), failure);
+    }
+    CHECK_THROWS_WITH(drafter_of("OPDTRAIN", "file"), "file: not a drafter of opd-train");
+}
+
+TEST_CASE("settings of drafters are strict, and a preset is a beginning that flags change") {
+    const auto with = [](std::initializer_list<std::string> more) {
+        std::vector<std::string> a = {"opd-train"};
+        a.insert(a.end(), more.begin(), more.end());
+        return usage_failure(a);
+    };
+    CHECK(with({"--drafter=tree"}).find("hidden or model") != std::string::npos);
+    CHECK(with({"--drafter-width=64"}) == "--drafter-width is not used by --drafter hidden");
+    CHECK(with({"--drafter=model", "--drafter-width=64"}) == "none");
+    CHECK(with({"--drafter=model", "--drafter-hidden=1"}) == "--drafter-hidden is not used by --drafter model");
+    CHECK(with({"--drafter-gamma=2"}) == "--drafter-gamma is not used by --drafter-weights accepted_length");
+    CHECK(with({"--drafter-weights=decaying", "--drafter-smoothing=0.1"}) ==
+          "--drafter-smoothing is not used by --drafter-weights decaying");
+    CHECK(with({"--drafter-weights=dpace"}).find("accepted_length, decaying or none") != std::string::npos);
+    CHECK(with({"--drafter-acceptance=0", "--drafter-kl=0"}).find("must not both be 0") != std::string::npos);
+    CHECK(with({"--drafter-smoothing=1.5"}).find("[0, 1]") != std::string::npos);
+    CHECK(with({"--drafter-depth=0"}).find("[1, 64]") != std::string::npos);
+    CHECK(with({"--drafter-heads=3"}).find("must divide") != std::string::npos);
+    CHECK(with({"--train-drafter", "--resume"}).find("exclude each other") != std::string::npos);
+    CHECK(with({"--draft-children=2"}) == "--draft-children is not used by --speculate off");
+    CHECK(with({"--speculate=learned", "--draft-running=2"}) == "--draft-running is not used by --speculate learned");
+    CHECK(with({"--preset=speculativ"}).find("did you mean 'speculative'?") != std::string::npos);
+    const char* argv[] = {"opd-train", "--preset", "speculative", "--student-layers=7"};
+    const config c = parse_command_line(4, argv).settings;
+    CHECK(c.student_model.layers == 7);
+    CHECK(c.student_model.width == 256);
+}
