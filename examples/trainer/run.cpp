@@ -83,6 +83,12 @@ run::run(const command& arguments)
     if (settings_.evaluation.prompts > static_cast<int>(task_.held_out().size()))
         throw failure(exit_usage, fmt::format("--eval-prompts must be at most the {} held-out pairs, not {}",
                                               task_.held_out().size(), settings_.evaluation.prompts));
+    if (settings_.speculation.kind == "learned") {
+        if (settings_.speculation.from.empty() && !arguments.resume)
+            throw failure(exit_usage, "--speculate learned: a new run needs --draft-from, the drafter.ckpt that "
+                                      "--train-drafter wrote in another run of the same student");
+        speculation_of(settings_); // a drafter that cannot be read is an error before anything is written
+    }
     if (const index_t least = rollout_engine::least_memory(sampling_of(settings_, task_), task_.max_length());
         settings_.distill.kv_tokens > 0 && settings_.distill.kv_tokens < least)
         throw failure(exit_usage,
@@ -100,12 +106,6 @@ run::run(const command& arguments)
         } catch (const opd::unsupported& e) {
             throw failure(exit_resources, e.what() + std::string("; --learner-threads sets how many"));
         }
-    }
-    if (settings_.speculation.kind == "learned") {
-        if (settings_.speculation.from.empty() && !arguments.resume)
-            throw failure(exit_usage, "--speculate learned: a new run needs --draft-from, the drafter.ckpt that "
-                                      "--train-drafter wrote in another run of the same student");
-        speculation_of(settings_); // a drafter that cannot be read is an error before anything is written
     }
     teacher_.initialise(settings_.run.seed);
     student_.initialise(settings_.run.seed + 1);
