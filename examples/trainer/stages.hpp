@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "learner.hpp"
-#include "opd/sched/stages.hpp"
 #include "opd/sched/rollout_cost.hpp"
+#include "opd/sched/stages.hpp"
 #include "publication.hpp"
 #include "rollout_engine.hpp"
 #include "task.hpp"
