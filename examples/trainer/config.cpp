@@ -341,9 +341,11 @@ std::vector<unused_setting> unused_settings(const config& c) {
     const std::string& speculate = c.speculation.kind;
     only(speculate == "ngram" || speculate == "learned", "speculation", "--speculate " + speculate,
          {"depth", "verify"});
-    only(speculate == "learned", "speculation", "--speculate " + speculate, {"children", "from"});
+    only(speculate == "learned", "speculation", "--speculate " + speculate, {"children"});
+    only(speculate == "learned" || speculate == "auto", "speculation", "--speculate " + speculate, {"from"});
     only(speculate == "auto", "speculation", "--speculate " + speculate, {"running"});
-    only(speculate == "ngram" || speculate == "auto", "speculation", "--speculate " + speculate, {"history"});
+    only(speculate == "ngram" || (speculate == "auto" && c.speculation.from.empty()), "speculation",
+         "--speculate " + speculate + (speculate == "auto" ? " --draft-from" : ""), {"history"});
     only(in_virtual_time(c), "schedule", "--driver " + s.driver,
          {"cost_step", "cost_step_row", "cost_score", "cost_score_row", "cost_train", "cost_train_row", "cost_sync"});
 

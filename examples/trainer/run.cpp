@@ -87,8 +87,8 @@ run::run(const command& arguments)
         if (settings_.speculation.from.empty() && !arguments.resume)
             throw failure(exit_usage, "--speculate learned: a new run needs --draft-from, the drafter.ckpt that "
                                       "--train-drafter wrote in another run of the same student");
-        speculation_of(settings_); // a drafter that cannot be read is an error before anything is written
     }
+    speculation_of(settings_); // a drafter that cannot be read is an error before anything is written
     if (const index_t least = rollout_engine::least_memory(sampling_of(settings_, task_), task_.max_length());
         settings_.distill.kv_tokens > 0 && settings_.distill.kv_tokens < least)
         throw failure(exit_usage,

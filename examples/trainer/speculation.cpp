@@ -43,7 +43,7 @@ std::int32_t speculation_options::most() const {
 }
 
 std::unique_ptr<drafter> make_drafter(const speculation_options& o) {
-    if (o.what == speculation_options::kind::learned) return std::make_unique<learned_drafter>(o.learned);
+    if (o.learned) return std::make_unique<learned_drafter>(o.learned);
     return std::make_unique<retrieval_drafter>(o.retrieval);
 }
 

@@ -5,8 +5,8 @@
 //   off      no drafts
 //   ngram    retrieval (drafter.hpp): the same strategy for every sequence in every step
 //   learned  a drafter that was trained (learned_drafter.hpp), with trees: likewise
-//   auto     retrieval; by how many sequences run and what steps took: an elastic_switch says whether to draft at all, beg_mab which of
-//            some strategies, and draft_budget how many of the nodes that it allows each sequence gets, none where they cost more
+//   auto     a drafter that was trained, if there is one, else retrieval. By how many sequences run and what steps took, an
+//            elastic_switch says whether to draft at all, beg_mab which of some strategies, and draft_budget how many of the nodes that it allows each sequence gets, none where they cost more
 //            than they bring. What a step costs by its rows is fitted to the last steps; now and then all nodes are verified, to know
 //            what drafts cost. Where no draft has paid for some steps, a while goes by without any
 //
@@ -37,7 +37,7 @@ struct speculation_options {
     opd::spec::strategy fixed = {8, 1, 8}; ///< ngram, learned
     index_t running = 32;                  ///< automatic: on at so many sequences or fewer, off above a quarter more
     retrieval_options retrieval = {};
-    std::shared_ptr<const draft_model> learned = {}; ///< what drafts, where it is `learned`
+    std::shared_ptr<const draft_model> learned = {}; ///< what drafts; null: retrieval
 
     bool on() const { return what != kind::off; }
     /// Most drafted tokens of a sequence in a step.

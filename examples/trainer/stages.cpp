@@ -35,7 +35,7 @@ speculation_options speculation_of(const config& c, const model_shape* target) {
              : s.kind == "learned" ? kind::learned
                                    : kind::off;
     o.fixed = {s.depth, s.kind == "learned" ? s.children : 1, s.verify};
-    if (o.what == kind::learned) {
+    if (o.what == kind::learned || (o.what == kind::automatic && !s.from.empty())) {
         const std::string path = s.from.empty() ? c.run.directory + "/checkpoints/drafter.ckpt" : s.from;
         o.learned = std::make_shared<const draft_model>(load_drafter(path));
         if (!(o.learned->target == c.student_model))

@@ -596,6 +596,9 @@ TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same b
             CHECK(read_file(drafted + "/checkpoints/latest.ckpt") == read_file(plain + "/checkpoints/latest.ckpt"));
             const auto schedule = nlohmann::json::parse(read_file(drafted + "/schedule.json"));
             CHECK(schedule["speculation"]["accepted_per_step"].get<double>() > 0.5);
+            const std::string chosen = dir / ("chosen_" + kind); // as many as pay, if any
+            REQUIRE(exit_of(tiny(chosen, {"--start-from", start, "--speculate=auto", "--draft-from", made})) == exit_ok);
+            CHECK(read_file(chosen + "/checkpoints/latest.ckpt") == read_file(plain + "/checkpoints/latest.ckpt"));
         }
 
     // what is refused, and by what code
@@ -643,6 +646,9 @@ TEST_CASE("settings of drafters are strict, and a preset is a beginning that fla
     CHECK(with({"--train-drafter", "--resume"}).find("exclude each other") != std::string::npos);
     CHECK(with({"--draft-children=2"}) == "--draft-children is not used by --speculate off");
     CHECK(with({"--speculate=learned", "--draft-running=2"}) == "--draft-running is not used by --speculate learned");
+    CHECK(with({"--speculate=auto", "--draft-from=x", "--draft-history=9"}) ==
+          "--draft-history is not used by --speculate auto --draft-from");
+    CHECK(with({"--speculate=ngram", "--draft-from=x"}) == "--draft-from is not used by --speculate ngram");
     CHECK(with({"--preset=speculativ"}).find("did you mean 'speculative'?") != std::string::npos);
     const char* argv[] = {"opd-train", "--preset", "speculative", "--student-layers=7"};
     const config c = parse_command_line(4, argv).settings;

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// opd-compare-speculation DIRECTORY [--worlds=preset,machine,virtual] [--rounds=3] [--steps=40]: rollout with drafts beside rollout
+// without, from one teacher, one warm student of 6 layers (`opd-train --preset speculative`) and one drafter trained for it.
+//
+//   preset    whole steps of distillation on this machine: the same final weights (their digest), and what each takes
+//   machine   rollout alone, one thread, by how many sequences run at once: the long tail of a rollout is its first rows
+//   virtual   the same with the cost of a decode step on a GPU, where the read of the weights takes as long as 107 sequences do (--cost-* of
+//             opd-train; rows that are drafted cost as any other, drafting costs nothing: retrieval alone)
+//
+// Teacher, student and drafter are trained once and kept in DIRECTORY/base. Contenders take turns within a round; figures are medians
+// over rounds of tokens a second, ratios within a round: median, smallest, largest.
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "checkpoint.hpp"
+#include "comparisons.hpp"
+#include "drafter_training.hpp"
+#include "numbers.hpp"
+#include "rollout.hpp"
+#include "stages.hpp"
+
+namespace {
+
+using namespace trainer;
+
+const arguments preset = {"--preset=speculative", "--quiet"};
+
+struct way {
+    std::string name;
+    arguments settings;
+};
+
+run_state state_in(const std::string& checkpoint) {
+    std::string settings;
+    return load_checkpoint(checkpoint, settings);
+}
+
+// FNV-1a, 64 bits.
+std::uint64_t digest(const std::vector<float>& weights) {
+    std::uint64_t h = 0xcbf29ce484222325;
+    for (const float w : weights) {
+        std::uint32_t bits;
+        static_assert(sizeof(bits) == sizeof(w));
+        std::memcpy(&bits, &w, sizeof(w));
+        for (int b = 0; b < 4; ++b) h = (h ^ (bits >> 8 * b & 255)) * 0x100000001b3;
+    }
+    return h;
+}
+
+std::string drafter_in(const std::string& base) {
+    const std::string drafter = base + "/checkpoints/drafter.ckpt";
+    if (std::filesystem::exists(drafter)) return drafter;
+    fmt::print("training a drafter, once\n");
+    std::fflush(stdout);
+    std::vector<std::string> a = arguments{"opd-train"} + preset + arguments{"--run-dir=" + base, "--train-drafter"};
+    std::vector<const char*> argv;
+    for (const std::string& s : a) argv.push_back(s.c_str());
+    if (const exit_code code = train_drafter(parse_command_line(static_cast<int>(argv.size()), argv.data()));
+        code != exit_ok)
+        throw failure(code, "the training of the drafter was interrupted");
+    return drafter;
+}
+
+std::string range(const std::vector<double>& x) {
+    const spread s = of(x);
+    return fmt::format("{:.2f} ({:.2f}-{:.2f})", s.median, s.least, s.most);
+}
+
+void compare_steps(const std::string& directory, const std::string& student, const std::vector<way>& ways, int rounds,
+                   const std::string& steps) {
+    std::map<std::string, std::vector<double>> seconds, rollout;
+    std::map<std::string, nlohmann::json> last;
+    std::map<std::string, std::uint64_t> made;
+    for (int round = 0; round < rounds; ++round)
+        for (const way& w : ways) {
+            const std::string where = directory + "/steps-" + std::to_string(&w - ways.data());
+            const auto report =
+                report_of(where, preset + w.settings +
+                                     arguments{"--start-from=" + student, "--steps=" + steps, "--eval-prompts=32"});
+            seconds[w.name].push_back(report["schedule"]["wall_seconds"]);
+            rollout[w.name].push_back(report["schedule"]["busy_seconds"]["rollout"]);
+            last[w.name] = report["schedule"];
+            made[w.name] = digest(state_in(where + "/checkpoints/latest.ckpt").student_weights);
+        }
+    const std::string& off = ways.front().name;
+    fmt::print("whole steps, {} a run: times as fast as {}\n{:<26}{:>10}{:>22}{:>22}{:>14}{:>20}\n", steps, off, "",
+               "seconds", "step", "its rollout", "tokens/step", "final weights");
+    for (const way& w : ways) {
+        std::vector<double> step, its_rollout;
+        for (std::size_t r = 0; r < seconds[w.name].size(); ++r) {
+            step.push_back(seconds[off][r] / seconds[w.name][r]);
+            its_rollout.push_back(rollout[off][r] / rollout[w.name][r]);
+        }
+        const auto& s = last[w.name];
+        fmt::print("{:<26}{:>10.1f}{:>22}{:>22}{:>14.2f}    {:016x}\n", w.name, of(seconds[w.name]).median, range(step),
+                   range(its_rollout),
+                   s.contains("speculation") ? s["speculation"]["tokens_per_step"].get<double>() : 1, made[w.name]);
+        if (made[w.name] != made[off]) throw failure(exit_numeric, w.name + " ends in other weights than " + off);
+    }
+    std::fflush(stdout);
+}
+
+// Tokens a second of one thread that runs `batch` sequences at once.
+double machine_rate(const transformer<float>& student, const gcd_task& task, const config& c, index_t batch,
+                    std::size_t round) {
+    sampling o = sampling_of(c, task);
+    o.slots = static_cast<int>(batch);
+    std::vector<request> prompts;
+    const auto count = static_cast<std::uint64_t>(std::max<index_t>(8, 3 * batch));
+    for (std::uint64_t i = 0; i < count; ++i)
+        prompts.push_back(request_of(task, c.run.seed, (std::uint64_t{9} << 56) + round * 4096 + i));
+    opd::thread_team one(1);
+    const auto begin = std::chrono::steady_clock::now();
+    const auto all = roll_out(student, one, prompts, o);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    double tokens = 0;
+    for (const trajectory& t : all) tokens += static_cast<double>(t.response().size());
+    return tokens / seconds;
+}
+
+config config_of(const arguments& a) {
+    std::vector<const char*> argv{"opd-train"};
+    for (const std::string& s : a) argv.push_back(s.c_str());
+    const config c = parse_command_line(static_cast<int>(argv.size()), argv.data()).settings;
+    return with_task_shapes(c, task_of(c));
+}
+
+// By batch; the first way is what the others are compared with. `rate(way, batch, round)`: tokens a second.
+template <class Rate>
+void compare_batches(const std::string& title, const std::vector<way>& ways, int rounds, Rate&& rate) {
+    fmt::print("{}: tokens/s of {}, times that of the others\n{:>6}{:>10}", title, ways.front().name, "batch", "");
+    for (std::size_t w = 1; w < ways.size(); ++w) fmt::print("{:>19}", ways[w].name);
+    fmt::print("{:>22}\n", "auto/best fixed");
+    for (const index_t batch : {1, 2, 4, 8, 16, 32}) {
+        std::vector<std::vector<double>> rates(ways.size());
+        for (int round = 0; round < rounds; ++round)
+            for (std::size_t w = 0; w < ways.size(); ++w)
+                rates[w].push_back(rate(ways[w], batch, static_cast<std::size_t>(round)));
+        fmt::print("{:>6}{:>10.0f}", batch, of(rates[0]).median);
+        double best = 1, chosen = 0;
+        for (std::size_t w = 1; w < ways.size(); ++w) {
+            std::vector<double> ratio;
+            for (std::size_t r = 0; r < rates[w].size(); ++r) ratio.push_back(rates[w][r] / rates[0][r]);
+            fmt::print("{:>19}", rounds > 1 ? range(ratio) : fmt::format("{:.2f}", ratio[0]));
+            (ways[w].name.starts_with("auto") ? chosen : best) =
+                std::max(ways[w].name.starts_with("auto") ? chosen : best, of(ratio).median);
+        }
+        fmt::print("{:>22.2f}\n", chosen / best);
+        std::fflush(stdout);
+    }
+}
+
+double virtual_rate(const std::string& directory, const std::string& student, const way& w, index_t batch) {
+    const auto report =
+        report_of(directory + "/virtual",
+                  preset + w.settings +
+                      arguments{"--start-from=" + student, "--steps=4",
+                                fmt::format("--prompts={}", std::max<index_t>(8, 2 * batch)), "--eval-prompts=32",
+                                "--driver=virtual", "--rollout-workers=1", fmt::format("--slots={}", batch),
+                                "--cost-step=8e-3", "--cost-step-row=7.5e-5"})["schedule"];
+    return report["response_tokens"].get<double>() / report["busy_seconds"]["rollout"].get<double>();
+}
+
+} // namespace
+
+int main(int argc, char** argv) try {
+    const std::string usage =
+        "usage: opd-compare-speculation DIRECTORY [--worlds=preset,machine,virtual] [--rounds=3] [--steps=40]";
+    std::string directory, rounds = "3", steps = "40", worlds = "preset,machine,virtual";
+    for (const std::string& a : std::vector<std::string>(argv + 1, argv + argc)) {
+        if (a.starts_with("--rounds="))
+            rounds = a.substr(9);
+        else if (a.starts_with("--steps="))
+            steps = a.substr(8);
+        else if (a.starts_with("--worlds="))
+            worlds = a.substr(9);
+        else if (!a.starts_with("-") && directory.empty())
+            directory = a;
+        else
+            throw failure(exit_usage, fmt::format("'{}'; {}", a, usage));
+    }
+    if (directory.empty() || integer_of<int>(rounds).value_or(0) < 1 || integer_of<int>(steps).value_or(0) < 1)
+        throw failure(exit_usage, usage);
+    bool whole = false, machine = false, simulated = false;
+    for (std::size_t from = 0, end; from <= worlds.size(); from = end + 1) {
+        end = std::min(worlds.find(',', from), worlds.size());
+        const std::string world = worlds.substr(from, end - from);
+        if (world == "preset")
+            whole = true;
+        else if (world == "machine")
+            machine = true;
+        else if (world == "virtual")
+            simulated = true;
+        else
+            throw failure(exit_usage, fmt::format("'{}' is not one of preset, machine, virtual; {}", world, usage));
+    }
+    spdlog::set_level(spdlog::level::warn);
+
+    const std::string base = directory + "/base", student = student_in(base, preset), drafter = drafter_in(base);
+    const arguments from = {"--draft-from=" + drafter};
+    const auto ngram = [](int depth) {
+        return way{fmt::format("ngram {}", depth), {"--speculate=ngram", fmt::format("--draft-depth={}", depth)}};
+    };
+    const auto learned = [&](int depth) {
+        return way{fmt::format("learned {}", depth),
+                   arguments{"--speculate=learned", fmt::format("--draft-depth={}", depth)} + from};
+    };
+    const way off{"off", {}}, by_retrieval{"auto, ngram", {"--speculate=auto"}},
+        by_drafter{"auto, learned", arguments{"--speculate=auto"} + from};
+    const int n = std::stoi(rounds);
+    if (whole) compare_steps(directory, student, {off, ngram(3), learned(6), by_retrieval, by_drafter}, n, steps);
+    if (machine) {
+        const config c = config_of(preset);
+        const gcd_task task = task_of(c);
+        transformer<float> model(c.student_model);
+        model.weights = state_in(student).student_weights;
+        model.weights_changed();
+        compare_batches("this machine, one thread",
+                        {off, ngram(2), ngram(4), learned(2), learned(4), learned(8), by_retrieval, by_drafter}, n,
+                        [&](const way& w, index_t batch, std::size_t round) {
+                            return machine_rate(model, task, config_of(preset + w.settings), batch, round);
+                        });
+    }
+    if (simulated)
+        compare_batches(
+            "virtual, a GPU's decode step", {off, ngram(2), ngram(4), ngram(8), by_retrieval}, 1,
+            [&](const way& w, index_t batch, std::size_t) { return virtual_rate(directory, student, w, batch); });
+    return 0;
+} catch (const trainer::failure& e) {
+    fmt::print(stderr, "error: {}\n", e.what());
+    return e.code;
+} catch (const std::exception& e) {
+    fmt::print(stderr, "error: {}\n", e.what());
+    return 1;
+}
