@@ -417,13 +417,14 @@ void visit_options(Config& c, Visitor&& v) {
 
     // as with slots: drafts decide how long rollout takes, and nothing else
     v.group("speculation", "Speculative rollout (the tokens are those of plain rollout, bit for bit)");
-    v.option(
-        "kind", "--speculate", c.speculation.kind,
-        "off; ngram: drafts of what came after the same tokens before, in a response, in other answers to its "
-        "prompt, in its last epoch's; learned: those of a drafter that --train-drafter made; auto: as many as pay by the "
-        "measured cost of steps, learned with --draft-from, else ngram. Results do not depend on it, but under --driver "
-        "virtual",
-        in_virtual_time(c));
+    v.option("kind", "--speculate", c.speculation.kind,
+             "off; ngram: drafts of what came after the same tokens before, in a response, in other answers to its "
+             "prompt, in its last epoch's; learned: those of a drafter that --train-drafter made; auto: as many as pay "
+             "by the "
+             "measured cost of steps, learned with --draft-from, else ngram. Results do not depend on it, but under "
+             "--driver "
+             "virtual",
+             in_virtual_time(c));
     v.option("depth", "--draft-depth", c.speculation.depth, "ngram, learned: most tokens that a draft goes ahead",
              in_virtual_time(c));
     v.option("verify", "--draft-verify", c.speculation.verify,
@@ -431,7 +432,8 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("children", "--draft-children", c.speculation.children,
              "learned: most drafts of one token, and most of a depth that are gone on from", in_virtual_time(c));
     v.option("from", "--draft-from", c.speculation.from,
-             "learned, auto: checkpoints/drafter.ckpt of the run that made it; empty, with learned and --resume: the run's own",
+             "learned, auto: checkpoints/drafter.ckpt of the run that made it; empty, with learned and --resume: the "
+             "run's own",
              in_virtual_time(c));
     v.option("running", "--draft-running", c.speculation.running,
              "auto: begins to draft when so few sequences run on a worker, stops above a quarter more",
