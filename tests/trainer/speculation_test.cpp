@@ -311,6 +311,89 @@ TEST_CASE("drafts change no bit of what is drawn and recorded") {
     CHECK(gained > 2000);
 }
 
+TEST_CASE("what an adversary's drafts lead to has the law of the target, by chi-squared") {
+    // every token but the likeliest, twice deep: whoever preferred drafts, or avoided them, would be seen
+    class adversary final : public drafter {
+    public:
+        void begin(index_t, const trajectory&) override {}
+        void hear(std::span<const lane_news>, const policy&) override {}
+        void end(index_t, const trajectory&, bool) override {}
+        void propose(std::span<const draft_wish> wishes) override {
+            for (const draft_wish& w : wishes)
+                for (token a = 1; a < 15; ++a) w.tree->graft(std::array{a, static_cast<token>(a * 7 % 15)}, 1 + a % 5);
+        }
+        std::string state() const override { return {}; }
+        void restore(std::string_view) override {}
+    };
+    const policy weights = weights_of(3, 0);
+    sampling o = options(0.8, plans[0]);
+    o.max_response = 3, o.end = 14;
+    o.speculate.what = kind::ngram, o.speculate.fixed = {2, 1, 28};
+    rollout_engine engine(weights, o, 16, small_task().max_length());
+    engine.draft_with(std::make_unique<adversary>(), o.speculate);
+    constexpr std::uint64_t samples = 8000;
+    std::map<std::vector<token>, double> counts; // of the first two tokens
+    std::vector<lane_trajectory> done;
+    const request prompt = prompt_of(0);
+    for (std::uint64_t next = 0; next < samples || engine.running() > 0;) {
+        for (index_t lane = 0; lane < 16 && next < samples; ++lane)
+            if (!engine.busy(lane)) engine.start(lane, request{next++, prompt.prompt});
+        engine.step(done);
+        for (const auto& d : done) {
+            const auto r = d.sequence.response();
+            counts[{r[0], r.size() > 1 ? r[1] : -1}] += 1;
+        }
+        done.clear();
+    }
+    CHECK(engine.counts().accepted > static_cast<std::int64_t>(samples / 4));
+
+    // exact: p(a) p(b | a)
+    const auto law = [&](std::vector<token> prefix, double temperature) {
+        kv_cache<float> cache;
+        cache.resize(small_shape(), 1, static_cast<index_t>(prefix.size()));
+        forward_state<float> state;
+        std::vector<float> logits(prefix.size() * 15);
+        const segment all{0, 0, static_cast<index_t>(prefix.size())};
+        forward_rows(*weights.model, std::span(&all, 1), std::span<const std::int32_t>(prefix), cache, state, false,
+                     logits.data());
+        std::vector<double> p(logits.end() - 15, logits.end());
+        const double most = *std::max_element(p.begin(), p.end());
+        double sum = 0;
+        for (double& x : p) sum += x = std::exp((x - most) / temperature);
+        for (double& x : p) x /= sum;
+        return p;
+    };
+    const auto chi_squared = [&](double temperature) {
+        double statistic = 0, degrees = -1, rest = 0, rest_expected = 0;
+        const auto cell = [&](double seen, double expected) {
+            statistic += (seen - expected) * (seen - expected) / expected;
+            ++degrees;
+        };
+        const auto first = law(prompt.prompt, temperature);
+        for (token a = 0; a < 15; ++a) {
+            std::vector<token> prefix = prompt.prompt;
+            prefix.push_back(a);
+            const auto second = law(prefix, temperature);
+            for (token b = a == 14 ? -1 : 0; b < (a == 14 ? 0 : 15); ++b) {
+                const double expected =
+                    samples * first[static_cast<std::size_t>(a)] * (b < 0 ? 1 : second[static_cast<std::size_t>(b)]);
+                const auto seen = counts.find({a, b});
+                const double n = seen == counts.end() ? 0 : seen->second;
+                if (expected < 5)
+                    rest += n, rest_expected += expected;
+                else
+                    cell(n, expected);
+            }
+        }
+        if (rest_expected > 0) cell(rest, rest_expected);
+        return std::pair{statistic, degrees + 10 * std::sqrt(2 * degrees)};
+    };
+    const auto [statistic, bound] = chi_squared(0.8);
+    MESSAGE("chi-squared " << statistic << ", bound " << bound);
+    CHECK(statistic <= bound);
+    CHECK(chi_squared(1).first > chi_squared(1).second); // another law is noticed
+}
+
 TEST_CASE("memory for fewer tokens than run: who has drawn least waits and is read again, and no bit changes") {
     const policy weights = weights_of(1, 7);
     std::vector<request> prompts;
