@@ -18,7 +18,7 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
 
     // the curves, from the log
     std::map<std::string, std::string> loss; // by stage
-    std::string accuracy;
+    std::string accuracy, drafts;
     std::istringstream log(read_file(run_directory + "/log.jsonl"));
     for (std::string line; std::getline(log, line);) {
         const auto j = nlohmann::json::parse(line, nullptr, false);
@@ -31,6 +31,11 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
             loss[stage] += fmt::format("{} {} {}\n", j["step"].get<long>(), number("loss"), number("kl"));
         if (j.contains("accuracy") && stage == "distill")
             accuracy += fmt::format("{} {}\n", j["step"].get<long>(), number("accuracy"));
+        const auto schedule = j.value("schedule", nlohmann::json::object());
+        if (schedule.contains("speculation"))
+            drafts += fmt::format("{} {} {}\n", j["step"].get<long>(),
+                                  schedule["speculation"]["accepted_per_step"].get<double>(),
+                                  schedule["speculation"]["tokens_per_step"].get<double>());
     }
     std::string script = "set grid\nset key top right\n";
     const auto terminal = [&](const char* file, const char* title) {
@@ -86,6 +91,27 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
         terminal("lengths.svg", "Lengths of greedy responses");
         script += "set xlabel 'tokens'\nset ylabel 'responses'\nset key top right\nset yrange [0:*]\nplot " +
                   histograms + "\n";
+    }
+    if (!drafts.empty()) {
+        data("drafts", drafts);
+        terminal("speculation.svg", "Drafted tokens that were followed, and tokens a step");
+        script += "set xlabel 'distillation step'\nset ylabel 'tokens'\nset yrange [0:*]\nset key bottom right\nplot "
+                  "$drafts using 1:2 with lines lw 2 title 'followed, of a sequence whose drafts were verified', "
+                  "$drafts using 1:3 with lines lw 2 title 'written, of a sequence'\n";
+    }
+    if (const std::string schedule = run_directory + "/schedule.json"; std::filesystem::exists(schedule)) {
+        const auto profile = nlohmann::json::parse(read_file(schedule)).value("running_profile", nlohmann::json());
+        std::string rows;
+        if (profile.contains("means"))
+            for (std::size_t i = 0; i < profile["means"].size(); ++i)
+                rows += fmt::format("{} {}\n", profile["span_seconds"].get<double>() * static_cast<double>(i),
+                                    profile["means"][i].get<double>());
+        if (!rows.empty()) {
+            data("running", rows);
+            terminal("running.svg", "Sequences that run: the long tail of each rollout");
+            script += "set xlabel 'seconds of distillation'\nset ylabel 'sequences'\nset yrange [0:*]\nset key off\n"
+                      "plot $running using 1:2 with steps lw 2\n";
+        }
     }
     write_file(directory + "/plots.gp", script);
     return examples::run_gnuplot(directory, "plots.gp");
