@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <set>
 #include <sstream>
@@ -83,8 +84,7 @@ int wait_for(pid_t child) {
 
 std::int64_t distilled_steps(const std::string& directory) {
     std::int64_t count = 0;
-    if (!fs::exists(directory + "/consumed.jsonl")) return 0;
-    std::istringstream lines(read_file(directory + "/consumed.jsonl"));
+    std::ifstream lines(directory + "/consumed.jsonl"); // none yet, or not any more: --overwrite takes it away
     for (std::string line; std::getline(lines, line);) ++count;
     return count;
 }
