@@ -597,7 +597,8 @@ TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same b
             const auto schedule = nlohmann::json::parse(read_file(drafted + "/schedule.json"));
             CHECK(schedule["speculation"]["accepted_per_step"].get<double>() > 0.5);
             const std::string chosen = dir / ("chosen_" + kind); // as many as pay, if any
-            REQUIRE(exit_of(tiny(chosen, {"--start-from", start, "--speculate=auto", "--draft-from", made})) == exit_ok);
+            REQUIRE(exit_of(tiny(chosen, {"--start-from", start, "--speculate=auto", "--draft-from", made})) ==
+                    exit_ok);
             CHECK(read_file(chosen + "/checkpoints/latest.ckpt") == read_file(plain + "/checkpoints/latest.ckpt"));
         }
 
