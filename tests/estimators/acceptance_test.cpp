@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
 //
 // The drafter's losses: -log Σ min(p, q) against the textbook's sum and its central differences, on both engines, in double and
 // float, from equal rows to rows that share e^-10000 and nothing; its sums with a KL, on supports and buckets; and the weights of
