@@ -25,7 +25,8 @@ struct choosing_row {
     double share = 0, lag = 0;      ///< of automatic M
     double whole_lag = 0;           ///< warm-up included: capacity's bound is of the first steps
     double permits = 0, spread = 0; ///< mean and standard deviation of automatic M, in batches
-    /// 97 % at 1.2 times the fixed lag + 0.1, where learner or teacher limits; where rollout does, 94 % and a lag within tau.
+    /// 97 % at 1.2 times the fixed lag + 0.1, where learner or teacher limits; where rollout does, 94 % and, over the
+    /// whole run, a lag within tau.
     bool good() const;
 };
 

@@ -22,16 +22,13 @@
 // tokens of updates 6 … J over the time from update 5 to J) within a seed: median, smallest, largest.
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include "comparisons.hpp"
-#include "numbers.hpp"
 
 namespace {
 
@@ -196,80 +193,61 @@ void compare_seeds(const std::string& directory, const std::string& student, int
                    of(all[i]).most);
 }
 
-} // namespace
-
-int main(int argc, char** argv) try {
-    const std::string usage = "usage: opd-compare-schedules DIRECTORY "
-                              "[--worlds=threads,virtual,fixed,outstanding,seeds] [--seeds=3] [--steps=400]";
-    std::string directory, seeds = "3", steps = "400", worlds = "threads,virtual,fixed";
-    for (const std::string& a : std::vector<std::string>(argv + 1, argv + argc)) {
-        if (a.starts_with("--seeds="))
-            seeds = a.substr(8);
-        else if (a.starts_with("--steps="))
-            steps = a.substr(8);
-        else if (a.starts_with("--worlds="))
-            worlds = a.substr(9);
-        else if (!a.starts_with("-") && directory.empty())
-            directory = a;
-        else
-            throw failure(exit_usage, fmt::format("'{}'; {}", a, usage));
-    }
-    if (directory.empty() || integer_of<int>(seeds).value_or(0) < 1) throw failure(exit_usage, usage);
-    bool fixed = false, outstanding = false, by_seed = false;
-    std::vector<std::pair<std::string, std::vector<contender>>> compared;
+// The contenders of the worlds that are compared by schedule.
+std::vector<std::pair<std::string, std::vector<contender>>> contenders_of(const std::set<std::string>& worlds) {
     const arguments off = {"--schedule=step-off", "--schedule-k=2"}, one = {"--learner-threads=1"};
     const arguments apart = on({3, 4, 1}, 32);
-    for (std::size_t from = 0, end; from <= worlds.size(); from = end + 1) {
-        end = std::min(worlds.find(',', from), worlds.size());
-        const std::string world = worlds.substr(from, end - from);
-        if (world == "threads")
-            compared.push_back({world,
-                                {{"sync", {}},
-                                 {"two-step-off, learner on one", off + one},
-                                 {"async, learner on one", asyncopd + one},
-                                 {"async, learner on all", asyncopd},
-                                 {"async edf, learner on one", async + one}}});
-        else if (world == "virtual")
-            compared.push_back({"virtual, 8 cores",
-                                {{"sync, every stage on 8", on({cores, cores, cores}, 32)},
-                                 {"sync, teacher on 1, others 7", on({7, 7, 1}, 35)},
-                                 {"two-step-off", off + apart},
-                                 {"async, tau = 4", asyncopd + apart},
-                                 {"async, tau = 4, edf, M = 3B",
-                                  async + arguments{"--staleness-policy=edf", "--outstanding=96"} + apart}}});
-        else if (world == "fixed")
-            fixed = true;
-        else if (world == "outstanding")
-            outstanding = true;
-        else if (world == "seeds")
-            by_seed = true;
-        else
-            throw failure(exit_usage, fmt::format("'{}' is not one of threads, virtual, fixed, outstanding, seeds; {}",
-                                                  world, usage));
-    }
-    spdlog::set_level(spdlog::level::warn);
+    std::vector<std::pair<std::string, std::vector<contender>>> r;
+    if (worlds.contains("threads"))
+        r.push_back({"threads",
+                     {{"sync", {}},
+                      {"two-step-off, learner on one", off + one},
+                      {"async, learner on one", asyncopd + one},
+                      {"async, learner on all", asyncopd},
+                      {"async edf, learner on one", async + one}}});
+    if (worlds.contains("virtual"))
+        r.push_back({"virtual, 8 cores",
+                     {{"sync, every stage on 8", on({cores, cores, cores}, 32)},
+                      {"sync, teacher on 1, others 7", on({7, 7, 1}, 35)},
+                      {"two-step-off", off + apart},
+                      {"async, tau = 4", asyncopd + apart},
+                      {"async, tau = 4, edf, M = 3B",
+                       async + arguments{"--staleness-policy=edf", "--outstanding=96"} + apart}}});
+    return r;
+}
 
+void compare(const std::string& directory, const std::set<std::string>& worlds, int seeds, int steps) {
+    auto compared = contenders_of(worlds);
+    const bool fixed = worlds.contains("fixed"), outstanding = worlds.contains("outstanding"),
+               by_seed = worlds.contains("seeds");
     const std::string student = compared.empty() && !fixed
                                     ? std::string()
                                     : student_in(directory + "/base", task + arguments{"--teacher-steps=2500"});
-    for (int seed = 1; seed <= std::stoi(seeds); ++seed)
+    for (int seed = 1; seed <= seeds; ++seed)
         for (auto& [world, contenders] : compared)
             for (std::size_t i = 0; i < contenders.size(); ++i)
-                contenders[i].reports.push_back(report_of(
-                    fmt::format("{}/{}{}-{}", directory, world[0], i, seed),
-                    task + contenders[i].settings +
-                        arguments{"--start-from=" + student, fmt::format("--seed={}", seed), "--steps=" + steps}));
+                contenders[i].reports.push_back(
+                    report_of(fmt::format("{}/{}{}-{}", directory, world[0], i, seed),
+                              task + contenders[i].settings +
+                                  arguments{"--start-from=" + student, fmt::format("--seed={}", seed),
+                                            fmt::format("--steps={}", steps)}));
     for (const auto& [world, contenders] : compared) print(world, contenders);
     if (fixed) compare_fixed_parts(directory, student);
-    if (!outstanding && !by_seed) return 0;
+    if (!outstanding && !by_seed) return;
     const std::string usual = student_in(directory + "/usual", {"--quiet"});
     if (outstanding) compare_outstanding(directory, usual);
-    if (by_seed) compare_seeds(directory, usual, std::stoi(seeds));
-    return 0;
-} catch (const trainer::failure& e) {
-    fmt::print(stderr, "error: {}\n", e.what());
-    return e.code;
-} catch (const std::exception& e) {
-    fmt::print(stderr, "error: {}\n", e.what());
-    return 1;
+    if (by_seed) compare_seeds(directory, usual, seeds);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    CLI::App app("Schedules of opd-train beside each other, from one teacher and one warm student.");
+    std::string directory;
+    std::set<std::string> worlds = {"threads", "virtual", "fixed"};
+    int seeds = 3, steps = 400;
+    comparison_options(app, directory, worlds, {"threads", "virtual", "fixed", "outstanding", "seeds"});
+    app.add_option("--seeds", seeds)->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_option("--steps", steps)->check(CLI::PositiveNumber)->capture_default_str();
+    return comparison_main(app, argc, argv, [&] { compare(directory, worlds, seeds, steps); });
 }

@@ -11,23 +11,19 @@
 // Teacher, student and drafter are trained once and kept in DIRECTORY/base. Contenders take turns within a round; figures are medians
 // over rounds of tokens a second, ratios within a round: median, smallest, largest.
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <map>
-#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include "checkpoint.hpp"
 #include "comparisons.hpp"
 #include "drafter_training.hpp"
-#include "numbers.hpp"
 #include "rollout.hpp"
 #include "stages.hpp"
 
@@ -47,16 +43,8 @@ run_state state_in(const std::string& checkpoint) {
     return load_checkpoint(checkpoint, settings);
 }
 
-// FNV-1a, 64 bits.
-std::uint64_t digest(const std::vector<float>& weights) {
-    std::uint64_t h = 0xcbf29ce484222325;
-    for (const float w : weights) {
-        std::uint32_t bits;
-        static_assert(sizeof(bits) == sizeof(w));
-        std::memcpy(&bits, &w, sizeof(w));
-        for (int b = 0; b < 4; ++b) h = (h ^ (bits >> 8 * b & 255)) * 0x100000001b3;
-    }
-    return h;
+std::string digest(const std::vector<float>& weights) {
+    return hash128({reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(float)});
 }
 
 std::string drafter_in(const std::string& base) {
@@ -64,10 +52,8 @@ std::string drafter_in(const std::string& base) {
     if (std::filesystem::exists(drafter)) return drafter;
     fmt::print("training a drafter, once\n");
     std::fflush(stdout);
-    std::vector<std::string> a = arguments{"opd-train"} + preset + arguments{"--run-dir=" + base, "--train-drafter"};
-    std::vector<const char*> argv;
-    for (const std::string& s : a) argv.push_back(s.c_str());
-    if (const exit_code code = train_drafter(parse_command_line(static_cast<int>(argv.size()), argv.data()));
+    if (const exit_code code =
+            train_drafter(parse_command_line(preset + arguments{"--run-dir=" + base, "--train-drafter"}));
         code != exit_ok)
         throw failure(code, "the training of the drafter was interrupted");
     return drafter;
@@ -79,16 +65,16 @@ std::string range(const std::vector<double>& x) {
 }
 
 void compare_steps(const std::string& directory, const std::string& student, const std::vector<way>& ways, int rounds,
-                   const std::string& steps) {
+                   int steps) {
     std::map<std::string, std::vector<double>> seconds, rollout;
     std::map<std::string, nlohmann::json> last;
-    std::map<std::string, std::uint64_t> made;
+    std::map<std::string, std::string> made;
     for (int round = 0; round < rounds; ++round)
         for (const way& w : ways) {
             const std::string where = directory + "/steps-" + std::to_string(&w - ways.data());
-            const auto report =
-                report_of(where, preset + w.settings +
-                                     arguments{"--start-from=" + student, "--steps=" + steps, "--eval-prompts=32"});
+            const auto report = report_of(
+                where, preset + w.settings +
+                           arguments{"--start-from=" + student, fmt::format("--steps={}", steps), "--eval-prompts=32"});
             seconds[w.name].push_back(report["schedule"]["wall_seconds"]);
             rollout[w.name].push_back(report["schedule"]["busy_seconds"]["rollout"]);
             last[w.name] = report["schedule"];
@@ -104,7 +90,7 @@ void compare_steps(const std::string& directory, const std::string& student, con
             its_rollout.push_back(rollout[off][r] / rollout[w.name][r]);
         }
         const auto& s = last[w.name];
-        fmt::print("{:<26}{:>10.1f}{:>22}{:>22}{:>14.2f}    {:016x}\n", w.name, of(seconds[w.name]).median, range(step),
+        fmt::print("{:<26}{:>10.1f}{:>22}{:>22}{:>14.2f}    {}\n", w.name, of(seconds[w.name]).median, range(step),
                    range(its_rollout),
                    s.contains("speculation") ? s["speculation"]["tokens_per_step"].get<double>() : 1, made[w.name]);
         if (made[w.name] != made[off]) throw failure(exit_numeric, w.name + " ends in other weights than " + off);
@@ -131,9 +117,7 @@ double machine_rate(const transformer<float>& student, const gcd_task& task, con
 }
 
 config config_of(const arguments& a) {
-    std::vector<const char*> argv{"opd-train"};
-    for (const std::string& s : a) argv.push_back(s.c_str());
-    const config c = parse_command_line(static_cast<int>(argv.size()), argv.data()).settings;
+    const config c = parse_command_line(a).settings;
     return with_task_shapes(c, task_of(c));
 }
 
@@ -173,41 +157,7 @@ double virtual_rate(const std::string& directory, const std::string& student, co
     return report["response_tokens"].get<double>() / report["busy_seconds"]["rollout"].get<double>();
 }
 
-} // namespace
-
-int main(int argc, char** argv) try {
-    const std::string usage =
-        "usage: opd-compare-speculation DIRECTORY [--worlds=preset,machine,virtual] [--rounds=3] [--steps=40]";
-    std::string directory, rounds = "3", steps = "40", worlds = "preset,machine,virtual";
-    for (const std::string& a : std::vector<std::string>(argv + 1, argv + argc)) {
-        if (a.starts_with("--rounds="))
-            rounds = a.substr(9);
-        else if (a.starts_with("--steps="))
-            steps = a.substr(8);
-        else if (a.starts_with("--worlds="))
-            worlds = a.substr(9);
-        else if (!a.starts_with("-") && directory.empty())
-            directory = a;
-        else
-            throw failure(exit_usage, fmt::format("'{}'; {}", a, usage));
-    }
-    if (directory.empty() || integer_of<int>(rounds).value_or(0) < 1 || integer_of<int>(steps).value_or(0) < 1)
-        throw failure(exit_usage, usage);
-    bool whole = false, machine = false, simulated = false;
-    for (std::size_t from = 0, end; from <= worlds.size(); from = end + 1) {
-        end = std::min(worlds.find(',', from), worlds.size());
-        const std::string world = worlds.substr(from, end - from);
-        if (world == "preset")
-            whole = true;
-        else if (world == "machine")
-            machine = true;
-        else if (world == "virtual")
-            simulated = true;
-        else
-            throw failure(exit_usage, fmt::format("'{}' is not one of preset, machine, virtual; {}", world, usage));
-    }
-    spdlog::set_level(spdlog::level::warn);
-
+void compare(const std::string& directory, const std::set<std::string>& worlds, int rounds, int steps) {
     const std::string base = directory + "/base", student = student_in(base, preset), drafter = drafter_in(base);
     const arguments from = {"--draft-from=" + drafter};
     const auto ngram = [](int depth) {
@@ -219,29 +169,35 @@ int main(int argc, char** argv) try {
     };
     const way off{"off", {}}, by_retrieval{"auto, ngram", {"--speculate=auto"}},
         by_drafter{"auto, learned", arguments{"--speculate=auto"} + from};
-    const int n = std::stoi(rounds);
-    if (whole) compare_steps(directory, student, {off, ngram(3), learned(6), by_retrieval, by_drafter}, n, steps);
-    if (machine) {
+    if (worlds.contains("preset"))
+        compare_steps(directory, student, {off, ngram(3), learned(6), by_retrieval, by_drafter}, rounds, steps);
+    if (worlds.contains("machine")) {
         const config c = config_of(preset);
         const gcd_task task = task_of(c);
         transformer<float> model(c.student_model);
         model.weights = state_in(student).student_weights;
         model.weights_changed();
         compare_batches("this machine, one thread",
-                        {off, ngram(2), ngram(4), learned(2), learned(4), learned(8), by_retrieval, by_drafter}, n,
+                        {off, ngram(2), ngram(4), learned(2), learned(4), learned(8), by_retrieval, by_drafter}, rounds,
                         [&](const way& w, index_t batch, std::size_t round) {
                             return machine_rate(model, task, config_of(preset + w.settings), batch, round);
                         });
     }
-    if (simulated)
+    if (worlds.contains("virtual"))
         compare_batches(
             "virtual, a GPU's decode step", {off, ngram(2), ngram(4), ngram(8), by_retrieval}, 1,
             [&](const way& w, index_t batch, std::size_t) { return virtual_rate(directory, student, w, batch); });
-    return 0;
-} catch (const trainer::failure& e) {
-    fmt::print(stderr, "error: {}\n", e.what());
-    return e.code;
-} catch (const std::exception& e) {
-    fmt::print(stderr, "error: {}\n", e.what());
-    return 1;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    CLI::App app("Rollout with drafts beside rollout without, from one teacher, one warm student and one drafter.");
+    std::string directory;
+    std::set<std::string> worlds = {"preset", "machine", "virtual"};
+    int rounds = 3, steps = 40;
+    comparison_options(app, directory, worlds, {"preset", "machine", "virtual"});
+    app.add_option("--rounds", rounds)->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_option("--steps", steps)->check(CLI::PositiveNumber)->capture_default_str();
+    return comparison_main(app, argc, argv, [&] { compare(directory, worlds, rounds, steps); });
 }

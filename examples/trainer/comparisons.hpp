@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include "files.hpp"
@@ -28,9 +31,7 @@ inline arguments operator+(arguments a, const arguments& b) {
 
 // A run whose own table is not shown.
 inline void train(const arguments& a) {
-    std::vector<const char*> argv{"opd-train"};
-    for (const std::string& s : a) argv.push_back(s.c_str());
-    run work(parse_command_line(static_cast<int>(argv.size()), argv.data()));
+    run work(parse_command_line(a));
     std::fflush(stdout);
     const int shown = ::dup(STDOUT_FILENO);
     const bool hidden = std::freopen("/dev/null", "w", stdout) != nullptr;
@@ -63,6 +64,37 @@ inline std::string student_in(const std::string& where, const arguments& setting
     std::fflush(stdout);
     train(settings + arguments{"--run-dir=" + where, "--overwrite", "--steps=1"});
     return student;
+}
+
+/// DIRECTORY and --worlds=a,b of those that there are.
+inline void comparison_options(CLI::App& app, std::string& directory, std::set<std::string>& worlds,
+                               const std::set<std::string>& known) {
+    app.add_option("directory", directory, "where runs are kept")->required();
+    app.add_option("--worlds", worlds, "what to compare")
+        ->delimiter(',')
+        ->check(CLI::IsMember(known))
+        ->capture_default_str();
+}
+
+/// main(), with opd-train's exit codes.
+template <class Body>
+int comparison_main(CLI::App& app, int argc, char** argv, Body&& body) {
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& e) {
+        return app.exit(e) == 0 ? exit_ok : exit_usage;
+    }
+    try {
+        spdlog::set_level(spdlog::level::warn);
+        body();
+        return exit_ok;
+    } catch (const failure& e) {
+        fmt::print(stderr, "error: {}\n", e.what());
+        return e.code;
+    } catch (const std::exception& e) {
+        fmt::print(stderr, "error: {}\n", e.what());
+        return 1;
+    }
 }
 
 } // namespace trainer

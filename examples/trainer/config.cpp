@@ -533,8 +533,8 @@ void validate(const config& c) {
         need(value >= 1 && value <= most_drafts,
              fmt::format("{} must lie in [1, {}], not {}", flag, most_drafts, value));
     count("--draft-running", g.running, 1);
-    need(g.history >= 0 && g.history <= 1'000'000'000,
-         fmt::format("--draft-history must lie in [0, 1000000000], not {}", g.history));
+    need(g.history >= 1 && g.history <= 500'000'000,
+         fmt::format("--draft-history must lie in [1, 500000000], not {}", g.history));
     within("--beta1", c.optimizer.beta1, 0, 0.9999999);
     within("--beta2", c.optimizer.beta2, 0, 0.9999999);
     positive("--epsilon", c.optimizer.epsilon);
@@ -567,6 +567,12 @@ std::string as_given(const command& c, const std::string& text) {
         at = end + 1;
     }
     return replaced ? c.file + ": " + r : r;
+}
+
+command parse_command_line(const std::vector<std::string>& arguments) {
+    std::vector<const char*> argv{"opd-train"};
+    for (const std::string& a : arguments) argv.push_back(a.c_str());
+    return parse_command_line(static_cast<int>(argv.size()), argv.data());
 }
 
 command parse_command_line(int argc, const char* const* argv) {

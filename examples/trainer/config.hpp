@@ -439,7 +439,8 @@ void visit_options(Config& c, Visitor&& v) {
              "auto: begins to draft when so few sequences run on a worker, stops above a quarter more",
              in_virtual_time(c));
     v.option("history", "--draft-history", c.speculation.history,
-             "tokens of finished responses that each rollout worker keeps to draft from", in_virtual_time(c));
+             "tokens of prompts and responses that each rollout worker drafts from, about 200 bytes each",
+             in_virtual_time(c));
 
     v.group("optimizer", "Optimizer (AdamW)");
     v.option("beta1", "--beta1", c.optimizer.beta1, "decay of the mean", true);
@@ -525,5 +526,7 @@ std::string as_given(const command& c, const std::string& text);
 
 /// Parses the command line; usage failures carry the message to print.
 command parse_command_line(int argc, const char* const* argv);
+/// The same, of `opd-train` and these.
+command parse_command_line(const std::vector<std::string>& arguments);
 
 } // namespace trainer

@@ -14,15 +14,13 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "opd/spec/draft_tree.hpp"
-#include "opd/spec/suffix_automaton.hpp"
+#include "opd/spec/prompt_groups.hpp"
 #include "publication.hpp"
 #include "trajectory.hpp"
 
@@ -68,19 +66,16 @@ public:
 };
 
 struct retrieval_options {
-    index_t group_tokens =
-        index_t{1} << 16; ///< of one prompt's texts, at most; about 200 bytes each while a sequence of it runs
-    index_t history_tokens =
-        index_t{1} << 20; ///< of finished responses that are kept; the prompts longest unused go first
-    int texts = 8;        ///< responses that are kept of a prompt: the last ones
-    int least = 2;        ///< tokens at a text's end that must have occurred before
+    index_t tokens = index_t{1} << 20; ///< of prompts and responses that are remembered, about 200 bytes each
+    std::uint64_t answers = 1;         ///< consecutive samples that answer one prompt
+    std::int32_t least = 2;            ///< tokens at a text's end that must have occurred before
 };
 
-/// Drafts what came after the same tokens before: in the text itself, in other answers to the prompt that run or ran on this engine, and
-/// in the last ones of earlier epochs. One suffix automaton a prompt, while a sequence of it runs.
+/// Drafts what came after the same tokens before: in the text itself, in other answers to the prompt that this engine writes or wrote, and in
+/// those of the last time that the prompt came. Prompts are told apart by a hash of their tokens.
 class retrieval_drafter final : public drafter {
 public:
-    explicit retrieval_drafter(const retrieval_options& o = {}) : options_(o) {}
+    explicit retrieval_drafter(const retrieval_options& o = {}) : options_(o), memory_(o.tokens) {}
 
     void begin(index_t lane, const trajectory& t) override;
     void hear(std::span<const lane_news> news, const policy&) override;
@@ -89,56 +84,25 @@ public:
     std::string state() const override;
     void restore(std::string_view state) override;
 
-    index_t history_tokens() const { return kept_tokens_; }
-    std::size_t history_prompts() const { return history_.size(); }
+    const opd::spec::prompt_groups& memory() const { return memory_; }
 
 private:
-    using tokens = std::vector<token>;
-    struct group {
-        tokens prompt;
-        opd::spec::suffix_automaton automaton;
-        std::vector<std::pair<std::int32_t, token>> appended; // to which text, in order: what rebuilds the automaton
-        std::vector<std::uint64_t> samples;                   // of each text; older ones: no_sample
-        std::vector<std::int32_t> finished;                   // texts, in that order
-        index_t running = 0;
-        template <class A>
-        void fields(A& a) {
-            a(prompt, appended, samples, finished, running);
-        }
-    };
     struct place {
-        std::int32_t group = -1; // -1: the lane is free
-        std::int32_t text = -1;
+        opd::spec::prompt_groups::text_id text;
+        bool whole = false; // all of it is in memory
         template <class A>
         void fields(A& a) {
-            a(group, text);
+            a(text, whole);
         }
     };
-    struct record {
-        std::vector<tokens> texts; // prompt and response, the last one first
-        std::uint64_t used = 0;
-        template <class A>
-        void fields(A& a) {
-            a(texts, used);
-        }
-    };
-    static constexpr std::uint64_t no_sample = ~std::uint64_t{0};
-
-    std::int32_t group_of(const tokens& prompt);
-    std::int32_t new_text(group& g, std::uint64_t sample);
-    void append(group& g, std::int32_t text, std::span<const token> more);
-    void close(group& g);
-    void forget_oldest();
-    template <class A>
-    void list(A& a);
+    place& of(index_t lane) {
+        if (static_cast<std::size_t>(lane) >= lanes_.size()) lanes_.resize(static_cast<std::size_t>(lane) + 1);
+        return lanes_[static_cast<std::size_t>(lane)];
+    }
 
     retrieval_options options_;
+    opd::spec::prompt_groups memory_;
     std::vector<place> lanes_;
-    std::vector<group> groups_; // those with running = 0 wait to be used again
-    std::map<tokens, record> history_;
-    std::map<std::uint64_t, const tokens*> by_use_; // of history_
-    std::uint64_t uses_ = 0;
-    index_t kept_tokens_ = 0;
     std::vector<token> chain_;
 };
 

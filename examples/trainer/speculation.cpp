@@ -2,7 +2,6 @@
 #include "speculation.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "learned_drafter.hpp"
 #include "opd/rng.hpp"
@@ -54,33 +53,17 @@ void step_fit::heard(index_t rows, index_t drafted, double seconds) {
         const double usual = without(rows) + of_draft() * static_cast<double>(drafted);
         seconds = std::min(seconds, 3 * usual);
     }
-    const double r = static_cast<double>(rows + drafted), k = static_cast<double>(drafted);
-    const double products[] = {1, r, k, r * r, r * k, k * k}, sides[] = {seconds, r * seconds, k * seconds};
-    for (std::size_t i = 0; i < 6; ++i) normal_[i] = normal_[i] * kept + products[i];
-    for (std::size_t i = 0; i < 3; ++i) right_[i] = right_[i] * kept + sides[i];
+    fit_.add(static_cast<double>(rows), static_cast<double>(drafted), seconds);
     ++heard_;
-    solve();
-}
-
-// By Cholesky, with a little on the diagonal: where rows never differed, b is small and a holds what a step takes; where drafts never did,
-// c is b.
-void step_fit::solve() {
-    const double m00 = normal_[0] + 1e-9, m11 = normal_[3] + 1e-3, m22 = normal_[5] + 1;
-    const double l00 = std::sqrt(m00), l10 = normal_[1] / l00, l20 = normal_[2] / l00;
-    const double l11 = std::sqrt(m11 - l10 * l10), l21 = (normal_[4] - l20 * l10) / l11;
-    const double l22 = std::sqrt(m22 - l20 * l20 - l21 * l21);
-    const double y0 = right_[0] / l00, y1 = (right_[1] - l10 * y0) / l11, y2 = (right_[2] - l20 * y0 - l21 * y1) / l22;
-    x_[2] = y2 / l22;
-    x_[1] = (y1 - l21 * x_[2]) / l11;
-    x_[0] = (y0 - l10 * x_[1] - l20 * x_[2]) / l00;
+    cost_ = fit_.cost();
 }
 
 double step_fit::without(index_t rows) const {
     constexpr double least_seconds = 1e-12;
-    return std::max(least_seconds, x_[0] + x_[1] * static_cast<double>(rows));
+    return std::max(least_seconds, cost_[0] + cost_[1] * static_cast<double>(rows));
 }
 
-double step_fit::of_draft() const { return std::max(0.0, x_[1] + x_[2]); }
+double step_fit::of_draft() const { return cost_[fit_.seen(2) ? 2 : 1]; }
 
 void length_record::add_up() {
     double sequences = 1, tokens = 0; // one that is not known, and may end anywhere

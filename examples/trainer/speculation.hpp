@@ -6,8 +6,8 @@
 //   ngram    retrieval (drafter.hpp): the same strategy for every sequence in every step
 //   learned  a drafter that was trained (learned_drafter.hpp), with trees: likewise
 //   auto     a drafter that was trained, if there is one, else retrieval. By how many sequences run and what steps took, an
-//            elastic_switch says whether to draft at all, beg_mab which of some strategies, and draft_budget how many of the nodes that it allows each sequence gets, none where they cost more
-//            than they bring. What a step costs by its rows is fitted to the last steps; now and then all nodes are verified, to know
+//            elastic_switch says whether to draft at all, beg_mab which of some strategies, and draft_budget how many of the nodes
+//            that it allows each sequence gets, none where they cost more than they bring. What a step costs by its rows is fitted to the last steps; now and then all nodes are verified, to know
 //            what drafts cost. Where no draft has paid for some steps, a while goes by without any
 //
 // What is drafted changes no token, no log mu, no version and no draw: the target's own token, drawn with the noise of its sample
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "drafter.hpp"
+#include "opd/sched/cost_fit.hpp"
 #include "opd/spec/draft_budget.hpp"
 #include "opd/spec/draft_tree.hpp"
 #include "opd/spec/tuner.hpp"
@@ -81,8 +82,7 @@ private:
     }
 };
 
-/// Seconds of a step: a + b (rows without drafts) + c (drafted rows), least squares over steps that fade. Little is known of c
-/// before there were drafts: until then it is b.
+/// Seconds of a step by its rows without drafts and its drafted ones. Before there were drafts one of theirs is taken to cost as any other.
 class step_fit {
 public:
     /// A step that took much longer than such steps do says something of the machine, not of its rows, and counts as three times as long.
@@ -92,20 +92,15 @@ public:
     double of_draft() const;            ///< seconds that a drafted row costs; at least 0
     template <class A>
     void fields(A& a) {
-        a(heard_);
-        for (double& x : normal_) a(x);
-        for (double& x : right_) a(x);
-        if constexpr (A::reading) solve();
+        a(heard_, fit_);
+        if constexpr (A::reading) cost_ = fit_.cost();
     }
 
 private:
     static constexpr std::int64_t least = 16; // steps before it is believed
-    static constexpr double kept = 0.995;     // of what was heard, at each step
-    void solve();
     std::int64_t heard_ = 0;
-    std::array<double, 6> normal_ = {}; // of (1, rows + drafted, drafted): 00, 01, 02, 11, 12, 22
-    std::array<double, 3> right_ = {};
-    std::array<double, 3> x_ = {}; // a, b, c - b
+    opd::sched::cost_fit fit_{200};
+    std::array<double, 3> cost_ = {}; // as it is now
 };
 
 /// How long finished responses were: how many tokens one that has n may be expected to get yet.

@@ -43,7 +43,7 @@ speculation_options speculation_of(const config& c, const model_shape* target) {
         if (target && !(*target == c.student_model)) o.what = kind::off, o.learned.reset();
     }
     o.running = s.running;
-    o.retrieval.history_tokens = s.history;
+    o.retrieval = {.tokens = s.history, .answers = static_cast<std::uint64_t>(c.distill.answers)};
     return o;
 }
 

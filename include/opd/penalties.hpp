@@ -99,12 +99,14 @@ inline void check_penalties(const penalties& p) {
     if (!is_finite(p.presence)) throw invalid_input("penalties.presence", "must be finite; 0: none");
     if (!is_finite(p.frequency)) throw invalid_input("penalties.frequency", "must be finite; 0: none");
 }
-/// f(entry) of each id that the text has.
-template <class F>
-void each_penalised(const token_history& h, index_t v, F&& f) {
+inline void check_history(const token_history& h, index_t v) {
     for (const token_history::entry& e : h.entries())
         if (e.id < 0 || e.id >= v)
             throw invalid_input("history", "id " + std::to_string(e.id) + " of a row of " + std::to_string(v));
+}
+/// f(entry) of each id that the text has.
+template <class F>
+void each_penalised(const token_history& h, F&& f) {
     for (const token_history::entry& e : h.entries())
         if (e.of_prompt > 0 || e.count > 0) f(e);
 }
@@ -121,11 +123,11 @@ void apply_penalties(vector_view<const Z> z, const token_history& history, const
         return static_cast<double>(element<std::remove_cvref_t<decltype(x)>>::load(x));
     };
     const auto store = [](double x) { return element<Out>::store(static_cast<typename element<Out>::arithmetic>(x)); };
-    detail::each_penalised(history, z.size, [](const auto&) {}); // refused before anything is written
+    detail::check_history(history, z.size);
     if (static_cast<const void*>(z.data) != static_cast<const void*>(out.data))
         for (index_t v = 0; v < z.size; ++v) out[v] = store(load(z[v]));
     if (!p.any()) return;
-    detail::each_penalised(history, z.size,
+    detail::each_penalised(history,
                            [&](const token_history::entry& e) { out[e.id] = store(p.of(load(z[e.id]), e.count)); });
 }
 
@@ -135,8 +137,9 @@ void penalties_pullback(vector_view<const Z> z, const token_history& history, co
     detail::check_penalties(p);
     if (z.size != dz.size)
         throw invalid_input("dz", "has " + std::to_string(dz.size) + " columns, not " + std::to_string(z.size));
+    detail::check_history(history, z.size);
     if (p.repetition == 1) return;
-    detail::each_penalised(history, z.size, [&](const token_history::entry& e) {
+    detail::each_penalised(history, [&](const token_history::entry& e) {
         const double g = static_cast<double>(element<G>::load(dz[e.id]));
         const double slope = p.slope(static_cast<double>(element<Z>::load(z[e.id])));
         dz[e.id] = element<G>::store(static_cast<typename element<G>::arithmetic>(g * slope));

@@ -6,6 +6,7 @@
 
 #include "opd/sched/archive.hpp"
 #include "opd/sched/conveyor.hpp"
+#include "opd/sched/cost_fit.hpp"
 #include "opd/sched/deadlines.hpp"
 #include "opd/sched/distributions.hpp"
 #include "opd/sched/events.hpp"

@@ -50,7 +50,7 @@ TEST_CASE("a linear cost is found, and its elasticity is that of the quanta sinc
             const double told = fit.elasticity();
             RC_ASSERT(std::abs(told - expected) < 1e-4);
             RC_ASSERT(again.elasticity() == told);
-            const auto k = fit.cost();
+            const auto k = fit.fit().cost();
             RC_ASSERT(std::abs(k[0] - a) < 1e-4 * (a + 64 * b));
             RC_ASSERT(std::abs(k[1] - b) < 1e-4 * (a + b));
             RC_ASSERT(std::abs(k[2] - c) < 1e-4 * (a + c));
@@ -66,7 +66,7 @@ TEST_CASE("what it costs is never negative, and nothing that is seen breaks the 
         const bool still = d(0.3); // always as many rows
         for (int i = 0; i < 60; ++i) {
             fit.add(still ? 8 : double(d.of(0, 8)), d(0.7) ? 0 : double(d.of(0, 3)), d(0.1) ? 0 : 1e3 * d());
-            for (const double k : fit.cost()) RC_ASSERT((k >= 0 && k < 1e9));
+            for (const double k : fit.fit().cost()) RC_ASSERT((k >= 0 && k < 1e9));
             if (d(0.2)) {
                 const double e = fit.elasticity();
                 RC_ASSERT(((e >= -1 && e <= 1) || e == untold));
@@ -85,6 +85,6 @@ TEST_CASE("what was long ago is forgotten") {
     rollout_cost fit;
     for (int i = 0; i < 5000; ++i) fit.add(i % 9, 0, 1 + (i % 9)); // a worker that becomes twice as fast
     for (int i = 0; i < 5000; ++i) fit.add(i % 9, 0, 0.5 + 0.5 * (i % 9));
-    CHECK(fit.cost()[0] == doctest::Approx(0.5).epsilon(0.01));
-    CHECK(fit.cost()[1] == doctest::Approx(0.5).epsilon(0.01));
+    CHECK(fit.fit().cost()[0] == doctest::Approx(0.5).epsilon(0.01));
+    CHECK(fit.fit().cost()[1] == doctest::Approx(0.5).epsilon(0.01));
 }

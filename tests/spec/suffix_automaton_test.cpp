@@ -218,6 +218,11 @@ TEST_CASE("forgetting makes room, and takes no more memory; a closed text stays 
 }
 
 TEST_CASE("an automaton that is saved goes on as if it had not been; damage is found, or does no harm") {
+    const auto order_at = [](const suffix_automaton& x) { // where its bytes have the number of runs
+        std::size_t at = 8 + 8;
+        for (std::int32_t t = 0; t < x.texts(); ++t) at += 8 + 4 * x.text(t).size() + 1;
+        return at;
+    };
     std::mt19937 random(9);
     suffix_automaton a(500);
     for (int t = 0; t < 3; ++t) a.begin();
@@ -225,7 +230,6 @@ TEST_CASE("an automaton that is saved goes on as if it had not been; damage is f
         a.append(static_cast<std::int32_t>(random() % 3), static_cast<std::int32_t>(random() % 3));
     opd::sched::archive_writer w;
     w(a);
-    // a link that leads back to its own state, an edge that cannot be found
     const auto put = [&](std::size_t at, std::uint32_t x) {
         std::string bytes = w.bytes;
         std::memcpy(bytes.data() + at, &x, 4);
@@ -233,16 +237,22 @@ TEST_CASE("an automaton that is saved goes on as if it had not been; damage is f
         opd::sched::archive_reader damaged(bytes);
         CHECK_THROWS_WITH_AS(damaged(c), doctest::Contains("of no automaton"), opd::invalid_input);
     };
-    const std::size_t states = 24, edges = states + 28 * static_cast<std::size_t>(a.states()) + 8,
-                      index = edges + 16 * static_cast<std::size_t>(a.edges()) + 8;
-    put(states + 28 + 4, 1);
-    for (std::size_t at = index;; at += 4) {
-        std::uint32_t e;
-        std::memcpy(&e, w.bytes.data() + at, 4);
-        if (e == 0xffffffffu) continue;
-        put(at, 0xffffffffu);
-        break;
-    }
+    // the last run of tokens: of no text, of none, of more than there are, and of all but one; a limit below what there is
+    const std::size_t run = w.bytes.size() - 8;
+    put(run, 3);
+    put(run, 0xffffffffu);
+    put(run + 4, 0);
+    put(run + 4, 61);
+    put(0, 59);
+    std::string one_less = w.bytes;
+    one_less.resize(run);
+    std::uint64_t runs;
+    std::memcpy(&runs, w.bytes.data() + order_at(a), 8);
+    --runs;
+    std::memcpy(one_less.data() + order_at(a), &runs, 8);
+    suffix_automaton short_one;
+    opd::sched::archive_reader of_one_less(one_less);
+    CHECK_THROWS_WITH_AS(of_one_less(short_one), doctest::Contains("of no automaton"), opd::invalid_input);
     suffix_automaton b;
     opd::sched::archive_reader r(w.bytes);
     r(b);

@@ -26,6 +26,7 @@
 #include "rollout.hpp"
 #include "rollout_engine.hpp"
 #include "row_kernels.hpp"
+#include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 #include "trainer/small_task.hpp"
 
@@ -242,11 +243,7 @@ namespace {
 
 using opd::test::small_task;
 
-policy weights_of(std::uint64_t seed, std::int32_t version) {
-    transformer<float> model(opd::test::small_shape());
-    model.initialise(seed);
-    return {std::make_shared<const transformer<float>>(std::move(model)), version};
-}
+using opd::test::small_weights;
 
 draft_model fresh(drafter_kind kind, std::uint64_t seed) {
     const model_shape target = opd::test::small_shape();
@@ -263,21 +260,9 @@ draft_model fresh(drafter_kind kind, std::uint64_t seed) {
     return d;
 }
 
-sampling options(double temperature) {
-    sampling o;
-    o.greedy = temperature == 0;
-    if (temperature > 0) o.temperature = temperature;
-    o.seed = 5;
-    o.end = gcd_task::end;
-    o.max_response = small_task().max_response();
-    o.prefill_chunk = 3;
-    o.plan = {draw_plan::kind::iid, 2};
-    return o;
-}
+sampling options(double temperature) { return opd::test::small_sampling({draw_plan::kind::iid, 2}, temperature); }
 
-request prompt_of(std::uint64_t sample) {
-    return {sample, small_task().text.encode(small_task().prompt(small_task().draw(1, sample)))};
-}
+request prompt_of(std::uint64_t sample) { return opd::test::small_prompt(sample); }
 
 /// The drafter's logits after a sequence and some drafts, all of it in one pass.
 std::vector<float> logits_after(const draft_model& d, const transformer<float>& target,
@@ -314,7 +299,7 @@ std::vector<float> logits_after(const draft_model& d, const transformer<float>& 
 } // namespace
 
 TEST_CASE("what is drafted is what whole passes say, along every branch") {
-    const policy target = weights_of(1, 3);
+    const policy target = small_weights(1, 3);
     opd::spec::follow_rates rates;
     for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model})
         for (const std::int32_t children : {1, 2, 3}) {
@@ -407,7 +392,7 @@ TEST_CASE("what is drafted is what whole passes say, along every branch") {
 }
 
 TEST_CASE("drafts of any weights change no bit of what rollout draws and records") {
-    const policy first = weights_of(1, 7), second = weights_of(2, 8);
+    const policy first = small_weights(1, 7), second = small_weights(2, 8);
     for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model})
         for (const double temperature : {0.0, 0.7, 1.0}) {
             const auto d = std::make_shared<const draft_model>(fresh(kind, 11));
@@ -499,6 +484,7 @@ TEST_CASE("drafts of any weights change no bit of what rollout draws and records
 
 namespace {
 
+using opd::test::exit_of;
 using opd::test::scratch;
 
 std::vector<std::string> tiny(const std::string& directory, std::initializer_list<std::string> more = {}) {
@@ -539,16 +525,9 @@ std::vector<std::string> tiny(const std::string& directory, std::initializer_lis
     r.insert(r.end(), more.begin(), more.end());
     return r;
 }
-int exit_of(const std::vector<std::string>& arguments) {
-    std::vector<const char*> argv;
-    for (const auto& a : arguments) argv.push_back(a.c_str());
-    return app_main(static_cast<int>(argv.size()), argv.data());
-}
-std::string usage_failure(std::vector<std::string> arguments) {
-    std::vector<const char*> argv;
-    for (const auto& a : arguments) argv.push_back(a.c_str());
+std::string usage_failure(const std::vector<std::string>& arguments) {
     try {
-        parse_command_line(static_cast<int>(argv.size()), argv.data());
+        parse_command_line(arguments);
     } catch (const failure& e) {
         CHECK(e.code == exit_usage);
         return e.what();
@@ -627,11 +606,7 @@ TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same b
 }
 
 TEST_CASE("settings of drafters are strict, and a preset is a beginning that flags change") {
-    const auto with = [](std::initializer_list<std::string> more) {
-        std::vector<std::string> a = {"opd-train"};
-        a.insert(a.end(), more.begin(), more.end());
-        return usage_failure(a);
-    };
+    const auto with = [](const std::vector<std::string>& more) { return usage_failure(more); };
     CHECK(with({"--drafter=tree"}).find("hidden or model") != std::string::npos);
     CHECK(with({"--drafter-width=64"}) == "--drafter-width is not used by --drafter hidden");
     CHECK(with({"--drafter=model", "--drafter-width=64"}) == "none");
@@ -651,8 +626,7 @@ TEST_CASE("settings of drafters are strict, and a preset is a beginning that fla
           "--draft-history is not used by --speculate auto --draft-from");
     CHECK(with({"--speculate=ngram", "--draft-from=x"}) == "--draft-from is not used by --speculate ngram");
     CHECK(with({"--preset=speculativ"}).find("did you mean 'speculative'?") != std::string::npos);
-    const char* argv[] = {"opd-train", "--preset", "speculative", "--student-layers=7"};
-    const config c = parse_command_line(4, argv).settings;
+    const config c = parse_command_line({"--preset", "speculative", "--student-layers=7"}).settings;
     CHECK(c.student_model.layers == 7);
     CHECK(c.student_model.width == 256);
 }

@@ -20,30 +20,12 @@ using namespace trainer;
 using opd::test::small_shape;
 using opd::test::small_task;
 
-policy weights_of(std::uint64_t seed, std::int32_t version) {
-    transformer<float> model(small_shape());
-    model.initialise(seed);
-    return {std::make_shared<const transformer<float>>(std::move(model)), version};
-}
+using opd::test::draw_plans;
+using opd::test::small_weights;
 
-request prompt_of(std::uint64_t sample) {
-    return {sample, small_task().text.encode(small_task().prompt(small_task().draw(1, sample)))};
-}
+request prompt_of(std::uint64_t sample) { return opd::test::small_prompt(sample); }
 
-sampling options(draw_plan plan = {draw_plan::kind::iid, 3}) {
-    sampling o;
-    o.seed = 5;
-    o.end = gcd_task::end;
-    o.max_response = small_task().max_response();
-    o.prefill_chunk = 3;
-    o.plan = plan;
-    return o;
-}
-
-constexpr draw_plan plans[] = {{draw_plan::kind::none, 0},
-                               {draw_plan::kind::iid, 3},
-                               {draw_plan::kind::threshold, 4},
-                               {draw_plan::kind::top_k, 2}};
+sampling options(draw_plan plan = {draw_plan::kind::iid, 3}) { return opd::test::small_sampling(plan); }
 
 rollout_engine engine_of(const policy& weights, const sampling& o, index_t lanes) {
     return {weights, o, lanes, small_task().max_length()};
@@ -82,10 +64,10 @@ trajectory cut(trajectory t, std::size_t count) {
 } // namespace
 
 TEST_CASE("an engine draws roll_out's bits, whatever runs beside a sequence and whenever it enters") {
-    const policy weights = weights_of(1, 7);
+    const policy weights = small_weights(1, 7);
     std::vector<request> prompts;
     for (std::uint64_t i = 0; i < 24; ++i) prompts.push_back(prompt_of(1000 + i));
-    for (const draw_plan& plan : plans) {
+    for (const draw_plan& plan : draw_plans) {
         const sampling o = options(plan);
         opd::thread_team team(2);
         const auto reference = roll_out(*weights.model, team, prompts, o, 7);
@@ -127,9 +109,9 @@ TEST_CASE("an engine draws roll_out's bits, whatever runs beside a sequence and 
 }
 
 TEST_CASE("after new weights every token is what they draw after that prefix, and says so") {
-    const policy versions[] = {weights_of(1, 3), weights_of(2, 4), weights_of(3, 9)};
+    const policy versions[] = {small_weights(1, 3), small_weights(2, 4), small_weights(3, 9)};
     int spanning = 0, installs = 0;
-    for (const draw_plan& plan : plans)
+    for (const draw_plan& plan : draw_plans)
         for (std::uint32_t world = 0; world < 12; ++world) {
             std::mt19937 random(world);
             const sampling o = options(plan);
@@ -179,7 +161,7 @@ TEST_CASE("after new weights every token is what they draw after that prefix, an
 }
 
 TEST_CASE("the learner computes the log-probs of the tokens that its weights drew after an older prefix") {
-    const policy old = weights_of(1, 0), fresh = weights_of(2, 1);
+    const policy old = small_weights(1, 0), fresh = small_weights(2, 1);
     const sampling o = options();
     rollout_engine engine = engine_of(old, o, 8);
     for (std::uint64_t i = 0; i < 8; ++i) engine.start(static_cast<index_t>(i), prompt_of(i));
@@ -227,8 +209,8 @@ TEST_CASE("the learner computes the log-probs of the tokens that its weights dre
 }
 
 TEST_CASE("what is running can be taken out, and goes on elsewhere bit for bit") {
-    const policy versions[] = {weights_of(1, 0), weights_of(2, 1)};
-    for (const draw_plan& plan : plans)
+    const policy versions[] = {small_weights(1, 0), small_weights(2, 1)};
+    for (const draw_plan& plan : draw_plans)
         for (std::uint32_t world = 0; world < 12; ++world) {
             std::mt19937 random(world);
             const sampling o = options(plan);
@@ -268,7 +250,7 @@ TEST_CASE("what is running can be taken out, and goes on elsewhere bit for bit")
 }
 
 TEST_CASE("what an engine cannot do is refused, and leaves it as it was") {
-    const policy weights = weights_of(1, 5);
+    const policy weights = small_weights(1, 5);
     const sampling o = options();
     rollout_engine engine = engine_of(weights, o, 2);
     engine.start(1, prompt_of(40));
@@ -296,7 +278,7 @@ TEST_CASE("what an engine cannot do is refused, and leaves it as it was") {
     CHECK_THROWS_WITH(engine.start(0, odd), doctest::Contains("outside the vocabulary"));
     CHECK_THROWS_WITH(engine.start(0, alone(weights, o, begin_response(prompt_of(41)))),
                       doctest::Contains("a finished response"));
-    CHECK_THROWS_WITH(engine.install(weights_of(1, 4)), doctest::Contains("version 4 after version 5"));
+    CHECK_THROWS_WITH(engine.install(small_weights(1, 4)), doctest::Contains("version 4 after version 5"));
     CHECK_THROWS_WITH(engine.install({}), doctest::Contains("no weights"));
     CHECK_THROWS_WITH(engine_of(weights, o, 0), doctest::Contains("lanes must be at least 1"));
     sampling none = o;

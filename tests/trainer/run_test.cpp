@@ -18,6 +18,7 @@
 #include "run.hpp"
 #include "schedule.hpp"
 #include "support/address_space.hpp"
+#include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 
 namespace {
@@ -77,11 +78,7 @@ command parse(const std::vector<std::string>& arguments) {
     return parse_command_line(static_cast<int>(argv.size()), argv.data());
 }
 
-int exit_of(const std::vector<std::string>& arguments) {
-    std::vector<const char*> argv;
-    for (const auto& a : arguments) argv.push_back(a.c_str());
-    return app_main(static_cast<int>(argv.size()), argv.data());
-}
+using opd::test::exit_of;
 
 std::string failure_text(const std::vector<std::string>& arguments, exit_code code) {
     try {

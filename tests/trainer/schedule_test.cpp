@@ -21,6 +21,7 @@
 #include "files.hpp"
 #include "in_flight.hpp"
 #include "run.hpp"
+#include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 
 namespace {
@@ -32,65 +33,17 @@ using opd::test::scratch;
 
 constexpr int steps = 17, prompts = 5;
 
-using flags = std::vector<std::string>;
+using opd::test::flags;
+using opd::test::go;
+using opd::test::with;
 
 command parse(const std::string& directory, const flags& more) {
-    flags a = {"opd-train",
-               "--run-dir",
-               directory,
-               "--quiet",
-               "--max-operand=30",
-               "--max-task-steps=6",
-               "--teacher-width=12",
-               "--teacher-layers=1",
-               "--teacher-heads=2",
-               "--teacher-kv-heads=1",
-               "--teacher-head-dim=6",
-               "--teacher-ffn=12",
-               "--student-width=12",
-               "--student-layers=1",
-               "--student-heads=2",
-               "--student-kv-heads=1",
-               "--student-head-dim=6",
-               "--student-ffn=12",
-               "--teacher-steps=5",
-               "--student-max-steps=0",
-               "--eval-prompts=8",
-               "--eval-samples=0",
-               "--eval-every=8",
-               "--eval-every-prompts=4",
-               "--checkpoint-every=4",
-               "--log-every=3",
-               "--threads=2",
-               "--slots=6",
-               "--estimator=mc",
-               "--steps=" + std::to_string(steps),
-               "--prompts=" + std::to_string(prompts)};
-    a.insert(a.end(), more.begin(), more.end());
-    std::vector<const char*> argv;
-    for (const auto& x : a) argv.push_back(x.c_str());
-    return parse_command_line(static_cast<int>(argv.size()), argv.data());
-}
-
-flags with(flags a, const flags& more) {
-    a.insert(a.end(), more.begin(), more.end());
-    return a;
-}
-
-// Runs silently: the table of a tiny run says nothing.
-exit_code go(run& r) {
-    struct silence {
-        int keep = ::dup(STDOUT_FILENO);
-        bool silent = (std::fflush(stdout), std::freopen("/dev/null", "w", stdout)) != nullptr;
-        ~silence() {
-            std::fflush(stdout);
-            if (silent) ::dup2(keep, STDOUT_FILENO);
-            ::close(keep);
-            interrupted = false;
-        }
-    } silence;
-    interrupted = false;
-    return r.go();
+    return parse_command_line(
+        with(with({"--run-dir", directory, "--quiet", "--eval-prompts=8", "--eval-samples=0", "--eval-every=8",
+                   "--eval-every-prompts=4", "--checkpoint-every=4", "--log-every=3", "--threads=2", "--slots=6",
+                   "--estimator=mc", "--steps=" + std::to_string(steps), "--prompts=" + std::to_string(prompts)},
+                  opd::test::small_models()),
+             more));
 }
 
 exit_code complete(const std::string& directory, const flags& more) {

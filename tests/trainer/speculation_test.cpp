@@ -25,6 +25,7 @@
 #include "rollout.hpp"
 #include "rollout_engine.hpp"
 #include "run.hpp"
+#include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 #include "trainer/small_task.hpp"
 
@@ -36,33 +37,13 @@ using opd::test::small_task;
 
 using kind = speculation_options::kind;
 
-policy weights_of(std::uint64_t seed, std::int32_t version) {
-    transformer<float> model(small_shape());
-    model.initialise(seed);
-    return {std::make_shared<const transformer<float>>(std::move(model)), version};
-}
+using opd::test::draw_plans;
+using opd::test::small_weights;
 
 // Several samples answer one prompt.
-request prompt_of(std::uint64_t sample, std::uint64_t answers = 3) {
-    return {sample, small_task().text.encode(small_task().prompt(small_task().draw(1, sample / answers)))};
-}
+request prompt_of(std::uint64_t sample, std::uint64_t answers = 3) { return opd::test::small_prompt(sample, answers); }
 
-sampling options(double temperature, draw_plan plan) {
-    sampling o;
-    o.greedy = temperature == 0;
-    if (temperature > 0) o.temperature = temperature;
-    o.seed = 5;
-    o.end = gcd_task::end;
-    o.max_response = small_task().max_response();
-    o.prefill_chunk = 3;
-    o.plan = plan;
-    return o;
-}
-
-constexpr draw_plan plans[] = {{draw_plan::kind::none, 0},
-                               {draw_plan::kind::iid, 3},
-                               {draw_plan::kind::threshold, 4},
-                               {draw_plan::kind::top_k, 2}};
+sampling options(double temperature, draw_plan plan) { return opd::test::small_sampling(plan, temperature); }
 
 // Knows what is going to be drawn, and grows trees with it, near it and without it; asks for everything there is to hear, and checks it.
 class oracle : public drafter {
@@ -219,6 +200,7 @@ outcome roll(const policy& weights, sampling o, const std::vector<request>& prom
     o.prefill_chunk = w.chunk;
     o.speculate.what = w.what;
     o.speculate.fixed = w.strategy;
+    o.speculate.retrieval.answers = 3; // as prompt_of has it
     o.kv_tokens = w.memory;
     const auto make = [&] {
         auto e = std::make_unique<rollout_engine>(weights, o, w.lanes, small_task().max_length());
@@ -267,7 +249,7 @@ outcome roll(const policy& weights, sampling o, const std::vector<request>& prom
 } // namespace
 
 TEST_CASE("drafts change no bit of what is drawn and recorded") {
-    const policy weights = weights_of(1, 7);
+    const policy weights = small_weights(1, 7);
     constexpr double temperatures[] = {0.0, 0.6, 1.0};
     constexpr index_t batches[] = {1, 2, 3, 8, 17, 33};
     constexpr opd::spec::strategy strategies[] = {{1, 1, 1}, {8, 1, 3}, {3, 1, 8}, {12, 1, 20}, {}};
@@ -278,7 +260,7 @@ TEST_CASE("drafts change no bit of what is drawn and recorded") {
     std::uint32_t seed = 0;
     //                                  temperature, plan, batch, strategy, oracle, hears hidden, chunk, preempted, resumed, memory
     for (const auto& f : covering({3, 4, 6, 5, 2, 2, 4, 2, 2, 3}, strength())) {
-        const sampling o = options(temperatures[f[0]], plans[f[1]]);
+        const sampling o = options(temperatures[f[0]], draw_plans[f[1]]);
         trajectories& truth = truths[{f[0], f[1]}];
         if (truth.empty()) {
             opd::thread_team team(1);
@@ -325,8 +307,8 @@ TEST_CASE("what an adversary's drafts lead to has the law of the target, by chi-
         std::string state() const override { return {}; }
         void restore(std::string_view) override {}
     };
-    const policy weights = weights_of(3, 0);
-    sampling o = options(0.8, plans[0]);
+    const policy weights = small_weights(3, 0);
+    sampling o = options(0.8, draw_plans[0]);
     o.max_response = 3, o.end = 14;
     o.speculate.what = kind::ngram, o.speculate.fixed = {2, 1, 28};
     rollout_engine engine(weights, o, 16, small_task().max_length());
@@ -395,10 +377,10 @@ TEST_CASE("what an adversary's drafts lead to has the law of the target, by chi-
 }
 
 TEST_CASE("memory for fewer tokens than run: who has drawn least waits and is read again, and no bit changes") {
-    const policy weights = weights_of(1, 7);
+    const policy weights = small_weights(1, 7);
     std::vector<request> prompts;
     for (std::uint64_t i = 0; i < 24; ++i) prompts.push_back(prompt_of(900 + i));
-    const sampling o = options(1, plans[1]);
+    const sampling o = options(1, draw_plans[1]);
     trajectories truth;
     index_t least = 0; // rows without memory's limit
     for (const int memory : {0, 1000, 200, 96, 64}) {
@@ -434,11 +416,11 @@ TEST_CASE("memory for fewer tokens than run: who has drawn least waits and is re
 }
 
 TEST_CASE("new weights in mid-sequence: tokens are those of the engine that draws one a step, given the prefix") {
-    const policy versions[] = {weights_of(1, 3), weights_of(2, 4)};
+    const policy versions[] = {small_weights(1, 3), small_weights(2, 4)};
     int spanning = 0;
     for (std::uint32_t world = 0; world < 12; ++world) {
         std::mt19937 random(world);
-        sampling o = options(1, plans[world % 4]);
+        sampling o = options(1, draw_plans[world % 4]);
         const sampling plain = o;
         o.speculate.what = world % 2 == 0 ? kind::ngram : kind::automatic;
         rollout_engine engine(versions[0], o, 5, small_task().max_length());
@@ -473,7 +455,7 @@ TEST_CASE("a step whose drafts lead to logits that are not finite keeps what cam
     transformer<float> model(small_shape());
     model.initialise(1);
     const request prompt = prompt_of(40);
-    sampling o = options(1, plans[1]);
+    sampling o = options(1, draw_plans[1]);
     const auto drawn_until_failure = [&](const policy& weights, const trajectories& truth, bool drafts) {
         sampling mine = o;
         if (drafts) mine.speculate = {.what = kind::ngram, .fixed = {6, 1, 6}};
@@ -518,7 +500,7 @@ TEST_CASE("retrieval: what was written before is drafted, kept within its limits
         t.tokens.insert(t.tokens.end(), response.begin(), response.end());
         return t;
     };
-    const policy target = weights_of(1, 1);
+    const policy target = small_weights(1, 1);
     const auto proposed = [&](retrieval_drafter& d, index_t lane, const trajectory& t, std::int32_t depth) {
         opd::spec::follow_rates rates;
         opd::spec::draft_builder tree;
@@ -530,14 +512,15 @@ TEST_CASE("retrieval: what was written before is drafted, kept within its limits
         return r;
     };
     using drafts = std::vector<token>;
-    retrieval_drafter d({.history_tokens = 40, .texts = 2});
+    const retrieval_options o{.tokens = 60, .answers = 2};
+    retrieval_drafter d(o);
     // in the text itself
-    trajectory t = of(1, {1, 2, 3}, {4, 5, 6, 3, 4});
+    trajectory t = of(2, {1, 2, 3}, {4, 5, 6, 3, 4});
     d.begin(0, t);
     CHECK(proposed(d, 0, t, 2) == drafts{5, 6});
     CHECK(proposed(d, 0, t, 9) == drafts{5, 6, 3, 4});
-    // in another answer, whose tokens are heard of one step after the other
-    trajectory other = of(2, {1, 2, 3}, {});
+    // in the prompt's other answer, whose tokens are heard of one step after the other
+    trajectory other = of(3, {1, 2, 3}, {});
     d.begin(3, other);
     CHECK(proposed(d, 3, other, 3) == drafts{4, 5, 6});
     const drafts more = {4, 5};
@@ -546,65 +529,47 @@ TEST_CASE("retrieval: what was written before is drafted, kept within its limits
     d.hear(std::span(&news, 1), target);
     CHECK(proposed(d, 3, other, 2) == drafts{6, 3});
     // another prompt knows nothing of it
-    trajectory stranger = of(3, {1, 2, 7}, {});
+    trajectory stranger = of(4, {1, 2, 7}, {});
     d.begin(1, stranger);
     CHECK(proposed(d, 1, stranger, 4).empty());
     // written and read, it proposes the same
-    retrieval_drafter copy({.history_tokens = 40, .texts = 2});
+    retrieval_drafter copy(o);
     copy.restore(d.state());
     CHECK(copy.state() == d.state());
     CHECK(proposed(copy, 3, other, 2) == drafts{6, 3});
     CHECK_THROWS(copy.restore("damaged"));
-    // who was taken out goes on in the text that he had
-    d.end(0, t, false);
-    d.begin(0, t);
-    CHECK(proposed(d, 0, t, 2) == drafts{5, 6});
-    // the next epoch: what was finished is known, what was given up is not
-    d.end(0, t, true), d.end(3, other, false), d.end(1, stranger, false);
-    CHECK(d.history_prompts() == 1);
-    CHECK(d.history_tokens() == 8);
-    const trajectory again = of(9, {1, 2, 3}, {});
-    d.begin(2, again);
-    CHECK(proposed(d, 2, again, 9) == drafts{4, 5, 6, 3, 4});
-    d.end(2, of(9, {1, 2, 3}, {8}), false);
-    // two texts of a prompt at most, the last ones; the same one is there once
-    const auto finish = [&](std::uint64_t sample, const std::vector<token>& prompt,
-                            const std::vector<token>& response) {
-        const trajectory f = of(sample, prompt, response);
-        d.begin(0, f);
-        d.end(0, f, true);
-    };
-    finish(10, {1, 2, 3}, {4, 5, 6, 3, 4});
-    CHECK(d.history_tokens() == 8);
-    finish(11, {1, 2, 3}, {9, 9});
-    CHECK(d.history_tokens() == 13);
-    finish(12, {1, 2, 3}, {9, 9, 9});
-    CHECK(d.history_tokens() == 11);
-    d.begin(2, again);
-    CHECK(proposed(d, 2, again, 9) == drafts{9, 9, 9});
-    d.end(2, again, false);
-    // the prompt longest unused goes when there is too much
-    finish(13, {5, 5}, std::vector<token>(18, 1));
-    CHECK(d.history_prompts() == 2);
-    d.begin(2, again), d.end(2, again, false); // used
-    finish(14, {6, 6}, std::vector<token>(10, 1));
-    CHECK(d.history_prompts() == 2);
-    CHECK(d.history_tokens() == 23);
-    d.begin(2, of(15, {5, 5}, {}));
-    CHECK(proposed(d, 2, of(15, {5, 5}, {}), 9).empty());
-    // no room for a prompt's texts: nothing is said of those that do not fit
-    retrieval_drafter small({.group_tokens = 6});
-    const trajectory fits = of(1, {1, 2}, {1, 2}), not_all = of(2, {1, 2}, {1, 2});
+    // the next time that the prompt comes, from its last answers; the time after that, not from those before
+    d.end(0, t, true), d.end(3, other, true), d.end(1, stranger, false);
+    const trajectory next = of(8, {1, 2, 3}, {4, 5});
+    d.begin(2, next);
+    CHECK(proposed(d, 2, next, 2) == drafts{6, 3});
+    d.end(2, next, true);
+    const trajectory last = of(12, {1, 2, 3}, {4});
+    d.begin(2, last);
+    CHECK(proposed(d, 2, last, 9) == drafts{5});
+    d.end(2, last, true);
+    // what was begun longest ago goes where there is too much
+    CHECK(d.memory().groups() == 2);
+    const trajectory big = of(20, {5, 5}, std::vector<token>(46, 1));
+    d.begin(0, big);
+    CHECK(d.memory().groups() == 2); // the stranger went
+    CHECK(d.memory().tokens() <= 60);
+    const trajectory again = of(30, {1, 2, 7}, {});
+    d.begin(1, again);
+    CHECK(proposed(d, 1, again, 4).empty());
+    // no room for a text: nothing is said of it, then or later
+    retrieval_drafter small({.tokens = 7, .answers = 2});
+    const trajectory fits = of(0, {1, 2}, {1, 2}), not_all = of(1, {1, 2}, {1, 2});
     small.begin(0, fits), small.begin(1, not_all);
     CHECK(proposed(small, 0, fits, 4) == drafts{1, 2});
     CHECK(proposed(small, 1, not_all, 4).empty());
 }
 
 TEST_CASE("auto drafts where it pays by what steps took, and not where it does not") {
-    const policy weights = weights_of(1, 7);
+    const policy weights = small_weights(1, 7);
     std::vector<request> prompts;
     for (std::uint64_t i = 0; i < 200; ++i) prompts.push_back(prompt_of(900 + i, 8));
-    sampling o = options(0, plans[0]);
+    sampling o = options(0, draw_plans[0]);
     struct shares {
         double verified, drafted; // tokens a sequence's step
     };
@@ -612,6 +577,7 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
         sampling mine = o;
         mine.speculate.what = kind::automatic;
         mine.speculate.running = running;
+        mine.speculate.retrieval.answers = 8;
         rollout_engine engine(weights, mine, lanes, small_task().max_length());
         if (wrong) engine.draft_with(std::make_unique<oracle>(*wrong, 1, false), mine.speculate);
         std::size_t next = 0;
@@ -675,67 +641,23 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
 
 namespace {
 
-using flags = std::vector<std::string>;
-
-flags with(flags a, const flags& more) {
-    a.insert(a.end(), more.begin(), more.end());
-    return a;
-}
+using opd::test::flags;
+using opd::test::with;
 
 command parse(const std::string& directory, const flags& more) {
-    const flags a = with({"opd-train",
-                          "--run-dir",
-                          directory,
-                          "--quiet",
-                          "--max-operand=30",
-                          "--max-task-steps=6",
-                          "--teacher-width=12",
-                          "--teacher-layers=1",
-                          "--teacher-heads=2",
-                          "--teacher-kv-heads=1",
-                          "--teacher-head-dim=6",
-                          "--teacher-ffn=12",
-                          "--student-width=12",
-                          "--student-layers=1",
-                          "--student-heads=2",
-                          "--student-kv-heads=1",
-                          "--student-head-dim=6",
-                          "--student-ffn=12",
-                          "--teacher-steps=5",
-                          "--student-max-steps=0",
-                          "--eval-prompts=8",
-                          "--eval-samples=1",
-                          "--eval-every=4",
-                          "--eval-every-prompts=4",
-                          "--checkpoint-every=3",
-                          "--log-every=2",
-                          "--threads=2",
-                          "--estimator=mc",
-                          "--steps=9",
-                          "--loss-limit=1e9",
-                          "--prompts=2"},
-                         more);
-    std::vector<const char*> argv;
-    for (const auto& x : a) argv.push_back(x.c_str());
-    return parse_command_line(static_cast<int>(argv.size()), argv.data());
+    return parse_command_line(
+        with(with({"--run-dir", directory, "--quiet", "--eval-prompts=8", "--eval-samples=1", "--eval-every=4",
+                   "--eval-every-prompts=4", "--checkpoint-every=3", "--log-every=2", "--threads=2", "--estimator=mc",
+                   "--steps=9", "--loss-limit=1e9", "--prompts=2"},
+                  opd::test::small_models()),
+             more));
 }
 
-// Runs silently: the table of a tiny run says nothing. After so many steps it is interrupted.
+// After so many steps it is interrupted.
 exit_code go(const std::string& directory, const flags& f, int stop = 0) {
-    struct silence {
-        int keep = ::dup(STDOUT_FILENO);
-        bool silent = (std::fflush(stdout), std::freopen("/dev/null", "w", stdout)) != nullptr;
-        ~silence() {
-            std::fflush(stdout);
-            if (silent) ::dup2(keep, STDOUT_FILENO);
-            ::close(keep);
-            interrupted = false;
-        }
-    } silence;
-    interrupted = false;
     trainer::run r(parse(directory, f));
     if (stop > 0) r.stop_after(stop);
-    return r.go();
+    return opd::test::go(r);
 }
 
 void complete(const std::string& directory, const flags& f, bool resumed) {
@@ -767,7 +689,7 @@ std::string drafts_of(const std::string& directory) {
 TEST_CASE("a run that drafts ends in the bytes of one that does not") {
     const opd::test::scratch dir;
     const flags strategies[] = {{"--speculate=ngram", "--draft-depth=1", "--draft-verify=1"},
-                                {"--speculate=ngram", "--draft-history=0"},
+                                {"--speculate=ngram", "--draft-history=1"},
                                 {"--speculate=ngram", "--draft-depth=3", "--draft-verify=5"},
                                 {"--speculate=auto"},
                                 {"--speculate=auto", "--draft-running=2"}};
@@ -851,7 +773,7 @@ TEST_CASE("settings of speculation that do not fit are refused, with their names
     refused({"--speculate=ngram", "--draft-depth=0"}, "--draft-depth must lie in [1, 64], not 0");
     refused({"--speculate=ngram", "--draft-verify=65"}, "--draft-verify must lie in [1, 64], not 65");
     refused({"--speculate=auto", "--draft-running=0"}, "--draft-running");
-    refused({"--speculate=auto", "--draft-history=-1"}, "--draft-history");
+    refused({"--speculate=auto", "--draft-history=0"}, "--draft-history");
     refused({"--kv-tokens=-1"}, "--kv-tokens must lie in");
     CHECK_THROWS_WITH_AS(trainer::run(parse((opd::test::scratch() / "a"), {"--kv-tokens=40"})),
                          doctest::Contains("--kv-tokens must be at least 64"), failure);

@@ -88,9 +88,7 @@ inline published_beg_mab::published_beg_mab(tuner_options o) : options_(std::mov
     (void)detail::arm_table(options_); // refuses what cannot be
     std::sort(options_.arms.begin(), options_.arms.end(),
               [](const strategy& a, const strategy& b) { return name(a) < name(b); });
-    for (const strategy& s : options_.arms) sizes_.push_back(s.verify);
-    std::sort(sizes_.begin(), sizes_.end(), std::greater<>());
-    sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
+    sizes_ = detail::verify_sizes(options_.arms);
     for (index_t from = 1; from <= 256; from += from < 32 ? 1 : from < 128 ? 8 : 32)
         instances_.push_back({from, std::vector<arm>(options_.arms.size())});
     cached_.assign(options_.arms.size(), 0);

@@ -8,6 +8,7 @@
 //   draft     O(1) a token
 //   memory    at most 2 states and 3 edges a token, about 200 bytes (`bytes()`); never more than `most_tokens` tokens: what is beyond is not
 //             learnt, and drafts go on from what was. forget() drops the oldest texts (last epoch's but one)
+//   fields    texts, and in which order they grew: what is read is learnt again, O(1) a token
 //
 // Two texts of one group share what they have in common. Earlier texts go first: of several occurrences the draft follows the first.
 //
@@ -51,7 +52,7 @@ public:
 
     /// A new text, empty. Its number: 0, 1, …
     std::int32_t begin() {
-        texts_.push_back({{}, 0, false});
+        texts_.push_back({});
         if (!spare_.empty()) {
             texts_.back().tokens.swap(spare_.back());
             spare_.pop_back();
@@ -103,7 +104,8 @@ public:
     /// Memory that it holds.
     std::size_t bytes() const {
         std::size_t n = states_.capacity() * sizeof(state) + edges_.capacity() * sizeof(edge) +
-                        index_.capacity() * sizeof(std::uint32_t) + texts_.capacity() * sizeof(text_type);
+                        index_.capacity() * sizeof(std::uint32_t) + texts_.capacity() * sizeof(text_type) +
+                        order_.capacity() * sizeof(run);
         for (const text_type& t : texts_) n += t.tokens.capacity() * sizeof(std::int32_t);
         for (const std::vector<std::int32_t>& t : spare_) n += t.capacity() * sizeof(std::int32_t);
         return n;
@@ -111,8 +113,12 @@ public:
 
     template <class A>
     void fields(A& a) {
-        a(most_tokens_, tokens_, states_, edges_, index_, texts_);
-        if constexpr (A::reading) check();
+        a(most_tokens_, texts_, order_);
+        if constexpr (A::reading) {
+            refuse(most_tokens_ < 1 || most_tokens_ > (index_t{1} << 29));
+            learn_again();
+            for (const text_type& t : texts_) refuse(t.learnt != t.tokens.size());
+        }
     }
 
 private:
@@ -120,10 +126,6 @@ private:
     struct place {
         std::int32_t text = -1, end = 0;
         bool operator==(const place&) const = default;
-        template <class A>
-        void fields(A& a) {
-            a(text, end);
-        }
     };
     struct state {
         std::int32_t length; // of its longest word
@@ -131,28 +133,30 @@ private:
         std::uint32_t edges; // the first of them
         place first;         // where its words ended first
         place again;         // and another time, if they did
-        template <class A>
-        void fields(A& a) {
-            a(length, link, edges, first, again);
-        }
     };
     struct edge {
         std::uint32_t from;
         std::int32_t token;
         std::uint32_t to;
         std::uint32_t next; // of the same state
-        template <class A>
-        void fields(A& a) {
-            a(from, token, to, next);
-        }
     };
     struct text_type {
         std::vector<std::int32_t> tokens;
-        std::uint32_t last;
-        bool full;
+        bool full = false;
+        std::uint32_t last = 0; // state
+        std::size_t learnt = 0; // tokens: all, but for while they are learnt again
         template <class A>
         void fields(A& a) {
-            a(tokens, last, full);
+            a(tokens, full);
+        }
+    };
+    // Tokens that a text got in a row.
+    struct run {
+        std::int32_t text;
+        std::int32_t count;
+        template <class A>
+        void fields(A& a) {
+            a(text, count);
         }
     };
 
@@ -205,9 +209,13 @@ private:
         return clone;
     }
 
-    void check() const;
-    /// The text's last token, `token`, ends at `here`.
-    void extend(text_type& t, std::int32_t token, place here);
+    static void refuse(bool wrong) {
+        if (wrong) throw invalid_input("snapshot", "is of no automaton");
+    }
+    /// Everything but the texts anew, from order_.
+    void learn_again();
+    /// Learns the text's next token.
+    void extend(std::int32_t text);
 
     /// The words of s end here too. Those of states that have been met again have shorter ones that were.
     void meet(std::uint32_t s, const place& here) {
@@ -219,6 +227,7 @@ private:
     std::vector<edge> edges_;
     std::vector<std::uint32_t> index_; // of edges, by state and token; open addressing
     std::vector<text_type> texts_;
+    std::vector<run> order_;                       // in which they grew
     std::vector<std::vector<std::int32_t>> spare_; // memory of texts that were forgotten
 };
 
@@ -231,53 +240,23 @@ inline void suffix_automaton::forget(std::int32_t count) {
         spare_.back().clear();
     }
     texts_.erase(texts_.begin(), texts_.begin() + count);
+    order_.clear();
+    for (std::int32_t t = 0; t < texts(); ++t)
+        if (const auto n = static_cast<std::int32_t>(text(t).size()); n > 0) order_.push_back({t, n});
+    learn_again();
+}
+
+inline void suffix_automaton::learn_again() {
     states_.clear(), edges_.clear(), tokens_ = 0;
     std::fill(index_.begin(), index_.end(), none);
     new_state(0, none, {});
-    for (std::int32_t t = 0; t < texts(); ++t) {
-        text_type& x = texts_[static_cast<std::size_t>(t)];
-        x.last = 0;
-        for (std::size_t i = 0; i < x.tokens.size(); ++i) {
-            ++tokens_;
-            extend(x, x.tokens[i], {t, static_cast<std::int32_t>(i) + 1});
-        }
+    for (text_type& t : texts_) t.last = 0, t.learnt = 0;
+    for (const run& r : order_) {
+        refuse(r.text < 0 || r.text >= texts());
+        const text_type& t = texts_[static_cast<std::size_t>(r.text)];
+        refuse(static_cast<std::size_t>(r.count) > t.tokens.size() - t.learnt || r.count > most_tokens_ - tokens_);
+        for (std::int32_t i = 0; i < r.count; ++i) extend(r.text);
     }
-}
-
-/// Of what was read: nothing leads out of bounds, or round in circles.
-inline void suffix_automaton::check() const {
-    const auto refuse = [](bool wrong) {
-        if (wrong) throw invalid_input("snapshot", "is of no automaton");
-    };
-    const std::size_t states = states_.size(), edges = edges_.size();
-    index_t all = 0;
-    for (const text_type& t : texts_) all += static_cast<index_t>(t.tokens.size());
-    refuse(tokens_ != all || tokens_ > most_tokens_ || most_tokens_ < 1 || most_tokens_ > (index_t{1} << 29));
-    refuse(states == 0 || states >= none || edges >= none);
-    refuse(edges > 0 && (index_.size() < 2 * edges || (index_.size() & (index_.size() - 1)) != 0));
-    const auto known_place = [&](const place& p) {
-        return p.text < 0 ||
-               (static_cast<std::size_t>(p.text) < texts_.size() && p.end >= 0 &&
-                static_cast<std::size_t>(p.end) <= texts_[static_cast<std::size_t>(p.text)].tokens.size());
-    };
-    for (std::size_t s = 0; s < states; ++s) {
-        const state& x = states_[s];
-        // links lead to shorter words, so they end at state 0
-        refuse(s == 0
-                   ? x.link != none || x.length != 0
-                   : x.link >= states || x.length <= states_[x.link].length || x.length > tokens_ || x.first.text < 0);
-        refuse((x.edges != none && x.edges >= edges) || !known_place(x.first) || !known_place(x.again));
-    }
-    for (std::size_t e = 0; e < edges; ++e)
-        // each is behind those of its state that came later
-        refuse(edges_[e].from >= states || edges_[e].to >= states || (edges_[e].next != none && edges_[e].next >= e));
-    std::size_t used = 0;
-    for (const std::uint32_t e : index_) {
-        refuse(e != none && e >= edges);
-        used += e != none;
-    }
-    refuse(used != edges);
-    for (const text_type& t : texts_) refuse(t.last >= states);
 }
 
 inline bool suffix_automaton::append(std::int32_t text, std::int32_t token) {
@@ -285,13 +264,20 @@ inline bool suffix_automaton::append(std::int32_t text, std::int32_t token) {
     text_type& t = texts_[static_cast<std::size_t>(text)];
     t.full = t.full || tokens_ == most_tokens_;
     if (t.full) return false;
-    ++tokens_;
     t.tokens.push_back(token);
-    extend(t, token, {text, static_cast<std::int32_t>(t.tokens.size())});
+    if (order_.empty() || order_.back().text != text)
+        order_.push_back({text, 1});
+    else
+        ++order_.back().count;
+    extend(text);
     return true;
 }
 
-inline void suffix_automaton::extend(text_type& t, std::int32_t token, place here) {
+inline void suffix_automaton::extend(std::int32_t text) {
+    text_type& t = texts_[static_cast<std::size_t>(text)];
+    const std::int32_t token = t.tokens[t.learnt++];
+    const place here{text, static_cast<std::int32_t>(t.learnt)};
+    ++tokens_;
     std::uint32_t p = t.last;
     if (const std::uint32_t e = find(p, token); e != none) { // another text went the same way
         const std::uint32_t q = edges_[e].to;

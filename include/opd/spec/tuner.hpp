@@ -132,6 +132,14 @@ inline void check_arms(const std::vector<strategy>& arms) {
             throw invalid_input("arms", "is there twice", static_cast<index_t>(i));
     }
 }
+/// Numbers of tokens to verify that there are, descending.
+inline std::vector<std::int32_t> verify_sizes(const std::vector<strategy>& arms) {
+    std::vector<std::int32_t> sizes;
+    for (const strategy& s : arms) sizes.push_back(s.verify);
+    std::sort(sizes.begin(), sizes.end(), std::greater<>());
+    sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+    return sizes;
+}
 /// Of values in any order; an even number of them: the mean of the middle two. At least one.
 inline double median_of(std::vector<double>& x) {
     const auto middle = x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2);
@@ -166,9 +174,7 @@ public:
     explicit arm_table(tuner_options o) : options(std::move(o)) {
         const auto refuse = [](const char* name, const std::string& why) { throw invalid_input(name, why); };
         check_arms(options.arms);
-        for (const strategy& s : options.arms) sizes_.push_back(s.verify);
-        std::sort(sizes_.begin(), sizes_.end(), std::greater<>());
-        sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
+        sizes_ = verify_sizes(options.arms);
         if (options.thresholds.size() != sizes_.size())
             refuse("thresholds", "must be as many as there are different numbers of tokens to verify, " +
                                      std::to_string(sizes_.size()) + ", not " +
