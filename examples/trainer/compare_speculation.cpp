@@ -3,13 +3,14 @@
 // opd-compare-speculation DIRECTORY [--worlds=preset,machine,virtual] [--rounds=3] [--steps=40]: rollout with drafts beside rollout
 // without, from one teacher, one warm student of 6 layers (`opd-train --preset speculative`) and one drafter trained for it.
 //
-//   preset    whole steps of distillation on this machine: the same final weights (their digest), and what each takes
+//   preset    whole steps of distillation on this machine, by responses a step: the same final weights (their digest), and what each takes
 //   machine   rollout alone, one thread, by how many sequences run at once: the long tail of a rollout is its first rows
-//   virtual   the same with the cost of a decode step on a GPU, where the read of the weights takes as long as 107 sequences do (--cost-* of
-//             opd-train; rows that are drafted cost as any other, drafting costs nothing: retrieval alone)
+//   virtual   rollout, and whole steps, with the costs of a GPU (--cost-* of opd-train, `gpu` below)
 //
-// Teacher, student and drafter are trained once and kept in DIRECTORY/base. Contenders take turns within a round; figures are medians
-// over rounds of tokens a second, ratios within a round: median, smallest, largest.
+// Teacher, student and drafter are trained once and kept in DIRECTORY/base; plots are DIRECTORY/*.svg. Contenders take turns within a
+// round; figures are medians over rounds of tokens a second, ratios within a round: median, smallest, largest.
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -17,6 +18,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -24,6 +26,7 @@
 #include "checkpoint.hpp"
 #include "comparisons.hpp"
 #include "drafter_training.hpp"
+#include "gnuplot.hpp"
 #include "rollout.hpp"
 #include "stages.hpp"
 
@@ -66,36 +69,41 @@ std::string range(const std::vector<double>& x) {
 
 void compare_steps(const std::string& directory, const std::string& student, const std::vector<way>& ways, int rounds,
                    int steps) {
-    std::map<std::string, std::vector<double>> seconds, rollout;
-    std::map<std::string, nlohmann::json> last;
-    std::map<std::string, std::string> made;
-    for (int round = 0; round < rounds; ++round)
-        for (const way& w : ways) {
-            const std::string where = directory + "/steps-" + std::to_string(&w - ways.data());
-            const auto report = report_of(
-                where, preset + w.settings +
-                           arguments{"--start-from=" + student, fmt::format("--steps={}", steps), "--eval-prompts=32"});
-            seconds[w.name].push_back(report["schedule"]["wall_seconds"]);
-            rollout[w.name].push_back(report["schedule"]["busy_seconds"]["rollout"]);
-            last[w.name] = report["schedule"];
-            made[w.name] = digest(state_in(where + "/checkpoints/latest.ckpt").student_weights);
-        }
     const std::string& off = ways.front().name;
-    fmt::print("whole steps, {} a run: times as fast as {}\n{:<26}{:>10}{:>22}{:>22}{:>14}{:>20}\n", steps, off, "",
-               "seconds", "step", "its rollout", "tokens/step", "final weights");
-    for (const way& w : ways) {
-        std::vector<double> step, its_rollout;
-        for (std::size_t r = 0; r < seconds[w.name].size(); ++r) {
-            step.push_back(seconds[off][r] / seconds[w.name][r]);
-            its_rollout.push_back(rollout[off][r] / rollout[w.name][r]);
+    fmt::print("whole steps, {} a run: times as fast as {}\n{:<14}{:>10}{:>9}{:>19}{:>19}{:>15}{:>13}    {}\n", steps,
+               off, "", "responses", "seconds", "step", "its rollout", "rollout's part", "tokens/step",
+               "final weights");
+    for (const int responses : {2, 4, 8, 16}) {
+        std::map<std::string, std::vector<double>> seconds, rollout;
+        std::map<std::string, nlohmann::json> last;
+        std::map<std::string, std::string> made;
+        for (int round = 0; round < rounds; ++round)
+            for (const way& w : ways) {
+                const std::string where = directory + "/steps-" + std::to_string(&w - ways.data());
+                const auto report =
+                    report_of(where, preset + w.settings +
+                                         arguments{"--start-from=" + student, fmt::format("--steps={}", steps),
+                                                   fmt::format("--prompts={}", responses), "--eval-prompts=32"});
+                seconds[w.name].push_back(report["schedule"]["wall_seconds"]);
+                rollout[w.name].push_back(report["schedule"]["busy_seconds"]["rollout"]);
+                last[w.name] = report["schedule"];
+                made[w.name] = digest(state_in(where + "/checkpoints/latest.ckpt").student_weights);
+            }
+        for (const way& w : ways) {
+            std::vector<double> step, its_rollout, part;
+            for (std::size_t r = 0; r < seconds[w.name].size(); ++r) {
+                step.push_back(seconds[off][r] / seconds[w.name][r]);
+                its_rollout.push_back(rollout[off][r] / rollout[w.name][r]);
+                part.push_back(rollout[w.name][r] / seconds[w.name][r]);
+            }
+            const auto& s = last[w.name];
+            fmt::print("{:<14}{:>10}{:>9.1f}{:>19}{:>19}{:>15.2f}{:>13.2f}    {}\n", w.name, responses,
+                       of(seconds[w.name]).median, range(step), range(its_rollout), of(part).median,
+                       s.contains("speculation") ? s["speculation"]["tokens_per_step"].get<double>() : 1, made[w.name]);
+            if (made[w.name] != made[off]) throw failure(exit_numeric, w.name + " ends in other weights than " + off);
         }
-        const auto& s = last[w.name];
-        fmt::print("{:<26}{:>10.1f}{:>22}{:>22}{:>14.2f}    {}\n", w.name, of(seconds[w.name]).median, range(step),
-                   range(its_rollout),
-                   s.contains("speculation") ? s["speculation"]["tokens_per_step"].get<double>() : 1, made[w.name]);
-        if (made[w.name] != made[off]) throw failure(exit_numeric, w.name + " ends in other weights than " + off);
+        std::fflush(stdout);
     }
-    std::fflush(stdout);
 }
 
 // Tokens a second of one thread that runs `batch` sequences at once.
@@ -121,40 +129,65 @@ config config_of(const arguments& a) {
     return with_task_shapes(c, task_of(c));
 }
 
-// By batch; the first way is what the others are compared with. `rate(way, batch, round)`: tokens a second.
-template <class Rate>
-void compare_batches(const std::string& title, const std::vector<way>& ways, int rounds, Rate&& rate) {
+constexpr std::array<index_t, 6> batches = {1, 2, 4, 8, 16, 32};
+
+// What is measured of ways by batch, in rounds: [batch][way][round].
+using grid = std::array<std::vector<std::vector<double>>, batches.size()>;
+
+// The first way is what the others are compared with. Writes DIRECTORY/`file`.svg.
+void print(const std::string& directory, const std::string& file, const std::string& title,
+           const std::vector<way>& ways, const grid& rates) {
     fmt::print("{}: tokens/s of {}, times that of the others\n{:>6}{:>10}", title, ways.front().name, "batch", "");
     for (std::size_t w = 1; w < ways.size(); ++w) fmt::print("{:>19}", ways[w].name);
     fmt::print("{:>22}\n", "auto/best fixed");
-    for (const index_t batch : {1, 2, 4, 8, 16, 32}) {
-        std::vector<std::vector<double>> rates(ways.size());
-        for (int round = 0; round < rounds; ++round)
-            for (std::size_t w = 0; w < ways.size(); ++w)
-                rates[w].push_back(rate(ways[w], batch, static_cast<std::size_t>(round)));
-        fmt::print("{:>6}{:>10.0f}", batch, of(rates[0]).median);
+    std::string rows;
+    for (std::size_t b = 0; b < batches.size(); ++b) {
+        fmt::print("{:>6}{:>10.0f}", batches[b], of(rates[b][0]).median);
+        rows += fmt::format("{} 1", batches[b]);
         double best = 1, chosen = 0;
         for (std::size_t w = 1; w < ways.size(); ++w) {
             std::vector<double> ratio;
-            for (std::size_t r = 0; r < rates[w].size(); ++r) ratio.push_back(rates[w][r] / rates[0][r]);
-            fmt::print("{:>19}", rounds > 1 ? range(ratio) : fmt::format("{:.2f}", ratio[0]));
-            (ways[w].name.starts_with("auto") ? chosen : best) =
-                std::max(ways[w].name.starts_with("auto") ? chosen : best, of(ratio).median);
+            for (std::size_t r = 0; r < rates[b][w].size(); ++r) ratio.push_back(rates[b][w][r] / rates[b][0][r]);
+            const double median = of(ratio).median;
+            fmt::print("{:>19}", ratio.size() > 1 ? range(ratio) : fmt::format("{:.2f}", median));
+            rows += fmt::format(" {}", median);
+            double& most = ways[w].name == "auto" ? chosen : best;
+            most = std::max(most, median);
         }
         fmt::print("{:>22.2f}\n", chosen / best);
-        std::fflush(stdout);
+        rows += "\n";
     }
+    std::fflush(stdout);
+    std::string lines;
+    for (std::size_t w = 0; w < ways.size(); ++w)
+        lines += fmt::format("{}$rates using 1:{} with linespoints lw 2 {} title '{}'", w == 0 ? "" : ", ", w + 2,
+                             ways[w].name == "auto" ? "lc rgb 'black'" : "", ways[w].name);
+    write_file(directory + "/" + file + ".gp",
+               fmt::format("set terminal svg size 800,480 background rgb 'white'\nset output '{}.svg'\nset title '{}'\n"
+                           "set grid\nset logscale x 2\nset xlabel 'sequences at once'\n"
+                           "set ylabel 'times as many tokens a second as without drafts'\nset yrange [0:*]\n"
+                           "$rates << EOD\n{}EOD\nplot {}\n",
+                           file, title, rows, lines));
+    if (const std::string problem = examples::run_gnuplot(directory, file + ".gp"); !problem.empty())
+        fmt::print(stderr, "no plot: {}\n", problem);
 }
 
-double virtual_rate(const std::string& directory, const std::string& student, const way& w, index_t batch) {
-    const auto report =
-        report_of(directory + "/virtual",
-                  preset + w.settings +
-                      arguments{"--start-from=" + student, "--steps=4",
-                                fmt::format("--prompts={}", std::max<index_t>(8, 2 * batch)), "--eval-prompts=32",
-                                "--driver=virtual", "--rollout-workers=1", fmt::format("--slots={}", batch),
-                                "--cost-step=8e-3", "--cost-step-row=7.5e-5"})["schedule"];
-    return report["response_tokens"].get<double>() / report["busy_seconds"]["rollout"].get<double>();
+// A decoding step reads a model of 7 billion weights in 8 ms and computes a row of it in 75 us; a drafter of one layer, with the model's
+// head, is a thirteenth of it; a teacher of four times the size scores; and the learner computes three times a row.
+const arguments gpu = {"--cost-step=8e-3",      "--cost-step-row=7.5e-5", "--cost-draft=6e-4",
+                       "--cost-draft-row=6e-6", "--cost-score-row=3e-4",  "--cost-train-row=2.25e-4"};
+
+// Response tokens over the seconds of rollout, and over all.
+std::pair<double, double> virtual_rates(const std::string& directory, const std::string& student, const way& w,
+                                        index_t batch) {
+    const auto report = report_of(
+        directory + "/virtual",
+        preset + w.settings + gpu +
+            arguments{"--start-from=" + student, fmt::format("--steps={}", std::max<index_t>(4, 32 / batch)),
+                      fmt::format("--prompts={}", std::max<index_t>(8, 2 * batch)), "--eval-prompts=32",
+                      "--driver=virtual", "--rollout-workers=1", fmt::format("--slots={}", batch)})["schedule"];
+    const double tokens = report["response_tokens"];
+    return {tokens / report["busy_seconds"]["rollout"].get<double>(), tokens / report["wall_seconds"].get<double>()};
 }
 
 void compare(const std::string& directory, const std::set<std::string>& worlds, int rounds, int steps) {
@@ -167,26 +200,37 @@ void compare(const std::string& directory, const std::set<std::string>& worlds, 
         return way{fmt::format("learned {}", depth),
                    arguments{"--speculate=learned", fmt::format("--draft-depth={}", depth)} + from};
     };
-    const way off{"off", {}}, by_retrieval{"auto, ngram", {"--speculate=auto"}},
-        by_drafter{"auto, learned", arguments{"--speculate=auto"} + from};
+    const way off{"off", {}}, best{"auto", arguments{"--speculate=auto"} + from};
     if (worlds.contains("preset"))
-        compare_steps(directory, student, {off, ngram(3), learned(6), by_retrieval, by_drafter}, rounds, steps);
+        compare_steps(directory, student, {off, ngram(3), learned(6), {"auto, ngram", {"--speculate=auto"}}, best},
+                      rounds, steps);
+    const std::vector<way> all = {off, ngram(2), ngram(4), ngram(8), learned(2), learned(4), learned(8), best};
     if (worlds.contains("machine")) {
         const config c = config_of(preset);
         const gcd_task task = task_of(c);
         transformer<float> model(c.student_model);
         model.weights = state_in(student).student_weights;
         model.weights_changed();
-        compare_batches("this machine, one thread",
-                        {off, ngram(2), ngram(4), learned(2), learned(4), learned(8), by_retrieval, by_drafter}, rounds,
-                        [&](const way& w, index_t batch, std::size_t round) {
-                            return machine_rate(model, task, config_of(preset + w.settings), batch, round);
-                        });
+        grid rates;
+        for (std::size_t b = 0; b < batches.size(); ++b) {
+            rates[b].resize(all.size());
+            for (int round = 0; round < rounds; ++round)
+                for (std::size_t w = 0; w < all.size(); ++w)
+                    rates[b][w].push_back(machine_rate(model, task, config_of(preset + all[w].settings), batches[b],
+                                                       static_cast<std::size_t>(round)));
+        }
+        print(directory, "machine", "Rollout on this machine, one thread", all, rates);
     }
-    if (worlds.contains("virtual"))
-        compare_batches(
-            "virtual, a GPU's decode step", {off, ngram(2), ngram(4), ngram(8), by_retrieval}, 1,
-            [&](const way& w, index_t batch, std::size_t) { return virtual_rate(directory, student, w, batch); });
+    if (worlds.contains("virtual")) {
+        grid rollout, step;
+        for (std::size_t b = 0; b < batches.size(); ++b)
+            for (const way& w : all) {
+                const auto [r, s] = virtual_rates(directory, student, w, batches[b]);
+                rollout[b].push_back({r}), step[b].push_back({s});
+            }
+        print(directory, "virtual-rollout", "Rollout with the costs of a GPU, in virtual time", all, rollout);
+        print(directory, "virtual-step", "Whole steps with the costs of a GPU, in virtual time", all, step);
+    }
 }
 
 } // namespace

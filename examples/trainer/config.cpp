@@ -344,10 +344,11 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(speculate == "learned", "speculation", "--speculate " + speculate, {"children"});
     only(speculate == "learned" || speculate == "auto", "speculation", "--speculate " + speculate, {"from"});
     only(speculate == "auto", "speculation", "--speculate " + speculate, {"running"});
-    only(speculate == "ngram" || (speculate == "auto" && c.speculation.from.empty()), "speculation",
-         "--speculate " + speculate + (speculate == "auto" ? " --draft-from" : ""), {"history"});
+    only(speculate == "ngram" || speculate == "auto", "speculation", "--speculate " + speculate, {"history"});
     only(in_virtual_time(c), "schedule", "--driver " + s.driver,
          {"cost_step", "cost_step_row", "cost_score", "cost_score_row", "cost_train", "cost_train_row", "cost_sync"});
+    only(in_virtual_time(c) && (speculate == "learned" || speculate == "auto"), "schedule",
+         fmt::format("--driver {} --speculate {}", s.driver, speculate), {"cost_draft", "cost_draft_row"});
 
     const auto& d = c.drafter;
     only(d.kind == "model", "drafter", "--drafter " + d.kind, {"width"});
@@ -379,7 +380,7 @@ void apply_preset(const std::string& name, config& c) {
     c.teacher.steps = 1200;
     c.student.max_steps = 160, c.student.rate = 1e-3, c.student.batch = 16, c.student.check_every = 40,
     c.student.check_prompts = 128;
-    c.distill.steps = 40, c.distill.prompts = 16, c.distill.rate = 3e-4, c.distill.warmup = 5;
+    c.distill.steps = 40, c.distill.prompts = 4, c.distill.rate = 3e-4, c.distill.warmup = 5;
     c.evaluation.prompts = 200, c.evaluation.samples = 0, c.evaluation.every = 0;
     auto& d = c.drafter;
     d.heads = 2, d.kv_heads = 1, d.head_dim = 32, d.ffn = 128, d.width = 64;

@@ -163,6 +163,7 @@ struct config {
         int learner_threads = 0; // 0: as many as threads
         // virtual seconds of a call, and of each of its rows
         double cost_step = 1.5e-6, cost_step_row = 2.25e-6;
+        double cost_draft = 1e-6, cost_draft_row = 1.2e-6;
         double cost_score = 1e-5, cost_score_row = 1.5e-6;
         double cost_train = 1e-4, cost_train_row = 5.3e-6;
         double cost_sync = 1e-5;
@@ -377,6 +378,10 @@ void visit_options(Config& c, Visitor&& v) {
              true);
     v.option("cost_step_row", "--cost-step-row", c.schedule.cost_step_row,
              "virtual: more for each token in it, of responses and prompts", true);
+    v.option("cost_draft", "--cost-draft", c.schedule.cost_draft,
+             "virtual: seconds of a pass through a learned drafter, one for each depth of the drafts", true);
+    v.option("cost_draft_row", "--cost-draft-row", c.schedule.cost_draft_row, "virtual: more for each token in it",
+             true);
     v.option("cost_score", "--cost-score", c.schedule.cost_score, "virtual: seconds of a teacher call", true);
     v.option("cost_score_row", "--cost-score-row", c.schedule.cost_score_row, "virtual: more for each token in it",
              true);

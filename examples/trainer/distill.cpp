@@ -96,10 +96,9 @@ public:
             run_.seconds_[static_cast<std::size_t>(clocks[i])] = before_[i] + f.busy[i];
         const std::int64_t over = keeps_flight ? totals.admitted : totals.consumed + totals.failed;
         run_.state_.next_sample = run_.sample_base() + schedule.first_sample + static_cast<std::uint64_t>(over);
-        const speculation_counts drafts = drafts_->all();
-        if (!f.line.is_null() && run_.settings_.speculation.kind != "off")
-            f.line["speculation"] = described(drafts.since(drafts_before_));
-        drafts_before_ = drafts;
+        const speculation_counts drafts = drafts_->take();
+        if (!f.line.is_null() && drafting_.on()) f.line["speculation"] = described(drafts, drafting_);
+        all_drafts_.add(drafts);
         run_.distilled(last_, weights_.latest(), sequences, seconds, f.line);
     }
 
@@ -131,7 +130,8 @@ public:
                                                  run_.state_.step, run_.settings_.distill.steps, given_up));
         metrics.observe(time);
         auto described_run = examples::described(metrics);
-        if (run_.settings_.speculation.kind != "off") described_run["speculation"] = described(drafts_->all());
+        all_drafts_.add(drafts_->take());
+        if (drafting_.on()) described_run["speculation"] = described(all_drafts_, drafting_);
         write_file(run_.directory_ + "/schedule.json", described_run.dump() + "\n");
         run_.evaluations_["after"] = to_json(run_.evaluate(run_.student_, "after"));
         run_.finish_stage(trainer::stage::finished, std::move(at_end_));
@@ -173,20 +173,28 @@ private:
         nlohmann::ordered_json line;
         std::array<double, 3> busy;
     };
-    static nlohmann::ordered_json described(const speculation_counts& c) {
+    static nlohmann::ordered_json described(const speculation_counts& c, const speculation_options& o) {
         nlohmann::ordered_json j;
         j["drafted"] = c.drafted;
         j["verified"] = c.verified;
         j["accepted"] = c.accepted;
         j["accepted_per_step"] = c.accepted_per_step();
         j["tokens_per_step"] = c.tokens_per_step();
+        j["with_drafts"] = {{"tokens_per_step", c.timed_tokens_per_step()},
+                            {"break_even", c.break_even()},
+                            {"tokens_per_second", c.tokens_per_second()},
+                            {"tokens_per_second_without", c.tokens_per_second_without()}};
+        auto& choices = j["choices"] = nlohmann::ordered_json::object();
+        for (std::size_t i = 0; i < c.chosen.size(); ++i)
+            if (c.chosen[i] > 0) choices[choice_name(o, i)] = c.chosen[i];
         return j;
     }
     std::mutex figures_mutex_;
     std::map<sched::version_t, figures> measured_;
     const std::array<double, 3> before_ = clock_values();
     const std::shared_ptr<shared_counts> drafts_ = std::make_shared<shared_counts>();
-    speculation_counts drafts_before_; // the last step
+    speculation_counts all_drafts_; // of the steps before
+    const speculation_options drafting_ = speculation_of(run_.settings_);
     sched::trace trace_{{.first = 20000, .last = 20000}};
 
 public:
@@ -270,15 +278,19 @@ void run::distill_on_threads() {
 
 namespace {
 
-sched::stage_costs<trajectory> costs_of(const config& c) {
+sched::stage_costs<trajectory, rollout_work> costs_of(const config& c) {
     const auto s = c.schedule;
     const auto rows = [](sched::stage_costs<trajectory>::batch sequences) {
         std::size_t r = 0;
         for (const auto& t : sequences) r += t->tokens.size() - 1;
         return static_cast<double>(r);
     };
-    sched::stage_costs<trajectory> r;
-    r.step = [s](std::int32_t, index_t rows) { return s.cost_step + s.cost_step_row * static_cast<double>(rows); };
+    sched::stage_costs<trajectory, rollout_work> r;
+    r.step = [s](std::int32_t, const rollout_work& w) {
+        return s.cost_step + s.cost_step_row * static_cast<double>(w.rows) +
+               s.cost_draft * static_cast<double>(w.drafting.passes) +
+               s.cost_draft_row * static_cast<double>(w.drafting.rows);
+    };
     r.score = [s, rows](auto sequences) { return s.cost_score + s.cost_score_row * rows(sequences); };
     r.train = [s, rows](auto sequences) { return s.cost_train + s.cost_train_row * rows(sequences); };
     r.install = [s](std::int32_t, sched::version_t) { return s.cost_sync; };

@@ -41,7 +41,7 @@ void retrieval_drafter::end(index_t lane, const trajectory&, bool) {
     of(lane) = {};
 }
 
-void retrieval_drafter::propose(std::span<const draft_wish> wishes) {
+draft_work retrieval_drafter::propose(std::span<const draft_wish> wishes) {
     for (const draft_wish& w : wishes) {
         const place& p = of(w.lane);
         if (!p.whole) continue;
@@ -51,6 +51,7 @@ void retrieval_drafter::propose(std::span<const draft_wish> wishes) {
             w.tree->graft(std::span<const token>(chain_).first(static_cast<std::size_t>(n)),
                           memory_.longest(p.text).length);
     }
+    return {};
 }
 
 std::string retrieval_drafter::state() const {

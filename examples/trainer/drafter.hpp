@@ -48,6 +48,11 @@ struct draft_wish {
     opd::spec::draft_builder* tree = nullptr; ///< begun, and empty
 };
 
+/// What a drafter computed: passes through its model, and rows in them.
+struct draft_work {
+    index_t passes = 0, rows = 0;
+};
+
 class drafter {
 public:
     virtual ~drafter() = default;
@@ -58,7 +63,7 @@ public:
     virtual void hear(std::span<const lane_news> news, const policy& target) = 0;
     /// It leaves. Finished: it has its last token, of which it was heard.
     virtual void end(index_t lane, const trajectory& t, bool finished) = 0;
-    virtual void propose(std::span<const draft_wish> wishes) = 0;
+    virtual draft_work propose(std::span<const draft_wish> wishes) = 0;
 
     /// What a checkpoint must hold of it, and how it is read again, by a new drafter of the same kind.
     virtual std::string state() const = 0;
@@ -80,7 +85,7 @@ public:
     void begin(index_t lane, const trajectory& t) override;
     void hear(std::span<const lane_news> news, const policy&) override;
     void end(index_t lane, const trajectory& t, bool finished) override;
-    void propose(std::span<const draft_wish> wishes) override;
+    draft_work propose(std::span<const draft_wish> wishes) override;
     std::string state() const override;
     void restore(std::string_view state) override;
 

@@ -82,12 +82,12 @@ void unreliable_rollout::install(const sched::weights& w) {
     rollout_stage::install(w);
 }
 
-index_t unreliable_rollout::step(std::vector<sched::finished_rollout<trajectory>>& out, std::stop_token stop) {
+rollout_work unreliable_rollout::step(std::vector<sched::finished_rollout<trajectory>>& out, std::stop_token stop) {
     if (std::exchange(dies_, false)) faults_->kill(sched::stage::rollout, worker_);
     if (std::exchange(dawdles_, false)) rest(faults_->plan.seconds, stop);
     if (stop.stop_requested() || rollout_stage::running() == 0) { // the dead, and who waits for what will never come
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        return 0;
+        return {};
     }
     return rollout_stage::step(out, stop);
 }

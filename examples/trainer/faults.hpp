@@ -60,7 +60,7 @@ public:
     void start(const opd::sched::ticket& t, std::shared_ptr<const trajectory> prefix);
     void abort(const opd::sched::ticket& t);
     void install(const opd::sched::weights& w);
-    index_t step(std::vector<opd::sched::finished_rollout<trajectory>>& out, std::stop_token stop);
+    rollout_work step(std::vector<opd::sched::finished_rollout<trajectory>>& out, std::stop_token stop);
     index_t running() const { return rollout_stage::running() + static_cast<index_t>(silent_.size()); }
 
 private:

@@ -102,6 +102,7 @@ void learned_drafter::add_node(const growing& g, std::size_t n) {
 void learned_drafter::forward() {
     const transformer<float>& own = drafter_->weights;
     const index_t d = own.shape.width, v = drafter_->target.vocabulary;
+    ++work_.passes, work_.rows += rows_;
     state_.resize(own.shape, rows_, cache_.capacity(), false);
     float* x0 = state_.layers[0].x.data();
     if (reads_hidden())
@@ -119,7 +120,7 @@ void learned_drafter::forward() {
     forward_head(reads_hidden() ? *target_.model : own, head_, n, logits_.data());
 }
 
-void learned_drafter::propose(std::span<const draft_wish> wishes) {
+draft_work learned_drafter::propose(std::span<const draft_wish> wishes) {
     count_ = 0;
     index_t columns = 0;
     for (const draft_wish& w : wishes) {
@@ -135,7 +136,8 @@ void learned_drafter::propose(std::span<const draft_wish> wishes) {
         g.chain = true, g.computed = 0;
         columns = std::max(columns, rows + index_t{w.depth} * w.children);
     }
-    if (count_ == 0) return;
+    work_ = {};
+    if (count_ == 0) return work_;
     make_room(columns);
 
     const index_t d = drafter_->target.width, v = drafter_->target.vocabulary;
@@ -190,7 +192,7 @@ void learned_drafter::propose(std::span<const draft_wish> wishes) {
             for (std::size_t n = g.computed; n < g.nodes.size(); ++n)
                 wanted_.push_back(rows_ - static_cast<index_t>(g.nodes.size() - n));
         }
-        if (wanted_.empty()) return;
+        if (wanted_.empty()) return work_;
         forward();
         std::size_t row = 0;
         for (std::size_t i = 0; i < count_; ++i) {

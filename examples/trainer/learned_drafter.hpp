@@ -36,7 +36,7 @@ public:
     void begin(index_t lane, const trajectory&) override { place_of(lane).clear(); }
     void hear(std::span<const lane_news> news, const policy& target) override;
     void end(index_t lane, const trajectory&, bool) override { place_of(lane).clear(); }
-    void propose(std::span<const draft_wish> wishes) override;
+    draft_work propose(std::span<const draft_wish> wishes) override;
     std::string state() const override { return {}; }
     void restore(std::string_view state) override;
 
@@ -83,6 +83,7 @@ private:
     std::vector<float> logits_;   // (wanted,V)
     std::vector<index_t> best_;
     index_t rows_ = 0;
+    draft_work work_; // of one call
 };
 
 } // namespace trainer

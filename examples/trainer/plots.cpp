@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "plots.hpp"
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <sstream>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -19,6 +23,8 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
     // the curves, from the log
     std::map<std::string, std::string> loss; // by stage
     std::string accuracy, drafts;
+    std::vector<std::pair<long, nlohmann::json>> choices; // steps of rollout by strategy, at steps of distillation
+    std::set<std::string> strategies;
     std::istringstream log(read_file(run_directory + "/log.jsonl"));
     for (std::string line; std::getline(log, line);) {
         const auto j = nlohmann::json::parse(line, nullptr, false);
@@ -36,6 +42,9 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
             drafts += fmt::format("{} {} {}\n", j["step"].get<long>(),
                                   schedule["speculation"]["accepted_per_step"].get<double>(),
                                   schedule["speculation"]["tokens_per_step"].get<double>());
+        if (!schedule.contains("speculation") || !schedule["speculation"].contains("choices")) continue;
+        choices.emplace_back(j["step"].get<long>(), schedule["speculation"]["choices"]);
+        for (const auto& [name, steps] : choices.back().second.items()) strategies.insert(name);
     }
     std::string script = "set grid\nset key top right\n";
     const auto terminal = [&](const char* file, const char* title) {
@@ -98,6 +107,29 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
         script += "set xlabel 'distillation step'\nset ylabel 'tokens'\nset yrange [0:*]\nset key bottom right\nplot "
                   "$drafts using 1:2 with lines lw 2 title 'followed, of a sequence whose drafts were verified', "
                   "$drafts using 1:3 with lines lw 2 title 'written, of a sequence'\n";
+    }
+    if (strategies.size() > 1) { // each as the band above those before it
+        std::string rows, bands;
+        for (const auto& [step, steps] : choices) {
+            double all = 0, below = 0;
+            for (const auto& [name, n] : steps.items()) all += n.get<double>();
+            rows += fmt::format("{} 0", step);
+            for (const std::string& name : strategies)
+                rows += fmt::format(" {}", (below += steps.value(name, 0.0)) / std::max(1.0, all));
+            rows += "\n";
+        }
+        std::size_t column = 2;
+        for (const std::string& name : strategies) {
+            bands += fmt::format("{}$choices using 1:{}:{} with filledcurves title '{}'", bands.empty() ? "" : ", ",
+                                 column, column + 1, name);
+            ++column;
+        }
+        data("choices", rows);
+        terminal("choices.svg", "What steps of rollout were to do: drafter, depth/children/tokens to verify");
+        script +=
+            "set xlabel 'distillation step'\nset ylabel 'share of steps'\nset yrange [0:1]\nset key outside right\n"
+            "set style fill solid 0.7\nplot " +
+            bands + "\nset key inside\n";
     }
     if (const std::string schedule = run_directory + "/schedule.json"; std::filesystem::exists(schedule)) {
         const auto profile = nlohmann::json::parse(read_file(schedule)).value("running_profile", nlohmann::json());

@@ -30,7 +30,7 @@ rollout_engine::rollout_engine(const policy& weights, const sampling& options, i
                                                 weights.model->shape.max_length));
     cache_lanes_ = lanes;
     make_cache();
-    if (o_.speculate.on()) draft_with(make_drafter(o_.speculate), o_.speculate);
+    if (o_.speculate.on()) draft_with(make_drafters(o_.speculate), o_.speculate);
 }
 
 // A step's drafts are in the columns behind a sequence.
@@ -81,13 +81,15 @@ void rollout_engine::make_room() {
     }
 }
 
-void rollout_engine::draft_with(std::unique_ptr<drafter> d, const speculation_options& o) {
-    if (running_ > 0) throw std::invalid_argument("rollout_engine: a drafter comes before the sequences");
+void rollout_engine::draft_with(std::vector<named_drafter> drafters, const speculation_options& o) {
+    if (running_ > 0) throw std::invalid_argument("rollout_engine: drafters come before the sequences");
+    if (drafters.empty() || drafters.size() > 2)
+        throw std::invalid_argument(fmt::format("rollout_engine: one or two drafters, not {}", drafters.size()));
     o_.speculate = o;
     speculation_.reset();
     if (!o.on()) return;
     make_cache();
-    speculation_ = std::make_unique<speculation>(o, std::move(d), o_.filter(), o_.greedy, o_.seed, cache_lanes_,
+    speculation_ = std::make_unique<speculation>(o, std::move(drafters), o_.filter(), o_.greedy, o_.seed, cache_lanes_,
                                                  index_t{o_.max_response});
 }
 

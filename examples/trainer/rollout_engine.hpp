@@ -49,8 +49,9 @@ public:
         return (length + options.speculate.most() + kv_page - 1) / kv_page * kv_page;
     }
 
-    /// Before anything runs: another drafter than the options name. Strategies as they say; none of --speculate off.
-    void draft_with(std::unique_ptr<drafter> d, const speculation_options& o);
+    /// Before anything runs: other drafters than the options name; auto chooses among them. Strategies as the options say; none of
+    /// --speculate off.
+    void draft_with(std::vector<named_drafter> drafters, const speculation_options& o);
 
     index_t lanes() const { return static_cast<index_t>(lanes_.size()); }
     index_t running() const { return running_; }
@@ -83,8 +84,16 @@ public:
         if (speculation_) speculation_->took(rows_, seconds);
     }
 
-    /// Since its beginning, or that of the engine it was restored from. Zeros without speculation.
+    /// What drafting for it took.
+    draft_work drafting() const { return speculation_ && rows_ > 0 ? speculation_->work() : draft_work{}; }
+
+    /// Since they were taken last, or its beginning, or that of the engine it was restored from. Zeros without speculation.
     speculation_counts counts() const { return speculation_ ? speculation_->counts() : speculation_counts{}; }
+    speculation_counts take_counts() {
+        const speculation_counts c = counts();
+        if (speculation_) speculation_->forget_counts();
+        return c;
+    }
 
     /// What is running, by lane.
     std::vector<lane_trajectory> partials() const;

@@ -524,6 +524,25 @@ evaluation_result run::evaluate(const transformer<float>& model, const char* who
 
 // --- the report -----------------------------------------------------------------------------------------------------
 
+namespace {
+
+// Whether drafts paid, and what was chosen how often.
+std::string drafts_paid(const nlohmann::ordered_json& s) {
+    const auto& timed = s["with_drafts"];
+    std::string t =
+        fmt::format("\n{:<16}{:>10.2f} tokens a sequence and step\n", "drafts", s["tokens_per_step"].get<double>());
+    t += fmt::format("{:<16}{:>10.2f} {:.2f} to break even; {:.0f} tokens/s, {:.0f} without\n", "steps with some",
+                     timed["tokens_per_step"].get<double>(), timed["break_even"].get<double>(),
+                     timed["tokens_per_second"].get<double>(), timed["tokens_per_second_without"].get<double>());
+    std::int64_t all = 0;
+    for (const auto& [name, steps] : s["choices"].items()) all += steps.get<std::int64_t>();
+    for (const auto& [name, steps] : s["choices"].items())
+        t += fmt::format("{:<16}{:>9.1f}% of steps\n", name, 100 * steps.get<double>() / static_cast<double>(all));
+    return t;
+}
+
+} // namespace
+
 void run::report() {
     const auto number = [&](const char* who, const char* key) { return evaluations_[who][key].get<double>(); };
     const double teacher = number("teacher", "accuracy"), before = number("before", "accuracy"),
@@ -573,6 +592,7 @@ void run::report() {
         t += fmt::format("{:<16}{:>10.1f}{:>14.0f}\n", clock_names[i], seconds_[i],
                          seconds_[i] > 0 ? static_cast<double>(state_.tokens[i]) / seconds_[i] : 0.0);
     t += fmt::format("{:<16}{:>10.1f}\n", "total", total);
+    if (j["schedule"].contains("speculation")) t += drafts_paid(j["schedule"]["speculation"]);
     fmt::print("{}", t);
     std::fflush(stdout);
 

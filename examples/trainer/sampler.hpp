@@ -20,6 +20,8 @@ using opd::index_t;
 struct sampling {
     bool greedy = false; ///< the most probable token, ties to the lower id
     double temperature = 1;
+    int top_k = 0;    ///< 0: all. What a filter leaves is drawn from, and log mu is of it; opd-train filters nothing
+    double top_p = 1; ///< 1: all
     std::uint64_t seed = 0;
     token end = 0;
     int max_response = 0;
@@ -29,7 +31,9 @@ struct sampling {
     draw_plan plan = {};
     speculation_options speculate = {}; ///< changes nothing but the time
 
-    opd::filter filter() const { return {.temperature = static_cast<float>(temperature)}; }
+    opd::filter filter() const {
+        return {.temperature = static_cast<float>(temperature), .top_k = top_k, .top_p = static_cast<float>(top_p)};
+    }
 };
 
 class sampler {

@@ -152,6 +152,7 @@ sched::settings schedule_of(const config& c) {
     place_of("--driver", s.driver, {"threads", "virtual"});
     for (const auto& [flag, value] :
          {std::pair{"--cost-step", s.cost_step}, std::pair{"--cost-step-row", s.cost_step_row},
+          std::pair{"--cost-draft", s.cost_draft}, std::pair{"--cost-draft-row", s.cost_draft_row},
           std::pair{"--cost-score", s.cost_score}, std::pair{"--cost-score-row", s.cost_score_row},
           std::pair{"--cost-train", s.cost_train}, std::pair{"--cost-train-row", s.cost_train_row},
           std::pair{"--cost-sync", s.cost_sync}})

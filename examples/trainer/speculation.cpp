@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "learned_drafter.hpp"
 #include "opd/rng.hpp"
 
@@ -16,13 +18,19 @@ namespace {
 spec::tuner_options arms() {
     spec::tuner_options o;
     o.arms = {{8, 1, 8}, {5, 1, 8}, {3, 1, 8}, {4, 1, 4}, {2, 1, 4}, {2, 1, 2}, {1, 1, 2}};
-    o.thresholds = {1, 5, 17};
+    o.thresholds = {1, 17, 33};
+    o.window = 40, o.tries = 2; // turns
     return o;
 }
 
 constexpr double look_again = 1.0 / 128;         // of the decisions: what all nodes cost, and bring
 constexpr std::int32_t patience = 16, rest = 64; // decisions, steps
-constexpr std::int32_t hold = 8;                 // decisions that an arm is kept for: medians take time
+// Decisions of a turn. What a sequence keeps in a step is 0 or 1 most often, and sometimes all: the median over steps does not see what a
+// deep draft brings, that over turns does.
+constexpr std::int32_t turn = 8;
+
+// Choices: the arms of each drafter, the fixed strategy, none.
+constexpr std::size_t of_fixed = speculation_counts::choices - 2, of_none = speculation_counts::choices - 1;
 
 } // namespace
 
@@ -41,29 +49,38 @@ std::int32_t speculation_options::most() const {
     return r;
 }
 
-std::unique_ptr<drafter> make_drafter(const speculation_options& o) {
-    if (o.learned) return std::make_unique<learned_drafter>(o.learned);
-    return std::make_unique<retrieval_drafter>(o.retrieval);
+std::vector<named_drafter> make_drafters(const speculation_options& o) {
+    using kind = speculation_options::kind;
+    std::vector<named_drafter> r;
+    if (o.what == kind::ngram || o.what == kind::automatic)
+        r.push_back({"ngram", std::make_unique<retrieval_drafter>(o.retrieval)});
+    if (o.what == kind::learned || (o.what == kind::automatic && o.learned))
+        r.push_back({"learned", std::make_unique<learned_drafter>(o.learned)});
+    return r;
+}
+
+std::string choice_name(const speculation_options& o, std::size_t choice) {
+    if (choice == of_none) return "none";
+    const auto all = arms().arms;
+    const bool learned = choice == of_fixed ? o.what == speculation_options::kind::learned : choice >= all.size();
+    const spec::strategy& s = choice == of_fixed ? o.fixed : all.at(choice % all.size());
+    return fmt::format("{} {}/{}/{}", learned ? "learned" : "ngram", s.depth, s.top_k, s.verify);
 }
 
 // --- what is learnt -------------------------------------------------------------------------------------------------
 
-void step_fit::heard(index_t rows, index_t drafted, double seconds) {
-    if (known()) {
-        const double usual = without(rows) + of_draft() * static_cast<double>(drafted);
-        seconds = std::min(seconds, 3 * usual);
-    }
-    fit_.add(static_cast<double>(rows), static_cast<double>(drafted), seconds);
+void step_fit::heard(index_t rows, index_t passes, double seconds) {
+    if (known()) seconds = std::min(seconds, 3 * of(rows, passes));
+    fit_.add(static_cast<double>(rows), static_cast<double>(passes), seconds);
     ++heard_;
     cost_ = fit_.cost();
 }
 
-double step_fit::without(index_t rows) const {
+double step_fit::of(index_t rows, index_t passes) const {
     constexpr double least_seconds = 1e-12;
-    return std::max(least_seconds, cost_[0] + cost_[1] * static_cast<double>(rows));
+    return std::max(least_seconds,
+                    cost_[0] + cost_[1] * static_cast<double>(rows) + cost_[2] * static_cast<double>(passes));
 }
-
-double step_fit::of_draft() const { return cost_[fit_.seen(2) ? 2 : 1]; }
 
 void length_record::add_up() {
     double sequences = 1, tokens = 0; // one that is not known, and may end anywhere
@@ -78,15 +95,35 @@ void length_record::add_up() {
 
 // --- a step ---------------------------------------------------------------------------------------------------------
 
-speculation::speculation(const speculation_options& o, std::unique_ptr<drafter> d, const opd::filter& filter,
+speculation::speculation(const speculation_options& o, std::vector<named_drafter> drafters, const opd::filter& filter,
                          bool greedy, std::uint64_t seed, index_t lanes, index_t max_response)
-    : options_(o), drafter_(std::move(d)), law_{.filter = filter, .greedy = greedy, .seed = seed},
-      max_response_(max_response), plans_(static_cast<std::size_t>(lanes)), tuner_(arms()),
-      switch_({.on_at = o.running, .off_at = o.running + o.running / 4}), lengths_(max_response) {}
+    : options_(o), law_{.filter = filter, .greedy = greedy, .seed = seed}, max_response_(max_response),
+      plans_(static_cast<std::size_t>(lanes)),
+      which_({.drafters = static_cast<index_t>(drafters.size()), .memory = 20, .tries = 1, .again = 50}), // turns
+      switch_({.on_at = o.running, .off_at = o.running + o.running / 4}), lengths_(max_response) {
+    static_assert(speculation_counts::choices >= 16); // two drafters of seven arms, and two
+    for (named_drafter& d : drafters) {
+        which_.exists(static_cast<index_t>(sources_.size()), true);
+        sources_.push_back({std::move(d), spec::follow_rates(), spec::beg_mab(arms()), step_fit()});
+    }
+}
+
+void speculation::begin(index_t lane, const trajectory& t) {
+    for (source& s : sources_) s.drafter.drafts->begin(lane, t);
+}
 
 void speculation::end(index_t lane, const trajectory& t, bool finished) {
     if (finished) lengths_.heard(static_cast<index_t>(t.response().size()));
-    drafter_->end(lane, t, finished);
+    for (source& s : sources_) s.drafter.drafts->end(lane, t, finished);
+}
+
+bool speculation::reads_hidden() const {
+    return std::any_of(sources_.begin(), sources_.end(),
+                       [](const source& s) { return s.drafter.drafts->reads_hidden(); });
+}
+
+void speculation::hear(std::span<const lane_news> news, const policy& target) {
+    for (source& s : sources_) s.drafter.drafts->hear(news, target);
 }
 
 double speculation::uniform() {
@@ -94,71 +131,84 @@ double speculation::uniform() {
     return opd::keyed_uniform(noise, uniforms_++);
 }
 
+// Of the step that comes: strategy_.
+void speculation::decide() {
+    if (options_.what != speculation_options::kind::automatic) {
+        strategy_ = options_.fixed;
+        return;
+    }
+    if (!switch_.check(batch_)) return;
+    if (rests_ > 0) {
+        --rests_;
+        return;
+    }
+    ++decisions_, uniforms_ = 0;
+    if (held_ == 0) {
+        end_turn();
+        using_ = static_cast<std::size_t>(which_.choose(batch_));
+        arm_ = sources_[using_].tuner.choose(batch_, [this] { return uniform(); }), held_ = turn;
+    }
+    --held_;
+    strategy_ = arm_;
+}
+
 void speculation::draft(std::span<const due> sequences, index_t reading, bool vacant) {
     for (plan& p : plans_) p.tree = {};
-    batch_ = static_cast<index_t>(sequences.size());
-    accepted_ = verified_ = 0;
-    strategy_ = {};
+    batch_ = static_cast<index_t>(sequences.size()), reading_ = reading;
+    accepted_ = verified_ = drawn_ = 0;
+    strategy_ = {}, work_ = {}, asked_ = false;
     if (batch_ == 0) return;
-    const bool fixed = options_.what != speculation_options::kind::automatic;
-    bool all = fixed; // nodes of the strategy, whatever they cost
-    if (fixed) {
-        strategy_ = options_.fixed;
-    } else if (switch_.check(batch_)) {
-        if (rests_ > 0) {
-            --rests_;
-            return;
-        }
-        ++decisions_, uniforms_ = 0;
-        if (held_ == 0) arm_ = tuner_.choose(batch_, [this] { return uniform(); }), held_ = hold;
-        --held_;
-        strategy_ = arm_;
-        all = !cost_.known() || uniform() < look_again;
-    }
+    decide();
     if (strategy_.none()) return;
 
+    source& from = sources_[using_];
     wishes_.clear();
     for (const due& d : sequences) {
         const auto drawn = static_cast<index_t>(d.sequence->response().size());
         const auto room =
             static_cast<std::int32_t>(max_response_ - drawn - 1); // the step draws one more than is followed
         plan& p = plans_[static_cast<std::size_t>(d.lane)];
-        p.builder.begin(rates_);
+        p.builder.begin(from.rates);
         if (room < 1) continue;
         spec::draft_law law = law_;
         law.sample = d.sequence->sample;
         law.position = static_cast<std::uint32_t>(d.sequence->tokens.size());
         wishes_.push_back({d.lane, d.sequence, law, std::min(strategy_.depth, room), strategy_.top_k, &p.builder});
     }
-    drafter_->propose(wishes_);
-    bool offered = false;
-    for (const draft_wish& w : wishes_) {
-        counts_.drafted += w.tree->size();
-        offered = offered || w.tree->size() > 0;
-    }
-    if (!offered) {
+    work_ = from.drafter.drafts->propose(wishes_);
+    asked_ = true;
+    index_t offered = 0;
+    for (const draft_wish& w : wishes_) offered += w.tree->size();
+    counts_.drafted += offered;
+    if (offered == 0) {
         strategy_ = {};
         return;
     }
-    const auto select = [&](const draft_wish& w, index_t nodes) {
-        spec::draft_tree& tree = plans_[static_cast<std::size_t>(w.lane)].tree;
-        tree = w.tree->select(nodes);
-        verified_ += tree.size();
-    };
-    if (all) {
-        for (const draft_wish& w : wishes_) select(w, strategy_.verify);
-        return;
-    }
+    const bool all = options_.what != speculation_options::kind::automatic || !from.cost.known() ||
+                     uniform() < look_again; // nodes of the strategy, whatever they cost
+    if (!all) return share_budget(vacant);
+    for (const draft_wish& w : wishes_) select(w, strategy_.verify);
+}
+
+void speculation::select(const draft_wish& w, index_t nodes) {
+    spec::draft_tree& tree = plans_[static_cast<std::size_t>(w.lane)].tree;
+    tree = w.tree->select(nodes);
+    verified_ += tree.size();
+}
+
+// Of what was proposed, what is worth its rows.
+void speculation::share_budget(bool vacant) {
     candidates_.clear();
     for (const draft_wish& w : wishes_) {
         const auto gains = w.tree->gains();
         candidates_.push_back({gains.first(std::min(gains.size(), static_cast<std::size_t>(strategy_.verify))),
                                lengths_.remaining(static_cast<index_t>(w.sequence->response().size()))});
     }
+    const step_fit& cost = sources_[using_].cost;
     const auto rows = static_cast<index_t>(candidates_.size());
-    const double without = cost_.without(batch_ + reading);
+    const double seconds = cost.of(batch_ + reading_, work_.passes); // the passes are made
     const auto shares =
-        budget_.share(candidates_, spec::step_cost({{rows, without}, {rows + 1, without + cost_.of_draft()}}),
+        budget_.share(candidates_, spec::step_cost({{rows, seconds}, {rows + 1, seconds + cost.of_row()}}),
                       {.tail = vacant ? 1.0 : 0.0});
     for (std::size_t i = 0; i < wishes_.size(); ++i) select(wishes_[i], shares[i]);
     if (verified_ > 0) {
@@ -173,19 +223,51 @@ void speculation::verified(index_t lane, const spec::verdict& v, index_t tokens)
     plan& p = plans_[static_cast<std::size_t>(lane)];
     ++counts_.steps;
     counts_.tokens += tokens;
+    drawn_ += tokens;
     if (p.tree.size() == 0) return;
     ++counts_.verified_steps;
     counts_.verified += p.tree.size();
     counts_.accepted += v.accepted;
     accepted_ += v.accepted;
-    p.builder.learn(rates_, v);
+    p.builder.learn(sources_[using_].rates, v);
 }
 
 void speculation::took(index_t rows, double seconds) {
-    if (options_.what != speculation_options::kind::automatic || batch_ == 0 || rows == 0 || !(seconds > 0)) return;
-    cost_.heard(rows - static_cast<index_t>(verified_), static_cast<index_t>(verified_), seconds);
-    if (!strategy_.none())
-        tuner_.heard(strategy_, batch_, static_cast<double>(accepted_) / static_cast<double>(batch_), seconds);
+    if (batch_ == 0 || rows == 0 || !(seconds > 0)) return;
+    ++counts_.chosen[choice()];
+    const step_fit& cost = sources_[using_].cost;
+    if (verified_ > 0 && cost.known()) {
+        counts_.timed.sequences += batch_, counts_.timed.tokens += drawn_;
+        counts_.timed.seconds += seconds, counts_.timed.without += cost.of(rows - verified_);
+    }
+    for (std::size_t i = 0; i < sources_.size(); ++i)
+        if (!asked_ || i == using_) sources_[i].cost.heard(rows, work_.passes, seconds);
+    if (asked_) decided_.add(batch_, accepted_, seconds);
+    if (verified_ > 0) drafted_.add(batch_, accepted_, seconds);
+}
+
+std::size_t speculation::choice() const {
+    if (strategy_.none()) return of_none;
+    if (options_.what != speculation_options::kind::automatic) return of_fixed;
+    const auto& all = sources_[using_].tuner.options().arms;
+    return using_ * all.size() + static_cast<std::size_t>(std::find(all.begin(), all.end(), strategy_) - all.begin());
+}
+
+void speculation::end_turn() {
+    const auto mean = [](const sums& s) {
+        const auto n = static_cast<double>(s.steps);
+        return spec::step_observation{
+            s.sequences / s.steps, static_cast<double>(s.accepted) / static_cast<double>(s.sequences), s.seconds / n};
+    };
+    if (drafted_.steps > 0) {
+        const auto x = mean(drafted_);
+        sources_[using_].tuner.heard(arm_, x.batch, x.accepted, x.seconds);
+    }
+    if (decided_.steps > 0) {
+        const auto x = mean(decided_);
+        which_.heard(static_cast<index_t>(using_), x.batch, x.accepted, x.seconds);
+    }
+    decided_ = drafted_ = {};
 }
 
 } // namespace trainer

@@ -5,10 +5,11 @@
 //   off      no drafts
 //   ngram    retrieval (drafter.hpp): the same strategy for every sequence in every step
 //   learned  a drafter that was trained (learned_drafter.hpp), with trees: likewise
-//   auto     a drafter that was trained, if there is one, else retrieval. By how many sequences run and what steps took, an
-//            elastic_switch says whether to draft at all, beg_mab which of some strategies, and draft_budget how many of the nodes
-//            that it allows each sequence gets, none where they cost more than they bring. What a step costs by its rows is fitted to the last steps; now and then all nodes are verified, to know
-//            what drafts cost. Where no draft has paid for some steps, a while goes by without any
+//   auto     retrieval, or a drafter that was trained, if there is one. By how many sequences run and what steps took, an
+//            elastic_switch says whether to draft at all, a drafter_selector which of the two drafts, beg_mab which of some strategies, and
+//            draft_budget how many of the nodes that it allows each sequence gets, none where they cost more than they bring. What a
+//            step costs by its rows is fitted to the last steps; now and then all nodes are verified, to know what drafts cost.
+//            Where no draft has paid for some steps, a while goes by without any
 //
 // What is drafted changes no token, no log mu, no version and no draw: the target's own token, drawn with the noise of its sample
 // and position, is what is kept at every position, and drafts only say which positions a step looks at (opd/spec/verify.hpp: `follow`).
@@ -27,7 +28,9 @@
 #include "opd/sched/cost_fit.hpp"
 #include "opd/spec/draft_budget.hpp"
 #include "opd/spec/draft_tree.hpp"
+#include "opd/spec/drafter_selector.hpp"
 #include "opd/spec/tuner.hpp"
+#include "speculation_counts.hpp"
 
 namespace trainer {
 
@@ -38,58 +41,33 @@ struct speculation_options {
     opd::spec::strategy fixed = {8, 1, 8}; ///< ngram, learned
     index_t running = 32;                  ///< automatic: on at so many sequences or fewer, off above a quarter more
     retrieval_options retrieval = {};
-    std::shared_ptr<const draft_model> learned = {}; ///< what drafts; null: retrieval
+    std::shared_ptr<const draft_model> learned = {}; ///< learned: what drafts; automatic: one that may
 
     bool on() const { return what != kind::off; }
     /// Most drafted tokens of a sequence in a step.
     std::int32_t most() const;
 };
 
-/// The drafter that the options name. None of --speculate off.
-std::unique_ptr<drafter> make_drafter(const speculation_options& o);
-
-/// What became of drafts.
-struct speculation_counts {
-    std::int64_t steps = 0;          ///< sequence steps that drew a token
-    std::int64_t verified_steps = 0; ///< of these, with drafts
-    std::int64_t drafted = 0;        ///< tokens that a drafter proposed
-    std::int64_t verified = 0;       ///< of these, that went through the target
-    std::int64_t accepted = 0;       ///< of these, that the target drew as well
-    std::int64_t tokens = 0;         ///< drawn
-
-    void add(const speculation_counts& o) {
-        steps += o.steps, verified_steps += o.verified_steps, drafted += o.drafted, verified += o.verified;
-        accepted += o.accepted, tokens += o.tokens;
-    }
-    speculation_counts since(const speculation_counts& o) const {
-        return {steps - o.steps,       verified_steps - o.verified_steps,
-                drafted - o.drafted,   verified - o.verified,
-                accepted - o.accepted, tokens - o.tokens};
-    }
-    /// Drafted tokens that a sequence kept of a step that verified some.
-    double accepted_per_step() const { return ratio(accepted, verified_steps); }
-    /// Tokens that a step brought a sequence.
-    double tokens_per_step() const { return ratio(tokens, steps); }
-    bool operator==(const speculation_counts&) const = default;
-    template <class A>
-    void fields(A& a) {
-        a(steps, verified_steps, drafted, verified, accepted, tokens);
-    }
-
-private:
-    static double ratio(std::int64_t a, std::int64_t b) {
-        return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0.0;
-    }
+/// A drafter, by name.
+struct named_drafter {
+    std::string name;
+    std::unique_ptr<drafter> drafts;
 };
 
-/// Seconds of a step by its rows without drafts and its drafted ones. Before there were drafts one of theirs is taken to cost as any other.
+/// Those that the options name. None of --speculate off.
+std::vector<named_drafter> make_drafters(const speculation_options& o);
+
+/// "ngram 8/1/8": a drafter and its strategy (depth, children, tokens to verify). "none": no drafts.
+std::string choice_name(const speculation_options& o, std::size_t choice);
+
+/// Seconds of a step: a + b·rows + c·passes, rows of any kind and passes of the drafter.
 class step_fit {
 public:
     /// A step that took much longer than such steps do says something of the machine, not of its rows, and counts as three times as long.
-    void heard(index_t rows, index_t drafted, double seconds);
+    void heard(index_t rows, index_t passes, double seconds);
     bool known() const { return heard_ >= least; }
-    double without(index_t rows) const; ///< seconds of a step without drafts; positive
-    double of_draft() const;            ///< seconds that a drafted row costs; at least 0
+    double of(index_t rows, index_t passes = 0) const; ///< seconds; positive
+    double of_row() const { return cost_[1]; }         ///< more for one; at least 0
     template <class A>
     void fields(A& a) {
         a(heard_, fit_);
@@ -136,10 +114,10 @@ public:
         const trajectory* sequence = nullptr;
     };
 
-    speculation(const speculation_options& o, std::unique_ptr<drafter> d, const opd::filter& filter, bool greedy,
-                std::uint64_t seed, index_t lanes, index_t max_response);
+    speculation(const speculation_options& o, std::vector<named_drafter> drafters, const opd::filter& filter,
+                bool greedy, std::uint64_t seed, index_t lanes, index_t max_response);
 
-    void begin(index_t lane, const trajectory& t) { drafter_->begin(lane, t); }
+    void begin(index_t lane, const trajectory& t);
     void end(index_t lane, const trajectory& t, bool finished);
 
     /// Before a step: decides, and drafts. `reading`: rows of it that only read a prefix. `vacant`: lanes are free, so nobody waits for one,
@@ -149,23 +127,28 @@ public:
     const opd::spec::draft_tree& tree(index_t lane) const { return plans_[static_cast<std::size_t>(lane)].tree; }
     /// After it, of each of them: which of those the target drew as well, and how many tokens the step drew for the sequence.
     void verified(index_t lane, const opd::spec::verdict& v, index_t tokens);
-    bool reads_hidden() const { return drafter_->reads_hidden(); }
-    void hear(std::span<const lane_news> news, const policy& target) { drafter_->hear(news, target); }
+    bool reads_hidden() const;
+    void hear(std::span<const lane_news> news, const policy& target);
+    /// What drafting for the step took.
+    const draft_work& work() const { return work_; }
     /// How long the step took, all of it.
     void took(index_t rows, double seconds);
 
     const speculation_counts& counts() const { return counts_; }
+    void forget_counts() { counts_ = {}; }
     /// What the last step was to do.
     const opd::spec::strategy& strategy() const { return strategy_; }
 
     /// Between two steps.
     template <class A>
     void fields(A& a) {
-        std::string drafts;
-        if constexpr (!A::reading) drafts = drafter_->state();
-        a(drafts, rates_, counts_, tuner_, switch_, cost_, lengths_, decisions_, arm_, held_, fruitless_, rests_,
-          strategy_, batch_, accepted_, verified_);
-        if constexpr (A::reading) drafter_->restore(drafts);
+        for (source& s : sources_) a(s);
+        a(counts_, which_, switch_, lengths_, decisions_, arm_, held_, decided_, drafted_, fruitless_, rests_,
+          strategy_, asked_, batch_, reading_, accepted_, verified_, drawn_);
+        auto at = static_cast<std::uint64_t>(using_);
+        a(at);
+        using_ = static_cast<std::size_t>(at);
+        if (using_ >= sources_.size()) throw opd::invalid_input("snapshot", "is of other drafters");
     }
 
 private:
@@ -173,30 +156,64 @@ private:
         opd::spec::draft_builder builder;
         opd::spec::draft_tree tree;
     };
+    // A drafter, and what is known of it.
+    struct source {
+        named_drafter drafter;
+        opd::spec::follow_rates rates;
+        opd::spec::beg_mab tuner;
+        step_fit cost; // of steps for which it was asked, and of those for which none was
+        template <class A>
+        void fields(A& a) {
+            std::string drafts;
+            if constexpr (!A::reading) drafts = drafter.drafts->state();
+            a(drafts, rates, tuner, cost);
+            if constexpr (A::reading) drafter.drafts->restore(drafts);
+        }
+    };
+    struct sums {
+        index_t steps = 0, sequences = 0;
+        std::int64_t accepted = 0;
+        double seconds = 0;
+        void add(index_t batch, std::int64_t kept, double s) {
+            ++steps, sequences += batch, accepted += kept, seconds += s;
+        }
+        template <class A>
+        void fields(A& a) {
+            a(steps, sequences, accepted, seconds);
+        }
+    };
     double uniform();
+    void decide();
+    void end_turn();
+    void select(const draft_wish& w, index_t nodes);
+    void share_budget(bool vacant);
+    std::size_t choice() const;
 
     speculation_options options_;
-    std::unique_ptr<drafter> drafter_;
+    std::vector<source> sources_;
     opd::spec::draft_law law_; // but for sample and position
     index_t max_response_;
     std::vector<plan> plans_; // by lane
-    opd::spec::follow_rates rates_;
-    opd::spec::beg_mab tuner_;
+    opd::spec::drafter_selector which_;
     opd::spec::elastic_switch switch_;
     opd::spec::draft_budget budget_;
-    step_fit cost_;
     length_record lengths_;
     speculation_counts counts_;
     std::uint64_t decisions_ = 0;
     std::uint32_t uniforms_ = 0; // of this decision
+    // a turn: decisions for which a drafter and an arm are kept
+    std::size_t using_ = 0;
     opd::spec::strategy arm_;
-    std::int32_t held_ = 0;      // decisions that it is kept for yet
+    std::int32_t held_ = 0;      // decisions that it goes on for yet
+    sums decided_, drafted_;     // its steps, and those of them with drafts
     std::int32_t fruitless_ = 0; // decisions in a row that no draft pays
     std::int32_t rests_ = 0;     // steps to come without a decision
     // the step that draft() was called for
     opd::spec::strategy strategy_;
-    index_t batch_ = 0;
-    std::int64_t accepted_ = 0, verified_ = 0;
+    bool asked_ = false; // a drafter was
+    draft_work work_;
+    index_t batch_ = 0, reading_ = 0;
+    std::int64_t accepted_ = 0, verified_ = 0, drawn_ = 0;
     std::vector<draft_wish> wishes_;
     std::vector<opd::spec::draft_candidate> candidates_;
 };

@@ -99,26 +99,22 @@ void rollout_stage::install(const sched::weights& w) {
     installed_ = w;
 }
 
-index_t rollout_stage::step(std::vector<sched::finished_rollout<trajectory>>& out, std::stop_token) {
+rollout_work rollout_stage::step(std::vector<sched::finished_rollout<trajectory>>& out, std::stop_token) {
     finished_.clear();
     const index_t rows = engine_ ? engine_->step(finished_) : 0;
     rows_ = rows, again_ = engine_ ? engine_->recomputed() : 0;
-    if (counts_ && engine_) {
-        const speculation_counts now = engine_->counts();
-        counts_->add(now.since(counted_));
-        counted_ = now;
-    }
     for (lane_trajectory& f : finished_) {
         auto t = std::make_shared<const trajectory>(std::move(f.sequence));
         const sched::token_versions versions = versions_of(*t);
         out.push_back({tickets_[static_cast<std::size_t>(f.lane)], versions, std::move(t)});
     }
-    if (park_after_ == 0 || !engine_) return rows;
+    const rollout_work work{rows, engine_ ? engine_->drafting() : draft_work{}};
+    if (park_after_ == 0 || !engine_) return work;
     for (std::size_t lane = 0; lane < tickets_.size(); ++lane)
         if (const auto i = static_cast<index_t>(lane);
             engine_->busy(i) && engine_->drawn(i).response().size() >= had_[lane] + park_after_)
             out.push_back(park(tickets_[lane]));
-    return rows;
+    return work;
 }
 
 void rollout_stage::export_partials(std::vector<sched::partial_rollout<trajectory>>& out) const {

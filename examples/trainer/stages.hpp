@@ -18,6 +18,7 @@
 #include <optional>
 #include <span>
 #include <stop_token>
+#include <utility>
 #include <vector>
 
 #include "learner.hpp"
@@ -41,16 +42,17 @@ class shared_counts {
 public:
     void add(const speculation_counts& c) {
         const std::lock_guard lock(mutex_);
-        all_.add(c);
+        since_.add(c);
     }
-    speculation_counts all() const {
+    /// Since the last time.
+    speculation_counts take() {
         const std::lock_guard lock(mutex_);
-        return all_;
+        return std::exchange(since_, {});
     }
 
 private:
-    mutable std::mutex mutex_;
-    speculation_counts all_;
+    std::mutex mutex_;
+    speculation_counts since_;
 };
 
 /// The number of a sample's prompt. The top byte of a sample is its stage's; within a stage `answers` consecutive samples
@@ -65,6 +67,12 @@ request request_of(const gcd_task& task, std::uint64_t seed, std::uint64_t sampl
 
 /// Which versions drew a response.
 opd::sched::token_versions versions_of(const trajectory& t);
+
+/// What a quantum of rollout computed.
+struct rollout_work {
+    index_t rows = 0;    ///< tokens that went through the model
+    draft_work drafting; ///< what drafting for it took
+};
 
 class rollout_stage {
 public:
@@ -94,11 +102,14 @@ public:
     /// Throws if they are not published.
     void install(const opd::sched::weights& w);
 
-    /// Parks who has drawn `park_after` tokens since its start. Returns how many tokens went through the model.
-    index_t step(std::vector<opd::sched::finished_rollout<trajectory>>& out, std::stop_token);
+    /// Parks who has drawn `park_after` tokens since its start.
+    rollout_work step(std::vector<opd::sched::finished_rollout<trajectory>>& out, std::stop_token);
     /// What the last step took.
     void took(double seconds) {
-        if (engine_) engine_->took(seconds);
+        if (engine_) {
+            engine_->took(seconds);
+            if (counts_) counts_->add(engine_->take_counts());
+        }
         cost_.add(static_cast<double>(rows_ - again_), static_cast<double>(again_), seconds);
     }
     double elasticity() { return cost_.elasticity(); }
@@ -115,7 +126,7 @@ public:
         for (opd::sched::ticket& t : tickets_) a(t);
         for (std::uint64_t& n : had_) a(n);
         a(rows_, again_, cost_);
-        if (engine_) a(*engine_), counted_ = engine_->counts();
+        if (engine_) a(*engine_);
     }
 
 private:
@@ -133,7 +144,6 @@ private:
     index_t rows_ = 0, again_ = 0; // of the last step
     opd::sched::rollout_cost cost_;
     std::shared_ptr<shared_counts> counts_;
-    speculation_counts counted_; // of the engine's
 };
 
 class teacher_stage {

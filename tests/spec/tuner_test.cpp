@@ -116,6 +116,22 @@ TEST_CASE("exploring: with probability epsilon any arm of the bucket, by one num
     CHECK(std::abs(other - 500) < 110); // five sigma
 }
 
+TEST_CASE("tries: those that had fewest rewards go first, until each has had so many") {
+    tuner_options o = two_buckets();
+    o.tries = 2;
+    beg_mab t(o);
+    ucb1 u(o);
+    const auto both = [&](const strategy& wanted, double reward) {
+        CHECK(t.choose(3, written{{0.9}}) == wanted);
+        CHECK(u.choose(3) == wanted);
+        t.heard(wanted, 3, 0, 1 / reward), u.heard(wanted, 3, 0, 1 / reward);
+    };
+    both(a, 1), both(b, 9), both(a, 20), both(b, 8); // after one each, b would be chosen
+    both(a, 1);                                      // 10.5 and 8.5
+    t.heard(b, 3, 0, 1.0 / 30), u.heard(b, 3, 0, 1.0 / 30);
+    CHECK(t.choose(3, written{{0.9}}) == b); // 1 and 9
+}
+
 TEST_CASE("rewards: by sequence, or by token, which favours what was tried on larger batches") {
     tuner_options o = two_buckets();
     for (const reward_kind kind : {reward_kind::per_sequence, reward_kind::tokens_per_second}) {
@@ -748,6 +764,8 @@ TEST_CASE("what cannot be is refused by name") {
     refused(with([](auto& o) { o.arms = {}; }), "arms", "there is none");
     refused(with([](auto& o) { o.arms[2].depth = 0; }), "arms", "row 2");
     refused(with([](auto& o) { o.arms[3] = o.arms[0]; }), "arms", "is there twice");
+    refused(with([](auto& o) { o.tries = 0; }), "tries", "[1, window]");
+    refused(with([](auto& o) { o.tries = o.window + 1; }), "tries", "[1, window]");
     refused(with([](auto& o) { o.thresholds = {1}; }), "thresholds", "2, not 1");
     refused(with([](auto& o) { o.thresholds = {2, 2}; }), "thresholds", "rise");
     refused(with([](auto& o) { o.thresholds = {0, 2}; }), "thresholds", "positive");

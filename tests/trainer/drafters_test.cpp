@@ -407,7 +407,11 @@ TEST_CASE("drafts of any weights change no bit of what rollout draws and records
                         o.speculate.fixed = strategy;
                         const auto make = [&](const policy& p) {
                             auto e = std::make_unique<rollout_engine>(p, o, 3, small_task().max_length());
-                            if (drafts) e->draft_with(std::make_unique<learned_drafter>(d), o.speculate);
+                            if (drafts) {
+                                std::vector<named_drafter> one;
+                                one.push_back({"", std::make_unique<learned_drafter>(d)});
+                                e->draft_with(std::move(one), o.speculate);
+                            }
                             return e;
                         };
                         auto engine = make(first);
@@ -622,8 +626,10 @@ TEST_CASE("settings of drafters are strict, and a preset is a beginning that fla
     CHECK(with({"--train-drafter", "--resume"}).find("exclude each other") != std::string::npos);
     CHECK(with({"--draft-children=2"}) == "--draft-children is not used by --speculate off");
     CHECK(with({"--speculate=learned", "--draft-running=2"}) == "--draft-running is not used by --speculate learned");
-    CHECK(with({"--speculate=auto", "--draft-from=x", "--draft-history=9"}) ==
-          "--draft-history is not used by --speculate auto --draft-from");
+    CHECK(with({"--speculate=learned", "--draft-history=9"}) == "--draft-history is not used by --speculate learned");
+    CHECK(with({"--cost-draft=1"}) == "--cost-draft is not used by --driver threads --speculate off");
+    CHECK(with({"--driver=virtual", "--speculate=ngram", "--cost-draft-row=1"}) ==
+          "--cost-draft-row is not used by --driver virtual --speculate ngram");
     CHECK(with({"--speculate=ngram", "--draft-from=x"}) == "--draft-from is not used by --speculate ngram");
     CHECK(with({"--preset=speculativ"}).find("did you mean 'speculative'?") != std::string::npos);
     const config c = parse_command_line({"--preset", "speculative", "--student-layers=7"}).settings;

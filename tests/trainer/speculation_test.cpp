@@ -84,7 +84,7 @@ public:
         CHECK(known_.at(lane) == t.tokens);
         known_.erase(lane);
     }
-    void propose(std::span<const draft_wish> wishes) override {
+    draft_work propose(std::span<const draft_wish> wishes) override {
         for (const draft_wish& w : wishes) {
             CHECK(known_.at(w.lane) == w.sequence->tokens);
             CHECK(w.law.sample == w.sequence->sample);
@@ -103,6 +103,7 @@ public:
                 w.tree->graft(std::span<const token>(chain).first(random_() % (chain.size() + 1)), 3);
             }
         }
+        return {};
     }
     std::string state() const override {
         opd::sched::archive_writer w;
@@ -169,6 +170,12 @@ std::vector<std::vector<std::size_t>> covering(const std::vector<std::size_t>& s
     return rows;
 }
 
+std::vector<named_drafter> one(std::unique_ptr<drafter> d) {
+    std::vector<named_drafter> r;
+    r.push_back({"", std::move(d)});
+    return r;
+}
+
 // All pairs of factors; OPD_SPECULATION=triples: all triples.
 std::size_t strength() {
     const char* wanted = std::getenv("OPD_SPECULATION");
@@ -204,7 +211,7 @@ outcome roll(const policy& weights, sampling o, const std::vector<request>& prom
     o.kv_tokens = w.memory;
     const auto make = [&] {
         auto e = std::make_unique<rollout_engine>(weights, o, w.lanes, small_task().max_length());
-        if (w.draws_oracle) e->draft_with(std::make_unique<oracle>(truth, w.seed, w.hidden), o.speculate);
+        if (w.draws_oracle) e->draft_with(one(std::make_unique<oracle>(truth, w.seed, w.hidden)), o.speculate);
         return e;
     };
     auto engine = make();
@@ -255,13 +262,15 @@ TEST_CASE("drafts change no bit of what is drawn and recorded") {
     constexpr opd::spec::strategy strategies[] = {{1, 1, 1}, {8, 1, 3}, {3, 1, 8}, {12, 1, 20}, {}};
     std::vector<request> prompts;
     for (std::uint64_t i = 0; i < 48; ++i) prompts.push_back(prompt_of(900 + i));
-    std::map<std::pair<std::size_t, std::size_t>, trajectories> truths;
+    constexpr std::pair<int, double> filters[] = {{0, 1}, {3, 1}, {0, 0.7}, {6, 0.9}};
+    std::map<std::array<std::size_t, 3>, trajectories> truths;
     std::int64_t followed = 0, retrieved = 0, gained = 0;
     std::uint32_t seed = 0;
-    //                                  temperature, plan, batch, strategy, oracle, hears hidden, chunk, preempted, resumed, memory
-    for (const auto& f : covering({3, 4, 6, 5, 2, 2, 4, 2, 2, 3}, strength())) {
-        const sampling o = options(temperatures[f[0]], draw_plans[f[1]]);
-        trajectories& truth = truths[{f[0], f[1]}];
+    //                                  temperature, plan, batch, strategy, oracle, hears hidden, chunk, preempted, resumed, memory, filter
+    for (const auto& f : covering({3, 4, 6, 5, 2, 2, 4, 2, 2, 3, 4}, strength())) {
+        sampling o = options(temperatures[f[0]], draw_plans[f[1]]);
+        std::tie(o.top_k, o.top_p) = filters[f[10]];
+        trajectories& truth = truths[{f[0], f[1], f[10]}];
         if (truth.empty()) {
             opd::thread_team team(1);
             for (auto& t : roll_out(*weights.model, team, prompts, o, 7)) truth[t.sample] = t;
@@ -300,9 +309,10 @@ TEST_CASE("what an adversary's drafts lead to has the law of the target, by chi-
         void begin(index_t, const trajectory&) override {}
         void hear(std::span<const lane_news>, const policy&) override {}
         void end(index_t, const trajectory&, bool) override {}
-        void propose(std::span<const draft_wish> wishes) override {
+        draft_work propose(std::span<const draft_wish> wishes) override {
             for (const draft_wish& w : wishes)
                 for (token a = 1; a < 15; ++a) w.tree->graft(std::array{a, static_cast<token>(a * 7 % 15)}, 1 + a % 5);
+            return {};
         }
         std::string state() const override { return {}; }
         void restore(std::string_view) override {}
@@ -312,7 +322,7 @@ TEST_CASE("what an adversary's drafts lead to has the law of the target, by chi-
     o.max_response = 3, o.end = 14;
     o.speculate.what = kind::ngram, o.speculate.fixed = {2, 1, 28};
     rollout_engine engine(weights, o, 16, small_task().max_length());
-    engine.draft_with(std::make_unique<adversary>(), o.speculate);
+    engine.draft_with(one(std::make_unique<adversary>()), o.speculate);
     constexpr std::uint64_t samples = 8000;
     std::map<std::vector<token>, double> counts; // of the first two tokens
     std::vector<lane_trajectory> done;
@@ -460,7 +470,7 @@ TEST_CASE("a step whose drafts lead to logits that are not finite keeps what cam
         sampling mine = o;
         if (drafts) mine.speculate = {.what = kind::ngram, .fixed = {6, 1, 6}};
         rollout_engine engine(weights, mine, 1, small_task().max_length());
-        if (drafts) engine.draft_with(std::make_unique<oracle>(truth, 1, false), mine.speculate);
+        if (drafts) engine.draft_with(one(std::make_unique<oracle>(truth, 1, false)), mine.speculate);
         engine.start(0, prompt);
         std::vector<lane_trajectory> done;
         for (;;) {
@@ -579,7 +589,7 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
         mine.speculate.running = running;
         mine.speculate.retrieval.answers = 8;
         rollout_engine engine(weights, mine, lanes, small_task().max_length());
-        if (wrong) engine.draft_with(std::make_unique<oracle>(*wrong, 1, false), mine.speculate);
+        if (wrong) engine.draft_with(one(std::make_unique<oracle>(*wrong, 1, false)), mine.speculate);
         std::size_t next = 0;
         std::vector<lane_trajectory> done;
         for (;;) {
@@ -612,22 +622,44 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
     MESSAGE(right << " and " << never);
     CHECK(right > 0.5);
     CHECK(never < 0.1);
-    // the plane through steps that cost a + b rows + c drafts
+    // of two drafters the one that is followed, whichever place it has
+    for (const bool second : {false, true}) {
+        sampling mine = o;
+        mine.speculate.what = kind::automatic;
+        rollout_engine engine(weights, mine, 4, small_task().max_length());
+        auto both = one(std::make_unique<oracle>(second ? wrong : truth, 1, false));
+        both.push_back({"", std::make_unique<oracle>(second ? truth : wrong, 1, false)});
+        engine.draft_with(std::move(both), mine.speculate);
+        std::size_t next = 0;
+        std::vector<lane_trajectory> done;
+        for (;;) {
+            for (index_t lane = 0; lane < 4; ++lane)
+                if (!engine.busy(lane) && next < prompts.size()) engine.start(lane, prompts[next++]);
+            if (engine.running() == 0) break;
+            engine.took(1e-3 + 1e-4 * static_cast<double>(engine.step(done)));
+        }
+        const auto& chosen = engine.counts().chosen;
+        std::array<std::int64_t, 2> of = {};
+        for (std::size_t i = 0; i < 14; ++i) of[i / 7] += chosen[i];
+        MESSAGE(of[0] << " and " << of[1] << " steps by the first and the second drafter");
+        CHECK(of[second] > 10 * of[!second]);
+        CHECK(engine.counts().timed_tokens_per_step() > engine.counts().break_even()); // they pay
+        CHECK(engine.counts().tokens_per_second() > engine.counts().tokens_per_second_without());
+    }
+    // the plane through steps that cost a + b rows + c passes
     step_fit fit;
     for (int i = 0; i < 100; ++i) fit.heard(8, 0, 1e-3);
     CHECK(fit.known());
-    CHECK(fit.without(8) / 1e-3 == doctest::Approx(1).epsilon(1e-6)); // whatever b is
+    CHECK(fit.of(8) / 1e-3 == doctest::Approx(1).epsilon(1e-6)); // whatever b is
     for (int i = 0; i < 3760; ++i) {
-        const int rows = 8 + i % 5, drafts = i % 3;
-        const double usual = 2e-3 + 3e-4 * rows + 1e-4 * drafts;
-        fit.heard(rows, drafts, i % 500 == 250 ? 100 * usual : usual); // now and then something else has the machine
+        const int rows = 8 + i % 5, passes = i % 3;
+        const double usual = 2e-3 + 3e-4 * rows + 1e-4 * passes;
+        fit.heard(rows, passes, i % 500 == 250 ? 100 * usual : usual); // now and then something else has the machine
     }
-    CHECK(fit.without(10) / 5e-3 == doctest::Approx(1).epsilon(5e-2));
-    CHECK(fit.without(20) / 8e-3 == doctest::Approx(1).epsilon(0.1));
-    CHECK(fit.of_draft() / 1e-4 == doctest::Approx(1).epsilon(0.4));
-    step_fit undrafted; // without drafts, one costs what a row does
-    for (int i = 0; i < 1000; ++i) undrafted.heard(8 + i % 5, 0, 2e-3 + 3e-4 * (8 + i % 5));
-    CHECK(undrafted.of_draft() / 3e-4 == doctest::Approx(1).epsilon(1e-2));
+    CHECK(fit.of(10) / 5e-3 == doctest::Approx(1).epsilon(5e-2));
+    CHECK(fit.of(20) / 8e-3 == doctest::Approx(1).epsilon(0.1));
+    CHECK(fit.of_row() / 3e-4 == doctest::Approx(1).epsilon(0.1));
+    CHECK((fit.of(10, 3) - fit.of(10)) / 3e-4 == doctest::Approx(1).epsilon(0.4));
     // what finished responses say of how long one will be
     length_record lengths(100);
     CHECK(lengths.remaining(0) == doctest::Approx(50));

@@ -30,7 +30,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
-#include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -68,7 +68,8 @@ struct tuner_options {
     double epsilon = 0.1;                            ///< beg_mab
     double bonus = 1;                                ///< ucb1: times sqrt(2 ln n / n_arm) of the largest mean
     std::int32_t window = 300;                       ///< steps of an arm that count
-    index_t most_tokens = 0;                         ///< verify * batch; 0: no limit
+    std::int32_t tries = 1;  ///< steps of an arm before it is compared with others: those that had fewest go first
+    index_t most_tokens = 0; ///< verify * batch; 0: no limit
     reward_kind reward = reward_kind::per_sequence;
 };
 
@@ -186,6 +187,7 @@ public:
         if (!(options.bonus >= 0) || !opd::detail::is_finite(options.bonus))
             refuse("bonus", "must be finite and at least 0");
         if (options.window < 1) refuse("window", "must be at least 1");
+        if (options.tries < 1 || options.tries > options.window) refuse("tries", "must lie in [1, window]");
         if (options.most_tokens < 0) refuse("most_tokens", "must be at least 0");
         rewards.resize(options.arms.size());
         for (reward_window& w : rewards) w.values.reserve(static_cast<std::size_t>(options.window));
@@ -213,10 +215,17 @@ public:
         if (options.reward == reward_kind::tokens_per_second) r *= static_cast<double>(batch);
         rewards[static_cast<std::size_t>(at - options.arms.begin())].add(r, options.window);
     }
-    /// Of an arm's window; an even one: the mean of the middle two. +infinity: it was never tried.
+    /// Of the eligible arms with fewer than `tries` rewards the one with fewest, the first of these.
+    std::optional<std::size_t> untried() const {
+        std::optional<std::size_t> r;
+        auto fewest = static_cast<std::size_t>(options.tries);
+        for (const std::size_t i : eligible)
+            if (const std::size_t n = rewards[i].values.size(); n < fewest) fewest = n, r = i;
+        return r;
+    }
+    /// Of an arm's window; an even one: the mean of the middle two. It has been tried.
     double median(std::size_t arm) {
         const std::vector<double>& x = rewards[arm].values;
-        if (x.empty()) return std::numeric_limits<double>::infinity();
         sorted_.assign(x.begin(), x.end());
         return median_of(sorted_);
     }
@@ -269,6 +278,7 @@ public:
             const auto at = static_cast<std::size_t>(static_cast<double>(uniform()) * static_cast<double>(n));
             return arms_.options.arms[arms_.eligible[std::min(at, n - 1)]];
         }
+        if (const auto i = arms_.untried()) return arms_.options.arms[*i];
         return arms_.best([&](std::size_t i) { return arms_.median(i); });
     }
     /// What a step with that strategy came to.
@@ -292,9 +302,9 @@ public:
     strategy choose(index_t batch) {
         arms_.find(batch);
         if (arms_.eligible.empty()) return {};
+        if (const auto i = arms_.untried()) return arms_.options.arms[*i];
         double all = 0, most = 0;
         for (const std::size_t i : arms_.eligible) {
-            if (arms_.rewards[i].values.empty()) return arms_.options.arms[i];
             all += static_cast<double>(arms_.rewards[i].values.size());
             most = std::max(most, arms_.mean(i));
         }
