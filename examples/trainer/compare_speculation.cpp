@@ -8,7 +8,8 @@
 //   virtual   rollout, and whole steps, with the costs of a GPU (--cost-* of opd-train, `gpu` below)
 //
 // Teacher, student and drafter are trained once and kept in DIRECTORY/base; plots are DIRECTORY/*.svg. Contenders take turns within a
-// round; figures are medians over rounds of tokens a second, ratios within a round: median, smallest, largest.
+// round; figures are medians over rounds of tokens a second, ratios within a round: median, smallest, largest. `off again` shows what
+// such a ratio is worth on this machine.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -174,8 +175,9 @@ void print(const std::string& directory, const std::string& file, const std::str
 
 // A decoding step reads a model of 7 billion weights in 8 ms and computes a row of it in 75 us; a drafter of one layer, with the model's
 // head, is a thirteenth of it; a teacher of four times the size scores; and the learner computes three times a row.
-const arguments gpu = {"--cost-step=8e-3",      "--cost-step-row=7.5e-5", "--cost-draft=6e-4",
-                       "--cost-draft-row=6e-6", "--cost-score-row=3e-4",  "--cost-train-row=2.25e-4"};
+const arguments gpu = {"--cost-step=8e-3", "--cost-step-row=7.5e-5", "--cost-score-row=3e-4",
+                       "--cost-train-row=2.25e-4"},
+                gpu_drafter = {"--cost-draft=6e-4", "--cost-draft-row=6e-6"};
 
 // Response tokens over the seconds of rollout, and over all.
 std::pair<double, double> virtual_rates(const std::string& directory, const std::string& student, const way& w,
@@ -200,11 +202,11 @@ void compare(const std::string& directory, const std::set<std::string>& worlds, 
         return way{fmt::format("learned {}", depth),
                    arguments{"--speculate=learned", fmt::format("--draft-depth={}", depth)} + from};
     };
-    const way off{"off", {}}, best{"auto", arguments{"--speculate=auto"} + from};
+    const way off{"off", {}}, again{"off again", {}}, best{"auto", arguments{"--speculate=auto"} + from};
     if (worlds.contains("preset"))
-        compare_steps(directory, student, {off, ngram(3), learned(6), {"auto, ngram", {"--speculate=auto"}}, best},
-                      rounds, steps);
-    const std::vector<way> all = {off, ngram(2), ngram(4), ngram(8), learned(2), learned(4), learned(8), best};
+        compare_steps(directory, student,
+                      {off, again, ngram(3), learned(6), {"auto, ngram", {"--speculate=auto"}}, best}, rounds, steps);
+    const std::vector<way> all = {off, again, ngram(2), ngram(4), ngram(8), learned(2), learned(4), learned(8), best};
     if (worlds.contains("machine")) {
         const config c = config_of(preset);
         const gcd_task task = task_of(c);

@@ -14,11 +14,13 @@ namespace spec = opd::spec;
 
 namespace {
 
-// Chains of retrieval: one child a node. More sequences, fewer tokens each.
+// Chains: one child a node. More sequences, fewer tokens each; how many a node may have only says to which batches an arm belongs, for
+// draft_budget gives none that does not pay.
 spec::tuner_options arms() {
     spec::tuner_options o;
-    o.arms = {{8, 1, 8}, {5, 1, 8}, {3, 1, 8}, {4, 1, 4}, {2, 1, 4}, {2, 1, 2}, {1, 1, 2}};
-    o.thresholds = {1, 17, 33};
+    o.arms = {{8, 1, 8}, {5, 1, 8}, {3, 1, 8}, {7, 1, 7}, {5, 1, 7},
+              {3, 1, 7}, {5, 1, 5}, {3, 1, 5}, {2, 1, 2}, {1, 1, 2}};
+    o.thresholds = {1, 5, 17, 33};
     o.window = 40, o.tries = 2; // turns
     return o;
 }
@@ -101,7 +103,7 @@ speculation::speculation(const speculation_options& o, std::vector<named_drafter
       plans_(static_cast<std::size_t>(lanes)),
       which_({.drafters = static_cast<index_t>(drafters.size()), .memory = 20, .tries = 1, .again = 50}), // turns
       switch_({.on_at = o.running, .off_at = o.running + o.running / 4}), lengths_(max_response) {
-    static_assert(speculation_counts::choices >= 16); // two drafters of seven arms, and two
+    static_assert(speculation_counts::choices >= 22); // two drafters of ten arms, and two
     for (named_drafter& d : drafters) {
         which_.exists(static_cast<index_t>(sources_.size()), true);
         sources_.push_back({std::move(d), spec::follow_rates(), spec::beg_mab(arms()), step_fit()});
@@ -235,15 +237,22 @@ void speculation::verified(index_t lane, const spec::verdict& v, index_t tokens)
 void speculation::took(index_t rows, double seconds) {
     if (batch_ == 0 || rows == 0 || !(seconds > 0)) return;
     ++counts_.chosen[choice()];
-    const step_fit& cost = sources_[using_].cost;
-    if (verified_ > 0 && cost.known()) {
-        counts_.timed.sequences += batch_, counts_.timed.tokens += drawn_;
-        counts_.timed.seconds += seconds, counts_.timed.without += cost.of(rows - verified_);
+    if (const step_fit& plain = sources_.front().cost;
+        plain.known()) { // of retrieval, which makes no passes, where there are two
+        const double without = plain.of(rows - verified_);
+        const auto add = [&](sums& s) {
+            ++s.steps, s.sequences += batch_, s.accepted += accepted_;
+            s.seconds += seconds, s.without += without;
+        };
+        if (asked_) add(decided_);
+        if (verified_ > 0) {
+            add(drafted_);
+            counts_.timed.sequences += batch_, counts_.timed.tokens += drawn_;
+            counts_.timed.seconds += seconds, counts_.timed.without += without;
+        }
     }
     for (std::size_t i = 0; i < sources_.size(); ++i)
         if (!asked_ || i == using_) sources_[i].cost.heard(rows, work_.passes, seconds);
-    if (asked_) decided_.add(batch_, accepted_, seconds);
-    if (verified_ > 0) drafted_.add(batch_, accepted_, seconds);
 }
 
 std::size_t speculation::choice() const {
@@ -255,9 +264,9 @@ std::size_t speculation::choice() const {
 
 void speculation::end_turn() {
     const auto mean = [](const sums& s) {
-        const auto n = static_cast<double>(s.steps);
-        return spec::step_observation{
-            s.sequences / s.steps, static_cast<double>(s.accepted) / static_cast<double>(s.sequences), s.seconds / n};
+        return spec::step_observation{s.sequences / s.steps,
+                                      static_cast<double>(s.accepted) / static_cast<double>(s.sequences),
+                                      s.seconds / s.without};
     };
     if (drafted_.steps > 0) {
         const auto x = mean(drafted_);

@@ -170,16 +170,14 @@ private:
             if constexpr (A::reading) drafter.drafts->restore(drafts);
         }
     };
+    // Steps of a turn. They are compared by how many times as long they took as steps without drafts: batches differ.
     struct sums {
         index_t steps = 0, sequences = 0;
         std::int64_t accepted = 0;
-        double seconds = 0;
-        void add(index_t batch, std::int64_t kept, double s) {
-            ++steps, sequences += batch, accepted += kept, seconds += s;
-        }
+        double seconds = 0, without = 0;
         template <class A>
         void fields(A& a) {
-            a(steps, sequences, accepted, seconds);
+            a(steps, sequences, accepted, seconds, without);
         }
     };
     double uniform();
