@@ -37,6 +37,11 @@ namespace detail {
 /// Whether a source's rows are views of memory, z and dz or y, whose spans `evaluate` checks; another source sees to itself.
 template <class Source>
 inline constexpr bool materialised = false;
+/// Whether the backend makes a source's logits, for a block of rows at a time (hidden.hpp).
+template <class Source>
+inline constexpr bool in_blocks = requires {
+    Source::in_blocks;
+};
 } // namespace detail
 
 /// (rows, cols) elements of T, row-major, unit inner stride, `stride` elements from row to row, of which the `padding` that

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <span>
 
+#include "opd/backends/logit_blocks.hpp"
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
 #include "opd/detail/lane_engine.hpp"
@@ -36,15 +37,17 @@ struct host_frame {
 struct host_plan {
     index_t rows, at_once, group, groups;
     std::size_t factors, partials, scratch_of_row, states, scratch; ///< bytes; scratch is per worker
+    index_t block = 0;      ///< rows whose logits are there together, a group each; 0: they are not made here
+    std::size_t blocks = 0; ///< bytes of these
 
-    /// `at_once`: rows in hand together, whose states a worker keeps.
-    host_plan(index_t rows_, std::size_t scratch_, index_t at_once_, std::size_t state)
-        : rows(rows_), at_once(at_once_), group(std::max<index_t>(1, (rows_ + 255) / 256)),
+    /// `at_once`: rows in hand together, whose states a worker keeps. `one_by_one`: a group a row, so that they may be cut anywhere.
+    host_plan(index_t rows_, std::size_t scratch_, index_t at_once_, std::size_t state, bool one_by_one = false)
+        : rows(rows_), at_once(at_once_), group(one_by_one ? 1 : std::max<index_t>(1, (rows_ + 255) / 256)),
           groups((rows_ + group - 1) / group), factors(aligned(sizeof(double) * std::size_t(rows_))),
           partials(aligned(sizeof(result) * std::size_t(groups))), scratch_of_row(aligned(scratch_)),
           states(at_once > 1 ? aligned(state * std::size_t(at_once)) : 0),
           scratch(states + scratch_of_row * std::size_t(at_once)) {}
-    std::size_t bytes(int workers) const { return factors + partials + scratch * std::size_t(workers); }
+    std::size_t bytes(int workers) const { return factors + partials + blocks + scratch * std::size_t(workers); }
     static constexpr std::size_t aligned(std::size_t n) { return (n + 63) / 64 * 64; }
 };
 
@@ -72,23 +75,45 @@ constexpr index_t at_once_of(const Job*) {
     return 1;
 }
 
+/// Whether a job's logits are made in blocks, of either side.
+template <class Job>
+inline constexpr bool has_blocks = false;
+template <class Student, class Teacher, class Estimator>
+inline constexpr bool has_blocks<row_job<Student, Teacher, Estimator, space::host>> =
+    in_blocks<Student> || in_blocks<Teacher>;
+
+/// Blocks as large as every side's budget allows.
+template <class Job>
+void plan_blocks(const Job& job, host_plan& plan) {
+    plan.block = std::max<index_t>(plan.rows, 1);
+    const auto limit = [&](const auto& side) {
+        if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) {
+            const std::size_t row = std::max<std::size_t>(1, side.bytes_of_row());
+            plan.block = std::min(plan.block, static_cast<index_t>(side.budget / row));
+        }
+    };
+    limit(job.student), limit(job.teacher);
+    const auto add = [&](const auto& side) {
+        if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>)
+            plan.blocks += block_memory(side, plan.block).bytes();
+    };
+    add(job.student), add(job.teacher);
+}
+
 template <has_lanes Job>
 host_plan host_plan_of(const Job& job) {
     const host_frame frame = host_frame_of(job);
     const auto rows = rows_of<lane_engine>(job, frame);
-    return {frame.rows, rows.scratch_bytes(), at_once_of(static_cast<const Job*>(nullptr)),
-            sizeof(typename decltype(rows_of<lane_engine>(job, frame))::state_type)};
+    host_plan plan{frame.rows, rows.scratch_bytes(), at_once_of(static_cast<const Job*>(nullptr)),
+                   sizeof(typename decltype(rows_of<lane_engine>(job, frame))::state_type), has_blocks<Job>};
+    if constexpr (has_blocks<Job>) plan_blocks(job, plan);
+    return plan;
 }
 
-/// Runs a job. `memory` holds plan.bytes(team.size()).
-template <has_lanes Job>
-result run_on_host(const Job& job, const host_plan& plan, thread_team& team, std::span<std::byte> memory) {
-    auto* factors = reinterpret_cast<double*>(memory.data());
-    auto* partials = reinterpret_cast<result*>(memory.data() + plan.factors);
-    std::byte* scratch = memory.data() + plan.factors + plan.partials;
-    host_frame frame = host_frame_of(job);
-    row_factors(frame.env, plan.rows, factors);
-    frame.group = plan.group, frame.factors = factors, frame.partials = partials;
+/// Rows of the groups [first, last), over the team.
+template <class Job>
+void run_groups(const Job& job, const host_frame& frame, const host_plan& plan, index_t first, index_t last,
+                thread_team& team, std::byte* scratch) {
     const auto rows = rows_of<lane_engine>(job, frame);
     using state_type = typename decltype(rows_of<lane_engine>(job, frame))::state_type;
     constexpr index_t at_once = at_once_of(static_cast<const Job*>(nullptr));
@@ -96,17 +121,66 @@ result run_on_host(const Job& job, const host_plan& plan, thread_team& team, std
     const auto of_worker = [&](int worker) { return scratch + std::size_t(worker) * plan.scratch; };
     if constexpr (at_once > 1) {
         const index_t unit = (at_once + plan.group - 1) / plan.group * plan.group; // whole groups
-        team.run((plan.rows + unit - 1) / unit, [&](index_t u, int worker) {
+        const index_t begin = first * plan.group, end = std::min(last * plan.group, plan.rows);
+        team.run((end - begin + unit - 1) / unit, [&](index_t u, int worker) {
             std::byte* const mine = of_worker(worker);
-            run_rows_together(rows, u * unit, std::min((u + 1) * unit, plan.rows), reinterpret_cast<state_type*>(mine),
-                              at_once, mine + plan.states, plan.scratch_of_row);
+            run_rows_together(rows, begin + u * unit, std::min(begin + (u + 1) * unit, end),
+                              reinterpret_cast<state_type*>(mine), at_once, mine + plan.states, plan.scratch_of_row);
         });
     } else {
-        team.run(plan.groups, [&](index_t group, int worker) {
+        team.run(last - first, [&](index_t group, int worker) {
             team_of_one<state_type> one;
-            run_rows(rows, group, one, of_worker(worker));
+            run_rows(rows, first + group, one, of_worker(worker));
         });
     }
+}
+
+/// Rows whose logits are made here: a block is filled, its rows are run, and what they say goes back.
+template <class Job>
+void run_blocks(Job job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
+                std::byte* memory) {
+    using Student = decltype(job.student);
+    std::byte *of_student = memory, *of_teacher = memory, *rest = nullptr;
+    if constexpr (in_blocks<Student>) {
+        const block_memory sizes(job.student, plan.block);
+        of_teacher += sizes.bytes();
+        job.student.block = {reinterpret_cast<float*>(of_student),
+                             reinterpret_cast<float*>(of_student + (sizes.gradient > 0 ? sizes.logits : 0)), 0};
+        rest = of_student + sizes.logits + sizes.gradient;
+        frame.env.beta = 0; // of the block; drain() has the caller's
+    }
+    if constexpr (in_blocks<decltype(job.teacher)>)
+        job.teacher.block = {reinterpret_cast<float*>(of_teacher), nullptr, 0};
+    for (index_t begin = 0; begin < plan.rows; begin += plan.block) {
+        const index_t end = std::min(begin + plan.block, plan.rows);
+        const auto prepare = [&](auto& side) {
+            if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) {
+                side.block.first = begin;
+                fill(side, begin, end, frame.env.mask, team);
+            }
+        };
+        prepare(job.student), prepare(job.teacher);
+        run_groups(job, frame, plan, begin, end, team, scratch);
+        if constexpr (in_blocks<Student>)
+            if (job.student.has_gradient())
+                drain(job.student, begin, end, job.vocab, job.env.beta, begin == 0, team, rest);
+    }
+}
+
+/// Runs a job. `memory` holds plan.bytes(team.size()).
+template <has_lanes Job>
+result run_on_host(const Job& job, const host_plan& plan, thread_team& team, std::span<std::byte> memory) {
+    auto* factors = reinterpret_cast<double*>(memory.data());
+    auto* partials = reinterpret_cast<result*>(memory.data() + plan.factors);
+    std::byte* blocks = memory.data() + plan.factors + plan.partials;
+    std::byte* scratch = blocks + plan.blocks;
+    host_frame frame = host_frame_of(job);
+    row_factors(frame.env, plan.rows, factors);
+    frame.group = plan.group, frame.factors = factors, frame.partials = partials;
+    if constexpr (has_blocks<Job>)
+        run_blocks(job, frame, plan, team, scratch, blocks);
+    else
+        run_groups(job, frame, plan, 0, plan.groups, team, scratch);
     result all;
     for (index_t g = 0; g < plan.groups; ++g) {
         all.loss += partials[g].loss;

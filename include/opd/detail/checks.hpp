@@ -103,7 +103,7 @@ private:
         std::uintptr_t begin, rows, width, stride; ///< in bytes
         bool written;
     };
-    span spans_[24];
+    span spans_[40]; // more than any call has
     int size_ = 0;
 
     template <class T, space S>
@@ -213,6 +213,12 @@ void check_overlaps(const Student& s, const Teacher& t, const basic_env<S>& e) {
     constexpr bool views = materialised<Student>; // another source has seen to itself
     call_spans spans;
     if constexpr (views) spans.writes(dz, s.dz);
+    if constexpr (in_blocks<Student>) {
+        spans.writes("student.dx", s.dx), spans.writes("student.dw", s.dw), spans.writes("student.db", s.db);
+        spans.reads("student.x", s.x), spans.reads("student.w", s.w), spans.reads("student.bias", s.bias);
+    }
+    if constexpr (in_blocks<Teacher>)
+        spans.reads("teacher.x", t.x), spans.reads("teacher.w", t.w), spans.reads("teacher.bias", t.bias);
     spans.writes("env.losses", e.losses);
     spans.writes("env.lse", e.lse);
     spans.writes("env.measure.ratios", e.measure.ratios);
@@ -336,7 +342,7 @@ inline void check_mass(const char* name, bool mass, index_t r) {
 }
 template <class Source>
 void refuse_unseen_rows() {
-    if constexpr (has_scratch<Source>)
+    if constexpr (has_scratch<Source> || in_blocks<Source>)
         throw unsupported("opd: check::contents and infinite::raise read rows before the call; a source that makes its "
                           "tiles in scratch has none to show then: use check::count");
 }

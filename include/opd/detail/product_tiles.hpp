@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The tiles of a matrix product, for product.hpp, which says what they compute and promises its order, and for losses from hidden states.
+// Compiles under -Ofast too, where the order is the compiler's.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "opd/config.hpp"
+#include "opd/lanes.hpp"
+
+namespace opd {
+
+/// The executor that runs everything on the calling thread.
+struct serial_executor {
+    template <class Function>
+    void parallel_for(index_t count, Function&& f) const {
+        for (index_t i = 0; i < count; ++i) f(i);
+    }
+};
+
+/// One product: what the entry points below fill in. Element strides; 64-bit throughout.
+template <class T>
+struct product_operands {
+    index_t rows = 0;          // M
+    index_t columns = 0;       // N
+    index_t depth = 0;         // K
+    const T* a = nullptr;      // A(i,k) = a[i * a_row + k * a_depth]
+    index_t a_row = 0;         //
+    index_t a_depth = 1;       //
+    const T* b = nullptr;      // B(k,j) = b[k * b_depth + j], or b[j * b_depth + k] if b_transposed
+    index_t b_depth = 0;       //
+    T* c = nullptr;            // C(i,j) = c[i * c_row + j]
+    index_t c_row = 0;         //
+    bool accumulate = false;   // the chain starts from C instead of +0
+    bool b_transposed = false; //
+};
+
+namespace detail {
+inline namespace OPD_ISA {
+
+template <int Count, class Function>
+OPD_INLINE void unroll(Function&& f) {
+    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+        (f(std::integral_constant<int, I>{}), ...);
+    }
+    (std::make_integer_sequence<int, Count>{});
+}
+
+OPD_INLINE lanes load_part(const float* p, int count) {
+#if defined(OPD_AVX512)
+    const __mmask16 m = static_cast<__mmask16>((1u << count) - 1u);
+    return lanes::raw(std::bit_cast<lanes::vec>(_mm512_maskz_loadu_ps(m, p)));
+#else
+    float t[lanes::width] = {};
+    for (int i = 0; i < count; ++i) t[i] = p[i];
+    return lanes::load(t);
+#endif
+}
+OPD_INLINE void store_part(lanes x, float* p, int count) {
+#if defined(OPD_AVX512)
+    const __mmask16 m = static_cast<__mmask16>((1u << count) - 1u);
+    _mm512_mask_storeu_ps(p, m, std::bit_cast<__m512>(x.v));
+#else
+    float t[lanes::width];
+    x.store(t);
+    for (int i = 0; i < count; ++i) p[i] = t[i];
+#endif
+}
+template <class T>
+OPD_INLINE scalar<T> load_part(const T* p, int) requires std::is_same_v<T, double> {
+    return scalar<T>::load(p);
+}
+template <class T>
+OPD_INLINE void store_part(scalar<T> x, T* p, int) {
+    x.store(p);
+}
+
+template <class T>
+using product_number = std::conditional_t<std::is_same_v<T, float>, lanes, scalar<T>>;
+
+// Registers of a tile, rows by vectors: 24 accumulators of 32 registers with AVX-512, 12 of 16 otherwise.
+template <class Num>
+struct product_shape {
+    static constexpr bool wide = Num::width == 16;
+    static constexpr int vectors = wide ? 4 : 3;
+    static constexpr int rows(int used) {
+        return wide ? (used <= 2 ? 12 : used == 3 ? 8 : 6) : (used == 1 ? 8 : used == 2 ? 6 : 4);
+    }
+    static constexpr index_t panel = vectors * Num::width; // columns
+    static constexpr index_t row_block = 96;
+    static constexpr index_t depth_block = 128; // a block's panel stays in the first-level cache
+};
+
+// Rows x (Vectors * width) outputs; `part` lanes of the last vector are real (0: all).
+template <class Num, int Rows, int Vectors, bool Part, class T = typename Num::value_type>
+OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b, index_t b_depth,
+                              T* c, index_t c_row, bool from_c, int part) {
+    constexpr int width = Num::width;
+    Num acc[Rows][Vectors];
+    const auto load = [&](const T* p, auto vector) __attribute__((always_inline)) {
+        if constexpr (Part && vector() == Vectors - 1)
+            return load_part(p + vector() * width, part);
+        else
+            return Num::load(p + vector() * width);
+    };
+    if (from_c)
+        unroll<Rows>([&](auto r) __attribute__((always_inline)) {
+            unroll<Vectors>([&](auto v) __attribute__((always_inline)) { acc[r()][v()] = load(c + r() * c_row, v); });
+        });
+    else
+        unroll<Rows>([&](auto r) __attribute__((always_inline)) {
+            unroll<Vectors>([&](auto v) __attribute__((always_inline)) { acc[r()][v()] = Num(0); });
+        });
+    for (index_t k = 0; k < depth; ++k) {
+        Num x[Vectors];
+        unroll<Vectors>([&](auto v) __attribute__((always_inline)) { x[v()] = load(b, v); });
+        unroll<Rows>([&](auto r) __attribute__((always_inline)) {
+            const Num y{double(a[r() * a_row])};
+            unroll<Vectors>([&](auto v)
+                                __attribute__((always_inline)) { acc[r()][v()] = fma(y, x[v()], acc[r()][v()]); });
+        });
+        a += a_depth;
+        b += b_depth;
+    }
+    unroll<Rows>([&](auto r) __attribute__((always_inline)) {
+        unroll<Vectors>([&](auto v) __attribute__((always_inline)) {
+            T* p = c + r() * c_row + v() * width;
+            if constexpr (Part && v() == Vectors - 1)
+                store_part(acc[r()][v()], p, part);
+            else
+                acc[r()][v()].store(p);
+        });
+    });
+}
+
+template <class Num, int Vectors, bool Part, class T = typename Num::value_type>
+void product_columns(index_t rows, index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b,
+                     index_t b_depth, T* c, index_t c_row, bool from_c, int part) {
+    // As few passes over B as there can be, of rows as equal as they can be: for few rows a pass takes as long as B's panel takes to come.
+    constexpr int full = product_shape<Num>::rows(Vectors);
+    for (index_t passes = (rows + full - 1) / full; passes > 0; --passes) {
+        const auto height = static_cast<int>((rows + passes - 1) / passes);
+        unroll<full>([&](auto less) __attribute__((always_inline)) {
+            if (height == less() + 1)
+                product_micro<Num, less() + 1, Vectors, Part>(depth, a, a_row, a_depth, b, b_depth, c, c_row, from_c,
+                                                              part);
+        });
+        a += height * a_row;
+        c += height * c_row;
+        rows -= height;
+    }
+}
+
+template <class Num, class T = typename Num::value_type>
+void product_panel(index_t rows, index_t columns, index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b,
+                   index_t b_depth, T* c, index_t c_row, bool from_c) {
+    const int part = static_cast<int>(columns % Num::width);
+    const int vectors = static_cast<int>((columns + Num::width - 1) / Num::width);
+    const auto run = [&](auto count) {
+        if (part == 0)
+            product_columns<Num, count(), false>(rows, depth, a, a_row, a_depth, b, b_depth, c, c_row, from_c, part);
+        else
+            product_columns<Num, count(), true>(rows, depth, a, a_row, a_depth, b, b_depth, c, c_row, from_c, part);
+    };
+    switch (vectors) {
+    case 1:
+        return run(std::integral_constant<int, 1>{});
+    case 2:
+        return run(std::integral_constant<int, 2>{});
+    case 3:
+        return run(std::integral_constant<int, 3>{});
+    default:
+        if constexpr (product_shape<Num>::vectors >= 4) return run(std::integral_constant<int, 4>{});
+    }
+}
+
+} // namespace OPD_ISA
+} // namespace detail
+
+inline namespace OPD_ISA {
+
+/// Output tiles of a product: the unit that threads share out.
+template <class T>
+index_t product_tiles(const product_operands<T>& o) {
+    using shape = detail::product_shape<detail::product_number<T>>;
+    return ((o.rows + shape::row_block - 1) / shape::row_block) * ((o.columns + shape::panel - 1) / shape::panel);
+}
+
+/// Computes one output tile.
+template <class T>
+void product_tile(const product_operands<T>& o, index_t tile) {
+    using Num = detail::product_number<T>;
+    using shape = detail::product_shape<Num>;
+    const index_t panels = (o.columns + shape::panel - 1) / shape::panel;
+    const index_t i = tile / panels * shape::row_block, j = tile % panels * shape::panel;
+    const index_t rows = std::min(shape::row_block, o.rows - i), columns = std::min(shape::panel, o.columns - j);
+    const T* a = o.a + i * o.a_row;
+    T* c = o.c + i * o.c_row + j;
+    if (o.depth == 0 && !o.accumulate) {
+        for (index_t r = 0; r < rows; ++r) std::fill_n(c + r * o.c_row, columns, T(0));
+        return;
+    }
+    for (index_t k = 0; k < o.depth; k += shape::depth_block) {
+        const index_t depth = std::min(shape::depth_block, o.depth - k);
+        const bool from_c = o.accumulate || k > 0; // the chain goes on where the last block stored it
+        const T* b = o.b + k * o.b_depth + j;
+        index_t b_depth = o.b_depth;
+        T packed[shape::depth_block * shape::panel]; // (depth, columns), B^T
+        if (o.b_transposed) {
+            b_depth = shape::panel;
+            for (index_t v = 0; v < columns; ++v)
+                for (index_t d = 0; d < depth; ++d) packed[d * b_depth + v] = o.b[(j + v) * o.b_depth + k + d];
+            b = packed;
+        }
+        detail::product_panel<Num>(rows, columns, depth, a + k * o.a_depth, o.a_row, o.a_depth, b, b_depth, c, o.c_row,
+                                   from_c);
+    }
+}
+
+/// Runs a product on an executor.
+template <class Executor, class T>
+void product(const Executor& executor, const product_operands<T>& o) {
+    const index_t tiles = product_tiles(o);
+    if (tiles == 1) return product_tile(o, 0);
+    executor.parallel_for(tiles, [&](index_t tile) { product_tile(o, tile); });
+}
+
+} // namespace OPD_ISA
+
+/// C (M,N) = A (M,K) B (K,N), or C += with accumulate.
+template <class T>
+product_operands<T> product_nn(index_t rows, index_t columns, index_t depth, const T* a, index_t a_stride, const T* b,
+                               index_t b_stride, T* c, index_t c_stride, bool accumulate = false) {
+    return {rows, columns, depth, a, a_stride, 1, b, b_stride, c, c_stride, accumulate, false};
+}
+
+/// C (M,N) = A (K,M)^T B (K,N), or C += with accumulate.
+template <class T>
+product_operands<T> product_tn(index_t rows, index_t columns, index_t depth, const T* a, index_t a_stride, const T* b,
+                               index_t b_stride, T* c, index_t c_stride, bool accumulate = false) {
+    return {rows, columns, depth, a, 1, a_stride, b, b_stride, c, c_stride, accumulate, false};
+}
+
+/// C (M,N) = A (M,K) B (N,K)^T, or C += with accumulate.
+template <class T>
+product_operands<T> product_nt(index_t rows, index_t columns, index_t depth, const T* a, index_t a_stride, const T* b,
+                               index_t b_stride, T* c, index_t c_stride, bool accumulate = false) {
+    return {rows, columns, depth, a, a_stride, 1, b, b_stride, c, c_stride, accumulate, true};
+}
+
+} // namespace opd

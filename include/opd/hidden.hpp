@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Logits kept as what they are made of: hidden states, the very input of the head, and the head.
+//
+//   student::hidden{view(x,N,D), view(w,V,D), view(dx,N,D), view(dw,V,D)}     z = x Wᵀ + b; out dx = dz W, dw = dzᵀ x, db = Σ_r dz
+//   student::hidden{view(x,N,D), view(w,V,D), view(dx,N,D)}                   the head is not trained
+//   student::hidden{view(x,N,D), view(w,V,D)}                                 value only
+//   teacher::hidden{view(x,N,D), view(w,V,D)}                                 a cache as small as D numbers a row, for every divergence
+//
+// Each stands where student::logits and teacher::dense do, with the same result: logits are made for a block of rows at a time, in
+// memory of at most `.budget` bytes, and nothing V-sized is kept. Rows that the mask leaves out cost nothing; bad ones have gradient 0 and
+// add nothing to dw. Named members: .bias (V), .soft_cap (z = cap·tanh((x Wᵀ + b)/cap), 0: none), .temperature, and of a student .db (V),
+// .beta_head (dw = beta_head·dw + …, db likewise, for a head whose gradient is collected over calls; dx goes by env.beta).
+//
+// Products have a fixed order (product.hpp), but for dx, whose sum over the vocabulary is cut every 8,192 ids: so no bit depends on the
+// budget, on threads, or on which other rows are there.
+//
+// Memory: V·4 bytes a row of the block and side, twice that for a student with a soft-cap and a gradient; workspace_bytes() says it
+// exactly. Operations: 2NVD for each side's logits, 2NVD each for dx and dw.
+//
+// CPU backends, float. Under -Ofast the order of the products is the compiler's.
+//
+// Source: Nitrobrew (fused divergences from hidden states).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "opd/config.hpp"
+#include "opd/detail/misfit.hpp"
+#include "opd/detail/product_tiles.hpp"
+#include "opd/element.hpp"
+#include "opd/error.hpp"
+#include "opd/student.hpp"
+#include "opd/teacher.hpp"
+#include "opd/view.hpp"
+
+namespace opd {
+
+namespace detail {
+
+/// Logits of the rows [first, first + …) as a backend has made them: what a hidden source's tiles point into.
+struct logit_block {
+    float* logits = nullptr; ///< (rows, V)
+    float* gradient = nullptr;
+    index_t first = 0;
+};
+
+/// Where head and states must agree; both sides' checks. `name`: "student" or "teacher".
+template <class Hidden>
+void check_head(const char* name, const Hidden& h) {
+    const auto member = [name](const char* m) { return std::string(name) + m; };
+    const auto matrix = [&](const char* m, const auto& v, index_t rows, index_t cols) {
+        const std::string full = member(m);
+        if (v.rows != rows || v.cols != cols)
+            throw invalid_input(full, "is (" + std::to_string(v.rows) + ", " + std::to_string(v.cols) + "), not (" +
+                                          std::to_string(rows) + ", " + std::to_string(cols) + ")");
+        if (v.rows < 0 || v.cols < 0) throw invalid_input(full, "has a negative size");
+        if (v.rows > 0 && v.cols > 0 && v.data == nullptr) throw invalid_input(full, "is a null pointer");
+        if (v.rows > 1 && v.stride < v.cols) throw invalid_input(full, "has a row stride below its columns");
+    };
+    matrix(".x", h.x, h.x.rows, h.x.cols);
+    matrix(".w", h.w, h.w.rows, h.x.cols);
+    if (h.x.cols < 1 && h.x.rows > 0) throw invalid_input(member(".x"), "has no columns");
+    if (h.bias.data != nullptr && h.bias.size != h.w.rows)
+        throw invalid_input(member(".bias"), "has " + std::to_string(h.bias.size) + " entries for a vocabulary of " +
+                                                 std::to_string(h.w.rows));
+    if (!(h.soft_cap >= 0) || !(h.soft_cap <= 1e30f))
+        throw invalid_input(member(".soft_cap"), "must be finite and at least 0");
+    if (h.x.rows > 0 && h.budget < h.bytes_of_row())
+        throw invalid_input(member(".budget"), "is " + std::to_string(h.budget) + " bytes; a row takes " +
+                                                   std::to_string(h.bytes_of_row()));
+}
+
+} // namespace detail
+
+namespace student {
+
+template <class X, class G = X, space Space = space::host>
+struct hidden {
+    static_assert(std::is_same_v<X, float> && std::is_same_v<std::remove_const_t<G>, float>,
+                  "opd: hidden states, head and gradients are float");
+    static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");
+    static_assert(Space == space::host, "opd: hidden states lie on the host: the CPU backends alone make their logits");
+    using logit_type = float;
+    using gradient_type = float;
+    static constexpr space memory_space = Space;
+    static constexpr bool sparse_gradient = false;
+    static constexpr bool in_blocks = true;
+    matrix_view<const X, Space> x; ///< (N,D)
+    matrix_view<const X, Space> w; ///< (V,D)
+    matrix_view<G, Space> dx = {}; ///< (N,D); empty: not wanted
+    matrix_view<G, Space> dw = {}; ///< (V,D); empty: not wanted
+    float temperature = 1;         ///< p = softmax(z / temperature)
+    detail::by_name_only named = {};
+    vector_view<const X, Space> bias = {}; ///< (V)
+    vector_view<G, Space> db = {};         ///< (V)
+    float soft_cap = 0;
+    float beta_head = 0;
+    std::size_t budget = std::size_t{256} << 20; ///< bytes of logits, and of their gradient
+    detail::logit_block block = {};              ///< the backend's
+
+    // as a source of rows (docs/concepts/source.md)
+    static constexpr bool one_tile = true;
+    index_t rows() const { return x.rows; }
+    index_t vocab() const { return w.rows; }
+    index_t tile_size() const { return w.rows; }
+    const float* tile(row_place at, index_t begin) const {
+        return block.logits + (at.row - block.first) * w.rows + begin;
+    }
+    float logit(row_place at, index_t id) const { return tile(at, 0)[id]; }
+    bool has_gradient() const { return !dx.empty() || !dw.empty() || db.data != nullptr; }
+    float* gradient_tile(row_place at, index_t begin) const {
+        return block.gradient + (at.row - block.first) * w.rows + begin;
+    }
+    float& gradient_at(row_place at, index_t id) const { return gradient_tile(at, 0)[id]; }
+
+    /// Bytes of a block for each of its rows. In place, but for a soft-cap: its derivative needs the logits.
+    std::size_t bytes_of_row() const {
+        return sizeof(float) * static_cast<std::size_t>(w.rows) * (has_gradient() && soft_cap > 0 ? 2 : 1);
+    }
+    void validate() const {
+        detail::check_head("student", *this);
+        const auto same = [](const char* name, const auto& v, index_t rows, index_t cols) {
+            if (v.data != nullptr && (v.rows != rows || v.cols != cols || (v.rows > 1 && v.stride < v.cols)))
+                throw invalid_input(name, "is not of the shape of what it is the gradient of");
+        };
+        same("student.dx", dx, x.rows, x.cols);
+        same("student.dw", dw, w.rows, w.cols);
+        if (db.data != nullptr && db.size != w.rows)
+            throw invalid_input("student.db", "has " + std::to_string(db.size) + " entries for a vocabulary of " +
+                                                  std::to_string(w.rows));
+        if (!(beta_head >= -1e30f && beta_head <= 1e30f)) throw invalid_input("student.beta_head", "must be finite");
+    }
+};
+template <class X, space S>
+hidden(matrix_view<X, S>, matrix_view<X, S>) -> hidden<std::remove_const_t<X>, std::remove_const_t<X>, S>;
+template <class X, class W, space S>
+    requires std::same_as<std::remove_const_t<X>, std::remove_const_t<W>> hidden(matrix_view<X, S>, matrix_view<W, S>)
+->hidden<std::remove_const_t<X>, std::remove_const_t<X>, S>;
+template <class X, class W, class G, space S>
+    requires std::same_as<std::remove_const_t<X>, std::remove_const_t<W>> hidden(matrix_view<X, S>, matrix_view<W, S>,
+                                                                                 matrix_view<G, S>)
+->hidden<std::remove_const_t<X>, G, S>;
+template <class X, class W, class G, space S>
+    requires std::same_as<std::remove_const_t<X>, std::remove_const_t<W>> hidden(matrix_view<X, S>, matrix_view<W, S>,
+                                                                                 matrix_view<G, S>, matrix_view<G, S>)
+->hidden<std::remove_const_t<X>, G, S>;
+
+} // namespace student
+
+namespace teacher {
+
+template <class X, space Space = space::host>
+struct hidden {
+    static_assert(std::is_same_v<X, float>, "opd: hidden states and head are float");
+    static_assert(Space == space::host, "opd: hidden states lie on the host: the CPU backends alone make their logits");
+    static constexpr cache_kind kind = cache_kind::dense;
+    using logit_type = float;
+    static constexpr space memory_space = Space;
+    static constexpr bool in_blocks = true;
+    matrix_view<const X, Space> x; ///< (N,D)
+    matrix_view<const X, Space> w; ///< (V,D)
+    float temperature = 1;         ///< q = softmax(y / temperature)
+    opd::detail::by_name_only named = {};
+    vector_view<const X, Space> bias = {}; ///< (V)
+    float soft_cap = 0;
+    std::size_t budget = std::size_t{256} << 20; ///< bytes of logits
+    opd::detail::logit_block block = {};         ///< the backend's
+
+    // as a source of rows (docs/concepts/source.md)
+    static constexpr bool one_tile = true;
+    index_t rows() const { return x.rows; }
+    index_t vocab() const { return w.rows; }
+    index_t tile_size() const { return w.rows; }
+    const float* tile(row_place at, index_t begin) const {
+        return block.logits + (at.row - block.first) * w.rows + begin;
+    }
+    float logit(row_place at, index_t id) const { return tile(at, 0)[id]; }
+
+    /// Bytes of a block for each of its rows.
+    std::size_t bytes_of_row() const { return sizeof(float) * static_cast<std::size_t>(w.rows); }
+    void validate() const { opd::detail::check_head("teacher", *this); }
+};
+template <class X, class W, space S>
+    requires std::same_as<std::remove_const_t<X>, std::remove_const_t<W>> hidden(matrix_view<X, S>, matrix_view<W, S>)
+->hidden<std::remove_const_t<X>, S>;
+template <class X, class W, space S>
+    requires std::same_as<std::remove_const_t<X>, std::remove_const_t<W>> hidden(matrix_view<X, S>, matrix_view<W, S>,
+                                                                                 float)
+->hidden<std::remove_const_t<X>, S>;
+
+} // namespace teacher
+
+} // namespace opd

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// student::hidden and teacher::hidden against the same call on materialised logits: equal bits where the products are the same, naive
+// float64 for gradients of hidden states and head; budgets and threads change nothing.
+#include "support/property.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <opd/backends/cpu.hpp>
+#include <opd/hidden.hpp>
+#include <opd/opd.hpp>
+
+using namespace opd;
+
+namespace {
+
+using floats = std::vector<float>;
+
+floats normals(std::size_t n, unsigned seed, float deviation = 1) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal(0, deviation);
+    floats r(n);
+    for (float& x : r) x = normal(random);
+    return r;
+}
+bool equal_bits(const floats& a, const floats& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+/// One side: hidden states, head, and the logits they make, by the same products.
+struct side {
+    index_t n, v, d;
+    floats x, w, bias;
+    float cap = 0;
+    side(index_t n_, index_t v_, index_t d_, unsigned seed, bool biased = false, float cap_ = 0)
+        : n(n_), v(v_), d(d_), x(normals(std::size_t(n * d), seed)),
+          w(normals(std::size_t(v * d), seed + 1, 2 / std::sqrt(float(d)))), cap(cap_) {
+        if (biased) bias = normals(std::size_t(v), seed + 2);
+    }
+    floats logits() const {
+        floats z(std::size_t(n * v));
+        if (!bias.empty())
+            for (index_t r = 0; r < n; ++r) std::copy(bias.begin(), bias.end(), z.begin() + r * v);
+        product(serial_executor{}, product_nt(n, v, d, x.data(), d, w.data(), d, z.data(), v, !bias.empty()));
+        if (cap > 0)
+            for (float& y : z) y = cap * std::tanh(y / cap);
+        return z;
+    }
+    auto states() const { return view(x.data(), n, d); }
+    auto head() const { return view(w.data(), v, d); }
+    vector_view<const float> biases() const { return {bias.empty() ? nullptr : bias.data(), bias.empty() ? 0 : v}; }
+};
+
+struct gradients {
+    floats dx, dw, db;
+    gradients(const side& s, float fill = 0)
+        : dx(std::size_t(s.n * s.d), fill), dw(std::size_t(s.v * s.d), fill), db(std::size_t(s.v), fill) {}
+    bool operator==(const gradients& o) const {
+        return equal_bits(dx, o.dx) && equal_bits(dw, o.dw) && equal_bits(db, o.db);
+    }
+};
+
+student::hidden<float> student_of(const side& s, gradients& g, std::size_t budget = std::size_t{1} << 30) {
+    return {.x = s.states(),
+            .w = s.head(),
+            .dx = view(g.dx.data(), s.n, s.d),
+            .dw = view(g.dw.data(), s.v, s.d),
+            .bias = s.biases(),
+            .db = view(g.db.data(), s.v),
+            .soft_cap = s.cap,
+            .budget = budget};
+}
+teacher::hidden<float> teacher_of(const side& t, std::size_t budget = std::size_t{1} << 30) {
+    return {.x = t.states(), .w = t.head(), .bias = t.biases(), .soft_cap = t.cap, .budget = budget};
+}
+
+double distance(const floats& a, const std::vector<double>& b) {
+    double far = 0, size = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) far += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i];
+    return std::sqrt(far / std::max(size, 1e-300));
+}
+
+/// What dz says of hidden states and head, in float64: the gradient of z = cap tanh((x Wᵀ + b)/cap).
+void check_gradients(const side& s, const floats& z, const floats& dz, const gradients& g) {
+    std::vector<double> dx(g.dx.size()), dw(g.dw.size()), db(g.db.size());
+    for (index_t r = 0; r < s.n; ++r)
+        for (index_t i = 0; i < s.v; ++i) {
+            double slope = double(dz[std::size_t(r * s.v + i)]);
+            if (s.cap > 0) {
+                const double t = double(z[std::size_t(r * s.v + i)]) / double(s.cap);
+                slope *= 1 - t * t;
+            }
+            if (slope == 0) continue;
+            db[std::size_t(i)] += slope;
+            for (index_t j = 0; j < s.d; ++j) {
+                dx[std::size_t(r * s.d + j)] += slope * double(s.w[std::size_t(i * s.d + j)]);
+                dw[std::size_t(i * s.d + j)] += slope * double(s.x[std::size_t(r * s.d + j)]);
+            }
+        }
+    CHECK(distance(g.dx, dx) < 2e-6);
+    CHECK(distance(g.dw, dw) < 2e-6);
+    CHECK(distance(g.db, db) < 2e-6);
+}
+
+template <class Teacher, class Materialised, class Estimator>
+void compare(const side& s, const Teacher& teacher, const Materialised& known, const Estimator& estimator, env e = {}) {
+    cpu_backend be{.threads = 1};
+    const floats z = s.logits();
+    floats dz(z.size()), losses(std::size_t(s.n)), same_losses(losses.size());
+    std::vector<double> lse(std::size_t(s.n)), same_lse(lse.size());
+    env with = e;
+    with.losses = view(losses.data(), s.n), with.lse = view(lse.data(), s.n);
+    const auto expected =
+        evaluate(be, student::logits{view(z.data(), s.n, s.v), view(dz.data(), s.n, s.v)}, known, estimator, with);
+    with.losses = view(same_losses.data(), s.n), with.lse = view(same_lse.data(), s.n);
+    gradients first(s, 7);
+    const auto got = evaluate(be, student_of(s, first), teacher, estimator, with);
+    CHECK(got.loss == doctest::Approx(expected.loss).epsilon(1e-12));
+    CHECK(got.diagnostics.kept == expected.diagnostics.kept);
+    CHECK(got.diagnostics.bad_rows == expected.diagnostics.bad_rows);
+    CHECK(equal_bits(same_losses, losses));
+    CHECK(same_lse == lse);
+    check_gradients(s, z, dz, first);
+    // budgets and threads change no bit
+    const std::size_t row = sizeof(float) * std::size_t(s.v) * (s.cap > 0 ? 2 : 1);
+    for (const int threads : {1, 2})
+        for (const std::size_t rows : {std::size_t{1}, std::size_t{3}, std::size_t{7}}) {
+            cpu_backend other{.threads = threads};
+            gradients again(s, 3);
+            const auto r = evaluate(other, student_of(s, again, rows * row), teacher, estimator, with);
+            CHECK(r.loss == got.loss);
+            CHECK(equal_bits(same_losses, losses));
+            CHECK(again == first);
+        }
+}
+
+} // namespace
+
+TEST_CASE("hidden states give what their logits give, whatever the budget") {
+    for (const index_t v : {1, 5, 37, 1500, 9000}) {
+        const index_t n = v > 2000 ? 5 : 13;
+        for (const bool more : {false, true}) {
+            CAPTURE(v);
+            const side s(n, v, 24, unsigned(v), more, more ? 3.0f : 0),
+                t(n, v, 40, unsigned(v) + 10, more, more ? 5.0f : 0);
+            const floats y = t.logits();
+            const teacher::dense known{view(y.data(), n, v)};
+            compare(s, teacher_of(t), known, reverse_kl{});
+            compare(s, teacher_of(t, sizeof(float) * std::size_t(v)), known, jsd{});
+            compare(s, known, known, forward_kl{}); // one side alone
+            std::vector<std::uint8_t> mask(std::size_t(n), 1);
+            for (index_t r = 0; r < n; r += 3) mask[std::size_t(r)] = 0;
+            compare(s, teacher_of(t), known, reverse_kl{}, {.reduction = reduce::sum, .mask = mask});
+        }
+    }
+}
+
+TEST_CASE("the page's call") {
+    const index_t n = 4, v = 20, d = 3, d_teacher = 5;
+    const side s(n, v, d, 1), t(n, v, d_teacher, 2);
+    const float *x = s.x.data(), *w = s.w.data(), *h = t.x.data(), *head = t.w.data();
+    gradients g(s), same(s);
+    float *dx = g.dx.data(), *dw = g.dw.data();
+    cpu_backend backend;
+    // clang-format off
+    const student::hidden mine{view(x, n, d), view(w, v, d),    // hidden states, and the head (V,D)
+                               view(dx, n, d), view(dw, v, d)}; // where their gradients go
+    const teacher::hidden theirs{view(h, n, d_teacher), view(head, v, d_teacher)};
+    const auto r = evaluate(backend, mine, theirs, reverse_kl{});
+    // clang-format on
+    CHECK(r.loss == evaluate(backend, student_of(s, same), theirs, reverse_kl{}).loss);
+    CHECK(g.dx == same.dx);
+    CHECK(g.dw == same.dw);
+}
+
+TEST_CASE("supports and samples take hidden students too") {
+    const index_t n = 11, v = 700, k = 6;
+    const side s(n, v, 16, 3);
+    const floats z = s.logits();
+    std::mt19937 random(5);
+    std::vector<std::int32_t> ids(std::size_t(n * k));
+    floats log_q(ids.size()), log_mu(ids.size());
+    for (index_t r = 0; r < n; ++r)
+        for (index_t j = 0; j < k; ++j) {
+            ids[std::size_t(r * k + j)] = std::int32_t(j * 100 + index_t(random() % 100));
+            log_q[std::size_t(r * k + j)] = -2.5f - float(j), log_mu[std::size_t(r * k + j)] = -3.0f - float(j) / 2;
+        }
+    const auto i = view(std::as_const(ids).data(), n, k);
+    const auto q = view(std::as_const(log_q).data(), n, k), mu = view(std::as_const(log_mu).data(), n, k);
+    const teacher::support of_k{i, q};
+    compare(s, of_k, of_k, tail_bucket{reverse_kl{}});
+    const teacher::samples drawn{i, mu, q};
+    compare(s, drawn, drawn, mc{reverse_kl{}});
+}
+
+TEST_CASE("with the identity for a head the hidden states are the logits") {
+    const index_t n = 9, v = 64;
+    const floats z = normals(std::size_t(n * v), 1), y = normals(std::size_t(n * v), 2);
+    floats one(std::size_t(v * v)), dz(z.size()), dx(z.size());
+    for (index_t i = 0; i < v; ++i) one[std::size_t(i * v + i)] = 1;
+    cpu_backend be;
+    const teacher::dense known{view(y.data(), n, v)};
+    const auto expected =
+        evaluate(be, student::logits{view(z.data(), n, v), view(dz.data(), n, v)}, known, reverse_kl{});
+    const auto got = evaluate(be, student::hidden{view(z.data(), n, v), view(one.data(), v, v), view(dx.data(), n, v)},
+                              teacher::hidden{view(y.data(), n, v), view(one.data(), v, v)}, reverse_kl{});
+    CHECK(got.loss == doctest::Approx(expected.loss).epsilon(1e-14));
+    CHECK(dx == dz);
+}
+
+TEST_CASE("temperatures, beta and collected heads") {
+    const index_t n = 6, v = 50;
+    const side s(n, v, 8, 1), t(n, v, 8, 2);
+    cpu_backend be;
+    gradients once(s), twice(s, 2);
+    auto source = student_of(s, once);
+    source.temperature = 0.7f;
+    auto cache = teacher_of(t);
+    cache.temperature = 2;
+    const auto r = evaluate(be, source, cache, reverse_kl{});
+    const floats z = s.logits(), y = t.logits();
+    floats dz(z.size());
+    CHECK(r.loss == doctest::Approx(evaluate(be, student::logits{view(z.data(), n, v), view(dz.data(), n, v), 0.7f},
+                                             teacher::dense{view(y.data(), n, v), 2.0f}, reverse_kl{})
+                                        .loss));
+    check_gradients(s, z, dz, once);
+    auto more = student_of(s, twice, sizeof(float) * std::size_t(2 * v));
+    more.temperature = 0.7f, more.beta_head = 0.5f;
+    evaluate(be, more, cache, reverse_kl{}, {.beta = 3});
+    for (std::size_t i = 0; i < once.dx.size(); ++i)
+        CHECK(twice.dx[i] == doctest::Approx(6 + once.dx[i]).epsilon(1e-6));
+    for (std::size_t i = 0; i < once.dw.size(); ++i)
+        CHECK(twice.dw[i] == doctest::Approx(1 + once.dw[i]).epsilon(1e-6));
+    for (std::size_t i = 0; i < once.db.size(); ++i)
+        CHECK(twice.db[i] == doctest::Approx(1 + once.db[i]).epsilon(1e-6));
+}
+
+TEST_CASE("a bad row has gradient 0 and adds nothing to the head") {
+    const index_t n = 7, v = 30;
+    side s(n, v, 5, 1);
+    const side t(n, v, 5, 2);
+    gradients clean(s), got(s, 9);
+    cpu_backend be;
+    std::vector<std::uint8_t> mask{1, 1, 0, 1, 1, 1, 1};
+    evaluate(be, student_of(s, clean), teacher_of(t), reverse_kl{}, {.reduction = reduce::sum, .mask = mask});
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        side broken = s;
+        broken.x[2 * 5 + 1] = bad;
+        const auto r = evaluate(be, student_of(broken, got), teacher_of(t), reverse_kl{}, {.reduction = reduce::sum});
+        CHECK(r.diagnostics.bad_rows == 1);
+        CHECK(r.diagnostics.first_bad_row == 2);
+        CHECK(got == clean); // as if it were masked
+    }
+}
+
+TEST_CASE("vocabularies of different size: what is beyond the common ids has no gradient") {
+    const index_t n = 4, v = 1100, common = 1000;
+    const side s(n, v, 6, 1), t(n, common, 9, 2);
+    cpu_backend be;
+    const floats z = s.logits(), y = t.logits();
+    floats dz(z.size());
+    const env e{.vocab = vocabulary::drop_and_renormalise};
+    const auto expected = evaluate(be, student::logits{view(z.data(), n, v), view(dz.data(), n, v)},
+                                   teacher::dense{view(y.data(), n, common)}, reverse_kl{}, e);
+    gradients g(s, 5);
+    CHECK(evaluate(be, student_of(s, g), teacher_of(t), reverse_kl{}, e).loss == doctest::Approx(expected.loss));
+    check_gradients(s, z, dz, g);
+    for (index_t i = common; i < v; ++i) CHECK(g.db[std::size_t(i)] == 0);
+}
+
+TEST_CASE("an arena of the bytes that are asked for does, and a smaller one is refused") {
+    const index_t n = 20, v = 300;
+    const side s(n, v, 12, 1, true, 4.0f), t(n, v, 12, 2);
+    gradients g(s);
+    const auto source = student_of(s, g, sizeof(float) * std::size_t(2 * v * 6));
+    cpu_backend be;
+    const std::size_t bytes = workspace_bytes(be, source, teacher_of(t), reverse_kl{});
+    const floats z = s.logits(), y = t.logits();
+    floats dz(z.size());
+    const std::size_t plain = workspace_bytes(be, student::logits{view(z.data(), n, v), view(dz.data(), n, v)},
+                                              teacher::dense{view(y.data(), n, v)}, reverse_kl{}),
+                      three_blocks = sizeof(float) * std::size_t(3 * v * 6);
+    CHECK(bytes >= plain + three_blocks);
+    CHECK(bytes <= plain + three_blocks + 4 * 64); // and their alignment
+    std::vector<std::byte> memory(bytes);
+    be.arena = memory;
+    CHECK(evaluate(be, source, teacher_of(t), reverse_kl{}).loss > 0);
+    be.arena = std::span(memory).first(bytes / 2);
+    CHECK_THROWS_AS(evaluate(be, source, teacher_of(t), reverse_kl{}), invalid_input);
+}
+
+TEST_CASE("what cannot be is refused by name, before anything is written") {
+    const index_t n = 3, v = 10, d = 4;
+    side s(n, v, d, 1);
+    const side t(n, v, d, 2);
+    gradients g(s, 1);
+    const gradients untouched(s, 1);
+    cpu_backend be;
+    const auto refused = [&](const auto& student, const auto& teacher, const char* argument, const char* why,
+                             const env& e = {}) {
+        try {
+            evaluate(be, student, teacher, reverse_kl{}, e);
+            FAIL("was taken: " << argument);
+        } catch (const std::exception& error) {
+            const std::string text = error.what();
+            CHECK_MESSAGE(text.find(argument) != std::string::npos, text);
+            CHECK_MESSAGE(text.find(why) != std::string::npos, text);
+        }
+        CHECK(g == untouched);
+    };
+    const auto changed = [&](auto&& change) {
+        auto x = student_of(s, g);
+        change(x);
+        return x;
+    };
+    refused(changed([&](auto& x) { x.w = view(std::as_const(s.w).data(), v - 2, d + 1); }), teacher_of(t), "student.w",
+            "not (8, 4)");
+    refused(changed([&](auto& x) { x.dx = view(g.dx.data(), n, d - 1); }), teacher_of(t), "student.dx", "shape");
+    refused(changed([&](auto& x) { x.db.size = v - 1; }), teacher_of(t), "student.db", "9 entries");
+    refused(changed([&](auto& x) { x.budget = 39; }), teacher_of(t), "student.budget", "a row takes 40");
+    refused(changed([&](auto& x) { x.soft_cap = -1; }), teacher_of(t), "student.soft_cap", "at least 0");
+    refused(changed([&](auto& x) { x.temperature = 0; }), teacher_of(t), "student.temperature", "1e-6");
+    refused(changed([&](auto& x) { x.dw = view(g.dx.data(), v, d); }), teacher_of(t), "student.d", "overlaps");
+    refused(changed([&](auto& x) { x.dx = view(s.x.data(), n, d); }), teacher_of(t), "student.dx",
+            "overlaps student.x");
+    auto few = teacher_of(t);
+    few.budget = 1;
+    refused(student_of(s, g), few, "teacher.budget", "40");
+    auto nothing = teacher_of(t);
+    nothing.x.data = nullptr;
+    refused(student_of(s, g), nothing, "teacher.x", "null");
+    refused(student_of(s, g), teacher_of(t), "check::contents", "check::count", {.checks = check::contents});
+    // no row: nothing is read
+    const student::hidden none{view(s.x.data(), 0, d), view(std::as_const(s.w).data(), v, d)};
+    CHECK(evaluate(be, none, teacher::hidden{view(t.x.data(), 0, d), view(t.w.data(), v, d)}, reverse_kl{}).loss == 0);
+}
