@@ -115,6 +115,13 @@ TEST_CASE("every output is one ascending chain, for any number of rows, columns 
     check_shape<float>(200, 150, 70, true, 5);
 }
 
+TEST_CASE("large shapes, which are cut and packed in other ways, give the same chains") {
+    check_shape<float>(130, 16500, 9, true, 2);  // a panel for all rows
+    check_shape<float>(1603, 1030, 5, false, 2); // a transposed A for some panels
+    check_shape<float>(193, 300, 131, true, 1);  // a second block of depth
+    check_shape<double>(403, 1600, 5, true, 2);
+}
+
 TEST_CASE("a long depth is cut into blocks that continue the same chain") {
     check_shape<float>(7, 20, 256, false, 1);
     check_shape<float>(7, 20, 257, true, 2);

@@ -93,6 +93,7 @@ void plan_blocks(const Job& job, host_plan& plan) {
         }
     };
     limit(job.student), limit(job.teacher);
+    plan.block = std::max<index_t>(plan.block, 1);
     const auto add = [&](const auto& side) {
         if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>)
             plan.blocks += block_memory(side, plan.block).bytes();
@@ -151,7 +152,8 @@ void run_blocks(Job job, host_frame frame, const host_plan& plan, thread_team& t
     }
     if constexpr (in_blocks<decltype(job.teacher)>)
         job.teacher.block = {reinterpret_cast<float*>(of_teacher), nullptr, 0};
-    for (index_t begin = 0; begin < plan.rows; begin += plan.block) {
+    for (index_t begin = 0; begin == 0 || begin < plan.rows;
+         begin += plan.block) { // without rows a head's gradient is 0 all the same
         const index_t end = std::min(begin + plan.block, plan.rows);
         const auto prepare = [&](auto& side) {
             if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) {

@@ -177,6 +177,78 @@ void product_panel(index_t rows, index_t columns, index_t depth, const T* a, ind
     }
 }
 
+// Of a pair of registers: lanes whose number has the bit `Apart` come from the other, `Apart` lanes before or after.
+template <int Apart, int... K>
+OPD_INLINE void exchange(lanes& a, lanes& b, std::integer_sequence<int, K...>) {
+    constexpr int w = lanes::width;
+    const lanes::vec x = a.v, y = b.v;
+    a = lanes::raw(__builtin_shufflevector(x, y, ((K & Apart) == 0 ? K : w + K - Apart)...));
+    b = lanes::raw(__builtin_shufflevector(x, y, ((K & Apart) == 0 ? K + Apart : w + K)...));
+}
+// width x width numbers.
+template <class L>
+OPD_INLINE void transpose(L (&x)[L::width]) {
+    constexpr int w = L::width;
+    const auto step = [&](auto apart) __attribute__((always_inline)) {
+        unroll<w>([&](auto i) __attribute__((always_inline)) {
+            if constexpr ((i() & apart()) == 0)
+                exchange<apart()>(x[i()], x[i() + apart()], std::make_integer_sequence<int, w>{});
+        });
+    };
+    step(std::integral_constant<int, 1>{}), step(std::integral_constant<int, 2>{});
+    if constexpr (w > 4) step(std::integral_constant<int, 4>{});
+    if constexpr (w > 8) step(std::integral_constant<int, 8>{});
+}
+
+// How a product is cut, by its shape alone but for its depth. Panels of B are packed where enough rows use them: rows of B lie a power of
+// two apart too often, and would meet in the same sets of the cache. A is packed where it is transposed: its columns lie pages apart.
+template <class T>
+struct tile_shape {
+    using shape = product_shape<product_number<T>>;
+    static constexpr index_t most_packed_rows = 2 * shape::row_block;
+    index_t rows = shape::row_block, columns = shape::panel;
+    index_t down = 0, across = 0; // tiles
+    bool pack_a = false, pack_b = false;
+
+    explicit tile_shape(const product_operands<T>& o) {
+        constexpr index_t many = 256; // tiles: enough for every thread
+        const index_t panels = (o.columns + shape::panel - 1) / shape::panel;
+        pack_a = o.a_row == 1 && o.a_depth != 1 && o.rows >= shape::row_block;
+        pack_b = o.rows >= shape::row_block / 4;
+        if (pack_a && o.rows / most_packed_rows * (panels / 4) >= many / 8) { // once for some panels
+            rows = most_packed_rows, columns = 4 * shape::panel;
+        } else if (!pack_a && panels >= many && o.rows > shape::row_block) { // a panel for all rows
+            rows = 4 * shape::row_block;
+        }
+        down = (o.rows + rows - 1) / rows, across = (o.columns + columns - 1) / columns;
+    }
+};
+
+// Columns of `to` from rows of `from`: to[d, v] = from[v, d].
+template <class Num, class T = typename Num::value_type>
+void pack_transposed(const T* from, index_t stride, index_t rows, index_t depth, T* to, index_t to_stride) {
+    index_t done = 0;
+    if constexpr (std::is_same_v<Num, lanes>) {
+        constexpr int w = lanes::width;
+        for (; done + w <= rows; done += w) {
+            index_t d = 0;
+            for (; d + w <= depth; d += w) {
+                lanes x[w];
+                unroll<w>([&](auto v) __attribute__((always_inline)) {
+                    x[v()] = lanes::load(from + (done + v()) * stride + d);
+                });
+                transpose(x);
+                unroll<w>([&](auto v)
+                              __attribute__((always_inline)) { x[v()].store(to + (d + v()) * to_stride + done); });
+            }
+            for (; d < depth; ++d)
+                for (int v = 0; v < w; ++v) to[d * to_stride + done + v] = from[(done + v) * stride + d];
+        }
+    }
+    for (; done < rows; ++done)
+        for (index_t d = 0; d < depth; ++d) to[d * to_stride + done] = from[done * stride + d];
+}
+
 } // namespace OPD_ISA
 } // namespace detail
 
@@ -185,8 +257,8 @@ inline namespace OPD_ISA {
 /// Output tiles of a product: the unit that threads share out.
 template <class T>
 index_t product_tiles(const product_operands<T>& o) {
-    using shape = detail::product_shape<detail::product_number<T>>;
-    return ((o.rows + shape::row_block - 1) / shape::row_block) * ((o.columns + shape::panel - 1) / shape::panel);
+    const detail::tile_shape<T> t(o);
+    return t.down * t.across;
 }
 
 /// Computes one output tile.
@@ -194,29 +266,41 @@ template <class T>
 void product_tile(const product_operands<T>& o, index_t tile) {
     using Num = detail::product_number<T>;
     using shape = detail::product_shape<Num>;
-    const index_t panels = (o.columns + shape::panel - 1) / shape::panel;
-    const index_t i = tile / panels * shape::row_block, j = tile % panels * shape::panel;
-    const index_t rows = std::min(shape::row_block, o.rows - i), columns = std::min(shape::panel, o.columns - j);
+    const detail::tile_shape<T> t(o);
+    const index_t i = tile / t.across * t.rows, rows = std::min(t.rows, o.rows - i);
+    const index_t left = tile % t.across * t.columns, right = std::min(left + t.columns, o.columns);
     const T* a = o.a + i * o.a_row;
-    T* c = o.c + i * o.c_row + j;
+    T* c = o.c + i * o.c_row;
     if (o.depth == 0 && !o.accumulate) {
-        for (index_t r = 0; r < rows; ++r) std::fill_n(c + r * o.c_row, columns, T(0));
+        for (index_t r = 0; r < rows; ++r) std::fill_n(c + r * o.c_row + left, right - left, T(0));
         return;
     }
+    T packed_a[t.most_packed_rows * shape::depth_block]; // (depth, rows)
+    T packed_b[shape::depth_block * shape::panel];       // (depth, columns)
     for (index_t k = 0; k < o.depth; k += shape::depth_block) {
         const index_t depth = std::min(shape::depth_block, o.depth - k);
         const bool from_c = o.accumulate || k > 0; // the chain goes on where the last block stored it
-        const T* b = o.b + k * o.b_depth + j;
-        index_t b_depth = o.b_depth;
-        T packed[shape::depth_block * shape::panel]; // (depth, columns), B^T
-        if (o.b_transposed) {
-            b_depth = shape::panel;
-            for (index_t v = 0; v < columns; ++v)
-                for (index_t d = 0; d < depth; ++d) packed[d * b_depth + v] = o.b[(j + v) * o.b_depth + k + d];
-            b = packed;
+        const T* block = a + k * o.a_depth;
+        index_t a_row = o.a_row, a_depth = o.a_depth;
+        if (t.pack_a) {
+            for (index_t d = 0; d < depth; ++d) std::copy_n(block + d * o.a_depth, rows, packed_a + d * rows);
+            block = packed_a, a_row = 1, a_depth = rows;
         }
-        detail::product_panel<Num>(rows, columns, depth, a + k * o.a_depth, o.a_row, o.a_depth, b, b_depth, c, o.c_row,
-                                   from_c);
+        for (index_t j = left; j < right; j += shape::panel) {
+            const index_t columns = std::min(shape::panel, right - j);
+            const T* b = o.b + k * o.b_depth + j;
+            index_t b_depth = o.b_depth;
+            if (o.b_transposed) {
+                detail::pack_transposed<Num>(o.b + j * o.b_depth + k, o.b_depth, columns, depth, packed_b,
+                                             shape::panel);
+                b = packed_b, b_depth = shape::panel;
+            } else if (t.pack_b) {
+                for (index_t d = 0; d < depth; ++d)
+                    std::copy_n(b + d * o.b_depth, columns, packed_b + d * shape::panel);
+                b = packed_b, b_depth = shape::panel;
+            }
+            detail::product_panel<Num>(rows, columns, depth, block, a_row, a_depth, b, b_depth, c + j, o.c_row, from_c);
+        }
     }
 }
 

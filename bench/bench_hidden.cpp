@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Reverse KL from hidden states, V = 151,936, D = 1,024 and 4,096 (a teacher of 4,096 unless --teacher says otherwise): what share of
+// the machine's float multiply-adds its products reach. Operations: 2·N·V·(D_s + D_t) forward, 4·N·V·D_s more for dx and dw; the peak is
+// probed around every sample, and `of_peak` is of the median.
+//
+//     scripts/bench.sh bench_hidden -- [--threads=2] [--rows=64,256,1024] [--teacher=4096] [--samples=3]
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "harness.hpp"
+#include "opd/backends/cpu.hpp"
+#include "opd/hidden.hpp"
+#include "opd/opd.hpp"
+
+namespace {
+
+using opd::index_t;
+
+constexpr index_t vocab = 151936, width = 1024;
+
+void fill(const bench::array<float>& a, index_t n, unsigned seed, float deviation) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal(0, deviation);
+    std::vector<float> some(1 << 16);
+    for (float& x : some) x = normal(random);
+    for (index_t i = 0; i < n; ++i) a.data()[i] = some[static_cast<std::size_t>((i * 7 + i / 65536) & 65535)];
+}
+
+double median(std::vector<double> x) {
+    std::nth_element(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2), x.end());
+    return x[x.size() / 2];
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    int threads = 1, samples = 3;
+    index_t of_teacher = 4096;
+    std::vector<index_t> all = {64, 256, 1024};
+    for (int i = 1; i < argc; ++i) {
+        const std::string a = argv[i];
+        const auto value = [&](const char* name) { return a.substr(std::strlen(name)); };
+        if (a.starts_with("--threads="))
+            threads = std::atoi(value("--threads=").c_str());
+        else if (a.starts_with("--samples="))
+            samples = std::atoi(value("--samples=").c_str());
+        else if (a.starts_with("--teacher="))
+            of_teacher = std::atol(value("--teacher=").c_str());
+        else if (a.starts_with("--rows=")) {
+            all.clear();
+            std::istringstream list(value("--rows="));
+            for (std::string n; std::getline(list, n, ',');) all.push_back(std::atol(n.c_str()));
+        } else if (!a.starts_with("--benchmark_")) {
+            return std::fprintf(stderr, "error: %s\n", a.c_str()), 2;
+        }
+    }
+    const index_t most = *std::max_element(all.begin(), all.end());
+    const bench::array<float> x(most * width), w(vocab * width), dx(most * width), dw(vocab * width),
+        h(most * of_teacher), head(vocab * of_teacher);
+    fill(x, most * width, 1, 1), fill(w, vocab * width, 2, 0.06f);
+    fill(h, most * of_teacher, 3, 1), fill(head, vocab * of_teacher, 4, 0.03f);
+    opd::cpu_backend be{.threads = threads};
+    std::printf("%6s %-28s %10s %10s %10s %12s\n", "rows", "", "seconds", "GFLOP/s", "of_peak", "workspace MB");
+    for (const index_t n : all) {
+        const double unit = 2.0 * static_cast<double>(n) * static_cast<double>(vocab);
+        const opd::teacher::hidden known{opd::view(h.data(), n, of_teacher), opd::view(head.data(), vocab, of_teacher)};
+        const opd::student::hidden value{opd::view(x.data(), n, width), opd::view(w.data(), vocab, width)};
+        const opd::student::hidden trained{opd::view(x.data(), n, width), opd::view(w.data(), vocab, width),
+                                           opd::view(dx.data(), n, width), opd::view(dw.data(), vocab, width)};
+        const auto row = [&](const char* name, double operations, std::size_t bytes, auto&& call) {
+            std::vector<double> seconds;
+            double peak = 0;
+            const auto probe = [&] {
+                for (int i = 0; i < 20; ++i) peak = std::max(peak, bench::fma_rate(be.team()));
+            };
+            for (int i = 0; i < samples; ++i) {
+                probe();
+                const double start = bench::now();
+                call();
+                seconds.push_back(bench::now() - start);
+            }
+            probe();
+            const double rate = operations * 1e-9 / median(seconds);
+            std::printf("%6ld %-28s %10.3f %10.1f %10.3f %12.0f\n", static_cast<long>(n), name, median(seconds), rate,
+                        rate / peak, static_cast<double>(bytes) * 1e-6);
+            std::fflush(stdout);
+        };
+        const double forward = unit * static_cast<double>(width + of_teacher);
+        row("forward", forward, opd::workspace_bytes(be, value, known, opd::reverse_kl{}),
+            [&] { opd::evaluate(be, value, known, opd::reverse_kl{}); });
+        row("forward, dx, dw", forward + 2 * unit * static_cast<double>(width),
+            opd::workspace_bytes(be, trained, known, opd::reverse_kl{}),
+            [&] { opd::evaluate(be, trained, known, opd::reverse_kl{}); });
+    }
+}
