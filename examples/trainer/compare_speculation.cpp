@@ -182,10 +182,12 @@ const arguments gpu = {"--cost-step=8e-3", "--cost-step-row=7.5e-5", "--cost-sco
 // Response tokens over the seconds of rollout, and over all.
 std::pair<double, double> virtual_rates(const std::string& directory, const std::string& student, const way& w,
                                         index_t batch) {
+    const bool learned = std::any_of(w.settings.begin(), w.settings.end(),
+                                     [](const std::string& a) { return a.starts_with("--draft-from="); });
     const auto report = report_of(
         directory + "/virtual",
-        preset + w.settings + gpu +
-            arguments{"--start-from=" + student, fmt::format("--steps={}", std::max<index_t>(4, 32 / batch)),
+        preset + w.settings + gpu + (learned ? gpu_drafter : arguments{}) +
+            arguments{"--start-from=" + student, fmt::format("--steps={}", batch > 4 ? 12 : 16),
                       fmt::format("--prompts={}", std::max<index_t>(8, 2 * batch)), "--eval-prompts=32",
                       "--driver=virtual", "--rollout-workers=1", fmt::format("--slots={}", batch)})["schedule"];
     const double tokens = report["response_tokens"];
@@ -224,14 +226,16 @@ void compare(const std::string& directory, const std::set<std::string>& worlds, 
         print(directory, "machine", "Rollout on this machine, one thread", all, rates);
     }
     if (worlds.contains("virtual")) {
+        std::vector<way> timed = all; // whatever the machine does: off is off
+        timed.erase(timed.begin() + 1);
         grid rollout, step;
         for (std::size_t b = 0; b < batches.size(); ++b)
-            for (const way& w : all) {
+            for (const way& w : timed) {
                 const auto [r, s] = virtual_rates(directory, student, w, batches[b]);
                 rollout[b].push_back({r}), step[b].push_back({s});
             }
-        print(directory, "virtual-rollout", "Rollout with the costs of a GPU, in virtual time", all, rollout);
-        print(directory, "virtual-step", "Whole steps with the costs of a GPU, in virtual time", all, step);
+        print(directory, "virtual-rollout", "Rollout with the costs of a GPU, in virtual time", timed, rollout);
+        print(directory, "virtual-step", "Whole steps with the costs of a GPU, in virtual time", timed, step);
     }
 }
 

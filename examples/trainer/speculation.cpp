@@ -2,6 +2,7 @@
 #include "speculation.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include <fmt/format.h>
 
@@ -25,8 +26,9 @@ spec::tuner_options arms() {
     return o;
 }
 
-constexpr double look_again = 1.0 / 128;         // of the decisions: what all nodes cost, and bring
-constexpr std::int32_t patience = 16, rest = 64; // decisions, steps
+constexpr double look_again = 1.0 / 128; // of the decisions: what all nodes cost, and bring
+constexpr std::int32_t patience = 16;    // decisions in a row that no draft pays, then comes a rest
+constexpr std::int32_t rest = 64;        // steps of the first; each is twice as long as the one before, to 64 times
 // Decisions of a turn. What a sequence keeps in a step is 0 or 1 most often, and sometimes all: the median over steps does not see what a
 // deep draft brings, that over turns does.
 constexpr std::int32_t turn = 8;
@@ -128,6 +130,11 @@ void speculation::hear(std::span<const lane_news> news, const policy& target) {
     for (source& s : sources_) s.drafter.drafts->hear(news, target);
 }
 
+speculation::pause& speculation::pause_now() {
+    const auto size = static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(batch_))) - 1;
+    return pauses_[std::min(size, pauses_.size() - 1)];
+}
+
 double speculation::uniform() {
     const opd::noise_row noise(law_.seed, opd::noise_stream::coin, decisions_, 0);
     return opd::keyed_uniform(noise, uniforms_++);
@@ -140,8 +147,8 @@ void speculation::decide() {
         return;
     }
     if (!switch_.check(batch_)) return;
-    if (rests_ > 0) {
-        --rests_;
+    if (pause& p = pause_now(); p.rests > 0) {
+        --p.rests;
         return;
     }
     ++decisions_, uniforms_ = 0;
@@ -213,12 +220,15 @@ void speculation::share_budget(bool vacant) {
         budget_.share(candidates_, spec::step_cost({{rows, seconds}, {rows + 1, seconds + cost.of_row()}}),
                       {.tail = vacant ? 1.0 : 0.0});
     for (std::size_t i = 0; i < wishes_.size(); ++i) select(wishes_[i], shares[i]);
+    pause& p = pause_now();
     if (verified_ > 0) {
-        fruitless_ = 0;
+        p = {};
         return;
     }
     strategy_ = {}; // what the step comes to says nothing of it
-    if (++fruitless_ == patience) fruitless_ = 0, rests_ = rest;
+    if (++p.fruitless < patience) return;
+    p.fruitless = 0, p.rests = rest << p.rested;
+    p.rested = std::min(p.rested + 1, 6);
 }
 
 void speculation::verified(index_t lane, const spec::verdict& v, index_t tokens) {

@@ -9,7 +9,7 @@
 //            elastic_switch says whether to draft at all, a drafter_selector which of the two drafts, beg_mab which of some strategies, and
 //            draft_budget how many of the nodes that it allows each sequence gets, none where they cost more than they bring. What a
 //            step costs by its rows is fitted to the last steps; now and then all nodes are verified, to know what drafts cost.
-//            Where no draft has paid for some steps, a while goes by without any
+//            Where no draft has paid for some steps of such a batch, a while goes by without any
 //
 // What is drafted changes no token, no log mu, no version and no draw: the target's own token, drawn with the noise of its sample
 // and position, is what is kept at every position, and drafts only say which positions a step looks at (opd/spec/verify.hpp: `follow`).
@@ -143,8 +143,12 @@ public:
     template <class A>
     void fields(A& a) {
         for (source& s : sources_) a(s);
-        a(counts_, which_, switch_, lengths_, decisions_, arm_, held_, decided_, drafted_, fruitless_, rests_,
-          strategy_, asked_, batch_, reading_, accepted_, verified_, drawn_);
+        for (pause& p : pauses_) {
+            a(p);
+            if (p.rested < 0 || p.rested > 6) throw opd::invalid_input("snapshot", "is of no pause");
+        }
+        a(counts_, which_, switch_, lengths_, decisions_, arm_, held_, decided_, drafted_, strategy_, asked_, batch_,
+          reading_, accepted_, verified_, drawn_);
         auto at = static_cast<std::uint64_t>(using_);
         a(at);
         using_ = static_cast<std::size_t>(at);
@@ -180,7 +184,18 @@ private:
             a(steps, sequences, accepted, seconds, without);
         }
     };
+    // Of batches of a size.
+    struct pause {
+        std::int32_t fruitless = 0; // decisions in a row that no draft pays
+        std::int32_t rests = 0;     // steps to come without a decision
+        std::int32_t rested = 0;    // rests since a draft paid
+        template <class A>
+        void fields(A& a) {
+            a(fruitless, rests, rested);
+        }
+    };
     double uniform();
+    pause& pause_now();
     void decide();
     void end_turn();
     void select(const draft_wish& w, index_t nodes);
@@ -202,10 +217,9 @@ private:
     // a turn: decisions for which a drafter and an arm are kept
     std::size_t using_ = 0;
     opd::spec::strategy arm_;
-    std::int32_t held_ = 0;      // decisions that it goes on for yet
-    sums decided_, drafted_;     // its steps, and those of them with drafts
-    std::int32_t fruitless_ = 0; // decisions in a row that no draft pays
-    std::int32_t rests_ = 0;     // steps to come without a decision
+    std::int32_t held_ = 0;       // decisions that it goes on for yet
+    sums decided_, drafted_;      // its steps, and those of them with drafts
+    std::array<pause, 8> pauses_; // of batches of 1, 2 and 3, 4 to 7, …
     // the step that draft() was called for
     opd::spec::strategy strategy_;
     bool asked_ = false; // a drafter was
