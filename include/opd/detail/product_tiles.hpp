@@ -200,26 +200,25 @@ OPD_INLINE void transpose(L (&x)[L::width]) {
     if constexpr (w > 8) step(std::integral_constant<int, 8>{});
 }
 
-// How a product is cut, by its shape alone but for its depth. Panels of B are packed where enough rows use them: rows of B lie a power of
-// two apart too often, and would meet in the same sets of the cache. A is packed where it is transposed: its columns lie pages apart.
+// How a product is cut, by its shape alone but for its depth. What enough multiply-adds use is packed: rows of A and B lie a power of two
+// apart too often, and would meet in the same sets of the cache; columns of a transposed A lie pages apart.
 template <class T>
 struct tile_shape {
     using shape = product_shape<product_number<T>>;
-    static constexpr index_t most_packed_rows = 2 * shape::row_block;
+    static constexpr index_t most_packed_rows = 4 * shape::row_block;
     index_t rows = shape::row_block, columns = shape::panel;
     index_t down = 0, across = 0; // tiles
-    bool pack_a = false, pack_b = false;
+    bool transposed_a = false, pack_a = false, pack_b = false;
 
     explicit tile_shape(const product_operands<T>& o) {
-        constexpr index_t many = 256; // tiles: enough for every thread
+        constexpr index_t wide = 8; // panels of a tile that is packed
         const index_t panels = (o.columns + shape::panel - 1) / shape::panel;
-        pack_a = o.a_row == 1 && o.a_depth != 1 && o.rows >= shape::row_block;
+        transposed_a = o.a_row == 1 && o.a_depth != 1;
         pack_b = o.rows >= shape::row_block / 4;
-        if (pack_a && o.rows / most_packed_rows * (panels / 4) >= many / 8) { // once for some panels
-            rows = most_packed_rows, columns = 4 * shape::panel;
-        } else if (!pack_a && panels >= many && o.rows > shape::row_block) { // a panel for all rows
-            rows = 4 * shape::row_block;
-        }
+        pack_a = o.rows >= shape::row_block / 2 && (transposed_a || panels >= wide);
+        // as large as leaves a tile for each of many threads
+        if (pack_a && ((o.rows + most_packed_rows - 1) / most_packed_rows) * (panels / wide) >= 32)
+            rows = most_packed_rows, columns = wide * shape::panel;
         down = (o.rows + rows - 1) / rows, across = (o.columns + columns - 1) / columns;
     }
 };
@@ -275,16 +274,19 @@ void product_tile(const product_operands<T>& o, index_t tile) {
         for (index_t r = 0; r < rows; ++r) std::fill_n(c + r * o.c_row + left, right - left, T(0));
         return;
     }
-    T packed_a[t.most_packed_rows * shape::depth_block]; // (depth, rows)
+    T packed_a[t.most_packed_rows * shape::depth_block]; // (depth, rows), or (rows, depth)
     T packed_b[shape::depth_block * shape::panel];       // (depth, columns)
     for (index_t k = 0; k < o.depth; k += shape::depth_block) {
         const index_t depth = std::min(shape::depth_block, o.depth - k);
         const bool from_c = o.accumulate || k > 0; // the chain goes on where the last block stored it
         const T* block = a + k * o.a_depth;
         index_t a_row = o.a_row, a_depth = o.a_depth;
-        if (t.pack_a) {
+        if (t.pack_a && t.transposed_a) {
             for (index_t d = 0; d < depth; ++d) std::copy_n(block + d * o.a_depth, rows, packed_a + d * rows);
             block = packed_a, a_row = 1, a_depth = rows;
+        } else if (t.pack_a) {
+            for (index_t r = 0; r < rows; ++r) std::copy_n(block + r * o.a_row, depth, packed_a + r * depth);
+            block = packed_a, a_row = depth;
         }
         for (index_t j = left; j < right; j += shape::panel) {
             const index_t columns = std::min(shape::panel, right - j);
