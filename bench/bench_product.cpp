@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // The matrix product of opd/product.hpp, whose every entry is one chain over the depth, beside Eigen's, one thread: C (rows, columns) =
-// A (rows, depth) B (depth, columns), float, all in cache but the last. Counters: GFLOP/s, and the share of the machine's
-// multiply-adds, probed around each benchmark.
+// A (rows, depth) B (depth, columns), float, all in cache but the last. Counter: GFLOP/s.
 //
 //     scripts/bench.sh bench_product
-#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -14,7 +12,6 @@
 #include <Eigen/Core>
 #include <benchmark/benchmark.h>
 
-#include "harness.hpp"
 #include "opd/product.hpp"
 
 namespace {
@@ -34,13 +31,6 @@ template <bool Ours>
 void product(benchmark::State& state, index_t rows, index_t columns, index_t depth) {
     const matrix a = numbers(rows, depth), b = numbers(depth, columns);
     matrix c = matrix::Zero(rows, columns);
-    opd::thread_team one(1);
-    const auto probe = [&] {
-        double most = 0;
-        for (int i = 0; i < 40; ++i) most = std::max(most, bench::fma_rate(one));
-        return most;
-    };
-    double peak = probe();
     for (auto _ : state) {
         if constexpr (Ours)
             opd::product(opd::serial_executor{},
@@ -50,10 +40,8 @@ void product(benchmark::State& state, index_t rows, index_t columns, index_t dep
         benchmark::DoNotOptimize(c.data());
         benchmark::ClobberMemory();
     }
-    peak = std::max(peak, probe());
     const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(depth);
     state.counters["GFLOP/s"] = benchmark::Counter(flops * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
-    state.counters["of_peak"] = benchmark::Counter(flops * 1e-9 / peak, benchmark::Counter::kIsIterationInvariantRate);
 }
 
 } // namespace

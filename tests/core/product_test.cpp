@@ -116,9 +116,9 @@ TEST_CASE("every output is one ascending chain, for any number of rows, columns 
 }
 
 TEST_CASE("large shapes, which are cut and packed in other ways, give the same chains") {
-    check_shape<float>(130, 16500, 9, true, 2);  // a panel for all rows
-    check_shape<float>(1603, 1030, 5, false, 2); // a transposed A for some panels
-    check_shape<float>(193, 300, 131, true, 1);  // a second block of depth
+    check_shape<float>(49, 16500, 130, true, 2); // wide tiles, a second block of depth
+    check_shape<float>(390, 16500, 2, false, 2); // and a second row of tiles
+    check_shape<float>(1603, 1030, 5, false, 2);
     check_shape<double>(403, 1600, 5, true, 2);
 }
 

@@ -200,25 +200,24 @@ OPD_INLINE void transpose(L (&x)[L::width]) {
     if constexpr (w > 8) step(std::integral_constant<int, 8>{});
 }
 
-// How a product is cut, by its shape alone but for its depth. What enough multiply-adds use is packed: rows of A and B lie a power of two
-// apart too often, and would meet in the same sets of the cache; columns of a transposed A lie pages apart.
+// How a product is cut, by its shape alone but for its depth. A large one with a transposed operand has wide tiles, for which rows of A are
+// packed: columns of a transposed A lie pages apart, and rows that many panels read would meet in the same sets of the cache. Where B lies
+// as it is read, packing costs more than it saves.
 template <class T>
 struct tile_shape {
     using shape = product_shape<product_number<T>>;
     static constexpr index_t most_packed_rows = 4 * shape::row_block;
     index_t rows = shape::row_block, columns = shape::panel;
     index_t down = 0, across = 0; // tiles
-    bool transposed_a = false, pack_a = false, pack_b = false;
+    bool transposed_a = false, pack_a = false;
 
     explicit tile_shape(const product_operands<T>& o) {
-        constexpr index_t wide = 8; // panels of a tile that is packed
+        constexpr index_t wide = 8, many = 32; // panels of a wide tile; such tiles: enough for every thread
         const index_t panels = (o.columns + shape::panel - 1) / shape::panel;
+        const index_t wide_tiles = (o.rows + most_packed_rows - 1) / most_packed_rows * (panels / wide);
         transposed_a = o.a_row == 1 && o.a_depth != 1;
-        pack_b = o.rows >= shape::row_block / 4;
-        pack_a = o.rows >= shape::row_block / 2 && (transposed_a || panels >= wide);
-        // as large as leaves a tile for each of many threads
-        if (pack_a && ((o.rows + most_packed_rows - 1) / most_packed_rows) * (panels / wide) >= 32)
-            rows = most_packed_rows, columns = wide * shape::panel;
+        pack_a = (transposed_a || o.b_transposed) && o.rows >= shape::row_block / 2 && wide_tiles >= many;
+        if (pack_a) rows = most_packed_rows, columns = wide * shape::panel;
         down = (o.rows + rows - 1) / rows, across = (o.columns + columns - 1) / columns;
     }
 };
@@ -295,10 +294,6 @@ void product_tile(const product_operands<T>& o, index_t tile) {
             if (o.b_transposed) {
                 detail::pack_transposed<Num>(o.b + j * o.b_depth + k, o.b_depth, columns, depth, packed_b,
                                              shape::panel);
-                b = packed_b, b_depth = shape::panel;
-            } else if (t.pack_b) {
-                for (index_t d = 0; d < depth; ++d)
-                    std::copy_n(b + d * o.b_depth, columns, packed_b + d * shape::panel);
                 b = packed_b, b_depth = shape::panel;
             }
             detail::product_panel<Num>(rows, columns, depth, block, a_row, a_depth, b, b_depth, c + j, o.c_row, from_c);
