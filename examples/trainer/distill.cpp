@@ -60,9 +60,9 @@ public:
     /// Of a stage's class, which may want to be told more before that.
     template <class Stage, class... More>
     std::shared_ptr<Stage> rollout(More&&... more) {
-        return std::make_shared<Stage>(std::forward<More>(more)..., run_.task_, sampling_of(run_.settings_, run_.task_),
-                                       run_.sample_base(), lanes, weights_, run_.settings_.distill.answers,
-                                       run_.settings_.schedule.park_after, drafts_);
+        return std::make_shared<Stage>(std::forward<More>(more)..., run_.task_, sampling_, run_.sample_base(), lanes,
+                                       weights_, run_.settings_.distill.answers, run_.settings_.schedule.park_after,
+                                       drafts_);
     }
 
     template <class Stage, class... More>
@@ -97,7 +97,8 @@ public:
         const std::int64_t over = keeps_flight ? totals.admitted : totals.consumed + totals.failed;
         run_.state_.next_sample = run_.sample_base() + schedule.first_sample + static_cast<std::uint64_t>(over);
         const speculation_counts drafts = drafts_->take();
-        if (!f.line.is_null() && drafting_.on()) f.line["speculation"] = described(drafts, drafting_);
+        if (!f.line.is_null() && sampling_.speculate.on())
+            f.line["speculation"] = described(drafts, sampling_.speculate);
         all_drafts_.add(drafts);
         run_.distilled(last_, weights_.latest(), sequences, seconds, f.line);
     }
@@ -131,7 +132,7 @@ public:
         metrics.observe(time);
         auto described_run = examples::described(metrics);
         all_drafts_.add(drafts_->take());
-        if (drafting_.on()) described_run["speculation"] = described(all_drafts_, drafting_);
+        if (sampling_.speculate.on()) described_run["speculation"] = described(all_drafts_, sampling_.speculate);
         write_file(run_.directory_ + "/schedule.json", described_run.dump() + "\n");
         run_.evaluations_["after"] = to_json(run_.evaluate(run_.student_, "after"));
         run_.finish_stage(trainer::stage::finished, std::move(at_end_));
@@ -193,8 +194,8 @@ private:
     std::map<sched::version_t, figures> measured_;
     const std::array<double, 3> before_ = clock_values();
     const std::shared_ptr<shared_counts> drafts_ = std::make_shared<shared_counts>();
-    speculation_counts all_drafts_; // of the steps before
-    const speculation_options drafting_ = speculation_of(run_.settings_);
+    speculation_counts all_drafts_;                                     // of the steps before
+    const sampling sampling_ = sampling_of(run_.settings_, run_.task_); // all workers share its drafter
     sched::trace trace_{{.first = 20000, .last = 20000}};
 
 public:

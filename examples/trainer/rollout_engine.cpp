@@ -81,15 +81,15 @@ void rollout_engine::make_room() {
     }
 }
 
-void rollout_engine::draft_with(std::vector<named_drafter> drafters, const speculation_options& o) {
+void rollout_engine::draft_with(drafters all, const speculation_options& o) {
     if (running_ > 0) throw std::invalid_argument("rollout_engine: drafters come before the sequences");
-    if (drafters.empty() || drafters.size() > 2)
-        throw std::invalid_argument(fmt::format("rollout_engine: one or two drafters, not {}", drafters.size()));
+    if (all.empty() || all.size() > 2)
+        throw std::invalid_argument(fmt::format("rollout_engine: one or two drafters, not {}", all.size()));
     o_.speculate = o;
     speculation_.reset();
     if (!o.on()) return;
     make_cache();
-    speculation_ = std::make_unique<speculation>(o, std::move(drafters), o_.filter(), o_.greedy, o_.seed, cache_lanes_,
+    speculation_ = std::make_unique<speculation>(o, std::move(all), o_.filter(), o_.greedy, o_.seed, cache_lanes_,
                                                  index_t{o_.max_response});
 }
 

@@ -51,7 +51,7 @@ public:
 
     /// Before anything runs: other drafters than the options name; auto chooses among them. Strategies as the options say; none of
     /// --speculate off.
-    void draft_with(std::vector<named_drafter> drafters, const speculation_options& o);
+    void draft_with(drafters all, const speculation_options& o);
 
     index_t lanes() const { return static_cast<index_t>(lanes_.size()); }
     index_t running() const { return running_; }

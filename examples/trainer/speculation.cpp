@@ -53,13 +53,13 @@ std::int32_t speculation_options::most() const {
     return r;
 }
 
-std::vector<named_drafter> make_drafters(const speculation_options& o) {
+drafters make_drafters(const speculation_options& o) {
     using kind = speculation_options::kind;
-    std::vector<named_drafter> r;
+    drafters r;
     if (o.what == kind::ngram || o.what == kind::automatic)
-        r.push_back({"ngram", std::make_unique<retrieval_drafter>(o.retrieval)});
+        r.push_back(std::make_unique<retrieval_drafter>(o.retrieval));
     if (o.what == kind::learned || (o.what == kind::automatic && o.learned))
-        r.push_back({"learned", std::make_unique<learned_drafter>(o.learned)});
+        r.push_back(std::make_unique<learned_drafter>(o.learned));
     return r;
 }
 
@@ -99,35 +99,34 @@ void length_record::add_up() {
 
 // --- a step ---------------------------------------------------------------------------------------------------------
 
-speculation::speculation(const speculation_options& o, std::vector<named_drafter> drafters, const opd::filter& filter,
-                         bool greedy, std::uint64_t seed, index_t lanes, index_t max_response)
+speculation::speculation(const speculation_options& o, drafters all, const opd::filter& filter, bool greedy,
+                         std::uint64_t seed, index_t lanes, index_t max_response)
     : options_(o), law_{.filter = filter, .greedy = greedy, .seed = seed}, max_response_(max_response),
       plans_(static_cast<std::size_t>(lanes)),
-      which_({.drafters = static_cast<index_t>(drafters.size()), .memory = 20, .tries = 1, .again = 50}), // turns
+      which_({.drafters = static_cast<index_t>(all.size()), .memory = 20, .tries = 1, .again = 50}), // turns
       switch_({.on_at = o.running, .off_at = o.running + o.running / 4}), lengths_(max_response) {
     static_assert(speculation_counts::choices >= 22); // two drafters of ten arms, and two
-    for (named_drafter& d : drafters) {
+    for (auto& d : all) {
         which_.exists(static_cast<index_t>(sources_.size()), true);
         sources_.push_back({std::move(d), spec::follow_rates(), spec::beg_mab(arms()), step_fit()});
     }
 }
 
 void speculation::begin(index_t lane, const trajectory& t) {
-    for (source& s : sources_) s.drafter.drafts->begin(lane, t);
+    for (source& s : sources_) s.drafter->begin(lane, t);
 }
 
 void speculation::end(index_t lane, const trajectory& t, bool finished) {
     if (finished) lengths_.heard(static_cast<index_t>(t.response().size()));
-    for (source& s : sources_) s.drafter.drafts->end(lane, t, finished);
+    for (source& s : sources_) s.drafter->end(lane, t, finished);
 }
 
 bool speculation::reads_hidden() const {
-    return std::any_of(sources_.begin(), sources_.end(),
-                       [](const source& s) { return s.drafter.drafts->reads_hidden(); });
+    return std::any_of(sources_.begin(), sources_.end(), [](const source& s) { return s.drafter->reads_hidden(); });
 }
 
 void speculation::hear(std::span<const lane_news> news, const policy& target) {
-    for (source& s : sources_) s.drafter.drafts->hear(news, target);
+    for (source& s : sources_) s.drafter->hear(news, target);
 }
 
 speculation::pause& speculation::pause_now() {
@@ -163,7 +162,7 @@ void speculation::decide() {
 
 void speculation::draft(std::span<const due> sequences, index_t reading, bool vacant) {
     for (plan& p : plans_) p.tree = {};
-    batch_ = static_cast<index_t>(sequences.size()), reading_ = reading;
+    batch_ = static_cast<index_t>(sequences.size());
     accepted_ = verified_ = drawn_ = 0;
     strategy_ = {}, work_ = {}, asked_ = false;
     if (batch_ == 0) return;
@@ -184,7 +183,7 @@ void speculation::draft(std::span<const due> sequences, index_t reading, bool va
         law.position = static_cast<std::uint32_t>(d.sequence->tokens.size());
         wishes_.push_back({d.lane, d.sequence, law, std::min(strategy_.depth, room), strategy_.top_k, &p.builder});
     }
-    work_ = from.drafter.drafts->propose(wishes_);
+    work_ = from.drafter->propose(wishes_);
     asked_ = true;
     index_t offered = 0;
     for (const draft_wish& w : wishes_) offered += w.tree->size();
@@ -195,7 +194,7 @@ void speculation::draft(std::span<const due> sequences, index_t reading, bool va
     }
     const bool all = options_.what != speculation_options::kind::automatic || !from.cost.known() ||
                      uniform() < look_again; // nodes of the strategy, whatever they cost
-    if (!all) return share_budget(vacant);
+    if (!all) return share_budget(reading, vacant);
     for (const draft_wish& w : wishes_) select(w, strategy_.verify);
 }
 
@@ -206,7 +205,7 @@ void speculation::select(const draft_wish& w, index_t nodes) {
 }
 
 // Of what was proposed, what is worth its rows.
-void speculation::share_budget(bool vacant) {
+void speculation::share_budget(index_t reading, bool vacant) {
     candidates_.clear();
     for (const draft_wish& w : wishes_) {
         const auto gains = w.tree->gains();
@@ -215,7 +214,7 @@ void speculation::share_budget(bool vacant) {
     }
     const step_fit& cost = sources_[using_].cost;
     const auto rows = static_cast<index_t>(candidates_.size());
-    const double seconds = cost.of(batch_ + reading_, work_.passes); // the passes are made
+    const double seconds = cost.of(batch_ + reading, work_.passes); // the passes are made
     const auto shares =
         budget_.share(candidates_, spec::step_cost({{rows, seconds}, {rows + 1, seconds + cost.of_row()}}),
                       {.tail = vacant ? 1.0 : 0.0});

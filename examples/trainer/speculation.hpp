@@ -48,14 +48,11 @@ struct speculation_options {
     std::int32_t most() const;
 };
 
-/// A drafter, by name.
-struct named_drafter {
-    std::string name;
-    std::unique_ptr<drafter> drafts;
-};
+/// One, or two of which auto chooses.
+using drafters = std::vector<std::unique_ptr<drafter>>;
 
 /// Those that the options name. None of --speculate off.
-std::vector<named_drafter> make_drafters(const speculation_options& o);
+drafters make_drafters(const speculation_options& o);
 
 /// "ngram 8/1/8": a drafter and its strategy (depth, children, tokens to verify). "none": no drafts.
 std::string choice_name(const speculation_options& o, std::size_t choice);
@@ -114,8 +111,8 @@ public:
         const trajectory* sequence = nullptr;
     };
 
-    speculation(const speculation_options& o, std::vector<named_drafter> drafters, const opd::filter& filter,
-                bool greedy, std::uint64_t seed, index_t lanes, index_t max_response);
+    speculation(const speculation_options& o, drafters all, const opd::filter& filter, bool greedy, std::uint64_t seed,
+                index_t lanes, index_t max_response);
 
     void begin(index_t lane, const trajectory& t);
     void end(index_t lane, const trajectory& t, bool finished);
@@ -148,7 +145,7 @@ public:
             if (p.rested < 0 || p.rested > 6) throw opd::invalid_input("snapshot", "is of no pause");
         }
         a(counts_, which_, switch_, lengths_, decisions_, arm_, held_, decided_, drafted_, strategy_, asked_, batch_,
-          reading_, accepted_, verified_, drawn_);
+          accepted_, verified_, drawn_);
         auto at = static_cast<std::uint64_t>(using_);
         a(at);
         using_ = static_cast<std::size_t>(at);
@@ -162,16 +159,16 @@ private:
     };
     // A drafter, and what is known of it.
     struct source {
-        named_drafter drafter;
+        std::unique_ptr<trainer::drafter> drafter;
         opd::spec::follow_rates rates;
         opd::spec::beg_mab tuner;
         step_fit cost; // of steps for which it was asked, and of those for which none was
         template <class A>
         void fields(A& a) {
             std::string drafts;
-            if constexpr (!A::reading) drafts = drafter.drafts->state();
+            if constexpr (!A::reading) drafts = drafter->state();
             a(drafts, rates, tuner, cost);
-            if constexpr (A::reading) drafter.drafts->restore(drafts);
+            if constexpr (A::reading) drafter->restore(drafts);
         }
     };
     // Steps of a turn. They are compared by how many times as long they took as steps without drafts: batches differ.
@@ -199,7 +196,7 @@ private:
     void decide();
     void end_turn();
     void select(const draft_wish& w, index_t nodes);
-    void share_budget(bool vacant);
+    void share_budget(index_t reading, bool vacant);
     std::size_t choice() const;
 
     speculation_options options_;
@@ -224,7 +221,7 @@ private:
     opd::spec::strategy strategy_;
     bool asked_ = false; // a drafter was
     draft_work work_;
-    index_t batch_ = 0, reading_ = 0;
+    index_t batch_ = 0;
     std::int64_t accepted_ = 0, verified_ = 0, drawn_ = 0;
     std::vector<draft_wish> wishes_;
     std::vector<opd::spec::draft_candidate> candidates_;

@@ -294,6 +294,20 @@ TEST_CASE("an arena of the bytes that are asked for does, and a smaller one is r
     CHECK_THROWS_AS(evaluate(be, source, teacher_of(t), reverse_kl{}), invalid_input);
 }
 
+TEST_CASE("the largest of calls has room for its spans, and the last is compared with the first") {
+    // 3 outputs and 3 inputs of a hidden student, 15 of weighted tokens with kept sets, 3 outputs and 9 inputs of env
+    floats memory(33);
+    const auto at = [&](int i) { return view(memory.data() + i, 1); };
+    opd::detail::call_spans spans;
+    spans.writes("first", at(0));
+    for (int i = 1; i < 32; ++i) spans.reads("between", at(i));
+    spans.check();
+    spans.reads("last", at(0));
+    CHECK_THROWS_WITH_AS(spans.check(), doctest::Contains("overlaps last"), invalid_input);
+    for (int i = 33; i < 40; ++i) spans.reads("more", at(32));
+    CHECK_THROWS_AS(spans.reads("too many", at(32)), unsupported);
+}
+
 TEST_CASE("what cannot be is refused by name, before anything is written") {
     const index_t n = 3, v = 10, d = 4;
     side s(n, v, d, 1);

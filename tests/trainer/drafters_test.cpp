@@ -408,8 +408,8 @@ TEST_CASE("drafts of any weights change no bit of what rollout draws and records
                         const auto make = [&](const policy& p) {
                             auto e = std::make_unique<rollout_engine>(p, o, 3, small_task().max_length());
                             if (drafts) {
-                                std::vector<named_drafter> one;
-                                one.push_back({"", std::make_unique<learned_drafter>(d)});
+                                drafters one;
+                                one.push_back(std::make_unique<learned_drafter>(d));
                                 e->draft_with(std::move(one), o.speculate);
                             }
                             return e;
@@ -579,6 +579,23 @@ TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same b
             CHECK(read_file(drafted + "/checkpoints/latest.ckpt") == read_file(plain + "/checkpoints/latest.ckpt"));
             const auto schedule = nlohmann::json::parse(read_file(drafted + "/schedule.json"));
             CHECK(schedule["speculation"]["accepted_per_step"].get<double>() > 0.5);
+            // in virtual time every pass of the drafter takes its time, and every row in it
+            const auto seconds = [&](const std::string& pass, const std::string& row) {
+                const std::string where = dir / ("timed_" + kind + pass + row);
+                REQUIRE(exit_of(tiny(where, {"--start-from", start, "--speculate=learned", "--draft-from", made,
+                                             "--draft-children=1", "--draft-depth=3", "--driver=virtual",
+                                             "--rollout-workers=1", pass, row})) == exit_ok);
+                const auto timed = nlohmann::json::parse(read_file(where + "/schedule.json"));
+                return std::pair{timed["busy_seconds"]["rollout"].get<double>(),
+                                 timed["speculation"]["choices"]["learned 3/1/8"].get<double>()};
+            };
+            const auto [free_of, steps] = seconds("--cost-draft=0", "--cost-draft-row=0");
+            const double passes = seconds("--cost-draft=1", "--cost-draft-row=0").first - free_of;
+            const double rows = seconds("--cost-draft=0", "--cost-draft-row=1").first - free_of;
+            CHECK(std::abs(passes - std::round(passes)) < 1e-6);
+            CHECK(passes > 2 * steps); // three deep, but for the ends of responses
+            CHECK(passes < 4 * steps);
+            CHECK(rows > passes);                                // several sequences go through it together
             const std::string chosen = dir / ("chosen_" + kind); // as many as pay, if any
             REQUIRE(exit_of(tiny(chosen, {"--start-from", start, "--speculate=auto", "--draft-from", made})) ==
                     exit_ok);

@@ -170,9 +170,9 @@ std::vector<std::vector<std::size_t>> covering(const std::vector<std::size_t>& s
     return rows;
 }
 
-std::vector<named_drafter> one(std::unique_ptr<drafter> d) {
-    std::vector<named_drafter> r;
-    r.push_back({"", std::move(d)});
+drafters one(std::unique_ptr<drafter> d) {
+    drafters r;
+    r.push_back(std::move(d));
     return r;
 }
 
@@ -628,7 +628,7 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
         mine.speculate.what = kind::automatic;
         rollout_engine engine(weights, mine, 4, small_task().max_length());
         auto both = one(std::make_unique<oracle>(second ? wrong : truth, 1, false));
-        both.push_back({"", std::make_unique<oracle>(second ? truth : wrong, 1, false)});
+        both.push_back(std::make_unique<oracle>(second ? truth : wrong, 1, false));
         engine.draft_with(std::move(both), mine.speculate);
         std::size_t next = 0;
         std::vector<lane_trajectory> done;

@@ -103,7 +103,8 @@ private:
         std::uintptr_t begin, rows, width, stride; ///< in bytes
         bool written;
     };
-    span spans_[40]; // more than any call has
+    static constexpr int most = 40; // a call has at most 32
+    span spans_[most];
     int size_ = 0;
 
     template <class T, space S>
@@ -118,7 +119,9 @@ private:
         put({name, reinterpret_cast<std::uintptr_t>(v.data), 1, bytes, bytes, written});
     }
     void put(const span& s) {
-        if (s.begin != 0 && s.rows > 0 && s.width > 0) spans_[size_++] = s;
+        if (s.begin == 0 || s.rows == 0 || s.width == 0) return;
+        if (size_ == most) throw unsupported("opd: a call of more spans than are compared");
+        spans_[size_++] = s;
     }
     static bool overlap(const span& a, const span& b) {
         if (b.begin < a.begin) return overlap(b, a);

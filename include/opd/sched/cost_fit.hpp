@@ -37,7 +37,7 @@ public:
             xy_[i] = kept_ * xy_[i] + row[i] * seconds;
         }
     }
-    /// a, b, c.
+    /// a, b, c; zeros before the first step.
     std::array<double, 3> cost() const {
         std::array<bool, 3> in = {true, true, true};
         for (;;) { // without what would be negative
@@ -49,9 +49,6 @@ public:
             in[worst] = false;
         }
     }
-    /// Whether any step did something of x (1) or y (2).
-    bool seen(std::size_t which) const { return xx_[which][which] > 0; }
-
     template <class A>
     void fields(A& a) {
         for (auto& row : xx_)
@@ -60,6 +57,8 @@ public:
     }
 
 private:
+    // Whether any step did something of the column.
+    bool seen(std::size_t i) const { return xx_[i][i] > 0; }
     // Of a column, so that the three have the same unit.
     double scale(std::size_t i) const { return std::sqrt(xx_[i][i]); }
     // The normal equations of the columns that are in, by elimination.
