@@ -162,7 +162,7 @@ void print(const std::string& directory, const std::string& file, const std::str
     std::string lines;
     for (std::size_t w = 0; w < ways.size(); ++w)
         lines += fmt::format("{}$rates using 1:{} with linespoints lw 2 {} title '{}'", w == 0 ? "" : ", ", w + 2,
-                             ways[w].name == "auto" ? "lc rgb 'black'" : "", ways[w].name);
+                             ways[w].name == "auto" ? "lc rgb '#d02090'" : "", ways[w].name);
     write_file(directory + "/" + file + ".gp",
                fmt::format("set terminal svg size 800,480 background rgb 'white'\nset output '{}.svg'\nset title '{}'\n"
                            "set grid\nset logscale x 2\nset xlabel 'sequences at once'\n"

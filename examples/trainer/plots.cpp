@@ -108,27 +108,25 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
                   "$drafts using 1:2 with lines lw 2 title 'followed, of a sequence whose drafts were verified', "
                   "$drafts using 1:3 with lines lw 2 title 'written, of a sequence'\n";
     }
-    if (strategies.size() > 1) { // each as the band above those before it
+    if (strategies.size() > 1) { // boxes, each from 0 to its share and those before
         std::string rows, bands;
         for (const auto& [step, steps] : choices) {
             double all = 0, below = 0;
             for (const auto& [name, n] : steps.items()) all += n.get<double>();
-            rows += fmt::format("{} 0", step);
+            rows += fmt::format("{}", step);
             for (const std::string& name : strategies)
                 rows += fmt::format(" {}", (below += steps.value(name, 0.0)) / std::max(1.0, all));
             rows += "\n";
         }
-        std::size_t column = 2;
-        for (const std::string& name : strategies) {
-            bands += fmt::format("{}$choices using 1:{}:{} with filledcurves title '{}'", bands.empty() ? "" : ", ",
-                                 column, column + 1, name);
-            ++column;
-        }
+        std::size_t column = strategies.size() + 1;
+        for (auto name = strategies.rbegin(); name != strategies.rend(); ++name, --column) // the highest first
+            bands +=
+                fmt::format("{}$choices using 1:{} with boxes title '{}'", bands.empty() ? "" : ", ", column, *name);
         data("choices", rows);
         terminal("choices.svg", "What steps of rollout were to do: drafter, depth/children/tokens to verify");
         script +=
             "set xlabel 'distillation step'\nset ylabel 'share of steps'\nset yrange [0:1]\nset key outside right\n"
-            "set style fill solid 0.7\nplot " +
+            "set style fill solid 1.0\nplot " +
             bands + "\nset key inside\n";
     }
     if (const std::string schedule = run_directory + "/schedule.json"; std::filesystem::exists(schedule)) {

@@ -49,6 +49,8 @@ struct logit_block {
     float* logits = nullptr; ///< (rows, V)
     float* gradient = nullptr;
     index_t first = 0;
+    float* row(index_t r, index_t v) const { return logits + (r - first) * v; }
+    float* gradient_row(index_t r, index_t v) const { return gradient + (r - first) * v; }
 };
 
 /// Where head and states must agree; both sides' checks. `name`: "student" or "teacher".
@@ -110,14 +112,10 @@ struct hidden {
     index_t rows() const { return x.rows; }
     index_t vocab() const { return w.rows; }
     index_t tile_size() const { return w.rows; }
-    const float* tile(row_place at, index_t begin) const {
-        return block.logits + (at.row - block.first) * w.rows + begin;
-    }
+    const float* tile(row_place at, index_t begin) const { return block.row(at.row, w.rows) + begin; }
     float logit(row_place at, index_t id) const { return tile(at, 0)[id]; }
     bool has_gradient() const { return !dx.empty() || !dw.empty() || db.data != nullptr; }
-    float* gradient_tile(row_place at, index_t begin) const {
-        return block.gradient + (at.row - block.first) * w.rows + begin;
-    }
+    float* gradient_tile(row_place at, index_t begin) const { return block.gradient_row(at.row, w.rows) + begin; }
     float& gradient_at(row_place at, index_t id) const { return gradient_tile(at, 0)[id]; }
 
     /// Bytes of a block for each of its rows. In place, but for a soft-cap: its derivative needs the logits.
@@ -178,9 +176,7 @@ struct hidden {
     index_t rows() const { return x.rows; }
     index_t vocab() const { return w.rows; }
     index_t tile_size() const { return w.rows; }
-    const float* tile(row_place at, index_t begin) const {
-        return block.logits + (at.row - block.first) * w.rows + begin;
-    }
+    const float* tile(row_place at, index_t begin) const { return block.row(at.row, w.rows) + begin; }
     float logit(row_place at, index_t id) const { return tile(at, 0)[id]; }
 
     /// Bytes of a block for each of its rows.

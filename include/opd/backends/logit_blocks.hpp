@@ -70,19 +70,18 @@ struct block_memory {
 template <class Hidden, space S>
 void fill(const Hidden& h, index_t begin, index_t end, const row_mask<S>& mask, thread_team& team) {
     const index_t v = h.vocab(), d = h.x.cols;
-    float* const block = h.block.logits - h.block.first * v;
     const auto kept = [&](index_t r) { return mask.kept(r); };
     if (h.bias.data != nullptr)
         team.run(end - begin, [&](index_t i, int) {
-            if (kept(begin + i)) std::copy_n(h.bias.data, v, block + (begin + i) * v);
+            if (kept(begin + i)) std::copy_n(h.bias.data, v, h.block.row(begin + i, v));
         });
     each_run(begin, end, kept, [&](index_t first, index_t last) {
         product(team_executor{team}, product_nt(last - first, v, d, h.x.data + first * h.x.stride, h.x.stride, h.w.data,
-                                                h.w.stride, block + first * v, v, h.bias.data != nullptr));
+                                                h.w.stride, h.block.row(first, v), v, h.bias.data != nullptr));
     });
     if (h.soft_cap > 0)
         team.run(end - begin, [&](index_t i, int) {
-            float* z = block + (begin + i) * v;
+            float* z = h.block.row(begin + i, v);
             if (kept(begin + i))
                 for (index_t j = 0; j < v; ++j) z[j] = h.soft_cap * std::tanh(z[j] / h.soft_cap);
         });
@@ -96,18 +95,17 @@ void drain(const Hidden& h, index_t begin, index_t end, index_t common, float be
     const index_t v = h.vocab(), d = h.x.cols, ids = (v + stretch_of_ids - 1) / stretch_of_ids;
     auto* const sums = reinterpret_cast<float*>(memory);
     const block_memory<Hidden> sizes(h, end - begin);
-    auto* const live = reinterpret_cast<unsigned char*>(memory + sizes.sums) - begin;
-    float* const dz = h.block.gradient - h.block.first * v;
-    const float* const z = h.block.logits - h.block.first * v;
+    auto* const live = reinterpret_cast<unsigned char*>(memory + sizes.sums); // by row of the block
     team.run(end - begin, [&](index_t i, int) {
         const index_t r = begin + i;
-        float* g = dz + r * v;
+        const float* z = h.block.row(r, v);
+        float* g = h.block.gradient_row(r, v);
         std::fill(g + common, g + v, 0.0f);
         const bool any = std::any_of(g, g + v, [](float x) { return x != 0; });
-        live[r] = any;
+        live[i] = any;
         if (any && h.soft_cap > 0)
             for (index_t j = 0; j < v; ++j) {
-                const float t = z[r * v + j] / h.soft_cap;
+                const float t = z[j] / h.soft_cap;
                 g[j] *= 1 - t * t;
             }
         if (h.dx.empty()) return;
@@ -119,7 +117,7 @@ void drain(const Hidden& h, index_t begin, index_t end, index_t common, float be
     });
     const auto runs = [&](auto&& f) {
         each_run(
-            begin, end, [&](index_t r) { return live[r] != 0; }, f);
+            begin, end, [&](index_t r) { return live[r - begin] != 0; }, f);
     };
     const team_executor all{team};
     if (!h.dx.empty())
@@ -128,8 +126,9 @@ void drain(const Hidden& h, index_t begin, index_t end, index_t common, float be
             for (index_t s = 0; s < ids; ++s) {
                 const index_t from = s * stretch_of_ids, count = std::min(stretch_of_ids, v - from);
                 const bool alone = ids == 1;
-                product(all, product_nn(n, d, count, dz + first * v + from, v, h.w.data + from * h.w.stride, h.w.stride,
-                                        alone ? h.dx.row(first) : sums, alone ? h.dx.stride : d, alone));
+                product(all,
+                        product_nn(n, d, count, h.block.gradient_row(first, v) + from, v, h.w.data + from * h.w.stride,
+                                   h.w.stride, alone ? h.dx.row(first) : sums, alone ? h.dx.stride : d, alone));
                 if (alone) continue;
                 team.run(n, [&](index_t i, int) {
                     float* dx = h.dx.row(first + i);
@@ -151,12 +150,13 @@ void drain(const Hidden& h, index_t begin, index_t end, index_t common, float be
         });
     runs([&](index_t first, index_t last) {
         if (!h.dw.empty())
-            product(all, product_tn(v, d, last - first, dz + first * v, v, h.x.data + first * h.x.stride, h.x.stride,
-                                    h.dw.data, h.dw.stride, true));
+            product(all, product_tn(v, d, last - first, h.block.gradient_row(first, v), v,
+                                    h.x.data + first * h.x.stride, h.x.stride, h.dw.data, h.dw.stride, true));
         if (h.db.data == nullptr) return;
         team.run((v + 1023) / 1024, [&](index_t c, int) {
             for (index_t r = first; r < last; ++r)
-                for (index_t i = c * 1024; i < std::min(v, (c + 1) * 1024); ++i) h.db.data[i] += dz[r * v + i];
+                for (index_t i = c * 1024; i < std::min(v, (c + 1) * 1024); ++i)
+                    h.db.data[i] += h.block.gradient_row(r, v)[i];
         });
     });
 }
