@@ -94,11 +94,16 @@ struct product_shape {
     static constexpr index_t depth_block = 128; // a block's panel stays in the first-level cache
 };
 
-// Rows x (Vectors * width) outputs; `part` lanes of the last vector are real (0: all).
-template <class Num, int Rows, int Vectors, bool Part, class T = typename Num::value_type>
+struct no_hint {
+    OPD_INLINE void operator()(index_t) const {}
+};
+// Rows x (Vectors * width) outputs; `part` lanes of the last vector are real (0: all). Chains start from `from`, or from 0 where it is null.
+// hint(k) is told of every 16th step: what is to be fetched meanwhile.
+template <class Num, int Rows, int Vectors, bool Part, class Hint = no_hint, class T = typename Num::value_type>
 OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b, index_t b_depth,
-                              T* c, index_t c_row, bool from_c, int part) {
+                              const T* from, index_t from_row, T* c, index_t c_row, int part, Hint hint = {}) {
     constexpr int width = Num::width;
+    constexpr index_t step = std::is_same_v<Hint, no_hint> ? index_t{1} << 40 : 16;
     Num acc[Rows][Vectors];
     const auto load = [&](const T* p, auto vector) __attribute__((always_inline)) {
         if constexpr (Part && vector() == Vectors - 1)
@@ -106,24 +111,28 @@ OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t 
         else
             return Num::load(p + vector() * width);
     };
-    if (from_c)
+    if (from)
         unroll<Rows>([&](auto r) __attribute__((always_inline)) {
-            unroll<Vectors>([&](auto v) __attribute__((always_inline)) { acc[r()][v()] = load(c + r() * c_row, v); });
+            unroll<Vectors>([&](auto v)
+                                __attribute__((always_inline)) { acc[r()][v()] = load(from + r() * from_row, v); });
         });
     else
         unroll<Rows>([&](auto r) __attribute__((always_inline)) {
             unroll<Vectors>([&](auto v) __attribute__((always_inline)) { acc[r()][v()] = Num(0); });
         });
-    for (index_t k = 0; k < depth; ++k) {
-        Num x[Vectors];
-        unroll<Vectors>([&](auto v) __attribute__((always_inline)) { x[v()] = load(b, v); });
-        unroll<Rows>([&](auto r) __attribute__((always_inline)) {
-            const Num y{double(a[r() * a_row])};
-            unroll<Vectors>([&](auto v)
-                                __attribute__((always_inline)) { acc[r()][v()] = fma(y, x[v()], acc[r()][v()]); });
-        });
-        a += a_depth;
-        b += b_depth;
+    for (index_t k = 0; k < depth; k += step) {
+        hint(k);
+        for (index_t left = std::min(step, depth - k); left > 0; --left) {
+            Num x[Vectors];
+            unroll<Vectors>([&](auto v) __attribute__((always_inline)) { x[v()] = load(b, v); });
+            unroll<Rows>([&](auto r) __attribute__((always_inline)) {
+                const Num y{double(a[r() * a_row])};
+                unroll<Vectors>([&](auto v)
+                                    __attribute__((always_inline)) { acc[r()][v()] = fma(y, x[v()], acc[r()][v()]); });
+            });
+            a += a_depth;
+            b += b_depth;
+        }
     }
     unroll<Rows>([&](auto r) __attribute__((always_inline)) {
         unroll<Vectors>([&](auto v) __attribute__((always_inline)) {
@@ -145,8 +154,8 @@ void product_columns(index_t rows, index_t depth, const T* a, index_t a_row, ind
         const auto height = static_cast<int>((rows + passes - 1) / passes);
         unroll<full>([&](auto less) __attribute__((always_inline)) {
             if (height == less() + 1)
-                product_micro<Num, less() + 1, Vectors, Part>(depth, a, a_row, a_depth, b, b_depth, c, c_row, from_c,
-                                                              part);
+                product_micro<Num, less() + 1, Vectors, Part>(depth, a, a_row, a_depth, b, b_depth,
+                                                              from_c ? c : nullptr, c_row, c, c_row, part);
         });
         a += height * a_row;
         c += height * c_row;

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The three products of a loss from hidden states, for a list of rows r and a head W (V,D):
+//
+//   head_logits     z[r, v]  = Σ_d x[r, d] W[v, d]  (+ b[v])     states lie across the lanes, a head's row is read as it lies, once
+//   head_to_states  dx[r, d] = Σ_v g[r, v] W[v, d]               columns of D across the lanes
+//   states_to_head  dW[v, d] += Σ_r g[r, v] x[r, d]              columns of D across the lanes
+//
+// Every output is one chain of multiply-adds in ascending order of what is summed, as product.hpp has it: neither the list, nor threads,
+// nor how the work is cut change a bit. Whoever sums a vocabulary in dx says where its chains end.
+//
+// What costs is to have the head: at 64 rows it comes from memory for 64 multiply-adds a number. So it is read in long pieces of a row
+// (1 kB and more), the next ones are fetched while these are used, and what is small is packed instead: the states.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+
+#include "opd/config.hpp"
+#include "opd/detail/product_tiles.hpp"
+#include "opd/element.hpp"
+#include "opd/lanes.hpp"
+#include "opd/threads.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+/// Rows of a batch, ascending.
+struct row_list {
+    const index_t* at = nullptr;
+    index_t count = 0;
+    row_list part(index_t first, index_t most) const { return {at + first, std::min(most, count - first)}; }
+};
+
+struct head_cuts {
+    using shape = product_shape<lanes>;
+    static constexpr index_t panel = shape::panel;
+    static constexpr index_t ids = 96;             ///< of a unit of logits: what the states' panels are read for
+    static constexpr index_t panels = 256 / panel; ///< of states that stay in the second-level cache
+    static constexpr index_t rows = panels * panel;
+    static constexpr index_t depth = 512;      ///< of a head's row at a time, in logits
+    static constexpr index_t summed_ids = 128; ///< at a time, in dx: a panel of them stays in the first-level cache
+    static constexpr index_t columns =
+        1024; ///< of a unit of dx: what is packed of summed_ids stays in the second-level cache
+    static constexpr index_t ids_of_gradient = 48;
+    static constexpr index_t padded(index_t n) { return (n + panel - 1) / panel * panel; }
+};
+
+/// Memory of the products for each worker.
+struct worker_floats {
+    std::byte* base = nullptr;
+    std::size_t each = 0; ///< bytes, at least `bytes`
+    static constexpr std::size_t bytes =
+        sizeof(float) * std::size_t(std::max({head_cuts::ids * head_cuts::rows,
+                                              (head_cuts::rows + head_cuts::columns) * head_cuts::summed_ids,
+                                              head_cuts::rows* head_cuts::ids_of_gradient}));
+    float* of(int worker) const { return reinterpret_cast<float*>(base + each * std::size_t(worker)); }
+};
+
+/// A head as it lies in memory: what is not float is converted a piece at a time.
+template <class E>
+struct stored_head {
+    const E* data;
+    index_t stride;
+    static constexpr bool in_place = std::is_same_v<E, float>;
+    const E* at(index_t id, index_t d) const { return data + id * stride + d; }
+    /// W[first + i, d + j] for i < ids, j < depth.
+    OPD_INLINE void copy(index_t first, index_t ids, index_t d, index_t depth, float* to, index_t to_stride) const {
+        for (index_t i = 0; i < ids; ++i) {
+            const E* from = at(first + i, d);
+            float* const row = to + i * to_stride;
+            if constexpr (in_place)
+                std::copy_n(from, depth, row);
+            else
+                for (index_t j = 0; j < depth; ++j) row[j] = element<E>::load(from[j]);
+        }
+    }
+    /// to[p][i][lane] = W[first + i, d + panel·p + lane], 0 from `width` on.
+    void copy_panels(index_t first, index_t ids, index_t d, index_t width, float* to) const {
+        constexpr index_t panel = head_cuts::panel;
+        for (index_t i = 0; i < ids; ++i)
+            for (index_t p = 0; p * panel < width; ++p) {
+                const index_t count = std::min(panel, width - p * panel);
+                float* const row = to + (p * ids + i) * panel;
+                copy(first + i, 1, d + p * panel, count, row, panel);
+                std::fill_n(row + count, panel - count, 0.0f);
+            }
+    }
+    /// Has W[id, d … d + count) come.
+    OPD_INLINE void fetch(index_t id, index_t d, index_t count) const {
+        const auto* p = reinterpret_cast<const char*>(at(id, d));
+        const index_t bytes = count * index_t{sizeof(E)};
+        for (index_t b = 0; b < bytes; b += 64) __builtin_prefetch(p + b, 0, 2);
+    }
+};
+
+/// Floats that `pack_states` writes for n rows of width d, of either kind.
+constexpr index_t packed_states(index_t n, index_t d) {
+    return std::max(head_cuts::padded(n) * d, head_cuts::padded(d) * n);
+}
+
+/// to[p][d][lane]: rows side by side, for head_logits. Lanes without a row are 0.
+template <class E>
+void pack_states_across(const E* x, index_t stride, row_list rows, index_t d, float* to, thread_team& team) {
+    constexpr index_t panel = head_cuts::panel, piece = 128;
+    const index_t pieces = (d + piece - 1) / piece;
+    team.run((rows.count + panel - 1) / panel * pieces, [&](index_t unit, int) {
+        const index_t p = unit / pieces, begin = unit % pieces * piece, end = std::min(d, begin + piece);
+        float* const mine = to + p * panel * d;
+        for (index_t lane = 0; lane < panel; ++lane) {
+            const index_t i = p * panel + lane;
+            const E* from = i < rows.count ? x + rows.at[i] * stride : nullptr;
+            for (index_t k = begin; k < end; ++k) mine[k * panel + lane] = from ? element<E>::load(from[k]) : 0;
+        }
+    });
+}
+
+/// to[p][row][lane]: panels of columns, for states_to_head. Lanes without a column are 0.
+template <class E>
+void pack_states_along(const E* x, index_t stride, row_list rows, index_t d, float* to, thread_team& team) {
+    constexpr index_t panel = head_cuts::panel;
+    team.run((d + panel - 1) / panel, [&](index_t p, int) {
+        const index_t begin = p * panel, count = std::min(panel, d - begin);
+        for (index_t i = 0; i < rows.count; ++i) {
+            const E* from = x + rows.at[i] * stride + begin;
+            float* const row = to + (p * rows.count + i) * panel;
+            for (index_t k = 0; k < panel; ++k) row[k] = k < count ? element<E>::load(from[k]) : 0;
+        }
+    });
+}
+
+/// f(count) with a constant count in [1, Most].
+template <int Most, class Function>
+OPD_INLINE void with_constant(index_t count, Function&& f) {
+    unroll<Most>([&](auto less) __attribute__((always_inline)) {
+        if (count == less() + 1) f(std::integral_constant<int, less() + 1>{});
+    });
+}
+
+/// Logits of ids [first, first + ids) and the states of up to head_cuts::rows rows, packed: to out(r)[first…].
+template <class Head, class Out>
+void logits_of_ids(const float* packed, index_t d, index_t rows, const Head& head, index_t first, index_t ids,
+                   index_t vocab, const float* bias, float* sums, const Out& out) {
+    using cuts = head_cuts;
+    constexpr index_t panel = cuts::panel, width = lanes::width;
+    constexpr int most = cuts::shape::vectors;
+    const index_t columns = cuts::padded(rows); // of sums, a row an id
+    if (bias != nullptr)
+        for (index_t i = 0; i < ids; ++i) std::fill_n(sums + i * columns, columns, bias[first + i]);
+    if (d == 0 && bias == nullptr) std::fill_n(sums, ids * columns, 0.0f);
+    for (index_t k = 0; k < d; k += cuts::depth) {
+        const index_t depth = std::min(cuts::depth, d - k);
+        const bool goes_on = k > 0 || bias != nullptr;
+        for (index_t p = 0; p < rows; p += panel) {
+            const auto of_panel = [&](auto vectors) __attribute__((always_inline)) {
+                constexpr int full = cuts::shape::rows(vectors());
+                for (index_t i = 0; i < ids; i += full) {
+                    const index_t height = std::min<index_t>(full, ids - i);
+                    float* const c = sums + i * columns + p;
+                    const float* const b = packed + p * d + k * panel;
+                    const auto run = [&](const float* w, index_t w_row, auto hint) __attribute__((always_inline)) {
+                        with_constant<full>(
+                            height, [&](auto h) __attribute__((always_inline)) {
+                                product_micro<lanes, h(), vectors(), false>(
+                                    depth, w, w_row, 1, b, panel, goes_on ? c : nullptr, columns, c, columns, 0, hint);
+                            });
+                    };
+                    if constexpr (Head::in_place) {
+                        const float* const w = head.at(first + i, k);
+                        if (p == 0) { // the ids after these, else the next piece of the first
+                            const bool same_piece = i + 2 * full <= ids;
+                            const index_t id = same_piece ? first + i + full : k + depth < d ? first : first + ids;
+                            const float* const next = id + full <= vocab ? head.at(id, same_piece      ? k
+                                                                                       : k + depth < d ? k + depth
+                                                                                                       : 0)
+                                                                         : w;
+                            run(
+                                w, head.stride, [&](index_t step) __attribute__((always_inline)) {
+                                    unroll<full>([&](auto r) __attribute__((always_inline)) {
+                                        __builtin_prefetch(next + r() * head.stride + step, 0, 3);
+                                    });
+                                });
+                        } else {
+                            run(w, head.stride, no_hint{});
+                        }
+                    } else {
+                        float piece[full * cuts::depth];
+                        head.copy(first + i, height, k, depth, piece, depth);
+                        run(piece, depth, no_hint{});
+                    }
+                }
+            };
+            with_constant<most>(std::min<index_t>(most, (rows - p + width - 1) / width), of_panel);
+        }
+    }
+    // rows of logits from columns of them
+    for (index_t r = 0; r < rows; r += width) {
+        index_t i = 0;
+        if (r + width <= rows)
+            for (; i + width <= ids; i += width) {
+                lanes x[width];
+                unroll<width>([&](auto j) __attribute__((always_inline)) {
+                    x[j()] = lanes::load(sums + (i + j()) * columns + r);
+                });
+                transpose(x);
+                unroll<width>([&](auto j) __attribute__((always_inline)) { x[j()].store(out(r + j()) + first + i); });
+            }
+        for (index_t q = r; q < std::min(r + width, rows); ++q)
+            for (index_t j = i; j < ids; ++j) out(q)[first + j] = sums[j * columns + q];
+    }
+}
+
+/// z of ids [begin, end) for each row of the list: out(r) is where row r's logits lie, id 0 first. `packed`: pack_states_across. bias may
+/// be null.
+template <class Head, class Out>
+void head_logits(const float* packed, index_t d, row_list rows, const Head& head, index_t begin, index_t end,
+                 const float* bias, thread_team& team, worker_floats memory, const Out& out) {
+    using cuts = head_cuts;
+    const index_t across = (rows.count + cuts::rows - 1) / cuts::rows,
+                  units = (end - begin + cuts::ids - 1) / cuts::ids;
+    team.run(units * across, [&](index_t unit, int worker) {
+        const index_t first = begin + unit / across * cuts::ids, from = unit % across * cuts::rows;
+        const row_list mine = rows.part(from, cuts::rows);
+        logits_of_ids(packed + from * d, d, mine.count, head, first, std::min(cuts::ids, end - first), end, bias,
+                      memory.of(worker), [&](index_t i) { return out(mine.at[i]); });
+    });
+}
+
+/// sums[i, d] (stride padded(D)) = Σ over ids [begin, end) of g of the i-th row of the list times W; `goes_on`: from what sums hold.
+/// gradient(r): that of row r, id 0 first.
+template <class Head, class Gradient>
+void head_to_states(const Gradient& gradient, row_list rows, const Head& head, index_t begin, index_t end, index_t d,
+                    bool goes_on, float* sums, thread_team& team, worker_floats memory) {
+    using cuts = head_cuts;
+    constexpr index_t panel = cuts::panel, line = 64 / sizeof(float);
+    constexpr int full = cuts::shape::rows(cuts::shape::vectors);
+    const index_t stride = cuts::padded(d), panels = stride / panel, at_most = cuts::columns / panel;
+    // few units where there are few threads: pieces of a head's rows as long as they can be
+    const index_t units =
+        std::min(panels, std::max<index_t>((panels + at_most - 1) / at_most, team.size() > 1 ? 2 * team.size() : 1));
+    team.run(units, [&](index_t unit, int worker) {
+        float* const mine = memory.of(worker);                       // (rows, ids) of g
+        float* const of_head = mine + cuts::rows * cuts::summed_ids; // (panels, ids, columns)
+        const index_t first = panels * unit / units, last = panels * (unit + 1) / units;
+        const index_t left = first * panel, width = std::min(last * panel, d) - left;
+        for (index_t v = begin; v < end; v += cuts::summed_ids) {
+            const index_t ids = std::min(cuts::summed_ids, end - v);
+            head.copy_panels(v, ids, left, width, of_head);
+            index_t ahead = v + ids; // the next ids, a row's piece after the other
+            index_t next_line = 0, lines = (width + line - 1) / line;
+            const index_t last_ahead = std::min(end, ahead + cuts::summed_ids);
+            const auto fetch = [&](index_t) __attribute__((always_inline)) {
+                if (ahead >= last_ahead) return;
+                head.fetch(ahead, left + next_line * line, 8 * line);
+                next_line += 8;
+                if (next_line >= lines) next_line = 0, ++ahead;
+            };
+            for (index_t from = 0; from < rows.count; from += cuts::rows) {
+                const row_list some = rows.part(from, cuts::rows);
+                for (index_t i = 0; i < some.count; ++i) std::copy_n(gradient(some.at[i]) + v, ids, mine + i * ids);
+                for (index_t p = first; p < last; ++p)
+                    for (index_t i = 0; i < some.count; i += full) {
+                        float* const c = sums + (from + i) * stride + p * panel;
+                        with_constant<full>(
+                            std::min<index_t>(full, some.count - i), [&](auto h) __attribute__((always_inline)) {
+                                product_micro<lanes, h(), cuts::shape::vectors, false>(
+                                    ids, mine + i * ids, ids, 1, of_head + (p - first) * ids * panel, panel,
+                                    goes_on || v > begin ? c : nullptr, stride, c, stride, 0, fetch);
+                            });
+                    }
+            }
+        }
+    });
+}
+
+/// dW[v, ·] (+)= Σ over the list of g[r, v] x[r, ·], for ids [begin, end); `adds`: to what is there. `packed`: pack_states_along. dw(v): row v.
+template <class Gradient, class Out>
+void states_to_head(const Gradient& gradient, row_list rows, const float* packed, index_t d, index_t begin, index_t end,
+                    bool adds, thread_team& team, worker_floats memory, const Out& dw) {
+    using cuts = head_cuts;
+    constexpr index_t panel = cuts::panel, width = lanes::width;
+    constexpr int most = cuts::shape::vectors;
+    team.run((end - begin + cuts::ids_of_gradient - 1) / cuts::ids_of_gradient, [&](index_t unit, int worker) {
+        float* const mine = memory.of(worker); // (rows, ids) of g
+        const index_t v = begin + unit * cuts::ids_of_gradient, ids = std::min(cuts::ids_of_gradient, end - v);
+        if (rows.count == 0 && !adds)
+            for (index_t i = 0; i < ids; ++i) std::fill_n(dw(v + i), d, 0.0f);
+        for (index_t from = 0; from < rows.count; from += cuts::rows) {
+            const row_list some = rows.part(from, cuts::rows);
+            for (index_t i = 0; i < some.count; ++i) std::copy_n(gradient(some.at[i]) + v, ids, mine + i * ids);
+            for (index_t column = 0; column < d; column += panel) {
+                const float* const b = packed + (column / panel * rows.count + from) * panel;
+                const index_t real = std::min(panel, d - column);
+                const int part = static_cast<int>(real % width);
+                const bool goes_on = adds || from > 0;
+                with_constant<most>((real + width - 1) / width, [&](auto vectors) __attribute__((always_inline)) {
+                    constexpr int full = cuts::shape::rows(vectors());
+                    for (index_t i = 0; i < ids; i += full)
+                        with_constant<full>(
+                            std::min<index_t>(full, ids - i), [&](auto h) __attribute__((always_inline)) {
+                                float* const c = dw(v + i) + column;
+                                const index_t stride = dw(v + i + 1) - dw(v + i);
+                                const float* const start = goes_on ? c : nullptr;
+                                if (part == 0)
+                                    product_micro<lanes, h(), vectors(), false>(some.count, mine + i, 1, ids, b, panel,
+                                                                                start, stride, c, stride, 0);
+                                else
+                                    product_micro<lanes, h(), vectors(), true>(some.count, mine + i, 1, ids, b, panel,
+                                                                               start, stride, c, stride, part);
+                            });
+                });
+            }
+        }
+    });
+}
+
+} // namespace OPD_ISA
+} // namespace opd::detail
