@@ -3,7 +3,8 @@
 // Rows whose logits are made for a block of them at a time (hidden.hpp), on the CPU: what a block holds, how it is filled from
 // hidden states, and how its gradient goes back to them. cpu_batch.hpp runs the rows in between.
 //
-//   fill    z = x Wᵀ (+ b), then the soft-cap: for runs of rows that the mask keeps
+//   fill    z = x Wᵀ (+ b), then the soft-cap: for runs of rows that the mask keeps. The bias comes last: a chain that began with a large
+//           one would round each of its additions at that size
 //   drain   dx = beta dx + dz W, dw += dzᵀ x, db += Σ_r dz: for runs of rows that have a gradient. A bad row has none: its hidden states
 //           are not looked at again, else NaN times 0 would reach the head
 #pragma once
@@ -66,25 +67,44 @@ struct block_memory {
     std::size_t bytes() const { return logits + gradient + sums + live; }
 };
 
+/// What follows the product: bias, which may be null, and soft-cap of n logits.
+template <class Hidden>
+void finish_logits(const Hidden& h, const float* bias, float* z, index_t n) {
+    if (bias != nullptr)
+        for (index_t j = 0; j < n; ++j) z[j] += bias[j];
+    if (h.soft_cap > 0)
+        for (index_t j = 0; j < n; ++j) z[j] = h.soft_cap * std::tanh(z[j] / h.soft_cap);
+}
+
 /// Logits of the block's rows.
 template <class Hidden, space S>
 void fill(const Hidden& h, index_t begin, index_t end, const row_mask<S>& mask, thread_team& team) {
     const index_t v = h.vocab(), d = h.x.cols;
     const auto kept = [&](index_t r) { return mask.kept(r); };
-    if (h.bias.data != nullptr)
-        team.run(end - begin, [&](index_t i, int) {
-            if (kept(begin + i)) std::copy_n(h.bias.data, v, h.block.row(begin + i, v));
-        });
     each_run(begin, end, kept, [&](index_t first, index_t last) {
         product(team_executor{team}, product_nt(last - first, v, d, h.x.data + first * h.x.stride, h.x.stride, h.w.data,
-                                                h.w.stride, h.block.row(first, v), v, h.bias.data != nullptr));
+                                                h.w.stride, h.block.row(first, v), v));
     });
-    if (h.soft_cap > 0)
-        team.run(end - begin, [&](index_t i, int) {
-            float* z = h.block.row(begin + i, v);
-            if (kept(begin + i))
-                for (index_t j = 0; j < v; ++j) z[j] = h.soft_cap * std::tanh(z[j] / h.soft_cap);
-        });
+    if (h.bias.data == nullptr && h.soft_cap == 0) return;
+    team.run(end - begin, [&](index_t i, int) {
+        if (kept(begin + i)) finish_logits(h, h.bias.data, h.block.row(begin + i, v), v);
+    });
+}
+
+/// dw = beta_head dw, db likewise: what was there.
+template <class Hidden>
+void scale_head(const Hidden& h, thread_team& team) {
+    if (h.beta_head == 1) return;
+    const index_t v = h.vocab();
+    team.run((v + 255) / 256, [&](index_t c, int) {
+        for (index_t i = c * 256; i < std::min(v, (c + 1) * 256); ++i) {
+            const auto scale = [&](float& x) { x = h.beta_head == 0 ? 0 : h.beta_head * x; };
+            if (h.db.data != nullptr) scale(h.db.data[i]);
+            if (h.dw.empty()) continue;
+            float* dw = h.dw.row(i);
+            for (index_t j = 0; j < h.x.cols; ++j) scale(dw[j]);
+        }
+    });
 }
 
 /// Gradients of hidden states and head from that of the block's logits, of which the first `common` ids have one. `first_block`: dw and db
@@ -138,16 +158,7 @@ void drain(const Hidden& h, index_t begin, index_t end, index_t common, float be
         });
     const bool head = !h.dw.empty() || h.db.data != nullptr;
     if (!head) return;
-    if (first_block) // what was there
-        team.run((v + 255) / 256, [&](index_t c, int) {
-            for (index_t i = c * 256; i < std::min(v, (c + 1) * 256); ++i) {
-                const auto scale = [&](float& x) { x = h.beta_head == 0 ? 0 : h.beta_head * x; };
-                if (h.db.data != nullptr) scale(h.db.data[i]);
-                if (h.dw.empty()) continue;
-                float* dw = h.dw.row(i);
-                for (index_t j = 0; j < d; ++j) scale(dw[j]);
-            }
-        });
+    if (first_block) scale_head(h, team);
     runs([&](index_t first, index_t last) {
         if (!h.dw.empty())
             product(all, product_tn(v, d, last - first, h.block.gradient_row(first, v), v,
