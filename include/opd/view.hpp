@@ -42,6 +42,9 @@ template <class Source>
 inline constexpr bool in_blocks = requires {
     Source::in_blocks;
 };
+/// Whether all of a row's logits, and of its gradient, lie side by side until the row is done: rows may go by without tiles.
+template <class Source>
+inline constexpr bool whole_rows = materialised<Source> || in_blocks<Source>;
 } // namespace detail
 
 /// (rows, cols) elements of T, row-major, unit inner stride, `stride` elements from row to row, of which the `padding` that

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <span>
 
+#include "opd/backends/gathered_logits.hpp"
 #include "opd/backends/logit_blocks.hpp"
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
@@ -75,12 +76,20 @@ constexpr index_t at_once_of(const Job*) {
     return 1;
 }
 
+/// Whether a job's rows ask for the logits of few ids, which are made one by one.
+template <class Job>
+inline constexpr bool gathers = false;
+template <class Student, class Teacher, class Estimator>
+inline constexpr bool gathers<row_job<Student, Teacher, Estimator, space::host>> = in_blocks<Student> &&
+                                                                                   (has_kept_sets<Teacher> ||
+                                                                                    renormalised_estimator<Estimator>);
+
 /// Whether a job's logits are made in blocks, of either side.
 template <class Job>
 inline constexpr bool has_blocks = false;
 template <class Student, class Teacher, class Estimator>
 inline constexpr bool has_blocks<row_job<Student, Teacher, Estimator, space::host>> =
-    in_blocks<Student> || in_blocks<Teacher>;
+    (in_blocks<Student> || in_blocks<Teacher>)&&!gathers<row_job<Student, Teacher, Estimator, space::host>>;
 
 /// Blocks as large as every side's budget allows.
 template <class Job>
@@ -100,14 +109,24 @@ void plan_blocks(const Job& job, host_plan& plan) {
     };
     add(job.student), add(job.teacher);
 }
+/// Blocks of rows with the gradients of `width` ids each.
+template <class Student>
+void plan_gathered(const Student& student, index_t width, host_plan& plan) {
+    const auto row = sizeof(float) * static_cast<std::size_t>(student.has_gradient() ? width : 0);
+    plan.block = std::max<index_t>(plan.rows, 1);
+    if (row > 0) plan.block = std::clamp<index_t>(static_cast<index_t>(student.budget / row), 1, plan.block);
+    plan.blocks = host_plan::aligned(static_cast<std::size_t>(plan.block) * row);
+}
 
 template <has_lanes Job>
 host_plan host_plan_of(const Job& job) {
     const host_frame frame = host_frame_of(job);
     const auto rows = rows_of<lane_engine>(job, frame);
     host_plan plan{frame.rows, rows.scratch_bytes(), at_once_of(static_cast<const Job*>(nullptr)),
-                   sizeof(typename decltype(rows_of<lane_engine>(job, frame))::state_type), has_blocks<Job>};
+                   sizeof(typename decltype(rows_of<lane_engine>(job, frame))::state_type),
+                   has_blocks<Job> || gathers<Job>};
     if constexpr (has_blocks<Job>) plan_blocks(job, plan);
+    if constexpr (gathers<Job>) plan_gathered(job.student, rows.width(), plan);
     return plan;
 }
 
@@ -165,7 +184,23 @@ void run_blocks(Job job, host_frame frame, const host_plan& plan, thread_team& t
         run_groups(job, frame, plan, begin, end, team, scratch);
         if constexpr (in_blocks<Student>)
             if (job.student.has_gradient())
-                drain(job.student, begin, end, job.vocab, job.env.beta, begin == 0, team, rest);
+                drain(job.student, begin, end, is_lumped<decltype(job.teacher)> ? job.student.vocab() : job.vocab,
+                      job.env.beta, begin == 0, team, rest);
+    }
+}
+
+/// Rows that have the logits of few ids made: a block of them is run, and their gradients go back.
+template <class Job>
+void run_gathered(Job job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
+                  std::byte* memory) {
+    job.student.block.gradient = reinterpret_cast<float*>(memory);
+    frame.env.beta = 0; // of the block; drain_gathered() has the caller's
+    for (index_t begin = 0; begin == 0 || begin < plan.rows; begin += plan.block) {
+        const index_t end = std::min(begin + plan.block, plan.rows);
+        job.student.block.first = begin;
+        run_groups(job, frame, plan, begin, end, team, scratch);
+        if (job.student.has_gradient())
+            drain_gathered(job.student, rows_of<lane_engine>(job, frame), begin, end, job.env.beta, begin == 0, team);
     }
 }
 
@@ -181,6 +216,8 @@ result run_on_host(const Job& job, const host_plan& plan, thread_team& team, std
     frame.group = plan.group, frame.factors = factors, frame.partials = partials;
     if constexpr (has_blocks<Job>)
         run_blocks(job, frame, plan, team, scratch, blocks);
+    else if constexpr (gathers<Job>)
+        run_gathered(job, frame, plan, team, scratch, blocks);
     else
         run_groups(job, frame, plan, 0, plan.groups, team, scratch);
     result all;

@@ -5,7 +5,8 @@
 //   gather K · normaliser over K · entries · the estimator · scatter over K      k reads, V writes
 //
 // p is softmax(z[K]/T), c - p Σc is written on K, all else is 0. Everything is in double; K is as long as the filter left it.
-// And rows that only tell log p of such tokens (token_logp of a cache).
+// And rows that only tell log p of such tokens (token_logp of a cache). Of hidden states the logits of K alone are made, and the gradient
+// stays one of K numbers (backends/gathered_logits.hpp).
 #pragma once
 
 #include <cmath>
@@ -62,6 +63,9 @@ struct kept_set_rows {
     OPD_HD index_t slots() const { return teacher.ids.cols; }
     OPD_HD auto set(const state_type& st) const { return kept_set_of(teacher, st.row); }
     OPD_HD double set_logit(const state_type& st, index_t j) const { return at(st).z[j]; }
+    /// The ids of a row whose logits are read, and the most that one has.
+    OPD_HD auto slots_at(index_t row) const { return kept_set_of(teacher, row); }
+    OPD_HD index_t width() const { return widest; }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
@@ -84,14 +88,36 @@ struct kept_set_rows {
             const auto set = k.set(st);
             if (set.count < 1 || set.count > k.widest) return 1;
             int bad = 0;
+            if constexpr (in_blocks<Student>) {
+                for (index_t j = at.id; j < set.count; j += at.count) bad |= !set.sound(j, k.vocab);
+                if (bad) return 1;
+                gather_logits(k.student, st.row, set, a.z); // of the backend that makes them
+            }
             for (index_t j = at.id; j < set.count; j += at.count) {
                 const bool sound = set.sound(j, k.vocab);
                 bad |= !sound;
-                const double z = sound ? double(element<Z>::load(k.student.logit({st.row}, set[j]))) : 0;
+                double z;
+                if constexpr (in_blocks<Student>)
+                    z = a.z[j];
+                else
+                    z = sound ? double(element<Z>::load(k.student.logit({st.row}, set[j]))) : 0;
                 bad |= is_nan(z) || (is_inf(z) && !is_neg_inf(z));
                 a.z[j] = z, a.c[j] = 0;
             }
             return bad;
+        }
+    };
+    /// Logits of a row by id, as a source has them. What the set does not hold is no token's.
+    struct logits_of_set {
+        const kept_set_rows& k;
+        const state_type& st;
+        OPD_HD auto logit(row_place place, index_t id) const {
+            if constexpr (in_blocks<Student>) {
+                const index_t at = k.set(st).place_of(id);
+                return static_cast<Z>(at < 0 ? 0.0 : k.at(st).z[at]);
+            } else {
+                return k.student.logit(place, id);
+            }
         }
     };
     /// The cache's slots as entries; id -1: unused, below: out of range or outside the set.
@@ -101,8 +127,8 @@ struct kept_set_rows {
         OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
             for (index_t j = at.id; j < k.slots(); j += at.count) {
-                sampled_entry x =
-                    gathered(k.student, {st.row}, k.teacher, k.frame.env.frozen, j, k.vocab, k.inv_s, st.lse);
+                sampled_entry x = gathered(logits_of_set{k, st}, {st.row}, k.teacher, k.frame.env.frozen, j, k.vocab,
+                                           k.inv_s, st.lse);
                 put_on_set(x, k.teacher, st.row);
                 a.entries[j] = x;
             }
@@ -152,7 +178,10 @@ struct kept_set_rows {
     struct clear {
         template <class At>
         OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
-            clear_columns(k.student, st.row, 0, k.frame.env.beta, at);
+            if constexpr (in_blocks<Student>)
+                clear_gathered(k.student, st.row, k.set(st), k.width());
+            else
+                clear_columns(k.student, st.row, 0, k.frame.env.beta, at);
         }
     };
     struct scatter {
@@ -166,11 +195,17 @@ struct kept_set_rows {
             const double g = st.factor * k.inv_s;
             for (index_t j = at.id; j < set.count; j += at.count) {
                 const double p = is_neg_inf(a.z[j]) ? 0 : ::exp(a.z[j] * k.inv_s - st.lse);
-                G& to = k.student.gradient_at({st.row}, set[j]);
-                const double old =
-                    k.frame.env.beta == 0 ? 0 : double(element<G>::load(to)); // cleared: beta times what was there
-                to = element<G>::store(static_cast<arithmetic_t<G>>(old + g * (a.c[j] - p * st.sum_c)));
+                const double dz = g * (a.c[j] - p * st.sum_c);
+                if constexpr (in_blocks<Student>) {
+                    a.c[j] = dz;
+                } else {
+                    G& to = k.student.gradient_at({st.row}, set[j]);
+                    const double old =
+                        k.frame.env.beta == 0 ? 0 : double(element<G>::load(to)); // cleared: beta times what was there
+                    to = element<G>::store(static_cast<arithmetic_t<G>>(old + dz));
+                }
             }
+            if constexpr (in_blocks<Student>) scatter_gathered(k.student, st.row, set, k.width(), a.c, a.z);
         }
     };
 };

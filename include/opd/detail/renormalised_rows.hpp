@@ -4,7 +4,8 @@
 //
 //   gather · a dense row over k entries · scatter                              k reads, k writes (dense dz: V writes)
 //
-// k is the cache's, or each row's own. Id -1 is an unused slot.
+// k is the cache's, or each row's own. Id -1 is an unused slot. Of a student in hidden states the ids' logits alone are made, and the
+// gradient stays one of k numbers (backends/gathered_logits.hpp).
 #pragma once
 
 #include <cstddef>
@@ -122,6 +123,9 @@ struct renormalised_rows {
         return {scratch, slots()};
     }
     OPD_HD index_t slots() const { return most_slots(teacher); }
+    /// The ids of a row, and the most that one has.
+    OPD_HD auto slots_at(index_t row) const { return slots_of(teacher, row); }
+    OPD_HD index_t width() const { return slots(); }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
@@ -140,7 +144,8 @@ struct renormalised_rows {
             const auto row = slots_of(k.teacher, st.row);
             for (index_t j = at.id; j < row.count; j += at.count) {
                 const auto id = static_cast<index_t>(row.ids[j]);
-                if (id >= 0 && id < k.vocab) Engine::fetch(&k.student.logit({st.row}, id));
+                if constexpr (!in_blocks<Student>)
+                    if (id >= 0 && id < k.vocab) Engine::fetch(&k.student.logit({st.row}, id));
             }
             return Engine::repeats(row.ids, row.count, k.vocab, k.at(st).set, at);
         }
@@ -153,11 +158,15 @@ struct renormalised_rows {
             const arrays a = k.at(st);
             const auto row = slots_of(k.teacher, st.row);
             int bad = !k.frame.env.given_lse.empty() && !is_finite(k.frame.env.given_lse[st.row]);
+            if constexpr (in_blocks<Student>)
+                gather_logits(k.student, st.row, row, a.z); // of the backend that makes them
             for (index_t j = at.id; j < row.count; j += at.count) {
                 const auto id = static_cast<index_t>(row.ids[j]);
-                a.z[j] = a.y[j] = neg_inf<value>();
+                if constexpr (!in_blocks<Student>) a.z[j] = neg_inf<value>();
+                a.y[j] = neg_inf<value>();
                 if (id == -1) continue;
-                a.z[j] = static_cast<value>(element<Z>::load(k.student.logit({st.row}, id)));
+                if constexpr (!in_blocks<Student>)
+                    a.z[j] = static_cast<value>(element<Z>::load(k.student.logit({st.row}, id)));
                 a.y[j] = static_cast<value>(element<L>::load(row.log_q[j]));
                 bad |= a.y[j] > value(1e-3);
             }
@@ -183,7 +192,9 @@ struct renormalised_rows {
     struct clear {
         template <class At>
         OPD_HD static void run(const renormalised_rows& k, const state_type& st, At at) {
-            if constexpr (Student::sparse_gradient && is_ragged<Teacher>) {
+            if constexpr (in_blocks<Student>) {
+                clear_gathered(k.student, st.row, k.slots_at(st.row), k.width());
+            } else if constexpr (Student::sparse_gradient && is_ragged<Teacher>) {
                 if (!k.student.has_gradient()) return;
                 const auto row = slots_of(k.teacher, st.row);
                 for (index_t j = at.id; j < row.count; j += at.count)
@@ -199,8 +210,10 @@ struct renormalised_rows {
         OPD_HD static void run(const renormalised_rows& k, state_type& st, At at) {
             if (at.id == 0) count_masses(k, st);
             if (!k.student.has_gradient()) return;
-            const value* dz = k.at(st).dz;
+            const arrays a = k.at(st);
+            const value* dz = a.dz;
             const auto row = slots_of(k.teacher, st.row);
+            if constexpr (in_blocks<Student>) return scatter_gathered(k.student, st.row, row, k.width(), dz, a.z);
             constexpr bool in_line = Student::sparse_gradient && is_ragged<Teacher>;
             for (index_t j = at.id; j < row.count; j += at.count) {
                 const auto id = static_cast<index_t>(row.ids[j]);

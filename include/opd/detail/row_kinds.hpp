@@ -33,7 +33,7 @@ auto rows_of(const row_job<Student, Teacher, Program, S>& job, const Frame& fram
 }
 template <class Engine, class Student, class Teacher, class Program, space S, class Frame>
     requires(divergence<Program>&& Teacher::kind == cache_kind::dense && !Student::sparse_gradient &&
-             is_lumped<Teacher> && materialised<Student> && materialised<Teacher>)
+             is_lumped<Teacher> && whole_rows<Student> && whole_rows<Teacher>)
 auto rows_of(const row_job<Student, Teacher, Program, S>& job, const Frame& frame) {
     return lumped_rows<Engine, Frame, Student, Teacher, Program>(frame, job.student, job.teacher, job.estimator,
                                                                  job.vocab);
@@ -46,7 +46,7 @@ auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& fr
                                                                     job.vocab);
 }
 template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
-    requires(sampled_estimator<Estimator>&& reads_cache<Estimator, Teacher::kind>() && materialised<Student> &&
+    requires(sampled_estimator<Estimator>&& reads_cache<Estimator, Teacher::kind>() && whole_rows<Student> &&
              !Student::sparse_gradient && has_kept_sets<Teacher>)
 auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& frame) {
     return kept_set_rows<Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator, job.vocab,
@@ -59,7 +59,7 @@ auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& fr
                                                                     job.vocab);
 }
 template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
-    requires(renormalised_estimator<Estimator>&& Estimator::takes == Teacher::kind && materialised<Student>)
+    requires(renormalised_estimator<Estimator>&& Estimator::takes == Teacher::kind && whole_rows<Student>)
 auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& frame) {
     return renormalised_rows<Engine, Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator,
                                                                          job.vocab);

@@ -204,15 +204,21 @@ OPD_HD OPD_INLINE void scale_gradient(G& dz, float beta) {
     dz = beta == 0 ? element<G>::store(0) : element<G>::store(value(beta) * element<G>::load(dz));
 }
 
-/// One thread's share of: dz = beta·dz over a row of a materialised gradient from column `from` on, then the view's padding by policy.
+/// One thread's share of: dz = beta·dz over a row of a gradient from column `from` on, then a view's padding by policy.
 template <class Student, class At>
 OPD_HD void clear_columns(const Student& s, index_t row, index_t from, float beta, At at) {
     using G = typename Student::gradient_type;
-    if (s.dz.empty()) return;
-    G* dz = s.dz.row(row);
-    for (index_t i = from + at.id; i < s.dz.cols; i += at.count) scale_gradient(dz[i], beta);
-    if (s.pad == padding::zero)
-        for (index_t i = at.id; i < s.dz.padding; i += at.count) dz[s.dz.cols + i] = element<G>::store(0);
+    if constexpr (in_blocks<Student>) {
+        if (!s.has_gradient()) return;
+        G* dz = s.gradient_tile({row}, 0);
+        for (index_t i = from + at.id; i < s.vocab(); i += at.count) scale_gradient(dz[i], beta);
+    } else {
+        if (s.dz.empty()) return;
+        G* dz = s.dz.row(row);
+        for (index_t i = from + at.id; i < s.dz.cols; i += at.count) scale_gradient(dz[i], beta);
+        if (s.pad == padding::zero)
+            for (index_t i = at.id; i < s.dz.padding; i += at.count) dz[s.dz.cols + i] = element<G>::store(0);
+    }
 }
 
 } // namespace OPD_ISA
