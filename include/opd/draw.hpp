@@ -19,6 +19,9 @@
 //                             other from what is left, with exponential waiting times whose sum is e^-kappa: the same law, and
 //                             no noise for ids that are not drawn                                stream tail, draws 0 to m
 //
+// Instead of a view, a source of rows: student::hidden{x, w}, … (hidden.hpp), whose logits are made a block at a time, within `.budget`,
+// with the same bits. T is the filter's; a source with another than 1 and that is refused.
+//
 // mu is the softmax of z/T over what the filter keeps (filter.hpp), renormalised. Noise is keyed (rng.hpp): a row's draws are a
 // function of (logits, filter, seed, sample, position) and of nothing else in the batch. log mu is what `token_logp` gives for the
 // same logits where nothing is filtered, to the bit; under a filter it is that less `log_kept`, up to rounding.
@@ -36,6 +39,7 @@
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
 #include "opd/detail/checks.hpp"
+#include "opd/detail/logit_rows.hpp"
 #include "opd/error.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/filter.hpp"
@@ -120,13 +124,14 @@ struct draw_options {
 };
 
 /// A checked call of draw.
-template <class Z, class Design, class Id, class L, class W, space Space = space::host>
+template <class Z, class Design, class Id, class L, class W, space Space = space::host,
+          class Rows = matrix_view<const Z, Space>>
 struct draw_job {
     using logit_type = Z;
     using design_type = Design;
     using drawn_type = drawn<Id, L, W, Space>;
     static constexpr space memory_space = Space;
-    matrix_view<const Z, Space> z;
+    Rows z;
     Design design;
     draw_keys<Space> keys;
     drawn_type out;
@@ -141,11 +146,11 @@ struct draw_job {
 };
 
 /// A checked call of kept_ids.
-template <class Z, class Id, space Space = space::host>
+template <class Z, class Id, space Space = space::host, class Rows = matrix_view<const Z, Space>>
 struct kept_job {
     using logit_type = Z;
     static constexpr space memory_space = Space;
-    matrix_view<const Z, Space> z;
+    Rows z;
     vector_view<const filter_cut, Space> cut;
     row_offsets<Space> offsets;
     vector_view<Id, Space> ids;
@@ -181,62 +186,57 @@ void check_design(const Design& d) {
 
 } // namespace detail
 
+namespace detail {
 inline namespace OPD_ISA {
-
-/// Draws by `design` from every row that is kept. See the head of this file. Returns the backend's result: its diagnostics count
-/// rows and bad rows. Throws invalid_input, before anything is written, for shapes and numbers outside their range.
-template <class Backend, class Z, class Design, class Id, class L, class W, space Space>
-auto draw(Backend&& be, matrix_view<Z, Space> z, const Design& design,
-          const std::type_identity_t<draw_keys<Space>>& keys, const drawn<Id, L, W, Space>& out,
-          const std::type_identity_t<draw_options<Space>>& options = {}) {
-    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
-                  "opd: the views must lie in the backend's memory space");
+/// A checked call of draw from a view or a source.
+template <class Rows, class Design, class Id, class L, class W, space Space>
+auto checked_draw(const Rows& z, const Design& design, const draw_keys<Space>& keys, const drawn<Id, L, W, Space>& out,
+                  const draw_options<Space>& options) {
     static_assert(std::integral<Id>, "opd: token ids are integers");
     static_assert(std::floating_point<W>, "opd: weights of draws are float or double");
     constexpr bool keyed = !std::is_same_v<Design, design::greedy>;
     constexpr bool uniform = requires { design.uniforms(); };
     constexpr bool has_tail = std::is_same_v<Design, design::threshold> || std::is_same_v<Design, design::head_tail>;
     const index_t n = z.rows;
-    detail::check_design(design);
+    check_design(design);
     const index_t m = design.columns();
-    detail::check_matrix("z", z, n, z.cols);
-    detail::check_vector("options.mask", options.mask, n);
-    if (z.cols < 1 && n > 0) throw invalid_input("z", "has no columns");
+    check_rows(z);
+    check_vector("options.mask", options.mask, n);
     if (z.cols > 0xffffffffll) throw invalid_input("z", "has more columns than noise has tokens (2^32)");
-    detail::check_matrix("out.ids", out.ids, n, m);
-    detail::check_matrix("out.log_mu", out.log_mu, n, m);
-    if (!detail::left_out(out.weight)) detail::check_matrix("out.weight", out.weight, n, m);
-    if (!detail::left_out(out.exact)) detail::check_matrix("out.exact", out.exact, n, m);
-    if (detail::left_out(keys.uniforms)) {
+    check_matrix("out.ids", out.ids, n, m);
+    check_matrix("out.log_mu", out.log_mu, n, m);
+    if (!left_out(out.weight)) check_matrix("out.weight", out.weight, n, m);
+    if (!left_out(out.exact)) check_matrix("out.exact", out.exact, n, m);
+    if (left_out(keys.uniforms)) {
         if (keyed && n > 0 && keys.sample.empty()) throw invalid_input("keys.sample", "is needed to key the noise");
         if (keyed && n > 0 && keys.position.empty()) throw invalid_input("keys.position", "is needed to key the noise");
     } else {
         if (!uniform)
             throw invalid_input("keys.uniforms",
                                 "greedy reads none; a Gumbel-max token has noise of its own, one number an id");
-        if constexpr (uniform) detail::check_matrix("keys.uniforms", keys.uniforms, n, design.uniforms());
+        if constexpr (uniform) check_matrix("keys.uniforms", keys.uniforms, n, design.uniforms());
         if constexpr (Space == space::host)
             for (index_t r = 0; r < n; ++r)
                 for (index_t j = 0; options.mask.kept(r) && j < keys.uniforms.cols; ++j)
-                    if (const double u = keys.uniforms(r, j); !detail::is_finite(u) || !(u > 0 && u < 1))
+                    if (const double u = keys.uniforms(r, j); !is_finite(u) || !(u > 0 && u < 1))
                         throw invalid_input("keys.uniforms", "row " + std::to_string(r) + ", draw " +
                                                                  std::to_string(j) +
                                                                  ": must lie strictly between 0 and 1");
     }
-    detail::check_vector("keys.sample", keys.sample, n);
-    detail::check_vector("keys.position", keys.position, n);
-    detail::check_filter(options.filter);
-    detail::check_vector("options.lse", options.lse, n);
-    detail::check_vector("options.log_kept", options.log_kept, n);
-    detail::check_vector("options.cut", options.cut, n);
-    detail::check_vector("options.kept", options.kept, n);
-    detail::check_vector("options.log_tail", options.log_tail, n);
-    detail::check_vector("options.kappa", options.kappa, n);
+    check_vector("keys.sample", keys.sample, n);
+    check_vector("keys.position", keys.position, n);
+    check_filter(options.filter);
+    check_vector("options.lse", options.lse, n);
+    check_vector("options.log_kept", options.log_kept, n);
+    check_vector("options.cut", options.cut, n);
+    check_vector("options.kept", options.kept, n);
+    check_vector("options.log_tail", options.log_tail, n);
+    check_vector("options.kappa", options.kappa, n);
     if (!has_tail && !options.log_tail.empty())
         throw invalid_input("options.log_tail", "is of threshold and head_tail, which take ids for certain");
     if (!std::is_same_v<Design, design::gumbel_top> && !options.kappa.empty())
         throw invalid_input("options.kappa", "is of gumbel_top");
-    detail::call_spans spans;
+    call_spans spans;
     spans.writes("out.ids", out.ids);
     spans.writes("out.log_mu", out.log_mu);
     spans.writes("out.weight", out.weight);
@@ -247,13 +247,45 @@ auto draw(Backend&& be, matrix_view<Z, Space> z, const Design& design,
     spans.writes("options.kept", options.kept);
     spans.writes("options.log_tail", options.log_tail);
     spans.writes("options.kappa", options.kappa);
-    spans.reads("z", z);
+    read_rows(spans, z);
     spans.reads("keys.sample", keys.sample);
     spans.reads("keys.position", keys.position);
     spans.reads("keys.uniforms", keys.uniforms);
     spans.reads("options.mask", options.mask);
     spans.check();
-    return be.for_rows(draw_job<std::remove_const_t<Z>, Design, Id, L, W, Space>{z, design, keys, out, options});
+    return draw_job<typename logit_of_rows<Rows>::type, Design, Id, L, W, Space, Rows>{z, design, keys, out, options};
+}
+/// A source as rows to draw from: at 1, or at the filter's temperature, which is the one that counts.
+template <class Source>
+rows_of_source<Source> rows_to_draw(const Source& s, const filter& f) {
+    if (s.temperature != 1 && s.temperature != f.temperature)
+        throw invalid_input(std::string(name_of<Source>()) + ".temperature",
+                            "is neither 1 nor options.filter.temperature, at which tokens are drawn");
+    return rows_of_source<Source>(s);
+}
+} // namespace OPD_ISA
+} // namespace detail
+
+inline namespace OPD_ISA {
+
+/// Draws by `design` from every row that is kept. See the head of this file. Returns the backend's result: its diagnostics count
+/// rows and bad rows. Throws invalid_input, before anything is written, for shapes and numbers outside their range.
+template <class Backend, class Z, class Design, class Id, class L, class W, space Space>
+auto draw(Backend&& be, matrix_view<Z, Space> z, const Design& design,
+          const std::type_identity_t<draw_keys<Space>>& keys, const drawn<Id, L, W, Space>& out,
+          const std::type_identity_t<draw_options<Space>>& options = {}) {
+    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
+                  "opd: the views must lie in the backend's memory space");
+    return be.for_rows(detail::checked_draw(matrix_view<const Z, Space>(z), design, keys, out, options));
+}
+template <class Backend, detail::row_source Source, class Design, class Id, class L, class W, space Space>
+auto draw(Backend&& be, const Source& source, const Design& design, const std::type_identity_t<draw_keys<Space>>& keys,
+          const drawn<Id, L, W, Space>& out, const std::type_identity_t<draw_options<Space>>& options = {}) {
+    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Source::memory_space,
+                  "opd: the views must lie in the backend's memory space");
+    if constexpr (detail::reads_whole<Source>())
+        return be.for_rows(
+            detail::checked_draw(detail::rows_to_draw(source, options.filter), design, keys, out, options));
 }
 
 /// Bytes of arena that a draw from rows of z needs, for callers who own all memory.
@@ -263,6 +295,51 @@ std::size_t draw_workspace_bytes(const Backend& be, matrix_view<Z, Space> z, con
     return be.workspace_bytes(
         draw_job<std::remove_const_t<Z>, Design, std::int32_t, float, float, Space>{z, design, {}, {}, options});
 }
+template <class Backend, detail::row_source Source, class Design>
+std::size_t draw_workspace_bytes(const Backend& be, const Source& source, const Design& design,
+                                 const draw_options<Source::memory_space>& options = {}) {
+    using rows = detail::rows_of_source<Source>;
+    return be.workspace_bytes(
+        draw_job<typename Source::logit_type, Design, std::int32_t, float, float, Source::memory_space, rows>{
+            detail::rows_to_draw(source, options.filter), design, {}, {}, options});
+}
+
+} // namespace OPD_ISA
+
+namespace detail {
+inline namespace OPD_ISA {
+/// A checked call of kept_ids from a view or a source.
+template <class Rows, class Id, space Space>
+auto checked_kept_ids(const Rows& z, vector_view<const filter_cut, Space> cut, const row_offsets<Space>& offsets,
+                      vector_view<Id, Space> ids, const row_mask<Space>& mask) {
+    static_assert(std::integral<Id>, "opd: token ids are integers");
+    const index_t n = z.rows;
+    check_rows(z);
+    if (cut.empty() && n > 0) throw invalid_input("cut", "is a null pointer");
+    check_vector("cut", cut, n);
+    if (offsets.empty() && n > 0) throw invalid_input("offsets", "is a null pointer");
+    check_vector("offsets", offsets, n + 1);
+    check_vector("mask", mask, n);
+    if constexpr (Space == space::host)
+        for (index_t r = 0; r < n; ++r)
+            if (offsets[r] < 0 || offsets[r + 1] < offsets[r] || offsets[r + 1] > ids.size)
+                throw invalid_input("offsets", "row " + std::to_string(r) + ": from " + std::to_string(offsets[r]) +
+                                                   " to " + std::to_string(offsets[r + 1]) +
+                                                   "; offsets ascend from 0 to at most " + std::to_string(ids.size) +
+                                                   ", the room for ids");
+    call_spans spans;
+    spans.writes("ids", ids);
+    read_rows(spans, z);
+    spans.reads("cut", cut);
+    spans.reads("offsets", offsets);
+    spans.reads("mask", mask);
+    spans.check();
+    return kept_job<typename logit_of_rows<Rows>::type, Id, Space, Rows>{z, cut, offsets, ids, mask};
+}
+} // namespace OPD_ISA
+} // namespace detail
+
+inline namespace OPD_ISA {
 
 /// The ids that a filter kept, ascending, row after row, as inference servers return them: row r's are ids[offsets[r]] to
 /// ids[offsets[r+1]], where offsets are the sums of `options.kept` up to r. `cut`: of the draw. A row whose room is not what it
@@ -273,30 +350,16 @@ auto kept_ids(Backend&& be, matrix_view<Z, Space> z, std::type_identity_t<vector
               std::type_identity_t<row_mask<Space>> mask = {}) {
     static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
                   "opd: the views must lie in the backend's memory space");
-    static_assert(std::integral<Id>, "opd: token ids are integers");
-    const index_t n = z.rows;
-    detail::check_matrix("z", z, n, z.cols);
-    if (z.cols < 1 && n > 0) throw invalid_input("z", "has no columns");
-    if (cut.empty() && n > 0) throw invalid_input("cut", "is a null pointer");
-    detail::check_vector("cut", cut, n);
-    if (offsets.empty() && n > 0) throw invalid_input("offsets", "is a null pointer");
-    detail::check_vector("offsets", offsets, n + 1);
-    detail::check_vector("mask", mask, n);
-    if constexpr (Space == space::host)
-        for (index_t r = 0; r < n; ++r)
-            if (offsets[r] < 0 || offsets[r + 1] < offsets[r] || offsets[r + 1] > ids.size)
-                throw invalid_input("offsets", "row " + std::to_string(r) + ": from " + std::to_string(offsets[r]) +
-                                                   " to " + std::to_string(offsets[r + 1]) +
-                                                   "; offsets ascend from 0 to at most " + std::to_string(ids.size) +
-                                                   ", the room for ids");
-    detail::call_spans spans;
-    spans.writes("ids", ids);
-    spans.reads("z", z);
-    spans.reads("cut", cut);
-    spans.reads("offsets", offsets);
-    spans.reads("mask", mask);
-    spans.check();
-    return be.for_rows(kept_job<std::remove_const_t<Z>, Id, Space>{z, cut, offsets, ids, mask});
+    return be.for_rows(detail::checked_kept_ids(matrix_view<const Z, Space>(z), cut, offsets, ids, mask));
+}
+template <class Backend, detail::row_source Source, class Id, space Space>
+auto kept_ids(Backend&& be, const Source& source, std::type_identity_t<vector_view<const filter_cut, Space>> cut,
+              std::type_identity_t<row_offsets<Space>> offsets, vector_view<Id, Space> ids,
+              std::type_identity_t<row_mask<Space>> mask = {}) {
+    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Source::memory_space,
+                  "opd: the views must lie in the backend's memory space");
+    if constexpr (detail::reads_whole<Source>())
+        return be.for_rows(detail::checked_kept_ids(detail::rows_of_source(source), cut, offsets, ids, mask));
 }
 
 } // namespace OPD_ISA

@@ -17,6 +17,9 @@
 // NaN, +inf or no mass is bad, with -inf throughout and top ids of -1. Where fewer than k ids have mass, the top's last slots are
 // -1. Bad rows are counted; so is a ragged list longer than V whose tail is asked for. Masked rows are left as they are.
 //
+// Instead of a view and a temperature every call takes a source that has its own: teacher::hidden{x, w}, student::hidden, … (hidden.hpp).
+// Logits of hidden states are made a block at a time, within `.budget`, with the same bits.
+//
 // token_logp, top_k and log_sum_exp are this call with one part of it. token_logp of a cache instead of ids is log p as an estimator
 // sees its tokens: with kept sets (teacher::on_kept_sets) that of softmax(z[K]/T).
 #pragma once
@@ -29,6 +32,7 @@
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
 #include "opd/detail/checks.hpp"
+#include "opd/detail/logit_rows.hpp"
 #include "opd/error.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/teacher.hpp"
@@ -51,14 +55,14 @@ struct scores {
         {}; ///< (N+1) ragged lists: ids and log_p are (1,total), row r's from offsets[r] to offsets[r+1]
 };
 
-/// A checked call of score.
-template <class Z, class Id, class L, space Space = space::host>
+/// A checked call of score. Rows: a view, or a source read as one.
+template <class Z, class Id, class L, space Space = space::host, class Rows = matrix_view<const Z, Space>>
 struct score_job {
     using logit_type = Z;
     using id_type = Id;
     using log_type = L;
     static constexpr space memory_space = Space;
-    matrix_view<const Z, Space> z;
+    Rows z;
     scores<Id, L, Space> what;
     float temperature;
     row_mask<Space> mask;
@@ -72,12 +76,12 @@ struct score_job {
 };
 
 /// A checked call of token_logp on kept sets.
-template <class Z, class Cache, class L, space Space = space::host>
+template <class Z, class Cache, class L, space Space = space::host, class Rows = matrix_view<const Z, Space>>
 struct kept_logp_job {
     using logit_type = Z;
     using log_type = L;
     static constexpr space memory_space = Space;
-    matrix_view<const Z, Space> z;
+    Rows z;
     Cache cache;
     matrix_view<L, Space> log_p;
     float temperature;
@@ -92,6 +96,60 @@ struct kept_logp_job {
     }
 };
 
+namespace detail {
+inline namespace OPD_ISA {
+/// A checked call of score from a view or a source.
+template <class Rows, class Id, class L, space Space>
+auto checked_scores(const Rows& z, const scores<Id, L, Space>& what, float temperature, const row_mask<Space>& mask) {
+    static_assert(std::integral<Id>, "opd: token ids are integers");
+    const index_t n = z.rows;
+    const bool ragged = !what.offsets.empty(), lists = !left_out(what.ids), tops = !left_out(what.top_ids);
+    check_rows(z);
+    check_temperature("temperature", temperature);
+    if (lists) check_matrix("ids", what.ids, ragged ? 1 : n, what.ids.cols);
+    if (!lists && (ragged || !left_out(what.log_p) || !what.log_tail.empty()))
+        throw invalid_input("ids", "are left out; log_p, log_tail and offsets speak of them");
+    if (!left_out(what.log_p)) check_matrix("log_p", what.log_p, ragged ? 1 : n, what.ids.cols);
+    check_vector("log_tail", what.log_tail, n);
+    if (tops) check_matrix("top_ids", what.top_ids, n, what.top_ids.cols);
+    if (!tops && (!left_out(what.top_log_p) || !what.top_log_tail.empty()))
+        throw invalid_input("top_ids", "are left out; top_log_p and top_log_tail speak of them");
+    if (tops && (what.top_ids.cols < 1 || what.top_ids.cols > z.cols) && n > 0)
+        throw invalid_input("top_ids", "has " + std::to_string(what.top_ids.cols) +
+                                           " columns; a row has between 1 and " + std::to_string(z.cols) + " best ids");
+    if (!left_out(what.top_log_p)) check_matrix("top_log_p", what.top_log_p, n, what.top_ids.cols);
+    check_vector("top_log_tail", what.top_log_tail, n);
+    check_vector("lse", what.lse, n);
+    check_vector("entropy", what.entropy, n);
+    check_vector("mask", mask, n);
+    if (ragged) {
+        check_vector("offsets", what.offsets, n + 1);
+        if constexpr (Space == space::host)
+            for (index_t r = 0; r < n; ++r)
+                if (what.offsets[r] < 0 || what.offsets[r + 1] < what.offsets[r] || what.offsets[r + 1] > what.ids.cols)
+                    throw invalid_input(
+                        "offsets", "row " + std::to_string(r) + ": from " + std::to_string(what.offsets[r]) + " to " +
+                                       std::to_string(what.offsets[r + 1]) + "; offsets ascend from 0 to at most " +
+                                       std::to_string(what.ids.cols) + ", the number of ids");
+    }
+    call_spans spans;
+    spans.writes("log_p", what.log_p);
+    spans.writes("log_tail", what.log_tail);
+    spans.writes("top_ids", what.top_ids);
+    spans.writes("top_log_p", what.top_log_p);
+    spans.writes("top_log_tail", what.top_log_tail);
+    spans.writes("lse", what.lse);
+    spans.writes("entropy", what.entropy);
+    read_rows(spans, z);
+    spans.reads("ids", what.ids);
+    spans.reads("offsets", what.offsets);
+    spans.reads("mask", mask);
+    spans.check();
+    return score_job<typename logit_of_rows<Rows>::type, Id, L, Space, Rows>{z, what, temperature, mask};
+}
+} // namespace OPD_ISA
+} // namespace detail
+
 inline namespace OPD_ISA {
 
 /// Scores every row that is kept. See the head of this file. Returns the backend's result: its diagnostics count rows and bad
@@ -101,59 +159,26 @@ auto score(Backend&& be, matrix_view<Z, Space> z, const scores<Id, L, Space>& wh
            std::type_identity_t<row_mask<Space>> mask = {}) {
     static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
                   "opd: the views must lie in the backend's memory space");
-    static_assert(std::integral<Id>, "opd: token ids are integers");
-    const index_t n = z.rows;
-    const bool ragged = !what.offsets.empty(), lists = !detail::left_out(what.ids),
-               tops = !detail::left_out(what.top_ids);
-    detail::check_matrix("z", z, n, z.cols);
-    detail::check_temperature("temperature", temperature);
-    if (z.cols < 1 && n > 0) throw invalid_input("z", "has no columns");
-    if (lists) detail::check_matrix("ids", what.ids, ragged ? 1 : n, what.ids.cols);
-    if (!lists && (ragged || !detail::left_out(what.log_p) || !what.log_tail.empty()))
-        throw invalid_input("ids", "are left out; log_p, log_tail and offsets speak of them");
-    if (!detail::left_out(what.log_p)) detail::check_matrix("log_p", what.log_p, ragged ? 1 : n, what.ids.cols);
-    detail::check_vector("log_tail", what.log_tail, n);
-    if (tops) detail::check_matrix("top_ids", what.top_ids, n, what.top_ids.cols);
-    if (!tops && (!detail::left_out(what.top_log_p) || !what.top_log_tail.empty()))
-        throw invalid_input("top_ids", "are left out; top_log_p and top_log_tail speak of them");
-    if (tops && (what.top_ids.cols < 1 || what.top_ids.cols > z.cols) && n > 0)
-        throw invalid_input("top_ids", "has " + std::to_string(what.top_ids.cols) +
-                                           " columns; a row has between 1 and " + std::to_string(z.cols) + " best ids");
-    if (!detail::left_out(what.top_log_p)) detail::check_matrix("top_log_p", what.top_log_p, n, what.top_ids.cols);
-    detail::check_vector("top_log_tail", what.top_log_tail, n);
-    detail::check_vector("lse", what.lse, n);
-    detail::check_vector("entropy", what.entropy, n);
-    detail::check_vector("mask", mask, n);
-    if (ragged) {
-        detail::check_vector("offsets", what.offsets, n + 1);
-        if constexpr (Space == space::host)
-            for (index_t r = 0; r < n; ++r)
-                if (what.offsets[r] < 0 || what.offsets[r + 1] < what.offsets[r] || what.offsets[r + 1] > what.ids.cols)
-                    throw invalid_input(
-                        "offsets", "row " + std::to_string(r) + ": from " + std::to_string(what.offsets[r]) + " to " +
-                                       std::to_string(what.offsets[r + 1]) + "; offsets ascend from 0 to at most " +
-                                       std::to_string(what.ids.cols) + ", the number of ids");
-    }
-    detail::call_spans spans;
-    spans.writes("log_p", what.log_p);
-    spans.writes("log_tail", what.log_tail);
-    spans.writes("top_ids", what.top_ids);
-    spans.writes("top_log_p", what.top_log_p);
-    spans.writes("top_log_tail", what.top_log_tail);
-    spans.writes("lse", what.lse);
-    spans.writes("entropy", what.entropy);
-    spans.reads("z", z);
-    spans.reads("ids", what.ids);
-    spans.reads("offsets", what.offsets);
-    spans.reads("mask", mask);
-    spans.check();
-    return be.for_rows(score_job<std::remove_const_t<Z>, Id, L, Space>{z, what, temperature, mask});
+    return be.for_rows(detail::checked_scores(matrix_view<const Z, Space>(z), what, temperature, mask));
+}
+/// The same from a source of rows, at its temperature.
+template <class Backend, detail::row_source Source, class Id, class L, space Space>
+auto score(Backend&& be, const Source& source, const scores<Id, L, Space>& what,
+           std::type_identity_t<row_mask<Space>> mask = {}) {
+    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Source::memory_space,
+                  "opd: the views must lie in the backend's memory space");
+    if constexpr (detail::reads_whole<Source>())
+        return be.for_rows(detail::checked_scores(detail::rows_of_source(source), what, source.temperature, mask));
 }
 
 /// Bytes of arena that scoring rows of z for these parts needs, for callers who own all memory.
 template <class Backend, class Z, class Id, class L, space Space>
 std::size_t score_workspace_bytes(const Backend& be, matrix_view<Z, Space> z, const scores<Id, L, Space>& what) {
     return be.workspace_bytes(score_job<std::remove_const_t<Z>, Id, L, Space>{z, what, 1, {}});
+}
+template <class Backend, detail::row_source Source, class Id, class L, space Space>
+std::size_t score_workspace_bytes(const Backend& be, const Source& source, const scores<Id, L, Space>& what) {
+    return be.workspace_bytes(detail::checked_scores(detail::rows_of_source(source), what, source.temperature, {}));
 }
 
 /// log_p[r,j] = log p[r, ids[r,j]] at `temperature`, and optionally each row's log-sum-exp and log tail mass. (N,V), (N,m) -> (N,m)
@@ -168,6 +193,50 @@ auto token_logp(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> id
         be, z, scores<std::remove_const_t<Id>, L, Space>{.ids = ids, .log_p = log_p, .log_tail = log_tail, .lse = lse},
         temperature, mask);
 }
+template <class Backend, detail::row_source Source, class Id, class L, space Space>
+auto token_logp(Backend&& be, const Source& source, matrix_view<Id, Space> ids, matrix_view<L, Space> log_p,
+                std::type_identity_t<row_mask<Space>> mask = {},
+                std::type_identity_t<vector_view<double, Space>> lse = {},
+                std::type_identity_t<vector_view<L, Space>> log_tail = {}) {
+    detail::check_matrix("ids", ids, source.rows(), ids.cols);
+    detail::check_matrix("log_p", log_p, source.rows(), ids.cols);
+    return score(
+        be, source,
+        scores<std::remove_const_t<Id>, L, Space>{.ids = ids, .log_p = log_p, .log_tail = log_tail, .lse = lse}, mask);
+}
+
+} // namespace OPD_ISA
+
+namespace detail {
+inline namespace OPD_ISA {
+/// A checked call of token_logp on kept sets, from a view or a source.
+template <class Rows, class Cache, class L, space Space>
+auto checked_kept_logp(const Rows& z, const Cache& cache, matrix_view<L, Space> log_p, float temperature,
+                       const row_mask<Space>& mask, vector_view<double, Space> lse) {
+    const index_t n = z.rows;
+    check_rows(z);
+    check_temperature("temperature", temperature);
+    check_matrix("teacher.ids", cache.ids, n, cache.ids.cols);
+    check_matrix("log_p", log_p, n, cache.ids.cols);
+    check_kept_sets(cache, n);
+    check_vector("mask", mask, n);
+    check_vector("lse", lse, n);
+    call_spans spans;
+    spans.writes("log_p", log_p);
+    spans.writes("lse", lse);
+    read_rows(spans, z);
+    spans.reads("teacher.ids", cache.ids);
+    spans.reads("teacher.kept_ids", cache.kept_ids);
+    spans.reads("teacher.kept_offsets", cache.kept_offsets);
+    spans.reads("mask", mask);
+    spans.check();
+    return kept_logp_job<typename logit_of_rows<Rows>::type, Cache, L, Space, Rows>{z,           cache, log_p,
+                                                                                    temperature, mask,  lse};
+}
+} // namespace OPD_ISA
+} // namespace detail
+
+inline namespace OPD_ISA {
 
 /// log p of a cache's tokens as its estimators see them, which passes over a whole batch (m2po.hpp, sequences.hpp) read: at its ids, on
 /// its kept sets where it has some, `lse` likewise. Those rows read the logits of their sets alone; a token outside its set, or of a bad
@@ -182,26 +251,23 @@ auto token_logp(Backend&& be, matrix_view<Z, Space> z, const Cache& cache, matri
     } else {
         static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Cache::memory_space,
                       "opd: the views must lie in the backend's memory space");
-        const index_t n = z.rows;
-        detail::check_matrix("z", z, n, z.cols);
-        detail::check_temperature("temperature", temperature);
-        if (z.cols < 1 && n > 0) throw invalid_input("z", "has no columns");
-        detail::check_matrix("teacher.ids", cache.ids, n, cache.ids.cols);
-        detail::check_matrix("log_p", log_p, n, cache.ids.cols);
-        detail::check_kept_sets(cache, n);
-        detail::check_vector("mask", mask, n);
-        detail::check_vector("lse", lse, n);
-        detail::call_spans spans;
-        spans.writes("log_p", log_p);
-        spans.writes("lse", lse);
-        spans.reads("z", z);
-        spans.reads("teacher.ids", cache.ids);
-        spans.reads("teacher.kept_ids", cache.kept_ids);
-        spans.reads("teacher.kept_offsets", cache.kept_offsets);
-        spans.reads("mask", mask);
-        spans.check();
         return be.for_rows(
-            kept_logp_job<std::remove_const_t<Z>, Cache, L, Space>{z, cache, log_p, temperature, mask, lse});
+            detail::checked_kept_logp(matrix_view<const Z, Space>(z), cache, log_p, temperature, mask, lse));
+    }
+}
+template <class Backend, detail::row_source Source, class Cache, class L, space Space>
+    requires requires(const Cache& c) { c.log_mu; }
+auto token_logp(Backend&& be, const Source& source, const Cache& cache, matrix_view<L, Space> log_p,
+                std::type_identity_t<row_mask<Space>> mask = {},
+                std::type_identity_t<vector_view<double, Space>> lse = {}) {
+    if constexpr (!has_kept_sets<Cache>) {
+        return token_logp(be, source, cache.ids, log_p, mask, lse);
+    } else {
+        static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Cache::memory_space,
+                      "opd: the views must lie in the backend's memory space");
+        if constexpr (detail::reads_whole<Source>())
+            return be.for_rows(
+                detail::checked_kept_logp(detail::rows_of_source(source), cache, log_p, source.temperature, mask, lse));
     }
 }
 
@@ -214,12 +280,24 @@ auto top_k(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> top_ids
     return score(be, z, scores<Id, L, Space>{.top_ids = top_ids, .top_log_p = top_log_p, .top_log_tail = top_log_tail},
                  temperature, mask);
 }
+template <class Backend, detail::row_source Source, class Id, class L, space Space>
+auto top_k(Backend&& be, const Source& source, matrix_view<Id, Space> top_ids, matrix_view<L, Space> top_log_p,
+           std::type_identity_t<row_mask<Space>> mask = {},
+           std::type_identity_t<vector_view<L, Space>> top_log_tail = {}) {
+    return score(be, source,
+                 scores<Id, L, Space>{.top_ids = top_ids, .top_log_p = top_log_p, .top_log_tail = top_log_tail}, mask);
+}
 
 /// lse[r] = log Σ_v e^(z[r,v]/temperature). (N,V) -> (N)
 template <class Backend, class Z, space Space>
 auto log_sum_exp(Backend&& be, matrix_view<Z, Space> z, std::type_identity_t<vector_view<double, Space>> lse,
                  float temperature = 1, std::type_identity_t<row_mask<Space>> mask = {}) {
     return score(be, z, scores<std::int32_t, float, Space>{.lse = lse}, temperature, mask);
+}
+template <class Backend, detail::row_source Source>
+auto log_sum_exp(Backend&& be, const Source& source, vector_view<double, Source::memory_space> lse,
+                 row_mask<Source::memory_space> mask = {}) {
+    return score(be, source, scores<std::int32_t, float, Source::memory_space>{.lse = lse}, mask);
 }
 
 } // namespace OPD_ISA

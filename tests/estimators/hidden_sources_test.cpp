@@ -138,13 +138,15 @@ TEST_CASE("a sparse gradient's head has the bits of a product, in which rows tha
     more.beta_head = 1, more.dx = {}, more.db = {};
     const gradients before = got;
     evaluate(be, more, c.support(), renormalised{reverse_kl{}});
-    for (std::size_t i = 0; i < got.dw.size(); ++i) CHECK(got.dw[i] == doctest::Approx(2 * before.dw[i]).epsilon(1e-5));
+    for (std::size_t i = 0; i < got.dw.size(); ++i)
+        CHECK(got.dw[i] == doctest::Approx(2 * double(before.dw[i])).epsilon(1e-5));
     CHECK(got.dx == before.dx);
     CHECK(got.db == before.db);
     auto states = student_of(s, got);
     states.dw = {}, states.db = {};
     evaluate(be, states, c.support(), renormalised{reverse_kl{}}, {.beta = 3});
-    for (std::size_t i = 0; i < got.dx.size(); ++i) CHECK(got.dx[i] == doctest::Approx(4 * before.dx[i]).epsilon(1e-4));
+    for (std::size_t i = 0; i < got.dx.size(); ++i)
+        CHECK(got.dx[i] == doctest::Approx(4 * double(before.dx[i])).epsilon(1e-4));
 }
 
 TEST_CASE("tokens drawn under a filter: the logits of kept sets are made") {

@@ -13,12 +13,14 @@
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
 #include "opd/detail/lane_engine.hpp"
+#include "opd/detail/logit_rows.hpp"
 #include "opd/detail/row_kinds.hpp"
 #include "opd/detail/rows.hpp"
 #include "opd/detail/tiles.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/reduction.hpp"
+#include "opd/score.hpp"
 #include "opd/threads.hpp"
 
 namespace opd::detail {
@@ -76,7 +78,19 @@ constexpr index_t at_once_of(const Job*) {
     return 1;
 }
 
-/// Whether a job's rows ask for the logits of few ids, which are made one by one.
+/// f(source) for each side of a job whose logits are made here.
+template <class Job, class Function>
+constexpr void each_made(Job& job, Function&& f) {
+    const auto visit = [&](auto& source) {
+        if constexpr (in_blocks<std::remove_cvref_t<decltype(source)>>) f(source);
+    };
+    if constexpr (requires { job.student; })
+        visit(job.student), visit(job.teacher);
+    else if constexpr (requires { job.z.source; })
+        visit(job.z.source);
+}
+
+/// Whether a job's rows ask for the logits of few ids, which are made one by one, and their gradients go back from a block.
 template <class Job>
 inline constexpr bool gathers = false;
 template <class Student, class Teacher, class Estimator>
@@ -90,24 +104,22 @@ inline constexpr bool has_blocks = false;
 template <class Student, class Teacher, class Estimator>
 inline constexpr bool has_blocks<row_job<Student, Teacher, Estimator, space::host>> =
     (in_blocks<Student> || in_blocks<Teacher>)&&!gathers<row_job<Student, Teacher, Estimator, space::host>>;
+template <plain_job Job>
+    requires requires { typename decltype(Job::z)::source_type; }
+inline constexpr bool has_blocks<Job> = in_blocks<typename decltype(Job::z)::source_type>;
+template <class Z, class Cache, class L, class Source> // whose rows make those of their sets
+inline constexpr bool has_blocks<kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>> = false;
 
 /// Blocks as large as every side's budget allows.
 template <class Job>
 void plan_blocks(const Job& job, host_plan& plan) {
     plan.block = std::max<index_t>(plan.rows, 1);
-    const auto limit = [&](const auto& side) {
-        if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) {
-            const std::size_t row = std::max<std::size_t>(1, side.bytes_of_row());
-            plan.block = std::min(plan.block, static_cast<index_t>(side.budget / row));
-        }
-    };
-    limit(job.student), limit(job.teacher);
+    each_made(job, [&](const auto& side) {
+        const std::size_t row = std::max<std::size_t>(1, side.bytes_of_row());
+        plan.block = std::min(plan.block, static_cast<index_t>(side.budget / row));
+    });
     plan.block = std::max<index_t>(plan.block, 1);
-    const auto add = [&](const auto& side) {
-        if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>)
-            plan.blocks += block_memory(side, plan.block).bytes();
-    };
-    add(job.student), add(job.teacher);
+    each_made(job, [&](const auto& side) { plan.blocks += block_memory(side, plan.block).bytes(); });
 }
 /// Blocks of rows with the gradients of `width` ids each.
 template <class Student>
@@ -159,33 +171,30 @@ void run_groups(const Job& job, const host_frame& frame, const host_plan& plan, 
 template <class Job>
 void run_blocks(Job job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
                 std::byte* memory) {
-    using Student = decltype(job.student);
-    std::byte *of_student = memory, *of_teacher = memory, *rest = nullptr;
-    if constexpr (in_blocks<Student>) {
-        const block_memory sizes(job.student, plan.block);
-        of_teacher += sizes.bytes();
-        job.student.block = {reinterpret_cast<float*>(of_student),
-                             reinterpret_cast<float*>(of_student + (sizes.gradient > 0 ? sizes.logits : 0)), 0};
-        rest = of_student + sizes.logits + sizes.gradient;
-        frame.env.beta = 0; // of the block; drain() has the caller's
-    }
-    if constexpr (in_blocks<decltype(job.teacher)>)
-        job.teacher.block = {reinterpret_cast<float*>(of_teacher), nullptr, 0};
+    std::byte* rest = nullptr; // of what goes back
+    each_made(job, [&](auto& side) {
+        const block_memory sizes(side, plan.block);
+        auto* const gradient = memory + (sizes.gradient > 0 ? sizes.logits : 0);
+        side.block = {reinterpret_cast<float*>(memory), reinterpret_cast<float*>(gradient), 0};
+        if constexpr (requires { side.dx; }) {
+            rest = memory + sizes.logits + sizes.gradient;
+            frame.env.beta = 0; // of the block; drain() has the caller's
+        }
+        memory += sizes.bytes();
+    });
     for (index_t begin = 0; begin == 0 || begin < plan.rows;
          begin += plan.block) { // without rows a head's gradient is 0 all the same
         const index_t end = std::min(begin + plan.block, plan.rows);
-        const auto prepare = [&](auto& side) {
-            if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) {
-                side.block.first = begin;
-                fill(side, begin, end, frame.env.mask, team);
-            }
-        };
-        prepare(job.student), prepare(job.teacher);
+        each_made(job, [&](auto& side) {
+            side.block.first = begin;
+            fill(side, begin, end, frame.env.mask, team);
+        });
         run_groups(job, frame, plan, begin, end, team, scratch);
-        if constexpr (in_blocks<Student>)
-            if (job.student.has_gradient())
-                drain(job.student, begin, end, is_lumped<decltype(job.teacher)> ? job.student.vocab() : job.vocab,
-                      job.env.beta, begin == 0, team, rest);
+        if constexpr (requires { job.student; })
+            if constexpr (in_blocks<decltype(job.student)>)
+                if (job.student.has_gradient())
+                    drain(job.student, begin, end, is_lumped<decltype(job.teacher)> ? job.student.vocab() : job.vocab,
+                          job.env.beta, begin == 0, team, rest);
     }
 }
 

@@ -11,6 +11,8 @@
 
 #include <cmath>
 #include <cstddef>
+#include <type_traits>
+#include <utility>
 
 #include "opd/config.hpp"
 #include "opd/detail/kept_sets.hpp"
@@ -215,18 +217,40 @@ template <class Frame, class Job>
 struct kept_logp_rows {
     using Z = typename Job::logit_type;
     using L = typename Job::log_type;
+    using set_id = std::remove_cvref_t<decltype(std::declval<const Job&>().cache.kept_ids[0])>;
     using state_type = kept_set_state;
+
+    /// Whether the logits of the set are made, into the team's scratch.
+    static constexpr bool makes = [] {
+        if constexpr (requires { typename decltype(Job::z)::source_type; })
+            return in_blocks<typename decltype(Job::z)::source_type>;
+        else
+            return false;
+    }();
 
     Frame frame;
     Job job;
     double inv_s;
+    index_t widest = 0; ///< ids of a set whose logits are made
 
     kept_logp_rows(const Frame& frame_, const Job& job_)
-        : frame(frame_), job(job_), inv_s(1 / double(job_.temperature)) {}
-    std::size_t scratch_bytes() const { return 0; }
+        : frame(frame_), job(job_), inv_s(1 / double(job_.temperature)) {
+        if constexpr (makes)
+            for (index_t r = 0; r < job.z.rows; ++r) {
+                const index_t k = job.cache.kept_offsets[r + 1] - job.cache.kept_offsets[r];
+                widest = widest < k ? k : widest;
+            }
+    }
+    std::size_t scratch_bytes() const { return sizeof(Z) * static_cast<std::size_t>(widest); }
     OPD_HD auto set(const state_type& st) const { return kept_set_of(job.cache, st.row); }
+    OPD_HD Z logit_at(const state_type& st, const kept_set<set_id>& of, index_t j) const {
+        if constexpr (makes)
+            return reinterpret_cast<const Z*>(st.scratch)[j];
+        else
+            return job.z(st.row, of[j]);
+    }
     OPD_HD double set_logit(const state_type& st, index_t j) const {
-        return double(element<Z>::load(job.z(st.row, set(st)[j])));
+        return double(element<Z>::load(logit_at(st, set(st), j)));
     }
     template <class Team>
     OPD_HD void row(Team& team) const {
@@ -241,6 +265,11 @@ struct kept_logp_rows {
         OPD_HD static int part(const kept_logp_rows& k, const state_type& st, At at) {
             const auto set = k.set(st);
             int bad = set.count < 1;
+            if constexpr (makes) {
+                for (index_t j = at.id; j < set.count; j += at.count) bad |= !set.sound(j, k.job.z.cols);
+                if (bad) return 1;
+                gather_logits(k.job.z.source, st.row, set, reinterpret_cast<Z*>(st.scratch));
+            }
             for (index_t j = at.id; j < set.count; j += at.count) {
                 const double z = set.sound(j, k.job.z.cols) ? k.set_logit(st, j) : neg_inf<double>();
                 bad |= !set.sound(j, k.job.z.cols) || is_nan(z) || (is_inf(z) && !is_neg_inf(z));
@@ -261,8 +290,9 @@ struct kept_logp_rows {
             counts out;
             for (index_t j = at.id; j < k.job.cache.ids.cols; j += at.count) {
                 const auto id = static_cast<index_t>(k.job.cache.ids(st.row, j));
-                const bool in = st.good() && id >= 0 && set.place_of(id) >= 0;
-                const double lp = in ? log_p_of(k.job.z(st.row, id), k.inv_s, st.lse) : quiet_nan<double>();
+                const index_t place = st.good() && id >= 0 ? set.place_of(id) : -1;
+                const bool in = place >= 0;
+                const double lp = in ? log_p_of(k.logit_at(st, set, place), k.inv_s, st.lse) : quiet_nan<double>();
                 k.job.log_p(st.row, j) = element<L>::store(static_cast<arithmetic_t<L>>(lp));
                 out.bad |= !in && id != -1;
                 out.outside += st.good() && !in && id >= 0 && id < k.job.z.cols;

@@ -64,21 +64,21 @@ auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& fr
     return renormalised_rows<Engine, Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator,
                                                                          job.vocab);
 }
-template <class Engine, class Z, class Id, class L, space S, class Frame>
-auto rows_of(const score_job<Z, Id, L, S>& job, const Frame& frame) {
-    return score_rows<typename Engine::leaves, Frame, score_job<Z, Id, L, S>>(frame, job);
+template <class Engine, class Z, class Id, class L, space S, class Rows, class Frame>
+auto rows_of(const score_job<Z, Id, L, S, Rows>& job, const Frame& frame) {
+    return score_rows<typename Engine::leaves, Frame, score_job<Z, Id, L, S, Rows>>(frame, job);
 }
-template <class Engine, class Z, class Cache, class L, space S, class Frame>
-auto rows_of(const kept_logp_job<Z, Cache, L, S>& job, const Frame& frame) {
-    return kept_logp_rows<Frame, kept_logp_job<Z, Cache, L, S>>(frame, job);
+template <class Engine, class Z, class Cache, class L, space S, class Rows, class Frame>
+auto rows_of(const kept_logp_job<Z, Cache, L, S, Rows>& job, const Frame& frame) {
+    return kept_logp_rows<Frame, kept_logp_job<Z, Cache, L, S, Rows>>(frame, job);
 }
-template <class Engine, class Z, class Design, class Id, class L, class W, space S, class Frame>
-auto rows_of(const draw_job<Z, Design, Id, L, W, S>& job, const Frame& frame) {
-    return draw_rows<typename Engine::leaves, Frame, draw_job<Z, Design, Id, L, W, S>>(frame, job);
+template <class Engine, class Z, class Design, class Id, class L, class W, space S, class Rows, class Frame>
+auto rows_of(const draw_job<Z, Design, Id, L, W, S, Rows>& job, const Frame& frame) {
+    return draw_rows<typename Engine::leaves, Frame, draw_job<Z, Design, Id, L, W, S, Rows>>(frame, job);
 }
-template <class Engine, class Z, class Id, space S, class Frame>
-auto rows_of(const kept_job<Z, Id, S>& job, const Frame& frame) {
-    return kept_rows<typename Engine::leaves, Frame, kept_job<Z, Id, S>>(frame, job);
+template <class Engine, class Z, class Id, space S, class Rows, class Frame>
+auto rows_of(const kept_job<Z, Id, S, Rows>& job, const Frame& frame) {
+    return kept_rows<typename Engine::leaves, Frame, kept_job<Z, Id, S, Rows>>(frame, job);
 }
 
 } // namespace OPD_ISA
