@@ -18,7 +18,8 @@
 // Memory: V·4 bytes a row of the block and side, twice that for a student with a soft-cap and a gradient; workspace_bytes() says it
 // exactly. Operations: 2NVD for each side's logits, 2NVD each for dx and dw.
 //
-// CPU backends, float. Under -Ofast the order of the products is the compiler's.
+// CPU backends: float. CUDA (backends/cuda_hidden.cuh, device views): float, or bfloat16 states and heads with float gradients; the order
+// of its products is cuBLAS's. Under -Ofast that of the CPU's is the compiler's.
 //
 // Source: Nitrobrew (fused divergences from hidden states).
 #pragma once
@@ -33,7 +34,6 @@
 
 #include "opd/config.hpp"
 #include "opd/detail/misfit.hpp"
-#include "opd/detail/product_tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/student.hpp"
@@ -43,6 +43,10 @@
 namespace opd {
 
 namespace detail {
+
+/// What hidden states and heads are stored as.
+template <class X, space Space>
+inline constexpr bool states_for = std::is_same_v<X, float> || (Space == space::device && brain_float<X>);
 
 /// Logits of the rows [first, first + …) as a backend has made them: what a hidden source's tiles point into.
 struct logit_block {
@@ -83,12 +87,11 @@ void check_head(const char* name, const Hidden& h) {
 
 namespace student {
 
-template <class X, class G = X, space Space = space::host>
+template <class X, class G = float, space Space = space::host>
 struct hidden {
-    static_assert(std::is_same_v<X, float> && std::is_same_v<std::remove_const_t<G>, float>,
-                  "opd: hidden states, head and gradients are float");
+    static_assert(detail::states_for<X, Space> && std::is_same_v<std::remove_const_t<G>, float>,
+                  "opd: hidden states, head and gradients are float; on a device states and head may be bfloat16");
     static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");
-    static_assert(Space == space::host, "opd: hidden states lie on the host: the CPU backends alone make their logits");
     using logit_type = float;
     using gradient_type = float;
     static constexpr space memory_space = Space;
@@ -137,10 +140,10 @@ struct hidden {
     }
 };
 template <class X, space S>
-hidden(matrix_view<X, S>, matrix_view<X, S>) -> hidden<std::remove_const_t<X>, std::remove_const_t<X>, S>;
+hidden(matrix_view<X, S>, matrix_view<X, S>) -> hidden<std::remove_const_t<X>, float, S>;
 template <class X, class W, space S>
     requires std::same_as<std::remove_const_t<X>, std::remove_const_t<W>> hidden(matrix_view<X, S>, matrix_view<W, S>)
-->hidden<std::remove_const_t<X>, std::remove_const_t<X>, S>;
+->hidden<std::remove_const_t<X>, float, S>;
 template <class X, class W, class G, space S>
     requires std::same_as<std::remove_const_t<X>, std::remove_const_t<W>> hidden(matrix_view<X, S>, matrix_view<W, S>,
                                                                                  matrix_view<G, S>)
@@ -156,8 +159,8 @@ namespace teacher {
 
 template <class X, space Space = space::host>
 struct hidden {
-    static_assert(std::is_same_v<X, float>, "opd: hidden states and head are float");
-    static_assert(Space == space::host, "opd: hidden states lie on the host: the CPU backends alone make their logits");
+    static_assert(opd::detail::states_for<X, Space>,
+                  "opd: hidden states and head are float; on a device they may be bfloat16");
     static constexpr cache_kind kind = cache_kind::dense;
     using logit_type = float;
     static constexpr space memory_space = Space;

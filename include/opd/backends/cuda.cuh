@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // The CUDA backend's kernels: blocks of threads around the rows of detail/rows.hpp, merged by CUB. Compiled by nvcc
-// (C++20, no other flag needed); the handle and what a caller reads are in cuda.hpp.
+// (C++20, no other flag needed); the handle and what a caller reads are in cuda.hpp, losses from hidden states in
+// cuda_hidden.cuh.
 //
 //   #include "opd/backends/cuda.cuh"
 //   auto r = opd::evaluate(be, opd::student::logits{opd::device_view(z, N, V), opd::device_view(dz, N, V)},
@@ -119,17 +120,20 @@ namespace opd {
 
 namespace detail {
 inline namespace OPD_ISA {
-template <class Job>
-device_result enqueue(const cuda_backend& be, const Job& job) {
+/// The arena's beginning, where it holds `bytes`.
+inline std::byte* memory_of(const cuda_backend& be, std::size_t bytes) {
     constexpr std::size_t alignment = cuda_backend::alignment;
-    const std::size_t bytes = plan_of(job).bytes;
     void* p = be.arena.data();
     std::size_t room = be.arena.size();
     if (p == nullptr || !std::align(alignment, bytes, p, room))
         throw invalid_input("cuda_backend.arena", "holds " + std::to_string(be.arena.size()) +
                                                       " bytes; this call needs " + std::to_string(bytes + alignment) +
                                                       " (see workspace_bytes)");
-    auto* memory = static_cast<std::byte*>(p);
+    return static_cast<std::byte*>(p);
+}
+template <class Job>
+device_result enqueue(const cuda_backend& be, const Job& job) {
+    std::byte* const memory = memory_of(be, plan_of(job).bytes);
     result* out = be.results ? be.results : reinterpret_cast<result*>(memory);
     run_job(job, memory, out, stream_launcher{be.stream});
     return {out};

@@ -10,10 +10,11 @@
 //
 // Nothing is allocated, nothing synchronises, no global state is read or written, and everything but `fetch` is legal under
 // stream capture. Views are device_view; every span of device_env lies in device memory. Workspace: about 1 MB at most, 8
-// bytes a sequence, and for supports and samples at most 2,048 times 112 bytes an entry of a row.
+// bytes a sequence, and for supports and samples at most 2,048 times 112 bytes an entry of a row; losses from hidden states
+// (cuda_hidden.cuh) take their budgets and `product_workspace` beside it.
 //
 // The same call gives the same bits (run_to_run), on any device: blocks and merges depend on sizes alone, there are no float
-// atomics. Contents are counted, and `fetch` throws for them by env.on_bad; check::contents and infinite::raise are refused.
+// atomics. (Losses from hidden states: on one kind of device with one cuBLAS.) Contents are counted, and `fetch` throws for them by env.on_bad; check::contents and infinite::raise are refused.
 // Offsets or weights that make no sense make their rows bad.
 #pragma once
 
@@ -25,6 +26,7 @@
 #include <string>
 #include <type_traits>
 
+#include "opd/backends/cuda_blocks.hpp"
 #include "opd/backends/cuda_jobs.hpp"
 #include "opd/config.hpp"
 #include "opd/diagnostics.hpp"
@@ -102,9 +104,12 @@ static_assert(std::is_standard_layout_v<result> && std::is_trivially_copyable_v<
 struct cuda_backend {
     static constexpr space memory_space = space::device;
     cudaStream_t stream = nullptr;
-    cublasHandle_t cublas = nullptr; ///< for gemm alone
+    cublasHandle_t cublas = nullptr; ///< for gemm and losses from hidden states; created before a stream is captured
     std::span<std::byte> arena = {}; ///< device memory of at least workspace_bytes(…)
     result* results = nullptr;       ///< device memory for the result; null: the head of the arena
+    bool tf32 = false; ///< products of float by tensor cores, which read 10 of its 23 bits: about ten times as fast
+    std::size_t product_workspace = std::size_t{32}
+                                    << 20; ///< bytes of the arena for cuBLAS, in losses from hidden states
 
     /// Bytes of arena that a dense call over this many rows (and sequences, for the reductions that know them) needs.
     static constexpr std::size_t workspace_bytes(index_t rows, index_t sequences = 0) {
@@ -112,8 +117,12 @@ struct cuda_backend {
     }
     /// Bytes that any call needs; see opd::workspace_bytes(backend, student, …).
     template <class Job>
-        requires(!std::is_arithmetic_v<Job>)
+        requires(!std::is_arithmetic_v<Job> && !detail::has_block_kernel<Job>)
     static std::size_t workspace_bytes(const Job& job) { return detail::plan_of(job).bytes + alignment; }
+    template <class Job>
+        requires(detail::has_block_kernel<Job>)
+    std::size_t workspace_bytes(const Job& job)
+    const { return detail::block_plan_of(job).bytes + product_workspace + alignment; }
 
     /// Enqueues a checked call; called by evaluate, score and draw. Defined in cuda.cuh.
     template <class Student, class Teacher, class Estimator>
@@ -122,6 +131,10 @@ struct cuda_backend {
     template <plain_job Job>
         requires(Job::memory_space == space::device)
     device_result for_rows(const Job& job);
+    /// The same for losses from hidden states. Defined in cuda_hidden.cuh.
+    template <class Student, class Teacher, class Estimator>
+        requires detail::has_block_kernel<row_job<Student, Teacher, Estimator, space::device>>
+            device_result for_rows(const row_job<Student, Teacher, Estimator, space::device>& job);
 
     /// C = alpha·op(A) op(B) + beta·C by cuBLAS on the caller's handle, in float (double for double): run_to_run, not
     /// row-invariant. (M,K) (K,N) -> (M,N), row-major. The handle's stream and pointer mode are put back.
@@ -149,10 +162,16 @@ struct cuda_backend {
         const cublasStatus_t status =
             cublasGemmEx_64(cublas, trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,
                             &s, b.data, type::data, b.stride, a.data, type::data, a.stride, &t, c.data, type::data,
-                            c.stride, type::compute, CUBLAS_GEMM_DEFAULT);
+                            c.stride, compute_of<stored_as<T>>(), CUBLAS_GEMM_DEFAULT);
         cublasSetPointerMode(cublas, old_mode);
         cublasSetStream(cublas, old_stream);
         detail::cublas_check("cublasGemmEx", status);
+    }
+
+    /// What cuBLAS computes products of T in.
+    template <class T>
+    cublasComputeType_t compute_of() const {
+        return std::is_same_v<T, float> && tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : detail::cublas_type<T>::compute;
     }
 
     static constexpr std::size_t alignment = 256;

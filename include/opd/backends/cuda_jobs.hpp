@@ -141,6 +141,7 @@ struct merge_results {
     result* partials = nullptr;
     index_t count = 0;
     result* out = nullptr;
+    bool more = false; ///< to what `out` holds
 
     struct level { // state.row holds the distance between partials that are still apart
         template <class At>
@@ -156,7 +157,14 @@ struct merge_results {
     struct store {
         template <class At>
         OPD_HD static void run(const merge_results& k, const row_state&, At at) {
-            if (at.id == 0) *k.out = k.count > 0 ? k.partials[0] : result{};
+            if (at.id != 0) return;
+            const result all = k.count > 0 ? k.partials[0] : result{};
+            if (!k.more) {
+                *k.out = all;
+                return;
+            }
+            k.out->loss += all.loss;
+            k.out->diagnostics.merge(all.diagnostics);
         }
     };
     template <class Team>
@@ -170,17 +178,18 @@ struct merge_results {
     }
 };
 
-/// Rows in groups, each group with scratch of its own.
+/// Rows [begin, end) in groups, each group with scratch of its own.
 template <class Rows>
 struct row_groups {
     using state_type = typename Rows::state_type;
     Rows rows;
+    index_t begin = 0, end = 0;
     std::byte* scratch = nullptr;
     std::size_t scratch_of_group = 0;
 
     template <class Team>
     OPD_HD void run(index_t group, Team& team) const {
-        run_rows(rows, group, team, scratch + scratch_of_group * static_cast<std::size_t>(group));
+        run_rows(rows, begin, end, group, team, scratch + scratch_of_group * static_cast<std::size_t>(group));
     }
 };
 
@@ -220,23 +229,35 @@ row_frame<S> frame_of(const device_plan& plan, const basic_env<S>& e, std::byte*
     return frame;
 }
 
-/// Whether there is a kernel for a job. A block's threads share a row, so there is no scratch that a source could make a tile in.
+/// Whether there is a kernel for a job. A block's threads share a row, so there is no scratch that a source could make a tile in. Logits
+/// that the backend makes are cuda_blocks.hpp's.
 template <class Job>
 inline constexpr bool has_kernel = false;
 template <class Student, class Teacher, class Estimator, space S>
 inline constexpr bool has_kernel<row_job<Student, Teacher, Estimator, S>> =
-    !has_scratch<Student> && !has_scratch<Teacher> && requires(const row_job<Student, Teacher, Estimator, S>& job) {
+    !has_scratch<Student> && !has_scratch<Teacher> && !in_blocks<Student> && !in_blocks<Teacher> &&
+    requires(const row_job<Student, Teacher, Estimator, S>& job) {
     rows_of<thread_engine>(job, row_frame<S>{});
 };
 
+/// Rows [begin, end), as many as `plan` is for or fewer, and their result into `out`; `more`: added to what it holds.
 template <class Job, space S, class Launch>
-void launch_rows(const Job& job, const device_plan& plan, const row_frame<S>& frame, std::byte* memory, result* out,
-                 Launch&& launch) {
+void launch_rows(const Job& job, const device_plan& plan, const row_frame<S>& frame, index_t begin, index_t end,
+                 std::byte* memory, result* out, bool more, Launch&& launch) {
     const auto rows = rows_of<thread_engine>(job, frame);
     const std::size_t scratch = plan.groups > 0 ? (plan.bytes - plan.scratch) / std::size_t(plan.groups) : 0;
-    if (plan.groups > 0)
-        launch(row_groups<std::remove_const_t<decltype(rows)>>{rows, memory + plan.scratch, scratch}, plan.groups);
-    launch(merge_results{frame.partials, plan.groups, out}, index_t{1});
+    const index_t groups = (end - begin + plan.group - 1) / plan.group;
+    if (groups > 0)
+        launch(row_groups<std::remove_const_t<decltype(rows)>>{rows, begin, end, memory + plan.scratch, scratch},
+               groups);
+    launch(merge_results{frame.partials, groups, out, more}, index_t{1});
+}
+/// What a reduction has to know of the whole batch.
+template <space S, class Launch>
+void launch_counts(const device_plan& plan, const row_frame<S>& frame, Launch&& launch) {
+    if (plan.sequences > 0) launch(count_sequences<S>{frame}, plan.sequences);
+    if (reduces_sequences(frame.env.reduction) || frame.env.reduction == reduce::token_mean)
+        launch(count_batch<S>{frame, plan.sequences}, index_t{1});
 }
 
 /// The kernels of one call. `memory` holds plan_of(job).bytes.
@@ -244,15 +265,13 @@ template <class Student, class Teacher, class Estimator, space S, class Launch>
 void run_job(const row_job<Student, Teacher, Estimator, S>& job, std::byte* memory, result* out, Launch&& launch) {
     const device_plan plan = plan_of(job);
     const row_frame<S> frame = frame_of(plan, job.env, memory);
-    if (plan.sequences > 0) launch(count_sequences<S>{frame}, plan.sequences);
-    if (reduces_sequences(job.env.reduction) || job.env.reduction == reduce::token_mean)
-        launch(count_batch<S>{frame, plan.sequences}, index_t{1});
-    launch_rows(job, plan, frame, memory, out, launch);
+    launch_counts(plan, frame, launch);
+    launch_rows(job, plan, frame, 0, plan.rows, memory, out, false, launch);
 }
 template <plain_job Job, class Launch>
 void run_job(const Job& job, std::byte* memory, result* out, Launch&& launch) {
     const device_plan plan = plan_of(job);
-    launch_rows(job, plan, frame_of(plan, job.as_env(), memory), memory, out, launch);
+    launch_rows(job, plan, frame_of(plan, job.as_env(), memory), 0, plan.rows, memory, out, false, launch);
 }
 
 } // namespace OPD_ISA

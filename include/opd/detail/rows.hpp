@@ -177,18 +177,22 @@ struct end_group {
     }
 };
 
-/// A team's work: group g of the rows, one after the other.
+/// A team's work: group g of the rows [begin, end), one after the other.
 template <class Rows, class Team>
-OPD_HD void run_rows(const Rows& k, index_t g, Team& team, std::byte* scratch) {
-    const index_t first = g * k.frame.group;
+OPD_HD void run_rows(const Rows& k, index_t begin, index_t end, index_t g, Team& team, std::byte* scratch) {
+    const index_t first = begin + g * k.frame.group;
     team.begin(first, scratch);
-    for (index_t r = first; r < first + k.frame.group && r < k.frame.rows; ++r) {
+    for (index_t r = first; r < first + k.frame.group && r < end; ++r) {
         team.move_to(r);
         team.template each<begin_row<Rows>>(k);
         k.row(team);
         team.template each<end_row<Rows>>(k);
     }
     team.template each<end_group<Rows>>(k, g);
+}
+template <class Rows, class Team>
+OPD_HD void run_rows(const Rows& k, index_t g, Team& team, std::byte* scratch) {
+    run_rows(k, 0, k.frame.rows, g, team, scratch);
 }
 
 /// Whether env.loss_clamp cuts a loss.

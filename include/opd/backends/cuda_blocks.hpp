@@ -1,0 +1,553 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows whose logits are made for a block of them at a time (hidden.hpp), on a device: how a block lies in memory, and the steps of a
+// call, for any launcher of kernels (cuda_jobs.hpp) and any products. No CUDA header: tests run the whole of it on the host.
+//
+// For each block of rows, as many as every side's budget holds:
+//
+//   product         z = x Wᵀ, of each side in hidden states
+//   finish_logits   z = cap tanh((z + b)/cap), where there is a bias or a soft-cap
+//   rows            of the loss: dz over z, or beside it under a soft-cap and for bfloat16
+//   finish_gradient dz (1 - (z/cap)²), 0 at ids that the teacher lacks; which rows have a gradient at all
+//   products        dz W, a stretch of ids at a time, into sums; add_states: dx = beta dx + sums
+//   keep_states     x, with 0 for rows without a gradient, else NaN times 0 would reach the head
+//   product         dw = beta_head dw + dzᵀ x
+//   sum_columns     db = beta_head db + Σ_r dz
+//
+// Nothing asks the device about the rows, so masked ones are multiplied with the rest; they are not looked at.
+//
+// Memory, in bytes: V' 4 a row of the block and side; of a student with a gradient V' 8 under a soft-cap, V' 6 for bfloat16; D' 4 and
+// V/8,192 for its way back (V', D': up to the next multiple of 8, so that every row begins where vector loads may).
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <type_traits>
+
+#include "opd/backends/cuda_jobs.hpp"
+#include "opd/batch.hpp"
+#include "opd/config.hpp"
+#include "opd/detail/rows.hpp"
+#include "opd/detail/tuning.hpp"
+#include "opd/diagnostics.hpp"
+#include "opd/element.hpp"
+#include "opd/error.hpp"
+#include "opd/evaluate.hpp"
+#include "opd/teacher.hpp"
+#include "opd/view.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+// --- products -----------------------------------------------------------------------------------------------------------
+
+/// What BLAS is told: C = op(A) op(B) + beta·C, (m,k) (k,n) -> (m,n), every matrix by columns, ld elements from one to the next.
+/// op is the transpose where said. beta = 0: C is not read.
+template <class T>
+struct column_major_product {
+    bool transpose_a, transpose_b;
+    index_t m, n, k;
+    const T* a;
+    index_t lda;
+    const T* b;
+    index_t ldb;
+    float beta;
+    float* c;
+    index_t ldc;
+};
+
+/// A matrix by rows, `stride` elements from one to the next; transposed: it is its transpose that stands in the product.
+template <class T>
+struct row_major {
+    const T* data;
+    index_t stride;
+    bool transposed = false;
+};
+
+/// C = A B + beta·C, (m,k) (k,n) -> (m,n), by rows: the memory of C is that of Cᵀ = Bᵀ Aᵀ by columns.
+template <class T>
+column_major_product<T> by_rows(index_t m, index_t n, index_t k, row_major<T> a, row_major<T> b, float beta, float* c,
+                                index_t stride_c) {
+    return {b.transposed, a.transposed, n, m, k, b.data, b.stride, a.data, a.stride, beta, c, stride_c};
+}
+
+/// What BLAS takes for the distance of rows: of a single row any stride is allowed in a view.
+template <class View>
+index_t leading(const View& v) {
+    return v.rows > 1 ? v.stride : v.cols;
+}
+
+// --- a block as rows ----------------------------------------------------------------------------------------------------
+
+/// A student whose logits of the rows [first, first + …) are there, by blocks.
+template <class G, space Space>
+struct student_block {
+    using logit_type = float;
+    using gradient_type = G;
+    static constexpr space memory_space = Space;
+    static constexpr bool sparse_gradient = false, one_tile = true;
+    float* logits = nullptr;
+    G* gradient = nullptr;
+    bool wanted = false; ///< the gradient
+    index_t stride = 0, first = 0, row_count = 0, ids = 0;
+    float temperature = 1;
+
+    OPD_HD index_t rows() const { return row_count; }
+    OPD_HD index_t vocab() const { return ids; }
+    OPD_HD index_t tile_size() const { return ids; }
+    OPD_HD const float* tile(row_place at, index_t begin) const { return logits + (at.row - first) * stride + begin; }
+    OPD_HD float logit(row_place at, index_t id) const { return *tile(at, id); }
+    OPD_HD bool has_gradient() const { return wanted; }
+    OPD_HD G* gradient_tile(row_place at, index_t begin) const { return gradient + (at.row - first) * stride + begin; }
+    OPD_HD G& gradient_at(row_place at, index_t id) const { return *gradient_tile(at, id); }
+};
+template <space Space>
+struct teacher_block {
+    using logit_type = float;
+    static constexpr cache_kind kind = cache_kind::dense;
+    static constexpr space memory_space = Space;
+    static constexpr bool one_tile = true;
+    const float* logits = nullptr;
+    index_t stride = 0, first = 0, row_count = 0, ids = 0;
+    float temperature = 1;
+
+    OPD_HD index_t rows() const { return row_count; }
+    OPD_HD index_t vocab() const { return ids; }
+    OPD_HD index_t tile_size() const { return ids; }
+    OPD_HD const float* tile(row_place at, index_t begin) const { return logits + (at.row - first) * stride + begin; }
+    OPD_HD float logit(row_place at, index_t id) const { return *tile(at, id); }
+};
+
+/// What hidden states are stored as.
+template <class Hidden>
+using states_of = std::remove_const_t<typename decltype(Hidden::x)::element_type>;
+/// What dz is stored as: a product's operands are of one type.
+template <class Hidden>
+using block_gradient = std::conditional_t<brain_float<states_of<Hidden>>, bfloat16, float>;
+
+/// A student's source, not a teacher's.
+template <class Source>
+inline constexpr bool trains_states = requires(const Source& s) {
+    s.dx;
+};
+template <class Source>
+struct block_rows {
+    using type = Source;
+};
+template <class Source>
+    requires(in_blocks<Source> && !trains_states<Source>)
+struct block_rows<Source> {
+    using type = teacher_block<Source::memory_space>;
+};
+template <class Source>
+    requires(in_blocks<Source>&& trains_states<Source>)
+struct block_rows<Source> {
+    using type = student_block<block_gradient<Source>, Source::memory_space>;
+};
+
+/// Whether there are kernels for a job of which a side's logits are made here.
+template <class Job>
+inline constexpr bool has_block_kernel = false;
+template <class Student, class Teacher, class Estimator, space S>
+    requires(in_blocks<Student> || in_blocks<Teacher>)
+inline constexpr bool has_block_kernel<row_job<Student, Teacher, Estimator, S>> =
+    has_kernel<row_job<typename block_rows<Student>::type, typename block_rows<Teacher>::type, Estimator, S>>;
+
+// --- the plan -----------------------------------------------------------------------------------------------------------
+
+/// Where the parts of one side's block lie, in bytes from its beginning.
+struct block_layout {
+    index_t stride = 0, width = 0, chunks = 0; ///< elements from row to row of logits and of states; chunks of a row
+    std::size_t of_row = 0;                    ///< what the budget counts: logits, and a gradient beside them
+    std::size_t gradient = 0;                  ///< 0: it goes over the logits
+    std::size_t states = 0, flags = 0, bytes = 0;
+
+    template <class Hidden>
+    block_layout(const Hidden& h, index_t rows)
+        : stride(padded(h.vocab())), chunks((h.vocab() + gpu_tuning::chunk_of_ids - 1) / gpu_tuning::chunk_of_ids),
+          of_row(sizeof(float) * std::size_t(stride)) {
+        const auto of = [rows](std::size_t of_one) { return device_plan::aligned(of_one * std::size_t(rows)); };
+        bytes = of(of_row);
+        if constexpr (trains_states<Hidden>) {
+            if (!h.has_gradient()) return;
+            if (h.soft_cap > 0 || !std::is_same_v<block_gradient<Hidden>, float>) {
+                const std::size_t beside = sizeof(block_gradient<Hidden>) * std::size_t(stride);
+                gradient = bytes, bytes += of(beside), of_row += beside;
+            }
+            width = padded(h.x.cols);
+            states = bytes, bytes += h.dx.empty() && h.dw.empty() ? 0 : of(sizeof(float) * std::size_t(width));
+            flags = bytes, bytes += of(std::size_t(chunks));
+        }
+    }
+    static constexpr index_t padded(index_t n) { return (n + 7) / 8 * 8; }
+};
+
+/// How a call is cut into blocks of rows, and where in the workspace they lie.
+struct block_plan {
+    index_t rows = 0;
+    index_t block = 1; ///< rows
+    device_plan batch; ///< of a block
+    std::size_t student = 0, teacher = 0, bytes = 0;
+};
+
+/// Rows of a block that a side allows.
+template <class Side>
+index_t most_rows(const char* name, const Side& side, index_t rows) {
+    constexpr index_t most_blocks = 0x7fffffff; // of one launch
+    const block_layout layout(side, 0);
+    if (rows > 0 && side.budget < layout.of_row)
+        throw invalid_input(std::string(name) + ".budget", "is " + std::to_string(side.budget) +
+                                                               " bytes; a row takes " + std::to_string(layout.of_row) +
+                                                               " on a device");
+    const std::size_t of_budget = layout.of_row > 0 ? side.budget / layout.of_row : std::size_t(most_blocks);
+    const index_t of_launch = most_blocks / (layout.chunks > 0 ? layout.chunks : 1);
+    return of_budget < std::size_t(of_launch) ? index_t(of_budget) : of_launch;
+}
+
+/// The side of a block as what its rows read; `memory` is null while a call is planned.
+template <class Side>
+auto as_rows(const Side& h, const block_layout& layout, index_t first, std::byte* memory) {
+    typename block_rows<Side>::type rows;
+    rows.stride = layout.stride, rows.first = first, rows.row_count = h.rows(), rows.ids = h.vocab();
+    rows.temperature = h.temperature;
+    if constexpr (requires { rows.gradient; }) {
+        rows.wanted = h.has_gradient();
+        if (memory != nullptr)
+            rows.gradient = reinterpret_cast<decltype(rows.gradient)>(memory + layout.gradient); // over the logits at 0
+    }
+    if (memory != nullptr) rows.logits = reinterpret_cast<float*>(memory);
+    return rows;
+}
+/// The job of a block; a side that is in memory stays what it is.
+template <class Student, class Teacher, class Estimator, space S>
+auto job_of_block(const row_job<Student, Teacher, Estimator, S>& job, index_t rows, index_t first,
+                  std::byte* student_memory, std::byte* teacher_memory) {
+    const auto side = [&](const auto& s, std::byte* memory) {
+        if constexpr (in_blocks<std::remove_cvref_t<decltype(s)>>)
+            return as_rows(s, block_layout(s, rows), first, memory);
+        else
+            return s;
+    };
+    return row_job<typename block_rows<Student>::type, typename block_rows<Teacher>::type, Estimator, S>{
+        side(job.student, student_memory),
+        side(job.teacher, teacher_memory),
+        job.estimator,
+        job.env,
+        job.rows,
+        job.vocab};
+}
+
+template <class Student, class Teacher, class Estimator, space S>
+block_plan block_plan_of(const row_job<Student, Teacher, Estimator, S>& job) {
+    index_t block = job.rows > 0 ? job.rows : 1;
+    const auto limit = [&](const char* name, const auto& side) {
+        if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) {
+            const index_t most = most_rows(name, side, job.rows);
+            if (job.rows > 0 && most < block) block = most;
+        }
+    };
+    limit("student", job.student), limit("teacher", job.teacher);
+    if (block < job.rows && block > gpu_tuning::tile_rows) block -= block % gpu_tuning::tile_rows;
+    const index_t rows = block < job.rows ? block : job.rows;
+    const auto block_job = job_of_block(job, rows, 0, nullptr, nullptr);
+    block_plan plan{
+        job.rows, block,
+        device_plan(rows, sequences_of(job.env), rows_of<thread_engine>(block_job, row_frame<S>{}).scratch_bytes())};
+    plan.bytes = plan.batch.bytes;
+    const auto add = [&](std::size_t& begin, const auto& side) {
+        begin = plan.bytes;
+        if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) plan.bytes += block_layout(side, rows).bytes;
+    };
+    add(plan.student, job.student), add(plan.teacher, job.teacher);
+    return plan;
+}
+
+// --- kernels ------------------------------------------------------------------------------------------------------------
+
+/// Which block of threads one is.
+struct block_state {
+    index_t row = 0;
+    std::byte* scratch = nullptr;
+};
+
+/// A kernel of one phase.
+template <class Kernel>
+struct each_block {
+    using state_type = block_state;
+    template <class Team>
+    OPD_HD void run(index_t block, Team& team) const {
+        team.begin(block, nullptr);
+        team.template each<typename Kernel::phase>(static_cast<const Kernel&>(*this));
+    }
+};
+
+/// Which ids of which row a block of threads has.
+struct row_chunk {
+    index_t row, begin, end;
+    OPD_HD row_chunk(index_t block, index_t chunks, index_t ids)
+        : row(block / chunks), begin(block % chunks * gpu_tuning::chunk_of_ids),
+          end(begin + gpu_tuning::chunk_of_ids < ids ? begin + gpu_tuning::chunk_of_ids : ids) {}
+};
+
+/// z = cap tanh((z + b)/cap); without a soft-cap z + b. A block of threads for each chunk of each row.
+template <class X>
+struct finish_logits : each_block<finish_logits<X>> {
+    float* logits = nullptr;
+    index_t stride = 0, ids = 0, chunks = 0;
+    const X* bias = nullptr;
+    float soft_cap = 0;
+
+    struct phase {
+        template <class At>
+        OPD_HD static void run(const finish_logits& k, const block_state& st, At at) {
+            const row_chunk mine(st.row, k.chunks, k.ids);
+            float* const z = k.logits + mine.row * k.stride;
+            for (index_t i = mine.begin + at.id; i < mine.end; i += at.count) {
+                float x = z[i];
+                if (k.bias != nullptr) x += float(element<X>::load(k.bias[i]));
+                z[i] = k.soft_cap > 0 ? k.soft_cap * ::tanhf(x / k.soft_cap) : x;
+            }
+        }
+    };
+};
+
+/// dz of logits before the soft-cap, 0 from id `common` on; flags say whether the chunk has a gradient.
+template <class G>
+struct finish_gradient {
+    using state_type = block_state;
+    const float* logits = nullptr;
+    G* gradient = nullptr;
+    index_t stride = 0, ids = 0, common = 0, chunks = 0;
+    float soft_cap = 0;
+    unsigned char* flags = nullptr; ///< (rows, chunks)
+
+    struct phase { // one pass: it writes what it has looked at
+        template <class At>
+        OPD_HD static int part(const finish_gradient& k, const block_state& st, At at) {
+            const row_chunk mine(st.row, k.chunks, k.ids);
+            const float* const z = k.logits + mine.row * k.stride;
+            G* const dz = k.gradient + mine.row * k.stride;
+            int any = 0;
+            for (index_t i = mine.begin + at.id; i < mine.end; i += at.count) {
+                if (i >= k.common) {
+                    dz[i] = element<G>::store(0);
+                    continue;
+                }
+                const float g = element<G>::load(dz[i]);
+                if (g == 0) continue; // of a bad row: its logits may be NaN
+                any = 1;
+                if (!(k.soft_cap > 0)) continue;
+                const float t = z[i] / k.soft_cap;
+                dz[i] = element<G>::store(g * (1 - t * t));
+            }
+            return any;
+        }
+        OPD_HD static int merge(int a, int b) { return a | b; }
+        OPD_HD static void finish(const finish_gradient& k, const block_state& st, int any) {
+            k.flags[st.row] = static_cast<unsigned char>(any);
+        }
+    };
+    template <class Team>
+    OPD_HD void run(index_t block, Team& team) const {
+        team.begin(block, nullptr);
+        team.template fold<phase>(*this);
+    }
+};
+
+/// Whether a row of the block has a gradient.
+struct row_flags {
+    const unsigned char* flags = nullptr;
+    index_t chunks = 0;
+    OPD_HD bool live(index_t row) const {
+        int any = 0;
+        for (index_t c = 0; c < chunks; ++c) any |= flags[row * chunks + c];
+        return any != 0;
+    }
+};
+
+/// dx = beta·dx + sums, a block of threads for each row.
+template <class Sink>
+struct add_states : each_block<add_states<Sink>> {
+    Sink dx = {};
+    index_t first = 0; ///< row of dx
+    float beta = 0;
+    const float* sums = nullptr;
+    index_t width = 0;
+    row_flags rows = {};
+
+    struct phase {
+        template <class At>
+        OPD_HD static void run(const add_states& k, const block_state& st, At at) {
+            const bool live = k.rows.live(st.row); // else the head's NaN times 0 may be there
+            float* const dx = k.dx.row(k.first + st.row);
+            const float* const sums = k.sums + st.row * k.width;
+            for (index_t i = at.id; i < k.dx.cols; i += at.count) {
+                scale_gradient(dx[i], k.beta);
+                if (live) dx[i] += sums[i];
+            }
+        }
+    };
+};
+
+/// x, or 0 where the row has no gradient. A block of threads for each row.
+template <class Source, class X>
+struct keep_states : each_block<keep_states<Source, X>> {
+    Source x = {};
+    index_t first = 0; ///< row of x
+    X* states = nullptr;
+    index_t width = 0;
+    row_flags rows = {};
+
+    struct phase {
+        template <class At>
+        OPD_HD static void run(const keep_states& k, const block_state& st, At at) {
+            const bool live = k.rows.live(st.row);
+            const auto* const x = k.x.row(k.first + st.row);
+            X* const states = k.states + st.row * k.width;
+            for (index_t i = at.id; i < k.x.cols; i += at.count) states[i] = live ? x[i] : element<X>::store(0);
+        }
+    };
+};
+
+/// db = beta·db + Σ_r dz, row after row in double. A block of threads for `ids_at_once` ids.
+template <class G>
+struct sum_columns : each_block<sum_columns<G>> {
+    static constexpr index_t ids_at_once = gpu_tuning::block_threads;
+    const G* gradient = nullptr;
+    index_t stride = 0, ids = 0, count = 0; ///< count: of rows
+    float* db = nullptr;
+    float beta = 0;
+
+    struct phase {
+        template <class At>
+        OPD_HD static void run(const sum_columns& k, const block_state& st, At at) {
+            const index_t begin = st.row * ids_at_once, end = begin + ids_at_once < k.ids ? begin + ids_at_once : k.ids;
+            for (index_t i = begin + at.id; i < end; i += at.count) {
+                double sum = 0;
+                for (index_t r = 0; r < k.count; ++r) sum += double(element<G>::load(k.gradient[r * k.stride + i]));
+                scale_gradient(k.db[i], k.beta);
+                k.db[i] += float(sum);
+            }
+        }
+    };
+};
+
+/// A head's gradient where the batch has no row. A block of threads for each row of dw, or of `ids_at_once` entries of db.
+template <class Sink>
+struct scale_head : each_block<scale_head<Sink>> {
+    Sink dw = {};
+    float beta = 0;
+
+    struct phase {
+        template <class At>
+        OPD_HD static void run(const scale_head& k, const block_state& st, At at) {
+            float* const dw = k.dw.row(st.row);
+            for (index_t i = at.id; i < k.dw.cols; i += at.count) scale_gradient(dw[i], k.beta);
+        }
+    };
+};
+
+// --- a call -------------------------------------------------------------------------------------------------------------
+
+/// Logits of the rows [begin, end) of a side.
+template <class Hidden, class Launch, class Products>
+void fill_block(const Hidden& h, index_t begin, index_t end, const block_layout& layout, std::byte* memory,
+                Launch&& launch, Products&& products) {
+    using X = states_of<Hidden>;
+    using T = opd::stored_as<X>;
+    const index_t n = end - begin;
+    if (n == 0) return;
+    auto* const logits = reinterpret_cast<float*>(memory);
+    products(by_rows<T>(n, h.vocab(), h.x.cols, {reinterpret_cast<const T*>(h.x.row(begin)), leading(h.x)},
+                        {reinterpret_cast<const T*>(h.w.data), leading(h.w), true}, 0, logits, layout.stride));
+    if (h.bias.data == nullptr && !(h.soft_cap > 0)) return;
+    finish_logits<X> finish;
+    finish.logits = logits, finish.stride = layout.stride, finish.ids = h.vocab(), finish.chunks = layout.chunks;
+    finish.bias = h.bias.data, finish.soft_cap = h.soft_cap;
+    launch(finish, n * layout.chunks);
+}
+
+/// Gradients of hidden states and head from that of the block's logits, of which the first `common` ids have one.
+template <class Hidden, class Launch, class Products>
+void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, float beta, const block_layout& layout,
+                 std::byte* memory, Launch&& launch, Products&& products) {
+    using X = states_of<Hidden>;
+    using T = opd::stored_as<X>;
+    using G = block_gradient<Hidden>;
+    const index_t n = end - begin, v = h.vocab(), d = h.x.cols;
+    const float beta_head = begin == 0 ? h.beta_head : 1;
+    if (n == 0) {
+        const auto scale = [&](auto dw) {
+            scale_head<decltype(dw)> kernel;
+            kernel.dw = dw, kernel.beta = beta_head;
+            if (dw.rows > 0) launch(kernel, dw.rows);
+        };
+        if (!h.dw.empty()) scale(h.dw);
+        if (h.db.data != nullptr) scale(decltype(h.dw)(h.db.data, 1, h.db.size, h.db.size));
+        return;
+    }
+    auto* const gradient = reinterpret_cast<G*>(memory + layout.gradient);
+    finish_gradient<G> finish;
+    finish.logits = reinterpret_cast<const float*>(memory), finish.gradient = gradient, finish.stride = layout.stride;
+    finish.ids = v, finish.common = common, finish.chunks = layout.chunks, finish.soft_cap = h.soft_cap;
+    finish.flags = reinterpret_cast<unsigned char*>(memory + layout.flags);
+    launch(finish, n * layout.chunks);
+    const row_flags flags{finish.flags, layout.chunks};
+    const auto* const dz = reinterpret_cast<const T*>(gradient); // of one type, or bits of bfloat16
+    if (!h.dx.empty()) {
+        auto* const sums = reinterpret_cast<float*>(memory + layout.states);
+        for (index_t from = 0; from < v; from += gpu_tuning::stretch_of_ids) {
+            const index_t ids = v - from < gpu_tuning::stretch_of_ids ? v - from : gpu_tuning::stretch_of_ids;
+            products(by_rows<T>(n, d, ids, {dz + from, layout.stride},
+                                {reinterpret_cast<const T*>(h.w.row(from)), leading(h.w)}, from > 0 ? 1.f : 0.f, sums,
+                                layout.width));
+        }
+        add_states<std::remove_const_t<decltype(h.dx)>> add;
+        add.dx = h.dx, add.first = begin, add.beta = beta, add.sums = sums, add.width = layout.width, add.rows = flags;
+        launch(add, n);
+    }
+    if (!h.dw.empty()) {
+        auto* const states = reinterpret_cast<X*>(memory + layout.states); // the sums have been read
+        keep_states<std::remove_const_t<decltype(h.x)>, X> keep;
+        keep.x = h.x, keep.first = begin, keep.states = states, keep.width = layout.width, keep.rows = flags;
+        launch(keep, n);
+        products(by_rows<T>(v, d, n, {dz, layout.stride, true}, {reinterpret_cast<const T*>(states), layout.width},
+                            beta_head, h.dw.data, leading(h.dw)));
+    }
+    if (h.db.data != nullptr) {
+        sum_columns<G> sum;
+        sum.gradient = gradient, sum.stride = layout.stride, sum.ids = v, sum.count = n, sum.db = h.db.data;
+        sum.beta = beta_head;
+        launch(sum, (v + sum.ids_at_once - 1) / sum.ids_at_once);
+    }
+}
+
+/// The steps of one call, in stream order. `memory` holds block_plan_of(job).bytes; products(column_major_product<T>).
+template <class Student, class Teacher, class Estimator, space S, class Launch, class Products>
+void run_in_blocks(const row_job<Student, Teacher, Estimator, S>& job, std::byte* memory, result* out, Launch&& launch,
+                   Products&& products) {
+    const block_plan plan = block_plan_of(job);
+    const index_t rows = plan.batch.rows;
+    row_frame<S> frame = frame_of(plan.batch, job.env, memory);
+    frame.rows = plan.rows;
+    if constexpr (in_blocks<Student>) frame.env.beta = 0; // the block's; dx has the caller's
+    launch_counts(plan.batch, frame, launch);
+    for (index_t begin = 0; begin == 0 || begin < plan.rows; begin += plan.block) { // without rows a head's is 0
+        const index_t end = plan.rows - begin < plan.block ? plan.rows : begin + plan.block;
+        const auto fill = [&](const auto& side, std::size_t at) {
+            if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>)
+                fill_block(side, begin, end, block_layout(side, rows), memory + at, launch, products);
+        };
+        fill(job.student, plan.student), fill(job.teacher, plan.teacher);
+        const auto block = job_of_block(job, rows, begin, memory + plan.student, memory + plan.teacher);
+        launch_rows(block, plan.batch, frame, begin, end, memory, out, begin > 0, launch);
+        if constexpr (in_blocks<Student>)
+            if (job.student.has_gradient())
+                drain_block(job.student, begin, end, job.vocab, job.env.beta, block_layout(job.student, rows),
+                            memory + plan.student, launch, products);
+    }
+}
+
+} // namespace OPD_ISA
+} // namespace opd::detail
