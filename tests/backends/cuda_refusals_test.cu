@@ -7,10 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <doctest/doctest.h>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "opd/backends/cuda.cuh"
+#include "opd/backends/cuda_hidden.cuh"
 #include "opd/estimators/divergences.hpp"
 #include "opd/estimators/support.hpp"
 
@@ -59,6 +61,34 @@ TEST_CASE("an arena for the rows alone is too small for a support, in words") {
                           " bytes; this call needs " + std::to_string(needed) + " (see workspace_bytes)")
                              .c_str(),
                          invalid_input);
+}
+
+TEST_CASE("losses from hidden states want a handle, its workspace and the arena that workspace_bytes says") {
+    cuda_backend be;
+    float x[8] = {};
+    const float* in = x;
+    const student::hidden mine{device_view(in, 1, 2), device_view(in + 2, 1, 2)};
+    const teacher::hidden theirs{device_view(in, 1, 2), device_view(in + 2, 1, 2)};
+    const auto refused = [&](const char* argument, const std::string& what) {
+        try {
+            evaluate(be, mine, theirs, reverse_kl{});
+            FAIL("was taken");
+        } catch (const invalid_input& e) {
+            CHECK(e.argument == argument);
+            CHECK_MESSAGE(std::string(e.what()).find(what) != std::string::npos, e.what());
+        }
+    };
+    be.product_workspace = 65535;
+    refused("cuda_backend.product_workspace", "is 65535 bytes; cuBLAS needs 65536");
+    be.product_workspace = 65536;
+    const std::size_t needed = workspace_bytes(be, mine, theirs, reverse_kl{});
+    CHECK(needed > 65536 + 2 * 32);
+    CHECK(needed < 65536 + 8192);
+    std::vector<std::byte> memory(needed);
+    be.arena = std::span(memory).first(needed - 512);
+    refused("cuda_backend.arena", "this call needs " + std::to_string(needed));
+    be.arena = memory;
+    refused("cuda_backend.cublas", "is null");
 }
 
 TEST_CASE("CUDA's errors become cuda_error, with call and code") {

@@ -82,13 +82,13 @@ template <class Student, class Teacher, class Estimator>
         device_result cuda_backend::for_rows(const row_job<Student, Teacher, Estimator, space::device>& job) {
         constexpr std::size_t least = std::size_t{64} << 10;
         detail::refuse_options(job.env);
-        if (!cublas) throw invalid_input("cuda_backend.cublas", "is null; losses from hidden states need a handle");
         if (product_workspace < least)
             throw invalid_input("cuda_backend.product_workspace", "is " + std::to_string(product_workspace) +
                                                                       " bytes; cuBLAS needs " + std::to_string(least) +
                                                                       " and is faster with its default of 32 MiB");
         const std::size_t bytes = detail::block_plan_of(job).bytes; // a multiple of the alignment
         std::byte* const memory = detail::memory_of(*this, bytes + product_workspace);
+        if (!cublas) throw invalid_input("cuda_backend.cublas", "is null; losses from hidden states need a handle");
         result* const out = results ? results : reinterpret_cast<result*>(memory);
         const detail::cublas_products products(*this, memory + bytes);
         detail::run_in_blocks(job, memory, out, detail::stream_launcher{stream}, products);

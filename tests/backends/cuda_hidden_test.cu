@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Losses from hidden states on a device, products by cuBLAS: the cases of the host-run test against the same float64 reference, and
+// capture. SKIPPED without one.
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <doctest/doctest.h>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "backends/cuda_device.cuh"
+#include "backends/hidden_cases.hpp"
+#include "opd/backends/cuda_hidden.cuh"
+#include "opd/estimators/divergences.hpp"
+#include "opd/estimators/support.hpp"
+
+namespace {
+
+using namespace opd;
+using namespace opd::test;
+
+constexpr double in_float = 2e-5, in_bfloat16 = 1e-2; // what is promised of gradients; float sums in cuBLAS's order
+
+/// Device memory, with a handle and the arena of each call.
+struct hidden_memory : device_memory {
+    hidden_memory() {
+        REQUIRE(cublasCreate(&backend.cublas) == CUBLAS_STATUS_SUCCESS);
+        backend.product_workspace = std::size_t{1} << 20;
+    }
+    ~hidden_memory() { cublasDestroy(backend.cublas); }
+    void make_room(std::size_t bytes) {
+        backend.arena = {static_cast<std::byte*>(allocate(bytes)), bytes};
+        REQUIRE(cudaMemset(backend.arena.data(), 0xff, bytes) == cudaSuccess); // NaN
+    }
+};
+
+template <class X>
+hidden_case<X> ordinary(index_t n, index_t v, std::uint64_t seed, bool more = false) {
+    return {{n, v, 64, seed, more, more ? 3.f : 0.f}, {n, v, 96, seed + 1, more, more ? 5.f : 0.f}};
+}
+
+TEST_CASE("on the device: hidden states give value and gradients, whatever the block of rows") {
+    if (!device_present()) return;
+    for (const index_t v : {1, 37, 1000, 20003})
+        for (const bool more : {false, true})
+            for (const index_t block : {0, 1, 7}) {
+                CAPTURE(v);
+                CAPTURE(more);
+                CAPTURE(block);
+                hidden_memory memory;
+                hidden_case<float> c = ordinary<float>(v > 2000 ? 9 : 21, v, std::uint64_t(v), more);
+                c.block = block;
+                const auto first = check_hidden(memory, c, reverse_kl{}, in_float);
+                CHECK(same_outputs(first, run_hidden(memory, c, reverse_kl{}))); // run_to_run
+            }
+}
+
+TEST_CASE("on the device: bfloat16 states and heads, and TF32 where it is asked for") {
+    if (!device_present()) return;
+    for (const bool more : {false, true})
+        for (const index_t block : {0, 7}) {
+            hidden_memory memory;
+            hidden_case<bfloat16> c = ordinary<bfloat16>(33, 1000, 7, more);
+            c.block = block;
+            check_hidden(memory, c, reverse_kl{}, in_bfloat16);
+            hidden_case<float> f = ordinary<float>(33, 1000, 7, more);
+            f.block = block;
+            memory.backend.tf32 = true;
+            check_hidden(memory, f, reverse_kl{}, in_bfloat16);
+        }
+}
+
+TEST_CASE("on the device: masks, weights, bad rows, beta, sequences, another vocabulary") {
+    if (!device_present()) return;
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (const index_t block : {0, 1, 4}) {
+        hidden_memory memory;
+        hidden_case<float> c = ordinary<float>(17, 600, 9, true);
+        c.block = block, c.before = 3, c.beta = 2, c.beta_head = 0.5f;
+        c.student.temperature = 0.7f, c.teacher.temperature = 1.5f;
+        source s(2);
+        for (index_t r = 0; r < 17; ++r) c.mask.push_back(r % 4 != 2), c.weights.push_back(float(s.normal()));
+        c.student.x(2, 2) = nan; // masked
+        c.student.x(1, 3) = nan;
+        c.teacher.x(7, 0) = nan;
+        const auto got = check_hidden(memory, c, reverse_kl{}, in_float, {1, 7});
+        for (index_t r : {1, 2, 7})
+            for (index_t i = 0; i < 64; ++i) CHECK(got.dx.at(r, i) == 6);
+        hidden_case<float> other{{9, 9001, 32, 1, true, 4}, {9, 8500, 40, 2}};
+        other.vocab = vocabulary::drop_and_renormalise, other.block = block;
+        check_hidden(memory, other, reverse_kl{}, in_float);
+    }
+    hidden_memory memory;
+    hidden_case<float> none{{0, 300, 6, 1}, {0, 300, 7, 2}};
+    none.before = 4, none.beta_head = 0.5f;
+    const auto got = run_hidden(memory, none, reverse_kl{});
+    CHECK(got.r.loss == 0);
+    for (const float x : got.db) CHECK(x == 2);
+}
+
+TEST_CASE("on the device: a support's tail over hidden states, as on the host") {
+    if (!device_present()) return;
+    const index_t n = 12, v = 1000, k = 4;
+    hidden_case<float> c = ordinary<float>(n, v, 5, true);
+    c.block = 5;
+    std::vector<std::int32_t> ids;
+    std::vector<float> log_q;
+    for (index_t r = 0; r < n; ++r)
+        for (index_t j = 0; j < k; ++j) ids.push_back(std::int32_t(200 * j + 7 * r)), log_q.push_back(-2.f - float(j));
+    const auto run = [&](auto& memory) {
+        hidden_outputs o(c);
+        hidden_call<float, std::remove_cvref_t<decltype(memory)>> call(memory, c, o);
+        call.run(call.mine,
+                 teacher::support{device_view(static_cast<const std::int32_t*>(memory.put(ids)), n, k),
+                                  device_view(static_cast<const float*>(memory.put(log_q)), n, k)},
+                 tail_bucket{reverse_kl{}});
+        return o;
+    };
+    hidden_memory device;
+    blocks_on_host host;
+    const hidden_outputs a = run(device), b = run(host);
+    CHECK(a.r.loss == doctest::Approx(b.r.loss).epsilon(1e-5));
+    apart dx, dw;
+    for (std::size_t i = 0; i < a.dx.data.size(); ++i) dx.add(double(a.dx.data[i]), double(b.dx.data[i]));
+    for (std::size_t i = 0; i < a.dw.data.size(); ++i) dw.add(double(a.dw.data[i]), double(b.dw.data[i]));
+    CHECK(dx.relative() < in_float);
+    CHECK(dw.relative() < in_float);
+}
+
+TEST_CASE("on the device: a call from hidden states is captured and replayed; the handle's stream is put back") {
+    if (!device_present()) return;
+    hidden_memory memory;
+    cudaStream_t stream, before, after;
+    REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+    REQUIRE(cublasGetStream(memory.backend.cublas, &before) == CUBLAS_STATUS_SUCCESS);
+    memory.backend.stream = stream;
+    hidden_case<float> c = ordinary<float>(20, 1000, 8, true);
+    c.block = 8;
+    hidden_outputs direct(c), replayed(c);
+    {
+        hidden_call<float, hidden_memory> call(memory, c, direct);
+        call.run(call.mine, call.theirs, reverse_kl{});
+    }
+    hidden_call<float, hidden_memory> call(memory, c, replayed);
+    memory.make_room(workspace_bytes(memory.backend, call.mine, call.theirs, reverse_kl{}, call.e));
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    const device_result r = evaluate(memory.backend, call.mine, call.theirs, reverse_kl{}, call.e);
+    REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    REQUIRE(cudaGraphInstantiate(&replay, graph, 0) == cudaSuccess);
+    for (int i = 0; i < 2; ++i) {
+        REQUIRE(cudaGraphLaunch(replay, stream) == cudaSuccess);
+        replayed.r = r.fetch(stream);
+        memory.get(replayed.dx.data, call.dx), memory.get(replayed.dw.data, call.dw);
+        memory.get(replayed.db, call.db), memory.get(replayed.losses, call.losses), memory.get(replayed.lse, call.lse);
+        CHECK(same_outputs(direct, replayed));
+    }
+    REQUIRE(cublasGetStream(memory.backend.cublas, &after) == CUBLAS_STATUS_SUCCESS);
+    CHECK(before == after);
+    cudaGraphExecDestroy(replay), cudaGraphDestroy(graph), cudaStreamDestroy(stream);
+}
+
+} // namespace
