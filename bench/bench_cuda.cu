@@ -8,9 +8,16 @@
 // Rows: dense reverse KL and JSD with their gradient, MC-64, top-64 with a sparse gradient; N = 64 and 4,096, V = 151,936, float
 // and bfloat16. Each figure is the smallest and the median time of `rounds` rounds (21), in which call and copy alternate;
 // `share` is the median of copy over call, so 1 is the memory's limit. Operands rotate over 512 MB, so no cache serves them.
+//
+// Losses from hidden states, N = 64, 256, 1,024, 4,096, D = 1,024 and 4,096 of the teacher: reverse KL, value alone and with the gradients
+// of states and head, in float, TF32 and bfloat16. What bounds them is the matrix product: beside each call runs a product of
+// 8,192 x 8,192 x 8,192 by cuBLAS in the same arithmetic, and `share` is the median of operations a second over those of that product. Counted
+// are the operations that the call needs, 2NV(D_s + D_t), and 4NVD_s for the gradients.
+#include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +27,7 @@
 #include <vector>
 
 #include "opd/backends/cuda.cuh"
+#include "opd/backends/cuda_hidden.cuh"
 #include "opd/estimators/divergences.hpp"
 #include "opd/estimators/sampled.hpp"
 #include "opd/estimators/support.hpp"
@@ -188,7 +196,116 @@ void all(const std::string& type, index_t rows, int rounds, std::vector<figure>&
     succeed(cudaGetLastError(), "a call");
 }
 
-void write_json(const std::string& path, const cudaDeviceProp& device, const std::vector<figure>& figures) {
+// --- losses from hidden states ------------------------------------------------------------------------------------------
+
+struct product_figure {
+    std::string name, type;
+    index_t rows;
+    std::size_t budget;
+    double operations, least, median, peak, share; // 1, ms, ms, operations a second, ratio
+};
+
+void succeed(cublasStatus_t s, const char* what) {
+    if (s != CUBLAS_STATUS_SUCCESS) throw std::runtime_error(std::string(what) + ": " + cublasGetStatusString(s));
+}
+
+/// A square product by cuBLAS, in the arithmetic of the call beside it.
+template <class T>
+struct square_product {
+    static constexpr index_t size = 8192;
+    static constexpr double operations = 2.0 * size * size * size;
+    device_block a, b, c;
+    square_product()
+        : a(std::size_t(size * size) * sizeof(T)), b(a.bytes()), c(std::size_t(size * size) * sizeof(float)) {
+        fill_normal<<<1024, 256>>>(a.as<T>(), std::size_t(size * size), 1, 1);
+        fill_normal<<<1024, 256>>>(b.as<T>(), std::size_t(size * size), 2, 1);
+        succeed(cudaDeviceSynchronize(), "filling the product");
+    }
+    void operator()(const cuda_backend& be) const {
+        const float one = 1, zero = 0;
+        constexpr cudaDataType_t type = detail::cublas_type<T>::data;
+        succeed(cublasGemmEx_64(be.cublas, CUBLAS_OP_T, CUBLAS_OP_N, size, size, size, &one, a.as<T>(), type, size,
+                                b.as<T>(), type, size, &zero, c.as<float>(), CUDA_R_32F, size, be.compute_of<T>(),
+                                CUBLAS_GEMM_DEFAULT),
+                "cublasGemmEx");
+    }
+};
+
+template <class T>
+class hidden_bench {
+public:
+    static constexpr index_t d = 1024, d_teacher = 4096, most_rows = 4096;
+    static constexpr std::size_t whole = std::size_t{4} << 30;
+
+    explicit hidden_bench(cublasHandle_t handle)
+        : x_(most_rows * d * sizeof(T)), w_(vocab * d * sizeof(T)), h_(most_rows * d_teacher * sizeof(T)),
+          head_(vocab * d_teacher * sizeof(T)), dx_(most_rows * d * sizeof(float)), dw_(vocab * d * sizeof(float)) {
+        be_.cublas = handle;
+        fill(x_, 1, 1), fill(h_, 2, 1);
+        fill(w_, 3, 3 / std::sqrt(float(d))), fill(head_, 4, 3 / std::sqrt(float(d_teacher))); // logits of deviation 3
+        succeed(cudaDeviceSynchronize(), "filling hidden states and heads");
+    }
+    void run(const std::string& type, bool tf32, int rounds, std::vector<product_figure>& out) {
+        be_.tf32 = tf32;
+        for (const index_t n : {64, 256, 1024, 4096}) {
+            const double logits = 2.0 * double(n) * double(vocab) * double(d + d_teacher);
+            const double back = 4.0 * double(n) * double(vocab) * double(d);
+            one("hidden, value", type, n, whole, logits, false, rounds, out);
+            const std::size_t usual = student::hidden<T, float, space::device>{}.budget;
+            one("hidden, dx and dW", type, n, usual, logits + back, true, rounds, out);
+            if (n > 256) one("hidden, dx and dW", type, n, whole, logits + back, true, rounds, out); // else the same
+        }
+    }
+
+private:
+    void fill(const device_block& b, std::uint64_t seed, float spread) {
+        fill_normal<<<1024, 256>>>(b.as<T>(), b.bytes() / sizeof(T), seed, spread);
+    }
+    void one(const char* name, const std::string& type, index_t n, std::size_t budget, double operations, bool gradient,
+             int rounds, std::vector<product_figure>& out) {
+        student::hidden<T, float, space::device> mine;
+        mine.x = device_view(x_.as<T>(), n, d), mine.w = device_view(w_.as<T>(), vocab, d), mine.budget = budget;
+        if (gradient) mine.dx = device_view(dx_.as<float>(), n, d), mine.dw = device_view(dw_.as<float>(), vocab, d);
+        teacher::hidden<T, space::device> theirs;
+        theirs.x = device_view(h_.as<T>(), n, d_teacher), theirs.w = device_view(head_.as<T>(), vocab, d_teacher);
+        theirs.budget = budget;
+        const device_block arena(workspace_bytes(be_, mine, theirs, reverse_kl{}));
+        be_.arena = {arena.as<std::byte>(), arena.bytes()};
+        const auto call = [&] { evaluate(be_, mine, theirs, reverse_kl{}); };
+        const auto product = [&] { product_(be_); };
+        for (int i = 0; i < 3; ++i) call(), product();
+        succeed(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+        std::vector<double> mine_ms, peak, share;
+        for (int i = 0; i < rounds; ++i) {
+            mine_ms.push_back(clock_.milliseconds(call));
+            peak.push_back(product_.operations / (1e-3 * clock_.milliseconds(product)));
+            share.push_back(operations / (1e-3 * mine_ms.back()) / peak.back());
+        }
+        const product_figure f{name,
+                               type,
+                               n,
+                               budget,
+                               operations,
+                               *std::min_element(mine_ms.begin(), mine_ms.end()),
+                               median(mine_ms),
+                               median(peak),
+                               median(share)};
+        std::printf("%-22s %-9s N %5lld  least %9.4f ms  median %9.4f ms  product %8.1f TFLOP/s  share %.2f  (budget "
+                    "%zu MiB)\n",
+                    f.name.c_str(), f.type.c_str(), static_cast<long long>(n), f.least, f.median, f.peak / 1e12,
+                    f.share, budget >> 20);
+        std::fflush(stdout);
+        out.push_back(f);
+    }
+
+    cuda_backend be_;
+    timer clock_;
+    square_product<T> product_;
+    device_block x_, w_, h_, head_, dx_, dw_;
+};
+
+void write_json(const std::string& path, const cudaDeviceProp& device, const std::vector<figure>& figures,
+                const std::vector<product_figure>& hidden) {
     const std::string temporary = path + ".new";
     std::FILE* f = std::fopen(temporary.c_str(), "w");
     if (!f) throw std::runtime_error(temporary + " cannot be written");
@@ -202,6 +319,16 @@ void write_json(const std::string& path, const cudaDeviceProp& device, const std
             "\"copy_ms\":%.6g,\"share\":%.4g}",
             i ? "," : "", x.name.c_str(), x.type.c_str(), static_cast<long long>(x.rows), x.bytes, x.least, x.median,
             x.copy, x.share);
+    }
+    std::fputs("\n],\"hidden\":[", f);
+    for (std::size_t i = 0; i < hidden.size(); ++i) {
+        const product_figure& x = hidden[i];
+        std::fprintf(
+            f,
+            "%s\n{\"name\":\"%s\",\"type\":\"%s\",\"rows\":%lld,\"budget\":%zu,\"operations\":%.6g,\"least_ms\":%.6g,"
+            "\"median_ms\":%.6g,\"product_per_second\":%.6g,\"share\":%.4g}",
+            i ? "," : "", x.name.c_str(), x.type.c_str(), static_cast<long long>(x.rows), x.budget, x.operations,
+            x.least, x.median, x.peak, x.share);
     }
     std::fputs("\n]}\n", f);
     if (std::fclose(f) != 0 || std::rename(temporary.c_str(), path.c_str()) != 0)
@@ -240,7 +367,20 @@ int main(int argc, char** argv) try {
         all<float>("float", rows, rounds, figures);
         all<bfloat16>("bfloat16", rows, rounds, figures);
     }
-    write_json(argv[1], device, figures);
+    std::vector<product_figure> hidden;
+    std::size_t free = 0, total = 0;
+    succeed(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    if (free < std::size_t{16} << 30) {
+        std::puts("hidden states need 16 GB of device memory: left out");
+    } else {
+        cublasHandle_t handle;
+        succeed(cublasCreate(&handle), "cublasCreate");
+        hidden_bench<float>(handle).run("float", false, rounds, hidden);
+        hidden_bench<float>(handle).run("TF32", true, rounds, hidden);
+        hidden_bench<bfloat16>(handle).run("bfloat16", false, rounds, hidden);
+        succeed(cublasDestroy(handle), "cublasDestroy");
+    }
+    write_json(argv[1], device, figures, hidden);
 } catch (const std::exception& e) {
     std::fprintf(stderr, "bench_cuda: %s\n", e.what());
     return 1;

@@ -46,7 +46,7 @@ log=$out/gpu.txt
 say() { printf '== %s\n' "$*" | tee -a "$log"; }
 
 # --- build: all programs at once ------------------------------------------------------------------------------------------
-programs="cuda_dense cuda_sparse cuda_draw cuda_refusals bench_cuda"
+programs="cuda_dense cuda_sparse cuda_draw cuda_hidden cuda_refusals bench_cuda"
 build() {
     local name=$1 source=$root/tests/backends/$1_test.cu main=$work/main.o
     [ "$name" = bench_cuda ] && source=$root/bench/bench_cuda.cu main=
@@ -86,17 +86,18 @@ run() {
     outcomes+="${outcomes:+,}\"$name\":\"$told\""
     say "$name: $told, $((SECONDS - begin)) s"
 }
-for name in cuda_dense cuda_sparse cuda_draw cuda_refusals; do run "$name" 90 "$work/$name"; done
+for name in cuda_dense cuda_sparse cuda_draw cuda_hidden cuda_refusals; do run "$name" 90 "$work/$name"; done
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck; do
         run "$tool" 45 compute-sanitizer --tool "$tool" --error-exitcode 9 "$work/cuda_dense" -tc="*env.on_bad*,*captured*"
     done
+    run memcheck_hidden 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$work/cuda_hidden" -tc="*bad rows*,*captured*"
 else
     say "compute-sanitizer: not on this machine"
 fi
 figures=$work/bench.json
 rm -f "$figures"
-run bench_cuda 90 "$work/bench_cuda" "$figures"
+run bench_cuda 150 "$work/bench_cuda" "$figures"
 if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
     run torch 60 python3 "$root/bench/peer_torch.py"
 fi
