@@ -14,6 +14,7 @@
 #include "numbers.hpp"
 #include "opd/version.hpp"
 #include "schedule.hpp"
+#include "task.hpp"
 
 namespace trainer {
 
@@ -305,6 +306,9 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(part == part_estimator::topk || part == part_estimator::tail_bucket, "distill", estimator, {"k", "topk_from"});
     only(part == part_estimator::mc, "distill", estimator, {"m"});
     only(part == part_estimator::threshold, "distill", estimator, {"budget"});
+    only(dense.has_value(), "distill", estimator, {"teacher_cache"});
+    const std::string& cache = c.distill.teacher_cache;
+    only(dense && cache != "dense", "distill", dense ? "--teacher-cache " + cache : estimator, {"hidden_budget"});
     const bool drawn = reads_draws(part);
     const std::string &shape = c.distill.shape, &surrogate = c.distill.surrogate;
     const auto one_of = [](const std::string& x, std::initializer_list<const char*> names) {
@@ -432,6 +436,9 @@ void validate(const config& c) {
     need(c.task.max_steps >= 1 && c.task.max_steps <= 9999,
          fmt::format("--max-task-steps must lie in [1, 9999], not {}", c.task.max_steps));
     at_least("--held-out-one-in", c.task.held_out_one_in, 2);
+    need(c.task.vocabulary == 0 || (c.task.vocabulary >= gcd_task::text.vocabulary() && c.task.vocabulary <= most_wide),
+         fmt::format("--vocabulary must be 0 or lie in [{}, {}], not {}", gcd_task::text.vocabulary(), most_wide,
+                     c.task.vocabulary));
     const auto model = [&](const model_shape& m, const std::string& prefix) {
         for (const auto& [name, value] : {std::pair{"-width", m.width},
                                           {"-layers", m.layers},
@@ -484,6 +491,12 @@ void validate(const config& c) {
     at_least("--warmup", c.distill.warmup, 0);
     positive("--rate", c.distill.rate);
     within("--temperature", c.distill.temperature, 1e-6, 1e6); // what the library takes; likewise alpha
+    need(c.distill.teacher_cache == "dense" || c.distill.teacher_cache == "hidden",
+         fmt::format("--teacher-cache must be dense or hidden, not '{}'", c.distill.teacher_cache));
+    const int row = static_cast<int>(sizeof(float)) * std::max(c.task.vocabulary, gcd_task::text.vocabulary());
+    need(c.distill.hidden_budget >= row,
+         fmt::format("--hidden-budget must be at least {}, the bytes of a row of logits, not {}", row,
+                     c.distill.hidden_budget));
     need(c.distill.jsd_w > 0 && c.distill.jsd_w < 1,
          fmt::format("--jsd-w must lie in (0, 1), not {}", c.distill.jsd_w));
     within("--jsd-o", c.distill.jsd_o, 0, 1);

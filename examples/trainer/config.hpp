@@ -93,6 +93,7 @@ struct config {
         int max_operand = 199;
         int max_steps = 24;
         int held_out_one_in = 8;
+        int vocabulary = 0; // ids of the models; 0: the task's symbols
     } task;
     model_shape teacher_model, student_model; // vocabulary and max_length come from the task
     struct {
@@ -119,6 +120,8 @@ struct config {
         int warmup = 50;
         double rate = 2e-3;
         double temperature = 1;
+        std::string teacher_cache = "dense"; // of a divergence over the whole vocabulary
+        int hidden_budget = 4 << 20;         // bytes
         double jsd_w = 0.5;
         double jsd_o = 0.5;
         double skew = 0.1;
@@ -226,6 +229,10 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("max_operand", "--max-operand", c.task.max_operand, "largest operand", true);
     v.option("max_steps", "--max-task-steps", c.task.max_steps, "keep pairs with at most so many subtractions", true);
     v.option("held_out_one_in", "--held-out-one-in", c.task.held_out_one_in, "one pair in so many is held out", true);
+    v.option("vocabulary", "--vocabulary", c.task.vocabulary,
+             "ids that both models know: those beyond the task's 15 symbols are padding, which no text has and an "
+             "untrained student draws like any other; 0: no padding",
+             c.task.vocabulary > 0);
 
     const auto model = [&v](auto& m, const std::string& prefix) {
         v.option("width", prefix + "-width", m.width, "width of the residual stream", true);
@@ -269,6 +276,17 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("warmup", "--warmup", c.distill.warmup, "steps of linear warm-up of the rate", true);
     v.option("rate", "--rate", c.distill.rate, "learning rate, then a cosine to a tenth", true);
     v.option("temperature", "--temperature", c.distill.temperature, "of rollout, student and teacher", true);
+    // what settings were before there was a choice is what they are with dense
+    v.option(
+        "teacher_cache", "--teacher-cache", c.distill.teacher_cache,
+        "divergences over the whole vocabulary: what a scored response holds of the teacher's row: dense: its "
+        "logits; hidden: what its head makes them of, from which the learner makes logits for a block of rows at a "
+        "time",
+        c.distill.teacher_cache != "dense");
+    v.option("hidden_budget", "--hidden-budget", c.distill.hidden_budget,
+             "hidden: bytes of logits that the learner has at once, of the student and of the teacher each. Results do "
+             "not depend on it",
+             false);
     v.option("jsd_w", "--jsd-w", c.distill.jsd_w, "jsd: teacher's share of the mixture, in (0,1)", true);
     v.option("jsd_o", "--jsd-o", c.distill.jsd_o, "jsd: weight of KL(q|m), in [0,1]", true);
     v.option("skew", "--skew", c.distill.skew,

@@ -35,8 +35,9 @@ namespace sched = opd::sched;
 class run::distillation {
 public:
     distillation(run& r, int threads_a_teacher)
-        : run_(r), threads_a_teacher_(threads_a_teacher), learn_(r.settings_, r.student_, r.state_.student_optimizer,
-                                                                 r.learner_backend_ ? *r.learner_backend_ : r.backend_),
+        : run_(r), threads_a_teacher_(threads_a_teacher),
+          learn_(r.settings_, r.student_, r.state_.student_optimizer,
+                 r.learner_backend_ ? *r.learner_backend_ : r.backend_, head_of(r.teacher_)),
           keeps_flight(r.settings_.schedule.kind != "sync"), schedule(schedule_for(r)),
           workers(rollout_workers_of(r.settings_)), lanes(std::max(1, r.settings_.distill.slots / workers)),
           teachers(teachers_of(r.settings_)), faults(faults_of(r.settings_)),
@@ -67,7 +68,8 @@ public:
 
     template <class Stage, class... More>
     std::shared_ptr<Stage> teacher(More&&... more) {
-        return std::make_shared<Stage>(std::forward<More>(more)..., run_.teacher_, run_.settings_, threads_a_teacher_);
+        return std::make_shared<Stage>(std::forward<More>(more)..., run_.teacher_, run_.settings_, threads_a_teacher_,
+                                       meter_);
     }
 
     /// The student's weights, by the name that the sequences in flight of its checkpoint have for them.
@@ -133,6 +135,7 @@ public:
         auto described_run = examples::described(metrics);
         all_drafts_.add(drafts_->take());
         if (sampling_.speculate.on()) described_run["speculation"] = described(all_drafts_, sampling_.speculate);
+        described_run["teacher_cache"] = described_cache();
         write_file(run_.directory_ + "/schedule.json", described_run.dump() + "\n");
         run_.evaluations_["after"] = to_json(run_.evaluate(run_.student_, "after"));
         run_.finish_stage(trainer::stage::finished, std::move(at_end_));
@@ -190,6 +193,17 @@ private:
             if (c.chosen[i] > 0) choices[choice_name(o, i)] = c.chosen[i];
         return j;
     }
+    // What the learner is sent of the teacher, and how wide its memory is.
+    nlohmann::ordered_json described_cache() const {
+        const auto rows = static_cast<double>(std::max<std::int64_t>(1, meter_->rows()));
+        nlohmann::ordered_json j;
+        j["kind"] = name_of(cache_for(run_.settings_).what);
+        j["bytes_a_token"] = static_cast<double>(meter_->bytes()) / rows;
+        j["most_bytes_in_flight"] = meter_->most_in_flight();
+        j["learner_logit_bytes"] = learn_.logits_at_once();
+        return j;
+    }
+    const std::shared_ptr<cache_meter> meter_ = std::make_shared<cache_meter>();
     std::mutex figures_mutex_;
     std::map<sched::version_t, figures> measured_;
     const std::array<double, 3> before_ = clock_values();
@@ -240,7 +254,8 @@ void run::distill_on_threads() {
     std::unique_ptr<driver_type> driver;
     if (state_.step > 0 && all.keeps_flight) {
         const auto teacher = all.teacher<teacher_stage>();
-        const in_flight from = in_flight_of(state_.in_flight, [&](auto t) { return teacher->score(t); });
+        const in_flight from = in_flight_of(
+            state_.in_flight, [&](auto t) { return teacher->score(t); }, settings_.student_model.vocabulary);
         all.publish(from.weights);
         driver = std::make_unique<driver_type>(all.schedule, from, how, hooks);
     } else {

@@ -7,7 +7,6 @@
 
 #include "config.hpp"
 #include "opd/sched/archive.hpp"
-#include "task.hpp"
 
 namespace trainer {
 
@@ -17,25 +16,24 @@ namespace sched = opd::sched;
 using sched::place;
 
 // What the stages index by without looking again: one entry a response token in every list, draws for each or for none.
-bool fits(const trajectory& t) {
+bool fits(const trajectory& t, int vocabulary) {
     if (t.prompt_length == 0 || t.prompt_length > t.tokens.size()) return false;
     const std::size_t drawn = t.tokens.size() - t.prompt_length, entries = t.draw_ids.size();
     return t.log_mu.size() == drawn && t.versions.size() == drawn && t.draw_log_mu.size() == entries &&
            t.draw_weight.size() == entries && t.draw_exact.size() == entries &&
            (drawn == 0 ? entries == 0 : entries % drawn == 0) &&
-           std::all_of(t.tokens.begin(), t.tokens.end(),
-                       [](token id) { return id >= 0 && id < gcd_task::text.vocabulary(); });
+           std::all_of(t.tokens.begin(), t.tokens.end(), [=](token id) { return id >= 0 && id < vocabulary; });
 }
 
 template <class A>
-void fields(A& a, in_flight& state) {
+void fields(A& a, in_flight& state, int vocabulary) {
     sched::detail::shared_fields<trajectory> sequences;
     a(state.weights, state.scheduler);
     sched::detail::list_fields(a, state.sequences, [&](in_flight::entry& e) {
         a(e.ticket, e.where, e.start);
         sequences(a, e.sequence);
         if (A::reading && e.sequence &&
-            (!fits(*e.sequence) || (e.where >= place::queued && e.sequence->response().empty())))
+            (!fits(*e.sequence, vocabulary) || (e.where >= place::queued && e.sequence->response().empty())))
             throw opd::invalid_input("snapshot", "is damaged: a sequence does not fit together");
     });
 }
@@ -44,16 +42,18 @@ void fields(A& a, in_flight& state) {
 
 std::string to_bytes(in_flight state) {
     sched::archive_writer w;
-    fields(w, state);
+    fields(w, state, 0);
     return std::move(w.bytes);
 }
 
-in_flight in_flight_of(std::string_view bytes, const std::function<std::vector<std::shared_ptr<const scored_sequence>>(
-                                                   std::span<const std::shared_ptr<const trajectory>>)>& score) {
+in_flight in_flight_of(std::string_view bytes,
+                       const std::function<std::vector<std::shared_ptr<const scored_sequence>>(
+                           std::span<const std::shared_ptr<const trajectory>>)>& score,
+                       int vocabulary) {
     in_flight r;
     try {
         sched::archive_reader in(bytes);
-        fields(in, r);
+        fields(in, r, vocabulary);
         if (!in.done()) throw opd::invalid_input("snapshot", "is too long");
     } catch (const opd::invalid_input& e) {
         throw failure(exit_input, fmt::format("the checkpoint's sequences in flight: {}", e.what()));

@@ -20,8 +20,10 @@ using in_flight = opd::sched::run_snapshot<trajectory, scored_sequence>;
 
 std::string to_bytes(in_flight state);
 
-/// `score` is asked for what had been scored. Bytes that are damaged are a failure of kind exit_input.
-in_flight in_flight_of(std::string_view bytes, const std::function<std::vector<std::shared_ptr<const scored_sequence>>(
-                                                   std::span<const std::shared_ptr<const trajectory>>)>& score);
+/// `score` is asked for what had been scored; the models have `vocabulary` ids. Bytes that are damaged are a failure of kind exit_input.
+in_flight in_flight_of(std::string_view bytes,
+                       const std::function<std::vector<std::shared_ptr<const scored_sequence>>(
+                           std::span<const std::shared_ptr<const trajectory>>)>& score,
+                       int vocabulary = gcd_task::text.vocabulary());
 
 } // namespace trainer

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "learner.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -32,18 +33,28 @@ void learner_result::add(const learner_result& o) {
 
 learner_result learner::step(const row_batch& batch, const teacher_cache& cache, double rate, std::int32_t version,
                              int updates) {
-    const index_t v = model_.shape.vocabulary;
     if (cache.rows() != batch.rows)
         throw std::invalid_argument(
             fmt::format("learner: a batch of {} rows and a teacher cache of {}", batch.rows, cache.rows()));
+    const bool hidden = cache.what == teacher_cache::kind::hidden;
+    if (hidden && teacher_head_.cols != cache.entries)
+        throw std::invalid_argument(fmt::format("learner: hidden states of {} numbers, and a teacher's head for {}",
+                                                cache.entries, teacher_head_.cols));
     const index_t rows = pass_.set_sequences(batch.inputs);
-    logits_.resize(static_cast<std::size_t>(rows * v));
-    pass_.forward(logits_.data());
+    if (hidden) {
+        states_.resize(static_cast<std::size_t>(rows * model_.shape.width));
+        pass_.forward_states(states_.data());
+        next_log_probs(backend_, model_, states_.data(), batch, settings_.distill.temperature,
+                       static_cast<std::size_t>(settings_.distill.hidden_budget), logits_, log_p_);
+    } else {
+        logits_.resize(static_cast<std::size_t>(rows * model_.shape.vocabulary));
+        pass_.forward(logits_.data());
+        recompute(batch);
+    }
 
     learner_result r;
     r.tokens = rows;
     r.rate = rate;
-    recompute(batch);
     double kl = 0;
     for (const index_t row : opd::kept_rows(batch.mask, rows)) {
         const auto i = static_cast<std::size_t>(row);
@@ -54,12 +65,40 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
 
     r.prefix.add(opd::view(std::as_const(log_p_).data(), rows), opd::view(batch.log_mu.data(), rows),
                  opd::row_offsets<>(batch.offsets), opd::row_mask(batch.mask));
-    const opd::result o = objective(backend_, settings_, batch, cache, logits_.data(), v, version);
+    const opd::result o = hidden ? loss_of_states(batch, cache, version) : loss_of_logits(batch, cache, version);
     r.loss = o.loss;
     r.diagnostics = o.diagnostics;
-    pass_.backward(logits_.data(), gradient_);
     r.gradient_norm = adamw_step(settings_.optimizer, rate, gradient_, state_, model_);
     r.updates = 1;
+    return r;
+}
+
+// Loss, and the gradient of the weights, from the logits of the last forward pass.
+opd::result learner::loss_of_logits(const row_batch& batch, const teacher_cache& cache, std::int32_t version) {
+    logits_at_once_ = std::max(logits_at_once_, sizeof(float) * (logits_.size() + cache.logits.size()));
+    const opd::result r =
+        objective(backend_, settings_, batch, cache, logits_.data(), model_.shape.vocabulary, version);
+    pass_.backward(logits_.data(), gradient_);
+    return r;
+}
+
+// The same from what the heads read: the call makes the logits, and writes the gradient of the student's head to its place.
+opd::result learner::loss_of_states(const row_batch& batch, const teacher_cache& cache, std::int32_t version) {
+    const index_t v = model_.shape.vocabulary, d = model_.shape.width;
+    const tensor& head = model_.layout.head;
+    d_states_.resize(states_.size());
+    gradient_.resize(model_.weights.size());
+    opd::student::hidden<float> student{.x = opd::view(std::as_const(states_).data(), batch.rows, d),
+                                        .w = head_of(model_),
+                                        .dx = opd::view(d_states_.data(), batch.rows, d),
+                                        .dw = opd::view(gradient_.data() + head.offset, v, d),
+                                        .temperature = static_cast<float>(settings_.distill.temperature)};
+    student.budget = static_cast<std::size_t>(settings_.distill.hidden_budget);
+    const index_t block = std::min(batch.rows, static_cast<index_t>(student.budget / student.bytes_of_row()));
+    logits_at_once_ = std::max(logits_at_once_, sizeof(float) * logits_.size() +
+                                                    2 * student.bytes_of_row() * static_cast<std::size_t>(block));
+    const opd::result r = objective(backend_, settings_, batch, cache, student, teacher_head_, version);
+    pass_.backward_states(d_states_.data(), gradient_);
     return r;
 }
 

@@ -11,6 +11,7 @@
 #include "model.hpp"
 #include "opd/backends/eigen.hpp"
 #include "opd/estimators/sequences.hpp"
+#include "opd/hidden.hpp"
 #include "optimizer.hpp"
 #include "publication.hpp"
 #include "supervised.hpp"
@@ -29,9 +30,21 @@ double rate_of(const config& c, const rate_change& from, std::int64_t step);
 opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
                       float* logits, index_t vocabulary, std::int32_t version);
 
-/// Mean over the rows of KL(student, teacher), from dense logits of both.
-double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, const std::vector<float>& student,
-                       const std::vector<float>& teacher, index_t vocabulary);
+/// The same of a teacher that is kept in hidden states, whose head is `teacher_head` (V, D of the teacher): logits are made for a block of
+/// rows at a time. The gradient is that of what the student's head reads, and of that head.
+opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
+                      opd::student::hidden<float> student, opd::matrix_view<const float> teacher_head,
+                      std::int32_t version);
+
+/// What the model's head reads, (V,D).
+inline opd::matrix_view<const float> head_of(const transformer<float>& model) {
+    return opd::view(model.at(model.layout.head), model.shape.vocabulary, model.shape.width);
+}
+
+/// Mean over the rows of KL(student, teacher), from what the heads of both read. `budget`: bytes of logits of each side.
+double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, const transformer<float>& student,
+                       const std::vector<float>& student_states, const transformer<float>& teacher,
+                       const std::vector<float>& teacher_states, std::size_t budget);
 
 struct learner_result : step_result {
     double rate = 0;                   ///< of the step
@@ -47,8 +60,11 @@ struct learner_result : step_result {
 
 class learner {
 public:
-    learner(const config& settings, transformer<float>& model, adamw_state& state, opd::eigen_backend& backend)
-        : settings_(settings), model_(model), state_(state), backend_(backend), pass_(model, backend.team()) {}
+    /// `teacher_head` (V, D of the teacher): for a teacher that is kept in hidden states.
+    learner(const config& settings, transformer<float>& model, adamw_state& state, opd::eigen_backend& backend,
+            opd::matrix_view<const float> teacher_head = {})
+        : settings_(settings), model_(model), state_(state), backend_(backend), pass_(model, backend.team()),
+          teacher_head_(teacher_head) {}
 
     /// One update. The model's weights are those of `version`, after so many `updates` on the way to the next.
     learner_result step(const row_batch& batch, const teacher_cache& cache, double rate, std::int32_t version,
@@ -60,17 +76,25 @@ public:
     /// log p of the tokens that follow, at the current weights. (N) 0 where masked
     std::vector<float> token_log_probs(const row_batch& batch);
 
+    /// Bytes of rows of V numbers that a step held at once, of student and teacher: the most so far.
+    std::size_t logits_at_once() const { return logits_at_once_; }
+
 private:
     void recompute(const row_batch& batch);
+    opd::result loss_of_logits(const row_batch& batch, const teacher_cache& cache, std::int32_t version);
+    opd::result loss_of_states(const row_batch& batch, const teacher_cache& cache, std::int32_t version);
 
     const config& settings_;
     transformer<float>& model_;
     adamw_state& state_;
     opd::eigen_backend& backend_;
     training_pass<float> pass_;
-    std::vector<float> logits_; // (N,V), then their gradient
-    std::vector<float> log_p_;  // (N)
+    opd::matrix_view<const float> teacher_head_;
+    std::vector<float> logits_;            // (N,V), then their gradient; of a hidden teacher: a block
+    std::vector<float> states_, d_states_; // (N,D) of a hidden teacher: what the student's head reads, and its gradient
+    std::vector<float> log_p_;             // (N)
     std::vector<float> gradient_;
+    std::size_t logits_at_once_ = 0;
 };
 
 } // namespace trainer

@@ -418,18 +418,32 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
     }
 }
 
+namespace {
+
 template <class T>
-void forward_head(const transformer<T>& model, forward_state<T>& state, index_t rows, T* logits) {
+void final_norm(const transformer<T>& model, forward_state<T>& state, index_t rows) {
     const index_t d = model.shape.width;
     for (index_t r = 0; r < rows; ++r)
         state.inv[static_cast<std::size_t>(r)] =
             rms_norm(state.x.data() + r * d, model.at(model.layout.norm_f), d, state.n.data() + r * d);
-    linear(model, model.layout.head, state.n.data(), rows, logits);
+}
+
+} // namespace
+
+template <class T>
+void head_logits(const transformer<T>& model, const T* n, index_t rows, T* logits) {
+    linear(model, model.layout.head, n, rows, logits);
 }
 
 template <class T>
-void forward_rows(const transformer<T>& model, std::span<const segment> segments, std::span<const std::int32_t> tokens,
-                  kv_cache<T>& cache, forward_state<T>& state, bool keep, T* logits) {
+void forward_head(const transformer<T>& model, forward_state<T>& state, index_t rows, T* logits) {
+    final_norm(model, state, rows);
+    head_logits(model, state.n.data(), rows, logits);
+}
+
+template <class T>
+void forward_states(const transformer<T>& model, std::span<const segment> segments,
+                    std::span<const std::int32_t> tokens, kv_cache<T>& cache, forward_state<T>& state, bool keep) {
     const auto rows = static_cast<index_t>(tokens.size());
     const index_t d = model.shape.width;
     state.resize(model.shape, rows, cache.capacity(), keep);
@@ -437,7 +451,14 @@ void forward_rows(const transformer<T>& model, std::span<const segment> segments
         std::copy_n(model.at(model.layout.embedding) + tokens[static_cast<std::size_t>(r)] * d, d,
                     state.layers[0].x.data() + r * d);
     forward_layers(model, segments, rows, cache, state, keep);
-    forward_head(model, state, rows, logits);
+    final_norm(model, state, rows);
+}
+
+template <class T>
+void forward_rows(const transformer<T>& model, std::span<const segment> segments, std::span<const std::int32_t> tokens,
+                  kv_cache<T>& cache, forward_state<T>& state, bool keep, T* logits) {
+    forward_states(model, segments, tokens, cache, state, keep);
+    head_logits(model, state.n.data(), static_cast<index_t>(tokens.size()), logits);
 }
 
 // --- backward --------------------------------------------------------------------------------------------------------
@@ -446,8 +467,11 @@ template <class T>
 void backward_head(const transformer<T>& model, const T* x, const T* inv, const T* d_logits, const T* d_n, index_t rows,
                    T* dn, T* dx, T* norm_f) {
     const index_t d = model.shape.width;
-    linear_backward(model, model.layout.head, d_logits, rows, dn);
-    if (d_n) add_row(d_n, rows * d, dn);
+    if (d_logits)
+        linear_backward(model, model.layout.head, d_logits, rows, dn);
+    else
+        std::copy_n(d_n, rows * d, dn);
+    if (d_logits && d_n) add_row(d_n, rows * d, dn);
     for (index_t r = 0; r < rows; ++r)
         rms_norm_backward(dn + r * d, x + r * d, model.at(model.layout.norm_f), inv[r], d,
                           static_cast<const T*>(nullptr), dx + r * d, norm_f);
@@ -522,10 +546,10 @@ struct attention_backward {
     }
 };
 
-// d_out: of the logits (R,V), or, `last`, of what leaves the last layer (R,D).
+// The gradient of the logits (R,V), or of what the head reads (R,D), or of what leaves the last layer (R,D): the others are null.
 template <class T>
-void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, const T* d_out, bool last,
-                       std::vector<T>& scratch, std::vector<T>& attention_scratch) {
+void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, const T* d_logits, const T* d_n,
+                       const T* d_last, std::vector<T>& scratch, std::vector<T>& attention_scratch) {
     const model_shape& s = model.shape;
     const index_t rows = pass.rows(), d = s.width, f = s.ffn, hd = s.head_dim;
     const index_t q_width = s.q_width(), qk_width = q_width + s.kv_width(), qkv = s.qkv_width();
@@ -536,12 +560,12 @@ void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, cons
     T* d_att = dh + rows * f;         // (R,Q)
     T* d_qk = d_att + rows * q_width; // (R,Q+KV)
 
-    if (last) {
-        std::copy_n(d_out, rows * d, dx);
+    if (d_last) {
+        std::copy_n(d_last, rows * d, dx);
     } else {
         pass.norm_f.assign(static_cast<std::size_t>(d), T(0));
-        backward_head(model, pass.forward.x.data(), pass.forward.inv.data(), d_out, static_cast<const T*>(nullptr),
-                      rows, dn, dx, pass.norm_f.data());
+        backward_head(model, pass.forward.x.data(), pass.forward.inv.data(), d_logits, d_n, rows, dn, dx,
+                      pass.norm_f.data());
     }
 
     pass.layers.resize(static_cast<std::size_t>(s.layers));
@@ -653,6 +677,19 @@ void training_pass<T>::forward(T* logits) {
 }
 
 template <class T>
+void training_pass<T>::forward_states(T* n) {
+    const index_t d = model_.shape.width;
+    threads_.run(static_cast<index_t>(count_), [&](index_t piece, int) {
+        sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
+        pass.cache.resize(model_.shape, 1, pass.rows());
+        const segment whole{0, 0, pass.rows()};
+        trainer::forward_states(model_, std::span(&whole, 1), std::span<const std::int32_t>(pass.tokens), pass.cache,
+                                pass.forward, true);
+        std::copy_n(pass.forward.n.data(), pass.rows() * d, n + pass.row * d);
+    });
+}
+
+template <class T>
 void training_pass<T>::forward_layers(const T* x0, T* x) {
     const index_t d = model_.shape.width;
     threads_.run(static_cast<index_t>(count_), [&](index_t piece, int) {
@@ -667,35 +704,52 @@ void training_pass<T>::forward_layers(const T* x0, T* x) {
     });
 }
 
+// d_out (N,width): of the logits, of what the head reads, or of what leaves the last layer.
 template <class T>
-void training_pass<T>::backward(const T* d_logits, std::vector<T>& grad) {
-    const index_t v = model_.shape.vocabulary;
+void training_pass<T>::backward(part what, const T* d_out, index_t width, std::vector<T>& grad) {
     threads_.run(static_cast<index_t>(count_), [&](index_t piece, int thread) {
         sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
-        backward_sequence(model_, pass, d_logits + pass.row * v, false, scratch_[static_cast<std::size_t>(2 * thread)],
+        const T* mine = d_out + pass.row * width;
+        const auto if_of = [&](part p) { return what == p ? mine : nullptr; };
+        backward_sequence(model_, pass, if_of(part::all), if_of(part::before_head), if_of(part::layers),
+                          scratch_[static_cast<std::size_t>(2 * thread)],
                           scratch_[static_cast<std::size_t>(2 * thread + 1)]);
     });
-    weight_gradients(d_logits, grad);
+    weight_gradients(what, what == part::all ? d_out : nullptr, grad);
+}
+
+template <class T>
+void training_pass<T>::backward(const T* d_logits, std::vector<T>& grad) {
+    backward(part::all, d_logits, model_.shape.vocabulary, grad);
+}
+
+template <class T>
+void training_pass<T>::backward_states(const T* dn, std::vector<T>& grad) {
+    backward(part::before_head, dn, model_.shape.width, grad);
 }
 
 template <class T>
 void training_pass<T>::backward_layers(const T* dx, std::vector<T>& grad, T* d_x0) {
     const index_t d = model_.shape.width;
-    threads_.run(static_cast<index_t>(count_), [&](index_t piece, int thread) {
-        sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
-        backward_sequence(model_, pass, dx + pass.row * d, true, scratch_[static_cast<std::size_t>(2 * thread)],
-                          scratch_[static_cast<std::size_t>(2 * thread + 1)]);
-        std::copy_n(pass.d_x0.data(), pass.rows() * d, d_x0 + pass.row * d);
-    });
-    weight_gradients(nullptr, grad);
+    backward(part::layers, dx, d, grad);
+    for (std::size_t i = 0; i < count_; ++i)
+        std::copy_n(sequences_[i].d_x0.data(), sequences_[i].rows() * d, d_x0 + sequences_[i].row * d);
 }
 
 template <class T>
-void training_pass<T>::weight_gradients(const T* d_logits, std::vector<T>& grad) {
+void training_pass<T>::weight_gradients(part what, const T* d_logits, std::vector<T>& grad) {
     const model_shape& s = model_.shape;
     const index_t d = s.width, hd = s.head_dim, v = s.vocabulary;
     // Weight gradients: dW (out,in) += dY^T X over the rows of all sequences in order, shared out by output tiles.
-    grad.assign(model_.weights.size(), T(0));
+    if (what == part::before_head) {
+        const tensor& head = model_.layout.head;
+        if (grad.size() != model_.weights.size())
+            throw std::invalid_argument("backward_states: the head's gradient is not there");
+        std::fill_n(grad.data(), head.offset, T(0));
+        std::fill(grad.begin() + head.offset + head.size(), grad.end(), T(0));
+    } else {
+        grad.assign(model_.weights.size(), T(0));
+    }
     struct weight_task {
         const tensor* w;
         int layer; // -1: the head
@@ -734,7 +788,7 @@ void training_pass<T>::weight_gradients(const T* d_logits, std::vector<T>& grad)
             [](const pass_t& p, int l, const T*) { return p.layers[static_cast<std::size_t>(l)].x2.data(); },
             [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].att.data(); });
     }
-    if (count_ > 0 && d_logits)
+    if (count_ > 0 && what == part::all)
         add(
             model_.layout.head, -1, [](const sequence_pass<T>&, int, const T* dz) { return dz; },
             [](const sequence_pass<T>& p, int) { return p.forward.n.data(); });
@@ -754,7 +808,7 @@ void training_pass<T>::weight_gradients(const T* d_logits, std::vector<T>& grad)
             add_row(part + 2 * d, hd, grad.data() + w.q_norm.offset);
             add_row(part + 2 * d + hd, hd, grad.data() + w.k_norm.offset);
         }
-        if (!d_logits) continue;
+        if (what == part::layers) continue;
         add_row(pass.norm_f.data(), d, grad.data() + model_.layout.norm_f.offset);
         for (index_t r = 0; r < pass.rows(); ++r)
             add_row(pass.d_x0.data() + r * d, d,
@@ -776,6 +830,12 @@ template void forward_layers(const transformer<float>&, std::span<const segment>
                              forward_state<float>&, bool);
 template void forward_layers(const transformer<double>&, std::span<const segment>, index_t, kv_cache<double>&,
                              forward_state<double>&, bool);
+template void forward_states(const transformer<float>&, std::span<const segment>, std::span<const std::int32_t>,
+                             kv_cache<float>&, forward_state<float>&, bool);
+template void forward_states(const transformer<double>&, std::span<const segment>, std::span<const std::int32_t>,
+                             kv_cache<double>&, forward_state<double>&, bool);
+template void head_logits(const transformer<float>&, const float*, index_t, float*);
+template void head_logits(const transformer<double>&, const double*, index_t, double*);
 template void forward_head(const transformer<float>&, forward_state<float>&, index_t, float*);
 template void forward_head(const transformer<double>&, forward_state<double>&, index_t, double*);
 template void backward_head(const transformer<float>&, const float*, const float*, const float*, const float*, index_t,

@@ -218,12 +218,22 @@ template <class T>
 void forward_layers(const transformer<T>& model, std::span<const segment> segments, index_t rows, kv_cache<T>& cache,
                     forward_state<T>& state, bool keep);
 
+/// What the head reads of all rows of all segments, in order: state.n (R,D). As forward_rows(), without the head.
+template <class T>
+void forward_states(const transformer<T>& model, std::span<const segment> segments,
+                    std::span<const std::int32_t> tokens, // (R)
+                    kv_cache<T>& cache, forward_state<T>& state, bool keep);
+
+/// Logits of what the head reads: the bits of forward_rows(), whatever rows come together.
+template <class T>
+void head_logits(const transformer<T>& model, const T* n, index_t rows, T* logits); // (R,D), (R,V)
+
 /// Logits of rows that left the last layer; state.n is what the head reads.
 template <class T>
 void forward_head(const transformer<T>& model, forward_state<T>& state, index_t rows, T* logits); // (R,V)
 
-/// dx (R,D): the gradient of what leaves the last layer, from that of the logits and, unless it is null, of what the head reads. norm_f (D) is
-/// added to.
+/// dx (R,D): the gradient of what leaves the last layer, from that of the logits and of what the head reads, of which either may be null.
+/// norm_f (D) is added to.
 template <class T>
 void backward_head(const transformer<T>& model, const T* x, const T* inv, const T* d_logits, const T* d_n, index_t rows,
                    T* dn, T* dx, T* norm_f); // x, d_n, dn (R,D); inv (R)
@@ -265,9 +275,16 @@ public:
     void backward(const T* d_logits,     // (N,V)
                   std::vector<T>& grad); // flat, as the weights; overwritten
 
+    /// Without the head: what it reads of all rows, kept for backward_states, and the gradients of everything before it from that of what
+    /// it reads. The gradient of the head's own weights has to be in grad already; a tied head's is added to.
+    void forward_states(T* n);                               // (N,D)
+    void backward_states(const T* dn, std::vector<T>& grad); // (N,D), flat as the weights
+
 private:
+    enum class part { all, before_head, layers }; // what a gradient is of
     void order_sequences();
-    void weight_gradients(const T* d_logits, std::vector<T>& grad); // null: of the layers alone
+    void backward(part what, const T* d_out, index_t width, std::vector<T>& grad);
+    void weight_gradients(part what, const T* d_logits, std::vector<T>& grad);
 
     const transformer<T>& model_;
     opd::thread_team& threads_;

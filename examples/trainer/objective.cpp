@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "opd/opd.hpp"
 
 namespace trainer {
@@ -28,7 +30,9 @@ draw_plan draws_for(const config& c) {
 cache_plan cache_for(const config& c) {
     cache_plan plan;
     plan.temperature = c.distill.temperature;
+    plan.budget = static_cast<std::size_t>(c.distill.hidden_budget);
     const auto part = part_estimator_of(c);
+    if (!part && c.distill.teacher_cache == "hidden") plan.what = teacher_cache::kind::hidden;
     if (!part) return plan;
     switch (*part) {
     case part_estimator::mc:
@@ -49,28 +53,56 @@ cache_plan cache_for(const config& c) {
     return plan;
 }
 
-opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
-                      float* logits, index_t v, std::int32_t version) {
-    const index_t n = batch.rows;
-    const auto temperature = static_cast<float>(c.distill.temperature);
+namespace {
+
+opd::env env_of(const row_batch& batch, std::int32_t version) {
     opd::env env;
     env.reduction = opd::reduce::token_mean;
     env.mask = opd::row_mask(batch.mask);
     env.versions = opd::vector_view<const std::int32_t>(batch.versions);
     env.version = version;
     env.offsets = opd::row_offsets<>(batch.offsets);
+    return env;
+}
+
+// A divergence over the whole vocabulary, whatever student and teacher are made of.
+template <class Student, class Teacher>
+opd::result of_whole_rows(opd::eigen_backend& backend, const opd::any_dense& divergence, const row_choice& rows,
+                          const Student& student, const Teacher& teacher, const opd::env& env) {
+    if (rows.eopd)
+        return opd::evaluate(backend, student, teacher,
+                             opd::selected{opd::weighted_sum{opd::reverse_kl{}, opd::forward_kl{}}, *rows.eopd}, env);
+    return divergence.visit([&](const auto& of) {
+        return opd::evaluate(backend, student, teacher, opd::selected{of, rows.weights}, env);
+    });
+}
+
+} // namespace
+
+opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
+                      opd::student::hidden<float> student, opd::matrix_view<const float> teacher_head,
+                      std::int32_t version) {
+    const auto divergence = dense_estimator(c);
+    if (!divergence || cache.what != teacher_cache::kind::hidden)
+        throw failure(exit_usage, fmt::format("--teacher-cache hidden: not with --estimator {}, and a cache of {}",
+                                              c.distill.estimator, name_of(cache.what)));
+    opd::teacher::hidden<float> teacher{opd::view(cache.states.data(), batch.rows, cache.entries), teacher_head,
+                                        static_cast<float>(c.distill.temperature)};
+    teacher.budget = student.budget;
+    return of_whole_rows(backend, *divergence, selector_of(c, version), student, teacher, env_of(batch, version));
+}
+
+opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
+                      float* logits, index_t v, std::int32_t version) {
+    const index_t n = batch.rows;
+    const auto temperature = static_cast<float>(c.distill.temperature);
+    const opd::env env = env_of(batch, version);
     const row_choice rows = selector_of(c, version);
     const opd::student::logits student{opd::view(logits, n, v), opd::view(logits, n, v), temperature};
 
     if (const auto dense = dense_estimator(c)) {
         const opd::teacher::dense teacher{opd::view(cache.logits.data(), n, v), temperature};
-        if (rows.eopd)
-            return opd::evaluate(backend, student, teacher,
-                                 opd::selected{opd::weighted_sum{opd::reverse_kl{}, opd::forward_kl{}}, *rows.eopd},
-                                 env);
-        return dense->visit([&](const auto& divergence) {
-            return opd::evaluate(backend, student, teacher, opd::selected{divergence, rows.weights}, env);
-        });
+        return of_whole_rows(backend, *dense, rows, student, teacher, env);
     }
     const auto part = part_estimator_of(c);
     if (!part) throw failure(exit_usage, "--estimator: no objective for '" + c.distill.estimator + "'");
@@ -102,13 +134,18 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
     }
 }
 
-double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, const std::vector<float>& student,
-                       const std::vector<float>& teacher, index_t v) {
+double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, const transformer<float>& student,
+                       const std::vector<float>& student_states, const transformer<float>& teacher,
+                       const std::vector<float>& teacher_states, std::size_t budget) {
     opd::env env;
     env.mask = opd::row_mask(batch.mask);
-    return opd::evaluate(backend, opd::student::logits{opd::view(student.data(), batch.rows, v)},
-                         opd::teacher::dense{opd::view(teacher.data(), batch.rows, v)}, opd::reverse_kl{}, env)
-        .loss;
+    const auto states = [&](const std::vector<float>& of, const transformer<float>& model) {
+        return opd::view(of.data(), batch.rows, index_t{model.shape.width});
+    };
+    opd::student::hidden<float> mine{states(student_states, student), head_of(student)};
+    opd::teacher::hidden<float> theirs{states(teacher_states, teacher), head_of(teacher)};
+    mine.budget = theirs.budget = budget;
+    return opd::evaluate(backend, mine, theirs, opd::reverse_kl{}, env).loss;
 }
 
 } // namespace trainer

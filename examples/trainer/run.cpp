@@ -24,7 +24,7 @@ std::atomic<bool> interrupted{false};
 
 config with_task_shapes(config c, const gcd_task& task) {
     for (model_shape* m : {&c.teacher_model, &c.student_model}) {
-        m->vocabulary = gcd_task::text.vocabulary();
+        m->vocabulary = std::max(c.task.vocabulary, gcd_task::text.vocabulary());
         m->max_length = task.max_length();
     }
     return c;
@@ -60,10 +60,14 @@ std::string result_settings(const config& c) { return results_json(c).dump(); }
 std::string differences(const std::string& a, const std::string& b) {
     const auto x = nlohmann::json::parse(a, nullptr, false), y = nlohmann::json::parse(b, nullptr, false);
     std::string r;
-    for (const auto& [group, settings] : y.items())
-        for (const auto& [key, value] : settings.items())
-            if (!x.contains(group) || !x[group].contains(key) || x[group][key] != value)
-                r += (r.empty() ? "" : ", ") + group + "." + key;
+    const auto add = [&](const nlohmann::json& these, const nlohmann::json& those, bool both) {
+        for (const auto& [group, settings] : these.items())
+            for (const auto& [key, value] : settings.items())
+                if (!those.contains(group) || !those[group].contains(key) || (both && those[group][key] != value))
+                    r += (r.empty() ? "" : ", ") + group + "." + key;
+    };
+    add(y, x, true);
+    add(x, y, false); // settings that only the one has
     return r;
 }
 
@@ -74,7 +78,7 @@ run::run(const command& arguments)
       task_(task_of(settings_)), teacher_(model_of(settings_, task_, true)),
       student_(model_of(settings_, task_, false)), progress_(arguments.quiet) {
     settings_ = with_task_shapes(settings_, task_);
-    const int v = task_.text.vocabulary();
+    const int v = settings_.student_model.vocabulary;
     for (const auto& [flag, value] :
          {std::pair{"--k", settings_.distill.k}, std::pair{"--budget", settings_.distill.budget}})
         if (value > v)
@@ -501,9 +505,10 @@ evaluation_result run::evaluate(const transformer<float>& model, const char* who
         // KL to the teacher along the model's own greedy responses
         const row_batch batch = pack(r.responses, 0);
         std::vector<float> own, teachers;
-        teacher_scorer(model, backend_).logits(batch.inputs, own);
-        teacher_scorer(teacher_, backend_).logits(batch.inputs, teachers);
-        r.kl = mean_reverse_kl(backend_, batch, own, teachers, model.shape.vocabulary);
+        teacher_scorer(model, backend_).states(batch.inputs, own);
+        teacher_scorer(teacher_, backend_).states(batch.inputs, teachers);
+        r.kl = mean_reverse_kl(backend_, batch, model, own, teacher_, teachers,
+                               static_cast<std::size_t>(settings_.distill.hidden_budget));
     });
     state_.tokens[static_cast<std::size_t>(clock_name::evaluation)] += r.tokens;
     std::string samples;
@@ -525,6 +530,15 @@ evaluation_result run::evaluate(const transformer<float>& model, const char* who
 // --- the report -----------------------------------------------------------------------------------------------------
 
 namespace {
+
+// What was kept of the teacher, and in how much memory.
+std::string cache_told(const nlohmann::ordered_json& c) {
+    return fmt::format(
+        "\n{:<16}{:>10}{:>14.0f} bytes a token\n{:<16}{:>24} bytes in flight at most\n{:<16}{:>24} bytes "
+        "of logits at once in the learner\n",
+        "teacher cache", c["kind"].get<std::string>(), c["bytes_a_token"].get<double>(), "",
+        c["most_bytes_in_flight"].get<std::int64_t>(), "", c["learner_logit_bytes"].get<std::int64_t>());
+}
 
 // Whether drafts paid, and what was chosen how often.
 std::string drafts_paid(const nlohmann::ordered_json& s) {
@@ -592,6 +606,7 @@ void run::report() {
         t += fmt::format("{:<16}{:>10.1f}{:>14.0f}\n", clock_names[i], seconds_[i],
                          seconds_[i] > 0 ? static_cast<double>(state_.tokens[i]) / seconds_[i] : 0.0);
     t += fmt::format("{:<16}{:>10.1f}\n", "total", total);
+    if (j["schedule"].contains("teacher_cache")) t += cache_told(j["schedule"]["teacher_cache"]);
     if (j["schedule"].contains("speculation")) t += drafts_paid(j["schedule"]["speculation"]);
     fmt::print("{}", t);
     std::fflush(stdout);

@@ -132,7 +132,7 @@ teacher_stage::score(std::span<const std::shared_ptr<const trajectory>> trajecto
     for (const auto& t : trajectories) pointers.push_back(t.get());
     std::vector<std::shared_ptr<const scored_sequence>> r;
     for (scored_sequence& s : scorer_.score(pointers, entries_, plan_))
-        r.push_back(std::make_shared<const scored_sequence>(std::move(s)));
+        r.push_back(cache_meter::counted(meter_, std::move(s)));
     return r;
 }
 

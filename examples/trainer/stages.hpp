@@ -150,8 +150,11 @@ class teacher_stage {
 public:
     using scored_type = scored_sequence;
 
-    teacher_stage(const transformer<float>& teacher, const config& c, int threads)
-        : plan_(cache_for(c)), entries_(draws_for(c).count), backend_{.threads = threads}, scorer_(teacher, backend_) {}
+    /// `meter`, if any, counts what it scores.
+    teacher_stage(const transformer<float>& teacher, const config& c, int threads,
+                  std::shared_ptr<cache_meter> meter = {})
+        : plan_(cache_for(c)), entries_(draws_for(c).count), backend_{.threads = threads}, scorer_(teacher, backend_),
+          meter_(std::move(meter)) {}
     teacher_stage(const teacher_stage&) = delete; // the scorer refers to the backend
     teacher_stage& operator=(const teacher_stage&) = delete;
 
@@ -163,6 +166,7 @@ private:
     int entries_;
     opd::eigen_backend backend_;
     teacher_scorer scorer_;
+    std::shared_ptr<cache_meter> meter_;
 };
 
 class learner_stage {

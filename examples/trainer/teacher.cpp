@@ -85,6 +85,7 @@ void join(std::span<const scored_sequence* const> sequences, teacher_cache& cach
             sequences, [=](const scored_sequence* s) -> const auto& { return s->cache.*column; });
     };
     joined(&teacher_cache::logits);
+    joined(&teacher_cache::states);
     joined(&teacher_cache::ids);
     joined(&teacher_cache::log_q);
     joined(&teacher_cache::log_tail);
@@ -108,6 +109,8 @@ std::vector<scored_sequence> teacher_scorer::score(std::span<const trajectory* c
     share(&teacher_cache::next_log_q, 1);
     if (whole.what == teacher_cache::kind::dense) {
         share(&teacher_cache::logits, model_.shape.vocabulary);
+    } else if (whole.what == teacher_cache::kind::hidden) {
+        share(&teacher_cache::states, whole.entries);
     } else {
         share(&teacher_cache::ids, whole.entries);
         share(&teacher_cache::log_q, whole.entries);
@@ -117,9 +120,18 @@ std::vector<scored_sequence> teacher_scorer::score(std::span<const trajectory* c
 }
 
 void teacher_scorer::logits(std::span<const std::vector<token>> inputs, std::vector<float>& out) {
-    const index_t v = model_.shape.vocabulary;
+    forward(inputs, model_.shape.vocabulary, out);
+}
+
+void teacher_scorer::states(std::span<const std::vector<token>> inputs, std::vector<float>& out) {
+    forward(inputs, 0, out);
+}
+
+// width: V for logits, 0 for what the head reads.
+void teacher_scorer::forward(std::span<const std::vector<token>> inputs, index_t width, std::vector<float>& out) {
+    const index_t d = model_.shape.width, columns = width > 0 ? width : d;
     const auto first = opd::offsets_of(inputs | views::transform([](const auto& tokens) { return tokens.size(); }));
-    out.resize(static_cast<std::size_t>(first.back() * v));
+    out.resize(static_cast<std::size_t>(first.back() * columns));
     std::vector<index_t> order(inputs.size());
     // longest first, so that the threads finish together
     std::iota(order.begin(), order.end(), index_t{0});
@@ -132,18 +144,85 @@ void teacher_scorer::logits(std::span<const std::vector<token>> inputs, std::vec
         thread_state& s = states_[static_cast<std::size_t>(thread)];
         const segment whole{0, 0, static_cast<index_t>(inputs[i].size())};
         s.cache.resize(model_.shape, 1, whole.count);
-        forward_rows(model_, std::span(&whole, 1), std::span<const std::int32_t>(inputs[i]), s.cache, s.forward, false,
-                     out.data() + first[i] * v);
+        float* const mine = out.data() + first[i] * columns;
+        const std::span<const std::int32_t> tokens(inputs[i]);
+        if (width > 0) return forward_rows(model_, std::span(&whole, 1), tokens, s.cache, s.forward, false, mine);
+        forward_states(model_, std::span(&whole, 1), tokens, s.cache, s.forward, false);
+        std::copy_n(s.forward.n.data(), whole.count * d, mine);
     });
+}
+
+void next_log_probs(opd::eigen_backend& backend, const transformer<float>& model, const float* states,
+                    const row_batch& batch, double temperature, std::size_t budget, std::vector<float>& logits,
+                    std::vector<float>& log_p) {
+    const index_t v = model.shape.vocabulary, d = model.shape.width, n = batch.rows;
+    constexpr index_t piece = 48; // rows of a thread
+    const auto row = sizeof(float) * static_cast<std::size_t>(v);
+    const index_t block = std::clamp<index_t>(static_cast<index_t>(budget / row), 1, std::max<index_t>(n, 1));
+    logits.resize(static_cast<std::size_t>(block * v));
+    log_p.assign(static_cast<std::size_t>(n), 0.0f);
+    for (index_t begin = 0; begin < n; begin += block) {
+        const index_t rows = std::min(block, n - begin);
+        backend.team().run((rows + piece - 1) / piece, [&](index_t i, int) {
+            const index_t at = i * piece, count = std::min(piece, rows - at);
+            const std::uint8_t* kept = batch.mask.data() + begin + at;
+            if (std::any_of(kept, kept + count, [](std::uint8_t k) { return k != 0; }))
+                head_logits(model, states + (begin + at) * d, count, logits.data() + at * v);
+        });
+        const auto mask =
+            std::span(batch.mask).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(rows));
+        opd::token_logp(backend, opd::view(std::as_const(logits).data(), rows, v),
+                        opd::view(batch.next.data() + begin, rows, 1), opd::view(log_p.data() + begin, rows, 1),
+                        static_cast<float>(temperature), opd::row_mask(mask));
+    }
+}
+
+const char* name_of(teacher_cache::kind k) {
+    switch (k) {
+    case teacher_cache::kind::dense:
+        return "dense";
+    case teacher_cache::kind::support:
+        return "support";
+    case teacher_cache::kind::samples:
+        return "samples";
+    case teacher_cache::kind::weighted:
+        return "weighted";
+    case teacher_cache::kind::hidden:
+        return "hidden";
+    }
+    return "unknown";
+}
+
+std::shared_ptr<const scored_sequence> cache_meter::counted(const std::shared_ptr<cache_meter>& meter,
+                                                            scored_sequence s) {
+    if (!meter) return std::make_shared<const scored_sequence>(std::move(s));
+    const auto bytes = static_cast<std::int64_t>(s.cache.bytes());
+    meter->rows_ += s.cache.rows();
+    meter->bytes_ += bytes;
+    const std::int64_t now = meter->now_ += bytes;
+    for (std::int64_t most = meter->most_; now > most && !meter->most_.compare_exchange_weak(most, now);) {}
+    return {new scored_sequence(std::move(s)), [meter, bytes](const scored_sequence* gone) {
+                meter->now_ -= bytes;
+                delete gone;
+            }};
 }
 
 void teacher_scorer::score(const row_batch& batch, const cache_plan& plan, teacher_cache& cache) {
     const index_t v_count = model_.shape.vocabulary;
     const bool dense = plan.what == teacher_cache::kind::dense;
-    std::vector<float>& z = dense ? cache.logits : scratch_;
-    logits(batch.inputs, z);
     cache.what = plan.what;
     cache.entries = plan.entries;
+    if (plan.what == teacher_cache::kind::hidden) {
+        teacher_cache fresh; // of what was there memory is kept
+        fresh.what = plan.what, fresh.entries = model_.shape.width;
+        fresh.states = std::move(cache.states), fresh.next_log_q = std::move(cache.next_log_q);
+        cache = std::move(fresh);
+        states(batch.inputs, cache.states);
+        return next_log_probs(backend_, model_, cache.states.data(), batch, plan.temperature, plan.budget, scratch_,
+                              cache.next_log_q);
+    }
+    std::vector<float>& z = dense ? cache.logits : scratch_;
+    logits(batch.inputs, z);
     const index_t n = batch.rows;
     const auto width = static_cast<std::size_t>(dense ? 0 : plan.entries);
     const auto temperature = static_cast<float>(plan.temperature);

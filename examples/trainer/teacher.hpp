@@ -7,9 +7,14 @@
 //
 // What the teacher says of a sequence does not depend on what it is scored with: a batch can be scored in any parts, in
 // any order, and `join` of the parts has the bits of scoring it at once.
+//
+// A teacher whose whole row is wanted is kept as its V logits a row (dense) or as the D numbers that its head makes them of (hidden): the
+// learner has that head, makes the logits for a block of rows at a time, and no row of V is kept or sent.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,21 +47,29 @@ row_batch pack(std::span<const trajectory* const> trajectories, int entries);
 
 /// What is kept of the teacher at the rows of a batch.
 struct teacher_cache {
-    enum class kind { dense, support, samples, weighted } what = kind::dense;
-    friend constexpr kind last_of(kind) { return kind::weighted; }
+    enum class kind { dense, support, samples, weighted, hidden } what = kind::dense;
+    friend constexpr kind last_of(kind) { return kind::hidden; }
     std::vector<float> logits;     ///< (N,V) dense
-    int entries = 0;               ///< the others
+    std::vector<float> states;     ///< (N,D) hidden: what the teacher's head reads
+    int entries = 0;               ///< the others; hidden: D
     std::vector<std::int32_t> ids; ///< (N, entries)
     std::vector<float> log_q;      ///< (N, entries)
     std::vector<float> log_tail;   ///< (N) support: log of the teacher's mass outside it
     std::vector<float> next_log_q; ///< (N) of the token that follows; 0 where masked
 
     index_t rows() const { return static_cast<index_t>(next_log_q.size()); }
+    /// Of all columns: what is sent to the learner, and kept until it is learnt from.
+    std::size_t bytes() const {
+        return sizeof(float) * (logits.size() + states.size() + log_q.size() + log_tail.size() + next_log_q.size()) +
+               sizeof(std::int32_t) * ids.size();
+    }
     template <class A>
     void fields(A& a) {
         a(what, logits, entries, ids, log_q, log_tail, next_log_q);
+        if (what == kind::hidden) a(states);
     }
 };
+const char* name_of(teacher_cache::kind k);
 
 /// What is kept of the teacher at the rows of one sequence.
 struct scored_sequence {
@@ -68,16 +81,39 @@ struct scored_sequence {
     }
 };
 
+/// Counts what teachers have scored and no learner has learnt from yet. For all threads.
+class cache_meter {
+public:
+    /// The sequence, counted as long as anybody has it.
+    static std::shared_ptr<const scored_sequence> counted(const std::shared_ptr<cache_meter>& meter, scored_sequence s);
+
+    std::int64_t rows() const { return rows_; }           ///< scored so far
+    std::int64_t bytes() const { return bytes_; }         ///< of these
+    std::int64_t in_flight() const { return now_; }       ///< bytes
+    std::int64_t most_in_flight() const { return most_; } ///< bytes
+
+private:
+    std::atomic<std::int64_t> rows_{0}, bytes_{0}, now_{0}, most_{0};
+};
+
 /// The cache of a batch whose sequences are these, in this order: pack the trajectories in the same one.
 void join(std::span<const scored_sequence* const> sequences, teacher_cache& cache);
 
 /// What the learner's estimator needs.
 struct cache_plan {
     teacher_cache::kind what = teacher_cache::kind::dense;
-    int entries = 0;           ///< k, m or B
+    int entries = 0;           ///< k, m or B; hidden: D
     bool teacher_top_k = true; ///< support: the teacher's top k, else the ids that rollout recorded
     double temperature = 1;
+    std::size_t budget =
+        std::size_t{4} << 20; ///< hidden: bytes of logits that are there at once, for the tokens that follow
 };
+
+/// log p of the tokens that follow (N), 0 where masked, from what the model's head reads (N,D): its logits are made for as many rows at a time
+/// as `budget` bytes hold, one at least, in `logits`. The bits of token_logp of all logits.
+void next_log_probs(opd::eigen_backend& backend, const transformer<float>& model, const float* states,
+                    const row_batch& batch, double temperature, std::size_t budget, std::vector<float>& logits,
+                    std::vector<float>& log_p);
 
 class teacher_scorer {
 public:
@@ -94,7 +130,11 @@ public:
     /// The model's logits at all rows of some sequences. (N,V)
     void logits(std::span<const std::vector<token>> inputs, std::vector<float>& out);
 
+    /// What its head makes them of. (N,D)
+    void states(std::span<const std::vector<token>> inputs, std::vector<float>& out);
+
 private:
+    void forward(std::span<const std::vector<token>> inputs, index_t width, std::vector<float>& out);
     struct thread_state {
         kv_cache<float> cache;
         forward_state<float> forward;
@@ -102,7 +142,7 @@ private:
     const transformer<float>& model_;
     opd::eigen_backend& backend_;
     std::vector<thread_state> states_;
-    std::vector<float> scratch_; // (N,V)
+    std::vector<float> scratch_; // (N,V); hidden: a block of it
 };
 
 } // namespace trainer

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// One character, one token.
+// One character, one token. Ids beyond the symbols are padding of a model's vocabulary: they read as '?', which no text has.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct tokenizer {
     }
     std::string decode(std::span<const token> tokens) const {
         std::string r;
-        for (token t : tokens) r += symbols[static_cast<std::size_t>(t)];
+        for (token t : tokens) r += t < vocabulary() ? symbols[static_cast<std::size_t>(t)] : '?';
         return r;
     }
 };

@@ -247,3 +247,58 @@ TEST_CASE("weight gradients do not depend on the number of threads") {
         CHECK(std::memcmp(first.data(), grad.data(), grad.size() * sizeof(float)) == 0);
     }
 }
+
+TEST_CASE("without the head: the gradient of what it reads gives the others, and adds to a tied head's") {
+    for (bool tied : {false, true}) {
+        const model_shape shape{.vocabulary = 15,
+                                .width = 20,
+                                .layers = 2,
+                                .heads = 4,
+                                .kv_heads = 2,
+                                .head_dim = 8,
+                                .ffn = 24,
+                                .tied = tied,
+                                .max_length = 64};
+        transformer<double> model(shape);
+        model.initialise(9);
+        const auto sequences = random_sequences(15, {3, 40, 17, 1});
+        opd::thread_team threads(2);
+        training_pass<double> pass(model, threads), other(model, threads);
+        const index_t rows = pass.set_sequences(sequences), v = shape.vocabulary, d = shape.width;
+        std::vector<double> logits(static_cast<std::size_t>(rows * v)), n(static_cast<std::size_t>(rows * d)),
+            dn(n.size());
+        std::vector<double> expected, grad(model.weights.size(), 7.0);
+        pass.forward(logits.data());
+        const auto dz = coefficients<double>(rows * v);
+        pass.backward(dz.data(), expected);
+        REQUIRE(other.set_sequences(sequences) == rows);
+        other.forward_states(n.data());
+        const double* w = model.at(model.layout.head);
+        double* dw = grad.data() + model.layout.head.offset;
+        std::fill_n(dw, v * d, 0.0);
+        double wrong = 0;
+        for (index_t r = 0; r < rows; ++r)
+            for (index_t i = 0; i < v; ++i) {
+                double z = 0;
+                const auto at = static_cast<std::size_t>(r * v + i);
+                for (index_t j = 0; j < d; ++j) {
+                    const auto state = static_cast<std::size_t>(r * d + j);
+                    z += n[state] * w[i * d + j];
+                    dn[state] += dz[at] * w[i * d + j];
+                    dw[i * d + j] += dz[at] * n[state];
+                }
+                wrong = std::max(wrong, std::abs(z - logits[at]));
+            }
+        CHECK(wrong < 1e-12);
+        other.backward_states(dn.data(), grad);
+        double error = 0, norm = 0;
+        for (std::size_t i = 0; i < grad.size(); ++i) {
+            error = std::max(error, std::abs(grad[i] - expected[i]));
+            norm = std::max(norm, std::abs(expected[i]));
+        }
+        CHECK(error < 1e-12 * norm);
+        CHECK(norm > 0);
+        std::vector<double> none;
+        CHECK_THROWS_AS(other.backward_states(dn.data(), none), std::invalid_argument);
+    }
+}
