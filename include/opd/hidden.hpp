@@ -46,7 +46,7 @@ namespace detail {
 
 /// What hidden states and heads are stored as.
 template <class X, space Space>
-inline constexpr bool states_for = std::is_same_v<X, float> || (Space == space::device && brain_float<X>);
+inline constexpr bool states_for = std::is_same_v<X, float> || brain_float<X>;
 
 /// Logits of the rows [first, first + …) as a backend has made them: what a hidden source's tiles point into.
 struct logit_block {
@@ -78,9 +78,6 @@ void check_head(const char* name, const Hidden& h) {
                                                  std::to_string(h.w.rows));
     if (!(h.soft_cap >= 0) || !(h.soft_cap <= 1e30f))
         throw invalid_input(member(".soft_cap"), "must be finite and at least 0");
-    if (h.x.rows > 0 && h.budget < h.bytes_of_row())
-        throw invalid_input(member(".budget"), "is " + std::to_string(h.budget) + " bytes; a row takes " +
-                                                   std::to_string(h.bytes_of_row()));
 }
 
 } // namespace detail
@@ -121,10 +118,6 @@ struct hidden {
     float* gradient_tile(row_place at, index_t begin) const { return block.gradient_row(at.row, w.rows) + begin; }
     float& gradient_at(row_place at, index_t id) const { return gradient_tile(at, 0)[id]; }
 
-    /// Bytes of a block for each of its rows. In place, but for a soft-cap: its derivative needs the logits.
-    std::size_t bytes_of_row() const {
-        return sizeof(float) * static_cast<std::size_t>(w.rows) * (has_gradient() && soft_cap > 0 ? 2 : 1);
-    }
     void validate() const {
         detail::check_head("student", *this);
         const auto same = [](const char* name, const auto& v, index_t rows, index_t cols) {
@@ -182,8 +175,6 @@ struct hidden {
     const float* tile(row_place at, index_t begin) const { return block.row(at.row, w.rows) + begin; }
     float logit(row_place at, index_t id) const { return tile(at, 0)[id]; }
 
-    /// Bytes of a block for each of its rows.
-    std::size_t bytes_of_row() const { return sizeof(float) * static_cast<std::size_t>(w.rows); }
     void validate() const { opd::detail::check_head("teacher", *this); }
 };
 template <class X, class W, space S>

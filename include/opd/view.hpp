@@ -42,6 +42,11 @@ template <class Source>
 inline constexpr bool in_blocks = requires {
     Source::in_blocks;
 };
+/// Whether it makes them a tile of the vocabulary at a time too, and what a tile held is gone when the next one comes.
+template <class Source>
+inline constexpr bool made_in_tiles = requires {
+    Source::made_in_tiles;
+};
 /// Whether all of a row's logits, and of its gradient, lie side by side until the row is done: rows may go by without tiles.
 template <class Source>
 inline constexpr bool whole_rows = materialised<Source> || in_blocks<Source>;

@@ -93,7 +93,7 @@ void each_budget(index_t v, F&& f) {
     for (const int threads : {1, 2})
         for (const std::size_t rows : {std::size_t{1}, std::size_t{4}, std::size_t{1000}}) {
             cpu_backend be{.threads = threads};
-            f(be, sizeof(float) * std::size_t(v) * rows);
+            f(be, sizeof(float) * std::size_t(v) * rows + (std::size_t{1} << 15)); // and the products' own
         }
 }
 
@@ -297,7 +297,8 @@ TEST_CASE("arenas, and what is refused") {
     refused([&] { score(be, warm, other.into(ids)); }, "teacher.temperature", "1e-6");
     auto few = source;
     few.budget = 10;
-    refused([&] { score(be, few, other.into(ids)); }, "teacher.budget", "a row takes 2000");
+    refused([&] { score(be, few, other.into(ids)); }, "teacher.budget",
+            ("is 10 bytes; a row takes " + std::to_string(budget_for(few, 1))).c_str());
     auto nothing = source;
     nothing.w.data = nullptr;
     refused([&] { draw(be, nothing, design::greedy{}, {}, t.to(design::greedy{})); }, "teacher.w", "null");

@@ -29,7 +29,7 @@ TEST_CASE("hidden states give what their logits give, whatever the budget") {
             const floats y = t.logits();
             const teacher::dense known{view(y.data(), n, v)};
             compare(s, teacher_of(t), known, reverse_kl{});
-            compare(s, teacher_of(t, sizeof(float) * std::size_t(v)), known, jsd{});
+            compare(s, teacher_of(t, budget_for(teacher_of(t), 1)), known, jsd{});
             compare(s, known, known, forward_kl{}); // one side alone
             std::vector<std::uint8_t> mask(std::size_t(n), 1);
             for (index_t r = 0; r < n; r += 3) mask[std::size_t(r)] = 0;
@@ -131,7 +131,8 @@ TEST_CASE("temperatures, beta and collected heads") {
                                              teacher::dense{view(y.data(), n, v), 2.0f}, reverse_kl{})
                                         .loss));
     check_gradients(s, z, dz, once);
-    auto more = student_of(s, twice, sizeof(float) * std::size_t(2 * v));
+    auto more = student_of(s, twice);
+    more.budget = budget_for(more, 2);
     more.temperature = 0.7f, more.beta_head = 0.5f;
     evaluate(be, more, cache, reverse_kl{}, {.beta = 3});
     for (std::size_t i = 0; i < once.dx.size(); ++i)
@@ -179,21 +180,90 @@ TEST_CASE("an arena of the bytes that are asked for does, and a smaller one is r
     const index_t n = 20, v = 300;
     const side s(n, v, 12, 1, true, 4.0f), t(n, v, 12, 2);
     gradients g(s);
-    const auto source = student_of(s, g, sizeof(float) * std::size_t(2 * v * 6));
+    auto source = student_of(s, g);
+    source.budget = budget_for(source, 6);
     cpu_backend be;
     const std::size_t bytes = workspace_bytes(be, source, teacher_of(t), reverse_kl{});
-    const floats z = s.logits(), y = t.logits();
-    floats dz(z.size());
-    const std::size_t plain = workspace_bytes(be, student::logits{view(z.data(), n, v), view(dz.data(), n, v)},
-                                              teacher::dense{view(y.data(), n, v)}, reverse_kl{}),
-                      three_blocks = sizeof(float) * std::size_t(3 * v * 6);
-    CHECK(bytes >= plain + three_blocks);
-    CHECK(bytes <= plain + three_blocks + 4 * 64); // and their alignment
+    // what rows need anyway, the blocks of both sides, the products' own
+    const std::size_t own = opd::detail::worker_floats::bytes;
+    CHECK(bytes >= source.budget + budget_for(teacher_of(t), 6) + own);
+    CHECK(bytes <= source.budget + budget_for(teacher_of(t), 6) + own + 20 * sizeof(result) + 1024);
     std::vector<std::byte> memory(bytes);
     be.arena = memory;
     CHECK(evaluate(be, source, teacher_of(t), reverse_kl{}).loss > 0);
     be.arena = std::span(memory).first(bytes / 2);
     CHECK_THROWS_AS(evaluate(be, source, teacher_of(t), reverse_kl{}), invalid_input);
+}
+
+TEST_CASE("tiles of the vocabulary: where a budget holds no whole rows, or few") {
+    const index_t n = 300, v = 5000; // two blocks of rows
+    const side s(n, v, 12, 1, true, 4.0f), t(n, v - 700, 20, 2, true);
+    gradients whole(s, 1), tiled(s, 2);
+    const env e{.vocab = vocabulary::drop_and_renormalise};
+    auto student = student_of(s, tiled);
+    auto teacher = teacher_of(t);
+    const auto plan = [&](const auto& estimator) {
+        return opd::detail::host_plan_of(checked_job(cpu_backend{}, student, teacher, estimator, e));
+    };
+    CHECK(plan(reverse_kl{}).tile == 0);
+    CHECK(plan(reverse_kl{}).block == n);
+    for (const index_t rows : {8, 60, 120}) {
+        student.budget = budget_for(student, rows, 1024), teacher.budget = budget_for(teacher, rows, 1024);
+        if (rows == 8) CHECK(plan(reverse_kl{}).tile == 1024); // two whole rows
+        CHECK(plan(reverse_kl{}).block <= rows);
+        const auto same = [&](const auto& estimator) {
+            for (const int threads : {1, 2}) {
+                cpu_backend be{.threads = threads};
+                const auto expected = evaluate(be, student_of(s, whole), teacher_of(t), estimator, e);
+                CHECK(evaluate(be, student, teacher, estimator, e).loss == expected.loss);
+                CHECK(tiled == whole);
+            }
+        };
+        same(reverse_kl{}), same(forward_kl{}), same(jsd{}), same(alpha_divergence{0.3f});
+    }
+    // a row of a tile is the least that there is
+    student.budget = budget_for(student, 1, 1024);
+    CHECK(plan(reverse_kl{}).block == 1);
+    student.budget -= 1;
+    CHECK_THROWS_WITH_AS(plan(reverse_kl{}), doctest::Contains("student.budget"), invalid_input);
+}
+
+TEST_CASE("tiles: rows that float does not carry, that are infinite, bad or masked, and near p = q") {
+    const index_t n = 9, v = 4000;
+    side s(n, v, 6, 1), t(n, v, 6, 2);
+    t.w = s.w;
+    for (std::size_t i = 0; i < t.x.size(); ++i) t.x[i] = s.x[i] * (1 + 1e-6f * float(i % 3)); // near equality
+    for (const std::size_t j : {0, 1, 2, 3, 4, 5}) {
+        s.x[1 * 6 + j] *= 300, t.x[1 * 6 + j] *= -300;            // far apart
+        s.x[2 * 6 + j] *= 40, t.x[2 * 6 + j] *= -20;              //
+        s.x[3 * 6 + j] = std::numeric_limits<float>::quiet_NaN(); // bad
+    }
+    t.bias.assign(std::size_t(v), 0.f), s.bias = t.bias;
+    for (std::size_t i = 3000; i < 3500; ++i) t.bias[i] = -std::numeric_limits<float>::infinity(); // a filter
+    for (std::size_t i = 0; i < 20; ++i) s.bias[i] = t.bias[i] = -std::numeric_limits<float>::infinity();
+    std::vector<std::uint8_t> mask(std::size_t(n), 1);
+    mask[5] = 0;
+    for (const auto act : {infinite::action::skip, infinite::action::floor}) {
+        const env e{.mask = mask, .on_infinite = {.act = act}};
+        const auto same = [&](const auto& estimator) {
+            gradients whole(s, 1), tiled(s, 2);
+            floats losses(std::size_t(n), 0.f), same_losses(std::size_t(n), 1.f);
+            cpu_backend be{.threads = 2};
+            env with = e;
+            with.losses = losses;
+            const auto expected = evaluate(be, student_of(s, whole), teacher_of(t), estimator, with);
+            auto student = student_of(s, tiled);
+            auto teacher = teacher_of(t);
+            student.budget = budget_for(student, n, 1024), teacher.budget = budget_for(teacher, n, 1024);
+            REQUIRE(opd::detail::host_plan_of(checked_job(be, student, teacher, estimator, e)).tile > 0);
+            with.losses = same_losses;
+            const auto got = evaluate(be, student, teacher, estimator, with);
+            CHECK(equal_bits(losses, same_losses));
+            check_diagnostics(got.diagnostics, expected.diagnostics);
+            CHECK(tiled == whole);
+        };
+        same(reverse_kl{}), same(forward_kl{}), same(jsd{}), same(chi_squared{});
+    }
 }
 
 TEST_CASE("the largest of calls has room for its spans, and the last is compared with the first") {
@@ -238,7 +308,7 @@ TEST_CASE("what cannot be is refused by name, before anything is written") {
             "not (8, 4)");
     refused(changed([&](auto& x) { x.dx = view(g.dx.data(), n, d - 1); }), teacher_of(t), "student.dx", "shape");
     refused(changed([&](auto& x) { x.db.size = v - 1; }), teacher_of(t), "student.db", "9 entries");
-    refused(changed([&](auto& x) { x.budget = 39; }), teacher_of(t), "student.budget", "a row takes 40");
+    refused(changed([&](auto& x) { x.budget = 39; }), teacher_of(t), "student.budget", "is 39 bytes; a row takes");
     refused(changed([&](auto& x) { x.soft_cap = -1; }), teacher_of(t), "student.soft_cap", "at least 0");
     refused(changed([&](auto& x) { x.temperature = 0; }), teacher_of(t), "student.temperature", "1e-6");
     refused(changed([&](auto& x) { x.dw = view(g.dx.data(), v, d); }), teacher_of(t), "student.d", "overlaps");
@@ -246,7 +316,7 @@ TEST_CASE("what cannot be is refused by name, before anything is written") {
             "overlaps student.x");
     auto few = teacher_of(t);
     few.budget = 1;
-    refused(student_of(s, g), few, "teacher.budget", "40");
+    refused(student_of(s, g), few, "teacher.budget", std::to_string(budget_for(few, 1)).c_str());
     auto nothing = teacher_of(t);
     nothing.x.data = nullptr;
     refused(student_of(s, g), nothing, "teacher.x", "null");

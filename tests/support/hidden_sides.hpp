@@ -80,6 +80,12 @@ inline teacher::hidden<float> teacher_of(const side& t, std::size_t budget = std
     return {.x = t.states(), .w = t.head(), .bias = t.biases(), .soft_cap = t.cap, .budget = budget};
 }
 
+/// The budget that holds so many rows of so many ids, for the CPU.
+template <class Hidden>
+std::size_t budget_for(const Hidden& h, index_t rows, index_t ids = index_t{1} << 60) {
+    return opd::detail::block_memory(h, rows, std::min(ids, h.vocab())).bytes;
+}
+
 inline double distance(const floats& a, const std::vector<double>& b) {
     double far = 0, size = 0;
     for (std::size_t i = 0; i < a.size(); ++i) far += std::pow(double(a[i]) - b[i], 2), size += b[i] * b[i];
@@ -154,18 +160,21 @@ result compare(const side& s, const Teacher& teacher, const Materialised& known,
     CHECK(same_lse == lse);
     check_gradients(s, z, dz, first);
     // budgets and threads change no bit
-    const std::size_t row = sizeof(float) * std::size_t(s.v) * (s.cap > 0 ? 2 : 1);
     for (const int threads : {1, 2})
-        for (const std::size_t rows : {std::size_t{1}, std::size_t{3}, std::size_t{7}}) {
-            cpu_backend other{.threads = threads};
-            gradients again(s, 3);
-            auto small = student_of(s, again, rows * row);
-            more(small);
-            const result r = evaluate(other, small, teacher, estimator, with);
-            CHECK(r.loss == got.loss);
-            CHECK(equal_bits(same_losses, losses));
-            CHECK(again == first);
-        }
+        for (const index_t rows : {1, 3, 7})
+            for (const index_t ids : {index_t{1} << 60, index_t{1024}, index_t{4096}}) {
+                if (ids < s.v && !opd::detail::may_tile<decltype(checked_job(be, source, teacher, estimator))>)
+                    continue;
+                cpu_backend other{.threads = threads};
+                gradients again(s, 3);
+                auto small = student_of(s, again);
+                more(small);
+                small.budget = budget_for(small, rows, ids);
+                const result r = evaluate(other, small, teacher, estimator, with);
+                CHECK(r.loss == got.loss);
+                CHECK(equal_bits(same_losses, losses));
+                CHECK(again == first);
+            }
     // nor does what is not asked for: the value alone
     auto value = student_of(s, first);
     value.dx = value.dw = {}, value.db = {};

@@ -6,10 +6,15 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <new>
 #include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
 
 #include "opd/backends/gathered_logits.hpp"
 #include "opd/backends/logit_blocks.hpp"
+#include "opd/backends/logit_tiles.hpp"
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
 #include "opd/detail/lane_engine.hpp"
@@ -41,6 +46,7 @@ struct host_plan {
     index_t rows, at_once, group, groups;
     std::size_t factors, partials, scratch_of_row, states, scratch; ///< bytes; scratch is per worker
     index_t block = 0;      ///< rows whose logits are there together, a group each; 0: they are not made here
+    index_t tile = 0;       ///< ids of them that are; 0: all of the vocabulary
     std::size_t blocks = 0; ///< bytes of these
 
     /// `at_once`: rows in hand together, whose states a worker keeps. `one_by_one`: a group a row, so that they may be cut anywhere.
@@ -110,16 +116,93 @@ inline constexpr bool has_blocks<Job> = in_blocks<typename decltype(Job::z)::sou
 template <class Z, class Cache, class L, class Source> // whose rows make those of their sets
 inline constexpr bool has_blocks<kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>> = false;
 
-/// Blocks as large as every side's budget allows.
+/// Whether a job's logits may be made a tile at a time: its rows read them in order alone.
+template <class Job>
+inline constexpr bool may_tile = false;
+template <class Student, class Teacher, class Estimator>
+inline constexpr bool may_tile<row_job<Student, Teacher, Estimator, space::host>> =
+    divergence<Estimator>&& Teacher::kind == cache_kind::dense && !is_lumped<Teacher> &&
+    has_blocks<row_job<Student, Teacher, Estimator, space::host>>;
+
+/// A job with its sides as sources of tiles.
+template <class Job, class Tiles>
+auto by_tile(const Job& job, const Tiles& tiles) {
+    const auto student = student_of(tiles.student);
+    const auto teacher = teacher_of(tiles.teacher);
+    using job_type = row_job<std::remove_const_t<decltype(student)>, std::remove_const_t<decltype(teacher)>,
+                             decltype(job.estimator), space::host>;
+    return job_type{student, teacher, job.estimator, job.env, job.rows, job.vocab};
+}
+template <class Job>
+auto tiles_of(const Job& job, index_t rows, index_t ids, carver& memory, thread_team& team, worker_floats workers) {
+    constexpr index_t whole = index_t{1} << 60;
+    auto student = side_of(job.student, rows, ids > 0 ? ids : whole, memory);
+    auto teacher = side_of(job.teacher, rows, ids > 0 ? ids : whole, memory);
+    return block_tiles<decltype(student), decltype(teacher)>{student, teacher, job.vocab, team, workers};
+}
+template <class Job>
+using tile_state = typename decltype(rows_of<lane_engine>(
+    by_tile(std::declval<const Job&>(), tiles_of(std::declval<const Job&>(), 0, 0, std::declval<carver&>(),
+                                                 std::declval<thread_team&>(), worker_floats{})),
+    host_frame{}))::state_type;
+
+/// How large the blocks are, within every side's budget; rows or tiles of rows, whichever costs less: a tile's logits are made again for every
+/// pass over a row, and every block reads the heads again. Throws invalid_input where a budget does not hold one row.
 template <class Job>
 void plan_blocks(const Job& job, host_plan& plan) {
-    plan.block = std::max<index_t>(plan.rows, 1);
-    each_made(job, [&](const auto& side) {
-        const std::size_t row = std::max<std::size_t>(1, side.bytes_of_row());
-        plan.block = std::min(plan.block, static_cast<index_t>(side.budget / row));
-    });
-    plan.block = std::max<index_t>(plan.block, 1);
-    each_made(job, [&](const auto& side) { plan.blocks += block_memory(side, plan.block).bytes(); });
+    const auto bytes = [](const auto& side, index_t rows, index_t ids) {
+        return block_memory(side, rows, std::min(ids, side.vocab())).bytes;
+    };
+    const auto rows_within = [&](index_t ids, index_t most) {
+        each_made(job, [&](const auto& side) {
+            index_t low = 0, high = most + 1; // holds `low`, not `high`
+            while (high - low > 1) {
+                const index_t middle = low + (high - low) / 2;
+                (bytes(side, middle, ids) <= side.budget ? low : high) = middle;
+            }
+            most = low;
+        });
+        return most;
+    };
+    constexpr index_t whole = index_t{1} << 60;
+    const index_t n = std::max<index_t>(plan.rows, 1);
+    plan.block = rows_within(whole, n), plan.tile = 0;
+    index_t least = whole;
+    if constexpr (may_tile<Job>) {
+        constexpr double operations_a_byte = 16; // of a processor, about
+        constexpr int passes = single_sweep_divergence<decltype(job.estimator)> ? 1 : 2;
+        const auto cost = [&](index_t rows, bool tiled) {
+            double per_row = 0, per_block = 0; // operations; bytes of heads
+            bool back = false;
+            each_made(job, [&](const auto& side) { back |= drains(side); });
+            each_made(job, [&](const auto& side) {
+                const double size = double(side.vocab()) * double(side.x.cols), times = tiled ? passes + back : 1;
+                per_row += 2 * size * times, per_block += double(sizeof *side.w.data) * size * times;
+                if constexpr (requires { side.dx; }) {
+                    if (!side.dx.empty()) per_row += 2 * size, per_block += double(sizeof *side.w.data) * size;
+                    if (!side.dw.empty()) per_row += 2 * size, per_block += 2 * sizeof(float) * size;
+                }
+            });
+            return double(n) * per_row + double((n + rows - 1) / rows) * per_block * operations_a_byte;
+        };
+        for (index_t ids = stretch_of_ids; ids >= 1024; ids /= 2) {
+            const index_t rows = rows_within(ids, std::min(n, rows_of_tiles));
+            if (rows > 0 && (plan.block == 0 || cost(rows, true) < cost(plan.block, plan.tile > 0)))
+                plan.block = rows, plan.tile = ids;
+        }
+        least = 1024;
+    }
+    if (plan.block == 0)
+        each_made(job, [&](const auto& side) {
+            if (const std::size_t row = bytes(side, 1, least); row > side.budget)
+                throw invalid_input(std::string(name_of<std::remove_cvref_t<decltype(side)>>()) + ".budget",
+                                    "is " + std::to_string(side.budget) + " bytes; a row takes " + std::to_string(row));
+        });
+    each_made(job,
+              [&](const auto& side) { plan.blocks += bytes(side, plan.block, plan.tile > 0 ? plan.tile : whole); });
+    if constexpr (may_tile<Job>)
+        if (plan.tile > 0) plan.blocks += host_plan::aligned(sizeof(tile_state<Job>) * std::size_t(plan.block));
+    plan.scratch = std::max(plan.scratch, worker_floats::bytes);
 }
 /// Blocks of rows with the gradients of `width` ids each.
 template <class Student>
@@ -133,13 +216,19 @@ void plan_gathered(const Student& student, index_t width, host_plan& plan) {
 template <has_lanes Job>
 host_plan host_plan_of(const Job& job) {
     const host_frame frame = host_frame_of(job);
-    const auto rows = rows_of<lane_engine>(job, frame);
-    host_plan plan{frame.rows, rows.scratch_bytes(), at_once_of(static_cast<const Job*>(nullptr)),
-                   sizeof(typename decltype(rows_of<lane_engine>(job, frame))::state_type),
-                   has_blocks<Job> || gathers<Job>};
-    if constexpr (has_blocks<Job>) plan_blocks(job, plan);
-    if constexpr (gathers<Job>) plan_gathered(job.student, rows.width(), plan);
-    return plan;
+    if constexpr (may_tile<Job>) { // nothing of a row is in scratch
+        host_plan plan{frame.rows, 0, 1, 0, true};
+        plan_blocks(job, plan);
+        return plan;
+    } else {
+        const auto rows = rows_of<lane_engine>(job, frame);
+        host_plan plan{frame.rows, rows.scratch_bytes(), at_once_of(static_cast<const Job*>(nullptr)),
+                       sizeof(typename decltype(rows_of<lane_engine>(job, frame))::state_type),
+                       has_blocks<Job> || gathers<Job>};
+        if constexpr (has_blocks<Job>) plan_blocks(job, plan);
+        if constexpr (gathers<Job>) plan_gathered(job.student, rows.width(), plan);
+        return plan;
+    }
 }
 
 /// Rows of the groups [first, last), over the team.
@@ -171,30 +260,63 @@ void run_groups(const Job& job, const host_frame& frame, const host_plan& plan, 
 template <class Job>
 void run_blocks(Job job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
                 std::byte* memory) {
-    std::byte* rest = nullptr; // of what goes back
+    const worker_floats workers{scratch, plan.scratch};
+    const auto memory_of = [&](auto& side, std::byte* at) { return block_memory(side, plan.block, side.vocab(), at); };
+    std::byte* next = memory;
     each_made(job, [&](auto& side) {
-        const block_memory sizes(side, plan.block);
-        auto* const gradient = memory + (sizes.gradient > 0 ? sizes.logits : 0);
-        side.block = {reinterpret_cast<float*>(memory), reinterpret_cast<float*>(gradient), 0};
-        if constexpr (requires { side.dx; }) {
-            rest = memory + sizes.logits + sizes.gradient;
-            frame.env.beta = 0; // of the block; drain() has the caller's
-        }
-        memory += sizes.bytes();
+        const auto own = memory_of(side, next);
+        side.block = {own.logits, own.gradient, 0};
+        if (drains(side)) frame.env.beta = 0; // of the block; the caller's is for what goes back
+        next += own.bytes;
     });
     for (index_t begin = 0; begin == 0 || begin < plan.rows;
          begin += plan.block) { // without rows a head's gradient is 0 all the same
         const index_t end = std::min(begin + plan.block, plan.rows);
+        next = memory;
         each_made(job, [&](auto& side) {
+            const auto own = memory_of(side, next);
+            next += own.bytes;
             side.block.first = begin;
-            fill(side, begin, end, frame.env.mask, team);
+            const row_list rows = list_of(begin, end, own.wanted, [&](index_t r) { return frame.env.mask.kept(r); });
+            ready_states(side, own, rows, team);
+            fill(side, own, rows, begin, side.vocab(), 0, side.vocab(), team, workers);
         });
         run_groups(job, frame, plan, begin, end, team, scratch);
         if constexpr (requires { job.student; })
             if constexpr (in_blocks<decltype(job.student)>)
                 if (job.student.has_gradient())
-                    drain(job.student, begin, end, is_lumped<decltype(job.teacher)> ? job.student.vocab() : job.vocab,
-                          job.env.beta, begin == 0, team, rest);
+                    drain_block(job.student, memory_of(job.student, memory), begin, end,
+                                is_lumped<decltype(job.teacher)> ? job.student.vocab() : job.vocab, job.env.beta,
+                                begin == 0, team, workers);
+    }
+}
+
+/// The same of rows that may be made a tile of the vocabulary at a time, as the plan has it: then all rows of a block walk from phase to
+/// phase together.
+template <class Job>
+void run_tiles(const Job& job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
+               std::byte* memory) {
+    using state = tile_state<Job>;
+    carver from{memory};
+    auto* const states = plan.tile > 0 ? from.take<state>(plan.block) : nullptr;
+    auto tiles = tiles_of(job, plan.block, plan.tile, from, team, worker_floats{scratch, plan.scratch});
+    frame.env.beta = 0; // of the block; what goes back has the caller's
+    const auto tiled = by_tile(job, tiles);
+    for (index_t begin = 0; begin == 0 || begin < plan.rows;
+         begin += plan.block) { // without rows a head's gradient is 0 all the same
+        const index_t end = std::min(begin + plan.block, plan.rows);
+        tiles.move_to(begin, end, job.env.beta);
+        if (plan.tile > 0) {
+            const auto rows = rows_of<lane_engine>(tiled, frame);
+            run_block(rows, begin, end, states, tiles, team);
+            for (index_t i = 0; i < end - begin; ++i) frame.partials[begin + i] = states[i].partial;
+        } else {
+            tiles.ready([&](index_t r) { return frame.env.mask.kept(r); }, false);
+            tiles.make(0, job.vocab);
+            run_groups(tiled, frame, plan, begin, end, team, scratch);
+            tiles.back_all();
+        }
+        tiles.finish();
     }
 }
 
@@ -223,9 +345,11 @@ result run_on_host(const Job& job, const host_plan& plan, thread_team& team, std
     host_frame frame = host_frame_of(job);
     row_factors(frame.env, plan.rows, factors);
     frame.group = plan.group, frame.factors = factors, frame.partials = partials;
-    if constexpr (has_blocks<Job>)
+    if constexpr (may_tile<Job>) {
+        run_tiles(job, frame, plan, team, scratch, blocks);
+    } else if constexpr (has_blocks<Job>) {
         run_blocks(job, frame, plan, team, scratch, blocks);
-    else if constexpr (gathers<Job>)
+    } else if constexpr (gathers<Job>)
         run_gathered(job, frame, plan, team, scratch, blocks);
     else
         run_groups(job, frame, plan, 0, plan.groups, team, scratch);

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <type_traits>
 
 #include "opd/backends/logit_blocks.hpp"
 #include "opd/config.hpp"
@@ -33,7 +34,8 @@ template <class Hidden, class Slots, class T>
 void gather_logits(const Hidden& h, index_t row, const Slots& slots, T* z) {
     constexpr index_t most = 64, piece = 128; // ids, numbers of each
     float rows[most * piece], y[most], bias[most];
-    const float* x = h.x.row(row);
+    const stored_head x{h.x.data, h.x.stride};
+    float states[piece];
     for (index_t from = 0; from < slots.count; from += most) {
         const index_t n = std::min(most, slots.count - from);
         const auto id = [&](index_t j) { return static_cast<index_t>(slots.ids[from + j]); };
@@ -43,11 +45,14 @@ void gather_logits(const Hidden& h, index_t row, const Slots& slots, T* z) {
                 if (id(j) < 0)
                     std::fill_n(rows + j * piece, depth, 0.0f);
                 else
-                    std::copy_n(h.w.row(id(j)) + k, depth, rows + j * piece);
-            product(serial_executor{}, product_nt(1, n, depth, x + k, depth, rows, piece, y, n, k > 0));
+                    head_of(h).copy(id(j), 1, k, depth, rows + j * piece, piece);
+            x.copy(row, 1, k, depth, states, piece);
+            product(serial_executor{}, product_nt(1, n, depth, states, depth, rows, piece, y, n, k > 0));
         }
         if (h.bias.data != nullptr)
-            for (index_t j = 0; j < n; ++j) bias[j] = id(j) < 0 ? 0.0f : h.bias[id(j)];
+            for (index_t j = 0; j < n; ++j)
+                bias[j] =
+                    id(j) < 0 ? 0.0f : float(element<std::remove_cvref_t<decltype(h.bias[0])>>::load(h.bias[id(j)]));
         finish_logits(h, h.bias.data != nullptr ? bias : nullptr, y, n);
         for (index_t j = 0; j < n; ++j) z[from + j] = id(j) < 0 ? neg_inf<T>() : static_cast<T>(y[j]);
     }
@@ -70,13 +75,24 @@ void scatter_gathered(const Hidden& h, index_t row, const Slots& slots, index_t 
 }
 
 /// to += g from; n numbers.
-inline void add_scaled(float* to, float g, const float* from, index_t n) {
-    const lanes factor{double(g)};
-    index_t i = 0;
-    for (; i + lanes::width <= n; i += lanes::width)
-        fma(factor, lanes::load(from + i), lanes::load(to + i)).store(to + i);
-    if (const int rest = static_cast<int>(n - i); rest > 0)
-        store_part(fma(factor, load_part(from + i, rest), load_part(to + i, rest)), to + i, rest);
+template <class E>
+void add_scaled(float* to, float g, const E* stored, index_t n) {
+    float piece[64];
+    if constexpr (!std::is_same_v<E, float>) {
+        for (index_t i = 0; i < n; i += 64) {
+            const index_t count = std::min<index_t>(64, n - i);
+            for (index_t j = 0; j < count; ++j) piece[j] = element<E>::load(stored[i + j]);
+            add_scaled<float>(to + i, g, piece, count);
+        }
+    } else {
+        const float* from = stored;
+        const lanes factor{double(g)};
+        index_t i = 0;
+        for (; i + lanes::width <= n; i += lanes::width)
+            fma(factor, lanes::load(from + i), lanes::load(to + i)).store(to + i);
+        if (const int rest = static_cast<int>(n - i); rest > 0)
+            store_part(fma(factor, load_part(from + i, rest), load_part(to + i, rest)), to + i, rest);
+    }
 }
 
 /// Gradients of hidden states and head from those of the rows' ids: row r's lie in h.block, rows.width() numbers apart, those of

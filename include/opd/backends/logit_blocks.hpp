@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows whose logits are made for a block of them at a time (hidden.hpp), on the CPU: what a block holds, how it is filled from
-// hidden states, and how its gradient goes back to them. cpu_batch.hpp runs the rows in between.
+// Logits that are made here from hidden states (hidden.hpp), on the CPU, and how their gradient goes back: for a block of rows, and all of
+// the vocabulary or a tile of it. cpu_batch.hpp runs the rows in between.
 //
-//   fill    z = x Wᵀ (+ b), then the soft-cap: for runs of rows that the mask keeps. The bias comes last: a chain that began with a large
-//           one would round each of its additions at that size
-//   drain   dx = beta dx + dz W, dw += dzᵀ x, db += Σ_r dz: for runs of rows that have a gradient. A bad row has none: its hidden states
-//           are not looked at again, else NaN times 0 would reach the head
+//   fill    z = x Wᵀ (+ b), then the soft-cap, of the rows that are asked for. The bias comes last: a chain that began with a large one would
+//           round each of its additions at that size
+//   drain   dx += dz W, dw += dzᵀ x, db += Σ_r dz, of rows that have a gradient. A bad row has none: its hidden states are not looked at
+//           again, else NaN times 0 would reach the head
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,8 @@
 #include "opd/backends/workspace.hpp"
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/product_tiles.hpp"
+#include "opd/detail/head_products.hpp"
+#include "opd/detail/rows.hpp"
 #include "opd/hidden.hpp"
 #include "opd/threads.hpp"
 #include "opd/view.hpp"
@@ -24,152 +25,180 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// What product() wants of an executor.
-struct team_executor {
-    thread_team& team;
-    template <class Function>
-    void parallel_for(index_t count, Function&& f) const {
-        team.run(count, [&](index_t i, int) { f(i); });
-    }
-};
-
 /// Ids whose products with dz are summed in one chain; the sums of such stretches are then added. One chain over a whole vocabulary would
 /// lose a digit.
 inline constexpr index_t stretch_of_ids = 8192;
 
-/// f(first, last) for runs of rows in [begin, end) of which wanted(r) says yes.
-template <class Wanted, class Function>
-void each_run(index_t begin, index_t end, Wanted&& wanted, Function&& f) {
-    for (index_t r = begin; r < end; ++r) {
-        if (!wanted(r)) continue;
-        const index_t first = r;
-        while (r < end && wanted(r)) ++r;
-        f(first, r);
-    }
+template <class Hidden>
+auto head_of(const Hidden& h) {
+    return stored_head{h.w.data, h.w.stride};
+}
+/// Whether a side has a gradient that goes back.
+template <class Hidden>
+bool drains(const Hidden& h) {
+    if constexpr (requires { h.dx; })
+        return h.has_gradient();
+    else
+        return false;
 }
 
-/// Memory of one side's block.
+/// Memory of one side: `rows` rows of `ids` logits, their gradient if it cannot lie in their place, states as the products want them.
 template <class Hidden>
 struct block_memory {
-    std::size_t logits = 0, gradient = 0, sums = 0, live = 0; ///< bytes
-    explicit block_memory(const Hidden& h, index_t rows) {
-        const auto bytes = [](index_t n, std::size_t size) {
-            return (static_cast<std::size_t>(n) * size + 63) / 64 * 64;
-        };
-        logits = bytes(rows * h.vocab(), sizeof(float));
-        if constexpr (requires { h.dx; }) {
-            if (!h.has_gradient()) return;
-            if (h.soft_cap > 0) gradient = logits;
-            if (!h.dx.empty() && h.vocab() > stretch_of_ids) sums = bytes(rows * h.x.cols, sizeof(float));
-            live = bytes(rows, 1);
+    float *logits = nullptr, *gradient = nullptr;
+    float *across = nullptr, *along = nullptr;  ///< packed states: in all of the vocabulary one after the other
+    float* sums = nullptr;                      ///< of dx, (rows, D)
+    index_t *wanted = nullptr, *live = nullptr; ///< rows
+    std::size_t bytes = 0;
+
+    /// Without `memory` it counts.
+    block_memory(const Hidden& h, index_t rows, index_t ids, std::byte* memory = nullptr) {
+        carver from{memory};
+        const index_t d = h.x.cols;
+        logits = gradient = from.take<float>(rows * ids);
+        wanted = live = from.take<index_t>(rows);
+        if (!drains(h)) {
+            across = from.take<float>(packed_across(rows, d));
+        } else if constexpr (requires { h.dx; }) {
+            if (h.soft_cap > 0) gradient = from.take<float>(rows * ids);
+            live = from.take<index_t>(rows);
+            const index_t back = h.dw.empty() ? 0 : packed_along(rows, d);
+            across = along =
+                from.take<float>(ids < h.vocab() ? packed_across(rows, d) : std::max(packed_across(rows, d), back));
+            if (ids < h.vocab()) along = from.take<float>(back);
+            if (!h.dx.empty()) sums = from.take<float>(rows * head_cuts::padded(d));
         }
+        bytes = from.used;
     }
-    std::size_t bytes() const { return logits + gradient + sums + live; }
 };
 
 /// What follows the product: bias, which may be null, and soft-cap of n logits.
-template <class Hidden>
-void finish_logits(const Hidden& h, const float* bias, float* z, index_t n) {
+template <class Hidden, class Bias>
+void finish_logits(const Hidden& h, const Bias* bias, float* z, index_t n) {
     if (bias != nullptr)
-        for (index_t j = 0; j < n; ++j) z[j] += bias[j];
+        for (index_t j = 0; j < n; ++j) z[j] += element<Bias>::load(bias[j]);
     if (h.soft_cap > 0)
         for (index_t j = 0; j < n; ++j) z[j] = h.soft_cap * std::tanh(z[j] / h.soft_cap);
 }
 
-/// Logits of the block's rows.
-template <class Hidden, space S>
-void fill(const Hidden& h, index_t begin, index_t end, const row_mask<S>& mask, thread_team& team) {
-    const index_t v = h.vocab(), d = h.x.cols;
-    const auto kept = [&](index_t r) { return mask.kept(r); };
-    each_run(begin, end, kept, [&](index_t first, index_t last) {
-        product(team_executor{team}, product_nt(last - first, v, d, h.x.data + first * h.x.stride, h.x.stride, h.w.data,
-                                                h.w.stride, h.block.row(first, v), v));
-    });
+/// Rows of [begin, end) that are wanted, into `to`.
+template <class Wanted>
+row_list list_of(index_t begin, index_t end, index_t* to, Wanted&& wanted) {
+    index_t count = 0;
+    for (index_t r = begin; r < end; ++r)
+        if (wanted(r)) to[count++] = r;
+    return {to, count};
+}
+
+/// Readies rows for fill.
+template <class Hidden>
+void ready_states(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, thread_team& team) {
+    pack_states_across(h.x.data, h.x.stride, rows, h.x.cols, memory.across, team);
+}
+/// Logits of ids [first, last) of packed rows: row r's go to memory.logits + (r - begin) stride.
+template <class Hidden>
+void fill(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, index_t begin, index_t stride,
+          index_t first, index_t last, thread_team& team, worker_floats workers) {
+    const auto at = [&](index_t r) { return memory.logits + (r - begin) * stride; };
+    head_logits(memory.across, h.x.cols, rows, head_of(h), first, last, team, workers,
+                [&](index_t r) { return at(r) - first; });
     if (h.bias.data == nullptr && h.soft_cap == 0) return;
-    team.run(end - begin, [&](index_t i, int) {
-        if (kept(begin + i)) finish_logits(h, h.bias.data, h.block.row(begin + i, v), v);
+    team.run(rows.count, [&](index_t i, int) {
+        finish_logits(h, h.bias.data == nullptr ? nullptr : h.bias.data + first, at(rows.at[i]), last - first);
     });
 }
 
-/// dw = beta_head dw, db likewise: what was there.
+/// dw = beta_head dw, db likewise: what was there. With beta_head = 0 dw is left to the first product where there is one.
 template <class Hidden>
-void scale_head(const Hidden& h, thread_team& team) {
+void scale_head(const Hidden& h, thread_team& team, bool product_follows = false) {
     if (h.beta_head == 1) return;
     const index_t v = h.vocab();
+    const bool head = !h.dw.empty() && !(product_follows && h.beta_head == 0);
     team.run((v + 255) / 256, [&](index_t c, int) {
         for (index_t i = c * 256; i < std::min(v, (c + 1) * 256); ++i) {
             const auto scale = [&](float& x) { x = h.beta_head == 0 ? 0 : h.beta_head * x; };
             if (h.db.data != nullptr) scale(h.db.data[i]);
-            if (h.dw.empty()) continue;
+            if (!head) continue;
             float* dw = h.dw.row(i);
             for (index_t j = 0; j < h.x.cols; ++j) scale(dw[j]);
         }
     });
 }
 
-/// Gradients of hidden states and head from that of the block's logits, of which the first `common` ids have one. `first_block`: dw and db
-/// are what they were before the call.
+/// Before the gradients of rows [begin, end) go back: dx = beta dx; `first_block`: dw and db are what they were before the call.
 template <class Hidden>
-void drain(const Hidden& h, index_t begin, index_t end, index_t common, float beta, bool first_block, thread_team& team,
-           std::byte* memory) {
-    const index_t v = h.vocab(), d = h.x.cols, ids = (v + stretch_of_ids - 1) / stretch_of_ids;
-    auto* const sums = reinterpret_cast<float*>(memory);
-    const block_memory<Hidden> sizes(h, end - begin);
-    auto* const live = reinterpret_cast<unsigned char*>(memory + sizes.sums); // by row of the block
+void begin_drain(const Hidden& h, index_t begin, index_t end, float beta, bool first_block, thread_team& team) {
+    if (first_block) scale_head(h, team, true);
+    if (h.dx.empty()) return;
     team.run(end - begin, [&](index_t i, int) {
-        const index_t r = begin + i;
-        const float* z = h.block.row(r, v);
-        float* g = h.block.gradient_row(r, v);
-        std::fill(g + common, g + v, 0.0f);
-        const bool any = std::any_of(g, g + v, [](float x) { return x != 0; });
-        live[i] = any;
-        if (any && h.soft_cap > 0)
-            for (index_t j = 0; j < v; ++j) {
+        float* const dx = h.dx.row(begin + i);
+        if (beta == 0)
+            std::fill_n(dx, h.x.cols, 0.0f);
+        else
+            for (index_t j = 0; j < h.x.cols; ++j) dx[j] *= beta;
+    });
+}
+/// Readies rows for drain.
+template <class Hidden>
+void ready_back(const Hidden& h, const block_memory<Hidden>& memory, row_list live, thread_team& team) {
+    if (!h.dw.empty()) pack_states_along(h.x.data, h.x.stride, live, h.x.cols, memory.along, team);
+}
+/// The gradient of ids [first, last) of the rows goes back: that of row r lies at memory.gradient + (r - begin) stride. Ids from `common` on
+/// have none, and nothing there is read. In order of ids: sums of dx go on from call to call.
+template <class Hidden>
+void drain(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, index_t begin, index_t stride,
+           index_t first, index_t last, index_t common, bool first_block, thread_team& team, worker_floats workers) {
+    const index_t d = h.x.cols, end = std::min(last, common);
+    const auto at = [&](index_t r) { return memory.gradient + (r - begin) * stride; };
+    const auto of_row = [&](index_t r) { return at(r) - first; };
+    if (h.soft_cap > 0)
+        team.run(rows.count, [&](index_t i, int) {
+            float* const g = at(rows.at[i]);
+            const float* const z = memory.logits + (rows.at[i] - begin) * stride;
+            for (index_t j = 0; j < end - first; ++j) {
                 const float t = z[j] / h.soft_cap;
                 g[j] *= 1 - t * t;
             }
-        if (h.dx.empty()) return;
-        float* dx = h.dx.row(r);
-        if (beta == 0)
-            std::fill_n(dx, d, 0.0f);
-        else
-            for (index_t j = 0; j < d; ++j) dx[j] *= beta;
-    });
-    const auto runs = [&](auto&& f) {
-        each_run(
-            begin, end, [&](index_t r) { return live[r - begin] != 0; }, f);
-    };
-    const team_executor all{team};
-    if (!h.dx.empty())
-        runs([&](index_t first, index_t last) {
-            const index_t n = last - first;
-            for (index_t s = 0; s < ids; ++s) {
-                const index_t from = s * stretch_of_ids, count = std::min(stretch_of_ids, v - from);
-                const bool alone = ids == 1;
-                product(all,
-                        product_nn(n, d, count, h.block.gradient_row(first, v) + from, v, h.w.data + from * h.w.stride,
-                                   h.w.stride, alone ? h.dx.row(first) : sums, alone ? h.dx.stride : d, alone));
-                if (alone) continue;
-                team.run(n, [&](index_t i, int) {
-                    float* dx = h.dx.row(first + i);
-                    for (index_t j = 0; j < d; ++j) dx[j] += sums[i * d + j];
-                });
-            }
         });
-    const bool head = !h.dw.empty() || h.db.data != nullptr;
-    if (!head) return;
-    if (first_block) scale_head(h, team);
-    runs([&](index_t first, index_t last) {
-        if (!h.dw.empty())
-            product(all, product_tn(v, d, last - first, h.block.gradient_row(first, v), v,
-                                    h.x.data + first * h.x.stride, h.x.stride, h.dw.data, h.dw.stride, true));
-        if (h.db.data == nullptr) return;
-        team.run((v + 1023) / 1024, [&](index_t c, int) {
-            for (index_t r = first; r < last; ++r)
-                for (index_t i = c * 1024; i < std::min(v, (c + 1) * 1024); ++i)
-                    h.db.data[i] += h.block.gradient_row(r, v)[i];
-        });
+    if (!h.dx.empty() && rows.count > 0)
+        for (index_t from = first, to; from < end; from = to) {
+            to = std::min(end, (from / stretch_of_ids + 1) * stretch_of_ids);
+            head_to_states(of_row, rows, head_of(h), from, to, d, from % stretch_of_ids != 0, memory.sums, team,
+                           workers);
+            if (to % stretch_of_ids != 0 && to != common) continue;
+            team.run(rows.count, [&](index_t i, int) {
+                float* const dx = h.dx.row(rows.at[i]);
+                const float* const sums = memory.sums + i * head_cuts::padded(d);
+                for (index_t j = 0; j < d; ++j) dx[j] += sums[j];
+            });
+        }
+    const bool adds = !first_block || h.beta_head != 0;
+    if (!h.dw.empty()) {
+        const auto dw = [&](index_t v) { return h.dw.data + v * h.dw.stride; };
+        states_to_head(of_row, rows, memory.along, d, first, end, adds, team, workers, dw);
+        states_to_head(of_row, row_list{}, memory.along, d, std::max(first, end), last, adds, team, workers, dw);
+    }
+    if (h.db.data == nullptr) return;
+    team.run((end - first + 1023) / 1024, [&](index_t c, int) {
+        for (index_t i = 0; i < rows.count; ++i) {
+            const float* const g = of_row(rows.at[i]);
+            for (index_t v = first + c * 1024; v < std::min(end, first + (c + 1) * 1024); ++v) h.db.data[v] += g[v];
+        }
     });
+}
+/// All of a block's gradient, once its rows are done: those whose every entry is 0 have none.
+template <class Hidden>
+void drain_block(const Hidden& h, const block_memory<Hidden>& memory, index_t begin, index_t end, index_t common,
+                 float beta, bool first_block, thread_team& team, worker_floats workers) {
+    const index_t v = h.vocab();
+    team.run(end - begin, [&](index_t i, int) {
+        const float* const g = memory.gradient + i * v;
+        memory.live[i] = std::any_of(g, g + common, [](float x) { return x != 0; });
+    });
+    const row_list rows = list_of(begin, end, memory.live, [&](index_t r) { return memory.live[r - begin] != 0; });
+    begin_drain(h, begin, end, beta, first_block, team);
+    ready_back(h, memory, rows, team);
+    drain(h, memory, rows, begin, v, 0, v, common, first_block, team, workers);
 }
 
 } // namespace OPD_ISA

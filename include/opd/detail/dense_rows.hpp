@@ -52,6 +52,7 @@ struct dense_state : selecting_state {
     row_step next = row_step::write_zero;
     row_sweep swept = {}; ///< of an infinite row under `floor`, the teacher's logit at the anchor is raised
     double sum_c = 0;
+    double top_y = 0;       ///< the teacher's logit at the anchor, as it is
     bool entrywise = false; ///< the gradient, too, is taken with differences in double
     raised_logs raised = {};
     double log_z = 0, log_y = 0;                ///< careful: log normalisers relative to the anchors
@@ -74,6 +75,7 @@ struct dense_rows {
     static constexpr bool mixes = selector_mixes<Program>(); ///< a selector chooses the weights of a sum
     static constexpr bool overlaps = reads_overlap<Program>;
     static constexpr bool one_tile = Student::one_tile && Teacher::one_tile;
+    static constexpr bool parks = !single_sweep && !made_in_tiles<Student>; ///< c, from the pass over the terms
     static constexpr raw_sums_needed need = [] {
         if constexpr (single_sweep)
             return raw_sums_needed(Program::raw);
@@ -223,6 +225,7 @@ struct dense_rows {
         out.bad = found.bad || (given && !is_finite(*given));
         if (out.bad) return;
         if (given) s.student_mass = ::expm1(*given - s.z_s * s.inv_s);
+        st.top_y = s.y_s;
         out.lse = given ? *given : s.lse();
         const bool teacher_zero = found.teacher_zero && infinite_teacher_zero(st);
         const bool student_zero = found.student_zero && infinite_student_zero(st);
@@ -438,10 +441,8 @@ struct dense_rows {
     }
 
     OPD_HD void find_careful_constants(state_type& st) const {
-        const index_t top = st.swept.sums.s;
-        const double z = within<Z>(student.logit(of_student(st), top)),
-                     y = within<Y>(teacher.logit(of_teacher(st), top));
-        st.careful = careful_constants(program_of(st), careful_entry(st, z, y, false, 0), exponent());
+        const double y = st.top_y <= -1e30 ? neg_inf<double>() : st.top_y; // as the sweep has it
+        st.careful = careful_constants(program_of(st), careful_entry(st, st.swept.sums.z_s, y, false, 0), exponent());
     }
 
     struct careful_terms : over_tiles<careful_terms, false> {

@@ -2,7 +2,7 @@
 //
 // The three products of a loss from hidden states, for a list of rows r and a head W (V,D):
 //
-//   head_logits     z[r, v]  = Σ_d x[r, d] W[v, d]  (+ b[v])     states lie across the lanes, a head's row is read as it lies, once
+//   head_logits     z[r, v]  = Σ_d x[r, d] W[v, d]              states lie across the lanes, a head's row is read as it lies, once
 //   head_to_states  dx[r, d] = Σ_v g[r, v] W[v, d]               columns of D across the lanes
 //   states_to_head  dW[v, d] += Σ_r g[r, v] x[r, d]              columns of D across the lanes
 //
@@ -95,10 +95,9 @@ struct stored_head {
     }
 };
 
-/// Floats that `pack_states` writes for n rows of width d, of either kind.
-constexpr index_t packed_states(index_t n, index_t d) {
-    return std::max(head_cuts::padded(n) * d, head_cuts::padded(d) * n);
-}
+/// Floats that pack_states_across and pack_states_along write for n rows of width d.
+constexpr index_t packed_across(index_t n, index_t d) { return head_cuts::padded(n) * d; }
+constexpr index_t packed_along(index_t n, index_t d) { return head_cuts::padded(d) * n; }
 
 /// to[p][d][lane]: rows side by side, for head_logits. Lanes without a row are 0.
 template <class E>
@@ -130,69 +129,100 @@ void pack_states_along(const E* x, index_t stride, row_list rows, index_t d, flo
     });
 }
 
-/// f(count) with a constant count in [1, Most].
-template <int Most, class Function>
-OPD_INLINE void with_constant(index_t count, Function&& f) {
-    unroll<Most>([&](auto less) __attribute__((always_inline)) {
-        if (count == less() + 1) f(std::integral_constant<int, less() + 1>{});
+/// What is fetched while a kernel runs: at every 16th step the same place of `rows` rows, or the next lines of a stretch of ids.
+template <int Rows>
+struct fetch_rows {
+    const float* next;
+    index_t stride;
+    OPD_INLINE void operator()(index_t step) const {
+        unroll<Rows>([&](auto r)
+                         __attribute__((always_inline)) { __builtin_prefetch(next + r() * stride + step, 0, 3); });
+    }
+};
+template <class Head>
+struct fetch_ids {
+    const Head* head;
+    index_t id, last, left, width;
+    index_t done = 0;
+    OPD_INLINE void operator()(index_t) {
+        constexpr index_t some = 8 * 64 / sizeof(float);
+        if (id >= last) return;
+        head->fetch(id, left + done, std::min(some, width - done));
+        done += some;
+        if (done >= width) done = 0, ++id;
+    }
+};
+
+/// product_micro as a function: its many shapes are compiled once for all of the products.
+template <int Rows, int Vectors, bool Part, class Hint>
+[[gnu::noinline]] void head_micro(index_t depth, const float* a, index_t a_row, index_t a_depth, const float* b,
+                                  const float* from, index_t from_row, float* c, index_t c_row, int part, Hint& hint) {
+    product_micro<lanes, Rows, Vectors, Part, Hint&>(depth, a, a_row, a_depth, b, head_cuts::panel, from, from_row, c,
+                                                     c_row, part, hint);
+}
+/// f(first, rows) for pieces of [0, count) of as many rows as registers hold, then of 4, 2 and 1.
+template <int Vectors, class Function>
+OPD_INLINE void each_piece(index_t count, Function&& f) {
+    constexpr int full = head_cuts::shape::rows(Vectors);
+    index_t i = 0;
+    for (; i + full <= count; i += full) f(i, std::integral_constant<int, full>{});
+    if constexpr (full > 4)
+        for (; i + 4 <= count; i += 4) f(i, std::integral_constant<int, 4>{});
+    for (; i + 2 <= count; i += 2) f(i, std::integral_constant<int, 2>{});
+    if (i < count) f(i, std::integral_constant<int, 1>{});
+}
+/// f(vectors) with a constant number of registers that hold `columns` of a panel.
+template <class Function>
+OPD_INLINE void with_vectors(index_t columns, Function&& f) {
+    const index_t vectors = (columns + lanes::width - 1) / lanes::width;
+    unroll<head_cuts::shape::vectors>([&](auto less) __attribute__((always_inline)) {
+        constexpr bool last = less() + 1 == head_cuts::shape::vectors;
+        if (vectors == less() + 1 || (last && vectors > less())) f(std::integral_constant<int, less() + 1>{});
     });
 }
 
 /// Logits of ids [first, first + ids) and the states of up to head_cuts::rows rows, packed: to out(r)[first…].
 template <class Head, class Out>
 void logits_of_ids(const float* packed, index_t d, index_t rows, const Head& head, index_t first, index_t ids,
-                   index_t vocab, const float* bias, float* sums, const Out& out) {
+                   index_t end, float* sums, const Out& out) {
     using cuts = head_cuts;
     constexpr index_t panel = cuts::panel, width = lanes::width;
-    constexpr int most = cuts::shape::vectors;
     const index_t columns = cuts::padded(rows); // of sums, a row an id
-    if (bias != nullptr)
-        for (index_t i = 0; i < ids; ++i) std::fill_n(sums + i * columns, columns, bias[first + i]);
-    if (d == 0 && bias == nullptr) std::fill_n(sums, ids * columns, 0.0f);
+    if (d == 0) std::fill_n(sums, ids * columns, 0.0f);
     for (index_t k = 0; k < d; k += cuts::depth) {
         const index_t depth = std::min(cuts::depth, d - k);
-        const bool goes_on = k > 0 || bias != nullptr;
-        for (index_t p = 0; p < rows; p += panel) {
-            const auto of_panel = [&](auto vectors) __attribute__((always_inline)) {
-                constexpr int full = cuts::shape::rows(vectors());
-                for (index_t i = 0; i < ids; i += full) {
-                    const index_t height = std::min<index_t>(full, ids - i);
+        const bool last_piece = k + depth >= d;
+        for (index_t p = 0; p < rows; p += panel)
+            with_vectors(rows - p, [&](auto vectors) {
+                each_piece<vectors()>(ids, [&](index_t i, auto height) {
                     float* const c = sums + i * columns + p;
+                    const float* const from = k > 0 ? c : nullptr;
                     const float* const b = packed + p * d + k * panel;
-                    const auto run = [&](const float* w, index_t w_row, auto hint) __attribute__((always_inline)) {
-                        with_constant<full>(
-                            height, [&](auto h) __attribute__((always_inline)) {
-                                product_micro<lanes, h(), vectors(), false>(
-                                    depth, w, w_row, 1, b, panel, goes_on ? c : nullptr, columns, c, columns, 0, hint);
-                            });
-                    };
+                    no_hint nothing;
                     if constexpr (Head::in_place) {
                         const float* const w = head.at(first + i, k);
-                        if (p == 0) { // the ids after these, else the next piece of the first
-                            const bool same_piece = i + 2 * full <= ids;
-                            const index_t id = same_piece ? first + i + full : k + depth < d ? first : first + ids;
-                            const float* const next = id + full <= vocab ? head.at(id, same_piece      ? k
-                                                                                       : k + depth < d ? k + depth
-                                                                                                       : 0)
-                                                                         : w;
-                            run(
-                                w, head.stride, [&](index_t step) __attribute__((always_inline)) {
-                                    unroll<full>([&](auto r) __attribute__((always_inline)) {
-                                        __builtin_prefetch(next + r() * head.stride + step, 0, 3);
-                                    });
-                                });
-                        } else {
-                            run(w, head.stride, no_hint{});
-                        }
+                        const auto run = [&](auto hint) {
+                            head_micro<height(), vectors(), false>(depth, w, head.stride, 1, b, from, columns, c,
+                                                                   columns, 0, hint);
+                        };
+                        // the ids after these, else the next piece of the first, else the next unit's
+                        const bool same_piece = i + 2 * height() <= ids;
+                        const index_t id = same_piece ? first + i + height() : last_piece ? first + ids : first;
+                        if (p == 0 && id + height() <= end)
+                            run(fetch_rows<height()>{head.at(id, same_piece   ? k
+                                                                 : last_piece ? 0
+                                                                              : k + depth),
+                                                     head.stride});
+                        else
+                            run(nothing);
                     } else {
-                        float piece[full * cuts::depth];
-                        head.copy(first + i, height, k, depth, piece, depth);
-                        run(piece, depth, no_hint{});
+                        float piece[height() * cuts::depth];
+                        head.copy(first + i, height(), k, depth, piece, depth);
+                        head_micro<height(), vectors(), false>(depth, piece, depth, 1, b, from, columns, c, columns, 0,
+                                                               nothing);
                     }
-                }
-            };
-            with_constant<most>(std::min<index_t>(most, (rows - p + width - 1) / width), of_panel);
-        }
+                });
+            });
     }
     // rows of logits from columns of them
     for (index_t r = 0; r < rows; r += width) {
@@ -211,18 +241,17 @@ void logits_of_ids(const float* packed, index_t d, index_t rows, const Head& hea
     }
 }
 
-/// z of ids [begin, end) for each row of the list: out(r) is where row r's logits lie, id 0 first. `packed`: pack_states_across. bias may
-/// be null.
+/// z of ids [begin, end) for each row of the list: out(r) is where row r's logits lie, id 0 first. `packed`: pack_states_across.
 template <class Head, class Out>
 void head_logits(const float* packed, index_t d, row_list rows, const Head& head, index_t begin, index_t end,
-                 const float* bias, thread_team& team, worker_floats memory, const Out& out) {
+                 thread_team& team, worker_floats memory, const Out& out) {
     using cuts = head_cuts;
     const index_t across = (rows.count + cuts::rows - 1) / cuts::rows,
                   units = (end - begin + cuts::ids - 1) / cuts::ids;
     team.run(units * across, [&](index_t unit, int worker) {
         const index_t first = begin + unit / across * cuts::ids, from = unit % across * cuts::rows;
         const row_list mine = rows.part(from, cuts::rows);
-        logits_of_ids(packed + from * d, d, mine.count, head, first, std::min(cuts::ids, end - first), end, bias,
+        logits_of_ids(packed + from * d, d, mine.count, head, first, std::min(cuts::ids, end - first), end,
                       memory.of(worker), [&](index_t i) { return out(mine.at[i]); });
     });
 }
@@ -233,8 +262,7 @@ template <class Head, class Gradient>
 void head_to_states(const Gradient& gradient, row_list rows, const Head& head, index_t begin, index_t end, index_t d,
                     bool goes_on, float* sums, thread_team& team, worker_floats memory) {
     using cuts = head_cuts;
-    constexpr index_t panel = cuts::panel, line = 64 / sizeof(float);
-    constexpr int full = cuts::shape::rows(cuts::shape::vectors);
+    constexpr index_t panel = cuts::panel;
     const index_t stride = cuts::padded(d), panels = stride / panel, at_most = cuts::columns / panel;
     // few units where there are few threads: pieces of a head's rows as long as they can be
     const index_t units =
@@ -247,28 +275,17 @@ void head_to_states(const Gradient& gradient, row_list rows, const Head& head, i
         for (index_t v = begin; v < end; v += cuts::summed_ids) {
             const index_t ids = std::min(cuts::summed_ids, end - v);
             head.copy_panels(v, ids, left, width, of_head);
-            index_t ahead = v + ids; // the next ids, a row's piece after the other
-            index_t next_line = 0, lines = (width + line - 1) / line;
-            const index_t last_ahead = std::min(end, ahead + cuts::summed_ids);
-            const auto fetch = [&](index_t) __attribute__((always_inline)) {
-                if (ahead >= last_ahead) return;
-                head.fetch(ahead, left + next_line * line, 8 * line);
-                next_line += 8;
-                if (next_line >= lines) next_line = 0, ++ahead;
-            };
+            fetch_ids<Head> ahead{&head, v + ids, std::min(end, v + ids + cuts::summed_ids), left, width};
             for (index_t from = 0; from < rows.count; from += cuts::rows) {
                 const row_list some = rows.part(from, cuts::rows);
                 for (index_t i = 0; i < some.count; ++i) std::copy_n(gradient(some.at[i]) + v, ids, mine + i * ids);
                 for (index_t p = first; p < last; ++p)
-                    for (index_t i = 0; i < some.count; i += full) {
+                    each_piece<cuts::shape::vectors>(some.count, [&](index_t i, auto height) {
                         float* const c = sums + (from + i) * stride + p * panel;
-                        with_constant<full>(
-                            std::min<index_t>(full, some.count - i), [&](auto h) __attribute__((always_inline)) {
-                                product_micro<lanes, h(), cuts::shape::vectors, false>(
-                                    ids, mine + i * ids, ids, 1, of_head + (p - first) * ids * panel, panel,
-                                    goes_on || v > begin ? c : nullptr, stride, c, stride, 0, fetch);
-                            });
-                    }
+                        head_micro<height(), cuts::shape::vectors, false>(
+                            ids, mine + i * ids, ids, 1, of_head + (p - first) * ids * panel,
+                            goes_on || v > begin ? c : nullptr, stride, c, stride, 0, ahead);
+                    });
             }
         }
     });
@@ -280,7 +297,6 @@ void states_to_head(const Gradient& gradient, row_list rows, const float* packed
                     bool adds, thread_team& team, worker_floats memory, const Out& dw) {
     using cuts = head_cuts;
     constexpr index_t panel = cuts::panel, width = lanes::width;
-    constexpr int most = cuts::shape::vectors;
     team.run((end - begin + cuts::ids_of_gradient - 1) / cuts::ids_of_gradient, [&](index_t unit, int worker) {
         float* const mine = memory.of(worker); // (rows, ids) of g
         const index_t v = begin + unit * cuts::ids_of_gradient, ids = std::min(cuts::ids_of_gradient, end - v);
@@ -294,21 +310,18 @@ void states_to_head(const Gradient& gradient, row_list rows, const float* packed
                 const index_t real = std::min(panel, d - column);
                 const int part = static_cast<int>(real % width);
                 const bool goes_on = adds || from > 0;
-                with_constant<most>((real + width - 1) / width, [&](auto vectors) __attribute__((always_inline)) {
-                    constexpr int full = cuts::shape::rows(vectors());
-                    for (index_t i = 0; i < ids; i += full)
-                        with_constant<full>(
-                            std::min<index_t>(full, ids - i), [&](auto h) __attribute__((always_inline)) {
-                                float* const c = dw(v + i) + column;
-                                const index_t stride = dw(v + i + 1) - dw(v + i);
-                                const float* const start = goes_on ? c : nullptr;
-                                if (part == 0)
-                                    product_micro<lanes, h(), vectors(), false>(some.count, mine + i, 1, ids, b, panel,
-                                                                                start, stride, c, stride, 0);
-                                else
-                                    product_micro<lanes, h(), vectors(), true>(some.count, mine + i, 1, ids, b, panel,
-                                                                               start, stride, c, stride, part);
-                            });
+                with_vectors(real, [&](auto vectors) {
+                    each_piece<vectors()>(ids, [&](index_t i, auto height) {
+                        float* const c = dw(v + i) + column;
+                        const index_t stride = dw(v + i + 1) - dw(v + i);
+                        const auto run = [&](auto partly) {
+                            no_hint nothing;
+                            head_micro<height(), vectors(), partly()>(some.count, mine + i, 1, ids, b,
+                                                                      goes_on ? c : nullptr, stride, c, stride, part,
+                                                                      nothing);
+                        };
+                        part == 0 ? run(std::false_type{}) : run(std::true_type{});
+                    });
                 });
             }
         }

@@ -78,18 +78,25 @@ struct lane_engine {
 
     // --- dense rows ---------------------------------------------------------------------------------------------------------
 
+    template <class Rows>
+    static constexpr bool parks = [] {
+        if constexpr (requires { Rows::parks; })
+            return Rows::parks;
+        else
+            return !Rows::single_sweep;
+    }();
     /// Programs with two normalisers park c from the pass over the terms until the gradient's.
     template <class Rows>
     static std::size_t scratch_bytes(index_t n, bool gradient) {
         carver scratch;
-        if (!Rows::single_sweep && gradient) (void)scratch.take<typename Rows::F::value_type>(n + leaf_size);
+        if (parks<Rows> && gradient) (void)scratch.take<typename Rows::F::value_type>(n + leaf_size);
         return scratch.used;
     }
     template <class Rows>
     static auto parked(const Rows& k, const typename Rows::state_type& st, index_t begin) {
         using value = typename Rows::F::value_type;
-        const bool parks = !Rows::single_sweep && k.student.has_gradient();
-        return parks ? reinterpret_cast<value*>(st.scratch + k.engine_from) + begin : nullptr;
+        const bool parked = parks<Rows> && k.student.has_gradient();
+        return parked ? reinterpret_cast<value*>(st.scratch + k.engine_from) + begin : nullptr;
     }
 
     template <class F, bool Teacher, raw_sums_needed Need, class Tile>
@@ -187,19 +194,19 @@ struct lane_engine {
                          const Value* parked, const typename Rows::tile_type& t) {
         using F = typename Rows::F;
         using G = typename Rows::G;
-        constexpr bool single_sweep = Rows::single_sweep;
+        constexpr bool forms_c = !parks<Rows>;
         const auto formula = rows.program_of(st); // a copy that no store can alias
         const float beta = rows.frame.env.beta;
         const F total(st.sum_c), g(st.factor * rows.inv_s), b{double(beta)};
         const bool stream = written_past_caches<F>(t.dz, t.count, beta);
         alignas(64) Value buffer[leaf_size];
-        leaves_backwards<F, single_sweep>(
+        leaves_backwards<F, forms_c>(
             t, st.swept.out_of_range,
             [&](auto* zl, auto* yl, index_t begin, int count, int full) __attribute__((always_inline)) {
                 // in large units g++ would call it
                 const auto at = [&](int i) __attribute__((always_inline)) {
                     F p, c;
-                    if constexpr (single_sweep) {
+                    if constexpr (forms_c) {
                         const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
                         p = e.p, c = formula.c(k.row, e);
                     } else {
@@ -213,7 +220,7 @@ struct lane_engine {
                         if (stream)
                             for (int i = 0; i < full; i += F::width) {
                                 prefetch<F>(zl + i - cpu_tuning::prefetch_back);
-                                if constexpr (single_sweep) prefetch<F>(yl + i - cpu_tuning::prefetch_back);
+                                if constexpr (forms_c) prefetch<F>(yl + i - cpu_tuning::prefetch_back);
                                 if constexpr (streams<F, G>) at(i).stream(out + i);
                             }
                         else if (beta == 0)

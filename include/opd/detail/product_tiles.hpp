@@ -101,9 +101,9 @@ struct no_hint {
 // hint(k) is told of every 16th step: what is to be fetched meanwhile.
 template <class Num, int Rows, int Vectors, bool Part, class Hint = no_hint, class T = typename Num::value_type>
 OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b, index_t b_depth,
-                              const T* from, index_t from_row, T* c, index_t c_row, int part, Hint hint = {}) {
+                              const T* from, index_t from_row, T* c, index_t c_row, int part, Hint&& hint = {}) {
     constexpr int width = Num::width;
-    constexpr index_t step = std::is_same_v<Hint, no_hint> ? index_t{1} << 40 : 16;
+    constexpr index_t step = std::is_same_v<std::remove_reference_t<Hint>, no_hint> ? index_t{1} << 40 : 16;
     Num acc[Rows][Vectors];
     const auto load = [&](const T* p, auto vector) __attribute__((always_inline)) {
         if constexpr (Part && vector() == Vectors - 1)

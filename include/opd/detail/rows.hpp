@@ -46,6 +46,12 @@ OPD_HD OPD_INLINE bool is_due(const Rows& k, const State& st) {
         return true;
 }
 
+/// A phase that writes the gradient: the last ones of a row.
+template <class Phase>
+concept writes_gradient = requires {
+    Phase::writes_gradient;
+};
+
 /// A team of one.
 template <class State>
 struct team_of_one {

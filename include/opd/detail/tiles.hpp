@@ -103,6 +103,7 @@ struct over_tiles {
 template <class Phase>
 struct writes_tiles {
     static constexpr bool backwards = true; // the end of the row is still in cache
+    static constexpr bool writes_gradient = true;
     template <class Rows, class At>
     OPD_HD OPD_INLINE static void run(const Rows& k, const typename Rows::state_type& st, At at) {
         each_tile<true>(k, [&](index_t begin, index_t count) { Phase::tile(k, st, tile_of(k, st, begin, count), at); });
@@ -176,6 +177,7 @@ void run_rows_together(const Rows& k, index_t first, index_t last, typename Rows
 /// may cost a product, and a masked row may have none.
 template <class Rows>
 struct zero_tiles {
+    static constexpr bool writes_gradient = true;
     OPD_HD static bool due(const Rows& k, const typename Rows::state_type& st) {
         return k.student.has_gradient() && !k.live(st);
     }
@@ -190,6 +192,7 @@ struct zero_tiles {
 /// Columns of a materialised gradient beyond the softmax's ids.
 template <class Rows>
 struct clear_rest {
+    static constexpr bool writes_gradient = true;
     template <class At>
     OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, At at) {
         if constexpr (materialised<std::remove_cvref_t<decltype(k.student)>>)
