@@ -62,13 +62,12 @@ template <class Hidden>
 void check_head(const char* name, const Hidden& h) {
     const auto member = [name](const char* m) { return std::string(name) + m; };
     const auto matrix = [&](const char* m, const auto& v, index_t rows, index_t cols) {
-        const std::string full = member(m);
         if (v.rows != rows || v.cols != cols)
-            throw invalid_input(full, "is (" + std::to_string(v.rows) + ", " + std::to_string(v.cols) + "), not (" +
-                                          std::to_string(rows) + ", " + std::to_string(cols) + ")");
-        if (v.rows < 0 || v.cols < 0) throw invalid_input(full, "has a negative size");
-        if (v.rows > 0 && v.cols > 0 && v.data == nullptr) throw invalid_input(full, "is a null pointer");
-        if (v.rows > 1 && v.stride < v.cols) throw invalid_input(full, "has a row stride below its columns");
+            throw invalid_input(member(m), "is (" + std::to_string(v.rows) + ", " + std::to_string(v.cols) +
+                                               "), not (" + std::to_string(rows) + ", " + std::to_string(cols) + ")");
+        if (v.rows < 0 || v.cols < 0) throw invalid_input(member(m), "has a negative size");
+        if (v.rows > 0 && v.cols > 0 && v.data == nullptr) throw invalid_input(member(m), "is a null pointer");
+        if (v.rows > 1 && v.stride < v.cols) throw invalid_input(member(m), "has a row stride below its columns");
     };
     matrix(".x", h.x, h.x.rows, h.x.cols);
     matrix(".w", h.w, h.w.rows, h.x.cols);

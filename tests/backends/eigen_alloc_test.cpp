@@ -6,10 +6,9 @@
 #include "support/compiled/dense.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"
+#include "support/counting_malloc.hpp"
 #include "support/generators.hpp"
 
-#include <atomic>
-#include <cerrno>
 #include <cstdlib>
 #include <doctest/doctest.h>
 #include <new>
@@ -21,54 +20,8 @@
 #include <opd/estimators/support.hpp>
 #include <opd/score.hpp>
 
-namespace {
-std::atomic<long> allocations{0};
-} // namespace
-
-// glibc's own names for what the functions below replace.
-extern "C" {
-void* __libc_malloc(std::size_t);
-void* __libc_calloc(std::size_t, std::size_t);
-void* __libc_realloc(void*, std::size_t);
-void* __libc_memalign(std::size_t, std::size_t);
-
-void* malloc(std::size_t n) {
-    allocations.fetch_add(1, std::memory_order_relaxed);
-    return __libc_malloc(n);
-}
-void* calloc(std::size_t n, std::size_t size) {
-    allocations.fetch_add(1, std::memory_order_relaxed);
-    return __libc_calloc(n, size);
-}
-void* realloc(void* p, std::size_t n) {
-    allocations.fetch_add(1, std::memory_order_relaxed);
-    return __libc_realloc(p, n);
-}
-void* memalign(std::size_t alignment, std::size_t n) {
-    allocations.fetch_add(1, std::memory_order_relaxed);
-    return __libc_memalign(alignment, n);
-}
-void* aligned_alloc(std::size_t alignment, std::size_t n) { return memalign(alignment, n); }
-int posix_memalign(void** out, std::size_t alignment, std::size_t n) {
-    *out = memalign(alignment, n);
-    return *out ? 0 : ENOMEM;
-}
-}
-
 using namespace opd;
 using namespace opd::test;
-
-namespace {
-/// Allocations of the second and third call of f.
-template <class F>
-long steady(F f) {
-    f();
-    const long before = allocations.load();
-    f();
-    f();
-    return allocations.load() - before;
-}
-} // namespace
 
 TEST_CASE("the counter counts") {
     CHECK(steady([] { ::operator delete(::operator new(4)); }) == 2); // a new-expression may be optimised away

@@ -144,22 +144,23 @@ void check_logits(const Student& s, index_t gradient_rows, index_t gradient_cols
     check_matrix("student.dz", s.dz, gradient_rows, gradient_cols);
 }
 
-/// Shape and range of a source of rows that holds no view: its own checks first.
+/// Shape and range of a source of rows that holds no view: its own checks first. Names are put together where something is thrown.
 template <class Source>
-void check_source(const std::string& name, const Source& s, index_t rows) {
+void check_source(const char* name, const Source& s, index_t rows) {
+    const auto member = [name](const char* m) { return std::string(name) + m; };
     if constexpr (requires { s.validate(); }) s.validate();
-    if (s.rows() < 0) throw invalid_input(name + ".rows()", "is negative");
+    if (s.rows() < 0) throw invalid_input(member(".rows()"), "is negative");
     if (s.rows() != rows)
-        throw invalid_input(name + ".rows()",
+        throw invalid_input(member(".rows()"),
                             "are " + std::to_string(s.rows()) + " for " + std::to_string(rows) + " rows");
-    if (s.vocab() < 1 && rows > 0) throw invalid_input(name + ".vocab()", "holds no id");
+    if (s.vocab() < 1 && rows > 0) throw invalid_input(member(".vocab()"), "holds no id");
     if (rows > 0 && s.tile_size() < s.vocab() && (s.tile_size() < 1 || s.tile_size() % 1024 != 0))
-        throw invalid_input(name + ".tile_size()",
+        throw invalid_input(member(".tile_size()"),
                             "must be a multiple of 1,024 ids, or hold the whole vocabulary; it is " +
                                 std::to_string(s.tile_size()));
     if (Source::one_tile && s.tile_size() < s.vocab())
-        throw invalid_input(name + ".tile_size()", "is below the vocabulary, though the source says one_tile");
-    check_temperature((name + ".temperature").c_str(), s.temperature);
+        throw invalid_input(member(".tile_size()"), "is below the vocabulary, though the source says one_tile");
+    if (!temperature_in_range(s.temperature)) check_temperature(member(".temperature").c_str(), s.temperature);
 }
 
 template <class Student>
