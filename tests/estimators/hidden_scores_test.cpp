@@ -257,6 +257,28 @@ TEST_CASE("draws from hidden states are those from their logits") {
     CHECK(of_logits.size() > 10);
 }
 
+TEST_CASE("the page's calls") {
+    const index_t n = 4, v = 60, d = 5, m = 3;
+    const side t(n, v, d, 1);
+    const teacher::hidden theirs{t.states(), t.head()};
+    const student::hidden mine{t.states(), t.head()};
+    std::vector<std::int32_t> some(std::size_t(n * m), 7), drawn_ids(some.size());
+    floats log_p(some.size(), 1.0f), log_mu(some.size());
+    const auto ids = view(std::as_const(some).data(), n, m);
+    const auto log_q = view(log_p.data(), n, m);
+    const drawn<> out{view(drawn_ids.data(), n, m), view(log_mu.data(), n, m)};
+    const std::vector<std::uint64_t> sample(std::size_t(n), 1);
+    const std::vector<std::uint32_t> position{0, 1, 2, 3};
+    const draw_keys<> keys{.seed = 1, .sample = sample, .position = position};
+    cpu_backend backend;
+    // clang-format off
+    token_logp(backend, theirs, ids, log_q);             // log q of given ids
+    draw(backend, mine, design::threshold{m}, keys, out); // ids to score, from the student's
+    // clang-format on
+    CHECK(log_p[0] < 0);
+    CHECK(log_mu[0] < 0);
+}
+
 TEST_CASE("arenas, and what is refused") {
     const index_t n = 8, v = 500, m = 3;
     const side s(n, v, 6, 1);

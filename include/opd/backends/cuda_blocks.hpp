@@ -146,11 +146,12 @@ struct block_rows<Source> {
     using type = student_block<block_gradient<Source>, Source::memory_space>;
 };
 
-/// Whether there are kernels for a job of which a side's logits are made here.
+/// Whether there are kernels for a job of which a side's logits are made here. A bucket for other vocabularies has none: a block's rows
+/// would take its teacher for one of the common ids alone.
 template <class Job>
 inline constexpr bool has_block_kernel = false;
 template <class Student, class Teacher, class Estimator, space S>
-    requires(in_blocks<Student> || in_blocks<Teacher>)
+    requires((in_blocks<Student> || in_blocks<Teacher>)&&!is_lumped<Teacher>)
 inline constexpr bool has_block_kernel<row_job<Student, Teacher, Estimator, S>> =
     has_kernel<row_job<typename block_rows<Student>::type, typename block_rows<Teacher>::type, Estimator, S>>;
 
