@@ -53,7 +53,7 @@ void gather_logits(const Hidden& h, index_t row, const Slots& slots, T* z) {
             for (index_t j = 0; j < n; ++j)
                 bias[j] =
                     id(j) < 0 ? 0.0f : float(element<std::remove_cvref_t<decltype(h.bias[0])>>::load(h.bias[id(j)]));
-        finish_logits(h, h.bias.data != nullptr ? bias : nullptr, y, n);
+        add_bias_and_cap(h, h.bias.data != nullptr ? bias : nullptr, y, n);
         for (index_t j = 0; j < n; ++j) z[from + j] = id(j) < 0 ? neg_inf<T>() : static_cast<T>(y[j]);
     }
 }
@@ -121,7 +121,7 @@ void drain_gathered(const Hidden& h, const Rows& rows, index_t begin, index_t en
             }
         });
     if (h.dw.empty() && h.db.data == nullptr) return;
-    if (first_block) scale_head(h, team);
+    if (first_block) scale_head_gradient(h, team);
     const index_t parts = 8 * static_cast<index_t>(team.size()), together = 16; // ids of a part that lie side by side
     team.run(std::min(parts, (v + together - 1) / together), [&](index_t part, int) {
         for (index_t r = begin; r < end; ++r) {

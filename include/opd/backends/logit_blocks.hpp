@@ -74,7 +74,7 @@ struct block_memory {
 
 /// What follows the product: bias, which may be null, and soft-cap of n logits.
 template <class Hidden, class Bias>
-void finish_logits(const Hidden& h, const Bias* bias, float* z, index_t n) {
+void add_bias_and_cap(const Hidden& h, const Bias* bias, float* z, index_t n) {
     if (bias != nullptr)
         for (index_t j = 0; j < n; ++j) z[j] += element<Bias>::load(bias[j]);
     if (h.soft_cap > 0)
@@ -104,13 +104,13 @@ void fill(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, in
                 [&](index_t r) { return at(r) - first; });
     if (h.bias.data == nullptr && h.soft_cap == 0) return;
     team.run(rows.count, [&](index_t i, int) {
-        finish_logits(h, h.bias.data == nullptr ? nullptr : h.bias.data + first, at(rows.at[i]), last - first);
+        add_bias_and_cap(h, h.bias.data == nullptr ? nullptr : h.bias.data + first, at(rows.at[i]), last - first);
     });
 }
 
 /// dw = beta_head dw, db likewise: what was there. With beta_head = 0 dw is left to the first product where there is one.
 template <class Hidden>
-void scale_head(const Hidden& h, thread_team& team, bool product_follows = false) {
+void scale_head_gradient(const Hidden& h, thread_team& team, bool product_follows = false) {
     if (h.beta_head == 1) return;
     const index_t v = h.vocab();
     const bool head = !h.dw.empty() && !(product_follows && h.beta_head == 0);
@@ -128,7 +128,7 @@ void scale_head(const Hidden& h, thread_team& team, bool product_follows = false
 /// Before the gradients of rows [begin, end) go back: dx = beta dx; `first_block`: dw and db are what they were before the call.
 template <class Hidden>
 void begin_drain(const Hidden& h, index_t begin, index_t end, float beta, bool first_block, thread_team& team) {
-    if (first_block) scale_head(h, team, true);
+    if (first_block) scale_head_gradient(h, team, true);
     if (h.dx.empty()) return;
     team.run(end - begin, [&](index_t i, int) {
         float* const dx = h.dx.row(begin + i);
