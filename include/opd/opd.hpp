@@ -29,9 +29,7 @@
 #include "opd/estimators/surrogates.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/filter.hpp"
-#if !defined(__CUDACC__) // the CPU backends alone have it
 #include "opd/hidden.hpp"
-#endif
 #include "opd/id_overlap.hpp"
 #include "opd/lanes.hpp"
 #include "opd/penalties.hpp"
