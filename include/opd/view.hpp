@@ -49,7 +49,9 @@ inline constexpr bool made_in_tiles = requires {
 };
 /// Whether all of a row's logits, and of its gradient, lie side by side until the row is done: rows may go by without tiles.
 template <class Source>
-inline constexpr bool whole_rows = materialised<Source> || in_blocks<Source>;
+inline constexpr bool whole_rows = materialised<Source> || in_blocks<Source> || requires {
+    Source::whole_rows;
+};
 } // namespace detail
 
 /// (rows, cols) elements of T, row-major, unit inner stride, `stride` elements from row to row, of which the `padding` that

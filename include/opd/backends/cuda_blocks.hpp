@@ -86,7 +86,7 @@ struct student_block {
     using logit_type = float;
     using gradient_type = G;
     static constexpr space memory_space = Space;
-    static constexpr bool sparse_gradient = false, one_tile = true;
+    static constexpr bool sparse_gradient = false, one_tile = true, whole_rows = true;
     float* logits = nullptr;
     G* gradient = nullptr;
     bool wanted = false; ///< the gradient
@@ -107,7 +107,7 @@ struct teacher_block {
     using logit_type = float;
     static constexpr cache_kind kind = cache_kind::dense;
     static constexpr space memory_space = Space;
-    static constexpr bool one_tile = true;
+    static constexpr bool one_tile = true, whole_rows = true;
     const float* logits = nullptr;
     index_t stride = 0, first = 0, row_count = 0, ids = 0;
     float temperature = 1;
@@ -136,7 +136,7 @@ struct block_rows {
     using type = Source;
 };
 template <class Source>
-    requires(in_blocks<Source> && !trains_states<Source>)
+    requires(in_blocks<Source> && !trains_states<Source> && !is_lumped<Source>)
 struct block_rows<Source> {
     using type = teacher_block<Source::memory_space>;
 };
@@ -146,8 +146,13 @@ struct block_rows<Source> {
     using type = student_block<block_gradient<Source>, Source::memory_space>;
 };
 
-/// Whether there are kernels for a job of which a side's logits are made here. A bucket for other vocabularies has none: a block's rows
-/// would take its teacher for one of the common ids alone.
+template <class Cache>
+    requires(in_blocks<Cache>)
+struct block_rows<teacher::lumped<Cache>> {
+    using type = teacher::lumped<typename block_rows<Cache>::type>;
+};
+
+/// Whether there are kernels for a job of which a side's logits are made here.
 template <class Job>
 inline constexpr bool has_block_kernel = false;
 template <class Student, class Teacher, class Estimator, space S>
@@ -212,6 +217,7 @@ auto as_rows(const Side& h, const block_layout& layout, index_t first, std::byte
     typename block_rows<Side>::type rows;
     rows.stride = layout.stride, rows.first = first, rows.row_count = h.rows(), rows.ids = h.vocab();
     rows.temperature = h.temperature;
+    if constexpr (is_lumped<Side>) rows.common = h.common;
     if constexpr (requires { rows.gradient; }) {
         rows.wanted = h.has_gradient();
         if (memory != nullptr)
@@ -293,7 +299,7 @@ struct row_chunk {
 
 /// z = cap tanh((z + b)/cap); without a soft-cap z + b. A block of threads for each chunk of each row.
 template <class X>
-struct finish_logits : each_block<finish_logits<X>> {
+struct finish_logits_kernel : each_block<finish_logits_kernel<X>> {
     float* logits = nullptr;
     index_t stride = 0, ids = 0, chunks = 0;
     const X* bias = nullptr;
@@ -301,7 +307,7 @@ struct finish_logits : each_block<finish_logits<X>> {
 
     struct phase {
         template <class At>
-        OPD_HD static void run(const finish_logits& k, const block_state& st, At at) {
+        OPD_HD static void run(const finish_logits_kernel& k, const block_state& st, At at) {
             const row_chunk mine(st.row, k.chunks, k.ids);
             float* const z = k.logits + mine.row * k.stride;
             for (index_t i = mine.begin + at.id; i < mine.end; i += at.count) {
@@ -315,7 +321,7 @@ struct finish_logits : each_block<finish_logits<X>> {
 
 /// dz of logits before the soft-cap, 0 from id `common` on; flags say whether the chunk has a gradient.
 template <class G>
-struct finish_gradient {
+struct finish_gradient_kernel {
     using state_type = block_state;
     const float* logits = nullptr;
     G* gradient = nullptr;
@@ -325,7 +331,7 @@ struct finish_gradient {
 
     struct phase { // one pass: it writes what it has looked at
         template <class At>
-        OPD_HD static int part(const finish_gradient& k, const block_state& st, At at) {
+        OPD_HD static int part(const finish_gradient_kernel& k, const block_state& st, At at) {
             const row_chunk mine(st.row, k.chunks, k.ids);
             const float* const z = k.logits + mine.row * k.stride;
             G* const dz = k.gradient + mine.row * k.stride;
@@ -345,7 +351,7 @@ struct finish_gradient {
             return any;
         }
         OPD_HD static int merge(int a, int b) { return a | b; }
-        OPD_HD static void finish(const finish_gradient& k, const block_state& st, int any) {
+        OPD_HD static void finish(const finish_gradient_kernel& k, const block_state& st, int any) {
             k.flags[st.row] = static_cast<unsigned char>(any);
         }
     };
@@ -369,7 +375,7 @@ struct row_flags {
 
 /// dx = beta·dx + sums, a block of threads for each row.
 template <class Sink>
-struct add_states : each_block<add_states<Sink>> {
+struct add_states_kernel : each_block<add_states_kernel<Sink>> {
     Sink dx = {};
     index_t first = 0; ///< row of dx
     float beta = 0;
@@ -379,7 +385,7 @@ struct add_states : each_block<add_states<Sink>> {
 
     struct phase {
         template <class At>
-        OPD_HD static void run(const add_states& k, const block_state& st, At at) {
+        OPD_HD static void run(const add_states_kernel& k, const block_state& st, At at) {
             const bool live = k.rows.live(st.row); // else the head's NaN times 0 may be there
             float* const dx = k.dx.row(k.first + st.row);
             const float* const sums = k.sums + st.row * k.width;
@@ -393,7 +399,7 @@ struct add_states : each_block<add_states<Sink>> {
 
 /// x, or 0 where the row has no gradient. A block of threads for each row.
 template <class Source, class X>
-struct keep_states : each_block<keep_states<Source, X>> {
+struct keep_states_kernel : each_block<keep_states_kernel<Source, X>> {
     Source x = {};
     index_t first = 0; ///< row of x
     X* states = nullptr;
@@ -402,7 +408,7 @@ struct keep_states : each_block<keep_states<Source, X>> {
 
     struct phase {
         template <class At>
-        OPD_HD static void run(const keep_states& k, const block_state& st, At at) {
+        OPD_HD static void run(const keep_states_kernel& k, const block_state& st, At at) {
             const bool live = k.rows.live(st.row);
             const auto* const x = k.x.row(k.first + st.row);
             X* const states = k.states + st.row * k.width;
@@ -413,7 +419,7 @@ struct keep_states : each_block<keep_states<Source, X>> {
 
 /// db = beta·db + Σ_r dz, row after row in double. A block of threads for `ids_at_once` ids.
 template <class G>
-struct sum_columns : each_block<sum_columns<G>> {
+struct sum_columns_kernel : each_block<sum_columns_kernel<G>> {
     static constexpr index_t ids_at_once = gpu_tuning::block_threads;
     const G* gradient = nullptr;
     index_t stride = 0, ids = 0, count = 0; ///< count: of rows
@@ -422,7 +428,7 @@ struct sum_columns : each_block<sum_columns<G>> {
 
     struct phase {
         template <class At>
-        OPD_HD static void run(const sum_columns& k, const block_state& st, At at) {
+        OPD_HD static void run(const sum_columns_kernel& k, const block_state& st, At at) {
             const index_t begin = st.row * ids_at_once, end = begin + ids_at_once < k.ids ? begin + ids_at_once : k.ids;
             for (index_t i = begin + at.id; i < end; i += at.count) {
                 double sum = 0;
@@ -436,13 +442,13 @@ struct sum_columns : each_block<sum_columns<G>> {
 
 /// A head's gradient where the batch has no row. A block of threads for each row of dw, or of `ids_at_once` entries of db.
 template <class Sink>
-struct scale_head : each_block<scale_head<Sink>> {
+struct scale_head_kernel : each_block<scale_head_kernel<Sink>> {
     Sink dw = {};
     float beta = 0;
 
     struct phase {
         template <class At>
-        OPD_HD static void run(const scale_head& k, const block_state& st, At at) {
+        OPD_HD static void run(const scale_head_kernel& k, const block_state& st, At at) {
             float* const dw = k.dw.row(st.row);
             for (index_t i = at.id; i < k.dw.cols; i += at.count) scale_gradient(dw[i], k.beta);
         }
@@ -463,7 +469,7 @@ void fill_block(const Hidden& h, index_t begin, index_t end, const block_layout&
     products(by_rows<T>(n, h.vocab(), h.x.cols, {reinterpret_cast<const T*>(h.x.row(begin)), leading(h.x)},
                         {reinterpret_cast<const T*>(h.w.data), leading(h.w), true}, 0, logits, layout.stride));
     if (h.bias.data == nullptr && !(h.soft_cap > 0)) return;
-    finish_logits<X> finish;
+    finish_logits_kernel<X> finish;
     finish.logits = logits, finish.stride = layout.stride, finish.ids = h.vocab(), finish.chunks = layout.chunks;
     finish.bias = h.bias.data, finish.soft_cap = h.soft_cap;
     launch(finish, n * layout.chunks);
@@ -480,7 +486,7 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
     const float beta_head = begin == 0 ? h.beta_head : 1;
     if (n == 0) {
         const auto scale = [&](auto dw) {
-            scale_head<decltype(dw)> kernel;
+            scale_head_kernel<decltype(dw)> kernel;
             kernel.dw = dw, kernel.beta = beta_head;
             if (dw.rows > 0) launch(kernel, dw.rows);
         };
@@ -489,7 +495,7 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
         return;
     }
     auto* const gradient = reinterpret_cast<G*>(memory + layout.gradient);
-    finish_gradient<G> finish;
+    finish_gradient_kernel<G> finish;
     finish.logits = reinterpret_cast<const float*>(memory), finish.gradient = gradient, finish.stride = layout.stride;
     finish.ids = v, finish.common = common, finish.chunks = layout.chunks, finish.soft_cap = h.soft_cap;
     finish.flags = reinterpret_cast<unsigned char*>(memory + layout.flags);
@@ -504,20 +510,20 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
                                 {reinterpret_cast<const T*>(h.w.row(from)), leading(h.w)}, from > 0 ? 1.f : 0.f, sums,
                                 layout.width));
         }
-        add_states<std::remove_const_t<decltype(h.dx)>> add;
+        add_states_kernel<std::remove_const_t<decltype(h.dx)>> add;
         add.dx = h.dx, add.first = begin, add.beta = beta, add.sums = sums, add.width = layout.width, add.rows = flags;
         launch(add, n);
     }
     if (!h.dw.empty()) {
         auto* const states = reinterpret_cast<X*>(memory + layout.states); // the sums have been read
-        keep_states<std::remove_const_t<decltype(h.x)>, X> keep;
+        keep_states_kernel<std::remove_const_t<decltype(h.x)>, X> keep;
         keep.x = h.x, keep.first = begin, keep.states = states, keep.width = layout.width, keep.rows = flags;
         launch(keep, n);
         products(by_rows<T>(v, d, n, {dz, layout.stride, true}, {reinterpret_cast<const T*>(states), layout.width},
                             beta_head, h.dw.data, leading(h.dw)));
     }
     if (h.db.data != nullptr) {
-        sum_columns<G> sum;
+        sum_columns_kernel<G> sum;
         sum.gradient = gradient, sum.stride = layout.stride, sum.ids = v, sum.count = n, sum.db = h.db.data;
         sum.beta = beta_head;
         launch(sum, (v + sum.ids_at_once - 1) / sum.ids_at_once);
@@ -545,8 +551,8 @@ void run_in_blocks(const row_job<Student, Teacher, Estimator, S>& job, std::byte
         launch_rows(block, plan.batch, frame, begin, end, memory, out, begin > 0, launch);
         if constexpr (in_blocks<Student>)
             if (job.student.has_gradient())
-                drain_block(job.student, begin, end, job.vocab, job.env.beta, block_layout(job.student, rows),
-                            memory + plan.student, launch, products);
+                drain_block(job.student, begin, end, is_lumped<Teacher> ? job.student.vocab() : job.vocab, job.env.beta,
+                            block_layout(job.student, rows), memory + plan.student, launch, products);
     }
 }
 

@@ -218,7 +218,7 @@ OPD_HD OPD_INLINE void scale_gradient(G& dz, float beta) {
 template <class Student, class At>
 OPD_HD void clear_columns(const Student& s, index_t row, index_t from, float beta, At at) {
     using G = typename Student::gradient_type;
-    if constexpr (in_blocks<Student>) {
+    if constexpr (!materialised<Student>) {
         if (!s.has_gradient()) return;
         G* dz = s.gradient_tile({row}, 0);
         for (index_t i = from + at.id; i < s.vocab(); i += at.count) scale_gradient(dz[i], beta);
