@@ -16,10 +16,12 @@
 
 #include <opd/backends/cpu.hpp>
 #include <opd/backends/cuda_blocks.hpp>
+#include <opd/draw.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
 #include <opd/hidden.hpp>
+#include <opd/score.hpp>
 
 using namespace opd;
 using namespace opd::test;
@@ -324,6 +326,162 @@ TEST_CASE("supports and drawn tokens: as the CPU backend has them") {
     });
 }
 
+TEST_CASE("tokens drawn under a filter, and a teacher whose vocabulary ends in one bucket") {
+    blocks_on_host memory;
+    const index_t n = 6, v = 300, m = 2;
+    hidden_case<float> c{{n, v, 12, 5, true, 4}, {n, v - 20, 9, 6, true}};
+    c.block = 4;
+    std::vector<std::int32_t> kept, ids;
+    std::vector<std::int64_t> offsets{0};
+    std::vector<float> log_mu, log_q;
+    for (index_t r = 0; r < n; ++r) {
+        for (index_t j = 0; j < 10 + r; ++j) kept.push_back(std::int32_t(7 * j + r));
+        offsets.push_back(std::int64_t(kept.size()));
+        for (index_t j = 0; j < m; ++j) {
+            ids.push_back(std::int32_t(7 * (3 * j + r) + r));
+            log_mu.push_back(-2 - 0.5f * float(j)), log_q.push_back(-2.5f - 0.2f * float(r));
+        }
+    }
+    const auto compare = [&](const auto& estimator, auto&& cache) { // with the materialised logits, on the same kernels
+        hidden_outputs got(c);
+        hidden_call<float, blocks_on_host> call(memory, c, got);
+        call.run(call.mine, cache(std::integral_constant<space, space::device>{}, call.theirs), estimator);
+        const auto& s = c.student;
+        std::vector<float> z, y, dz(std::size_t(n * v)), losses(std::size_t(n), 0.f);
+        for (index_t r = 0; r < n; ++r) {
+            for (index_t i = 0; i < v; ++i) z.push_back(float(s.logit(r, i)));
+            for (index_t i = 0; i < v - 20; ++i) y.push_back(float(c.teacher.logit(r, i)));
+        }
+        host_run_backend plain;
+        const result r = evaluate(plain, student::logits{view(z.data(), n, v), view(dz.data(), n, v)},
+                                  cache(std::integral_constant<space, space::host>{},
+                                        teacher::dense{view(std::as_const(y).data(), n, v - 20)}),
+                                  estimator, {.reduction = reduce::sum, .losses = view(losses.data(), n)});
+        CHECK(got.r.loss == doctest::Approx(r.loss).epsilon(1e-6));
+        CHECK(got.r.diagnostics.bad_rows == 0);
+        CHECK(got.r.diagnostics.tokens == r.diagnostics.tokens);
+        apart dx, dw, db;
+        for (index_t i = 0; i < v; ++i) {
+            std::vector<double> want(std::size_t(12), 0.0);
+            double sum = 0;
+            for (index_t row = 0; row < n; ++row) {
+                const double t = double(z[std::size_t(row * v + i)]) / 4, g = double(dz[std::size_t(row * v + i)]);
+                sum += g * (1 - t * t);
+                for (index_t j = 0; j < 12; ++j) want[std::size_t(j)] += g * (1 - t * t) * s.x.at(row, j);
+            }
+            db.add(double(got.db[std::size_t(i)]), sum);
+            for (index_t j = 0; j < 12; ++j) dw.add(got.dw.at(i, j), want[std::size_t(j)]);
+        }
+        for (index_t row = 0; row < n; ++row)
+            for (index_t j = 0; j < 12; ++j) {
+                double want = 0;
+                for (index_t i = 0; i < v; ++i) {
+                    const double t = double(z[std::size_t(row * v + i)]) / 4;
+                    want += double(dz[std::size_t(row * v + i)]) * (1 - t * t) * s.w.at(i, j);
+                }
+                dx.add(got.dx.at(row, j), want);
+            }
+        CHECK(dx.relative() < 5e-6);
+        CHECK(dw.relative() < 5e-6);
+        CHECK(db.relative() < 5e-6);
+        CHECK(dw.size > 1e-6);
+    };
+    const auto matrix = [&](auto at, const auto& of) {
+        using T = std::remove_cvref_t<decltype(of[0])>;
+        return matrix_view<const T, decltype(at)::value>(of.data(), n, m, m);
+    };
+    compare(mc{reverse_kl{}}, [&](auto at, auto&&) {
+        constexpr space S = decltype(at)::value;
+        auto sets = teacher::on_kept_sets{
+            teacher::samples{matrix(at, ids), matrix(at, log_mu), matrix(at, log_q)},
+            vector_view<const std::int32_t, S>(kept.data(), index_t(kept.size())),
+            row_offsets<S>(vector_view<const std::int64_t, S>(offsets.data(), index_t(offsets.size())))};
+        sets.widest = 15;
+        return sets;
+    });
+    for (const index_t common : {0, 200})
+        compare(reverse_kl{}, [&](auto, auto&& dense) { return teacher::lumped{dense, common}; });
+}
+
+TEST_CASE("scores and draws from hidden states have the bits that their logits give") {
+    // weights of few bits: the products are exact in every order
+    const index_t n = 7, v = 9000, d = 3, m = 4, k = 5;
+    std::vector<float> x, w, bias, z;
+    source s(8);
+    for (index_t i = 0; i < n * d; ++i) x.push_back(float(s.below(17) - 8) / 8);
+    for (index_t i = 0; i < v * d; ++i) w.push_back(float(s.below(65) - 32) / 8);
+    for (index_t i = 0; i < v; ++i) bias.push_back(float(s.below(9)) / 16);
+    for (index_t r = 0; r < n; ++r)
+        for (index_t i = 0; i < v; ++i) {
+            float sum = bias[std::size_t(i)];
+            for (index_t j = 0; j < d; ++j) sum += x[std::size_t(r * d + j)] * w[std::size_t(i * d + j)];
+            z.push_back(sum);
+        }
+    std::vector<std::uint8_t> mask(std::size_t(n), 1);
+    mask[2] = 0;
+    std::vector<std::int32_t> ids;
+    for (index_t i = 0; i < n * m; ++i) ids.push_back(std::int32_t((i * 997) % v));
+    std::vector<std::uint64_t> sample;
+    std::vector<std::uint32_t> position;
+    for (index_t r = 0; r < n; ++r) sample.push_back(std::uint64_t(100 + r)), position.push_back(std::uint32_t(r));
+    constexpr space S = space::device;
+    const auto of = [](const auto& v_) {
+        using T = std::remove_cvref_t<decltype(v_[0])>;
+        return vector_view<const T, S>(v_.data(), index_t(v_.size()));
+    };
+    teacher::hidden<float, S> theirs;
+    theirs.x = device_view(std::as_const(x).data(), n, d), theirs.w = device_view(std::as_const(w).data(), v, d);
+    theirs.bias = of(bias), theirs.temperature = 0.7f;
+    theirs.budget = std::size_t(v) * 4 * 3; // blocks of 3 rows
+    student::hidden<float, float, S> mine;
+    mine.x = theirs.x, mine.w = theirs.w, mine.bias = theirs.bias, mine.temperature = 0.7f, mine.budget = theirs.budget;
+    std::vector<float> dx(x.size(), 3.f);
+    mine.dx = device_view(dx.data(), n, d); // no part of it
+
+    struct outputs {
+        std::vector<float> log_p = std::vector<float>(28, 7.f), top = std::vector<float>(35, 7.f);
+        std::vector<std::int32_t> ids = std::vector<std::int32_t>(35, 7), drawn = std::vector<std::int32_t>(28, 7);
+        std::vector<float> log_mu = std::vector<float>(28, 7.f), weight = log_mu;
+        std::vector<std::uint8_t> exact = std::vector<std::uint8_t>(28, 7);
+        std::vector<double> lse = std::vector<double>(7, 7.), entropy = lse, drawn_lse = lse;
+        bool operator==(const outputs& o) const {
+            return log_p == o.log_p && top == o.top && ids == o.ids && drawn == o.drawn && log_mu == o.log_mu &&
+                   weight == o.weight && exact == o.exact && lse == o.lse && entropy == o.entropy &&
+                   drawn_lse == o.drawn_lse;
+        }
+    };
+    const auto run = [&]<space Where>(auto& be, const auto& rows, std::integral_constant<space, Where>, auto... t) {
+        outputs o;
+        const auto matrix = [&](auto& of_, index_t cols) {
+            return matrix_view<std::remove_reference_t<decltype(of_[0])>, Where>(of_.data(), n, cols, cols);
+        };
+        scores<std::int32_t, float, Where> what;
+        what.ids = {ids.data(), n, m, m}, what.log_p = matrix(o.log_p, m);
+        what.top_ids = matrix(o.ids, k), what.top_log_p = matrix(o.top, k);
+        what.lse = {o.lse.data(), n}, what.entropy = {o.entropy.data(), n};
+        const row_mask<Where> kept(vector_view<const std::uint8_t, Where>(mask.data(), n));
+        const result r = score(be, rows, what, t..., kept);
+        CHECK(r.diagnostics.kept == n - 1);
+        const draw_keys<Where> keys{.seed = 7, .sample = {sample.data(), n}, .position = {position.data(), n}};
+        draw_options<Where> options;
+        options.filter = {.temperature = 0.7f, .top_k = 50}, options.mask = kept, options.lse = {o.drawn_lse.data(), n};
+        drawn<std::int32_t, float, float, Where> to{matrix(o.drawn, m), matrix(o.log_mu, m), matrix(o.weight, m),
+                                                    matrix(o.exact, m)};
+        CHECK(draw(be, rows, design::iid{m}, keys, to, options).diagnostics.bad_rows == 0);
+        return o;
+    };
+    host_run_backend plain{64};
+    const outputs want =
+        run(plain, view(std::as_const(z).data(), n, v), std::integral_constant<space, space::host>{}, 0.7f);
+    host_blocks_backend be{.threads = 64};
+    CHECK(run(be, theirs, std::integral_constant<space, S>{}) == want);
+    CHECK(be.products == 3); // of 3, 3, 1 rows
+    CHECK(run(be, mine, std::integral_constant<space, S>{}) == want);
+    CHECK(dx == std::vector<float>(x.size(), 3.f));
+    CHECK(want.log_p[0] != 7);
+    CHECK(want.drawn[0] != 7);
+}
+
 TEST_CASE("without rows a head has no new gradient") {
     blocks_on_host memory;
     hidden_case<float> c{{0, 300, 6, 1}, {0, 300, 7, 2}};
@@ -381,7 +539,8 @@ TEST_CASE("bytes and rows of a block") {
     CHECK(capped.block == 128); // 220: logits and gradient
     const auto brain = detail::block_plan_of(job_of(sources<bfloat16>(4096, v, 1024, 4096, budget)));
     CHECK(brain.block == 256); // 294 of 6 bytes an id
-    CHECK(brain.teacher - brain.student == std::size_t(256 * v * 6 + 256 * 1024 * 4 + (256 * 19 + 255) / 256 * 256));
+    CHECK(brain.bytes - brain.batch.bytes ==
+          std::size_t(256 * v * (6 + 4) + 256 * 1024 * 4 + (256 * 19 + 255) / 256 * 256));
     const auto few = detail::block_plan_of(job_of(sources<float>(100, v, 1024, 4096, budget)));
     CHECK(few.block == 100); // all there are
     const auto small = detail::block_plan_of(job_of(sources<float>(100, v, 1024, 4096, std::size_t(v * 4 * 90))));

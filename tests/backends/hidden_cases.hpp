@@ -58,7 +58,7 @@ struct host_blocks_backend {
     template <class Job>
         requires(detail::has_block_kernel<Job>)
     result for_rows(const Job& job) {
-        detail::refuse_options(job.env);
+        if constexpr (requires { job.env; }) detail::refuse_options(job.env);
         constexpr std::size_t guard = 256;
         const std::size_t bytes = detail::block_plan_of(job).bytes;
         const std::unique_ptr<std::byte[]> memory(new std::byte[bytes + guard + 64]);

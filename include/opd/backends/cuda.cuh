@@ -148,7 +148,7 @@ template <class Student, class Teacher, class Estimator>
         return detail::enqueue(*this, job);
     }
 template <plain_job Job>
-    requires(Job::memory_space == space::device)
+    requires(Job::memory_space == space::device && !detail::has_block_kernel<Job>)
 device_result cuda_backend::for_rows(const Job& job) { return detail::enqueue(*this, job); }
 
 } // namespace opd

@@ -129,12 +129,15 @@ struct cuda_backend {
         requires detail::has_kernel<row_job<Student, Teacher, Estimator, space::device>>
             device_result for_rows(const row_job<Student, Teacher, Estimator, space::device>& job);
     template <plain_job Job>
-        requires(Job::memory_space == space::device)
+        requires(Job::memory_space == space::device && !detail::has_block_kernel<Job>)
     device_result for_rows(const Job& job);
-    /// The same for losses from hidden states. Defined in cuda_hidden.cuh.
+    /// The same from hidden states. Defined in cuda_hidden.cuh.
     template <class Student, class Teacher, class Estimator>
         requires detail::has_block_kernel<row_job<Student, Teacher, Estimator, space::device>>
             device_result for_rows(const row_job<Student, Teacher, Estimator, space::device>& job);
+    template <plain_job Job>
+        requires(Job::memory_space == space::device && detail::has_block_kernel<Job>)
+    device_result for_rows(const Job& job);
 
     /// C = alpha·op(A) op(B) + beta·C by cuBLAS on the caller's handle, in float (double for double): run_to_run, not
     /// row-invariant. (M,K) (K,N) -> (M,N), row-major. The handle's stream and pointer mode are put back.

@@ -28,12 +28,15 @@
 #include "opd/backends/cuda_jobs.hpp"
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
+#include "opd/detail/logit_rows.hpp"
 #include "opd/detail/rows.hpp"
 #include "opd/detail/tuning.hpp"
 #include "opd/diagnostics.hpp"
+#include "opd/draw.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/evaluate.hpp"
+#include "opd/score.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"
 
@@ -160,6 +163,59 @@ template <class Student, class Teacher, class Estimator, space S>
 inline constexpr bool has_block_kernel<row_job<Student, Teacher, Estimator, S>> =
     has_kernel<row_job<typename block_rows<Student>::type, typename block_rows<Teacher>::type, Estimator, S>>;
 
+/// The same score or draw of other rows of logits.
+template <class Z, class Id, class L, space S, class Rows, class Source>
+auto with_rows(const score_job<Z, Id, L, S, Rows>& job, const rows_of_source<Source>& z) {
+    return score_job<Z, Id, L, S, rows_of_source<Source>>{z, job.what, job.temperature, job.mask};
+}
+template <class Z, class Cache, class L, space S, class Rows, class Source>
+auto with_rows(const kept_logp_job<Z, Cache, L, S, Rows>& job, const rows_of_source<Source>& z) {
+    return kept_logp_job<Z, Cache, L, S, rows_of_source<Source>>{z,        job.cache, job.log_p, job.temperature,
+                                                                 job.mask, job.lse};
+}
+template <class Z, class Design, class Id, class L, class W, space S, class Rows, class Source>
+auto with_rows(const draw_job<Z, Design, Id, L, W, S, Rows>& job, const rows_of_source<Source>& z) {
+    return draw_job<Z, Design, Id, L, W, S, rows_of_source<Source>>{z, job.design, job.keys, job.out, job.options};
+}
+template <class Z, class Id, space S, class Rows, class Source>
+auto with_rows(const kept_job<Z, Id, S, Rows>& job, const rows_of_source<Source>& z) {
+    return kept_job<Z, Id, S, rows_of_source<Source>>{z, job.cut, job.offsets, job.ids, job.mask};
+}
+template <class OldStudent, class OldTeacher, class Student, class Teacher, class Estimator, space S>
+auto with_sides(const row_job<OldStudent, OldTeacher, Estimator, S>& job, const Student& student,
+                const Teacher& teacher) {
+    return row_job<Student, Teacher, Estimator, S>{student, teacher, job.estimator, job.env, job.rows, job.vocab};
+}
+template <plain_job Job>
+    requires requires { typename decltype(Job::z)::source_type; }
+inline constexpr bool has_block_kernel<Job> = in_blocks<typename decltype(Job::z)::source_type>;
+
+/// f(name, side) for each side of a job whose logits are made here.
+template <class Job, class Function>
+void each_block_side(const Job& job, Function&& f) {
+    const auto visit = [&](const char* name, const auto& side) {
+        if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) f(name, side);
+    };
+    if constexpr (plain_job<Job>)
+        visit(name_of<typename decltype(job.z)::source_type>(), job.z.source);
+    else
+        visit("student", job.student), visit("teacher", job.teacher);
+}
+template <class Job>
+index_t rows_of_job(const Job& job) {
+    if constexpr (plain_job<Job>)
+        return job.row_count();
+    else
+        return job.rows;
+}
+template <class Job>
+auto env_of(const Job& job) {
+    if constexpr (plain_job<Job>)
+        return job.as_env();
+    else
+        return job.env;
+}
+
 // --- the plan -----------------------------------------------------------------------------------------------------------
 
 /// Where the parts of one side's block lie, in bytes from its beginning.
@@ -193,8 +249,8 @@ struct block_layout {
 struct block_plan {
     index_t rows = 0;
     index_t block = 1; ///< rows
-    device_plan batch; ///< of a block
-    std::size_t student = 0, teacher = 0, bytes = 0;
+    device_plan batch; ///< of a block; the sides' blocks follow it
+    std::size_t bytes = 0;
 };
 
 /// Rows of a block that a side allows.
@@ -226,47 +282,49 @@ auto as_rows(const Side& h, const block_layout& layout, index_t first, std::byte
     if (memory != nullptr) rows.logits = reinterpret_cast<float*>(memory);
     return rows;
 }
-/// The job of a block; a side that is in memory stays what it is.
-template <class Student, class Teacher, class Estimator, space S>
-auto job_of_block(const row_job<Student, Teacher, Estimator, S>& job, index_t rows, index_t first,
-                  std::byte* student_memory, std::byte* teacher_memory) {
-    const auto side = [&](const auto& s, std::byte* memory) {
-        if constexpr (in_blocks<std::remove_cvref_t<decltype(s)>>)
-            return as_rows(s, block_layout(s, rows), first, memory);
-        else
-            return s;
-    };
-    return row_job<typename block_rows<Student>::type, typename block_rows<Teacher>::type, Estimator, S>{
-        side(job.student, student_memory),
-        side(job.teacher, teacher_memory),
-        job.estimator,
-        job.env,
-        job.rows,
-        job.vocab};
-}
-
-template <class Student, class Teacher, class Estimator, space S>
-block_plan block_plan_of(const row_job<Student, Teacher, Estimator, S>& job) {
-    index_t block = job.rows > 0 ? job.rows : 1;
-    const auto limit = [&](const char* name, const auto& side) {
+/// The job of the block of `rows` rows from `first` on, of which `memory` holds the logits; a side that is in memory stays what it is.
+template <class Job>
+auto job_of_block(const Job& job, index_t rows, index_t first, std::byte* memory) {
+    const auto made = [&](const auto& side) {
         if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) {
-            const index_t most = most_rows(name, side, job.rows);
-            if (job.rows > 0 && most < block) block = most;
+            const block_layout layout(side, rows);
+            const auto block = as_rows(side, layout, first, memory);
+            if (memory != nullptr) memory += layout.bytes;
+            return block;
+        } else {
+            return side;
         }
     };
-    limit("student", job.student), limit("teacher", job.teacher);
-    if (block < job.rows && block > gpu_tuning::tile_rows) block -= block % gpu_tuning::tile_rows;
-    const index_t rows = block < job.rows ? block : job.rows;
-    const auto block_job = job_of_block(job, rows, 0, nullptr, nullptr);
+    if constexpr (plain_job<Job>) {
+        return with_rows(job, rows_of_source(made(job.z.source)));
+    } else {
+        const auto student = made(job.student); // whose block comes first
+        return with_sides(job, student, made(job.teacher));
+    }
+}
+
+template <space S>
+row_frame<S> frame_without_rows(const basic_env<S>&) {
+    return {};
+}
+template <class Job>
+    requires(has_block_kernel<Job>)
+block_plan block_plan_of(const Job& job) {
+    const index_t all = rows_of_job(job);
+    index_t block = all > 0 ? all : 1;
+    each_block_side(job, [&](const char* name, const auto& side) {
+        const index_t most = most_rows(name, side, all);
+        if (all > 0 && most < block) block = most;
+    });
+    if (block < all && block > gpu_tuning::tile_rows) block -= block % gpu_tuning::tile_rows;
+    const index_t rows = block < all ? block : all;
+    const auto of_block = job_of_block(job, rows, 0, nullptr);
+    const auto frame = frame_without_rows(env_of(job));
     block_plan plan{
-        job.rows, block,
-        device_plan(rows, sequences_of(job.env), rows_of<thread_engine>(block_job, row_frame<S>{}).scratch_bytes())};
+        all, block,
+        device_plan(rows, sequences_of(env_of(job)), rows_of<thread_engine>(of_block, frame).scratch_bytes())};
     plan.bytes = plan.batch.bytes;
-    const auto add = [&](std::size_t& begin, const auto& side) {
-        begin = plan.bytes;
-        if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) plan.bytes += block_layout(side, rows).bytes;
-    };
-    add(plan.student, job.student), add(plan.teacher, job.teacher);
+    each_block_side(job, [&](const char*, const auto& side) { plan.bytes += block_layout(side, rows).bytes; });
     return plan;
 }
 
@@ -531,28 +589,33 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
 }
 
 /// The steps of one call, in stream order. `memory` holds block_plan_of(job).bytes; products(column_major_product<T>).
-template <class Student, class Teacher, class Estimator, space S, class Launch, class Products>
-void run_in_blocks(const row_job<Student, Teacher, Estimator, S>& job, std::byte* memory, result* out, Launch&& launch,
-                   Products&& products) {
+template <class Job, class Launch, class Products>
+void run_in_blocks(const Job& job, std::byte* memory, result* out, Launch&& launch, Products&& products) {
     const block_plan plan = block_plan_of(job);
     const index_t rows = plan.batch.rows;
-    row_frame<S> frame = frame_of(plan.batch, job.env, memory);
+    auto frame = frame_of(plan.batch, env_of(job), memory);
     frame.rows = plan.rows;
-    if constexpr (in_blocks<Student>) frame.env.beta = 0; // the block's; dx has the caller's
+    if constexpr (requires { job.student; })
+        if constexpr (in_blocks<std::remove_cvref_t<decltype(job.student)>>)
+            frame.env.beta = 0; // the block's; dx has the caller's
+    std::byte* const sides = memory + plan.batch.bytes;
     launch_counts(plan.batch, frame, launch);
     for (index_t begin = 0; begin == 0 || begin < plan.rows; begin += plan.block) { // without rows a head's is 0
         const index_t end = plan.rows - begin < plan.block ? plan.rows : begin + plan.block;
-        const auto fill = [&](const auto& side, std::size_t at) {
-            if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>)
-                fill_block(side, begin, end, block_layout(side, rows), memory + at, launch, products);
-        };
-        fill(job.student, plan.student), fill(job.teacher, plan.teacher);
-        const auto block = job_of_block(job, rows, begin, memory + plan.student, memory + plan.teacher);
-        launch_rows(block, plan.batch, frame, begin, end, memory, out, begin > 0, launch);
-        if constexpr (in_blocks<Student>)
-            if (job.student.has_gradient())
-                drain_block(job.student, begin, end, is_lumped<Teacher> ? job.student.vocab() : job.vocab, job.env.beta,
-                            block_layout(job.student, rows), memory + plan.student, launch, products);
+        std::byte* at = sides;
+        each_block_side(job, [&](const char*, const auto& side) {
+            const block_layout layout(side, rows);
+            fill_block(side, begin, end, layout, at, launch, products);
+            at += layout.bytes;
+        });
+        launch_rows(job_of_block(job, rows, begin, sides), plan.batch, frame, begin, end, memory, out, begin > 0,
+                    launch);
+        if constexpr (requires { job.student; })
+            if constexpr (in_blocks<std::remove_cvref_t<decltype(job.student)>>)
+                if (job.student.has_gradient())
+                    drain_block(job.student, begin, end,
+                                is_lumped<std::remove_cvref_t<decltype(job.teacher)>> ? job.student.vocab() : job.vocab,
+                                job.env.beta, block_layout(job.student, rows), sides, launch, products);
     }
 }
 

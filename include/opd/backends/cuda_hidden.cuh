@@ -72,6 +72,23 @@ private:
     cublasPointerMode_t mode_ = CUBLAS_POINTER_MODE_HOST;
 };
 
+/// Enqueues a checked call whose logits are made here.
+template <class Job>
+device_result enqueue_in_blocks(const cuda_backend& be, const Job& job) {
+    constexpr std::size_t least = std::size_t{64} << 10;
+    if (be.product_workspace < least)
+        throw invalid_input("cuda_backend.product_workspace", "is " + std::to_string(be.product_workspace) +
+                                                                  " bytes; cuBLAS needs " + std::to_string(least) +
+                                                                  " and is faster with its default of 32 MiB");
+    const std::size_t bytes = block_plan_of(job).bytes; // a multiple of the alignment
+    std::byte* const memory = memory_of(be, bytes + be.product_workspace);
+    if (!be.cublas) throw invalid_input("cuda_backend.cublas", "is null; products of hidden states need a handle");
+    result* const out = be.results ? be.results : reinterpret_cast<result*>(memory);
+    const cublas_products products(be, memory + bytes);
+    run_in_blocks(job, memory, out, stream_launcher{be.stream}, products);
+    return {out};
+}
+
 } // namespace OPD_ISA
 } // namespace opd::detail
 
@@ -80,19 +97,11 @@ namespace opd {
 template <class Student, class Teacher, class Estimator>
     requires detail::has_block_kernel<row_job<Student, Teacher, Estimator, space::device>>
         device_result cuda_backend::for_rows(const row_job<Student, Teacher, Estimator, space::device>& job) {
-        constexpr std::size_t least = std::size_t{64} << 10;
         detail::refuse_options(job.env);
-        if (product_workspace < least)
-            throw invalid_input("cuda_backend.product_workspace", "is " + std::to_string(product_workspace) +
-                                                                      " bytes; cuBLAS needs " + std::to_string(least) +
-                                                                      " and is faster with its default of 32 MiB");
-        const std::size_t bytes = detail::block_plan_of(job).bytes; // a multiple of the alignment
-        std::byte* const memory = detail::memory_of(*this, bytes + product_workspace);
-        if (!cublas) throw invalid_input("cuda_backend.cublas", "is null; losses from hidden states need a handle");
-        result* const out = results ? results : reinterpret_cast<result*>(memory);
-        const detail::cublas_products products(*this, memory + bytes);
-        detail::run_in_blocks(job, memory, out, detail::stream_launcher{stream}, products);
-        return {out};
+        return detail::enqueue_in_blocks(*this, job);
     }
+template <plain_job Job>
+    requires(Job::memory_space == space::device && detail::has_block_kernel<Job>)
+device_result cuda_backend::for_rows(const Job& job) { return detail::enqueue_in_blocks(*this, job); }
 
 } // namespace opd
