@@ -4,8 +4,8 @@
 # of them are linked into one program, which finds a missing `inline`. Names that system headers define as macros (`B0` of
 # termios.h, `small` of Windows, `major` and `minor` of sysmacros.h) are defined before the header: opd may not use them.
 #
-# backends/eigen.hpp needs Eigen; backends/cuda.hpp the CUDA runtime's headers, *.cuh nvcc. A header with other needs than
-# these has no place in include/opd, except ranges.hpp, which needs range-v3.
+# backends/eigen.hpp and compressed.hpp need Eigen; backends/cuda.hpp the CUDA runtime's headers, *.cuh nvcc. A header with
+# other needs than these has no place in include/opd, except ranges.hpp, which needs range-v3.
 file(GLOB_RECURSE opd_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
      "${PROJECT_SOURCE_DIR}/include/opd/*.hpp")
 file(GLOB_RECURSE opd_device_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
@@ -15,7 +15,7 @@ set(opd_header_links opd::opd)
 if(TARGET opd::eigen)
     list(APPEND opd_header_links opd::eigen)
 else()
-    list(FILTER opd_headers EXCLUDE REGEX "opd/backends/eigen\\.hpp$")
+    list(FILTER opd_headers EXCLUDE REGEX "opd/(backends/eigen|compressed)\\.hpp$")
 endif()
 if(TARGET opd::cuda)
     list(APPEND opd_header_links opd::cuda)
@@ -36,12 +36,12 @@ function(opd_write path text)
     file(GENERATE OUTPUT "${path}" CONTENT "${text}")
 endfunction()
 
-# Headers outside backends/ and ranges.hpp see opd::opd alone, as a caller without Eigen would.
+# Headers outside backends/, ranges.hpp and compressed.hpp see opd::opd alone, as a caller without Eigen would.
 function(opd_header_programs name extension)
     set(includes "")
     foreach(header IN LISTS ARGN)
         string(MAKE_C_IDENTIFIER "${header}" id)
-        if(header MATCHES "^opd/(backends/|ranges\\.hpp$)")
+        if(header MATCHES "^opd/(backends/|(ranges|compressed)\\.hpp$)")
             set(macros "") # what other libraries' headers use is not ours to judge
             set(group test_${name}_alone_backends)
             set(links ${opd_header_links})

@@ -5,6 +5,7 @@
 #     core        include/opd/*.hpp and detail/   core, the standard library, the compiler's intrinsics
 #     opd.hpp, sched.hpp   the umbrellas          core, estimators/, sched/, backends/ that need the standard library alone
 #     ranges.hpp                                  core, range-v3
+#     compressed.hpp                              core, Eigen
 #     estimators/                                 core, estimators/, the standard library
 #     sched/                                      core, sched/, the standard library, POSIX threads
 #     spec/                                       core, spec/, the standard library
@@ -43,6 +44,8 @@ function(kind_of header result)
         set(kind umbrella)
     elseif(header STREQUAL "opd/ranges.hpp")
         set(kind ranges)
+    elseif(header STREQUAL "opd/compressed.hpp")
+        set(kind compressed)
     elseif(header MATCHES "^opd/(detail/)?[^/]+$")
         set(kind core)
     elseif(header MATCHES "^opd/")
@@ -70,6 +73,7 @@ endfunction()
 set(may_core core standard intrinsics)
 set(may_umbrella core estimators sched backends standard)
 set(may_ranges core standard range_v3)
+set(may_compressed core standard eigen)
 set(may_estimators core estimators standard)
 set(may_sched core sched standard posix)
 set(may_spec core spec standard)
@@ -119,7 +123,7 @@ function(check file who)
     set(files ${files} PARENT_SCOPE)
 endfunction()
 
-set(rooms core umbrella ranges estimators sched spec backends backend_eigen backend_cuda)
+set(rooms core umbrella ranges compressed estimators sched spec backends backend_eigen backend_cuda)
 file(GLOB_RECURSE headers RELATIVE "${ROOT}" "${ROOT}/include/opd/*.hpp" "${ROOT}/include/opd/*.cuh"
      "${ROOT}/include/opd/*.h" "${ROOT}/include/opd/*.inl")
 foreach(file IN LISTS headers)

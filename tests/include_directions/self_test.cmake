@@ -52,4 +52,7 @@ expect(fails "include/opd/backends/cuda.cuh: .*range_v3" include/opd/backends/cu
 expect(fails "include/opd/estimators/b.hpp: .*test_framework" include/opd/estimators/b.hpp "<doctest/doctest.h>")
 expect(fails "include/opd/estimators/b.hpp: an include that is not a plain name" include/opd/estimators/b.hpp "OPD_HEADER")
 expect(fails "examples/01_a.cpp: doctest and RapidCheck" examples/01_a.cpp "<rapidcheck.h>")
+expect(ok "11 files" include/opd/compressed.hpp "<Eigen/Core>")
+expect(fails "include/opd/compressed.hpp: .*backends" include/opd/compressed.hpp "<opd/backends/cpu.hpp>")
+expect(fails "include/opd/opd.hpp: .*compressed" include/opd/opd.hpp "<opd/compressed.hpp>")
 expect(fails "include/opd/losses/x.hpp: not in a room" include/opd/losses/x.hpp "<vector>")
