@@ -309,6 +309,8 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(dense.has_value(), "distill", estimator, {"teacher_cache"});
     const std::string& cache = c.distill.teacher_cache;
     only(dense && cache != "dense", "distill", dense ? "--teacher-cache " + cache : estimator, {"hidden_budget"});
+    only(dense && cache == "hidden-lowrank", "distill", dense ? "--teacher-cache " + cache : estimator,
+         {"cache_rank", "cache_calibration"});
     const bool drawn = reads_draws(part);
     const std::string &shape = c.distill.shape, &surrogate = c.distill.surrogate;
     const auto one_of = [](const std::string& x, std::initializer_list<const char*> names) {
@@ -491,8 +493,14 @@ void validate(const config& c) {
     at_least("--warmup", c.distill.warmup, 0);
     positive("--rate", c.distill.rate);
     within("--temperature", c.distill.temperature, 1e-6, 1e6); // what the library takes; likewise alpha
-    need(c.distill.teacher_cache == "dense" || c.distill.teacher_cache == "hidden",
-         fmt::format("--teacher-cache must be dense or hidden, not '{}'", c.distill.teacher_cache));
+    const std::string& cache = c.distill.teacher_cache;
+    need(cache == "dense" || cache == "hidden" || cache == "hidden-lowrank",
+         fmt::format("--teacher-cache must be dense, hidden or hidden-lowrank, not '{}'", cache));
+    if (cache == "hidden-lowrank")
+        need(c.distill.cache_rank >= 1 && c.distill.cache_rank <= c.teacher_model.width,
+             fmt::format("--cache-rank must lie in [1, {}], the teacher's width, not {}", c.teacher_model.width,
+                         c.distill.cache_rank));
+    count("--cache-calibration", c.distill.cache_calibration, 1);
     const int row = static_cast<int>(sizeof(float)) * std::max(c.task.vocabulary, gcd_task::text.vocabulary());
     need(c.distill.hidden_budget >= row,
          fmt::format("--hidden-budget must be at least {}, the bytes of a row of logits, not {}", row,

@@ -122,6 +122,8 @@ struct config {
         double temperature = 1;
         std::string teacher_cache = "dense"; // of a divergence over the whole vocabulary
         int hidden_budget = 4 << 20;         // bytes
+        int cache_rank = 16;                 // hidden-lowrank
+        int cache_calibration = 256;         // responses
         double jsd_w = 0.5;
         double jsd_o = 0.5;
         double skew = 0.1;
@@ -281,12 +283,15 @@ void visit_options(Config& c, Visitor&& v) {
         "teacher_cache", "--teacher-cache", c.distill.teacher_cache,
         "divergences over the whole vocabulary: what a scored response holds of the teacher's row: dense: its "
         "logits; hidden: what its head makes them of, from which the learner makes logits for a block of rows at a "
-        "time",
+        "time; hidden-lowrank: that in fewer numbers, and not quite the teacher",
         c.distill.teacher_cache != "dense");
     v.option("hidden_budget", "--hidden-budget", c.distill.hidden_budget,
              "hidden: bytes of logits that the learner has at once, of the student and of the teacher each. Results do "
              "not depend on it",
              false);
+    v.option("cache_rank", "--cache-rank", c.distill.cache_rank, "hidden-lowrank: numbers a row", true);
+    v.option("cache_calibration", "--cache-calibration", c.distill.cache_calibration,
+             "hidden-lowrank: responses of the teacher to training prompts on which the numbers are chosen", true);
     v.option("jsd_w", "--jsd-w", c.distill.jsd_w, "jsd: teacher's share of the mixture, in (0,1)", true);
     v.option("jsd_o", "--jsd-o", c.distill.jsd_o, "jsd: weight of KL(q|m), in [0,1]", true);
     v.option("skew", "--skew", c.distill.skew,

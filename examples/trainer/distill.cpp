@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "codec.hpp"
 #include "describe_json.hpp"
 #include "faults.hpp"
 #include "in_flight.hpp"
@@ -35,9 +36,10 @@ namespace sched = opd::sched;
 class run::distillation {
 public:
     distillation(run& r, int threads_a_teacher)
-        : run_(r), threads_a_teacher_(threads_a_teacher),
+        : run_(r), threads_a_teacher_(threads_a_teacher), codec_(codec_for(r)),
           learn_(r.settings_, r.student_, r.state_.student_optimizer,
-                 r.learner_backend_ ? *r.learner_backend_ : r.backend_, head_of(r.teacher_)),
+                 r.learner_backend_ ? *r.learner_backend_ : r.backend_,
+                 codec_ ? head_of(*codec_) : head_of(r.teacher_)),
           keeps_flight(r.settings_.schedule.kind != "sync"), schedule(schedule_for(r)),
           workers(rollout_workers_of(r.settings_)), lanes(std::max(1, r.settings_.distill.slots / workers)),
           teachers(teachers_of(r.settings_)), faults(faults_of(r.settings_)),
@@ -69,7 +71,7 @@ public:
     template <class Stage, class... More>
     std::shared_ptr<Stage> teacher(More&&... more) {
         return std::make_shared<Stage>(std::forward<More>(more)..., run_.teacher_, run_.settings_, threads_a_teacher_,
-                                       meter_);
+                                       codec_, meter_);
     }
 
     /// The student's weights, by the name that the sequences in flight of its checkpoint have for them.
@@ -135,9 +137,10 @@ public:
         auto described_run = examples::described(metrics);
         all_drafts_.add(drafts_->take());
         if (sampling_.speculate.on()) described_run["speculation"] = described(all_drafts_, sampling_.speculate);
-        described_run["teacher_cache"] = described_cache();
+        const evaluation_result after = run_.evaluate(run_.student_, "after");
+        run_.evaluations_["after"] = to_json(after);
+        described_run["teacher_cache"] = described_cache(after);
         write_file(run_.directory_ + "/schedule.json", described_run.dump() + "\n");
-        run_.evaluations_["after"] = to_json(run_.evaluate(run_.student_, "after"));
         run_.finish_stage(trainer::stage::finished, std::move(at_end_));
     }
 
@@ -167,8 +170,19 @@ private:
         measured_[version] = {due ? examples::described(metrics.last_step()) : nlohmann::ordered_json(), busy};
     }
 
+    static std::shared_ptr<const teacher_codec> codec_for(run& r) {
+        if (r.settings_.distill.teacher_cache != "hidden-lowrank" || !dense_estimator(r.settings_)) return {};
+        auto made =
+            std::make_shared<const teacher_codec>(calibrated_codec(r.settings_, r.task_, r.teacher_, r.backend_));
+        spdlog::info("teacher cache: {} numbers a token in place of {}, chosen on {} of the teacher's own; KL(teacher, "
+                     "coded) {:.3g} on others",
+                     made->codes.rank, made->codes.width, made->rows, made->kl_teacher);
+        return made;
+    }
+
     run& run_; // while the driver runs, its student, optimizer, state and logs are the learner's thread's
     const int threads_a_teacher_;
+    const std::shared_ptr<const teacher_codec> codec_; // of hidden-lowrank
     learner learn_;
     publication weights_;
     learner_result last_;
@@ -194,13 +208,20 @@ private:
         return j;
     }
     // What the learner is sent of the teacher, and how wide its memory is.
-    nlohmann::ordered_json described_cache() const {
+    nlohmann::ordered_json described_cache(const evaluation_result& after) const {
         const auto rows = static_cast<double>(std::max<std::int64_t>(1, meter_->rows()));
         nlohmann::ordered_json j;
-        j["kind"] = name_of(cache_for(run_.settings_).what);
+        j["kind"] = codec_ ? "hidden-lowrank" : name_of(cache_for(run_.settings_).what);
         j["bytes_a_token"] = static_cast<double>(meter_->bytes()) / rows;
         j["most_bytes_in_flight"] = meter_->most_in_flight();
         j["learner_logit_bytes"] = learn_.logits_at_once();
+        if (codec_) {
+            j["rank"] = codec_->codes.rank;
+            j["calibration_rows"] = codec_->rows;
+            j["kl_on_teacher"] = codec_->kl_teacher;
+            j["kl_on_student"] =
+                kl_of_codec(run_.settings_, codec_->codes, run_.teacher_, run_.backend_, pack(after.responses, 0));
+        }
         return j;
     }
     const std::shared_ptr<cache_meter> meter_ = std::make_shared<cache_meter>();

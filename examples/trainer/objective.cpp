@@ -32,7 +32,7 @@ cache_plan cache_for(const config& c) {
     plan.temperature = c.distill.temperature;
     plan.budget = static_cast<std::size_t>(c.distill.hidden_budget);
     const auto part = part_estimator_of(c);
-    if (!part && c.distill.teacher_cache == "hidden") plan.what = teacher_cache::kind::hidden;
+    if (!part && c.distill.teacher_cache != "dense") plan.what = teacher_cache::kind::hidden;
     if (!part) return plan;
     switch (*part) {
     case part_estimator::mc:

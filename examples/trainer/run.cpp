@@ -533,11 +533,16 @@ namespace {
 
 // What was kept of the teacher, and in how much memory.
 std::string cache_told(const nlohmann::ordered_json& c) {
-    return fmt::format(
-        "\n{:<16}{:>10}{:>14.0f} bytes a token\n{:<16}{:>24} bytes in flight at most\n{:<16}{:>24} bytes "
-        "of logits at once in the learner\n",
-        "teacher cache", c["kind"].get<std::string>(), c["bytes_a_token"].get<double>(), "",
-        c["most_bytes_in_flight"].get<std::int64_t>(), "", c["learner_logit_bytes"].get<std::int64_t>());
+    std::string t =
+        fmt::format("\n{:<16}{:>10.0f} bytes a token ({})\n{:<16}{:>10} bytes in flight at most\n{:<16}{:>10} "
+                    "bytes of logits at once in the learner\n",
+                    "teacher cache", c["bytes_a_token"].get<double>(), c["kind"].get<std::string>(), "",
+                    c["most_bytes_in_flight"].get<std::int64_t>(), "", c["learner_logit_bytes"].get<std::int64_t>());
+    if (c.contains("rank"))
+        t += fmt::format(
+            "{:<16}{:>10.5f} KL(teacher, {} numbers of it) along its own responses, {:.5f} along the student's\n", "",
+            c["kl_on_teacher"].get<double>(), c["rank"].get<int>(), c["kl_on_student"].get<double>());
+    return t;
 }
 
 // Whether drafts paid, and what was chosen how often.

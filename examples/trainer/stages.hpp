@@ -150,11 +150,13 @@ class teacher_stage {
 public:
     using scored_type = scored_sequence;
 
-    /// `meter`, if any, counts what it scores.
+    /// `codec`, if any, makes less of hidden states; `meter` counts what is scored.
     teacher_stage(const transformer<float>& teacher, const config& c, int threads,
-                  std::shared_ptr<cache_meter> meter = {})
+                  std::shared_ptr<const teacher_codec> codec = {}, std::shared_ptr<cache_meter> meter = {})
         : plan_(cache_for(c)), entries_(draws_for(c).count), backend_{.threads = threads}, scorer_(teacher, backend_),
-          meter_(std::move(meter)) {}
+          codec_(std::move(codec)), meter_(std::move(meter)) {
+        plan_.codec = codec_.get();
+    }
     teacher_stage(const teacher_stage&) = delete; // the scorer refers to the backend
     teacher_stage& operator=(const teacher_stage&) = delete;
 
@@ -166,6 +168,7 @@ private:
     int entries_;
     opd::eigen_backend backend_;
     teacher_scorer scorer_;
+    std::shared_ptr<const teacher_codec> codec_;
     std::shared_ptr<cache_meter> meter_;
 };
 

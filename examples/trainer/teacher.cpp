@@ -217,9 +217,14 @@ void teacher_scorer::score(const row_batch& batch, const cache_plan& plan, teach
         fresh.what = plan.what, fresh.entries = model_.shape.width;
         fresh.states = std::move(cache.states), fresh.next_log_q = std::move(cache.next_log_q);
         cache = std::move(fresh);
-        states(batch.inputs, cache.states);
-        return next_log_probs(backend_, model_, cache.states.data(), batch, plan.temperature, plan.budget, scratch_,
-                              cache.next_log_q);
+        std::vector<float>& whole = plan.codec ? whole_ : cache.states;
+        states(batch.inputs, whole);
+        next_log_probs(backend_, model_, whole.data(), batch, plan.temperature, plan.budget, scratch_,
+                       cache.next_log_q); // of the true teacher
+        if (!plan.codec) return;
+        encode_states(*plan.codec, backend_.team(), whole, cache.states);
+        cache.entries = static_cast<int>(rank_of(*plan.codec));
+        return;
     }
     std::vector<float>& z = dense ? cache.logits : scratch_;
     logits(batch.inputs, z);

@@ -50,8 +50,8 @@ struct teacher_cache {
     enum class kind { dense, support, samples, weighted, hidden } what = kind::dense;
     friend constexpr kind last_of(kind) { return kind::hidden; }
     std::vector<float> logits;     ///< (N,V) dense
-    std::vector<float> states;     ///< (N,D) hidden: what the teacher's head reads
-    int entries = 0;               ///< the others; hidden: D
+    std::vector<float> states;     ///< (N,D) hidden: what the teacher's head reads; (N,r) in the numbers of a codec
+    int entries = 0;               ///< the others; hidden: D or r
     std::vector<std::int32_t> ids; ///< (N, entries)
     std::vector<float> log_q;      ///< (N, entries)
     std::vector<float> log_tail;   ///< (N) support: log of the teacher's mass outside it
@@ -99,14 +99,23 @@ private:
 /// The cache of a batch whose sequences are these, in this order: pack the trajectories in the same one.
 void join(std::span<const scored_sequence* const> sequences, teacher_cache& cache);
 
+/// What makes fewer numbers of hidden states: codec.hpp.
+struct teacher_codec;
+index_t rank_of(const teacher_codec& codec);
+/// (N,D) to (N,r).
+void encode_states(const teacher_codec& codec, opd::thread_team& threads, const std::vector<float>& states,
+                   std::vector<float>& codes);
+/// The head that reads them, (V,r).
+opd::matrix_view<const float> head_of(const teacher_codec& codec);
+
 /// What the learner's estimator needs.
 struct cache_plan {
     teacher_cache::kind what = teacher_cache::kind::dense;
     int entries = 0;           ///< k, m or B; hidden: D
     bool teacher_top_k = true; ///< support: the teacher's top k, else the ids that rollout recorded
     double temperature = 1;
-    std::size_t budget =
-        std::size_t{4} << 20; ///< hidden: bytes of logits that are there at once, for the tokens that follow
+    const teacher_codec* codec = nullptr;      ///< hidden: the states are kept in its numbers
+    std::size_t budget = std::size_t{4} << 20; ///< hidden: bytes of logits at once, for the tokens that follow
 };
 
 /// log p of the tokens that follow (N), 0 where masked, from what the model's head reads (N,D): its logits are made for as many rows at a time
@@ -143,6 +152,7 @@ private:
     opd::eigen_backend& backend_;
     std::vector<thread_state> states_;
     std::vector<float> scratch_; // (N,V); hidden: a block of it
+    std::vector<float> whole_;   // (N,D) states that a codec makes less of
 };
 
 } // namespace trainer

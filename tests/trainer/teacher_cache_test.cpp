@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // A teacher that is kept in hidden states trains as one that is kept in logits does: the same weights bit for bit, for every divergence,
-// under every schedule, interrupted or not, and without rows of V numbers.
+// under every schedule, interrupted or not, and without rows of V numbers. In the numbers of a codec it is the teacher at full rank, and
+// says how far from it below.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "checkpoint.hpp"
+#include "codec.hpp"
 #include "files.hpp"
 #include "learner.hpp"
 #include "opd/opd.hpp"
@@ -207,7 +209,7 @@ TEST_CASE("what is scored and not yet learnt from is counted") {
     const transformer<float> student = model_of(1), teacher = model_of(2, false, 16);
     for (const char* kind : {"dense", "hidden"}) {
         CAPTURE(kind);
-        teacher_stage stage(teacher, settings("reverse_kl", kind), 1, meter);
+        teacher_stage stage(teacher, settings("reverse_kl", kind), 1, nullptr, meter);
         std::vector<std::shared_ptr<const trajectory>> some;
         std::int64_t rows = 0;
         for (trajectory& t : drawn(student, 0, 0, 5)) {
@@ -232,6 +234,13 @@ TEST_CASE("what is scored and not yet learnt from is counted") {
 }
 
 namespace {
+
+config of_rank(int rank) {
+    config c = settings("reverse_kl", "hidden-lowrank");
+    c.distill.cache_rank = rank;
+    c.distill.cache_calibration = 24;
+    return c;
+}
 
 command parse(const std::string& directory, const flags& more) {
     return parse_command_line(
@@ -261,6 +270,72 @@ const flags stale = {"--driver=virtual",    "--schedule=async",  "--tau=4",
                      "--cost-score=2e-3",   "--cost-train=3e-2", "--cost-step-row=5e-4"};
 
 } // namespace
+
+TEST_CASE("numbers of a codec: the teacher at full rank, nearer to it the more there are, the same in any parts") {
+    constexpr int v = 40, width = 16;
+    const transformer<float> teacher = model_of(2, false, width, v), old = model_of(1, true, 24, v);
+    opd::eigen_backend backend{.threads = 2}, serial{.threads = 1};
+    const auto trajectories = drawn(old, 0, 0, 10);
+    const row_batch batch = pack(trajectories, 0);
+    // one step from what the teacher is kept as
+    const auto learnt = [&](const config& c, const teacher_codec* codec) {
+        transformer<float> student = old;
+        adamw_state state;
+        learner learn(c, student, state, backend, codec ? head_of(*codec) : head_of(teacher));
+        cache_plan plan = cache_for(c);
+        plan.codec = codec;
+        teacher_cache cache;
+        teacher_scorer(teacher, backend).score(batch, plan, cache);
+        CHECK(cache.entries == (codec ? rank_of(*codec) : width));
+        CHECK(std::ssize(cache.states) == batch.rows * cache.entries);
+        return std::pair(learn.step(batch, cache, 1e-2, 0), student.weights);
+    };
+    const auto [exact, weights] = learnt(settings("reverse_kl", "hidden"), nullptr);
+    double before = 1e9;
+    for (int rank : {1, 4, 8, 12, 16}) {
+        CAPTURE(rank);
+        const config c = of_rank(rank);
+        const teacher_codec codec = calibrated_codec(c, opd::test::small_task(), teacher, backend);
+        const double kl = kl_of_codec(c, codec.codes, teacher, backend, batch);
+        CAPTURE(kl);
+        CHECK(kl < before);
+        before = kl;
+        CHECK(codec.kl_teacher >= 0);
+        CHECK(codec.rows > 24);
+        const auto [r, w] = learnt(c, &codec);
+        CHECK(r.kl == exact.kl); // of the tokens that follow the true teacher is told
+        CHECK(r.mismatched == 0);
+        if (rank < width) {
+            CHECK(kl > 1e-6);
+            CHECK(r.loss != doctest::Approx(exact.loss).epsilon(1e-5));
+        } else {
+            CHECK(kl < 1e-9);
+            CHECK(codec.kl_teacher < 1e-9);
+            CHECK(r.loss == doctest::Approx(exact.loss).epsilon(1e-5));
+            CHECK(r.gradient_norm == doctest::Approx(exact.gradient_norm).epsilon(1e-4));
+        }
+        // neither threads nor the parts of a batch change a bit
+        const teacher_codec again = calibrated_codec(c, opd::test::small_task(), teacher, serial);
+        CHECK(same_bits(again.codes.encoder, codec.codes.encoder));
+        CHECK(same_bits(again.codes.decoder, codec.codes.decoder));
+        cache_plan plan = cache_for(c);
+        plan.codec = &codec;
+        teacher_cache whole, joined;
+        teacher_scorer scorer(teacher, serial);
+        scorer.score(batch, plan, whole);
+        std::vector<scored_sequence> parts;
+        for (const trajectory& t : trajectories) {
+            const trajectory* one = &t;
+            parts.push_back(scorer.score(std::span(&one, 1), 0, plan).front());
+        }
+        std::vector<const scored_sequence*> order;
+        for (const auto& s : parts) order.push_back(&s);
+        join(order, joined);
+        CHECK(joined.entries == rank);
+        CHECK(same_bits(joined.states, whole.states));
+        CHECK(same_bits(joined.next_log_q, whole.next_log_q));
+    }
+}
 
 TEST_CASE("whole runs: the cache of the teacher changes no weight, under any schedule") {
     const scratch dir;
@@ -328,6 +403,41 @@ TEST_CASE("a run from hidden states is the same interrupted or not; scored seque
     CHECK(second.state().step == 0);
 }
 
+TEST_CASE(
+    "a run from a codec's numbers: the same on any threads, budget and interruption, and says how far the teacher is") {
+    const scratch dir;
+    const auto with_rank = [](int rank) {
+        return with(stale, {"--teacher-cache=hidden-lowrank", "--vocabulary=40", "--cache-calibration=12",
+                            "--cache-rank=" + std::to_string(rank)});
+    };
+    REQUIRE(complete(dir / "whole", with_rank(5)) == exit_ok);
+    REQUIRE(complete(dir / "again", with(with_rank(5), {"--threads=1", "--hidden-budget=320"})) == exit_ok);
+    const std::string bytes = read_file(dir / "whole/checkpoints/distill.ckpt");
+    CHECK(read_file(dir / "again/checkpoints/distill.ckpt") == bytes);
+    for (int stop : {8, 10}) {
+        const std::string directory = dir / ("stop" + std::to_string(stop));
+        run first(parse(directory, with_rank(5)));
+        first.stop_after(stop);
+        REQUIRE(go(first) == exit_interrupted);
+        run second(parse(directory, {"--resume"}));
+        REQUIRE(go(second) == exit_ok);
+        CHECK(read_file(directory + "/checkpoints/distill.ckpt") == bytes);
+    }
+    REQUIRE(complete(dir / "full", with_rank(12)) == exit_ok);
+    const auto few = report_of(dir / "whole")["schedule"]["teacher_cache"],
+               all = report_of(dir / "full")["schedule"]["teacher_cache"];
+    CHECK(few["kind"] == "hidden-lowrank");
+    CHECK(few["rank"] == 5);
+    CHECK(few["bytes_a_token"] == 4 * (5 + 1));
+    CHECK(all["bytes_a_token"] == 4 * (12 + 1));
+    CHECK(few["calibration_rows"].get<int>() >= 12);
+    for (const char* where : {"kl_on_teacher", "kl_on_student"}) {
+        CAPTURE(where);
+        CHECK(few[where].get<double>() > 1e-5);
+        CHECK(all[where].get<double>() < 1e-9);
+    }
+}
+
 TEST_CASE("caches that an estimator does not read, and budgets below a row, are refused by name") {
     const auto refused = [](const flags& f, const char* text) {
         CAPTURE(text);
@@ -342,7 +452,14 @@ TEST_CASE("caches that an estimator does not read, and budgets below a row, are 
     for (const char* e : {"mc", "threshold", "topk", "tail_bucket"})
         refused({std::string("--estimator=") + e, "--teacher-cache=hidden"},
                 "--teacher-cache is not used by --estimator");
-    refused({"--teacher-cache=logits"}, "--teacher-cache must be dense or hidden, not 'logits'");
+    refused({"--teacher-cache=logits"}, "--teacher-cache must be dense, hidden or hidden-lowrank, not 'logits'");
+    refused({"--teacher-cache=hidden", "--cache-rank=4"}, "--cache-rank is not used by --teacher-cache hidden");
+    refused({"--cache-calibration=4"}, "--cache-calibration is not used by --teacher-cache dense");
+    refused({"--teacher-cache=hidden-lowrank", "--cache-rank=13"},
+            "--cache-rank must lie in [1, 12], the teacher's width, not 13");
+    refused({"--teacher-cache=hidden-lowrank", "--cache-rank=0"}, "--cache-rank must lie in [1, 12]");
+    refused({"--teacher-cache=hidden-lowrank", "--cache-rank=4", "--cache-calibration=0"},
+            "--cache-calibration must lie in [1, 1000000], not 0");
     refused({"--hidden-budget=1000"}, "--hidden-budget is not used by --teacher-cache dense");
     refused({"--teacher-cache=hidden", "--hidden-budget=59"},
             "--hidden-budget must be at least 60, the bytes of a row of logits, not 59");
