@@ -164,10 +164,15 @@ struct raw_sums {
     OPD_HD OPD_INLINE static double moved_fall(double fall, double e, double a, double mass) {
         return e > 0 ? e * (fall + a * (1 + mass)) : 0; // a may be beyond every number
     }
+    /// Before the student's first token with mass, of logits z2, y2: p = 0 < q so far, and every delta is that of z = -1e30.
+    OPD_HD OPD_INLINE void begin_student(double z2, double y2) {
+        if (teacher_mass > 0) teacher_delta = phi((z_s - z2) * inv_s - (y_s - y2) * inv_t) * teacher_mass;
+    }
     /// Moves the student's anchor to token `s2` with logits z2, y2 (z2 > z_s): student_mass, student_delta, student_power lose s2's term, gain the old one's.
     /// The caller must not have added s2 yet.
     OPD_HD OPD_INLINE void rebase_student(index_t s2, double z2, double y2) {
         if (z_s <= -1e30) { // nothing had mass so far
+            begin_student(z2, y2);
             student_mass = student_delta = student_power = student_fall = 0;
             s = s2, z_s = z2, y_s = y2;
             return;

@@ -121,6 +121,29 @@ TEST_CASE("one entry: every divergence of one token is 0, and so is its gradient
     });
 }
 
+TEST_CASE("a first stretch of ids without the student's mass keeps what the teacher has there") {
+    eigen_backend backend;
+    numbers u(3);
+    std::vector<float> z, y;
+    for (int i = 0; i < 2500; ++i) { // the first 1,024 are a leaf
+        z.push_back(i < 1200 ? detail::neg_inf<float>() : float(2 * u.normal()));
+        y.push_back(float(2 * u.normal()));
+    }
+    double sum_p = 0, sum_q = 0;
+    for (std::size_t i = 0; i < z.size(); ++i)
+        sum_p += i < 1200 ? 0 : std::exp(double(z[i])), sum_q += std::exp(double(y[i]));
+    for (const double a : {1e-6, 1e-3, 0.1, 0.5}) {
+        double powers = 0;
+        for (std::size_t i = 1200; i < z.size(); ++i)
+            powers += std::exp(a * (double(z[i]) - std::log(sum_p)) + (1 - a) * (double(y[i]) - std::log(sum_q)));
+        const double loss = evaluate(backend, student::logits{view(z.data(), 1, 2500)},
+                                     teacher::dense{view(y.data(), 1, 2500)}, alpha_divergence{a})
+                                .loss;
+        CAPTURE(a);
+        CHECK(loss == doctest::Approx((powers - 1) / (a * (a - 1))).epsilon(2e-6));
+    }
+}
+
 TEST_CASE("one-hot rows that disagree have the value they should") {
     eigen_backend backend;
     std::vector<float> z(2000, detail::neg_inf<float>()), y(z), dz(z);

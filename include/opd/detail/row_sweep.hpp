@@ -64,6 +64,7 @@ struct row_sweep {
     /// The student's anchor moves to token id, which is in none of these sums.
     OPD_HD void student_to(index_t id, double z, double y) {
         if (sums.s < 0 || sums.z_s <= -1e30) { // nothing had mass so far
+            if (sums.s >= 0) sums.begin_student(z, y);
             sums.student_mass = sums.student_delta = sums.student_power = sums.student_fall = 0;
             sums.s = id, sums.z_s = z, sums.y_s = y;
             grown = 0, reach = -1e300;
@@ -79,9 +80,10 @@ struct row_sweep {
         sums.rebase_student(id, z, y);
     }
     OPD_HD void teacher_to(index_t id, double z, double y) {
-        if (sums.t < 0)
+        if (sums.t < 0 || sums.y_t <= -1e30) { // nothing had mass so far
+            sums.teacher_mass = sums.teacher_delta = 0;
             sums.t = id, sums.z_t = z, sums.y_t = y;
-        else
+        } else
             sums.rebase_teacher(id, z, y);
     }
     /// Sums of a number type over entries between two moves of the anchors, and the largest reach among them.
