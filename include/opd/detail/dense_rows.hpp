@@ -112,7 +112,8 @@ struct dense_rows {
     OPD_HD row_place of_teacher(const state_type& st) const { return {st.row, st.scratch + teacher_from}; }
     OPD_HD tile_type tile(const state_type& st, index_t begin, index_t count) const {
         return {student.tile(of_student(st), begin), teacher.tile(of_teacher(st), begin),
-                student.has_gradient() ? student.gradient_tile(of_student(st), begin) : nullptr, begin, count};
+                student.has_gradient() ? student.gradient_tile(of_student(st), begin) : nullptr,
+                first_id(frame) + begin, count};
     }
     /// The program as a row has it.
     OPD_HD OPD_INLINE std::conditional_t<mixes, Program, const Program&> program_of(const state_type& st) const {
@@ -235,7 +236,7 @@ struct dense_rows {
         if (teacher_zero) {
             const double lowest = s.y_t + (st.raised.floor + ::log1p(s.teacher_mass)) / s.inv_t;
             if (s.y_s < lowest) s.y_s = lowest; // d* and delta follow
-            const double rest = double(vocab - 1) * ::exp(st.raised.floor);
+            const double rest = double(whole_vocab(frame, vocab) - 1) * ::exp(st.raised.floor);
             if (s.least_rest < rest) s.least_rest = rest;
         }
         const double gap = (s.y_t - s.y_s) * inv_t; // how little the teacher gives the student's top token
@@ -516,6 +517,12 @@ struct dense_rows {
                 Engine::entrywise_gradient(k, st, t, at);
             else
                 k.careful_gradient(st, t, at);
+        }
+        /// Of a team that has lost what `terms` left in its scratch: that again.
+        template <class At>
+        OPD_HD static void restore(const dense_rows& k, const state_type& st, At at) {
+            if constexpr (!single_sweep)
+                if (st.next == row_step::write) (void)terms::part(k, st, at);
         }
     };
 };

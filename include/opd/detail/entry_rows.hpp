@@ -62,6 +62,7 @@ struct pullback {
 
     /// c becomes the entry's gradient, before dz overwrites z.
     struct prepare {
+        static constexpr bool writes_gradient = true;
         OPD_HD static bool due(const Rows& k, const state_type& st) { return st.live && k.student.has_gradient(); }
         template <class At>
         OPD_HD static void run(const Rows& k, const state_type& st, At at) {
@@ -69,7 +70,9 @@ struct pullback {
             const float beta = k.frame.env.beta;
             entry_c* c = k.filled(st);
             for (index_t j = at.id; j < st.entries; j += at.count) {
-                const G& to = k.student.gradient_at(k.of_student(st), c[j].id);
+                const index_t id = own_id(k.frame, c[j].id, k.vocab);
+                if (in_shards<decltype(k.frame)> && id < 0) continue;
+                const G& to = k.student.gradient_at(k.of_student(st), id);
                 const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(to));
                 c[j].c = old + g * c[j].c;
             }
@@ -84,13 +87,16 @@ struct pullback {
         }
     };
     struct scatter {
+        static constexpr bool writes_gradient = true;
         OPD_HD static bool due(const Rows& k, const state_type& st) { return st.live && k.student.has_gradient(); }
         template <class At>
         OPD_HD static void run(const Rows& k, const state_type& st, At at) {
             const entry_c* c = k.filled(st);
-            for (index_t j = at.id; j < st.entries; j += at.count)
-                k.student.gradient_at(k.of_student(st), c[j].id) =
-                    element<G>::store(static_cast<arithmetic_t<G>>(c[j].c));
+            for (index_t j = at.id; j < st.entries; j += at.count) {
+                const index_t id = own_id(k.frame, c[j].id, k.vocab);
+                if (in_shards<decltype(k.frame)> && id < 0) continue;
+                k.student.gradient_at(k.of_student(st), id) = element<G>::store(static_cast<arithmetic_t<G>>(c[j].c));
+            }
         }
     };
     template <class Team>
@@ -140,7 +146,8 @@ struct rows_of_entries {
     OPD_HD row_place of_student(const row_state& st) const { return {st.row, st.scratch + student_from}; }
     OPD_HD row_tile<Z, Z, G> tile(const row_state& st, index_t begin, index_t count) const {
         return {student.tile(of_student(st), begin), nullptr,
-                student.has_gradient() ? student.gradient_tile(of_student(st), begin) : nullptr, begin, count};
+                student.has_gradient() ? student.gradient_tile(of_student(st), begin) : nullptr,
+                first_id(frame) + begin, count};
     }
     OPD_HD bool live(const row_state& st) const { return st.live; }
     OPD_HD const double* given_lse(index_t row) const {

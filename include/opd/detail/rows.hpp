@@ -46,6 +46,36 @@ OPD_HD OPD_INLINE bool is_due(const Rows& k, const State& st) {
         return true;
 }
 
+/// Whether a frame's rows are a shard of the vocabulary (vocab_parallel.hpp): ids of tiles, anchors and caches are those of the whole;
+/// the sources know the shard alone and count from its first.
+template <class Frame>
+inline constexpr bool in_shards = requires(const Frame& f) {
+    f.shard;
+};
+template <class Frame>
+OPD_HD OPD_INLINE index_t first_id(const Frame& f) {
+    if constexpr (in_shards<Frame>)
+        return f.shard.first;
+    else
+        return 0;
+}
+/// Ids of the softmax over all shards; `vocab`: of this one.
+template <class Frame>
+OPD_HD OPD_INLINE index_t whole_vocab(const Frame& f, index_t vocab) {
+    if constexpr (in_shards<Frame>)
+        return f.shard.total;
+    else
+        return vocab;
+}
+/// What the sources call an id; -1: it lies in another shard.
+template <class Frame>
+OPD_HD OPD_INLINE index_t own_id(const Frame& f, index_t id, index_t vocab) {
+    if constexpr (in_shards<Frame>)
+        return id >= f.shard.first && id - f.shard.first < vocab ? id - f.shard.first : -1;
+    else
+        return id;
+}
+
 /// A phase that writes the gradient: the last ones of a row.
 template <class Phase>
 concept writes_gradient = requires {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
 #include "opd/config.hpp"
 #include "opd/detail/entry_rows.hpp"
@@ -54,6 +55,10 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         pullback<Engine, support_rows>::run(*this, team);
     }
     OPD_HD bool sweeps(const state_type& st) const { return st.good(); }
+    /// In shards of the vocabulary: what goes from shard to shard beside the sweep, the logits of a row's slots.
+    std::span<double> exchanged(const row_state& st) const {
+        return {this->at(st).log_p, static_cast<std::size_t>(slots_of(this->teacher, st.row).count)};
+    }
 
     /// The cache's slots, and whether one of them is bad.
     struct gather : finds_bad {
@@ -66,11 +71,15 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
             for (index_t j = at.id; j < row.count; j += at.count) {
                 const auto id = static_cast<index_t>(row.ids[j]);
                 a.c[j].id = id;
+                if (in_shards<Frame>) a.log_p[j] = neg_inf<double>(); // an unused slot's is exchanged, too
                 if (id == -1) continue;
-                const bool in = id >= 0 && id < k.vocab;
+                const bool in = id >= 0 && id < whole_vocab(k.frame, k.vocab);
                 const double log_q = double(element<L>::load(row.log_q[j]));
                 bad |= !in || is_nan(log_q) || log_q > 1e-3;
-                a.log_p[j] = in ? double(element<Z>::load(k.student.logit(k.of_student(st), id))) : 0;
+                const index_t own = in ? own_id(k.frame, id, k.vocab) : 0;
+                a.log_p[j] = !in       ? 0
+                             : own < 0 ? neg_inf<double>() // another shard's: see `exchanged`
+                                       : double(element<Z>::load(k.student.logit(k.of_student(st), own)));
                 a.log_q[j] = log_q;
                 if (row.log_mu) {
                     a.log_mu[j] = double(element<L>::load(row.log_mu[j]));
@@ -107,9 +116,10 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
             if (n == 0) return;
             const L* stated = k.teacher.log_tail.empty() ? nullptr : &k.teacher.log_tail[st.row];
             const raw_sums& tail = st.swept.sums;
-            const support_answer all = answer_support(
-                k.estimator, tail, a.log_p, a.log_q, k.teacher.log_mu.empty() ? nullptr : a.log_mu, a.h, n, k.vocab - n,
-                k.inv_s, k.given_lse(st.row), stated, facts_of(k.frame.env, st.row), st.partial.diagnostics);
+            const support_answer all =
+                answer_support(k.estimator, tail, a.log_p, a.log_q, k.teacher.log_mu.empty() ? nullptr : a.log_mu, a.h,
+                               n, whole_vocab(k.frame, k.vocab) - n, k.inv_s, k.given_lse(st.row), stated,
+                               facts_of(k.frame.env, st.row), st.partial.diagnostics);
             st.report.lse = all.student.lse;
             if (!all.good) return;
             st.report.bad = false;
