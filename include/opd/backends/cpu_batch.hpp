@@ -149,7 +149,7 @@ using tile_state = typename decltype(rows_of<lane_engine>(
 /// How large the blocks are, within every side's budget; rows or tiles of rows, whichever costs less: a tile's logits are made again for every
 /// pass over a row, and every block reads the heads again. Throws invalid_input where a budget does not hold one row.
 template <class Job>
-void plan_blocks(const Job& job, host_plan& plan) {
+void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
     const auto bytes = [](const auto& side, index_t rows, index_t ids) {
         return block_memory(side, rows, std::min(ids, side.vocab())).bytes;
     };
@@ -185,12 +185,12 @@ void plan_blocks(const Job& job, host_plan& plan) {
             });
             return double(n) * per_row + double((n + rows - 1) / rows) * per_block * operations_a_byte;
         };
-        for (index_t ids = stretch_of_ids; ids >= 1024; ids /= 2) {
+        for (index_t ids = stretch_of_ids; tiles && ids >= 1024; ids /= 2) {
             const index_t rows = rows_within(ids, std::min(n, rows_of_tiles));
             if (rows > 0 && (plan.block == 0 || cost(rows, true) < cost(plan.block, plan.tile > 0)))
                 plan.block = rows, plan.tile = ids;
         }
-        least = 1024;
+        if (tiles) least = 1024;
     }
     if (plan.block == 0)
         each_made(job, [&](const auto& side) {

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// A team (rows.hpp) whose ids lie in shards on several ranks. It walks through a row's phases as any team does, but stops at each that sums
+// over the vocabulary: the part of its own ids goes out, and the next walk goes on behind it with the part of all. What a phase does is
+// written once; which round it falls into follows from the order of phases. Phases that write the gradient come last, in a walk of
+// their own (`shard_writer`).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "opd/config.hpp"
+#include "opd/detail/rows.hpp"
+#include "opd/vocab_parallel.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+/// How far a row has come.
+struct shard_progress {
+    enum class stage : std::uint8_t {
+        running,
+        wants_tiles, ///< at a phase that is about to read logits
+        waiting,     ///< for the part of all
+        done         ///< but for its gradient
+    } now = stage::running;
+    bool logits_sent = false;
+    std::int16_t next = 0; ///< the phase, by its place in the row
+    index_t item = 0;      ///< waiting: where the row's partial lies among the others
+};
+
+/// Rows that exchange logits beside their sums.
+template <class Rows, class State>
+concept exchanges_logits = requires(const Rows& k, const State& st) {
+    { k.exchanged(st) } -> std::same_as<std::span<double>>;
+};
+
+template <class State>
+struct shard_team {
+    using stage = shard_progress::stage;
+    State& st;
+    shard_progress& progress;
+    const std::byte* merged; ///< the row's item, if it waits for one
+    std::byte* own;          ///< where its next one goes
+    bool may_read;           ///< whether its logits are there
+    int here = 0;
+    bool stopped = false;
+
+    template <class Phase, class Rows>
+    void fold(const Rows& k) {
+        if (!reaches()) return;
+        if constexpr (requires { Phase::backwards; }) {
+            using partial = decltype(Phase::start(k, st));
+            if (progress.now == stage::waiting) {
+                const auto all = read_as<partial>(merged + sizeof(partial_item));
+                take_logits(k, kind_of<partial>());
+                Phase::finish(k, st, all);
+            } else if (is_due<Phase>(k, st)) {
+                if (!may_read) return stop(stage::wants_tiles);
+                const partial mine = k.vocab > 0 ? Phase::part(k, st, alone{}) : Phase::start(k, st);
+                write_as(own + sizeof(partial_item), mine);
+                return send(k, kind_of<partial>());
+            }
+        } else { // of what every rank has
+            if (is_due<Phase>(k, st)) Phase::finish(k, st, Phase::part(k, st, alone{}));
+        }
+        pass();
+    }
+    template <class Phase, class Rows>
+    void each(const Rows& k) {
+        if (!reaches()) return;
+        if constexpr (writes_gradient<Phase>)
+            return stop(stage::done);
+        else if (is_due<Phase>(k, st))
+            Phase::run(k, st, alone{});
+        pass();
+    }
+    /// The logits that a row exchanges, if no sum took them along.
+    template <class Rows>
+    void exchange(const Rows& k) {
+        if (!reaches()) return;
+        if (progress.now == stage::waiting)
+            take_logits(k, partial_kind::none);
+        else if (st.good() && !progress.logits_sent)
+            return send(k, partial_kind::none);
+        pass();
+    }
+
+private:
+    /// Whether the walk has come to a phase that is still to be done.
+    bool reaches() { return !stopped && here++ == progress.next; }
+    void pass() { ++progress.next, progress.now = stage::running; }
+    void stop(stage at) { progress.now = at, stopped = true; }
+    template <class Rows>
+    void send(const Rows& k, partial_kind kind) {
+        partial_item item{st.row, progress.next, kind, 0};
+        if constexpr (exchanges_logits<Rows, State>)
+            if (!progress.logits_sent) {
+                const std::span<const double> logits = k.exchanged(st);
+                item.logits = static_cast<std::int32_t>(logits.size());
+                std::memcpy(own + sizeof item + bytes_of(kind), logits.data(), logits.size_bytes());
+                progress.logits_sent = true;
+            }
+        write_as(own, item);
+        stop(stage::waiting);
+    }
+    template <class Rows>
+    void take_logits(const Rows& k, partial_kind kind) {
+        if constexpr (exchanges_logits<Rows, State>) {
+            const auto item = read_as<partial_item>(merged);
+            if (item.logits == 0) return;
+            const std::span<double> logits = k.exchanged(st);
+            std::memcpy(logits.data(), merged + sizeof item + bytes_of(kind), logits.size_bytes());
+        }
+    }
+};
+
+/// Of a row that is done: its gradient alone.
+template <class State>
+struct shard_writer {
+    State& st;
+    template <class Phase, class Rows>
+    void fold(const Rows&) {}
+    template <class Rows>
+    void exchange(const Rows&) {}
+    template <class Phase, class Rows>
+    void each(const Rows& k) {
+        if constexpr (writes_gradient<Phase>) {
+            if (!is_due<Phase>(k, st)) return;
+            if constexpr (requires { Phase::backwards; })
+                if (k.vocab == 0) return;
+            if constexpr (requires { Phase::restore(k, st, alone{}); }) Phase::restore(k, st, alone{});
+            Phase::run(k, st, alone{});
+        }
+    }
+};
+
+} // namespace OPD_ISA
+} // namespace opd::detail

@@ -1,0 +1,629 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: sanitize
+//
+// A vocabulary in shards beyond dense logits: supports and drawn tokens whose ids lie in some shard, hidden states whose head lies in shards,
+// the call as its page has it, and what is refused.
+#include "support/compiled/sampled.hpp"
+#include "support/compiled/support.hpp"
+#include "support/generators.hpp"
+#include "support/property.hpp"
+#include "support/shards.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <opd/hidden.hpp>
+#include <opd/opd.hpp>
+
+using namespace opd;
+using namespace opd::test;
+
+namespace {
+
+using floats = std::vector<float>;
+const float nan_f = std::bit_cast<float>(0x7fc00000u);
+const float minus_inf = detail::neg_inf<float>();
+
+bool near(double a, double b, double size) { // what is not a number on one rank is none in shards
+    return detail::is_nan(a) ? detail::is_nan(b) : std::abs(a - b) <= 4e-6 * size + 1e-12;
+}
+
+/// A sparse call on one rank and in shards: the log-sum-exps differ by rounding of the sum alone, and all else follows.
+template <class Cache, class Estimator>
+exchanged agrees(const buffers<float>& b, const Cache& cache, const Estimator& estimator, env e,
+                 sharded_backend shards) {
+    buffers<float> whole = b, split = b;
+    const auto rows = std::size_t(b.p.rows);
+    std::vector<float> losses(rows), losses_split(rows);
+    std::vector<double> lse(rows), lse_split(rows);
+    eigen_backend one;
+    e.losses = losses, e.lse = lse;
+    const result want = evaluate(one, whole.student(), cache, estimator, e);
+    e.losses = losses_split, e.lse = lse_split;
+    const result got = evaluate(shards, split.student(), cache, estimator, e);
+    const double kept = double(std::max<index_t>(1, want.diagnostics.kept));
+    CHECK(got.diagnostics.bad_rows == want.diagnostics.bad_rows);
+    CHECK(got.diagnostics.first_bad_row == want.diagnostics.first_bad_row);
+    CHECK(got.diagnostics.infinite_rows == want.diagnostics.infinite_rows);
+    CHECK(got.diagnostics.tokens == want.diagnostics.tokens);
+    CAPTURE(got.diagnostics.ratio_sum);
+    CAPTURE(want.diagnostics.ratio_sum);
+    CHECK(near(got.diagnostics.ratio_sum, want.diagnostics.ratio_sum, 1 + want.diagnostics.ratio_sum));
+    double size = 1;
+    for (std::size_t r = 0; r < rows; ++r) {
+        size += std::abs(double(losses[r]));
+        CHECK(near(double(losses_split[r]), double(losses[r]), 1 + std::abs(double(losses[r]))));
+        CHECK(near(lse_split[r], lse[r], 1));
+    }
+    CHECK(near(got.loss, want.loss, size));
+    for (index_t r = 0; r < b.p.rows; ++r) {
+        double top = 0;
+        for (index_t v = 0; v < b.p.vocab; ++v) top = std::max(top, std::abs(double(whole.dz_view()(r, v))));
+        for (index_t v = 0; v < b.p.vocab; ++v)
+            CHECK(near(double(split.dz_view()(r, v)), double(whole.dz_view()(r, v)),
+                       top + 0.05 / kept / double(b.p.temperature_p)));
+    }
+    return shards.said;
+}
+
+const std::vector<flavour> kinds = {flavour::wide,     flavour::near_equal,  flavour::peaked,
+                                    flavour::filtered, flavour::student_gap, flavour::diffuse};
+
+} // namespace
+
+TEST_CASE("supports: a row's ids lie in any shard, the tail in all of them") {
+    const auto all = [](const std::string& name, const auto& estimator) {
+        property(name,
+                 [&] {
+                     const problem p = *problems({.smallest_rows = 1, .kinds = kinds});
+                     const buffers<float> b(p);
+                     numbers u(p.seed);
+                     const caches<float> c(b, 1 + u.below(std::min<index_t>(p.vocab, 40)), 1);
+                     env e = b.masked_env();
+                     e.weights = b.weights;
+                     auto known = c.support();
+                     if (p.seed % 3 == 0) known.log_tail = {}; // inferred
+                     const exchanged said =
+                         agrees(b, known, estimator, e, {.threads = p.seed % 4 == 0, .seed = p.seed});
+                     RC_ASSERT(said.rounds <= 1);
+                 },
+                 {.cases = 80});
+    };
+    all("reverse KL", tail_bucket{reverse_kl{}});
+    all("JSD", tail_bucket{jsd{}});
+}
+
+TEST_CASE("supports: unused slots, ids out of range, ids that repeat, and rows of different length") {
+    const buffers<float> b({.rows = 5, .vocab = 30, .seed = 3});
+    std::vector<std::int32_t> ids{0, 29, 7, 5, -1, 12, -1, -1, -1, 3, 30, 4, 8, 9, 8};
+    floats log_q(15, -2.0f);
+    const teacher::support known{view(std::as_const(ids).data(), 5, 3), view(std::as_const(log_q).data(), 5, 3)};
+    agrees(b, known, tail_bucket{reverse_kl{}}, {}, {.cuts = {0, 1, 8, 8, 20, 30}});
+    const std::vector<std::int64_t> offsets{0, 3, 4, 4, 9, 15};
+    const teacher::ragged_support ragged{view(std::as_const(ids).data(), 15), view(std::as_const(log_q).data(), 15),
+                                         row_offsets<>(offsets)};
+    agrees(b, ragged, tail_bucket{reverse_kl{}}, {}, {.cuts = {0, 1, 8, 8, 20, 30}});
+}
+
+TEST_CASE("drawn tokens: their logit comes from the shard that has it") {
+    property("samples",
+             [] {
+                 const problem p = *problems({.smallest_rows = 1, .kinds = kinds});
+                 const buffers<float> b(p);
+                 numbers u(p.seed);
+                 const caches<float> c(b, 1, 1 + u.below(12));
+                 env e = b.masked_env();
+                 e.weights = b.weights;
+                 sharded_backend shards{.threads = p.seed % 4 == 0, .seed = p.seed};
+                 std::vector<double> lse;
+                 if (p.seed % 3 == 0) { // no sweep then: the logits travel alone
+                     lse.resize(std::size_t(p.rows));
+                     eigen_backend one;
+                     auto s = b;
+                     env first;
+                     first.lse = lse;
+                     evaluate(one, s.value_only(), c.samples(), mc{}, first);
+                     e.given_lse = lse;
+                 }
+                 const exchanged said = agrees(b, c.samples(), mc{}, e, shards);
+                 RC_ASSERT(said.rounds <= 1);
+             },
+             {.cases = 100});
+    property("weighted, with slots that are unused and ids that repeat",
+             [] {
+                 const problem p = *problems({.smallest_rows = 1, .kinds = kinds});
+                 const buffers<float> b(p);
+                 const caches<float> c(b, 1, 9);
+                 env e = b.masked_env();
+                 e.measure.entropy = p.seed % 2 == 0;
+                 const exchanged said = agrees(b, c.weighted(), mc{}, e, {.seed = p.seed});
+                 RC_ASSERT(said.rounds <= 2);
+             },
+             {.cases = 60});
+}
+
+TEST_CASE("drawn tokens: a shard without them has the softmax's share alone; what is bad is bad on every rank") {
+    const index_t v = 12;
+    buffers<float> b({.rows = 3, .vocab = v, .seed = 5});
+    const std::vector<std::int32_t> ids{4, 4, 11, 4, 4, 12};
+    const floats log_mu{-2, -2, -3, -2, -1, -2}, log_q{-1, -1, -2, -4, -1, -2};
+    const auto m = [&](const auto& x) { return view(x.data(), 3, 2); };
+    const teacher::samples drawn{m(ids), m(log_mu), m(log_q)};
+    agrees(b, drawn, mc{}, {}, {.cuts = {0, 4, 5, 11, v}}); // row 2: id 12 is out of range
+    sharded_backend shards{.cuts = {0, 4, 5, 11, v}};
+    env e;
+    std::vector<double> lse(3);
+    e.lse = lse;
+    CHECK(evaluate(shards, b.student(), drawn, mc{}, e).diagnostics.bad_rows == 1);
+    for (index_t r = 0; r < 2; ++r) { // dz = -g p Σc where no token lies
+        const double share = double(b.dz_view()(r, 0)) / std::exp(double(b.z_view()(r, 0)) - lse[std::size_t(r)]);
+        for (const index_t i : {1, 2, 3, 5, 6, 7, 8, 9, 10})
+            CHECK(double(b.dz_view()(r, i)) ==
+                  doctest::Approx(share * std::exp(double(b.z_view()(r, i)) - lse[std::size_t(r)])).epsilon(1e-5));
+    }
+    for (const index_t at : {4, 9}) { // NaN at a token, and where none is
+        buffers<float> bad = b;
+        bad.z[std::size_t(at)] = nan_f;
+        agrees(bad, drawn, mc{}, {}, {.cuts = {0, 4, 5, 11, v}});
+        const std::vector<double> given{1, 2, 3}; // vouches for what is not looked at
+        env with;
+        with.given_lse = given;
+        if (at == 4) agrees(bad, drawn, mc{}, with, {.cuts = {0, 4, 5, 11, v}});
+        b.z[std::size_t(v + 4)] = minus_inf;
+        agrees(b, drawn, mc{}, {}, {.cuts = {0, 4, 5, 11, v}});
+    }
+}
+
+namespace {
+
+floats normals(index_t n, std::uint64_t seed, double deviation = 1) {
+    numbers u(seed);
+    floats x;
+    for (index_t i = 0; i < n; ++i) x.push_back(float(deviation * u.normal()));
+    return x;
+}
+/// One side in hidden states, and what a call leaves of its gradients.
+struct side {
+    index_t n, v, d;
+    floats x, w, bias, dx, dw, db;
+    float cap;
+    side(index_t n_, index_t v_, index_t d_, std::uint64_t seed, float cap_ = 0)
+        : n(n_), v(v_), d(d_), x(normals(n * d, seed)), w(normals(v * d, seed + 1, 2 / std::sqrt(double(d)))),
+          bias(normals(v, seed + 2)), dx(x.size(), 3.0f), dw(w.size(), 3.0f), db(bias.size(), 3.0f), cap(cap_) {}
+    /// The shard's rows of head, bias and their gradients; dx is the shard's own.
+    student::hidden<float> student(index_t first, index_t count, float* own_dx, std::size_t budget) {
+        return {.x = view(x.data(), n, d),
+                .w = view(w.data() + first * d, count, d),
+                .dx = view(own_dx, n, d),
+                .dw = view(dw.data() + first * d, count, d),
+                .temperature = 0.8f,
+                .bias = view(std::as_const(bias).data() + first, count),
+                .db = view(db.data() + first, count),
+                .soft_cap = cap,
+                .budget = budget};
+    }
+    teacher::hidden<float> teacher(index_t first, index_t count, std::size_t budget) const {
+        return {.x = view(x.data(), n, d),
+                .w = view(w.data() + first * d, count, d),
+                .temperature = 1.5f,
+                .bias = view(bias.data() + first, count),
+                .soft_cap = cap,
+                .budget = budget};
+    }
+};
+constexpr std::size_t plenty = std::size_t{1} << 30;
+
+double distance(const floats& a, const floats& b) {
+    double far = 0, size = 0;
+    for (std::size_t i = 0; i < a.size(); ++i)
+        far += double(a[i] - b[i]) * double(a[i] - b[i]), size += double(b[i]) * double(b[i]);
+    return std::sqrt(far / std::max(size, 1e-300));
+}
+
+struct hidden_answer {
+    result r;
+    floats dx, dw, db;
+    exchanged said;
+};
+/// Ranks of a head in shards; dx is added up as an all-reduce would. `known`: the rank's teacher.
+template <class Known, class Estimator>
+hidden_answer in_shards(side s, const Known& known, const Estimator& estimator, const std::vector<index_t>& cuts,
+                        std::size_t budget, env e = {}, bool threads = false) {
+    const std::size_t ranks = cuts.size() - 1;
+    std::vector<cpu_backend> backends(ranks);
+    std::vector<floats> dx(ranks, floats(s.dx.size(), 3.0f));
+    const auto make = [&](std::size_t i) {
+        const index_t first = cuts[i], count = cuts[i + 1] - first;
+        return vocab_parallel(backends[i], {.first = first, .total = s.v},
+                              s.student(first, count, dx[i].data(), budget), known(first, count), estimator, e);
+    };
+    using call = decltype(make(0));
+    std::vector<std::unique_ptr<call>> calls;
+    for (std::size_t i = 0; i < ranks; ++i) calls.push_back(std::make_unique<call>(make(i)));
+    hidden_answer out;
+    out.said = run_rounds(calls, threads);
+    for (auto& c : calls) out.r = c->finish();
+    for (auto& c : calls) c->backward();
+    out.dx.assign(s.dx.size(), 0.0f);
+    for (const floats& part : dx)
+        for (std::size_t i = 0; i < part.size(); ++i) out.dx[i] += part[i];
+    out.dw = s.dw, out.db = s.db;
+    return out;
+}
+template <class Known, class Estimator>
+void hidden_agrees(const side& s, const Known& known, const Estimator& estimator, env e = {}) {
+    side one = s;
+    cpu_backend be;
+    const result want = evaluate(be, one.student(0, s.v, one.dx.data(), plenty), known(0, s.v), estimator, e);
+    const std::size_t row = sizeof(float) * std::size_t(s.v) * (s.cap > 0 ? 2 : 1);
+    for (const std::vector<index_t>& cuts : std::vector<std::vector<index_t>>{
+             {0, s.v}, {0, s.v / 3, s.v / 3, s.v}, random_cuts(s.v, 4), random_cuts(s.v, 7)}) {
+        const hidden_answer first = in_shards(s, known, estimator, cuts, plenty, e);
+        CHECK(near(first.r.loss, want.loss, 1 + std::abs(want.loss)));
+        CHECK(first.r.diagnostics.bad_rows == want.diagnostics.bad_rows);
+        CHECK(distance(first.dx, one.dx) < 4e-6);
+        CHECK(distance(first.dw, one.dw) < 4e-6);
+        CHECK(distance(first.db, one.db) < 4e-6);
+        for (const std::size_t rows : {1, 3}) { // logits made again in each round: no bit changes
+            const hidden_answer again = in_shards(s, known, estimator, cuts, rows * row, e, rows == 3);
+            CHECK(equal_bits(again.r.loss, first.r.loss));
+            CHECK(again.said.rounds == first.said.rounds);
+            CHECK(again.dx == first.dx);
+            CHECK(again.dw == first.dw);
+            CHECK(again.db == first.db);
+        }
+    }
+}
+
+} // namespace
+
+TEST_CASE("hidden states: dx is the sum over shards, dw and db are the shard's") {
+    for (const float cap : {0.0f, 3.0f}) {
+        side s(7, 1500, 12, 1, cap);
+        const side t(7, 1500, 20, 2, cap);
+        const auto known = [&](index_t first, index_t count) { return t.teacher(first, count, plenty); };
+        const auto tight = [&](index_t first, index_t count) {
+            return t.teacher(first, count, std::max<std::size_t>(4, sizeof(float) * std::size_t(count) * 2));
+        };
+        hidden_agrees(s, known, reverse_kl{});
+        hidden_agrees(s, tight, jsd{}); // two rounds
+        std::vector<std::uint8_t> mask{1, 0, 1, 1, 0, 1, 1};
+        hidden_agrees(s, known, reverse_kl{}, {.reduction = reduce::sum, .mask = mask});
+        s.x[2 * 12 + 3] = nan_f;
+        hidden_agrees(s, known, jsd{});
+    }
+    side near_teacher(5, 600, 16, 3); // a value near 0, of which float asks again
+    side t = near_teacher;
+    for (float& x : t.x) x *= 1.0001f;
+    for (auto* x : {&near_teacher, &t}) x->cap = 2;
+    const auto known = [&](index_t first, index_t count) {
+        auto k = t.teacher(first, count, plenty);
+        k.temperature = 0.8f;
+        return k;
+    };
+    CHECK(in_shards(near_teacher, known, reverse_kl{}, {0, 100, 600}, 5000).said.rounds == 2);
+}
+
+TEST_CASE("hidden students of supports and of drawn tokens") {
+    const side s(6, 900, 16, 5);
+    std::vector<std::int32_t> ids;
+    floats log_q, log_mu;
+    numbers u(6);
+    for (index_t i = 0; i < 6 * 5; ++i) {
+        ids.push_back(std::int32_t(i % 5 * 180 + u.below(180)));
+        log_q.push_back(float(-2 - u.uniform())), log_mu.push_back(float(-2 - u.uniform()));
+    }
+    const auto m = [](const auto& x) { return view(x.data(), 6, 5); };
+    hidden_agrees(
+        s,
+        [&](index_t, index_t) {
+            return teacher::support{m(ids), m(log_q)};
+        },
+        tail_bucket{reverse_kl{}});
+    hidden_agrees(
+        s,
+        [&](index_t, index_t) {
+            return teacher::samples{m(ids), m(log_mu), m(log_q)};
+        },
+        mc{});
+    env e;
+    e.measure.entropy = true;
+    hidden_agrees(
+        s,
+        [&](index_t, index_t) {
+            return teacher::samples{m(ids), m(log_mu), m(log_q)};
+        },
+        mc{}, e);
+}
+
+TEST_CASE("a row that is asked for again does not make its block's logits whole") {
+    side s(6, 600, 16, 3), t(6, 600, 16, 4);
+    t.w = s.w, t.bias = s.bias;
+    for (std::size_t i = 4 * 16; i < 5 * 16; ++i) t.x[i] = 1.0001f * s.x[i]; // row 4: a value near 0, summed again
+    const auto known = [&](index_t first, index_t count) {
+        auto k = t.teacher(first, count, plenty);
+        k.temperature = 0.8f;
+        return k;
+    };
+    const std::vector<std::uint8_t> mask{0, 0, 0, 1, 1, 1}; // no other block's logits come between
+    const hidden_answer whole = in_shards(s, known, reverse_kl{}, {0, 250, 600}, plenty, {.mask = mask});
+    const hidden_answer blocks =
+        in_shards(s, known, reverse_kl{}, {0, 250, 600}, 3 * 600 * sizeof(float), {.mask = mask});
+    CHECK(whole.said.rounds == 2);
+    for (const std::size_t row : {3, 5}) CHECK(std::abs(whole.dx[row * 16]) > 1e-3f);
+    const hidden_answer of_350 = // three rows a block on the larger shard, too
+        in_shards(s, known, reverse_kl{}, {0, 250, 600}, 3 * 350 * sizeof(float), {.mask = mask});
+    for (const hidden_answer* o : {&blocks, &of_350}) {
+        CHECK(o->dx == whole.dx);
+        CHECK(o->dw == whole.dw);
+    }
+}
+
+TEST_CASE("gradients of hidden states are collected, each rank's of its own") {
+    const side s(4, 300, 8, 1), t(4, 300, 8, 2);
+    const auto known = [&](index_t first, index_t count) { return t.teacher(first, count, plenty); };
+    const hidden_answer once = in_shards(s, known, reverse_kl{}, {0, 100, 300}, plenty);
+    const hidden_answer twice = in_shards(s, known, reverse_kl{}, {0, 100, 300}, plenty, {.beta = 2});
+    for (std::size_t i = 0; i < once.dx.size(); ++i) // each of two ranks had 3
+        CHECK(twice.dx[i] == doctest::Approx(once.dx[i] + 2 * (3 + 3)).epsilon(1e-6));
+    CHECK(twice.dw == once.dw);
+}
+
+TEST_CASE("the page's call") {
+    const index_t n = 6, v = 100;
+    const buffers<float> b({.rows = n, .vocab = v, .seed = 1});
+    const float *z = b.z.data(), *y = b.y.data();
+    floats gradient(b.z.size());
+    const int ranks = 3;
+    std::vector<std::vector<std::byte>> gathered(std::size_t(ranks), std::vector<std::byte>{});
+    std::barrier barrier(ranks);
+    std::vector<double> losses(std::size_t(ranks), 0.0);
+    /// What MPI_Allgather does, of ranks that are threads.
+    const auto all_gather = [&](int rank, std::span<const std::byte> mine) {
+        gathered[std::size_t(rank)].assign(mine.begin(), mine.end());
+        barrier.arrive_and_wait();
+        auto all = gathered;
+        barrier.arrive_and_wait();
+        return all;
+    };
+    const auto run = [&](int rank) {
+        const index_t first = rank * v / ranks, count = (rank + 1) * v / ranks - first;
+        const float *own_z = z + first, *own_y = y + first;
+        float* own_dz = gradient.data() + first;
+        cpu_backend backend;
+        // clang-format off
+        auto call = vocab_parallel(backend, {.first = first, .total = v}, // this rank has the ids [first, first + count)
+                                   student::logits{view(own_z, n, count, v), view(own_dz, n, count, v)},
+                                   teacher::dense{view(own_y, n, count, v)}, jsd{});
+        while (call.local()) {                                            // sums over its own ids
+            const auto all = all_gather(rank, call.partials());           // yours: MPI, NCCL, sockets, threads
+            std::copy(all[0].begin(), all[0].end(), call.partials().begin());
+            for (std::size_t r = 1; r < all.size(); ++r) merge_partials(call.partials(), all[r]);
+        }
+        const auto result = call.finish();                                // the same on every rank
+        call.backward();                                                  // dz of its own ids
+        // clang-format on
+        losses[std::size_t(rank)] = result.loss;
+    };
+    std::vector<std::thread> team;
+    for (int rank = 0; rank < ranks; ++rank) team.emplace_back(run, rank);
+    for (std::thread& t : team) t.join();
+    eigen_backend one;
+    floats dz(gradient.size());
+    const double loss =
+        evaluate(one, student::logits{view(z, n, v), view(dz.data(), n, v)}, teacher::dense{view(y, n, v)}, jsd{}).loss;
+    CHECK(losses[0] == doctest::Approx(loss).epsilon(1e-6));
+    CHECK(losses[1] == losses[0]);
+    CHECK(losses[2] == losses[0]);
+    CHECK(distance(gradient, dz) < 2e-6);
+}
+
+TEST_CASE("an arena of the bytes that are asked for does, and a smaller one is refused") {
+    buffers<float> b({.rows = 20, .vocab = 50, .seed = 1});
+    cpu_backend be;
+    const vocab_shard whole{.first = 0, .total = 50};
+    const std::size_t bytes = vocab_parallel_bytes(be, whole, b.student(), b.teacher(), reverse_kl{});
+    std::vector<std::byte> memory(bytes);
+    auto call = vocab_parallel(be, whole, b.student(), b.teacher(), reverse_kl{}, {}, memory);
+    while (call.local()) {}
+    CHECK(call.finish().loss > 0);
+    CHECK_THROWS_WITH_AS(
+        vocab_parallel(be, whole, b.student(), b.teacher(), reverse_kl{}, {}, std::span(memory).first(bytes - 128)),
+        doctest::Contains("workspace"), invalid_input);
+    // the state of rows and their partials, but nothing of N·V
+    buffers<float> wide({.rows = 20, .vocab = 5000, .seed = 1});
+    CHECK(vocab_parallel_bytes(be, {.first = 0, .total = 5000}, wide.student(), wide.teacher(), reverse_kl{}) == bytes);
+    CHECK(vocab_parallel_bytes(be, {.first = 0, .total = 5000}, wide.student(), wide.teacher(), jsd{}) <
+          bytes + sizeof(float) * (5000 + 2048)); // c of one row, a worker
+}
+
+namespace {
+
+/// Two ranks of reverse KL over 20 ids, when all rounds are done.
+template <class Student>
+auto two_ranks(const buffers<float>& b, std::vector<cpu_backend>& backends, const Student& of_ids, env e) {
+    const auto make = [&](index_t first) {
+        return vocab_parallel(backends[std::size_t(first / 10)], {.first = first, .total = 20}, of_ids(first),
+                              teacher::dense{view(b.y.data() + first, 3, 10, 20)}, reverse_kl{}, e);
+    };
+    using call = decltype(make(0));
+    std::vector<std::unique_ptr<call>> calls;
+    for (const index_t first : {0, 10}) calls.push_back(std::make_unique<call>(make(first)));
+    run_rounds(calls, false);
+    return calls;
+}
+
+} // namespace
+
+TEST_CASE("infinite rows raise on every rank before anything is written, bad ones when all is") {
+    buffers<float> b({.rows = 3, .vocab = 20, .seed = 1});
+    std::vector<cpu_backend> backends(2);
+    const auto with_gradient = [&](index_t first) {
+        return student::logits{view(std::as_const(b.z).data() + first, 3, 10, 20),
+                               view(b.dz.data() + first, 3, 10, 20)};
+    };
+    const auto value_only = [&](index_t first) {
+        return student::logits{view(std::as_const(b.z).data() + first, 3, 10, 20)};
+    };
+    b.y[20 + 13] = minus_inf; // on the second rank
+    floats losses(3, 5.0f);
+    env e;
+    e.on_infinite = infinite::raise(), e.losses = losses;
+    for (auto& rank : two_ranks(b, backends, with_gradient, e)) {
+        try {
+            rank->finish();
+            CHECK(false);
+        } catch (const infinite_value& x) {
+            CHECK(x.row == 1);
+        }
+    }
+    CHECK(losses == floats(3, 5.0f));
+    CHECK(std::count(b.dz.begin(), b.dz.end(), 777.0f) == std::ptrdiff_t(b.dz.size()));
+
+    b.y[20 + 13] = 0, b.z[20 + 2] = nan_f; // on the first
+    e = {};
+    e.on_bad = bad::raise();
+    for (auto& rank : two_ranks(b, backends, value_only, e)) CHECK_THROWS_AS(rank->finish(), bad_contents);
+    for (auto& rank : two_ranks(b, backends, with_gradient, e)) {
+        CHECK(rank->finish().diagnostics.first_bad_row == 1);
+        CHECK_THROWS_AS(rank->backward(), bad_contents);
+    }
+    CHECK(std::count(b.dz.begin(), b.dz.begin() + 60, 777.0f) == 0); // all is written
+    CHECK(std::count(b.dz.begin() + 20, b.dz.begin() + 40, 0.0f) == 20);
+}
+
+TEST_CASE("what cannot be is refused by name, before anything is written") {
+    buffers<float> b({.rows = 3, .vocab = 10, .seed = 1});
+    cpu_backend be, other;
+    const auto refused = [&](const char* argument, const char* why, auto&& f) {
+        CAPTURE(why);
+        try {
+            f();
+            CHECK(false);
+        } catch (const invalid_input& e) {
+            CHECK(e.argument == argument);
+            CHECK(std::string(e.what()).find(why) != std::string::npos);
+        }
+    };
+    const auto open = [&](vocab_shard shard, env e = {}) {
+        return vocab_parallel(be, shard, b.student(), b.teacher(), reverse_kl{}, e);
+    };
+    refused("shard.first", "is -1", [&] { open({.first = -1, .total = 20}); });
+    refused("shard.first", "is 11 for 10 ids of 20", [&] { open({.first = 11, .total = 20}); });
+    refused("shard.total", "at least 1", [&] { open({}); });
+    refused("env.level", "tiling_invariant", [&] { open({0, 10}, {.level = determinism::tiling_invariant}); });
+    CHECK_THROWS_AS(open({0, 10}, {.checks = check::contents}), unsupported);
+    refused("env.beta", "finite", [&] { open({0, 10}, {.beta = nan_f}); });
+    refused("teacher.y", "has 9 ids of this shard, the student 10", [&] {
+        vocab_parallel(be, {0, 10}, b.student(), teacher::dense{view(b.y.data(), 3, 9)}, reverse_kl{});
+    });
+    refused("student.dz", "overlaps student.z", [&] {
+        auto s = b.student();
+        s.dz = {b.z.data() + 1, 3, 10, 10};
+        vocab_parallel(be, {0, 10}, s, b.teacher(), reverse_kl{});
+    });
+    const std::vector<std::int32_t> ids{1, 2, 3};
+    const floats log_q{-1, -1, -1};
+    refused("teacher.ids", "has 3 columns for a vocabulary of 2", [&] {
+        vocab_parallel(be, {0, 2}, student::logits{view(b.z.data(), 1, 2)},
+                       teacher::support{view(ids.data(), 1, 3), view(log_q.data(), 1, 3)}, tail_bucket{reverse_kl{}});
+    });
+    // ranks that do not make up the vocabulary, or have not added up
+    const auto after_a_round = [&](vocab_shard mine, const vocab_shard* theirs) {
+        auto call = open(mine);
+        CHECK(call.local());
+        if (theirs) {
+            auto rest = vocab_parallel(other, *theirs, b.value_only(), b.teacher(), reverse_kl{});
+            rest.local();
+            merge_partials(call.partials(), rest.partials());
+        }
+        call.local();
+    };
+    refused("shard", "have 10 ids together", [&] { after_a_round({0, 20}, nullptr); });
+    const vocab_shard twice{0, 20}, next{10, 20}, too_many{10, 30};
+    refused("shard", "have 20 ids together: they are to hold each", [&] { after_a_round({0, 20}, &twice); });
+    refused("shard", "have 20 ids", [&] { after_a_round({0, 30}, &too_many); });
+    after_a_round({0, 20}, &next);
+    // rounds that do not fit
+    buffers<float> more({.rows = 4, .vocab = 10, .seed = 1});
+    auto call = open({0, 10}), longer = vocab_parallel(other, {0, 10}, more.student(), more.teacher(), reverse_kl{});
+    refused("finish", "after local()", [&] { call.finish(); });
+    refused("backward", "after finish()", [&] { call.backward(); });
+    call.local(), longer.local();
+    refused("partials", "differ in length", [&] { merge_partials(call.partials(), longer.partials()); });
+    refused("partials", "shorter than their head",
+            [&] { merge_partials(call.partials().first(8), call.partials().first(8)); });
+    std::vector<std::byte> odd(call.partials().begin(), call.partials().end());
+    const auto change = [&](std::size_t at, auto value) { std::memcpy(odd.data() + at, &value, sizeof value); };
+    change(0, std::uint64_t{2});
+    refused("partials", "same round", [&] { merge_partials(call.partials(), odd); });
+    change(0, std::uint64_t{1});
+    change(8, std::uint64_t{1} << 60);
+    refused("partials", "same round", [&] { merge_partials(odd, odd); });
+    change(8, std::uint64_t{3});
+    change(sizeof(detail::partials_head), std::int64_t{1});
+    refused("partials", "other rows", [&] { merge_partials(call.partials(), odd); });
+    const std::vector<std::byte> right(call.partials().begin(), call.partials().end());
+    for (const std::size_t at : {std::size_t{0}, sizeof(detail::partials_head)}) { // another round, another row
+        call.partials()[at] = std::byte{7};
+        refused("partials", "not of the round that this rank is in", [&] { call.local(); });
+        std::copy(right.begin(), right.end(), call.partials().begin());
+    }
+    CHECK(!call.local());
+    refused("finish", "after local()", [&] { longer.finish(); });
+    CHECK(std::count(b.dz.begin(), b.dz.end(), 777.0f) == std::ptrdiff_t(b.dz.size())); // nothing yet
+    call.finish();
+    refused("finish", "once", [&] { call.finish(); });
+    refused("local", "after finish", [&] { call.local(); });
+    call.backward();
+    refused("backward", "once", [&] { call.backward(); });
+    refused("local", "after finish", [&] { call.local(); });
+}
+
+TEST_CASE("vocabularies of different size: the common ids, of which a rank may have none") {
+    buffers<float> b({.rows = 4, .vocab = 60, .seed = 2});
+    const index_t common = 33;
+    const env e{.vocab = vocabulary::drop_and_renormalise};
+    buffers<float> split = b;
+    eigen_backend one;
+    const double want =
+        evaluate(one, b.student(), teacher::dense{view(b.y.data(), 4, common, 60)}, reverse_kl{}, e).loss;
+    const std::vector<index_t> cuts{0, 20, 40, 60};
+    std::vector<cpu_backend> backends(3);
+    const auto make = [&](std::size_t i) {
+        const index_t first = cuts[i], count = 20, known = std::clamp<index_t>(common - first, 0, 20);
+        auto s = split.student();
+        s.z = {split.z.data() + first, 4, count, 60}, s.dz = {split.dz.data() + first, 4, count, 60};
+        return vocab_parallel(backends[i], {.first = known > 0 ? first : common, .total = common}, s,
+                              teacher::dense{view(std::as_const(split.y).data() + first, 4, known, 60)}, reverse_kl{},
+                              e);
+    };
+    std::vector<std::unique_ptr<decltype(make(0))>> calls;
+    for (std::size_t i = 0; i < 3; ++i) calls.push_back(std::make_unique<decltype(make(0))>(make(i)));
+    run_rounds(calls, false);
+    for (auto& c : calls) CHECK(c->finish().loss == doctest::Approx(want).epsilon(1e-6));
+    for (auto& c : calls) c->backward();
+    CHECK(distance(split.dz, b.dz) < 2e-6);
+}
+
+TEST_CASE("no rows, and none that is kept: no round, loss 0, the head's gradient is none") {
+    side s(2, 40, 3, 1);
+    const side t(2, 40, 3, 2);
+    const std::vector<std::uint8_t> none{0, 0};
+    const hidden_answer r = in_shards(s, [&](index_t first, index_t count) { return t.teacher(first, count, plenty); },
+                                      reverse_kl{}, {0, 15, 40}, plenty, {.mask = none});
+    CHECK(r.said.rounds == 0);
+    CHECK(r.r.loss == 0);
+    for (const floats* g : {&r.dx, &r.dw, &r.db})
+        CHECK(std::count(g->begin(), g->end(), 0.0f) == std::ptrdiff_t(g->size()));
+    buffers<float> empty({.rows = 0, .vocab = 4, .seed = 1});
+    cpu_backend be;
+    auto call = vocab_parallel(be, {0, 4}, empty.student(), empty.teacher(), reverse_kl{});
+    CHECK(!call.local());
+    CHECK(call.finish().loss == 0);
+    call.backward();
+}
