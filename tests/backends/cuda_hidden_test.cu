@@ -19,6 +19,7 @@
 #include "opd/backends/cuda_hidden.cuh"
 #include "opd/estimators/divergences.hpp"
 #include "opd/estimators/support.hpp"
+#include "opd/score.hpp"
 
 namespace {
 
@@ -43,6 +44,20 @@ struct hidden_memory : device_memory {
 template <class X>
 hidden_case<X> ordinary(index_t n, index_t v, std::uint64_t seed, bool more = false) {
     return {{n, v, 64, seed, more, more ? 3.f : 0.f}, {n, v, 96, seed + 1, more, more ? 5.f : 0.f}};
+}
+
+/// The mean of the log-sum-exps, in the arena of the call before.
+template <class Source>
+double log_sum_exp_of(cuda_backend& be, const Source& rows, index_t n) {
+    std::vector<double> lse(static_cast<std::size_t>(n));
+    double* out = nullptr;
+    REQUIRE(cudaMalloc(&out, lse.size() * sizeof(double)) == cudaSuccess);
+    log_sum_exp(be, rows, device_view(out, n)).fetch(be.stream);
+    REQUIRE(cudaMemcpy(lse.data(), out, lse.size() * sizeof(double), cudaMemcpyDeviceToHost) == cudaSuccess);
+    cudaFree(out);
+    double sum = 0;
+    for (const double x : lse) sum += x;
+    return sum / double(n);
 }
 
 TEST_CASE("on the device: hidden states give value and gradients, whatever the block of rows") {
@@ -131,6 +146,32 @@ TEST_CASE("on the device: a support's tail over hidden states, as on the host") 
     for (std::size_t i = 0; i < a.dw.data.size(); ++i) dw.add(double(a.dw.data[i]), double(b.dw.data[i]));
     CHECK(dx.relative() < in_float);
     CHECK(dw.relative() < in_float);
+}
+
+TEST_CASE("on the device: the page's call") {
+    if (!device_present()) return;
+    hidden_memory memory;
+    cuda_backend& be = memory.backend;
+    const index_t n = 6, v = 500, d = 16, d_teacher = 24;
+    source s(1);
+    const auto normal = [&](index_t count) {
+        std::vector<float> all;
+        for (index_t i = 0; i < count; ++i) all.push_back(float(s.normal()));
+        return static_cast<const float*>(memory.put(all));
+    };
+    const float *x = normal(n * d), *w = normal(v * d), *h = normal(n * d_teacher), *head = normal(v * d_teacher);
+    auto* const dx = static_cast<float*>(memory.allocate(std::size_t(n * d) * sizeof(float)));
+    auto* const dw = static_cast<float*>(memory.allocate(std::size_t(v * d) * sizeof(float)));
+    // clang-format off
+    const student::hidden mine{device_view(x, n, d), device_view(w, v, d),    // float, or bfloat16
+                               device_view(dx, n, d), device_view(dw, v, d)}; // float
+    const teacher::hidden theirs{device_view(h, n, d_teacher), device_view(head, v, d_teacher)};
+    const std::size_t bytes = workspace_bytes(be, mine, theirs, reverse_kl{});
+    be.arena = {static_cast<std::byte*>(memory.allocate(bytes)), bytes};
+    const device_result r = evaluate(be, mine, theirs, reverse_kl{}); // enqueued; fetch waits
+    // clang-format on
+    CHECK(r.fetch(be.stream).loss > 0);
+    CHECK(log_sum_exp_of(be, theirs, n) > 0);
 }
 
 TEST_CASE("on the device: a call from hidden states is captured and replayed; the handle's stream is put back") {
