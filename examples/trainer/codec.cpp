@@ -48,7 +48,8 @@ double kl_of_codec(const config& c, const opd::codec& codes, const transformer<f
     opd::student::hidden<float> q{opd::view(std::as_const(coded).data(), batch.rows, codes.rank), codes.decoder_view()};
     opd::teacher::hidden<float> true_q{x, head_of(teacher)};
     q.temperature = true_q.temperature = static_cast<float>(c.distill.temperature);
-    q.budget = true_q.budget = static_cast<std::size_t>(c.distill.hidden_budget);
+    const auto budget = static_cast<std::size_t>(c.distill.hidden_budget);
+    q.budget = budget_of_logits(q, budget), true_q.budget = budget_of_logits(true_q, budget);
     opd::env env;
     env.mask = opd::row_mask(batch.mask);
     return opd::evaluate(backend, q, true_q, opd::forward_kl{}, env).loss;

@@ -93,9 +93,10 @@ opd::result learner::loss_of_states(const row_batch& batch, const teacher_cache&
                                         .dx = opd::view(d_states_.data(), batch.rows, d),
                                         .dw = opd::view(gradient_.data() + head.offset, v, d),
                                         .temperature = static_cast<float>(settings_.distill.temperature)};
-    student.budget = static_cast<std::size_t>(settings_.distill.hidden_budget);
+    const auto budget = static_cast<std::size_t>(settings_.distill.hidden_budget);
+    student.budget = budget_of_logits(student, budget);
     const std::size_t row = sizeof(float) * static_cast<std::size_t>(v);
-    const auto block = std::min(static_cast<std::size_t>(batch.rows), student.budget / row);
+    const auto block = std::min(static_cast<std::size_t>(batch.rows), budget / row);
     logits_at_once_ = std::max(logits_at_once_, sizeof(float) * logits_.size() + 2 * row * block);
     const opd::result r = objective(backend_, settings_, batch, cache, student, teacher_head_, version);
     pass_.backward_states(d_states_.data(), gradient_);

@@ -41,6 +41,12 @@ inline opd::matrix_view<const float> head_of(const transformer<float>& model) {
     return opd::view(model.at(model.layout.head), model.shape.vocabulary, model.shape.width);
 }
 
+/// The budget of a source of hidden states that has `bytes` of its logits there at a time, one row at least.
+template <class Hidden>
+std::size_t budget_of_logits(const Hidden& source, std::size_t bytes) {
+    const std::size_t row = sizeof(float) * static_cast<std::size_t>(source.vocab());
+    return opd::budget_of_rows(source, std::max<opd::index_t>(1, static_cast<opd::index_t>(bytes / row)));
+}
 /// Mean over the rows of KL(student, teacher), from what the heads of both read. `budget`: bytes of logits of each side.
 double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, const transformer<float>& student,
                        const std::vector<float>& student_states, const transformer<float>& teacher,

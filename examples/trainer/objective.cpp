@@ -88,7 +88,7 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
                                               c.distill.estimator, name_of(cache.what)));
     opd::teacher::hidden<float> teacher{opd::view(cache.states.data(), batch.rows, cache.entries), teacher_head,
                                         static_cast<float>(c.distill.temperature)};
-    teacher.budget = student.budget;
+    teacher.budget = budget_of_logits(teacher, static_cast<std::size_t>(c.distill.hidden_budget));
     return of_whole_rows(backend, *divergence, selector_of(c, version), student, teacher, env_of(batch, version));
 }
 
@@ -144,7 +144,7 @@ double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, cons
     };
     opd::student::hidden<float> mine{states(student_states, student), head_of(student)};
     opd::teacher::hidden<float> theirs{states(teacher_states, teacher), head_of(teacher)};
-    mine.budget = theirs.budget = budget;
+    mine.budget = budget_of_logits(mine, budget), theirs.budget = budget_of_logits(theirs, budget);
     return opd::evaluate(backend, mine, theirs, opd::reverse_kl{}, env).loss;
 }
 

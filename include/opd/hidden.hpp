@@ -15,11 +15,12 @@
 // Products have a fixed order (product.hpp), but for dx, whose sum over the vocabulary is cut every 8,192 ids: so no bit depends on the
 // budget, on threads, or on which other rows are there.
 //
-// Memory: V·4 bytes a row of the block and side, twice that for a student with a soft-cap and a gradient; workspace_bytes() says it
-// exactly. Operations: 2NVD for each side's logits, 2NVD each for dx and dw.
+// Memory: within `.budget`, a side's own beside the views: V·4 bytes a row of logits, twice that for a student with a soft-cap and a gradient, or as
+// much of tiles of the vocabulary; workspace_bytes() says all of it exactly. Operations: 2NVD for each side's logits, in tiles once a pass over the
+// rows; 2NVD each for dx and dw.
 //
-// CPU backends: float. CUDA (backends/cuda_hidden.cuh, device views): float, or bfloat16 states and heads with float gradients; the order
-// of its products is cuBLAS's. Under -Ofast that of the CPU's is the compiler's.
+// States, heads and biases: float or bfloat16; gradients float. CUDA by backends/cuda_hidden.cuh and device views; the order of its products is
+// cuBLAS's. Under -Ofast that of the CPU's is the compiler's.
 //
 // Source: Nitrobrew (fused divergences from hidden states).
 #pragma once
@@ -103,7 +104,7 @@ struct hidden {
     vector_view<G, Space> db = {};         ///< (V)
     float soft_cap = 0;
     float beta_head = 0;
-    std::size_t budget = std::size_t{256} << 20; ///< bytes of logits, and of their gradient
+    std::size_t budget = std::size_t{256} << 20; ///< bytes
     detail::logit_block block = {};              ///< the backend's
 
     // as a source of rows (docs/concepts/source.md)
@@ -117,6 +118,10 @@ struct hidden {
     float* gradient_tile(row_place at, index_t begin) const { return block.gradient_row(at.row, w.rows) + begin; }
     float& gradient_at(row_place at, index_t id) const { return gradient_tile(at, 0)[id]; }
 
+    /// Bytes of a row's logits, and of its gradient: in their place, but for a soft-cap, whose derivative needs the logits.
+    std::size_t bytes_of_row() const {
+        return sizeof(float) * static_cast<std::size_t>(w.rows) * (has_gradient() && soft_cap > 0 ? 2 : 1);
+    }
     void validate() const {
         detail::check_head("student", *this);
         const auto same = [](const char* name, const auto& v, index_t rows, index_t cols) {
@@ -163,7 +168,7 @@ struct hidden {
     opd::detail::by_name_only named = {};
     vector_view<const X, Space> bias = {}; ///< (V)
     float soft_cap = 0;
-    std::size_t budget = std::size_t{256} << 20; ///< bytes of logits
+    std::size_t budget = std::size_t{256} << 20; ///< bytes
     opd::detail::logit_block block = {};         ///< the backend's
 
     // as a source of rows (docs/concepts/source.md)
@@ -174,6 +179,8 @@ struct hidden {
     const float* tile(row_place at, index_t begin) const { return block.row(at.row, w.rows) + begin; }
     float logit(row_place at, index_t id) const { return tile(at, 0)[id]; }
 
+    /// Bytes of a row's logits.
+    std::size_t bytes_of_row() const { return sizeof(float) * static_cast<std::size_t>(w.rows); }
     void validate() const { opd::detail::check_head("teacher", *this); }
 };
 template <class X, class W, space S>

@@ -322,7 +322,7 @@ TEST_CASE("what a masked row holds changes no bit") {
     cpu_backend be{.threads = 2};
     const auto run = [&](const side& s, const side& t, const std::vector<std::int32_t>& of) {
         std::vector<gradients> g(3, gradients(s, 2));
-        const std::size_t budget = sizeof(float) * std::size_t(v * 4);
+        const std::size_t budget = budget_of_rows(student_of(s, g[0]), 4);
         const teacher::support cache{view(of.data(), n, k), view(std::as_const(log_q).data(), n, k)};
         std::vector<double> losses{
             evaluate(be, student_of(s, g[0], budget), teacher_of(t, budget), reverse_kl{}, {.mask = mask}).loss,

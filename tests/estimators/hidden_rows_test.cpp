@@ -113,8 +113,8 @@ TEST_CASE("measures and selectors") {
     const pair_of_sides p(12, 600, 1, 2);
     const std::vector<std::int64_t> offsets{0, 5, 12};
     compare(p.s, p.theirs(), p.known(), reverse_kl{}, {.measure = {.entropy = true}});
-    const result r = compare(p.s, p.theirs(), p.known(), selected{reverse_kl{}, selector::tip{.entropy = 4.4, .gap = 100}},
-                             {.offsets = offsets});
+    const result r = compare(p.s, p.theirs(), p.known(),
+                             selected{reverse_kl{}, selector::tip{.entropy = 4.4, .gap = 100}}, {.offsets = offsets});
     CHECK(r.diagnostics.selector_left_out > 0);
     CHECK(r.diagnostics.selector_left_out < 12);
     compare(p.s, p.theirs(), p.known(), selected{weighted_sum{reverse_kl{}, forward_kl{}}, selector::eopd{3, 0.5}});

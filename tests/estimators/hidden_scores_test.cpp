@@ -285,11 +285,12 @@ TEST_CASE("arenas, and what is refused") {
     std::vector<std::int32_t> ids(std::size_t(n * m), 4);
     scored to(n, m, 5);
     cpu_backend be;
-    const auto source = teacher_of(s, sizeof(float) * std::size_t(3 * v));
+    auto source = teacher_of(s);
+    source.budget = budget_of_rows(source, 3);
     const std::size_t bytes = score_workspace_bytes(be, source, to.into(ids));
     const floats z = s.logits();
     const std::size_t plain = score_workspace_bytes(be, view(z.data(), n, v), to.into(ids)),
-                      block = sizeof(float) * std::size_t(3 * v);
+                      block = source.budget + opd::detail::worker_floats::bytes(3, 6);
     CHECK(bytes >= plain + block);
     CHECK(bytes <= plain + block + 64 * std::size_t(n)); // a partial result and a factor for each row
     std::vector<std::byte> memory(bytes);
@@ -320,7 +321,7 @@ TEST_CASE("arenas, and what is refused") {
     auto few = source;
     few.budget = 10;
     refused([&] { score(be, few, other.into(ids)); }, "teacher.budget",
-            ("is 10 bytes; a row takes " + std::to_string(budget_for(few, 1))).c_str());
+            ("is 10 bytes; a row takes " + std::to_string(budget_of_rows(few, 1))).c_str());
     auto nothing = source;
     nothing.w.data = nullptr;
     refused([&] { draw(be, nothing, design::greedy{}, {}, t.to(design::greedy{})); }, "teacher.w", "null");

@@ -29,7 +29,7 @@ TEST_CASE("hidden states give what their logits give, whatever the budget") {
             const floats y = t.logits();
             const teacher::dense known{view(y.data(), n, v)};
             compare(s, teacher_of(t), known, reverse_kl{});
-            compare(s, teacher_of(t, budget_for(teacher_of(t), 1)), known, jsd{});
+            compare(s, teacher_of(t, budget_of_rows(teacher_of(t), 1)), known, jsd{});
             compare(s, known, known, forward_kl{}); // one side alone
             std::vector<std::uint8_t> mask(std::size_t(n), 1);
             for (index_t r = 0; r < n; r += 3) mask[std::size_t(r)] = 0;
@@ -132,7 +132,7 @@ TEST_CASE("temperatures, beta and collected heads") {
                                         .loss));
     check_gradients(s, z, dz, once);
     auto more = student_of(s, twice);
-    more.budget = budget_for(more, 2);
+    more.budget = budget_of_rows(more, 2);
     more.temperature = 0.7f, more.beta_head = 0.5f;
     evaluate(be, more, cache, reverse_kl{}, {.beta = 3});
     for (std::size_t i = 0; i < once.dx.size(); ++i)
@@ -181,18 +181,61 @@ TEST_CASE("an arena of the bytes that are asked for does, and a smaller one is r
     const side s(n, v, 12, 1, true, 4.0f), t(n, v, 12, 2);
     gradients g(s);
     auto source = student_of(s, g);
-    source.budget = budget_for(source, 6);
+    source.budget = budget_of_rows(source, 6);
     cpu_backend be;
     const std::size_t bytes = workspace_bytes(be, source, teacher_of(t), reverse_kl{});
     // what rows need anyway, the blocks of both sides, the products' own
-    const std::size_t own = opd::detail::worker_floats::bytes;
-    CHECK(bytes >= source.budget + budget_for(teacher_of(t), 6) + own);
-    CHECK(bytes <= source.budget + budget_for(teacher_of(t), 6) + own + 20 * sizeof(result) + 1024);
+    const std::size_t own = opd::detail::worker_floats::bytes(6, 12);
+    CHECK(bytes >= source.budget + budget_of_rows(teacher_of(t), 6) + own);
+    CHECK(bytes <= source.budget + budget_of_rows(teacher_of(t), 6) + own + 20 * sizeof(result) + 1024);
     std::vector<std::byte> memory(bytes);
     be.arena = memory;
     CHECK(evaluate(be, source, teacher_of(t), reverse_kl{}).loss > 0);
     be.arena = std::span(memory).first(bytes / 2);
     CHECK_THROWS_AS(evaluate(be, source, teacher_of(t), reverse_kl{}), invalid_input);
+}
+
+TEST_CASE("bfloat16 states, heads and biases give what the floats that they are give, bit for bit") {
+    const index_t n = 70, v = 2100;
+    side s(n, v, 33, 1, true, 4.0f), t(n, v, 40, 2, true);
+    const auto rounded = [](floats& x) {
+        std::vector<bfloat16> stored;
+        for (float& y : x) {
+            stored.push_back(element<bfloat16>::store(y));
+            y = element<bfloat16>::load(stored.back());
+        }
+        return stored;
+    };
+    const auto x = rounded(s.x), w = rounded(s.w), b = rounded(s.bias), h = rounded(t.x), head = rounded(t.w),
+               c = rounded(t.bias);
+    gradients expected(s, 1), got(s, 2);
+    student::hidden<bfloat16> mine{.x = view(x.data(), n, 33),
+                                   .w = view(w.data(), v, 33),
+                                   .dx = view(got.dx.data(), n, 33),
+                                   .dw = view(got.dw.data(), v, 33),
+                                   .bias = view(b.data(), v),
+                                   .db = view(got.db.data(), v),
+                                   .soft_cap = s.cap};
+    teacher::hidden<bfloat16> theirs{view(h.data(), n, 40), view(head.data(), v, 40)};
+    theirs.bias = view(c.data(), v);
+    cpu_backend be{.threads = 2};
+    const double loss = evaluate(be, student_of(s, expected), teacher_of(t), reverse_kl{}).loss;
+    CHECK(evaluate(be, mine, theirs, reverse_kl{}).loss == loss);
+    CHECK(got == expected);
+    CHECK(budget_of_rows(mine, 9) == budget_of_rows(student_of(s, got), 9));
+    mine.budget = budget_of_rows(mine, 5, 1024), theirs.budget = budget_of_rows(theirs, 5, 1024);
+    got = gradients(s, 3);
+    mine.dx = view(got.dx.data(), n, 33), mine.dw = view(got.dw.data(), v, 33), mine.db = view(got.db.data(), v);
+    CHECK(evaluate(be, mine, theirs, reverse_kl{}).loss == loss);
+    CHECK(got == expected);
+    // few logits a row
+    std::vector<std::int32_t> ids;
+    floats log_q;
+    for (index_t i = 0; i < n * 4; ++i) ids.push_back(std::int32_t(i * 37 % v)), log_q.push_back(-2 - float(i % 4));
+    const teacher::support cache{view(std::as_const(ids).data(), n, 4), view(std::as_const(log_q).data(), n, 4)};
+    CHECK(evaluate(be, mine, cache, renormalised{reverse_kl{}}).loss ==
+          evaluate(be, student_of(s, expected), cache, renormalised{reverse_kl{}}).loss);
+    CHECK(got == expected);
 }
 
 TEST_CASE("tiles of the vocabulary: where a budget holds no whole rows, or few") {
@@ -208,7 +251,7 @@ TEST_CASE("tiles of the vocabulary: where a budget holds no whole rows, or few")
     CHECK(plan(reverse_kl{}).tile == 0);
     CHECK(plan(reverse_kl{}).block == n);
     for (const index_t rows : {8, 60, 120}) {
-        student.budget = budget_for(student, rows, 1024), teacher.budget = budget_for(teacher, rows, 1024);
+        student.budget = budget_of_rows(student, rows, 1024), teacher.budget = budget_of_rows(teacher, rows, 1024);
         if (rows == 8) CHECK(plan(reverse_kl{}).tile == 1024); // two whole rows
         CHECK(plan(reverse_kl{}).block <= rows);
         const auto same = [&](const auto& estimator) {
@@ -222,7 +265,7 @@ TEST_CASE("tiles of the vocabulary: where a budget holds no whole rows, or few")
         same(reverse_kl{}), same(forward_kl{}), same(jsd{}), same(alpha_divergence{0.3f});
     }
     // a row of a tile is the least that there is
-    student.budget = budget_for(student, 1, 1024);
+    student.budget = budget_of_rows(student, 1, 1024);
     CHECK(plan(reverse_kl{}).block == 1);
     student.budget -= 1;
     CHECK_THROWS_WITH_AS(plan(reverse_kl{}), doctest::Contains("student.budget"), invalid_input);
@@ -254,7 +297,7 @@ TEST_CASE("tiles: rows that float does not carry, that are infinite, bad or mask
             const auto expected = evaluate(be, student_of(s, whole), teacher_of(t), estimator, with);
             auto student = student_of(s, tiled);
             auto teacher = teacher_of(t);
-            student.budget = budget_for(student, n, 1024), teacher.budget = budget_for(teacher, n, 1024);
+            student.budget = budget_of_rows(student, n, 1024), teacher.budget = budget_of_rows(teacher, n, 1024);
             REQUIRE(opd::detail::host_plan_of(checked_job(be, student, teacher, estimator, e)).tile > 0);
             with.losses = same_losses;
             const auto got = evaluate(be, student, teacher, estimator, with);
@@ -316,7 +359,7 @@ TEST_CASE("what cannot be is refused by name, before anything is written") {
             "overlaps student.x");
     auto few = teacher_of(t);
     few.budget = 1;
-    refused(student_of(s, g), few, "teacher.budget", std::to_string(budget_for(few, 1)).c_str());
+    refused(student_of(s, g), few, "teacher.budget", std::to_string(budget_of_rows(few, 1)).c_str());
     auto nothing = teacher_of(t);
     nothing.x.data = nullptr;
     refused(student_of(s, g), nothing, "teacher.x", "null");

@@ -229,17 +229,18 @@ struct hidden_answer {
     floats dx, dw, db;
     exchanged said;
 };
-/// Ranks of a head in shards; dx is added up as an all-reduce would. `known`: the rank's teacher.
+/// Ranks of a head in shards; dx is added up as an all-reduce would. `known`: the rank's teacher; `rows`: of a block, 0: all.
 template <class Known, class Estimator>
 hidden_answer in_shards(side s, const Known& known, const Estimator& estimator, const std::vector<index_t>& cuts,
-                        std::size_t budget, env e = {}, bool threads = false) {
+                        index_t rows, env e = {}, bool threads = false) {
     const std::size_t ranks = cuts.size() - 1;
     std::vector<cpu_backend> backends(ranks);
     std::vector<floats> dx(ranks, floats(s.dx.size(), 3.0f));
     const auto make = [&](std::size_t i) {
         const index_t first = cuts[i], count = cuts[i + 1] - first;
-        return vocab_parallel(backends[i], {.first = first, .total = s.v},
-                              s.student(first, count, dx[i].data(), budget), known(first, count), estimator, e);
+        auto mine = s.student(first, count, dx[i].data(), plenty);
+        if (rows > 0) mine.budget = budget_of_rows(mine, rows);
+        return vocab_parallel(backends[i], {.first = first, .total = s.v}, mine, known(first, count), estimator, e);
     };
     using call = decltype(make(0));
     std::vector<std::unique_ptr<call>> calls;
@@ -259,17 +260,16 @@ void hidden_agrees(const side& s, const Known& known, const Estimator& estimator
     side one = s;
     cpu_backend be;
     const result want = evaluate(be, one.student(0, s.v, one.dx.data(), plenty), known(0, s.v), estimator, e);
-    const std::size_t row = sizeof(float) * std::size_t(s.v) * (s.cap > 0 ? 2 : 1);
     for (const std::vector<index_t>& cuts : std::vector<std::vector<index_t>>{
              {0, s.v}, {0, s.v / 3, s.v / 3, s.v}, random_cuts(s.v, 4), random_cuts(s.v, 7)}) {
-        const hidden_answer first = in_shards(s, known, estimator, cuts, plenty, e);
+        const hidden_answer first = in_shards(s, known, estimator, cuts, 0, e);
         CHECK(near(first.r.loss, want.loss, 1 + std::abs(want.loss)));
         CHECK(first.r.diagnostics.bad_rows == want.diagnostics.bad_rows);
         CHECK(distance(first.dx, one.dx) < 4e-6);
         CHECK(distance(first.dw, one.dw) < 4e-6);
         CHECK(distance(first.db, one.db) < 4e-6);
-        for (const std::size_t rows : {1, 3}) { // logits made again in each round: no bit changes
-            const hidden_answer again = in_shards(s, known, estimator, cuts, rows * row, e, rows == 3);
+        for (const index_t rows : {1, 3}) { // logits made again in each round: no bit changes
+            const hidden_answer again = in_shards(s, known, estimator, cuts, rows, e, rows == 3);
             CHECK(equal_bits(again.r.loss, first.r.loss));
             CHECK(again.said.rounds == first.said.rounds);
             CHECK(again.dx == first.dx);
@@ -287,7 +287,9 @@ TEST_CASE("hidden states: dx is the sum over shards, dw and db are the shard's")
         const side t(7, 1500, 20, 2, cap);
         const auto known = [&](index_t first, index_t count) { return t.teacher(first, count, plenty); };
         const auto tight = [&](index_t first, index_t count) {
-            return t.teacher(first, count, std::max<std::size_t>(4, sizeof(float) * std::size_t(count) * 2));
+            auto k = t.teacher(first, count, plenty);
+            k.budget = budget_of_rows(k, 2);
+            return k;
         };
         hidden_agrees(s, known, reverse_kl{});
         hidden_agrees(s, tight, jsd{}); // two rounds
@@ -305,7 +307,7 @@ TEST_CASE("hidden states: dx is the sum over shards, dw and db are the shard's")
         k.temperature = 0.8f;
         return k;
     };
-    CHECK(in_shards(near_teacher, known, reverse_kl{}, {0, 100, 600}, 5000).said.rounds == 2);
+    CHECK(in_shards(near_teacher, known, reverse_kl{}, {0, 100, 600}, 1).said.rounds == 2);
 }
 
 TEST_CASE("hidden students of supports and of drawn tokens") {
@@ -350,7 +352,7 @@ TEST_CASE("a row that is asked for again does not make its block's logits whole"
         return k;
     };
     const std::vector<std::uint8_t> mask{0, 0, 0, 1, 1, 1}; // no other block's logits come between
-    const hidden_answer whole = in_shards(s, known, reverse_kl{}, {0, 250, 600}, plenty, {.mask = mask});
+    const hidden_answer whole = in_shards(s, known, reverse_kl{}, {0, 250, 600}, 0, {.mask = mask});
     const hidden_answer blocks =
         in_shards(s, known, reverse_kl{}, {0, 250, 600}, 3 * 600 * sizeof(float), {.mask = mask});
     CHECK(whole.said.rounds == 2);
@@ -366,8 +368,8 @@ TEST_CASE("a row that is asked for again does not make its block's logits whole"
 TEST_CASE("gradients of hidden states are collected, each rank's of its own") {
     const side s(4, 300, 8, 1), t(4, 300, 8, 2);
     const auto known = [&](index_t first, index_t count) { return t.teacher(first, count, plenty); };
-    const hidden_answer once = in_shards(s, known, reverse_kl{}, {0, 100, 300}, plenty);
-    const hidden_answer twice = in_shards(s, known, reverse_kl{}, {0, 100, 300}, plenty, {.beta = 2});
+    const hidden_answer once = in_shards(s, known, reverse_kl{}, {0, 100, 300}, 0);
+    const hidden_answer twice = in_shards(s, known, reverse_kl{}, {0, 100, 300}, 0, {.beta = 2});
     for (std::size_t i = 0; i < once.dx.size(); ++i) // each of two ranks had 3
         CHECK(twice.dx[i] == doctest::Approx(once.dx[i] + 2 * (3 + 3)).epsilon(1e-6));
     CHECK(twice.dw == once.dw);
@@ -615,7 +617,7 @@ TEST_CASE("no rows, and none that is kept: no round, loss 0, the head's gradient
     const side t(2, 40, 3, 2);
     const std::vector<std::uint8_t> none{0, 0};
     const hidden_answer r = in_shards(s, [&](index_t first, index_t count) { return t.teacher(first, count, plenty); },
-                                      reverse_kl{}, {0, 15, 40}, plenty, {.mask = none});
+                                      reverse_kl{}, {0, 15, 40}, 0, {.mask = none});
     CHECK(r.said.rounds == 0);
     CHECK(r.r.loss == 0);
     for (const floats* g : {&r.dx, &r.dw, &r.db})

@@ -80,12 +80,6 @@ inline teacher::hidden<float> teacher_of(const side& t, std::size_t budget = std
     return {.x = t.states(), .w = t.head(), .bias = t.biases(), .soft_cap = t.cap, .budget = budget};
 }
 
-/// The budget that holds so many rows of so many ids, for the CPU.
-template <class Hidden>
-std::size_t budget_for(const Hidden& h, index_t rows, index_t ids = index_t{1} << 60) {
-    return opd::detail::block_memory(h, rows, std::min(ids, h.vocab())).bytes;
-}
-
 inline double distance(const floats& a, const std::vector<double>& b) {
     double far = 0, size = 0;
     for (std::size_t i = 0; i < a.size(); ++i) far += std::pow(double(a[i]) - b[i], 2), size += b[i] * b[i];
@@ -169,7 +163,7 @@ result compare(const side& s, const Teacher& teacher, const Materialised& known,
                 gradients again(s, 3);
                 auto small = student_of(s, again);
                 more(small);
-                small.budget = budget_for(small, rows, ids);
+                small.budget = budget_of_rows(small, rows, ids);
                 const result r = evaluate(other, small, teacher, estimator, with);
                 CHECK(r.loss == got.loss);
                 CHECK(equal_bits(same_losses, losses));

@@ -202,7 +202,9 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
               [&](const auto& side) { plan.blocks += bytes(side, plan.block, plan.tile > 0 ? plan.tile : whole); });
     if constexpr (may_tile<Job>)
         if (plan.tile > 0) plan.blocks += host_plan::aligned(sizeof(tile_state<Job>) * std::size_t(plan.block));
-    plan.scratch = std::max(plan.scratch, worker_floats::bytes);
+    each_made(job, [&](const auto& side) {
+        plan.scratch = std::max(plan.scratch, worker_floats::bytes(plan.block, side.x.cols));
+    });
 }
 /// Blocks of rows with the gradients of `width` ids each.
 template <class Student>

@@ -203,3 +203,15 @@ void drain_block(const Hidden& h, const block_memory<Hidden>& memory, index_t be
 
 } // namespace OPD_ISA
 } // namespace opd::detail
+
+namespace opd {
+inline namespace OPD_ISA {
+
+/// The `.budget` that holds the logits of so many rows at a time, on the CPU backends: those of all of the vocabulary, or of a tile of `ids`.
+template <class Hidden>
+std::size_t budget_of_rows(const Hidden& h, index_t rows, index_t ids = index_t{1} << 60) {
+    return detail::block_memory(h, rows, std::min(ids, h.vocab())).bytes;
+}
+
+} // namespace OPD_ISA
+} // namespace opd

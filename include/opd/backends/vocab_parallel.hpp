@@ -278,7 +278,7 @@ private:
             host_plan sizes(job.rows, 0, 1, 0, true);
             plan_blocks(job, sizes, false); // whole rows: ranks take what rounds there are together
             block_ = sizes.block;
-            worker_scratch_ = std::max(worker_scratch_, worker_floats::bytes);
+            worker_scratch_ = std::max(worker_scratch_, sizes.scratch);
         }
         bytes_ = place({});
         return bytes_;

@@ -50,11 +50,16 @@ struct head_cuts {
 /// Memory of the products for each worker.
 struct worker_floats {
     std::byte* base = nullptr;
-    std::size_t each = 0; ///< bytes, at least `bytes`
-    static constexpr std::size_t bytes =
-        sizeof(float) * std::size_t(std::max({head_cuts::ids * head_cuts::rows,
-                                              (head_cuts::rows + head_cuts::columns) * head_cuts::summed_ids,
-                                              head_cuts::rows* head_cuts::ids_of_gradient}));
+    std::size_t each = 0;
+    /// Bytes that a worker needs for the products of up to `rows` rows of width d.
+    static constexpr std::size_t bytes(index_t rows, index_t d) {
+        using cuts = head_cuts;
+        const index_t some = std::min(cuts::padded(rows), cuts::rows);
+        const index_t floats =
+            std::max({cuts::ids * some, (some + std::min(cuts::padded(d), cuts::columns)) * cuts::summed_ids,
+                      some * cuts::ids_of_gradient});
+        return sizeof(float) * std::size_t(floats);
+    }
     float* of(int worker) const { return reinterpret_cast<float*>(base + each * std::size_t(worker)); }
 };
 
@@ -268,8 +273,9 @@ void head_to_states(const Gradient& gradient, row_list rows, const Head& head, i
     const index_t units =
         std::min(panels, std::max<index_t>((panels + at_most - 1) / at_most, team.size() > 1 ? 2 * team.size() : 1));
     team.run(units, [&](index_t unit, int worker) {
-        float* const mine = memory.of(worker);                       // (rows, ids) of g
-        float* const of_head = mine + cuts::rows * cuts::summed_ids; // (panels, ids, columns)
+        float* const mine = memory.of(worker); // (rows, ids) of g
+        float* const of_head =
+            mine + std::min(cuts::padded(rows.count), cuts::rows) * cuts::summed_ids; // (panels, ids, columns)
         const index_t first = panels * unit / units, last = panels * (unit + 1) / units;
         const index_t left = first * panel, width = std::min(last * panel, d) - left;
         for (index_t v = begin; v < end; v += cuts::summed_ids) {
