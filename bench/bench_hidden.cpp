@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Reverse KL from hidden states, V = 151,936, D = 1,024 and 4,096 (a teacher of 4,096 unless --teacher says otherwise): what share of
-// the machine's float multiply-adds its products reach. Operations: 2·N·V·(D_s + D_t) forward, 4·N·V·D_s more for dx and dw; the peak is
-// probed around every sample, and `of_peak` is of the median.
+// the machine's float multiply-adds its products reach. Operations: 2·N·V·(D_s + D_t) forward, 4·N·V·D_s more for dx and dw; in tiles, with
+// budgets of 7 MiB, forward counts twice. The peak is probed around every sample, and `of_peak` is of the median. --bfloat16: states and heads
+// are stored so.
 //
 //     scripts/bench.sh bench_hidden -- [--threads=2] [--rows=64,256,1024] [--teacher=4096] [--samples=3]
 #include <algorithm>
@@ -26,12 +27,14 @@ using opd::index_t;
 
 constexpr index_t vocab = 151936, width = 1024;
 
-void fill(const bench::array<float>& a, index_t n, unsigned seed, float deviation) {
+template <class E>
+void fill(const bench::array<E>& a, index_t n, unsigned seed, float deviation) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0, deviation);
     std::vector<float> some(1 << 16);
     for (float& x : some) x = normal(random);
-    for (index_t i = 0; i < n; ++i) a.data()[i] = some[static_cast<std::size_t>((i * 7 + i / 65536) & 65535)];
+    for (index_t i = 0; i < n; ++i)
+        a.data()[i] = opd::element<E>::store(some[static_cast<std::size_t>((i * 7 + i / 65536) & 65535)]);
 }
 
 double median(std::vector<double> x) {
@@ -39,32 +42,11 @@ double median(std::vector<double> x) {
     return x[x.size() / 2];
 }
 
-} // namespace
-
-int main(int argc, char** argv) {
-    int threads = 1, samples = 3;
-    index_t of_teacher = 4096;
-    std::vector<index_t> all = {64, 256, 1024};
-    for (int i = 1; i < argc; ++i) {
-        const std::string a = argv[i];
-        const auto value = [&](const char* name) { return a.substr(std::strlen(name)); };
-        if (a.starts_with("--threads="))
-            threads = std::atoi(value("--threads=").c_str());
-        else if (a.starts_with("--samples="))
-            samples = std::atoi(value("--samples=").c_str());
-        else if (a.starts_with("--teacher="))
-            of_teacher = std::atol(value("--teacher=").c_str());
-        else if (a.starts_with("--rows=")) {
-            all.clear();
-            std::istringstream list(value("--rows="));
-            for (std::string n; std::getline(list, n, ',');) all.push_back(std::atol(n.c_str()));
-        } else if (!a.starts_with("--benchmark_")) {
-            return std::fprintf(stderr, "error: %s\n", a.c_str()), 2;
-        }
-    }
+template <class E>
+void run(int threads, int samples, index_t of_teacher, const std::vector<index_t>& all) {
     const index_t most = *std::max_element(all.begin(), all.end());
-    const bench::array<float> x(most * width), w(vocab * width), dx(most * width), dw(vocab * width),
-        h(most * of_teacher), head(vocab * of_teacher);
+    const bench::array<E> x(most * width), w(vocab * width), h(most * of_teacher), head(vocab * of_teacher);
+    const bench::array<float> dx(most * width), dw(vocab * width);
     fill(x, most * width, 1, 1), fill(w, vocab * width, 2, 0.06f);
     fill(h, most * of_teacher, 3, 1), fill(head, vocab * of_teacher, 4, 0.03f);
     opd::cpu_backend be{.threads = threads};
@@ -96,8 +78,43 @@ int main(int argc, char** argv) {
         const double forward = unit * static_cast<double>(width + of_teacher);
         row("forward", forward, opd::workspace_bytes(be, value, known, opd::reverse_kl{}),
             [&] { opd::evaluate(be, value, known, opd::reverse_kl{}); });
-        row("forward, dx, dw", forward + 2 * unit * static_cast<double>(width),
-            opd::workspace_bytes(be, trained, known, opd::reverse_kl{}),
+        const double back = 2 * unit * static_cast<double>(width);
+        row("forward, dx, dw", forward + back, opd::workspace_bytes(be, trained, known, opd::reverse_kl{}),
             [&] { opd::evaluate(be, trained, known, opd::reverse_kl{}); });
+        auto small = trained;
+        auto small_known = known;
+        small.budget = small_known.budget = std::size_t{7} << 20; // tiles, made again for the gradient
+        row("forward, dx, dw, in tiles", 2 * forward + back,
+            opd::workspace_bytes(be, small, small_known, opd::reverse_kl{}),
+            [&] { opd::evaluate(be, small, small_known, opd::reverse_kl{}); });
     }
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    int threads = 1, samples = 3;
+    bool brain = false;
+    index_t of_teacher = 4096;
+    std::vector<index_t> all = {64, 256, 1024};
+    for (int i = 1; i < argc; ++i) {
+        const std::string a = argv[i];
+        const auto value = [&](const char* name) { return a.substr(std::strlen(name)); };
+        if (a.starts_with("--threads="))
+            threads = std::atoi(value("--threads=").c_str());
+        else if (a == "--bfloat16")
+            brain = true;
+        else if (a.starts_with("--samples="))
+            samples = std::atoi(value("--samples=").c_str());
+        else if (a.starts_with("--teacher="))
+            of_teacher = std::atol(value("--teacher=").c_str());
+        else if (a.starts_with("--rows=")) {
+            all.clear();
+            std::istringstream list(value("--rows="));
+            for (std::string n; std::getline(list, n, ',');) all.push_back(std::atol(n.c_str()));
+        } else if (!a.starts_with("--benchmark_")) {
+            return std::fprintf(stderr, "error: %s\n", a.c_str()), 2;
+        }
+    }
+    brain ? run<opd::bfloat16>(threads, samples, of_teacher, all) : run<float>(threads, samples, of_teacher, all);
 }
