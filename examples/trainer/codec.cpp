@@ -67,7 +67,7 @@ teacher_codec calibrated_codec(const config& c, const gcd_task& task, const tran
     opd::teacher::hidden<float> source{opd::view(std::as_const(states).data(), batch.rows, head.cols), head,
                                        static_cast<float>(c.distill.temperature)};
     // whatever --hidden-budget is: sums of blocks are rounded block by block
-    source.budget = 64 * source.bytes_of_row();
+    source.budget = 64 * sizeof(float) * static_cast<std::size_t>(head.rows);
     seen.add(threads, source, opd::row_mask(batch.mask));
     teacher_codec r;
     r.codes = opd::make_codec(threads, opd::reweighted_svd(threads, head, seen), head, c.distill.cache_rank);

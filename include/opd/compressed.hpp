@@ -34,7 +34,7 @@
 // symmetric solver runs on one thread: 1, 7 and 78 seconds at D = 1,024, 2,048 and 4,096 on the machine of docs/performance.md. A
 // randomised method would find the first r sooner, but the second choice needs all D: its best direction may be the smallest of W.
 //
-// Memory: calibration 8 (D² + V) bytes, and blocks of at most 512 rows of logits in the teacher's `.budget`; directions 16 D². Results do
+// Memory: calibration 8 (D² + V) bytes, and blocks of at most 512 rows of logits in the teacher's `.budget`, one at least; directions 16 D². Results do
 // not depend on the number of threads; on how rows come in batches by rounding in double.
 //
 // Source: Nitrobrew (SVD-Nitrobrew, importance SVD, probability-reweighted SVD; appendix G).
@@ -208,7 +208,8 @@ inline void calibration::add(thread_team& threads, const teacher::hidden<float>&
     if (n == 0) return;
 
     constexpr index_t most = 512, ids = 2048;
-    const index_t block = std::min({most, n, static_cast<index_t>(t.budget / t.bytes_of_row())});
+    const auto affordable = static_cast<index_t>(t.budget / (sizeof(float) * static_cast<std::size_t>(v)));
+    const index_t block = std::clamp<index_t>(affordable, 1, std::min(most, n));
     const double per_degree = 1 / double(t.temperature);
     const auto size = [](index_t rows, index_t columns) { return static_cast<std::size_t>(rows * columns); };
     std::vector<float> x(size(block, d)), z(size(block, v));
