@@ -295,7 +295,8 @@ TEST_CASE("a padded vocabulary: a shard without mass on either side is as if it 
             buffers<float> b({.rows = 4,
                               .vocab = 3000,
                               .temperature_p = temperature,
-                              .temperature_q = 1.4F / temperature,
+                              .temperature_q = temperature > 1 ? 1.F : 2.F,
+                              .kind = temperature > 1 ? flavour::near_equal : flavour::wide, // q* above p*, below it
                               .seed = 6});
             for (index_t r = 0; r < 4; ++r)
                 for (const auto& [from, to] : {std::pair<index_t, index_t>{0, 1100}, {2000, 3000}})
