@@ -299,6 +299,14 @@ TEST_CASE("arenas, and what is refused") {
     const std::size_t to_draw = draw_workspace_bytes(be, source, design::threshold{4});
     CHECK(to_draw >= draw_workspace_bytes(be, view(z.data(), n, v), design::threshold{4}) + block);
 
+    // a student's gradient, for which a soft-cap keeps the logits, is no part of it
+    const side capped(n, v, 6, 1, false, 2.0f);
+    gradients g(capped);
+    auto mine_capped = student_of(capped, g, 2 * block);
+    const std::size_t with_sinks = score_workspace_bytes(be, mine_capped, to.into(ids));
+    mine_capped.dx = mine_capped.dw = {}, mine_capped.db = {};
+    CHECK(with_sinks == score_workspace_bytes(be, mine_capped, to.into(ids)));
+
     be.arena = {};
     const auto refused = [&](auto&& call, const std::string& argument, const std::string& why) {
         try {
