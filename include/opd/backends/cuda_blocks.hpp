@@ -159,7 +159,7 @@ struct block_rows<teacher::lumped<Cache>> {
 template <class Job>
 inline constexpr bool has_block_kernel = false;
 template <class Student, class Teacher, class Estimator, space S>
-    requires((in_blocks<Student> || in_blocks<Teacher>)&&!is_lumped<Teacher>)
+    requires(in_blocks<Student> || in_blocks<Teacher>)
 inline constexpr bool has_block_kernel<row_job<Student, Teacher, Estimator, S>> =
     has_kernel<row_job<typename block_rows<Student>::type, typename block_rows<Teacher>::type, Estimator, S>>;
 

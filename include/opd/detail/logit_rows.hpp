@@ -36,10 +36,7 @@ constexpr bool reads_whole() {
     constexpr bool whole = row_source<Source> && Source::one_tile && !has_scratch<Source>;
     static_assert(whole, "opd: scores and draws read whole rows: of a view, student::logits, teacher::dense, "
                          "student::hidden, teacher::hidden, or a source that is one_tile without scratch");
-    constexpr bool made_here = !in_blocks<Source> || Source::memory_space == space::host;
-    static_assert(made_here, "opd: scores and draws from hidden states run on the CPU backends; on a device make the "
-                             "logits first, and give a view of them");
-    return whole && made_here;
+    return whole;
 }
 template <class Source>
 constexpr const char* name_of() {
