@@ -178,6 +178,7 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
             each_made(job, [&](const auto& side) {
                 const double size = double(side.vocab()) * double(side.x.cols), times = tiled ? passes + back : 1;
                 per_row += 2 * size * times, per_block += double(sizeof *side.w.data) * size * times;
+                if (!tiled) per_row += sizeof(float) * double(side.vocab()) * (back ? 4 : 2) * operations_a_byte;
                 if constexpr (requires { side.dx; }) {
                     if (!side.dx.empty()) per_row += 2 * size, per_block += double(sizeof *side.w.data) * size;
                     if (!side.dw.empty()) per_row += 2 * size, per_block += 2 * sizeof(float) * size;

@@ -100,9 +100,10 @@ template <class Hidden>
 void fill(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, index_t begin, index_t stride,
           index_t first, index_t last, thread_team& team, worker_floats workers) {
     const auto at = [&](index_t r) { return memory.logits + (r - begin) * stride; };
+    const bool plain = h.bias.data == nullptr && h.soft_cap == 0;
     head_logits(memory.across, h.x.cols, rows, head_of(h), first, last, team, workers,
                 [&](index_t r) { return at(r) - first; });
-    if (h.bias.data == nullptr && h.soft_cap == 0) return;
+    if (plain) return;
     team.run(rows.count, [&](index_t i, int) {
         add_bias_and_cap(h, h.bias.data == nullptr ? nullptr : h.bias.data + first, at(rows.at[i]), last - first);
     });

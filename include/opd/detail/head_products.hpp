@@ -229,20 +229,23 @@ void logits_of_ids(const float* packed, index_t d, index_t rows, const Head& hea
                 });
             });
     }
-    // rows of logits from columns of them
+    // rows of logits from columns of them: some rows at a time, each then written in one piece, since rows lie pages apart
+    alignas(64) float turned[width * cuts::ids];
     for (index_t r = 0; r < rows; r += width) {
-        index_t i = 0;
-        if (r + width <= rows)
-            for (; i + width <= ids; i += width) {
-                lanes x[width];
-                unroll<width>([&](auto j) __attribute__((always_inline)) {
-                    x[j()] = lanes::load(sums + (i + j()) * columns + r);
-                });
-                transpose(x);
-                unroll<width>([&](auto j) __attribute__((always_inline)) { x[j()].store(out(r + j()) + first + i); });
+        for (index_t i = 0; i < ids; i += width) {
+            if (i + width > ids) {
+                for (index_t q = 0; q < width; ++q)
+                    for (index_t j = i; j < ids; ++j) turned[q * cuts::ids + j] = sums[j * columns + r + q];
+                continue;
             }
-        for (index_t q = r; q < std::min(r + width, rows); ++q)
-            for (index_t j = i; j < ids; ++j) out(q)[first + j] = sums[j * columns + q];
+            lanes x[width];
+            unroll<width>([&](auto j)
+                              __attribute__((always_inline)) { x[j()] = lanes::load(sums + (i + j()) * columns + r); });
+            transpose(x);
+            unroll<width>([&](auto j) __attribute__((always_inline)) { x[j()].store(turned + j() * cuts::ids + i); });
+        }
+        for (index_t q = 0; q < std::min<index_t>(width, rows - r); ++q)
+            std::copy_n(turned + q * cuts::ids, ids, out(r + q) + first);
     }
 }
 
