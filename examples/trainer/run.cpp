@@ -539,9 +539,9 @@ std::string cache_told(const nlohmann::ordered_json& c) {
                     "teacher cache", c["bytes_a_token"].get<double>(), c["kind"].get<std::string>(), "",
                     c["most_bytes_in_flight"].get<std::int64_t>(), "", c["learner_logit_bytes"].get<std::int64_t>());
     if (c.contains("rank"))
-        t += fmt::format(
-            "{:<16}{:>10.5f} KL(teacher, {} numbers of it) along its own responses, {:.5f} along the student's\n", "",
-            c["kl_on_teacher"].get<double>(), c["rank"].get<int>(), c["kl_on_student"].get<double>());
+        t += fmt::format("{:<16}{:>10.3g} nats a token, KL(teacher, {} numbers of it) along its own responses; {:.3g} "
+                         "along the student's\n",
+                         "", c["kl_on_teacher"].get<double>(), c["rank"].get<int>(), c["kl_on_student"].get<double>());
     return t;
 }
 

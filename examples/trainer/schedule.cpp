@@ -109,8 +109,9 @@ std::vector<std::string> advice_on(const config& c, int vocabulary) {
     const auto part = part_estimator_of(c);
     if (!part || sched::plan_of(schedule_of(c)).depth == 0) return {}; // dense, or nothing is stale
     constexpr int small = 4096; // dense logits of the teacher are cheaper than what samples of them lose
-    const std::string instead =
-        vocabulary <= small ? "--estimator reverse_kl (V is small enough for dense logits)" : "--estimator threshold";
+    const std::string instead = vocabulary <= small
+                                    ? "--estimator reverse_kl (V is small enough for dense logits)"
+                                    : "--estimator reverse_kl --teacher-cache hidden, or --estimator threshold";
     std::vector<std::string> r;
     if ((*part == part_estimator::topk || *part == part_estimator::tail_bucket) && c.distill.topk_from == "student")
         r.push_back(

@@ -307,6 +307,9 @@ TEST_CASE("numbers of a codec: the teacher at full rank, nearer to it the more t
         CHECK(r.mismatched == 0);
         if (rank < width) {
             CHECK(kl > 1e-6);
+            row_batch all = batch; // the prompt's rows do not count
+            all.mask.assign(all.mask.size(), 1);
+            CHECK(kl_of_codec(c, codec.codes, teacher, backend, all) != doctest::Approx(kl).epsilon(1e-6));
             CHECK(r.loss != doctest::Approx(exact.loss).epsilon(1e-5));
         } else {
             CHECK(kl < 1e-9);
