@@ -18,8 +18,7 @@ int main() {
 #else
     auto call = opd::vocab_parallel(backend, {0, 4}, s, support, opd::renormalised{opd::reverse_kl{}});
 #endif
-    while (call.local()) {
-    }
+    while (call.local()) {}
     call.finish();
     call.backward();
 }

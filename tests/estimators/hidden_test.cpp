@@ -195,6 +195,34 @@ TEST_CASE("an arena of the bytes that are asked for does, and a smaller one is r
     CHECK_THROWS_AS(evaluate(be, source, teacher_of(t), reverse_kl{}), invalid_input);
 }
 
+namespace {
+/// A teacher of the test's own, whose tiles lie in the asking thread's scratch.
+struct scratch_teacher {
+    using logit_type = float;
+    static constexpr cache_kind kind = cache_kind::dense;
+    static constexpr space memory_space = space::host;
+    static constexpr bool one_tile = false;
+    matrix_view<const float> y;
+    float temperature = 1;
+    index_t rows() const { return y.rows; }
+    index_t vocab() const { return y.cols; }
+    index_t tile_size() const { return 1024; }
+    std::size_t scratch_bytes() const { return sizeof(float) * 1024; }
+    float logit(row_place at, index_t id) const { return y(at.row, id); }
+    const float* tile(row_place at, index_t begin) const {
+        auto* const mine = reinterpret_cast<float*>(at.scratch);
+        return std::copy_n(y.row(at.row) + begin, std::min<index_t>(1024, y.cols - begin), mine), mine;
+    }
+};
+} // namespace
+
+TEST_CASE("a hidden student beside a source of one's own that makes its tiles in scratch") {
+    const index_t n = 9, v = 2500;
+    const side s(n, v, 10, 1), t(n, v, 14, 2);
+    const floats y = t.logits();
+    compare(s, scratch_teacher{view(y.data(), n, v)}, teacher::dense{view(y.data(), n, v)}, jsd{});
+}
+
 TEST_CASE("bfloat16 states, heads and biases give what the floats that they are give, bit for bit") {
     const index_t n = 70, v = 2100;
     side s(n, v, 33, 1, true, 4.0f), t(n, v, 40, 2, true);
@@ -248,8 +276,16 @@ TEST_CASE("tiles of the vocabulary: where a budget holds no whole rows, or few")
     const auto plan = [&](const auto& estimator) {
         return opd::detail::host_plan_of(checked_job(cpu_backend{}, student, teacher, estimator, e));
     };
-    CHECK(plan(reverse_kl{}).tile == 0);
-    CHECK(plan(reverse_kl{}).block == n);
+    const side wide(4, v, 600, 5), known(4, v, 700, 6); // wide enough that logits are kept for the way back
+    gradients of_wide(wide);
+    auto source = student_of(wide, of_wide);
+    const auto plan_of_wide = [&] {
+        return opd::detail::host_plan_of(checked_job(cpu_backend{}, source, teacher_of(known), reverse_kl{}, e));
+    };
+    CHECK(plan_of_wide().tile == 0);
+    CHECK(plan_of_wide().block == 4);
+    source.dx = source.dw = {}, source.db = {};
+    CHECK(plan_of_wide().tile > 0); // and nothing is kept of a value
     for (const index_t rows : {8, 60, 120}) {
         student.budget = budget_of_rows(student, rows, 1024), teacher.budget = budget_of_rows(teacher, rows, 1024);
         if (rows == 8) CHECK(plan(reverse_kl{}).tile == 1024); // two whole rows

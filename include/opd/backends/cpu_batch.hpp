@@ -116,12 +116,14 @@ inline constexpr bool has_blocks<Job> = in_blocks<typename decltype(Job::z)::sou
 template <class Z, class Cache, class L, class Source> // whose rows make those of their sets
 inline constexpr bool has_blocks<kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>> = false;
 
-/// Whether a job's logits may be made a tile at a time: its rows read them in order alone.
+/// Whether a job's logits may be made a tile at a time: its rows read them in order alone, and neither side is a source of yours that makes
+/// its tiles in scratch, for which a row must be one thread's until it is done.
 template <class Job>
 inline constexpr bool may_tile = false;
 template <class Student, class Teacher, class Estimator>
 inline constexpr bool may_tile<row_job<Student, Teacher, Estimator, space::host>> =
-    divergence<Estimator>&& Teacher::kind == cache_kind::dense && !is_lumped<Teacher> &&
+    divergence<Estimator>&& Teacher::kind == cache_kind::dense && !is_lumped<Teacher> && !has_scratch<Student> &&
+    !has_scratch<Teacher> && std::max(rows_at_once<Student>(), rows_at_once<Teacher>()) == 1 &&
     has_blocks<row_job<Student, Teacher, Estimator, space::host>>;
 
 /// A job with its sides as sources of tiles.
@@ -134,10 +136,9 @@ auto by_tile(const Job& job, const Tiles& tiles) {
     return job_type{student, teacher, job.estimator, job.env, job.rows, job.vocab};
 }
 template <class Job>
-auto tiles_of(const Job& job, index_t rows, index_t ids, carver& memory, thread_team& team, worker_floats workers) {
-    constexpr index_t whole = index_t{1} << 60;
-    auto student = side_of(job.student, rows, ids > 0 ? ids : whole, memory);
-    auto teacher = side_of(job.teacher, rows, ids > 0 ? ids : whole, memory);
+auto tiles_of(const Job& job, index_t rows, index_t tile, carver& memory, thread_team& team, worker_floats workers) {
+    auto student = side_of(job.student, rows, tile, memory);
+    auto teacher = side_of(job.teacher, rows, tile, memory);
     return block_tiles<decltype(student), decltype(teacher)>{student, teacher, job.vocab, team, workers};
 }
 template <class Job>
@@ -150,8 +151,8 @@ using tile_state = typename decltype(rows_of<lane_engine>(
 /// pass over a row, and every block reads the heads again. Throws invalid_input where a budget does not hold one row.
 template <class Job>
 void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
-    const auto bytes = [](const auto& side, index_t rows, index_t ids) {
-        return block_memory(side, rows, std::min(ids, side.vocab())).bytes;
+    const auto bytes = [](const auto& side, index_t rows, index_t tile) {
+        return block_memory(side, rows, tile).bytes;
     };
     const auto rows_within = [&](index_t ids, index_t most) {
         each_made(job, [&](const auto& side) {
@@ -164,10 +165,9 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
         });
         return most;
     };
-    constexpr index_t whole = index_t{1} << 60;
     const index_t n = std::max<index_t>(plan.rows, 1);
-    plan.block = rows_within(whole, n), plan.tile = 0;
-    index_t least = whole;
+    plan.block = rows_within(0, n), plan.tile = 0;
+    index_t least = 0;
     if constexpr (may_tile<Job>) {
         constexpr double operations_a_byte = 16; // of a processor, about
         constexpr int passes = single_sweep_divergence<decltype(job.estimator)> ? 1 : 2;
@@ -186,21 +186,23 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
             });
             return double(n) * per_row + double((n + rows - 1) / rows) * per_block * operations_a_byte;
         };
+        index_t longest = 0;
+        each_made(job, [&](const auto& side) { longest = std::max(longest, side.vocab()); });
         for (index_t ids = stretch_of_ids; tiles && ids >= 1024; ids /= 2) {
+            if (ids >= longest) continue; // it is no tile
             const index_t rows = rows_within(ids, std::min(n, rows_of_tiles));
             if (rows > 0 && (plan.block == 0 || cost(rows, true) < cost(plan.block, plan.tile > 0)))
                 plan.block = rows, plan.tile = ids;
         }
-        if (tiles) least = 1024;
+        if (tiles && longest > 1024) least = 1024;
     }
     if (plan.block == 0)
         each_made(job, [&](const auto& side) {
             if (const std::size_t row = bytes(side, 1, least); row > side.budget)
-                throw invalid_input(std::string(name_of<std::remove_cvref_t<decltype(side)>>()) + ".budget",
+                throw invalid_input(std::string(name_of<std::remove_cvref_t<decltype(side)>>()).append(".budget"),
                                     "is " + std::to_string(side.budget) + " bytes; a row takes " + std::to_string(row));
         });
-    each_made(job,
-              [&](const auto& side) { plan.blocks += bytes(side, plan.block, plan.tile > 0 ? plan.tile : whole); });
+    each_made(job, [&](const auto& side) { plan.blocks += bytes(side, plan.block, plan.tile); });
     if constexpr (may_tile<Job>)
         if (plan.tile > 0) plan.blocks += host_plan::aligned(sizeof(tile_state<Job>) * std::size_t(plan.block));
     each_made(job, [&](const auto& side) {
@@ -264,7 +266,7 @@ template <class Job>
 void run_blocks(Job job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
                 std::byte* memory) {
     const worker_floats workers{scratch, plan.scratch};
-    const auto memory_of = [&](auto& side, std::byte* at) { return block_memory(side, plan.block, side.vocab(), at); };
+    const auto memory_of = [&](auto& side, std::byte* at) { return block_memory(side, plan.block, 0, at); };
     std::byte* next = memory;
     each_made(job, [&](auto& side) {
         const auto own = memory_of(side, next);

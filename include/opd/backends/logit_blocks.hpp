@@ -42,19 +42,20 @@ bool drains(const Hidden& h) {
         return false;
 }
 
-/// Memory of one side: `rows` rows of `ids` logits, their gradient if it cannot lie in their place, states as the products want them.
+/// Memory of one side: `rows` rows of logits, their gradient if it cannot lie in their place, states as the products want them. `tile`: ids that
+/// are there at a time; 0: all of the vocabulary, and then states are packed for the way back where they were for the way there.
 template <class Hidden>
 struct block_memory {
     float *logits = nullptr, *gradient = nullptr;
-    float *across = nullptr, *along = nullptr;  ///< packed states: in all of the vocabulary one after the other
+    float *across = nullptr, *along = nullptr;  ///< packed states
     float* sums = nullptr;                      ///< of dx, (rows, D)
     index_t *wanted = nullptr, *live = nullptr; ///< rows
     std::size_t bytes = 0;
 
     /// Without `memory` it counts.
-    block_memory(const Hidden& h, index_t rows, index_t ids, std::byte* memory = nullptr) {
+    block_memory(const Hidden& h, index_t rows, index_t tile, std::byte* memory = nullptr) {
         carver from{memory};
-        const index_t d = h.x.cols;
+        const index_t d = h.x.cols, ids = ids_of(h, tile);
         logits = gradient = from.take<float>(rows * ids);
         wanted = live = from.take<index_t>(rows);
         if (!drains(h)) {
@@ -62,14 +63,14 @@ struct block_memory {
         } else if constexpr (requires { h.dx; }) {
             if (h.soft_cap > 0) gradient = from.take<float>(rows * ids);
             live = from.take<index_t>(rows);
-            const index_t back = h.dw.empty() ? 0 : packed_along(rows, d);
-            across = along =
-                from.take<float>(ids < h.vocab() ? packed_across(rows, d) : std::max(packed_across(rows, d), back));
-            if (ids < h.vocab()) along = from.take<float>(back);
+            const index_t there = packed_across(rows, d), back = h.dw.empty() ? 0 : packed_along(rows, d);
+            across = along = from.take<float>(tile > 0 ? there : std::max(there, back));
+            if (tile > 0) along = from.take<float>(back);
             if (!h.dx.empty()) sums = from.take<float>(rows * head_cuts::padded(d));
         }
         bytes = from.used;
     }
+    static index_t ids_of(const Hidden& h, index_t tile) { return tile > 0 ? std::min(tile, h.vocab()) : h.vocab(); }
 };
 
 /// What follows the product: bias, which may be null, and soft-cap of n logits.
@@ -208,10 +209,10 @@ void drain_block(const Hidden& h, const block_memory<Hidden>& memory, index_t be
 namespace opd {
 inline namespace OPD_ISA {
 
-/// The `.budget` that holds the logits of so many rows at a time, on the CPU backends: those of all of the vocabulary, or of a tile of `ids`.
+/// The `.budget` that holds the logits of so many rows at a time, on the CPU backends: those of all of the vocabulary, or in tiles of so many ids.
 template <class Hidden>
-std::size_t budget_of_rows(const Hidden& h, index_t rows, index_t ids = index_t{1} << 60) {
-    return detail::block_memory(h, rows, std::min(ids, h.vocab())).bytes;
+std::size_t budget_of_rows(const Hidden& h, index_t rows, index_t tile = 0) {
+    return detail::block_memory(h, rows, tile).bytes;
 }
 
 } // namespace OPD_ISA

@@ -33,8 +33,9 @@ struct made_side {
     block_memory<Source> memory;
     row_list rows = {};
     index_t begin = 0, from = 0;
-    made_side(const Source& s, index_t count, index_t ids_, carver& from_memory)
-        : source(s), ids(std::min(ids_, s.vocab())), memory(s, count, ids, from_memory.base + from_memory.used) {
+    made_side(const Source& s, index_t count, index_t tile, carver& from_memory)
+        : source(s), ids(block_memory<Source>::ids_of(s, tile)),
+          memory(s, count, tile, from_memory.base + from_memory.used) {
         (void)from_memory.take<std::byte>(static_cast<index_t>(memory.bytes));
     }
 };
@@ -147,9 +148,9 @@ void if_made(Side& side, Function&& f) {
     if constexpr (requires { side.memory; }) f(side);
 }
 template <class Source>
-auto side_of(const Source& source, index_t rows, index_t ids, carver& memory) {
+auto side_of(const Source& source, index_t rows, index_t tile, carver& memory) {
     if constexpr (in_blocks<Source>)
-        return made_side<Source>(source, rows, ids, memory);
+        return made_side<Source>(source, rows, tile, memory);
     else
         return source;
 }

@@ -306,7 +306,7 @@ private:
     void place_block(Side& side, carver& memory) {
         if constexpr (in_blocks<Side>) {
             std::byte*& base = std::is_same_v<Side, Student> ? student_memory_ : teacher_memory_;
-            base = memory.take<std::byte>(static_cast<index_t>(block_memory(side, block_, side.vocab()).bytes));
+            base = memory.take<std::byte>(static_cast<index_t>(block_memory(side, block_, 0).bytes));
             const auto own = memory_of(side);
             side.block = {own.logits, own.gradient, 0};
             if constexpr (std::is_same_v<Side, Student>) frame_.env.beta = 0; // of the block; drain has the caller's
@@ -315,7 +315,7 @@ private:
 
     template <class Side>
     block_memory<Side> memory_of(const Side& side) const {
-        return {side, block_, side.vocab(), std::is_same_v<Side, Student> ? student_memory_ : teacher_memory_};
+        return {side, block_, 0, std::is_same_v<Side, Student> ? student_memory_ : teacher_memory_};
     }
     worker_floats workers() const { return {scratch_, worker_scratch_}; }
     std::byte* scratch_of(index_t r, int worker) const {

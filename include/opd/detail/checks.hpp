@@ -147,7 +147,7 @@ void check_logits(const Student& s, index_t gradient_rows, index_t gradient_cols
 /// Shape and range of a source of rows that holds no view: its own checks first. Names are put together where something is thrown.
 template <class Source>
 void check_source(const char* name, const Source& s, index_t rows) {
-    const auto member = [name](const char* m) { return std::string(name) + m; };
+    const auto member = [name](const char* m) { return std::string(name).append(m); };
     if constexpr (requires { s.validate(); }) s.validate();
     if (s.rows() < 0) throw invalid_input(member(".rows()"), "is negative");
     if (s.rows() != rows)
