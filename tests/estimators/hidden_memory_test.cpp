@@ -71,12 +71,12 @@ TEST_CASE("a call takes the memory that workspace_bytes says") {
                 // what is beyond the budgets: the products' own, states of rows in tiles, a result and a factor a row
                 const std::size_t beyond =
                     std::size_t(threads) * opd::detail::worker_floats::bytes(256, c.d + 1) + std::size_t(c.n) * 2200;
-                CHECK(bytes > c.budget);
                 CHECK(bytes < 2 * c.budget + beyond);
-                check_memory(threads, bytes, [&](cpu_backend& b) { evaluate(b, mine, theirs, reverse_kl{}); });
-                if (c.n == large.n) continue;
-                const std::size_t lumped =
+                if (c.n != large.n) // that one is narrow enough for tiles, which take few pages
+                    check_memory(threads, bytes, [&](cpu_backend& b) { evaluate(b, mine, theirs, reverse_kl{}); });
+                const std::size_t lumped = // reads whole rows
                     workspace_bytes(be, mine, teacher::lumped{theirs, index_t(100)}, reverse_kl{});
+                CHECK(lumped > c.budget);
                 check_memory(threads, lumped, [&](cpu_backend& b) {
                     evaluate(b, mine, teacher::lumped{theirs, index_t(100)}, reverse_kl{});
                 });
