@@ -22,6 +22,9 @@
 // States, heads and biases: float or bfloat16; gradients float. CUDA by backends/cuda_hidden.cuh and device views; the order of its products is
 // cuBLAS's. Under -Ofast that of the CPU's is the compiler's.
 //
+// Throws invalid_input, before anything is written, that names x, w, dx, dw, bias, db, soft_cap, beta_head, temperature or budget of either
+// side; check::contents and infinite::raise are refused, for there are no logits to look at before the call.
+//
 // Source: Nitrobrew (fused divergences from hidden states).
 #pragma once
 
@@ -48,6 +51,10 @@ namespace detail {
 /// What hidden states and heads are stored as.
 template <class X, space Space>
 inline constexpr bool states_for = std::is_same_v<X, float> || brain_float<X>;
+
+/// Ids whose products with dz are summed in one chain; the sums of such stretches are then added. One chain over a whole vocabulary would
+/// lose a digit.
+inline constexpr index_t stretch_of_ids = 8192;
 
 /// Logits of the rows [first, first + …) as a backend has made them: what a hidden source's tiles point into.
 struct logit_block {

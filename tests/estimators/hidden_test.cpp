@@ -38,6 +38,12 @@ TEST_CASE("hidden states give what their logits give, whatever the budget") {
     }
 }
 
+TEST_CASE("more rows than the products take together") {
+    const side s(600, 20, 8, 1), t(600, 20, 8, 2);
+    const floats y = t.logits();
+    compare(s, teacher_of(t), teacher::dense{view(y.data(), 600, 20)}, reverse_kl{});
+}
+
 TEST_CASE("a bias of 10,000 costs the logits one rounding, not one of each addition") {
     const index_t n = 3, v = 200, d = 1024;
     side s(n, v, d, 1, true);
@@ -223,6 +229,36 @@ TEST_CASE("a hidden student beside a source of one's own that makes its tiles in
     compare(s, scratch_teacher{view(y.data(), n, v)}, teacher::dense{view(y.data(), n, v)}, jsd{});
 }
 
+TEST_CASE(
+    "a hidden teacher beside a student's logits: every entry of dz is as beside a dense one, whatever the budget") {
+    const index_t n = 11, v = 2500;
+    side s(n, v, 6, 1);
+    const side t(n, v - 300, 9, 2);
+    s.x[4 * 6] = std::numeric_limits<float>::quiet_NaN(); // row 4 is bad
+    const floats z = s.logits(), y = t.logits();
+    std::vector<std::uint8_t> mask(std::size_t(n), 1);
+    mask[2] = mask[7] = 0;
+    const auto same = [&](const auto& estimator, float beta) {
+        const env e{.mask = mask, .beta = beta, .vocab = vocabulary::drop_and_renormalise};
+        cpu_backend be{.threads = 2};
+        floats expected(z.size(), 3), got(z.size());
+        const result r = evaluate(be, student::logits{view(z.data(), n, v), view(expected.data(), n, v)},
+                                  teacher::dense{view(y.data(), n, v - 300)}, estimator, e);
+        auto theirs = teacher_of(t);
+        for (const std::size_t budget : {theirs.budget, budget_of_rows(theirs, 3), budget_of_rows(theirs, 3, 1024),
+                                         budget_of_rows(theirs, n, 1024)}) {
+            theirs.budget = budget;
+            std::fill(got.begin(), got.end(), 3.0f);
+            const result of_states =
+                evaluate(be, student::logits{view(z.data(), n, v), view(got.data(), n, v)}, theirs, estimator, e);
+            CHECK(of_states.loss == doctest::Approx(r.loss).epsilon(1e-12));
+            CHECK(of_states.diagnostics.bad_rows == 1);
+            CHECK(equal_bits(got, expected));
+        }
+    };
+    for (const float beta : {0.0f, 1.0f}) same(reverse_kl{}, beta), same(jsd{}, beta);
+}
+
 TEST_CASE("bfloat16 states, heads and biases give what the floats that they are give, bit for bit") {
     const index_t n = 70, v = 2100;
     side s(n, v, 33, 1, true, 4.0f), t(n, v, 40, 2, true);
@@ -304,7 +340,8 @@ TEST_CASE("tiles of the vocabulary: where a budget holds no whole rows, or few")
     student.budget = budget_of_rows(student, 1, 1024);
     CHECK(plan(reverse_kl{}).block == 1);
     student.budget -= 1;
-    CHECK_THROWS_WITH_AS(plan(reverse_kl{}), doctest::Contains("student.budget"), invalid_input);
+    CHECK_THROWS_WITH_AS(plan(reverse_kl{}),
+                         doctest::Contains(std::to_string(budget_of_rows(student, 1, 1024)).c_str()), invalid_input);
 }
 
 TEST_CASE("tiles: rows that float does not carry, that are infinite, bad or masked, and near p = q") {

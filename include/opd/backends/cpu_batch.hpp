@@ -173,8 +173,7 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
         constexpr int passes = single_sweep_divergence<decltype(job.estimator)> ? 1 : 2;
         const auto cost = [&](index_t rows, bool tiled) {
             double per_row = 0, per_block = 0; // operations; bytes of heads
-            bool back = false;
-            each_made(job, [&](const auto& side) { back |= drains(side); });
+            const bool back = job.student.has_gradient();
             each_made(job, [&](const auto& side) {
                 const double size = double(side.vocab()) * double(side.x.cols), times = tiled ? passes + back : 1;
                 per_row += 2 * size * times, per_block += double(sizeof *side.w.data) * size * times;
@@ -305,7 +304,7 @@ void run_tiles(const Job& job, host_frame frame, const host_plan& plan, thread_t
     carver from{memory};
     auto* const states = plan.tile > 0 ? from.take<state>(plan.block) : nullptr;
     auto tiles = tiles_of(job, plan.block, plan.tile, from, team, worker_floats{scratch, plan.scratch});
-    frame.env.beta = 0; // of the block; what goes back has the caller's
+    if constexpr (in_blocks<decltype(job.student)>) frame.env.beta = 0; // of the block; what goes back has the caller's
     const auto tiled = by_tile(job, tiles);
     for (index_t begin = 0; begin == 0 || begin < plan.rows;
          begin += plan.block) { // without rows a head's gradient is 0 all the same

@@ -36,6 +36,7 @@
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/evaluate.hpp"
+#include "opd/hidden.hpp"
 #include "opd/score.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"
@@ -83,16 +84,13 @@ index_t leading(const View& v) {
 
 // --- a block as rows ----------------------------------------------------------------------------------------------------
 
-/// A student whose logits of the rows [first, first + …) are there, by blocks.
-template <class G, space Space>
-struct student_block {
+/// A side whose logits of the rows [first, first + …) are there, by blocks.
+template <space Space>
+struct side_block {
     using logit_type = float;
-    using gradient_type = G;
     static constexpr space memory_space = Space;
-    static constexpr bool sparse_gradient = false, one_tile = true, whole_rows = true;
+    static constexpr bool one_tile = true, whole_rows = true;
     float* logits = nullptr;
-    G* gradient = nullptr;
-    bool wanted = false; ///< the gradient
     index_t stride = 0, first = 0, row_count = 0, ids = 0;
     float temperature = 1;
 
@@ -101,25 +99,23 @@ struct student_block {
     OPD_HD index_t tile_size() const { return ids; }
     OPD_HD const float* tile(row_place at, index_t begin) const { return logits + (at.row - first) * stride + begin; }
     OPD_HD float logit(row_place at, index_t id) const { return *tile(at, id); }
+};
+template <class G, space Space>
+struct student_block : side_block<Space> {
+    using gradient_type = G;
+    static constexpr bool sparse_gradient = false;
+    G* gradient = nullptr;
+    bool wanted = false; ///< the gradient
+
     OPD_HD bool has_gradient() const { return wanted; }
-    OPD_HD G* gradient_tile(row_place at, index_t begin) const { return gradient + (at.row - first) * stride + begin; }
+    OPD_HD G* gradient_tile(row_place at, index_t begin) const {
+        return gradient + (at.row - this->first) * this->stride + begin;
+    }
     OPD_HD G& gradient_at(row_place at, index_t id) const { return *gradient_tile(at, id); }
 };
 template <space Space>
-struct teacher_block {
-    using logit_type = float;
+struct teacher_block : side_block<Space> {
     static constexpr cache_kind kind = cache_kind::dense;
-    static constexpr space memory_space = Space;
-    static constexpr bool one_tile = true, whole_rows = true;
-    const float* logits = nullptr;
-    index_t stride = 0, first = 0, row_count = 0, ids = 0;
-    float temperature = 1;
-
-    OPD_HD index_t rows() const { return row_count; }
-    OPD_HD index_t vocab() const { return ids; }
-    OPD_HD index_t tile_size() const { return ids; }
-    OPD_HD const float* tile(row_place at, index_t begin) const { return logits + (at.row - first) * stride + begin; }
-    OPD_HD float logit(row_place at, index_t id) const { return *tile(at, id); }
 };
 
 /// What hidden states are stored as.
@@ -562,8 +558,8 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
     const auto* const dz = reinterpret_cast<const T*>(gradient); // of one type, or bits of bfloat16
     if (!h.dx.empty()) {
         auto* const sums = reinterpret_cast<float*>(memory + layout.states);
-        for (index_t from = 0; from < v; from += gpu_tuning::stretch_of_ids) {
-            const index_t ids = v - from < gpu_tuning::stretch_of_ids ? v - from : gpu_tuning::stretch_of_ids;
+        for (index_t from = 0; from < v; from += stretch_of_ids) {
+            const index_t ids = v - from < stretch_of_ids ? v - from : stretch_of_ids;
             products(by_rows<T>(n, d, ids, {dz + from, layout.stride},
                                 {reinterpret_cast<const T*>(h.w.row(from)), leading(h.w)}, from > 0 ? 1.f : 0.f, sums,
                                 layout.width));

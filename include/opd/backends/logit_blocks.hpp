@@ -25,10 +25,6 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// Ids whose products with dz are summed in one chain; the sums of such stretches are then added. One chain over a whole vocabulary would
-/// lose a digit.
-inline constexpr index_t stretch_of_ids = 8192;
-
 template <class Hidden>
 auto head_of(const Hidden& h) {
     return stored_head{h.w.data, h.w.stride};
@@ -176,9 +172,10 @@ void drain(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, i
         }
     const bool adds = !first_block || h.beta_head != 0;
     if (!h.dw.empty()) {
-        const auto dw = [&](index_t v) { return h.dw.data + v * h.dw.stride; };
-        states_to_head(of_row, rows, memory.along, d, first, end, adds, team, workers, dw);
-        states_to_head(of_row, row_list{}, memory.along, d, std::max(first, end), last, adds, team, workers, dw);
+        const auto to_head = [&](row_list some, index_t from, index_t to) {
+            states_to_head(of_row, some, memory.along, d, from, to, adds, h.dw.data, h.dw.stride, team, workers);
+        };
+        to_head(rows, first, end), to_head(row_list{}, std::max(first, end), last);
     }
     if (h.db.data == nullptr) return;
     team.run((end - first + 1023) / 1024, [&](index_t c, int) {
@@ -188,16 +185,22 @@ void drain(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, i
         }
     });
 }
-/// All of a block's gradient, once its rows are done: those whose every entry is 0 have none.
+/// Which rows of a block have a gradient, now that they are done: not those whose every entry of the first `common` is 0.
+template <class Hidden>
+row_list rows_with_gradient(const block_memory<Hidden>& memory, index_t begin, index_t end, index_t stride,
+                            index_t common, thread_team& team) {
+    team.run(end - begin, [&](index_t i, int) {
+        const float* const g = memory.gradient + i * stride;
+        memory.live[i] = std::any_of(g, g + common, [](float x) { return x != 0; });
+    });
+    return list_of(begin, end, memory.live, [&](index_t r) { return memory.live[r - begin] != 0; });
+}
+/// All of a block's gradient goes back.
 template <class Hidden>
 void drain_block(const Hidden& h, const block_memory<Hidden>& memory, index_t begin, index_t end, index_t common,
                  float beta, bool first_block, thread_team& team, worker_floats workers) {
     const index_t v = h.vocab();
-    team.run(end - begin, [&](index_t i, int) {
-        const float* const g = memory.gradient + i * v;
-        memory.live[i] = std::any_of(g, g + common, [](float x) { return x != 0; });
-    });
-    const row_list rows = list_of(begin, end, memory.live, [&](index_t r) { return memory.live[r - begin] != 0; });
+    const row_list rows = rows_with_gradient(memory, begin, end, v, common, team);
     begin_drain(h, begin, end, beta, first_block, team);
     ready_back(h, memory, rows, team);
     drain(h, memory, rows, begin, v, 0, v, common, first_block, team, workers);

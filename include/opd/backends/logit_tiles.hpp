@@ -39,7 +39,7 @@ struct made_side {
         (void)from_memory.take<std::byte>(static_cast<index_t>(memory.bytes));
     }
 };
-/// It as a source of tiles.
+/// It as a source of what a dense divergence asks for: tiles in order.
 template <class Source>
 struct tile_by_tile {
     using logit_type = typename Source::logit_type;
@@ -48,12 +48,9 @@ struct tile_by_tile {
     const made_side<Source>* side;
     float temperature;
 
-    index_t rows() const { return side->source.rows(); }
-    index_t vocab() const { return side->source.vocab(); }
     index_t tile_size() const { return side->ids; }
     index_t place(row_place at, index_t id) const { return (at.row - side->begin) * side->ids + (id - side->from); }
     const float* tile(row_place at, index_t first) const { return side->memory.logits + place(at, first); }
-    float logit(row_place at, index_t id) const { return *tile(at, id); } // of this tile
 };
 template <class Source>
 struct student_by_tile : tile_by_tile<Source> {
@@ -63,7 +60,6 @@ struct student_by_tile : tile_by_tile<Source> {
     float* gradient_tile(row_place at, index_t first) const {
         return this->side->memory.gradient + this->place(at, first);
     }
-    float& gradient_at(row_place at, index_t id) const { return *gradient_tile(at, id); }
 };
 template <class Source>
 struct teacher_by_tile : tile_by_tile<Source> {
@@ -122,8 +118,11 @@ struct team_of_block {
                 each_due([&](index_t i) { Phase::tile(k, states[i], k.tile(states[i], begin, n), alone{}); });
                 tiles.back(begin, n);
             });
-        } else if constexpr (!writes_gradient<Phase>) { // of rows without a gradient nothing goes back
-            if (find_due<Phase>(k)) each_due([&](index_t i) { Phase::run(k, states[i], alone{}); });
+        } else {
+            // a gradient that lies in tiles is gone with them: of rows without one nothing goes back
+            constexpr bool nothing_to_clear = writes_gradient<Phase> && made_in_tiles<decltype(k.student)>;
+            if constexpr (!nothing_to_clear)
+                if (find_due<Phase>(k)) each_due([&](index_t i) { Phase::run(k, states[i], alone{}); });
         }
     }
 };
@@ -209,13 +208,8 @@ struct block_tiles {
     /// Of whole rows, once they are done: those whose every entry is 0 have no gradient.
     void back_all() {
         if_drains([&](auto& side) {
-            auto& m = side.memory;
-            team.run(end - begin, [&](index_t i, int) {
-                const float* const g = m.gradient + i * side.ids;
-                m.live[i] = std::any_of(g, g + common, [](float x) { return x != 0; });
-            });
-            side.rows = list_of(begin, end, m.live, [&](index_t r) { return m.live[r - begin] != 0; });
-            ready_back(side.source, m, side.rows, team);
+            side.rows = rows_with_gradient(side.memory, begin, end, side.ids, common, team);
+            ready_back(side.source, side.memory, side.rows, team);
             written = true;
         });
         back(0, common);

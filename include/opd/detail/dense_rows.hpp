@@ -75,7 +75,8 @@ struct dense_rows {
     static constexpr bool mixes = selector_mixes<Program>(); ///< a selector chooses the weights of a sum
     static constexpr bool overlaps = reads_overlap<Program>;
     static constexpr bool one_tile = Student::one_tile && Teacher::one_tile;
-    static constexpr bool parks = !single_sweep && !made_in_tiles<Student>; ///< c, from the pass over the terms
+    /// c, from the pass over the terms until the gradient's: as many numbers as a row has, so not where rows are made in tiles.
+    static constexpr bool parks = !single_sweep && !made_in_tiles<Student> && !made_in_tiles<Teacher>;
     static constexpr raw_sums_needed need = [] {
         if constexpr (single_sweep)
             return raw_sums_needed(Program::raw);

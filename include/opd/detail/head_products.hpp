@@ -193,7 +193,6 @@ void logits_of_ids(const float* packed, index_t d, index_t rows, const Head& hea
     using cuts = head_cuts;
     constexpr index_t panel = cuts::panel, width = lanes::width;
     const index_t columns = cuts::padded(rows); // of sums, a row an id
-    if (d == 0) std::fill_n(sums, ids * columns, 0.0f);
     for (index_t k = 0; k < d; k += cuts::depth) {
         const index_t depth = std::min(cuts::depth, d - k);
         const bool last_piece = k + depth >= d;
@@ -300,17 +299,17 @@ void head_to_states(const Gradient& gradient, row_list rows, const Head& head, i
     });
 }
 
-/// dW[v, ·] (+)= Σ over the list of g[r, v] x[r, ·], for ids [begin, end); `adds`: to what is there. `packed`: pack_states_along. dw(v): row v.
-template <class Gradient, class Out>
+/// dW[v, ·] (+)= Σ over the list of g[r, v] x[r, ·], for ids [begin, end); `adds`: to what is there. `packed`: pack_states_along.
+template <class Gradient>
 void states_to_head(const Gradient& gradient, row_list rows, const float* packed, index_t d, index_t begin, index_t end,
-                    bool adds, thread_team& team, worker_floats memory, const Out& dw) {
+                    bool adds, float* dw, index_t stride, thread_team& team, worker_floats memory) {
     using cuts = head_cuts;
     constexpr index_t panel = cuts::panel, width = lanes::width;
     team.run((end - begin + cuts::ids_of_gradient - 1) / cuts::ids_of_gradient, [&](index_t unit, int worker) {
         float* const mine = memory.of(worker); // (rows, ids) of g
         const index_t v = begin + unit * cuts::ids_of_gradient, ids = std::min(cuts::ids_of_gradient, end - v);
         if (rows.count == 0 && !adds)
-            for (index_t i = 0; i < ids; ++i) std::fill_n(dw(v + i), d, 0.0f);
+            for (index_t i = 0; i < ids; ++i) std::fill_n(dw + (v + i) * stride, d, 0.0f);
         for (index_t from = 0; from < rows.count; from += cuts::rows) {
             const row_list some = rows.part(from, cuts::rows);
             for (index_t i = 0; i < some.count; ++i) std::copy_n(gradient(some.at[i]) + v, ids, mine + i * ids);
@@ -321,8 +320,7 @@ void states_to_head(const Gradient& gradient, row_list rows, const float* packed
                 const bool goes_on = adds || from > 0;
                 with_vectors(real, [&](auto vectors) {
                     each_piece<vectors()>(ids, [&](index_t i, auto height) {
-                        float* const c = dw(v + i) + column;
-                        const index_t stride = dw(v + i + 1) - dw(v + i);
+                        float* const c = dw + (v + i) * stride + column;
                         const auto run = [&](auto partly) {
                             no_hint nothing;
                             head_micro<height(), vectors(), partly()>(some.count, mine + i, 1, ids, b,

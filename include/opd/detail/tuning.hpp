@@ -20,10 +20,8 @@ struct gpu_tuning {
     static constexpr int entries_at_a_time = 8;   ///< of a thread, before their sum is folded into double
     static constexpr index_t most_groups = 2048;  ///< blocks
     static constexpr index_t chunk_of_ids = 8192; ///< of a row, that a block finishes where rows are few
-    static constexpr index_t stretch_of_ids =
-        8192; ///< of the vocabulary, that one product of dz and the head sums; the sums of such stretches are then added
-    static constexpr index_t tile_rows = 128; ///< of a matrix product: blocks of rows are whole ones
-    static constexpr int id_words = 512;      ///< of 32 bits, of a support's set of ids in shared memory
+    static constexpr index_t tile_rows = 128;     ///< of a matrix product: blocks of rows are whole ones
+    static constexpr int id_words = 512;          ///< of 32 bits, of a support's set of ids in shared memory
 };
 
 } // namespace opd::detail
