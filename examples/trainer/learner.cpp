@@ -45,7 +45,7 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
         states_.resize(static_cast<std::size_t>(rows * model_.shape.width));
         pass_.forward_states(states_.data());
         next_log_probs(backend_, model_, states_.data(), batch, settings_.distill.temperature,
-                       static_cast<std::size_t>(settings_.distill.hidden_budget), logits_, log_p_);
+                       static_cast<std::size_t>(settings_.distill.hidden_budget), log_p_);
     } else {
         logits_.resize(static_cast<std::size_t>(rows * model_.shape.vocabulary));
         pass_.forward(logits_.data());
@@ -97,7 +97,7 @@ opd::result learner::loss_of_states(const row_batch& batch, const teacher_cache&
     student.budget = budget_of_logits(student, budget);
     const std::size_t row = sizeof(float) * static_cast<std::size_t>(v);
     const auto block = std::min(static_cast<std::size_t>(batch.rows), budget / row);
-    logits_at_once_ = std::max(logits_at_once_, sizeof(float) * logits_.size() + 2 * row * block);
+    logits_at_once_ = std::max(logits_at_once_, 2 * row * block);
     const opd::result r = objective(backend_, settings_, batch, cache, student, teacher_head_, version);
     pass_.backward_states(d_states_.data(), gradient_);
     return r;

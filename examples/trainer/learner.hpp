@@ -36,17 +36,6 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
                       opd::student::hidden<float> student, opd::matrix_view<const float> teacher_head,
                       std::int32_t version);
 
-/// What the model's head reads, (V,D).
-inline opd::matrix_view<const float> head_of(const transformer<float>& model) {
-    return opd::view(model.at(model.layout.head), model.shape.vocabulary, model.shape.width);
-}
-
-/// The budget of a source of hidden states that has `bytes` of its logits there at a time, one row at least.
-template <class Hidden>
-std::size_t budget_of_logits(const Hidden& source, std::size_t bytes) {
-    const std::size_t row = sizeof(float) * static_cast<std::size_t>(source.vocab());
-    return opd::budget_of_rows(source, std::max<opd::index_t>(1, static_cast<opd::index_t>(bytes / row)));
-}
 /// Mean over the rows of KL(student, teacher), from what the heads of both read. `budget`: bytes of logits of each side.
 double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, const transformer<float>& student,
                        const std::vector<float>& student_states, const transformer<float>& teacher,
@@ -96,7 +85,7 @@ private:
     opd::eigen_backend& backend_;
     training_pass<float> pass_;
     opd::matrix_view<const float> teacher_head_;
-    std::vector<float> logits_;            // (N,V), then their gradient; of a hidden teacher: a block
+    std::vector<float> logits_;            // (N,V), then their gradient
     std::vector<float> states_, d_states_; // (N,D) of a hidden teacher: what the student's head reads, and its gradient
     std::vector<float> log_p_;             // (N)
     std::vector<float> gradient_;

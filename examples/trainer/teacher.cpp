@@ -153,28 +153,14 @@ void teacher_scorer::forward(std::span<const std::vector<token>> inputs, index_t
 }
 
 void next_log_probs(opd::eigen_backend& backend, const transformer<float>& model, const float* states,
-                    const row_batch& batch, double temperature, std::size_t budget, std::vector<float>& logits,
-                    std::vector<float>& log_p) {
-    const index_t v = model.shape.vocabulary, d = model.shape.width, n = batch.rows;
-    constexpr index_t piece = 48; // rows of a thread
-    const auto row = sizeof(float) * static_cast<std::size_t>(v);
-    const index_t block = std::clamp<index_t>(static_cast<index_t>(budget / row), 1, std::max<index_t>(n, 1));
-    logits.resize(static_cast<std::size_t>(block * v));
+                    const row_batch& batch, double temperature, std::size_t budget, std::vector<float>& log_p) {
+    const index_t n = batch.rows;
     log_p.assign(static_cast<std::size_t>(n), 0.0f);
-    for (index_t begin = 0; begin < n; begin += block) {
-        const index_t rows = std::min(block, n - begin);
-        backend.team().run((rows + piece - 1) / piece, [&](index_t i, int) {
-            const index_t at = i * piece, count = std::min(piece, rows - at);
-            const std::uint8_t* kept = batch.mask.data() + begin + at;
-            if (std::any_of(kept, kept + count, [](std::uint8_t k) { return k != 0; }))
-                head_logits(model, states + (begin + at) * d, count, logits.data() + at * v);
-        });
-        const auto mask =
-            std::span(batch.mask).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(rows));
-        opd::token_logp(backend, opd::view(std::as_const(logits).data(), rows, v),
-                        opd::view(batch.next.data() + begin, rows, 1), opd::view(log_p.data() + begin, rows, 1),
-                        static_cast<float>(temperature), opd::row_mask(mask));
-    }
+    opd::teacher::hidden<float> source{opd::view(states, n, index_t{model.shape.width}), head_of(model),
+                                       static_cast<float>(temperature)};
+    source.budget = budget_of_logits(source, budget);
+    opd::token_logp(backend, source, opd::view(batch.next.data(), n, 1), opd::view(log_p.data(), n, 1),
+                    opd::row_mask(batch.mask));
 }
 
 const char* name_of(teacher_cache::kind k) {
@@ -219,7 +205,7 @@ void teacher_scorer::score(const row_batch& batch, const cache_plan& plan, teach
         cache = std::move(fresh);
         std::vector<float>& whole = plan.codec ? whole_ : cache.states;
         states(batch.inputs, whole);
-        next_log_probs(backend_, model_, whole.data(), batch, plan.temperature, plan.budget, scratch_,
+        next_log_probs(backend_, model_, whole.data(), batch, plan.temperature, plan.budget,
                        cache.next_log_q); // of the true teacher
         if (!plan.codec) return;
         encode_states(*plan.codec, backend_.team(), whole, cache.states);

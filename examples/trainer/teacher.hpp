@@ -12,6 +12,7 @@
 // learner has that head, makes the logits for a block of rows at a time, and no row of V is kept or sent.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -21,6 +22,7 @@
 
 #include "model.hpp"
 #include "opd/backends/eigen.hpp"
+#include "opd/hidden.hpp"
 #include "rollout.hpp"
 
 namespace trainer {
@@ -118,11 +120,20 @@ struct cache_plan {
     std::size_t budget = std::size_t{4} << 20; ///< hidden: bytes of logits at once, for the tokens that follow
 };
 
-/// log p of the tokens that follow (N), 0 where masked, from what the model's head reads (N,D): its logits are made for as many rows at a time
-/// as `budget` bytes hold, one at least, in `logits`. The bits of token_logp of all logits.
+/// The model's head, (V,D).
+inline opd::matrix_view<const float> head_of(const transformer<float>& model) {
+    return opd::view(model.at(model.layout.head), model.shape.vocabulary, model.shape.width);
+}
+
+/// The budget of a source of hidden states that has `bytes` of its logits there at a time, one row at least.
+template <class Hidden>
+std::size_t budget_of_logits(const Hidden& source, std::size_t bytes) {
+    const std::size_t row = sizeof(float) * static_cast<std::size_t>(source.vocab());
+    return opd::budget_of_rows(source, std::max<opd::index_t>(1, static_cast<opd::index_t>(bytes / row)));
+}
+/// log p of the tokens that follow (N), 0 where masked, from what the model's head reads (N,D), with `budget` bytes of logits at a time.
 void next_log_probs(opd::eigen_backend& backend, const transformer<float>& model, const float* states,
-                    const row_batch& batch, double temperature, std::size_t budget, std::vector<float>& logits,
-                    std::vector<float>& log_p);
+                    const row_batch& batch, double temperature, std::size_t budget, std::vector<float>& log_p);
 
 class teacher_scorer {
 public:
@@ -151,7 +162,7 @@ private:
     const transformer<float>& model_;
     opd::eigen_backend& backend_;
     std::vector<thread_state> states_;
-    std::vector<float> scratch_; // (N,V); hidden: a block of it
+    std::vector<float> scratch_; // (N,V)
     std::vector<float> whole_;   // (N,D) states that a codec makes less of
 };
 

@@ -225,16 +225,14 @@ inline void calibration::add(thread_team& threads, const teacher::hidden<float>&
             else
                 ++bad_rows_;
         }
-        const bool biased = t.bias.data != nullptr;
-        if (biased)
-            for (index_t r = 0; r < kept; ++r) std::copy_n(t.bias.data, v, z.data() + r * v);
         product(detail::codec_executor{threads},
-                product_nt(kept, v, d, x.data(), d, t.w.data, t.w.stride, z.data(), v, biased));
+                product_nt(kept, v, d, x.data(), d, t.w.data, t.w.stride, z.data(), v));
         threads.run(kept, [&](index_t r, int) {
             float* const y = z.data() + r * v;
             float top = detail::neg_inf<float>();
             bool bad = false;
             for (index_t i = 0; i < v; ++i) {
+                if (t.bias.data != nullptr) y[i] += t.bias[i]; // last, or a large one would round every addition
                 if (t.soft_cap > 0) y[i] = t.soft_cap * std::tanh(y[i] / t.soft_cap);
                 bad = bad || !(detail::is_finite(y[i]) || detail::is_neg_inf(y[i]));
                 top = std::max(top, y[i]);

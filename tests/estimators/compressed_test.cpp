@@ -343,6 +343,13 @@ TEST_CASE("calibration is its formulas, however rows come") {
                    {.cases = 30});
 }
 
+TEST_CASE("a bias of 10,000 costs a logit one rounding, not one of each addition") {
+    world t(40, 50, 1024, 11, true);
+    for (float& b : t.bias) b += 1e4f;
+    thread_team threads(2);
+    CHECK(relative(seen_of(t, threads).mean_probability(), t.mean_probability()) < 2e-4);
+}
+
 TEST_CASE("masked rows and bad rows are left out, and bad ones counted") {
     thread_team threads(2);
     for (const float cap : {0.0f, 3.0f}) {
