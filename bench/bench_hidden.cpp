@@ -7,6 +7,7 @@
 //
 //     scripts/bench.sh bench_hidden -- [--threads=2] [--rows=64,256,1024] [--teacher=4096] [--samples=3]
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,9 @@
 #include <sstream>
 #include <string>
 #include <vector>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 #include "harness.hpp"
 #include "opd/backends/cpu.hpp"
@@ -41,6 +45,37 @@ double median(std::vector<double> x) {
     std::nth_element(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2), x.end());
     return x[x.size() / 2];
 }
+
+#if defined(__AVX512BF16__)
+/// Multiply-adds a second of bfloat16 dot products over those of float's multiply-add, in registers.
+double dot_product_gain() {
+    constexpr int steps = 2000000, chains = 12;
+    const auto rate = [](auto step) {
+        __m512 a[chains];
+        opd::detail::unroll<chains>([&](auto j) __attribute__((always_inline)) { a[j()] = _mm512_setzero_ps(); });
+        double best = 0;
+        for (int round = 0; round < 5; ++round) {
+            const double start = bench::now();
+            for (int i = 0; i < steps; ++i)
+                opd::detail::unroll<chains>([&](auto j) __attribute__((always_inline)) {
+                    a[j()] = step(a[j()]);
+                    asm volatile("" : "+v"(a[j()])); // in a register, and not another step ahead
+                });
+            best = std::max(best, steps * chains / (bench::now() - start));
+        }
+        float sum = 0;
+        opd::detail::unroll<chains>([&](auto j)
+                                        __attribute__((always_inline)) { sum += _mm512_reduce_add_ps(a[j()]); });
+        benchmark::DoNotOptimize(sum);
+        return best;
+    };
+    const __m512 m = _mm512_set1_ps(0.999f), c = _mm512_set1_ps(0.01f);
+    const auto ones = std::bit_cast<__m512bh>(_mm512_set1_epi32(0x3f803f80)),
+               small = std::bit_cast<__m512bh>(_mm512_set1_epi32(0x3a003a00));
+    return 32 * rate([=](__m512 x) __attribute__((always_inline)) { return _mm512_dpbf16_ps(x, ones, small); }) /
+           (16 * rate([=](__m512 x) __attribute__((always_inline)) { return _mm512_fmadd_ps(x, m, c); }));
+}
+#endif
 
 template <class E>
 void run(int threads, int samples, index_t of_teacher, const std::vector<index_t>& all) {
@@ -117,5 +152,8 @@ int main(int argc, char** argv) {
             return std::fprintf(stderr, "error: %s\n", a.c_str()), 2;
         }
     }
+#if defined(__AVX512BF16__)
+    if (brain) std::printf("bfloat16 dot products: %.2f times the multiply-adds of float\n", dot_product_gain());
+#endif
     brain ? run<opd::bfloat16>(threads, samples, of_teacher, all) : run<float>(threads, samples, of_teacher, all);
 }

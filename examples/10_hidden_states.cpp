@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Full-vocabulary reverse KL without logits in memory: both sides are kept as hidden states, and the call makes logits for as many rows
-// as a budget holds. Below `distil`, the smallest trainer there is: its hidden states and its head are what it learns. The teacher is
+// Full-vocabulary reverse KL without logits in memory: both sides are kept as hidden states, and the call makes logits for as many rows,
+// or for a tile of the vocabulary, as a budget holds. Below `distil`, the smallest trainer there is: its hidden states and its head are what it learns. The teacher is
 // twice as wide.
 #include <cmath>
 #include <cstddef>
@@ -19,7 +19,7 @@ struct states {
 };
 
 // [distil]
-/// Reverse KL in nats; dx (N,D) and dhead (V,D) are written. No more than `budget` bytes of logits a side are there at a time.
+/// Reverse KL in nats; dx (N,D) and dhead (V,D) are written. Beside these each side takes no more than `budget` bytes.
 double distil(opd::cpu_backend& backend, const states& student, const states& teacher, float* dx, float* dhead, long N,
               long V, std::size_t budget) {
     opd::student::hidden mine{opd::view(student.x.data(), N, student.D), opd::view(student.head.data(), V, student.D),
@@ -46,7 +46,7 @@ int main() {
     const states teacher = waves(N, V, 2 * D, 0.6, 0.53);
     std::vector<float> dx(student.x.size()), dhead(student.head.size());
     opd::cpu_backend backend{.threads = 2};
-    const std::size_t budget = 4 * V * sizeof(float); // four rows; all of them would be six times as much
+    const std::size_t budget = 100'000; // the logits of one side alone would be 480,000
     double first = 0, last = 0;
     for (int step = 0; step <= 200; ++step) {
         last = distil(backend, student, teacher, dx.data(), dhead.data(), N, V, budget);
