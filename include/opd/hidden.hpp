@@ -19,11 +19,13 @@
 // much of tiles of the vocabulary; workspace_bytes() says all of it exactly. Operations: 2NVD for each side's logits, in tiles once a pass over the
 // rows; 2NVD each for dx and dw.
 //
+// Heads: w may also be an opd::lora_head, whose update has gradients of its own, or a type of yours, say a quantised head (head.hpp).
+//
 // States, heads and biases: float or bfloat16; gradients float. CUDA by backends/cuda_hidden.cuh and device views; the order of its products is
 // cuBLAS's. Under -Ofast that of the CPU's is the compiler's.
 //
-// Throws invalid_input, before anything is written, that names x, w, dx, dw, bias, db, soft_cap, beta_head, temperature or budget of either
-// side; check::contents and infinite::raise are refused, for there are no logits to look at before the call.
+// Throws invalid_input, before anything is written, that names x, w (of an update w.b, w.a, w.db, w.da, w.scale), dx, dw, bias, db, soft_cap,
+// beta_head, temperature or budget of either side; check::contents and infinite::raise are refused, for there are no logits to look at before the call.
 //
 // Source: Nitrobrew (fused divergences from hidden states).
 #pragma once
@@ -40,6 +42,7 @@
 #include "opd/detail/misfit.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
+#include "opd/head.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"
@@ -77,12 +80,26 @@ void check_head(const char* name, const Hidden& h) {
         if (v.rows > 0 && v.cols > 0 && v.data == nullptr) throw invalid_input(member(m), "is a null pointer");
         if (v.rows > 1 && v.stride < v.cols) throw invalid_input(member(m), "has a row stride below its columns");
     };
-    matrix(".x", h.x, h.x.rows, h.x.cols);
-    matrix(".w", h.w, h.w.rows, h.x.cols);
-    if (h.x.cols < 1 && h.x.rows > 0) throw invalid_input(member(".x"), "has no columns");
-    if (h.bias.data != nullptr && h.bias.size != h.w.rows)
-        throw invalid_input(member(".bias"), "has " + std::to_string(h.bias.size) + " entries for a vocabulary of " +
-                                                 std::to_string(h.w.rows));
+    const auto& w = base_of(h.w);
+    const index_t v = vocab_of(w), d = h.x.cols;
+    matrix(".x", h.x, h.x.rows, d);
+    if constexpr (is_matrix<std::remove_cvref_t<decltype(w)>>)
+        matrix(is_lora<decltype(h.w)> ? ".w.w" : ".w", w, v, d);
+    else if (v < 0 || width_of(w) != d)
+        throw invalid_input(member(".w"), "is (" + std::to_string(v) + ", " + std::to_string(width_of(w)) +
+                                              ") beside hidden states of " + std::to_string(d) + " columns");
+    if constexpr (is_lora<decltype(h.w)>) {
+        const index_t rank = rank_of(h.w);
+        matrix(".w.a", h.w.a, rank, d), matrix(".w.b", h.w.b, v, rank);
+        if (rank < 1) throw invalid_input(member(".w.a"), "has no rows");
+        if (!h.w.da.empty()) matrix(".w.da", h.w.da, rank, d);
+        if (!h.w.db.empty()) matrix(".w.db", h.w.db, v, rank);
+        if (!(std::abs(h.w.scale) <= 1e30f)) throw invalid_input(member(".w.scale"), "must be finite");
+    }
+    if (d < 1 && h.x.rows > 0) throw invalid_input(member(".x"), "has no columns");
+    if (h.bias.data != nullptr && h.bias.size != v)
+        throw invalid_input(member(".bias"),
+                            "has " + std::to_string(h.bias.size) + " entries for a vocabulary of " + std::to_string(v));
     if (!(h.soft_cap >= 0) || !(h.soft_cap <= 1e30f))
         throw invalid_input(member(".soft_cap"), "must be finite and at least 0");
 }
@@ -91,10 +108,12 @@ void check_head(const char* name, const Hidden& h) {
 
 namespace student {
 
-template <class X, class G = float, space Space = space::host>
+template <class X, class G = float, space Space = space::host, class Head = matrix_view<const X, Space>>
 struct hidden {
+    static_assert(detail::is_matrix<Head> || Space == space::host,
+                  "opd: on a device a head is a view: opd::lora_head and heads of your own are the CPU's");
     static_assert(detail::states_for<X, Space> && std::is_same_v<std::remove_const_t<G>, float>,
-                  "opd: hidden states, head and gradients are float; on a device states and head may be bfloat16");
+                  "opd: hidden states are float or bfloat16, gradients float");
     static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");
     using logit_type = float;
     using gradient_type = float;
@@ -102,7 +121,7 @@ struct hidden {
     static constexpr bool sparse_gradient = false;
     static constexpr bool in_blocks = true;
     matrix_view<const X, Space> x; ///< (N,D)
-    matrix_view<const X, Space> w; ///< (V,D)
+    Head w;                        ///< (V,D)
     matrix_view<G, Space> dx = {}; ///< (N,D); empty: not wanted
     matrix_view<G, Space> dw = {}; ///< (V,D); empty: not wanted
     float temperature = 1;         ///< p = softmax(z / temperature)
@@ -117,17 +136,18 @@ struct hidden {
     // as a source of rows (docs/concepts/source.md)
     static constexpr bool one_tile = true;
     index_t rows() const { return x.rows; }
-    index_t vocab() const { return w.rows; }
-    index_t tile_size() const { return w.rows; }
-    const float* tile(row_place at, index_t begin) const { return block.row(at.row, w.rows) + begin; }
+    index_t vocab() const { return detail::vocab_of(w); }
+    index_t tile_size() const { return vocab(); }
+    const float* tile(row_place at, index_t begin) const { return block.row(at.row, vocab()) + begin; }
     float logit(row_place at, index_t id) const { return tile(at, 0)[id]; }
-    bool has_gradient() const { return !dx.empty() || !dw.empty() || db.data != nullptr; }
-    float* gradient_tile(row_place at, index_t begin) const { return block.gradient_row(at.row, w.rows) + begin; }
+    bool trains_head() const { return !dw.empty() || db.data != nullptr || detail::trains_update(w); }
+    bool has_gradient() const { return !dx.empty() || trains_head(); }
+    float* gradient_tile(row_place at, index_t begin) const { return block.gradient_row(at.row, vocab()) + begin; }
     float& gradient_at(row_place at, index_t id) const { return gradient_tile(at, 0)[id]; }
 
     /// Bytes of a row's logits, and of its gradient: in their place, but for a soft-cap, whose derivative needs the logits.
     std::size_t bytes_of_row() const {
-        return sizeof(float) * static_cast<std::size_t>(w.rows) * (has_gradient() && soft_cap > 0 ? 2 : 1);
+        return sizeof(float) * static_cast<std::size_t>(vocab()) * (has_gradient() && soft_cap > 0 ? 2 : 1);
     }
     void validate() const {
         detail::check_head("student", *this);
@@ -136,10 +156,10 @@ struct hidden {
                 throw invalid_input(name, "is not of the shape of what it is the gradient of");
         };
         same("student.dx", dx, x.rows, x.cols);
-        same("student.dw", dw, w.rows, w.cols);
-        if (db.data != nullptr && db.size != w.rows)
+        same("student.dw", dw, vocab(), x.cols);
+        if (db.data != nullptr && db.size != vocab())
             throw invalid_input("student.db", "has " + std::to_string(db.size) + " entries for a vocabulary of " +
-                                                  std::to_string(w.rows));
+                                                  std::to_string(vocab()));
         if (!(beta_head >= -1e30f && beta_head <= 1e30f)) throw invalid_input("student.beta_head", "must be finite");
     }
 };
@@ -156,21 +176,28 @@ template <class X, class W, class G, space S>
     requires std::same_as<std::remove_const_t<X>, std::remove_const_t<W>> hidden(matrix_view<X, S>, matrix_view<W, S>,
                                                                                  matrix_view<G, S>, matrix_view<G, S>)
 ->hidden<std::remove_const_t<X>, G, S>;
+template <class X, opd::detail::made_head Head>
+hidden(matrix_view<X>, Head) -> hidden<std::remove_const_t<X>, float, space::host, Head>;
+template <class X, opd::detail::made_head Head, class G>
+hidden(matrix_view<X>, Head, matrix_view<G>) -> hidden<std::remove_const_t<X>, G, space::host, Head>;
+template <class X, opd::detail::made_head Head, class G>
+hidden(matrix_view<X>, Head, matrix_view<G>, matrix_view<G>) -> hidden<std::remove_const_t<X>, G, space::host, Head>;
 
 } // namespace student
 
 namespace teacher {
 
-template <class X, space Space = space::host>
+template <class X, space Space = space::host, class Head = matrix_view<const X, Space>>
 struct hidden {
-    static_assert(opd::detail::states_for<X, Space>,
-                  "opd: hidden states and head are float; on a device they may be bfloat16");
+    static_assert(opd::detail::is_matrix<Head> || Space == space::host,
+                  "opd: on a device a head is a view: opd::lora_head and heads of your own are the CPU's");
+    static_assert(opd::detail::states_for<X, Space>, "opd: hidden states are float or bfloat16");
     static constexpr cache_kind kind = cache_kind::dense;
     using logit_type = float;
     static constexpr space memory_space = Space;
     static constexpr bool in_blocks = true;
     matrix_view<const X, Space> x; ///< (N,D)
-    matrix_view<const X, Space> w; ///< (V,D)
+    Head w;                        ///< (V,D)
     float temperature = 1;         ///< q = softmax(y / temperature)
     opd::detail::by_name_only named = {};
     vector_view<const X, Space> bias = {}; ///< (V)
@@ -181,14 +208,19 @@ struct hidden {
     // as a source of rows (docs/concepts/source.md)
     static constexpr bool one_tile = true;
     index_t rows() const { return x.rows; }
-    index_t vocab() const { return w.rows; }
-    index_t tile_size() const { return w.rows; }
-    const float* tile(row_place at, index_t begin) const { return block.row(at.row, w.rows) + begin; }
+    index_t vocab() const { return opd::detail::vocab_of(w); }
+    index_t tile_size() const { return vocab(); }
+    const float* tile(row_place at, index_t begin) const { return block.row(at.row, vocab()) + begin; }
     float logit(row_place at, index_t id) const { return tile(at, 0)[id]; }
 
     /// Bytes of a row's logits.
-    std::size_t bytes_of_row() const { return sizeof(float) * static_cast<std::size_t>(w.rows); }
-    void validate() const { opd::detail::check_head("teacher", *this); }
+    std::size_t bytes_of_row() const { return sizeof(float) * static_cast<std::size_t>(vocab()); }
+    void validate() const {
+        opd::detail::check_head("teacher", *this);
+        if constexpr (opd::detail::is_lora<Head>)
+            if (opd::detail::trains_update(w))
+                throw invalid_input("teacher.w", "has .da or .db: a teacher has no gradient");
+    }
 };
 template <class X, class W, space S>
     requires std::same_as<std::remove_const_t<X>, std::remove_const_t<W>> hidden(matrix_view<X, S>, matrix_view<W, S>)
@@ -197,6 +229,10 @@ template <class X, class W, space S>
     requires std::same_as<std::remove_const_t<X>, std::remove_const_t<W>> hidden(matrix_view<X, S>, matrix_view<W, S>,
                                                                                  float)
 ->hidden<std::remove_const_t<X>, S>;
+template <class X, opd::detail::made_head Head>
+hidden(matrix_view<X>, Head) -> hidden<std::remove_const_t<X>, space::host, Head>;
+template <class X, opd::detail::made_head Head>
+hidden(matrix_view<X>, Head, float) -> hidden<std::remove_const_t<X>, space::host, Head>;
 
 } // namespace teacher
 

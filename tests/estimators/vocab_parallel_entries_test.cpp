@@ -310,6 +310,47 @@ TEST_CASE("hidden states: dx is the sum over shards, dw and db are the shard's")
     CHECK(in_shards(near_teacher, known, reverse_kl{}, {0, 100, 600}, 1).said.rounds == 2);
 }
 
+TEST_CASE(
+    "a head with an update: each rank has B's rows of its ids and all of A, whose gradient is the sum over shards") {
+    const index_t n = 7, v = 900, d = 12, rank = 3;
+    side s(n, v, d, 1);
+    const side t(n, v, 20, 2);
+    const floats b = normals(v * rank, 5), a = normals(rank * d, 6);
+    floats db(b.size()), da(a.size());
+    const auto student = [&](index_t first, index_t count, float* dx, float* of_b, float* of_a) {
+        lora_head head{view(std::as_const(s.w).data() + first * d, count, d),
+                       view(b.data() + first * rank, count, rank), view(a.data(), rank, d)};
+        head.scale = 0.5f, head.db = view(of_b + first * rank, count, rank), head.da = view(of_a, rank, d);
+        return student::hidden{view(std::as_const(s.x).data(), n, d), head, view(dx, n, d)};
+    };
+    cpu_backend be;
+    const double want =
+        evaluate(be, student(0, v, s.dx.data(), db.data(), da.data()), t.teacher(0, v, plenty), reverse_kl{}).loss;
+    const std::vector<index_t> cuts{0, 250, 900};
+    floats dx(s.dx.size()), sharded_b(b.size()), sum_a(a.size());
+    std::vector<floats> own_x(2, floats(dx.size())), own_a(2, floats(a.size()));
+    for (const index_t rows : {0, 2}) {
+        std::vector<cpu_backend> backends(2);
+        const auto make = [&](std::size_t i) {
+            const index_t first = cuts[i], count = cuts[i + 1] - first;
+            auto mine = student(first, count, own_x[i].data(), sharded_b.data(), own_a[i].data());
+            if (rows > 0) mine.budget = budget_of_rows(mine, rows);
+            return vocab_parallel(backends[i], {.first = first, .total = v}, mine, t.teacher(first, count, plenty),
+                                  reverse_kl{});
+        };
+        std::vector<std::unique_ptr<decltype(make(0))>> calls;
+        for (std::size_t i = 0; i < 2; ++i) calls.push_back(std::make_unique<decltype(make(0))>(make(i)));
+        run_rounds(calls, false);
+        for (auto& c : calls) CHECK(near(c->finish().loss, want, 1 + want));
+        for (auto& c : calls) c->backward();
+        for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = own_x[0][i] + own_x[1][i];
+        for (std::size_t i = 0; i < sum_a.size(); ++i) sum_a[i] = own_a[0][i] + own_a[1][i];
+        CHECK(distance(dx, s.dx) < 4e-6);
+        CHECK(distance(sharded_b, db) < 4e-6);
+        CHECK(distance(sum_a, da) < 4e-6);
+    }
+}
+
 TEST_CASE("hidden students of supports and of drawn tokens") {
     const side s(6, 900, 16, 5);
     std::vector<std::int32_t> ids;

@@ -175,11 +175,12 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
             double per_row = 0, per_block = 0; // operations; bytes of heads
             const bool back = job.student.has_gradient();
             each_made(job, [&](const auto& side) {
-                const double size = double(side.vocab()) * double(side.x.cols), times = tiled ? passes + back : 1;
-                per_row += 2 * size * times, per_block += double(sizeof *side.w.data) * size * times;
+                const double size = double(side.vocab()) * double(product_columns(side)),
+                             times = tiled ? passes + back : 1, of_head = double(sizeof(side.x.data[0])) * size;
+                per_row += 2 * size * times, per_block += of_head * times;
                 if (!tiled) per_row += sizeof(float) * double(side.vocab()) * (back ? 4 : 2) * operations_a_byte;
                 if constexpr (requires { side.dx; }) {
-                    if (!side.dx.empty()) per_row += 2 * size, per_block += double(sizeof *side.w.data) * size;
+                    if (!side.dx.empty()) per_row += 2 * size, per_block += of_head;
                     if (!side.dw.empty()) per_row += 2 * size, per_block += 2 * sizeof(float) * size;
                 }
             });
@@ -205,13 +206,14 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
     if constexpr (may_tile<Job>)
         if (plan.tile > 0) plan.blocks += host_plan::aligned(sizeof(tile_state<Job>) * std::size_t(plan.block));
     each_made(job, [&](const auto& side) {
-        plan.scratch = std::max(plan.scratch, worker_floats::bytes(plan.block, side.x.cols));
+        plan.scratch = std::max(plan.scratch, worker_floats::bytes(plan.block, product_columns(side)));
     });
 }
 /// Blocks of rows with the gradients of `width` ids each.
 template <class Student>
 void plan_gathered(const Student& student, index_t width, host_plan& plan) {
-    const auto row = sizeof(float) * static_cast<std::size_t>(student.has_gradient() ? width : 0);
+    const auto row =
+        sizeof(float) * static_cast<std::size_t>(student.has_gradient() ? width + kept_of_update(student) : 0);
     plan.block = std::max<index_t>(plan.rows, 1);
     if (row > 0) plan.block = std::clamp<index_t>(static_cast<index_t>(student.budget / row), 1, plan.block);
     plan.blocks = host_plan::aligned(static_cast<std::size_t>(plan.block) * row);
@@ -282,7 +284,7 @@ void run_blocks(Job job, host_frame frame, const host_plan& plan, thread_team& t
             next += own.bytes;
             side.block.first = begin;
             const row_list rows = list_of(begin, end, own.wanted, [&](index_t r) { return frame.env.mask.kept(r); });
-            ready_states(side, own, rows, team);
+            ready_states(side, own, rows, begin, team, workers);
             fill(side, own, rows, begin, side.vocab(), 0, side.vocab(), team, workers);
         });
         run_groups(job, frame, plan, begin, end, team, scratch);
@@ -329,13 +331,15 @@ template <class Job>
 void run_gathered(Job job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
                   std::byte* memory) {
     job.student.block.gradient = reinterpret_cast<float*>(memory);
+    float* const update = job.student.block.gradient + plan.block * rows_of<lane_engine>(job, frame).width();
     frame.env.beta = 0; // of the block; drain_gathered() has the caller's
     for (index_t begin = 0; begin == 0 || begin < plan.rows; begin += plan.block) {
         const index_t end = std::min(begin + plan.block, plan.rows);
         job.student.block.first = begin;
         run_groups(job, frame, plan, begin, end, team, scratch);
         if (job.student.has_gradient())
-            drain_gathered(job.student, rows_of<lane_engine>(job, frame), begin, end, job.env.beta, begin == 0, team);
+            drain_gathered(job.student, rows_of<lane_engine>(job, frame), begin, end, job.env.beta, begin == 0, update,
+                           team);
     }
 }
 

@@ -19,8 +19,10 @@
 
 #include "opd/backends/logit_blocks.hpp"
 #include "opd/config.hpp"
+#include "opd/detail/heads.hpp"
 #include "opd/detail/product_tiles.hpp"
 #include "opd/element.hpp"
+#include "opd/head.hpp"
 #include "opd/hidden.hpp"
 #include "opd/lanes.hpp"
 #include "opd/threads.hpp"
@@ -28,27 +30,55 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// z[j] of `slots`, a stretch of a row's ids; -inf for one below 0, an unused slot. The head's rows are gathered a piece at a time, for the
-/// product's own tiles: its order is theirs.
+/// y[j] (+)= Σ_k x[k] W[id(j), k] for n ≤ most_gathered ids, a piece of the head's rows at a time, for the product's own tiles: its order is
+/// theirs. W's row is 0 of an id below 0. states(k, depth, to): x[k …].
+inline constexpr index_t most_gathered = 64;
+template <class Head, class Id, class States>
+void gathered_product(const Head& head, index_t n, const Id& id, const States& states, float* y, bool goes_on) {
+    constexpr index_t piece = 128; // numbers of each
+    float rows[most_gathered * piece], x[piece];
+    for (index_t k = 0; k < head.width; k += piece) {
+        const index_t depth = std::min(piece, head.width - k);
+        for (index_t j = 0; j < n; ++j)
+            if (id(j) < 0)
+                std::fill_n(rows + j * piece, depth, 0.0f);
+            else
+                head.copy(id(j), 1, k, depth, rows + j * piece, piece);
+        states(k, depth, x);
+        product(serial_executor{}, product_nt(1, n, depth, x, depth, rows, piece, y, n, goes_on || k > 0));
+    }
+}
+/// u[j] = scale·x A[first + j] of a row (head.hpp), n ≤ most_gathered of them.
+template <class Hidden>
+void update_of_row(const Hidden& h, index_t row, index_t first, index_t n, float* u) {
+    const auto x = head_of(h.x);
+    gathered_product(
+        head_of(h.w.a), n, [first](index_t j) { return first + j; },
+        [&](index_t k, index_t depth, float* to) { x.copy(row, 1, k, depth, to, depth); }, u, false);
+    for (index_t j = 0; j < n; ++j) u[j] *= h.w.scale;
+}
+
+/// z[j] of `slots`, a stretch of a row's ids; -inf for one below 0, an unused slot.
 template <class Hidden, class Slots, class T>
 void gather_logits(const Hidden& h, index_t row, const Slots& slots, T* z) {
-    constexpr index_t most = 64, piece = 128; // ids, numbers of each
-    float rows[most * piece], y[most], bias[most];
-    const stored_head x{h.x.data, h.x.stride};
-    float states[piece];
-    for (index_t from = 0; from < slots.count; from += most) {
-        const index_t n = std::min(most, slots.count - from);
+    float y[most_gathered], bias[most_gathered], u[most_gathered];
+    index_t u_from = -1; // what u holds
+    const auto x = head_of(h.x);
+    for (index_t from = 0; from < slots.count; from += most_gathered) {
+        const index_t n = std::min(most_gathered, slots.count - from);
         const auto id = [&](index_t j) { return static_cast<index_t>(slots.ids[from + j]); };
-        for (index_t k = 0; k < h.x.cols; k += piece) {
-            const index_t depth = std::min(piece, h.x.cols - k);
-            for (index_t j = 0; j < n; ++j)
-                if (id(j) < 0)
-                    std::fill_n(rows + j * piece, depth, 0.0f);
-                else
-                    head_of(h).copy(id(j), 1, k, depth, rows + j * piece, piece);
-            x.copy(row, 1, k, depth, states, piece);
-            product(serial_executor{}, product_nt(1, n, depth, states, depth, rows, piece, y, n, k > 0));
-        }
+        gathered_product(
+            head_of(base_of(h.w)), n, id,
+            [&](index_t k, index_t depth, float* to) { x.copy(row, 1, k, depth, to, depth); }, y, false);
+        if constexpr (is_lora<decltype(h.w)>)
+            for (index_t k = 0; k < rank_of(h.w); k += most_gathered) {
+                const index_t some = std::min(most_gathered, rank_of(h.w) - k);
+                if (u_from != k) update_of_row(h, row, u_from = k, some, u);
+                auto b = head_of(h.w.b);
+                b.data += k, b.width = some;
+                gathered_product(
+                    b, n, id, [&](index_t at, index_t depth, float* to) { std::copy_n(u + at, depth, to); }, y, true);
+            }
         if (h.bias.data != nullptr)
             for (index_t j = 0; j < n; ++j)
                 bias[j] =
@@ -95,44 +125,85 @@ void add_scaled(float* to, float g, const E* stored, index_t n) {
     }
 }
 
+/// to += Σ_j g[j] W[id_j, from …], n numbers, in stretches of ids (hidden.hpp).
+template <class Head, class Slots>
+void add_gathered(const Head& head, const Slots& slots, const float* g, index_t from, index_t n, float* to) {
+    constexpr index_t piece = 256;
+    float sum[piece], copied[piece];
+    for (index_t d = 0; d < n; d += piece) {
+        const index_t some = std::min(piece, n - d);
+        for (index_t s = 0; s < slots.count; s += stretch_of_ids) {
+            std::fill_n(sum, some, 0.0f);
+            for (index_t j = s; j < std::min(slots.count, s + stretch_of_ids); ++j) {
+                if (g[j] == 0) continue;
+                const float* row = copied;
+                if constexpr (Head::in_place)
+                    row = head.at(static_cast<index_t>(slots.ids[j]), from + d);
+                else
+                    head.copy(static_cast<index_t>(slots.ids[j]), 1, from + d, some, copied, piece);
+                add_scaled(sum, g[j], row, some);
+            }
+            for (index_t j = 0; j < some; ++j) to[d + j] += sum[j];
+        }
+    }
+}
+
+/// Numbers a row that a block keeps of a head's update: t, u (logit_blocks.hpp).
+template <class Hidden>
+index_t kept_of_update(const Hidden& h) {
+    return h.has_gradient() ? 2 * rank_of(h.w) : 0;
+}
+
 /// Gradients of hidden states and head from those of the rows' ids: row r's lie in h.block, rows.width() numbers apart, those of
-/// rows.slots(r) first; 0 in rows that have none.
+/// rows.slots(r) first; 0 in rows that have none. `update`: kept_of_update(h) numbers a row.
 template <class Hidden, class Rows>
 void drain_gathered(const Hidden& h, const Rows& rows, index_t begin, index_t end, float beta, bool first_block,
-                    thread_team& team) {
-    const index_t d = h.x.cols, v = h.vocab();
-    if (!h.dx.empty())
-        team.run(end - begin, [&](index_t i, int) {
-            const index_t r = begin + i;
-            const auto slots = rows.slots_at(r);
-            const float* g = h.block.gradient_row(r, rows.width());
-            float* dx = h.dx.row(r);
-            constexpr index_t piece = 256;
-            float sum[piece];
-            for (index_t from = 0; from < d; from += piece) {
-                const index_t n = std::min(piece, d - from);
-                for (index_t j = 0; j < n; ++j) dx[from + j] = beta == 0 ? 0 : beta * dx[from + j];
-                for (index_t s = 0; s < slots.count; s += stretch_of_ids) {
-                    std::fill_n(sum, n, 0.0f);
-                    for (index_t j = s; j < std::min(slots.count, s + stretch_of_ids); ++j)
-                        if (g[j] != 0) add_scaled(sum, g[j], h.w.row(static_cast<index_t>(slots.ids[j])) + from, n);
-                    for (index_t j = 0; j < n; ++j) dx[from + j] += sum[j];
-                }
-            }
-        });
-    if (h.dw.empty() && h.db.data == nullptr) return;
+                    float* update, thread_team& team) {
+    const index_t d = h.x.cols, v = h.vocab(), rank = rank_of(h.w);
+    const auto gradient = [&](index_t r) -> const float* { return h.block.gradient_row(r, rows.width()); };
+    const auto t_of = [&](index_t r) { return update + (r - begin) * 2 * rank; };
+    team.run(end - begin, [&](index_t i, int) {
+        const index_t r = begin + i;
+        const auto slots = rows.slots_at(r);
+        if (!h.dx.empty()) {
+            float* const dx = h.dx.row(r);
+            for (index_t j = 0; j < d; ++j) dx[j] = beta == 0 ? 0 : beta * dx[j];
+            add_gathered(head_of(base_of(h.w)), slots, gradient(r), 0, d, dx);
+        }
+        if constexpr (is_lora<decltype(h.w)>) {
+            float* const t = t_of(r);
+            std::fill_n(t, rank, 0.0f);
+            add_gathered(head_of(h.w.b), slots, gradient(r), 0, rank, t);
+            for (index_t j = 0; j < rank; ++j) t[j] *= h.w.scale;
+            if (!h.w.db.empty())
+                for (index_t k = 0; k < rank; k += most_gathered)
+                    update_of_row(h, r, k, std::min(most_gathered, rank - k), t + rank + k);
+            if (!h.dx.empty())
+                for (index_t j = 0; j < rank; ++j)
+                    if (t[j] != 0) add_scaled(h.dx.row(r), t[j], h.w.a.row(j), d);
+        }
+    });
+    if (!h.trains_head()) return;
     if (first_block) scale_head_gradient(h, team);
+    if constexpr (is_lora<decltype(h.w)>)
+        if (!h.w.da.empty())
+            team.run(rank, [&](index_t j, int) {
+                for (index_t r = begin; r < end; ++r)
+                    if (t_of(r)[j] != 0) add_scaled(h.w.da.row(j), t_of(r)[j], h.x.row(r), d);
+            });
     const index_t parts = 8 * static_cast<index_t>(team.size()), together = 16; // ids of a part that lie side by side
     team.run(std::min(parts, (v + together - 1) / together), [&](index_t part, int) {
         for (index_t r = begin; r < end; ++r) {
             const auto slots = rows.slots_at(r);
-            const float* g = h.block.gradient_row(r, rows.width());
+            const float* g = gradient(r);
             for (index_t j = 0; j < slots.count; ++j) {
                 if (g[j] == 0) continue;
                 const auto id = static_cast<index_t>(slots.ids[j]);
                 if (id / together % parts != part) continue;
                 if (!h.dw.empty()) add_scaled(h.dw.row(id), g[j], h.x.row(r), d);
                 if (h.db.data != nullptr) h.db.data[id] += g[j];
+                if constexpr (is_lora<decltype(h.w)>)
+                    if (!h.w.db.empty()) add_scaled(h.w.db.row(id), g[j], t_of(r) + rank, rank);
             }
         }
     });

@@ -7,6 +7,9 @@
 //           round each of its additions at that size
 //   drain   dx += dz W, dw += dzᵀ x, db += Σ_r dz, of rows that have a gradient. A bad row has none: its hidden states are not looked at
 //           again, else NaN times 0 would reach the head
+//
+// A head with an update (head.hpp) is [W, B] of D + R columns beside states [x, u], u = scale·x Aᵀ; what reaches u goes on: t = scale·dz B,
+// dx += t A, dA += tᵀ x.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +20,9 @@
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
 #include "opd/detail/head_products.hpp"
+#include "opd/detail/heads.hpp"
 #include "opd/detail/rows.hpp"
+#include "opd/head.hpp"
 #include "opd/hidden.hpp"
 #include "opd/threads.hpp"
 #include "opd/view.hpp"
@@ -25,10 +30,6 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-template <class Hidden>
-auto head_of(const Hidden& h) {
-    return stored_head{h.w.data, h.w.stride};
-}
 /// Whether a side has a gradient that goes back.
 template <class Hidden>
 bool drains(const Hidden& h) {
@@ -38,31 +39,59 @@ bool drains(const Hidden& h) {
         return false;
 }
 
+/// Whether x itself is what a gradient of the head is made of: of W, or of A.
+template <class Hidden>
+bool needs_states_along(const Hidden& h) {
+    if constexpr (is_lora<decltype(h.w)>)
+        if (!h.w.da.empty()) return true;
+    return !h.dw.empty();
+}
+/// Whether dz is multiplied with the head: for dx, or for A.
+template <class Hidden>
+bool sums_states(const Hidden& h) {
+    if constexpr (is_lora<decltype(h.w)>)
+        if (!h.w.da.empty()) return true;
+    return !h.dx.empty();
+}
+/// Columns of a side's products.
+template <class Hidden>
+index_t product_columns(const Hidden& h) {
+    return h.x.cols + rank_of(h.w);
+}
+
 /// Memory of one side: `rows` rows of logits, their gradient if it cannot lie in their place, states as the products want them. `tile`: ids that
 /// are there at a time; 0: all of the vocabulary, and then states are packed for the way back where they were for the way there.
 template <class Hidden>
 struct block_memory {
     float *logits = nullptr, *gradient = nullptr;
     float *across = nullptr, *along = nullptr;  ///< packed states
-    float* sums = nullptr;                      ///< of dx, (rows, D)
+    float* sums = nullptr;                      ///< of dx, (rows, D + R)
+    float *update = nullptr, *back = nullptr;   ///< u and t, (rows, R)
+    float* update_along = nullptr;              ///< u packed
     index_t *wanted = nullptr, *live = nullptr; ///< rows
     std::size_t bytes = 0;
 
     /// Without `memory` it counts.
     block_memory(const Hidden& h, index_t rows, index_t tile, std::byte* memory = nullptr) {
         carver from{memory};
-        const index_t d = h.x.cols, ids = ids_of(h, tile);
+        const index_t d = h.x.cols, rank = rank_of(h.w), ids = ids_of(h, tile);
         logits = gradient = from.take<float>(rows * ids);
         wanted = live = from.take<index_t>(rows);
+        if (rank > 0) update = from.take<float>(rows * rank);
         if (!drains(h)) {
-            across = from.take<float>(packed_across(rows, d));
+            across = from.take<float>(packed_across(rows, d + rank));
         } else if constexpr (requires { h.dx; }) {
             if (h.soft_cap > 0) gradient = from.take<float>(rows * ids);
             live = from.take<index_t>(rows);
-            const index_t there = packed_across(rows, d), back = h.dw.empty() ? 0 : packed_along(rows, d);
-            across = along = from.take<float>(tile > 0 ? there : std::max(there, back));
-            if (tile > 0) along = from.take<float>(back);
-            if (!h.dx.empty()) sums = from.take<float>(rows * head_cuts::padded(d));
+            const index_t there = packed_across(rows, d + rank),
+                          way_back = needs_states_along(h) ? packed_along(rows, d) : 0;
+            across = along = from.take<float>(tile > 0 ? there : std::max(there, way_back));
+            if (tile > 0) along = from.take<float>(way_back);
+            if (sums_states(h)) sums = from.take<float>(rows * head_cuts::padded(d + rank));
+            if constexpr (is_lora<decltype(h.w)>) {
+                if (sums_states(h)) back = from.take<float>(rows * rank);
+                if (!h.w.db.empty()) update_along = from.take<float>(packed_along(rows, rank));
+            }
         }
         bytes = from.used;
     }
@@ -87,10 +116,20 @@ row_list list_of(index_t begin, index_t end, index_t* to, Wanted&& wanted) {
     return {to, count};
 }
 
-/// Readies rows for fill.
+/// Readies rows, of a block that begins at `begin`, for fill.
 template <class Hidden>
-void ready_states(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, thread_team& team) {
-    pack_states_across(h.x.data, h.x.stride, rows, h.x.cols, memory.across, team);
+void ready_states(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, index_t begin, thread_team& team,
+                  worker_floats workers) {
+    const index_t d = h.x.cols, width = product_columns(h);
+    pack_states_across(h.x.data, h.x.stride, rows, d, memory.across, width, 0, team);
+    if constexpr (is_lora<decltype(h.w)>) {
+        const index_t rank = rank_of(h.w);
+        const auto at = [&](index_t r) { return memory.update + (r - begin) * rank; };
+        head_logits(memory.across, width, rows, head_of(h.w.a), 0, rank, team, workers, at);
+        for (index_t i = 0; i < rows.count; ++i)
+            for (index_t j = 0; j < rank; ++j) at(rows.at[i])[j] *= h.w.scale;
+        pack_states_across(memory.update - begin * rank, rank, rows, rank, memory.across, width, d, team);
+    }
 }
 /// Logits of ids [first, last) of packed rows: row r's go to memory.logits + (r - begin) stride.
 template <class Hidden>
@@ -98,7 +137,7 @@ void fill(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, in
           index_t first, index_t last, thread_team& team, worker_floats workers) {
     const auto at = [&](index_t r) { return memory.logits + (r - begin) * stride; };
     const bool plain = h.bias.data == nullptr && h.soft_cap == 0;
-    head_logits(memory.across, h.x.cols, rows, head_of(h), first, last, team, workers,
+    head_logits(memory.across, product_columns(h), rows, head_of(h.w), first, last, team, workers,
                 [&](index_t r) { return at(r) - first; });
     if (plain) return;
     team.run(rows.count, [&](index_t i, int) {
@@ -106,21 +145,26 @@ void fill(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, in
     });
 }
 
-/// dw = beta_head dw, db likewise: what was there. With beta_head = 0 dw is left to the first product where there is one.
+/// dw = beta_head dw, the head's other gradients likewise: what was there. With beta_head = 0 dw is left to the first product where there is one.
 template <class Hidden>
 void scale_head_gradient(const Hidden& h, thread_team& team, bool product_follows = false) {
     if (h.beta_head == 1) return;
     const index_t v = h.vocab();
-    const bool head = !h.dw.empty() && !(product_follows && h.beta_head == 0);
+    const auto scale = [&h](float* x, index_t n) {
+        for (index_t j = 0; j < n; ++j) x[j] = h.beta_head == 0 ? 0 : h.beta_head * x[j];
+    };
+    const auto row = [&scale](const auto& of, index_t i) {
+        if (!of.empty()) scale(of.row(i), of.cols);
+    };
     team.run((v + 255) / 256, [&](index_t c, int) {
         for (index_t i = c * 256; i < std::min(v, (c + 1) * 256); ++i) {
-            const auto scale = [&](float& x) { x = h.beta_head == 0 ? 0 : h.beta_head * x; };
-            if (h.db.data != nullptr) scale(h.db.data[i]);
-            if (!head) continue;
-            float* dw = h.dw.row(i);
-            for (index_t j = 0; j < h.x.cols; ++j) scale(dw[j]);
+            if (h.db.data != nullptr) scale(h.db.data + i, 1);
+            if (!(product_follows && h.beta_head == 0)) row(h.dw, i);
+            if constexpr (is_lora<decltype(h.w)>) row(h.w.db, i);
         }
     });
+    if constexpr (is_lora<decltype(h.w)>)
+        for (index_t i = 0; i < rank_of(h.w); ++i) row(h.w.da, i);
 }
 
 /// Before the gradients of rows [begin, end) go back: dx = beta dx; `first_block`: dw and db are what they were before the call.
@@ -138,8 +182,33 @@ void begin_drain(const Hidden& h, index_t begin, index_t end, float beta, bool f
 }
 /// Readies rows for drain.
 template <class Hidden>
-void ready_back(const Hidden& h, const block_memory<Hidden>& memory, row_list live, thread_team& team) {
-    if (!h.dw.empty()) pack_states_along(h.x.data, h.x.stride, live, h.x.cols, memory.along, team);
+void ready_back(const Hidden& h, const block_memory<Hidden>& memory, row_list live, index_t begin, thread_team& team) {
+    if (needs_states_along(h)) pack_states_along(h.x.data, h.x.stride, live, h.x.cols, memory.along, team);
+    if constexpr (is_lora<decltype(h.w)>) {
+        const index_t rank = rank_of(h.w);
+        if (!h.w.db.empty())
+            pack_states_along(memory.update - begin * rank, rank, live, rank, memory.update_along, team);
+    } else {
+        (void)begin;
+    }
+}
+/// What has come back to u goes on: t = scale·t; dA += tᵀ x, dx += t A.
+template <class Hidden>
+void drain_update(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, index_t begin, thread_team& team,
+                  worker_floats workers) {
+    const index_t d = h.x.cols, rank = rank_of(h.w);
+    const auto t = [&](index_t r) { return memory.back + (r - begin) * rank; };
+    for (index_t i = 0; i < rows.count; ++i)
+        for (index_t j = 0; j < rank; ++j) t(rows.at[i])[j] *= h.w.scale;
+    if (!h.w.da.empty())
+        states_to_head(t, rows, memory.along, d, 0, rank, true, h.w.da.data, h.w.da.stride, team, workers);
+    if (h.dx.empty()) return;
+    head_to_states(t, rows, head_of(h.w.a), 0, rank, d, false, memory.sums, team, workers);
+    team.run(rows.count, [&](index_t i, int) {
+        float* const dx = h.dx.row(rows.at[i]);
+        const float* const sums = memory.sums + i * head_cuts::padded(d);
+        for (index_t j = 0; j < d; ++j) dx[j] += sums[j];
+    });
 }
 /// The gradient of ids [first, last) of the rows goes back: that of row r lies at memory.gradient + (r - begin) stride. Ids from `common` on
 /// have none, and nothing there is read. In order of ids: sums of dx go on from call to call.
@@ -158,18 +227,34 @@ void drain(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, i
                 g[j] *= 1 - t * t;
             }
         });
-    if (!h.dx.empty() && rows.count > 0)
+    const auto add_states = [&](const auto& head, index_t left) { // the head's columns from `left` on are B's
         for (index_t from = first, to; from < end; from = to) {
             to = std::min(end, (from / stretch_of_ids + 1) * stretch_of_ids);
-            head_to_states(of_row, rows, head_of(h), from, to, d, from % stretch_of_ids != 0, memory.sums, team,
+            head_to_states(of_row, rows, head, from, to, head.width, from % stretch_of_ids != 0, memory.sums, team,
                            workers);
             if (to % stretch_of_ids != 0 && to != common) continue;
             team.run(rows.count, [&](index_t i, int) {
-                float* const dx = h.dx.row(rows.at[i]);
-                const float* const sums = memory.sums + i * head_cuts::padded(d);
-                for (index_t j = 0; j < d; ++j) dx[j] += sums[j];
+                const index_t r = rows.at[i];
+                const float* const sums = memory.sums + i * head_cuts::padded(head.width);
+                if (!h.dx.empty())
+                    for (index_t j = 0; j < d; ++j) h.dx.row(r)[j] += sums[j];
+                float* const t = memory.back + (r - begin) * (head.width - left);
+                for (index_t j = left; j < head.width; ++j)
+                    t[j - left] = (from < stretch_of_ids ? 0 : t[j - left]) + sums[j];
             });
         }
+    };
+    if (sums_states(h) && rows.count > 0 && first < end) {
+        if constexpr (is_lora<decltype(h.w)>) {
+            if (h.dx.empty())
+                add_states(head_of(h.w.b), 0);
+            else
+                add_states(head_of(h.w), d);
+            if (end == common) drain_update(h, memory, rows, begin, team, workers);
+        } else {
+            add_states(head_of(h.w), d);
+        }
+    }
     const bool adds = !first_block || h.beta_head != 0;
     if (!h.dw.empty()) {
         const auto to_head = [&](row_list some, index_t from, index_t to) {
@@ -177,6 +262,10 @@ void drain(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, i
         };
         to_head(rows, first, end), to_head(row_list{}, std::max(first, end), last);
     }
+    if constexpr (is_lora<decltype(h.w)>)
+        if (!h.w.db.empty() && first < end)
+            states_to_head(of_row, rows, memory.update_along, rank_of(h.w), first, end, true, h.w.db.data,
+                           h.w.db.stride, team, workers);
     if (h.db.data == nullptr) return;
     team.run((end - first + 1023) / 1024, [&](index_t c, int) {
         for (index_t i = 0; i < rows.count; ++i) {
@@ -202,7 +291,7 @@ void drain_block(const Hidden& h, const block_memory<Hidden>& memory, index_t be
     const index_t v = h.vocab();
     const row_list rows = rows_with_gradient(memory, begin, end, v, common, team);
     begin_drain(h, begin, end, beta, first_block, team);
-    ready_back(h, memory, rows, team);
+    ready_back(h, memory, rows, begin, team);
     drain(h, memory, rows, begin, v, 0, v, common, first_block, team, workers);
 }
 

@@ -188,10 +188,10 @@ struct block_tiles {
     void ready(Wanted&& wanted, bool back) {
         each([&](auto& side) {
             side.rows = list_of(begin, end, side.memory.wanted, wanted);
-            ready_states(side.source, side.memory, side.rows, team);
+            ready_states(side.source, side.memory, side.rows, begin, team, workers);
         });
         written = back;
-        if (back) if_drains([&](auto& side) { ready_back(side.source, side.memory, side.rows, team); });
+        if (back) if_drains([&](auto& side) { ready_back(side.source, side.memory, side.rows, begin, team); });
     }
     void make(index_t first, index_t count) {
         each([&](auto& side) {
@@ -209,7 +209,7 @@ struct block_tiles {
     void back_all() {
         if_drains([&](auto& side) {
             side.rows = rows_with_gradient(side.memory, begin, end, side.ids, common, team);
-            ready_back(side.source, side.memory, side.rows, team);
+            ready_back(side.source, side.memory, side.rows, begin, team);
             written = true;
         });
         back(0, common);

@@ -352,7 +352,7 @@ private:
                 if (side.vocab() == 0) return;
                 const auto own = memory_of(side);
                 const row_list rows = list_of(begin, end, own.wanted, wanted);
-                ready_states(side, own, rows, *team_);
+                ready_states(side, own, rows, begin, *team_, workers());
                 fill(side, own, rows, begin, side.vocab(), 0, side.vocab(), *team_, workers());
             }
         };

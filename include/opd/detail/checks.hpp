@@ -18,6 +18,7 @@
 #include "opd/entries.hpp"
 #include "opd/error.hpp"
 #include "opd/filter.hpp"
+#include "opd/head.hpp"
 #include "opd/reduction.hpp"
 #include "opd/row_facts.hpp"
 #include "opd/row_program.hpp"
@@ -133,6 +134,19 @@ private:
     }
 };
 
+/// What logits are made of (hidden.hpp); of a head of the caller's own nothing is known.
+template <class Hidden>
+void read_states(call_spans& spans, const Hidden& h) {
+    const auto of = [&spans](const char* of_student, const char* of_teacher, const auto& v) {
+        spans.reads(
+            requires { Hidden::kind; } ? of_teacher : of_student, v);
+    };
+    of("student.x", "teacher.x", h.x), of("student.bias", "teacher.bias", h.bias);
+    if constexpr (is_matrix<decltype(base_of(h.w))>) of("student.w", "teacher.w", base_of(h.w));
+    if constexpr (is_lora<decltype(h.w)>)
+        of("student.w.b", "teacher.w.b", h.w.b), of("student.w.a", "teacher.w.a", h.w.a);
+}
+
 template <class Student>
 void check_logits(const Student& s, index_t gradient_rows, index_t gradient_cols) {
     check_matrix("student.z", s.z, s.z.rows, s.z.cols);
@@ -219,10 +233,11 @@ void check_overlaps(const Student& s, const Teacher& t, const basic_env<S>& e) {
     if constexpr (views) spans.writes(dz, s.dz);
     if constexpr (in_blocks<Student>) {
         spans.writes("student.dx", s.dx), spans.writes("student.dw", s.dw), spans.writes("student.db", s.db);
-        spans.reads("student.x", s.x), spans.reads("student.w", s.w), spans.reads("student.bias", s.bias);
+        if constexpr (is_lora<decltype(s.w)>)
+            spans.writes("student.w.db", s.w.db), spans.writes("student.w.da", s.w.da);
+        read_states(spans, s);
     }
-    if constexpr (in_blocks<Teacher>)
-        spans.reads("teacher.x", t.x), spans.reads("teacher.w", t.w), spans.reads("teacher.bias", t.bias);
+    if constexpr (in_blocks<Teacher>) read_states(spans, t);
     spans.writes("env.losses", e.losses);
     spans.writes("env.lse", e.lse);
     spans.writes("env.measure.ratios", e.measure.ratios);

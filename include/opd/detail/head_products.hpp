@@ -18,6 +18,7 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
+#include "opd/detail/heads.hpp"
 #include "opd/detail/product_tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
@@ -63,55 +64,32 @@ struct worker_floats {
     float* of(int worker) const { return reinterpret_cast<float*>(base + each * std::size_t(worker)); }
 };
 
-/// A head as it lies in memory: what is not float is converted a piece at a time.
-template <class E>
-struct stored_head {
-    const E* data;
-    index_t stride;
-    static constexpr bool in_place = std::is_same_v<E, float>;
-    const E* at(index_t id, index_t d) const { return data + id * stride + d; }
-    /// W[first + i, d + j] for i < ids, j < depth.
-    OPD_INLINE void copy(index_t first, index_t ids, index_t d, index_t depth, float* to, index_t to_stride) const {
-        for (index_t i = 0; i < ids; ++i) {
-            const E* from = at(first + i, d);
-            float* const row = to + i * to_stride;
-            if constexpr (in_place)
-                std::copy_n(from, depth, row);
-            else
-                for (index_t j = 0; j < depth; ++j) row[j] = element<E>::load(from[j]);
+/// to[p][i][lane] = W[first + i, d + panel·p + lane], 0 from `width` on.
+template <class Head>
+void copy_panels(const Head& head, index_t first, index_t ids, index_t d, index_t width, float* to) {
+    constexpr index_t panel = head_cuts::panel;
+    for (index_t i = 0; i < ids; ++i)
+        for (index_t p = 0; p * panel < width; ++p) {
+            const index_t count = std::min(panel, width - p * panel);
+            float* const row = to + (p * ids + i) * panel;
+            head.copy(first + i, 1, d + p * panel, count, row, panel);
+            std::fill_n(row + count, panel - count, 0.0f);
         }
-    }
-    /// to[p][i][lane] = W[first + i, d + panel·p + lane], 0 from `width` on.
-    void copy_panels(index_t first, index_t ids, index_t d, index_t width, float* to) const {
-        constexpr index_t panel = head_cuts::panel;
-        for (index_t i = 0; i < ids; ++i)
-            for (index_t p = 0; p * panel < width; ++p) {
-                const index_t count = std::min(panel, width - p * panel);
-                float* const row = to + (p * ids + i) * panel;
-                copy(first + i, 1, d + p * panel, count, row, panel);
-                std::fill_n(row + count, panel - count, 0.0f);
-            }
-    }
-    /// Has W[id, d … d + count) come.
-    OPD_INLINE void fetch(index_t id, index_t d, index_t count) const {
-        const auto* p = reinterpret_cast<const char*>(at(id, d));
-        const index_t bytes = count * index_t{sizeof(E)};
-        for (index_t b = 0; b < bytes; b += 64) __builtin_prefetch(p + b, 0, 2);
-    }
-};
+}
 
 /// Floats that pack_states_across and pack_states_along write for n rows of width d.
 constexpr index_t packed_across(index_t n, index_t d) { return head_cuts::padded(n) * d; }
 constexpr index_t packed_along(index_t n, index_t d) { return head_cuts::padded(d) * n; }
 
-/// to[p][d][lane]: rows side by side, for head_logits. Lanes without a row are 0.
+/// to[p][left + k][lane], k < d, of panels `width` deep: rows side by side, for head_logits. Lanes without a row are 0.
 template <class E>
-void pack_states_across(const E* x, index_t stride, row_list rows, index_t d, float* to, thread_team& team) {
+void pack_states_across(const E* x, index_t stride, row_list rows, index_t d, float* to, index_t width, index_t left,
+                        thread_team& team) {
     constexpr index_t panel = head_cuts::panel, piece = 128;
     const index_t pieces = (d + piece - 1) / piece;
     team.run((rows.count + panel - 1) / panel * pieces, [&](index_t unit, int) {
         const index_t p = unit / pieces, begin = unit % pieces * piece, end = std::min(d, begin + piece);
-        float* const mine = to + p * panel * d;
+        float* const mine = to + (p * width + left) * panel;
         for (index_t lane = 0; lane < panel; ++lane) {
             const index_t i = p * panel + lane;
             const E* from = i < rows.count ? x + rows.at[i] * stride : nullptr;
@@ -186,71 +164,72 @@ OPD_INLINE void with_vectors(index_t columns, Function&& f) {
     });
 }
 
-/// Logits of ids [first, first + ids) and the states of up to head_cuts::rows rows, packed: to out(r)[first…].
-template <class Head, class Out>
-void logits_of_ids(const float* packed, index_t d, index_t rows, const Head& head, index_t first, index_t ids,
+/// Logits of ids [first, first + ids) and the states of up to head_cuts::rows rows, packed in panels `width` deep: to out(r)[first…].
+template <class Whole, class Out>
+void logits_of_ids(const float* packed, index_t width, index_t rows, const Whole& head, index_t first, index_t ids,
                    index_t end, float* sums, const Out& out) {
     using cuts = head_cuts;
-    constexpr index_t panel = cuts::panel, width = lanes::width;
+    constexpr index_t panel = cuts::panel, lane = lanes::width;
     const index_t columns = cuts::padded(rows); // of sums, a row an id
-    for (index_t k = 0; k < d; k += cuts::depth) {
-        const index_t depth = std::min(cuts::depth, d - k);
-        const bool last_piece = k + depth >= d;
-        for (index_t p = 0; p < rows; p += panel)
-            with_vectors(rows - p, [&](auto vectors) {
-                each_piece<vectors()>(ids, [&](index_t i, auto height) {
-                    float* const c = sums + i * columns + p;
-                    const float* const from = k > 0 ? c : nullptr;
-                    const float* const b = packed + p * d + k * panel;
-                    no_hint nothing;
-                    if constexpr (Head::in_place) {
-                        const float* const w = head.at(first + i, k);
-                        const auto run = [&](auto hint) {
-                            head_micro<height(), vectors(), false>(depth, w, head.stride, 1, b, from, columns, c,
-                                                                   columns, 0, hint);
-                        };
-                        // the ids after these, else the next piece of the first, else the next unit's
-                        const bool same_piece = i + 2 * height() <= ids;
-                        const index_t id = same_piece ? first + i + height() : last_piece ? first + ids : first;
-                        if (p == 0 && id + height() <= end)
-                            run(fetch_rows<height()>{head.at(id, same_piece   ? k
-                                                                 : last_piece ? 0
-                                                                              : k + depth),
-                                                     head.stride});
-                        else
-                            run(nothing);
-                    } else {
-                        float piece[height() * cuts::depth];
-                        head.copy(first + i, height(), k, depth, piece, depth);
-                        head_micro<height(), vectors(), false>(depth, piece, depth, 1, b, from, columns, c, columns, 0,
-                                                               nothing);
-                    }
+    head.parts([&](const auto& part, index_t left) {
+        for (index_t k = 0; k < part.width; k += cuts::depth) {
+            const index_t depth = std::min(cuts::depth, part.width - k);
+            const bool last_piece = k + depth >= part.width;
+            for (index_t p = 0; p < rows; p += panel)
+                with_vectors(rows - p, [&](auto vectors) {
+                    each_piece<vectors()>(ids, [&](index_t i, auto height) {
+                        float* const c = sums + i * columns + p;
+                        const float* const from = left + k > 0 ? c : nullptr;
+                        const float* const b = packed + p * width + (left + k) * panel;
+                        no_hint nothing;
+                        if constexpr (std::remove_cvref_t<decltype(part)>::in_place) {
+                            const float* const w = part.at(first + i, k);
+                            const auto run = [&](auto hint) {
+                                head_micro<height(), vectors(), false>(depth, w, part.stride, 1, b, from, columns, c,
+                                                                       columns, 0, hint);
+                            };
+                            // the ids after these, else the next piece of the first, else the next unit's
+                            const bool same_piece = i + 2 * height() <= ids;
+                            const index_t id = same_piece ? first + i + height() : last_piece ? first + ids : first;
+                            const index_t next = same_piece ? k : last_piece ? 0 : k + depth;
+                            if (p == 0 && id + height() <= end)
+                                run(fetch_rows<height()>{part.at(id, next), part.stride});
+                            else
+                                run(nothing);
+                        } else {
+                            float piece[height() * cuts::depth];
+                            part.copy(first + i, height(), k, depth, piece, depth);
+                            head_micro<height(), vectors(), false>(depth, piece, depth, 1, b, from, columns, c, columns,
+                                                                   0, nothing);
+                        }
+                    });
                 });
-            });
-    }
+        }
+    });
     // rows of logits from columns of them: some rows at a time, each then written in one piece, since rows lie pages apart
-    alignas(64) float turned[width * cuts::ids];
-    for (index_t r = 0; r < rows; r += width) {
-        for (index_t i = 0; i < ids; i += width) {
-            if (i + width > ids) {
-                for (index_t q = 0; q < width; ++q)
+    alignas(64) float turned[lane * cuts::ids];
+    for (index_t r = 0; r < rows; r += lane) {
+        for (index_t i = 0; i < ids; i += lane) {
+            if (i + lane > ids) {
+                for (index_t q = 0; q < lane; ++q)
                     for (index_t j = i; j < ids; ++j) turned[q * cuts::ids + j] = sums[j * columns + r + q];
                 continue;
             }
-            lanes x[width];
-            unroll<width>([&](auto j)
-                              __attribute__((always_inline)) { x[j()] = lanes::load(sums + (i + j()) * columns + r); });
+            lanes x[lane];
+            unroll<lane>([&](auto j)
+                             __attribute__((always_inline)) { x[j()] = lanes::load(sums + (i + j()) * columns + r); });
             transpose(x);
-            unroll<width>([&](auto j) __attribute__((always_inline)) { x[j()].store(turned + j() * cuts::ids + i); });
+            unroll<lane>([&](auto j) __attribute__((always_inline)) { x[j()].store(turned + j() * cuts::ids + i); });
         }
-        for (index_t q = 0; q < std::min<index_t>(width, rows - r); ++q)
+        for (index_t q = 0; q < std::min<index_t>(lane, rows - r); ++q)
             std::copy_n(turned + q * cuts::ids, ids, out(r + q) + first);
     }
 }
 
-/// z of ids [begin, end) for each row of the list: out(r) is where row r's logits lie, id 0 first. `packed`: pack_states_across.
+/// z of ids [begin, end) for each row of the list: out(r) is where row r's logits lie, id 0 first. `packed`: pack_states_across, of which
+/// a narrower head takes the first columns.
 template <class Head, class Out>
-void head_logits(const float* packed, index_t d, row_list rows, const Head& head, index_t begin, index_t end,
+void head_logits(const float* packed, index_t width, row_list rows, const Head& head, index_t begin, index_t end,
                  thread_team& team, worker_floats memory, const Out& out) {
     using cuts = head_cuts;
     const index_t across = (rows.count + cuts::rows - 1) / cuts::rows,
@@ -258,7 +237,7 @@ void head_logits(const float* packed, index_t d, row_list rows, const Head& head
     team.run(units * across, [&](index_t unit, int worker) {
         const index_t first = begin + unit / across * cuts::ids, from = unit % across * cuts::rows;
         const row_list mine = rows.part(from, cuts::rows);
-        logits_of_ids(packed + from * d, d, mine.count, head, first, std::min(cuts::ids, end - first), end,
+        logits_of_ids(packed + from * width, width, mine.count, head, first, std::min(cuts::ids, end - first), end,
                       memory.of(worker), [&](index_t i) { return out(mine.at[i]); });
     });
 }
@@ -282,7 +261,7 @@ void head_to_states(const Gradient& gradient, row_list rows, const Head& head, i
         const index_t left = first * panel, width = std::min(last * panel, d) - left;
         for (index_t v = begin; v < end; v += cuts::summed_ids) {
             const index_t ids = std::min(cuts::summed_ids, end - v);
-            head.copy_panels(v, ids, left, width, of_head);
+            copy_panels(head, v, ids, left, width, of_head);
             fetch_ids<Head> ahead{&head, v + ids, std::min(end, v + ids + cuts::summed_ids), left, width};
             for (index_t from = 0; from < rows.count; from += cuts::rows) {
                 const row_list some = rows.part(from, cuts::rows);

@@ -23,8 +23,10 @@ struct rows_of_source {
     Source source;
     index_t rows, cols;
     explicit rows_of_source(const Source& s) : source(s), rows(s.rows()), cols(s.vocab()) {
-        if constexpr (requires { source.dw; })
-            source.dx = source.dw = {}, source.db = {}; // nothing here has a gradient
+        if constexpr (requires { source.dw; }) { // nothing here has a gradient
+            source.dx = source.dw = {}, source.db = {};
+            if constexpr (is_lora<decltype(source.w)>) source.w.db = source.w.da = {};
+        }
     }
     OPD_HD const logit_type* row(index_t r) const { return source.tile({r}, 0); }
     OPD_HD const logit_type& operator()(index_t r, index_t c) const { return row(r)[c]; }
@@ -63,10 +65,8 @@ void read_rows(call_spans& spans, const matrix_view<Z, S>& z) {
 template <class Source>
 void read_rows(call_spans& spans, const rows_of_source<Source>& z) {
     const Source& s = z.source;
-    if constexpr (in_blocks<Source> && teacher_cache<Source>)
-        spans.reads("teacher.x", s.x), spans.reads("teacher.w", s.w), spans.reads("teacher.bias", s.bias);
-    else if constexpr (in_blocks<Source>)
-        spans.reads("student.x", s.x), spans.reads("student.w", s.w), spans.reads("student.bias", s.bias);
+    if constexpr (in_blocks<Source>)
+        read_states(spans, s);
     else if constexpr (requires { s.y; })
         spans.reads("teacher.y", s.y);
     else if constexpr (requires { s.z; })

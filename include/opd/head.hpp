@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Heads: what may stand for the weights W (V,D) in student::hidden and teacher::hidden (hidden.hpp).
+//
+//   view(w,V,D)                                      as it lies in memory, float or bfloat16
+//   lora_head{view(w,V,D), view(b,V,R), view(a,R,D)} W + scale·B A, an update of low rank R (LoRA): never multiplied out
+//   a type of your own                               whatever gives rows of W as floats: a quantised head, with or without an update
+//
+// Of an update x (W + scale·B A)ᵀ = [x, u] [W, B]ᵀ with u = scale·x Aᵀ: a head of D + R columns. So it costs R/D more than W alone, and
+//
+//   dB = dzᵀ u,   t = scale·dz B,   dA = tᵀ x,   dx = dz W + t A.
+//
+// Host memory. Throws with the call that it is given to: invalid_input, which names student.w or teacher.w and the member.
+// Source: LoRA (Hu et al. 2021), eq. 3; scale is its alpha/R.
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+#include "opd/config.hpp"
+#include "opd/student.hpp"
+#include "opd/view.hpp"
+
+namespace opd {
+
+/// A head of your own. copy(id, d, count, to) writes to[j] = W[id, d + j], j < count; any thread may ask for any part at any time, and
+/// each is asked for once or a few times a block of rows, in pieces of up to 512 numbers.
+template <class H>
+concept own_head = requires(const H& head, index_t i, float* to) {
+    { head.vocab() } -> std::convertible_to<index_t>;
+    { head.width() } -> std::convertible_to<index_t>;
+    head.copy(i, i, i, to);
+};
+
+/// W + scale·B A. Base: a view of W, or a head of your own, of which dW would be that of W.
+template <class Base, class B = const float, class A = B>
+struct lora_head {
+    static_assert(std::is_const_v<B> && std::is_const_v<A>,
+                  "opd: a head's matrices are read: their views are of const elements");
+    Base w;           ///< (V,D)
+    matrix_view<B> b; ///< (V,R)
+    matrix_view<A> a; ///< (R,D)
+    detail::by_name_only named = {};
+    float scale = 1;
+    matrix_view<float> db =
+        {}; ///< (V,R); empty: not wanted. As dw it is added to what student.beta_head leaves, and da too
+    matrix_view<float> da = {}; ///< (R,D)
+};
+template <class W, class B, class A>
+lora_head(matrix_view<W>, matrix_view<B>, matrix_view<A>) -> lora_head<matrix_view<const W>, const B, const A>;
+template <own_head W, class B, class A>
+lora_head(W, matrix_view<B>, matrix_view<A>) -> lora_head<W, const B, const A>;
+
+namespace detail {
+
+template <class Head>
+inline constexpr bool is_lora = false;
+template <class Base, class B, class A>
+inline constexpr bool is_lora<lora_head<Base, B, A>> = true;
+template <class Head>
+inline constexpr bool is_lora<const Head> = is_lora<Head>;
+template <class Head>
+inline constexpr bool is_matrix = false;
+template <class T, space S>
+inline constexpr bool is_matrix<matrix_view<T, S>> = true;
+template <class Head>
+inline constexpr bool is_matrix<const Head> = is_matrix<Head>;
+template <class Head>
+inline constexpr bool is_matrix<Head&> = is_matrix<Head>;
+
+/// What is not a view of all of W.
+template <class Head>
+concept made_head = own_head<Head> || is_lora<Head>;
+
+/// W without its update.
+template <class Head>
+const auto& base_of(const Head& head) {
+    if constexpr (is_lora<Head>)
+        return head.w;
+    else
+        return head;
+}
+template <class Head>
+OPD_HD index_t vocab_of(const Head& head) {
+    if constexpr (is_lora<Head>)
+        return vocab_of(head.w);
+    else if constexpr (is_matrix<Head>)
+        return head.rows;
+    else
+        return head.vocab();
+}
+template <class Head>
+OPD_HD index_t width_of(const Head& head) {
+    if constexpr (is_lora<Head>)
+        return width_of(head.w);
+    else if constexpr (is_matrix<Head>)
+        return head.cols;
+    else
+        return head.width();
+}
+/// R; 0 without an update.
+template <class Head>
+index_t rank_of(const Head& head) {
+    if constexpr (is_lora<Head>)
+        return head.a.rows;
+    else
+        return 0;
+}
+/// Whether the update has a gradient.
+template <class Head>
+OPD_HD bool trains_update(const Head& head) {
+    if constexpr (is_lora<Head>)
+        return !head.db.empty() || !head.da.empty();
+    else
+        return false;
+}
+
+} // namespace detail
+
+} // namespace opd
