@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: no
 //
 // Heads that are no view of W: with an update of low rank, which must be the wider head [W, B] on [x, u] bit for bit and W + scale·B A in
 // float64; and of a user's own, quantised, which must be what its floats are.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: no
 //
 // Scores and draws from hidden states: every output has the bits that the materialised logits give, whatever the budget and the threads.
 #include "support/hidden_sides.hpp"

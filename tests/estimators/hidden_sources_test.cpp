@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: no
 //
 // Hidden states in every call that takes logits: other vocabularies in one bucket, supports and kept sets of which few logits are made,
 // scores and draws; what rows may be (float64, infinite, clamped, selected, frozen); the bits of the same call on materialised logits.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: no
 //
 // Tokens drawn under a filter, with the sets that it kept: by enumeration the gradient is that of the divergence on the set, at any
 // staleness; K = V is the plain call; from draw's own columns every ratio has mean 1, and without the sets it has not; raw log-probs;
