@@ -397,6 +397,10 @@ TEST_CASE("a quantised head is what its floats are, with an update or without, i
     token_logp(be, teacher::hidden{wide.states(), wide.head()}, some, view(expected.data(), n, 4));
     CHECK(equal_bits(log_p, expected));
     CHECK(g == untouched);
+    auto value = source;
+    value.dx = value.dw = {}, value.db = {}, value.w.db = value.w.da = {};
+    const scores<std::int32_t, float> what{.ids = some, .log_p = view(log_p.data(), n, 4)}; // nor do they take memory
+    CHECK(score_workspace_bytes(be, source, what) == score_workspace_bytes(be, value, what));
 }
 
 TEST_CASE("bfloat16 states and head under an update in float, and under one in bfloat16") {
