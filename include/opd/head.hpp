@@ -10,7 +10,7 @@
 //
 //   dB = dzᵀ u,   t = scale·dz B,   dA = tᵀ x,   dx = dz W + t A.
 //
-// Host memory. Throws with the call that it is given to: invalid_input, which names student.w or teacher.w and the member.
+// A head of your own is the CPU's; on a device W, B and A are views of one type. Throws with the call that it is given to: invalid_input, which names student.w or teacher.w and the member.
 // Source: LoRA (Hu et al. 2021), eq. 3; scale is its alpha/R.
 #pragma once
 
@@ -33,21 +33,23 @@ concept own_head = requires(const H& head, index_t i, float* to) {
 };
 
 /// W + scale·B A. Base: a view of W, or a head of your own, of which dW would be that of W.
-template <class Base, class B = const float, class A = B>
+template <class Base, class B = const float, class A = B, space Space = space::host>
 struct lora_head {
+    static_assert(Space == space::host || (std::is_same_v<A, B> && std::is_same_v<Base, matrix_view<B, Space>>),
+                  "opd: on a device a head and its update are views of one type");
     static_assert(std::is_const_v<B> && std::is_const_v<A>,
                   "opd: a head's matrices are read: their views are of const elements");
-    Base w;           ///< (V,D)
-    matrix_view<B> b; ///< (V,R)
-    matrix_view<A> a; ///< (R,D)
+    Base w;                  ///< (V,D)
+    matrix_view<B, Space> b; ///< (V,R)
+    matrix_view<A, Space> a; ///< (R,D)
     detail::by_name_only named = {};
     float scale = 1;
-    matrix_view<float> db =
-        {}; ///< (V,R); empty: not wanted. As dw it is added to what student.beta_head leaves, and da too
-    matrix_view<float> da = {}; ///< (R,D)
+    matrix_view<float, Space> db = {}; ///< (V,R); empty: not wanted. Added, as da is, to what student.beta_head leaves
+    matrix_view<float, Space> da = {}; ///< (R,D)
 };
-template <class W, class B, class A>
-lora_head(matrix_view<W>, matrix_view<B>, matrix_view<A>) -> lora_head<matrix_view<const W>, const B, const A>;
+template <class W, class B, class A, space S>
+lora_head(matrix_view<W, S>, matrix_view<B, S>, matrix_view<A, S>)
+    -> lora_head<matrix_view<const W, S>, const B, const A, S>;
 template <own_head W, class B, class A>
 lora_head(W, matrix_view<B>, matrix_view<A>) -> lora_head<W, const B, const A>;
 
@@ -55,8 +57,8 @@ namespace detail {
 
 template <class Head>
 inline constexpr bool is_lora = false;
-template <class Base, class B, class A>
-inline constexpr bool is_lora<lora_head<Base, B, A>> = true;
+template <class Base, class B, class A, space S>
+inline constexpr bool is_lora<lora_head<Base, B, A, S>> = true;
 template <class Head>
 inline constexpr bool is_lora<const Head> = is_lora<Head>;
 template <class Head>

@@ -110,8 +110,7 @@ namespace student {
 
 template <class X, class G = float, space Space = space::host, class Head = matrix_view<const X, Space>>
 struct hidden {
-    static_assert(detail::is_matrix<Head> || Space == space::host,
-                  "opd: on a device a head is a view: opd::lora_head and heads of your own are the CPU's");
+    static_assert(!own_head<Head> || Space == space::host, "opd: heads of your own are the CPU's");
     static_assert(detail::states_for<X, Space> && std::is_same_v<std::remove_const_t<G>, float>,
                   "opd: hidden states are float or bfloat16, gradients float");
     static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");
@@ -176,12 +175,12 @@ template <class X, class W, class G, space S>
     requires std::same_as<std::remove_const_t<X>, std::remove_const_t<W>> hidden(matrix_view<X, S>, matrix_view<W, S>,
                                                                                  matrix_view<G, S>, matrix_view<G, S>)
 ->hidden<std::remove_const_t<X>, G, S>;
-template <class X, opd::detail::made_head Head>
-hidden(matrix_view<X>, Head) -> hidden<std::remove_const_t<X>, float, space::host, Head>;
-template <class X, opd::detail::made_head Head, class G>
-hidden(matrix_view<X>, Head, matrix_view<G>) -> hidden<std::remove_const_t<X>, G, space::host, Head>;
-template <class X, opd::detail::made_head Head, class G>
-hidden(matrix_view<X>, Head, matrix_view<G>, matrix_view<G>) -> hidden<std::remove_const_t<X>, G, space::host, Head>;
+template <class X, opd::detail::made_head Head, space S>
+hidden(matrix_view<X, S>, Head) -> hidden<std::remove_const_t<X>, float, S, Head>;
+template <class X, opd::detail::made_head Head, class G, space S>
+hidden(matrix_view<X, S>, Head, matrix_view<G, S>) -> hidden<std::remove_const_t<X>, G, S, Head>;
+template <class X, opd::detail::made_head Head, class G, space S>
+hidden(matrix_view<X, S>, Head, matrix_view<G, S>, matrix_view<G, S>) -> hidden<std::remove_const_t<X>, G, S, Head>;
 
 } // namespace student
 
@@ -189,8 +188,7 @@ namespace teacher {
 
 template <class X, space Space = space::host, class Head = matrix_view<const X, Space>>
 struct hidden {
-    static_assert(opd::detail::is_matrix<Head> || Space == space::host,
-                  "opd: on a device a head is a view: opd::lora_head and heads of your own are the CPU's");
+    static_assert(!own_head<Head> || Space == space::host, "opd: heads of your own are the CPU's");
     static_assert(opd::detail::states_for<X, Space>, "opd: hidden states are float or bfloat16");
     static constexpr cache_kind kind = cache_kind::dense;
     using logit_type = float;
@@ -229,10 +227,10 @@ template <class X, class W, space S>
     requires std::same_as<std::remove_const_t<X>, std::remove_const_t<W>> hidden(matrix_view<X, S>, matrix_view<W, S>,
                                                                                  float)
 ->hidden<std::remove_const_t<X>, S>;
-template <class X, opd::detail::made_head Head>
-hidden(matrix_view<X>, Head) -> hidden<std::remove_const_t<X>, space::host, Head>;
-template <class X, opd::detail::made_head Head>
-hidden(matrix_view<X>, Head, float) -> hidden<std::remove_const_t<X>, space::host, Head>;
+template <class X, opd::detail::made_head Head, space S>
+hidden(matrix_view<X, S>, Head) -> hidden<std::remove_const_t<X>, S, Head>;
+template <class X, opd::detail::made_head Head, space S>
+hidden(matrix_view<X, S>, Head, float) -> hidden<std::remove_const_t<X>, S, Head>;
 
 } // namespace teacher
 

@@ -174,6 +174,62 @@ TEST_CASE("on the device: the page's call") {
     CHECK(log_sum_exp_of(be, theirs, n) > 0);
 }
 
+TEST_CASE("on the device: a head with an update is W + scale B A") {
+    if (!device_present()) return;
+    hidden_memory memory;
+    cuda_backend& be = memory.backend;
+    const index_t n = 20, v = 9000, d = 32, rank = 4;
+    const float scale = 0.7f;
+    source s(3);
+    const auto numbers = [&](index_t count, double deviation) {
+        std::vector<float> all;
+        for (index_t i = 0; i < count; ++i) all.push_back(float(deviation * s.normal()));
+        return all;
+    };
+    std::vector<float> x = numbers(n * d, 1), w = numbers(v * d, 0.4), b = numbers(v * rank, 0.4),
+                       a = numbers(rank * d, 0.2), h = numbers(n * d, 1), whole = w;
+    for (index_t i = 0; i < v; ++i)
+        for (index_t j = 0; j < d; ++j)
+            for (index_t k = 0; k < rank; ++k)
+                whole[std::size_t(i * d + j)] += scale * b[std::size_t(i * rank + k)] * a[std::size_t(k * d + j)];
+    const auto at = [&](std::vector<float>& of) { return static_cast<const float*>(memory.put(of)); };
+    std::vector<float> dx(x.size()), dw(w.size()), dx_update(x.size()), db(b.size()), da(a.size());
+    float *of_x = memory.put(dx), *of_w = memory.put(dw), *of_x_update = memory.put(dx_update), *of_b = memory.put(db),
+          *of_a = memory.put(da);
+    const float* states = at(x);
+    const teacher::hidden theirs{device_view(at(h), n, d), device_view(at(w), v, d)};
+    const auto run = [&](auto student) {
+        student.budget = detail::block_layout(student, 0).of_row * 8; // blocks of 8, 8 and 4
+        memory.make_room(workspace_bytes(be, student, theirs, reverse_kl{}));
+        return evaluate(be, student, theirs, reverse_kl{}).fetch(be.stream).loss;
+    };
+    const double want = run(student::hidden{device_view(states, n, d), device_view(at(whole), v, d),
+                                            device_view(of_x, n, d), device_view(of_w, v, d)});
+    lora_head head{device_view(at(w), v, d), device_view(at(b), v, rank), device_view(at(a), rank, d)};
+    head.scale = scale, head.db = device_view(of_b, v, rank), head.da = device_view(of_a, rank, d);
+    const double got = run(student::hidden{device_view(states, n, d), head, device_view(of_x_update, n, d)});
+    CHECK(std::abs(got - want) <= in_float * want);
+    memory.get(dx, of_x), memory.get(dw, of_w), memory.get(dx_update, of_x_update), memory.get(db, of_b),
+        memory.get(da, of_a);
+    apart states_apart, b_apart, a_apart; // dB = scale dW Aᵀ, dA = scale Bᵀ dW
+    for (std::size_t i = 0; i < dx.size(); ++i) states_apart.add(double(dx_update[i]), double(dx[i]));
+    std::vector<double> of_all_a(a.size());
+    for (index_t i = 0; i < v; ++i)
+        for (index_t k = 0; k < rank; ++k) {
+            double sum = 0;
+            for (index_t j = 0; j < d; ++j) {
+                const double g = double(scale) * double(dw[std::size_t(i * d + j)]);
+                sum += g * double(a[std::size_t(k * d + j)]);
+                of_all_a[std::size_t(k * d + j)] += g * double(b[std::size_t(i * rank + k)]);
+            }
+            b_apart.add(double(db[std::size_t(i * rank + k)]), sum);
+        }
+    for (std::size_t i = 0; i < da.size(); ++i) a_apart.add(double(da[i]), of_all_a[i]);
+    CHECK(states_apart.relative() <= in_float);
+    CHECK(b_apart.relative() <= in_float);
+    CHECK(a_apart.relative() <= in_float);
+}
+
 TEST_CASE("on the device: a call from hidden states is captured and replayed; the handle's stream is put back") {
     if (!device_present()) return;
     hidden_memory memory;

@@ -653,3 +653,80 @@ TEST_CASE("what a device refuses, and what the CPU's types do") {
     static_assert(detail::has_block_kernel<row_job<student_source, lumped, reverse_kl, space::device>>);
     static_assert(detail::has_block_kernel<row_job<student_source, support, renormalised<reverse_kl>, space::device>>);
 }
+
+namespace {
+/// A call with an update of the student's head, and of the teacher's, as a device has it and as the CPU has.
+template <class X>
+void check_update(index_t n, index_t v, index_t rank, index_t block, double bound, bool bad = false) {
+    const index_t d = 10, d_teacher = 7;
+    source s(std::uint64_t(n + v + rank));
+    const auto numbers = [&s](index_t count, double deviation) {
+        std::vector<X> x;
+        for (index_t i = 0; i < count; ++i) x.push_back(element<X>::store(float(deviation * s.normal())));
+        return x;
+    };
+    auto x = numbers(n * d, 1);
+    const auto w = numbers(v * d, 0.6), b = numbers(v * rank, 0.6), a = numbers(rank * d, 0.3), bias = numbers(v, 1);
+    const auto h = numbers(n * d_teacher, 1), head = numbers(v * d_teacher, 0.6), b_t = numbers(v * rank, 0.6),
+               a_t = numbers(rank * d_teacher, 0.3);
+    if (bad) x[std::size_t(d)] = element<X>::store(std::numeric_limits<float>::quiet_NaN());
+    std::vector<std::uint8_t> mask(std::size_t(n), 1);
+    if (n > 3) mask[3] = 0;
+    struct gradients {
+        std::vector<float> dx, dw, bias, db, da;
+    };
+    const auto some = [&] {
+        const auto of = [](index_t count) { return std::vector<float>(std::size_t(count), 2.f); };
+        return gradients{of(n * d), of(v * d), of(v), of(v * rank), of(rank * d)};
+    };
+    gradients want = some(), got = some();
+    const auto with = [&](auto as_view, auto as_vector, gradients& g) {
+        lora_head mine{as_view(w.data(), v, d), as_view(b.data(), v, rank), as_view(a.data(), rank, d)};
+        mine.scale = 0.7f, mine.db = as_view(g.db.data(), v, rank), mine.da = as_view(g.da.data(), rank, d);
+        lora_head theirs{as_view(head.data(), v, d_teacher), as_view(b_t.data(), v, rank),
+                         as_view(a_t.data(), rank, d_teacher)};
+        student::hidden student{as_view(x.data(), n, d), mine, as_view(g.dx.data(), n, d), as_view(g.dw.data(), v, d)};
+        student.bias = as_vector(bias.data(), v), student.db = as_vector(g.bias.data(), v), student.soft_cap = 6;
+        student.beta_head = 0.5f;
+        teacher::hidden teacher{as_view(h.data(), n, d_teacher), theirs};
+        teacher.temperature = 0.8f;
+        return std::pair(student, teacher);
+    };
+    const auto on_host = with([](auto* p, index_t r, index_t c) { return view(std::as_const(p), r, c); },
+                              [](auto* p, index_t c) { return view(std::as_const(p), c); }, want);
+    cpu_backend cpu;
+    const result expected =
+        evaluate(cpu, on_host.first, on_host.second, reverse_kl{}, {.reduction = reduce::sum, .mask = mask});
+    auto on_device = with([](auto* p, index_t r, index_t c) { return device_view(std::as_const(p), r, c); },
+                          [](auto* p, index_t c) { return device_view(std::as_const(p), c); }, got);
+    if (block > 0) {
+        on_device.first.budget = detail::block_layout(on_device.first, 0).of_row * std::size_t(block);
+        on_device.second.budget = detail::block_layout(on_device.second, 0).of_row * std::size_t(block);
+    }
+    blocks_on_host memory;
+    device_env e;
+    e.reduction = reduce::sum;
+    e.mask = row_mask<space::device>(vector_view<const std::uint8_t, space::device>(mask.data(), n));
+    const result r = evaluate(memory.backend, on_device.first, on_device.second, reverse_kl{}, e);
+    CHECK(std::abs(r.loss - expected.loss) <= bound * std::abs(expected.loss));
+    CHECK(r.diagnostics.bad_rows == index_t(bad));
+    const auto close = [&](const char* name, const std::vector<float>& is, const std::vector<float>& was) {
+        INFO(std::string(name));
+        apart all;
+        for (std::size_t i = 0; i < is.size(); ++i) all.add(double(is[i]), double(was[i]));
+        CHECK(all.relative() <= bound);
+    };
+    close("dx", got.dx, want.dx), close("dw", got.dw, want.dw), close("bias", got.bias, want.bias);
+    close("db", got.db, want.db), close("da", got.da, want.da);
+}
+} // namespace
+
+TEST_CASE("heads with an update: what the CPU gives, in blocks of rows, several stretches, with bad and masked rows") {
+    for (const index_t block : {0, 1, 4}) {
+        check_update<float>(11, 70, 3, block, in_float);
+        check_update<float>(11, 70, 9, block, in_float, true);
+        check_update<float>(3, 9000, 1, block, in_float);
+        check_update<bfloat16>(11, 70, 5, block, 8e-3); // u, t and dz in 8 bits
+    }
+    check_update<float>(0, 70, 3, 0, in_float); // the heads' gradients are what is left of them
+}

@@ -14,10 +14,14 @@
 //   product         dw = beta_head dw + dzᵀ x
 //   sum_columns     db = beta_head db + Σ_r dz
 //
+// Of a head with an update (head.hpp) also: u = scale·x Aᵀ, z += u Bᵀ; t = scale·dz B, sums += t A, dA = beta_head dA + tᵀ x,
+// dB = beta_head dB + dzᵀ u. u and t are stored as the head is.
+//
 // Nothing asks the device about the rows, so masked ones are multiplied with the rest; they are not looked at.
 //
 // Memory, in bytes: V' 4 a row of the block and side; of a student with a gradient V' 8 under a soft-cap, V' 6 for bfloat16; D' 4 and
-// V/8,192 for its way back (V', D': up to the next multiple of 8, so that every row begins where vector loads may).
+// V/8,192 for its way back (V', D': up to the next multiple of 8, so that every row begins where vector loads may). Of an update R' 4, and
+// for each of u and t R' numbers of the head's.
 #pragma once
 
 #include <cmath>
@@ -36,6 +40,7 @@
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/evaluate.hpp"
+#include "opd/head.hpp"
 #include "opd/hidden.hpp"
 #include "opd/score.hpp"
 #include "opd/teacher.hpp"
@@ -214,12 +219,23 @@ auto env_of(const Job& job) {
 
 // --- the plan -----------------------------------------------------------------------------------------------------------
 
+/// Whether x itself is what a gradient of the head is made of: of W, or of A.
+template <class Hidden>
+bool needs_states(const Hidden& h) {
+    if constexpr (is_lora<decltype(h.w)>)
+        return !h.dw.empty() || !h.w.da.empty();
+    else
+        return !h.dw.empty();
+}
+
 /// Where the parts of one side's block lie, in bytes from its beginning.
 struct block_layout {
     index_t stride = 0, width = 0, chunks = 0; ///< elements from row to row of logits and of states; chunks of a row
     std::size_t of_row = 0;                    ///< what the budget counts: logits, and a gradient beside them
     std::size_t gradient = 0;                  ///< 0: it goes over the logits
     std::size_t states = 0, flags = 0, bytes = 0;
+    index_t rank = 0;                        ///< elements from row to row of u and t
+    std::size_t update = 0, u = 0, back = 0; ///< sums in float, u, t
 
     template <class Hidden>
     block_layout(const Hidden& h, index_t rows)
@@ -227,6 +243,14 @@ struct block_layout {
           of_row(sizeof(float) * std::size_t(stride)) {
         const auto of = [rows](std::size_t of_one) { return device_plan::aligned(of_one * std::size_t(rows)); };
         bytes = of(of_row);
+        if constexpr (is_lora<decltype(h.w)>) {
+            rank = padded(rank_of(h.w));
+            const std::size_t of_sums = sizeof(float) * std::size_t(rank),
+                              stored = sizeof(h.x.data[0]) * std::size_t(rank);
+            update = bytes, bytes += of(of_sums), u = bytes, bytes += of(stored);
+            of_row += of_sums + stored;
+            if (trains_states<Hidden>) back = bytes, bytes += of(stored), of_row += stored;
+        }
         if constexpr (trains_states<Hidden>) {
             if (!h.has_gradient()) return;
             if (h.soft_cap > 0 || !std::is_same_v<block_gradient<Hidden>, float>) {
@@ -234,7 +258,8 @@ struct block_layout {
                 gradient = bytes, bytes += of(beside), of_row += beside;
             }
             width = padded(h.x.cols);
-            states = bytes, bytes += h.dx.empty() && h.dw.empty() ? 0 : of(sizeof(float) * std::size_t(width));
+            states = bytes;
+            bytes += h.dx.empty() && !needs_states(h) ? 0 : of(sizeof(float) * std::size_t(width));
             flags = bytes, bytes += of(std::size_t(chunks));
         }
     }
@@ -471,6 +496,25 @@ struct keep_states_kernel : each_block<keep_states_kernel<Source, X>> {
     };
 };
 
+/// scale·sums as the head is stored; 0 where the row has no gradient, if there are flags. A block of threads for each row.
+template <class X>
+struct scale_update_kernel : each_block<scale_update_kernel<X>> {
+    const float* sums = nullptr;
+    X* to = nullptr;
+    index_t stride = 0, rank = 0;
+    float scale = 1;
+    row_flags rows = {};
+
+    struct phase {
+        template <class At>
+        OPD_HD static void run(const scale_update_kernel& k, const block_state& st, At at) {
+            const bool live = k.rows.flags == nullptr || k.rows.live(st.row);
+            for (index_t i = at.id; i < k.rank; i += at.count)
+                k.to[st.row * k.stride + i] = element<X>::store(live ? k.scale * k.sums[st.row * k.stride + i] : 0.0f);
+        }
+    };
+};
+
 /// db = beta·db + Σ_r dz, row after row in double. A block of threads for `ids_at_once` ids.
 template <class G>
 struct sum_columns_kernel : each_block<sum_columns_kernel<G>> {
@@ -520,8 +564,22 @@ void fill_block(const Hidden& h, index_t begin, index_t end, const block_layout&
     const index_t n = end - begin;
     if (n == 0) return;
     auto* const logits = reinterpret_cast<float*>(memory);
-    products(by_rows<T>(n, h.vocab(), h.x.cols, {reinterpret_cast<const T*>(h.x.row(begin)), leading(h.x)},
-                        {reinterpret_cast<const T*>(h.w.data), leading(h.w), true}, 0, logits, layout.stride));
+    const auto& w = base_of(h.w);
+    const row_major<T> x{reinterpret_cast<const T*>(h.x.row(begin)), leading(h.x)};
+    products(by_rows<T>(n, h.vocab(), h.x.cols, x, {reinterpret_cast<const T*>(w.data), leading(w), true}, 0, logits,
+                        layout.stride));
+    if constexpr (is_lora<decltype(h.w)>) {
+        const index_t rank = rank_of(h.w);
+        scale_update_kernel<X> scale;
+        auto* const sums = reinterpret_cast<float*>(memory + layout.update);
+        scale.sums = sums, scale.to = reinterpret_cast<X*>(memory + layout.u), scale.stride = layout.rank;
+        scale.rank = rank, scale.scale = h.w.scale;
+        products(by_rows<T>(n, rank, h.x.cols, x, {reinterpret_cast<const T*>(h.w.a.data), leading(h.w.a), true}, 0,
+                            sums, layout.rank));
+        launch(scale, n);
+        products(by_rows<T>(n, h.vocab(), rank, {reinterpret_cast<const T*>(scale.to), layout.rank},
+                            {reinterpret_cast<const T*>(h.w.b.data), leading(h.w.b), true}, 1, logits, layout.stride));
+    }
     if (h.bias.data == nullptr && !(h.soft_cap > 0)) return;
     finish_logits_kernel<X> finish;
     finish.logits = logits, finish.stride = layout.stride, finish.ids = h.vocab(), finish.chunks = layout.chunks;
@@ -546,6 +604,10 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
         };
         if (!h.dw.empty()) scale(h.dw);
         if (h.db.data != nullptr) scale(decltype(h.dw)(h.db.data, 1, h.db.size, h.db.size));
+        if constexpr (is_lora<decltype(h.w)>) {
+            if (!h.w.db.empty()) scale(h.w.db);
+            if (!h.w.da.empty()) scale(h.w.da);
+        }
         return;
     }
     auto* const gradient = reinterpret_cast<G*>(memory + layout.gradient);
@@ -556,26 +618,62 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
     launch(finish, n * layout.chunks);
     const row_flags flags{finish.flags, layout.chunks};
     const auto* const dz = reinterpret_cast<const T*>(gradient); // of one type, or bits of bfloat16
-    if (!h.dx.empty()) {
-        auto* const sums = reinterpret_cast<float*>(memory + layout.states);
+    // to (n, columns) = dz matrix, a stretch of ids at a time
+    const auto multiply_back = [&](const auto& matrix, index_t columns, float* to, index_t stride) {
         for (index_t from = 0; from < v; from += stretch_of_ids) {
             const index_t ids = v - from < stretch_of_ids ? v - from : stretch_of_ids;
-            products(by_rows<T>(n, d, ids, {dz + from, layout.stride},
-                                {reinterpret_cast<const T*>(h.w.row(from)), leading(h.w)}, from > 0 ? 1.f : 0.f, sums,
-                                layout.width));
+            products(by_rows<T>(n, columns, ids, {dz + from, layout.stride},
+                                {reinterpret_cast<const T*>(matrix.row(from)), leading(matrix)}, from > 0 ? 1.f : 0.f,
+                                to, stride));
         }
+    };
+    const T* t = nullptr; // of an update
+    if constexpr (is_lora<decltype(h.w)>)
+        if (!h.dx.empty() || !h.w.da.empty()) {
+            scale_update_kernel<X> scale;
+            auto* const sums = reinterpret_cast<float*>(memory + layout.update);
+            multiply_back(h.w.b, rank_of(h.w), sums, layout.rank);
+            scale.sums = sums, scale.to = reinterpret_cast<X*>(memory + layout.back), scale.stride = layout.rank;
+            scale.rank = rank_of(h.w), scale.scale = h.w.scale, scale.rows = flags;
+            launch(scale, n);
+            t = reinterpret_cast<const T*>(scale.to);
+        }
+    if (!h.dx.empty()) {
+        auto* const sums = reinterpret_cast<float*>(memory + layout.states);
+        multiply_back(base_of(h.w), d, sums, layout.width);
+        if constexpr (is_lora<decltype(h.w)>)
+            products(by_rows<T>(n, d, rank_of(h.w), {t, layout.rank},
+                                {reinterpret_cast<const T*>(h.w.a.data), leading(h.w.a)}, 1, sums, layout.width));
         add_states_kernel<std::remove_const_t<decltype(h.dx)>> add;
         add.dx = h.dx, add.first = begin, add.beta = beta, add.sums = sums, add.width = layout.width, add.rows = flags;
         launch(add, n);
     }
-    if (!h.dw.empty()) {
+    // what a row without a gradient has is kept out of the head's: 0·NaN would be NaN
+    const auto keep = [&](const auto& from, index_t first, X* to, index_t width) {
+        keep_states_kernel<std::remove_cvref_t<decltype(from)>, X> kernel;
+        kernel.x = from, kernel.first = first, kernel.states = to, kernel.width = width, kernel.rows = flags;
+        launch(kernel, n);
+    };
+    if (needs_states(h)) {
         auto* const states = reinterpret_cast<X*>(memory + layout.states); // the sums have been read
-        keep_states_kernel<std::remove_const_t<decltype(h.x)>, X> keep;
-        keep.x = h.x, keep.first = begin, keep.states = states, keep.width = layout.width, keep.rows = flags;
-        launch(keep, n);
-        products(by_rows<T>(v, d, n, {dz, layout.stride, true}, {reinterpret_cast<const T*>(states), layout.width},
-                            beta_head, h.dw.data, leading(h.dw)));
+        keep(h.x, begin, states, layout.width);
+        const row_major<T> x{reinterpret_cast<const T*>(states), layout.width};
+        if (!h.dw.empty())
+            products(by_rows<T>(v, d, n, {dz, layout.stride, true}, x, beta_head, h.dw.data, leading(h.dw)));
+        if constexpr (is_lora<decltype(h.w)>)
+            if (!h.w.da.empty())
+                products(
+                    by_rows<T>(rank_of(h.w), d, n, {t, layout.rank, true}, x, beta_head, h.w.da.data, leading(h.w.da)));
     }
+    if constexpr (is_lora<decltype(h.w)>)
+        if (!h.w.db.empty()) {
+            auto* const u = reinterpret_cast<X*>(memory + layout.u);
+            const matrix_view<const X, std::remove_cvref_t<decltype(h.x)>::memory_space> all(u, n, rank_of(h.w),
+                                                                                             layout.rank);
+            keep(all, 0, u, layout.rank);
+            products(by_rows<T>(v, rank_of(h.w), n, {dz, layout.stride, true},
+                                {reinterpret_cast<const T*>(u), layout.rank}, beta_head, h.w.db.data, leading(h.w.db)));
+        }
     if (h.db.data != nullptr) {
         sum_columns_kernel<G> sum;
         sum.gradient = gradient, sum.stride = layout.stride, sum.ids = v, sum.count = n, sum.db = h.db.data;

@@ -97,7 +97,7 @@ copied_head<H> head_of(const H& head) {
     return {&head, head.width()};
 }
 template <class Base, class B, class A>
-auto head_of(const lora_head<Base, B, A>& head) {
+auto head_of(const lora_head<Base, B, A, space::host>& head) {
     return wide_head<decltype(head_of(head.w)), decltype(head_of(head.b))>{head_of(head.w), head_of(head.b)};
 }
 
