@@ -10,7 +10,9 @@
 //
 //   dB = dzᵀ u,   t = scale·dz B,   dA = tᵀ x,   dx = dz W + t A.
 //
-// A head of your own is the CPU's; on a device W, B and A are views of one type. Throws with the call that it is given to: invalid_input, which names student.w or teacher.w and the member.
+// A head of your own is the CPU's; on a device W, B and A are views of one type.
+//
+// Throws with the call that it is given to: invalid_input, which names student.w or teacher.w and the member.
 // Source: LoRA (Hu et al. 2021), eq. 3; scale is its alpha/R.
 #pragma once
 
