@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: no
 //
 // Losses from hidden states as a device computes them, run on the host (hidden_cases.hpp): every product through the arguments
 // that cuBLAS gets, every kernel thread by thread, memory that held NaN; against float64, and against the CPU backend where rows
