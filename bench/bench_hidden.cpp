@@ -2,8 +2,8 @@
 //
 // Reverse KL from hidden states, V = 151,936, D = 1,024 and 4,096 (a teacher of 4,096 unless --teacher says otherwise): what share of
 // the machine's float multiply-adds its products reach. Operations: 2·N·V·(D_s + D_t) forward, 4·N·V·D_s more for dx and dw; in tiles, with
-// budgets of 7 MiB, forward counts twice; a LoRA update of rank R, 6·N·V·R. The peak is probed around every sample, and `of_peak` is of the median. --bfloat16: states and heads
-// are stored so.
+// budgets of 7 MiB, forward counts twice; a LoRA update of rank R, 6·N·V·R. The peak is probed around every sample, and `of_peak` is of the
+// median. --bfloat16: states and heads are stored so.
 //
 //     scripts/bench.sh bench_hidden -- [--threads=2] [--rows=64,256,1024] [--teacher=4096] [--samples=3]
 #include <algorithm>
@@ -30,7 +30,7 @@ namespace {
 
 using opd::index_t;
 
-constexpr index_t vocab = 151936, width = 1024;
+constexpr index_t vocab = 151936, width = 1024, rank = 16;
 
 template <class E>
 void fill(const bench::array<E>& a, index_t n, unsigned seed, float deviation) {
@@ -83,9 +83,9 @@ void run(int threads, int samples, index_t of_teacher, const std::vector<index_t
     const index_t most = *std::max_element(all.begin(), all.end());
     const bench::array<E> x(most * width), w(vocab * width), h(most * of_teacher), head(vocab * of_teacher);
     const bench::array<float> dx(most * width), dw(vocab * width);
-    const bench::array<float> b(vocab * 16), a(16 * width), db(vocab * 16), da(16 * width);
+    const bench::array<float> b(vocab * rank), a(rank * width), db(vocab * rank), da(rank * width);
     fill(x, most * width, 1, 1), fill(w, vocab * width, 2, 0.06f);
-    fill(b, vocab * 16, 5, 0.02f), fill(a, 16 * width, 6, 0.02f);
+    fill(b, vocab * rank, 5, 0.02f), fill(a, rank * width, 6, 0.02f);
     fill(h, most * of_teacher, 3, 1), fill(head, vocab * of_teacher, 4, 0.03f);
     opd::cpu_backend be{.threads = threads};
     std::printf("%6s %-28s %10s %10s %10s %12s\n", "rows", "", "seconds", "GFLOP/s", "of_peak", "workspace MB");
@@ -121,7 +121,6 @@ void run(int threads, int samples, index_t of_teacher, const std::vector<index_t
         row("forward, dx, dw", forward + back, opd::workspace_bytes(be, trained, known, opd::reverse_kl{}),
             [&] { opd::evaluate(be, trained, known, opd::reverse_kl{}); });
         if constexpr (std::is_same_v<E, float>) { // the base is frozen: no dw
-            constexpr index_t rank = 16;
             opd::lora_head adapted{opd::view(w.data(), vocab, width), opd::view(b.data(), vocab, rank),
                                    opd::view(a.data(), rank, width)};
             adapted.db = opd::view(db.data(), vocab, rank), adapted.da = opd::view(da.data(), rank, width);

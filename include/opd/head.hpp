@@ -85,22 +85,12 @@ const auto& base_of(const Head& head) {
         return head;
 }
 template <class Head>
-OPD_HD index_t vocab_of(const Head& head) {
-    if constexpr (is_lora<Head>)
-        return vocab_of(head.w);
-    else if constexpr (is_matrix<Head>)
-        return head.rows;
+index_t vocab_of(const Head& head) {
+    const auto& w = base_of(head);
+    if constexpr (is_matrix<decltype(w)>)
+        return w.rows;
     else
-        return head.vocab();
-}
-template <class Head>
-OPD_HD index_t width_of(const Head& head) {
-    if constexpr (is_lora<Head>)
-        return width_of(head.w);
-    else if constexpr (is_matrix<Head>)
-        return head.cols;
-    else
-        return head.width();
+        return w.vocab();
 }
 /// R; 0 without an update.
 template <class Head>
@@ -112,7 +102,7 @@ index_t rank_of(const Head& head) {
 }
 /// Whether the update has a gradient.
 template <class Head>
-OPD_HD bool trains_update(const Head& head) {
+bool trains_update(const Head& head) {
     if constexpr (is_lora<Head>)
         return !head.db.empty() || !head.da.empty();
     else

@@ -55,6 +55,26 @@ namespace detail {
 template <class X, space Space>
 inline constexpr bool states_for = std::is_same_v<X, float> || brain_float<X>;
 
+template <class Matrix>
+inline constexpr bool stored_states =
+    states_for<std::remove_const_t<typename std::remove_cvref_t<Matrix>::element_type>,
+               std::remove_cvref_t<Matrix>::memory_space>;
+
+/// Of a student: whether its head's gradient is made of x itself, that of W or of A; and whether dz is multiplied with the head, for dx
+/// or for A.
+template <class Hidden>
+bool needs_states(const Hidden& h) {
+    if constexpr (is_lora<decltype(h.w)>)
+        if (!h.w.da.empty()) return true;
+    return !h.dw.empty();
+}
+template <class Hidden>
+bool sums_states(const Hidden& h) {
+    if constexpr (is_lora<decltype(h.w)>)
+        if (!h.w.da.empty()) return true;
+    return !h.dx.empty();
+}
+
 /// Ids whose products with dz are summed in one chain; the sums of such stretches are then added. One chain over a whole vocabulary would
 /// lose a digit.
 inline constexpr index_t stretch_of_ids = 8192;
@@ -81,14 +101,18 @@ void check_head(const char* name, const Hidden& h) {
         if (v.rows > 1 && v.stride < v.cols) throw invalid_input(member(m), "has a row stride below its columns");
     };
     const auto& w = base_of(h.w);
-    const index_t v = vocab_of(w), d = h.x.cols;
+    const index_t v = vocab_of(h.w), d = h.x.cols;
     matrix(".x", h.x, h.x.rows, d);
-    if constexpr (is_matrix<std::remove_cvref_t<decltype(w)>>)
+    if constexpr (is_matrix<decltype(w)>) {
+        static_assert(stored_states<decltype(w)>, "opd: heads are float or bfloat16, or types of your own");
         matrix(is_lora<decltype(h.w)> ? ".w.w" : ".w", w, v, d);
-    else if (v < 0 || width_of(w) != d)
-        throw invalid_input(member(".w"), "is (" + std::to_string(v) + ", " + std::to_string(width_of(w)) +
+    } else if (v < 0 || w.width() != d) {
+        throw invalid_input(member(".w"), "is (" + std::to_string(v) + ", " + std::to_string(w.width()) +
                                               ") beside hidden states of " + std::to_string(d) + " columns");
+    }
     if constexpr (is_lora<decltype(h.w)>) {
+        static_assert(stored_states<decltype(h.w.a)> && stored_states<decltype(h.w.b)>,
+                      "opd: the update of a head is float or bfloat16");
         const index_t rank = rank_of(h.w);
         matrix(".w.a", h.w.a, rank, d), matrix(".w.b", h.w.b, v, rank);
         if (rank < 1) throw invalid_input(member(".w.a"), "has no rows");

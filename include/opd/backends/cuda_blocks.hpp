@@ -219,15 +219,6 @@ auto env_of(const Job& job) {
 
 // --- the plan -----------------------------------------------------------------------------------------------------------
 
-/// Whether x itself is what a gradient of the head is made of: of W, or of A.
-template <class Hidden>
-bool needs_states(const Hidden& h) {
-    if constexpr (is_lora<decltype(h.w)>)
-        return !h.dw.empty() || !h.w.da.empty();
-    else
-        return !h.dw.empty();
-}
-
 /// Where the parts of one side's block lie, in bytes from its beginning.
 struct block_layout {
     index_t stride = 0, width = 0, chunks = 0; ///< elements from row to row of logits and of states; chunks of a row
@@ -629,7 +620,7 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
     };
     const T* t = nullptr; // of an update
     if constexpr (is_lora<decltype(h.w)>)
-        if (!h.dx.empty() || !h.w.da.empty()) {
+        if (sums_states(h)) {
             scale_update_kernel<X> scale;
             auto* const sums = reinterpret_cast<float*>(memory + layout.update);
             multiply_back(h.w.b, rank_of(h.w), sums, layout.rank);

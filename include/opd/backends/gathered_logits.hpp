@@ -31,10 +31,11 @@ namespace opd::detail {
 inline namespace OPD_ISA {
 
 /// y[j] (+)= Σ_k x[k] W[id(j), k] for n ≤ most_gathered ids, a piece of the head's rows at a time, for the product's own tiles: its order is
-/// theirs. W's row is 0 of an id below 0. states(k, depth, to): x[k …].
+/// theirs. W's row is 0 of an id below 0. x: row `row` of `states`.
 inline constexpr index_t most_gathered = 64;
-template <class Head, class Id, class States>
-void gathered_product(const Head& head, index_t n, const Id& id, const States& states, float* y, bool goes_on) {
+template <class Head, class Id, class X>
+void gathered_product(const Head& head, index_t n, const Id& id, const stored_head<X>& states, index_t row, float* y,
+                      bool goes_on) {
     constexpr index_t piece = 128; // numbers of each
     float rows[most_gathered * piece], x[piece];
     for (index_t k = 0; k < head.width; k += piece) {
@@ -44,17 +45,15 @@ void gathered_product(const Head& head, index_t n, const Id& id, const States& s
                 std::fill_n(rows + j * piece, depth, 0.0f);
             else
                 head.copy(id(j), 1, k, depth, rows + j * piece, piece);
-        states(k, depth, x);
+        states.copy(row, 1, k, depth, x, depth);
         product(serial_executor{}, product_nt(1, n, depth, x, depth, rows, piece, y, n, goes_on || k > 0));
     }
 }
 /// u[j] = scale·x A[first + j] of a row (head.hpp), n ≤ most_gathered of them.
 template <class Hidden>
 void update_of_row(const Hidden& h, index_t row, index_t first, index_t n, float* u) {
-    const auto x = head_of(h.x);
     gathered_product(
-        head_of(h.w.a), n, [first](index_t j) { return first + j; },
-        [&](index_t k, index_t depth, float* to) { x.copy(row, 1, k, depth, to, depth); }, u, false);
+        head_of(h.w.a), n, [first](index_t j) { return first + j; }, head_of(h.x), row, u, false);
     for (index_t j = 0; j < n; ++j) u[j] *= h.w.scale;
 }
 
@@ -63,21 +62,17 @@ template <class Hidden, class Slots, class T>
 void gather_logits(const Hidden& h, index_t row, const Slots& slots, T* z) {
     float y[most_gathered], bias[most_gathered], u[most_gathered];
     index_t u_from = -1; // what u holds
-    const auto x = head_of(h.x);
     for (index_t from = 0; from < slots.count; from += most_gathered) {
         const index_t n = std::min(most_gathered, slots.count - from);
         const auto id = [&](index_t j) { return static_cast<index_t>(slots.ids[from + j]); };
-        gathered_product(
-            head_of(base_of(h.w)), n, id,
-            [&](index_t k, index_t depth, float* to) { x.copy(row, 1, k, depth, to, depth); }, y, false);
+        gathered_product(head_of(base_of(h.w)), n, id, head_of(h.x), row, y, false);
         if constexpr (is_lora<decltype(h.w)>)
             for (index_t k = 0; k < rank_of(h.w); k += most_gathered) {
                 const index_t some = std::min(most_gathered, rank_of(h.w) - k);
                 if (u_from != k) update_of_row(h, row, u_from = k, some, u);
                 auto b = head_of(h.w.b);
                 b.data += k, b.width = some;
-                gathered_product(
-                    b, n, id, [&](index_t at, index_t depth, float* to) { std::copy_n(u + at, depth, to); }, y, true);
+                gathered_product(b, n, id, stored_head<float>{u, some, some}, 0, y, true);
             }
         if (h.bias.data != nullptr)
             for (index_t j = 0; j < n; ++j)
@@ -125,22 +120,22 @@ void add_scaled(float* to, float g, const E* stored, index_t n) {
     }
 }
 
-/// to += Σ_j g[j] W[id_j, from …], n numbers, in stretches of ids (hidden.hpp).
+/// to += Σ_j g[j] W[id_j], in stretches of ids (hidden.hpp).
 template <class Head, class Slots>
-void add_gathered(const Head& head, const Slots& slots, const float* g, index_t from, index_t n, float* to) {
+void add_gathered(const Head& head, const Slots& slots, const float* g, float* to) {
     constexpr index_t piece = 256;
     float sum[piece], copied[piece];
-    for (index_t d = 0; d < n; d += piece) {
-        const index_t some = std::min(piece, n - d);
+    for (index_t d = 0; d < head.width; d += piece) {
+        const index_t some = std::min(piece, head.width - d);
         for (index_t s = 0; s < slots.count; s += stretch_of_ids) {
             std::fill_n(sum, some, 0.0f);
             for (index_t j = s; j < std::min(slots.count, s + stretch_of_ids); ++j) {
                 if (g[j] == 0) continue;
                 const float* row = copied;
                 if constexpr (Head::in_place)
-                    row = head.at(static_cast<index_t>(slots.ids[j]), from + d);
+                    row = head.at(static_cast<index_t>(slots.ids[j]), d);
                 else
-                    head.copy(static_cast<index_t>(slots.ids[j]), 1, from + d, some, copied, piece);
+                    head.copy(static_cast<index_t>(slots.ids[j]), 1, d, some, copied, piece);
                 add_scaled(sum, g[j], row, some);
             }
             for (index_t j = 0; j < some; ++j) to[d + j] += sum[j];
@@ -168,12 +163,12 @@ void drain_gathered(const Hidden& h, const Rows& rows, index_t begin, index_t en
         if (!h.dx.empty()) {
             float* const dx = h.dx.row(r);
             for (index_t j = 0; j < d; ++j) dx[j] = beta == 0 ? 0 : beta * dx[j];
-            add_gathered(head_of(base_of(h.w)), slots, gradient(r), 0, d, dx);
+            add_gathered(head_of(base_of(h.w)), slots, gradient(r), dx);
         }
         if constexpr (is_lora<decltype(h.w)>) {
             float* const t = t_of(r);
             std::fill_n(t, rank, 0.0f);
-            add_gathered(head_of(h.w.b), slots, gradient(r), 0, rank, t);
+            add_gathered(head_of(h.w.b), slots, gradient(r), t);
             for (index_t j = 0; j < rank; ++j) t[j] *= h.w.scale;
             if (!h.w.db.empty())
                 for (index_t k = 0; k < rank; k += most_gathered)

@@ -39,20 +39,6 @@ bool drains(const Hidden& h) {
         return false;
 }
 
-/// Whether x itself is what a gradient of the head is made of: of W, or of A.
-template <class Hidden>
-bool needs_states_along(const Hidden& h) {
-    if constexpr (is_lora<decltype(h.w)>)
-        if (!h.w.da.empty()) return true;
-    return !h.dw.empty();
-}
-/// Whether dz is multiplied with the head: for dx, or for A.
-template <class Hidden>
-bool sums_states(const Hidden& h) {
-    if constexpr (is_lora<decltype(h.w)>)
-        if (!h.w.da.empty()) return true;
-    return !h.dx.empty();
-}
 /// Columns of a side's products.
 template <class Hidden>
 index_t product_columns(const Hidden& h) {
@@ -83,8 +69,7 @@ struct block_memory {
         } else if constexpr (requires { h.dx; }) {
             if (h.soft_cap > 0) gradient = from.take<float>(rows * ids);
             live = from.take<index_t>(rows);
-            const index_t there = packed_across(rows, d + rank),
-                          way_back = needs_states_along(h) ? packed_along(rows, d) : 0;
+            const index_t there = packed_across(rows, d + rank), way_back = needs_states(h) ? packed_along(rows, d) : 0;
             across = along = from.take<float>(tile > 0 ? there : std::max(there, way_back));
             if (tile > 0) along = from.take<float>(way_back);
             if (sums_states(h)) sums = from.take<float>(rows * head_cuts::padded(d + rank));
@@ -183,7 +168,7 @@ void begin_drain(const Hidden& h, index_t begin, index_t end, float beta, bool f
 /// Readies rows for drain.
 template <class Hidden>
 void ready_back(const Hidden& h, const block_memory<Hidden>& memory, row_list live, index_t begin, thread_team& team) {
-    if (needs_states_along(h)) pack_states_along(h.x.data, h.x.stride, live, h.x.cols, memory.along, team);
+    if (needs_states(h)) pack_states_along(h.x.data, h.x.stride, live, h.x.cols, memory.along, team);
     if constexpr (is_lora<decltype(h.w)>) {
         const index_t rank = rank_of(h.w);
         if (!h.w.db.empty())
@@ -210,8 +195,42 @@ void drain_update(const Hidden& h, const block_memory<Hidden>& memory, row_list 
         for (index_t j = 0; j < d; ++j) dx[j] += sums[j];
     });
 }
+/// dx += dz W, and t = scale·dz B, of ids [first, last), of which dz is of_row(r)[id]. In order of ids: sums go on from call to call, up to
+/// `common`.
+template <class Hidden, class Gradient>
+void drain_to_states(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, index_t begin, index_t first,
+                     index_t last, index_t common, const Gradient& of_row, thread_team& team, worker_floats workers) {
+    const index_t d = h.dx.empty() ? 0 : h.x.cols; // columns of W that are wanted; B's follow
+    const auto multiply = [&](const auto& head) {
+        for (index_t from = first, to; from < last; from = to) {
+            to = std::min(last, (from / stretch_of_ids + 1) * stretch_of_ids);
+            head_to_states(of_row, rows, head, from, to, head.width, from % stretch_of_ids != 0, memory.sums, team,
+                           workers);
+            if (to % stretch_of_ids != 0 && to != common) continue;
+            team.run(rows.count, [&](index_t i, int) {
+                const index_t r = rows.at[i];
+                const float* const sums = memory.sums + i * head_cuts::padded(head.width);
+                for (index_t j = 0; j < d; ++j) h.dx.row(r)[j] += sums[j];
+                if constexpr (is_lora<decltype(h.w)>) {
+                    float* const t = memory.back + (r - begin) * rank_of(h.w);
+                    for (index_t j = d; j < head.width; ++j)
+                        t[j - d] = (from < stretch_of_ids ? 0 : t[j - d]) + sums[j];
+                }
+            });
+        }
+    };
+    if constexpr (is_lora<decltype(h.w)>) {
+        if (h.dx.empty())
+            multiply(head_of(h.w.b));
+        else
+            multiply(head_of(h.w));
+        if (last == common) drain_update(h, memory, rows, begin, team, workers);
+    } else {
+        multiply(head_of(h.w));
+    }
+}
 /// The gradient of ids [first, last) of the rows goes back: that of row r lies at memory.gradient + (r - begin) stride. Ids from `common` on
-/// have none, and nothing there is read. In order of ids: sums of dx go on from call to call.
+/// have none, and nothing there is read.
 template <class Hidden>
 void drain(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, index_t begin, index_t stride,
            index_t first, index_t last, index_t common, bool first_block, thread_team& team, worker_floats workers) {
@@ -227,34 +246,8 @@ void drain(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, i
                 g[j] *= 1 - t * t;
             }
         });
-    const auto add_states = [&](const auto& head, index_t left) { // the head's columns from `left` on are B's
-        for (index_t from = first, to; from < end; from = to) {
-            to = std::min(end, (from / stretch_of_ids + 1) * stretch_of_ids);
-            head_to_states(of_row, rows, head, from, to, head.width, from % stretch_of_ids != 0, memory.sums, team,
-                           workers);
-            if (to % stretch_of_ids != 0 && to != common) continue;
-            team.run(rows.count, [&](index_t i, int) {
-                const index_t r = rows.at[i];
-                const float* const sums = memory.sums + i * head_cuts::padded(head.width);
-                if (!h.dx.empty())
-                    for (index_t j = 0; j < d; ++j) h.dx.row(r)[j] += sums[j];
-                float* const t = memory.back + (r - begin) * (head.width - left);
-                for (index_t j = left; j < head.width; ++j)
-                    t[j - left] = (from < stretch_of_ids ? 0 : t[j - left]) + sums[j];
-            });
-        }
-    };
-    if (sums_states(h) && rows.count > 0 && first < end) {
-        if constexpr (is_lora<decltype(h.w)>) {
-            if (h.dx.empty())
-                add_states(head_of(h.w.b), 0);
-            else
-                add_states(head_of(h.w), d);
-            if (end == common) drain_update(h, memory, rows, begin, team, workers);
-        } else {
-            add_states(head_of(h.w), d);
-        }
-    }
+    if (sums_states(h) && rows.count > 0 && first < end)
+        drain_to_states(h, memory, rows, begin, first, end, common, of_row, team, workers);
     const bool adds = !first_block || h.beta_head != 0;
     if (!h.dw.empty()) {
         const auto to_head = [&](row_list some, index_t from, index_t to) {
