@@ -20,10 +20,20 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
+#include "opd/element.hpp"
 #include "opd/student.hpp"
 #include "opd/view.hpp"
 
 namespace opd {
+
+namespace detail {
+/// What hidden states, heads and updates are stored as.
+template <class X>
+inline constexpr bool number_of_head =
+    std::is_same_v<std::remove_const_t<X>, float> || brain_float<std::remove_const_t<X>>;
+template <class X, space S>
+inline constexpr bool number_of_head<matrix_view<X, S>> = number_of_head<X>;
+} // namespace detail
 
 /// A head of your own. copy(id, d, count, to) writes to[j] = W[id, d + j], j < count; any thread may ask for any part at any time, and
 /// each is asked for once or a few times a block of rows, in pieces of up to 512 numbers.
@@ -37,6 +47,9 @@ concept own_head = requires(const H& head, index_t i, float* to) {
 /// W + scale·B A. Base: a view of W, or a head of your own, of which dW would be that of W.
 template <class Base, class B = const float, class A = B, space Space = space::host>
 struct lora_head {
+    static_assert((own_head<Base> || detail::number_of_head<Base>)&&detail::number_of_head<B> &&
+                      detail::number_of_head<A>,
+                  "opd: a head and its update are float or bfloat16");
     static_assert(Space == space::host || (std::is_same_v<A, B> && std::is_same_v<Base, matrix_view<B, Space>>),
                   "opd: on a device a head and its update are views of one type");
     static_assert(std::is_const_v<B> && std::is_const_v<A>,

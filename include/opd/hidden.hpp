@@ -51,15 +51,6 @@ namespace opd {
 
 namespace detail {
 
-/// What hidden states and heads are stored as.
-template <class X, space Space>
-inline constexpr bool states_for = std::is_same_v<X, float> || brain_float<X>;
-
-template <class Matrix>
-inline constexpr bool stored_states =
-    states_for<std::remove_const_t<typename std::remove_cvref_t<Matrix>::element_type>,
-               std::remove_cvref_t<Matrix>::memory_space>;
-
 /// Of a student: whether its head's gradient is made of x itself, that of W or of A; and whether dz is multiplied with the head, for dx
 /// or for A.
 template <class Hidden>
@@ -104,15 +95,12 @@ void check_head(const char* name, const Hidden& h) {
     const index_t v = vocab_of(h.w), d = h.x.cols;
     matrix(".x", h.x, h.x.rows, d);
     if constexpr (is_matrix<decltype(w)>) {
-        static_assert(stored_states<decltype(w)>, "opd: heads are float or bfloat16, or types of your own");
         matrix(is_lora<decltype(h.w)> ? ".w.w" : ".w", w, v, d);
     } else if (v < 0 || w.width() != d) {
         throw invalid_input(member(".w"), "is (" + std::to_string(v) + ", " + std::to_string(w.width()) +
                                               ") beside hidden states of " + std::to_string(d) + " columns");
     }
     if constexpr (is_lora<decltype(h.w)>) {
-        static_assert(stored_states<decltype(h.w.a)> && stored_states<decltype(h.w.b)>,
-                      "opd: the update of a head is float or bfloat16");
         const index_t rank = rank_of(h.w);
         matrix(".w.a", h.w.a, rank, d), matrix(".w.b", h.w.b, v, rank);
         if (rank < 1) throw invalid_input(member(".w.a"), "has no rows");
@@ -135,7 +123,7 @@ namespace student {
 template <class X, class G = float, space Space = space::host, class Head = matrix_view<const X, Space>>
 struct hidden {
     static_assert(!own_head<Head> || Space == space::host, "opd: heads of your own are the CPU's");
-    static_assert(detail::states_for<X, Space> && std::is_same_v<std::remove_const_t<G>, float>,
+    static_assert(detail::number_of_head<X> && std::is_same_v<std::remove_const_t<G>, float>,
                   "opd: hidden states are float or bfloat16, gradients float");
     static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");
     using logit_type = float;
@@ -213,7 +201,7 @@ namespace teacher {
 template <class X, space Space = space::host, class Head = matrix_view<const X, Space>>
 struct hidden {
     static_assert(!own_head<Head> || Space == space::host, "opd: heads of your own are the CPU's");
-    static_assert(opd::detail::states_for<X, Space>, "opd: hidden states are float or bfloat16");
+    static_assert(opd::detail::number_of_head<X>, "opd: hidden states are float or bfloat16");
     static constexpr cache_kind kind = cache_kind::dense;
     using logit_type = float;
     static constexpr space memory_space = Space;
