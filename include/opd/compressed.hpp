@@ -213,7 +213,7 @@ inline void calibration::add(thread_team& threads, const teacher::hidden<float>&
     const double per_degree = 1 / double(t.temperature);
     const auto size = [](index_t rows, index_t columns) { return static_cast<std::size_t>(rows * columns); };
     std::vector<float> x(size(block, d)), z(size(block, v));
-    std::vector<double> lse(size(block, 1)); // NaN: a bad row
+    std::vector<double> lse(size(block, 1)); // not finite: a bad row, for a logit is NaN or +inf, or there is no mass
     std::vector<index_t> good;
     for (index_t next = 0; next < n;) {
         index_t kept = 0;
@@ -230,18 +230,15 @@ inline void calibration::add(thread_team& threads, const teacher::hidden<float>&
         threads.run(kept, [&](index_t r, int) {
             float* const y = z.data() + r * v;
             float top = detail::neg_inf<float>();
-            bool bad = false;
             for (index_t i = 0; i < v; ++i) {
                 if (t.bias.data != nullptr) y[i] += t.bias[i]; // last, or a large one would round every addition
                 if (t.soft_cap > 0) y[i] = t.soft_cap * std::tanh(y[i] / t.soft_cap);
-                bad = bad || !(detail::is_finite(y[i]) || detail::is_neg_inf(y[i]));
                 top = std::max(top, y[i]);
             }
             double sum = 0;
-            if (!bad && detail::is_finite(top))
+            if (detail::is_finite(top))
                 for (index_t i = 0; i < v; ++i) sum += std::exp((double(y[i]) - double(top)) * per_degree);
             lse[size(r, 1)] = double(top) * per_degree + std::log(sum);
-            if (sum == 0) lse[size(r, 1)] = detail::quiet_nan<double>();
         });
         good.clear();
         for (index_t r = 0; r < kept; ++r)

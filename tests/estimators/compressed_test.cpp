@@ -270,6 +270,8 @@ TEST_CASE("the reweighted map leaves the least variance under the mean probabili
         const Eigen::JacobiSVD<matrix> svd(weighted, Eigen::ComputeThinU | Eigen::ComputeThinV);
         CHECK(relative(s.energy, svd.singularValues().cwiseAbs2()) < 1e-5); // p̄ is of float logits
         CHECK(relative(s.centre, mean_row.transpose()) < 1e-5);
+        const codec c = make_codec(threads, s, t.head(), t.d);
+        CHECK(relative(world::as_double(c.decoder, t.v, t.d), centred * s.decode) < 1e-5);
         const auto cost = [&](const matrix& map) { // E[Σ_v p̄_v (error_v)²], of E[h hᵀ] with the ridge
             const matrix wrong = centred - map;
             return (p.asDiagonal() * (wrong * moment).cwiseProduct(wrong)).sum();
@@ -341,6 +343,32 @@ TEST_CASE("calibration is its formulas, however rows come") {
                        }
                    },
                    {.cases = 30});
+}
+
+TEST_CASE("a soft-cap counts in the mean probability, and its head is not centred, whoever saw it") {
+    world t(120, 50, 9, 9, true);
+    t.cap = 0.7f;
+    thread_team threads(2);
+    const calibration capped = seen_of(t, threads);
+    CHECK(relative(capped.mean_probability(), t.mean_probability()) < 2e-6);
+    CHECK(reweighted_svd(threads, t.head(), capped).centre.size() == 0);
+    t.cap = 0;
+    calibration plain = seen_of(t, threads);
+    CHECK(reweighted_svd(threads, t.head(), plain).centre.size() == 9);
+    plain.merge(capped);
+    CHECK(plain.soft_capped());
+}
+
+TEST_CASE("a row with a logit of NaN or infinity is bad, wherever it stands") {
+    thread_team threads(1);
+    for (const float wrong : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+        for (const std::size_t i : {0, 7, 11}) {
+            world t(20, 12, 4, 3, true);
+            t.bias[i] = wrong;
+            const calibration c = seen_of(t, threads);
+            CHECK(c.bad_rows() == 20);
+            CHECK(c.rows() == 0);
+        }
 }
 
 TEST_CASE("a bias of 10,000 costs a logit one rounding, not one of each addition") {
@@ -427,12 +455,15 @@ TEST_CASE("no token's mean probability is below its floor") {
 
 TEST_CASE("states that span little, an untrained head, few prefixes") {
     thread_team threads(2);
-    for (const int kind : {0, 1, 2}) {
+    for (const int kind : {0, 1, 2, 3}) {
         world t(kind == 2 ? 3 : 64, 80, 16, 12); // three prefixes say little of sixteen directions
         if (kind == 0)                           // states of rank one
             for (index_t r = 1; r < t.n; ++r)
                 for (index_t j = 0; j < t.d; ++j) t.h[std::size_t(r * t.d + j)] = float(r) * t.h[std::size_t(j)] / 10;
         if (kind == 1) std::fill(t.w.begin(), t.w.end(), 0.0f); // nothing to be seen
+        if (kind == 3)                                          // a head of rank one, whose other energies are rounding
+            for (index_t i = 1; i < t.v; ++i)
+                for (index_t j = 0; j < t.d; ++j) t.w[std::size_t(i * t.d + j)] = float(i % 5) * t.w[std::size_t(j)];
         const choices made(t, threads);
         for (const head_directions* s : made.all()) {
             CHECK(s->energy.minCoeff() >= 0);
