@@ -156,10 +156,6 @@ struct hidden {
     float* gradient_tile(row_place at, index_t begin) const { return block.gradient_row(at.row, vocab()) + begin; }
     float& gradient_at(row_place at, index_t id) const { return gradient_tile(at, 0)[id]; }
 
-    /// Bytes of a row's logits, and of its gradient: in their place, but for a soft-cap, whose derivative needs the logits.
-    std::size_t bytes_of_row() const {
-        return sizeof(float) * static_cast<std::size_t>(vocab()) * (has_gradient() && soft_cap > 0 ? 2 : 1);
-    }
     void validate() const {
         detail::check_head("student", *this);
         const auto same = [](const char* name, const auto& v, index_t rows, index_t cols) {
@@ -223,8 +219,6 @@ struct hidden {
     const float* tile(row_place at, index_t begin) const { return block.row(at.row, vocab()) + begin; }
     float logit(row_place at, index_t id) const { return tile(at, 0)[id]; }
 
-    /// Bytes of a row's logits.
-    std::size_t bytes_of_row() const { return sizeof(float) * static_cast<std::size_t>(vocab()); }
     void validate() const {
         opd::detail::check_head("teacher", *this);
         if constexpr (opd::detail::is_lora<Head>)
