@@ -64,10 +64,9 @@ private:
     T* data_ = nullptr;
 };
 
-/// GFLOP/s of dependent multiply-adds in registers, ten chains a thread, over about a fifth of a millisecond. The threads
-/// start together, and the slowest counts: two threads that share one core show half the rate.
-inline double fma_rate(opd::thread_team& team) {
-    constexpr int steps = 5000;
+/// GFLOP/s of dependent multiply-adds in registers, ten chains a thread of so many steps (5,000 take about ten microseconds). The
+/// threads start together, and the slowest counts: two threads that share one core show half the rate.
+inline double fma_rate(opd::thread_team& team, int steps = 5000) {
     std::atomic<int> arrived{0};
     std::atomic<double> slowest{1e300};
     team.run(team.size(), [&](index_t, int) {

@@ -36,14 +36,20 @@ struct row_list {
 
 struct head_cuts {
     using shape = product_shape<lanes>;
-    static constexpr index_t panel = shape::panel;
-    static constexpr index_t ids = 96;             ///< of a unit of logits: what the states' panels are read for
+    static constexpr index_t panel = shape::panel, tall = shape::rows(shape::vectors); ///< of a tile of a product
+    static constexpr index_t ids = 384;    ///< of a unit of logits, at most: what the states' panels are read for
+    static constexpr index_t few_ids = 48; ///< of one at least
     static constexpr index_t panels = 256 / panel; ///< of states that stay in the second-level cache
     static constexpr index_t rows = panels * panel;
-    static constexpr index_t depth = 512;      ///< of a head's row at a time, in logits
-    static constexpr index_t summed_ids = 128; ///< at a time, in dx: a panel of them stays in the first-level cache
-    static constexpr index_t columns =
-        1024; ///< of a unit of dx: what is packed of summed_ids stays in the second-level cache
+    static constexpr index_t depth = 512;    ///< of a head's row at a time, in logits
+    static constexpr index_t columns = 1024; ///< of a unit of dx, at most
+    static constexpr index_t packed =
+        65536; ///< numbers of the head at a time, in dx: they stay in the second-level cache
+    static constexpr index_t most_summed = 256;
+    /// Ids at a time, in dx, of a unit of so many columns, whole panels of them.
+    static constexpr index_t summed_ids(index_t width) {
+        return std::clamp<index_t>(packed / width / 16 * 16, 64, most_summed);
+    }
     static constexpr index_t ids_of_gradient = 48;
     static constexpr index_t padded(index_t n) { return (n + panel - 1) / panel * panel; }
 };
@@ -56,9 +62,9 @@ struct worker_floats {
     static constexpr std::size_t bytes(index_t rows, index_t d) {
         using cuts = head_cuts;
         const index_t some = std::min(cuts::padded(rows), cuts::rows);
+        const index_t of_head = std::min(cuts::padded(d) * cuts::most_summed, cuts::packed);
         const index_t floats =
-            std::max({cuts::ids * some, (some + std::min(cuts::padded(d), cuts::columns)) * cuts::summed_ids,
-                      some * cuts::ids_of_gradient});
+            std::max({cuts::ids * some, cuts::most_summed * some + of_head, cuts::ids_of_gradient * some});
         return sizeof(float) * std::size_t(floats);
     }
     float* of(int worker) const { return reinterpret_cast<float*>(base + each * std::size_t(worker)); }
@@ -112,27 +118,35 @@ void pack_states_along(const E* x, index_t stride, row_list rows, index_t d, flo
     });
 }
 
-/// What is fetched while a kernel runs: at every 16th step the same place of `rows` rows, or the next lines of a stretch of ids.
-template <int Rows>
+/// What is fetched while a kernel runs, at every 16th step, evenly: what comes all at once keeps the kernel's own loads waiting.
+/// The same place of `count` rows:
 struct fetch_rows {
     const float* next;
     index_t stride;
+    int count;
     OPD_INLINE void operator()(index_t step) const {
-        unroll<Rows>([&](auto r)
-                         __attribute__((always_inline)) { __builtin_prefetch(next + r() * stride + step, 0, 3); });
+        for (int r = 0; r < count; ++r) __builtin_prefetch(next + r * stride + step, 0, 2);
     }
 };
-template <class Head>
+/// Of ids [first, last): a line of the rows' gradients, and `some` columns of the head.
+template <class Head, class Gradient>
 struct fetch_ids {
     const Head* head;
-    index_t id, last, left, width;
-    index_t done = 0;
+    const Gradient* gradient;
+    row_list rows;
+    index_t first, last, left, width, some;
+    index_t row = first < last ? 0 : rows.count, of_row = 0, id = first, of_id = 0;
     OPD_INLINE void operator()(index_t) {
-        constexpr index_t some = 8 * 64 / sizeof(float);
-        if (id >= last) return;
-        head->fetch(id, left + done, std::min(some, width - done));
-        done += some;
-        if (done >= width) done = 0, ++id;
+        if (row < rows.count) {
+            __builtin_prefetch((*gradient)(rows.at[row]) + first + of_row, 0, 2);
+            of_row += 64 / sizeof(float);
+            if (of_row >= last - first) of_row = 0, ++row;
+        }
+        if (id < last) {
+            head->fetch(id, left + of_id, std::min(some, width - of_id));
+            of_id += some;
+            if (of_id >= width) of_id = 0, ++id;
+        }
     }
 };
 
@@ -142,6 +156,19 @@ template <int Rows, int Vectors, bool Part, class Hint>
                                   const float* from, index_t from_row, float* c, index_t c_row, int part, Hint& hint) {
     product_micro<lanes, Rows, Vectors, Part, Hint&>(depth, a, a_row, a_depth, b, head_cuts::panel, from, from_row, c,
                                                      c_row, part, hint);
+}
+/// It with B as it lies, which is packed by the way.
+template <int Rows, class Hint>
+[[gnu::noinline]] void packing_micro(index_t depth, const float* a, index_t a_row, const float* b, index_t b_depth,
+                                     float* packed, const float* from, index_t from_row, float* c, index_t c_row,
+                                     Hint& hint) {
+    constexpr int vectors = head_cuts::shape::vectors;
+    product_micro<lanes, Rows, vectors, false, Hint&>(
+        depth, a, a_row, 1, b, b_depth, from, from_row, c, c_row, 0,
+        hint, [&](const lanes(&x)[vectors]) __attribute__((always_inline)) {
+            unroll<vectors>([&](auto v) __attribute__((always_inline)) { x[v()].store(packed + v() * lanes::width); });
+            packed += head_cuts::panel;
+        });
 }
 /// f(first, rows) for pieces of [0, count) of as many rows as registers hold, then of 4, 2 and 1.
 template <int Vectors, class Function>
@@ -164,66 +191,104 @@ OPD_INLINE void with_vectors(index_t columns, Function&& f) {
     });
 }
 
-/// Logits of ids [first, first + ids) and the states of up to head_cuts::rows rows, packed in panels `width` deep: to out(r)[first…].
-template <class Whole, class Out>
-void logits_of_ids(const float* packed, index_t width, index_t rows, const Whole& head, index_t first, index_t ids,
-                   index_t end, float* sums, const Out& out) {
-    using cuts = head_cuts;
-    constexpr index_t panel = cuts::panel, lane = lanes::width;
-    const index_t columns = cuts::padded(rows); // of sums, a row an id
-    head.parts([&](const auto& part, index_t left) {
-        for (index_t k = 0; k < part.width; k += cuts::depth) {
-            const index_t depth = std::min(cuts::depth, part.width - k);
-            const bool last_piece = k + depth >= part.width;
-            for (index_t p = 0; p < rows; p += panel)
-                with_vectors(rows - p, [&](auto vectors) {
-                    each_piece<vectors()>(ids, [&](index_t i, auto height) {
-                        float* const c = sums + i * columns + p;
-                        const float* const from = left + k > 0 ? c : nullptr;
-                        const float* const b = packed + p * width + (left + k) * panel;
-                        no_hint nothing;
-                        if constexpr (std::remove_cvref_t<decltype(part)>::in_place) {
-                            const float* const w = part.at(first + i, k);
-                            const auto run = [&](auto hint) {
-                                head_micro<height(), vectors(), false>(depth, w, part.stride, 1, b, from, columns, c,
-                                                                       columns, 0, hint);
-                            };
-                            // the ids after these, else the next piece of the first, else the next unit's
-                            const bool same_piece = i + 2 * height() <= ids;
-                            const index_t id = same_piece ? first + i + height() : last_piece ? first + ids : first;
-                            const index_t next = same_piece ? k : last_piece ? 0 : k + depth;
-                            if (p == 0 && id + height() <= end)
-                                run(fetch_rows<height()>{part.at(id, next), part.stride});
-                            else
-                                run(nothing);
-                        } else {
-                            float piece[height() * cuts::depth];
-                            part.copy(first + i, height(), k, depth, piece, depth);
-                            head_micro<height(), vectors(), false>(depth, piece, depth, 1, b, from, columns, c, columns,
-                                                                   0, nothing);
-                        }
-                    });
-                });
-        }
-    });
-    // rows of logits from columns of them: some rows at a time, each then written in one piece, since rows lie pages apart
-    alignas(64) float turned[lane * cuts::ids];
+/// sums[i, r] (+)= Σ_k W[id + i, k] x[r, k] for Height ids and columns [k, k + depth) of them: the ids' pieces stay in the first-level cache
+/// while the states of all rows come by from the second. `packed`: the states' first panel, from that column on. Each panel has a share of
+/// what is fetched meanwhile.
+template <int Height, class Part>
+OPD_INLINE void logits_of_piece(const Part& part, index_t id, index_t k, index_t depth, const float* packed,
+                                index_t width, index_t rows, bool goes_on, float* sums, index_t columns,
+                                fetch_rows next) {
+    constexpr index_t panel = head_cuts::panel;
+    float converted[Part::in_place ? 1 : Height * head_cuts::depth];
+    const float* w = converted;
+    index_t stride = depth;
+    if constexpr (Part::in_place)
+        w = part.at(id, k), stride = part.stride;
+    else
+        part.copy(id, Height, k, depth, converted, depth);
+    const index_t all = next.count;
+    for (index_t p = 0, left = all; p < rows; p += panel) {
+        const index_t after = rows <= p + panel ? 0 : all * (rows - p - panel) / rows;
+        next.count = static_cast<int>(left - after);
+        with_vectors(rows - p, [&](auto vectors) {
+            head_micro<Height, vectors(), false>(depth, w, stride, 1, packed + p * width, goes_on ? sums + p : nullptr,
+                                                 columns, sums + p, columns, 0, next);
+        });
+        next.next += next.count * next.stride;
+        left = after;
+    }
+}
+
+/// Rows of logits from columns of them, (ids, columns): some rows at a time, each then written in one piece, since rows lie pages apart.
+template <class Out>
+void write_rows(const float* sums, index_t columns, index_t rows, index_t first, index_t ids, const Out& out) {
+    constexpr index_t lane = lanes::width, ids_at_most = head_cuts::ids;
+    alignas(64) float turned[lane * ids_at_most];
     for (index_t r = 0; r < rows; r += lane) {
         for (index_t i = 0; i < ids; i += lane) {
             if (i + lane > ids) {
                 for (index_t q = 0; q < lane; ++q)
-                    for (index_t j = i; j < ids; ++j) turned[q * cuts::ids + j] = sums[j * columns + r + q];
+                    for (index_t j = i; j < ids; ++j) turned[q * ids_at_most + j] = sums[j * columns + r + q];
                 continue;
             }
             lanes x[lane];
             unroll<lane>([&](auto j)
                              __attribute__((always_inline)) { x[j()] = lanes::load(sums + (i + j()) * columns + r); });
             transpose(x);
-            unroll<lane>([&](auto j) __attribute__((always_inline)) { x[j()].store(turned + j() * cuts::ids + i); });
+            unroll<lane>([&](auto j) __attribute__((always_inline)) { x[j()].store(turned + j() * ids_at_most + i); });
         }
         for (index_t q = 0; q < std::min<index_t>(lane, rows - r); ++q)
-            std::copy_n(turned + q * cuts::ids, ids, out(r + q) + first);
+            std::copy_n(turned + q * ids_at_most, ids, out(r + q) + first);
     }
+}
+
+/// Logits of ids [first, first + ids) and the states of up to head_cuts::rows rows, packed in panels `width` deep: to out(r)[first…].
+template <class Whole, class Out>
+void logits_of_ids(const float* packed, index_t width, index_t rows, const Whole& head, index_t first, index_t ids,
+                   index_t end, float* sums, const Out& out) {
+    using cuts = head_cuts;
+    constexpr index_t panel = cuts::panel;
+    const index_t columns = cuts::padded(rows); // of sums, a row an id
+    head.parts([&](const auto& part, index_t left) {
+        using part_type = std::remove_cvref_t<decltype(part)>;
+        for (index_t k = 0; k < part.width; k += cuts::depth) {
+            const index_t depth = std::min(cuts::depth, part.width - k);
+            const bool last_piece = k + depth >= part.width, goes_on = left + k > 0;
+            const float* const states = packed + (left + k) * panel;
+            with_vectors(rows, [&](auto vectors) {
+                each_piece<vectors()>(ids, [&](index_t i, auto height) {
+                    fetch_rows next{nullptr, 0, 0};
+                    if constexpr (part_type::in_place) {
+                        // the ids after these, else the next piece of the first, else the next unit's
+                        const bool same_piece = i + 2 * height() <= ids;
+                        const index_t id = same_piece ? first + i + height() : last_piece ? first + ids : first;
+                        if (id + height() <= end)
+                            next = {part.at(id, same_piece ? k : last_piece ? 0 : k + depth), part.stride, height()};
+                    }
+                    logits_of_piece<height()>(part, first + i, k, depth, states, width, rows, goes_on,
+                                              sums + i * columns, columns, next);
+                });
+            });
+        }
+    });
+    write_rows(sums, columns, rows, first, ids, out);
+}
+
+/// f(rows, from, first, ids, worker): rows of the list from its `from`th on, at most `most` of them, and ids [first, first + ids) of [begin, end), a
+/// multiple of `unit` but where they end. As many for each thread, unless ids are few.
+template <class Function>
+void each_unit_of_ids(row_list rows, index_t begin, index_t end, index_t unit, index_t most, thread_team& team,
+                      Function&& f) {
+    using cuts = head_cuts;
+    const index_t across = (rows.count + most - 1) / most, count = end - begin, threads = team.size();
+    const index_t least = std::max<index_t>(1, (count + cuts::ids - 1) / cuts::ids);
+    const index_t parts = (least + threads - 1) / threads * threads;
+    const index_t ids =
+        std::max((cuts::few_ids + unit - 1) / unit, ((count + parts - 1) / parts + unit - 1) / unit) * unit;
+    team.run((count + ids - 1) / ids * across, [&](index_t u, int worker) {
+        const index_t first = begin + u / across * ids, from = u % across * most;
+        f(rows.part(from, most), from, first, std::min(ids, end - first), worker);
+    });
 }
 
 /// z of ids [begin, end) for each row of the list: out(r) is where row r's logits lie, id 0 first. `packed`: pack_states_across, of which
@@ -231,15 +296,11 @@ void logits_of_ids(const float* packed, index_t width, index_t rows, const Whole
 template <class Head, class Out>
 void head_logits(const float* packed, index_t width, row_list rows, const Head& head, index_t begin, index_t end,
                  thread_team& team, worker_floats memory, const Out& out) {
-    using cuts = head_cuts;
-    const index_t across = (rows.count + cuts::rows - 1) / cuts::rows,
-                  units = (end - begin + cuts::ids - 1) / cuts::ids;
-    team.run(units * across, [&](index_t unit, int worker) {
-        const index_t first = begin + unit / across * cuts::ids, from = unit % across * cuts::rows;
-        const row_list mine = rows.part(from, cuts::rows);
-        logits_of_ids(packed + from * width, width, mine.count, head, first, std::min(cuts::ids, end - first), end,
-                      memory.of(worker), [&](index_t i) { return out(mine.at[i]); });
-    });
+    each_unit_of_ids(rows, begin, end, lanes::width, head_cuts::rows, team,
+                     [&](row_list mine, index_t from, index_t first, index_t ids, int worker) {
+                         logits_of_ids(packed + from * width, width, mine.count, head, first, ids, end,
+                                       memory.of(worker), [&](index_t i) { return out(mine.at[i]); });
+                     });
 }
 
 /// sums[i, d] (stride padded(D)) = Σ over ids [begin, end) of g of the i-th row of the list times W; `goes_on`: from what sums hold.
@@ -250,29 +311,42 @@ void head_to_states(const Gradient& gradient, row_list rows, const Head& head, i
     using cuts = head_cuts;
     constexpr index_t panel = cuts::panel;
     const index_t stride = cuts::padded(d), panels = stride / panel, at_most = cuts::columns / panel;
+    const index_t pieces = (rows.count + cuts::tall - 1) / cuts::tall;
     // few units where there are few threads: pieces of a head's rows as long as they can be
-    const index_t units =
-        std::min(panels, std::max<index_t>((panels + at_most - 1) / at_most, team.size() > 1 ? 2 * team.size() : 1));
+    const index_t units = std::min(panels, std::max<index_t>((panels + at_most - 1) / at_most, team.size()));
     team.run(units, [&](index_t unit, int worker) {
         float* const mine = memory.of(worker); // (rows, ids) of g
         float* const of_head =
-            mine + std::min(cuts::padded(rows.count), cuts::rows) * cuts::summed_ids; // (panels, ids, columns)
+            mine + std::min(cuts::padded(rows.count), cuts::rows) * cuts::most_summed; // (panels, ids, columns)
         const index_t first = panels * unit / units, last = panels * (unit + 1) / units;
         const index_t left = first * panel, width = std::min(last * panel, d) - left;
-        for (index_t v = begin; v < end; v += cuts::summed_ids) {
-            const index_t ids = std::min(cuts::summed_ids, end - v);
-            copy_panels(head, v, ids, left, width, of_head);
-            fetch_ids<Head> ahead{&head, v + ids, std::min(end, v + ids + cuts::summed_ids), left, width};
+        // columns that the first rows pack by the way; the rest are packed before
+        const index_t by_the_way = Head::in_place ? std::clamp(d / panel * panel, left, left + width) : left;
+        const index_t some = (panel + pieces - 1) / pieces * 16;
+        const index_t at_once = cuts::summed_ids((last - first) * panel);
+        for (index_t v = begin; v < end; v += at_once) {
+            const index_t ids = std::min(at_once, end - v), then = std::min(end, v + ids + at_once);
+            copy_panels(head, v, ids, by_the_way, left + width - by_the_way, of_head + (by_the_way - left) * ids);
+            fetch_ids<Head, Gradient> ahead{&head, &gradient, rows, v + ids, then, left, width, some};
             for (index_t from = 0; from < rows.count; from += cuts::rows) {
-                const row_list some = rows.part(from, cuts::rows);
-                for (index_t i = 0; i < some.count; ++i) std::copy_n(gradient(some.at[i]) + v, ids, mine + i * ids);
-                for (index_t p = first; p < last; ++p)
-                    each_piece<cuts::shape::vectors>(some.count, [&](index_t i, auto height) {
-                        float* const c = sums + (from + i) * stride + p * panel;
-                        head_micro<height(), cuts::shape::vectors, false>(
-                            ids, mine + i * ids, ids, 1, of_head + (p - first) * ids * panel,
-                            goes_on || v > begin ? c : nullptr, stride, c, stride, 0, ahead);
-                    });
+                const row_list here = rows.part(from, cuts::rows);
+                for (index_t i = 0; i < here.count; ++i) std::copy_n(gradient(here.at[i]) + v, ids, mine + i * ids);
+                each_piece<cuts::shape::vectors>(here.count, [&](index_t i, auto height) {
+                    for (index_t p = left; p < left + width; p += panel) {
+                        const float* const g = mine + i * ids;
+                        float* const b = of_head + (p - left) * ids;
+                        float* const c = sums + (from + i) * stride + p;
+                        const float* const chain = goes_on || v > begin ? c : nullptr;
+                        if constexpr (Head::in_place)
+                            if (from + i == 0 && p < by_the_way) {
+                                packing_micro<height()>(ids, g, ids, head.at(v, p), head.stride, b, chain, stride, c,
+                                                        stride, ahead);
+                                continue;
+                            }
+                        head_micro<height(), cuts::shape::vectors, false>(ids, g, ids, 1, b, chain, stride, c, stride,
+                                                                          0, ahead);
+                    }
+                });
             }
         }
     });

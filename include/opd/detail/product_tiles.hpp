@@ -98,12 +98,16 @@ struct no_hint {
     OPD_INLINE void operator()(index_t) const {}
 };
 // Rows x (Vectors * width) outputs; `part` lanes of the last vector are real (0: all). Chains start from `from`, or from 0 where it is null.
-// hint(k) is told of every 16th step: what is to be fetched meanwhile.
-template <class Num, int Rows, int Vectors, bool Part, class Hint = no_hint, class T = typename Num::value_type>
+// hint(k) is told of every 16th step: what is to be fetched meanwhile. keep(x) sees B's row of each step.
+struct no_keep {};
+template <class Num, int Rows, int Vectors, bool Part, class Hint = no_hint, class Keep = no_keep,
+          class T = typename Num::value_type>
 OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b, index_t b_depth,
-                              const T* from, index_t from_row, T* c, index_t c_row, int part, Hint&& hint = {}) {
+                              const T* from, index_t from_row, T* c, index_t c_row, int part, Hint&& hint = {},
+                              Keep keep = {}) {
     constexpr int width = Num::width;
     constexpr index_t step = std::is_same_v<std::remove_reference_t<Hint>, no_hint> ? index_t{1} << 40 : 16;
+    if (depth <= 0) __builtin_unreachable(); // or g++ keeps a second copy of the chains, for their end without a step
     Num acc[Rows][Vectors];
     const auto load = [&](const T* p, auto vector) __attribute__((always_inline)) {
         if constexpr (Part && vector() == Vectors - 1)
@@ -125,6 +129,7 @@ OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t 
         for (index_t left = std::min(step, depth - k); left > 0; --left) {
             Num x[Vectors];
             unroll<Vectors>([&](auto v) __attribute__((always_inline)) { x[v()] = load(b, v); });
+            if constexpr (!std::is_same_v<Keep, no_keep>) keep(x);
             unroll<Rows>([&](auto r) __attribute__((always_inline)) {
                 const Num y{double(a[r() * a_row])};
                 unroll<Vectors>([&](auto v)
