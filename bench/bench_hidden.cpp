@@ -2,8 +2,9 @@
 //
 // Reverse KL from hidden states, V = 151,936, D = 1,024 and 4,096 (a teacher of 4,096 unless --teacher says otherwise): what share of
 // the machine's float multiply-adds its products reach. Operations: 2·N·V·(D_s + D_t) forward, 4·N·V·D_s more for dx and dw; in tiles, with
-// budgets of 7 MiB, forward counts twice; a LoRA update of rank R, 6·N·V·R. The peak is probed around every sample, and `of_peak` is of the
-// median. --bfloat16: states and heads are stored so.
+// budgets of 7 MiB, forward counts twice; a LoRA update of rank R, 6·N·V·R. The peak is probed before and after every sample, for 40 ms;
+// the better of the two is that sample's, and `of_peak` is the median of the samples' shares. --bfloat16: states and heads are stored so; --amx: so, and logits
+// are made by the processor's matrix tiles.
 //
 //     scripts/bench.sh bench_hidden -- [--threads=2] [--rows=64,256,1024] [--teacher=4096] [--samples=3]
 #include <algorithm>
@@ -22,6 +23,7 @@
 #endif
 
 #include "harness.hpp"
+#include "opd/backends/amx.hpp"
 #include "opd/backends/cpu.hpp"
 #include "opd/hidden.hpp"
 #include "opd/opd.hpp"
@@ -78,7 +80,8 @@ double dot_product_gain() {
 }
 #endif
 
-template <class E>
+/// Amx: heads for the processor's matrix tiles.
+template <class E, bool Amx = false>
 void run(int threads, int samples, index_t of_teacher, const std::vector<index_t>& all) {
     const index_t most = *std::max_element(all.begin(), all.end());
     const bench::array<E> x(most * width), w(vocab * width), h(most * of_teacher), head(vocab * of_teacher);
@@ -91,27 +94,30 @@ void run(int threads, int samples, index_t of_teacher, const std::vector<index_t
     std::printf("%6s %-28s %10s %10s %10s %12s\n", "rows", "", "seconds", "GFLOP/s", "of_peak", "workspace MB");
     for (const index_t n : all) {
         const double unit = 2.0 * static_cast<double>(n) * static_cast<double>(vocab);
-        const opd::teacher::hidden known{opd::view(h.data(), n, of_teacher), opd::view(head.data(), vocab, of_teacher)};
-        const opd::student::hidden value{opd::view(x.data(), n, width), opd::view(w.data(), vocab, width)};
-        const opd::student::hidden trained{opd::view(x.data(), n, width), opd::view(w.data(), vocab, width),
+        const auto head_of = [](const auto& of, index_t d) {
+            if constexpr (Amx)
+                return opd::amx_head{opd::view(of.data(), vocab, d)};
+            else
+                return opd::view(of.data(), vocab, d);
+        };
+        const opd::teacher::hidden known{opd::view(h.data(), n, of_teacher), head_of(head, of_teacher)};
+        const opd::student::hidden value{opd::view(x.data(), n, width), head_of(w, width)};
+        const opd::student::hidden trained{opd::view(x.data(), n, width), head_of(w, width),
                                            opd::view(dx.data(), n, width), opd::view(dw.data(), vocab, width)};
         const auto row = [&](const char* name, double operations, std::size_t bytes, auto&& call) {
-            std::vector<double> seconds;
-            double peak = 0;
-            const auto probe = [&] {
-                for (int i = 0; i < 20; ++i) peak = std::max(peak, bench::fma_rate(be.team()));
-            };
+            // A processor's clock changes from second to second: each sample has probes of its own, long enough to run at its clock.
+            const auto probe = [&] { return bench::fma_rate(be.team(), 1000000); };
+            std::vector<double> seconds, shares;
             call(); // the first has the memory come
             for (int i = 0; i < samples; ++i) {
-                probe();
-                const double start = bench::now();
+                const double before = probe(), start = bench::now();
                 call();
                 seconds.push_back(bench::now() - start);
+                shares.push_back(operations * 1e-9 / seconds.back() / std::max(before, probe()));
             }
-            probe();
             const double rate = operations * 1e-9 / median(seconds);
             std::printf("%6ld %-28s %10.3f %10.1f %10.3f %12.0f\n", static_cast<long>(n), name, median(seconds), rate,
-                        rate / peak, static_cast<double>(bytes) * 1e-6);
+                        median(shares), static_cast<double>(bytes) * 1e-6);
             std::fflush(stdout);
         };
         const double forward = unit * static_cast<double>(width + of_teacher);
@@ -143,7 +149,7 @@ void run(int threads, int samples, index_t of_teacher, const std::vector<index_t
 
 int main(int argc, char** argv) {
     int threads = 1, samples = 3;
-    bool brain = false;
+    bool brain = false, amx = false;
     index_t of_teacher = 4096;
     std::vector<index_t> all = {64, 256, 1024};
     for (int i = 1; i < argc; ++i) {
@@ -153,6 +159,8 @@ int main(int argc, char** argv) {
             threads = std::atoi(value("--threads=").c_str());
         else if (a == "--bfloat16")
             brain = true;
+        else if (a == "--amx")
+            amx = true;
         else if (a.starts_with("--samples="))
             samples = std::atoi(value("--samples=").c_str());
         else if (a.starts_with("--teacher="))
@@ -168,5 +176,6 @@ int main(int argc, char** argv) {
 #if defined(__AVX512BF16__)
     if (brain) std::printf("bfloat16 dot products: %.2f times the multiply-adds of float\n", dot_product_gain());
 #endif
+    if (amx) return run<opd::bfloat16, true>(threads, samples, of_teacher, all), 0;
     brain ? run<opd::bfloat16>(threads, samples, of_teacher, all) : run<float>(threads, samples, of_teacher, all);
 }

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
 // optimise: no
 //
 // Selectors: a row weighed by what the call finds out is the row with that weight in env.weights, the facts computed in float64; a sum of

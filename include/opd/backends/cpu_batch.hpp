@@ -205,9 +205,7 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
     each_made(job, [&](const auto& side) { plan.blocks += bytes(side, plan.block, plan.tile); });
     if constexpr (may_tile<Job>)
         if (plan.tile > 0) plan.blocks += host_plan::aligned(sizeof(tile_state<Job>) * std::size_t(plan.block));
-    each_made(job, [&](const auto& side) {
-        plan.scratch = std::max(plan.scratch, worker_floats::bytes(plan.block, product_columns(side)));
-    });
+    each_made(job, [&](const auto& side) { plan.scratch = std::max(plan.scratch, worker_bytes(side, plan.block)); });
 }
 /// Blocks of rows with the gradients of `width` ids each.
 template <class Student>

@@ -22,6 +22,7 @@
 #include "opd/detail/head_products.hpp"
 #include "opd/detail/heads.hpp"
 #include "opd/detail/rows.hpp"
+#include "opd/detail/tile_products.hpp"
 #include "opd/head.hpp"
 #include "opd/hidden.hpp"
 #include "opd/threads.hpp"
@@ -45,6 +46,22 @@ index_t product_columns(const Hidden& h) {
     return h.x.cols + rank_of(h.w);
 }
 
+/// Floats of a side's states as the way there wants them.
+template <class Hidden>
+index_t packed_there(const Hidden& h, index_t rows) {
+    if constexpr (tiled_head<decltype(h.w)>)
+        return packed_pairs(rows, h.x.cols);
+    else
+        return packed_across(rows, product_columns(h));
+}
+/// Bytes that a worker needs for a side's products.
+template <class Hidden>
+std::size_t worker_bytes(const Hidden& h, index_t rows) {
+    const std::size_t floats = worker_floats::bytes(rows, product_columns(h));
+    if constexpr (tiled_head<decltype(h.w)>) return std::max(floats, tile_scratch(rows));
+    return floats;
+}
+
 /// Memory of one side: `rows` rows of logits, their gradient if it cannot lie in their place, states as the products want them. `tile`: ids that
 /// are there at a time; 0: all of the vocabulary, and then states are packed for the way back where they were for the way there.
 template <class Hidden>
@@ -65,11 +82,11 @@ struct block_memory {
         wanted = live = from.take<index_t>(rows);
         if (rank > 0) update = from.take<float>(rows * rank);
         if (!drains(h)) {
-            across = from.take<float>(packed_across(rows, d + rank));
+            across = from.take<float>(packed_there(h, rows));
         } else if constexpr (requires { h.dx; }) {
             if (h.soft_cap > 0) gradient = from.take<float>(rows * ids);
             live = from.take<index_t>(rows);
-            const index_t there = packed_across(rows, d + rank), way_back = needs_states(h) ? packed_along(rows, d) : 0;
+            const index_t there = packed_there(h, rows), way_back = needs_states(h) ? packed_along(rows, d) : 0;
             across = along = from.take<float>(tile > 0 ? there : std::max(there, way_back));
             if (tile > 0) along = from.take<float>(way_back);
             if (sums_states(h)) sums = from.take<float>(rows * head_cuts::padded(d + rank));
@@ -106,6 +123,7 @@ template <class Hidden>
 void ready_states(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, index_t begin, thread_team& team,
                   worker_floats workers) {
     const index_t d = h.x.cols, width = product_columns(h);
+    if constexpr (tiled_head<decltype(h.w)>) return pack_pairs(h.x.data, h.x.stride, rows, d, memory.across, team);
     pack_states_across(h.x.data, h.x.stride, rows, d, memory.across, width, 0, team);
     if constexpr (is_lora<decltype(h.w)>) {
         const index_t rank = rank_of(h.w);
@@ -122,8 +140,11 @@ void fill(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, in
           index_t first, index_t last, thread_team& team, worker_floats workers) {
     const auto at = [&](index_t r) { return memory.logits + (r - begin) * stride; };
     const bool plain = h.bias.data == nullptr && h.soft_cap == 0;
-    head_logits(memory.across, product_columns(h), rows, head_of(h.w), first, last, team, workers,
-                [&](index_t r) { return at(r) - first; });
+    const auto out = [&](index_t r) { return at(r) - first; };
+    if constexpr (tiled_head<decltype(h.w)>)
+        tile_logits(memory.across, rows, h.w, first, last, team, workers, out);
+    else
+        head_logits(memory.across, product_columns(h), rows, head_of(h.w), first, last, team, workers, out);
     if (plain) return;
     team.run(rows.count, [&](index_t i, int) {
         add_bias_and_cap(h, h.bias.data == nullptr ? nullptr : h.bias.data + first, at(rows.at[i]), last - first);

@@ -96,6 +96,10 @@ template <own_head H>
 copied_head<H> head_of(const H& head) {
     return {&head, head.width()};
 }
+template <tiled_head H>
+auto head_of(const H& head) {
+    return head_of(head.w);
+}
 template <class Base, class B, class A>
 auto head_of(const lora_head<Base, B, A, space::host>& head) {
     return wide_head<decltype(head_of(head.w)), decltype(head_of(head.b))>{head_of(head.w), head_of(head.b)};

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The processor's matrix tiles against the manual's in plain arithmetic, bit for bit.
+#include "support/plain_tiles.hpp"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <opd/backends/amx.hpp>
+#include <opd/backends/cpu.hpp>
+#include <opd/hidden.hpp>
+#include <opd/opd.hpp>
+
+using namespace opd;
+using namespace opd::test;
+
+TEST_CASE("the processor's tiles are the manual's") {
+    const std::vector<bfloat16> one(1);
+    if (!has_amx()) {
+        CHECK_THROWS_AS(amx_head{view(one.data(), 1, 1)}, unsupported);
+        std::puts("SKIPPED: this machine has no bfloat16 matrix tiles (AMX)");
+        return;
+    }
+    for (const index_t n : {1, 16, 17, 40, 300})
+        for (const index_t d : {1, 32, 45, 512, 1056}) {
+            if (n == 300 && d > 32) continue;
+            side s(n, n == 300 ? 900 : 75, d, unsigned(n * d));
+            if (d == 45) // numbers and products below float's normal ones
+                for (std::size_t i = 0; i < s.x.size(); ++i) s.x[i] *= i % 3 == 0 ? 1e-38f : i % 3 == 1 ? 1e-30f : 1;
+            const stored_side stored(s);
+            std::vector<index_t> rows(static_cast<std::size_t>(n));
+            std::iota(rows.begin(), rows.end(), index_t{0});
+            const floats plain = tile_logits_of<plain_tiles>(s, stored, rows, 0, s.v, 1);
+            for (const int threads : {1, 3}) {
+                const floats z = tile_logits_of<opd::detail::amx_tiles>(s, stored, rows, 0, s.v, threads);
+                CAPTURE(n);
+                CAPTURE(d);
+                CHECK(equal_bits(z, plain));
+            }
+        }
+    // a call, from head to gradient
+    const side s(9, 200, 64, 4);
+    side rounded = s;
+    const stored_side stored(rounded);
+    gradients a(s), g(s);
+    const index_t n = s.n, v = s.v, d = s.d;
+    const bfloat16 *const x = stored.x.data(), *const w = stored.w.data();
+    float *const dx = g.dx.data(), *const dw = g.dw.data();
+    opd::cpu_backend backend{.threads = 2};
+    // [amx]
+    const amx_head head{view(w, v, d)}; // of bfloat16
+    const student::hidden mine{view(x, n, d), head, view(dx, n, d), view(dw, v, d)};
+    const auto r = evaluate(backend, mine, teacher::hidden{view(x, n, d), head}, jsd{});
+    // [/amx]
+    const plain_amx plain{stored.head(s)};
+    const student::hidden same{stored.states(s), plain, view(a.dx.data(), n, d), view(a.dw.data(), v, d)};
+    CHECK(r.loss == evaluate(backend, same, teacher::hidden{stored.states(s), plain}, jsd{}).loss);
+    CHECK(g == a);
+}
