@@ -7,11 +7,16 @@
 #include "support/plain_tiles.hpp"
 #include "support/property.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <opd/backends/amx.hpp>
 #include <opd/backends/cpu.hpp>
@@ -84,6 +89,23 @@ TEST_CASE("many rows and many ids: more than a unit of either") {
     const floats z = tile_logits_of<plain_tiles>(s, stored, all_rows(s), 0, s.v, 2), expected = s.logits();
     for (std::size_t i = 0; i < z.size(); ++i) REQUIRE(std::abs(z[i] - expected[i]) < 1e-5f);
     CHECK(equal_bits(z, tile_logits_of<plain_tiles>(s, stored, all_rows(s), 0, s.v, 1)));
+}
+
+TEST_CASE("nothing beyond the head is read") {
+    side s(3, 41, 40, 8); // neither ids nor columns fill a block
+    const stored_side stored(s);
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE)), bytes = stored.w.size() * sizeof(bfloat16);
+    REQUIRE(bytes < page);
+    auto* const pages =
+        static_cast<char*>(mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    REQUIRE(pages != MAP_FAILED);
+    REQUIRE(mprotect(pages + page, page, PROT_NONE) == 0);
+    char* const w = pages + page - bytes;
+    std::memcpy(w, stored.w.data(), bytes);
+    CHECK(
+        equal_bits(tile_logits_of<plain_tiles>(s, stored, all_rows(s), 0, s.v, 1, reinterpret_cast<const bfloat16*>(w)),
+                   tile_logits_of<plain_tiles>(s, stored, all_rows(s), 0, s.v, 1)));
+    munmap(pages, 2 * page);
 }
 
 TEST_CASE("numbers that are none stay with their row and their id") {

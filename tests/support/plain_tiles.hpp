@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -63,10 +64,10 @@ struct stored_side {
     }
 };
 
-/// Logits of ids [begin, end) and some of a side's rows through tiles; NaN where none are asked for.
+/// Logits of ids [begin, end) and some of a side's rows through tiles; NaN where none are asked for. `w`: where the head lies, if not in `stored`.
 template <class Tiles>
 floats tile_logits_of(const side& s, const stored_side& stored, const std::vector<index_t>& list, index_t begin,
-                      index_t end, int threads) {
+                      index_t end, int threads, const bfloat16* w = nullptr) {
     namespace d = opd::detail;
     floats z(std::size_t(s.n * s.v), std::numeric_limits<float>::quiet_NaN());
     thread_team team(threads);
@@ -76,10 +77,11 @@ floats tile_logits_of(const side& s, const stored_side& stored, const std::vecto
     workspace memory;
     std::byte* const at = memory.get(each * std::size_t(threads) + packed, {}).data();
     auto* const pairs = reinterpret_cast<float*>(at + each * std::size_t(threads));
+    std::memset(at, 0xff, each * std::size_t(threads) + packed); // NaN
     const d::row_list rows{list.data(), count};
     d::pack_pairs(stored.x.data(), s.d, rows, s.d, pairs, team);
-    d::tile_logits(pairs, rows, amx_head<bfloat16, Tiles>{stored.head(s)}, begin, end, team, {at, each},
-                   [&](index_t r) { return z.data() + r * s.v; });
+    d::tile_logits(pairs, rows, amx_head<bfloat16, Tiles>{view(w != nullptr ? w : stored.w.data(), s.v, s.d)}, begin,
+                   end, team, {at, each}, [&](index_t r) { return z.data() + r * s.v; });
     return z;
 }
 
