@@ -3,10 +3,10 @@
 // Reverse KL from hidden states, V = 151,936, D = 1,024 and 4,096 (a teacher of 4,096 unless --teacher says otherwise): what share of
 // the machine's float multiply-adds its products reach. Operations: 2·N·V·(D_s + D_t) forward, 4·N·V·D_s more for dx and dw; in tiles, with
 // budgets of 7 MiB, forward counts twice; a LoRA update of rank R, 6·N·V·R. The peak is probed before and after every sample, for 40 ms;
-// the better of the two is that sample's, and `of_peak` is the median of the samples' shares. --bfloat16: states and heads are stored so; --amx: so, and logits
-// are made by the processor's matrix tiles.
+// the better of the two is that sample's, and `of_peak` is the median of the samples' shares. --bfloat16: states and heads are stored so;
+// --amx: so, and logits are made by the processor's matrix tiles.
 //
-//     scripts/bench.sh bench_hidden -- [--threads=2] [--rows=64,256,1024] [--teacher=4096] [--samples=3]
+//     scripts/bench.sh bench_hidden -- [--threads=2] [--rows=64,256,1024] [--teacher=4096] [--samples=3] [--bfloat16 | --amx]
 #include <algorithm>
 #include <bit>
 #include <cstdint>

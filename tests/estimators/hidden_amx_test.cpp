@@ -137,7 +137,9 @@ TEST_CASE(
         cpu_backend be;
         gradients in_float(s, 3), g(s, 5);
         const result expected = evaluate(be, student_of(s, in_float), teacher_of(t), estimator, e);
+        const long before = plain_tiles::runs;
         const result got = evaluate(be, student_on(s, mine, g), teacher_on(t, theirs), estimator, e);
+        CHECK(plain_tiles::runs - before == 2 * ((s.v + 31) / 32)); // of either side, and 7 rows are one block
         CHECK(got.loss == doctest::Approx(expected.loss).epsilon(1e-5));
         const auto wide = [](const floats& x) { return std::vector<double>(x.begin(), x.end()); };
         CHECK(distance(g.dx, wide(in_float.dx)) < 2e-5);
@@ -169,6 +171,7 @@ TEST_CASE("a support's ids and a head with an update are computed in float: the 
     const teacher::support known{view(ids.data(), 4, 3), view(logq.data(), 4, 3)};
     cpu_backend be;
     gradients a(s), b(s);
+    const long before = plain_tiles::runs;
     student::hidden plain{stored.states(s), stored.head(s), view(a.dx.data(), s.n, s.d)};
     student::hidden tiled{stored.states(s), plain_amx{stored.head(s)}, view(b.dx.data(), s.n, s.d)};
     CHECK(evaluate(be, plain, known, renormalised{reverse_kl{}}).loss ==
@@ -181,6 +184,7 @@ TEST_CASE("a support's ids and a head with an update are computed in float: the 
     const teacher::hidden teacher{stored.states(s), stored.head(s)};
     CHECK(evaluate(be, student::hidden{stored.states(s), of_view}, teacher, reverse_kl{}).loss ==
           evaluate(be, student::hidden{stored.states(s), of_tiles}, teacher, reverse_kl{}).loss);
+    CHECK(plain_tiles::runs == before);
 }
 
 TEST_CASE("bad views are refused by name") {

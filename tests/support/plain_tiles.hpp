@@ -3,6 +3,7 @@
 // The processor's matrix tiles as its manual says them (TDPBF16PS), in plain arithmetic: for opd::amx_head on any machine.
 #pragma once
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -18,6 +19,7 @@
 namespace opd::test {
 
 struct plain_tiles {
+    static inline std::atomic<long> runs = 0; ///< blocks of all calls
     static float flushed(float x) {
         return std::abs(x) < std::numeric_limits<float>::min() ? std::copysign(0.f, x) : x;
     }
@@ -26,6 +28,7 @@ struct plain_tiles {
         return flushed(std::bit_cast<float>(std::uint32_t{bits} << 16));
     }
     void run(const opd::detail::tile_block& t) const {
+        ++runs;
         for (index_t i = 0; i < 32; ++i)
             for (index_t r = 0; r < 32; ++r) {
                 float& c = *reinterpret_cast<float*>(reinterpret_cast<char*>(t.c + r) + i * t.c_bytes);

@@ -122,7 +122,6 @@ inline namespace OPD_ISA {
 template <class E, class Tiles = detail::amx_tiles>
 struct amx_head {
     static_assert(brain_float<E>, "opd: matrix tiles are of bfloat16");
-    using element_type = E;
     using tiles = Tiles;
     matrix_view<const E> w; ///< (V,D)
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// head_logits (head_products.hpp) of a head for matrix tiles (backends/amx.hpp): blocks of 32 ids by 32 rows. The head is read as it lies; states are packed, in pairs of
-// columns of 16 rows.
+// head_logits (head_products.hpp) of a head for matrix tiles (backends/amx.hpp): blocks of 32 ids by 32 rows. The head is read as it lies;
+// states are packed, in pairs of columns of 16 rows.
 #pragma once
 
 #include <algorithm>
@@ -62,7 +62,7 @@ void pack_pairs(const E* x, index_t stride, row_list rows, index_t d, float* mem
     });
 }
 
-/// Logits of ids [first, first + ids) and up to head_cuts::rows rows: to out(r)[first…]. `packed`: those rows' first panel.
+/// Logits of ids [first, first + ids) and up to tile_cuts::rows rows: to out(r)[first…]. `packed`: those rows' first panel.
 template <tiled_head Head, class Out>
 void tile_logits_of_ids(const std::uint16_t* packed, index_t rows, const Head& head, index_t first, index_t ids,
                         index_t end, float* sums, const Out& out) {
