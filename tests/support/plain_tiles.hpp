@@ -3,11 +3,12 @@
 // The processor's matrix tiles as its manual says them (TDPBF16PS), in plain arithmetic: for opd::amx_head on any machine.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -80,7 +81,7 @@ floats tile_logits_of(const side& s, const stored_side& stored, const std::vecto
     workspace memory;
     std::byte* const at = memory.get(each * std::size_t(threads) + packed, {}).data();
     auto* const pairs = reinterpret_cast<float*>(at + each * std::size_t(threads));
-    std::memset(at, 0xff, each * std::size_t(threads) + packed); // NaN
+    std::fill_n(at, each * std::size_t(threads) + packed, std::byte{0xff}); // NaN
     const d::row_list rows{list.data(), count};
     d::pack_pairs(stored.x.data(), s.d, rows, s.d, pairs, team);
     d::tile_logits(pairs, rows, amx_head<bfloat16, Tiles>{view(w != nullptr ? w : stored.w.data(), s.v, s.d)}, begin,
