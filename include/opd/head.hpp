@@ -4,7 +4,7 @@
 //
 //   view(w,V,D)                                      as it lies in memory, float or bfloat16
 //   lora_head{view(w,V,D), view(b,V,R), view(a,R,D)} W + scale·B A, an update of low rank R (LoRA): never multiplied out
-//   amx_head{view(w,V,D)}                            in bfloat16, for the processor's matrix tiles (backends/amx.hpp)
+//   amx_head{view(w,V,D)}                            through the processor's matrix tiles (backends/amx.hpp)
 //   a type of your own                               whatever gives rows of W as floats: a quantised head, with or without an update
 //
 // Of an update x (W + scale·B A)ᵀ = [x, u] [W, B]ᵀ with u = scale·x Aᵀ: a head of D + R columns. So it costs R/D more than W alone, and
@@ -86,9 +86,10 @@ inline constexpr bool is_matrix<const Head> = is_matrix<Head>;
 template <class Head>
 inline constexpr bool is_matrix<Head&> = is_matrix<Head>;
 
-/// A head of bfloat16 whose logits are made by matrix tiles (backends/amx.hpp): a view w, and what runs the tiles.
+/// A head whose products are made by matrix tiles (backends/amx.hpp): a view w of numbers, and what runs the tiles.
 template <class Head>
 concept tiled_head = own_head<Head> && requires(const Head& head) {
+    typename Head::number;
     typename Head::tiles;
     head.w;
 };

@@ -123,8 +123,6 @@ namespace student {
 template <class X, class G = float, space Space = space::host, class Head = matrix_view<const X, Space>>
 struct hidden {
     static_assert(!own_head<Head> || Space == space::host, "opd: heads of your own are the CPU's");
-    static_assert(!detail::tiled_head<Head> || brain_float<std::remove_const_t<X>>,
-                  "opd: states beside an amx_head are bfloat16");
     static_assert(detail::number_of_head<X> && std::is_same_v<std::remove_const_t<G>, float>,
                   "opd: hidden states are float or bfloat16, gradients float");
     static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");
@@ -199,8 +197,6 @@ namespace teacher {
 template <class X, space Space = space::host, class Head = matrix_view<const X, Space>>
 struct hidden {
     static_assert(!own_head<Head> || Space == space::host, "opd: heads of your own are the CPU's");
-    static_assert(!opd::detail::tiled_head<Head> || brain_float<std::remove_const_t<X>>,
-                  "opd: states beside an amx_head are bfloat16");
     static_assert(opd::detail::number_of_head<X>, "opd: hidden states are float or bfloat16");
     static constexpr cache_kind kind = cache_kind::dense;
     using logit_type = float;

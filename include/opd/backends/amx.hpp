@@ -1,26 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Logits of a bfloat16 head through the processor's matrix tiles (AMX, in Intel's Xeons since Sapphire Rapids): some fifteen times the
-// multiply-adds a second that float's have.
+// Products of a loss from hidden states through the processor's matrix tiles (AMX, in Intel's Xeons since Sapphire Rapids), which have some
+// fifteen times the multiply-adds a second of float's, in bfloat16.
 //
 //   opd::amx_head head{view(w,V,D)};               throws `unsupported` where processor or system have none; has_amx() asks
-//   teacher::hidden{view(x,N,D), head}             in place of view(w,V,D); states are bfloat16 as well
+//   teacher::hidden{view(x,N,D), head}             in place of view(w,V,D); a student's as well: then dx and dw are made so too
 //
-// What it computes is z = x Wᵀ: a product of two bfloat16 numbers is exact in float; of 32 columns even and odd ones are summed apart, in
-// float, then added to what came before. So logits differ from those of view(w,V,D) by float's roundings alone, and no bit depends on budget,
-// threads or the other rows. Products and sums below 2^-126 are 0. dx and dw, logits of few ids (supports, samples, scores) and a head with an
-// update are computed in float as they are of view(w,V,D).
+// No number is rounded to bfloat16: what is stored so is taken as it is, and a float, of head, states or dz, as the sum of three bfloat16
+// numbers. A product of two bfloat16 numbers is exact in float; of 32 columns (dx: ids, dw: rows) even and odd ones are summed apart, in
+// float, then added to what came before. A product of two floats is six of their parts: less than 2^-21 of it is left out, 2^-24 on average.
+// So results differ from those of view(w,V,D) by float's roundings. Products, sums and parts below 2^-126 are 0.
+//
+// No bit of loss, dx and db depends on budget, threads or the other rows. dw is summed over rows in 32s, counted from the batch's first: the
+// same bits for every budget that holds 32 rows, or all of them. Logits of few ids (supports, samples, scores) and a head with an update
+// are computed as those of view(w,V,D) are.
 //
 // The first has_amx() or amx_head asks Linux for the tiles' registers, for the whole process: signal stacks then need 8 kB more.
 //
-// Throws unsupported, and invalid_input that names amx_head.w. CPU.
+// Throws unsupported, and invalid_input that names amx_head.w. States and head: float or bfloat16, as each is. CPU.
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, TDPBF16PS.
 #pragma once
+
+#include <cstdint>
+#include <type_traits>
 
 #include "opd/config.hpp"
 #include "opd/detail/tile_products.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
+#include "opd/head.hpp"
 #include "opd/view.hpp"
 
 #if defined(__x86_64__) && defined(__linux__) && !defined(__CUDACC__)
@@ -34,7 +42,7 @@
 namespace opd {
 inline namespace OPD_ISA {
 
-/// Whether bfloat16 matrix tiles are there: asks the system for them.
+/// Whether there are matrix tiles of bfloat16: asks the system for them.
 inline bool has_amx() {
 #if defined(OPD_AMX)
     static const bool has = [] {
@@ -74,15 +82,17 @@ struct amx_tiles {
     amx_tiles(const amx_tiles&) = delete;
     amx_tiles& operator=(const amx_tiles&) = delete;
 
+    /// Tiles 0 to 3 are sums, 4 and 5 a part of a, 6 and 7 one of b.
+    template <int A, int B>
     [[gnu::target("amx-tile,amx-bf16"), gnu::noinline]] void run(const tile_block& t) const {
-        const auto *a0 = static_cast<const char*>(t.a), *a1 = a0 + 16 * t.a_bytes;
-        const auto *b0 = static_cast<const char*>(t.b0), *b1 = static_cast<const char*>(t.b1);
-        char *c0 = reinterpret_cast<char*>(t.c), *c1 = c0 + 16 * t.c_bytes;
-        if (t.goes_on) {
-            _tile_loadd(0, c0, t.c_bytes);
-            _tile_loadd(1, c0 + 64, t.c_bytes);
-            _tile_loadd(2, c1, t.c_bytes);
-            _tile_loadd(3, c1 + 64, t.c_bytes);
+        const index_t a_bytes = 2 * t.a_row;
+        if (t.from != nullptr) {
+            const index_t bytes = 4 * t.from_row;
+            const float* const below = t.from + 16 * t.from_row;
+            _tile_loadd(0, t.from, bytes);
+            _tile_loadd(1, t.from + 16, bytes);
+            _tile_loadd(2, below, bytes);
+            _tile_loadd(3, below + 16, bytes);
         } else {
             _tile_zero(0);
             _tile_zero(1);
@@ -90,25 +100,60 @@ struct amx_tiles {
             _tile_zero(3);
         }
         for (index_t s = 0; s < t.steps; ++s) {
-            for (index_t i = 0; i < t.fetches; ++i) __builtin_prefetch(t.fetched + i * t.a_bytes + s * 64, 0, 2);
-            _tile_loadd(4, a0 + s * 64, t.a_bytes);
-            _tile_loadd(6, b0 + s * 1024, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, b1 + s * 1024, 64);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_loadd(5, a1 + s * 64, t.a_bytes);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+            t.next(s);
+            const std::uint16_t *const a = t.a + s * 32, *const b = t.b + s * 512;
+            const auto part_of_a = [&](int p) { return a + p * t.a_part; };
+            const auto part_of_b = [&](int p) { return b + p * t.b_part; };
+            load_a(part_of_a(0), t.a_row, a_bytes);
+            if constexpr (B == 3) {
+                load_b(part_of_b(2), t.b_half);
+                multiply();
+                load_b(part_of_b(1), t.b_half);
+                multiply();
+            }
+            load_b(b, t.b_half);
+            multiply();
+            if constexpr (A == 3) {
+                load_a(part_of_a(2), t.a_row, a_bytes);
+                multiply();
+                load_a(part_of_a(1), t.a_row, a_bytes);
+                multiply();
+                if constexpr (B == 3) {
+                    load_b(part_of_b(1), t.b_half);
+                    multiply();
+                }
+            }
         }
-        _tile_stored(0, c0, t.c_bytes);
-        _tile_stored(1, c0 + 64, t.c_bytes);
-        _tile_stored(2, c1, t.c_bytes);
-        _tile_stored(3, c1 + 64, t.c_bytes);
+        const index_t bytes = 4 * t.c_row;
+        float* const below = t.c + 16 * t.c_row;
+        _tile_stored(0, t.c, bytes);
+        _tile_stored(1, t.c + 16, bytes);
+        _tile_stored(2, below, bytes);
+        _tile_stored(3, below + 16, bytes);
+    }
+
+private:
+    [[gnu::target("amx-tile,amx-bf16"), gnu::always_inline]] static inline void load_a(const std::uint16_t* a,
+                                                                                       index_t row, index_t bytes) {
+        _tile_loadd(4, a, bytes);
+        _tile_loadd(5, a + 16 * row, bytes);
+    }
+    [[gnu::target("amx-tile,amx-bf16"), gnu::always_inline]] static inline void load_b(const std::uint16_t* b,
+                                                                                       index_t half) {
+        _tile_loadd(6, b, 64);
+        _tile_loadd(7, b + half, 64);
+    }
+    [[gnu::target("amx-tile,amx-bf16"), gnu::always_inline]] static inline void multiply() {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
     }
 };
 #else
 struct amx_tiles {
     amx_tiles() { throw unsupported("opd::amx_head: matrix tiles (AMX) are those of Linux on x86-64"); }
+    template <int, int>
     void run(const tile_block&) const {}
 };
 #endif
@@ -118,10 +163,11 @@ struct amx_tiles {
 
 inline namespace OPD_ISA {
 
-/// A head of bfloat16, or of a type with its bits, for the processor's matrix tiles.
+/// A head of float or bfloat16, or of a type with its bits, for the processor's matrix tiles.
 template <class E, class Tiles = detail::amx_tiles>
 struct amx_head {
-    static_assert(brain_float<E>, "opd: matrix tiles are of bfloat16");
+    static_assert(detail::number_of_head<E>, "opd: a head is float or bfloat16");
+    using number = E;
     using tiles = Tiles;
     matrix_view<const E> w; ///< (V,D)
 

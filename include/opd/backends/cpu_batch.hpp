@@ -202,6 +202,11 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
                 throw invalid_input(std::string(name_of<std::remove_cvref_t<decltype(side)>>()).append(".budget"),
                                     "is " + std::to_string(side.budget) + " bytes; a row takes " + std::to_string(row));
         });
+    // gradients of a head in tiles are summed over rows in 32s: blocks of whole ones change no bit
+    each_made(job, [&](const auto& side) {
+        if (in_tiles<std::remove_cvref_t<decltype(side)>> && plan.block < n && plan.block > tile_cuts::side)
+            plan.block -= plan.block % tile_cuts::side;
+    });
     each_made(job, [&](const auto& side) { plan.blocks += bytes(side, plan.block, plan.tile); });
     if constexpr (may_tile<Job>)
         if (plan.tile > 0) plan.blocks += host_plan::aligned(sizeof(tile_state<Job>) * std::size_t(plan.block));

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <type_traits>
 
 #include "opd/backends/workspace.hpp"
 #include "opd/batch.hpp"
@@ -46,20 +47,44 @@ index_t product_columns(const Hidden& h) {
     return h.x.cols + rank_of(h.w);
 }
 
-/// Floats of a side's states as the way there wants them.
+/// Whether its products are made by matrix tiles, and the numbers of states then.
+template <class Hidden>
+inline constexpr bool in_tiles = tiled_head<decltype(Hidden::w)>;
+template <class Hidden>
+using state_number = std::remove_cvref_t<decltype(Hidden::x.data[0])>;
+template <class Hidden>
+inline constexpr index_t depth_there =
+    logits_depth<tile_parts<typename decltype(Hidden::w)::number>, tile_parts<state_number<Hidden>>>;
+
+/// Floats of a side's states as the way there wants them, and the way back for its head's gradient; of the sums of dx.
 template <class Hidden>
 index_t packed_there(const Hidden& h, index_t rows) {
-    if constexpr (tiled_head<decltype(h.w)>)
-        return packed_pairs(rows, h.x.cols);
+    if constexpr (in_tiles<Hidden>)
+        return tile_floats(tile_cuts::padded(rows), tile_cuts::padded(h.x.cols), tile_parts<state_number<Hidden>>);
     else
         return packed_across(rows, product_columns(h));
+}
+template <class Hidden>
+index_t packed_back(const Hidden& h, index_t rows) {
+    if constexpr (in_tiles<Hidden>)
+        return tile_floats(most_tile_rows(rows), tile_cuts::padded(h.x.cols), tile_parts<state_number<Hidden>>);
+    else
+        return packed_along(rows, h.x.cols);
+}
+template <class Hidden>
+index_t sums_of_states(const Hidden& h, index_t rows) {
+    if constexpr (in_tiles<Hidden>)
+        return tile_cuts::padded(rows) * tile_cuts::stride_of_sums(h.x.cols);
+    else
+        return rows * head_cuts::padded(product_columns(h));
 }
 /// Bytes that a worker needs for a side's products.
 template <class Hidden>
 std::size_t worker_bytes(const Hidden& h, index_t rows) {
-    const std::size_t floats = worker_floats::bytes(rows, product_columns(h));
-    if constexpr (tiled_head<decltype(h.w)>) return std::max(floats, tile_scratch(rows));
-    return floats;
+    if constexpr (in_tiles<Hidden>)
+        return tile_scratch(rows, tile_parts<typename decltype(h.w)::number>);
+    else
+        return worker_floats::bytes(rows, product_columns(h));
 }
 
 /// Memory of one side: `rows` rows of logits, their gradient if it cannot lie in their place, states as the products want them. `tile`: ids that
@@ -72,12 +97,13 @@ struct block_memory {
     float *update = nullptr, *back = nullptr;   ///< u and t, (rows, R)
     float* update_along = nullptr;              ///< u packed
     index_t *wanted = nullptr, *live = nullptr; ///< rows
+    index_t* in_32 = nullptr;                   ///< tile_rows of those with a gradient
     std::size_t bytes = 0;
 
     /// Without `memory` it counts.
     block_memory(const Hidden& h, index_t rows, index_t tile, std::byte* memory = nullptr) {
         carver from{memory};
-        const index_t d = h.x.cols, rank = rank_of(h.w), ids = ids_of(h, tile);
+        const index_t rank = rank_of(h.w), ids = ids_of(h, tile);
         logits = gradient = from.take<float>(rows * ids);
         wanted = live = from.take<index_t>(rows);
         if (rank > 0) update = from.take<float>(rows * rank);
@@ -86,10 +112,12 @@ struct block_memory {
         } else if constexpr (requires { h.dx; }) {
             if (h.soft_cap > 0) gradient = from.take<float>(rows * ids);
             live = from.take<index_t>(rows);
-            const index_t there = packed_there(h, rows), way_back = needs_states(h) ? packed_along(rows, d) : 0;
+            const index_t there = packed_there(h, rows), way_back = needs_states(h) ? packed_back(h, rows) : 0;
             across = along = from.take<float>(tile > 0 ? there : std::max(there, way_back));
             if (tile > 0) along = from.take<float>(way_back);
-            if (sums_states(h)) sums = from.take<float>(rows * head_cuts::padded(d + rank));
+            if (sums_states(h)) sums = from.take<float>(sums_of_states(h, rows));
+            if constexpr (in_tiles<Hidden>)
+                if (needs_states(h)) in_32 = from.take<index_t>(most_tile_rows(rows));
             if constexpr (is_lora<decltype(h.w)>) {
                 if (sums_states(h)) back = from.take<float>(rows * rank);
                 if (!h.w.db.empty()) update_along = from.take<float>(packed_along(rows, rank));
@@ -123,7 +151,8 @@ template <class Hidden>
 void ready_states(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, index_t begin, thread_team& team,
                   worker_floats workers) {
     const index_t d = h.x.cols, width = product_columns(h);
-    if constexpr (tiled_head<decltype(h.w)>) return pack_pairs(h.x.data, h.x.stride, rows, d, memory.across, team);
+    if constexpr (in_tiles<Hidden>)
+        return pack_pairs<depth_there<Hidden>>(h.x.data, h.x.stride, rows, d, memory.across, team);
     pack_states_across(h.x.data, h.x.stride, rows, d, memory.across, width, 0, team);
     if constexpr (is_lora<decltype(h.w)>) {
         const index_t rank = rank_of(h.w);
@@ -141,8 +170,8 @@ void fill(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, in
     const auto at = [&](index_t r) { return memory.logits + (r - begin) * stride; };
     const bool plain = h.bias.data == nullptr && h.soft_cap == 0;
     const auto out = [&](index_t r) { return at(r) - first; };
-    if constexpr (tiled_head<decltype(h.w)>)
-        tile_logits(memory.across, rows, h.w, first, last, team, workers, out);
+    if constexpr (in_tiles<Hidden>)
+        tile_logits<state_number<Hidden>>(memory.across, rows, h.w, first, last, team, workers, out);
     else
         head_logits(memory.across, product_columns(h), rows, head_of(h.w), first, last, team, workers, out);
     if (plain) return;
@@ -189,7 +218,12 @@ void begin_drain(const Hidden& h, index_t begin, index_t end, float beta, bool f
 /// Readies rows for drain.
 template <class Hidden>
 void ready_back(const Hidden& h, const block_memory<Hidden>& memory, row_list live, index_t begin, thread_team& team) {
-    if (needs_states(h)) pack_states_along(h.x.data, h.x.stride, live, h.x.cols, memory.along, team);
+    if (needs_states(h)) {
+        if constexpr (in_tiles<Hidden>)
+            pack_pairs_of_rows(h.x.data, h.x.stride, tile_rows(live, memory.in_32), h.x.cols, memory.along, team);
+        else
+            pack_states_along(h.x.data, h.x.stride, live, h.x.cols, memory.along, team);
+    }
     if constexpr (is_lora<decltype(h.w)>) {
         const index_t rank = rank_of(h.w);
         if (!h.w.db.empty())
@@ -223,14 +257,18 @@ void drain_to_states(const Hidden& h, const block_memory<Hidden>& memory, row_li
                      index_t last, index_t common, const Gradient& of_row, thread_team& team, worker_floats workers) {
     const index_t d = h.dx.empty() ? 0 : h.x.cols; // columns of W that are wanted; B's follow
     const auto multiply = [&](const auto& head) {
+        const index_t stride = in_tiles<Hidden> ? tile_cuts::stride_of_sums(head.width) : head_cuts::padded(head.width);
         for (index_t from = first, to; from < last; from = to) {
             to = std::min(last, (from / stretch_of_ids + 1) * stretch_of_ids);
-            head_to_states(of_row, rows, head, from, to, head.width, from % stretch_of_ids != 0, memory.sums, team,
-                           workers);
+            const bool goes_on = from % stretch_of_ids != 0;
+            if constexpr (in_tiles<Hidden>)
+                tile_to_states(of_row, rows, h.w, from, to, goes_on, memory.sums, team, workers);
+            else
+                head_to_states(of_row, rows, head, from, to, head.width, goes_on, memory.sums, team, workers);
             if (to % stretch_of_ids != 0 && to != common) continue;
             team.run(rows.count, [&](index_t i, int) {
                 const index_t r = rows.at[i];
-                const float* const sums = memory.sums + i * head_cuts::padded(head.width);
+                const float* const sums = memory.sums + i * stride;
                 for (index_t j = 0; j < d; ++j) h.dx.row(r)[j] += sums[j];
                 if constexpr (is_lora<decltype(h.w)>) {
                     float* const t = memory.back + (r - begin) * rank_of(h.w);
@@ -272,7 +310,12 @@ void drain(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, i
     const bool adds = !first_block || h.beta_head != 0;
     if (!h.dw.empty()) {
         const auto to_head = [&](row_list some, index_t from, index_t to) {
-            states_to_head(of_row, some, memory.along, d, from, to, adds, h.dw.data, h.dw.stride, team, workers);
+            if constexpr (in_tiles<Hidden>)
+                tile_to_head<state_number<Hidden>, typename decltype(h.w)::tiles>(
+                    of_row, tile_rows(some, memory.in_32), memory.along, d, from, to, adds, h.dw.data, h.dw.stride,
+                    team, workers);
+            else
+                states_to_head(of_row, some, memory.along, d, from, to, adds, h.dw.data, h.dw.stride, team, workers);
         };
         to_head(rows, first, end), to_head(row_list{}, std::max(first, end), last);
     }
