@@ -4,6 +4,7 @@
 //
 // Heads for the processor's matrix tiles, the tiles here being the manual's in plain arithmetic (backends.amx holds the processor's against
 // them): logits against float64, the same bits however the work is cut, and calls on them beside calls on the same numbers without tiles.
+#include "support/hidden_exact.hpp"
 #include "support/plain_tiles.hpp"
 #include "support/property.hpp"
 
@@ -259,6 +260,38 @@ TEST_CASE(
     check(bfloat16{}, jsd{}, 7);
     check(float{}, reverse_kl{}, 7);
     check(float{}, reverse_kl{}, 70);
+}
+
+TEST_CASE("float's gradients are within 2e-5 of float64, near p = q of p; logits offset by 10,000 are no worse than "
+          "without tiles") {
+    const index_t n = 4, v = 700, d = 160;
+    for (const float size : {1.0f, 13.0f}) {
+        CAPTURE(size);
+        side s = of_size(n, v, d, 1, size), t = of_size(n, v, 96, 2, size);
+        const exact e(s, t, true);
+        CHECK(e.kl >= 0.1);
+        gradients g(s);
+        cpu_backend be;
+        const stored_side<float> mine(s), theirs(t);
+        evaluate(be, student_on(s, mine, g), teacher_on(t, theirs), reverse_kl{}, env{.reduction = reduce::sum});
+        CHECK(distance(g.dx, e.dx(s)) < 2e-5);
+        CHECK(distance(g.dw, e.dw(s)) < 2e-5);
+
+        side near = s;
+        const floats moved = normals(near.x.size(), 9, 1e-4f);
+        for (std::size_t i = 0; i < moved.size(); ++i) near.x[i] += moved[i];
+        const exact of_near(s, near, true);
+        const floats dz = row_by_row(plain_amx{s.head()}, plain_amx{near.head()}, s, near, reverse_kl{});
+        double far = 0;
+        for (std::size_t i = 0; i < dz.size(); ++i) far += std::pow(double(dz[i]) - of_near.dz[i], 2);
+        CHECK(std::sqrt(far) <= 2e-5 * norm(of_near.p));
+    }
+    side s = of_size(n, v, d, 1, 3), t = of_size(n, v, 96, 2, 3);
+    s.bias.assign(std::size_t(v), 1e4f);
+    const exact e(s, t, true);
+    const floats without = row_by_row(s.head(), t.head(), s, t, reverse_kl{}),
+                 with = row_by_row(plain_amx{s.head()}, plain_amx{t.head()}, s, t, reverse_kl{});
+    CHECK(distance(with, e.dz) <= 1.5 * distance(without, e.dz));
 }
 
 TEST_CASE("gradients add to what is there, row block after row block; of no rows they are 0") {

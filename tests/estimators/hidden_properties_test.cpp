@@ -2,7 +2,7 @@
 //
 // What must hold of losses from hidden states: dense, a support of all ids, kept sets of all ids and head + tail with h = V are one gradient;
 // its error against float64 from the states on; micro-batches change rounding, contents of masked rows nothing.
-#include "support/hidden_sides.hpp"
+#include "support/hidden_exact.hpp"
 #include "support/property.hpp"
 
 #include <algorithm>
@@ -25,96 +25,8 @@ using namespace opd::test;
 
 namespace {
 
-using doubles = std::vector<double>;
-
 /// Relative to b, in Frobenius norm.
 double apart(const floats& a, const floats& b) { return distance(a, doubles(b.begin(), b.end())); }
-
-/// z = x Wᵀ + b in float64.
-doubles exact_logits(const side& s) {
-    doubles z(std::size_t(s.n * s.v));
-    for (index_t r = 0; r < s.n; ++r)
-        for (index_t i = 0; i < s.v; ++i) {
-            double sum = s.bias.empty() ? 0 : double(s.bias[std::size_t(i)]);
-            for (index_t j = 0; j < s.d; ++j)
-                sum += double(s.x[std::size_t(r * s.d + j)]) * double(s.w[std::size_t(i * s.d + j)]);
-            z[std::size_t(r * s.v + i)] = sum;
-        }
-    return z;
-}
-doubles log_softmax(const doubles& z, index_t v) {
-    doubles out(z);
-    for (std::size_t r = 0; r < z.size(); r += std::size_t(v)) {
-        const double top = *std::max_element(z.begin() + std::ptrdiff_t(r), z.begin() + std::ptrdiff_t(r) + v);
-        double sum = 0;
-        for (std::size_t i = r; i < r + std::size_t(v); ++i) sum += std::exp(z[i] - top);
-        for (std::size_t i = r; i < r + std::size_t(v); ++i) out[i] -= top + std::log(sum);
-    }
-    return out;
-}
-
-/// In float64: dz of KL(p‖q) or KL(q‖p), summed over rows, and what it says of states and head.
-struct exact {
-    doubles dz, p;
-    double kl = 1e300; ///< the least of a row
-    exact(const side& s, const side& t, bool reverse) {
-        const doubles lp = log_softmax(exact_logits(s), s.v), lq = log_softmax(exact_logits(t), s.v);
-        for (std::size_t r = 0; r < lp.size(); r += std::size_t(s.v)) {
-            double value = 0;
-            for (std::size_t i = r; i < r + std::size_t(s.v); ++i)
-                value += reverse ? std::exp(lp[i]) * (lp[i] - lq[i]) : std::exp(lq[i]) * (lq[i] - lp[i]);
-            kl = std::min(kl, value);
-            for (std::size_t i = r; i < r + std::size_t(s.v); ++i) {
-                p.push_back(std::exp(lp[i]));
-                dz.push_back(reverse ? p.back() * (lp[i] - lq[i] - value) : p.back() - std::exp(lq[i]));
-            }
-        }
-    }
-    doubles dx(const side& s) const {
-        doubles out(std::size_t(s.n * s.d));
-        each(s, [&](std::size_t i, std::size_t x, std::size_t w) { out[x] += dz[i] * double(s.w[w]); });
-        return out;
-    }
-    doubles dw(const side& s) const {
-        doubles out(std::size_t(s.v * s.d));
-        each(s, [&](std::size_t i, std::size_t x, std::size_t w) { out[w] += dz[i] * double(s.x[x]); });
-        return out;
-    }
-
-private:
-    template <class F>
-    static void each(const side& s, F&& f) {
-        for (index_t r = 0; r < s.n; ++r)
-            for (index_t i = 0; i < s.v; ++i)
-                for (index_t j = 0; j < s.d; ++j)
-                    f(std::size_t(r * s.v + i), std::size_t(r * s.d + j), std::size_t(i * s.d + j));
-    }
-};
-
-/// A side whose logits are of deviation `size`.
-side of_size(index_t n, index_t v, index_t d, unsigned seed, float size) {
-    side s(n, v, d, seed);
-    for (float& w : s.w) w *= size / 2;
-    return s;
-}
-
-double norm(const doubles& x) { return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0)); }
-
-/// dz of each row by itself, which is db of a call on that row alone; `reverse`: KL(p‖q).
-template <class E>
-floats row_by_row(const side& s, const side& t, const E& estimator) {
-    floats dz(std::size_t(s.n * s.v));
-    cpu_backend be;
-    for (index_t r = 0; r < s.n; ++r)
-        evaluate(be,
-                 student::hidden<float>{.x = view(s.x.data() + r * s.d, 1, s.d),
-                                        .w = s.head(),
-                                        .bias = s.biases(),
-                                        .db = view(dz.data() + r * s.v, s.v)},
-                 teacher::hidden<float>{.x = view(t.x.data() + r * t.d, 1, t.d), .w = t.head(), .bias = t.biases()},
-                 estimator);
-    return dz;
-}
 
 } // namespace
 
@@ -230,7 +142,7 @@ TEST_CASE("near p = q the error of dz is at most 2e-5 of p") {
                 const floats moved = normals(t.x.size(), 9, apart_by);
                 for (std::size_t i = 0; i < moved.size(); ++i) t.x[i] += moved[i];
                 const exact e(s, t, true);
-                const floats dz = row_by_row(s, t, reverse_kl{});
+                const floats dz = row_by_row(s.head(), t.head(), s, t, reverse_kl{});
                 double far = 0;
                 for (std::size_t i = 0; i < dz.size(); ++i) far += std::pow(double(dz[i]) - e.dz[i], 2);
                 CHECK(std::sqrt(far) <= 2e-5 * norm(e.p));
@@ -264,7 +176,7 @@ TEST_CASE("logits offset by 10,000 cost at most 1.5 times what they cost logits 
             const exact e(s, t, true);
             const env sum{.reduction = reduce::sum};
             cpu_backend be;
-            floats of_logits(z.size()), of_states = row_by_row(s, t, reverse_kl{});
+            floats of_logits(z.size()), of_states = row_by_row(s.head(), t.head(), s, t, reverse_kl{});
             evaluate(be, student::logits{view(z.data(), s.n, s.v), view(of_logits.data(), s.n, s.v)},
                      teacher::dense{view(y.data(), s.n, s.v)}, reverse_kl{}, sum);
             CHECK(distance(of_states, e.dz) <= 1.5 * distance(of_logits, e.dz));
