@@ -7,12 +7,14 @@
 #include "support/hidden_exact.hpp"
 #include "support/plain_tiles.hpp"
 #include "support/property.hpp"
+#include "support/shards.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <type_traits>
@@ -216,7 +218,6 @@ TEST_CASE(
         index_t rows, ids;
         int threads;
     };
-    const auto wide = [](const floats& x) { return std::vector<double>(x.begin(), x.end()); };
     const auto check = [&](auto number, const auto& estimator, index_t n) {
         side s(n, 1100, 48, 11, true), t(n, 1100, 100, 14, true, 20);
         const stored_side<decltype(number)> mine(s), theirs(t);
@@ -235,9 +236,9 @@ TEST_CASE(
             CHECK(plain_tiles::runs - before == 2 * blocks + 2 * ((s.v + 127) / 128) + 2 * blocks);
         }
         CHECK(got.loss == doctest::Approx(expected.loss).epsilon(1e-5));
-        CHECK(distance(g.dx, wide(plain.dx)) < 5e-6);
-        CHECK(distance(g.dw, wide(plain.dw)) < 5e-6);
-        CHECK(distance(g.db, wide(plain.db)) < 5e-6);
+        CHECK(apart(g.dx, plain.dx) < 5e-6);
+        CHECK(apart(g.dw, plain.dw) < 5e-6);
+        CHECK(apart(g.db, plain.db) < 5e-6);
         for (const auto [rows, ids, threads] : {cut{3, 0, 1}, cut{3, 1024, 2}, cut{32, 1024, 1}, cut{50, 0, 2}}) {
             if (rows == 3 && n > 7) continue;
             CAPTURE(rows);
@@ -252,7 +253,7 @@ TEST_CASE(
             CHECK(equal_bits(again.dx, g.dx));
             CHECK(equal_bits(again.db, g.db));
             if (rows == 3) // rows of a 32 in several blocks
-                CHECK(distance(again.dw, wide(g.dw)) < 1e-6);
+                CHECK(apart(again.dw, g.dw) < 1e-6);
             else
                 CHECK(equal_bits(again.dw, g.dw));
         }
@@ -299,7 +300,6 @@ TEST_CASE("gradients add to what is there, row block after row block; of no rows
     const stored_side<float> stored(s);
     const teacher::hidden<float> teacher{.x = s.states(), .w = s.head(), .temperature = 3};
     cpu_backend be;
-    const auto wide = [](const floats& x) { return std::vector<double>(x.begin(), x.end()); };
     struct what {
         index_t rows;
         float beta;
@@ -313,8 +313,8 @@ TEST_CASE("gradients add to what is there, row block after row block; of no rows
         a.beta_head = b.beta_head = beta;
         b.budget = budget_of_rows(b, rows);
         evaluate(be, a, teacher, reverse_kl{}, e), evaluate(be, b, teacher, reverse_kl{}, e);
-        CHECK(distance(g.dw, wide(plain.dw)) < 1e-6);
-        CHECK(distance(g.dx, wide(plain.dx)) < 1e-6);
+        CHECK(apart(g.dw, plain.dw) < 1e-6);
+        CHECK(apart(g.dx, plain.dx) < 1e-6);
         CHECK(std::count(g.dw.begin(), g.dw.end(), 2.f) < 10);
     }
     gradients g(s, 2);
@@ -323,6 +323,37 @@ TEST_CASE("gradients add to what is there, row block after row block; of no rows
     e.mask = row_mask<space::host>(std::span(none));
     evaluate(be, student_on(s, stored, g), teacher, reverse_kl{}, e);
     CHECK(g == gradients(s, 0));
+}
+
+TEST_CASE("a head in shards: dx is the sum over them, dw each one's") {
+    const side s(5, 90, 40, 41), t(5, 90, 24, 42);
+    cpu_backend one;
+    const auto student = [&](gradients& g, index_t first, index_t count) {
+        return student::hidden{s.states(), plain_amx{view(s.w.data() + first * s.d, count, s.d)},
+                               view(g.dx.data(), s.n, s.d), view(g.dw.data() + first * s.d, count, s.d)};
+    };
+    const auto teacher = [&](index_t first, index_t count) {
+        return teacher::hidden{t.states(), plain_amx{view(t.w.data() + first * t.d, count, t.d)}};
+    };
+    gradients whole(s);
+    const double loss = evaluate(one, student(whole, 0, s.v), teacher(0, s.v), reverse_kl{}).loss;
+    std::vector<cpu_backend> backends(2);
+    std::vector<gradients> own(2, gradients(s));
+    const index_t cuts[] = {0, 37, s.v};
+    const auto make = [&](std::size_t i) {
+        const index_t first = cuts[i], count = cuts[i + 1] - first;
+        return vocab_parallel(backends[i], {.first = first, .total = s.v}, student(own[i], first, count),
+                              teacher(first, count), reverse_kl{});
+    };
+    std::vector<std::unique_ptr<decltype(make(0))>> calls;
+    for (std::size_t i = 0; i < 2; ++i) calls.push_back(std::make_unique<decltype(make(0))>(make(i)));
+    run_rounds(calls, false);
+    for (auto& c : calls) CHECK(c->finish().loss == doctest::Approx(loss).epsilon(1e-6));
+    for (auto& c : calls) c->backward();
+    for (std::size_t i = 0; i < own[0].dx.size(); ++i) own[0].dx[i] += own[1].dx[i];
+    std::copy_n(own[1].dw.begin() + 37 * s.d, (s.v - 37) * s.d, own[0].dw.begin() + 37 * s.d);
+    CHECK(apart(own[0].dx, whole.dx) < 4e-6);
+    CHECK(apart(own[0].dw, whole.dw) < 4e-6);
 }
 
 TEST_CASE("a support's ids and a head with an update are computed in float: the bits of a view's") {

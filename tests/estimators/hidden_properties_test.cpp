@@ -23,13 +23,6 @@
 using namespace opd;
 using namespace opd::test;
 
-namespace {
-
-/// Relative to b, in Frobenius norm.
-double apart(const floats& a, const floats& b) { return distance(a, doubles(b.begin(), b.end())); }
-
-} // namespace
-
 TEST_CASE("dense = a support of every id = kept sets of every id = head + tail with h = V, hidden or not") {
     const index_t n = 5, v = 48;
     for (const bool identity : {true, false}) {

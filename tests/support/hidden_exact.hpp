@@ -19,6 +19,9 @@ namespace opd::test {
 
 using doubles = std::vector<double>;
 
+/// Relative to b, in Frobenius norm.
+inline double apart(const floats& a, const floats& b) { return distance(a, doubles(b.begin(), b.end())); }
+
 /// z = x Wᵀ + b in float64.
 inline doubles exact_logits(const side& s) {
     doubles z(std::size_t(s.n * s.v));

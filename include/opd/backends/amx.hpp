@@ -6,6 +6,8 @@
 //   opd::amx_head head{view(w,V,D)};               throws `unsupported` where processor or system have none; has_amx() asks
 //   teacher::hidden{view(x,N,D), head}             in place of view(w,V,D); a student's as well: then dx and dw are made so too
 //
+//   z = x Wᵀ (N,V),   dx = dz W (N,D),   dW = dzᵀ x (V,D)
+//
 // No number is rounded to bfloat16: what is stored so is taken as it is, and a float, of head, states or dz, as the sum of three bfloat16
 // numbers. A product of two bfloat16 numbers is exact in float; of 32 columns (dx: ids, dw: rows) even and odd ones are summed apart, in
 // float, then added to what came before. A product of two floats is six of their parts: less than 2^-21 of it is left out, 2^-24 on average.

@@ -202,10 +202,11 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
                 throw invalid_input(std::string(name_of<std::remove_cvref_t<decltype(side)>>()).append(".budget"),
                                     "is " + std::to_string(side.budget) + " bytes; a row takes " + std::to_string(row));
         });
-    // gradients of a head in tiles are summed over rows in 32s: blocks of whole ones change no bit
+    // a head's gradient in tiles is summed over rows in 32s: blocks of whole ones change no bit
     each_made(job, [&](const auto& side) {
-        if (in_tiles<std::remove_cvref_t<decltype(side)>> && plan.block < n && plan.block > tile_cuts::side)
-            plan.block -= plan.block % tile_cuts::side;
+        if constexpr (in_tiles<std::remove_cvref_t<decltype(side)>> && requires { side.dw; })
+            if (!side.dw.empty() && plan.block < n && plan.block > tile_cuts::side)
+                plan.block -= plan.block % tile_cuts::side;
     });
     each_made(job, [&](const auto& side) { plan.blocks += bytes(side, plan.block, plan.tile); });
     if constexpr (may_tile<Job>)

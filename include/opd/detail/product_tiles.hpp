@@ -49,15 +49,17 @@ OPD_INLINE void unroll(Function&& f) {
     (std::make_integer_sequence<int, Count>{});
 }
 
-OPD_INLINE lanes load_part(const float* p, int count) {
+template <class E>
+OPD_INLINE lanes load_part(const E* p, int count) {
 #if defined(OPD_AVX512)
-    const __mmask16 m = static_cast<__mmask16>((1u << count) - 1u);
-    return lanes::raw(std::bit_cast<lanes::vec>(_mm512_maskz_loadu_ps(m, p)));
-#else
-    float t[lanes::width] = {};
+    if constexpr (std::is_same_v<E, float>) {
+        const __mmask16 m = static_cast<__mmask16>((1u << count) - 1u);
+        return lanes::raw(std::bit_cast<lanes::vec>(_mm512_maskz_loadu_ps(m, p)));
+    }
+#endif
+    E t[lanes::width] = {};
     for (int i = 0; i < count; ++i) t[i] = p[i];
     return lanes::load(t);
-#endif
 }
 OPD_INLINE void store_part(lanes x, float* p, int count) {
 #if defined(OPD_AVX512)

@@ -31,13 +31,12 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// Lines that come while a block runs: at each of the first steps `bytes` more of each of `rows` rows.
+/// What comes while a block runs: at each step a line of each of `rows` rows.
 struct tile_fetch {
     const char* at = nullptr;
-    index_t stride = 0, rows = 0, bytes = 0;
+    index_t stride = 0, rows = 0; ///< stride in bytes
     OPD_INLINE void operator()(index_t step) const {
-        for (index_t r = 0; r < rows; ++r)
-            for (index_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + r * stride + step * bytes + b, 0, 2);
+        for (index_t r = 0; r < rows; ++r) __builtin_prefetch(at + r * stride + step * 64, 0, 2);
     }
 };
 
@@ -112,10 +111,7 @@ struct cut_lanes {
 /// The first `count` numbers, then 0: up to a register.
 template <class E>
 OPD_INLINE lanes load_some(const E* from, index_t count) {
-    if (count >= lanes::width) return lanes::load(from);
-    E some[lanes::width] = {};
-    for (index_t j = 0; j < count; ++j) some[j] = from[j];
-    return lanes::load(some);
+    return count >= lanes::width ? lanes::load(from) : load_part(from, static_cast<int>(count));
 }
 /// `count` numbers, and 0 up to `all`, a multiple of 32; each part to its place: to[p·part + j]. Meanwhile `ahead` numbers further come.
 template <class E>
@@ -178,7 +174,7 @@ constexpr std::size_t tile_scratch(index_t rows, int parts) {
                   to_states =
                       tile_floats(cuts::depth, some, gradient_parts) + tile_floats(cuts::depth, cuts::columns, parts),
                   to_head = tile_floats(cuts::ids_of_gradient, cuts::rows, gradient_parts) +
-                            (cuts::ids_of_gradient + cuts::side) * cuts::columns_of_gradient;
+                            cuts::ids_of_gradient * cuts::columns_of_gradient + cuts::side * cuts::side;
     return sizeof(float) * std::size_t(std::max({there, to_states, to_head}));
 }
 
@@ -224,7 +220,7 @@ void tile_logits_of_ids(const std::uint16_t* packed, index_t all, index_t from, 
     using cuts = tile_cuts;
     using number = typename Head::number;
     constexpr int parts = tile_parts<number>;
-    constexpr index_t side = cuts::side, at_once = logits_depth<parts, Parts>, size = sizeof(number);
+    constexpr index_t side = cuts::side, at_once = logits_depth<parts, Parts>;
     const typename Head::tiles tiles;
     const index_t d = head.w.cols, columns = cuts::padded(rows), stride = head.w.stride;
     const auto at = [&](index_t id, index_t k) { return head.w.data + id * stride + k; };
@@ -248,8 +244,7 @@ void tile_logits_of_ids(const std::uint16_t* packed, index_t all, index_t from, 
                 const index_t begins = fetched * r / columns, ends = fetched * (r + side) / columns;
                 tile_fetch next;
                 if (as_it_lies && begins < ends)
-                    next = {reinterpret_cast<const char*>(at(id + begins, then)), stride * size, ends - begins,
-                            side * size};
+                    next = {reinterpret_cast<const char*>(at(id + begins, then)), 2 * stride, ends - begins};
                 float* const c = sums + i * columns + r;
                 tiles.template run<parts, Parts>({piece.depth / side, a, as_it_lies ? stride : piece.depth,
                                                   side * piece.depth, packed + piece.place(from + r, all, Parts),
