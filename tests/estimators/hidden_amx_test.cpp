@@ -223,7 +223,8 @@ TEST_CASE(
         const stored_side<decltype(number)> mine(s), theirs(t);
         std::vector<std::uint8_t> kept(std::size_t(n), 1);
         kept[2] = 0;
-        if (n > 32) std::fill_n(kept.begin(), 32, std::uint8_t{0}); // nothing of a 32
+        if (n > 32)
+            std::fill_n(kept.begin(), 32, std::uint8_t{0}), kept[40] = 0; // nothing of a 32, and not all of another
         env e;
         e.mask = row_mask<space::host>(std::span(std::as_const(kept)));
         cpu_backend be;
