@@ -79,6 +79,14 @@ struct logit_block {
     float* gradient_row(index_t r, index_t v) const { return gradient + (r - first) * v; }
 };
 
+/// Padding lies between a row's last column and the next row.
+template <class View>
+void check_padding(const std::string& name, const View& v) {
+    if (v.padding < 0 || (v.padding > 0 && v.padding > v.stride - v.cols))
+        throw invalid_input(name, "has " + std::to_string(v.padding) + " columns of padding after " +
+                                      std::to_string(v.cols) + ", its rows are " + std::to_string(v.stride) + " apart");
+}
+
 /// Where head and states must agree; both sides' checks. `name`: "student" or "teacher".
 template <class Hidden>
 void check_head(const char* name, const Hidden& h) {
@@ -90,6 +98,7 @@ void check_head(const char* name, const Hidden& h) {
         if (v.rows < 0 || v.cols < 0) throw invalid_input(member(m), "has a negative size");
         if (v.rows > 0 && v.cols > 0 && v.data == nullptr) throw invalid_input(member(m), "is a null pointer");
         if (v.rows > 1 && v.stride < v.cols) throw invalid_input(member(m), "has a row stride below its columns");
+        check_padding(member(m), v);
     };
     const auto& w = base_of(h.w);
     const index_t v = vocab_of(h.w), d = h.x.cols;
@@ -161,6 +170,7 @@ struct hidden {
         const auto same = [](const char* name, const auto& v, index_t rows, index_t cols) {
             if (v.data != nullptr && (v.rows != rows || v.cols != cols || (v.rows > 1 && v.stride < v.cols)))
                 throw invalid_input(name, "is not of the shape of what it is the gradient of");
+            detail::check_padding(name, v);
         };
         same("student.dx", dx, x.rows, x.cols);
         same("student.dw", dw, vocab(), x.cols);

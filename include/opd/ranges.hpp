@@ -128,7 +128,7 @@ struct micro_batch {
 
     template <class T>
     matrix_view<T> of(const matrix_view<T>& m) const {
-        return m.data == nullptr ? m : matrix_view<T>(m.row(first), rows, m.cols, m.stride);
+        return m.data == nullptr ? m : matrix_view<T>(m.row(first), rows, m.cols, m.stride, m.padding);
     }
     template <class T>
     vector_view<T> of(const vector_view<T>& v) const {

@@ -222,6 +222,25 @@ TEST_CASE("bad rows have gradient 0 and keep out of the head; masked ones may ho
         for (index_t i = 0; i < 12; ++i) CHECK(got.dw.at(r, i) == 0);
 }
 
+TEST_CASE("padding of dx and dW is zeroed") {
+    blocks_on_host memory;
+    for (const float beta : {0.f, 2.f})
+        for (const index_t block : {0, 3}) {
+            hidden_case<float> c = ordinary<float>(7, 37, 1);
+            c.before = 9, c.block = block, c.beta = c.beta_head = beta;
+            c.mask = {1, 1, 0, 1, 1, 1, 1};
+            hidden_outputs o(c);
+            hidden_call<float, blocks_on_host> call(memory, c, o);
+            call.mine.dx.padding = 1, call.mine.dw.padding = 1; // of the two columns behind a row of dW
+            call.run(call.mine, call.theirs, reverse_kl{});
+            for (index_t r = 0; r < 7; ++r) CHECK(o.dx(r, 12) == 0);
+            for (index_t i = 0; i < 37; ++i) {
+                CHECK(o.dw(i, 12) == 0);
+                CHECK(o.dw(i, 13) == 9);
+            }
+        }
+}
+
 TEST_CASE("padded heads: ids that the teacher lacks have no gradient") {
     blocks_on_host memory;
     for (const index_t block : {0, 3}) {

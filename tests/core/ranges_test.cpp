@@ -170,6 +170,22 @@ TEST_CASE("the parts of a batch add up to it") {
     });
 }
 
+TEST_CASE("a part of padded rows is padded") {
+    const index_t n = 4, v = 3, stride = 4;
+    std::vector<double> z(std::size_t(n * stride)), y(z.size()), dz(z.size(), 9);
+    numbers u(3);
+    for (std::size_t i = 0; i < z.size(); ++i) z[i] = u.normal(), y[i] = u.normal();
+    cpu_backend be;
+    for (const bool in_place : {false, true}) {
+        const auto to = padded_view(in_place ? z.data() : dz.data(), n, v, stride);
+        for (const micro_batch& p : micro_batches({}, n, 3))
+            evaluate(be,
+                     student::logits<double>{.z = p.of(view(std::as_const(z).data(), n, v, stride)), .dz = p.of(to)},
+                     teacher::dense{p.of(view(std::as_const(y).data(), n, v, stride))}, reverse_kl{}, p.env);
+        for (index_t r = 0; r < n; ++r) CHECK(to(r, v) == 0);
+    }
+}
+
 TEST_CASE("no rows, and what is refused") {
     CHECK(micro_batches({}, 0, 5).empty());
     CHECK_THROWS_WITH_AS(micro_batches({}, 3, 0), doctest::Contains("most"), invalid_input);

@@ -321,6 +321,65 @@ TEST_CASE("beta of hidden states, and heads that collect: dW, db and the update'
           renormalised{reverse_kl{}});
 }
 
+TEST_CASE("padding of dx, dW and the update's gradients is zeroed, and nothing behind it touched") {
+    const index_t n = 4, v = 1500, d = 3, rank = 2, gap = 2; // one column of padding, one of somebody else
+    const side s(n, v, d, 1), t(n, v, d, 2);
+    const update m(s, rank, 1.5f, 4);
+    const floats y = t.logits();
+    std::vector<std::uint8_t> mask(std::size_t(n), 1);
+    mask[1] = 0;
+    std::vector<std::int32_t> ids;
+    floats log_q;
+    for (index_t i = 0; i < n * 4; ++i) ids.push_back(std::int32_t(i * 7 % v)), log_q.push_back(-2 - float(i % 4));
+    const auto check = [&](const auto& cache, const auto& estimator, index_t tile, float beta, index_t rows) {
+        CAPTURE(tile);
+        CAPTURE(beta);
+        CAPTURE(rows);
+        update_gradients plain(s, m, 9);
+        const auto roomy = [](index_t rows, index_t cols) { return floats(std::size_t(rows * (cols + gap)), 9.f); };
+        floats dx = roomy(n, d), dw = roomy(v, d), b = roomy(v, rank), a = roomy(rank, d);
+        auto source = student_with(s, m.head(s), plain, m);
+        const auto padded = [](floats& of, index_t rows, index_t cols) {
+            return view(of.data(), rows, cols, {.stride = cols + gap, .padding = 1});
+        };
+        source.dx = padded(dx, n, d), source.dw = padded(dw, v, d);
+        source.w.db = padded(b, v, rank), source.w.da = padded(a, rank, d);
+        source.budget = budget_of_rows(source, 3, tile), source.beta_head = beta;
+        source.x.rows = source.dx.rows = rows;
+        auto known = cache;
+        if constexpr (requires { known.y; })
+            known.y.rows = rows;
+        else
+            known.ids.rows = known.log_q.rows = rows;
+        cpu_backend be;
+        evaluate(be, source, known, estimator, {.mask = std::span(mask).first(std::size_t(rows)), .beta = beta});
+        const auto look = [](const char* name, const floats& of, index_t rows, index_t cols) {
+            CAPTURE(name);
+            for (index_t r = 0; r < rows; ++r) {
+                CHECK(of[std::size_t(r * (cols + gap) + cols)] == 0);
+                CHECK(of[std::size_t(r * (cols + gap) + cols + 1)] == 9);
+            }
+        };
+        look("dx", dx, rows, d), look("dw", dw, v, d), look("db", b, v, rank), look("da", a, rank, d);
+    };
+    for (const float beta : {0.f, 1.f, 2.f}) {
+        for (const index_t tile : {0, 1024}) check(teacher::dense{view(y.data(), n, v)}, reverse_kl{}, tile, beta, n);
+        check(teacher::support{view(std::as_const(ids).data(), n, 4), view(std::as_const(log_q).data(), n, 4)},
+              renormalised{reverse_kl{}}, 0, beta, n);
+        check(teacher::dense{view(y.data(), n, v)}, reverse_kl{}, 0, beta, 0); // without rows
+    }
+    update_gradients plain(s, m);
+    auto source = student_with(s, m.head(s), plain, m);
+    cpu_backend be;
+    for (auto set : {+[](decltype(source)& x) { x.dx.padding = 1; }, +[](decltype(source)& x) { x.dw.padding = 1; },
+                     +[](decltype(source)& x) { x.w.da.padding = -1; }}) {
+        auto wrong = source;
+        set(wrong);
+        CHECK_THROWS_WITH_AS(evaluate(be, wrong, teacher::dense{view(y.data(), n, v)}, reverse_kl{}),
+                             doctest::Contains("columns of padding"), invalid_input);
+    }
+}
+
 TEST_CASE("a bad row adds nothing to an update, whole or in tiles") {
     const index_t n = 7, v = 1500;
     side s(n, v, 5, 1);

@@ -463,6 +463,7 @@ struct add_states_kernel : each_block<add_states_kernel<Sink>> {
                 scale_gradient(dx[i], k.beta);
                 if (live) dx[i] += sums[i];
             }
+            for (index_t i = at.id; i < k.dx.padding; i += at.count) dx[k.dx.cols + i] = 0;
         }
     };
 };
@@ -587,17 +588,24 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
     using G = block_gradient<Hidden>;
     const index_t n = end - begin, v = h.vocab(), d = h.x.cols;
     const float beta_head = begin == 0 ? h.beta_head : 1;
-    if (n == 0) {
-        const auto scale = [&](auto dw) {
-            scale_head_kernel<decltype(dw)> kernel;
-            kernel.dw = dw, kernel.beta = beta_head;
-            if (dw.rows > 0) launch(kernel, dw.rows);
+    const auto scale_head = [&](auto dw, float factor) {
+        scale_head_kernel<decltype(dw)> kernel;
+        kernel.dw = dw, kernel.beta = factor;
+        if (dw.rows > 0) launch(kernel, dw.rows);
+    };
+    if (begin == 0) {
+        const auto clear_padding = [&](auto dw) {
+            if (dw.padding > 0) scale_head(decltype(dw)(dw.data + dw.cols, dw.rows, dw.padding, dw.stride), 0);
         };
-        if (!h.dw.empty()) scale(h.dw);
-        if (h.db.data != nullptr) scale(decltype(h.dw)(h.db.data, 1, h.db.size, h.db.size));
+        clear_padding(h.dw);
+        if constexpr (is_lora<decltype(h.w)>) clear_padding(h.w.db), clear_padding(h.w.da);
+    }
+    if (n == 0) {
+        if (!h.dw.empty()) scale_head(h.dw, beta_head);
+        if (h.db.data != nullptr) scale_head(decltype(h.dw)(h.db.data, 1, h.db.size, h.db.size), beta_head);
         if constexpr (is_lora<decltype(h.w)>) {
-            if (!h.w.db.empty()) scale(h.w.db);
-            if (!h.w.da.empty()) scale(h.w.da);
+            if (!h.w.db.empty()) scale_head(h.w.db, beta_head);
+            if (!h.w.da.empty()) scale_head(h.w.da, beta_head);
         }
         return;
     }

@@ -163,6 +163,7 @@ void drain_gathered(const Hidden& h, const Rows& rows, index_t begin, index_t en
         if (!h.dx.empty()) {
             float* const dx = h.dx.row(r);
             for (index_t j = 0; j < d; ++j) dx[j] = beta == 0 ? 0 : beta * dx[j];
+            std::fill_n(dx + d, h.dx.padding, 0.0f);
             add_gathered(head_of(base_of(h.w)), slots, gradient(r), dx);
         }
         if constexpr (is_lora<decltype(h.w)>) {

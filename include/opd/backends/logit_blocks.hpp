@@ -183,18 +183,22 @@ void fill(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, in
 /// dw = beta_head dw, the head's other gradients likewise: what was there. With beta_head = 0 dw is left to the first product where there is one.
 template <class Hidden>
 void scale_head_gradient(const Hidden& h, thread_team& team, bool product_follows = false) {
-    if (h.beta_head == 1) return;
+    index_t padding = h.dw.padding;
+    if constexpr (is_lora<decltype(h.w)>) padding += h.w.db.padding + h.w.da.padding;
+    if (h.beta_head == 1 && padding == 0) return;
     const index_t v = h.vocab();
     const auto scale = [&h](float* x, index_t n) {
         for (index_t j = 0; j < n; ++j) x[j] = h.beta_head == 0 ? 0 : h.beta_head * x[j];
     };
-    const auto row = [&scale](const auto& of, index_t i) {
-        if (!of.empty()) scale(of.row(i), of.cols);
+    const auto row = [&scale](const auto& of, index_t i, bool left = false) {
+        if (of.empty()) return;
+        if (!left) scale(of.row(i), of.cols);
+        std::fill_n(of.row(i) + of.cols, of.padding, 0.0f);
     };
     team.run((v + 255) / 256, [&](index_t c, int) {
         for (index_t i = c * 256; i < std::min(v, (c + 1) * 256); ++i) {
             if (h.db.data != nullptr) scale(h.db.data + i, 1);
-            if (!(product_follows && h.beta_head == 0)) row(h.dw, i);
+            row(h.dw, i, product_follows && h.beta_head == 0);
             if constexpr (is_lora<decltype(h.w)>) row(h.w.db, i);
         }
     });
@@ -213,6 +217,7 @@ void begin_drain(const Hidden& h, index_t begin, index_t end, float beta, bool f
             std::fill_n(dx, h.x.cols, 0.0f);
         else
             for (index_t j = 0; j < h.x.cols; ++j) dx[j] *= beta;
+        std::fill_n(dx + h.x.cols, h.dx.padding, 0.0f);
     });
 }
 /// Readies rows for drain.

@@ -110,7 +110,7 @@ OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t 
     constexpr int width = Num::width;
     constexpr index_t step = std::is_same_v<std::remove_reference_t<Hint>, no_hint> ? index_t{1} << 40 : 16;
     if (depth <= 0) __builtin_unreachable(); // or g++ keeps a second copy of the chains, for their end without a step
-    Num acc[Rows][Vectors];
+    Num acc[std::size_t(Rows)][std::size_t(Vectors)];
     const auto load = [&](const T* p, auto vector) __attribute__((always_inline)) {
         if constexpr (Part && vector() == Vectors - 1)
             return load_part(p + vector() * width, part);
@@ -129,7 +129,7 @@ OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t 
     for (index_t k = 0; k < depth; k += step) {
         hint(k);
         for (index_t left = std::min(step, depth - k); left > 0; --left) {
-            Num x[Vectors];
+            Num x[std::size_t(Vectors)];
             unroll<Vectors>([&](auto v) __attribute__((always_inline)) { x[v()] = load(b, v); });
             if constexpr (!std::is_same_v<Keep, no_keep>) keep(x);
             unroll<Rows>([&](auto r) __attribute__((always_inline)) {

@@ -86,7 +86,7 @@ template <int Parts>
 struct cut_lanes {
     typedef std::uint32_t uvec __attribute__((vector_size(4 * lanes::width)));
     typedef std::uint16_t hvec __attribute__((vector_size(4 * lanes::width)));
-    uvec at[Parts];
+    uvec at[std::size_t(Parts)];
     OPD_INLINE explicit cut_lanes(lanes x) {
         unroll<Parts>([&](auto p) __attribute__((always_inline)) {
             at[p()] = std::bit_cast<uvec>(x.v) & 0xffff0000u;
@@ -192,7 +192,7 @@ void pack_pairs(const E* x, index_t stride, row_list rows, index_t d, float* mem
             for (index_t k = 0; k < width; k += side) {
                 const auto piece = tile_piece::at(k / Depth * Depth, width, Depth);
                 std::uint16_t* const there = to + piece.place(panel * 16, all, parts) + (k - piece.k) * 16 + i * 2;
-                std::uint16_t row[parts][side];
+                std::uint16_t row[std::size_t(parts)][std::size_t(side)];
                 cut_row(from + std::min(k, count), std::min(side, count - k), side, row[0], side);
                 for (int p = 0; p < parts; ++p)
                     for (index_t j = 0; j < side; j += 2)
