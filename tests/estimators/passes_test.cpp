@@ -340,6 +340,16 @@ TEST_CASE("credit, group-relative advantages, whitening") {
     CHECK(column == std::vector<double>{21, 20, 18, 15, 11, 6});
     credit(view(column.data(), 6, 1), std::vector<std::int32_t>{0, 6}, 0);
     CHECK(column[0] == 21);
+    // a tool's tokens in between are no steps, whatever they hold
+    std::vector<double> turns{1, std::numeric_limits<double>::quiet_NaN(), 7, 2, 4, 9, 8};
+    const std::vector<std::uint8_t> own{1, 0, 0, 1, 1, 0, 1};
+    credit(view(turns.data(), 7, 1), std::vector<std::int32_t>{0, 6, 7}, 0.5, own);
+    CHECK(turns[0] == 1 + 0.5 * (2 + 0.5 * 4));
+    CHECK(std::isnan(turns[1]));
+    turns[1] = 0;
+    CHECK(turns == std::vector<double>{3, 0, 7, 4, 4, 9, 8});
+    CHECK_THROWS_WITH_AS(credit(view(turns.data(), 7, 1), std::vector<std::int32_t>{0, 7}, 1, std::span(own).first(6)),
+                         doctest::Contains("mask"), invalid_input);
     CHECK_THROWS_WITH_AS(credit(view(a.data(), 3, 2), offsets, 1.5), doctest::Contains("gamma_lambda"), invalid_input);
     const std::vector<double> before = a;
     const std::vector<std::int32_t> beyond{0, 2, 4};
@@ -354,6 +364,16 @@ TEST_CASE("credit, group-relative advantages, whitening") {
     group_relative(centred, 4, 0);
     CHECK(centred == std::vector<double>{.5, -.5, -.5, .5, 0, 0, 0, 0});
     CHECK_THROWS_WITH_AS(group_relative(reward, 3), doctest::Contains("group"), invalid_input);
+    for (const double of : {1000000.1, 0.1, -3e300, 1e-310}) { // equal rewards have no advantage, whatever their size
+        for (const double epsilon : {0.0, 1e-9, 1e-6}) {
+            std::vector<double> equal(7, of);
+            group_relative(equal, 7, epsilon);
+            CHECK(equal == std::vector<double>(7));
+        }
+    }
+    std::vector<double> near{1000000.1, 1000000.1 + 3e-9};
+    group_relative(near, 2, 1e-300);
+    CHECK(near[0] == doctest::Approx(-std::sqrt(.5)).epsilon(1e-12));
     reward[5] = std::numeric_limits<double>::quiet_NaN();
     const double first = reward[0];
     CHECK_THROWS_WITH_AS(group_relative(reward, 4), doctest::Contains("reward, row 5"), invalid_input);

@@ -14,6 +14,7 @@
 // Numbers are double and on the host. Cutting a batch changes their results by rounding only.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -89,15 +90,23 @@ inline void check_sequences(const row_offsets<>& offsets, index_t rows) {
 }
 } // namespace detail
 
-/// In place: A (N,m) of the rows of each sequence, offsets (S+1). Column by column; γλ in [0, 1].
-inline void credit(matrix_view<double> advantage, row_offsets<> offsets, double gamma_lambda) {
+/// In place: A (N,m) of the rows of each sequence, offsets (S+1). Column by column; γλ in [0, 1]. Rows that the mask (N) leaves out, a
+/// prompt's or a tool's tokens, are no step of the policy: l counts the kept rows alone, and what the others hold is neither read nor
+/// written.
+inline void credit(matrix_view<double> advantage, row_offsets<> offsets, double gamma_lambda, row_mask<> mask = {}) {
     if (!detail::is_finite(gamma_lambda) || !(gamma_lambda >= 0 && gamma_lambda <= 1))
         throw invalid_input("gamma_lambda", "must lie in [0, 1]");
+    detail::check_vector("mask", mask, advantage.rows);
     detail::check_sequences(offsets, advantage.rows);
-    for (index_t s = 0; s + 1 < offsets.size; ++s)
-        for (index_t j = 0; j < advantage.cols; ++j)
-            for (index_t r = offsets[s + 1] - 2; r >= offsets[s]; --r)
-                advantage(r, j) += gamma_lambda * advantage(r + 1, j);
+    for (index_t s = 0; s + 1 < offsets.size; ++s) {
+        index_t next = -1; // the kept row behind r
+        for (index_t r = offsets[s + 1] - 1; r >= offsets[s]; --r) {
+            if (!mask.kept(r)) continue;
+            for (index_t j = 0; next >= 0 && j < advantage.cols; ++j)
+                advantage(r, j) += gamma_lambda * advantage(next, j);
+            next = r;
+        }
+    }
 }
 
 /// In place: rewards (S) of answers, `group` answers to each prompt, one after the other. `epsilon` beside the standard deviation (over
@@ -111,8 +120,11 @@ inline void group_relative(std::span<double> reward, index_t group, double epsil
         if (!detail::is_finite(reward[i])) throw invalid_input("reward", "is not finite", static_cast<index_t>(i));
     for (std::size_t begin = 0; begin < reward.size(); begin += static_cast<std::size_t>(group)) {
         const std::span<double> one = reward.subspan(begin, static_cast<std::size_t>(group));
-        double mean = 0, squares = 0;
+        double mean = 0, squares = 0, rounded = 0;
         for (const double r : one) mean += r / double(group);
+        for (const double r : one)
+            rounded += (r - mean) / double(group); // else equal rewards were none apart by an ulp
+        mean = std::ranges::all_of(one, [&](double r) { return r == one[0]; }) ? one[0] : mean + rounded;
         for (double& r : one) r -= mean, squares += r * r;
         if (epsilon == 0) continue;
         const double scale = 1 / (std::sqrt(group > 1 ? squares / double(group - 1) : 0) + epsilon);
