@@ -51,6 +51,15 @@ constexpr auto whole_range(R& r) {
     }
 }
 
+/// A member that has another name: what is given to it is a compile error that says which.
+struct misspelt {
+    misspelt() = default;
+    template <class T>
+    OPD_HD constexpr misspelt(const T&) {
+        static_assert(std::is_same_v<T, misspelt>, "opd: the member is spelt env.normaliser");
+    }
+};
+
 } // namespace detail
 
 enum class reduce { sum, token_mean, sequence_mean, sequence_sum_mean, constant };
@@ -243,6 +252,7 @@ struct basic_env {
     vector_view<const std::int32_t, Space> versions = {}; ///< (N) policy version that drew the row; empty: unknown
     std::int32_t version = 0;                        ///< the student's version now; staleness is version - versions[r]
     double normaliser = 0;                           ///< count to divide by; 0: count this batch
+    detail::misspelt normalizer = {};                ///< one sentence for who writes it so
     float beta = 0;                                  ///< dz = beta·dz + gradient
     float beta_loss = 0;                             ///< losses = beta_loss·losses + loss
     vector_view<float, Space> losses = {};           ///< (N) out: w_r·L_r before the reduction's factor

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -34,9 +35,9 @@ struct merged {
         OPD_HD OPD_INLINE static void into(T& a, const T& b) {
             a += b;
         }
-        template <class T, int N>
+        template <class T, std::size_t N>
         OPD_HD OPD_INLINE static void into(T (&a)[N], const T (&b)[N]) {
-            for (int i = 0; i < N; ++i) a[i] += b[i];
+            for (std::size_t i = 0; i < N; ++i) a[i] += b[i];
         }
     };
     struct most {
@@ -84,6 +85,7 @@ struct diagnostics {
     index_t outside_kept = 0;          ///< tokens outside the set that their row's filter kept: the row is bad
     index_t dropped = 0;               ///< tokens that env.frozen.keep leaves out
     index_t certain_mu = 0;            ///< log mu of exactly 0: certain tokens, or placeholders
+    index_t missing_mu = 0;            ///< tokens of teacher::missing_mu without a log mu: ratio 1
     index_t variance_rows = 0;         ///< rows of m >= 2 i.i.d. draws
     double loss_variance_sum = 0;      ///< Σ over them of the variance of one draw's loss
 
@@ -105,6 +107,7 @@ struct diagnostics {
     static constexpr int staleness_bins = 33; ///< 0..31, then 32 and more
     index_t staleness[staleness_bins] = {};
     index_t staleness_max = 0;
+    index_t future_versions = 0; ///< of a version after env.version: counted as not stale
 
     /// visit(name, pointer to member, rule of `merged`) for every field.
     template <class Visit>
@@ -129,7 +132,7 @@ struct diagnostics {
         visit("truncated", &d::truncated, sum), visit("masked", &d::masked, sum);
         visit("saturated", &d::saturated, sum), visit("baseline_missing", &d::baseline_missing, sum);
         visit("outside_kept", &d::outside_kept, sum), visit("dropped", &d::dropped, sum),
-            visit("certain_mu", &d::certain_mu, sum);
+            visit("certain_mu", &d::certain_mu, sum), visit("missing_mu", &d::missing_mu, sum);
         visit("variance_rows", &d::variance_rows, sum), visit("loss_variance_sum", &d::loss_variance_sum, sum);
         visit("support_rows", &d::support_rows, sum);
         visit("student_mass_sum", &d::student_mass_sum, sum), visit("teacher_mass_sum", &d::teacher_mass_sum, sum);
@@ -142,6 +145,7 @@ struct diagnostics {
         visit("selector_rows", &d::selector_rows, sum), visit("selector_left_out", &d::selector_left_out, sum);
         visit("selector_weight_sum", &d::selector_weight_sum, sum);
         visit("staleness", &d::staleness, sum), visit("staleness_max", &d::staleness_max, most);
+        visit("future_versions", &d::future_versions, sum);
     }
 
     OPD_HD OPD_INLINE void merge(const diagnostics& o) { fields(merging{*this, o}); }
@@ -204,6 +208,8 @@ inline std::string to_string(const diagnostics& d) {
     note(d.certain_mu, " log mu of exactly 0");
     note(d.baseline_missing, " samples without a baseline");
     note(d.tail_floored, " teacher tails floored");
+    note(d.missing_mu, " without log mu: ratio 1");
+    note(d.future_versions, " of a version after env.version");
     if (d.mu_mismatch()) {
         char mean[32];
         std::snprintf(mean, sizeof mean, "%.3g", d.ratio_mean());

@@ -9,13 +9,18 @@
 //   share             (N) out; may be left out
 //   o                 rows, those that are bad, and the mean over the rest
 //
+//   opd::drop_repeats(ids)    in place: of an id that stands twice in a row, all but the first become -1. Servers that add the sampled
+//                             token to their best k give it twice, and a support with an id twice is bad
+//
 // A row whose S has no used slot, an id twice or one below -1 is bad: share 0, counted, not in the mean. T may hold anything. Masked rows
 // are left as they are. On the host alone, O(k log k) a row: bring a device's ids over. It allocates; a figure to look at, not a step.
 // Throws invalid_input, before anything is written, for shapes, offsets and spans that overlap.
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "opd/batch.hpp"
@@ -78,10 +83,46 @@ void append_row(std::vector<index_t>& to, const teacher::ragged_support<Id, L>& 
     append_ids(to, cache.ids.data + cache.offsets[r], cache.offsets[r + 1] - cache.offsets[r]);
 }
 
+/// Of a row's n ids.
+template <class Id>
+index_t drop_repeats_of(Id* ids, index_t n, std::vector<std::pair<index_t, index_t>>& sorted) {
+    sorted.clear();
+    for (index_t j = 0; j < n; ++j)
+        if (static_cast<index_t>(ids[j]) != -1) sorted.emplace_back(static_cast<index_t>(ids[j]), j);
+    std::sort(sorted.begin(), sorted.end());
+    index_t dropped = 0;
+    for (std::size_t i = 1; i < sorted.size(); ++i)
+        if (sorted[i].first == sorted[i - 1].first) ids[sorted[i].second] = static_cast<Id>(-1), ++dropped;
+    return dropped;
+}
+
 } // namespace OPD_ISA
 } // namespace detail
 
 inline namespace OPD_ISA {
+
+/// (N,k) ids of a support, or the line of a ragged one with its offsets (N+1). Returns how many slots became unused. Throws
+/// invalid_input, before anything is written, for shapes and offsets.
+template <std::integral Id>
+index_t drop_repeats(matrix_view<Id> ids) {
+    detail::check_matrix("ids", ids, ids.rows, ids.cols);
+    std::vector<std::pair<index_t, index_t>> sorted;
+    index_t dropped = 0;
+    for (index_t r = 0; r < ids.rows; ++r) dropped += detail::drop_repeats_of(ids.row(r), ids.cols, sorted);
+    return dropped;
+}
+template <std::integral Id>
+index_t drop_repeats(vector_view<Id> ids, row_offsets<> offsets) {
+    detail::check_vector("ids", ids, -1);
+    detail::check_vector("offsets", offsets, -1);
+    const index_t rows = offsets.size > 0 ? offsets.size - 1 : 0;
+    for (index_t r = 0; r < rows; ++r) detail::ids_of_row("ids", offsets, r, ids.size);
+    std::vector<std::pair<index_t, index_t>> sorted;
+    index_t dropped = 0;
+    for (index_t r = 0; r < rows; ++r)
+        dropped += detail::drop_repeats_of(ids.data + offsets[r], offsets[r + 1] - offsets[r], sorted);
+    return dropped;
+}
 
 template <class Support, class Others>
 id_overlaps id_overlap(const Support& support, const Others& others, vector_view<double> share = {},

@@ -143,11 +143,12 @@ OPD_HD index_t sequence_of(const row_offsets<S>& offsets, index_t count, index_t
     return low;
 }
 
-/// Adds row r's staleness, version - versions[r], to the histogram.
+/// Adds row r's staleness, version - versions[r], to the histogram; a version that is yet to come has none, and is counted.
 template <class Diagnostics, space S>
 OPD_HD void count_staleness(Diagnostics& d, const basic_env<S>& e, index_t r) {
     if (e.versions.empty()) return;
     index_t lag = index_t{e.version} - e.versions[r];
+    d.future_versions += lag < 0;
     lag = lag < 0 ? 0 : lag;
     d.staleness[lag < Diagnostics::staleness_bins - 1 ? lag : Diagnostics::staleness_bins - 1] += 1;
     d.staleness_max = d.staleness_max < lag ? lag : d.staleness_max;

@@ -278,6 +278,15 @@ struct of_teacher : Cache {
 template <class Cache>
 of_teacher(Cache) -> of_teacher<Cache>;
 
+/// A cache of drawn tokens of which some have no log mu, NaN: their ratio is 1, held constant, as if the student had drawn them now.
+/// Biased by as much as they are stale; counted in diagnostics.missing_mu. Without it such a row is bad.
+template <class Cache>
+struct missing_mu : Cache {
+    static constexpr bool may_miss_mu = true;
+};
+template <class Cache>
+missing_mu(Cache) -> missing_mu<Cache>;
+
 /// A cache of tokens that were drawn under top-k, top-p or min-p, with the ids that the filter kept of each row, as kept_ids of draw.hpp
 /// writes them: row r's are ids[offsets[r]] to ids[offsets[r+1]], ascending. On them p is renormalised, and the gradient lies on them alone;
 /// log mu is of the filtered law. log_kept_q (N): log of the teacher's mass on the set, where log q is to be renormalised as well (the same
@@ -303,6 +312,12 @@ on_kept_sets(Cache, vector_view<Id, S>, Offsets, vector_view<L, S>) -> on_kept_s
 template <class Cache>
 inline constexpr bool has_kept_sets = requires {
     Cache::has_kept_sets;
+};
+
+/// Whether a token without log mu has the ratio 1.
+template <class Cache>
+inline constexpr bool may_miss_mu = requires {
+    Cache::may_miss_mu;
 };
 
 /// Whether what lies beyond the common vocabulary is one bucket.

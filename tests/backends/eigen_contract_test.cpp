@@ -518,6 +518,8 @@ TEST_CASE("staleness is counted over kept rows") {
                             {.mask = row_mask<>(mask), .versions = versions, .version = 10})
                        .diagnostics;
     CHECK(d.staleness[0] == 2); // version 10, and 12 from the future
+    CHECK(d.future_versions == 1);
+    CHECK(to_string(d).find("; 1 of a version after env.version") != std::string::npos);
     CHECK(d.staleness[3] == 1);
     CHECK(d.staleness[32] == 1);
     CHECK(d.staleness_max == 100);

@@ -157,6 +157,29 @@ TEST_CASE("probabilities passed as log-probs: bad for every cache") {
     });
 }
 
+TEST_CASE("a token without log mu is bad, or has ratio 1 where the cache says so by name") {
+    on_both_backends([](auto& backend) {
+        row_of_slots s(packed);
+        s.log_mu = {-2, std::numeric_limits<float>::quiet_NaN(), -3};
+        const teacher::samples<std::int32_t> t{s.row(s.ids), s.row(s.log_mu), s.row(s.log_q)};
+        CHECK(evaluate(backend, s.student(), t, mc{reverse_kl{}}).diagnostics.bad_rows == 1);
+        const result r = evaluate(backend, s.student(), teacher::missing_mu{t}, mc{reverse_kl{}});
+        CHECK(r.diagnostics.bad_rows == 0);
+        CHECK(r.diagnostics.missing_mu == 1);
+        const std::vector<float> got = s.dz;
+        float log_p[3];
+        eigen_backend cpu;
+        token_logp(cpu, view(std::as_const(s.z).data(), 1, vocab), s.row(s.ids), view(log_p, 1, 3));
+        s.log_mu[1] = log_p[1];
+        const result known = evaluate(backend, s.student(), t, mc{reverse_kl{}});
+        CHECK(r.loss == known.loss);
+        CHECK(got == s.dz);
+        CHECK(known.diagnostics.missing_mu == 0);
+        s.log_mu = {-2, std::numeric_limits<float>::infinity(), -3}; // no number, but not missing
+        CHECK(evaluate(backend, s.student(), teacher::missing_mu{t}, mc{reverse_kl{}}).diagnostics.bad_rows == 1);
+    });
+}
+
 TEST_CASE("a log mu of 0 is used as it stands, counted, and changes no other row") {
     on_both_backends([](auto& backend) {
         row_of_slots s(packed);

@@ -330,6 +330,12 @@ TEST_CASE("supports of different length") {
     std::vector<double> share(N); // of each row's support
     const opd::id_overlaps o = opd::id_overlap(served, opd::view(best.data(), N, k), opd::view(share.data(), N));
     // [/id_overlap]
+    // [drop_repeats]
+    std::vector<std::int32_t> best_and_drawn{3, 1, 4, 1, 5, 9, 2, 7}; // (2,4): three best, one drawn
+    const opd::index_t twice = opd::drop_repeats(opd::view(best_and_drawn.data(), 2, 4)); // 1: row 0 is now 3 1 4 -1
+    // [/drop_repeats]
+    CHECK(twice == 1);
+    CHECK(best_and_drawn[3] == -1);
     CHECK(share[0] == 0.5);                     // 2, 1
     CHECK(share[1] == doctest::Approx(1. / 3)); // 3, 0
     CHECK(o.mean() == doctest::Approx(5. / 12));

@@ -135,3 +135,33 @@ TEST_CASE("refused") {
     const std::vector<std::int32_t> mask(3, 1);
     CHECK_THROWS_WITH_AS(id_overlap(rows, rows, share, row_mask<>(mask)), doctest::Contains("mask"), invalid_input);
 }
+
+TEST_CASE("repeats in a row become unused slots, all but the first") {
+    property("repeats", [] {
+        numbers u(*rc::gen::arbitrary<std::uint64_t>());
+        const index_t n = u.below(6);
+        lists<std::int32_t> s(u, n, 1 + u.below(12));
+        const std::vector<std::int32_t> before = s.filled;
+        index_t repeats = 0;
+        std::vector<std::int32_t> want;
+        for (index_t r = 0; r < n; ++r) {
+            std::set<std::int32_t> seen;
+            for (index_t j = 0; j < s.width; ++j) {
+                const std::int32_t id = before[std::size_t(r * s.width + j)];
+                const bool again = id != -1 && !seen.insert(id).second;
+                repeats += again, want.push_back(again ? -1 : id);
+            }
+        }
+        RC_ASSERT(drop_repeats(view(s.filled.data(), n, s.width)) == repeats);
+        RC_ASSERT(s.filled == want);
+        RC_ASSERT(drop_repeats(vector_view<std::int32_t>(s.line), row_offsets<>(s.offsets)) == repeats);
+        for (index_t r = 0; r < n; ++r)
+            for (auto i = s.offsets[std::size_t(r)]; i < s.offsets[std::size_t(r + 1)]; ++i)
+                RC_ASSERT(s.line[std::size_t(i)] == want[std::size_t(r * s.width + i - s.offsets[std::size_t(r)])]);
+    });
+    std::vector<std::int32_t> line{1, 1, 2};
+    const std::vector<std::int32_t> offsets{0, 2, 4};
+    CHECK_THROWS_WITH_AS(drop_repeats(vector_view<std::int32_t>(line), row_offsets<>(offsets)),
+                         doctest::Contains("ids, row 1"), invalid_input);
+    CHECK(line == std::vector<std::int32_t>{1, 1, 2}); // nothing of it
+}

@@ -715,7 +715,7 @@ void check_slot(const Teacher& t, index_t vocab, index_t r, index_t j, double lo
         if (!t.advantage.empty() && !is_finite(double(element<L>::load(t.advantage(r, t.advantage.cols == 1 ? 0 : j)))))
             throw invalid_input("teacher.advantage", "is not finite" + column, r);
         const double log_mu = double(element<L>::load(row.log_mu[j]));
-        if (is_nan(log_mu) || log_mu > 1e-3 || log_mu < -9000)
+        if ((is_nan(log_mu) && !may_miss_mu<Teacher>) || log_mu > 1e-3 || log_mu < -9000)
             throw invalid_input("teacher.log_mu", "is not the log-probability of a drawn token" + column, r);
     }
 }

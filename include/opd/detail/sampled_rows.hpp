@@ -51,6 +51,11 @@ OPD_HD index_t decide_drawn(const Rows& k, selecting_state& st, sampled_entry* e
     }
     st.report.bad = n == 0 || misses_tail(k.teacher, st.row, e, n);
     if (st.report.bad) return 0;
+    using cache = std::remove_cvref_t<decltype(k.teacher)>;
+    if constexpr (may_miss_mu<cache>)
+        for (index_t j = 0; j < n; ++j)
+            st.partial.diagnostics.missing_mu +=
+                is_nan(double(element<typename cache::log_type>::load(k.teacher.log_mu(st.row, e[j].slot))));
     entry_facts facts = facts_of(k.frame.env, st.row);
     take_columns(facts, k.teacher);
     const entry_row o = k.estimator.row(e, static_cast<int>(n), facts, st.partial.diagnostics);

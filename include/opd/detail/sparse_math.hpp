@@ -147,6 +147,8 @@ OPD_HD sampled_entry gathered(const Student& student, row_place at, const Teache
         x.log_mu /= double(t.rollout.drawn_with.temperature);
         if (!t.rollout.log_norm.empty()) x.log_mu -= double(element<L>::load(t.rollout.log_norm[row]));
     }
+    if constexpr (may_miss_mu<Teacher>)
+        if (is_nan(x.log_mu)) x.log_mu = x.log_p;
     x.log_q = double(element<L>::load(t.log_q(row, j)));
     x.log_prox = t.log_prox.empty() ? x.log_mu : double(element<L>::load(t.log_prox(row, j)));
     x.log_ref = t.log_ref.empty() ? x.log_mu : double(element<L>::load(t.log_ref(row, j)));
