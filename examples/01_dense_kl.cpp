@@ -21,8 +21,9 @@ double distil(opd::eigen_backend& backend, float* logits, const float* teacher, 
     const auto rows = opd::padded_view(logits, N, V, P); // P - V columns of padding, whose gradient is zero
     const opd::student::logits student{rows, rows};      // in and out
     const opd::teacher::dense known{opd::view(teacher, N, V, P)};
-    const auto r = opd::evaluate(backend, student, known, opd::reverse_kl{},
-                                 opd::env{.mask = opd::view(keep, N), .normaliser = tokens});
+    const auto r = opd::evaluate(
+        backend, student, known, opd::reverse_kl{},
+        opd::env{.mask = opd::view(keep, N), .normaliser = tokens, .on_bad = opd::bad::raise_above(0.01)});
     return r.loss;
 }
 // [/distil]

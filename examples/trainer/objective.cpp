@@ -55,6 +55,9 @@ cache_plan cache_for(const config& c) {
 
 namespace {
 
+// A model that has gone to NaN is not trained on with a gradient of 0.
+constexpr opd::bad most_bad = opd::bad::raise_above(0.01);
+
 opd::env env_of(const row_batch& batch, std::int32_t version) {
     opd::env env;
     env.reduction = opd::reduce::token_mean;
@@ -62,6 +65,7 @@ opd::env env_of(const row_batch& batch, std::int32_t version) {
     env.versions = opd::vector_view<const std::int32_t>(batch.versions);
     env.version = version;
     env.offsets = opd::row_offsets<>(batch.offsets);
+    env.on_bad = most_bad;
     return env;
 }
 
@@ -139,6 +143,7 @@ double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, cons
                        const std::vector<float>& teacher_states, std::size_t budget) {
     opd::env env;
     env.mask = opd::row_mask(batch.mask);
+    env.on_bad = most_bad;
     const auto states = [&](const std::vector<float>& of, const transformer<float>& model) {
         return opd::view(of.data(), batch.rows, index_t{model.shape.width});
     };
