@@ -111,10 +111,10 @@ inline constexpr name<objective> objectives[] = {
 inline constexpr name<surrogate> surrogates[] = {
     {"unclipped_is", surrogate::unclipped_is, "-rho A: unbiased at any staleness"},
     {"score_function", surrogate::score_function, "-A log p: for the student's own tokens"},
-    {"truncated_is", surrogate::truncated_is, "-min(rho, cap) A log p: TIS, CISPO with a raw bound"},
+    {"truncated_is", surrogate::truncated_is, "-min(rho, cap) A log p: CISPO with a raw bound"},
     {"cispo", surrogate::cispo, "-clip(rho) A log p"},
     {"ppo_clip", surrogate::ppo_clip, "-min(rho A, clip(rho) A), dual clip"},
-    {"decoupled_ppo", surrogate::decoupled_ppo, "PPO against p_prox, weighted by p_prox/mu"},
+    {"decoupled_ppo", surrogate::decoupled_ppo, "PPO against p_prox, weighted by p_prox/mu; TIS with a cap"},
     {"a3po", surrogate::a3po, "the same, p_prox between mu and p by the token's age"},
     {"gspo", surrogate::gspo, "PPO on the sequence's ratio"},
     {"k1", surrogate::k1, "log(p/q) differentiated: no signal"},

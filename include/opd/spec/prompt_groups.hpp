@@ -51,6 +51,7 @@ public:
     prompt_groups& operator=(prompt_groups&&) = default;
 
     /// An answer to the prompt of this number, in this epoch; `tokens`: of the prompt, and of the answer so far.
+    /// Its number is -1 where there is no room for it: nothing of it is learnt or drafted.
     text_id begin(std::uint64_t prompt, std::int64_t epoch, std::span<const std::int32_t> tokens);
     /// The answer grows by a token. False: nothing of it is learnt any more, for want of room, or since it was forgotten.
     bool append(const text_id& text, std::int32_t token);
@@ -109,8 +110,8 @@ private:
         return static_cast<std::int32_t>(text.number - g.forgotten);
     }
     static index_t size_of(const group& g) { return g.texts.tokens() + g.texts.texts(); }
-    /// For one token more.
-    bool make_room();
+    /// For one token more, of a text of group `kept`.
+    bool make_room(const group* kept = nullptr);
 
     index_t most_tokens_, tokens_ = 0;
     groups_type groups_;
@@ -119,11 +120,11 @@ private:
 
 // --- implementation -------------------------------------------------------------------------------------------------
 
-inline bool prompt_groups::make_room() {
+inline bool prompt_groups::make_room(const group* kept) {
     if (tokens_ < most_tokens_) return true;
     for (auto g = groups_.end(); g != groups_.begin() && tokens_ >= most_tokens_;) {
         --g;
-        if (std::find(g->running.begin(), g->running.end(), char{1}) != g->running.end()) continue;
+        if (&*g == kept || std::find(g->running.begin(), g->running.end(), char{1}) != g->running.end()) continue;
         tokens_ -= size_of(*g);
         by_prompt_.erase(g->prompt);
         g = groups_.erase(g);
@@ -135,6 +136,7 @@ inline prompt_groups::text_id prompt_groups::begin(std::uint64_t prompt, std::in
                                                    std::span<const std::int32_t> tokens) {
     const auto at = by_prompt_.find(prompt);
     if (at == by_prompt_.end()) {
+        if (!make_room()) return {prompt, -1};
         groups_.emplace_front().texts = suffix_automaton(most_tokens_);
         groups_.front().prompt = prompt, groups_.front().epoch = epoch;
         by_prompt_[prompt] = groups_.begin();
@@ -150,6 +152,7 @@ inline prompt_groups::text_id prompt_groups::begin(std::uint64_t prompt, std::in
         g.running.erase(g.running.begin(), g.running.begin() + old);
         g.forgotten += old, g.of_last_epoch = g.texts.texts(), g.epoch = epoch;
     }
+    if (!make_room(&g)) return {prompt, -1};
     const text_id id{prompt, g.forgotten + g.texts.begin()};
     g.running.push_back(1);
     ++tokens_;
@@ -161,7 +164,7 @@ inline prompt_groups::text_id prompt_groups::begin(std::uint64_t prompt, std::in
 inline bool prompt_groups::append(const text_id& text, std::int32_t token) {
     group* const g = find(text);
     if (g == nullptr || !g->texts.open(place(*g, text))) return false;
-    if (!make_room()) {
+    if (!make_room(g)) {                 // which may be one that nothing is written to, but for this
         g->texts.close(place(*g, text)); // it lacks a token, also if there is room again
         return false;
     }

@@ -102,6 +102,23 @@ struct without_replacement {
     matrix_view<const T> q;
 };
 
+namespace detail {
+template <class Kind>
+inline constexpr bool is_proposal = false;
+template <>
+inline constexpr bool is_proposal<one_hot> = true;
+template <class T>
+inline constexpr bool is_proposal<dense<T>> = true;
+template <class T>
+inline constexpr bool is_proposal<iid_siblings<T>> = true;
+template <class T>
+inline constexpr bool is_proposal<without_replacement<T>> = true;
+} // namespace detail
+
+/// One of the four, exactly: what derives from one, a bare matrix or a number says nothing of how drafts were drawn.
+template <class Kind>
+concept proposal = detail::is_proposal<Kind>;
+
 /// What is written: the tokens of the nodes on the way to `node`, then `next`.
 struct verdict {
     index_t accepted = 0; ///< drafted tokens that are followed
@@ -114,7 +131,7 @@ class verification {
 public:
     /// p: (n + 1, V), rows as those of q; probabilities, which need not add up to 1 exactly. A row whose residual is 0 (p = q, up to
     /// rounding) is drawn from p. Throws invalid_input for shapes that differ, trees that are none, and rows on the way that are no law.
-    template <class P, class Kind, coins Coins>
+    template <class P, proposal Kind, coins Coins>
     verdict verify(const draft_tree& tree, matrix_view<const P> p, const Kind& drafts, Coins& coins);
 
     /// tree: a chain.
@@ -202,7 +219,7 @@ inline constexpr bool replaces<without_replacement<T>> = false;
 
 } // namespace detail
 
-template <class P, class Kind, coins Coins>
+template <class P, proposal Kind, coins Coins>
 verdict verification::verify(const draft_tree& tree, matrix_view<const P> p, const Kind& drafts, Coins& coins) {
     constexpr bool drawn = detail::reads_q<Kind>;
     detail::check(tree);

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// A number says nothing of how drafts were drawn.
+// expect: is_proposal<
+// control: FIXED
+#include <opd/spec/verify.hpp>
+
+int main() {
+    const std::int32_t parents[1] = {-1}, tokens[1] = {0};
+    const float p[4] = {.5F, .5F, .5F, .5F}, q[4] = {.5F, .5F, .5F, .5F};
+    opd::spec::verification memory;
+    opd::spec::keyed_coins coins(1, 0, 0);
+#ifdef FIXED
+    memory.verify({parents, tokens}, opd::view(p, 2, 2), opd::spec::one_hot{}, coins);
+#else
+    memory.verify({parents, tokens}, opd::view(p, 2, 2), 42, coins);
+#endif
+    (void)q;
+}
