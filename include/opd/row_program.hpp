@@ -285,6 +285,21 @@ OPD_HD constexpr bool infinite_where_disjoint(const D& d) {
         return false;
 }
 
+/// Whether a row in double may be anchored at a log-ratio d: no power of e^d that its program forms leaves double. `k`: the
+/// program's exponent.
+OPD_HD OPD_INLINE bool holds_anchor(double d, double k) {
+    const double size = d < 0 ? -d : d, power = k < 0 ? -k : k, most = 300;
+    return size <= most && size * power <= most;
+}
+/// A program's exponent; 1 if it has none.
+template <class D>
+OPD_HD OPD_INLINE double exponent_of(const D& program) {
+    if constexpr (requires { program.exponent(); })
+        return program.exponent();
+    else
+        return 1;
+}
+
 /// Constants of a row that is computed entry by entry in double, from its entry at s* with the whole log-ratio in delta. The
 /// anchor keeps a gradient whose slopes are all near slope*, or dwarfed by it; where a power of q*/p* leaves double there is none:
 /// d* = 0 and ratio 1 make delta the whole log-ratio. `k`: the program's exponent, 1 if it has none.
@@ -292,10 +307,10 @@ template <class D>
 OPD_HD OPD_INLINE row_constants<scalar<double>> careful_constants(const D& program,
                                                                   const dense_entry<scalar<double>>& top, double k) {
     using F = scalar<double>;
-    const double d = top.delta.v, size = d < 0 ? -d : d, power = k < 0 ? -k : k, most = 300;
-    if (!(size <= most && size * power <= most)) return {F(1), F(1), F(0), F(1)};
-    row_constants<F> row{top.p, top.q, F(d), F(size <= 1 ? ::exp(-d) : 0)};
-    row.anchored = size <= 1;
+    const double d = top.delta.v;
+    if (!holds_anchor(d, k)) return {F(1), F(1), F(0), F(1)};
+    row_constants<F> row{top.p, top.q, F(d), F(raw_sums::ratio(d))};
+    row.anchored = d >= -1 && d <= 1;
     if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
     return row;
 }

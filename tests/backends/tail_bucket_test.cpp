@@ -45,6 +45,16 @@ real slope(const alpha_divergence& d, real lp, real lq) {
     return std::exp((real(d.a) - 1) * (lp - lq)) / (real(d.a) - 1);
 }
 real slope(const chi_squared&, real lp, real lq) { return 2 * std::exp(lp - lq); }
+/// p times it, as a power where p may vanish and the slope be beyond every number.
+template <class D>
+real p_slope(const D& d, real lp, real lq) {
+    if constexpr (std::is_same_v<D, forward_kl>)
+        return -std::exp(lq);
+    else if constexpr (std::is_same_v<D, alpha_divergence>)
+        return std::exp(real(d.a) * lp + (1 - real(d.a)) * lq) / (real(d.a) - 1);
+    else
+        return std::exp(lp) * slope(d, lp, lq);
+}
 
 /// One row: k ids that carry the student's mass, some of them tokens of the tail, and a teacher of its own mind.
 template <class Z>
@@ -73,6 +83,14 @@ struct peaked_row {
         log_tail.push_back(std::log(q_rest));
         dz.resize(z.size());
     }
+    /// log q of slot `at`, k: of the rest; the others share its mass.
+    void mask_teacher(index_t at, double none) {
+        double& to = at < k ? log_q[std::size_t(at)] : log_tail[0];
+        const double others = std::log1p(-std::exp(to));
+        for (double& lq : log_q) lq -= others;
+        log_tail[0] -= others;
+        to = none;
+    }
     student::logits<Z> student() {
         return {view(std::as_const(z).data(), 1, vocab), view(dz.data(), 1, vocab), temperature};
     }
@@ -84,9 +102,9 @@ struct peaked_row {
         real value = 0;
         std::vector<real> dz;
     };
-    /// Without a floor: for values that are finite, or nearly so.
+    /// Without a floor, or with floors inside the logarithms of q, and of the value's p.
     template <class D>
-    outcome reference(const D& d) const {
+    outcome reference(const D& d, real floor_q = -real(endless), real floor_p = -real(endless)) const {
         const textbook::row full = textbook::make_row(z.data(), z.data(), vocab, double(temperature), 1);
         textbook::row b;
         const auto rest = std::size_t(k);
@@ -104,23 +122,30 @@ struct peaked_row {
         b.log_p.push_back(std::isfinite(top) ? top + std::log(sum) : top), b.log_q.push_back(real(log_tail[0]));
 
         outcome out;
-        out.value = textbook::value(d, b);
+        for (real& lq : b.log_q) lq = std::max(lq, floor_q);
+        textbook::row raised = b;
+        for (real& lp : raised.log_p) lp = std::max(lp, floor_p);
+        out.value = textbook::value(d, raised);
         const std::size_t star = std::size_t(std::max_element(b.log_p.begin(), b.log_p.end()) - b.log_p.begin());
         std::vector<real> h(b.log_p.size(), 0);
         real mean = 0, others = 0; // of slopes less the top's, so that nothing cancels
+        // a masked id has forward KL's slope, p - q, like any other
+        const auto moves = [&](std::size_t j) {
+            return std::isfinite(b.log_p[j]) || (j < rest && std::is_same_v<D, forward_kl>);
+        };
         for (std::size_t j = 0; j < h.size(); ++j)
-            if (std::isfinite(b.log_p[j])) {
+            if (moves(j)) {
                 h[j] =
-                    std::exp(b.log_p[j]) * (slope(d, b.log_p[j], b.log_q[j]) - slope(d, b.log_p[star], b.log_q[star]));
+                    p_slope(d, b.log_p[j], b.log_q[j]) - std::exp(b.log_p[j]) * slope(d, b.log_p[star], b.log_q[star]);
                 mean += h[j];
             }
         for (std::size_t j = 0; j < h.size(); ++j)
-            if (j != star && std::isfinite(b.log_p[j])) h[j] -= std::exp(b.log_p[j]) * mean, others += h[j];
+            if (j != star && moves(j)) h[j] -= std::exp(b.log_p[j]) * mean, others += h[j];
         h[star] = -others;
         for (std::size_t v = 0; v < full.log_p.size(); ++v) {
             const std::size_t j = bucket_of[v];
-            const real share = j < std::size_t(k) ? 1 : std::exp(full.log_p[v] - b.log_p[j]);
-            out.dz.push_back(std::isfinite(full.log_p[v]) ? h[j] * share / real(temperature) : 0);
+            const real share = j < rest ? 1 : std::isfinite(full.log_p[v]) ? std::exp(full.log_p[v] - b.log_p[j]) : 0;
+            out.dz.push_back(h[j] * share / real(temperature));
         }
         return out;
     }
@@ -175,6 +200,59 @@ void every_gap(Backend& backend, const char* name, std::initializer_list<index_t
                         check_row(backend, row, d);
                     });
                 }
+}
+
+template <class D>
+bool infinite_teacher(const D& d) {
+    return detail::infinite_where_teacher_zero(d);
+}
+template <class D>
+bool infinite_student(const D& d) {
+    return detail::infinite_where_student_zero(d);
+}
+
+/// A server's or a trainer's number for "none" in place of a log-prob or a logit: as written, and -inf by policy.
+template <class Backend>
+void sentinels(Backend& backend) {
+    const auto check = [&](peaked_row<double>& row, const std::string& what, bool teacher_none, bool student_none) {
+        const auto one = [&](const char* name, const auto& d) {
+            INFO(std::string(name) << ", " << what);
+            const bool zero_q = teacher_none && infinite_teacher(d), zero_p = student_none && infinite_student(d);
+            const auto want = row.reference(d, zero_q ? -30 : -real(endless), zero_p ? -30 : -real(endless));
+            const result r = evaluate(backend, row.student(), row.cache(), tail_bucket{d});
+            CHECK(r.diagnostics.bad_rows == 0);
+            if (!(std::abs(want.value) < 1e30L)) { // beyond float
+                CHECK(r.diagnostics.infinite_rows == 1);
+                CHECK(r.loss == 0);
+                for (const double g : row.dz) CHECK(g == 0);
+                return;
+            }
+            CHECK(r.diagnostics.infinite_rows == (zero_q || zero_p));
+            CHECK(std::abs(r.loss - double(want.value)) <= 1e-12 * std::max(1.0, std::abs(double(want.value))));
+            real top = 0, worst = 0;
+            for (std::size_t v = 0; v < row.dz.size(); ++v)
+                top = std::max(top, std::abs(want.dz[v])), worst = std::max(worst, std::abs(row.dz[v] - want.dz[v]));
+            CHECK_MESSAGE(worst <= 1e-12L * top, "gradient off by " << double(worst) << " of " << double(top));
+        };
+        for_each_divergence(one);
+        for (const double a : {-0.5, 1e-3, 0.25, 0.75, 0.9, 0.999, 1.0, 1.001, 1.5})
+            one(("alpha " + std::to_string(a)).c_str(), alpha_divergence{a});
+    };
+    const auto zero = -endless;
+    for (const double none : {zero, -1400.0, -9999.0, -1e9, -1e20})
+        for (const index_t at : {0, 1, 2, 3, 4}) { // an id, or the rest
+            const bool is_zero = none <= -1e30;
+            const std::string number = std::to_string(none) + " at " + std::to_string(at);
+            peaked_row<double> row(40, 1, 0.22, 0.7F, 5);
+            row.mask_teacher(at, none);
+            check(row, "log q is " + number, is_zero, false);
+            if (at == row.k) continue;
+            peaked_row<double> masked(40, 1, 0.22, 0.7F, 5);
+            masked.z[std::size_t(masked.ids[std::size_t(at)])] = none;
+            check(masked, "the logit is " + number, false, is_zero);
+            masked.mask_teacher(at, none);
+            check(masked, "both are " + number, false, false);
+        }
 }
 
 /// A tail whose every logit is -inf.
@@ -242,4 +320,9 @@ TEST_CASE("a tail without student mass: each divergence's limit; infinite under 
     host_run_backend blocks{32};
     empty_tails<float>(cpu), empty_tails<double>(cpu);
     empty_tails<float>(blocks), empty_tails<double>(blocks);
+}
+TEST_CASE("a number that stands for none, on either side") {
+    eigen_backend cpu;
+    host_run_backend blocks{32};
+    sentinels(cpu), sentinels(blocks);
 }

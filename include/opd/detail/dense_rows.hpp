@@ -126,12 +126,7 @@ struct dense_rows {
             return program;
         }
     }
-    OPD_HD double exponent() const {
-        if constexpr (single_sweep)
-            return program.exponent();
-        else
-            return 1;
-    }
+    OPD_HD double exponent() const { return exponent_of(program); }
     OPD_HD bool infinite_teacher_zero(const state_type& st) const {
         return detail::infinite_where_teacher_zero(program_of(st));
     }

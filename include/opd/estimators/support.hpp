@@ -46,9 +46,12 @@ namespace opd {
 namespace detail {
 inline namespace OPD_ISA {
 
+inline constexpr double no_log = -1e30; ///< stands for -inf in differences
+
 /// One bucketed row: log p and log q of k ids and of the rest in; loss, and h = c - p Σc on the ids and of the rest, out. The
 /// rest's h belongs to the ids outside S in proportion to their p. A rest without student mass has no logit to move: its term
-/// counts, its c does not.
+/// counts, its c does not. Log-probs may be of any size: where the teacher's of the largest bucket is so low that no double holds
+/// a slope relative to it, slopes are relative to none.
 template <class D>
 OPD_HD entry_row bucket_row(const D& program, support_entries& s, infinite on_infinite) {
     using F = scalar<double>;
@@ -75,18 +78,17 @@ OPD_HD entry_row bucket_row(const D& program, support_entries& s, infinite on_in
     if (out.infinite && on_infinite.act != infinite::action::floor) return out;
     const bool floor_q = out.infinite && infinite_where_teacher_zero(program);
     const bool floor_p = out.infinite && infinite_where_student_zero(program);
-    const double nothing =
-        -1e6; // stands for -inf in differences: e^nothing is 0 by far, and a double still holds d* beside it
     const auto teacher = [&](int j) {
-        const double lq = is_neg_inf(log_q_of(j)) ? nothing : log_q_of(j);
+        const double lq = is_neg_inf(log_q_of(j)) ? no_log : log_q_of(j);
         return floor_q && lq < on_infinite.floor_at ? on_infinite.floor_at : lq;
     };
-    const double lp_star = log_p_of(top), lq_star = teacher(top), d_star = lp_star - lq_star;
+    double lp_star = log_p_of(top), lq_star = teacher(top), d_star = lp_star - lq_star;
     row_constants<F> row{F(::exp(lp_star)), F(::exp(lq_star)), F(d_star), F(::exp(-d_star))};
+    if (!holds_anchor(d_star, exponent_of(program))) lp_star = lq_star = d_star = 0, row = {F(1), F(1), F(0), F(1)};
     if constexpr (requires { program.slope_star(row); }) row.slope_star = program.slope_star(row);
     if constexpr (reads_overlap<D>) set_overlap(row, overlap, on_infinite.floor_at);
     const auto entry = [&](int j, bool for_value) {
-        double lp = is_neg_inf(log_p_of(j)) ? nothing : log_p_of(j);
+        double lp = is_neg_inf(log_p_of(j)) ? no_log : log_p_of(j);
         const double lq = teacher(j);
         dense_entry<F> e;
         e.p = F(lp < -745 ? 0 : ::exp(lp));
@@ -190,7 +192,7 @@ OPD_HD entry_row partial_sum(support_entries& s, infinite on_infinite, bool teac
                         (student_zero && is_neg_inf(s.log_p[j]) && !is_neg_inf(s.log_q[j]));
     if (out.infinite && on_infinite.act != infinite::action::floor) return out;
     const auto raised = [&](double x, bool zero) {
-        return out.infinite && zero && x < on_infinite.floor_at ? on_infinite.floor_at : (is_neg_inf(x) ? -1e6 : x);
+        return out.infinite && zero && x < on_infinite.floor_at ? on_infinite.floor_at : (is_neg_inf(x) ? no_log : x);
     };
     for (int j = 0; j < s.k; ++j) {
         const bool none = is_neg_inf(s.log_p[j]);
