@@ -251,6 +251,31 @@ OPD_HD OPD_INLINE constexpr F quiet_nan() {
     return detail::bit_cast<F>(static_cast<typename b::word>(b::infinity | (b::infinity >> 1)));
 }
 
+/// Whether a logit or log-prob is no number but a mask: -inf, or at or below -1e30, as the least float, double and bfloat16 are.
+template <class F>
+OPD_HD OPD_INLINE constexpr bool is_mask(const F& x) {
+    using b = float_bits<F>;
+    const auto w = detail::bit_cast<typename b::word>(x);
+    return w > b::magnitude && (w & b::magnitude) <= b::infinity &&
+           (w & b::magnitude) >= detail::bit_cast<typename b::word>(F(1e30));
+}
+/// A logit or log-prob as it is stored; the least half, -65504, is a mask, too.
+template <class T>
+OPD_HD OPD_INLINE constexpr auto load_maskable(const T& x) {
+    if constexpr (std::same_as<opd::stored_as<T>, half>) {
+        const auto bits = detail::bit_cast<std::uint16_t>(x);
+        return half_to_float(bits == 0xfbffu ? std::uint16_t(0xfc00u) : bits);
+    } else {
+        return element<std::remove_const_t<T>>::load(x);
+    }
+}
+/// The same in double, a mask as -inf.
+template <class T>
+OPD_HD OPD_INLINE constexpr double load_log(const T& stored) {
+    const auto x = load_maskable(stored);
+    return is_mask(x) ? neg_inf<double>() : double(x);
+}
+
 } // namespace detail
 
 } // namespace opd

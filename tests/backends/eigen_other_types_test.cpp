@@ -7,6 +7,8 @@
 #include "support/compiled/support.hpp"
 
 #include <cstdint>
+#include <cstring>
+#include <limits>
 
 struct alignas(2) __nv_bfloat16 {
     __nv_bfloat16() = default;
@@ -31,6 +33,7 @@ protected:
 #include <opd/backends/eigen.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
+#include <opd/estimators/support.hpp>
 
 namespace c10 {
 struct alignas(2) BFloat16 {
@@ -114,6 +117,55 @@ using _Float16 = Eigen::half;
 TEST_CASE_TEMPLATE("half under another name", T, c10::Half, __half, Eigen::half, _Float16) {
     static_assert(storage<T> && std::is_same_v<stored_as<T>, half> && !brain_float<T>);
     CHECK(run<T>(3001) == run<half>(3001));
+}
+
+TEST_CASE_TEMPLATE("the least finite number is a mask: in logits, and in log-probs of samples and supports", T, float,
+                   bfloat16, half) {
+    const T none = element<T>::store(detail::neg_inf<float>());
+    const T least = element<T>::store(std::is_same_v<T, half>       ? -65504.F
+                                      : std::is_same_v<T, bfloat16> ? -3.3895313892515355e38F
+                                                                    : std::numeric_limits<float>::lowest());
+    CHECK(detail::is_finite(element<T>::load(least)));
+    const index_t vocab = 3001;
+    eigen_backend backend;
+    std::vector<T> z(static_cast<std::size_t>(vocab)), y(z), dz(z);
+    for (std::size_t i = 0; i < z.size(); ++i)
+        z[i] = element<T>::store(float(i % 7)), y[i] = element<T>::store(float(i % 5));
+    const student::logits s{view(z.data(), 1, vocab), view(dz.data(), 1, vocab), 1e6F}; // 65504 nats are .07 of these
+    const auto same = [&](auto& to, const auto& call, index_t infinite) {
+        const T was = to;
+        to = none;
+        const result want = call();
+        const std::vector<T> gradient = dz;
+        to = least;
+        const result got = call();
+        CHECK(got.loss == want.loss);
+        CHECK(std::memcmp(gradient.data(), dz.data(), sizeof(T) * dz.size()) == 0);
+        for (const result* r : {&want, &got}) {
+            CHECK(r->diagnostics.bad_rows == 0);
+            CHECK(r->diagnostics.infinite_rows == infinite);
+        }
+        to = was;
+    };
+    const auto dense = [&] {
+        return evaluate(backend, s, teacher::dense{view(y.data(), 1, vocab), 1e6F}, reverse_kl{});
+    };
+    for (const std::size_t at : {4UL, 2000UL, 3000UL}) same(y[at], dense, 1), same(z[at], dense, 0);
+    const std::int32_t ids[] = {6, 0};
+    T log_mu[] = {element<T>::store(-2), element<T>::store(-2)}, log_q[] = {log_mu[0], log_mu[1]};
+    const auto samples = [&] {
+        return evaluate(backend, s, teacher::samples{view(ids, 1, 2), view(log_mu, 1, 2), view(log_q, 1, 2)},
+                        mc{reverse_kl{}});
+    };
+    same(log_q[0], samples, 1), same(z[6], samples, 0);
+    const auto bucket = [&] {
+        return evaluate(backend, s, teacher::support{view(ids, 1, 2), view(log_q, 1, 2)}, tail_bucket{reverse_kl{}});
+    };
+    same(log_q[1], bucket, 1), same(z[0], bucket, 0), same(z[9], bucket, 0);
+    const auto renormalised_loss = [&] {
+        return evaluate(backend, s, teacher::support{view(ids, 1, 2), view(log_q, 1, 2)}, renormalised{reverse_kl{}});
+    };
+    same(log_q[0], renormalised_loss, 1), same(z[0], renormalised_loss, 0);
 }
 
 #if defined(__BFLT16_MANT_DIG__)

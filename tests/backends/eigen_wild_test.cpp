@@ -15,6 +15,8 @@
 #include "support/traits.hpp"
 
 #include <cstring>
+#include <limits>
+#include <utility>
 
 #include <opd/backends/eigen.hpp>
 
@@ -311,4 +313,85 @@ TEST_CASE("what a masked row holds changes no bit of anything else, NaN included
                  },
                  {.cases = 30});
     });
+}
+
+TEST_CASE("a number that stands for none: as written, and a mask where it is the least of its type") {
+    const float least = std::numeric_limits<float>::lowest(), none = detail::neg_inf<float>();
+    eigen_backend fast;
+    host_run_backend device{32};
+    naive_backend slow;
+    enum side { student, teacher, both };
+    for (const index_t vocab : {7, 2100})
+        for (const int where : {0, 1, 2}) // the top, another, the first third
+            for (const side s : {student, teacher, both})
+                for (const float number : {-1400.F, -9999.F, -1e9F, -1e20F, -1e30F, -2e38F, least}) {
+                    numbers u(11);
+                    std::vector<float> z, y;
+                    for (index_t v = 0; v < vocab; ++v)
+                        z.push_back(float(2 * u.normal())), y.push_back(float(u.normal()));
+                    z[std::size_t(vocab / 2)] = 7;
+                    const auto with = [&](float x) {
+                        auto zy = std::pair{z, y};
+                        const index_t first = where == 0 ? vocab / 2 : where == 1 ? vocab - 1 : 0;
+                        for (index_t v = first; v < (where == 2 ? vocab / 3 : first + 1); ++v) {
+                            if (s != teacher) zy.first[std::size_t(v)] = x;
+                            if (s != student) zy.second[std::size_t(v)] = x;
+                        }
+                        return zy;
+                    };
+                    const auto run = [&]<class T>(auto& backend, const auto& d, const std::vector<T>& a,
+                                                  const std::vector<T>& b, std::vector<T>& dz) {
+                        dz.assign(a.size(), T(777));
+                        return evaluate(backend, student::logits{view(a.data(), 1, vocab), view(dz.data(), 1, vocab)},
+                                        teacher::dense{view(b.data(), 1, vocab)}, d);
+                    };
+                    const auto [a, b] = with(number);
+                    const std::vector<double> a64(a.begin(), a.end()), b64(b.begin(), b.end());
+                    for_each_divergence_type([&](const std::string& name, const auto& d) {
+                        INFO(name << ", V " << vocab << ", place " << where << ", side " << int(s) << ", " << number);
+                        std::vector<double> want;
+                        std::vector<float> dz, masked;
+                        const result r = run(slow, d, a64, b64, want);
+                        const bool beyond = !(r.loss < 1e30); // float cannot hold it
+                        double top = 0;
+                        for (double& g : want) g = beyond ? 0 : g, top = std::max(top, std::abs(g));
+                        const auto check = [&](auto& backend) {
+                            const result got = run(backend, d, a, b, dz);
+                            CHECK(got.diagnostics.bad_rows == 0);
+                            CHECK(got.diagnostics.infinite_rows == (beyond || r.diagnostics.infinite_rows > 0));
+                            CHECK(std::abs(got.loss - (beyond ? 0 : r.loss)) <= 2e-6 * std::max(1.0, std::abs(r.loss)));
+                            double worst = 0;
+                            for (std::size_t v = 0; v < dz.size(); ++v)
+                                worst = std::max(worst, std::abs(double(dz[v]) - want[v]));
+                            CHECK(worst <= 4e-6 * top);
+                            if (number > -1e30F) return;
+                            const auto [c, e] = with(none);
+                            CHECK(run(backend, d, c, e, masked).loss == got.loss);
+                            CHECK(masked == dz);
+                        };
+                        check(fast), check(device);
+                    });
+                }
+}
+
+TEST_CASE("a row of nothing but masks has no distribution, whatever they are") {
+    const auto check = [](auto& backend, auto number, bool bad) {
+        using T = decltype(number);
+        const std::vector<T> z(40, number), y(40, T(1));
+        std::vector<T> dz(40, T(777));
+        for (const bool swapped : {false, true}) {
+            const result r =
+                evaluate(backend, student::logits{view((swapped ? y : z).data(), 1, 40), view(dz.data(), 1, 40)},
+                         teacher::dense{view((swapped ? z : y).data(), 1, 40)}, reverse_kl{});
+            CHECK(r.diagnostics.bad_rows == bad);
+            CHECK(r.loss == 0); // even, as the other side is
+            for (const T g : dz) CHECK(g == 0);
+        }
+    };
+    eigen_backend fast;
+    host_run_backend device{32};
+    for (const float x : {-1e9F, -1e20F, -9e29F}) check(fast, x, false), check(device, x, false);
+    for (const float x : {-1e30F, std::numeric_limits<float>::lowest(), detail::neg_inf<float>()})
+        check(fast, x, true), check(device, x, true);
+    check(fast, std::numeric_limits<double>::lowest(), true);
 }

@@ -239,7 +239,7 @@ void sentinels(Backend& backend) {
             one(("alpha " + std::to_string(a)).c_str(), alpha_divergence{a});
     };
     const auto zero = -endless;
-    for (const double none : {zero, -1400.0, -9999.0, -1e9, -1e20})
+    for (const double none : {zero, -1400.0, -9999.0, -1e9, -1e20, std::numeric_limits<double>::lowest()})
         for (const index_t at : {0, 1, 2, 3, 4}) { // an id, or the rest
             const bool is_zero = none <= -1e30;
             const std::string number = std::to_string(none) + " at " + std::to_string(at);

@@ -75,7 +75,7 @@ struct naive_backend {
         return n;
     }
 
-    /// log softmax(x/T) of n entries; false if one is NaN or +inf, or none is finite.
+    /// log softmax(x/T) of n entries, of which the least numbers are masks; false if one is NaN or +inf, or none has mass.
     template <class T>
     static bool log_softmax(const T* x, index_t n, double temperature, const double* given, double* lse,
                             std::vector<double>& out) {
@@ -83,8 +83,9 @@ struct naive_backend {
         for (index_t v = 0; v < n; ++v) {
             const double s = double(element<T>::load(x[v]));
             if (detail::is_nan(s) || (detail::is_inf(s) && !detail::is_neg_inf(s))) return false;
-            out.push_back(detail::is_neg_inf(s) ? s : s / temperature);
-            if (!detail::is_neg_inf(s) && (detail::is_neg_inf(top) || out.back() > top)) top = out.back();
+            out.push_back(s <= -1e30 || (std::is_same_v<stored_as<T>, half> && s == -65504) ? detail::neg_inf<double>()
+                                                                                            : s / temperature);
+            if (!detail::is_neg_inf(out.back()) && (detail::is_neg_inf(top) || out.back() > top)) top = out.back();
         }
         if (detail::is_neg_inf(top)) return false;
         for (const double s : out) sum += detail::is_neg_inf(s) ? 0 : std::exp(s - top);

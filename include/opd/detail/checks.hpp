@@ -348,7 +348,7 @@ template <class T>
 bool check_logit_row(const char* name, const T* x, index_t n, index_t r, index_t first = 0) {
     bool mass = false;
     for (index_t i = 0; i < n; ++i) {
-        const auto v = element<T>::load(x[i]);
+        const double v = load_log(x[i]);
         if (is_nan(v) || (is_inf(v) && !is_neg_inf(v)))
             throw invalid_input(name, (is_nan(v) ? "NaN at column " : "+inf at column ") + std::to_string(first + i),
                                 r);
@@ -373,7 +373,7 @@ bool has_mass_beyond(const char* name, const Source& s, index_t first, index_t r
     const auto* x = s.tile({r}, 0) + first;
     if (contents) return check_logit_row(name, x, n, r, first);
     bool mass = false;
-    for (index_t i = 0; i < n; ++i) mass |= !is_neg_inf(element<typename Source::logit_type>::load(x[i]));
+    for (index_t i = 0; i < n; ++i) mass |= !is_neg_inf(load_log(x[i]));
     return mass;
 }
 template <class Student, class Teacher, class Estimator, space S>
@@ -392,8 +392,8 @@ void check_dense_contents(const Student& s, const Teacher& t, const Estimator& d
         }
         if (e.on_infinite.act == infinite::action::raise)
             for (index_t i = 0; i < end - begin; ++i) {
-                const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(z[i]));
-                const bool q_zero = is_neg_inf(element<typename Teacher::logit_type>::load(y[i]));
+                const bool p_zero = is_neg_inf(load_log(z[i]));
+                const bool q_zero = is_neg_inf(load_log(y[i]));
                 shared |= !p_zero && !q_zero;
                 if ((q_zero && !p_zero && infinite_where_teacher_zero(d)) ||
                     (p_zero && !q_zero && infinite_where_student_zero(d)))
@@ -724,9 +724,7 @@ template <class Student, class Teacher, class Estimator>
 void check_tail_is_finite(const Student& s, const Teacher& t, const Estimator& est, index_t r, double log_tail,
                           bool shared) {
     index_t outside = 0; // logits with mass that are not in the support
-    const auto has_mass = [&](index_t v) {
-        return !is_neg_inf(element<typename Student::logit_type>::load(s.logit({r}, v)));
-    };
+    const auto has_mass = [&](index_t v) { return !is_neg_inf(load_log(s.logit({r}, v))); };
     for (index_t v = 0; v < s.vocab(); ++v) outside += has_mass(v);
     const auto row = slots_of(t, r);
     for (index_t j = 0; j < row.count; ++j) {
@@ -805,13 +803,13 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
         const auto id = static_cast<index_t>(row.ids[j]);
         if (may_be_unused && id == -1) continue;
         ++used;
-        const double log_q = double(element<L>::load(row.log_q[j]));
+        const double log_q = load_log(row.log_q[j]);
         if (contents) {
             check_slot(t, s.vocab(), r, j, log_q);
             check_frozen_slot(e.frozen, r, j);
         }
         if (raises && id >= 0 && id < s.vocab()) {
-            const bool p_zero = is_neg_inf(element<typename Student::logit_type>::load(s.logit({r}, id)));
+            const bool p_zero = is_neg_inf(load_log(s.logit({r}, id)));
             const bool q_zero = is_neg_inf(log_q);
             shared |= !p_zero && !q_zero;
             if ((q_zero && !p_zero && infinite_where_teacher_zero(est)) ||
@@ -826,7 +824,7 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
         if (raises && !shared && infinite_where_disjoint(est)) throw infinite_value(r);
     } else {
         const bool inferred = t.log_tail.empty(); // and never 0
-        const double log_tail = inferred ? -1 : double(element<L>::load(t.log_tail[r]));
+        const double log_tail = inferred ? -1 : load_log(t.log_tail[r]);
         if (inferred && (shared || !raises || !infinite_where_disjoint(est))) return;
         if (contents && (is_nan(log_tail) || log_tail > 1e-3))
             throw invalid_input("teacher.log_tail", "is not a log-probability", r);

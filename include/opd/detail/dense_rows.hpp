@@ -378,12 +378,12 @@ struct dense_rows {
 
     // --- the row in float64, entry by entry -----------------------------------------------------------------------------
 
-    /// Within ±1e30, as the sweep saw it; -inf stays.
+    /// Up to 1e30, as the sweep saw it; a mask is -inf.
     template <class T>
     OPD_HD static double within(const T& stored) {
-        const auto x = double(element<T>::load(stored));
+        const double x = load_log(stored);
         constexpr double most = double(typename F::value_type(1e30));
-        return is_neg_inf(x) ? x : (x < -most ? -most : (x > most ? most : x));
+        return x > most ? most : x;
     }
 
     struct careful_normalisers : over_tiles<careful_normalisers, false> {

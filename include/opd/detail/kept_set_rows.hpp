@@ -102,7 +102,7 @@ struct kept_set_rows {
                 if constexpr (in_blocks<Student>)
                     z = a.z[j];
                 else
-                    z = sound ? double(element<Z>::load(k.student.logit({st.row}, set[j]))) : 0;
+                    z = sound ? load_log(k.student.logit({st.row}, set[j])) : 0;
                 bad |= is_nan(z) || (is_inf(z) && !is_neg_inf(z));
                 a.z[j] = z, a.c[j] = 0;
             }
@@ -249,9 +249,7 @@ struct kept_logp_rows {
         else
             return job.z(st.row, of[j]);
     }
-    OPD_HD double set_logit(const state_type& st, index_t j) const {
-        return double(element<Z>::load(logit_at(st, set(st), j)));
-    }
+    OPD_HD double set_logit(const state_type& st, index_t j) const { return load_log(logit_at(st, set(st), j)); }
     template <class Team>
     OPD_HD void row(Team& team) const {
         team.template fold<check>(*this);

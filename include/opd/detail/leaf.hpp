@@ -149,7 +149,7 @@ struct staged_leaf {
 
     template <class T>
     static int load(value* to, const T* from, int n) {
-        for (int i = 0; i < n; ++i) to[i] = static_cast<value>(element<std::remove_const_t<T>>::load(from[i]));
+        for (int i = 0; i < n; ++i) to[i] = static_cast<value>(load_maskable(from[i]));
         const int full = (n + F::width - 1) / F::width * F::width;
         for (int i = n; i < full; ++i) to[i] = lowest;
         return full;
@@ -169,18 +169,18 @@ struct staged_leaf {
         }
         return size.beyond();
     }
-    /// Raises everything below -1e30 to it, cuts above 1e30, and reports NaN and infinities.
+    /// Masks become -1e30, what is above 1e30 that; reports NaN, +inf, and where one side alone has a mask.
     template <bool Teacher>
     leaf_contents cut(int n) {
         word bad = 0, teacher_zero = 0, student_zero = 0,
              out_of_range = 0; // not bool, and no branch: the loop becomes lanes
         for (int i = 0; i < n; ++i) {
-            const word a = std::bit_cast<word>(z[i]), z_zero = a == minus_inf;
+            const word a = std::bit_cast<word>(z[i]), z_zero = is_masked(a);
             bad |= word{(a & bits::magnitude) >= bits::infinity} & ~z_zero;
             out_of_range |= word{(a & bits::magnitude) >= std::bit_cast<word>(-lowest)};
             z[i] = within_range(z[i]);
             if constexpr (Teacher) {
-                const word b = std::bit_cast<word>(y[i]), y_zero = b == minus_inf;
+                const word b = std::bit_cast<word>(y[i]), y_zero = is_masked(b);
                 bad |= word{(b & bits::magnitude) >= bits::infinity} & ~y_zero;
                 out_of_range |= word{(b & bits::magnitude) >= std::bit_cast<word>(-lowest)};
                 teacher_zero |= y_zero & ~z_zero;
@@ -199,7 +199,11 @@ struct staged_leaf {
 private:
     using bits = float_bits<value>;
     using word = typename bits::word;
-    static constexpr word minus_inf = bits::infinity | static_cast<word>(~bits::magnitude);
+    /// is_mask without a branch: negative numbers' bits ascend with their size.
+    static word is_masked(word w) {
+        constexpr word sign = static_cast<word>(~bits::magnitude);
+        return word{w >= std::bit_cast<word>(lowest)} & word{w <= (sign | bits::infinity)};
+    }
 };
 
 /// The anchors as the lanes see them.

@@ -97,11 +97,11 @@ OPD_HD T at_least(double x) {
     return bit_cast<T>(word);
 }
 
-/// A logit as rows see it: -inf counts as -1e30, what is beyond ±1e30 as that.
+/// A logit as rows see it: a mask is -1e30, what is above 1e30 that.
 template <class Z>
 OPD_HD OPD_INLINE double logit_within(const Z& z) {
-    const double x = double(element<Z>::load(z));
-    return is_neg_inf(x) || x < -1e30 ? -1e30 : (x > 1e30 ? 1e30 : x);
+    const double x = load_log(z);
+    return is_neg_inf(x) ? -1e30 : (x > 1e30 ? 1e30 : x);
 }
 
 /// Per leaf: its mass, and up to it.

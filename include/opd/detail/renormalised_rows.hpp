@@ -165,9 +165,8 @@ struct renormalised_rows {
                 if constexpr (!in_blocks<Student>) a.z[j] = neg_inf<value>();
                 a.y[j] = neg_inf<value>();
                 if (id == -1) continue;
-                if constexpr (!in_blocks<Student>)
-                    a.z[j] = static_cast<value>(element<Z>::load(k.student.logit({st.row}, id)));
-                a.y[j] = static_cast<value>(element<L>::load(row.log_q[j]));
+                if constexpr (!in_blocks<Student>) a.z[j] = static_cast<value>(load_log(k.student.logit({st.row}, id)));
+                a.y[j] = static_cast<value>(load_log(row.log_q[j]));
                 bad |= a.y[j] > value(1e-3);
             }
             return bad;

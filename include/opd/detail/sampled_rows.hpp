@@ -128,8 +128,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
             const std::span<double> to = k.exchanged(st);
             for (index_t j = 0; j < k.slots(); ++j) {
                 const index_t id = own_id(k.frame, static_cast<index_t>(k.teacher.ids(st.row, j)), k.vocab);
-                to[std::size_t(j)] =
-                    id < 0 ? neg_inf<double>() : double(element<Z>::load(k.student.logit(k.of_student(st), id)));
+                to[std::size_t(j)] = id < 0 ? neg_inf<double>() : load_log(k.student.logit(k.of_student(st), id));
             }
         }
     };

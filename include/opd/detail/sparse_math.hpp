@@ -42,13 +42,13 @@ OPD_HD const T* first_from(const T* first, const T* last, index_t x) {
 /// same bits as who swept the row.
 template <class Z>
 OPD_HD double log_p_of(const Z& z, double inv_t, double lse) {
-    const double x = double(element<Z>::load(z));
+    const double x = load_log(z);
     return is_neg_inf(x) ? neg_inf<double>() : pin(x * inv_t) - lse;
 }
 /// p of one id, from the row's sums: right in 1 - p, too.
 template <class Z>
 OPD_HD double p_of(const Z& z, const raw_sums& s) {
-    const double x = double(element<Z>::load(z));
+    const double x = load_log(z);
     return is_neg_inf(x) ? 0 : ::exp((x - s.z_s) * s.inv_s) / (1 + s.student_mass);
 }
 /// Sums that stand for a given log-sum-exp. The anchor is a number that the row's arithmetic can hold; S takes what is left.
@@ -149,7 +149,7 @@ OPD_HD sampled_entry gathered(const Student& student, row_place at, const Teache
     }
     if constexpr (may_miss_mu<Teacher>)
         if (is_nan(x.log_mu)) x.log_mu = x.log_p;
-    x.log_q = double(element<L>::load(t.log_q(row, j)));
+    x.log_q = load_log(t.log_q(row, j));
     x.log_prox = t.log_prox.empty() ? x.log_mu : double(element<L>::load(t.log_prox(row, j)));
     x.log_ref = t.log_ref.empty() ? x.log_mu : double(element<L>::load(t.log_ref(row, j)));
     if constexpr (weighted) {
@@ -217,7 +217,7 @@ OPD_HD support_answer answer_support(const Estimator& estimator, const raw_sums&
     double log_q_rest = neg_inf<double>();
     if constexpr (reads_tail<Estimator>()) {
         if (stated_tail) {
-            log_q_rest = double(element<L>::load(*stated_tail));
+            log_q_rest = load_log(*stated_tail);
             if (is_nan(log_q_rest) || log_q_rest > 1e-3) return out;
         } else {
             log_q_rest = inferred_log_tail<L>(z_q, n, outside, is_neg_inf(log_p_rest), d);

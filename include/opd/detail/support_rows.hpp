@@ -74,12 +74,12 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
                 if (in_shards<Frame>) a.log_p[j] = neg_inf<double>(); // an unused slot's is exchanged, too
                 if (id == -1) continue;
                 const bool in = id >= 0 && id < whole_vocab(k.frame, k.vocab);
-                const double log_q = double(element<L>::load(row.log_q[j]));
+                const double log_q = load_log(row.log_q[j]);
                 bad |= !in || is_nan(log_q) || log_q > 1e-3;
                 const index_t own = in ? own_id(k.frame, id, k.vocab) : 0;
                 a.log_p[j] = !in       ? 0
                              : own < 0 ? neg_inf<double>() // another shard's: see `exchanged`
-                                       : double(element<Z>::load(k.student.logit(k.of_student(st), own)));
+                                       : load_log(k.student.logit(k.of_student(st), own));
                 a.log_q[j] = log_q;
                 if (row.log_mu) {
                     a.log_mu[j] = double(element<L>::load(row.log_mu[j]));

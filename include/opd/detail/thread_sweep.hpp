@@ -22,12 +22,12 @@ template <class... T>
 using thread_number =
     std::conditional_t<(std::is_same_v<arithmetic_t<T>, double> || ...), scalar<double>, scalar<float>>;
 
-inline constexpr double lowest_logit = -1e30; // stands for -inf
+inline constexpr double lowest_logit = -1e30; // stands for a mask
 
 template <class F>
 struct loaded {
     F x;
-    bool zero; ///< -inf
+    bool zero; ///< a mask
 };
 /// Entry *p as the thread's number within ±1e30.
 template <class F, class T>
@@ -35,10 +35,10 @@ OPD_HD OPD_INLINE loaded<F> load_logit(const T* p, bool& bad) {
     using value = typename F::value_type;
     using bits = float_bits<value>;
     using word = typename bits::word;
-    const value x = static_cast<value>(element<std::remove_const_t<T>>::load(*p));
+    const value x = static_cast<value>(load_maskable(*p));
     const word w = bit_cast<word>(x);
     if ((w & bits::magnitude) < bit_cast<word>(value(1e30))) return {F::raw(x), false};
-    const bool zero = is_neg_inf(x);
+    const bool zero = is_mask(x);
     bad |= !zero && (w & bits::magnitude) >= bits::infinity;
     return {F::raw(w > bits::magnitude ? value(-1e30) : value(1e30)), zero};
 }
