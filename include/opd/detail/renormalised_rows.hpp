@@ -2,7 +2,7 @@
 //
 // Rows of a support over which both sides are renormalised:
 //
-//   gather · a dense row over k entries · scatter                              k reads, k writes (dense dz: V writes)
+//   gather · a dense row over k entries, in double · scatter                   k reads, k writes (dense dz: V writes)
 //
 // k is the cache's, or each row's own. Id -1 is an unused slot. Of a student in hidden states the ids' logits alone are made, and the
 // gradient stays one of k numbers (backends/gathered_logits.hpp).
@@ -68,7 +68,7 @@ struct renormalised_rows {
     using Z = typename Student::logit_type;
     using G = typename Student::gradient_type;
     using L = typename Teacher::log_type;
-    using value = typename Engine::template number<Z, L, G>::value_type;
+    using value = double; ///< z and log q lie a log-sum-exp apart: their difference has no digits to lose
     using Program = decltype(program_on_support(std::declval<const Estimator&>()));
     static constexpr space memory_space = Student::memory_space;
     using source = gathered_logits<value, memory_space>;
