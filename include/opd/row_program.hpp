@@ -242,6 +242,13 @@ concept refinable_divergence = divergence<D> && requires(const D d, dense_entry<
 
 namespace detail {
 
+/// Whether a gradient's log-ratios are so small that F, where it rounds two scaled differences before it takes one from the
+/// other, leaves less of them than of a row of one temperature. In double the inputs have no more.
+template <class F>
+OPD_HD constexpr bool rounds_differences(double value, const raw_sums& s) {
+    const double mass = s.student_mass + s.teacher_mass < 1 ? s.student_mass + s.teacher_mass : 1;
+    return sizeof(typename F::value_type) == 4 && s.inv_s != s.inv_t && value < 0x1p-6 * mass;
+}
 /// Whether a value is so small, beside the mass outside the top token that it was summed from, that rounding in F may be a
 /// thousandth of it. A sum in float is off by some 1e-7 of that mass; programs whose `value` enlarges that say by how much
 /// (`cancellation`: the size of the numbers whose sum it is, where that is more than 1).

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -150,6 +151,43 @@ TEST_CASE("a student that is sure: what its first token gets is what the others 
                         check("alpha " + std::to_string(a), alpha_divergence{a});
                     check("jsd", jsd{});
                     check("reverse_kl", reverse_kl{});
+                    check("chi_squared", chi_squared{});
+                });
+            }
+}
+
+TEST_CASE("two models that nearly agree once each is tempered: gradients as where temperatures are equal") {
+    for (const auto& [t_s, t_t] : {std::pair{0.7F, 1.F}, {0.5F, 1.F}, {1.3F, 0.6F}, {1.F, 1.F}})
+        for (const double apart : {1e-3, 3e-2, 0.3})
+            for (const index_t vocab : {index_t{40}, index_t{1100}}) {
+                numbers u(std::uint64_t(3 + vocab));
+                std::vector<float> z, y;
+                for (index_t v = 0; v < vocab; ++v) {
+                    z.push_back(float(3 * u.normal()));
+                    y.push_back(float((double(z.back()) / double(t_s) + apart * u.normal()) * double(t_t)));
+                }
+                const std::vector<double> z64(z.begin(), z.end()), y64(y.begin(), y.end());
+                on_both([&](auto& be, const char* engine) {
+                    const auto check = [&](const std::string& name, const auto& divergence) {
+                        INFO(std::string(engine) << ", " << name << ", V " << std::to_string(vocab) << ", T " << t_s
+                                                 << ", " << t_t << ", " << apart << " apart");
+                        std::vector<float> dz(z.size());
+                        std::vector<double> want(z.size());
+                        evaluate(be, student::logits{view(z.data(), 1, vocab), view(dz.data(), 1, vocab), t_s},
+                                 teacher::dense{view(y.data(), 1, vocab), t_t}, divergence);
+                        evaluate(be,
+                                 student::logits<double>{view(z64.data(), 1, vocab), view(want.data(), 1, vocab), t_s},
+                                 teacher::dense<double>{view(y64.data(), 1, vocab), t_t}, divergence);
+                        double worst = 0, top = 0;
+                        for (std::size_t v = 0; v < dz.size(); ++v)
+                            worst = std::max(worst, std::abs(double(dz[v]) - want[v])),
+                            top = std::max(top, std::abs(want[v]));
+                        CHECK(worst <= 1e-6 * top);
+                    };
+                    check("reverse_kl", reverse_kl{}), check("forward_kl", forward_kl{}), check("jsd", jsd{});
+                    check("jsd 0.2, 0.9", jsd{.w = 0.2, .o = 0.9}), check("skew_forward_kl", skew_forward_kl{});
+                    for (const double a : {-1., 0.3, 0.5, 1.5})
+                        check("alpha " + std::to_string(a), alpha_divergence{a});
                     check("chi_squared", chi_squared{});
                 });
             }

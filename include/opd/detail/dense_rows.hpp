@@ -7,7 +7,8 @@
 //   overlap     Σ min(p, q), of programs that read it                                         1 read
 //   terms       Σ term and Σ c of programs that need both normalisers first                   1 read
 //   entrywise   the same with differences in double: infinite rows under `floor`, rows whose
-//               raw sums lost their digits on the way to their anchor                         1 read
+//               raw sums lost their digits on the way to their anchor, rows of unequal
+//               temperatures that nearly agree                                                1 read
 //   refine      a value near 0: a sum of terms of which none is negative                      1 read
 //   careful     float64, two plain passes: rows that float cannot carry                       2 reads
 //   measure     entropies and overlap, where env.measure or a selector asks                   1 read
@@ -264,9 +265,13 @@ struct dense_rows {
                 s.by_mean = power < steepest && power > -steepest;
             }
     }
-    /// A value that float carried: summed again if it lost its digits, else final.
+    /// A value that float carried: summed again if it lost its digits, or if its gradient's differences would, else final.
     OPD_HD void refine_or_finish(state_type& st, double loss, double sum_c) const {
         st.report.loss = loss, st.sum_c = sum_c;
+        if (!st.entrywise && rounds_differences<F>(loss, st.swept.sums)) {
+            st.entrywise = true, st.next = row_step::entrywise;
+            return;
+        }
         if (beyond_float(loss) || beyond_float(sum_c)) {
             st.next = row_step::careful;
             return;
