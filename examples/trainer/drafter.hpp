@@ -7,7 +7,8 @@
 //
 //   hear      of every sequence of a step: which tokens were drawn, and, if reads_hidden(), what the target's head reads at the
 //             positions that went through it and count (drafts that were not followed do not). Every position of a sequence is heard of
-//             in ascending order; after new weights all of them again, from 0, as the prefix is read again
+//             in ascending order; after new weights all of them again, from 0, as the prefix is read again. No rows, from 0: what
+//             the target had read is gone
 //   propose   fills a tree a sequence; the deepest node has depth `depth` at most
 //
 // A drafter belongs to one engine and is called by one thread at a time.
@@ -48,9 +49,13 @@ struct draft_wish {
     opd::spec::draft_builder* tree = nullptr; ///< begun, and empty
 };
 
-/// What a drafter computed: passes through its model, and rows in them.
+/// What a drafter computed: passes through its model, and rows in them, but for those that only a cache had lost.
 struct draft_work {
     index_t passes = 0, rows = 0;
+    template <class A>
+    void fields(A& a) {
+        a(passes, rows);
+    }
 };
 
 class drafter {

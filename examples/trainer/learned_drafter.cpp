@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "opd/sched/archive.hpp"
+
 namespace trainer {
 
 learned_drafter::learned_drafter(std::shared_ptr<const draft_model> d, double least_reach)
@@ -19,11 +21,30 @@ void learned_drafter::install(std::shared_ptr<const draft_model> d) {
         !(d->weights.shape == drafter_->weights.shape))
         throw std::invalid_argument("learned_drafter: the new weights are of another drafter");
     drafter_ = std::move(d);
-    for (place& p : places_) p.read = 0;
+    for (place& p : places_) p.forget(0);
 }
 
+std::string learned_drafter::state() const {
+    std::vector<index_t> read;
+    for (const place& p : places_) read.push_back(p.read);
+    opd::sched::archive_writer w;
+    w(read);
+    return std::move(w.bytes);
+}
+
+// Of a layer's rows it is heard again what h is, which then is nothing new.
 void learned_drafter::restore(std::string_view state) {
-    if (!state.empty()) throw std::invalid_argument("learned_drafter: the state is that of another drafter");
+    std::vector<index_t> read;
+    opd::sched::archive_reader r(state);
+    r(read);
+    if (!r.done()) throw std::invalid_argument("learned_drafter: the state is that of another drafter");
+    for (std::size_t lane = 0; lane < read.size(); ++lane) {
+        if (read[lane] < 0) throw std::invalid_argument("learned_drafter: the state has less than no rows");
+        place& p = place_of(static_cast<index_t>(lane));
+        p.clear();
+        p.read = read[lane];
+        p.restored = reads_hidden() && p.read > 0;
+    }
 }
 
 learned_drafter::place& learned_drafter::place_of(index_t lane) {
@@ -43,7 +64,7 @@ void learned_drafter::hear(std::span<const lane_news> news, const policy& target
             throw std::logic_error(
                 fmt::format("learned_drafter: position {} after {} of lane {}", n.first, p.heard, n.lane));
         p.heard = n.first + n.rows;
-        p.read = std::min(p.read, n.first);
+        p.forget(std::exchange(p.restored, false) ? p.heard : n.first);
         p.hidden.resize(static_cast<std::size_t>(n.first * d));
         p.hidden.insert(p.hidden.end(), n.hidden.begin(), n.hidden.end());
         if (p.hidden.size() != static_cast<std::size_t>(p.heard * d))
@@ -57,7 +78,7 @@ void learned_drafter::make_room(index_t columns) {
     if (lanes <= slots_ && columns <= cache_.capacity()) return;
     slots_ = std::max(lanes, slots_);
     cache_.resize(drafter_->weights.shape, slots_, std::max(columns, cache_.capacity()));
-    for (place& p : places_) p.read = 0;
+    for (place& p : places_) p.cached = 0;
 }
 
 // Rows of the sequence from `first` on.
@@ -102,7 +123,7 @@ void learned_drafter::add_node(const growing& g, std::size_t n) {
 void learned_drafter::forward() {
     const transformer<float>& own = drafter_->weights;
     const index_t d = own.shape.width, v = drafter_->target.vocabulary;
-    ++work_.passes, work_.rows += rows_;
+    ++work_.passes;
     state_.resize(own.shape, rows_, cache_.capacity(), false);
     float* x0 = state_.layers[0].x.data();
     if (reads_hidden())
@@ -127,7 +148,7 @@ draft_work learned_drafter::propose(std::span<const draft_wish> wishes) {
         const place& p = place_of(w.lane);
         const auto length = static_cast<index_t>(w.sequence->tokens.size());
         const index_t rows = reads_hidden() ? length - 1 : length;
-        if (rows < 1 || !target_.model || (reads_hidden() && p.heard < rows)) continue;
+        if (rows < 1 || (reads_hidden() && p.heard < rows)) continue;
         if (growing_.size() == count_) growing_.emplace_back();
         growing& g = growing_[count_++];
         g.wish = &w, g.rows = rows;
@@ -159,8 +180,10 @@ draft_work learned_drafter::propose(std::span<const draft_wish> wishes) {
     for (std::size_t i = 0; i < count_; ++i) {
         growing& g = growing_[i];
         place& p = places_[static_cast<std::size_t>(g.wish->lane)];
-        add_rows(g, std::min(p.read, g.rows - 1)); // the last one again, if it is there: its logits are not
-        p.read = g.rows;
+        // the last one again, if it is there: its logits are not
+        add_rows(g, std::min(p.cached, g.rows - 1));
+        work_.rows += g.rows - std::min(p.read, g.rows - 1);
+        p.read = p.cached = g.rows;
         wanted_.push_back(rows_ - 1);
     }
     forward();
@@ -193,6 +216,7 @@ draft_work learned_drafter::propose(std::span<const draft_wish> wishes) {
                 wanted_.push_back(rows_ - static_cast<index_t>(g.nodes.size() - n));
         }
         if (wanted_.empty()) return work_;
+        work_.rows += rows_;
         forward();
         std::size_t row = 0;
         for (std::size_t i = 0; i < count_; ++i) {

@@ -9,9 +9,11 @@
 // Of a tree that branches all rows so far are computed at every depth, of a chain only the last.
 //
 // What is drafted is a function of the drafter's weights, the target's hidden states and the tokens: batches, chunks and
-// whether the cache was rebuilt change nothing. So nothing of it need be in a checkpoint.
+// whether the cache was rebuilt change nothing. What it costs is a function of that and of how far each sequence had been
+// read, which state() keeps: rows that only a cache has lost are computed again and not counted.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -37,15 +39,18 @@ public:
     void hear(std::span<const lane_news> news, const policy& target) override;
     void end(index_t lane, const trajectory&, bool) override { place_of(lane).clear(); }
     draft_work propose(std::span<const draft_wish> wishes) override;
-    std::string state() const override { return {}; }
+    std::string state() const override;
     void restore(std::string_view state) override;
 
 private:
     struct place {
-        index_t heard = 0;                                 // positions whose h is known: of a layer
-        index_t read = 0;                                  // rows of the sequence in the cache
-        std::vector<float> hidden;                         // (heard, D)
-        void clear() { heard = read = 0, hidden.clear(); } // its memory is for the next
+        index_t heard = 0;         // positions whose h is known: of a layer
+        index_t read = 0;          // rows of the sequence that were counted
+        index_t cached = 0;        // of these, in the cache
+        bool restored = false;     // and h is not known yet
+        std::vector<float> hidden; // (heard, D)
+        void forget(index_t from) { read = std::min(read, from), cached = std::min(cached, from); }
+        void clear() { heard = read = cached = 0, restored = false, hidden.clear(); } // its memory is for the next
     };
     // A wish, and the drafts of it that rows were made of.
     struct growing {

@@ -72,7 +72,7 @@ void rollout_engine::make_room() {
                 while (last > i + 1 && cache_.held(order_[last - 1]) == 0) --last;
                 const index_t victim = order_[last - 1]; // perhaps itself
                 cache_.release(victim);
-                at(victim).computed = 0;
+                forget(victim);
                 --last;
                 room = last > i;
             }
@@ -160,9 +160,18 @@ void rollout_engine::install(const policy& weights) {
     if (weights.version < weights_.version)
         throw std::invalid_argument(
             fmt::format("rollout_engine: version {} after version {}", weights.version, weights_.version));
-    if (weights.model != weights_.model)
-        for (lane_state& s : lanes_) s.computed = 0;
+    const bool others = weights.model != weights_.model;
     weights_ = weights;
+    if (others)
+        for (index_t lane = 0; lane < lanes(); ++lane) forget(lane);
+}
+
+// What the model has read of a sequence is gone, and so is what a drafter made of it.
+void rollout_engine::forget(index_t lane) {
+    lane_state& s = at(lane);
+    if (std::exchange(s.computed, 0) == 0 || !speculation_) return;
+    const lane_news nothing{.lane = lane};
+    speculation_->hear(std::span(&nothing, 1), weights_);
 }
 
 void rollout_engine::forward() {

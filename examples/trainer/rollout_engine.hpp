@@ -130,6 +130,7 @@ private:
     void make_cache();
     void make_room();
     void give_back(index_t lane);
+    void forget(index_t lane);
     void draft();
     void follow();
     void tell_drafter();

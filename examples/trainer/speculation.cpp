@@ -26,9 +26,11 @@ spec::tuner_options arms() {
     return o;
 }
 
-constexpr double look_again = 1.0 / 128; // of the decisions: what all nodes cost, and bring
-constexpr std::int32_t patience = 16;    // decisions in a row that no draft pays, then comes a rest
-constexpr std::int32_t rest = 64;        // steps of the first; each is twice as long as the one before, to 64 times
+constexpr double look_again = 1.0 / 128;  // of the decisions: what all nodes cost, and bring
+constexpr double look_without = 1.0 / 16; // and what a step takes without
+constexpr std::int32_t patience = 16;     // decisions in a row that no draft pays, then comes a rest
+constexpr index_t trial = 48;     // steps that asked for drafts, after which they must have paid, or comes a rest
+constexpr std::int32_t rest = 64; // steps of the first; each is twice as long as the one before, to 64 times
 // Decisions of a turn. What a sequence keeps in a step is 0 or 1 most often, and sometimes all: the median over steps does not see what a
 // deep draft brings, that over turns does.
 constexpr std::int32_t turn = 8;
@@ -151,6 +153,7 @@ void speculation::decide() {
         return;
     }
     ++decisions_, uniforms_ = 0;
+    if (sources_.front().cost.known() && uniform() < look_without) return;
     if (held_ == 0) {
         end_turn();
         using_ = static_cast<std::size_t>(which_.choose(batch_));
@@ -214,19 +217,22 @@ void speculation::share_budget(index_t reading, bool vacant) {
     }
     const step_fit& cost = sources_[using_].cost;
     const auto rows = static_cast<index_t>(candidates_.size());
-    const double seconds = cost.of(batch_ + reading, work_.passes); // the passes are made
+    const double seconds = cost.of(batch_ + reading, work_.passes + 1); // the passes are made
     const auto shares =
         budget_.share(candidates_, spec::step_cost({{rows, seconds}, {rows + 1, seconds + cost.of_row()}}),
                       {.tail = vacant ? 1.0 : 0.0});
     for (std::size_t i = 0; i < wishes_.size(); ++i) select(wishes_[i], shares[i]);
     pause& p = pause_now();
     if (verified_ > 0) {
-        p = {};
+        p.fruitless = 0;
         return;
     }
     strategy_ = {}; // what the step comes to says nothing of it
-    if (++p.fruitless < patience) return;
-    p.fruitless = 0, p.rests = rest << p.rested;
+    if (++p.fruitless == patience) rest_now(p);
+}
+
+void speculation::rest_now(pause& p) {
+    p.fruitless = 0, p.asked = {}, p.rests = rest << p.rested;
     p.rested = std::min(p.rested + 1, 6);
 }
 
@@ -249,19 +255,32 @@ void speculation::took(index_t rows, double seconds) {
     if (const step_fit& plain = sources_.front().cost;
         plain.known()) { // of retrieval, which makes no passes, where there are two
         const double without = plain.of(rows - verified_);
+        // one that the machine held up counts as step_fit counts it
+        const step_fit& mine = sources_[using_].cost;
+        const double usual = mine.known() ? std::min(seconds, 3 * mine.of(rows, work_.passes + 1)) : seconds;
         const auto add = [&](sums& s) {
-            ++s.steps, s.sequences += batch_, s.accepted += accepted_;
-            s.seconds += seconds, s.without += without;
+            ++s.steps, s.sequences += batch_, s.accepted += accepted_, s.tokens += drawn_;
+            s.seconds += usual, s.without += without;
         };
-        if (asked_) add(decided_);
+        if (asked_) {
+            add(decided_);
+            pause& p = pause_now();
+            add(p.asked);
+            if (p.asked.steps >= trial && options_.what == speculation_options::kind::automatic) {
+                if (p.asked.pay())
+                    p.rested = 0, p.asked = {};
+                else
+                    rest_now(p);
+            }
+        }
         if (verified_ > 0) {
             add(drafted_);
             counts_.timed.sequences += batch_, counts_.timed.tokens += drawn_;
-            counts_.timed.seconds += seconds, counts_.timed.without += without;
+            counts_.timed.seconds += usual, counts_.timed.without += without;
         }
     }
     for (std::size_t i = 0; i < sources_.size(); ++i)
-        if (!asked_ || i == using_) sources_[i].cost.heard(rows, work_.passes, seconds);
+        if (!asked_ || i == using_) sources_[i].cost.heard(rows, work_.passes + (asked_ ? 1 : 0), seconds);
 }
 
 std::size_t speculation::choice() const {

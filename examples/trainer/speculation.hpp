@@ -8,8 +8,9 @@
 //   auto     retrieval, or a drafter that was trained, if there is one. By how many sequences run and what steps took, an
 //            elastic_switch says whether to draft at all, a drafter_selector which of the two drafts, beg_mab which of some strategies, and
 //            draft_budget how many of the nodes that it allows each sequence gets, none where they cost more than they bring. What a
-//            step costs by its rows is fitted to the last steps; now and then all nodes are verified, to know what drafts cost.
-//            Where no draft has paid for some steps of such a batch, a while goes by without any
+//            step costs by its rows, and by asking a drafter, is fitted to the last steps; now and then all nodes are verified, and now and
+//            then no drafter is asked, to know what drafts cost. Where no draft was worth its rows for some steps of such a batch, or the steps
+//            that asked brought a sequence fewer tokens than break even, a while goes by without any
 //
 // What is drafted changes no token, no log mu, no version and no draw: the target's own token, drawn with the noise of its sample
 // and position, is what is kept at every position, and drafts only say which positions a step looks at (opd/spec/verify.hpp: `follow`).
@@ -57,7 +58,7 @@ drafters make_drafters(const speculation_options& o);
 /// "ngram 8/1/8": a drafter and its strategy (depth, children, tokens to verify). "none": no drafts.
 std::string choice_name(const speculation_options& o, std::size_t choice);
 
-/// Seconds of a step: a + b·rows + c·passes, rows of any kind and passes of the drafter.
+/// Seconds of a step: a + b·rows + c·passes, rows of any kind and passes of the drafter; asking it counts as one more.
 class step_fit {
 public:
     /// A step that took much longer than such steps do says something of the machine, not of its rows, and counts as three times as long.
@@ -144,8 +145,8 @@ public:
             a(p);
             if (p.rested < 0 || p.rested > 6) throw opd::invalid_input("snapshot", "is of no pause");
         }
-        a(counts_, which_, switch_, lengths_, decisions_, arm_, held_, decided_, drafted_, strategy_, asked_, batch_,
-          accepted_, verified_, drawn_);
+        a(counts_, which_, switch_, lengths_, decisions_, arm_, held_, decided_, drafted_, strategy_, asked_, work_,
+          batch_, accepted_, verified_, drawn_);
         auto at = static_cast<std::uint64_t>(using_);
         a(at);
         using_ = static_cast<std::size_t>(at);
@@ -171,28 +172,32 @@ private:
             if constexpr (A::reading) drafter->restore(drafts);
         }
     };
-    // Steps of a turn. They are compared by how many times as long they took as steps without drafts: batches differ.
+    // Steps that asked for drafts. They are compared by how many times as long they took as steps without: batches differ.
     struct sums {
         index_t steps = 0, sequences = 0;
-        std::int64_t accepted = 0;
+        std::int64_t accepted = 0, tokens = 0;
         double seconds = 0, without = 0;
+        /// A sequence gets more tokens a second of them.
+        bool pay() const { return static_cast<double>(tokens) * without > static_cast<double>(sequences) * seconds; }
         template <class A>
         void fields(A& a) {
-            a(steps, sequences, accepted, seconds, without);
+            a(steps, sequences, accepted, tokens, seconds, without);
         }
     };
     // Of batches of a size.
     struct pause {
         std::int32_t fruitless = 0; // decisions in a row that no draft pays
         std::int32_t rests = 0;     // steps to come without a decision
-        std::int32_t rested = 0;    // rests since a draft paid
+        std::int32_t rested = 0;    // rests since drafts paid
+        sums asked;                 // since then, or the last rest
         template <class A>
         void fields(A& a) {
-            a(fruitless, rests, rested);
+            a(fruitless, rests, rested, asked);
         }
     };
     double uniform();
     pause& pause_now();
+    static void rest_now(pause& p);
     void decide();
     void end_turn();
     void select(const draft_wish& w, index_t nodes);

@@ -489,7 +489,9 @@ TEST_CASE("drafts of any weights change no bit of what rollout draws and records
 namespace {
 
 using opd::test::exit_of;
+using opd::test::flags;
 using opd::test::scratch;
+using opd::test::with;
 
 std::vector<std::string> tiny(const std::string& directory, std::initializer_list<std::string> more = {}) {
     std::vector<std::string> r = {"opd-train",
@@ -595,7 +597,41 @@ TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same b
             CHECK(std::abs(passes - std::round(passes)) < 1e-6);
             CHECK(passes > 2 * steps); // three deep, but for the ends of responses
             CHECK(passes < 4 * steps);
-            CHECK(rows > passes);                                // several sequences go through it together
+            CHECK(rows > passes); // several sequences go through it together
+            // every draft costs, and so does every row that the drafter reads: interrupted or not, it is the same run
+            for (const flags& how : {flags{"--speculate=learned", "--draft-depth=3"},
+                                     flags{"--speculate=learned", "--draft-children=2"}, flags{"--speculate=auto"}})
+                for (const flags& schedule :
+                     {flags{"--schedule=step-off", "--schedule-k=2"}, flags{"--schedule=controlled", "--schedule-k=2"},
+                      flags{"--schedule=async", "--tau=3"}, flags{"--schedule=async", "--tau=3", "--park-after=4"},
+                      flags{"--schedule=async", "--tau=3", "--weight-update=abort", "--outstanding=widest"},
+                      flags{"--schedule=async", "--tau=3", "--weight-update=finish_first", "--slots=2"},
+                      flags{"--schedule=async", "--tau=3", "--prefill-chunk=64", "--kv-tokens=128"}}) {
+                    std::string settings;
+                    for (const std::string& flag : with(how, schedule)) settings += flag + " ";
+                    CAPTURE(settings);
+                    const std::string whole = dir / "whole", parts = dir / "parts";
+                    for (const std::string& gone : {whole, parts}) std::filesystem::remove_all(gone);
+                    const auto timed = [&](const std::string& directory, const flags& more) {
+                        const flags base =
+                            tiny(directory, {"--start-from", start, "--driver=virtual", "--rollout-workers=2",
+                                             "--draft-from", made, "--steps=9", "--temperature=0.7", "--cost-step=1e-3",
+                                             "--cost-step-row=1e-4", "--cost-draft=3e-4", "--cost-draft-row=2e-4",
+                                             "--cost-train=1.1e-2", "--cost-score=2e-3"});
+                        return with(with(with(base, how), schedule), more);
+                    };
+                    REQUIRE(exit_of(timed(whole, {})) == exit_ok);
+                    for (int part = 0; part < 5; ++part) {
+                        flags arguments = timed(parts, part == 0 ? flags{} : flags{"--resume"});
+                        arguments.erase(arguments.begin()); // the program's name
+                        trainer::run r(parse_command_line(arguments));
+                        if (part < 4) r.stop_after(2);
+                        REQUIRE(opd::test::go(r) == (part < 4 ? exit_interrupted : exit_ok));
+                    }
+                    for (const char* file :
+                         {"/consumed.jsonl", "/checkpoints/distill.ckpt", "/checkpoints/latest.ckpt"})
+                        CHECK_MESSAGE(read_file(parts + file) == read_file(whole + file), file);
+                }
             const std::string chosen = dir / ("chosen_" + kind); // as many as pay, if any
             REQUIRE(exit_of(tiny(chosen, {"--start-from", start, "--speculate=auto", "--draft-from", made})) ==
                     exit_ok);

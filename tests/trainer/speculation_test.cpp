@@ -583,7 +583,8 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
     struct shares {
         double verified, drafted; // tokens a sequence's step
     };
-    const auto share = [&](double a, double b, index_t lanes, index_t running, const trajectories* wrong = nullptr) {
+    const auto share = [&](double a, double b, index_t lanes, index_t running, const trajectories* wrong = nullptr,
+                           double asking = 0) {
         sampling mine = o;
         mine.speculate.what = kind::automatic;
         mine.speculate.running = running;
@@ -596,8 +597,9 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
             for (index_t lane = 0; lane < lanes; ++lane)
                 if (!engine.busy(lane) && next < prompts.size()) engine.start(lane, prompts[next++]);
             if (engine.running() == 0) break;
+            const auto before = engine.counts().drafted;
             const index_t rows = engine.step(done);
-            engine.took(a + b * static_cast<double>(rows));
+            engine.took(a + b * static_cast<double>(rows) + (engine.counts().drafted > before ? asking : 0));
         }
         const auto c = engine.counts();
         return shares{static_cast<double>(c.verified) / static_cast<double>(c.steps),
@@ -622,6 +624,12 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
     MESSAGE(right << " and " << never);
     CHECK(right > 0.5);
     CHECK(never < 0.1);
+    // rows that cost nothing, of drafts that are right, in steps that take too long because there are any
+    const double cheap = share(1e-3, 1e-7, 4, 32, &truth, 2e-3).verified,
+                 dear = share(1e-3, 1e-7, 4, 32, &truth, 20e-3).verified;
+    MESSAGE(cheap << " and " << dear << " where asking takes as long as 2 and 20 steps");
+    CHECK(cheap > 0.5);
+    CHECK(dear < 0.3 * cheap);
     // of two drafters the one that is followed, whichever place it has
     for (const bool second : {false, true}) {
         sampling mine = o;
