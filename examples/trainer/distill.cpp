@@ -3,8 +3,8 @@
 // Distillation: rollout workers, teachers and the learner under the library's scheduler, which lets them take turns or overlap, run by
 // one of two drivers.
 //
-//   threads   every worker on a thread of its own. A checkpoint holds the scheduler and the sequences in flight; rollout goes
-//             on from the responses as far as they were
+//   threads   every worker on a thread of its own. A checkpoint holds the scheduler and the sequences in flight, if there are any, and no
+//             clock; rollout goes on from the responses as far as they were
 //   virtual   one call after the other, at times that follow from --cost-*: the same run wherever it runs. A checkpoint holds
 //             the driver with everything in it, to the half-filled cache of a prompt, and the resumed run is the same run
 //
@@ -124,11 +124,33 @@ public:
         return !left;
     }
 
+    /// What a process that goes on needs of it besides the weights: nothing of this one's clock and workers, and nothing at all where the
+    /// next step can begin as the first did.
+    std::string kept(in_flight state) const {
+        sched::scheduler machine = sched::scheduler::restore(schedule, state.scheduler);
+        const auto learnt = static_cast<sched::sample_t>(schedule.batch * state.weights.version);
+        if (state.sequences.empty() && machine.cursor() == learnt) return {};
+        machine.abandon_workers(true, true);
+        state.scheduler = machine.snapshot();
+        return to_bytes(std::move(state));
+    }
+
+    /// The schedule of a scheduler that was kept: it began at the step at which nothing was in flight, and counts from there.
+    void go_on(const in_flight& state) {
+        const sched::scheduler machine = sched::scheduler::restore(schedule, state.scheduler);
+        schedule.first_sample = machine.cursor() - static_cast<sched::sample_t>(machine.totals().admitted);
+        schedule.sequences -= static_cast<index_t>(schedule.first_sample);
+    }
+
     /// The driver has returned at `time`.
     void finish(std::exception_ptr error, std::int64_t given_up, double time) {
         run_.progress_.clear();
-        trace_.write(run_.directory_ + "/trace.json");
-        if (error) std::rethrow_exception(error);
+        try {
+            trace_.write(run_.directory_ + "/trace.json");
+        } catch (const opd::error& e) {
+            if (!error) throw failure(exit_io, e.what());
+        }
+        if (error) std::rethrow_exception(error); // what came first
         if (left) return;
         if (!ended())
             throw std::runtime_error(fmt::format("distillation ended at step {} of {}: {} sequences were given up",
@@ -145,9 +167,10 @@ public:
     }
 
 private:
+    // A scheduler that begins at the run's step, where nothing is in flight there.
     static sched::settings schedule_for(const run& r) {
         sched::settings s = schedule_of(r.settings_);
-        if (r.settings_.schedule.kind != "sync") return s;
+        if (r.settings_.schedule.kind != "sync" && !r.state_.in_flight.empty()) return s;
         s.first_version = r.state_.step;
         s.first_sample = r.state_.next_sample - r.sample_base();
         s.sequences -= s.batch * r.state_.step;
@@ -235,7 +258,7 @@ private:
 
 public:
     const bool keeps_flight; // a checkpoint holds what is between the stages
-    const sched::settings schedule;
+    sched::settings schedule;
     const int workers;
     const index_t lanes; // of a rollout worker
     const int teachers;
@@ -267,17 +290,18 @@ void run::distill_on_threads() {
     };
     hooks.on_checkpoint = [&](in_flight state) {
         if (all.left) return;
-        const bool goes_on = all.checkpoint(state.weights.version, [&] { return to_bytes(state); });
+        const bool goes_on = all.checkpoint(state.weights.version, [&] { return all.kept(state); });
         if (!goes_on || (all.ended() && !state.sequences.empty())) running->stop_now();
     };
     // each step may be the one after which it is time to leave
     const sched::thread_options how{.shutdown_seconds = 120, .stop_on_error = true, .checkpoint_every = 1};
     std::unique_ptr<driver_type> driver;
-    if (state_.step > 0 && all.keeps_flight) {
+    if (all.keeps_flight && !state_.in_flight.empty()) {
         const auto teacher = all.teacher<teacher_stage>();
         const in_flight from = in_flight_of(
             state_.in_flight, [&](auto t) { return teacher->score(t); }, settings_.student_model.vocabulary);
         all.publish(from.weights);
+        all.go_on(from);
         driver = std::make_unique<driver_type>(all.schedule, from, how, hooks);
     } else {
         all.publish({.version = state_.step});
@@ -393,7 +417,7 @@ void run::distill_in_virtual_time() {
         all.faults, [&](std::int32_t) { return all.rollout<rollout_stage>(); },
         std::vector(static_cast<std::size_t>(all.teachers), all.teacher<teacher_stage>()), all.lesson,
         costs_of(settings_));
-    const bool resumed = state_.step > 0 && all.keeps_flight;
+    const bool resumed = all.keeps_flight && !state_.in_flight.empty();
     const auto publish = [&](const sched::weights& name) { all.publish(name); };
     if (!resumed) publish({.version = state_.step});
     virtual_run driver = resumed ? virtual_run_of(state_.in_flight, all.schedule, std::move(model), publish)

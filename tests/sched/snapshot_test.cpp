@@ -458,6 +458,23 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("after a crash nothing is left of the dead process's clock") {
+    std::vector<std::string> snapshots;
+    for (const double begin : {0.0, 1e6}) {
+        script t(stream(1, {.tau = 4}));
+        t.now = begin;
+        t.staff(5);
+        t.rolled(1);
+        t.scored(); // in training
+        t.rolled(3), t.rolled(2);
+        t.learned(); // in a synchronisation, one in scoring, one queued
+        CHECK(t.s.where().queued == 1);
+        t.s.abandon_workers();
+        snapshots.push_back(t.s.snapshot());
+    }
+    CHECK(snapshots[0] == snapshots[1]);
+}
+
 TEST_CASE("after a crash in a synchronisation: tokens of the version that never came are thrown away") {
     for (const int stage_of_it : {0, 1, 2}) { // queued, in scoring, scored
         CAPTURE(stage_of_it);

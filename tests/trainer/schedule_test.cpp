@@ -21,6 +21,7 @@
 #include "files.hpp"
 #include "in_flight.hpp"
 #include "run.hpp"
+#include "schedule.hpp"
 #include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 
@@ -228,6 +229,46 @@ TEST_CASE("k updates off: interrupted or not, the weights are the same") {
             CHECK(weights_of(directory) == weights_of(whole));
             CHECK(read_file(directory + "/consumed.jsonl") == read_file(whole + "/consumed.jsonl"));
         }
+    }
+}
+
+TEST_CASE("on threads latest.ckpt holds no machine's clock, and nothing else of a process where nothing is in flight") {
+    const scratch dir;
+    for (const flags& f :
+         {flags{"--schedule=step-off", "--schedule-k=0"}, flags{"--schedule=step-off", "--schedule-k=2"},
+          flags{"--schedule=controlled", "--schedule-k=2"}, flags{"--schedule=async", "--tau=0"},
+          flags{"--schedule=async", "--tau=0", "--speculate=ngram", "--park-after=2"}}) {
+        CAPTURE(f);
+        const std::string one = dir / "one", other = dir / "other", parts = dir / "parts";
+        for (const std::string& gone : {one, other, parts}) fs::remove_all(gone);
+        REQUIRE(complete(one, f) == exit_ok);
+        // under async the workers are one of the settings
+        REQUIRE(complete(other, f[0] == "--schedule=async" ? f : with(f, {"--rollout-workers=3"})) == exit_ok);
+        for (const int stop : {7, 5, 0}) {
+            run part(parse(parts, with(f, stop == 7 ? flags{} : flags{"--resume"})));
+            part.stop_after(stop);
+            REQUIRE(go(part) == (stop > 0 ? exit_interrupted : exit_ok));
+        }
+        CHECK(checkpoint_of(other, "distill") == checkpoint_of(one, "distill"));
+        CHECK(checkpoint_of(other, "latest") == checkpoint_of(one, "latest"));
+        CHECK(checkpoint_of(parts, "latest") == checkpoint_of(one, "latest"));
+    }
+    // a scheduler that was kept takes events at any time of another clock
+    for (const char* policy : {"edf", "capacity"}) {
+        const flags f = {"--schedule=async", "--tau=4", "--outstanding=widest", "--slots=2",
+                         std::string("--staleness-policy=") + policy};
+        const std::string directory = dir / policy;
+        run first(parse(directory, f));
+        first.stop_after(7);
+        REQUIRE(go(first) == exit_interrupted);
+        std::string settings;
+        const auto flight = in_flight_of(
+            load_checkpoint(directory + "/checkpoints/latest.ckpt", settings).in_flight,
+            [](auto sequences) { return std::vector<std::shared_ptr<const scored_sequence>>(sequences.size()); });
+        CHECK(flight.sequences.size() > 0);
+        auto machine = opd::sched::scheduler::restore(schedule_of(parse(directory, f).settings), flight.scheduler);
+        opd::sched::actions out;
+        CHECK_NOTHROW(machine.on(opd::sched::event{}, -1e300, out)); // a tick
     }
 }
 

@@ -779,6 +779,7 @@ inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
     next_job_ += std::uint64_t{1} << 32;
     first_attempt_ += std::uint32_t{1} << 16;
     now_ = -forever; // the clock may be another's
+    queued_since_ = forever, training_since_ = syncing_since_ = 0;
     ledger_.forget_time();
     attempts_.clear();
     aborts_.clear();
