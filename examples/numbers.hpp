@@ -63,6 +63,7 @@ inline nlohmann::json parse_json(std::string_view text) {
         if (dynamic_cast<const nlohmann::json::out_of_range*>(&e) != nullptr)
             for (const std::string& key : keys)
                 if (!key.empty()) where += (where.empty() ? "" : ".") + key;
+        if (why.find("/'") != std::string::npos) why += " (JSON has no comments)";
         throw std::runtime_error(where.empty() ? why : where + ": " + why);
     }
 }

@@ -52,6 +52,7 @@ int app_main(int argc, const char* const* argv) {
             return exit_ok;
         }
         if (arguments.quiet) spdlog::set_level(spdlog::level::warn);
+        for (const std::string& warning : arguments.warnings) spdlog::warn("{}", warning);
         interrupted = false;
         const auto listen = [] {
             std::signal(SIGINT, on_signal);
@@ -76,6 +77,9 @@ int app_main(int argc, const char* const* argv) {
     } catch (const opd::unsupported& e) { // of a thread team
         log->error("{}", as_given(arguments, e.what() + std::string("; --threads sets how many")));
         return exit_resources;
+    } catch (const std::filesystem::filesystem_error& e) {
+        log->error("{}", e.what());
+        return exit_io;
     } catch (const std::system_error& e) {
         const bool thread = e.code() == std::errc::resource_unavailable_try_again; // of the scheduler's driver
         const std::string what = thread ? "the system refused a thread; --rollout-workers sets how many: " : "";

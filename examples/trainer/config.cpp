@@ -8,6 +8,7 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "files.hpp"
 #include "nearest.hpp"
@@ -86,7 +87,17 @@ struct json_reader {
         if (!in.is_object()) throw failure(exit_usage, fmt::format("{}: a configuration is a JSON object", source));
         for (const auto& [name, value] : in.items()) {
             const auto g = std::find_if(keys.begin(), keys.end(), [&n = name](const auto& k) { return k.first == n; });
-            if (g == keys.end()) unknown(name, groups, "");
+            if (g == keys.end()) {
+                std::vector<std::string> full; // a setting, without its group
+                for (const auto& [group, settings] : keys)
+                    if (std::find(settings.begin(), settings.end(), name) != settings.end())
+                        full.push_back(group + "." + name);
+                if (!full.empty())
+                    throw failure(exit_usage,
+                                  fmt::format("{}: unknown key '{}': settings stand in their groups; it is {}", source,
+                                              name, fmt::join(full, " or ")));
+                unknown(name, groups, "");
+            }
             if (!value.is_object())
                 throw failure(exit_usage, fmt::format("{}: '{}' must be an object of settings", source, name));
             for (const auto& [key, ignored] : value.items())
@@ -372,15 +383,19 @@ void from_json(const nlohmann::json& j, const std::string& source, config& c) {
     c = changed;
 }
 
-void apply_preset(const std::string& name, config& c) {
-    const std::vector<std::string> known = {"speculative"};
-    if (name != known[0]) {
-        const std::string near = nearest(name, known);
-        throw failure(exit_usage,
-                      fmt::format("--preset: '{}' is not one of {}{}", name, fmt::join(known, ", "),
-                                  near.empty() ? std::string() : fmt::format("; did you mean '{}'?", near)));
-    }
-    // a target that is deep beside its drafter's one layer; what it has learnt of the task is of no importance
+namespace {
+
+// A task of two digits that both models learn within a minute.
+void quick(config& c) {
+    c.task.max_operand = 99, c.task.max_steps = 10;
+    c.teacher.steps = 1000;
+    c.student.max_steps = 300, c.student.target_accuracy = 0.2, c.student.check_prompts = 128;
+    c.distill.steps = 800, c.distill.rate = 4e-3;
+    c.evaluation.prompts = 300, c.evaluation.samples = 0, c.evaluation.every = 100, c.evaluation.every_prompts = 100;
+}
+
+// A target that is deep beside its drafter's one layer; what it has learnt of the task is of no importance.
+void speculative(config& c) {
     auto& m = c.student_model;
     m.width = 256, m.layers = 6, m.heads = 8, m.kv_heads = 4, m.head_dim = 32, m.ffn = 512;
     c.teacher.steps = 1200;
@@ -391,6 +406,17 @@ void apply_preset(const std::string& name, config& c) {
     auto& d = c.drafter;
     d.heads = 2, d.kv_heads = 1, d.head_dim = 32, d.ffn = 128, d.width = 64;
     d.steps = 300, d.responses = 384, d.batch = 16, d.rate = 2e-3;
+}
+
+} // namespace
+
+void apply_preset(const std::string& name, config& c) {
+    if (name == "quick") return quick(c);
+    if (name == "speculative") return speculative(c);
+    const std::vector<std::string> known = {"quick", "speculative"};
+    const std::string near = nearest(name, known);
+    throw failure(exit_usage, fmt::format("--preset: '{}' is not one of {}{}", name, fmt::join(known, ", "),
+                                          near.empty() ? std::string() : fmt::format("; did you mean '{}'?", near)));
 }
 
 nlohmann::json config_of_text(std::string_view text, const std::string& source, config& c) {
@@ -644,8 +670,9 @@ command parse_command_line(int argc, const char* const* argv) {
     bool version = false;
     app.add_option("--config", config_file, "JSON file with settings; flags override it")->group("Files")->take_last();
     app.add_option("--preset", preset,
-                   "settings to begin with, which a configuration file and flags override: speculative: a student of "
-                   "6 layers, which rolls out slowly enough for drafts to pay")
+                   "settings to begin with, which a configuration file and flags override: quick: a smaller task, of "
+                   "which half a minute closes most of the gap; speculative: a student of 6 layers, which rolls out "
+                   "slowly enough for drafts to pay")
         ->group("Files")
         ->take_last();
     app.add_flag("--print-config", r.print_config, "print the settings as a file that --config reads, and exit")
@@ -675,18 +702,27 @@ command parse_command_line(int argc, const char* const* argv) {
         std::string hint;
         for (int i = 1; i < argc; ++i) {
             const std::string flag = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+            for (const std::string_view dash : {"\u2013", "\u2014"}) // an en dash, an em dash
+                if (flag.starts_with(dash))
+                    hint += fmt::format("\n{}: begins with a dash that a text editor has made of --", flag);
             if (flag.size() < 3 || flag.compare(0, 2, "--") != 0) continue;
+            const std::string name = flag.substr(2); // two dashes are no likeness
             std::vector<std::string> known;
             for (const CLI::Option* o : app.get_options())
-                for (const std::string& name : o->get_lnames()) known.push_back("--" + name);
-            if (std::find(known.begin(), known.end(), flag) != known.end()) continue;
-            if (const std::string near = nearest(flag, known); !near.empty())
-                hint += fmt::format("\n{}: did you mean {}?", flag, near);
+                for (const std::string& other : o->get_lnames()) known.push_back(other);
+            if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+            if (const std::string near = nearest(name, known); !near.empty())
+                hint += fmt::format("\n{}: did you mean --{}?", flag, near);
         }
         throw failure(exit_usage, e.what() + hint + "\nopd-train --help lists every option");
     } catch (const CLI::ParseError& e) {
         throw failure(exit_usage, std::string(e.what()) + "\nopd-train --help lists every option");
     }
+    for (const CLI::Option* o : app.get_options())
+        if (const auto& given = o->results(); given.size() > 1 && o->get_items_expected_max() > 0 &&
+                                              given.front() != given.back() && !o->get_lnames().empty())
+            r.warnings.push_back(fmt::format("--{} was given {} times; the last, {}, counts", o->get_lnames().front(),
+                                             given.size(), given.back()));
     if (version) {
         r.text = fmt::format("opd-train {}.{}.{}\n", OPD_VERSION_MAJOR, OPD_VERSION_MINOR, OPD_VERSION_PATCH);
         return r;

@@ -545,6 +545,7 @@ struct command {
     bool print_config = false;
     bool train_drafter = false;
     std::string text;                           ///< what to print instead of running: --help, --version, --print-config
+    std::vector<std::string> warnings;          ///< of what was given and does not count
     std::string file;                           ///< the configuration that was read; empty: none
     std::map<std::string, std::string> in_file; ///< "--rate" to "distill.rate": what it decides, since no flag does
 };

@@ -219,12 +219,16 @@ private:
         j["drafted"] = c.drafted;
         j["verified"] = c.verified;
         j["accepted"] = c.accepted;
-        j["accepted_per_step"] = c.accepted_per_step();
-        j["tokens_per_step"] = c.tokens_per_step();
-        j["with_drafts"] = {{"tokens_per_step", c.timed_tokens_per_step()},
-                            {"break_even", c.break_even()},
-                            {"tokens_per_second", c.tokens_per_second()},
-                            {"tokens_per_second_without", c.tokens_per_second_without()}};
+        const auto if_any = [](std::int64_t steps, double x) { // null: of no steps there is no mean
+            return steps > 0 ? nlohmann::ordered_json(x) : nlohmann::ordered_json();
+        };
+        j["accepted_per_step"] = if_any(c.verified_steps, c.accepted_per_step());
+        j["tokens_per_step"] = if_any(c.steps, c.tokens_per_step());
+        const std::int64_t drafted = c.timed.sequences;
+        j["with_drafts"] = {{"tokens_per_step", if_any(drafted, c.timed_tokens_per_step())},
+                            {"break_even", if_any(drafted, c.break_even())},
+                            {"tokens_per_second", if_any(drafted, c.tokens_per_second())},
+                            {"tokens_per_second_without", if_any(drafted, c.tokens_per_second_without())}};
         auto& choices = j["choices"] = nlohmann::ordered_json::object();
         for (std::size_t i = 0; i < c.chosen.size(); ++i)
             if (c.chosen[i] > 0) choices[choice_name(o, i)] = c.chosen[i];

@@ -342,6 +342,7 @@ exit_code train_drafter(const command& arguments) {
     const std::string directory = c.run.directory, latest = directory + "/checkpoints/latest.ckpt";
     if (!std::filesystem::exists(latest))
         throw failure(exit_input, fmt::format("--train-drafter: there is no checkpoint {}", latest));
+    const directory_lock lock(directory);
     if (d.held_out > static_cast<int>(task.held_out().size()))
         throw failure(exit_usage, fmt::format("--drafter-held-out must be at most the {} held-out pairs, not {}",
                                               task.held_out().size(), d.held_out));

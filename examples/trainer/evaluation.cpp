@@ -6,9 +6,15 @@
 namespace trainer {
 
 nlohmann::json to_json(const evaluation_result& r) {
-    return {{"accuracy", r.accuracy},        {"valid", r.valid},           {"step_validity", r.step_validity},
-            {"sampled_accuracy", r.sampled}, {"kl_to_teacher", r.kl},      {"mean_length", r.mean_length},
-            {"p50_length", r.p50_length},    {"p99_length", r.p99_length}, {"lengths", r.lengths}};
+    return {{"accuracy", r.accuracy},
+            {"valid", r.valid},
+            {"step_validity", r.step_validity},
+            {"sampled_accuracy", r.sampled ? nlohmann::json(*r.sampled) : nlohmann::json()},
+            {"kl_to_teacher", r.kl},
+            {"mean_length", r.mean_length},
+            {"p50_length", r.p50_length},
+            {"p99_length", r.p99_length},
+            {"lengths", r.lengths}};
 }
 
 evaluation_result evaluate_model(const transformer<float>& model, opd::thread_team& threads, const gcd_task& task,
@@ -56,11 +62,12 @@ evaluation_result evaluate_model(const transformer<float>& model, opd::thread_te
                     {first_sample + (static_cast<std::uint64_t>(s) + 1) * pairs.size() + i, requests[i].prompt});
         options.greedy = false;
         const auto drawn = roll_out(model, threads, repeated, options);
+        double right = 0;
         for (std::size_t i = 0; i < drawn.size(); ++i) {
-            r.sampled += task.judge(pairs[i % pairs.size()], task.text.decode(drawn[i].response())).correct;
+            right += task.judge(pairs[i % pairs.size()], task.text.decode(drawn[i].response())).correct;
             r.tokens += static_cast<std::int64_t>(drawn[i].response().size());
         }
-        r.sampled /= static_cast<double>(drawn.size());
+        r.sampled = right / static_cast<double>(drawn.size());
     }
     return r;
 }

@@ -3,6 +3,7 @@
 // How good a model is at the task: it answers prompts, every response is judged.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,12 +16,12 @@
 namespace trainer {
 
 struct evaluation_result {
-    double accuracy = 0;      ///< share of greedy responses with the right answer
-    double valid = 0;         ///< share of greedy responses whose every step is right as well
-    double step_validity = 0; ///< share of the steps written (greedy)
-    double sampled = 0;       ///< Avg@n: accuracy of n sampled responses a prompt; 0 if n is 0
-    double kl = 0;            ///< mean KL(model, teacher) along its greedy responses; filled by the caller
-    double mean_length = 0;   ///< tokens of a greedy response
+    double accuracy = 0;           ///< share of greedy responses with the right answer
+    double valid = 0;              ///< share of greedy responses whose every step is right as well
+    double step_validity = 0;      ///< share of the steps written (greedy)
+    std::optional<double> sampled; ///< Avg@n: accuracy of n sampled responses a prompt; none if n is 0
+    double kl = 0;                 ///< mean KL(model, teacher) along its greedy responses; filled by the caller
+    double mean_length = 0;        ///< tokens of a greedy response
     int p50_length = 0, p99_length = 0;
     std::int64_t tokens = 0;           ///< generated
     std::vector<int> lengths;          ///< of the greedy responses

@@ -7,9 +7,11 @@
 #include <filesystem>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -93,6 +95,27 @@ void line_file::write(const std::string& line) {
     if (std::fprintf(file_, "%s\n", line.c_str()) < 0 || std::fflush(file_) != 0)
         throw failure(exit_io, fmt::format("cannot write {}: {}", path_, std::strerror(errno)));
 }
+
+directory_lock::directory_lock(const std::string& directory) {
+    const std::string path = directory + "/lock";
+    descriptor file{::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)};
+    if (file.fd < 0) fail(exit_io, "cannot open", path);
+    char name[300];
+    if (::flock(file.fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        const ssize_t n = ::pread(file.fd, name, sizeof name, 0);
+        throw failure(exit_usage,
+                      fmt::format("--run-dir: {} is in use by {}; let it end, or name another directory", directory,
+                                  n > 0 ? std::string(name, static_cast<std::size_t>(n)) : "another process"));
+    }
+    char host[200] = "?";
+    ::gethostname(host, sizeof host - 1);
+    const std::string mine = fmt::format("process {} on {}", ::getpid(), host);
+    // who cannot be named, as on a full disk, has the directory all the same
+    if (::ftruncate(file.fd, 0) != 0 || ::pwrite(file.fd, mine.data(), mine.size(), 0) < 0) errno = 0;
+    file_ = std::exchange(file.fd, -1);
+}
+
+directory_lock::~directory_lock() { ::close(file_); }
 
 void make_directory(const std::string& path) {
     std::error_code error;

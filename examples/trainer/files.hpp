@@ -35,6 +35,19 @@ private:
     std::FILE* file_ = nullptr;
 };
 
+/// A directory that is this process's alone as long as this lives: whoever is second is refused, by a failure of kind exit_usage that names
+/// the first. The system lets go of it with the process, however that ends; on a file system without locks it keeps nobody out.
+class directory_lock {
+public:
+    explicit directory_lock(const std::string& directory);
+    directory_lock(const directory_lock&) = delete;
+    directory_lock& operator=(const directory_lock&) = delete;
+    ~directory_lock();
+
+private:
+    int file_ = -1;
+};
+
 /// Creates a directory and its parents.
 void make_directory(const std::string& path);
 

@@ -38,11 +38,18 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
         if (j.contains("accuracy") && stage == "distill")
             accuracy += fmt::format("{} {}\n", j["step"].get<long>(), number("accuracy"));
         const auto schedule = j.value("schedule", nlohmann::json::object());
-        if (schedule.contains("speculation"))
-            drafts += fmt::format("{} {} {}\n", j["step"].get<long>(),
-                                  schedule["speculation"]["accepted_per_step"].get<double>(),
-                                  schedule["speculation"]["tokens_per_step"].get<double>());
-        if (!schedule.contains("speculation") || !schedule["speculation"].contains("choices")) continue;
+        if (schedule.contains("speculation")) {
+            // of steps without rollout, as the last under async, and of those without drafts, there is nothing to draw
+            const auto& s = schedule["speculation"];
+            const auto mean = [&](const char* key) {
+                return s[key].is_number() ? fmt::format("{}", s[key].get<double>()) : std::string("nan");
+            };
+            if (s["tokens_per_step"].is_number())
+                drafts += fmt::format("{} {} {}\n", j["step"].get<long>(), mean("accepted_per_step"),
+                                      mean("tokens_per_step"));
+        }
+        if (!schedule.contains("speculation") || schedule["speculation"].value("choices", nlohmann::json()).empty())
+            continue;
         choices.emplace_back(j["step"].get<long>(), schedule["speculation"]["choices"]);
         for (const auto& [name, steps] : choices.back().second.items()) strategies.insert(name);
     }

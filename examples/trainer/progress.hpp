@@ -14,8 +14,8 @@ struct progress_line {
     double loss = 0;
     double gradient_norm = 0;
     double tokens_per_second = 0;
-    double staleness = -1; ///< mean, in versions; negative: the stage has none
-    double seconds_left = 0;
+    double staleness = -1;   ///< mean, in versions; negative: the stage has none
+    double seconds_left = 0; ///< of the whole run
 };
 
 class progress {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include "describe_json.hpp"
@@ -139,6 +140,10 @@ void run::start_from(const std::string& path) {
     for (const char* group : {"task", "teacher_model", "student_model"})
         if (theirs.value(group, nlohmann::json()) != mine[group])
             throw failure(exit_usage, fmt::format("--start-from: {} was made with another {}", path, group));
+    // what was measured on other prompts does not stand beside what will be measured on this run's
+    const auto evaluation = theirs.value("evaluation", nlohmann::json::object());
+    const bool comparable = evaluation.value("prompts", -1) == settings_.evaluation.prompts &&
+                            evaluation.value("samples", -1) == settings_.evaluation.samples;
     if (other.stage != stage::distill || other.step != 0)
         throw failure(exit_usage, fmt::format("--start-from: {} is of {} step {}, not a warm student; a run writes "
                                               "checkpoints/student.ckpt",
@@ -147,9 +152,10 @@ void run::start_from(const std::string& path) {
     state_.stage = stage::distill;
     state_.teacher_weights = std::move(other.teacher_weights);
     state_.student_weights = std::move(other.student_weights);
-    state_.evaluations = std::move(other.evaluations);
+    if (comparable) state_.evaluations = std::move(other.evaluations);
     take_models(path);
-    spdlog::info("starting from {}", path);
+    spdlog::info("starting from {}{}", path,
+                 comparable ? "" : ", whose models are evaluated again on this run's prompts");
 }
 
 // A checkpoint of other settings: if --steps is all that differs, and asks for more than was done, the run goes on to there;
@@ -193,10 +199,13 @@ nlohmann::ordered_json run::change_steps(const std::string& path, const std::str
 void run::open_directory() {
     namespace fs = std::filesystem;
     const std::string latest = directory_ + "/checkpoints/latest.ckpt";
+    if (arguments_.resume && !fs::exists(latest))
+        throw failure(exit_input, fmt::format("--resume: there is no checkpoint {}", latest));
+    make_directory(directory_);
+    lock_.emplace(directory_);
     const bool holds_run = fs::exists(directory_ + "/config.json") || fs::exists(latest);
     nlohmann::ordered_json change;
     if (arguments_.resume) {
-        if (!fs::exists(latest)) throw failure(exit_input, fmt::format("--resume: there is no checkpoint {}", latest));
         std::string saved;
         state_ = load_checkpoint(latest, saved);
         if (result_settings(settings_) != saved) change = change_steps(latest, saved);
@@ -206,7 +215,11 @@ void run::open_directory() {
             for (std::size_t i = 0; i < clock_names.size(); ++i)
                 if (timing.is_object()) seconds_[i] = timing.value(clock_names[i], 0.0);
         }
-        spdlog::info("resuming {} at {} step {}", directory_, name_of(state_.stage), state_.step);
+        if (state_.stage == stage::finished)
+            spdlog::info("{} is finished; --resume --steps N, beyond the {} that it made, goes on with it", directory_,
+                         settings_.distill.steps);
+        else
+            spdlog::info("resuming {} at {} step {}", directory_, name_of(state_.stage), state_.step);
     } else if (holds_run && !arguments_.overwrite) {
         throw failure(exit_usage,
                       fmt::format("--run-dir: {} holds a run already; --resume goes on with it, --overwrite "
@@ -349,7 +362,7 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
         log_.write(line.dump());
     }
     progress_.show({name_of(state_.stage), state_.step, steps, r.loss, r.gradient_norm, rate_, staleness,
-                    step_seconds_ * static_cast<double>(steps - state_.step)},
+                    step_seconds_ * static_cast<double>(steps - state_.step) + forecast_.after(state_.stage)},
                    due);
     if (due) {
         shown_seconds_ = seconds;
@@ -415,6 +428,9 @@ void run::warm_student_up() {
         if (!reached && state_.step < settings_.student.max_steps && !end_of_step()) return;
     }
     progress_.clear();
+    if (reached && state_.step > 0)
+        spdlog::info("the student's warm-up ends after {} of at most {} steps: --student-target-accuracy {} is reached",
+                     state_.step, settings_.student.max_steps, settings_.student.target_accuracy);
     if (!reached)
         spdlog::warn("the student did not reach --student-target-accuracy {} in {} steps",
                      settings_.student.target_accuracy, settings_.student.max_steps);
@@ -548,11 +564,14 @@ std::string cache_told(const nlohmann::ordered_json& c) {
 // Whether drafts paid, and what was chosen how often.
 std::string drafts_paid(const nlohmann::ordered_json& s) {
     const auto& timed = s["with_drafts"];
-    std::string t =
-        fmt::format("\n{:<16}{:>10.2f} tokens a sequence and step\n", "drafts", s["tokens_per_step"].get<double>());
-    t += fmt::format("{:<16}{:>10.2f} {:.2f} to break even; {:.0f} tokens/s, {:.0f} without\n", "steps with some",
-                     timed["tokens_per_step"].get<double>(), timed["break_even"].get<double>(),
-                     timed["tokens_per_second"].get<double>(), timed["tokens_per_second_without"].get<double>());
+    std::string t;
+    if (s["tokens_per_step"].is_number())
+        t +=
+            fmt::format("\n{:<16}{:>10.2f} tokens a sequence and step\n", "drafts", s["tokens_per_step"].get<double>());
+    if (timed["tokens_per_step"].is_number())
+        t += fmt::format("{:<16}{:>10.2f} {:.2f} to break even; {:.0f} tokens/s, {:.0f} without\n", "steps with some",
+                         timed["tokens_per_step"].get<double>(), timed["break_even"].get<double>(),
+                         timed["tokens_per_second"].get<double>(), timed["tokens_per_second_without"].get<double>());
     std::int64_t all = 0;
     for (const auto& [name, steps] : s["choices"].items()) all += steps.get<std::int64_t>();
     for (const auto& [name, steps] : s["choices"].items())
@@ -578,7 +597,8 @@ void run::report() {
     double total = 0;
     for (std::size_t i = 0; i < clock_names.size(); ++i) {
         const auto tokens = static_cast<double>(state_.tokens[i]);
-        j["tokens_per_second"][clock_names[i]] = seconds_[i] > 0 ? std::round(tokens / seconds_[i]) : 0.0;
+        j["tokens_per_second"][clock_names[i]] =
+            seconds_[i] > 0 ? nlohmann::ordered_json(std::round(tokens / seconds_[i])) : nlohmann::ordered_json();
         j["seconds"][clock_names[i]] = seconds_[i];
         total += seconds_[i];
     }
@@ -608,8 +628,9 @@ void run::report() {
              : std::string("\ngap closed           none: the student before is not below the teacher\n\n");
     t += fmt::format("{:<16}{:>10}{:>14}\n", "stage", "seconds", "tokens/s");
     for (std::size_t i = 0; i < clock_names.size(); ++i)
-        t += fmt::format("{:<16}{:>10.1f}{:>14.0f}\n", clock_names[i], seconds_[i],
-                         seconds_[i] > 0 ? static_cast<double>(state_.tokens[i]) / seconds_[i] : 0.0);
+        t += fmt::format("{:<16}{:>10.1f}{:>14}\n", clock_names[i], seconds_[i],
+                         seconds_[i] > 0 ? fmt::format("{:.0f}", static_cast<double>(state_.tokens[i]) / seconds_[i])
+                                         : std::string("-"));
     t += fmt::format("{:<16}{:>10.1f}\n", "total", total);
     if (j["schedule"].contains("teacher_cache")) t += cache_told(j["schedule"]["teacher_cache"]);
     if (j["schedule"].contains("speculation")) t += drafts_paid(j["schedule"]["speculation"]);
@@ -623,8 +644,33 @@ void run::report() {
     spdlog::info("the report is {}/report.json", directory_);
 }
 
+// What is to come, and how long it takes here.
+void run::tell_plan() {
+    if (state_.stage == stage::finished || arguments_.quiet) return;
+    forecast_ = measured(settings_, task_, teacher_, student_, backend_);
+    std::vector<std::string> what;
+    const auto left = [&](int steps) { return steps - static_cast<int>(state_.step); };
+    if (state_.stage == stage::teacher)
+        what.push_back(fmt::format("{} steps of the teacher", left(settings_.teacher.steps)));
+    if (state_.stage <= stage::student && settings_.student.max_steps > 0)
+        what.push_back(fmt::format("at most {} of the student's warm-up", state_.stage == stage::student
+                                                                              ? left(settings_.student.max_steps)
+                                                                              : settings_.student.max_steps));
+    what.push_back(fmt::format("{} of distillation ({}, {})",
+                               state_.stage == stage::distill ? left(settings_.distill.steps) : settings_.distill.steps,
+                               settings_.distill.estimator, settings_.schedule.kind));
+    spdlog::info("into {}: {}; {} here. Ctrl-C writes a checkpoint and leaves, --help lists every setting", directory_,
+                 fmt::join(what, ", "), in_words(forecast_.from(state_.stage, state_.step)));
+}
+
+void run::evaluate_missing() {
+    for (const auto& [model, who] : {std::pair{&teacher_, "teacher"}, std::pair{&student_, "before"}})
+        if (!evaluations_.contains(who)) evaluations_[who] = to_json(evaluate(*model, who));
+}
+
 exit_code run::go() {
     if (!arguments_.resume) state_.next_sample = sample_base();
+    tell_plan();
     while (state_.stage != stage::finished) {
         const stage before = state_.stage;
         switch (before) {
@@ -640,7 +686,7 @@ exit_code run::go() {
         case stage::distill:
             with_memory_for(
                 "distillation: --prompts, --answers, --m, --slots, --eval-prompts and --eval-samples set how much",
-                [&] { distill(); });
+                [&] { evaluate_missing(), distill(); });
             break;
         case stage::finished:
             break;

@@ -21,6 +21,7 @@
 #include "config.hpp"
 #include "evaluation.hpp"
 #include "files.hpp"
+#include "forecast.hpp"
 #include "learner.hpp"
 #include "progress.hpp"
 #include "schedule.hpp"
@@ -58,6 +59,7 @@ private:
     void start_from(const std::string& path);
     nlohmann::ordered_json change_steps(const std::string& path, const std::string& saved);
     void open_logs();
+    void tell_plan();
     void train_teacher();
     void warm_student_up();
     void distill(); // distill.cpp
@@ -69,6 +71,7 @@ private:
     void report();
 
     evaluation_result evaluate(const transformer<float>& model, const char* who);
+    void evaluate_missing(); // what a start from another run has not, or of other prompts
     void look_at(std::int64_t step, const policy& student);
     void hear_of_look(bool wait);
     void finish_stage(stage next, std::string in_flight = {});
@@ -91,7 +94,9 @@ private:
     opd::eigen_backend look_backend_;
     transformer<float> teacher_, student_;
     run_state state_;
+    std::optional<directory_lock> lock_;
     progress progress_;
+    forecast forecast_; // zeros under --quiet
     line_file log_, consumed_;
     bool mismatch_told_ = false;
     struct look {

@@ -685,6 +685,9 @@ TEST_CASE("settings of drafters are strict, and a preset is a beginning that fla
           "--cost-draft-row is not used by --driver virtual --speculate ngram");
     CHECK(with({"--speculate=ngram", "--draft-from=x"}) == "--draft-from is not used by --speculate ngram");
     CHECK(with({"--preset=speculativ"}).find("did you mean 'speculative'?") != std::string::npos);
+    CHECK(with({"--preset=quik"}).find("did you mean 'quick'?") != std::string::npos);
+    CHECK(parse_command_line({"--preset", "quick", "--steps=7"}).settings.distill.steps == 7);
+    CHECK(parse_command_line({"--preset", "quick"}).settings.task.max_operand == 99);
     const config c = parse_command_line({"--preset", "speculative", "--student-layers=7"}).settings;
     CHECK(c.student_model.layers == 7);
     CHECK(c.student_model.width == 256);

@@ -139,6 +139,17 @@ void killed(const std::string& directory, const std::vector<std::string>& schedu
 
 } // namespace
 
+TEST_CASE("a second process on a run directory leaves, and the first loses no line") {
+    const scratch dir;
+    const std::string directory = dir / "run";
+    const pid_t first = launch(arguments(directory, {}));
+    while (distilled_steps(directory) < 10) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (const char* how : {"--resume", "--overwrite"})
+        CHECK(wait_for(launch(arguments(directory, {how}))) == exit_usage);
+    CHECK(wait_for(first) == exit_ok);
+    check_complete(directory);
+}
+
 TEST_CASE("kills at random moments lose and double no sequence, and change no byte where timing decides nothing") {
     const std::vector<std::string> in_virtual_time = {"--driver=virtual",    "--slots=8",
                                                       "--rollout-workers=4", "--prefill-chunk=3",

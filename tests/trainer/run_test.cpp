@@ -9,12 +9,16 @@
 #include <string>
 #include <thread>
 
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "app.hpp"
 #include "checkpoint.hpp"
 #include "files.hpp"
+#include "forecast.hpp"
+#include "plots.hpp"
 #include "run.hpp"
 #include "schedule.hpp"
 #include "support/address_space.hpp"
@@ -97,6 +101,17 @@ bool contains(const std::string& text, const std::string& part) {
     CHECK(text.find(part) != std::string::npos);
     return text.find(part) != std::string::npos;
 }
+
+// What is told while it lives.
+struct told_lines {
+    std::ostringstream text;
+    std::shared_ptr<spdlog::logger> before = spdlog::default_logger();
+    told_lines() {
+        spdlog::set_default_logger(
+            std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(text)));
+    }
+    ~told_lines() { spdlog::set_default_logger(before); }
+};
 
 const char* const checkpoints[] = {"teacher.ckpt", "student.ckpt", "distill.ckpt", "latest.ckpt"};
 
@@ -275,6 +290,21 @@ TEST_CASE("distillation can start from another run's teacher and warm student") 
     REQUIRE(go(other) == exit_ok);
     CHECK(other.state().student_weights != whole.state().student_weights);
     CHECK(other.state().teacher_weights == whole.state().teacher_weights);
+    // teacher and student are evaluated on the prompts of this run, as it is at its end
+    {
+        const told_lines told;
+        run fewer(
+            parse(with(tiny(dir / "fewer"), {from.c_str(), "--steps=2", "--eval-prompts=5", "--eval-samples=0"})));
+        REQUIRE(go(fewer) == exit_ok);
+        contains(told.text.str(), "evaluated again");
+        const auto evaluations = nlohmann::json::parse(fewer.state().evaluations);
+        const auto report = nlohmann::json::parse(read_file(dir / "fewer/report.json"));
+        for (const char* who : {"teacher", "before", "after"}) {
+            CHECK(evaluations[who]["lengths"].size() == 5);
+            CHECK(report["sampled_accuracy"][who].is_null()); // of no samples there is no mean
+        }
+        CHECK(report["tokens_per_second"]["teacher_training"].is_null());
+    }
     // those of the models and the task are not
     contains(failure_text(with(tiny(dir / "a"), {from.c_str(), "--student-ffn=12"}), exit_usage), "student_model");
     contains(failure_text(with(tiny(dir / "b"), {from.c_str(), "--max-operand=21"}), exit_usage), "another task");
@@ -414,6 +444,20 @@ TEST_CASE("exit codes and messages of a wrong command line") {
 
     contains(failure_text({"opd-train", "--stepz=3"}, exit_usage), "did you mean --steps?");
     contains(failure_text({"opd-train", "--steps=many"}, exit_usage), "--steps");
+    for (const char* unlike : {"--offline", "--zzzzzz"}) {
+        try {
+            parse({"opd-train", unlike});
+            FAIL("it was taken");
+        } catch (const failure& e) {
+            CHECK_MESSAGE(std::string(e.what()).find("did you mean") == std::string::npos, e.what());
+        }
+    }
+    for (const char* dash : {"\u2014steps", "\u2013steps"})
+        contains(failure_text({"opd-train", dash, "5"}, exit_usage), "begins with a dash that a text editor has made");
+    CHECK(parse({"opd-train", "--steps=5", "--steps=6"}).warnings ==
+          std::vector<std::string>{"--steps was given 2 times; the last, 6, counts"});
+    CHECK(parse({"opd-train", "--steps=5", "--steps=5", "--quiet", "--quiet"}).warnings.empty());
+    CHECK(exit_of(with(base, {("--run-dir=" + std::string(300, 'x')).c_str()})) == exit_io); // no name so long
     contains(failure_text(with(base, {"--estimator=reverse_k"}), exit_usage), "did you mean 'reverse_kl'?");
     contains(failure_text(with(base, {"--teacher-kv-heads=3"}), exit_usage),
              "--teacher-kv-heads (3) must divide --teacher-heads (2)");
@@ -604,6 +648,81 @@ TEST_CASE("a full disk leaves no half of a file, and says how the run goes on") 
     CHECK(told(parse(tiny(dir / "none")), failure(exit_io, "no room")) == "no room");
 }
 
+TEST_CASE("a failure that comes first is the one that is told, and an output that cannot be written has its code") {
+    const scratch dir;
+    const auto code_of = [&](const std::string& name, std::initializer_list<const char*> more) {
+        fs::create_directories(dir / (name + "/trace.json.part/full")); // there the trace cannot be written
+        try {
+            run r(parse(with(tiny(dir / name), more)));
+            return int{opd::test::go(r)};
+        } catch (const failure& e) {
+            CHECK_MESSAGE((std::string(e.what()).find("trace.json") != std::string::npos) == (e.code == exit_io),
+                          e.what());
+            return int{e.code};
+        }
+    };
+    CHECK(code_of("trace", {}) == exit_io);
+    CHECK(code_of("both", {"--rate=1e38", "--warmup=0"}) == exit_numeric);
+}
+
+TEST_CASE("a run says what it will do and how long that takes, why a warm-up ends, and that it is finished") {
+    const scratch dir;
+    std::vector<std::string> loud = tiny(dir / "run");
+    std::erase(loud, "--quiet");
+    {
+        const told_lines told;
+        run r(parse(with(loud, {"--student-target-accuracy=0"})));
+        const int keep = ::dup(STDERR_FILENO); // progress
+        REQUIRE(std::freopen("/dev/null", "w", stderr) != nullptr);
+        CHECK(go(r) == exit_ok);
+        std::fflush(stderr), ::dup2(keep, STDERR_FILENO), ::close(keep);
+        contains(told.text.str(), "into " + dir / "run" +
+                                      ": 14 steps of the teacher, at most 12 of the student's warm-up, "
+                                      "13 of distillation (reverse_kl, sync); about ");
+        contains(told.text.str(), "ends after 5 of at most 12 steps: --student-target-accuracy 0 is reached");
+    }
+    const told_lines told;
+    run again(parse(with(tiny(dir / "run"), {"--student-target-accuracy=0", "--resume"})));
+    contains(told.text.str(), "is finished; --resume --steps N, beyond the 13 that it made, goes on with it");
+
+    forecast f;
+    f.stages = {{{10, 2, 5}, {20, 1, 3}, {30, 0.5, 1}}};
+    CHECK(f.from(stage::teacher, 4) == 6 * 2 + 5 + 20 + 3 + 15 + 1);
+    CHECK(f.after(stage::teacher) == 5 + 20 + 3 + 15 + 1);
+    CHECK(f.after(stage::distill) == 1);
+    CHECK(f.from(stage::finished, 0) == 0);
+    CHECK(in_words(41.4) == "about 41 seconds");
+    CHECK(in_words(600) == "about 10 minutes");
+    CHECK(in_words(6000) == "about 1.7 hours");
+    // by what a step takes: four times the prompts, or a wider model, take longer
+    const auto of = [&](std::initializer_list<const char*> more) {
+        const config c = with_task_shapes(parse(with(loud, more)).settings, task_of(parse(loud).settings));
+        opd::eigen_backend backend{.threads = 1};
+        return measured(c, task_of(c), transformer<float>(c.teacher_model), transformer<float>(c.student_model),
+                        backend);
+    };
+    const forecast small = of({}), large = of({"--teacher-batch=64", "--prompts=64", "--eval-prompts=48"});
+    CHECK(small.stages[0].step > 0);
+    CHECK(large.stages[0].step > 2 * small.stages[0].step);
+    CHECK(large.stages[2].step > 2 * small.stages[2].step);
+    CHECK(large.stages[2].end > 2 * small.stages[2].end);
+}
+
+TEST_CASE("plots leave out what a step has nothing of") {
+    const scratch dir;
+    std::ofstream(dir / "log.jsonl")
+        << R"({"stage":"distill","step":1,"loss":1,"schedule":{"speculation":{"accepted_per_step":2.5,"tokens_per_step":3.5,"choices":{"none":3}}}})"
+        << "\n"
+        << R"({"stage":"distill","step":2,"loss":1,"schedule":{"speculation":{"accepted_per_step":null,"tokens_per_step":1.5,"choices":{"a":3}}}})"
+        << "\n"
+        << R"({"stage":"distill","step":3,"loss":1,"schedule":{"speculation":{"accepted_per_step":null,"tokens_per_step":null,"choices":{}}}})"
+        << "\n";
+    draw_plots(dir.path.string(), nlohmann::json::object());
+    const std::string script = read_file(dir / "plots/plots.gp");
+    contains(script, "$drafts << EOD\n1 2.5 3.5\n2 nan 1.5\nEOD");
+    contains(script, "$choices << EOD\n1 0 1\n2 1 1\nEOD");
+}
+
 TEST_CASE("configuration files are strict and can be read back") {
     const scratch dir;
     const auto write = [&](const std::string& text) {
@@ -618,6 +737,10 @@ TEST_CASE("configuration files are strict and can be read back") {
     contains(failure_text(write("{\"distill\": {\"steps\": 1e30}}"), exit_usage), "distill.steps must be an integer");
     contains(failure_text(write("{\"distill\": 3}"), exit_usage), "'distill' must be an object");
     contains(failure_text(write("[1]"), exit_usage), "a configuration is a JSON object");
+    contains(failure_text(write("{\"seed\": 1}"), exit_usage), "settings stand in their groups; it is run.seed");
+    contains(failure_text(write("{\"steps\": []}"), exit_usage),
+             "it is teacher.steps or distill.steps or drafter.steps");
+    contains(failure_text(write("{} // note"), exit_usage), "JSON has no comments");
     contains(failure_text(write("{"), exit_usage), "parse error");
 
     // a flag overrides the file, the file the default
@@ -926,6 +1049,23 @@ TEST_CASE("a run directory is neither lost nor mixed up") {
     run again(parse(with(tiny(dir / "run"), {"--overwrite"})));
     CHECK(again.state().step == 0);
     CHECK_FALSE(fs::exists(path));
+}
+
+TEST_CASE("a run directory is one process's at a time") {
+    const scratch dir;
+    {
+        run first(parse(tiny(dir / "run")));
+        first.stop_after(4);
+        const std::string who = "is in use by process " + std::to_string(::getpid()) + " on ";
+        contains(failure_text(tiny(dir / "run"), exit_usage), who);
+        contains(failure_text(with(tiny(dir / "run"), {"--overwrite"}), exit_usage), who);
+        REQUIRE(go(first) == exit_interrupted);
+        interrupted = false;
+        contains(failure_text(with(tiny(dir / "run"), {"--resume"}), exit_usage), who);
+        CHECK(exit_of(with(tiny(dir / "run"), {"--train-drafter", "--drafter-held-out=4"})) == exit_usage);
+    }
+    run second(parse(with(tiny(dir / "run"), {"--resume"})));
+    CHECK(go(second) == exit_ok);
 }
 
 TEST_CASE("divergence stops the run with its own exit code") {

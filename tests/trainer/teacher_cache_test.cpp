@@ -393,16 +393,17 @@ TEST_CASE("a run from hidden states is the same interrupted or not; scored seque
     CHECK(held_states > 0);
     // logits in flight are no states
     const std::string other = dir / "dense";
-    run of_logits(parse(other, with(stale, {"--vocabulary=40"})));
-    of_logits.stop_after(8);
-    REQUIRE(go(of_logits) == exit_interrupted);
+    const auto stopped = [](const command& c) {
+        run r(c);
+        r.stop_after(8);
+        REQUIRE(go(r) == exit_interrupted);
+    };
+    stopped(parse(other, with(stale, {"--vocabulary=40"})));
     CHECK_THROWS_WITH(run(parse(other, {"--resume", "--teacher-cache=hidden"})),
                       doctest::Contains("was made with other settings: distill.teacher_cache"));
     // on threads what was scored is scored again
     const flags on_threads = {"--schedule=async", "--tau=4", "--teacher-cache=hidden", "--vocabulary=40"};
-    run first(parse(dir / "threads", on_threads));
-    first.stop_after(8);
-    REQUIRE(go(first) == exit_interrupted);
+    stopped(parse(dir / "threads", on_threads));
     run second(parse(dir / "threads", {"--resume"}));
     REQUIRE(go(second) == exit_ok);
     CHECK(second.state().step == 0);
@@ -421,9 +422,11 @@ TEST_CASE(
     CHECK(read_file(dir / "again/checkpoints/distill.ckpt") == bytes);
     for (int stop : {8, 10}) {
         const std::string directory = dir / ("stop" + std::to_string(stop));
-        run first(parse(directory, with_rank(5)));
-        first.stop_after(stop);
-        REQUIRE(go(first) == exit_interrupted);
+        {
+            run first(parse(directory, with_rank(5)));
+            first.stop_after(stop);
+            REQUIRE(go(first) == exit_interrupted);
+        }
         run second(parse(directory, {"--resume"}));
         REQUIRE(go(second) == exit_ok);
         CHECK(read_file(directory + "/checkpoints/distill.ckpt") == bytes);
