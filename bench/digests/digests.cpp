@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "opd/backends/cpu.hpp"
+#include "opd/hidden.hpp"
 #include "opd/opd.hpp"
 
 namespace {
@@ -144,6 +145,9 @@ void all_of(const char* type) {
             every("skew_forward(.1)", skew_forward_kl{.a = .1}), every("skew_reverse(.9)", skew_reverse_kl{.a = .9});
             every("total_variation", total_variation{}), every("chi_squared", chi_squared{});
             every("alpha(.5)", alpha_divergence{.a = .5}), every("alpha(-1)", alpha_divergence{.a = -1});
+            go("acceptance", dense, acceptance{});
+            go("reverse_kl where the student is unsure", dense, selected{reverse_kl{}, selector::tip{1, 0.5}});
+            go("eopd", dense, eopd(1));
             go("mc", samples, mc{reverse_kl{}});
             go("mc leave-one-out", samples, mc{.baseline = baseline::leave_one_out{}});
             go("mc self-normalised, old", samples,
@@ -155,9 +159,43 @@ void all_of(const char* type) {
         }
 }
 
+/// The same from hidden states: blocks of whole rows, and tiles with recomputation where the budget is small.
+void from_hidden() {
+    const index_t n = 24, v = 5000, d = 20;
+    batch<float> b(n, v, 77);
+    std::mt19937 u(5);
+    std::normal_distribution<float> normal;
+    std::vector<float> x(static_cast<std::size_t>(n * d)), w(static_cast<std::size_t>(v * d)), xt(x), wt(w), dx(x),
+        dw(w);
+    for (auto* all : {&x, &w, &xt, &wt})
+        for (float& one : *all) one = normal(u) * 0.7f;
+    const auto go = [&](const char* name, const auto& estimator, std::size_t budget) {
+        cpu_backend backend{.threads = 2};
+        env e;
+        e.mask = row_mask<>(b.kept), e.weights = b.row_weight, e.losses = b.losses;
+        student::hidden<float> s{view(static_cast<const float*>(x.data()), n, d),
+                                 view(static_cast<const float*>(w.data()), v, d)};
+        s.dx = view(dx.data(), n, d), s.dw = view(dw.data(), v, d), s.budget = budget;
+        teacher::hidden<float> t{view(static_cast<const float*>(xt.data()), n, d),
+                                 view(static_cast<const float*>(wt.data()), v, d)};
+        t.budget = budget;
+        digest of;
+        const result r = evaluate(backend, s, t, estimator, e);
+        of.bytes(&r.loss, sizeof r.loss), of.all(dx), of.all(dw), of.all(b.losses);
+        std::printf("hidden %-24s budget %9zu  %016llx\n", name, budget, static_cast<unsigned long long>(of.h));
+    };
+    for (const std::size_t budget : {std::size_t{1} << 24, std::size_t{1} << 18}) {
+        go("reverse_kl", reverse_kl{}, budget), go("forward_kl", forward_kl{}, budget);
+        go("jsd(.3)", jsd{.w = .3, .o = .3}, budget), go("total_variation", total_variation{}, budget);
+        go("acceptance", acceptance{}, budget), go("eopd", eopd(1), budget);
+        go("selected jsd", selected{jsd{.w = .3, .o = .3}, selector::tip{1, 0.5}}, budget);
+    }
+}
+
 } // namespace
 
 int main() {
+    from_hidden();
     all_of<float>("float");
     all_of<double>("double");
     all_of<bfloat16>("bfloat16");

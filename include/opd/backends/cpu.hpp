@@ -52,7 +52,7 @@ struct basic_cpu_backend {
     /// Bytes of arena that `for_rows` of this job needs.
     template <detail::has_lanes Job>
     std::size_t workspace_bytes(const Job& job) const {
-        return detail::host_plan_of(job).bytes(threads < 1 ? 1 : threads) + 64;
+        return detail::host_plan_of(detail::as_run(job)).bytes(threads < 1 ? 1 : threads) + 64;
     }
 
     thread_team& team() {
@@ -90,9 +90,10 @@ struct basic_cpu_backend {
 template <class Products>
 template <detail::has_lanes Job>
 result basic_cpu_backend<Products>::for_rows(const Job& job) {
-    const detail::host_plan plan = detail::host_plan_of(job);
+    const auto& run = detail::as_run(job);
+    const detail::host_plan plan = detail::host_plan_of(run);
     thread_team& team = this->team();
-    return detail::run_on_host(job, plan, team, memory(plan.bytes(team.size())));
+    return detail::run_on_host(run, plan, team, memory(plan.bytes(team.size())));
 }
 
 using cpu_backend = basic_cpu_backend<no_products>;

@@ -17,6 +17,7 @@
 #include "opd/backends/logit_tiles.hpp"
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
+#include "opd/detail/dense_machine.hpp"
 #include "opd/detail/lane_engine.hpp"
 #include "opd/detail/logit_rows.hpp"
 #include "opd/detail/row_kinds.hpp"
@@ -122,8 +123,8 @@ template <class Job>
 inline constexpr bool may_tile = false;
 template <class Student, class Teacher, class Estimator>
 inline constexpr bool may_tile<row_job<Student, Teacher, Estimator, space::host>> =
-    divergence<Estimator>&& Teacher::kind == cache_kind::dense && !is_lumped<Teacher> && !has_scratch<Student> &&
-    !has_scratch<Teacher> && std::max(rows_at_once<Student>(), rows_at_once<Teacher>()) == 1 &&
+    (divergence<Estimator> || is_any_formula<Estimator>)&&Teacher::kind == cache_kind::dense && !is_lumped<Teacher> &&
+    !has_scratch<Student> && !has_scratch<Teacher> && std::max(rows_at_once<Student>(), rows_at_once<Teacher>()) == 1 &&
     has_blocks<row_job<Student, Teacher, Estimator, space::host>>;
 
 /// A job with its sides as sources of tiles.
@@ -146,6 +147,36 @@ using tile_state = typename decltype(rows_of<lane_engine>(
     by_tile(std::declval<const Job&>(), tiles_of(std::declval<const Job&>(), 0, 0, std::declval<carver&>(),
                                                  std::declval<thread_team&>(), worker_floats{})),
     host_frame{}))::state_type;
+
+/// A job of a divergence as one of any divergence (dense_machine.hpp): all that follows is then compiled once a pair of sources. The
+/// estimator's parameters stay in `job`.
+template <class Job>
+inline constexpr bool one_for_all = false;
+template <class Student, class Teacher, class Program>
+inline constexpr bool one_for_all<row_job<Student, Teacher, Program, space::host>> =
+    divergence<Program>&& Teacher::kind == cache_kind::dense && !Student::sparse_gradient && !is_lumped<Teacher>;
+template <class Job>
+decltype(auto) as_run(const Job& job) {
+    if constexpr (one_for_all<Job>) {
+        using Z = typename decltype(job.student)::logit_type;
+        using Y = typename decltype(job.teacher)::logit_type;
+        using G = typename decltype(job.student)::gradient_type;
+        using Program = decltype(job.estimator);
+        constexpr bool tiles = may_tile<Job> && !single_sweep_divergence<Program>; // else both are the same
+        const any_formula<Z, Y, G> formula{&formula_functions<Z, Y, G, Program, tiles>::table, &job.estimator};
+        return row_job<decltype(job.student), decltype(job.teacher), any_formula<Z, Y, G>, space::host>{
+            job.student, job.teacher, formula, job.env, job.rows, job.vocab};
+    } else {
+        return (job);
+    }
+}
+template <class Estimator>
+bool single_sweep_of(const Estimator& e) {
+    if constexpr (is_any_formula<Estimator>)
+        return e.functions->single_sweep;
+    else
+        return single_sweep_divergence<Estimator>;
+}
 
 /// How large the blocks are, within every side's budget; rows or tiles of rows, whichever costs less: a tile's logits are made again for every
 /// pass over a row, and every block reads the heads again. Throws invalid_input where a budget does not hold one row.
@@ -170,7 +201,7 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
     index_t least = 0;
     if constexpr (may_tile<Job>) {
         constexpr double operations_a_byte = 16; // of a processor, about
-        constexpr int passes = single_sweep_divergence<decltype(job.estimator)> ? 1 : 2;
+        const int passes = single_sweep_of(job.estimator) ? 1 : 2;
         const auto cost = [&](index_t rows, bool tiled) {
             double per_row = 0, per_block = 0; // operations; bytes of heads
             const bool back = job.student.has_gradient();

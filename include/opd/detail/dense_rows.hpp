@@ -60,6 +60,16 @@ struct dense_state : selecting_state {
     row_constants<scalar<double>> careful = {}; ///< kept, for dz may overwrite z
 };
 
+/// What a row's entropies and overlap are for: its selector, and the diagnostics that env.measure asks for.
+template <space S>
+OPD_HD void set_measured(const basic_env<S>& e, dense_state& st, const entropy_sums& all) {
+    st.entropy_p = -all.student, st.entropy_q = -all.teacher, st.overlap = all.overlap;
+    if (!e.measure.entropy) return;
+    diagnostics& d = st.partial.diagnostics;
+    ++d.student_entropy_rows, ++d.teacher_entropy_rows, ++d.overlap_rows;
+    d.student_entropy_sum -= all.student, d.teacher_entropy_sum -= all.teacher, d.overlap_sum += all.overlap;
+}
+
 template <class Engine, class Frame, class Student, class Teacher, class Program>
 struct dense_rows {
     using Z = typename Student::logit_type;
@@ -363,7 +373,7 @@ struct dense_rows {
     /// Entropies and overlap, where env.measure asks.
     struct measure : over_tiles<measure, true> {
         OPD_HD static bool due(const dense_rows& k, const state_type& st) {
-            return (k.frame.env.measure.entropy || reads_entropies(k.program)) && st.good();
+            return (k.frame.env.measure.entropy || reads_entropies(facts_read(k.program))) && st.good();
         }
         OPD_HD static entropy_sums start(const dense_rows&, const state_type&) { return {}; }
         template <class At>
@@ -373,11 +383,7 @@ struct dense_rows {
         }
         OPD_HD static entropy_sums merge(entropy_sums a, entropy_sums b) { return entropy_sums::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, entropy_sums all) {
-            st.entropy_p = -all.student, st.entropy_q = -all.teacher, st.overlap = all.overlap;
-            if (!k.frame.env.measure.entropy) return;
-            diagnostics& d = st.partial.diagnostics;
-            ++d.student_entropy_rows, ++d.teacher_entropy_rows, ++d.overlap_rows;
-            d.student_entropy_sum -= all.student, d.teacher_entropy_sum -= all.teacher, d.overlap_sum += all.overlap;
+            set_measured(k.frame.env, st, all);
         }
     };
 

@@ -156,7 +156,7 @@ struct kept_set_rows {
     /// The student's entropy on the set, where env.measure asks.
     struct measure {
         OPD_HD static bool due(const kept_set_rows& k, const state_type& st) {
-            return (k.frame.env.measure.entropy || reads_entropies(k.estimator)) && st.good();
+            return (k.frame.env.measure.entropy || reads_entropies(facts_read(k.estimator))) && st.good();
         }
         template <class At>
         OPD_HD static double part(const kept_set_rows& k, const state_type& st, At at) {

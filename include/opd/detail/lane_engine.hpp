@@ -39,26 +39,42 @@ void store_converted(const Value* from, G* to, int count, float beta) {
                 static_cast<arithmetic_t<G>>(Value(beta) * static_cast<Value>(element<G>::load(to[i])) + from[i]));
 }
 
+/// The same of a whole leaf that F reads in place, as one rounding an entry.
+template <class F, class G>
+void add_to(const typename F::value_type* from, G* to, F beta) {
+    for (int i = 0; i < leaf_size; i += F::width) fma(beta, F::load(to + i), F::load(from + i)).store(to + i);
+}
+
 /// Leaves of a tile from its end, staged where they cannot be read in place: visit(z, y, i, count, full), i counting from the
-/// tile's begin. `out_of_range`: some leaf holds numbers beyond ±1e30, which are to be cut.
+/// tile's begin. `out_of_range`: some leaf holds numbers beyond ±1e30, which are to be cut. Where both ways give the same types, one call
+/// serves them: the compiler then has one loop, not two.
 template <class F, bool NeedY, class Tile, class Visit>
 OPD_INLINE void leaves_backwards(const Tile& t, bool out_of_range, Visit visit) {
     using value = typename F::value_type;
     using Z = std::remove_cvref_t<decltype(*t.z)>;
     using Y = std::remove_cvref_t<decltype(*t.y)>;
     constexpr bool direct = loads_directly<F, Z> && (!NeedY || loads_directly<F, Y>);
+    constexpr bool alike = std::is_same_v<Z, value> && (!NeedY || std::is_same_v<Y, value>);
     staged_leaf<F> stage;
     for (index_t begin = (t.count - 1) / leaf_size * leaf_size; begin >= 0; begin -= leaf_size) {
         const int count = static_cast<int>(std::min<index_t>(leaf_size, t.count - begin));
-        if constexpr (direct)
-            if (!out_of_range && count == leaf_size) {
+        const bool in_place = direct && !out_of_range && count == leaf_size;
+        if constexpr (direct && !alike)
+            if (in_place) {
                 visit(t.z + begin, NeedY ? t.y + begin : t.y, begin, count, count);
                 continue;
             }
-        const int full = staged_leaf<F>::load(stage.z, t.z + begin, count);
-        if constexpr (NeedY) staged_leaf<F>::load(stage.y, t.y + begin, count);
-        if (out_of_range) stage.template cut<NeedY>(count);
-        visit(static_cast<const value*>(stage.z), static_cast<const value*>(stage.y), begin, count, full);
+        const value *z = stage.z, *y = stage.y;
+        int full = count;
+        if (alike && in_place) {
+            if constexpr (alike) z = t.z + begin;
+            if constexpr (alike && NeedY) y = t.y + begin;
+        } else {
+            full = staged_leaf<F>::load(stage.z, t.z + begin, count);
+            if constexpr (NeedY) staged_leaf<F>::load(stage.y, t.y + begin, count);
+            if (out_of_range) stage.template cut<NeedY>(count);
+        }
+        visit(z, y, begin, count, full);
     }
 }
 
@@ -109,12 +125,9 @@ struct lane_engine {
                       alone) {
         const typename Rows::numbers n(st.swept.sums, k.program_of(st));
         auto* park = parked(k, st, t.begin);
-        if (!park)
-            n.anchor.near ? terms<true, false>(k, n, st, park, out, t) : terms<false, false>(k, n, st, park, out, t);
-        else
-            n.anchor.near ? terms<true, true>(k, n, st, park, out, t) : terms<false, true>(k, n, st, park, out, t);
+        n.anchor.near ? terms<true>(k, n, st, park, out, t) : terms<false>(k, n, st, park, out, t);
     }
-    template <bool Near, bool Park, class Rows, class Value, class Sums>
+    template <bool Near, class Rows, class Value, class Sums>
     static void terms(const Rows& rows, const typename Rows::numbers k, const typename Rows::state_type& st,
                       Value* parked, Sums& out, const typename Rows::tile_type& t) {
         using F = typename Rows::F;
@@ -128,7 +141,7 @@ struct lane_engine {
                     block_loss += formula.term(k.row, e);
                     const F ci = formula.c(k.row, e);
                     block_c += ci; // also where nobody asks for it: else a*b+c would contract differently in the value
-                    if constexpr (Park) ci.store(parked + begin + i);
+                    if (parked) ci.store(parked + begin + i);
                 }
                 loss += block_loss, c += block_c;
             }
@@ -214,23 +227,34 @@ struct lane_engine {
                     }
                     return g * (c - p * total);
                 };
-                if constexpr (loads_directly<F, G>) {
-                    if (count == leaf_size) {
+                const bool whole = count == leaf_size, in_place = whole && beta == 0;
+                if constexpr (loads_directly<F, G> && !std::is_same_v<G, Value>)
+                    if (in_place) {
                         G* out = t.dz + begin;
-                        if (stream)
-                            for (int i = 0; i < full; i += F::width) {
+                        for (int i = 0; i < full; i += F::width)
+                            if (stream) {
                                 prefetch<F>(zl + i - cpu_tuning::prefetch_back);
                                 if constexpr (forms_c) prefetch<F>(yl + i - cpu_tuning::prefetch_back);
                                 if constexpr (streams<F, G>) at(i).stream(out + i);
+                            } else {
+                                at(i).store(out + i);
                             }
-                        else if (beta == 0)
-                            for (int i = 0; i < full; i += F::width) at(i).store(out + i);
-                        else
-                            for (int i = 0; i < full; i += F::width) fma(b, F::load(out + i), at(i)).store(out + i);
                         return;
                     }
-                }
-                for (int i = 0; i < full; i += F::width) at(i).store(buffer + i);
+                Value* out = buffer;
+                if constexpr (std::is_same_v<G, Value>)
+                    if (in_place) out = t.dz + begin;
+                for (int i = 0; i < full; i += F::width) // what is streamed is a whole row, but for its last leaf
+                    if (stream && out != buffer) {
+                        prefetch<F>(zl + i - cpu_tuning::prefetch_back);
+                        if constexpr (forms_c) prefetch<F>(yl + i - cpu_tuning::prefetch_back);
+                        if constexpr (streams<F, G>) at(i).stream(out + i);
+                    } else {
+                        at(i).store(out + i);
+                    }
+                if (out != buffer) return;
+                if constexpr (loads_directly<F, G>)
+                    if (whole) return add_to(buffer, t.dz + begin, b);
                 store_converted(buffer, t.dz + begin, count, beta);
             });
     }
@@ -276,16 +300,10 @@ struct lane_engine {
         const float beta = rows.frame.env.beta;
         alignas(64) typename F::value_type buffer[leaf_size];
         leaves_backwards<F, true>(t, false, [&](auto* zl, auto* yl, index_t begin, int count, int full) {
-            const auto at = [&](int i) __attribute__((always_inline)) {
+            for (int i = 0; i < full; i += F::width) {
                 const dense_entry<F> e = k.entry(within<F>(zl + i), within<F>(yl + i));
-                return g * (formula.c(k.row, e) - e.p * total);
-            };
-            if constexpr (loads_directly<F, typename Rows::G>)
-                if (count == leaf_size && beta == 0) {
-                    for (int i = 0; i < full; i += F::width) at(i).store(t.dz + begin + i);
-                    return;
-                }
-            for (int i = 0; i < full; i += F::width) at(i).store(buffer + i);
+                (g * (formula.c(k.row, e) - e.p * total)).store(buffer + i);
+            }
             store_converted(buffer, t.dz + begin, count, beta);
         });
     }

@@ -183,7 +183,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     /// The student's entropy, where env.measure asks.
     struct measure : over_tiles<measure, true> {
         OPD_HD static bool due(const sampled_rows& k, const state_type& st) {
-            return (k.frame.env.measure.entropy || reads_entropies(k.estimator)) && st.good();
+            return (k.frame.env.measure.entropy || reads_entropies(facts_read(k.estimator))) && st.good();
         }
         OPD_HD static entropy_sums start(const sampled_rows&, const state_type&) { return {}; }
         template <class Tile, class At>

@@ -23,10 +23,9 @@ struct selecting_state : row_state {
     double position = unknown(), log_ratio = unknown(), gap = unknown();
 };
 
-/// Whether a selector reads an entropy.
-template <class E>
-OPD_HD OPD_INLINE bool reads_entropies(const E& e) {
-    return (facts_read(e) & (fact::student_entropy | fact::teacher_entropy)) != 0;
+/// Whether a selector reads an entropy, of the facts that it reads.
+OPD_HD OPD_INLINE bool reads_entropies(unsigned facts) {
+    return (facts & (fact::student_entropy | fact::teacher_entropy)) != 0;
 }
 
 /// A row's position, where a selector reads it: the kept rows before it in its sequence.

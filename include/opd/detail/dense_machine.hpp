@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Dense rows on the CPU, with the divergence behind a table of two functions. dense_rows.hpp says what a row does; here the walk
+// through its phases is compiled once for a pair of sources and every divergence, and what a divergence does to a tile, or to a row's
+// state after a phase, once for its number types and every source:
+//
+//   dense_formula::tile     a phase's share of one tile, at least a leaf of 1,024 entries where a row has them
+//   dense_formula::finish   what a row does with a phase's sums
+//
+// One call through a pointer a phase and tile is all that this costs. Rows of shards and of a GPU name their divergence as dense_rows does.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "opd/config.hpp"
+#include "opd/detail/dense_rows.hpp"
+#include "opd/detail/lane_engine.hpp"
+#include "opd/detail/rows.hpp"
+#include "opd/detail/select_rows.hpp"
+#include "opd/detail/tiles.hpp"
+#include "opd/evaluate.hpp"
+#include "opd/row_facts.hpp"
+#include "opd/row_program.hpp"
+#include "opd/view.hpp"
+
+namespace opd::detail {
+inline namespace OPD_ISA {
+
+enum class dense_phase { sweep, overlap, terms, entrywise_terms, refine, normalisers, careful_overlap, careful_terms };
+
+/// What a formula's functions know of the call.
+struct dense_call {
+    const env* of;
+    const void* program;
+    index_t vocab;
+    float t_s, t_t; ///< temperatures
+    bool gradient;
+};
+
+/// A divergence of rows of these types, as the machine runs it.
+template <class Z, class Y, class G>
+struct dense_formula {
+    using tile_type = row_tile<Z, Y, G>;
+    void (*start)(const dense_call&, const dense_state&, row_sweep&);
+    void (*tile)(const dense_call&, const dense_state&, dense_phase, void* sums, const tile_type&);
+    void (*finish)(const dense_call&, dense_state&, dense_phase, const void* sums);
+    void (*write)(const dense_call&, const dense_state&, const tile_type&);
+    void (*mix)(const dense_call&, dense_state&);                     ///< null where no selector mixes a sum
+    bool (*weigh)(const void* program, const env&, selecting_state&); ///< null without a selector
+    unsigned (*facts)(const void* program);                           ///< that its selector reads
+    std::size_t (*scratch_bytes)(index_t vocab, bool gradient);
+    bool single_sweep, overlaps, refinable;
+};
+
+/// What dense_rows asks of a frame and of sources, but for the tiles.
+struct env_of_call {
+    const opd::env& env;
+};
+template <class T, bool Tiles>
+struct source_of_call {
+    using logit_type = T;
+    using gradient_type = T;
+    static constexpr space memory_space = space::host;
+    static constexpr bool one_tile = true;
+    float temperature;
+    bool gradient = false;
+    bool has_gradient() const { return gradient; }
+};
+template <class T>
+struct source_of_call<T, true> : source_of_call<T, false> {
+    static constexpr bool made_in_tiles = true;
+};
+template <class Z, class G, bool Tiles>
+struct student_of_call : source_of_call<Z, Tiles> {
+    using gradient_type = G;
+};
+
+/// The functions of one divergence. `Tiles`: logits are made in tiles, and c is formed again for the gradient.
+template <class Z, class Y, class G, class Program, bool Tiles>
+struct formula_functions {
+    using rows = dense_rows<lane_engine, env_of_call, student_of_call<Z, G, Tiles>, source_of_call<Y, Tiles>, Program>;
+    using tile_type = row_tile<Z, Y, G>;
+
+    static rows rows_of(const dense_call& c) {
+        return {env_of_call{*c.of}, student_of_call<Z, G, Tiles>{{c.t_s, c.gradient}}, source_of_call<Y, Tiles>{c.t_t},
+                *static_cast<const Program*>(c.program), c.vocab};
+    }
+    /// visit(phase) with the phase of dense_rows that this is, if the divergence has it.
+    template <class Visit>
+    static void visit(dense_phase phase, Visit&& v) {
+        switch (phase) {
+        case dense_phase::sweep:
+            return v(typename rows::sweep{}, row_sweep{});
+        case dense_phase::overlap:
+            if constexpr (rows::overlaps) v(typename rows::overlap{}, overlap_sums{});
+            return;
+        case dense_phase::terms:
+            if constexpr (!rows::single_sweep) v(typename rows::terms{}, two_sums{});
+            return;
+        case dense_phase::entrywise_terms:
+            return v(typename rows::entrywise_terms{}, entrywise_sums{});
+        case dense_phase::refine:
+            if constexpr (refinable_divergence<Program>) v(typename rows::refine{}, double{});
+            return;
+        case dense_phase::normalisers:
+            return v(typename rows::careful_normalisers{}, two_sums{});
+        case dense_phase::careful_overlap:
+            if constexpr (rows::overlaps) v(typename rows::careful_overlap{}, log_sum_of_any{});
+            return;
+        case dense_phase::careful_terms:
+            return v(typename rows::careful_terms{}, two_sums{});
+        }
+    }
+    static void start(const dense_call& c, const dense_state& st, row_sweep& sums) {
+        sums = rows::sweep::start(rows_of(c), st);
+    }
+    static void tile(const dense_call& c, const dense_state& st, dense_phase phase, void* sums, const tile_type& t) {
+        const rows k = rows_of(c);
+        visit(phase, [&]<class Phase, class Sums>(Phase, const Sums&) {
+            Phase::tile(k, st, *static_cast<Sums*>(sums), t, alone{});
+        });
+    }
+    static void finish(const dense_call& c, dense_state& st, dense_phase phase, const void* sums) {
+        const rows k = rows_of(c);
+        visit(phase, [&]<class Phase, class Sums>(Phase, const Sums&) {
+            Phase::finish(k, st, *static_cast<const Sums*>(sums));
+        });
+    }
+    static void write(const dense_call& c, const dense_state& st, const tile_type& t) {
+        rows::write::tile(rows_of(c), st, t, alone{});
+    }
+    static void mix(const dense_call& c, dense_state& st) { rows::mix::run(rows_of(c), st, alone{}); }
+    static bool weigh(const void* program, const env& e, selecting_state& st) {
+        return detail::weigh(*static_cast<const Program*>(program), e, st);
+    }
+    static unsigned facts(const void* program) { return facts_read(*static_cast<const Program*>(program)); }
+    static std::size_t scratch_bytes(index_t vocab, bool gradient) {
+        return lane_engine::scratch_bytes<rows>(vocab, gradient);
+    }
+    static constexpr auto mixer() -> decltype(&mix) {
+        if constexpr (rows::mixes)
+            return &mix;
+        else
+            return nullptr;
+    }
+    static constexpr auto weigher() -> decltype(&weigh) {
+        if constexpr (has_selector<Program>)
+            return &weigh;
+        else
+            return nullptr;
+    }
+    static constexpr dense_formula<Z, Y, G> table = {&start,
+                                                     &tile,
+                                                     &finish,
+                                                     &write,
+                                                     mixer(),
+                                                     weigher(),
+                                                     &facts,
+                                                     &scratch_bytes,
+                                                     rows::single_sweep,
+                                                     rows::overlaps,
+                                                     refinable_divergence<Program>};
+};
+
+/// A divergence as an estimator of a job, whatever it is: its functions and its parameters, which are the caller's and stay where they are.
+template <class Z, class Y, class G>
+struct any_formula {
+    const dense_formula<Z, Y, G>* functions;
+    const void* program;
+};
+template <class E>
+inline constexpr bool is_any_formula = false;
+template <class Z, class Y, class G>
+inline constexpr bool is_any_formula<any_formula<Z, Y, G>> = true;
+
+/// Rows of a divergence of any kind, from these sources: the phases of dense_rows, in its order.
+template <class Frame, class Student, class Teacher>
+struct dense_machine {
+    using Z = typename Student::logit_type;
+    using G = typename Student::gradient_type;
+    using Y = typename Teacher::logit_type;
+    using F = typename lane_engine::number<Z, Y, G>;
+    using state_type = dense_state;
+    using tile_type = row_tile<Z, Y, G>;
+    static constexpr bool one_tile = Student::one_tile && Teacher::one_tile;
+
+    Frame frame;
+    Student student;
+    Teacher teacher;
+    any_formula<Z, Y, G> formula;
+    index_t vocab;
+    unsigned facts;                         ///< that a selector reads
+    std::size_t student_from, teacher_from; ///< whose the team's scratch is from there on; the engine's lies first
+
+    dense_machine(const Frame& frame_, const Student& student_, const Teacher& teacher_,
+                  const any_formula<Z, Y, G>& formula_, index_t vocab_)
+        : frame(frame_), student(student_), teacher(teacher_), formula(formula_), vocab(vocab_),
+          facts(formula_.functions->facts(formula_.program)),
+          student_from(formula_.functions->scratch_bytes(vocab_, student_.has_gradient())),
+          teacher_from(student_from + scratch_of_source(student_)) {}
+
+    std::size_t scratch_bytes() const { return teacher_from + scratch_of_source(teacher); }
+    index_t tile_size() const { return student.tile_size(); }
+    index_t tile_size_t() const { return teacher.tile_size(); }
+    row_place of_student(const state_type& st) const { return {st.row, st.scratch + student_from}; }
+    row_place of_teacher(const state_type& st) const { return {st.row, st.scratch + teacher_from}; }
+    tile_type tile(const state_type& st, index_t begin, index_t count) const {
+        return {student.tile(of_student(st), begin), teacher.tile(of_teacher(st), begin),
+                student.has_gradient() ? student.gradient_tile(of_student(st), begin) : nullptr, begin, count};
+    }
+    dense_call call() const {
+        return {&frame.env, formula.program, vocab, student.temperature, teacher.temperature, student.has_gradient()};
+    }
+    bool live(const state_type& st) const { return st.kept && !st.report.bad && st.next != row_step::write_zero; }
+
+    template <class Team>
+    void row(Team& team) const {
+        team.template fold<sweep>(*this);
+        team.template fold<position>(*this);
+        const bool mixes = formula.functions->mix != nullptr;
+        if (mixes) team.template fold<measure>(*this);
+        team.template each<mix>(*this);
+        team.template fold<phase<dense_phase::overlap, overlap_sums, true>>(*this);
+        team.template fold<phase<dense_phase::terms, two_sums, true>>(*this);
+        team.template fold<phase<dense_phase::entrywise_terms, entrywise_sums, true>>(*this);
+        team.template fold<phase<dense_phase::refine, double, true>>(*this);
+        team.template fold<phase<dense_phase::normalisers, two_sums, false>>(*this);
+        team.template fold<phase<dense_phase::careful_overlap, log_sum_of_any, false>>(*this);
+        team.template fold<phase<dense_phase::careful_terms, two_sums, false>>(*this);
+        if (!mixes) team.template fold<measure>(*this);
+        team.template each<select>(*this);
+        team.template each<write>(*this);
+        team.template each<zero_tiles<dense_machine>>(*this);
+        team.template each<clear_rest<dense_machine>>(*this);
+    }
+
+    /// The step at which a row needs a phase.
+    bool due(dense_phase p, const state_type& st) const {
+        const auto& f = *formula.functions;
+        switch (p) {
+        case dense_phase::sweep:
+            return st.good();
+        case dense_phase::overlap:
+            return f.overlaps && (st.next == row_step::terms || st.next == row_step::entrywise);
+        case dense_phase::terms:
+            return st.next == row_step::terms;
+        case dense_phase::entrywise_terms:
+            return st.next == row_step::entrywise;
+        case dense_phase::refine:
+            return st.next == row_step::refine;
+        case dense_phase::careful_overlap:
+            return f.overlaps && st.next == row_step::careful;
+        default:
+            return st.next == row_step::careful;
+        }
+    }
+    template <dense_phase P, class Sums, bool Backwards>
+    struct phase : over_tiles<phase<P, Sums, Backwards>, Backwards> {
+        static bool due(const dense_machine& k, const state_type& st) { return k.due(P, st); }
+        static Sums start(const dense_machine& k, const state_type& st) {
+            Sums sums = {};
+            if constexpr (P == dense_phase::sweep) k.formula.functions->start(k.call(), st, sums);
+            return sums;
+        }
+        static void tile(const dense_machine& k, const state_type& st, Sums& sums, const tile_type& t, alone) {
+            k.formula.functions->tile(k.call(), st, P, &sums, t);
+        }
+        static void finish(const dense_machine& k, state_type& st, const Sums& sums) {
+            k.formula.functions->finish(k.call(), st, P, &sums);
+        }
+    };
+    using sweep = phase<dense_phase::sweep, row_sweep, false>;
+
+    struct position {
+        static bool due(const dense_machine& k, const state_type& st) {
+            return st.good() && (k.facts & fact::position) != 0;
+        }
+        static index_t part(const dense_machine& k, const state_type& st, alone at) {
+            return find_position::part(k, st, at);
+        }
+        static void finish(const dense_machine& k, state_type& st, index_t before) {
+            find_position::finish(k, st, before);
+        }
+    };
+    /// Entropies and overlap, where env.measure or the selector asks.
+    struct measure : over_tiles<measure, true> {
+        static bool due(const dense_machine& k, const state_type& st) {
+            return st.good() && (k.frame.env.measure.entropy || reads_entropies(k.facts));
+        }
+        static entropy_sums start(const dense_machine&, const state_type&) { return {}; }
+        static void tile(const dense_machine&, const state_type& st, entropy_sums& p, const tile_type& t, alone at) {
+            lane_engine::entropies<F, true>(st.swept, p, t, at);
+        }
+        static void finish(const dense_machine& k, state_type& st, const entropy_sums& all) {
+            set_measured(k.frame.env, st, all);
+        }
+    };
+    /// The weights of a sum, before its value.
+    struct mix {
+        static bool due(const dense_machine& k, const state_type& st) {
+            return k.formula.functions->mix != nullptr && st.good();
+        }
+        static void run(const dense_machine& k, state_type& st, alone) { k.formula.functions->mix(k.call(), st); }
+    };
+    struct select {
+        static bool due(const dense_machine& k, const state_type& st) {
+            return k.formula.functions->weigh != nullptr && st.good();
+        }
+        static void run(const dense_machine& k, state_type& st, alone) {
+            if (!k.formula.functions->weigh(k.formula.program, k.frame.env, st)) st.next = row_step::write_zero;
+        }
+    };
+    struct write : writes_tiles<write> {
+        static bool due(const dense_machine& k, const state_type& st) { return k.student.has_gradient() && k.live(st); }
+        static void tile(const dense_machine& k, const state_type& st, const tile_type& t, alone) {
+            k.formula.functions->write(k.call(), st, t);
+        }
+    };
+};
+
+template <class Engine, class Student, class Teacher, class Z, class Y, class G, space S, class Frame>
+auto rows_of(const row_job<Student, Teacher, any_formula<Z, Y, G>, S>& job, const Frame& frame) {
+    return dense_machine<Frame, Student, Teacher>(frame, job.student, job.teacher, job.estimator, job.vocab);
+}
+
+} // namespace OPD_ISA
+} // namespace opd::detail
