@@ -28,7 +28,7 @@ elif [[ " $* " != *" --resume "* && " $* " != *" --overwrite "* ]]; then
 fi
 
 opd_setup demo
-opd_configure demo -DCMAKE_BUILD_TYPE=Release -DOPD_NATIVE=ON -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF \
+opd_configure demo -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG" -DOPD_NATIVE=ON -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF \
     -DOPD_BUILD_BENCHMARKS=OFF
 
 # The first file of the build tells how fast this machine is now. How many times as long, in seconds of one core, the rest of

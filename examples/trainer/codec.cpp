@@ -7,6 +7,7 @@
 #include "opd/opd.hpp"
 #include "rollout.hpp"
 #include "stages.hpp"
+#include "whole_rows.hpp"
 
 namespace trainer {
 
@@ -52,7 +53,7 @@ double kl_of_codec(const config& c, const opd::codec& codes, const transformer<f
     q.budget = budget_of_logits(q, budget), true_q.budget = budget_of_logits(true_q, budget);
     opd::env env;
     env.mask = opd::row_mask(batch.mask);
-    return opd::evaluate(backend, q, true_q, opd::forward_kl{}, env).loss;
+    return of_whole_rows(backend, {opd::choice::objective::forward_kl}, {}, q, true_q, env).loss;
 }
 
 teacher_codec calibrated_codec(const config& c, const gcd_task& task, const transformer<float>& teacher,

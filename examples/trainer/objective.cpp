@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "opd/opd.hpp"
+#include "whole_rows.hpp"
 
 namespace trainer {
 
@@ -67,18 +68,6 @@ opd::env env_of(const row_batch& batch, std::int32_t version) {
     env.offsets = opd::row_offsets<>(batch.offsets);
     env.on_bad = most_bad;
     return env;
-}
-
-// A divergence over the whole vocabulary, whatever student and teacher are made of.
-template <class Student, class Teacher>
-opd::result of_whole_rows(opd::eigen_backend& backend, const opd::any_dense& divergence, const row_choice& rows,
-                          const Student& student, const Teacher& teacher, const opd::env& env) {
-    if (rows.eopd)
-        return opd::evaluate(backend, student, teacher,
-                             opd::selected{opd::weighted_sum{opd::reverse_kl{}, opd::forward_kl{}}, *rows.eopd}, env);
-    return divergence.visit([&](const auto& of) {
-        return opd::evaluate(backend, student, teacher, opd::selected{of, rows.weights}, env);
-    });
 }
 
 } // namespace
@@ -150,7 +139,7 @@ double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, cons
     opd::student::hidden<float> mine{states(student_states, student), head_of(student)};
     opd::teacher::hidden<float> theirs{states(teacher_states, teacher), head_of(teacher)};
     mine.budget = budget_of_logits(mine, budget), theirs.budget = budget_of_logits(theirs, budget);
-    return opd::evaluate(backend, mine, theirs, opd::reverse_kl{}, env).loss;
+    return of_whole_rows(backend, {opd::choice::objective::reverse_kl}, {}, mine, theirs, env).loss;
 }
 
 } // namespace trainer
