@@ -389,8 +389,8 @@ namespace {
 void quick(config& c) {
     c.task.max_operand = 99, c.task.max_steps = 10;
     c.teacher.steps = 1000;
-    c.student.max_steps = 300, c.student.target_accuracy = 0.2, c.student.check_prompts = 128;
-    c.distill.steps = 800, c.distill.rate = 4e-3;
+    c.student.max_steps = 400, c.student.target_accuracy = 0.4, c.student.check_prompts = 128;
+    c.distill.steps = 1200, c.distill.rate = 4e-3;
     c.evaluation.prompts = 300, c.evaluation.samples = 0, c.evaluation.every = 100, c.evaluation.every_prompts = 100;
 }
 
