@@ -201,6 +201,11 @@ struct bad {
     static constexpr bad raise() { return {action::raise, 0}; }
 };
 
+/// What becomes of a row whose gradient its type does not hold (half ends at 65,504). Counted in infinite_rows in either case.
+/// `skip_row`: loss 0, gradient 0; with beta != 0, where what was there cannot be had back, as `saturate`: entries that do not fit
+/// become the largest finite number of the type.
+enum class overflow { skip_row, saturate };
+
 /// `count`: a row with bad contents gets loss 0 and gradient 0 and is counted. `contents`: a pass of its own validates
 /// everything first and throws `invalid_input` naming the argument and the row, before anything is written.
 enum class check { count, contents };
@@ -261,6 +266,7 @@ struct basic_env {
     frozen_batch<Space> frozen = {}; ///< estimators of drawn tokens: what was decided about the whole batch
     infinite on_infinite = {};
     bad on_bad = {};
+    overflow on_overflow = overflow::skip_row;
     double loss_clamp = 0; ///< per-row |loss| above this is cut to it with gradient 0, counted; 0: none
     check checks = check::count;
     determinism level = determinism::run_to_run;

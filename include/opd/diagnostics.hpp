@@ -63,7 +63,7 @@ struct diagnostics {
     index_t kept = 0;           ///< rows that the mask keeps
     index_t bad_rows = 0;       ///< kept rows with bad contents: loss 0, gradient 0
     index_t first_bad_row = -1; ///< -1: none
-    index_t infinite_rows = 0;  ///< kept rows whose loss is infinite, treated by policy
+    index_t infinite_rows = 0;  ///< kept rows whose loss, or gradient in its type, is infinite: treated by policy
     index_t first_infinite_row = -1;
     index_t clamped_rows = 0; ///< rows cut by loss_clamp
     index_t careful_rows = 0; ///< rows that float could not carry and the float64 path did
@@ -235,8 +235,23 @@ struct bad_contents : error {
           result(r) {}
 };
 
+/// The same of a row whose logits do not show it: its value or gradient is beyond what its type holds. Thrown after the batch; `result` is
+/// what the call would have returned.
+struct infinite_result : infinite_value {
+    opd::result result;
+    OPD_INLINE explicit infinite_result(const opd::result& r)
+        : infinite_value(
+              r.diagnostics.first_infinite_row,
+              "its value or gradient is beyond what its type holds (policy `raise`). The gradient is written"),
+          result(r) {}
+};
+
 namespace detail {
 inline namespace OPD_ISA {
+/// Throws if a row turned out infinite when it was written.
+inline void raise_infinite(const result& r, const infinite& policy) {
+    if (policy.act == infinite::action::raise && r.diagnostics.infinite_rows > 0) throw infinite_result(r);
+}
 /// Throws if the batch holds more bad rows than the policy allows.
 inline void raise_bad(const result& r, const bad& policy) {
     const index_t n = r.diagnostics.bad_rows;

@@ -25,6 +25,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "opd/config.hpp"
@@ -274,6 +275,17 @@ template <class T>
 OPD_HD OPD_INLINE constexpr double load_log(const T& stored) {
     const auto x = load_maskable(stored);
     return is_mask(x) ? neg_inf<double>() : double(x);
+}
+/// The largest finite number of a storage type; of one that opd does not know, of its arithmetic.
+template <class T>
+inline constexpr arithmetic_t<T> largest_stored = std::is_same_v<opd::stored_as<T>, half> ? arithmetic_t<T>(65504)
+                                                  : brain_float<T>                        ? arithmetic_t<T>(0x1.fep127)
+                                                                   : std::numeric_limits<arithmetic_t<T>>::max();
+/// x as T holds it: what is finite stays so.
+template <class T>
+OPD_HD OPD_INLINE constexpr T store_finite(double x) {
+    constexpr double most = largest_stored<T>;
+    return element<T>::store(static_cast<arithmetic_t<T>>(x > most ? most : (x < -most ? -most : x)));
 }
 
 } // namespace detail

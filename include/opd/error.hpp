@@ -28,13 +28,15 @@ struct invalid_input : error {
           argument(std::move(argument_)), row(row_) {}
 };
 
-/// A row whose loss is infinite (reverse: p > 0 = q; forward: q > 0 = p) under `infinite::raise`.
+/// A row whose loss is infinite (reverse: p > 0 = q; forward: q > 0 = p) under `infinite::raise`: thrown before anything is written.
 struct infinite_value : error {
     index_t row;
     explicit infinite_value(index_t row_)
-        : error("opd: the loss is infinite in row " + std::to_string(row_) +
-                ": one side gives a token probability zero where the other does not (policy `raise`)"),
-          row(row_) {}
+        : infinite_value(row_, "one side gives a token probability zero where the other does not (policy `raise`)") {}
+
+protected:
+    infinite_value(index_t row_, const char* why)
+        : error("opd: the loss is infinite in row " + std::to_string(row_) + ": " + why), row(row_) {}
 };
 
 /// A guarantee that this backend, build or estimator cannot give.

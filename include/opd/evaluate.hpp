@@ -205,7 +205,7 @@ auto evaluate(Backend&& be, Student student, Teacher teacher, const Estimator& e
             if constexpr (requires { r.on_bad = e.on_bad; })
                 r.on_bad = e.on_bad; // thrown by fetch
             else
-                detail::raise_bad(r, e.on_bad);
+                detail::raise_infinite(r, e.on_infinite), detail::raise_bad(r, e.on_bad);
             return r;
         } else {
             static_assert(detail::never<Backend>,

@@ -15,7 +15,7 @@
 // drawn after, or its ratio compares two laws that are different at one and the same weights: `apply_penalties` on a copy of its row, the
 // loss on that, and `penalties_pullback` for the gradient with respect to the row itself.
 //
-// Exact: every entry is rounded once, to the element type of `out`. The result depends on the row and the history as a set with counts, not
+// Exact: every entry is rounded once, to the element type of `out`, or of dz; a finite one stays finite. The result depends on the row and the history as a set with counts, not
 // on the order of additions and removals.
 #pragma once
 
@@ -122,7 +122,12 @@ void apply_penalties(vector_view<const Z> z, const token_history& history, const
     const auto load = [](const auto& x) {
         return static_cast<double>(element<std::remove_cvref_t<decltype(x)>>::load(x));
     };
-    const auto store = [](double x) { return element<Out>::store(static_cast<typename element<Out>::arithmetic>(x)); };
+    const auto store =
+        [](double x) { // a finite logit becomes neither an infinity nor the least number, which is a mask
+            constexpr double most = detail::largest_stored<Out>, below = most * (1 - 0x1p-10);
+            if (detail::is_finite(x) && (x > most || x < -most)) x = x < 0 ? -below : below;
+            return element<Out>::store(static_cast<typename element<Out>::arithmetic>(x));
+        };
     detail::check_history(history, z.size);
     if (static_cast<const void*>(z.data) != static_cast<const void*>(out.data))
         for (index_t v = 0; v < z.size; ++v) out[v] = store(load(z[v]));
@@ -142,7 +147,7 @@ void penalties_pullback(vector_view<const Z> z, const token_history& history, co
     detail::each_penalised(history, [&](const token_history::entry& e) {
         const double g = static_cast<double>(element<G>::load(dz[e.id]));
         const double slope = p.slope(static_cast<double>(element<Z>::load(z[e.id])));
-        dz[e.id] = element<G>::store(static_cast<typename element<G>::arithmetic>(g * slope));
+        dz[e.id] = detail::store_finite<G>(g * slope);
     });
 }
 

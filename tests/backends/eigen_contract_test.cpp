@@ -509,6 +509,21 @@ TEST_CASE("cutting a batch into micro-batches changes the total by rounding only
     });
 }
 
+TEST_CASE("a row whose every logit is masked is bad, by -inf or the least float; one of -1e9 is the uniform law") {
+    eigen_backend backend;
+    const std::vector<float> y{0, 0, 0};
+    const auto run = [&](float all) {
+        const std::vector<float> z(3, all);
+        return evaluate(backend, student::logits{view(z.data(), 1, 3)}, teacher::dense{view(y.data(), 1, 3)},
+                        reverse_kl{});
+    };
+    CHECK(run(-std::numeric_limits<float>::infinity()).diagnostics.bad_rows == 1);
+    CHECK(run(std::numeric_limits<float>::lowest()).diagnostics.bad_rows == 1);
+    const result uniform = run(-1e9F);
+    CHECK(uniform.diagnostics.bad_rows == 0);
+    CHECK(uniform.loss == 0);
+}
+
 TEST_CASE("staleness is counted over kept rows") {
     eigen_backend backend;
     floats b({.rows = 5, .vocab = 9});

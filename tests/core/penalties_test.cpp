@@ -98,6 +98,23 @@ TEST_CASE("any row and history: as defined, rounded once, also in place and in o
     }
 }
 
+TEST_CASE("a logit or gradient that half does not hold saturates; -inf stays") {
+    const std::vector<float> z{60000, -std::numeric_limits<float>::infinity(), -60000, 1};
+    std::vector<opd::half> out(4, opd::half(0.F)), dz(4, opd::half(-40000.F));
+    opd::token_history h;
+    h.add(0), h.add(1), h.add(2);
+    const opd::penalties up{.repetition = 0.25F}, down{.repetition = 4};
+    opd::apply_penalties(read(z), h, up, write(out));
+    CHECK(float(out[0]) == 65440);
+    CHECK(float(out[1]) == -std::numeric_limits<float>::infinity());
+    CHECK(float(out[2]) == -15000);
+    opd::apply_penalties(read(z), h, down, write(out));
+    CHECK(float(out[2]) == -65440); // the least number is a mask
+    opd::penalties_pullback(read(z), h, up, write(dz));
+    CHECK(float(dz[0]) == -65504);
+    CHECK(float(dz[3]) == -40000);
+}
+
 TEST_CASE("a history is a set with counts: whatever the order, and what is taken back was never there") {
     std::mt19937 random(2);
     for (int trial = 0; trial < 100; ++trial) {

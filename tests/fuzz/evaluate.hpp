@@ -293,7 +293,10 @@ outcome try_call(Call&& call) {
     };
     try {
         look(call());
-    } catch (const bad_contents& e) { // after the whole batch
+    } catch (const infinite_result& e) { // after the whole batch
+        o.raised = true;
+        look(e.result);
+    } catch (const bad_contents& e) { // likewise
         o.raised = true;
         look(e.result);
     } catch (const opd::error& e) {

@@ -138,6 +138,7 @@ void run_block(const Rows& k, index_t begin, index_t end, State* states, Tiles& 
     }
     block.template each<begin_row<Rows>>(k);
     k.row(block);
+    fit_gradient(k, block);
     block.template each<end_row<Rows>>(k);
 }
 

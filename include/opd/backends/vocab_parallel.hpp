@@ -139,7 +139,7 @@ struct no_call {
     bool local() { return false; }
     std::span<std::byte> partials() const { return {}; }
     result finish() { return {}; }
-    void backward() {}
+    index_t backward() { return 0; }
 };
 
 /// The stages of one call; made by vocab_parallel().
@@ -214,10 +214,11 @@ public:
         return all_;
     }
 
-    /// The gradient. Once, after finish(); nothing where the student asks for none.
-    void backward() {
+    /// The gradient. Once, after finish(); nothing where the student asks for none. Returns in how many rows this rank's part was more than
+    /// its type holds: those entries are the largest finite number, for the loss has been told.
+    index_t backward() {
         if (at_ != progress::finished) throw invalid_input("backward", "is called once, after finish()");
-        if (!job_.student.has_gradient()) return;
+        if (!job_.student.has_gradient()) return 0;
         at_ = progress::written;
         for_blocks([&](index_t begin, index_t end, bool resident) {
             if constexpr (blocks)
@@ -228,12 +229,16 @@ public:
                 states_[r].scratch = scratch_of(r, worker);
                 shard_writer<State> writer{states_[r]};
                 k.row(writer);
+                if constexpr (stores_gradient<Rows>) saturate_row(k, states_[r]);
             });
             if constexpr (in_blocks<Student>)
                 drain_block(job_.student, memory_of(job_.student), begin, end, job_.vocab, job_.env.beta, begin == 0,
                             *team_, workers());
         });
         raise_bad(all_, frame_.env.on_bad);
+        index_t unfit = 0;
+        for (index_t r = 0; r < job_.rows; ++r) unfit += states_[r].report.unfit;
+        return unfit;
     }
 
 private:

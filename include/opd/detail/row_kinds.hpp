@@ -6,6 +6,7 @@
 #include "opd/config.hpp"
 #include "opd/detail/dense_rows.hpp"
 #include "opd/detail/draw_rows.hpp"
+#include "opd/detail/fit_rows.hpp"
 #include "opd/detail/kept_rows.hpp"
 #include "opd/detail/kept_set_rows.hpp"
 #include "opd/detail/lumped_rows.hpp"

@@ -124,6 +124,7 @@ struct row_report {
     double lse = 0;    ///< the student's log-sum-exp
     double weight = 1; ///< of a selector
     bool bad = false, infinite = false, careful = false, clamped = false;
+    bool unfit = false; ///< the gradient has entries that its type does not hold
 };
 
 /// State of a team: the row in hand, and what its group's rows add up to.
@@ -213,6 +214,9 @@ struct end_group {
     }
 };
 
+template <class Rows, class Team>
+OPD_HD void fit_gradient(const Rows& k, Team& team); // fit_rows.hpp
+
 /// A team's work: group g of the rows [begin, end), one after the other.
 template <class Rows, class Team>
 OPD_HD void run_rows(const Rows& k, index_t begin, index_t end, index_t g, Team& team, std::byte* scratch) {
@@ -222,6 +226,7 @@ OPD_HD void run_rows(const Rows& k, index_t begin, index_t end, index_t g, Team&
         team.move_to(r);
         team.template each<begin_row<Rows>>(k);
         k.row(team);
+        fit_gradient(k, team);
         team.template each<end_row<Rows>>(k);
     }
     team.template each<end_group<Rows>>(k, g);

@@ -163,6 +163,7 @@ void run_rows_together(const Rows& k, index_t first, index_t last, typename Rows
         }
         team.template each<begin_row<Rows>>(k);
         k.row(team);
+        fit_gradient(k, team);
         team.template each<end_row<Rows>>(k);
         for (index_t i = 0; i < team.count; ++i) {
             result& of_group = k.frame.partials[states[i].row / k.frame.group];
