@@ -12,6 +12,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
+#include <type_traits>
 
 #include "opd/config.hpp"
 #include "opd/detail/dense_rows.hpp"
@@ -36,12 +38,14 @@ struct dense_call {
     index_t vocab;
     float t_s, t_t; ///< temperatures
     bool gradient;
+    alignas(16) std::byte storage[512] = {}; ///< a formula's own rows: dense_rows of the call without sources
 };
 
 /// A divergence of rows of these types, as the machine runs it.
 template <class Z, class Y, class G>
 struct dense_formula {
     using tile_type = row_tile<Z, Y, G>;
+    void (*begin)(dense_call&); ///< before the others
     void (*start)(const dense_call&, const dense_state&, row_sweep&);
     void (*tile)(const dense_call&, const dense_state&, dense_phase, void* sums, const tile_type&);
     void (*finish)(const dense_call&, dense_state&, dense_phase, const void* sums);
@@ -112,25 +116,42 @@ struct formula_functions {
             return v(typename rows::careful_terms{}, two_sums{});
         }
     }
+    static constexpr bool fits = sizeof(rows) <= sizeof(dense_call::storage) && alignof(rows) <= alignof(dense_call) &&
+                                 std::is_trivially_destructible_v<rows>;
+    static void begin(dense_call& c) {
+        if constexpr (fits) new (c.storage) rows(rows_of(c));
+    }
+    /// body(rows) with the rows that `begin` made, or with new ones where a divergence is larger than their place.
+    template <class Body>
+    static auto with(const dense_call& c, Body&& body) {
+        if constexpr (fits)
+            return body(*std::launder(reinterpret_cast<const rows*>(c.storage)));
+        else
+            return body(rows_of(c));
+    }
     static void start(const dense_call& c, const dense_state& st, row_sweep& sums) {
-        sums = rows::sweep::start(rows_of(c), st);
+        with(c, [&](const rows& k) { sums = rows::sweep::start(k, st); });
     }
     static void tile(const dense_call& c, const dense_state& st, dense_phase phase, void* sums, const tile_type& t) {
-        const rows k = rows_of(c);
-        visit(phase, [&]<class Phase, class Sums>(Phase, const Sums&) {
-            Phase::tile(k, st, *static_cast<Sums*>(sums), t, alone{});
+        with(c, [&](const rows& k) {
+            visit(phase, [&]<class Phase, class Sums>(Phase, const Sums&) {
+                Phase::tile(k, st, *static_cast<Sums*>(sums), t, alone{});
+            });
         });
     }
     static void finish(const dense_call& c, dense_state& st, dense_phase phase, const void* sums) {
-        const rows k = rows_of(c);
-        visit(phase, [&]<class Phase, class Sums>(Phase, const Sums&) {
-            Phase::finish(k, st, *static_cast<const Sums*>(sums));
+        with(c, [&](const rows& k) {
+            visit(phase, [&]<class Phase, class Sums>(Phase, const Sums&) {
+                Phase::finish(k, st, *static_cast<const Sums*>(sums));
+            });
         });
     }
     static void write(const dense_call& c, const dense_state& st, const tile_type& t) {
-        rows::write::tile(rows_of(c), st, t, alone{});
+        with(c, [&](const rows& k) { rows::write::tile(k, st, t, alone{}); });
     }
-    static void mix(const dense_call& c, dense_state& st) { rows::mix::run(rows_of(c), st, alone{}); }
+    static void mix(const dense_call& c, dense_state& st) {
+        with(c, [&](const rows& k) { rows::mix::run(k, st, alone{}); });
+    }
     static bool weigh(const void* program, const env& e, selecting_state& st) {
         return detail::weigh(*static_cast<const Program*>(program), e, st);
     }
@@ -150,17 +171,12 @@ struct formula_functions {
         else
             return nullptr;
     }
-    static constexpr dense_formula<Z, Y, G> table = {&start,
-                                                     &tile,
-                                                     &finish,
-                                                     &write,
-                                                     mixer(),
-                                                     weigher(),
-                                                     &facts,
-                                                     &scratch_bytes,
-                                                     rows::single_sweep,
-                                                     rows::overlaps,
-                                                     refinable_divergence<Program>};
+    static constexpr dense_formula<Z, Y, G> table = {&begin,         &start,
+                                                     &tile,          &finish,
+                                                     &write,         mixer(),
+                                                     weigher(),      &facts,
+                                                     &scratch_bytes, rows::single_sweep,
+                                                     rows::overlaps, refinable_divergence<Program>};
 };
 
 /// A divergence as an estimator of a job, whatever it is: its functions and its parameters, which are the caller's and stay where they are.
@@ -190,15 +206,24 @@ struct dense_machine {
     Teacher teacher;
     any_formula<Z, Y, G> formula;
     index_t vocab;
-    unsigned facts;                         ///< that a selector reads
+    unsigned facts; ///< that a selector reads
+    dense_call call;
     std::size_t student_from, teacher_from; ///< whose the team's scratch is from there on; the engine's lies first
 
     dense_machine(const Frame& frame_, const Student& student_, const Teacher& teacher_,
                   const any_formula<Z, Y, G>& formula_, index_t vocab_)
         : frame(frame_), student(student_), teacher(teacher_), formula(formula_), vocab(vocab_),
-          facts(formula_.functions->facts(formula_.program)),
+          facts(formula_.functions->facts(formula_.program)), call{&frame.env,
+                                                                   formula_.program,
+                                                                   vocab_,
+                                                                   student_.temperature,
+                                                                   teacher_.temperature,
+                                                                   student_.has_gradient()},
           student_from(formula_.functions->scratch_bytes(vocab_, student_.has_gradient())),
-          teacher_from(student_from + scratch_of_source(student_)) {}
+          teacher_from(student_from + scratch_of_source(student_)) {
+        formula.functions->begin(call);
+    }
+    dense_machine(const dense_machine&) = delete; // `call` knows where `frame` lies
 
     std::size_t scratch_bytes() const { return teacher_from + scratch_of_source(teacher); }
     index_t tile_size() const { return student.tile_size(); }
@@ -208,9 +233,6 @@ struct dense_machine {
     tile_type tile(const state_type& st, index_t begin, index_t count) const {
         return {student.tile(of_student(st), begin), teacher.tile(of_teacher(st), begin),
                 student.has_gradient() ? student.gradient_tile(of_student(st), begin) : nullptr, begin, count};
-    }
-    dense_call call() const {
-        return {&frame.env, formula.program, vocab, student.temperature, teacher.temperature, student.has_gradient()};
     }
     bool live(const state_type& st) const { return st.kept && !st.report.bad && st.next != row_step::write_zero; }
 
@@ -260,14 +282,14 @@ struct dense_machine {
         static bool due(const dense_machine& k, const state_type& st) { return k.due(P, st); }
         static Sums start(const dense_machine& k, const state_type& st) {
             Sums sums = {};
-            if constexpr (P == dense_phase::sweep) k.formula.functions->start(k.call(), st, sums);
+            if constexpr (P == dense_phase::sweep) k.formula.functions->start(k.call, st, sums);
             return sums;
         }
         static void tile(const dense_machine& k, const state_type& st, Sums& sums, const tile_type& t, alone) {
-            k.formula.functions->tile(k.call(), st, P, &sums, t);
+            k.formula.functions->tile(k.call, st, P, &sums, t);
         }
         static void finish(const dense_machine& k, state_type& st, const Sums& sums) {
-            k.formula.functions->finish(k.call(), st, P, &sums);
+            k.formula.functions->finish(k.call, st, P, &sums);
         }
     };
     using sweep = phase<dense_phase::sweep, row_sweep, false>;
@@ -301,7 +323,7 @@ struct dense_machine {
         static bool due(const dense_machine& k, const state_type& st) {
             return k.formula.functions->mix != nullptr && st.good();
         }
-        static void run(const dense_machine& k, state_type& st, alone) { k.formula.functions->mix(k.call(), st); }
+        static void run(const dense_machine& k, state_type& st, alone) { k.formula.functions->mix(k.call, st); }
     };
     struct select {
         static bool due(const dense_machine& k, const state_type& st) {
@@ -314,7 +336,7 @@ struct dense_machine {
     struct write : writes_tiles<write> {
         static bool due(const dense_machine& k, const state_type& st) { return k.student.has_gradient() && k.live(st); }
         static void tile(const dense_machine& k, const state_type& st, const tile_type& t, alone) {
-            k.formula.functions->write(k.call(), st, t);
+            k.formula.functions->write(k.call, st, t);
         }
     };
 };

@@ -231,14 +231,14 @@ struct lane_engine {
                 if constexpr (loads_directly<F, G> && !std::is_same_v<G, Value>)
                     if (in_place) {
                         G* out = t.dz + begin;
-                        for (int i = 0; i < full; i += F::width)
-                            if (stream) {
+                        if (stream)
+                            for (int i = 0; i < full; i += F::width) {
                                 prefetch<F>(zl + i - cpu_tuning::prefetch_back);
                                 if constexpr (forms_c) prefetch<F>(yl + i - cpu_tuning::prefetch_back);
                                 if constexpr (streams<F, G>) at(i).stream(out + i);
-                            } else {
-                                at(i).store(out + i);
                             }
+                        else
+                            for (int i = 0; i < full; i += F::width) at(i).store(out + i);
                         return;
                     }
                 Value* out = buffer;
