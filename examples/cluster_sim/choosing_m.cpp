@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "opd/sched/virtual_driver.hpp"
 #include "opd/threads.hpp"
 #include "simulate.hpp"
 
@@ -44,6 +45,150 @@ outcome run_with(config c, const async& how, std::uint64_t seed) {
             return simulate(c, e);
         }
     throw failure(exit_usage, "--choosing-m: the configuration has no async schedule, whose workers it would take");
+}
+
+// --- random loads -----------------------------------------------------------------------------------------------------
+
+constexpr index_t settled_from = 200; // steps of warm-up; loads change from 250 on
+
+struct random_cluster : simulated_cluster {
+    double learner_factor = 1, teacher_factor = 1; // between steps 250 and 400
+    version_t version = 0;
+
+    bool changed() const { return version >= 250 && version < 400; }
+    double learner(std::uint64_t job, const weights& w, std::span<const ticket> batch) {
+        version = w.version;
+        return (changed() ? learner_factor : 1) * simulated_cluster::learner(job, w, batch);
+    }
+    double teacher(std::uint64_t job, std::int32_t worker, std::span<const ticket> tickets) const {
+        return (changed() ? teacher_factor : 1) * simulated_cluster::teacher(job, worker, tickets);
+    }
+};
+
+struct random_load {
+    random_cluster cluster;
+    settings s;
+    random_row what;
+    int teachers = 1;
+    std::vector<std::pair<double, event>> outside;
+};
+
+random_load load_of(std::uint64_t seed) {
+    std::uint64_t drawn = 0;
+    const auto uniform01 = [&] { return keyed_uniform(seed * 7919 + 13, draw_of::own, drawn++); };
+    const auto chance = [&](double p) { return uniform01() < p; };
+    const auto whole = [&](index_t low, index_t high) {
+        return std::min(high, low + static_cast<index_t>(uniform01() * static_cast<double>(high - low + 1)));
+    };
+    const auto between = [&](double low, double high) { return low * std::pow(high / low, uniform01()); };
+
+    random_load r;
+    random_cluster& c = r.cluster;
+    random_row& w = r.what;
+    w.seed = c.seed = c.lengths.seed = seed;
+    const double mean = between(30, 600);
+    switch (whole(0, 3)) {
+    case 0:
+        w.lengths = "equal", c.lengths.response = {constant{mean}};
+        break;
+    case 1:
+        w.lengths = "uniform", c.lengths.response = {uniform{0.2 * mean, 1.8 * mean}};
+        break;
+    case 2: {
+        const double sigma = between(0.4, 1.2);
+        w.lengths = "lognormal",
+        c.lengths.response = {lognormal{mean * std::exp(-sigma * sigma / 2), sigma}, 1, 30 * mean};
+        break;
+    }
+    default:
+        w.lengths = "Pareto", c.lengths.response = {pareto{1.5, mean / 3, 40 * mean}};
+    }
+    c.lengths.prompt = {constant{chance(0.5) ? 0. : std::round(mean / 4)}};
+    w.tau = whole(1, 8);
+    w.batch = std::llround(between(8, 64));
+    const auto batch = static_cast<double>(w.batch);
+    w.workers = static_cast<int>(whole(1, 8));
+    w.lanes = chance(0.5) ? std::max<index_t>(1, std::llround(between(0.25, 3) * batch / w.workers))
+                          : std::llround(between(4, 128));
+    c.lanes = w.lanes;
+    const staleness_policy policy = chance(0.5) ? staleness_policy::capacity : staleness_policy::edf;
+    w.policy = name_of(policy);
+    c.speed.step = 1e-3;
+    c.speed.step_per_sequence = chance(0.3) ? 0 : 1e-3 * between(0.002, 0.3);
+    c.speed.rebuild = chance(0.3) ? 0 : 1e-3 * between(1e-4, 0.05);
+    c.speed.prefill = chance(0.5) ? 0 : c.speed.rebuild;
+    if (chance(0.25)) c.factor = {uniform{0.7, 2}};
+
+    // in units of what rollout takes for a batch where 2 B run
+    const double running = std::min(static_cast<double>(w.lanes), 2 * batch / w.workers);
+    const double rollout = batch * mean * (1e-3 + c.speed.step_per_sequence * running) / (running * w.workers);
+    r.teachers = static_cast<int>(whole(1, 2));
+    r.s.teacher_batch = whole(1, std::min<index_t>(16, w.batch));
+    r.s.teacher_flush = chance(0.5) ? 0 : between(0.01, 0.3) * rollout;
+    const double teacher = rollout * between(0.05, 1.5) * r.teachers, fixed_part = uniform01();
+    c.teacher_time.fixed = fixed_part * teacher / std::ceil(batch / static_cast<double>(r.s.teacher_batch));
+    c.teacher_time.per_item = (1 - fixed_part) * teacher / batch;
+    c.learner_time.fixed = rollout * between(0.1, 3);
+    if (chance(0.3)) c.learner_time.noise = {lognormal{1, 0.3}};
+    c.sync_time.fixed = chance(0.4) ? 0 : rollout * between(0.005, 0.2);
+    c.teacher_time.what = draw_of::teacher_time, c.learner_time.what = draw_of::learner_time;
+    c.sync_time.what = draw_of::sync_time;
+    c.teacher_time.seed = c.learner_time.seed = c.sync_time.seed = seed;
+    const double pace = std::max({rollout, teacher / r.teachers, c.learner_time.fixed});
+    if (chance(0.2)) w.changes += "L", c.learner_factor = between(0.3, 4);
+    if (chance(0.1)) w.changes += "T", c.teacher_factor = between(0.5, 4);
+    if (w.workers > 1 && chance(0.2)) {
+        w.changes += "W";
+        for (auto i = static_cast<std::int32_t>(whole(1, w.workers - 1)); i > 0; --i) {
+            r.outside.emplace_back(pace * between(200, 400), event::down(stage::rollout, i));
+            if (chance(0.5))
+                r.outside.emplace_back(pace * between(401, 500),
+                                       event::up(stage::rollout, i, static_cast<std::int32_t>(w.lanes)));
+        }
+    }
+    r.s.batch = w.batch;
+    r.s.schedule = async{.tau = w.tau, .policy = policy};
+    return r;
+}
+
+struct random_outcome {
+    double pace = 0, lag = 0, permits = 0; // steps a second, mean start lag, mean M: once settled
+};
+
+struct random_observer {
+    index_t steps = 0;
+    double from = 0, until = 0, lag = 0, consumed = 0, permits = 0;
+    void event(double t, const opd::sched::event&, const actions& list, const scheduler& s) {
+        for (const action& a : list.items) {
+            if (a.what != action::kind::step) continue;
+            ++steps, until = t;
+            if (steps == settled_from) from = t;
+            if (steps <= settled_from) continue;
+            for (const consumed_sequence& c : list.consumed_by(a)) lag += static_cast<double>(a.version - 1 - c.start);
+            consumed += static_cast<double>(list.consumed_by(a).size());
+            permits += static_cast<double>(s.resolved().permits);
+        }
+    }
+};
+
+random_outcome run_load(const random_load& l, index_t outstanding, index_t steps) {
+    settings s = l.s;
+    auto& how = std::get<async>(s.schedule);
+    how.outstanding = outstanding == automatic ? automatic : std::min(outstanding, 2 * s.batch);
+    random_observer seen;
+    virtual_driver<random_cluster, random_observer> run(s, l.cluster, &seen);
+    run.bring_up(stage::learner, 1);
+    run.bring_up(stage::teacher, l.teachers);
+    run.bring_up(stage::rollout, l.what.workers, static_cast<std::int32_t>(l.what.lanes));
+    for (const auto& [t, e] : l.outside) run.at(t, e);
+    bool resized = outstanding == how.outstanding;
+    while (seen.steps < steps && run.step())
+        if (!resized && seen.steps == 10)
+            resized = true, run.at(run.now(), event::of(event::kind::resize, outstanding));
+    if (seen.steps < steps)
+        throw failure(exit_stuck, fmt::format("load {} came to a standstill after {} steps", l.what.seed, seen.steps));
+    const auto n = static_cast<double>(steps - settled_from);
+    return {n / (seen.until - seen.from), seen.lag / seen.consumed, seen.permits / n};
 }
 
 } // namespace
@@ -161,6 +306,56 @@ std::vector<jump_row> load_jumps(const config& node, index_t steps, int seeds) {
         rows.push_back(row);
     }
     return rows;
+}
+
+std::vector<random_row> random_loads(index_t loads, index_t steps, const std::function<void(double)>& progress) {
+    std::vector<random_row> rows(static_cast<std::size_t>(loads));
+    std::atomic<index_t> done{0};
+    opd::thread_team team(static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
+    team.run(loads, [&](index_t i, int worker) {
+        const random_load load = load_of(static_cast<std::uint64_t>(i) + 1);
+        random_row& row = rows[static_cast<std::size_t>(i)];
+        row = load.what;
+        const auto batch = static_cast<double>(row.batch);
+        const random_outcome own = run_load(load, automatic, steps);
+        std::vector<random_outcome> fixed;
+        double fastest = 0;
+        for (index_t half = 2; half <= 2 * (row.tau + 1); ++half) {
+            fixed.push_back(run_load(load, half * row.batch / 2, steps));
+            fastest = std::max(fastest, fixed.back().pace);
+        }
+        const auto best =
+            std::find_if(fixed.begin(), fixed.end(), [&](const random_outcome& o) { return o.pace >= 0.98 * fastest; });
+        row.share = own.pace / fastest, row.lag = own.lag, row.permits = own.permits / batch;
+        row.fixed = best->permits / batch, row.fixed_lag = best->lag;
+        row.widest_share = fixed.back().pace / fastest, row.widest_lag = fixed.back().lag;
+        const index_t n = ++done;
+        if (worker == 0) progress(static_cast<double>(n) / static_cast<double>(loads));
+    });
+    return rows;
+}
+
+std::string table(const std::vector<random_row>& rows) {
+    std::string out = "seed lengths   policy   tau  B workers lanes changes | fixed M  lag | automatic M  share  lag | "
+                      "(tau + 1) B: share  lag\n";
+    std::vector<double> shares;
+    double lag = 0, fixed_lag = 0, widest_lag = 0;
+    for (const random_row& r : rows) {
+        out += fmt::format("{:<4} {:<9} {:<8} {:>3} {:>2} {:>7} {:>5} {:<7} | {:>6.1f}B {:>4.2f} | {:>10.2f}B {:>6.3f} "
+                           "{:>4.2f} | {:>18.3f} {:>4.2f}\n",
+                           r.seed, r.lengths, r.policy, r.tau, r.batch, r.workers, r.lanes, r.changes, r.fixed,
+                           r.fixed_lag, r.permits, r.share, r.lag, r.widest_share, r.widest_lag);
+        shares.push_back(r.share);
+        lag += r.lag, fixed_lag += r.fixed_lag, widest_lag += r.widest_lag;
+    }
+    std::sort(shares.begin(), shares.end());
+    const auto n = static_cast<double>(rows.size());
+    const auto below = [&](double x) { return std::lower_bound(shares.begin(), shares.end(), x) - shares.begin(); };
+    return out + fmt::format("{} loads: share of the fastest fixed M: least {:.3f}, twentieth {:.3f}, median {:.4f}; "
+                             "below 0.9: {}, below 0.95: {}\n"
+                             "mean lag: automatic M {:.2f}, best fixed M {:.2f}, (tau + 1) B {:.2f}\n",
+                             rows.size(), shares.front(), shares[shares.size() / 20], shares[shares.size() / 2],
+                             below(0.9), below(0.95), lag / n, fixed_lag / n, widest_lag / n);
 }
 
 std::string table(const std::vector<choosing_row>& rows) {

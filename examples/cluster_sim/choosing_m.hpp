@@ -45,7 +45,23 @@ struct jump_row {
 };
 std::vector<jump_row> load_jumps(const config& node, index_t steps, int seeds);
 
+/// A load that is drawn by its seed alone: one of four laws of lengths, tau 1 to 8, B 8 to 64, 1 to 8 rollout workers with few lanes or
+/// many, speeds of all stages; some change while the run goes on (L: the learner's, T: the teacher's, W: workers leave, and may come back).
+struct random_row {
+    std::uint64_t seed = 0;
+    std::string lengths, policy, changes;
+    index_t tau = 1, batch = 1, lanes = 1;
+    int workers = 1;
+    double share = 0, lag = 0, permits = 0; ///< of automatic M; permits in batches
+    double fixed = 0, fixed_lag = 0;        ///< the least M, in batches, that reaches 98 % of the fastest
+    double widest_share = 0, widest_lag = 0;
+};
+/// Loads of seeds 1 to `loads`, each beside every fixed M in steps of half a batch. All begin with 2 B permits, the fixed ones have
+/// theirs from the tenth step on. Of `steps` steps the first 200 are warm-up.
+std::vector<random_row> random_loads(index_t loads, index_t steps, const std::function<void(double)>& progress);
+
 std::string table(const std::vector<choosing_row>& rows);
+std::string table(const std::vector<random_row>& rows);
 std::string table(const std::vector<jump_row>& rows);
 
 } // namespace cluster_sim

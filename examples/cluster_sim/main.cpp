@@ -35,7 +35,7 @@ struct command {
     std::vector<std::string> only;
     bool print_config = false, version = false, quiet = false, no_sensitivity = false, no_plots = false;
     bool choosing_m = false, quick = false, gain = false;
-    int seeds = 2;
+    int seeds = 2, random = 0;
     std::uint64_t seed = 1;
     index_t steps = 0;
     double seconds = 0;
@@ -90,6 +90,9 @@ int run(int argc, char** argv) {
         ->capture_default_str()
         ->check(CLI::Range(1, 100))
         ->needs(choosing);
+    app.add_option("--random", a.random, "of --choosing-m: so many random loads instead of the cluster's")
+        ->check(CLI::Range(1, 100000))
+        ->needs(choosing);
     app.add_flag("--version", a.version, "print the version and exit");
     try {
         app.parse(argc, argv);
@@ -134,13 +137,21 @@ int run(int argc, char** argv) {
         throw a.config_file.empty() ? e : failure(e.code, a.config_file + ": " + e.what());
     }
     if (a.choosing_m) {
-        const index_t steps = *steps_option ? a.steps : 300;
-        if (steps < 60)
-            throw failure(exit_usage, fmt::format("--steps must be at least 60 with --choosing-m, not {}", steps));
+        const index_t steps = *steps_option ? a.steps : a.random > 0 ? 1000 : 300, least = a.random > 0 ? 210 : 60;
+        if (steps < least)
+            throw failure(exit_usage, fmt::format("--steps must be at least {} with --choosing-m{}, not {}", least,
+                                                  a.random > 0 ? " --random" : "", steps));
         const bool progress = !a.quiet && ::isatty(STDERR_FILENO);
-        const auto rows = choosing_m(c, steps, a.seeds, a.quick, [&](double share) {
+        const auto say = [&](double share) {
             if (progress) fmt::print(stderr, "\r\033[K{:.0f} %", 100 * share);
-        });
+        };
+        if (a.random > 0) {
+            const auto rows = random_loads(a.random, steps, say);
+            if (progress) fmt::print(stderr, "\r\033[K");
+            fmt::print("{}", table(rows));
+            return exit_ok;
+        }
+        const auto rows = choosing_m(c, steps, a.seeds, a.quick, say);
         if (progress) fmt::print(stderr, "\r\033[K");
         fmt::print("{}\n{}", table(rows), table(load_jumps(c, steps, a.seeds)));
         return exit_ok;

@@ -507,9 +507,10 @@ public:
     void close_gate() { gate_open_ = false; }
     void reopen_gate() { gate_open_ = true; }
     /// Automatic M: what was seen for some time.
-    void pass(double seconds, bool held, double teachers_idle, index_t queue, double rollout_idle) {
-        control_.pass(seconds, held, teachers_idle, queue, rollout_idle);
+    void pass(double seconds, bool held, bool starved, double teachers_idle, index_t queue, double rollout_idle) {
+        control_.pass(seconds, held, starved, teachers_idle, queue, rollout_idle);
     }
+    void called(double full) { control_.called(full); }
     void told(double elasticity) { control_.told(elasticity); }
     /// What was seen was by another clock.
     void forget_time() { control_.forget(); }

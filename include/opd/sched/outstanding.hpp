@@ -5,16 +5,21 @@
 //
 // The rule: when the learner asks, a batch should lie ready and little more. At each step, before its permits return,
 //
-//   l += g·(2.1·B + U - B·held/T - l)                     U: upstream, that is waiting, in rollout, queued or being scored;
-//                                                         g: 1/2 upwards, 1/4 downwards
-//   t += idle/T > 1/1000 ? B·idle/T : (B/20 - queue)/4    queue: the teacher's at its shortest since the last step
+//   x  = 2.1·B + U - B·held/T - l                         U: upstream, that is waiting, in rollout, queued or being scored
+//   x  = max(x, 2·B·starved/T)                            where starved/T > 1/50
+//   l += x/2 where x > 0, else x/4
+//   f  = 1 - (1 - idle/T)·full
+//   t += f > 1/1000 ? B·f : (B/20 - queue)/4              queue: the teacher's at its shortest since the last step
 //   r += B·(unused + e)/2                                 e: the elasticity of rollout (rollout_cost.hpp); not told: r = l
 //   M  = min(l, t, r), within [B, (tau + 1)·B], in whole groups
 //   l, t, r: at least B, at most M + B/2, so that those that do not limit stay near
 //
-// T: seconds since the last step; held: those in which a batch lay ready and the policy held it back (edf: deadlines are short then,
-// not permits); idle: those of a teacher, in the mean; unused: the mean share of rollout
-// workers that run nothing. Where no time passes, counts alone decide: l. No length, latency or speed is estimated here; `now` comes with the events, so equal events give equal M.
+// T: seconds since the last step. Of them, held: in which a batch lay ready and the policy held it back (edf: deadlines are
+// short then, not permits); starved: in which the learner waited and no batch lay ready; idle: those of a teacher, in the
+// mean. full: sequences of scoring calls over those of full ones; unused: the mean share of rollout workers that run nothing.
+// What is ready at one moment does not show that the learner starves: where lengths are equal or calls are large, sequences
+// come in crowds. Where no time passes, counts alone decide: l. No length, latency or speed is estimated here; `now` comes
+// with the events, so equal events give equal M.
 //
 // M <= (tau + 1)·B at all times, so every policy's bound stands, also while M falls and more than M are out. What M is worth:
 // docs/sched/outstanding.md, with three lemmas.
@@ -44,15 +49,16 @@ public:
     /// What was seen since the last step means nothing: the clock may be another.
     void forget() {
         begun_ = false;
-        since_ = held_ = idle_ = rollout_idle_ = elasticity_ = told_ = 0;
+        since_ = held_ = starved_ = idle_ = rollout_idle_ = elasticity_ = told_ = full_ = calls_ = 0;
         queue_ = -1;
     }
-    /// `seconds` in which a batch was held back or not, teachers and rollout workers were idle to a share, and so many sequences
-    /// waited for teachers.
-    void pass(double seconds, bool held, double idle, index_t queue, double rollout_idle) {
+    /// `seconds` in which the learner waited for a batch that was held back, or for one that was not there; teachers and rollout
+    /// workers were idle to a share, and so many sequences waited for teachers.
+    void pass(double seconds, bool held, bool starved, double idle, index_t queue, double rollout_idle) {
         seconds = std::min(seconds, 1e9); // the clock of a restored scheduler may be anything
         since_ += seconds;
         held_ += held ? seconds : 0;
+        starved_ += starved ? seconds : 0;
         idle_ += idle * seconds;
         rollout_idle_ += rollout_idle * seconds;
         queue_ = queue_ < 0 ? queue : std::min(queue_, queue);
@@ -62,19 +68,27 @@ public:
         elasticity_ += elasticity;
         told_ += 1;
     }
+    /// A scoring call began, full to this share.
+    void called(double full) {
+        full_ += full;
+        calls_ += 1;
+    }
     /// M from this step on; `before` until now.
     index_t step(index_t upstream, index_t before) {
         const bool timed = since_ > 0, first = !begun_;
-        const double held = timed ? held_ / since_ : 0, idle = timed ? idle_ / since_ : 0;
+        const double held = timed ? held_ / since_ : 0, starved = timed ? starved_ / since_ : 0;
+        const double idle = timed ? idle_ / since_ : 0, full = calls_ > 0 ? full_ / calls_ : 1;
         const double unused = timed ? rollout_idle_ / since_ : 0, gain = told_ > 0 ? elasticity_ / told_ : 1;
         const bool told = timed && told_ > 0;
         const auto queue = static_cast<double>(queue_);
         forget();
         begun_ = true;
         if (first) return before; // the first tells of the start, not of the work
-        const double missing = (2 + ahead) * batch_ + static_cast<double>(upstream) - batch_ * held - for_learner_;
+        double missing = (2 + ahead) * batch_ + static_cast<double>(upstream) - batch_ * held - for_learner_;
+        if (starved > 0.02) missing = std::max(missing, 2 * batch_ * starved);
         for_learner_ += missing / (missing > 0 ? 2 : 4);
-        for_teacher_ += idle > 1e-3 ? batch_ * idle : (batch_ / 20 - queue) / 4;
+        const double free = 1 - (1 - idle) * full; // of what teachers could take
+        for_teacher_ += free > 1e-3 ? batch_ * free : (batch_ / 20 - queue) / 4;
         if (!timed) for_teacher_ = for_learner_;
         for_rollout_ += batch_ * (unused + gain) / 2;
         if (!told) for_rollout_ = for_learner_;
@@ -89,17 +103,17 @@ public:
 
     template <class A>
     void fields(A& a) {
-        a(for_learner_, for_teacher_, for_rollout_, since_, held_, idle_, rollout_idle_, elasticity_, told_, queue_,
-          begun_);
+        a(for_learner_, for_teacher_, for_rollout_, since_, held_, starved_, idle_, rollout_idle_, elasticity_, told_,
+          full_, calls_, queue_, begun_);
     }
     /// Whether what was read can be.
     bool sound() const {
         const double top = 1.5 * static_cast<double>(most_) + 1;
         const auto is = [](double x, double most) { return x >= 0 && x <= most; };
         return is(for_learner_, top) && is(for_teacher_, top) && is(for_rollout_, top) && is(since_, 1e300) &&
-               is(held_, since_ * (1 + 1e-6)) && is(idle_, since_ * (1 + 1e-6)) &&
-               is(rollout_idle_, since_ * (1 + 1e-6)) && is(told_, 1e15) && std::abs(elasticity_) <= told_ &&
-               queue_ >= -1;
+               is(held_, since_ * (1 + 1e-6)) && is(starved_, since_ * (1 + 1e-6)) && is(idle_, since_ * (1 + 1e-6)) &&
+               is(rollout_idle_, since_ * (1 + 1e-6)) && is(calls_, 1e15) && is(full_, calls_ * (1 + 1e-6)) &&
+               is(told_, 1e15) && std::abs(elasticity_) <= told_ && queue_ >= -1;
     }
 
 private:
@@ -109,9 +123,10 @@ private:
     index_t least_, most_, group_;
     double for_learner_ = 0, for_teacher_ = 0, for_rollout_ = 0;
     // since the last step
-    double since_ = 0, held_ = 0, idle_ = 0, rollout_idle_ = 0; // seconds
-    double elasticity_ = 0, told_ = 0;                          // sum and number of what was told
-    index_t queue_ = -1;                                        // none seen
+    double since_ = 0, held_ = 0, starved_ = 0, idle_ = 0, rollout_idle_ = 0; // seconds
+    double elasticity_ = 0, told_ = 0;                                        // sum and number of what was told
+    double full_ = 0, calls_ = 0;                                             // likewise of scoring calls
+    index_t queue_ = -1;                                                      // none seen
     bool begun_ = false;
 };
 

@@ -117,9 +117,7 @@ public:
     const sched::settings& options() const { return settings_; }
     sample_t cursor() const { return cursor_; } ///< the next sequence's number
     /// A batch's worth is scored and the learner idle, but the staleness policy waits for someone.
-    bool held_back() const {
-        return phase_ == phase::idle && ledger_.ready_count() >= plan_.batch && !finished_ && can_train();
-    }
+    bool held_back() const { return learner_waits() && ledger_.ready_count() >= plan_.batch; }
     /// edf: sequences that could still have shared the tightest deadline of the last batch; -1 under other policies.
     index_t slack() const { return ledger_.slack(); }
 
@@ -255,6 +253,7 @@ private:
     }
     bool rollout_empty() const { return where().waiting + where().rollout == 0; }
     bool can_train() const { return roster_.is_up(stage::learner, 0); }
+    bool learner_waits() const { return phase_ == phase::idle && !finished_ && can_train(); }
     // As a share of all that they could do.
     double teachers_idle() const {
         const index_t slots = roster_.teacher_slots(), busy = static_cast<index_t>(jobs_.size());
@@ -556,6 +555,7 @@ inline void scheduler::score(actions& out) {
         a.job = j.number;
         a.worker = j.worker, a.incarnation = incarnation_of(stage::teacher, j.worker);
         list(out, a, j.slots);
+        ledger_.called(static_cast<double>(j.slots.size()) / static_cast<double>(settings_.teacher_batch));
         jobs_.push_back(std::move(j));
     }
 }

@@ -15,7 +15,7 @@ inline void scheduler::on(const event& e, double now, actions& out) {
         throw invalid_input("now", "is " + std::to_string(now) + " after " + std::to_string(now_) +
                                        ": time is finite and never decreases");
     const double before = std::exchange(now_, now);
-    const bool held = plan_.automatic && held_back();
+    const bool held = plan_.automatic && held_back(), starved = plan_.automatic && learner_waits() && !held;
     const double idle = plan_.automatic ? teachers_idle() : 0, unused = plan_.automatic ? roster_.rollout_idle() : 0;
     const index_t queue = queue_.size();
     try {
@@ -24,7 +24,7 @@ inline void scheduler::on(const event& e, double now, actions& out) {
         now_ = before;
         throw;
     }
-    if (plan_.automatic && before > -forever) ledger_.pass(now - before, held, idle, queue, unused);
+    if (plan_.automatic && before > -forever) ledger_.pass(now - before, held, starved, idle, queue, unused);
     if (e.what == event::kind::stop) return;
     expire(out);
     // while others are still at it, one more worker with the weights leads to nothing; there may be thousands
