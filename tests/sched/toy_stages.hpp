@@ -43,9 +43,10 @@ struct failed : std::runtime_error {
 struct world {
     enum class wrong { nothing, twice, stranger, future, forgets, partly, miscounts };
     std::function<wrong(const std::string& call, int worker, sample_t about, std::stop_token)> fault;
-    std::set<sample_t> held, was_held;   ///< responses that do not end; those that did not end before a resume
-    bool forgetful = false;              ///< the rollout stage loses sequences
-    index_t budget = 0;                  ///< tokens of an attempt, after which it parks; 0: all
+    std::set<sample_t> held,
+        was_held;           ///< responses that do not end before release(); those that did not end before a resume
+    bool forgetful = false; ///< the rollout stage loses sequences
+    index_t budget = 0;     ///< tokens of an attempt, after which it parks; 0: all
     std::atomic<std::int64_t> drawn = 0; ///< tokens
 
     std::mutex mutex;
@@ -56,6 +57,8 @@ struct world {
     int stages = 0; // objects that live
     std::atomic<bool> training = false;
     std::int64_t resumed = 0;
+    std::set<sample_t> released;
+    std::map<sample_t, version_t> drawn_by; // where some are held: the latest token of each
 
     void complain(const std::string& s) {
         const std::lock_guard lock(mutex);
@@ -89,6 +92,23 @@ struct world {
         bool open_ = false;
         int waiting_ = 0;
     };
+    /// Draws one more token. True: it does not end here.
+    bool holds(sample_t s, version_t by) {
+        if (held.empty()) return false; // it does not change during a run
+        const std::lock_guard lock(mutex);
+        drawn_by[s] = by;
+        changed.notify_all();
+        return held.count(s) > 0 && released.count(s) == 0;
+    }
+    void release(sample_t s) {
+        const std::lock_guard lock(mutex);
+        released.insert(s);
+    }
+    /// Until a token of it was drawn at that version or later.
+    void await_token(sample_t s, version_t by) {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return drawn_by.count(s) > 0 && drawn_by[s] >= by; });
+    }
     void await_stages_gone() {
         std::unique_lock lock(mutex);
         changed.wait(lock, [&] { return stages == 0; });
@@ -186,7 +206,8 @@ public:
             }
             l.what.versions.push_back(version_);
             ++world_->drawn;
-            if (l.what.versions.size() < length_of(l.who.sample) || world_->held.count(l.who.sample) > 0) continue;
+            const bool held = world_->holds(l.who.sample, version_);
+            if (held || l.what.versions.size() < length_of(l.who.sample)) continue;
             token_versions v = versions_of(l.what);
             if (w == wrong::future) v.newest = version_ + 1000; // (+ 1 may have been published since)
             const auto made = std::make_shared<const sequence>(l.what);
