@@ -215,7 +215,7 @@ TEST_CASE("the explorer finds what is wrong") {
     finds({.s = s, .promised = 0}, "the lag exceeds what was promised");
     finds({.s = base(step_off{1}, 1, 2), .promised = 0}, "the lag exceeds what was promised");
     // what lives, jobs that name weights, and word of their loss are for
-    finds({.s = s, .slots = {1}, .faults = 2, .forgets_lives = event::kind::synced}, "a start without the weights");
+    finds({.s = s, .slots = {1}, .faults = 2, .forgets_lives = event::kind::synced}, "deadlock: nothing can happen");
     finds({.s = s, .slots = {1}, .faults = 2, .forgets_lives = event::kind::worker_down},
           "deadlock: nothing can happen");
     finds({.s = s, .slots = {1}, .faults = 2, .installs_by_version = true}, "a start without the weights");

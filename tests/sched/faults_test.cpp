@@ -76,6 +76,15 @@ struct run {
 settings few(index_t sequences, index_t batch = 1) {
     return {.batch = batch, .schedule = async{.tau = 0}, .sequences = sequences, .teacher_batch = batch};
 }
+std::vector<schedule> schedules() {
+    std::vector<schedule> all{opd::sched::sync{}, step_off{1}, step_off{3}, controlled{2}};
+    for (const auto p :
+         {staleness_policy::capacity, staleness_policy::cohort_fifo, staleness_policy::edf, staleness_policy::drop,
+          staleness_policy::retry, staleness_policy::in_order, staleness_policy::areal})
+        for (const auto u : {weight_update::keep, weight_update::abort, weight_update::finish_first})
+            all.push_back(async{.policy = p, .update = u});
+    return all;
+}
 /// Of a sequence's first attempt.
 auto first(const fault& f) {
     return [f](const ticket& t) { return t.attempt == 1 ? f : fault{}; };
@@ -168,4 +177,33 @@ TEST_CASE("a publication that is lost while it is installed is made again") {
     run r(few(1), {.publications = {{2, 0.0}}});
     CHECK(r.until(9) == "1.00 rolled 0, 2.00 scored, 3.00 learned, 3.00 weights lost, 4.00 learned");
     CHECK(r.d.scheduler().totals().lost_weights == 1);
+}
+
+TEST_CASE("a stage that always fails ends the run, under every schedule, and is named") {
+    const fault fails{.what = fault::kind::fail};
+    struct bad_cluster : cluster {
+        stage bad = stage::rollout;
+        fault how;
+        fault rollout_fault(const ticket&) const { return bad == stage::rollout ? how : fault{}; }
+        fault teacher_fault(std::uint64_t, std::int32_t) const { return bad == stage::teacher ? how : fault{}; }
+        fault learner_fault(std::uint64_t) const { return bad == stage::learner ? how : fault{}; }
+    };
+    for (const schedule& how : schedules())
+        for (const stage bad : {stage::rollout, stage::teacher, stage::learner})
+            for (const fault& f : {fails, fault{.what = fault::kind::partial, .which = 0}}) {
+                if (f.what == fault::kind::partial && bad != stage::teacher) continue;
+                INFO("schedule " << how.index() << " stage " << name_of(bad));
+                bad_cluster c;
+                c.bad = bad, c.how = f;
+                settings s{.batch = 2, .schedule = how}; // all else by default
+                virtual_driver<bad_cluster> d(s, c);
+                d.bring_up(stage::rollout, 2, 2);
+                d.bring_up(stage::teacher, 1);
+                d.bring_up(stage::learner, 1);
+                CHECK(d.run(5000));
+                CHECK(d.scheduler().failed() == bad);
+                CHECK(d.scheduler().totals().consumed == 0);
+                CHECK(d.scheduler().totals().failed <= 5 * 2 + 2 * 6 + 2); // what counted, and what was outstanding
+                CHECK(d.first_exception() != nullptr);
+            }
 }

@@ -152,7 +152,7 @@ TEST_CASE("weights are those of the job that made them: a zombie's are none") {
     CHECK(t.learned(3) == "sync v1");
     CHECK(t.out.items.at(0).job == 3);
     CHECK(t.s.weights() == weights{0, 0});
-    CHECK(t.on(event::synced(0, 2)) == ""); // it has the zombie's
+    CHECK(t.on(event::synced(0, 2)) == "sync 0 v1"); // it has the zombie's
     CHECK_FALSE(t.s.gate_open());
     CHECK(t.on(event::synced(0, 3)) == "step v1:0 | start 2@0 v1");
     CHECK(t.s.weights() == weights{1, 3});
@@ -322,6 +322,45 @@ TEST_CASE("a worker that hangs over its first weights keeps nobody waiting, and 
     CHECK(t.synced(0, 1) == "step v1:0 | start 2@0 v1");
     CHECK(t.wait() == "lost rollout 1");
     CHECK(t.now == 6); // from its coming
+}
+
+TEST_CASE("who joins is waited for once it holds what others hold, or when versions keep coming before it is ready") {
+    script t(stream(1, {.tau = 8}));
+    t.staff(2);
+    sample_t next = 0;
+    const auto publish = [&] { // worker 0 does all the work
+        const version_t v = t.s.version();
+        t.rolled(next, t.s.start_of(t.begun.at(next)), v), ++next;
+        t.scored();
+        return t.learned();
+    };
+    CHECK(t.up(stage::rollout, 1, 4) == "sync 1 v0");
+    CHECK(publish() == "sync v1");
+    CHECK(t.synced(0, 1).substr(0, 9) == "step v1:0"); // nobody waits for worker 1
+    CHECK(t.synced(1, 0) == "sync 1 v1");              // overtaken once: the newest
+    CHECK(publish() == "sync v2");
+    CHECK(t.synced(0, 2).substr(0, 9) == "step v2:1");
+    CHECK(t.synced(1, 1) == ""); // overtaken again: it rests, so that the next publication finds it ready
+    CHECK(t.synced(1, 1) == ""); // said twice
+    CHECK(publish() == "sync v3");
+    CHECK(t.synced(0, 3) == ""); // which waits for it
+    CHECK(t.synced(1, 3).substr(0, 9) == "step v3:2");
+    CHECK(t.begun.at(5).worker == 1);
+}
+
+TEST_CASE("who waits for a publication that nobody is left to bring about is told the weights of the version") {
+    for (const bool drains : {false, true}) {
+        script t(stream(1, {.tau = 8}));
+        t.staff(2);
+        t.up(stage::rollout, 1, 4);
+        for (sample_t n = 0; n < 2; ++n) {
+            t.rolled(n, t.s.start_of(t.begun.at(n)), t.s.version()), t.scored(), t.learned();
+            t.synced(0, t.s.version() + 1);
+        }
+        CHECK(t.synced(1, 0) == "");
+        CHECK((drains ? t.up(stage::rollout, 0, 0) : t.down(stage::rollout, 0)) == "sync 1 v2");
+        CHECK(t.synced(1, 2).substr(0, 5) == "start");
+    }
 }
 
 TEST_CASE("a worker drains: what runs there is finished, nothing new starts, and it leaves") {

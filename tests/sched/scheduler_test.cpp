@@ -129,7 +129,7 @@ TEST_CASE("async keeps a permit from the start to the end of the synchronisation
 }
 
 TEST_CASE(
-    "nothing starts on a worker that has not installed the version, and every worker that has answered must have it") {
+    "nothing starts on a worker that has not installed the version, and every worker that had a version must have it") {
     script t(stream(1, {.tau = 1}));
     t.staff(1);
     CHECK(t.up(stage::rollout, 1, 2) == "sync 1 v0");
@@ -148,13 +148,17 @@ TEST_CASE(
     CHECK(t.learned() == "sync v2"); // it still has not answered
     t.synced(0, 2);
     CHECK(t.synced(1, 2) == "step v2:1 | start 3@1 v2");
-    CHECK(t.synced(2, 1) == ""); // it answers late: from now on it is waited for
+    CHECK(t.synced(2, 1) == "sync 2 v2"); // it answers late, and still nobody waits for it
     t.rolled(2, 1, 2), t.scored();
     CHECK(t.learned() == "sync v3");
     t.synced(0, 3);
-    CHECK(t.synced(1, 3) == "");
-    CHECK(t.synced(2, 2) == "");
-    CHECK(t.synced(2, 3) == "step v3:2 | start 4@0 v3");
+    CHECK(t.synced(1, 3) == "step v3:2 | start 4@0 v3");
+    CHECK(t.synced(2, 2) == ""); // late again: from the next publication on it is waited for
+    t.rolled(3, 2, 3), t.scored();
+    CHECK(t.learned() == "sync v4");
+    t.synced(0, 4);
+    CHECK(t.synced(1, 4) == "");
+    CHECK(t.synced(2, 4).substr(0, 9) == "step v4:3");
 }
 
 TEST_CASE("sequences go to the least busy worker") {
@@ -662,9 +666,9 @@ TEST_CASE("deadlines: who installs other weights than the version's still has to
     t.now = 2;
     t.rolled(0), t.scored(), t.learned(), t.synced(0, 1);
     t.now = 3;
-    CHECK(t.synced(1, 0) == ""); // a version too late
+    CHECK(t.synced(1, 0) == "sync 1 v1"); // a version too late
     CHECK(t.wait() == "lost rollout 1");
-    CHECK(t.now == 6);
+    CHECK(t.now == 8);
 }
 
 TEST_CASE("deadlines: a state that is saved has the time of each") { // the script restores it after every event
@@ -1135,7 +1139,8 @@ TEST_CASE("events that no driver can mean are refused and change nothing") {
     t.staff(2);
     check_refused(t, event::down(stage::teacher, -1), "teacher worker -1");
     check_refused(t, event::up(stage::rollout, -1), "rollout worker -1");
-    check_refused(t, event::up(stage::rollout, 1 << 24), "below 2^24");
+    check_refused(t, event::up(stage::rollout, 1 << 16), "settings.most_workers = 65536");
+    check_refused(t, event::up(stage::teacher, 0, (1 << 16) + 1), "settings.most_slots = 65536");
     check_refused(t, event::up(stage::teacher, 0, -1), "with -1 slots");
     check_refused(t, event::up(stage::learner, 1), "one learner");
     check_refused(t, event::up(stage::learner, 0, 2), "with 2 slots");
@@ -1265,4 +1270,174 @@ TEST_CASE("a run that begins where another left its weights does as one from 0, 
             s.group = group;
             CHECK(told(s, v, n) == told(s, 0, 0));
         }
+}
+
+TEST_CASE("a flush that is due while others still install is made") {
+    settings o = stream(1, {.tau = 2});
+    o.teacher_batch = 4, o.teacher_flush = 5;
+    script t(o);
+    t.staff(2);
+    t.up(stage::rollout, 1);
+    t.synced(1, 0);
+    CHECK(t.rolled(0) == "score j1@0:0"); // all that the idle learner waits for
+    t.scored();
+    CHECK(t.learned() == "sync v1");
+    t.now = 1;
+    CHECK(t.rolled(1) == ""); // it waits for three more, or until 6
+    t.now = 6;
+    CHECK(t.synced(0, 1) == "score j3@0:1");
+}
+
+TEST_CASE("attempts of one sequence count on beyond 65,535, and so does a snapshot of them") {
+    const settings o = stream(1, {.tau = 0});
+    scheduler s(o);
+    actions out;
+    std::vector<std::uint32_t> attempts;
+    const auto on = [&](scheduler& to, const event& e) {
+        out.clear();
+        to.on(e, 0, out);
+        for (const action& a : out.items)
+            if (a.what == action::kind::start) attempts.push_back(a.ticket.attempt);
+    };
+    on(s, event::up(stage::rollout, 0).of_life(1));
+    on(s, event::synced(0, 0).of_life(1));
+    for (int i = 0; i < 66000; ++i) on(s, event::parked(out.items.at(0).ticket, {0, 0, 0, 1}));
+    CHECK(attempts.size() == 66001);
+    s.check_invariants();
+    scheduler again = scheduler::restore(o, s.snapshot());
+    again.abandon_workers();
+    on(again, event::up(stage::rollout, 0).of_life(2));
+    on(again, event::synced(0, 0).of_life(2));
+    CHECK(attempts.size() == 66002);
+    CHECK(std::adjacent_find(attempts.begin(), attempts.end(), std::greater_equal<>()) == attempts.end());
+}
+
+TEST_CASE("what a message names takes no memory before it is there") {
+    script t(stream(1, {.tau = 1}));
+    t.staff(1);
+    const std::size_t before = t.s.snapshot().size();
+    CHECK(t.on(event::synced((1 << 16) - 1, 0).of_life(1)) == "");
+    CHECK(t.on(event::scored(1, (1 << 16) - 1).of_life(7)) == "");
+    CHECK(t.s.totals().late == 2);
+    CHECK(t.s.snapshot().size() == before);
+    check_refused(t, event::synced(1 << 16, 0).of_life(1), "most_workers");
+    settings o = stream(1, {.tau = 1});
+    o.most_workers = 1, o.most_slots = 2;
+    script few(o);
+    few.staff(2);
+    check_refused(few, event::up(stage::rollout, 1), "most_workers = 1");
+    check_refused(few, event::up(stage::rollout, 0, 3), "most_slots = 2");
+}
+
+// --- runs in which nothing is learnt from any more -------------------------------------------------------------------
+
+TEST_CASE("a run ends as failed after as many sequences in a row as make the steps, none learnt from in between") {
+    settings o = stream(2, {.tau = 1});
+    o.fruitless_steps = 2, o.rollout_attempts = 2;
+    script t(o);
+    t.staff(4);
+    CHECK(t.roll_failed(0) == "start 0#2@0"); // an attempt is no sequence
+    CHECK(t.roll_failed(0) == "fail 0 rollout | start 4@0");
+    for (sample_t n : {1, 2}) t.roll_failed(n), t.roll_failed(n);
+    t.rolled(3);
+    CHECK_FALSE(t.s.failed());
+    t.scored(), t.rolled(4), t.scored(), t.learned();
+    CHECK(t.synced(0, 1).substr(0, 11) == "step v1:3,4"); // that counts from the beginning
+    for (sample_t n : {5, 6, 7}) t.roll_failed(n), t.roll_failed(n);
+    CHECK_FALSE(t.s.failed());
+    CHECK(t.roll_failed(8) == "start 8#2@0 v1");
+    CHECK(t.roll_failed(8).substr(0, 17) == "fail 8 rollout | ");
+    CHECK(t.s.finished());
+    CHECK(t.s.failed() == stage::rollout);
+    CHECK(t.out.items.back().what == action::kind::finished);
+    CHECK(scheduler::restore(o, t.s.snapshot()).failed() == stage::rollout);
+    scheduler again = scheduler::restore(o, t.s.snapshot());
+    again.abandon_workers(false, true);
+    CHECK_FALSE(again.failed());
+    CHECK_FALSE(again.finished());
+}
+
+TEST_CASE("whole batches that fail are steps, and so is the learner's failure to publish without sequences") {
+    settings o = whole(opd::sched::sync{}, 2);
+    o.fruitless_steps = 2, o.rollout_attempts = 1;
+    script t(o);
+    t.staff(2);
+    t.roll_failed(0);
+    CHECK(t.roll_failed(1) == "fail 1 rollout | train j1 v0:");
+    t.learned();
+    t.synced(0, 1);
+    t.roll_failed(2);
+    CHECK(t.roll_failed(3).substr(0, 25) == "fail 3 rollout | finished");
+    CHECK(t.s.failed() == stage::rollout);
+
+    script l(o);
+    l.staff(2);
+    l.rolled(0), l.rolled(1), l.scored();
+    CHECK(l.on(event::learn_failed(l.train_job)) == "fail 0 learner | fail 1 learner | train j3 v0:");
+    CHECK(l.on(event::learn_failed(l.train_job)) == "finished");
+    CHECK(l.s.failed() == stage::learner);
+}
+
+TEST_CASE("0 steps: a run in which everything fails goes on") {
+    settings o = stream(1, {.tau = 1});
+    o.fruitless_steps = 0, o.rollout_attempts = 1;
+    script t(o);
+    t.staff(1);
+    for (sample_t n = 0; n < 100; ++n) t.roll_failed(n);
+    CHECK_FALSE(t.s.finished());
+}
+
+// --- weights that are lost after they came -----------------------------------------------------------------------------
+
+TEST_CASE("weights that are lost after the version has moved: who has them goes on, who joins waits for the next") {
+    script t(stream(1, {.tau = 1}));
+    t.staff(2);
+    t.rolled(0), t.scored();
+    const std::uint64_t first = t.train_job;
+    t.learned();
+    CHECK(t.s.needed_from() == 0);
+    t.synced(0, 1);
+    CHECK(t.s.needed_from() == first);
+    CHECK(t.on(event::weights_lost(first)) == "");
+    CHECK(t.up(stage::rollout, 1, 1) == ""); // there is nothing to install
+    t.rolled(1, 0, 1), t.scored();
+    CHECK(t.learned() == "sync v2");
+    CHECK(t.synced(1, 2) == "");
+    CHECK(t.synced(0, 2).substr(0, 9) == "step v2:1");
+    CHECK(t.up(stage::rollout, 2, 1) == "sync 2 v2");
+}
+
+TEST_CASE("weights that are lost with all who had them end the run, unless others are on their way") {
+    for (const bool more : {false, true}) {
+        script t(stream(1, {.tau = 1}));
+        t.staff(2);
+        t.rolled(0), t.scored(), t.learned(), t.synced(0, 1);
+        if (more) t.rolled(1, 0, 1);
+        CHECK(t.on(event::weights_lost(t.s.weights().job)) == "");
+        const std::string said = t.down(stage::rollout, 0);
+        CHECK(t.s.finished() == !more);
+        if (!more) {
+            CHECK(t.s.failed() == stage::rollout);
+            CHECK(said.find("finished") != std::string::npos);
+            continue;
+        }
+        CHECK(t.up(stage::rollout, 0, 2) == "");
+        CHECK(t.scored().substr(0, 5) == "train");
+        CHECK(t.learned().substr(0, 7) == "sync v2");
+        CHECK(t.s.version() == 2); // nobody else to wait for
+        CHECK(t.synced(0, 2).substr(0, 5) == "start");
+    }
+}
+
+TEST_CASE("who installs still needs what it was told, and so does nobody else") {
+    script t(stream(1, {.tau = 8}));
+    t.staff(2);
+    t.up(stage::rollout, 1);
+    for (sample_t n = 0; n < 3; ++n) {
+        t.rolled(n, t.s.start_of(t.begun.at(n)), t.s.version()), t.scored(), t.learned();
+        t.synced(0, t.s.version() + 1);
+    }
+    CHECK(t.s.needed_from() == 0); // worker 1 is at it
+    t.down(stage::rollout, 1);
+    CHECK(t.s.needed_from() == t.s.weights().job);
 }

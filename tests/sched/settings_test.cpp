@@ -55,10 +55,26 @@ TEST_CASE("every plain setting has a range") {
     refused(with([](auto& s) { s.teacher_attempts = 0; }), "teacher_attempts", "at least 1");
     refused(with([](auto& s) { s.learner_attempts = -1; }), "learner_attempts", "at least 1, not -1");
     refused(with([](auto& s) { s.first_version = -1; }), "first_version", "at least 0, not -1");
-    refused(with([](auto& s) { s.first_version = version_t{1} << 58; }), "first_version", "2^60 / batch");
-    refused(with([](auto& s) { s.first_sample = sample_t{1} << 61; }), "first_sample", "2^60");
+    refused(with([](auto& s) { s.fruitless_steps = -1; }), "fruitless_steps", "at least 0, not -1");
+    refused(with([](auto& s) { s.most_workers = 0; }), "most_workers", "at least 1");
+    refused(with([](auto& s) { s.most_slots = (1 << 24) + 1; }), "most_slots", "at most 2^24");
+    refused(with([](auto& s) { s.sequences = (index_t{1} << 59) + 1; }), "sequences", "2^59");
+    refused(with([](auto& s) { s.available = (index_t{1} << 59) + 1; }), "available", "2^59");
+    refused(with([](auto& s) { s.first_version = version_t{1} << 57; }), "first_version", "2^59 / batch");
+    refused(with([](auto& s) { s.first_sample = sample_t{1} << 60; }), "first_sample", "2^59");
     refused(with([](auto& s) { s.group = 4, s.first_sample = 6; }), "first_sample", "multiple of group, 4");
-    CHECK_NOTHROW(plan_of(with([](auto& s) { s.first_version = version_t{1} << 57, s.first_sample = 8; })));
+}
+
+TEST_CASE("the largest numbers that are accepted run, and their snapshots are read") {
+    settings s = streaming({.tau = 1}, 8, 3);
+    s.first_version = (version_t{1} << 59) / 8, s.first_sample = (sample_t{1} << 59) / 3 * 3;
+    s.sequences = (index_t{1} << 59) / 3 * 3;
+    scheduler run(s);
+    actions out;
+    run.on(event::up(stage::rollout, 0, 4).of_life(1), 0, out);
+    run.on(event::synced(0, 0).of_life(1), 0, out);
+    CHECK(run.totals().admitted > 0);
+    CHECK(scheduler::restore(s, run.snapshot()).snapshot() == run.snapshot());
 }
 
 TEST_CASE("times are finite and not negative") {

@@ -404,6 +404,7 @@ TEST_CASE("a call past its deadline: its worker is lost, others do the work, and
         r.how.rollout_deadline = r.how.abort_deadline = r.how.sync_deadline = r.how.teacher_deadline = 0.05;
         r.how.learner_deadline = 0.05;
         r.how.learner_attempts = 100;
+        r.how.fruitless_steps = 0; // on a busy machine nobody may be in time for long
         r.teachers = 2;
         r.shared->fault = [&, n = std::make_shared<std::atomic<int>>(call == "install" ? 5 : 9)](
                               const std::string& c, int, sample_t, std::stop_token stop) {
@@ -1168,4 +1169,121 @@ TEST_CASE("a worker that is slow to install its first weights goes on to the lat
     };
     r.go();
     check_complete(r, 160);
+}
+
+TEST_CASE("a worker that joins and is overtaken while it installs does not work off what is superseded") {
+    toy::run r;
+    r.how = how(streaming(2), 8, 400);
+    toy::world::gate slow;
+    std::atomic<int> installs = 0, until_it_served = 0;
+    r.shared->fault = [&](const std::string& call, int worker, sample_t, std::stop_token) {
+        if (worker != 2) return toy::world::wrong::nothing;
+        if (call == "start" && until_it_served == 0) until_it_served = installs.load();
+        if (call == "install" && ++installs == 1) slow.wait();
+        return toy::world::wrong::nothing;
+    };
+    r.on_step = [&](toy::driver& d, const toy::step& s) {
+        if (s.version == 2) d.add_rollout(std::make_shared<toy::rollout>(r.shared, 2, 4), 4);
+        if (s.version == 3) slow.await_waiting();
+        if (s.version == 20) {
+            slow.open();
+            d.set_slots(stage::rollout, 0, 0), d.set_slots(stage::rollout, 1, 0); // the rest is its
+        }
+    };
+    r.go();
+    check_complete(r, 400);
+    CHECK(until_it_served >= 1);
+    CHECK(until_it_served <= 4); // the first, the newest, and what came meanwhile; not twenty
+}
+
+TEST_CASE("a stage that always throws ends the run, under every schedule, and its last checkpoint loses nothing") {
+    for (const auto& [name, schedule] : all_schedules())
+        for (const std::string call : {"start", "step", "install", "score", "nothing", "train"}) {
+            if (name.find("keep 4") == std::string::npos && name.find("async") != std::string::npos) continue;
+            const bool drops = name.find("drop") != std::string::npos;
+            CAPTURE(name);
+            CAPTURE(call);
+            const stage bad = call == "train"                        ? stage::learner
+                              : call == "score" || call == "nothing" ? stage::teacher
+                                                                     : stage::rollout;
+            std::optional<toy::snapshot> saved;
+            std::atomic<bool> broken = false;
+            toy::run r;
+            r.how = how(schedule, 4, 400);
+            r.how.teacher_batch = 1;
+            r.shared->fault = [&](const std::string& c, int, sample_t, std::stop_token) {
+                if (broken && c == "score" && call == "nothing")
+                    return wrong::partly; // it scores none, and says nothing
+                if (broken && c == call) throw toy::failed("broken " + call);
+                return wrong::nothing;
+            };
+            r.on_step = [&](toy::driver&, const toy::step& s) {
+                if (s.version == 6) broken = true;
+            };
+            r.on_checkpoint = [&](toy::driver&, toy::snapshot s) { saved = std::move(s); };
+            r.go();
+            check_clean(r);
+            CHECK(!r.report.completed);
+            REQUIRE(r.report.failed == bad);
+            if (call != "nothing") {
+                REQUIRE(r.report.last_exception_of_failed);
+                CHECK_THROWS_WITH_AS(std::rethrow_exception(r.report.last_exception_of_failed),
+                                     ("broken " + call).c_str(), toy::failed);
+            }
+            REQUIRE(r.report.first_exception);
+            // what the last checkpoint does not know of did not happen
+            REQUIRE(saved);
+            std::multiset<sample_t> consumed;
+            for (const toy::step& s : r.steps)
+                if (s.version <= saved->weights.version)
+                    for (const auto& c : s.consumed) consumed.insert(c.ticket.sample);
+            toy::run again;
+            again.how = r.how;
+            again.from = &*saved;
+            again.go();
+            check_clean(again);
+            CHECK(again.report.completed);
+            consumed.insert(again.consumed.begin(), again.consumed.end());
+            CHECK(consumed.size() == 400);
+            CHECK(std::set<sample_t>(consumed.begin(), consumed.end()).size() == 400);
+            // in whose place others are: those that were given up while steps still learnt from some
+            std::set<sample_t> missing;
+            for (sample_t n = 0; n < *consumed.rbegin(); ++n)
+                if (consumed.count(n) == 0) missing.insert(n);
+            for (const discarded_sequence& d : r.report.discarded)
+                if (d.why != failure::stopped) missing.erase(d.ticket.sample);
+            if (!drops) CHECK(missing.empty());
+        }
+}
+
+TEST_CASE("what a driver must keep of what was published") {
+    toy::run r;
+    r.how = how(streaming(2));
+    r.options.checkpoint_every = 0;
+    r.on_step = [&](toy::driver& d, const toy::step&) { CHECK(d.needed_from() <= r.shared->published.job); };
+    std::uint64_t last = 0;
+    r.finished = [&] { last = r.shared->published.job; };
+    std::uint64_t needed = 0;
+    r.on_event = [&](const event&, const actions&, const scheduler& s) { needed = s.needed_from(); };
+    r.go();
+    check_complete(r, 96);
+    CHECK(needed == last);
+}
+
+TEST_CASE("workers are added from another thread while run() begins") {
+    for (int i = 0; i < 50; ++i) {
+        const auto world = std::make_shared<toy::world>();
+        toy::driver d(how(serial, 8, 8));
+        const auto add = [&](int w) { d.add_rollout(std::make_shared<toy::rollout>(world, w, 4), 4); };
+        d.add_teacher(std::make_shared<toy::teacher>(world, 0));
+        d.set_learner(std::make_shared<toy::learner>(world));
+        add(0);
+        std::jthread other([&] {
+            try {
+                for (int w = 1; w < 4; ++w) add(w);
+            } catch (const std::logic_error&) { // the run is over
+            }
+        });
+        CHECK(d.run().completed);
+    }
 }

@@ -6,6 +6,7 @@
 // in virtual time consume what they consume on threads; what the executor refuses.
 #include <algorithm>
 #include <doctest/doctest.h>
+#include <map>
 #include <set>
 
 #include "opd/sched/metrics.hpp"
@@ -115,6 +116,62 @@ result result_of(const world& w) {
     auto d = driver_of(w, &o);
     run_to_end(d);
     return {o.hash(), o.batches(), o.largest_lag(), d.now()};
+}
+
+namespace {
+/// Two workers, and from time 10.3 on others whose weights take long to come.
+struct joined {
+    double longest = 0;                    // step, from time 5 on
+    std::map<std::int32_t, double> served; // when each had its first sequence
+};
+struct slow_to_install : constant_times {
+    double slow = 0;
+    double sync(std::int32_t w, const weights&) const { return w < 2 ? 0.0625 : slow; }
+};
+struct join_log {
+    joined seen;
+    double last = forever;
+    void event(double t, const opd::sched::event&, const actions& out, const scheduler&) {
+        for (const action& a : out.items) {
+            if (a.what == action::kind::start) seen.served.try_emplace(a.worker, t);
+            if (a.what != action::kind::step) continue;
+            seen.longest = std::max(seen.longest, t - last);
+            last = t < 5 ? forever : t;
+        }
+    }
+};
+joined join(const schedule& how, double slow, std::int32_t joiners, double until) {
+    settings s;
+    s.batch = 16, s.teacher_batch = 16, s.schedule = how;
+    join_log log;
+    slow_to_install times;
+    times.slow = slow;
+    virtual_driver<slow_to_install, join_log> d(s, times, &log);
+    d.bring_up(stage::rollout, 2, 2);
+    d.bring_up(stage::teacher, 1);
+    d.bring_up(stage::learner, 1);
+    for (std::int32_t w = 2; w < 2 + joiners; ++w) d.at(10.3 + 0.37 * (w - 2), event::up(stage::rollout, w, 2));
+    d.run_until(until);
+    return log.seen;
+}
+} // namespace
+
+TEST_CASE("who joins and installs slowly makes no step longer than by one install, and serves as soon as it can") {
+    async update_by_finish{.tau = 2, .update = weight_update::finish_first};
+    for (const schedule& how : {schedule(opd::sched::sync{}), schedule(step_off{2}), schedule(controlled{1}),
+                                schedule(async{.tau = 2, .outstanding = widest}), schedule(update_by_finish)})
+        for (const double slow : {0.0, 0.1, 0.7, 0.95, 1.0, 1.3, 2.9, 3.1, 7.0, 60.0}) {
+            INFO("schedule " << how.index() << " install " << slow);
+            // a step of which nothing overlaps: what waited for an install begins anew
+            const double alone = join(opd::sched::sync{}, slow, 0, 120).longest;
+            const joined one = join(how, slow, 1, 300), three = join(how, slow, 3, 300);
+            CHECK(one.longest <= alone + slow + 1e-9);
+            CHECK(three.longest <= alone + slow + 1e-9);
+            CHECK(one.served.count(2) == 1);
+            // its first install, a second if one version overtook it, and a third that a step waits for
+            if (one.served.count(2) == 1) CHECK(one.served.at(2) <= 10.3 + 3 * slow + 2 * alone + 1e-9);
+            for (std::int32_t w = 2; w < 5; ++w) CHECK(three.served.count(w) == 1);
+        }
 }
 
 TEST_CASE("k = 0 is sync, event by event") {
@@ -405,6 +462,9 @@ TEST_CASE("the executor refuses what cannot be") {
     CHECK_THROWS_AS(d.at(forever, event::of(event::kind::pause)), opd::invalid_input);
     const ticket t;
     CHECK_THROWS_AS(d.at(0, event::scored(1, 0, std::span(&t, 1))), opd::invalid_input);
+    CHECK_THROWS_AS(d.run_until(std::nan("")), opd::invalid_input);
+    CHECK_THROWS_AS(d.at(0, event::up(stage::rollout, 1 << 16)), opd::invalid_input);
+    CHECK_THROWS_AS(d.at(0, event::up(stage::rollout, 0, (1 << 16) + 1)), opd::invalid_input);
     d.run(50);
     CHECK_THROWS_AS(d.at(d.now() / 2, event::of(event::kind::pause)), opd::invalid_input);
 

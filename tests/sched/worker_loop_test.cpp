@@ -132,11 +132,16 @@ struct rollout {
     }
 };
 
+/// Nothing comes for once to a worker that does not wait.
+const command silence{.what = order::halt};
+
 /// Gives one message at a time. Who waits when nothing will come is told to halt.
 struct channel {
     std::deque<command> mail;
     void receive(std::vector<command>& out, bool wait) {
-        if (mail.empty() && !wait) return;
+        const bool silent = !mail.empty() && mail.front().what == order::halt;
+        if (silent) mail.pop_front();
+        if ((mail.empty() || silent) && !wait) return;
         if (mail.empty()) say("(waits)");
         out.push_back(mail.empty() ? command{.what = order::halt} : std::move(mail.front()));
         if (!mail.empty()) mail.pop_front();
@@ -312,9 +317,40 @@ TEST_CASE("weights that cannot be installed are passed over if others or a new l
         run_rollout(w.actor, line);
         return said;
     };
-    CHECK(with({begin(1), install(1, 1), install(2, 1)}) == "up/1 [install j1] [install j2] synced j2/1 (waits)");
-    CHECK(with({begin(1), install(1, 1), begin(2)}) == "up/1 [install j1] up/2 (waits)");
-    CHECK(with({begin(1), install(1, 1), start(3, 1)}) == "up/1 [install j1] error down/1 (waits)");
+    CHECK(with({begin(1), install(1, 1), silence, install(2, 1)}) ==
+          "up/1 [install j1] [install j2] synced j2/1 (waits)");
+    CHECK(with({begin(1), install(1, 1), silence, begin(2)}) == "up/1 [install j1] up/2 (waits)");
+    CHECK(with({begin(1), install(1, 1), silence, start(3, 1)}) == "up/1 [install j1] error down/1 (waits)");
+}
+
+TEST_CASE("weights that are superseded before their turn are not installed, and who has installed some is asked anew") {
+    const auto with = [](std::deque<command> mail) {
+        rollout w;
+        channel line{std::move(mail)};
+        said.clear();
+        run_rollout(w.actor, line);
+        return said;
+    };
+    CHECK(with({begin(1), install(1, 1), install(2, 1)}) == "up/1 [install j2] synced j2/1 (waits)");
+    CHECK(with({begin(1), install(1, 1), begin(2), install(1, 2)}) == "up/1 up/2 [install j1] synced j1/2 (waits)");
+    CHECK(with({begin(1), install(1, 1), install(2, 2)}) == "up/1 [install j1] synced j1/1 (waits)"); // another's
+    CHECK(with({begin(1), install(5, 1), install(3, 1)}) == "up/1 [install j5] synced j5/1 (waits)"); // late
+    // what came while it was installing waits for the scheduler's word, and nothing else does
+    CHECK(with({begin(1), install(1, 1), silence, install(2, 1), silence, start(3, 1), install(2, 1), abort(3, 1)}) ==
+          "up/1 [install j1] synced j1/1 [start 3] [install j2] synced j2/1 [abort 3] aborted 3 (waits)");
+    struct prompt : channel { // says what is next as soon as it has heard
+        bool more = true;
+        void send(const reply& r) {
+            hear(r);
+            if (r.what.what == event::kind::synced && std::exchange(more, false)) mail.push_back(install(2, 1));
+        }
+    };
+    rollout w;
+    prompt line;
+    line.mail = {begin(1), install(1, 1)};
+    said.clear();
+    run_rollout(w.actor, line);
+    CHECK(said == "up/1 [install j1] synced j1/1 [install j2] synced j2/1 (waits)");
 }
 
 TEST_CASE("a start or an abort that throws is answered") {

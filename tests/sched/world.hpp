@@ -63,10 +63,10 @@ struct call {
     double since = 0;
 };
 struct rollout_worker {
-    bool up = false, answers = false, current = false, drained = false;
-    bool asked = false; // for weights of its own, and not for those of a synchronisation
+    bool up = false, answers = false, awaited = false, drained = false;
+    bool asked = false; // for weights that nobody waits for
     incarnation_t life = 0;
-    double since = 0;            // its coming
+    double since = 0;            // when it was
     weights installed = {-1, 0}; // what is
     std::uint64_t says = 0;      // what it said
     std::vector<weights> owed;
@@ -448,7 +448,7 @@ private:
         if (train_ != 0) matter.push_back(train_since_);
         if (syncing_) matter.push_back(syncing_since_);
         for (const rollout_worker& w : rollout_)
-            if (w.up && !w.current && w.asked) matter.push_back(w.since);
+            if (w.up && w.asked) matter.push_back(w.since);
         matter.push_back(s.next_deadline() - o.s.teacher_flush);
         std::string bytes = s.snapshot();
         bytes.resize(bytes.size() - sizeof(std::uint64_t)); // the checksum
@@ -464,7 +464,7 @@ private:
     }
     static double steps(double seconds) { return std::round(64 * seconds); }
     double epoch() const { return base_ + static_cast<double>(weights_.version) / 64; }
-    bool behind(const rollout_worker& w) const { return w.answers && w.says != made_; }
+    bool behind(const rollout_worker& w) const { return w.awaited && w.says != made_; }
     static double after(double since, double seconds) { return seconds > 0 ? since + seconds : forever; }
     double due_of(const world_options& o, const attempt& r) const {
         const double lets_go = r.aborted || r.parking ? after(r.aborted_at, o.s.abort_deadline) : forever;
@@ -472,7 +472,7 @@ private:
     }
     double due_of(const world_options& o, const rollout_worker& w) const {
         double at = forever;
-        if (w.up && !w.current && w.asked) at = after(w.since, o.s.sync_deadline);
+        if (w.up && w.asked) at = after(w.since, o.s.sync_deadline);
         if (w.up && syncing_ && behind(w)) at = std::min(at, after(syncing_since_, o.s.sync_deadline));
         return at;
     }
@@ -506,7 +506,7 @@ private:
         return g == stage::rollout ? rollout_[static_cast<std::size_t>(w)].life : of(g).life;
     }
     void come(const world_options& o, std::size_t w) {
-        rollout_[w] = {.up = true, .life = rollout_[w].life + 1, .since = now_, .owed = {}};
+        rollout_[w] = {.up = true, .life = rollout_[w].life + 1, .owed = {}};
         tell(o, event::up(stage::rollout, static_cast<std::int32_t>(w), o.slots[w]).of_life(rollout_[w].life));
     }
     void come(const world_options& o, stage g) {
@@ -589,12 +589,14 @@ private:
         }
         default: {
             rollout_worker& w = rollout_[c.which];
-            const weights told = remove(w.owed, 0);
+            const weights told = w.owed[0];
+            w.owed.clear(); // what came meanwhile it drops
             if (!o.lies_about_weights) w.installed = told;
             if (zombie_.job != 0 && zombie_.version == told.version) w.installed = zombie_;
             w.says = told.job;
             w.answers = true;
-            w.current = w.current || told.job == (syncing_ ? made_ : weights_.job);
+            w.awaited = w.awaited || told.job == (syncing_ ? made_ : weights_.job);
+            w.asked = false;
             event e = event::synced(static_cast<std::int32_t>(c.which), told.job).of_life(w.life);
             if (told.job % 3 != 0) // some tell
                 e.elasticity = static_cast<double>((7 * told.job + static_cast<std::uint64_t>(c.which)) % 21) / 10 - 1;
@@ -607,10 +609,6 @@ private:
     void lose_weights(const world_options& o) {
         for (rollout_worker& w : rollout_) std::erase_if(w.owed, [&](const weights& x) { return x.job == made_; });
         if (o.hides_lost_weights) return;
-        for (rollout_worker& w : rollout_) { // who joins is asked anew, or waits for the next synchronisation
-            w.asked = w.asked && !(syncing_ && w.answers);
-            if (syncing_) w.since = now_;
-        }
         syncing_ = false;
         tell(o, event::weights_lost(std::exchange(made_, 0)));
     }
@@ -692,7 +690,8 @@ private:
                 if (a.worker >= 0 && static_cast<std::size_t>(a.worker) != i) continue;
                 require(a.worker < 0 || (w.up && a.incarnation == w.life), "weights for a dead worker");
                 if (w.up) w.owed.push_back({a.version, a.job});
-                w.asked = w.asked || a.worker >= 0;
+                if (a.worker >= 0 && !w.awaited) w.asked = true, w.since = now_;
+                w.awaited = w.awaited || (a.worker < 0 && w.answers && !w.asked); // it rested
             }
             break;
         case action::kind::step: {
@@ -744,7 +743,8 @@ private:
         }
         case action::kind::finished:
             require(!was_finished, "finished twice");
-            require(closed_ || s.totals().consumed >= o.s.sequences, "finished before enough was consumed");
+            require(closed_ || s.failed() || s.totals().consumed >= o.s.sequences,
+                    "finished before enough was consumed");
             require(s.totals().admitted == s.totals().consumed + s.totals().failed, "something was lost");
             break;
         }

@@ -69,6 +69,7 @@ public:
         s.available = 0;
         s.sequences = std::min<index_t>(s.sequences, s.group * std::max<index_t>(1, 40 / s.group));
         s.rollout_attempts = s.teacher_attempts = s.learner_attempts = 50;
+        s.fruitless_steps = 0;
         s.rollout_deadline = 40, s.abort_deadline = 10, s.teacher_deadline = 15, s.learner_deadline = 15;
         s.sync_deadline = 12;
         return s;

@@ -224,6 +224,7 @@ inline world world_of(std::uint64_t seed, const world_options& options = {}) {
     s.rollout_attempts = static_cast<int>(d.of(1, 4));
     s.teacher_attempts = static_cast<int>(d.of(1, 4));
     s.learner_attempts = static_cast<int>(d.of(1, 3));
+    s.fruitless_steps = 0; // they end all the same: what fails, fails now and then
     if (options.faults && d(0.6)) {
         fault_rates& f = c.faults;
         const double much = d.one({0.01, 0.05, 0.15});
@@ -343,6 +344,7 @@ public:
         was_open_ = gate_open();
         const std::int64_t admitted = admitted_;
         hear(e, s);
+        if (s.failed() && !stopped_) stop(); // as if it had been told to
         for (const action& a : out.items) see(a, out);
         s.check_invariants();
         if (plan_.automatic) {
@@ -536,7 +538,7 @@ private:
         case kind::synced: {
             worker& w = of(stage::rollout, e.worker);
             require(made_.contains(e.job), "weights that nobody made");
-            w.answers = true;
+            w.answers = w.answers || e.job == (syncing_ ? *training_job_ : weights_); // else nobody waits for it yet
             w.has = std::max(w.has, e.job);
             break;
         }
@@ -564,13 +566,16 @@ private:
             closed_ = true;
             break;
         case kind::stop:
-            closed_ = stopped_ = true;
-            if (learned_) break; // the update was made: its step is
-            remaking_ = false;
-            training_.clear();
-            training_job_.reset();
+            stop();
             break;
         }
+    }
+    void stop() {
+        closed_ = stopped_ = true;
+        if (learned_) return; // the update was made: its step is
+        remaking_ = false;
+        training_.clear();
+        training_job_.reset();
     }
 
     void see(const action& a, const actions& out) {

@@ -18,7 +18,7 @@
 //   lost{stage, worker}    it missed a deadline    worker_up of its next life, when it is back
 //   step{version, consumed}    for information: these were consumed, the version is now this, the gate is open again
 //   fail{ticket, why}          for information: this sequence was given up
-//   finished                   nothing is outstanding and nothing will come
+//   finished                   nothing is outstanding and nothing will come; scheduler.failed() says whether a stage is why
 //
 // Every message of a worker, and every action for one, says of which of its lives (incarnations) it is; tickets say it
 // themselves. A higher one than the present implies the end of the present life; what a life that is over had to say is late,
@@ -45,10 +45,10 @@ struct event {
         score_failed,
         learned, ///< job; count: optimizer updates
         learn_failed,
-        synced,       ///< worker, job; elasticity, where it is known
-        weights_lost, ///< job: what it published cannot be had any more, as its source died while others were to install it
-        tick,         ///< nothing but time passes
-        pause,        ///< nothing new starts
+        synced, ///< worker, job; elasticity, where it is known
+        weights_lost, ///< job: what it published cannot be had any more, as its source died while others were to install it, or later
+        tick,  ///< nothing but time passes
+        pause, ///< nothing new starts
         resume,
         park,   ///< ticket: it is to be parked. Nothing happens if that attempt does not run, or is to let go already
         resize, ///< count: permits M, from batch to what the settings allow
@@ -142,7 +142,7 @@ private:
     }
 };
 
-/// Why a sequence was given up.
+/// Why a sequence was given up. The first are numbered as the stages.
 enum class failure : std::uint8_t {
     rollout, ///< too many failed attempts
     teacher,
@@ -162,6 +162,7 @@ struct action {
     kind what = kind::finished;
     sched::stage stage = sched::stage::rollout; ///< lost
     failure why = failure::stopped;             ///< fail
+    place where = place::none;                  ///< fail: where it was
     std::int32_t worker = -1;                   ///< start, abort, park, score, train, sync, lost
     incarnation_t incarnation = 0;              ///< of the worker
     sched::ticket ticket = {};                  ///< start, abort, park, fail
@@ -173,7 +174,7 @@ struct action {
     /// All of it: a message carries the tickets of score and train beside it.
     template <class A>
     void fields(A& a) {
-        a(what, stage, why, worker, incarnation, ticket, version, job, from, first, count);
+        a(what, stage, why, where, worker, incarnation, ticket, version, job, from, first, count);
     }
 };
 

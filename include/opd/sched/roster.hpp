@@ -5,8 +5,9 @@
 //
 // Lives: a worker that is up is so in one life, `incarnation`. Of one that is not, all lives up to `incarnation` are over.
 //
-// Weights: a rollout worker is *current* once it has installed weights that counted when it did. From its first answer on the
-// scheduler waits for it at each synchronisation, so it stays current; before that nobody waits for it, and it takes nothing.
+// Weights: a rollout worker is *current* once it has installed weights that counted when it did. From then on it is *awaited*:
+// each synchronisation waits for it, so it stays current. Before that it takes nothing, and nobody waits for it, unless it has
+// installed something that was superseded meanwhile and is free to take the next: then that synchronisation awaits it.
 #pragma once
 
 #include <algorithm>
@@ -38,17 +39,21 @@ public:
     struct worker {
         bool up = false;
         bool answers = false; // rollout: has installed something in this life
+        bool awaited = false;
         bool current = false;
         incarnation_t incarnation = 0;
         std::int32_t slots = 0, busy = 0;
         float share = 0;                    // 1 / slots
         bool serves = false, rests = false; // rollout: may run something; and runs nothing
+        bool runs = false;                  // rollout: serves, and is current
         std::uint64_t has = 0;              // rollout, once it answers: what made the weights that it installed
+        version_t came = 0;                 // rollout: of the weights that it was told first
+        std::uint64_t told = 0;             // and what made those that it was told last while nobody waits for it
         std::vector<lane> lanes;
         std::vector<std::int32_t> vacant;
         template <class A>
         void fields(A& a) {
-            a(up, answers, current, incarnation, slots, busy, has, lanes, vacant);
+            a(up, answers, awaited, current, incarnation, slots, busy, has, came, told, lanes, vacant);
         }
     };
 
@@ -104,9 +109,10 @@ public:
     template <class F>
     void go(stage s, std::int32_t number, F&& f) {
         worker& w = at(s, number);
-        answering_ -= w.answers;
+        joining_ -= w.answers && !w.awaited;
+        awaited_ -= w.awaited;
         if (s == stage::teacher && w.up) teacher_slots_ -= w.slots;
-        w.up = w.answers = w.current = false;
+        w.up = w.answers = w.awaited = w.current = false;
         w.busy = 0;
         w.has = 0;
         for (lane& l : w.lanes) {
@@ -167,15 +173,27 @@ public:
     }
 
     /// Rollout workers that a synchronisation waits for.
-    index_t answering() const { return answering_; }
+    index_t awaited() const { return awaited_; }
+    /// Those that have installed something, and none waits for them.
+    index_t joining() const { return joining_; }
+    /// Whether one of them all can run something.
+    bool any_runs() const { return running_ > 0; }
+    void await(std::int32_t number) {
+        worker& w = at(stage::rollout, number);
+        joining_ -= w.answers && !w.awaited;
+        awaited_ += !w.awaited;
+        w.awaited = true;
+    }
     void installed(std::int32_t number, std::uint64_t job, bool counts) {
         worker& w = at(stage::rollout, number);
         w.has = job;
         if (w.current) return;
-        answering_ += !w.answers;
+        joining_ += !w.answers;
         w.answers = true;
-        w.current = counts;
-        if (counts) offer(stage::rollout, number);
+        if (!counts) return;
+        await(number);
+        w.current = true;
+        offer(stage::rollout, number);
     }
 
     // --- teachers
@@ -198,7 +216,7 @@ public:
     /// Recounts; throws std::logic_error.
     template <class Require>
     void check(Require&& require) const {
-        index_t lanes_kept = 0, answering = 0, teachers = 0, serving = 0, resting = 0;
+        index_t lanes_kept = 0, awaited = 0, joining = 0, teachers = 0, serving = 0, resting = 0, running = 0;
         for (const worker& w : of(stage::rollout)) {
             index_t taken = 0, within = 0;
             for (std::size_t l = 0; l < w.lanes.size(); ++l) {
@@ -208,9 +226,12 @@ public:
             require(taken == w.busy && (w.up || taken == 0), "a worker's lanes are counted, and a dead one has none");
             require(!w.up || static_cast<index_t>(w.vacant.size()) + within == w.slots, "a lane is taken or vacant");
             require(w.up || !w.answers, "the dead answer nothing");
-            require(w.answers || !w.current, "who is current has answered");
+            require(w.answers || !w.awaited, "who is awaited has answered");
+            require(w.awaited || !w.current, "who is current is awaited");
             lanes_kept += w.current && !w.vacant.empty();
-            answering += w.answers;
+            awaited += w.awaited;
+            joining += w.answers && !w.awaited;
+            running += w.current && w.slots > 0;
             serving += w.up && w.slots > 0;
             resting += w.up && w.slots > 0 && w.busy == 0;
         }
@@ -220,7 +241,8 @@ public:
         require(teacher_slots_ == slots, "the teachers' slots are counted");
         require(idle_lanes_.size() == lanes_kept, "the workers with vacant lanes are listed");
         require(idle_teachers_.size() == teachers, "the teachers with vacant slots are listed");
-        require(answering_ == answering, "the workers that answer are counted");
+        require(awaited_ == awaited && joining_ == joining && running_ == running,
+                "the workers that have weights, and those that join, are counted");
     }
     template <class A>
     void fields(A& a) {
@@ -238,7 +260,7 @@ private:
                 const auto number = static_cast<std::int32_t>(i);
                 worker& w = at(s, number);
                 needs(w.slots >= 0 && (s == stage::rollout ? w.slots <= static_cast<index_t>(w.lanes.size())
-                                                           : w.lanes.empty() && !w.answers),
+                                                           : w.lanes.empty() && !w.answers && !w.awaited && !w.current),
                       "a worker has no lanes for its slots");
                 std::vector<std::int32_t> vacant, listed = w.vacant;
                 for (std::size_t l = 0; l < w.lanes.size(); ++l) {
@@ -251,7 +273,8 @@ private:
                 std::sort(listed.begin(), listed.end());
                 needs(s != stage::rollout || !w.up || listed == vacant, "a worker's vacant lanes are others");
                 w.share = share_of(w.slots);
-                answering_ += w.answers;
+                awaited_ += w.awaited;
+                joining_ += w.answers && !w.awaited;
                 if (s == stage::teacher && w.up) teacher_slots_ += w.slots;
                 offer(s, number);
             }
@@ -260,9 +283,9 @@ private:
     void offer(stage s, std::int32_t number) {
         worker& w = at(s, number);
         if (s == stage::rollout) {
-            serving_ -= w.serves, resting_ -= w.rests;
-            w.serves = w.up && w.slots > 0, w.rests = w.serves && w.busy == 0;
-            serving_ += w.serves, resting_ += w.rests;
+            serving_ -= w.serves, resting_ -= w.rests, running_ -= w.runs;
+            w.serves = w.up && w.slots > 0, w.rests = w.serves && w.busy == 0, w.runs = w.serves && w.current;
+            serving_ += w.serves, resting_ += w.rests, running_ += w.runs;
             if (w.current && !w.vacant.empty())
                 idle_lanes_.set(number, w.share * static_cast<float>(w.busy));
             else
@@ -280,9 +303,9 @@ private:
     // By how busy they are, as a share of their slots.
     indexed_heap<float> idle_lanes_;    // rollout workers that are current and have a vacant lane
     indexed_heap<float> idle_teachers_; // with a vacant slot
-    index_t answering_ = 0;
+    index_t awaited_ = 0, joining_ = 0;
     index_t teacher_slots_ = 0; // of those that are up
-    index_t serving_ = 0, resting_ = 0;
+    index_t serving_ = 0, resting_ = 0, running_ = 0;
 };
 
 } // namespace opd::sched::detail

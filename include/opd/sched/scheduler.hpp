@@ -11,6 +11,9 @@
 //
 // After an update the gate is closed first, the weights go to the rollout workers, and only when all that run something have
 // them does the version move, do the permits return and does the gate open: nothing starts on old weights with new credit.
+// Who joins is not waited for before it holds what the others hold, and nobody waits longer than one install for it: weights that
+// were superseded while it installed them are followed by the newest; when two versions have gone by it rests instead, and
+// the next synchronisation, which finds it ready, includes it.
 //
 // Whole batches (sync, step_off, controlled): batch b is started once v >= b - k and batch b - 1 is completely rolled out;
 // scored once it is completely rolled out; trained at version b, once batch b + k is started; the weights change once
@@ -106,6 +109,18 @@ public:
     const sched::weights& weights() const { return weights_; }
     bool gate_open() const { return ledger_.gate_open(); }
     bool finished() const { return finished_; }
+    /// The stage for which the run ended as failed: the last of `fruitless_steps` in a row, or rollout where no worker is left
+    /// that has the weights, and they are lost. None: it did not.
+    std::optional<stage> failed() const { return failed_ ? std::optional(failed_in_) : std::nullopt; }
+    /// Nobody needs what lower jobs published. What this job and higher ones have published must be there to install, whoever
+    /// made it, as long as the run goes on.
+    std::uint64_t needed_from() const {
+        std::uint64_t job = weights_.job;
+        installs_.each([&](std::uint32_t w) {
+            job = std::min(job, roster_.at(stage::rollout, static_cast<std::int32_t>(w)).told);
+        });
+        return job;
+    }
     const sched::counters& totals() const { return totals_; }
     const sched::census& where() const { return ledger_.where(); }
     /// The schedule's settings as they are now.
@@ -206,7 +221,7 @@ private:
     void on_scored(const event& e, actions& out);
     void on_learned(const event& e);
     void on_learn_failed(actions& out, bool charged = true);
-    void on_synced(const event& e);
+    void on_synced(const event& e, actions& out);
     void on_weights_lost(const event& e, actions& out);
     void on_resize(index_t permits);
     void on_stop(actions& out);
@@ -277,7 +292,33 @@ private:
         for (const slot_t s : b.slots)
             if (place_of(s) == place::queued) queue_.push(s);
     }
-    bool behind(const detail::roster::worker& w) const { return w.answers && w.has != target_.job; } // while syncing
+    bool behind(const detail::roster::worker& w) const { return w.awaited && w.has != target_.job; } // while syncing
+    // What a rollout worker that comes is told to install.
+    const sched::weights& newest() const { return phase_ == phase::syncing ? target_ : weights_; }
+    void ask_to_install(std::int32_t w, actions& out) {
+        installs_.end(static_cast<std::uint32_t>(w));
+        if (gone_ && phase_ != phase::syncing) return; // there is nothing to install before the next publication
+        installs_.begin(static_cast<std::uint32_t>(w), now_);
+        roster_.at(stage::rollout, w).told = newest().job;
+        tell(w, newest(), out);
+    }
+    // A sequence was given up, or the learner failed without any.
+    void bore_no_fruit(stage s, std::int64_t sequences = 1) {
+        fruitless_ += sequences;
+        failed_in_ = s;
+    }
+    bool all_in_vain() const {
+        return settings_.fruitless_steps > 0 && fruitless_ >= settings_.fruitless_steps * plan_.batch && !finished_;
+    }
+    void end_as_failed(actions& out) {
+        failed_ = true;
+        on_stop(out);
+    }
+    // It waits for the next publication, and that for it.
+    bool rests(std::int32_t number, const detail::roster::worker& w) const {
+        return w.answers && !w.awaited && !installs_.has(static_cast<std::uint32_t>(number));
+    }
+    void wake_resting(actions& out);
     void tell(std::int32_t w, const sched::weights& what, actions& out);
     void abort(const ticket& t, actions& out) {
         action& a = emit(out, action::kind::abort);
@@ -305,7 +346,8 @@ private:
     void fields(A& a) {
         a(now_, ledger_, roster_, sequences_, cursor_, waiting_, queue_, queued_since_, flush_, jobs_, training_,
           training_job_, training_since_, training_failures_, training_updates_, phase_, weights_, target_, behind_,
-          syncing_since_, next_job_, first_attempt_, paused_, closed_, finished_, batches_, first_batch_, totals_);
+          syncing_since_, next_job_, first_attempt_, paused_, closed_, finished_, batches_, first_batch_, totals_,
+          gone_, fruitless_, failed_, failed_in_);
         attempts_.fields(a, sequences_.size());
         aborts_.fields(a, roster_.lanes());
         installs_.fields(a, roster_.of(stage::rollout).size());
@@ -327,7 +369,7 @@ private:
     std::vector<std::vector<slot_t>> spare_; // lists of calls that are over, so that a call allocates nothing; no state
     detail::deadline_list attempts_;         // in rollout, by slot
     detail::deadline_list aborts_;           // not answered, by number of the lane
-    detail::deadline_list installs_;         // of workers that are not current yet
+    detail::deadline_list installs_;         // of workers that nobody waits for
     std::vector<slot_t> training_;           // by sample
     std::uint64_t training_job_ = 0;         // until its weights are installed
     double training_since_ = 0;
@@ -341,6 +383,10 @@ private:
     std::uint64_t next_job_ = 1;      // the upper half counts the lives of the scheduler
     std::uint32_t first_attempt_ = 0; // less one; likewise
     bool paused_ = false, closed_ = false, finished_ = false;
+    bool gone_ = false;          // the version's weights cannot be had any more, but from who has them
+    std::int64_t fruitless_ = 0; // sequences given up since the last update that learnt from some
+    bool failed_ = false;        // that is how the run ended
+    stage failed_in_ = stage::rollout;
     std::deque<batch> batches_;     // whole batches: those that are outstanding
     std::uint64_t first_batch_ = 0; // number of the first of them
     sched::counters totals_;
@@ -351,10 +397,29 @@ private:
 inline void scheduler::pump(actions& out) {
     if (finished_) return;
     while (synchronise(out)) {}
+    if (roster_.joining() > 0 && !roster_.any_runs()) wake_resting(out);
     feed(out);
     score(out);
     train(out);
     finish(out);
+    // nobody has the weights, nobody can get them, and nothing that is under way leads to others
+    const bool stands = phase_ == phase::leaving || (phase_ == phase::idle && can_train());
+    if (gone_ && stands && !finished_ && roster_.awaited() == 0 && installs_.empty() && queue_.empty() &&
+        jobs_.empty()) {
+        failed_in_ = stage::rollout;
+        end_as_failed(out);
+    }
+}
+
+// Nobody is left whose work could lead to the publication that they wait for.
+inline void scheduler::wake_resting(actions& out) {
+    const auto count = static_cast<std::int32_t>(roster_.of(stage::rollout).size());
+    for (std::int32_t w = 0; w < count; ++w) {
+        detail::roster::worker& x = roster_.at(stage::rollout, w);
+        if (!rests(w, x) || x.has >= newest().job) continue; // weights of a lower job it would not install
+        x.came = newest().version;
+        ask_to_install(w, out);
+    }
 }
 
 // True when a step was completed.
@@ -389,7 +454,16 @@ inline void scheduler::publish(actions& out) {
     phase_ = phase::syncing;
     syncing_since_ = now_;
     target_ = {version() + 1, training_job_};
-    behind_ = roster_.answering();
+    const auto count =
+        static_cast<std::int32_t>(roster_.joining() > 0 || gone_ ? roster_.of(stage::rollout).size() : 0);
+    for (std::int32_t w = 0; w < count; ++w) {
+        detail::roster::worker& x = roster_.at(stage::rollout, w);
+        if (rests(w, x)) roster_.await(w);
+        if (!x.up || x.answers || installs_.has(static_cast<std::uint32_t>(w))) continue;
+        installs_.begin(static_cast<std::uint32_t>(w), now_); // it came when there was nothing to install
+        x.told = target_.job;
+    }
+    behind_ = roster_.awaited();
     tell(-1, target_, out);
 }
 
@@ -397,6 +471,8 @@ inline void scheduler::complete_step(actions& out) {
     phase_ = phase::idle;
     training_job_ = 0;
     weights_ = target_;
+    gone_ = false;
+    if (!training_.empty()) fruitless_ = 0;
     action& a = emit(out, action::kind::step);
     a.version = target_.version;
     a.job = target_.job;
@@ -459,7 +535,7 @@ inline void scheduler::feed(actions& out) {
         start_waiting(out);
         return;
     }
-    const index_t for_siblings = roster_.answering() * (settings_.group - 1);
+    const index_t for_siblings = roster_.awaited() * (settings_.group - 1);
     while (roster_.any_lane()) {
         if (start_one(out, false)) continue;
         if (waiting_.size() <= for_siblings && wanted() > 0 && ledger_.free() >= settings_.group)
@@ -520,6 +596,10 @@ inline bool scheduler::start_one(actions& out, bool anywhere) {
 inline void scheduler::start(slot_t s, std::int32_t worker, actions& out) {
     sequence& q = sequences_[s];
     q.worker = worker, q.lane = roster_.lane_on(worker);
+    if ((q.attempt & 0xffff) == 0xffff) { // the next number is another life's: it is ours from now on
+        first_attempt_ += std::uint32_t{1} << 16;
+        q.attempt = 0;
+    }
     q.attempt = first_attempt_ + (q.attempt & 0xffff) + 1;
     ledger_.started(s);
     action& a = emit(out, action::kind::start);
@@ -693,6 +773,8 @@ inline void scheduler::give_up(slot_t s, failure why, actions& out) {
     action& a = emit(out, action::kind::fail);
     a.ticket = ticket_of(s);
     a.why = why;
+    a.where = where;
+    if (why <= failure::learner) bore_no_fruit(static_cast<stage>(why));
     attempts_.end(s);
     if (where == place::waiting) waiting_.erase(s);
     if (where == place::queued && std::find(queue_.begin(), queue_.end(), s) != queue_.end()) queue_.erase(s);
@@ -755,7 +837,7 @@ inline scheduler scheduler::restore(const sched::settings& s, std::string_view s
     if (!reader.done()) throw invalid_input("snapshot", "is longer than the state it describes");
     detail::count_range counted, failures{.most = std::numeric_limits<std::int32_t>::max() / 2};
     r.totals_.fields(counted);
-    counted(r.cursor_, r.next_job_, r.training_updates_);
+    counted(r.cursor_, r.next_job_, r.training_updates_, r.fruitless_);
     failures(r.training_failures_);
     for (const sequence& q : r.sequences_) failures(q.rollout_failures, q.teacher_failures);
     detail::needs(counted.holds && failures.holds, "a count is none");
@@ -773,11 +855,13 @@ inline scheduler scheduler::restore(const sched::settings& s, std::string_view s
 }
 
 inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
-    if (reopen) paused_ = closed_ = finished_ = false;
+    if (reopen) paused_ = closed_ = finished_ = failed_ = false;
     if (finished_) return;
     // The process that died may have given out numbers after the snapshot, and answers to those may still come.
     next_job_ += std::uint64_t{1} << 32;
     first_attempt_ += std::uint32_t{1} << 16;
+    fruitless_ = 0; // what failed may have been mended, and weights that were lost are there again
+    gone_ = false;
     now_ = -forever; // the clock may be another's
     queued_since_ = forever, training_since_ = syncing_since_ = 0;
     ledger_.forget_time();

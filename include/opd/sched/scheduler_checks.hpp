@@ -51,6 +51,7 @@ inline void scheduler::check_invariants() const {
             "the gate is closed from the end of an update to the end of its synchronisation");
     require(weights_.version == version() && weights_.job < next_job_, "the version's weights have a name");
     require(!finished_ || (phase_ == phase::idle && c.outstanding() == 0), "nothing is outstanding after the end");
+    require(!failed_ || finished_, "a run that has failed is over");
     require(training_job_ < next_job_ && (phase_ == phase::training || phase_ == phase::remaking ||
                                           (training_job_ == 0) == (phase_ == phase::idle)),
             "an update has a job, unless it is to be asked for again");
@@ -84,6 +85,10 @@ inline void scheduler::check_invariants() const {
     require(waiting_.size() == c.waiting, "every waiting sequence is listed once");
     require(static_cast<index_t>(training_.size()) == c.training, "every sequence in training is in the batch");
     attempts_.each([&](slot_t s) { require(place_of(s) == place::rollout, "a deadline is of what is in rollout"); });
+    installs_.each([&](std::uint32_t w) {
+        const auto& x = roster_.at(stage::rollout, static_cast<std::int32_t>(w));
+        require(x.up && !x.awaited, "a deadline is of who installs and is not waited for");
+    });
     roster_.check(require);
     index_t rolling = 0, late_ones = 0;
     for (const auto& w : roster_.of(stage::rollout)) {

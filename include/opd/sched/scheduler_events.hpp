@@ -27,8 +27,10 @@ inline void scheduler::on(const event& e, double now, actions& out) {
     if (plan_.automatic && before > -forever) ledger_.pass(now - before, held, starved, idle, queue, unused);
     if (e.what == event::kind::stop) return;
     expire(out);
-    // while others are still at it, one more worker with the weights leads to nothing; there may be thousands
-    if (e.what == event::kind::synced && phase_ == phase::syncing && behind_ > 0 && out.items.empty()) return;
+    if (all_in_vain()) return end_as_failed(out);
+    // while others are still at it, one more worker with the weights leads to nothing but what is due; there may be thousands
+    if (e.what == event::kind::synced && phase_ == phase::syncing && behind_ > 0 && out.items.empty() && !flush_)
+        return;
     pump(out);
 }
 
@@ -66,7 +68,7 @@ inline void scheduler::take(const event& e, actions& out) {
             on_learn_failed(out);
         break;
     case kind::synced:
-        on_synced(e);
+        on_synced(e, out);
         break;
     case kind::weights_lost:
         on_weights_lost(e, out);
@@ -98,16 +100,25 @@ inline void scheduler::take(const event& e, actions& out) {
 // event is of the present life, or a worker_up that begins one.
 inline bool scheduler::of_present_life(const event& e, actions& out) {
     using kind = event::kind;
-    constexpr std::int32_t most = 1 << 24; // worker numbers are dense: tables go by them
-    if (e.worker < 0 || e.worker >= most || e.incarnation == 0)
+    if (e.worker < 0 || e.worker >= settings_.most_workers || e.incarnation == 0) // tables go by their numbers
         throw invalid_input("event", std::string(name_of(e.stage)) + " worker " + std::to_string(e.worker) +
                                          " in life " + std::to_string(e.incarnation) +
-                                         ": workers count from 0, below 2^24, and their lives from 1");
+                                         ": workers count from 0, below settings.most_workers = " +
+                                         std::to_string(settings_.most_workers) + ", and their lives from 1");
     if (e.stage == stage::learner && e.worker != 0) throw invalid_input("event", "there is one learner: worker 0");
     if (e.what == kind::worker_up && (e.slots < 0 || (e.stage == stage::learner && e.slots != 1)))
         throw invalid_input("event", std::string("worker_up of ") + name_of(e.stage) + " worker " +
                                          std::to_string(e.worker) + " with " + std::to_string(e.slots) + " slots" +
                                          (e.stage == stage::learner ? ": a learner has one" : ""));
+    if (e.what == kind::worker_up && e.slots > settings_.most_slots)
+        throw invalid_input("event",
+                            std::string("worker_up of ") + name_of(e.stage) + " worker " + std::to_string(e.worker) +
+                                " with " + std::to_string(e.slots) +
+                                " slots, more than settings.most_slots = " + std::to_string(settings_.most_slots));
+    if (e.what > kind::worker_down && !roster_.find(e.stage, e.worker)) {
+        ++totals_.late; // of one that never came there is nothing to keep
+        return false;
+    }
     detail::roster::worker& w = roster_.reach(e.stage, e.worker);
     if (w.up && e.incarnation == w.incarnation) return true;
     if (e.incarnation <= w.incarnation) {
@@ -126,8 +137,8 @@ inline void scheduler::on_worker_up(const event& e, actions& out) {
     if (comes) roster_.come(e.stage, e.worker, e.incarnation);
     roster_.resize(e.stage, e.worker, e.slots);
     if (!comes || e.stage != stage::rollout) return;
-    installs_.begin(static_cast<std::uint32_t>(e.worker), now_);
-    tell(e.worker, phase_ == phase::syncing ? target_ : weights_, out);
+    roster_.at(stage::rollout, e.worker).came = newest().version;
+    ask_to_install(e.worker, out);
 }
 
 inline void scheduler::end_life(stage s, std::int32_t number, actions& out) {
@@ -264,32 +275,42 @@ inline void scheduler::on_learn_failed(actions& out, bool charged) {
     totals_.retries += again;
     if (again) return;
     training_failures_ = 0;
+    if (training_.empty()) bore_no_fruit(stage::learner, plan_.batch);
     for (const slot_t s : std::exchange(training_, {})) give_up(s, failure::learner, out);
     // remaking: workers may have had the weights of version + 1: it comes, if with nothing learnt
     if (phase_ == phase::training) phase_ = phase::idle;
 }
 
-inline void scheduler::on_synced(const event& e) {
+// What a worker was told while it installed these it has dropped: it is told again.
+inline void scheduler::on_synced(const event& e, actions& out) {
     const detail::roster::worker& w = roster_.at(stage::rollout, e.worker);
     if (e.job >= next_job_)
         throw invalid_input("event", "rollout worker " + std::to_string(e.worker) + " installed weights of job " +
                                          std::to_string(e.job) + ", which is none");
     if (!(e.elasticity >= -1 && e.elasticity <= 1) && e.elasticity != untold)
         throw invalid_input("event", "an elasticity lies in [-1, 1], or is not told");
-    if (w.answers && e.job <= w.has) {
+    const bool counts = e.job == newest().job, asked = installs_.has(static_cast<std::uint32_t>(e.worker));
+    if (w.answers && e.job <= w.has && !(asked && e.job == w.told)) {
         ++totals_.duplicates;
         return;
     }
     if (plan_.automatic && e.elasticity != untold) ledger_.told(e.elasticity);
     const bool syncing = phase_ == phase::syncing;
-    const bool was_behind = syncing && behind(w), counts = e.job == (syncing ? target_ : weights_).job;
-    if (counts && !w.current) installs_.end(static_cast<std::uint32_t>(e.worker));
+    const bool was_behind = syncing && behind(w);
+    installs_.end(static_cast<std::uint32_t>(e.worker));
     roster_.installed(e.worker, e.job, counts);
     if (syncing) behind_ += static_cast<index_t>(behind(w)) - static_cast<index_t>(was_behind);
+    if (counts) return;
+    if (w.awaited) {
+        if (was_behind) tell(e.worker, target_, out);
+    } else if (e.job < newest().job && newest().version < w.came + 2) {
+        ask_to_install(e.worker, out);
+    }
 }
 
 // The source died before everyone had them: the update is made again, from the weights of the version and the same batch.
 inline void scheduler::on_weights_lost(const event& e, actions& out) {
+    gone_ = gone_ || e.job == weights_.job; // who has them keeps them; who has not waits for the next
     if ((phase_ != phase::leaving && phase_ != phase::syncing) || e.job != training_job_) {
         ++totals_.late;
         return;
@@ -297,15 +318,10 @@ inline void scheduler::on_weights_lost(const event& e, actions& out) {
     ++totals_.lost_weights;
     training_job_ = 0;
     if (std::exchange(phase_, phase::remaking) != phase::syncing) return;
-    std::vector<std::uint32_t> newcomers; // who has answered something is waited for in the next synchronisation
+    std::vector<std::uint32_t> newcomers;
     installs_.each([&](std::uint32_t w) { newcomers.push_back(w); });
-    for (const std::uint32_t w : newcomers) {
-        const auto number = static_cast<std::int32_t>(w);
-        installs_.end(w);
-        if (roster_.at(stage::rollout, number).answers) continue;
-        installs_.begin(w, now_); // what it was told to install is gone
-        tell(number, weights_, out);
-    }
+    for (const std::uint32_t w : newcomers)
+        ask_to_install(static_cast<std::int32_t>(w), out); // what it was told is gone
 }
 
 inline void scheduler::on_resize(index_t permits) {

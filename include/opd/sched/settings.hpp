@@ -89,6 +89,9 @@ struct settings {
     int rollout_attempts = 3; ///< failures of a sequence in rollout before it fails for good
     int teacher_attempts = 3; ///< likewise in scoring
     int learner_attempts = 1; ///< failures of a train step before its sequences fail
+    /// Steps' worth of sequences that fail in a row, nothing being learnt from in between: then the run ends as failed. 0: it
+    /// goes on for ever.
+    int fruitless_steps = 5;
 
     double rollout_deadline = 0; ///< seconds of one attempt; 0: none. Past it the attempt is aborted
     double abort_deadline =
@@ -97,6 +100,10 @@ struct settings {
     double teacher_deadline = 0; ///< seconds of a scoring call before its worker counts as lost; likewise:
     double learner_deadline = 0;
     double sync_deadline = 0; ///< seconds for a rollout worker to install new weights
+
+    // What a message may name: memory is taken for as many.
+    std::int32_t most_workers = 1 << 16; ///< of a stage: their numbers lie below
+    std::int32_t most_slots = 1 << 16;   ///< of a worker
 };
 
 /// The schedule with its defaults resolved.
@@ -130,6 +137,11 @@ inline plan plan_of(const settings& s) {
     at_least("rollout_attempts", s.rollout_attempts, 1);
     at_least("teacher_attempts", s.teacher_attempts, 1);
     at_least("learner_attempts", s.learner_attempts, 1);
+    at_least("fruitless_steps", s.fruitless_steps, 0);
+    for (const auto& [name, count] : {std::pair{"most_workers", s.most_workers}, {"most_slots", s.most_slots}}) {
+        at_least(name, count, 1);
+        if (count > 1 << 24) refuse(name, "must be at most 2^24");
+    }
     for (const auto& [name, seconds] : {std::pair{"teacher_flush", s.teacher_flush},
                                         {"rollout_deadline", s.rollout_deadline},
                                         {"abort_deadline", s.abort_deadline},
@@ -144,9 +156,11 @@ inline plan plan_of(const settings& s) {
     constexpr index_t most = index_t{1} << 31; // slots are 32-bit
     if (s.batch >= most) refuse("batch", "must be below 2^31");
     if (s.group >= most) refuse("group", "must be below 2^31");
-    constexpr std::int64_t most_counted = std::int64_t{1} << 60;
-    if (s.first_version > most_counted / s.batch) refuse("first_version", "must be at most 2^60 / batch");
-    if (s.first_sample > sample_t{most_counted}) refuse("first_sample", "must be at most 2^60");
+    constexpr std::int64_t most_counted = std::int64_t{1} << 59; // as far again to what a snapshot can count
+    for (const auto& [name, count] : {std::pair{"sequences", s.sequences}, std::pair{"available", s.available}})
+        if (count > most_counted) refuse(name, "must be at most 2^59");
+    if (s.first_version > most_counted / s.batch) refuse("first_version", "must be at most 2^59 / batch");
+    if (s.first_sample > sample_t{most_counted}) refuse("first_sample", "must be at most 2^59");
     if (s.first_sample % static_cast<sample_t>(s.group) != 0)
         refuse("first_sample", "must be a multiple of group, " + std::to_string(s.group));
 

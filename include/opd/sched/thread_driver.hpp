@@ -23,7 +23,9 @@
 //   on_step or          the run stops: what they write down is part of it. on_worker and on_event, which look on, stop
 //   on_checkpoint       nothing: what they throw is counted (observer_exceptions)
 //   throws
-// The first exception is kept for the report; those of calls that were asked to stop count for nothing.
+// A stage that always fails ends the run as failed (settings.fruitless_steps); so do installs, when every rollout worker stays
+// away. The first exception is kept for the report, and the last of a stage that failed; those of calls that were asked to
+// stop count for nothing.
 //
 // Shutdown: request_stop() closes the scheduler (nothing new is admitted, what is outstanding is finished) for at most
 // `drain_seconds`; then everything outstanding is given up, and threads have `shutdown_seconds` to return. Those that do not
@@ -118,8 +120,11 @@ struct run_report {
     std::int64_t exceptions = 0;
     std::exception_ptr first_observer_exception; ///< of on_worker and on_event, which stop nothing
     std::int64_t observer_exceptions = 0;
-    std::vector<worker_name> left_behind; ///< threads that did not return
-    double seconds = 0;                   ///< of run()
+    /// The run ended as failed, for this stage: nothing was learnt from for `fruitless_steps`, or no rollout worker can install.
+    std::optional<stage> failed;
+    std::exception_ptr last_exception_of_failed; ///< null: it threw none
+    std::vector<worker_name> left_behind;        ///< threads that did not return
+    double seconds = 0;                          ///< of run()
 };
 
 template <class Rollout, class Teacher, class Learner>
@@ -152,7 +157,9 @@ public:
     /// Also while it runs. Returns the worker's number.
     std::int32_t add_rollout(std::shared_ptr<Rollout> stage, std::int32_t lanes) {
         check_new(stage != nullptr);
-        if (lanes < 1) throw invalid_input("lanes", "must be at least 1, not " + std::to_string(lanes));
+        if (const std::int32_t most = core_->sched.options().most_slots; lanes < 1 || lanes > most)
+            throw invalid_input("lanes", "must be at least 1 and at most settings.most_slots, " + std::to_string(most) +
+                                             ", not " + std::to_string(lanes));
         return core_->add(stage::rollout, core_->rollouts, std::move(stage), lanes);
     }
     std::int32_t add_teacher(std::shared_ptr<Teacher> stage) {
@@ -162,8 +169,11 @@ public:
     /// Before run().
     void set_learner(std::shared_ptr<Learner> stage) {
         check_new(stage != nullptr);
-        if (core_->started) throw std::logic_error("opd: thread_driver: the learner is set before run()");
-        core_->learners.clear();
+        {
+            const std::lock_guard lock(core_->mutex);
+            if (core_->started) throw std::logic_error("opd: thread_driver: the learner is set before run()");
+            core_->learners.clear();
+        }
         core_->add(stage::learner, core_->learners, std::move(stage), 1);
     }
 
@@ -197,9 +207,12 @@ public:
 
     /// Blocks until the run is over and its threads have returned or were left behind. Once per driver.
     run_report run(std::stop_token stop = {}) {
-        if (core_->rollouts.empty()) throw invalid_input("add_rollout", "a run needs at least one rollout worker");
-        if (core_->teachers.empty()) throw invalid_input("add_teacher", "a run needs at least one teacher");
-        if (core_->learners.empty()) throw invalid_input("set_learner", "a run needs a learner");
+        {
+            const std::lock_guard lock(core_->mutex); // others may add workers meanwhile
+            if (core_->rollouts.empty()) throw invalid_input("add_rollout", "a run needs at least one rollout worker");
+            if (core_->teachers.empty()) throw invalid_input("add_teacher", "a run needs at least one teacher");
+            if (core_->learners.empty()) throw invalid_input("set_learner", "a run needs a learner");
+        }
         const double begin = steady_seconds();
         const std::shared_ptr<core> c = core_;
         run_report report;
@@ -219,7 +232,7 @@ public:
             c->wait_for_workers(lock);
             c->abandoned = true; // whoever returns later touches nothing
             report = c->report;
-            report.completed = c->sched.finished() && !c->stop_requested && !c->broken;
+            report.completed = c->sched.finished() && !c->stop_requested && !c->broken && !report.failed;
             report.version = c->sched.version();
             report.totals = c->sched.totals();
             for (auto& [w, thread] : c->threads)
@@ -271,6 +284,11 @@ public:
         const std::lock_guard lock(core_->mutex);
         return core_->present[static_cast<std::size_t>(s)];
     }
+    /// What lower jobs published nobody needs any more (scheduler::needed_from).
+    std::uint64_t needed_from() const {
+        const std::lock_guard lock(core_->mutex);
+        return core_->sched.needed_from();
+    }
     census where() const {
         const std::lock_guard lock(core_->mutex);
         return core_->sched.where();
@@ -296,17 +314,17 @@ private:
         std::int32_t number = -1;
         std::int32_t most = 1; // slots that it was added with
         std::int32_t slots = 1;
-        incarnation_t life = 0;                  // the latest that it was told to begin
-        std::stop_source stop;                   // of its calls in this life
-        bool begins = false;                     // told to, and not yet up
-        bool up = false;                         // as the scheduler has it
-        bool killed = false;                     // nothing is heard of it
-        bool returned = false;                   // its thread has nothing left to do
-        std::int64_t load = 0;                   // what it has not answered: sequences, calls, and 1 for weights
-        std::stop_source spare;                  // of its spare work,
-        bool sparing = false;                    // which it is at, as far as is known
-        std::optional<std::uint64_t> installing; // what made the latest weights that it is to install, until it has
-        int failed_installs = 0;                 // in a row
+        incarnation_t life = 0;  // the latest that it was told to begin
+        std::stop_source stop;   // of its calls in this life
+        bool begins = false;     // told to, and not yet up
+        bool up = false;         // as the scheduler has it
+        bool killed = false;     // nothing is heard of it
+        bool returned = false;   // its thread has nothing left to do
+        std::int64_t load = 0;   // what it has not answered: sequences, calls, and 1 for weights
+        std::stop_source spare;  // of its spare work,
+        bool sparing = false;    // which it is at, as far as is known
+        bool installing = false; // told to, and has not answered
+        int failed_installs = 0; // in a row
         detail::mailbox<command> mail;
     };
     // What a worker said; `from` null: nobody, the loop is to look up.
@@ -360,6 +378,7 @@ private:
         std::vector<std::pair<std::shared_ptr<worker>, std::jthread>> threads;
         actions todo;
         run_report report;
+        std::array<std::exception_ptr, stage_count> last_exceptions; // of each stage
         bool started = false, over = false, abandoned = false, broken = false;
         bool stop_requested = false, stop_at_once = false, checkpoint_requested = false, stopping = false;
         version_t exporting = -1; // the version whose install makes workers export
@@ -405,6 +424,7 @@ private:
         void note(std::exception_ptr e, const std::optional<worker_name>& where) {
             if (abandoned) return;
             ++report.exceptions;
+            if (where) last_exceptions[index_of(where->stage)] = e;
             if (!report.first_exception) {
                 report.first_exception = std::move(e);
                 report.first_exception_at = where;
@@ -414,9 +434,21 @@ private:
             stop_at_once = stop_requested = true;
         }
 
+        /// After what the stage threw last.
+        void fail(stage s) {
+            if (report.failed) return;
+            report.failed = s;
+            report.last_exception_of_failed = last_exceptions[index_of(s)];
+            if (!report.first_exception)
+                report.first_exception = std::make_exception_ptr(
+                    error(std::string("opd: the run has failed: nothing was learnt from any more, for want of ") +
+                          name_of(s)));
+        }
+
         void perform() {
             using kind = action::kind;
             std::vector<report_type> steps;
+            std::vector<bool> empty; // of those
             const action* train = nullptr;
             bool ends = false;
             for (const action& a : todo.items) {
@@ -450,9 +482,10 @@ private:
                     break;
                 case kind::step:
                     steps.push_back(report_of(a));
+                    empty.push_back(a.count == 0);
                     break;
                 case kind::fail:
-                    if (a.why != failure::stale) report.discarded.push_back({a.ticket, a.why, {}});
+                    if (a.why != failure::stale) report.discarded.push_back({a.ticket, a.why, a.where});
                     payloads.forget(a.ticket);
                     break;
                 case kind::lost: {
@@ -466,17 +499,21 @@ private:
                     break;
                 }
             }
-            for (report_type& s : steps) {
+            for (std::size_t i = 0; i < steps.size(); ++i) {
+                report_type& s = steps[i];
                 const version_t v = s.version;
                 if (hooks.on_step) hook([this, s = std::make_shared<report_type>(std::move(s))] { hooks.on_step(*s); });
                 // as it was decided when the workers were told to install
                 const bool due = hooks.on_checkpoint && (v == exporting ? export_now : checkpoint_due(v));
-                if (!due || v != sched.version() || stopping) continue;
-                checkpoint_requested = false;
+                if (!due || v != sched.version() || stopping || sched.failed()) continue;
+                // where everything failed, the sequences that were given up are in the checkpoint before
+                checkpoint_requested = empty[i];
+                if (empty[i]) continue;
                 hook([this, s = std::make_shared<snapshot_type>(payloads.snapshot(sched))] {
                     hooks.on_checkpoint(std::move(*s));
                 });
             }
+            if (ends && sched.failed()) fail(*sched.failed());
             if (ends) finish();
             if (!train) return;
             command c{.what = order::train, .call = {train->job, {train->version, train->from}}};
@@ -490,7 +527,7 @@ private:
             }
             const auto tell = [&](worker& w) {
                 if (!w.up) return;
-                if (!std::exchange(w.installing, a.job)) load(w, +1);
+                if (!std::exchange(w.installing, true)) load(w, +1);
                 post(w, {.what = order::install,
                          .weights = {a.version, a.job},
                          .exports = export_now && a.version == exporting});
@@ -548,7 +585,7 @@ private:
             }
             w.begins = false;
             w.load = 0;
-            w.installing.reset();
+            w.installing = false;
             w.stop.request_stop();
             w.mail.discard([](const command& c) { return c.what != order::hook; });
         }
@@ -616,6 +653,11 @@ private:
                 end_life(w);
                 offer(w, e);
                 if (++w.failed_installs < 3) begin_life(w);
+                if (std::all_of(rollouts.begin(), rollouts.end(),
+                                [](const auto& r) { return r->failed_installs >= 3; })) {
+                    fail(stage::rollout); // nobody comes back
+                    stop_at_once = stop_requested = true;
+                }
                 return;
             case event::kind::rolled_out:
                 if (lives) payloads.rolled(e.ticket, e.versions, std::move(m.said.sequence));
@@ -636,8 +678,8 @@ private:
                 break;
             }
             const bool synced = e.what == event::kind::synced;
-            if (lives && (!synced || w.installing == e.job)) load(w, -1);
-            if (lives && synced && w.installing == e.job) w.installing.reset();
+            // what else it was to install it has dropped
+            if (lives && (!synced || std::exchange(w.installing, false))) load(w, -1);
             event said = e;
             said.tickets = m.said.tickets;
             // one that the scheduler cannot take is an attempt that failed; the next one replaces the payload
@@ -773,16 +815,8 @@ private:
             return stop_requested;
         }
         void stop() {
-            std::vector<place> places; // by slot
-            sched.for_each([&](const outstanding_sequence& s) {
-                places.resize(std::max(places.size(), s.ticket.slot + std::size_t{1}));
-                places[s.ticket.slot] = s.where;
-            });
-            const std::size_t before = report.discarded.size();
             stopping = true;
             guarded({}, [&] { dispatch(event::of(event::kind::stop)); });
-            for (std::size_t i = before; i < report.discarded.size(); ++i)
-                report.discarded[i].where = places[report.discarded[i].ticket.slot];
             if (!over) finish();
         }
         void wait_for_workers(std::unique_lock<std::mutex>& lock) {

@@ -108,6 +108,11 @@ public:
             throw invalid_input("t", "must be finite and not before now, " + std::to_string(now_) + ", not " +
                                          std::to_string(t));
         if (!e.tickets.empty()) throw invalid_input("event", "an event from outside names no tickets");
+        if (const settings& s = scheduler_.options();
+            e.from_worker() && (e.worker >= s.most_workers || e.slots > s.most_slots))
+            throw invalid_input("event", "names worker " + std::to_string(e.worker) + " with " +
+                                             std::to_string(e.slots) +
+                                             " slots, more than settings.most_workers or most_slots");
         record& r = push(t, record::kind::deliver);
         r.what = e;
         r.outside = true;
@@ -120,6 +125,7 @@ public:
     /// Lets the scheduler take one more event. False when there is none: the run is over, or stuck (see finished()), or the next one
     /// comes after `last`.
     bool step(double last = forever) {
+        if (std::isnan(last)) throw invalid_input("last", "must be a time, not NaN");
         for (;;) {
             const detail::moment wake = first_wake();
             const double deadline = scheduler_.next_deadline();
@@ -169,7 +175,8 @@ public:
     const Scheduler& scheduler() const { return scheduler_; }
     const Model& model() const { return model_; }
     Model& model() { return model_; }
-    /// The first that the model's scored() or learned() threw; null: none did. The scheduler sees failed calls only.
+    /// The first that the model's scored() or learned() threw, or that the run has failed; null: none. The scheduler sees failed
+    /// calls only.
     std::exception_ptr first_exception() const { return first_exception_; }
     /// Tells the observer who is there, and busy: for one that comes late, as to a driver that was restored.
     void introduce() {
@@ -247,7 +254,7 @@ private:
         enum class kind : std::uint8_t {
             deliver,    // `what`
             fail,       // of the attempt what.ticket
-            sync_begin, // worker, version
+            sync_begin, // what.worker
             sync_end,
             sync_answer,
             job_end, // job
@@ -260,12 +267,11 @@ private:
         std::uint32_t life = 0; // of the worker that it belongs to
         std::uint32_t job = 0;
         double when = 0, back = 0;
-        version_t version = 0; // sync: of the weights
         event what;
         fault wrong;
         template <class A>
         void fields(A& a) {
-            a(is, outside, bad, life, back, wrong.what, wrong.after, wrong.back, wrong.which, version, what);
+            a(is, outside, bad, life, back, wrong.what, wrong.after, wrong.back, wrong.which, what);
             detail::needs(std::max({what.worker, what.ticket.worker, what.slots}) < most_workers,
                           "a worker's number is none");
         }
@@ -289,10 +295,11 @@ private:
         bool spares = false;    // it is woken for spare work alone
         std::uint32_t life = 0; // counts returns
         std::int32_t slots = 0;
-        std::int32_t syncs = 0;            // asked for and not over
-        std::int32_t installing = 0;       // begun and not over
+        bool asked = false;                // to install weights, and is not done
+        bool installing = false;           // has begun to
+        bool superseded = false;           // others have come since
+        weights told;                      // which they are
         double since = 0;                  // its time
-        double free = 0;                   // when the last sync will be over
         double back = forever;             // silent: seconds from its loss to its return
         std::optional<worker_type> engine; // rollout
         std::vector<ticket> hung;
@@ -359,7 +366,7 @@ private:
             worker& w = of(stage::rollout, r.what.worker);
             if (!alive(w, r.life)) return false;
             touch(r.what.worker);
-            ++w.installing;
+            w.installing = true;
             settle(r.what.worker);
             return false;
         }
@@ -392,6 +399,10 @@ private:
         actions_.clear();
         scheduler_.on(e, now_, actions_);
         ++events_;
+        if (scheduler_.failed() && !first_exception_)
+            first_exception_ = std::make_exception_ptr(
+                error(std::string("opd: the run has failed: nothing was learnt from any more, for want of ") +
+                      name_of(*scheduler_.failed())));
         if constexpr (requires(Observer & o) { o.event(now_, e, actions_, scheduler_); })
             if (observer_) observer_->event(now_, e, std::as_const(actions_), std::as_const(scheduler_));
         for (const action& a : actions_.items) carry_out(a);
@@ -579,53 +590,52 @@ private:
     void sync(std::int32_t number, const weights& v) {
         worker& w = of(stage::rollout, number);
         if (!w.up || w.silent) return;
+        if (w.installing) { // as on threads: it finishes them, drops these, and is told again
+            w.superseded = v.job != w.told.job;
+            return;
+        }
+        w.told = v;
+        if (std::exchange(w.asked, true)) return;
         const fault f = fault_of_sync(number, v, w.life);
         const double seconds =
             model_.sync(number, v) + (f.what == fault::kind::late || f.what == fault::kind::fail ? f.after : 0);
         check_seconds(seconds, "sync");
         mark(number);
-        double begin = std::max(now_, w.free);
+        double begin = now_;
         // a worker in the middle of a decode step finishes it first
         if constexpr (requires { w.engine->until_settled(); })
-            if (w.syncs == 0) begin = std::max(begin, now_ + w.engine->until_settled());
-        if (begin == forever) return; // it hangs in an earlier one
-        w.free = f.what == fault::kind::hang ? forever : begin + seconds;
-        ++w.syncs;
+            begin = std::max(begin, now_ + w.engine->until_settled());
         if (begin > now_) {
             record& r = push(begin, record::kind::sync_begin);
             r.what = event::synced(number, v.job);
             r.life = w.life;
         } else {
-            ++w.installing;
+            w.installing = true;
         }
         if (f.what == fault::kind::hang) return; // it stands still from here on
-        record& r = push(w.free, record::kind::sync_end);
+        record& r = push(begin + seconds, record::kind::sync_end);
         r.what = event::synced(number, v.job).of_life(w.life);
-        r.version = v.version;
         r.life = w.life;
         r.wrong = f;
         may_die(f, stage::rollout, number);
     }
     bool sync_end(const record& r) {
-        event answer = r.what;
         const std::int32_t number = r.what.worker;
         worker& w = of(stage::rollout, number);
         if (!alive(w, r.life)) return false;
-        --w.syncs;
-        --w.installing;
-        w.since = now_;
-        if (w.syncs > 0) { // others have been asked for meanwhile, and these may be gone
-            settle(number);
-            return false;
-        }
-        w.engine->install(weights{r.version, r.what.job});
-        if constexpr (requires { w.engine->elasticity(); }) answer.elasticity = w.engine->elasticity();
-        settle(number);
+        event answer = event::synced(number, w.told.job).of_life(w.life);
         if (r.wrong.what == fault::kind::twice) {
             record& again = push(now_ + r.wrong.after, record::kind::sync_answer);
-            again.what = r.what;
+            again.what = answer;
             again.life = r.life;
         }
+        w.asked = w.installing = false;
+        w.since = now_;
+        if (!std::exchange(w.superseded, false)) { // else nothing runs on these, which may be gone
+            w.engine->install(w.told);
+            if constexpr (requires { w.engine->elasticity(); }) answer.elasticity = w.engine->elasticity();
+        }
+        settle(number);
         deliver(answer);
         return true;
     }
@@ -666,8 +676,8 @@ private:
         w.up = true;
         w.silent = false;
         ++w.life;
-        w.syncs = w.installing = 0;
-        w.since = w.free = now_;
+        w.asked = w.installing = w.superseded = false;
+        w.since = now_;
         w.hung.clear();
         if (e.stage == stage::rollout) w.engine.emplace(model_.rollout(e.worker));
         if constexpr (requires(Observer & o) { o.up(e.stage, e.worker, now_); })
@@ -704,7 +714,7 @@ private:
     // Brings a rollout worker to the present; its replies are queued.
     void touch(std::int32_t number) {
         worker& w = of(stage::rollout, number);
-        if (w.installing == 0 && now_ > w.since) advance(number, now_ - w.since);
+        if (!w.installing && now_ > w.since) advance(number, now_ - w.since);
         w.since = now_;
     }
     void mark(std::int32_t number) {
@@ -740,10 +750,10 @@ private:
     void settle(std::int32_t number) {
         worker& w = of(stage::rollout, number);
         if (!w.up || w.silent) return;
-        wake(number, w.installing > 0 ? forever : static_cast<double>(w.engine->next()));
-        activity doing = w.installing == 0 && w.engine->running() > 0 ? activity::work : activity::none;
+        wake(number, w.installing ? forever : static_cast<double>(w.engine->next()));
+        activity doing = !w.installing && w.engine->running() > 0 ? activity::work : activity::none;
         if constexpr (requires { w.engine->sparing(); })
-            if (w.installing == 0 && w.engine->sparing()) doing = activity::spare;
+            if (!w.installing && w.engine->sparing()) doing = activity::spare;
         if (doing == w.doing) return;
         if (w.doing != activity::none) end(stage::rollout, number, w.doing);
         w.doing = doing;
@@ -816,10 +826,10 @@ private:
             std::int32_t number = 0;
             detail::list_fields(a, workers_[static_cast<std::size_t>(s)], [&](worker& w) {
                 const std::int32_t i = number++;
-                a(w.up, w.silent, w.doing, w.life, w.slots, w.syncs, w.installing, w.since, w.free, w.back);
+                a(w.up, w.silent, w.doing, w.life, w.slots, w.asked, w.installing, w.superseded, w.told, w.since,
+                  w.back);
                 a(w.hung);
-                const auto [least, greatest] = std::minmax({w.slots, w.syncs, w.installing});
-                detail::needs(least >= 0 && greatest < most_workers, "a worker's count is none");
+                detail::needs(w.slots >= 0 && w.slots < most_workers, "a worker's count is none");
                 if (!w.up || static_cast<stage>(s) != stage::rollout) return;
                 const detail::moment* known = wakes_.find(i);
                 detail::moment wake = known ? *known : detail::moment{};

@@ -11,16 +11,18 @@
 //   park{ticket}                                   parked{ticket, sequence}, likewise
 //   spare{stop}                                    rollout, with nothing to run: spare quanta until something else is asked;
 //                                                  none, but `spared` when there is nothing more to do
-//   install{weights}                               synced{job, prefixes if they are wanted}; what it throws ends the life
+//   install{weights}                               synced{job, prefixes if they are wanted}, unless it is superseded before its
+//                                                  turn; what it throws ends the life
 //   score{job, sequences}                          scored{job, scores}, score_failed
 //   train{call, batch}                             learned{job}, learn_failed
 //   hook{function}         learner: between calls  none, but for what it throws
 //   halt                                           the last one
 //
 // Commands of another life than the present are ignored, and so are weights of a lower job than those that were installed: they
-// may come late. Weights that cannot be installed are passed over if others have been asked for meanwhile: nobody waits for a
-// worker that installs its first, and those may be gone when it gets to them. A reply is an event of the scheduler, with its
-// payload beside it and the exception that a stage threw.
+// may come late. A worker goes to the newest weights: those that are superseded before their turn are not installed. Once it has
+// installed some, it drops what it was told meanwhile, and the scheduler, which hears that, tells it again or has it wait. Weights
+// that cannot be installed are passed over if others have been asked for meanwhile: those may be gone when it gets to them. A
+// reply is an event of the scheduler, with its payload beside it and the exception that a stage threw.
 //
 //   Channel   bool receive(std::vector<command>& out, bool wait)   appends what has come; waits for something if told to
 //             void send(reply)
@@ -124,9 +126,9 @@ public:
         });
     }
 
-    /// `later()`: whether other weights, or another life, have been asked for since.
-    template <class Send, class Later>
-    void obey(command& c, Send&& send, Later&& later) {
+    /// `mail` is of what has come since: `others()`, whether it has other weights or another life; `drop()` drops other weights.
+    template <class Send, class Mail>
+    void obey(command& c, Send&& send, Mail&& mail) {
         using kind = typename command::kind;
         if (c.what == kind::begin) return begin(c, send);
         if (c.life != life_) return;
@@ -186,16 +188,21 @@ public:
         }
         r.what = answer;
         if (answer.what == event::kind::worker_down) { // it has no weights to go on with
-            if (later()) return;
+            if (mail.others()) return;
             forget(send);
             life_ = 0;
         }
+        if (answer.what == event::kind::synced) mail.drop(); // before it is heard: what comes then is the next word
         send(std::move(r));
     }
 
     template <class Send>
     void obey(command& c, Send&& send) {
-        obey(c, send, [] { return false; });
+        struct {
+            bool others() const { return false; }
+            void drop() const {}
+        } nothing;
+        obey(c, send, nothing);
     }
 
     /// One quantum of all that runs: run(), timed, and tell().
@@ -309,23 +316,52 @@ private:
     std::vector<ticket> dead_;
 };
 
+namespace detail {
+/// What has come behind the command in hand.
+template <class Command, class Channel>
+struct later_mail {
+    using kind = typename Command::kind;
+    Channel& channel;
+    std::vector<Command>& all;
+    const Command& now;
+    std::size_t next;
+
+    bool installs(const Command& c) const { return c.what == kind::install && c.life == now.life; }
+    template <class Is>
+    bool any(Is&& is) {
+        channel.receive(all, false);
+        return std::any_of(all.begin() + static_cast<std::ptrdiff_t>(next), all.end(), is);
+    }
+    bool others() {
+        return any([&](const Command& c) { return c.what == kind::begin || installs(c); });
+    }
+    bool superseded() {
+        return any([&](const Command& c) {
+            return c.what == kind::begin || (installs(c) && c.weights.job > now.weights.job);
+        });
+    }
+    void drop() {
+        channel.receive(all, false);
+        all.erase(std::remove_if(all.begin() + static_cast<std::ptrdiff_t>(next), all.end(),
+                                 [&](const Command& c) { return installs(c); }),
+                  all.end());
+    }
+};
+} // namespace detail
+
 /// Runs it until it is told to halt.
 template <class Stage, class Scored, class Channel>
 void run_rollout(rollout_actor<Stage, Scored>& w, Channel& channel) {
     using command = typename rollout_actor<Stage, Scored>::command;
+    using kind = typename command::kind;
     const auto send = [&](auto&& r) { channel.send(std::move(r)); };
     for (std::vector<command> mail;; mail.clear()) {
         channel.receive(mail, w.idle() && !w.spares());
         for (std::size_t i = 0; i < mail.size(); ++i) {
             command c = std::move(mail[i]);
-            if (c.what == command::kind::halt) return;
-            w.obey(c, send, [&] {
-                channel.receive(mail, false);
-                return std::any_of(
-                    mail.begin() + static_cast<std::ptrdiff_t>(i) + 1, mail.end(), [&](const command& l) {
-                        return l.what == command::kind::begin || (l.what == command::kind::install && l.life == c.life);
-                    });
-            });
+            if (c.what == kind::halt) return;
+            detail::later_mail<command, Channel> since{channel, mail, c, i + 1};
+            if (c.what != kind::install || !since.superseded()) w.obey(c, send, since);
         }
         if (!mail.empty()) continue;
         if (!w.idle())
