@@ -284,7 +284,7 @@ inline constexpr arithmetic_t<T> largest_stored = std::is_same_v<opd::stored_as<
 /// x as T holds it: what is finite stays so.
 template <class T>
 OPD_HD OPD_INLINE constexpr T store_finite(double x) {
-    constexpr double most = largest_stored<T>;
+    constexpr double most = double(largest_stored<T>);
     return element<T>::store(static_cast<arithmetic_t<T>>(x > most ? most : (x < -most ? -most : x)));
 }
 

@@ -80,10 +80,11 @@ TEST_CASE("events and actions are after a journey what they were") {
     CHECK(f.ticket == t);
     CHECK(std::tuple(f.versions.oldest, f.versions.newest, f.versions.mean, f.versions.tokens) ==
           std::tuple(version_t{12}, version_t{13}, 12.5, std::int64_t{14}));
-    const action a{action::kind::train, stage::teacher, failure::stale, 7, 8, t, 15, 16, 17, 18, 19};
+    const action a{action::kind::train, stage::teacher, failure::stale, place::training, 7, 8, t, 15, 16, 17, 18, 19};
     const action b = again(a);
-    CHECK(std::tuple(b.what, b.stage, b.why, b.worker, b.incarnation, b.version, b.job, b.from, b.first, b.count) ==
-          std::tuple(a.what, a.stage, a.why, a.worker, a.incarnation, a.version, a.job, a.from, a.first, a.count));
+    CHECK(std::tuple(b.what, b.stage, b.why, b.where, b.worker, b.incarnation, b.version, b.job, b.from, b.first,
+                     b.count) == std::tuple(a.what, a.stage, a.why, a.where, a.worker, a.incarnation, a.version, a.job,
+                                            a.from, a.first, a.count));
     CHECK(b.ticket == t);
 }
 

@@ -95,7 +95,8 @@ OPD_HD void saturate_entries(G* dz, index_t n, float beta, At at) {
     for (index_t i = at.id; i < n; i += at.count) {
         if (!is_unfit(dz[i], beta)) continue;
         const auto x = element<G>::load(dz[i]);
-        dz[i] = store_finite<G>(is_nan(x) ? 0 : (is_neg_inf(x) ? -largest_stored<G> : largest_stored<G>));
+        const auto most = double(largest_stored<G>);
+        dz[i] = store_finite<G>(is_nan(x) ? 0 : (is_neg_inf(x) ? -most : most));
     }
 }
 /// Of rows in shards, whose loss has been told by now.
