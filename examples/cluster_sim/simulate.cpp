@@ -212,6 +212,7 @@ outcome simulate(const config& c, const entry& e, opd::sched::trace* recorded) {
     const auto began = std::chrono::steady_clock::now();
     settings s;
     s.batch = c.batch, s.group = c.group, s.schedule = e.schedule;
+    s.most_slots = std::max<std::int32_t>(s.most_slots, c.rollout.lanes);
     s.teacher_batch = c.teacher.batch, s.teacher_flush = c.teacher.flush;
     observer seen(c, recorded);
     virtual_driver<stages, observer> driver(s, stages(c, e, seen.slots, seen.aborted_tokens), &seen);

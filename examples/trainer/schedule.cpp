@@ -169,6 +169,8 @@ sched::settings schedule_of(const config& c) {
     r.group = c.distill.answers;
     r.sequences = r.batch * c.distill.steps;
     const opd::index_t share = (r.batch + teachers_of(c) - 1) / teachers_of(c); // of a whole batch
+    r.most_slots =
+        std::max(r.most_slots, static_cast<std::int32_t>(c.distill.slots)); // its own workers: memory is the limit
     r.teacher_batch = s.score_batch > 0 ? s.score_batch : s.kind == "async" ? 8 : std::min<opd::index_t>(8, share);
     r.teacher_flush = s.score_flush;
     r.rollout_attempts = r.teacher_attempts = s.attempts;
