@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "simulate.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <span>
