@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Dense rows on the CPU, with the divergence behind a table of two functions. dense_rows.hpp says what a row does; here the walk
+// Dense rows on the CPU, with the divergence behind a table of functions. dense_rows.hpp says what a row does; here the walk
 // through its phases is compiled once for a pair of sources and every divergence, and what a divergence does to a tile, or to a row's
 // state after a phase, once for its number types and every source:
 //
@@ -11,7 +11,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <new>
 #include <type_traits>
 
@@ -54,7 +53,7 @@ struct dense_formula {
     bool (*weigh)(const void* program, const env&, selecting_state&); ///< null without a selector
     unsigned (*facts)(const void* program);                           ///< that its selector reads
     std::size_t (*scratch_bytes)(index_t vocab, bool gradient);
-    bool single_sweep, overlaps, refinable;
+    bool single_sweep, overlaps;
 };
 
 /// What dense_rows asks of a frame and of sources, but for the tiles.
@@ -171,12 +170,9 @@ struct formula_functions {
         else
             return nullptr;
     }
-    static constexpr dense_formula<Z, Y, G> table = {&begin,         &start,
-                                                     &tile,          &finish,
-                                                     &write,         mixer(),
-                                                     weigher(),      &facts,
-                                                     &scratch_bytes, rows::single_sweep,
-                                                     rows::overlaps, refinable_divergence<Program>};
+    static constexpr dense_formula<Z, Y, G> table = {
+        &begin,        &start, &tile, &finish, &write, mixer(), weigher(), &facts, &scratch_bytes, rows::single_sweep,
+        rows::overlaps};
 };
 
 /// A divergence as an estimator of a job, whatever it is: its functions and its parameters, which are the caller's and stay where they are.
