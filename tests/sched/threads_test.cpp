@@ -1175,11 +1175,14 @@ TEST_CASE("a worker that joins and is overtaken while it installs does not work 
     toy::run r;
     r.how = how(streaming(2), 8, 400);
     toy::world::gate slow;
-    std::atomic<int> installs = 0, until_it_served = 0;
-    r.shared->fault = [&](const std::string& call, int worker, sample_t, std::stop_token) {
+    std::vector<sample_t> installed; // by the one thread of worker 2
+    bool served = false;
+    r.shared->fault = [&](const std::string& call, int worker, sample_t what, std::stop_token) {
         if (worker != 2) return toy::world::wrong::nothing;
-        if (call == "start" && until_it_served == 0) until_it_served = installs.load();
-        if (call == "install" && ++installs == 1) slow.wait();
+        served = served || call == "start";
+        if (call != "install") return toy::world::wrong::nothing;
+        installed.push_back(what); // a version
+        if (installed.size() == 1) slow.wait();
         return toy::world::wrong::nothing;
     };
     r.on_step = [&](toy::driver& d, const toy::step& s) {
@@ -1192,8 +1195,12 @@ TEST_CASE("a worker that joins and is overtaken while it installs does not work 
     };
     r.go();
     check_complete(r, 400);
-    CHECK(until_it_served >= 1);
-    CHECK(until_it_served <= 4); // the first, the newest, and what came meanwhile; not twenty
+    CHECK(served);
+    REQUIRE(installed.size() >= 2);
+    CHECK(installed[0] < 20);
+    CHECK(std::is_sorted(installed.begin(), installed.end()));
+    CHECK(std::adjacent_find(installed.begin(), installed.end()) == installed.end()); // none twice
+    CHECK(installed[1] >= 20);                                                        // nothing that was superseded
 }
 
 TEST_CASE("a stage that always throws ends the run, under every schedule, and its last checkpoint loses nothing") {

@@ -49,11 +49,12 @@ public:
         std::uint64_t has = 0;              // rollout, once it answers: what made the weights that it installed
         version_t came = 0;                 // rollout: of the weights that it was told first
         std::uint64_t told = 0;             // and what made those that it was told last while nobody waits for it
+        std::uint64_t again = 0;            // and what made those that it may have been told twice: it may answer twice
         std::vector<lane> lanes;
         std::vector<std::int32_t> vacant;
         template <class A>
         void fields(A& a) {
-            a(up, answers, awaited, current, incarnation, slots, busy, has, came, told, lanes, vacant);
+            a(up, answers, awaited, current, incarnation, slots, busy, has, came, told, again, lanes, vacant);
         }
     };
 
@@ -114,7 +115,7 @@ public:
         if (s == stage::teacher && w.up) teacher_slots_ -= w.slots;
         w.up = w.answers = w.awaited = w.current = false;
         w.busy = 0;
-        w.has = 0;
+        w.has = w.again = 0;
         for (lane& l : w.lanes) {
             f(std::as_const(l));
             l = {.number = l.number};

@@ -281,9 +281,9 @@ inline void scheduler::on_learn_failed(actions& out, bool charged) {
     if (phase_ == phase::training) phase_ = phase::idle;
 }
 
-// What a worker was told while it installed these it has dropped: it is told again.
+// What a worker was told while it installed these it has dropped, unless it came between that and its answer: it is told again.
 inline void scheduler::on_synced(const event& e, actions& out) {
-    const detail::roster::worker& w = roster_.at(stage::rollout, e.worker);
+    detail::roster::worker& w = roster_.at(stage::rollout, e.worker);
     if (e.job >= next_job_)
         throw invalid_input("event", "rollout worker " + std::to_string(e.worker) + " installed weights of job " +
                                          std::to_string(e.job) + ", which is none");
@@ -291,7 +291,10 @@ inline void scheduler::on_synced(const event& e, actions& out) {
         throw invalid_input("event", "an elasticity lies in [-1, 1], or is not told");
     const bool counts = e.job == newest().job, asked = installs_.has(static_cast<std::uint32_t>(e.worker));
     if (w.answers && e.job <= w.has && !(asked && e.job == w.told)) {
-        ++totals_.duplicates;
+        if (w.again == 0 || e.job != w.again)
+            ++totals_.duplicates;
+        else
+            w.again = 0;
         return;
     }
     if (plan_.automatic && e.elasticity != untold) ledger_.told(e.elasticity);
@@ -301,9 +304,11 @@ inline void scheduler::on_synced(const event& e, actions& out) {
     roster_.installed(e.worker, e.job, counts);
     if (syncing) behind_ += static_cast<index_t>(behind(w)) - static_cast<index_t>(was_behind);
     if (counts) return;
-    if (w.awaited) {
-        if (was_behind) tell(e.worker, target_, out);
-    } else if (e.job < newest().job && newest().version < w.came + 2) {
+    if (w.awaited && was_behind) {
+        w.again = target_.job;
+        tell(e.worker, target_, out);
+    } else if (!w.awaited && e.job < newest().job && newest().version < w.came + 2) {
+        w.again = newest().job;
         ask_to_install(e.worker, out);
     }
 }

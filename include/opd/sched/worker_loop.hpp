@@ -20,9 +20,10 @@
 //
 // Commands of another life than the present are ignored, and so are weights of a lower job than those that were installed: they
 // may come late. A worker goes to the newest weights: those that are superseded before their turn are not installed. Once it has
-// installed some, it drops what it was told meanwhile, and the scheduler, which hears that, tells it again or has it wait. Weights
-// that cannot be installed are passed over if others have been asked for meanwhile: those may be gone when it gets to them. A
-// reply is an event of the scheduler, with its payload beside it and the exception that a stage threw.
+// installed some, it drops what it was told meanwhile, and the scheduler, which hears that, tells it again or has it wait; of
+// what it was told twice it installs the first and answers both. Weights that cannot be installed are passed over if others have
+// been asked for meanwhile: those may be gone when it gets to them. A reply is an event of the scheduler, with its payload beside
+// it and the exception that a stage threw.
 //
 //   Channel   bool receive(std::vector<command>& out, bool wait)   appends what has come; waits for something if told to
 //             void send(reply)
@@ -118,7 +119,7 @@ public:
     /// But for the stage's own state.
     template <class A>
     void fields(A& a) {
-        a(life_, installed_, has_, running_);
+        a(life_, installed_, whole_, has_, running_);
         detail::list_fields(a, out_, [&](finished_rollout<rolled_type>& f) {
             a(f.ticket, f.versions, f.parked);
             detail::payload_fields(a, f.sequence);
@@ -173,12 +174,15 @@ public:
                 spares_ = false;
                 if (installed_ && c.weights.job < has_) return;
                 answer = event::down(sched::stage::rollout, number_).of_life(life_);
-                stage_->install(c.weights);
+                if (!whole_ || c.weights.job != has_) { // else it was told twice
+                    whole_ = false;
+                    stage_->install(c.weights);
+                }
                 if constexpr (detail::exports_partials<Stage>)
                     if (c.exports) stage_->export_partials(r.prefixes);
                 answer = event::synced(number_, c.weights.job).of_life(life_);
                 if constexpr (requires { stage_->elasticity(); }) answer.elasticity = stage_->elasticity();
-                installed_ = true, has_ = c.weights.job;
+                installed_ = whole_ = true, has_ = c.weights.job;
                 break;
             default:
                 return;
@@ -291,7 +295,7 @@ private:
         forget(send);
         life_ = c.life;
         stop_ = c.stop;
-        installed_ = spares_ = false;
+        installed_ = whole_ = spares_ = false;
         send(reply{.what = event::up(sched::stage::rollout, number_, c.slots).of_life(life_)});
     }
     template <class Send>
@@ -308,6 +312,7 @@ private:
     incarnation_t life_ = 0; // 0: none
     std::stop_token stop_, spare_stop_;
     bool installed_ = false, spares_ = false;
+    bool whole_ = false;    // no installation has failed since the last one
     std::uint64_t has_ = 0; // what made the weights that are installed
     std::vector<ticket> running_;
     std::vector<finished_rollout<rolled_type>> out_; // of the quantum that was run and not told, as are:
