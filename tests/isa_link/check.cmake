@@ -16,7 +16,8 @@ foreach(object IN LISTS OBJECTS)
     math(EXPR seen "${seen} + ${count}")
     list(FILTER lines EXCLUDE REGEX "isa_")
     list(FILTER lines EXCLUDE REGEX "_ZN3opd(5error|13invalid_input|14infinite_value|11unsupported)[CD]I?[0-2]")
-    list(FILTER lines EXCLUDE REGEX "_ZN3opd12bad_contentsD[0-2]") # its constructor copies a result, and is inlined
+    # The constructors of these copy a result, and are inlined.
+    list(FILTER lines EXCLUDE REGEX "_ZN3opd(12bad_contents|15infinite_result)D[0-2]")
     list(FILTER lines EXCLUDE REGEX "_ZN3opd6detail5shapeB5cxx11Ell")
     list(TRANSFORM lines REPLACE "^[0-9a-f]+ . " "")
     list(APPEND shared ${lines})
