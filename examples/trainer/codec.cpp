@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "learner.hpp"
+#include "opd/compressed.hpp"
 #include "opd/opd.hpp"
 #include "rollout.hpp"
 #include "stages.hpp"

@@ -12,7 +12,7 @@
 #include "config.hpp"
 #include "model.hpp"
 #include "opd/backends/eigen.hpp"
-#include "opd/compressed.hpp"
+#include "opd/codec.hpp"
 #include "task.hpp"
 #include "teacher.hpp"
 

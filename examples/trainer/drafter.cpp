@@ -9,7 +9,7 @@ namespace trainer {
 
 namespace {
 
-std::uint64_t number_of(std::span<const token> prompt) {
+std::uint64_t prompt_number(std::span<const token> prompt) {
     std::uint64_t h = prompt.size();
     for (const token t : prompt) {
         h = (h ^ static_cast<std::uint32_t>(t)) * 0x9e3779b97f4a7c15u;
@@ -24,7 +24,7 @@ void retrieval_drafter::begin(index_t lane, const trajectory& t) {
     const std::span<const token> all(t.tokens);
     const auto visit = static_cast<std::int64_t>(t.sample / options_.answers);
     place& p = of(lane);
-    p.text = memory_.begin(number_of(all.first(t.prompt_length)), visit, {});
+    p.text = memory_.begin(prompt_number(all.first(t.prompt_length)), visit, {});
     p.whole = true;
     for (const token id : all) p.whole = p.whole && memory_.append(p.text, id);
 }

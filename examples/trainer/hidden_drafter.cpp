@@ -7,6 +7,8 @@
 
 namespace trainer {
 
+#ifndef TRAINER_NUMBERS // as in model.cpp
+#define TRAINER_NUMBERS float
 model_shape hidden_drafter_shape(const model_shape& target, model_shape own) {
     own.width = target.width;
     own.vocabulary = 2 * target.width; // E
@@ -14,6 +16,7 @@ model_shape hidden_drafter_shape(const model_shape& target, model_shape own) {
     own.max_length = target.max_length;
     return own;
 }
+#endif
 
 template <class T>
 void drafter_pairs(const transformer<T>& target, const run_of<0, T>& h, const run_of<1, std::int32_t>& x, T* pairs) {
@@ -114,16 +117,11 @@ void target_rows(const transformer<T>& target, opd::thread_team& threads,
     });
 }
 
-template void drafter_pairs(const transformer<float>&, const run_of<0, float>&, const run_of<1, std::int32_t>&, float*);
-template void drafter_pairs(const transformer<double>&, const run_of<0, double>&, const run_of<1, std::int32_t>&,
-                            double*);
-template void drafter_inputs(const transformer<float>&, const float*, index_t, float*);
-template void drafter_inputs(const transformer<double>&, const double*, index_t, double*);
-template class hidden_training<float>;
-template class hidden_training<double>;
-template void target_rows(const transformer<float>&, opd::thread_team&, std::span<const std::vector<std::int32_t>>,
-                          std::vector<float>&, std::vector<float>&);
-template void target_rows(const transformer<double>&, opd::thread_team&, std::span<const std::vector<std::int32_t>>,
-                          std::vector<double>&, std::vector<double>&);
+using real = TRAINER_NUMBERS;
+template void drafter_pairs(const transformer<real>&, const run_of<0, real>&, const run_of<1, std::int32_t>&, real*);
+template void drafter_inputs(const transformer<real>&, const real*, index_t, real*);
+template class hidden_training<real>;
+template void target_rows(const transformer<real>&, opd::thread_team&, std::span<const std::vector<std::int32_t>>,
+                          std::vector<real>&, std::vector<real>&);
 
 } // namespace trainer

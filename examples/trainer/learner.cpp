@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "opd/opd.hpp"
-#include "opd/ranges.hpp"
 
 namespace trainer {
 
@@ -56,8 +55,8 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
     r.tokens = rows;
     r.rate = rate;
     double kl = 0;
-    for (const index_t row : opd::kept_rows(batch.mask, rows)) {
-        const auto i = static_cast<std::size_t>(row);
+    for (std::size_t i = 0; i < batch.mask.size(); ++i) {
+        if (batch.mask[i] == 0) continue;
         kl += static_cast<double>(batch.log_mu[i]) - static_cast<double>(cache.next_log_q[i]);
         r.mismatched += updates == 0 && batch.versions[i] == version && log_p_[i] != batch.log_mu[i];
     }

@@ -43,6 +43,8 @@ void linear_backward(const transformer<T>& model, const tensor& w, const T* dy, 
 
 // --- parameters ------------------------------------------------------------------------------------------------------
 
+#ifndef TRAINER_NUMBERS // double in opd_trainer_double, for tests: this file again, for what depends on it
+#define TRAINER_NUMBERS float
 model_layout::model_layout(const model_shape& s) {
     const auto place = [this](index_t rows, index_t columns) {
         const tensor t{size, rows, columns};
@@ -65,6 +67,7 @@ model_layout::model_layout(const model_shape& s) {
     norm_f = place(s.width, 1);
     head = s.tied ? embedding : place(s.vocabulary, s.width);
 }
+#endif
 
 template <class T>
 transformer<T>::transformer(const model_shape& s)
@@ -816,35 +819,21 @@ void training_pass<T>::weight_gradients(part what, const T* d_logits, std::vecto
     }
 }
 
-template class transformer<float>;
-template class transformer<double>;
-template class kv_cache<float>;
-template class kv_cache<double>;
-template struct layer_rows<float>;
-template struct layer_rows<double>;
-template struct forward_state<float>;
-template struct forward_state<double>;
-template class training_pass<float>;
-template class training_pass<double>;
-template void forward_layers(const transformer<float>&, std::span<const segment>, index_t, kv_cache<float>&,
-                             forward_state<float>&, bool);
-template void forward_layers(const transformer<double>&, std::span<const segment>, index_t, kv_cache<double>&,
-                             forward_state<double>&, bool);
-template void forward_states(const transformer<float>&, std::span<const segment>, std::span<const std::int32_t>,
-                             kv_cache<float>&, forward_state<float>&, bool);
-template void forward_states(const transformer<double>&, std::span<const segment>, std::span<const std::int32_t>,
-                             kv_cache<double>&, forward_state<double>&, bool);
-template void head_logits(const transformer<float>&, const float*, index_t, float*);
-template void head_logits(const transformer<double>&, const double*, index_t, double*);
-template void forward_head(const transformer<float>&, forward_state<float>&, index_t, float*);
-template void forward_head(const transformer<double>&, forward_state<double>&, index_t, double*);
-template void backward_head(const transformer<float>&, const float*, const float*, const float*, const float*, index_t,
-                            float*, float*, float*);
-template void backward_head(const transformer<double>&, const double*, const double*, const double*, const double*,
-                            index_t, double*, double*, double*);
-template void forward_rows(const transformer<float>&, std::span<const segment>, std::span<const std::int32_t>,
-                           kv_cache<float>&, forward_state<float>&, bool, float*);
-template void forward_rows(const transformer<double>&, std::span<const segment>, std::span<const std::int32_t>,
-                           kv_cache<double>&, forward_state<double>&, bool, double*);
+using real = TRAINER_NUMBERS;
+template class transformer<real>;
+template class kv_cache<real>;
+template struct layer_rows<real>;
+template struct forward_state<real>;
+template class training_pass<real>;
+template void forward_layers(const transformer<real>&, std::span<const segment>, index_t, kv_cache<real>&,
+                             forward_state<real>&, bool);
+template void forward_states(const transformer<real>&, std::span<const segment>, std::span<const std::int32_t>,
+                             kv_cache<real>&, forward_state<real>&, bool);
+template void head_logits(const transformer<real>&, const real*, index_t, real*);
+template void forward_head(const transformer<real>&, forward_state<real>&, index_t, real*);
+template void backward_head(const transformer<real>&, const real*, const real*, const real*, const real*, index_t,
+                            real*, real*, real*);
+template void forward_rows(const transformer<real>&, std::span<const segment>, std::span<const std::int32_t>,
+                           kv_cache<real>&, forward_state<real>&, bool, real*);
 
 } // namespace trainer

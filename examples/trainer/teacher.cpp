@@ -7,24 +7,13 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <range/v3/view/drop.hpp>
 
 #include "opd/opd.hpp"
-#include "opd/ranges.hpp"
 
 namespace trainer {
 
 namespace {
 
-namespace views = ::ranges::views;
-
-// The columns of all sequences, one after the other, as a vector of them.
-template <class T, class Sequences, class Column>
-std::vector<T> pack_column(const Sequences& sequences, Column column) {
-    std::vector<T> out; // a loop: what ::ranges::to does with a joined range g++ 12 takes for uninitialised
-    for (auto&& x : opd::packed(sequences, std::move(column))) out.push_back(static_cast<T>(x));
-    return out;
-}
 index_t rows_of(const trajectory& t) { return static_cast<index_t>(t.tokens.size()) - 1; }
 index_t prompt_rows(const trajectory& t) { return static_cast<index_t>(t.prompt_length) - 1; }
 
@@ -35,40 +24,39 @@ row_batch pack(std::span<const trajectory* const> trajectories, int entries) {
         if (entries > 0 && t->draw_ids.size() != t->response().size() * static_cast<std::size_t>(entries))
             throw std::invalid_argument(fmt::format("pack: sample {} has {} draws for {} tokens of {}", t->sample,
                                                     t->draw_ids.size(), t->response().size(), entries));
-    // what is known of the response alone, `width` numbers a row
-    const auto of_response = [](index_t width, auto fill, auto column) {
-        return [=](const trajectory* t) { return opd::behind_prompt(prompt_rows(*t) * width, fill, t->*column); };
-    };
     row_batch b;
     b.entries = entries;
-    b.offsets = opd::offsets_of(trajectories | views::transform([](const trajectory* t) { return rows_of(*t); }));
+    b.offsets = {0};
+    // what is known of the response alone, `width` numbers a row, behind as many of the prompt
+    const auto behind = [](auto& to, index_t prompt, auto fill, const auto& column) {
+        to.insert(to.end(), static_cast<std::size_t>(prompt), fill);
+        to.insert(to.end(), column.begin(), column.end());
+    };
+    for (const trajectory* t : trajectories) {
+        const index_t rows = rows_of(*t), prompt = prompt_rows(*t);
+        b.offsets.push_back(b.offsets.back() + rows);
+        b.inputs.emplace_back(t->tokens.begin(), t->tokens.end() - 1);
+        b.next.insert(b.next.end(), t->tokens.begin() + 1, t->tokens.end());
+        b.mask.insert(b.mask.end(), static_cast<std::size_t>(prompt), std::uint8_t{0});
+        b.mask.insert(b.mask.end(), static_cast<std::size_t>(rows - prompt), std::uint8_t{1});
+        b.kept += rows - prompt;
+        behind(b.log_mu, prompt, 0.0f, t->log_mu);
+        behind(b.versions, prompt, static_cast<std::int32_t>(t->versions.front()), t->versions);
+        if (entries == 0) continue;
+        for (index_t i = 0; i < prompt * entries; ++i) b.ids.push_back(static_cast<std::int32_t>(i % entries));
+        b.ids.insert(b.ids.end(), t->draw_ids.begin(), t->draw_ids.end());
+        behind(b.entry_log_mu, prompt * entries, 0.0f, t->draw_log_mu);
+        behind(b.entry_weight, prompt * entries, 0.0f, t->draw_weight);
+        behind(b.entry_exact, prompt * entries, std::uint8_t{0}, t->draw_exact);
+    }
     b.rows = b.offsets.back();
-    for (const trajectory* t : trajectories) b.inputs.emplace_back(t->tokens.begin(), t->tokens.end() - 1);
-    b.next = pack_column<token>(trajectories, [](const trajectory* t) { return t->tokens | views::drop(1); });
-    b.mask = pack_column<std::uint8_t>(trajectories, [](const trajectory* t) {
-        return opd::behind_prompt(prompt_rows(*t), 0, views::repeat_n(std::uint8_t{1}, rows_of(*t) - prompt_rows(*t)));
-    });
-    b.kept = ::ranges::distance(opd::kept_rows(b.mask, b.rows));
-    b.log_mu = pack_column<float>(trajectories, of_response(1, 0, &trajectory::log_mu));
-    b.versions = pack_column<std::int32_t>(trajectories, [](const trajectory* t) {
-        return opd::behind_prompt(prompt_rows(*t), t->versions.front(), t->versions);
-    });
-    if (entries == 0) return b;
-    b.ids = pack_column<std::int32_t>(trajectories, [entries](const trajectory* t) { // the prompt's: 0, 1, …
-        return views::concat(views::iota(0, prompt_rows(*t) * entries) | views::transform([entries](index_t i) {
-                                 return static_cast<std::int32_t>(i % entries);
-                             }),
-                             t->draw_ids);
-    });
-    b.entry_log_mu = pack_column<float>(trajectories, of_response(entries, 0, &trajectory::draw_log_mu));
-    b.entry_weight = pack_column<float>(trajectories, of_response(entries, 0, &trajectory::draw_weight));
-    b.entry_exact = pack_column<std::uint8_t>(trajectories, of_response(entries, 0, &trajectory::draw_exact));
     return b;
 }
 
 row_batch pack(std::span<const trajectory> trajectories, int entries) {
-    return pack(trajectories | views::transform([](const trajectory& t) { return &t; }) | ::ranges::to<std::vector>(),
-                entries);
+    std::vector<const trajectory*> each;
+    for (const trajectory& t : trajectories) each.push_back(&t);
+    return pack(each, entries);
 }
 
 void join(std::span<const scored_sequence* const> sequences, teacher_cache& cache) {
@@ -81,8 +69,8 @@ void join(std::span<const scored_sequence* const> sequences, teacher_cache& cach
         if (s->cache.what != cache.what || s->cache.entries != cache.entries)
             throw std::invalid_argument(fmt::format("join: sample {} was scored for another objective", s->sample));
     const auto joined = [&]<class T>(std::vector<T> teacher_cache::*column) {
-        cache.*column = pack_column<T>(
-            sequences, [=](const scored_sequence* s) -> const auto& { return s->cache.*column; });
+        for (const scored_sequence* s : sequences)
+            (cache.*column).insert((cache.*column).end(), (s->cache.*column).begin(), (s->cache.*column).end());
     };
     joined(&teacher_cache::logits);
     joined(&teacher_cache::states);
@@ -103,8 +91,10 @@ std::vector<scored_sequence> teacher_scorer::score(std::span<const trajectory* c
         s.sample = t->sample, s.cache.what = whole.what, s.cache.entries = whole.entries;
     }
     const auto share = [&]<class T>(std::vector<T> teacher_cache::*column, index_t width) {
-        for (auto&& [s, part] : views::zip(r, opd::unpacked(whole.*column, batch.offsets, width)))
-            (s.cache.*column).assign(part.begin(), part.end());
+        for (std::size_t i = 0; i < r.size(); ++i) {
+            const auto at = [&](index_t row) { return (whole.*column).begin() + row * width; };
+            (r[i].cache.*column).assign(at(batch.offsets[i]), at(batch.offsets[i + 1]));
+        }
     };
     share(&teacher_cache::next_log_q, 1);
     if (whole.what == teacher_cache::kind::dense) {
@@ -130,7 +120,8 @@ void teacher_scorer::states(std::span<const std::vector<token>> inputs, std::vec
 // width: V for logits, 0 for what the head reads.
 void teacher_scorer::forward(std::span<const std::vector<token>> inputs, index_t width, std::vector<float>& out) {
     const index_t d = model_.shape.width, columns = width > 0 ? width : d;
-    const auto first = opd::offsets_of(inputs | views::transform([](const auto& tokens) { return tokens.size(); }));
+    std::vector<index_t> first{0};
+    for (const auto& tokens : inputs) first.push_back(first.back() + std::ssize(tokens));
     out.resize(static_cast<std::size_t>(first.back() * columns));
     std::vector<index_t> order(inputs.size());
     // longest first, so that the threads finish together

@@ -53,6 +53,7 @@
 #include <vector>
 
 #include "opd/batch.hpp"
+#include "opd/codec.hpp"
 #include "opd/config.hpp"
 #include "opd/detail/product_tiles.hpp"
 #include "opd/element.hpp"
@@ -65,15 +66,6 @@ namespace opd {
 
 namespace detail {
 inline namespace OPD_ISA {
-
-/// What product() wants of an executor.
-struct codec_executor {
-    thread_team& team;
-    template <class Function>
-    void parallel_for(index_t count, Function&& f) const {
-        team.run(count, [&](index_t i, int) { f(i); });
-    }
-};
 
 /// The lower triangle of `sum` (D,D) += Σ_i row_i row_iᵀ for i < rows; row(i, to) writes D numbers. Blocks of rows, in order, then tiles of
 /// the triangle, each by one thread: the bits do not depend on how many there are.
@@ -225,8 +217,7 @@ inline void calibration::add(thread_team& threads, const teacher::hidden<float>&
             else
                 ++bad_rows_;
         }
-        product(detail::codec_executor{threads},
-                product_nt(kept, v, d, x.data(), d, t.w.data, t.w.stride, z.data(), v));
+        product(detail::team_executor{threads}, product_nt(kept, v, d, x.data(), d, t.w.data, t.w.stride, z.data(), v));
         threads.run(kept, [&](index_t r, int) {
             float* const y = z.data() + r * v;
             float top = detail::neg_inf<float>();
@@ -348,30 +339,6 @@ inline head_directions reweighted_svd(thread_team& threads, matrix_view<const fl
     return to;
 }
 
-/// What makes codes of r numbers, and the head that reads them.
-struct codec {
-    index_t vocab = 0, width = 0, rank = 0;
-    std::vector<float> encoder; ///< (r,D)
-    std::vector<float> decoder; ///< (V,r)
-
-    matrix_view<const float> encoder_view() const { return view(encoder.data(), rank, width); }
-    matrix_view<const float> decoder_view() const { return view(decoder.data(), vocab, rank); }
-    /// Of a lower rank: the first of each.
-    matrix_view<const float> encoder_view(index_t lower) const {
-        check_rank(lower, rank);
-        return view(encoder.data(), lower, width);
-    }
-    matrix_view<const float> decoder_view(index_t lower) const {
-        check_rank(lower, rank);
-        return view(decoder.data(), vocab, lower, rank);
-    }
-    static void check_rank(index_t rank, index_t most) {
-        if (rank < 1 || rank > most)
-            throw invalid_input("rank",
-                                "is " + std::to_string(rank) + "; it must lie between 1 and " + std::to_string(most));
-    }
-};
-
 /// The first `rank` of the directions; `head` is that which they are of.
 inline codec make_codec(thread_team& threads, const head_directions& directions, matrix_view<const float> head,
                         index_t rank) {
@@ -389,25 +356,6 @@ inline codec make_codec(thread_team& threads, const head_directions& directions,
     c.decoder.resize(static_cast<std::size_t>(head.rows * rank));
     detail::project_head(threads, head, directions.centre, directions.decode.leftCols(rank), c.decoder.data());
     return c;
-}
-
-/// codes (N,r) = x (N,D) encoderᵀ, with r the columns of `codes`: each a chain of its own, so a code of rank s is the first s of a longer one.
-/// A state that is not finite has such a code, which makes its row a bad one.
-inline void encode(thread_team& threads, const codec& c, matrix_view<const float> x, matrix_view<float> codes) {
-    if (x.cols != c.width)
-        throw invalid_input("x",
-                            "has " + std::to_string(x.cols) + " columns for a width of " + std::to_string(c.width));
-    if (codes.rows != x.rows)
-        throw invalid_input("codes", "has " + std::to_string(codes.rows) + " rows for " + std::to_string(x.rows));
-    if (codes.cols < 1 || codes.cols > c.rank)
-        throw invalid_input("codes", "has " + std::to_string(codes.cols) + " columns for a codec of rank " +
-                                         std::to_string(c.rank));
-    if (x.rows == 0) return;
-    if (x.data == nullptr || (x.rows > 1 && x.stride < x.cols)) throw invalid_input("x", "is no matrix");
-    if (codes.data == nullptr || (codes.rows > 1 && codes.stride < codes.cols))
-        throw invalid_input("codes", "is no matrix");
-    product(detail::codec_executor{threads}, product_nt(x.rows, codes.cols, c.width, x.data, x.stride, c.encoder.data(),
-                                                        c.width, codes.data, codes.stride));
 }
 
 } // namespace OPD_ISA
