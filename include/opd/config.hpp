@@ -35,8 +35,10 @@
 
 #if defined(__GNUC__) || defined(__clang__)
 #define OPD_INLINE inline __attribute__((always_inline))
+#define OPD_COLD __attribute__((cold)) // of what an error alone leads to: small, and quickly compiled
 #else
 #define OPD_INLINE inline
+#define OPD_COLD
 #endif
 
 #if defined(__CUDACC__)

@@ -9,6 +9,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "opd/config.hpp"
 
@@ -23,19 +24,23 @@ struct error : std::runtime_error {
 struct invalid_input : error {
     std::string argument;
     index_t row;
-    invalid_input(std::string argument_, const std::string& text, index_t row_ = -1)
-        : error("opd: " + argument_ + (row_ < 0 ? "" : ", row " + std::to_string(row_)) + ": " + text),
-          argument(std::move(argument_)), row(row_) {}
+    OPD_COLD invalid_input(std::string_view argument_, std::string_view text, index_t row_ = -1)
+        : error(std::string("opd: ")
+                    .append(argument_)
+                    .append(row_ < 0 ? std::string() : ", row " + std::to_string(row_))
+                    .append(": ")
+                    .append(text)),
+          argument(argument_), row(row_) {}
 };
 
 /// A row whose loss is infinite (reverse: p > 0 = q; forward: q > 0 = p) under `infinite::raise`: thrown before anything is written.
 struct infinite_value : error {
     index_t row;
-    explicit infinite_value(index_t row_)
+    OPD_COLD explicit infinite_value(index_t row_)
         : infinite_value(row_, "one side gives a token probability zero where the other does not (policy `raise`)") {}
 
 protected:
-    infinite_value(index_t row_, const char* why)
+    OPD_COLD infinite_value(index_t row_, const char* why)
         : error("opd: the loss is infinite in row " + std::to_string(row_) + ": " + why), row(row_) {}
 };
 
@@ -45,7 +50,7 @@ struct unsupported : error {
 };
 
 namespace detail {
-inline std::string shape(index_t rows, index_t cols) {
+OPD_COLD inline std::string shape(index_t rows, index_t cols) {
     std::string s = std::to_string(rows); // appended step by step: g++ 12 warns falsely about "(" + …
     s.insert(s.begin(), '(');
     return s.append(",").append(std::to_string(cols)).append(")");

@@ -30,19 +30,20 @@ constexpr std::size_t element_bytes(const View& v) {
 inline constexpr index_t most_bytes = std::numeric_limits<index_t>::max();
 
 /// A vector that is left out (null and of size 0), or one in its place: size, pointer, alignment. n < 0: of any size.
+inline void check_span(const char* name, std::uintptr_t data, index_t size, std::size_t width, index_t n) {
+    if (data == 0 && size == 0) return;
+    if (n >= 0 && size != n)
+        throw invalid_input(name, "has " + std::to_string(size) + " entries for " + std::to_string(n) + " rows");
+    if (size < 0) throw invalid_input(name, "has a negative size of " + std::to_string(size));
+    if (data == 0)
+        throw invalid_input(name,
+                            "is a null pointer with " + std::to_string(size) + " entries; leave out what is not given");
+    if (size > most_bytes / static_cast<index_t>(width)) throw invalid_input(name, "is larger than any memory");
+    if (data % width != 0) throw invalid_input(name, "is not aligned to its element type");
+}
 template <class View>
 void check_vector(const char* name, const View& v, index_t n) {
-    if (v.data == nullptr && v.size == 0) return;
-    if (n >= 0 && v.size != n)
-        throw invalid_input(name, "has " + std::to_string(v.size) + " entries for " + std::to_string(n) + " rows");
-    if (v.size < 0) throw invalid_input(name, "has a negative size of " + std::to_string(v.size));
-    if (v.data == nullptr && v.size > 0)
-        throw invalid_input(name, "is a null pointer with " + std::to_string(v.size) +
-                                      " entries; leave out what is not given");
-    const auto width = element_bytes(v);
-    if (v.size > most_bytes / static_cast<index_t>(width)) throw invalid_input(name, "is larger than any memory");
-    if (reinterpret_cast<std::uintptr_t>(v.data) % width != 0)
-        throw invalid_input(name, "is not aligned to its element type");
+    check_span(name, reinterpret_cast<std::uintptr_t>(v.data), v.size, element_bytes(v), n);
 }
 
 /// The largest |w_r f_r|: beyond it a float gradient overflows.

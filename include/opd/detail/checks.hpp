@@ -36,8 +36,12 @@ constexpr bool left_out(const matrix_view<T, S>& v) {
     return v.data == nullptr && v.rows == 0 && v.cols == 0;
 }
 
-template <class T, space S>
-void check_matrix(const char* name, matrix_view<T, S> v, index_t rows, index_t cols) {
+// What a matrix's numbers say, whatever its type: compiled once.
+struct rectangle {
+    std::uintptr_t data;
+    index_t rows, cols, stride, padding, bytes, alignment; // the last two of an element
+};
+inline void check_rectangle(const char* name, const rectangle& v, index_t rows, index_t cols) {
     if (v.rows < 0 || v.cols < 0) throw invalid_input(name, "has a negative shape " + shape(v.rows, v.cols));
     if (v.rows != rows || (cols >= 0 && v.cols != cols))
         throw invalid_input(name, "has shape " + shape(v.rows, v.cols) + ", expected " +
@@ -48,13 +52,20 @@ void check_matrix(const char* name, matrix_view<T, S> v, index_t rows, index_t c
     if (v.padding < 0 || v.padding > v.stride - v.cols)
         throw invalid_input(name, "has " + std::to_string(v.padding) + " columns of padding after " +
                                       std::to_string(v.cols) + ", its rows are " + std::to_string(v.stride) + " apart");
-    constexpr index_t most = most_bytes / static_cast<index_t>(sizeof(T));
+    const index_t most = most_bytes / v.bytes;
     if (v.rows > 1 ? v.stride > most / v.rows : v.cols + v.padding > most)
         throw invalid_input(name, "is larger than any memory: " + std::to_string(v.rows) + " rows at a stride of " +
                                       std::to_string(v.stride));
-    if (v.empty() && v.rows > 0 && v.cols > 0) throw invalid_input(name, "is a null pointer");
-    if (reinterpret_cast<std::uintptr_t>(v.data) % alignof(T) != 0)
+    if (v.data == 0 && v.rows > 0 && v.cols > 0) throw invalid_input(name, "is a null pointer");
+    if (v.data % static_cast<std::uintptr_t>(v.alignment) != 0)
         throw invalid_input(name, "is not aligned to its element type");
+}
+template <class T, space S>
+void check_matrix(const char* name, matrix_view<T, S> v, index_t rows, index_t cols) {
+    check_rectangle(name,
+                    {reinterpret_cast<std::uintptr_t>(v.data), v.rows, v.cols, v.stride, v.padding,
+                     static_cast<index_t>(sizeof(T)), static_cast<index_t>(alignof(T))},
+                    rows, cols);
 }
 
 /// Temperatures at which float arithmetic still tells logits apart.

@@ -7,8 +7,10 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#if defined(__SSE2__)
+#if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h> // a twentieth of the time that the other takes to read
 #endif
 
 #include "opd/config.hpp"
