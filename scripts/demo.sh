@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/demo.sh [--quick] [run directory] [opd-train arguments]: sets up a fresh Debian 12, builds the reference trainer for
-# this machine and distils the embedded task's teacher into its student; --quick: on a smaller task (--preset quick). Unless
-# given, the run directory is the first of runs/demo, runs/demo-2, … (runs/quick, …) that is free; with --resume or
+# scripts/demo.sh [--quick] [run directory] [opd-train arguments]: sets up a fresh Debian 12, builds the reference trainer
+# for this machine and distils the embedded task's teacher into its student; --quick: on a smaller task (--preset quick).
+# Unless given, the run directory is the first of runs/demo, runs/demo-2, … (runs/quick, …) that is free; with --resume or
 # --overwrite it is the first of all.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
@@ -28,20 +28,26 @@ elif [[ " $* " != *" --resume "* && " $* " != *" --overwrite "* ]]; then
 fi
 
 opd_setup demo
-# -O1: a run is no slower for it (the trainer's model is compiled with -O2 all the same), and the build is a fifth shorter.
-opd_configure demo -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" -DOPD_NATIVE=ON -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF \
-    -DOPD_BUILD_BENCHMARKS=OFF
+# -O1: a run is no slower for it (the trainer's model has -O2 all the same), and the build is a fifth shorter.
+opd_configure demo -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" -DOPD_NATIVE=ON \
+    -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF -DOPD_BUILD_BENCHMARKS=OFF
 
-# Reading the library's headers once tells how fast this machine is now: the build takes about 140 times as long on one core, and the
-# run 370 or 47 times. opd-train measures its own work and says it again.
+# Reading the library's headers once tells how fast this machine is now: the build takes about 140 times as long on one
+# core, the run 370 or 47 times. opd-train measures its own work and says it again.
 TIMEFORMAT=%R
-seconds=$({ time "${CXX:-c++}" -std=c++20 -O2 -fsyntax-only -I"$opd_root/include" -x c++ - <<<'#include "opd/opd.hpp"'; } 2>&1 | tail -1)
+once() {
+    echo '#include "opd/opd.hpp"' |
+        "${CXX:-c++}" -std=c++20 -O2 -fsyntax-only -I"$opd_root/include" -x c++ -
+}
+seconds=$({ time once; } 2>&1 | tail -1)
 program=$opd_root/build/demo/examples/trainer/opd-train
-awk -v once="$seconds" -v jobs="$(opd_jobs)" -v cores="$(nproc)" -v name=$name -v built="$([ -x "$program" ] && echo 1 || echo 0)" \
+awk -v once="$seconds" -v jobs="$(opd_jobs)" -v cores="$(nproc)" -v name=$name \
+    -v built="$([ -x "$program" ] && echo 1 || echo 0)" \
     'BEGIN {
         run = once * (name == "quick" ? 47 : 370) / (cores < 2 ? 1 : 2) # more cores help little: the models are small
         build = built ? 0 : once * 140 / jobs
-        printf "== this will take about %.1f minutes here: %.1f to build, %.1f to run\n", (build + run) / 60, build / 60, run / 60
+        all = (build + run) / 60
+        printf "== this will take about %.1f minutes here: %.1f to build, %.1f to run\n", all, build / 60, run / 60
     }'
 opd_build demo --target opd-train
 if [ $name = quick ]; then set -- --preset quick "$@"; fi
