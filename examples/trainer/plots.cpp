@@ -16,13 +16,14 @@
 
 namespace trainer {
 
-std::string draw_plots(const std::string& run_directory, const nlohmann::json& evaluations) {
+std::string draw_plots(const std::string& run_directory, const nlohmann::json& evaluations, const std::string& run) {
     const std::string directory = run_directory + "/plots";
     make_directory(directory);
 
     // the curves, from the log
     std::map<std::string, std::string> loss; // by stage
     std::string accuracy, drafts;
+    long last = 0;
     std::vector<std::pair<long, nlohmann::json>> choices; // steps of rollout by strategy, at steps of distillation
     std::set<std::string> strategies;
     std::istringstream log(read_file(run_directory + "/log.jsonl"));
@@ -35,6 +36,7 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
         };
         if (j.contains("loss"))
             loss[stage] += fmt::format("{} {} {}\n", j["step"].get<long>(), number("loss"), number("kl"));
+        if (stage == "distill") last = std::max(last, j["step"].get<long>());
         if (j.contains("accuracy") && stage == "distill")
             accuracy += fmt::format("{} {}\n", j["step"].get<long>(), number("accuracy"));
         const auto schedule = j.value("schedule", nlohmann::json::object());
@@ -55,8 +57,9 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
     }
     std::string script = "set grid\nset key top right\n";
     const auto terminal = [&](const char* file, const char* title) {
-        script += fmt::format("set terminal svg size 800,480 background rgb 'white'\nset output '{}'\nset title '{}'\n",
-                              file, title);
+        script += fmt::format("set terminal svg size 800,480 background rgb 'white'\nset output '{}'\n"
+                              "set title \"{}\\n{}\" noenhanced\n",
+                              file, title, run);
     };
     const auto data = [&](const std::string& name, const std::string& rows) {
         script += fmt::format("${} << EOD\n{}EOD\n", name, rows);
@@ -81,15 +84,13 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
     };
     terminal("accuracy.svg", "Greedy accuracy on held-out prompts");
     script += "set xlabel 'distillation step'\nset ylabel 'share correct'\nset yrange [0:1]\nset key bottom right\n";
-    std::string curves =
-        fmt::format("{} with lines dt 2 lw 2 title 'teacher', {} with lines dt 3 lw 2 title 'student before'",
-                    value("teacher"), value("before"));
-    if (!accuracy.empty()) {
-        data("accuracy", accuracy);
-        curves += ", $accuracy using 1:2 with linespoints lw 2 title 'student'";
+    std::string curves = fmt::format("{} with lines dt 2 lw 2 title 'teacher'", value("teacher"));
+    data("accuracy", fmt::format("0 {}\n", value("before")) + accuracy);
+    curves += ", $accuracy using 1:2 with linespoints lw 2 title 'student'";
+    if (evaluations.contains("after")) {
+        data("after", fmt::format("{} {}\n", last, value("after")));
+        curves += ", $after using 1:2 with points pt 7 ps 1.5 title 'student after'";
     }
-    if (evaluations.contains("after"))
-        curves += fmt::format(", {} with lines lw 2 title 'student after'", value("after"));
     script += "plot " + curves + "\nunset yrange\n";
 
     std::string histograms;

@@ -637,7 +637,10 @@ void run::report() {
     fmt::print("{}", t);
     std::fflush(stdout);
 
-    if (const std::string problem = draw_plots(directory_, evaluations_); !problem.empty())
+    const std::string ran =
+        fmt::format("{}, {}, {}", settings_.distill.estimator, settings_.schedule.kind,
+                    gap ? fmt::format("gap closed {:.3f}", (after - before) / (teacher - before)) : "no gap to close");
+    if (const std::string problem = draw_plots(directory_, evaluations_, ran); !problem.empty())
         spdlog::warn("no plots: {}", problem);
     else
         spdlog::info("plots are in {}/plots", directory_);

@@ -717,8 +717,11 @@ TEST_CASE("plots leave out what a step has nothing of") {
         << "\n"
         << R"({"stage":"distill","step":3,"loss":1,"schedule":{"speculation":{"accepted_per_step":null,"tokens_per_step":null,"choices":{}}}})"
         << "\n";
-    draw_plots(dir.path.string(), nlohmann::json::object());
+    draw_plots(dir.path.string(), {{"before", {{"accuracy", 0.25}}}, {"after", {{"accuracy", 0.5}}}}, "mc, sync");
     const std::string script = read_file(dir / "plots/plots.gp");
+    contains(script, "set title \"Loss\\nmc, sync\" noenhanced\n");
+    contains(script, "$accuracy << EOD\n0 0.25\nEOD"); // from the student that began
+    contains(script, "$after << EOD\n3 0.5\nEOD");
     contains(script, "$drafts << EOD\n1 2.5 3.5\n2 nan 1.5\nEOD");
     contains(script, "$choices << EOD\n1 0 1\n2 1 1\nEOD");
 }
