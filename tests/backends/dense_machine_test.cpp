@@ -85,6 +85,7 @@ TEST_CASE("a divergence behind a table of functions gives the bits of one that r
             compare(reverse_kl{}, beta, policy);                                  // one sweep
             compare(jsd{.w = .3, .o = .3}, beta, policy);                         // two normalisers, c parked
             compare(acceptance{}, beta, policy);                                  // a pass for the overlap
+            compare(weighted_sum{reverse_kl{}, acceptance{}}, beta, policy);      // that pass for infinite rows
             compare(selected{forward_kl{}, selector::tip{7, 0.5}}, beta, policy); // weights
             compare(eopd(7), beta, policy);                                       // a mixture chosen by the row
         }
