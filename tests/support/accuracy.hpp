@@ -198,7 +198,7 @@ void for_each_parameter(Visit f) {
     };
     f("reverse_kl", reverse_kl{});
     f("forward_kl", forward_kl{});
-    for (const double w : {.05, .1, .5, .9, .95})
+    for (const double w : {.001, .05, .1, .5, .9, .95, .999})
         for (const double o : {w, 1 - w, .3})
             if (o == w || w != .5 || o == .3) named("jsd{%g, %g}", w, o, jsd{.w = w, .o = o});
     for (const double a : {.1, .5, .99}) named("skew_forward_kl{%g}", a, 0, skew_forward_kl{a});

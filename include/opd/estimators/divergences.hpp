@@ -163,14 +163,16 @@ private:
         F log_p_ratio, log_q_ratio; // log p - log m, log q - log m
         F R, t;                     // 1 - p/m, (m - p)/(m + p)
     };
-    /// From d = log p - log q: m/p as 1 + w expm1(-d) near d = 0, as (1-w) + w e^-d above, and m/q as w + (1-w) e^d below, so
-    /// that nothing overflows and nothing cancels, however small w or 1-w.
+    /// From d = log p - log q: m/p = (1-w) + w e^-d where that is below 2 (1-w), else m/q = w + (1-w) e^d, so that nothing
+    /// overflows. Near d = 0, and of the two the one that w or 1-w keeps near 1, as 1 + w (e^-d - 1) or 1 + (1-w) (e^d - 1), so that
+    /// nothing cancels, however small w or 1-w.
     template <class F>
     OPD_HD OPD_INLINE mixture<F> against_mixture(F d) const {
-        const F size = abs(d), one = select(size < F(1), F(1), F(0));
-        const auto by_p = d > F(-1);
+        const auto by_p = d > log(max(F(w / (1 - w)), F(1e-30)));
+        const F wide = w <= 0.5 ? select(by_p, F(1), F(0)) : select(by_p, F(0), F(1));
+        const F one = select(abs(d) < F(1), F(1), wide);
         const F e = exp_less(select(by_p, -d, d), one);
-        const F a = select(size < F(1), F(1), select(by_p, F(1 - w), F(w)));
+        const F a = select(one > F(0), F(1), select(by_p, F(1 - w), F(w)));
         const F b = select(by_p, F(w), F(1 - w)) * e;
         const F log_m = log_sum(a, b);
         mixture<F> m{select(by_p, -log_m, d - log_m), select(by_p, -log_m - d, -log_m), F(0), F(0)};
@@ -185,7 +187,10 @@ private:
     OPD_HD OPD_INLINE F slope(F d) const {
         const mixture<F> m = against_mixture(d);
         if (o == w) return F(1 - o) * m.log_p_ratio;
-        return F(-(1 - o)) * log_excess(-m.log_p_ratio, m.R, m.t) - F((1 - o) * w + o * (1 - w) * (1 - w) / w) * m.R;
+        const F near =
+            F(-(1 - o)) * log_excess(-m.log_p_ratio, m.R, m.t) - F((1 - o) * w + o * (1 - w) * (1 - w) / w) * m.R;
+        const F far = F(1 - o) * m.log_p_ratio + F((1 - w) * (w - o) / w) * m.R; // the same: R may be 1/(1-w)
+        return select(abs(m.t) < F(0.15), near, far);
     }
     template <class F>
     OPD_HD OPD_INLINE F slope_from_limit(const row_constants<F>& r, F d) const {
