@@ -128,7 +128,7 @@ struct jsd {
 
     template <class F>
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
-        const mixture<F> m = against_mixture(detail::bounded(e.delta + r.d_star));
+        const mixture<F> m = against_mixture<false>(detail::bounded(e.delta + r.d_star));
         return F(o) * e.q * m.log_q_ratio + F(1 - o) * e.p * m.log_p_ratio;
     }
     template <class F>
@@ -163,29 +163,30 @@ private:
         F log_p_ratio, log_q_ratio; // log p - log m, log q - log m
         F R, t;                     // 1 - p/m, (m - p)/(m + p)
     };
-    /// From d = log p - log q: m/p = (1-w) + w e^-d where that is below 2 (1-w), else m/q = w + (1-w) e^d, so that nothing
-    /// overflows. Near d = 0, and of the two the one that w or 1-w keeps near 1, as 1 + w (e^-d - 1) or 1 + (1-w) (e^d - 1), so that
-    /// nothing cancels, however small w or 1-w.
-    template <class F>
+    /// From d = log p - log q: m/p as 1 + w expm1(-d) near d = 0, as (1-w) + w e^-d above, and m/q as w + (1-w) e^d below, so
+    /// that nothing overflows. `of_slope`: 1 + w (e^-d - 1) or 1 + (1-w) (e^d - 1) wherever w or 1-w keeps that near 1: log p - log m
+    /// has all its digits then, however small w or 1-w, which a sum of values does not need.
+    template <bool of_slope, class F>
     OPD_HD OPD_INLINE mixture<F> against_mixture(F d) const {
-        const auto by_p = d > log(max(F(w / (1 - w)), F(1e-30)));
-        const F wide = w <= 0.5 ? select(by_p, F(1), F(0)) : select(by_p, F(0), F(1));
+        const auto by_p = d > (of_slope ? log(max(F(w / (1 - w)), F(1e-30))) : F(-1));
+        const F wide = !of_slope ? F(0) : w <= 0.5 ? select(by_p, F(1), F(0)) : select(by_p, F(0), F(1));
         const F one = select(abs(d) < F(1), F(1), wide);
+        const auto less_one = one > F(0);
         const F e = exp_less(select(by_p, -d, d), one);
-        const F a = select(one > F(0), F(1), select(by_p, F(1 - w), F(w)));
+        const F a = select(less_one, F(1), select(by_p, F(1 - w), F(w)));
         const F b = select(by_p, F(w), F(1 - w)) * e;
         const F log_m = log_sum(a, b);
         mixture<F> m{select(by_p, -log_m, d - log_m), select(by_p, -log_m - d, -log_m), F(0), F(0)};
         if (o != w) { // parameters, not numbers: the same way for every entry
-            const F n = select(by_p, F(w), F(-w)) * (e - (F(1) - one));
+            const F n = select(by_p, F(w), F(-w)) * select(less_one, e, e - F(1));
             m.R = n / (a + b);
-            m.t = n / (a + b + select(by_p, F(1), e + one));
+            m.t = n / (a + b + select(by_p, F(1), select(less_one, e + F(1), e)));
         }
         return m;
     }
     template <class F>
     OPD_HD OPD_INLINE F slope(F d) const {
-        const mixture<F> m = against_mixture(d);
+        const mixture<F> m = against_mixture<true>(d);
         if (o == w) return F(1 - o) * m.log_p_ratio;
         const F near =
             F(-(1 - o)) * log_excess(-m.log_p_ratio, m.R, m.t) - F((1 - o) * w + o * (1 - w) * (1 - w) / w) * m.R;
