@@ -7,10 +7,12 @@
 //   const teacher::hidden theirs{view(codes,N,r), c.decoder_view()};      // where the loss is
 //
 //   encode  code = E h,  E (r,D)          decode  W h ≈ G code,  G (V,r)
+//
+// Source: Nitrobrew, as for compressed.hpp.
 #pragma once
 
+#include <concepts>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "opd/config.hpp"
@@ -63,8 +65,9 @@ struct codec {
 };
 
 /// codes (N,r) = x (N,D) encoderᵀ, with r the columns of `codes`: each a chain of its own, so a code of rank s is the first s of a longer one.
-/// A state that is not finite has such a code, which makes its row a bad one.
-template <class Team = thread_team>
+/// A state that is not finite has such a code, which makes its row a bad one. Throws invalid_input, before anything is written, that names
+/// `x` or `codes`. A template, so that who reads codes alone does not compile the product.
+template <std::same_as<thread_team> Team>
 void encode(Team& threads, const codec& c, matrix_view<const float> x, matrix_view<float> codes) {
     if (x.cols != c.width)
         throw invalid_input("x",
