@@ -4,7 +4,8 @@
 //
 //   OPD_HD        callable on the host and, under nvcc, on the device
 //   OPD_CALLS_EITHER  before an OPD_HD template that calls a function of its caller's
-//   OPD_INLINE    inlined even at -O0: the innermost functions of the row kernels
+//   OPD_INLINE    always inlined where code is optimised: the innermost functions of the row kernels. Not at -O0, where
+//                 g++ takes up to twice as long for them, and nobody asks for speed
 //   OPD_ISA       name of an inline namespace for code whose machine code depends on -march (see below)
 //   detail::pin   the identity, opaque to the optimiser
 //
@@ -33,11 +34,16 @@
 #define OPD_CALLS_EITHER
 #endif
 
-#if defined(__GNUC__) || defined(__clang__)
+#if (defined(__GNUC__) || defined(__clang__)) && (defined(__OPTIMIZE__) || defined(__CUDACC__))
 #define OPD_INLINE inline __attribute__((always_inline))
-#define OPD_COLD __attribute__((cold)) // of what an error alone leads to: small, and quickly compiled
+#define OPD_INLINE_LAMBDA __attribute__((always_inline)) // after a lambda's parameters
 #else
 #define OPD_INLINE inline
+#define OPD_INLINE_LAMBDA
+#endif
+#if defined(__GNUC__) || defined(__clang__)
+#define OPD_COLD __attribute__((cold)) // of what an error alone leads to: small, and quickly compiled
+#else
 #define OPD_COLD
 #endif
 

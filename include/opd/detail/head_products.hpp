@@ -164,9 +164,9 @@ template <int Rows, class Hint>
                                      Hint& hint) {
     constexpr int vectors = head_cuts::shape::vectors;
     product_micro<lanes, Rows, vectors, false, Hint&>(
-        depth, a, a_row, 1, b, b_depth, from, from_row, c, c_row, 0,
-        hint, [&](const lanes(&x)[vectors]) __attribute__((always_inline)) {
-            unroll<vectors>([&](auto v) __attribute__((always_inline)) { x[v()].store(packed + v() * lanes::width); });
+        depth, a, a_row, 1, b, b_depth, from, from_row, c, c_row, 0, hint,
+        [&](const lanes(&x)[vectors]) OPD_INLINE_LAMBDA {
+            unroll<vectors>([&](auto v) OPD_INLINE_LAMBDA { x[v()].store(packed + v() * lanes::width); });
             packed += head_cuts::panel;
         });
 }
@@ -185,7 +185,7 @@ OPD_INLINE void each_piece(index_t count, Function&& f) {
 template <class Function>
 OPD_INLINE void with_vectors(index_t columns, Function&& f) {
     const index_t vectors = (columns + lanes::width - 1) / lanes::width;
-    unroll<head_cuts::shape::vectors>([&](auto less) __attribute__((always_inline)) {
+    unroll<head_cuts::shape::vectors>([&](auto less) OPD_INLINE_LAMBDA {
         constexpr bool last = less() + 1 == head_cuts::shape::vectors;
         if (vectors == less() + 1 || (last && vectors > less())) f(std::integral_constant<int, less() + 1>{});
     });
@@ -232,10 +232,9 @@ void write_rows(const float* sums, index_t columns, index_t rows, index_t first,
                 continue;
             }
             lanes x[lane];
-            unroll<lane>([&](auto j)
-                             __attribute__((always_inline)) { x[j()] = lanes::load(sums + (i + j()) * columns + r); });
+            unroll<lane>([&](auto j) OPD_INLINE_LAMBDA { x[j()] = lanes::load(sums + (i + j()) * columns + r); });
             transpose(x);
-            unroll<lane>([&](auto j) __attribute__((always_inline)) { x[j()].store(turned + j() * ids_at_most + i); });
+            unroll<lane>([&](auto j) OPD_INLINE_LAMBDA { x[j()].store(turned + j() * ids_at_most + i); });
         }
         for (index_t q = 0; q < std::min<index_t>(lane, rows - r); ++q)
             std::copy_n(turned + q * ids_at_most, ids, out(r + q) + first);

@@ -214,10 +214,9 @@ struct lane_engine {
         const bool stream = written_past_caches<F>(t.dz, t.count, beta);
         alignas(64) Value buffer[leaf_size];
         leaves_backwards<F, forms_c>(
-            t, st.swept.out_of_range,
-            [&](auto* zl, auto* yl, index_t begin, int count, int full) __attribute__((always_inline)) {
+            t, st.swept.out_of_range, [&](auto* zl, auto* yl, index_t begin, int count, int full) OPD_INLINE_LAMBDA {
                 // in large units g++ would call it
-                const auto at = [&](int i) __attribute__((always_inline)) {
+                const auto at = [&](int i) OPD_INLINE_LAMBDA {
                     F p, c;
                     if constexpr (forms_c) {
                         const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));

@@ -43,9 +43,7 @@ inline namespace OPD_ISA {
 
 template <int Count, class Function>
 OPD_INLINE void unroll(Function&& f) {
-    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-        (f(std::integral_constant<int, I>{}), ...);
-    }
+    [&]<int... I>(std::integer_sequence<int, I...>) OPD_INLINE_LAMBDA { (f(std::integral_constant<int, I>{}), ...); }
     (std::make_integer_sequence<int, Count>{});
 }
 
@@ -111,38 +109,36 @@ OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t 
     constexpr index_t step = std::is_same_v<std::remove_reference_t<Hint>, no_hint> ? index_t{1} << 40 : 16;
     if (depth <= 0) __builtin_unreachable(); // or g++ keeps a second copy of the chains, for their end without a step
     Num acc[std::size_t(Rows)][std::size_t(Vectors)];
-    const auto load = [&](const T* p, auto vector) __attribute__((always_inline)) {
+    const auto load = [&](const T* p, auto vector) OPD_INLINE_LAMBDA {
         if constexpr (Part && vector() == Vectors - 1)
             return load_part(p + vector() * width, part);
         else
             return Num::load(p + vector() * width);
     };
     if (from)
-        unroll<Rows>([&](auto r) __attribute__((always_inline)) {
-            unroll<Vectors>([&](auto v)
-                                __attribute__((always_inline)) { acc[r()][v()] = load(from + r() * from_row, v); });
+        unroll<Rows>([&](auto r) OPD_INLINE_LAMBDA {
+            unroll<Vectors>([&](auto v) OPD_INLINE_LAMBDA { acc[r()][v()] = load(from + r() * from_row, v); });
         });
     else
-        unroll<Rows>([&](auto r) __attribute__((always_inline)) {
-            unroll<Vectors>([&](auto v) __attribute__((always_inline)) { acc[r()][v()] = Num(0); });
+        unroll<Rows>([&](auto r) OPD_INLINE_LAMBDA {
+            unroll<Vectors>([&](auto v) OPD_INLINE_LAMBDA { acc[r()][v()] = Num(0); });
         });
     for (index_t k = 0; k < depth; k += step) {
         hint(k);
         for (index_t left = std::min(step, depth - k); left > 0; --left) {
             Num x[std::size_t(Vectors)];
-            unroll<Vectors>([&](auto v) __attribute__((always_inline)) { x[v()] = load(b, v); });
+            unroll<Vectors>([&](auto v) OPD_INLINE_LAMBDA { x[v()] = load(b, v); });
             if constexpr (!std::is_same_v<Keep, no_keep>) keep(x);
-            unroll<Rows>([&](auto r) __attribute__((always_inline)) {
+            unroll<Rows>([&](auto r) OPD_INLINE_LAMBDA {
                 const Num y{double(a[r() * a_row])};
-                unroll<Vectors>([&](auto v)
-                                    __attribute__((always_inline)) { acc[r()][v()] = fma(y, x[v()], acc[r()][v()]); });
+                unroll<Vectors>([&](auto v) OPD_INLINE_LAMBDA { acc[r()][v()] = fma(y, x[v()], acc[r()][v()]); });
             });
             a += a_depth;
             b += b_depth;
         }
     }
-    unroll<Rows>([&](auto r) __attribute__((always_inline)) {
-        unroll<Vectors>([&](auto v) __attribute__((always_inline)) {
+    unroll<Rows>([&](auto r) OPD_INLINE_LAMBDA {
+        unroll<Vectors>([&](auto v) OPD_INLINE_LAMBDA {
             T* p = c + r() * c_row + v() * width;
             if constexpr (Part && v() == Vectors - 1)
                 store_part(acc[r()][v()], p, part);
@@ -159,7 +155,7 @@ void product_columns(index_t rows, index_t depth, const T* a, index_t a_row, ind
     constexpr int full = product_shape<Num>::rows(Vectors);
     for (index_t passes = (rows + full - 1) / full; passes > 0; --passes) {
         const auto height = static_cast<int>((rows + passes - 1) / passes);
-        unroll<full>([&](auto less) __attribute__((always_inline)) {
+        unroll<full>([&](auto less) OPD_INLINE_LAMBDA {
             if (height == less() + 1)
                 product_micro<Num, less() + 1, Vectors, Part>(depth, a, a_row, a_depth, b, b_depth,
                                                               from_c ? c : nullptr, c_row, c, c_row, part);
@@ -205,8 +201,8 @@ OPD_INLINE void exchange(lanes& a, lanes& b, std::integer_sequence<int, K...>) {
 template <class L>
 OPD_INLINE void transpose(L (&x)[L::width]) {
     constexpr int w = L::width;
-    const auto step = [&](auto apart) __attribute__((always_inline)) {
-        unroll<w>([&](auto i) __attribute__((always_inline)) {
+    const auto step = [&](auto apart) OPD_INLINE_LAMBDA {
+        unroll<w>([&](auto i) OPD_INLINE_LAMBDA {
             if constexpr ((i() & apart()) == 0)
                 exchange<apart()>(x[i()], x[i() + apart()], std::make_integer_sequence<int, w>{});
         });
@@ -248,12 +244,9 @@ void pack_transposed(const T* from, index_t stride, index_t rows, index_t depth,
             index_t d = 0;
             for (; d + w <= depth; d += w) {
                 lanes x[w];
-                unroll<w>([&](auto v) __attribute__((always_inline)) {
-                    x[v()] = lanes::load(from + (done + v()) * stride + d);
-                });
+                unroll<w>([&](auto v) OPD_INLINE_LAMBDA { x[v()] = lanes::load(from + (done + v()) * stride + d); });
                 transpose(x);
-                unroll<w>([&](auto v)
-                              __attribute__((always_inline)) { x[v()].store(to + (d + v()) * to_stride + done); });
+                unroll<w>([&](auto v) OPD_INLINE_LAMBDA { x[v()].store(to + (d + v()) * to_stride + done); });
             }
             for (; d < depth; ++d)
                 for (int v = 0; v < w; ++v) to[d * to_stride + done + v] = from[(done + v) * stride + d];

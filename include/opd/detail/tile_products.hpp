@@ -88,14 +88,14 @@ struct cut_lanes {
     typedef std::uint16_t hvec __attribute__((vector_size(4 * lanes::width)));
     uvec at[std::size_t(Parts)];
     OPD_INLINE explicit cut_lanes(lanes x) {
-        unroll<Parts>([&](auto p) __attribute__((always_inline)) {
+        unroll<Parts>([&](auto p) OPD_INLINE_LAMBDA {
             at[p()] = std::bit_cast<uvec>(x.v) & 0xffff0000u;
             if constexpr (p() + 1 < Parts) x = x - lanes::raw(std::bit_cast<lanes::vec>(at[p()]));
         });
     }
     /// Part p of these and of those that follow.
     OPD_INLINE void store(int p, const cut_lanes& then, std::uint16_t* to) const {
-        [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+        [&]<int... I>(std::integer_sequence<int, I...>) OPD_INLINE_LAMBDA {
             const hvec both =
                 __builtin_shufflevector(std::bit_cast<hvec>(at[p]), std::bit_cast<hvec>(then.at[p]), (2 * I + 1)...);
             std::memcpy(to, &both, sizeof both);
@@ -118,9 +118,9 @@ template <class E>
 OPD_INLINE void cut_row(const E* from, index_t count, index_t all, std::uint16_t* to, index_t part, index_t ahead = 0) {
     constexpr int parts = tile_parts<E>;
     constexpr index_t w = lanes::width;
-    const auto store = [&](lanes x, lanes y, index_t j) __attribute__((always_inline)) {
+    const auto store = [&](lanes x, lanes y, index_t j) OPD_INLINE_LAMBDA {
         const cut_lanes<parts> a(x), b(y);
-        unroll<parts>([&](auto p) __attribute__((always_inline)) { a.store(p(), b, to + p() * part + j); });
+        unroll<parts>([&](auto p) OPD_INLINE_LAMBDA { a.store(p(), b, to + p() * part + j); });
     };
     index_t j = 0;
     for (; j + 2 * w <= count; j += 2 * w) {
@@ -138,14 +138,13 @@ OPD_INLINE void cut_row(const E* from, index_t count, index_t all, std::uint16_t
 template <class E>
 void cut_pair(const E* even, const E* odd, index_t count, index_t all, std::uint16_t* to, index_t panel, index_t part) {
     constexpr int parts = tile_parts<E>;
-    const auto load = [&](const E* row, index_t j) __attribute__((always_inline)) {
+    const auto load = [&](const E* row, index_t j) OPD_INLINE_LAMBDA {
         return row == nullptr ? lanes(0) : load_some(row + std::min(j, count), count - j);
     };
     for (index_t j = 0; j < all; j += lanes::width) {
         const cut_lanes<parts> a(load(even, j)), b(load(odd, j));
-        unroll<parts>([&](auto p) __attribute__((always_inline)) {
-            a.store_pair(p(), b, to + p() * part + j / 16 * panel + j % 16 * 2);
-        });
+        unroll<parts>([&](auto p)
+                          OPD_INLINE_LAMBDA { a.store_pair(p(), b, to + p() * part + j / 16 * panel + j % 16 * 2); });
     }
 }
 
@@ -324,14 +323,14 @@ void turn_gradient(const Gradient& gradient, row_list rows, index_t v, index_t i
         const auto number = [&](index_t j) { return rows.at[r + j] < 0 ? nullptr : gradient(rows.at[r + j]) + v; };
         for (index_t i = 0; i < all; i += w) {
             alignas(64) float turned[w][2 * w];
-            unroll<2>([&](auto half) __attribute__((always_inline)) {
+            unroll<2>([&](auto half) OPD_INLINE_LAMBDA {
                 lanes x[w];
-                unroll<w>([&](auto j) __attribute__((always_inline)) {
+                unroll<w>([&](auto j) OPD_INLINE_LAMBDA {
                     const float* const from = number(half() * w + j());
                     x[j()] = from == nullptr ? lanes(0) : load_some(from + std::min(i, ids), ids - i);
                 });
                 transpose(x);
-                unroll<w>([&](auto q) __attribute__((always_inline)) { x[q()].store(turned[q()] + half() * w); });
+                unroll<w>([&](auto q) OPD_INLINE_LAMBDA { x[q()].store(turned[q()] + half() * w); });
             });
             std::uint16_t* const block = to + piece.place(i / side * side, all, gradient_parts) + (r - piece.k);
             for (index_t q = 0; q < w; ++q)
