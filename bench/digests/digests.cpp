@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Digests of what the CPU backend computes: one line an estimator, storage type and shape, with a hash over loss, diagnostics,
-// gradient, losses and log-sum-exps. Two builds that print the same lines give the same bits; scripts/digests.sh compares a
+// gradient, losses and log-sum-exps; draws, scores, kept sets, rest-of-vocabulary buckets, hidden states and shards of the vocabulary
+// likewise. Two builds that print the same lines give the same bits; scripts/digests.sh compares a
 // commit with the working tree. No digest is kept: they depend on compiler and machine.
 #include <algorithm>
 #include <cmath>
@@ -9,13 +10,18 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "opd/backends/cpu.hpp"
+#include "opd/backends/vocab_parallel.hpp"
+#include "opd/draw.hpp"
 #include "opd/hidden.hpp"
 #include "opd/opd.hpp"
+#include "opd/score.hpp"
 
 namespace {
 
@@ -159,7 +165,210 @@ void all_of(const char* type) {
         }
 }
 
-/// The same from hidden states: blocks of whole rows, and tiles with recomputation where the budget is small.
+void print(const char* name, const char* type, index_t v, int variant, const digest& d) {
+    std::printf("%-44s %6lld #%d  %016llx\n", (std::string(name) + " " + type).c_str(), static_cast<long long>(v),
+                variant, static_cast<unsigned long long>(d.h));
+}
+
+/// What a draw wrote, from any rows.
+template <class Rows, class Design>
+digest drawn_by(const Rows& rows, index_t n, const Design& design, const filter& kept_by) {
+    std::vector<std::uint64_t> sample;
+    std::vector<std::uint32_t> position;
+    for (index_t r = 0; r < n; ++r)
+        sample.push_back(static_cast<std::uint64_t>(r / 3)), position.push_back(static_cast<std::uint32_t>(r % 3));
+    const index_t m = design.columns();
+    const auto size = static_cast<std::size_t>(n * m), all = static_cast<std::size_t>(n);
+    std::vector<std::int32_t> ids(size);
+    std::vector<float> log_mu(size), weight(size);
+    std::vector<std::uint8_t> exact(size);
+    std::vector<double> lse(all), log_kept(all);
+    std::vector<index_t> kept(all);
+    cpu_backend backend{.threads = 2};
+    drawn<> out{view(ids.data(), n, m), view(log_mu.data(), n, m)};
+    if constexpr (!std::is_same_v<Design, design::greedy>)
+        out.weight = view(weight.data(), n, m), out.exact = view(exact.data(), n, m);
+    draw(backend, rows, design, draw_keys<>{.seed = 11, .sample = sample, .position = position}, out,
+         draw_options<>{.filter = kept_by, .lse = lse, .log_kept = log_kept, .kept = kept});
+    digest d;
+    d.all(ids), d.all(log_mu), d.all(weight), d.all(exact), d.all(lse), d.all(log_kept), d.all(kept);
+    return d;
+}
+template <class Rows>
+void draws(const Rows& rows, index_t n, index_t v, const char* type) {
+    const filter filters[] = {{}, {.temperature = 0.7f, .top_k = 5}, {.top_p = 0.9f}, {.top_k = 40, .min_p = 0.01f}};
+    int variant = 0;
+    for (const filter& f : filters) {
+        const bool one_source_temperature = !requires { rows.data; }
+        &&f.temperature != 1;
+        if (one_source_temperature) continue;
+        print("draw greedy", type, v, variant, drawn_by(rows, n, design::greedy{}, f));
+        print("draw gumbel", type, v, variant, drawn_by(rows, n, design::gumbel{}, f));
+        print("draw iid(3)", type, v, variant, drawn_by(rows, n, design::iid{3}, f));
+        print("draw threshold(6)", type, v, variant, drawn_by(rows, n, design::threshold{6}, f));
+        print("draw head_tail(2, 3)", type, v, variant, drawn_by(rows, n, design::head_tail{2, 3}, f));
+        print("draw gumbel_top(4)", type, v, variant, drawn_by(rows, n, design::gumbel_top{4}, f));
+        ++variant;
+    }
+}
+
+/// All parts of a score.
+template <class Rows>
+void scored(const char* name, const Rows& rows, index_t n, index_t v, const std::vector<std::int32_t>& ids, index_t m,
+            const char* type) {
+    const index_t k = std::min<index_t>(v, 9);
+    const auto all = static_cast<std::size_t>(n);
+    std::vector<std::int32_t> top(static_cast<std::size_t>(n * k));
+    std::vector<float> log_p(ids.size()), top_log_p(top.size()), tail(all), top_tail(all);
+    std::vector<double> lse(all), entropy(all);
+    cpu_backend backend{.threads = 2};
+    score(backend, rows,
+          scores<>{.ids = view(ids.data(), n, m),
+                   .log_p = view(log_p.data(), n, m),
+                   .log_tail = tail,
+                   .top_ids = view(top.data(), n, k),
+                   .top_log_p = view(top_log_p.data(), n, k),
+                   .top_log_tail = top_tail,
+                   .lse = lse,
+                   .entropy = entropy});
+    digest d;
+    d.all(log_p), d.all(tail), d.all(top), d.all(top_log_p), d.all(top_tail), d.all(lse), d.all(entropy);
+    print(name, type, v, 0, d);
+}
+
+/// Tokens drawn under a filter and the ids that it kept: of logits, and of hidden states, which gather.
+struct kept_sets {
+    index_t n, m = 3;
+    std::vector<std::int32_t> ids, sets;
+    std::vector<float> log_mu, log_q;
+    std::vector<index_t> offsets;
+
+    template <class Rows>
+    kept_sets(const Rows& rows, index_t n_) : n(n_) {
+        const auto all = static_cast<std::size_t>(n);
+        std::vector<filter_cut> cut(all);
+        std::vector<index_t> kept(all);
+        std::vector<std::uint64_t> sample(all, 3);
+        std::vector<std::uint32_t> position;
+        for (std::size_t r = 0; r < all; ++r) position.push_back(static_cast<std::uint32_t>(r));
+        ids.resize(all * 3), log_mu.resize(all * 3), log_q.assign(all * 3, -2.5f);
+        cpu_backend backend{.threads = 2};
+        draw(backend, rows, design::iid{m}, draw_keys<>{.seed = 5, .sample = sample, .position = position},
+             drawn<>{view(ids.data(), n, m), view(log_mu.data(), n, m)},
+             draw_options<>{.filter = {.top_k = 12, .top_p = 0.95f}, .cut = cut, .kept = kept});
+        offsets.push_back(0);
+        for (const index_t k : kept) offsets.push_back(offsets.back() + k);
+        sets.resize(static_cast<std::size_t>(std::max<index_t>(offsets.back(), 1)));
+        kept_ids(backend, rows, view(std::as_const(cut).data(), n), row_offsets<>(offsets),
+                 view(sets.data(), offsets.back()));
+    }
+    auto cache() const {
+        return teacher::on_kept_sets{
+            teacher::samples{view(ids.data(), n, m), view(log_mu.data(), n, m), view(log_q.data(), n, m)},
+            view(sets.data(), offsets.back()), row_offsets<>(offsets)};
+    }
+};
+
+template <class T>
+void searches(const char* type) {
+    unsigned seed = 900;
+    for (const index_t v : {17, 1024, 1500, 5000}) {
+        const batch<T> b(v > 1000 ? 24 : 60, v, ++seed);
+        const auto z = view(b.z.data(), b.n, b.v);
+        draws(z, b.n, v, type);
+        scored("score", z, b.n, v, b.ids, b.k, type);
+        const kept_sets kept(z, b.n);
+        call(
+            std::string("kept sets, mc ") + type, b, [&](const batch<T>&) { return kept.cache(); }, mc{reverse_kl{}}, 0,
+            1, false);
+        std::vector<float> log_p(kept.ids.size());
+        cpu_backend backend{.threads = 2};
+        token_logp(backend, z, kept.cache(), view(log_p.data(), b.n, kept.m));
+        digest d;
+        d.all(log_p);
+        print("kept sets, token_logp", type, v, 0, d);
+
+        const batch<T> other(b.n, v + 6, ++seed); // a teacher with a few more ids
+        const auto lumped = [&](const batch<T>&) {
+            return teacher::lumped{teacher::dense<T>{view(other.y.data(), other.n, other.v)}, v - 2};
+        };
+        const auto rest = [&](const char* name, const auto& divergence) {
+            call(std::string("rest bucket ") + name + " " + type, b, lumped, divergence, 0.5f, 0.7f, true);
+        };
+        rest("reverse_kl", reverse_kl{}), rest("forward_kl", forward_kl{}), rest("jsd(.3)", jsd{.w = .3, .o = .3});
+        rest("total_variation", total_variation{}), rest("alpha(.5)", alpha_divergence{.a = .5});
+    }
+}
+
+/// One call by the ranks of a vocabulary in three shards, one after the other.
+template <class Student, class Teacher, class Estimator>
+digest in_shards(index_t v, const Student& student, const Teacher& teacher, const Estimator& estimator) {
+    const index_t cuts[] = {0, v / 3, v / 3 + 1024, v};
+    std::vector<cpu_backend> backends(3);
+    std::vector<double> lse[3];
+    using call_type = decltype(vocab_parallel(backends[0], vocab_shard{}, student(index_t{}, index_t{}),
+                                              teacher(index_t{}, index_t{}), estimator, env{}));
+    std::vector<std::unique_ptr<call_type>> calls;
+    for (std::size_t i = 0; i < 3; ++i) {
+        const index_t first = cuts[i], count = cuts[i + 1] - first;
+        lse[i].resize(24);
+        env e;
+        e.lse = lse[i];
+        calls.push_back(std::make_unique<call_type>(vocab_parallel(
+            backends[i], {.first = first, .total = v}, student(first, count), teacher(first, count), estimator, e)));
+    }
+    for (;;) {
+        bool more = false;
+        for (auto& c : calls) more = c->local();
+        if (!more) break;
+        const std::vector<std::byte> own(calls[0]->partials().begin(), calls[0]->partials().end());
+        std::vector<std::byte> sum = own;
+        for (std::size_t i = 1; i < 3; ++i) merge_partials(sum, calls[i]->partials());
+        for (auto& c : calls) std::copy(sum.begin(), sum.end(), c->partials().begin());
+    }
+    digest d;
+    for (auto& c : calls) {
+        const result r = c->finish();
+        d.bytes(&r.loss, sizeof r.loss);
+    }
+    for (auto& c : calls) c->backward();
+    for (const auto& x : lse) d.all(x);
+    return d;
+}
+
+template <class T>
+void shards(const char* type) {
+    const index_t v = 5000;
+    const batch<T> b(24, v, 31);
+    const auto go = [&](const char* name, const auto& whole, const auto& estimator) {
+        std::vector<T> dz = b.dz;
+        const auto student = [&](index_t first, index_t count) {
+            student::logits<T> s{matrix_view<const T>(b.z.data() + first, b.n, count, v)};
+            s.dz = matrix_view<T>(dz.data() + first, b.n, count, v), s.pad = padding::keep;
+            return s;
+        };
+        digest d = in_shards(v, student, whole, estimator);
+        d.all(dz);
+        print(name, type, v, 0, d);
+    };
+    const auto dense = [&](index_t first, index_t count) {
+        return teacher::dense<T>{matrix_view<const T>(b.y.data() + first, b.n, count, v)};
+    };
+    const auto at = [&](const auto& x) { return view(x.data(), b.n, b.k); };
+    const auto support = [&](index_t, index_t) {
+        return teacher::support<std::int32_t>{at(b.ids), at(b.log_q), b.log_tail};
+    };
+    const auto samples = [&](index_t, index_t) {
+        return teacher::samples<std::int32_t>{at(b.ids), at(b.log_mu), at(b.log_q)};
+    };
+    go("shards reverse_kl", dense, reverse_kl{}), go("shards jsd(.3)", dense, jsd{.w = .3, .o = .3});
+    go("shards total_variation", dense, total_variation{}), go("shards alpha(-1)", dense, alpha_divergence{.a = -1});
+    go("shards eopd", dense, eopd(1));
+    go("shards tail_bucket", support, tail_bucket{reverse_kl{}}), go("shards mc", samples, mc{reverse_kl{}});
+}
+
+/// The same from hidden states: blocks of whole rows, and tiles with recomputation where the budget is small; supports and drawn
+/// tokens in blocks; renormalised supports and kept sets, whose logits are gathered; draws and scores; shards of the head.
 void from_hidden() {
     const index_t n = 24, v = 5000, d = 20;
     batch<float> b(n, v, 77);
@@ -169,26 +378,53 @@ void from_hidden() {
         dw(w);
     for (auto* all : {&x, &w, &xt, &wt})
         for (float& one : *all) one = normal(u) * 0.7f;
-    const auto go = [&](const char* name, const auto& estimator, std::size_t budget) {
+    const auto run = [&](const char* name, const auto& teacher, const auto& estimator, std::size_t budget) {
         cpu_backend backend{.threads = 2};
         env e;
         e.mask = row_mask<>(b.kept), e.weights = b.row_weight, e.losses = b.losses;
         student::hidden<float> s{view(static_cast<const float*>(x.data()), n, d),
                                  view(static_cast<const float*>(w.data()), v, d)};
         s.dx = view(dx.data(), n, d), s.dw = view(dw.data(), v, d), s.budget = budget;
-        teacher::hidden<float> t{view(static_cast<const float*>(xt.data()), n, d),
-                                 view(static_cast<const float*>(wt.data()), v, d)};
-        t.budget = budget;
         digest of;
-        const result r = evaluate(backend, s, t, estimator, e);
+        const result r = evaluate(backend, s, teacher, estimator, e);
         of.bytes(&r.loss, sizeof r.loss), of.all(dx), of.all(dw), of.all(b.losses);
         std::printf("hidden %-24s budget %9zu  %016llx\n", name, budget, static_cast<unsigned long long>(of.h));
     };
+    const auto taught = [&](index_t first, index_t count, std::size_t budget) {
+        teacher::hidden<float> t{view(static_cast<const float*>(xt.data()), n, d),
+                                 view(static_cast<const float*>(wt.data() + first * d), count, d)};
+        t.budget = budget;
+        return t;
+    };
+    const auto go = [&](const char* name, const auto& estimator, std::size_t budget) {
+        run(name, taught(0, v, budget), estimator, budget);
+    };
+    const auto at = [&](const auto& of) { return view(of.data(), n, b.k); };
+    const auto rows = taught(0, v, 1 << 24);
+    const kept_sets kept(rows, n);
+    draws(rows, n, v, "hidden"), scored("score", rows, n, v, b.ids, b.k, "hidden");
     for (const std::size_t budget : {std::size_t{1} << 24, std::size_t{1} << 18}) {
         go("reverse_kl", reverse_kl{}, budget), go("forward_kl", forward_kl{}, budget);
         go("jsd(.3)", jsd{.w = .3, .o = .3}, budget), go("total_variation", total_variation{}, budget);
         go("acceptance", acceptance{}, budget), go("eopd", eopd(1), budget);
         go("selected jsd", selected{jsd{.w = .3, .o = .3}, selector::tip{1, 0.5}}, budget);
+        run("logits of a teacher", teacher::dense<float>{view(std::as_const(b.y).data(), n, v)}, reverse_kl{}, budget);
+        const teacher::support<std::int32_t> stated{at(b.ids), at(b.log_q), b.log_tail},
+            inferred{at(b.ids), at(b.log_q)};
+        run("tail_bucket", stated, tail_bucket{reverse_kl{}}, budget);
+        run("renormalised", inferred, renormalised{forward_kl{}}, budget);
+        run("mc", teacher::samples<std::int32_t>{at(b.ids), at(b.log_mu), at(b.log_q)}, mc{reverse_kl{}}, budget);
+        run("kept sets", kept.cache(), mc{reverse_kl{}}, budget);
+        const auto student = [&](index_t first, index_t count) {
+            student::hidden<float> s{view(static_cast<const float*>(x.data()), n, d),
+                                     view(static_cast<const float*>(w.data() + first * d), count, d)};
+            s.dw = view(dw.data() + first * d, count, d), s.budget = budget;
+            return s;
+        };
+        const auto teacher = [&](index_t first, index_t count) { return taught(first, count, budget); };
+        digest of = in_shards(v, student, teacher, reverse_kl{});
+        of.all(dw);
+        print("shards reverse_kl", "hidden", v, budget > (1 << 20), of);
     }
 }
 
@@ -196,6 +432,8 @@ void from_hidden() {
 
 int main() {
     from_hidden();
+    searches<float>("float"), searches<bfloat16>("bfloat16"), searches<double>("double");
+    shards<float>("float"), shards<opd::half>("half");
     all_of<float>("float");
     all_of<double>("double");
     all_of<bfloat16>("bfloat16");
