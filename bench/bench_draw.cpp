@@ -30,7 +30,7 @@
 
 #include "harness.hpp"
 #include "opd/backends/cpu.hpp"
-#include "opd/detail/noise_lanes.hpp"
+#include "opd/cpu/noise_lanes.hpp"
 #include "opd/draw.hpp"
 #include "opd/element.hpp"
 #include "opd/rng.hpp"

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "opd/config.hpp"
-#include "opd/detail/product_tiles.hpp"
 #include "opd/error.hpp"
+#include "opd/products/product_tiles.hpp"
 #include "opd/threads.hpp"
 #include "opd/view.hpp"
 

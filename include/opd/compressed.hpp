@@ -55,10 +55,10 @@
 #include "opd/batch.hpp"
 #include "opd/codec.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/product_tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/hidden.hpp"
+#include "opd/products/product_tiles.hpp"
 #include "opd/threads.hpp"
 #include "opd/view.hpp"
 

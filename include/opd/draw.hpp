@@ -37,12 +37,12 @@
 #include <type_traits>
 
 #include "opd/batch.hpp"
+#include "opd/checks/checks.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/checks.hpp"
-#include "opd/detail/logit_rows.hpp"
 #include "opd/error.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/filter.hpp"
+#include "opd/logits/logit_rows.hpp"
 #include "opd/rng.hpp"
 #include "opd/view.hpp"
 

@@ -25,8 +25,8 @@
 #include <type_traits>
 
 #include "opd/batch.hpp"
+#include "opd/checks/checks.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/checks.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/error.hpp"
 #include "opd/reduction.hpp"

@@ -38,8 +38,8 @@
 #include <string>
 #include <type_traits>
 
+#include "opd/checks/misfit.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/misfit.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/head.hpp"

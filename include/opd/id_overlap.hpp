@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "opd/batch.hpp"
+#include "opd/checks/checks.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/checks.hpp"
 #include "opd/reduction.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"

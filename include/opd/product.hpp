@@ -24,4 +24,4 @@
 #error "opd/product.hpp promises a fixed order of operations: compile this file without -ffast-math and -Ofast"
 #endif
 
-#include "opd/detail/product_tiles.hpp"
+#include "opd/products/product_tiles.hpp"

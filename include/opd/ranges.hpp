@@ -33,10 +33,10 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/slots.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/reduction.hpp"
+#include "opd/rows/slots.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"
 

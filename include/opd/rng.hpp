@@ -25,7 +25,7 @@
 #include <cstdint>
 
 #include "opd/config.hpp"
-#include "opd/detail/fixed_log.hpp"
+#include "opd/products/fixed_log.hpp"
 
 namespace opd {
 

@@ -30,11 +30,11 @@
 #include <type_traits>
 
 #include "opd/batch.hpp"
+#include "opd/checks/checks.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/checks.hpp"
-#include "opd/detail/logit_rows.hpp"
 #include "opd/error.hpp"
 #include "opd/evaluate.hpp"
+#include "opd/logits/logit_rows.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"
 

@@ -21,8 +21,8 @@
 
 #include <type_traits>
 
+#include "opd/checks/misfit.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/misfit.hpp"
 #include "opd/element.hpp"
 #include "opd/view.hpp"
 

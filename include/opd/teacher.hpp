@@ -25,8 +25,8 @@
 #include <type_traits>
 
 #include "opd/batch.hpp"
+#include "opd/checks/misfit.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/misfit.hpp"
 #include "opd/element.hpp"
 #include "opd/filter.hpp"
 #include "opd/view.hpp"

@@ -21,11 +21,11 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
-#include "opd/detail/dense_rows.hpp"
-#include "opd/detail/row_numbers.hpp"
-#include "opd/detail/row_sweep.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
+#include "opd/rows/dense_rows.hpp"
+#include "opd/rows/row_numbers.hpp"
+#include "opd/rows/row_sweep.hpp"
 
 namespace opd {
 

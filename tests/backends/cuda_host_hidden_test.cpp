@@ -16,7 +16,7 @@
 #include <vector>
 
 #include <opd/backends/cpu.hpp>
-#include <opd/backends/cuda_blocks.hpp>
+#include <opd/cuda/blocks.hpp>
 #include <opd/draw.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>

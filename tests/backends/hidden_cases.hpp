@@ -21,7 +21,7 @@
 
 #include "backends/cuda_cases.hpp"
 #include "backends/host_run.hpp"
-#include "opd/backends/cuda_blocks.hpp"
+#include "opd/cuda/blocks.hpp"
 #include "opd/estimators/divergences.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/hidden.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A backend that runs the GPU's kernels on the host: the phases of detail/rows.hpp in a loop over thread indices, one block
+// A backend that runs the GPU's kernels on the host: the phases of rows/rows.hpp in a loop over thread indices, one block
 // after the other. Slow; it shows that the kernels' logic is right where there is no GPU.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "opd/backends/cuda_jobs.hpp"
+#include "opd/cuda/jobs.hpp"
 
 namespace opd::test {
 

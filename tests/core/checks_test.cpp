@@ -6,7 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <limits>
-#include <opd/detail/checks.hpp>
+#include <opd/checks/checks.hpp>
 #include <set>
 #include <vector>
 

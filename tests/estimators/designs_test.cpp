@@ -18,10 +18,10 @@
 #include <vector>
 
 #include <opd/backends/cpu.hpp>
-#include <opd/detail/draw_rows.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/evaluate.hpp>
+#include <opd/rows/draw_rows.hpp>
 
 using namespace opd;
 using namespace opd::test;

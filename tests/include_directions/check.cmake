@@ -2,16 +2,24 @@
 #
 # cmake -DROOT=<repository> -P check.cmake: who may include whom. Prints every violation as `file:line: reason`.
 #
-#     core        include/opd/*.hpp and detail/   core, the standard library, the compiler's intrinsics
+#     core        include/opd/*.hpp               core, checks/, logits/, rows/, products/, the standard library, intrinsics
 #     opd.hpp, sched.hpp   the umbrellas          core, estimators/, sched/, backends/ that need the standard library alone
-#     ranges.hpp                                  core, range-v3
-#     compressed.hpp                              core, Eigen
-#     estimators/                                 core, estimators/, the standard library
+#     ranges.hpp                                  core, rows/, range-v3
+#     compressed.hpp                              core, products/, Eigen
+#     estimators/                                 core, estimators/, checks/, rows/, the standard library
 #     sched/                                      core, sched/, the standard library, POSIX threads
-#     spec/                                       core, spec/, the standard library
-#     backends/eigen.hpp                          core, backends/, the standard library, POSIX, Eigen
-#     backends/cuda.*                             core, backends/ except eigen.hpp, the standard library, CUDA, cuBLAS, CUB
-#     backends/                                   core, backends/ except eigen.hpp and cuda.*, the standard library, POSIX
+#     spec/                                       core, spec/, checks/, the standard library
+#   How a call is done, each floor on those below it alone (and on core, whose files say what a call is):
+#     products/   arithmetic with fixed bits      core, products/
+#     rows/       what happens in a row           core, rows/, products/, POSIX
+#     checks/     of a call's arguments           core, checks/, rows/
+#     logits/     rows that are made              core, logits/, checks/, rows/, products/, POSIX
+#     cpu/        lanes, groups over threads      core, cpu/, logits/, checks/, rows/, products/, POSIX
+#     cuda/       threads of a block, kernels     core, cuda/, logits/, checks/, rows/, products/, CUDA, cuBLAS, CUB
+#     shards/     a vocabulary over ranks         core, shards/, rows/
+#     backends/                                   all of these but cuda/, backends/ except eigen.hpp and cuda.*, POSIX
+#     backends/eigen.hpp                          the same, Eigen
+#     backends/cuda.*                             all of these but cpu/, backends/ except eigen.hpp, CUDA, cuBLAS, CUB
 #     tests                                       anything
 #     bench, examples                             anything but doctest and RapidCheck
 cmake_minimum_required(VERSION 3.25)
@@ -46,8 +54,10 @@ function(kind_of header result)
         set(kind ranges)
     elseif(header STREQUAL "opd/compressed.hpp")
         set(kind compressed)
-    elseif(header MATCHES "^opd/(detail/)?[^/]+$")
+    elseif(header MATCHES "^opd/[^/]+$")
         set(kind core)
+    elseif(header MATCHES "^opd/(products|rows|checks|logits|cpu|cuda|shards)/")
+        set(kind ${CMAKE_MATCH_1})
     elseif(header MATCHES "^opd/")
         set(kind unknown_room)
     elseif(header IN_LIST standard)
@@ -59,7 +69,7 @@ function(kind_of header result)
     elseif(header MATCHES "^(unsupported/)?Eigen/")
         set(kind eigen)
     elseif(header MATCHES "^(cuda|cublas|driver_types|vector_types|curand|nvtx)|^(cub|thrust|cuda|nv)/")
-        set(kind cuda)
+        set(kind cuda_library)
     elseif(header MATCHES "^range/v3/")
         set(kind range_v3)
     elseif(header MATCHES "^(doctest/|doctest\\.h|rapidcheck/|rapidcheck\\.h)")
@@ -70,16 +80,23 @@ function(kind_of header result)
     set(${result} ${kind} PARENT_SCOPE)
 endfunction()
 
-set(may_core core standard intrinsics)
+set(may_core core products rows checks logits standard intrinsics)
 set(may_umbrella core estimators sched backends standard)
-set(may_ranges core standard range_v3)
-set(may_compressed core standard eigen)
-set(may_estimators core estimators standard)
+set(may_ranges core rows standard range_v3)
+set(may_compressed core products standard eigen)
+set(may_estimators core estimators rows checks standard)
 set(may_sched core sched standard posix)
-set(may_spec core spec standard)
-set(may_backends core backends standard intrinsics posix)
-set(may_backend_eigen core backends standard intrinsics posix eigen)
-set(may_backend_cuda core backends backend_cuda standard cuda)
+set(may_spec core spec checks standard)
+set(may_products core products standard intrinsics posix)
+set(may_rows core rows products standard posix)
+set(may_checks core checks rows standard)
+set(may_logits core logits checks rows products standard posix)
+set(may_cpu core cpu logits checks rows products standard intrinsics posix)
+set(may_cuda core cuda logits checks rows products standard cuda_library)
+set(may_shards core shards rows standard)
+set(may_backends core backends shards cpu logits checks rows products standard intrinsics posix)
+set(may_backend_eigen ${may_backends} eigen)
+set(may_backend_cuda core backends backend_cuda cuda logits checks rows products standard cuda_library)
 
 # --- the check --------------------------------------------------------------------------------------------------------
 set(violations 0)
@@ -123,19 +140,52 @@ function(check file who)
     set(files ${files} PARENT_SCOPE)
 endfunction()
 
-set(rooms core umbrella ranges compressed estimators sched spec backends backend_eigen backend_cuda)
+set(rooms core umbrella ranges compressed estimators sched spec products rows checks logits cpu cuda shards backends backend_eigen
+          backend_cuda)
 file(GLOB_RECURSE headers RELATIVE "${ROOT}" "${ROOT}/include/opd/*.hpp" "${ROOT}/include/opd/*.cuh"
      "${ROOT}/include/opd/*.h" "${ROOT}/include/opd/*.inl")
 foreach(file IN LISTS headers)
     string(REGEX REPLACE "^include/" "" header "${file}")
     kind_of("${header}" who)
     if(NOT who IN_LIST rooms)
-        message(NOTICE "${file}: not in a room of include/opd (core, detail, estimators, sched, spec, backends)")
+        message(NOTICE "${file}: not in a room of include/opd (tests/include_directions/check.cmake lists them)")
         math(EXPR violations "${violations} + 1")
         continue()
     endif()
     check("${file}" ${who})
 endforeach()
+
+# The page that says what is where names every file of the folders that callers do not include, and none that is gone.
+set(page "docs/concepts/backend.md")
+if(EXISTS "${ROOT}/${page}")
+    file(STRINGS "${ROOT}/${page}" lines REGEX "^\\| [^|]*\\| `[a-z_]+\\.hpp`.*\\|")
+    set(room "")
+    set(named "")
+    foreach(line IN LISTS lines)
+        if(line MATCHES "^\\| `([a-z]+)/`")
+            set(room ${CMAKE_MATCH_1})
+        endif()
+        string(REGEX REPLACE "^\\| [^|]*\\|([^|]*)\\|.*" "\\1" cell "${line}")
+        string(REGEX MATCHALL "[a-z_]+\\.hpp" names "${cell}")
+        foreach(name IN LISTS names)
+            list(APPEND named "include/opd/${room}/${name}")
+        endforeach()
+    endforeach()
+    set(here ${headers})
+    list(FILTER here INCLUDE REGEX "^include/opd/(products|rows|checks|logits|cpu|cuda|shards)/")
+    foreach(file IN LISTS here)
+        if(NOT file IN_LIST named)
+            message(NOTICE "${file}: not in the table of ${page}")
+            math(EXPR violations "${violations} + 1")
+        endif()
+    endforeach()
+    foreach(file IN LISTS named)
+        if(NOT file IN_LIST here)
+            message(NOTICE "${page}: ${file} is no file")
+            math(EXPR violations "${violations} + 1")
+        endif()
+    endforeach()
+endif()
 
 file(GLOB_RECURSE programs RELATIVE "${ROOT}" "${ROOT}/bench/*.[ch]pp" "${ROOT}/examples/*.[ch]pp" "${ROOT}/bench/*.cu*"
      "${ROOT}/examples/*.cu*")
@@ -146,6 +196,6 @@ endforeach()
 if(files EQUAL 0)
     message(FATAL_ERROR "no file found under ${ROOT}")
 elseif(NOT violations EQUAL 0)
-    message(FATAL_ERROR "${violations} includes in a forbidden direction")
+    message(FATAL_ERROR "${violations} violations")
 endif()
 message(NOTICE "${files} files: every include goes in a permitted direction")

@@ -27,10 +27,10 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
-#include "opd/detail/tile_products.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/head.hpp"
+#include "opd/products/tile_products.hpp"
 #include "opd/view.hpp"
 
 #if defined(__x86_64__) && defined(__linux__) && !defined(__CUDACC__)

@@ -15,10 +15,10 @@
 #include <memory>
 #include <span>
 
-#include "opd/backends/cpu_batch.hpp"
-#include "opd/backends/workspace.hpp"
 #include "opd/config.hpp"
+#include "opd/cpu/batch.hpp"
 #include "opd/evaluate.hpp"
+#include "opd/rows/workspace.hpp"
 #include "opd/threads.hpp"
 
 namespace opd {

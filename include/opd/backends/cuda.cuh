@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The CUDA backend's kernels: blocks of threads around the rows of detail/rows.hpp, merged by CUB. Compiled by nvcc
+// The CUDA backend's kernels: blocks of threads around the rows of rows/rows.hpp, merged by CUB. Compiled by nvcc
 // (C++20, no other flag needed); the handle and what a caller reads are in cuda.hpp, losses from hidden states in
 // cuda_hidden.cuh.
 //
@@ -19,10 +19,10 @@
 #include <type_traits>
 
 #include "opd/backends/cuda.hpp"
-#include "opd/backends/cuda_jobs.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/tuning.hpp"
+#include "opd/cuda/jobs.hpp"
 #include "opd/evaluate.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/tuning.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {
@@ -43,7 +43,7 @@ struct block_memory {
     alignas(16) unsigned char scratch[scratch_bytes];
 };
 
-/// The team (detail/rows.hpp) of a block of GPU threads.
+/// The team (rows/rows.hpp) of a block of GPU threads.
 template <class State>
 struct block_team {
     block_memory<State>& memory;

@@ -26,9 +26,9 @@
 #include <string>
 #include <type_traits>
 
-#include "opd/backends/cuda_blocks.hpp"
-#include "opd/backends/cuda_jobs.hpp"
 #include "opd/config.hpp"
+#include "opd/cuda/blocks.hpp"
+#include "opd/cuda/jobs.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Losses from hidden states on the CUDA backend: the rows of cuda.cuh over logits that cuBLAS makes, a block of rows at a time
-// (cuda_blocks.hpp). A header of its own, since it wants cuBLAS to be linked.
+// (cuda/blocks.hpp). A header of its own, since it wants cuBLAS to be linked.
 //
 //   #include "opd/backends/cuda_hidden.cuh"
 //   opd::cuda_backend be{.stream = stream, .cublas = handle, .arena = {memory, bytes}};
@@ -30,7 +30,7 @@
 #include <string>
 
 #include "opd/backends/cuda.cuh"
-#include "opd/backends/cuda_blocks.hpp"
+#include "opd/cuda/blocks.hpp"
 #include "opd/hidden.hpp"
 
 namespace opd::detail {

@@ -38,15 +38,15 @@
 #include <type_traits>
 #include <utility>
 
-#include "opd/backends/cpu_batch.hpp"
-#include "opd/backends/logit_blocks.hpp"
-#include "opd/backends/workspace.hpp"
+#include "opd/checks/checks.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/checks.hpp"
-#include "opd/detail/lane_engine.hpp"
-#include "opd/detail/row_kinds.hpp"
-#include "opd/detail/shard_team.hpp"
+#include "opd/cpu/batch.hpp"
+#include "opd/cpu/lane_engine.hpp"
 #include "opd/evaluate.hpp"
+#include "opd/logits/logit_blocks.hpp"
+#include "opd/rows/row_kinds.hpp"
+#include "opd/rows/workspace.hpp"
+#include "opd/shards/shard_team.hpp"
 #include "opd/threads.hpp"
 #include "opd/vocab_parallel.hpp"
 

@@ -12,8 +12,6 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/slots.hpp"
-#include "opd/detail/tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
 #include "opd/error.hpp"
@@ -22,6 +20,8 @@
 #include "opd/reduction.hpp"
 #include "opd/row_facts.hpp"
 #include "opd/row_program.hpp"
+#include "opd/rows/slots.hpp"
+#include "opd/rows/tiles.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
 #include "opd/traits.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A checked call on the CPU: rows (detail/rows.hpp) in groups over the thread team, one factor a row, one partial result a group,
+// A checked call on the CPU: rows (rows/rows.hpp) in groups over the thread team, one factor a row, one partial result a group,
 // merged in order. A group depends on the number of rows alone, so bits do not depend on threads.
 #pragma once
 
@@ -12,20 +12,20 @@
 #include <type_traits>
 #include <utility>
 
-#include "opd/backends/gathered_logits.hpp"
-#include "opd/backends/logit_blocks.hpp"
-#include "opd/backends/logit_tiles.hpp"
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/dense_machine.hpp"
-#include "opd/detail/lane_engine.hpp"
-#include "opd/detail/logit_rows.hpp"
-#include "opd/detail/row_kinds.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/tiles.hpp"
+#include "opd/cpu/dense_machine.hpp"
+#include "opd/cpu/lane_engine.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/evaluate.hpp"
+#include "opd/logits/gathered_logits.hpp"
+#include "opd/logits/logit_blocks.hpp"
+#include "opd/logits/logit_rows.hpp"
+#include "opd/logits/logit_tiles.hpp"
 #include "opd/reduction.hpp"
+#include "opd/rows/row_kinds.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/tiles.hpp"
 #include "opd/score.hpp"
 #include "opd/threads.hpp"
 

@@ -15,14 +15,14 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
-#include "opd/detail/dense_rows.hpp"
-#include "opd/detail/lane_engine.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/select_rows.hpp"
-#include "opd/detail/tiles.hpp"
+#include "opd/cpu/lane_engine.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/row_facts.hpp"
 #include "opd/row_program.hpp"
+#include "opd/rows/dense_rows.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/select_rows.hpp"
+#include "opd/rows/tiles.hpp"
 #include "opd/view.hpp"
 
 namespace opd::detail {

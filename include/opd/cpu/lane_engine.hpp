@@ -10,17 +10,17 @@
 #include <cstdint>
 
 #include "opd/config.hpp"
-#include "opd/detail/leaf.hpp"
-#include "opd/detail/leaf_lanes.hpp"
-#include "opd/detail/row_numbers.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/sparse_math.hpp"
-#include "opd/detail/sweep.hpp"
-#include "opd/detail/tiles.hpp"
-#include "opd/detail/tuning.hpp"
+#include "opd/cpu/leaf.hpp"
+#include "opd/cpu/leaf_lanes.hpp"
+#include "opd/cpu/sweep.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
+#include "opd/rows/row_numbers.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/sparse_math.hpp"
+#include "opd/rows/tiles.hpp"
+#include "opd/rows/tuning.hpp"
 #if defined(OPD_AVX512)
 #include <immintrin.h>
 #endif

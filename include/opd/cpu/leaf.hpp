@@ -12,11 +12,11 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
-#include "opd/detail/row_sweep.hpp"
-#include "opd/detail/tuning.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
+#include "opd/rows/row_sweep.hpp"
+#include "opd/rows/tuning.hpp"
 
 namespace opd::detail {
 

@@ -17,14 +17,14 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
-#include "opd/detail/leaf.hpp"
-#include "opd/detail/leaf_rows.hpp"
-#include "opd/detail/noise_lanes.hpp"
-#include "opd/detail/sweep.hpp"
+#include "opd/cpu/leaf.hpp"
+#include "opd/cpu/noise_lanes.hpp"
+#include "opd/cpu/sweep.hpp"
 #include "opd/element.hpp"
 #include "opd/filter.hpp"
 #include "opd/lanes.hpp"
 #include "opd/rng.hpp"
+#include "opd/rows/leaf_rows.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

@@ -17,11 +17,11 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
-#include "opd/detail/leaf.hpp"
-#include "opd/detail/row_sweep.hpp"
+#include "opd/cpu/leaf.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
+#include "opd/rows/row_sweep.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

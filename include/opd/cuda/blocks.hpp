@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Rows whose logits are made for a block of them at a time (hidden.hpp), on a device: how a block lies in memory, and the steps of a
-// call, for any launcher of kernels (cuda_jobs.hpp) and any products. No CUDA header: tests run the whole of it on the host.
+// call, for any launcher of kernels (cuda/jobs.hpp) and any products. No CUDA header: tests run the whole of it on the host.
 //
 // For each block of rows, as many as every side's budget holds:
 //
@@ -29,12 +29,9 @@
 #include <string>
 #include <type_traits>
 
-#include "opd/backends/cuda_jobs.hpp"
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/logit_rows.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/tuning.hpp"
+#include "opd/cuda/jobs.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/draw.hpp"
 #include "opd/element.hpp"
@@ -42,6 +39,9 @@
 #include "opd/evaluate.hpp"
 #include "opd/head.hpp"
 #include "opd/hidden.hpp"
+#include "opd/logits/logit_rows.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/tuning.hpp"
 #include "opd/score.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // A checked call as kernels in stream order, for any launcher: launch(kernel, blocks). No CUDA header. A kernel is a struct of
-// plain members with run(block, team): the rows of detail/rows.hpp in groups, and what counts the batch before them and merges
+// plain members with run(block, team): the rows of rows/rows.hpp in groups, and what counts the batch before them and merges
 // the groups' results after.
 #pragma once
 
@@ -9,15 +9,15 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/row_kinds.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/thread_engine.hpp"
-#include "opd/detail/tuning.hpp"
+#include "opd/cuda/thread_engine.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/evaluate.hpp"
 #include "opd/reduction.hpp"
+#include "opd/rows/row_kinds.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/tuning.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {
@@ -230,7 +230,7 @@ row_frame<S> frame_of(const device_plan& plan, const basic_env<S>& e, std::byte*
 }
 
 /// Whether there is a kernel for a job. A block's threads share a row, so there is no scratch that a source could make a tile in. Logits
-/// that the backend makes are cuda_blocks.hpp's.
+/// that the backend makes are cuda/blocks.hpp's.
 template <class Job>
 inline constexpr bool has_kernel = false;
 template <class Student, class Teacher, class Estimator, space S>

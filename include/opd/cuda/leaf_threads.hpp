@@ -10,12 +10,12 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
-#include "opd/detail/leaf_rows.hpp"
-#include "opd/detail/sparse_math.hpp"
-#include "opd/detail/thread_sweep.hpp"
+#include "opd/cuda/thread_sweep.hpp"
 #include "opd/element.hpp"
 #include "opd/filter.hpp"
 #include "opd/rng.hpp"
+#include "opd/rows/leaf_rows.hpp"
+#include "opd/rows/sparse_math.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

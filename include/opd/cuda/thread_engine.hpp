@@ -13,17 +13,17 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
-#include "opd/detail/leaf_threads.hpp"
-#include "opd/detail/row_numbers.hpp"
-#include "opd/detail/row_sweep.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/sparse_math.hpp"
-#include "opd/detail/thread_sweep.hpp"
-#include "opd/detail/tiles.hpp"
-#include "opd/detail/tuning.hpp"
+#include "opd/cuda/leaf_threads.hpp"
+#include "opd/cuda/thread_sweep.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
+#include "opd/rows/row_numbers.hpp"
+#include "opd/rows/row_sweep.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/sparse_math.hpp"
+#include "opd/rows/tiles.hpp"
+#include "opd/rows/tuning.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// One thread's numbers: how it reads a logit, a row's anchors (row_program.hpp) as it sees them, and its share of the sweep over a
-// row: normalisers and raw sums, 8 entries at a time.
+// One thread's numbers: how it reads a logit, and its share of the sweep over a row: normalisers and raw sums, 8 entries at a time.
 #pragma once
 
 #include <type_traits>
 
 #include "opd/config.hpp"
-#include "opd/detail/row_sweep.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/tuning.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
+#include "opd/rows/row_numbers.hpp"
+#include "opd/rows/row_sweep.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/tuning.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {
@@ -21,8 +21,6 @@ inline namespace OPD_ISA {
 template <class... T>
 using thread_number =
     std::conditional_t<(std::is_same_v<arithmetic_t<T>, double> || ...), scalar<double>, scalar<float>>;
-
-inline constexpr double lowest_logit = -1e30; // stands for a mask
 
 template <class F>
 struct loaded {
@@ -42,38 +40,6 @@ OPD_HD OPD_INLINE loaded<F> load_logit(const T* p, bool& bad) {
     bad |= !zero && (w & bits::magnitude) >= bits::infinity;
     return {F::raw(w > bits::magnitude ? value(-1e30) : value(1e30)), zero};
 }
-
-/// e^(x·(hi + lo)) for x <= 0, the product's rounding made good: its error does not grow with |x|.
-template <class F>
-OPD_HD OPD_INLINE F exp_scaled(F x, F hi, F lo) {
-    const F t = x * hi;
-    const F lost = fma(x, hi, -t) + x * lo;
-    const F e = exp(t);
-    return select(t < F(-800), F(0), fma(e, lost, e)); // 0 also where t or lost is beyond the number type
-}
-
-/// Anchors (row_program.hpp) as one thread's numbers.
-template <class F>
-struct thread_anchors {
-    using value = typename F::value_type;
-    F z_s, y_s, y_t, d0;
-    F inv_s, low_s, inv_t, low_t; // 1/T in two parts
-    bool near;                    // how delta is grouped: each form alone loses digits on some rows
-
-    OPD_HD explicit thread_anchors(const raw_sums& s)
-        : z_s(s.z_s), y_s(s.y_s), y_t(s.y_t), d0(s.z_s - s.y_s), inv_s(s.inv_s),
-          low_s(s.inv_s - double(value(s.inv_s))), inv_t(s.inv_t), low_t(s.inv_t - double(value(s.inv_t))),
-          near(s.inv_s == s.inv_t && s.z_s - s.y_s <= 16 && s.z_s - s.y_s >= -16) {}
-
-    OPD_HD OPD_INLINE F student(F z) const { return exp_scaled(pin(z - z_s), inv_s, low_s); }
-    OPD_HD OPD_INLINE F teacher(F y) const { return exp_scaled(pin(y - y_t), inv_t, low_t); }
-    template <bool> // a thread's loops hold a branch as it is
-    OPD_HD OPD_INLINE F delta(F z, F y) const {
-        if (near) return within(pin(pin(z - y) - d0) * inv_s);
-        return within(within(pin(z - z_s) * inv_s) - within(pin(y - y_s) * inv_t));
-    }
-    OPD_HD OPD_INLINE static F within(F x) { return min(max(x, F(-1e30)), F(1e30)); }
-};
 
 struct nothing_excluded {
     OPD_HD OPD_INLINE bool operator()(index_t) const { return false; }

@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "opd/batch.hpp"
+#include "opd/checks/checks.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/checks.hpp"
 #include "opd/error.hpp"
 #include "opd/estimators/token_table.hpp"
 #include "opd/view.hpp"

@@ -28,7 +28,6 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/row_numbers.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
@@ -37,6 +36,7 @@
 #include "opd/estimators/k_forms.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
+#include "opd/rows/row_numbers.hpp"
 #include "opd/teacher.hpp"
 #include "opd/token.hpp"
 #include "opd/traits.hpp"

@@ -17,15 +17,15 @@
 #include <type_traits>
 
 #include "opd/batch.hpp"
+#include "opd/checks/checks.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/checks.hpp"
-#include "opd/detail/kept_sets.hpp"
-#include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
 #include "opd/error.hpp"
 #include "opd/estimators/advantages.hpp"
 #include "opd/estimators/sampled.hpp"
+#include "opd/rows/kept_sets.hpp"
+#include "opd/rows/sparse_math.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"
 

@@ -17,14 +17,14 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "opd/backends/logit_blocks.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/heads.hpp"
-#include "opd/detail/product_tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/head.hpp"
 #include "opd/hidden.hpp"
 #include "opd/lanes.hpp"
+#include "opd/logits/logit_blocks.hpp"
+#include "opd/products/heads.hpp"
+#include "opd/products/product_tiles.hpp"
 #include "opd/threads.hpp"
 
 namespace opd::detail {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Logits that are made here from hidden states (hidden.hpp), on the CPU, and how their gradient goes back: for a block of rows, and all of
-// the vocabulary or a tile of it. cpu_batch.hpp runs the rows in between.
+// the vocabulary or a tile of it. cpu/batch.hpp runs the rows in between.
 //
 //   fill    z = x Wᵀ (+ b), then the soft-cap, of the rows that are asked for. The bias comes last: a chain that began with a large one would
 //           round each of its additions at that size
@@ -17,15 +17,15 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "opd/backends/workspace.hpp"
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/head_products.hpp"
-#include "opd/detail/heads.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/tile_products.hpp"
 #include "opd/head.hpp"
 #include "opd/hidden.hpp"
+#include "opd/products/head_products.hpp"
+#include "opd/products/heads.hpp"
+#include "opd/products/tile_products.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/workspace.hpp"
 #include "opd/threads.hpp"
 #include "opd/view.hpp"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <type_traits>
 
+#include "opd/checks/checks.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/checks.hpp"
 #include "opd/error.hpp"
 #include "opd/view.hpp"
 

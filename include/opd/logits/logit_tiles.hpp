@@ -11,11 +11,11 @@
 #include <new>
 #include <type_traits>
 
-#include "opd/backends/logit_blocks.hpp"
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/tiles.hpp"
+#include "opd/logits/logit_blocks.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/tiles.hpp"
 #include "opd/threads.hpp"
 #include "opd/view.hpp"
 

@@ -18,10 +18,10 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
-#include "opd/detail/heads.hpp"
-#include "opd/detail/product_tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
+#include "opd/products/heads.hpp"
+#include "opd/products/product_tiles.hpp"
 #include "opd/threads.hpp"
 
 namespace opd::detail {

@@ -22,10 +22,10 @@
 #include <cstring>
 
 #include "opd/config.hpp"
-#include "opd/detail/head_products.hpp"
 #include "opd/element.hpp"
 #include "opd/head.hpp"
 #include "opd/lanes.hpp"
+#include "opd/products/head_products.hpp"
 #include "opd/threads.hpp"
 
 namespace opd::detail {

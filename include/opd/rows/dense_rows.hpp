@@ -21,14 +21,14 @@
 #include <cmath>
 
 #include "opd/config.hpp"
-#include "opd/detail/row_numbers.hpp"
-#include "opd/detail/row_sweep.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/select_rows.hpp"
-#include "opd/detail/tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
+#include "opd/rows/row_numbers.hpp"
+#include "opd/rows/row_sweep.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/select_rows.hpp"
+#include "opd/rows/tiles.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

@@ -11,14 +11,14 @@
 #include <cstddef>
 
 #include "opd/config.hpp"
-#include "opd/detail/row_sweep.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/select_rows.hpp"
-#include "opd/detail/slots.hpp"
-#include "opd/detail/sparse_math.hpp"
-#include "opd/detail/tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/row_program.hpp"
+#include "opd/rows/row_sweep.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/select_rows.hpp"
+#include "opd/rows/slots.hpp"
+#include "opd/rows/sparse_math.hpp"
+#include "opd/rows/tiles.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

@@ -11,10 +11,10 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/slots.hpp"
-#include "opd/detail/tiles.hpp"
 #include "opd/element.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/slots.hpp"
+#include "opd/rows/tiles.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
-#include "opd/detail/leaf_rows.hpp"
 #include "opd/draw.hpp"
+#include "opd/rows/leaf_rows.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

@@ -6,7 +6,7 @@
 //
 // p is softmax(z[K]/T), c - p Σc is written on K, all else is 0. Everything is in double; K is as long as the filter left it.
 // And rows that only tell log p of such tokens (token_logp of a cache). Of hidden states the logits of K alone are made, and the gradient
-// stays one of K numbers (backends/gathered_logits.hpp).
+// stays one of K numbers (logits/gathered_logits.hpp).
 #pragma once
 
 #include <cmath>
@@ -15,12 +15,12 @@
 #include <utility>
 
 #include "opd/config.hpp"
-#include "opd/detail/kept_sets.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/sampled_rows.hpp"
-#include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
+#include "opd/rows/kept_sets.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/sampled_rows.hpp"
+#include "opd/rows/sparse_math.hpp"
 #include "opd/score.hpp"
 #include "opd/teacher.hpp"
 

@@ -6,10 +6,10 @@
 #include <cmath>
 
 #include "opd/config.hpp"
-#include "opd/detail/select_rows.hpp"
-#include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
+#include "opd/rows/select_rows.hpp"
+#include "opd/rows/sparse_math.hpp"
 #include "opd/teacher.hpp"
 
 namespace opd::detail {

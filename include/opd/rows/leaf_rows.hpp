@@ -14,13 +14,13 @@
 #include <cstdint>
 
 #include "opd/config.hpp"
-#include "opd/detail/entry_rows.hpp"
-#include "opd/detail/row_sweep.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/filter.hpp"
 #include "opd/row_program.hpp"
+#include "opd/rows/entry_rows.hpp"
+#include "opd/rows/row_sweep.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/tiles.hpp"
 
 namespace opd::detail {
 

@@ -17,15 +17,14 @@
 #include <cstddef>
 
 #include "opd/config.hpp"
-#include "opd/detail/dense_rows.hpp"
-#include "opd/detail/row_numbers.hpp"
-#include "opd/detail/row_sweep.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/thread_sweep.hpp"
-#include "opd/detail/tiles.hpp"
 #include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
+#include "opd/rows/dense_rows.hpp"
+#include "opd/rows/row_numbers.hpp"
+#include "opd/rows/row_sweep.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/tiles.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

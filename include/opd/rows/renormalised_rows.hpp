@@ -5,7 +5,7 @@
 //   gather · a dense row over k entries, in double · scatter                   k reads, k writes (dense dz: V writes)
 //
 // k is the cache's, or each row's own. Id -1 is an unused slot. Of a student in hidden states the ids' logits alone are made, and the
-// gradient stays one of k numbers (backends/gathered_logits.hpp).
+// gradient stays one of k numbers (logits/gathered_logits.hpp).
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@
 #include <utility>
 
 #include "opd/config.hpp"
-#include "opd/detail/dense_rows.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/slots.hpp"
-#include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
+#include "opd/rows/dense_rows.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/slots.hpp"
+#include "opd/rows/sparse_math.hpp"
 #include "opd/student.hpp"
 
 namespace opd::detail {

@@ -14,6 +14,40 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
+inline constexpr double lowest_logit = -1e30; // stands for a mask
+
+/// e^(x·(hi + lo)) for x <= 0, the product's rounding made good: its error does not grow with |x|.
+template <class F>
+OPD_HD OPD_INLINE F exp_scaled(F x, F hi, F lo) {
+    const F t = x * hi;
+    const F lost = fma(x, hi, -t) + x * lo;
+    const F e = exp(t);
+    return select(t < F(-800), F(0), fma(e, lost, e)); // 0 also where t or lost is beyond the number type
+}
+
+/// Anchors (row_program.hpp) as one thread's numbers.
+template <class F>
+struct thread_anchors {
+    using value = typename F::value_type;
+    F z_s, y_s, y_t, d0;
+    F inv_s, low_s, inv_t, low_t; // 1/T in two parts
+    bool near;                    // how delta is grouped: each form alone loses digits on some rows
+
+    OPD_HD explicit thread_anchors(const raw_sums& s)
+        : z_s(s.z_s), y_s(s.y_s), y_t(s.y_t), d0(s.z_s - s.y_s), inv_s(s.inv_s),
+          low_s(s.inv_s - double(value(s.inv_s))), inv_t(s.inv_t), low_t(s.inv_t - double(value(s.inv_t))),
+          near(s.inv_s == s.inv_t && s.z_s - s.y_s <= 16 && s.z_s - s.y_s >= -16) {}
+
+    OPD_HD OPD_INLINE F student(F z) const { return exp_scaled(pin(z - z_s), inv_s, low_s); }
+    OPD_HD OPD_INLINE F teacher(F y) const { return exp_scaled(pin(y - y_t), inv_t, low_t); }
+    template <bool> // a thread's loops hold a branch as it is
+    OPD_HD OPD_INLINE F delta(F z, F y) const {
+        if (near) return within(pin(pin(z - y) - d0) * inv_s);
+        return within(within(pin(z - z_s) * inv_s) - within(pin(y - y_s) * inv_t));
+    }
+    OPD_HD OPD_INLINE static F within(F x) { return min(max(x, F(-1e30)), F(1e30)); }
+};
+
 template <class F, class Anchors, class Program>
 struct row_numbers {
     Anchors anchor;

@@ -9,9 +9,9 @@
 #include <cstddef>
 
 #include "opd/config.hpp"
-#include "opd/detail/leaf_rows.hpp"
-#include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
+#include "opd/rows/leaf_rows.hpp"
+#include "opd/rows/sparse_math.hpp"
 #include "opd/score.hpp"
 
 namespace opd::detail {

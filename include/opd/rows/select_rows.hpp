@@ -5,10 +5,10 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/rows.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
 #include "opd/row_facts.hpp"
+#include "opd/rows/rows.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

@@ -11,12 +11,12 @@
 #include <span>
 
 #include "opd/config.hpp"
-#include "opd/detail/entry_rows.hpp"
-#include "opd/detail/rows.hpp"
-#include "opd/detail/slots.hpp"
-#include "opd/detail/sparse_math.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
+#include "opd/rows/entry_rows.hpp"
+#include "opd/rows/rows.hpp"
+#include "opd/rows/slots.hpp"
+#include "opd/rows/sparse_math.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

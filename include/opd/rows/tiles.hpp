@@ -16,7 +16,7 @@
 #include <type_traits>
 
 #include "opd/config.hpp"
-#include "opd/detail/rows.hpp"
+#include "opd/rows/rows.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

@@ -12,7 +12,7 @@
 #include <span>
 
 #include "opd/config.hpp"
-#include "opd/detail/rows.hpp"
+#include "opd/rows/rows.hpp"
 #include "opd/vocab_parallel.hpp"
 
 namespace opd::detail {

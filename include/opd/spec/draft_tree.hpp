@@ -35,8 +35,8 @@
 #include <string>
 #include <vector>
 
+#include "opd/checks/checks.hpp"
 #include "opd/config.hpp"
-#include "opd/detail/checks.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/filter.hpp"
