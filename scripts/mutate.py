@@ -10,9 +10,11 @@ killed if one of the tests of its file fails, crashes or does not end. An option
     scripts/mutate.py --only 3,17 --least 0
     scripts/mutate.py --build build/mutants --jobs 4 --list
 
-The list: `[file]` of include/opd and the names of its tests (area.name), then a mutant a line, `old ==> new`. `old` must occur
-once in the file (`2@old`: the second time of all). What ends in a semicolon is taken as a statement, all else as an expression.
-A line that begins with `~` is a mutant that no test can tell from the original; the reason follows after ` // `.
+The list: `[file]` of include/opd and the names of its tests (area.name), then a mutant a line, `old ==> new`. `old` occurs once in
+the file (`2@old`: the second time of all); spaces in it stand for any white space, line breaks too. Text that has moved to another
+file is found where include/opd has it once, so that moving code and formatting it leave the list as it is. A mutant whose text is
+gone is called lost, and counts as one that survives. What ends in a semicolon is taken as a statement, all else as an expression. A
+line that begins with `~` is a mutant that no test can tell from the original; the reason follows after ` // `.
 """
 import argparse
 import os
@@ -54,29 +56,40 @@ def read_list(path):
     return mutants
 
 
-def plant(mutants, to):
+def find(mutants):
+    """Where each mutant's text stands: {file: [(begin, end, mutant)]}, and the mutants that are lost."""
+    texts = {str(p.relative_to(ROOT / "include/opd")): p.read_text() for p in sorted((ROOT / "include/opd").rglob("*.*"))}
+    found, lost = {}, []
+    for m in mutants:
+        pattern = re.compile(r"\s+".join(re.escape(word) for word in m.old.split()))
+        hits = {file: list(pattern.finditer(text)) for file, text in texts.items() if file == m.file or m.nth == 0}
+        here = hits.get(m.file, [])
+        if len(here) >= max(m.nth, 1) and (m.nth or len(here) == 1):
+            file, hit = m.file, here[max(m.nth, 1) - 1]
+        elif not here and sum(map(len, hits.values())) == 1:
+            file, hit = next((file, at[0]) for file, at in hits.items() if at)
+        else:
+            lost.append(m)
+            continue
+        found.setdefault(file, []).append((hit.start(), hit.end(), m))
+    return found, lost
+
+
+def plant(found, to):
     """A copy of include/ with every mutant in it."""
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(ROOT / "include", to)
-    missing = []
-    for file in dict.fromkeys(m.file for m in mutants):
+    for file, places in found.items():
         path = to / "opd" / file
-        text, places = path.read_text(), []
-        for m in (m for m in mutants if m.file == file):
-            at = [x.start() for x in re.finditer(re.escape(m.old), text)]
-            if len(at) < max(m.nth, 1) or (m.nth == 0 and len(at) != 1):
-                missing.append(f"{m.number} {file}: {len(at)} times: {m.old}")
-                continue
-            places.append((at[max(m.nth, 1) - 1], m))
-        for at, m in sorted(places, key=lambda x: -x[0]):  # from the end, so that places stay
-            if m.old.endswith(";"):
-                new = f"if (OPD_MUTANT({m.number})) {{ {m.new} }} else {{ {m.old} }}"
+        text = path.read_text()
+        for begin, end, m in sorted(places, key=lambda x: -x[0]):  # from the end, so that places stay
+            old = text[begin:end]
+            if old.endswith(";"):
+                new = f"if (OPD_MUTANT({m.number})) {{ {m.new} }} else {{ {old} }}"
             else:
-                new = f"(OPD_MUTANT({m.number}) ? ({m.new}) : ({m.old}))"
-            text = text[:at] + new + text[at + len(m.old):]
+                new = f"(OPD_MUTANT({m.number}) ? ({m.new}) : ({old}))"
+            text = text[:begin] + new + text[end:]
         path.write_text(text)
-    if missing:
-        sys.exit("the list no longer fits the headers:\n  " + "\n  ".join(missing))
     (to / "opd_mutant.hpp").write_text(
         "#pragma once\n#include <cstdlib>\n"
         "inline const int opd_mutant = std::getenv(\"OPD_MUTANT\") ? std::atoi(std::getenv(\"OPD_MUTANT\")) : 0;\n"
@@ -141,15 +154,16 @@ def main():
     options = parser.parse_args()
     everything = read_list(options.mutants)
     chosen = [m for m in everything if not options.only or str(m.number) in options.only.split(",")]
+    found, lost = find(everything)
     if options.list:
         for m in chosen:
-            print(f"{m.number:3} {m.file}: {m.old}  ==>  {m.new}")
+            print(f"{m.number:3} {m.file}: {'(lost) ' if m in lost else ''}{m.old}  ==>  {m.new}")
         return
     options.build.mkdir(parents=True, exist_ok=True)
     folder = options.build.resolve()
     tests = list(dict.fromkeys(t for m in chosen for t in m.tests))
     if not options.keep:
-        plant(everything, folder / "include")
+        plant(found, folder / "include")
         build(tests, folder, folder / "include", options.jobs)
     limits = {}
     for t in tests:
@@ -159,6 +173,10 @@ def main():
         limits[t] = 10 + 10 * (time.monotonic() - begin)
     survivors = 0
     for m in chosen:
+        if m in lost:
+            survivors += not m.equivalent
+            print(f"{m.number:3} {m.file:28} {'LOST':32} {m.old}", flush=True)
+            continue
         by = next((t for t in m.tests if not passes(folder / t, m.number, limits[t])), None)
         told = by or ("SURVIVES" if not m.equivalent else f"survives: {m.equivalent}")
         survivors += by is None and not m.equivalent

@@ -25,12 +25,17 @@
 #include <type_traits>
 
 #include "opd/batch.hpp"
-#include "opd/checks/checks.hpp"
+#include "opd/caches.hpp"
+#include "opd/checks/contents.hpp"
+#include "opd/checks/shapes.hpp"
+#include "opd/checks/spans.hpp"
+#include "opd/checks/types.hpp"
 #include "opd/config.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/error.hpp"
 #include "opd/reduction.hpp"
 #include "opd/row_program.hpp"
+#include "opd/source.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
 

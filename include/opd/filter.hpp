@@ -16,7 +16,11 @@
 // logit -inf are never kept; at least one id is. The order is vLLM's: top_p takes its share of what 2 left.
 #pragma once
 
+#include <string>
+
 #include "opd/config.hpp"
+#include "opd/element.hpp"
+#include "opd/error.hpp"
 
 namespace opd {
 
@@ -54,5 +58,27 @@ struct filter_cut {
         return a.z > b.z || (a.z == b.z && a.id < b.id) ? a : b;
     }
 };
+
+namespace detail {
+inline namespace OPD_ISA {
+
+/// Temperatures at which float arithmetic still tells logits apart.
+OPD_INLINE bool temperature_in_range(const float& t) { return is_finite(t) && t >= 1e-6F && t <= 1e6F; }
+OPD_INLINE void check_temperature(const char* name, const float& t) {
+    if (!temperature_in_range(t)) throw invalid_input(name, "must lie between 1e-6 and 1e6");
+}
+/// `name`: of the filter; names are put together where something is thrown, for nothing is allocated otherwise.
+inline void check_filter(const filter& f, const char* name = "filter") {
+    const auto refuse = [name](const char* member, const char* why) {
+        throw invalid_input(std::string(name) + member, why);
+    };
+    if (!temperature_in_range(f.temperature)) refuse(".temperature", "must lie between 1e-6 and 1e6");
+    if (f.top_k < 0) refuse(".top_k", "must be 0, for all ids, or more");
+    if (!is_finite(f.top_p) || !(f.top_p > 0 && f.top_p <= 1)) refuse(".top_p", "must lie in (0, 1]; 1 keeps all");
+    if (!is_finite(f.min_p) || !(f.min_p >= 0 && f.min_p <= 1)) refuse(".min_p", "must lie in [0, 1]; 0 keeps all");
+}
+
+} // namespace OPD_ISA
+} // namespace detail
 
 } // namespace opd

@@ -43,6 +43,7 @@
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/head.hpp"
+#include "opd/source.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"

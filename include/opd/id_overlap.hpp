@@ -24,7 +24,8 @@
 #include <vector>
 
 #include "opd/batch.hpp"
-#include "opd/checks/checks.hpp"
+#include "opd/checks/shapes.hpp"
+#include "opd/checks/spans.hpp"
 #include "opd/config.hpp"
 #include "opd/reduction.hpp"
 #include "opd/teacher.hpp"

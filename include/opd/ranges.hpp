@@ -32,11 +32,11 @@
 #include <vector>
 
 #include "opd/batch.hpp"
+#include "opd/caches.hpp"
 #include "opd/config.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
 #include "opd/reduction.hpp"
-#include "opd/rows/slots.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"
 

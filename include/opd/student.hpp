@@ -24,6 +24,7 @@
 #include "opd/checks/misfit.hpp"
 #include "opd/config.hpp"
 #include "opd/element.hpp"
+#include "opd/source.hpp"
 #include "opd/view.hpp"
 
 namespace opd {

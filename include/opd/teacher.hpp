@@ -29,6 +29,7 @@
 #include "opd/config.hpp"
 #include "opd/element.hpp"
 #include "opd/filter.hpp"
+#include "opd/source.hpp"
 #include "opd/view.hpp"
 
 namespace opd {

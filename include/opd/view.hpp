@@ -26,34 +26,6 @@ namespace opd {
 
 enum class space { host, device };
 
-/// A row that a source of rows (docs/concepts/source.md) is asked about, and memory that is the asking thread's until it asks about
-/// another row: as many bytes as the source says it needs (`scratch_bytes()`), none if it says nothing.
-struct row_place {
-    index_t row;
-    std::byte* scratch = nullptr;
-};
-
-namespace detail {
-/// Whether a source's rows are views of memory, z and dz or y, whose spans `evaluate` checks; another source sees to itself.
-template <class Source>
-inline constexpr bool materialised = false;
-/// Whether the backend makes a source's logits, for a block of rows at a time (hidden.hpp).
-template <class Source>
-inline constexpr bool in_blocks = requires {
-    Source::in_blocks;
-};
-/// Whether it makes them a tile of the vocabulary at a time too, and what a tile held is gone when the next one comes.
-template <class Source>
-inline constexpr bool made_in_tiles = requires {
-    Source::made_in_tiles;
-};
-/// Whether all of a row's logits, and of its gradient, lie side by side until the row is done: rows may go by without tiles.
-template <class Source>
-inline constexpr bool whole_rows = materialised<Source> || in_blocks<Source> || requires {
-    Source::whole_rows;
-};
-} // namespace detail
-
 /// (rows, cols) elements of T, row-major, unit inner stride, `stride` elements from row to row, of which the `padding` that
 /// follow the columns belong to the view too.
 template <class T, space Space = space::host>

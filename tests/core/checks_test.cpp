@@ -6,7 +6,8 @@
 #include <doctest/doctest.h>
 
 #include <limits>
-#include <opd/checks/checks.hpp>
+#include <opd/checks/shapes.hpp>
+#include <opd/checks/spans.hpp>
 #include <set>
 #include <vector>
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Sources of rows that the library does not have, written here alone (docs/concepts/source.md shows them): a vocabulary in shards,
-// and a teacher kept as hidden states. Tiles change no bit of the CPU's results, whether a row's tiles follow each other or a
-// tile's rows.
+// and a teacher kept as hidden states. Tiles change no bit of the CPU's results.
 #include "backends/host_run.hpp"
 #include "support/property.hpp"
 
@@ -44,15 +43,13 @@ struct hidden_teacher {
     }
 };
 
-/// A student whose vocabulary lies in shards of `width` ids, each in an allocation of its own; `Together` rows are visited in turn
-/// while a shard is at hand.
-template <class T, opd::index_t Together = 1>
+/// A student whose vocabulary lies in shards of `width` ids, each in an allocation of its own.
+template <class T>
 struct sharded_student {
     using logit_type = T;
     using gradient_type = T;
     static constexpr opd::space memory_space = opd::space::host;
     static constexpr bool sparse_gradient = false, one_tile = false;
-    static constexpr opd::index_t rows_at_once = Together;
     opd::index_t n, v, width; // width: a multiple of 1,024, or the whole vocabulary
     T* const* z;              // (shards) -> (N,width)
     T* const* dz = nullptr;   // the same; null: value only
@@ -182,7 +179,6 @@ void tiles_change_nothing(batch<T> b, const Cache& cache, const Estimator& estim
             dz = shards<T>(cut.dz, b.n, b.v, width);
         };
         with(own::sharded_student<T>{b.n, b.v, width, z.at.data(), dz.at.data(), 0.8f});
-        with(own::sharded_student<T, 4>{b.n, b.v, width, z.at.data(), dz.at.data(), 0.8f});
     }
 }
 
@@ -194,12 +190,11 @@ auto dense_of() {
 }
 
 /// A source that writes down which (row, tile) it was asked for.
-template <index_t Together>
-struct watched : own::sharded_student<float, Together> {
+struct watched : own::sharded_student<float> {
     std::vector<std::pair<index_t, index_t>>* asked = nullptr;
     const float* tile(row_place at, index_t begin) const {
         asked->emplace_back(at.row, begin);
-        return own::sharded_student<float, Together>::tile(at, begin);
+        return own::sharded_student<float>::tile(at, begin);
     }
 };
 
@@ -207,7 +202,7 @@ struct watched : own::sharded_student<float, Together> {
 
 TEST_CASE("tiles of whole leaves change no bit: dense rows") {
     property(
-        "one tile, many, and many rows of each",
+        "one tile, or many",
         [](unsigned seed) {
             rolls s(seed);
             const float beta = s.between(0, 1) ? 0.5f : 0;
@@ -226,7 +221,7 @@ TEST_CASE("tiles of whole leaves change no bit: dense rows") {
 
 TEST_CASE("tiles of whole leaves change no bit: rows of entries") {
     property(
-        "one tile, many, and many rows of each",
+        "one tile, or many",
         [](unsigned seed) {
             rolls s(seed);
             const float beta = s.between(0, 1) ? 0.5f : 0;
@@ -244,24 +239,18 @@ TEST_CASE("tiles of whole leaves change no bit: rows of entries") {
         few);
 }
 
-TEST_CASE("row by row, or tile by tile for rows in hand together") {
+TEST_CASE("a row is asked for tile after tile") {
     rolls s(3);
     batch<float> b(s, 3000);
     b.n = 6;
-    shards<float> z(b.z, b.n, b.v, 1024), dz(b.dz, b.n, b.v, 1024);
-    std::vector<std::pair<index_t, index_t>> by_row, by_tile;
+    shards<float> z(b.z, b.n, b.v, 1024);
+    std::vector<std::pair<index_t, index_t>> asked;
     cpu_backend be{.threads = 1};
-    const auto run = [&](auto student) {
-        return evaluate(be, student, teacher::dense<float>{view(b.y.data(), b.n, b.v)}, reverse_kl{}, env{}).loss;
-    };
-    watched<1> one{{b.n, b.v, 1024, z.at.data(), nullptr}};
-    watched<3> three{{b.n, b.v, 1024, z.at.data(), nullptr}};
-    one.asked = &by_row, three.asked = &by_tile;
-    const double a = run(one), c = run(three);
-    CHECK(a == c);
+    watched student{{b.n, b.v, 1024, z.at.data(), nullptr}};
+    student.asked = &asked;
+    evaluate(be, student, teacher::dense<float>{view(b.y.data(), b.n, b.v)}, reverse_kl{}, env{});
     using place = std::pair<index_t, index_t>;
-    CHECK(std::vector(by_row.begin(), by_row.begin() + 3) == std::vector<place>{{0, 0}, {0, 1024}, {0, 2048}});
-    CHECK(std::vector(by_tile.begin(), by_tile.begin() + 4) == std::vector<place>{{0, 0}, {1, 0}, {2, 0}, {0, 1024}});
+    CHECK(std::vector(asked.begin(), asked.begin() + 3) == std::vector<place>{{0, 0}, {0, 1024}, {0, 2048}});
 }
 
 TEST_CASE("of a masked row no logit is asked for, and its gradient is scaled") {
@@ -272,7 +261,7 @@ TEST_CASE("of a masked row no logit is asked for, and its gradient is scaled") {
     const auto run = [&](auto backend) {
         shards<float> z(b.z, b.n, b.v, 1024), dz(b.dz, b.n, b.v, 1024);
         std::vector<std::pair<index_t, index_t>> asked;
-        watched<1> student{{b.n, b.v, 1024, z.at.data(), dz.at.data()}};
+        watched student{{b.n, b.v, 1024, z.at.data(), dz.at.data()}};
         student.asked = &asked;
         evaluate(backend, student, teacher::dense<float>{view(b.y.data(), b.n, b.v)}, reverse_kl{}, b.env(0.5f));
         CHECK(std::none_of(asked.begin(), asked.end(), [](const auto& place) { return place.first == 1; }));

@@ -4,11 +4,11 @@
 #
 #     core        include/opd/*.hpp               core, checks/, logits/, rows/, products/, the standard library, intrinsics
 #     opd.hpp, sched.hpp   the umbrellas          core, estimators/, sched/, backends/ that need the standard library alone
-#     ranges.hpp                                  core, rows/, range-v3
+#     ranges.hpp                                  core, range-v3
 #     compressed.hpp                              core, products/, Eigen
 #     estimators/                                 core, estimators/, checks/, rows/, the standard library
 #     sched/                                      core, sched/, the standard library, POSIX threads
-#     spec/                                       core, spec/, checks/, the standard library
+#     spec/                                       core, spec/, the standard library
 #   How a call is done, each floor on those below it alone (and on core, whose files say what a call is):
 #     products/   arithmetic with fixed bits      core, products/
 #     rows/       what happens in a row           core, rows/, products/, POSIX
@@ -82,11 +82,11 @@ endfunction()
 
 set(may_core core products rows checks logits standard intrinsics)
 set(may_umbrella core estimators sched backends standard)
-set(may_ranges core rows standard range_v3)
+set(may_ranges core standard range_v3)
 set(may_compressed core products standard eigen)
 set(may_estimators core estimators rows checks standard)
 set(may_sched core sched standard posix)
-set(may_spec core spec checks standard)
+set(may_spec core spec standard)
 set(may_products core products standard intrinsics posix)
 set(may_rows core rows products standard posix)
 set(may_checks core checks rows standard)

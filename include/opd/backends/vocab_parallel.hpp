@@ -38,7 +38,11 @@
 #include <type_traits>
 #include <utility>
 
-#include "opd/checks/checks.hpp"
+#include "opd/caches.hpp"
+#include "opd/checks/contents.hpp"
+#include "opd/checks/shapes.hpp"
+#include "opd/checks/spans.hpp"
+#include "opd/checks/types.hpp"
 #include "opd/config.hpp"
 #include "opd/cpu/batch.hpp"
 #include "opd/cpu/lane_engine.hpp"
@@ -47,6 +51,7 @@
 #include "opd/rows/row_kinds.hpp"
 #include "opd/rows/workspace.hpp"
 #include "opd/shards/shard_team.hpp"
+#include "opd/source.hpp"
 #include "opd/threads.hpp"
 #include "opd/vocab_parallel.hpp"
 

@@ -27,6 +27,7 @@
 #include "opd/rows/rows.hpp"
 #include "opd/rows/tiles.hpp"
 #include "opd/score.hpp"
+#include "opd/source.hpp"
 #include "opd/threads.hpp"
 
 namespace opd::detail {
@@ -44,19 +45,17 @@ struct host_frame {
 
 /// How a batch of rows is cut and what it needs. 256 groups keep every core busy to the end.
 struct host_plan {
-    index_t rows, at_once, group, groups;
-    std::size_t factors, partials, scratch_of_row, states, scratch; ///< bytes; scratch is per worker
+    index_t rows, group, groups;
+    std::size_t factors, partials, scratch; ///< bytes; scratch is per worker
     index_t block = 0;      ///< rows whose logits are there together, a group each; 0: they are not made here
     index_t tile = 0;       ///< ids of them that are; 0: all of the vocabulary
     std::size_t blocks = 0; ///< bytes of these
 
-    /// `at_once`: rows in hand together, whose states a worker keeps. `one_by_one`: a group a row, so that they may be cut anywhere.
-    host_plan(index_t rows_, std::size_t scratch_, index_t at_once_, std::size_t state, bool one_by_one = false)
-        : rows(rows_), at_once(at_once_), group(one_by_one ? 1 : std::max<index_t>(1, (rows_ + 255) / 256)),
+    /// `one_by_one`: a group a row, so that they may be cut anywhere.
+    host_plan(index_t rows_, std::size_t scratch_, bool one_by_one = false)
+        : rows(rows_), group(one_by_one ? 1 : std::max<index_t>(1, (rows_ + 255) / 256)),
           groups((rows_ + group - 1) / group), factors(aligned(sizeof(double) * std::size_t(rows_))),
-          partials(aligned(sizeof(result) * std::size_t(groups))), scratch_of_row(aligned(scratch_)),
-          states(at_once > 1 ? aligned(state * std::size_t(at_once)) : 0),
-          scratch(states + scratch_of_row * std::size_t(at_once)) {}
+          partials(aligned(sizeof(result) * std::size_t(groups))), scratch(aligned(scratch_)) {}
     std::size_t bytes(int workers) const { return factors + partials + blocks + scratch * std::size_t(workers); }
     static constexpr std::size_t aligned(std::size_t n) { return (n + 63) / 64 * 64; }
 };
@@ -74,16 +73,6 @@ template <class Job>
 concept has_lanes = requires(const Job& job) {
     rows_of<lane_engine>(job, host_frame_of(job));
 };
-
-/// Rows that a job's sources want to be visited together.
-template <class Student, class Teacher, class Estimator>
-constexpr index_t at_once_of(const row_job<Student, Teacher, Estimator, space::host>*) {
-    return std::max(rows_at_once<Student>(), rows_at_once<Teacher>());
-}
-template <plain_job Job>
-constexpr index_t at_once_of(const Job*) {
-    return 1;
-}
 
 /// f(source) for each side of a job whose logits are made here.
 template <class Job, class Function>
@@ -124,8 +113,7 @@ inline constexpr bool may_tile = false;
 template <class Student, class Teacher, class Estimator>
 inline constexpr bool may_tile<row_job<Student, Teacher, Estimator, space::host>> =
     (divergence<Estimator> || is_any_formula<Estimator>)&&Teacher::kind == cache_kind::dense && !is_lumped<Teacher> &&
-    !has_scratch<Student> && !has_scratch<Teacher> && std::max(rows_at_once<Student>(), rows_at_once<Teacher>()) == 1 &&
-    has_blocks<row_job<Student, Teacher, Estimator, space::host>>;
+    !has_scratch<Student> && !has_scratch<Teacher> && has_blocks<row_job<Student, Teacher, Estimator, space::host>>;
 
 /// A job with its sides as sources of tiles.
 template <class Job, class Tiles>
@@ -258,14 +246,12 @@ template <has_lanes Job>
 host_plan host_plan_of(const Job& job) {
     const host_frame frame = host_frame_of(job);
     if constexpr (may_tile<Job>) { // nothing of a row is in scratch
-        host_plan plan{frame.rows, 0, 1, 0, true};
+        host_plan plan{frame.rows, 0, true};
         plan_blocks(job, plan);
         return plan;
     } else {
         const auto rows = rows_of<lane_engine>(job, frame);
-        host_plan plan{frame.rows, rows.scratch_bytes(), at_once_of(static_cast<const Job*>(nullptr)),
-                       sizeof(typename decltype(rows_of<lane_engine>(job, frame))::state_type),
-                       has_blocks<Job> || gathers<Job>};
+        host_plan plan{frame.rows, rows.scratch_bytes(), has_blocks<Job> || gathers<Job>};
         if constexpr (has_blocks<Job>) plan_blocks(job, plan);
         if constexpr (gathers<Job>) plan_gathered(job.student, rows.width(), plan);
         return plan;
@@ -278,23 +264,10 @@ void run_groups(const Job& job, const host_frame& frame, const host_plan& plan, 
                 thread_team& team, std::byte* scratch) {
     const auto rows = rows_of<lane_engine>(job, frame);
     using state_type = typename decltype(rows_of<lane_engine>(job, frame))::state_type;
-    constexpr index_t at_once = at_once_of(static_cast<const Job*>(nullptr));
-    static_assert(at_once <= team_of_rows<state_type>::most, "opd: a source's rows_at_once is at most 64");
-    const auto of_worker = [&](int worker) { return scratch + std::size_t(worker) * plan.scratch; };
-    if constexpr (at_once > 1) {
-        const index_t unit = (at_once + plan.group - 1) / plan.group * plan.group; // whole groups
-        const index_t begin = first * plan.group, end = std::min(last * plan.group, plan.rows);
-        team.run((end - begin + unit - 1) / unit, [&](index_t u, int worker) {
-            std::byte* const mine = of_worker(worker);
-            run_rows_together(rows, begin + u * unit, std::min(begin + (u + 1) * unit, end),
-                              reinterpret_cast<state_type*>(mine), at_once, mine + plan.states, plan.scratch_of_row);
-        });
-    } else {
-        team.run(last - first, [&](index_t group, int worker) {
-            team_of_one<state_type> one;
-            run_rows(rows, first + group, one, of_worker(worker));
-        });
-    }
+    team.run(last - first, [&](index_t group, int worker) {
+        team_of_one<state_type> one;
+        run_rows(rows, first + group, one, scratch + std::size_t(worker) * plan.scratch);
+    });
 }
 
 /// Rows whose logits are made here: a block is filled, its rows are run, and what they say goes back.

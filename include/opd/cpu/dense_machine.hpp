@@ -23,6 +23,7 @@
 #include "opd/rows/rows.hpp"
 #include "opd/rows/select_rows.hpp"
 #include "opd/rows/tiles.hpp"
+#include "opd/source.hpp"
 #include "opd/view.hpp"
 
 namespace opd::detail {

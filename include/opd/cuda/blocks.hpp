@@ -43,6 +43,7 @@
 #include "opd/rows/rows.hpp"
 #include "opd/rows/tuning.hpp"
 #include "opd/score.hpp"
+#include "opd/source.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"
 

@@ -18,6 +18,7 @@
 #include "opd/rows/row_kinds.hpp"
 #include "opd/rows/rows.hpp"
 #include "opd/rows/tuning.hpp"
+#include "opd/source.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

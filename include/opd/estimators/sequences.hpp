@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "opd/batch.hpp"
-#include "opd/checks/checks.hpp"
+#include "opd/checks/shapes.hpp"
 #include "opd/config.hpp"
 #include "opd/error.hpp"
 #include "opd/estimators/token_table.hpp"

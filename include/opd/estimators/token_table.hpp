@@ -17,7 +17,7 @@
 #include <type_traits>
 
 #include "opd/batch.hpp"
-#include "opd/checks/checks.hpp"
+#include "opd/checks/shapes.hpp"
 #include "opd/config.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
@@ -26,6 +26,7 @@
 #include "opd/estimators/sampled.hpp"
 #include "opd/rows/kept_sets.hpp"
 #include "opd/rows/sparse_math.hpp"
+#include "opd/source.hpp"
 #include "opd/teacher.hpp"
 #include "opd/view.hpp"
 

@@ -7,9 +7,12 @@
 #include <string>
 #include <type_traits>
 
-#include "opd/checks/checks.hpp"
+#include "opd/caches.hpp"
+#include "opd/checks/shapes.hpp"
+#include "opd/checks/spans.hpp"
 #include "opd/config.hpp"
 #include "opd/error.hpp"
+#include "opd/source.hpp"
 #include "opd/view.hpp"
 
 namespace opd::detail {

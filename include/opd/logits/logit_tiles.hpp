@@ -16,6 +16,7 @@
 #include "opd/logits/logit_blocks.hpp"
 #include "opd/rows/rows.hpp"
 #include "opd/rows/tiles.hpp"
+#include "opd/source.hpp"
 #include "opd/threads.hpp"
 #include "opd/view.hpp"
 

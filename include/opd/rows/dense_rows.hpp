@@ -29,6 +29,7 @@
 #include "opd/rows/rows.hpp"
 #include "opd/rows/select_rows.hpp"
 #include "opd/rows/tiles.hpp"
+#include "opd/source.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

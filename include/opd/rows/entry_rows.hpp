@@ -10,15 +10,16 @@
 
 #include <cstddef>
 
+#include "opd/caches.hpp"
 #include "opd/config.hpp"
 #include "opd/element.hpp"
 #include "opd/row_program.hpp"
 #include "opd/rows/row_sweep.hpp"
 #include "opd/rows/rows.hpp"
 #include "opd/rows/select_rows.hpp"
-#include "opd/rows/slots.hpp"
 #include "opd/rows/sparse_math.hpp"
 #include "opd/rows/tiles.hpp"
+#include "opd/source.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

@@ -10,11 +10,12 @@
 #include <type_traits>
 
 #include "opd/batch.hpp"
+#include "opd/caches.hpp"
 #include "opd/config.hpp"
 #include "opd/element.hpp"
 #include "opd/rows/rows.hpp"
-#include "opd/rows/slots.hpp"
 #include "opd/rows/tiles.hpp"
+#include "opd/source.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

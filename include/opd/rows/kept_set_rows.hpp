@@ -22,6 +22,7 @@
 #include "opd/rows/sampled_rows.hpp"
 #include "opd/rows/sparse_math.hpp"
 #include "opd/score.hpp"
+#include "opd/source.hpp"
 #include "opd/teacher.hpp"
 
 namespace opd::detail {

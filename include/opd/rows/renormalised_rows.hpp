@@ -12,12 +12,13 @@
 #include <type_traits>
 #include <utility>
 
+#include "opd/caches.hpp"
 #include "opd/config.hpp"
 #include "opd/element.hpp"
 #include "opd/rows/dense_rows.hpp"
 #include "opd/rows/rows.hpp"
-#include "opd/rows/slots.hpp"
 #include "opd/rows/sparse_math.hpp"
+#include "opd/source.hpp"
 #include "opd/student.hpp"
 
 namespace opd::detail {

@@ -19,6 +19,7 @@
 #include "opd/rows/score_rows.hpp"
 #include "opd/rows/support_rows.hpp"
 #include "opd/score.hpp"
+#include "opd/source.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
 

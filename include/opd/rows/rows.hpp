@@ -24,6 +24,7 @@
 #include "opd/element.hpp"
 #include "opd/reduction.hpp"
 #include "opd/row_facts.hpp"
+#include "opd/source.hpp"
 #include "opd/student.hpp"
 
 namespace opd::detail {

@@ -18,6 +18,7 @@
 #include "opd/rows/entry_rows.hpp"
 #include "opd/rows/rows.hpp"
 #include "opd/rows/sparse_math.hpp"
+#include "opd/source.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {

@@ -13,6 +13,7 @@
 #include "opd/entries.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
+#include "opd/source.hpp"
 #include "opd/teacher.hpp"
 
 namespace opd::detail {

@@ -10,12 +10,12 @@
 #include <cstddef>
 #include <span>
 
+#include "opd/caches.hpp"
 #include "opd/config.hpp"
 #include "opd/element.hpp"
 #include "opd/entries.hpp"
 #include "opd/rows/entry_rows.hpp"
 #include "opd/rows/rows.hpp"
-#include "opd/rows/slots.hpp"
 #include "opd/rows/sparse_math.hpp"
 
 namespace opd::detail {

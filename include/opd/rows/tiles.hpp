@@ -6,41 +6,19 @@
 //   start(rows, state) -> partial
 //   tile(rows, state, partial&, row_tile, at)     goes on from where the tile before left off
 //
-// so that it may be run row by row, tile after tile, or for a block of rows tile by tile (`team_of_rows`), where what costs is to
-// have a tile at all: hidden states times an unembedding, a shard that is read from afar.
+// so that it may be run row by row, tile after tile, or for a block of rows tile by tile (logits/logit_tiles.hpp), where what costs is
+// to have a tile at all: hidden states times an unembedding.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <new>
 #include <type_traits>
 
 #include "opd/config.hpp"
 #include "opd/rows/rows.hpp"
+#include "opd/source.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {
-
-/// What a source of rows may leave out.
-template <class Source>
-concept has_scratch = requires(const Source& s) {
-    s.scratch_bytes();
-};
-template <class Source>
-std::size_t scratch_of_source(const Source& s) {
-    if constexpr (has_scratch<Source>)
-        return (s.scratch_bytes() + 63) / 64 * 64;
-    else
-        return 0;
-}
-/// Whether a source's tiles are visited for a block of rows in turn: the tile first, then the rows.
-template <class Source>
-constexpr index_t rows_at_once() {
-    if constexpr (requires { Source::rows_at_once; })
-        return Source::rows_at_once;
-    else
-        return 1;
-}
 
 /// Ids [begin, begin + count) of one row. y: null where there is no dense teacher; dz: null where no gradient is asked for.
 template <class Z, class Y, class G>
@@ -109,70 +87,6 @@ struct writes_tiles {
         each_tile<true>(k, [&](index_t begin, index_t count) { Phase::tile(k, st, tile_of(k, st, begin, count), at); });
     }
 };
-
-/// A team of one with several rows in hand: of each tile, every row's part; then the next tile.
-template <class State>
-struct team_of_rows {
-    State* states;
-    index_t count;
-
-    template <class Phase, class Rows>
-    void fold(const Rows& k) {
-        if constexpr (requires { Phase::backwards; }) {
-            using partial = decltype(Phase::start(k, states[0]));
-            partial parts[most];
-            bool due[most];
-            for (index_t i = 0; i < count; ++i)
-                if ((due[i] = is_due<Phase>(k, states[i]))) parts[i] = Phase::start(k, states[i]);
-            each_tile<Phase::backwards>(k, [&](index_t begin, index_t n) {
-                for (index_t i = 0; i < count; ++i)
-                    if (due[i]) Phase::tile(k, states[i], parts[i], k.tile(states[i], begin, n), alone{});
-            });
-            for (index_t i = 0; i < count; ++i)
-                if (due[i]) Phase::finish(k, states[i], parts[i]);
-        } else {
-            for (index_t i = 0; i < count; ++i)
-                if (is_due<Phase>(k, states[i])) Phase::finish(k, states[i], Phase::part(k, states[i], alone{}));
-        }
-    }
-    template <class Phase, class Rows>
-    void each(const Rows& k) {
-        if constexpr (requires { Phase::backwards; })
-            each_tile<Phase::backwards>(k, [&](index_t begin, index_t n) {
-                for (index_t i = 0; i < count; ++i)
-                    if (is_due<Phase>(k, states[i])) Phase::tile(k, states[i], k.tile(states[i], begin, n), alone{});
-            });
-        else
-            for (index_t i = 0; i < count; ++i)
-                if (is_due<Phase>(k, states[i])) Phase::run(k, states[i], alone{});
-    }
-    static constexpr index_t most = 64;
-};
-
-/// Rows [first, last), `at_once` of them together, each with `scratch_of_row` bytes. The groups' results are as if each group had
-/// been run by itself: first is the first row of one.
-template <class Rows>
-void run_rows_together(const Rows& k, index_t first, index_t last, typename Rows::state_type* states, index_t at_once,
-                       std::byte* scratch, std::size_t scratch_of_row) {
-    for (index_t begin = first; begin < last; begin += at_once) {
-        team_of_rows<typename Rows::state_type> team{states, std::min(at_once, last - begin)};
-        for (index_t i = 0; i < team.count; ++i) {
-            new (states + i) typename Rows::state_type{};
-            states[i].row = begin + i;
-            states[i].scratch = scratch + scratch_of_row * static_cast<std::size_t>(i);
-        }
-        team.template each<begin_row<Rows>>(k);
-        k.row(team);
-        fit_gradient(k, team);
-        team.template each<end_row<Rows>>(k);
-        for (index_t i = 0; i < team.count; ++i) {
-            result& of_group = k.frame.partials[states[i].row / k.frame.group];
-            if (states[i].row % k.frame.group == 0) of_group = {};
-            of_group.loss += states[i].partial.loss;
-            of_group.diagnostics.merge(states[i].partial.diagnostics);
-        }
-    }
-}
 
 /// What is done to a gradient that is none: dz = beta·dz over the tiles of a row that is not `live`. No logits are asked for: they
 /// may cost a product, and a masked row may have none.

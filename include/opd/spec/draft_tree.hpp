@@ -35,7 +35,6 @@
 #include <string>
 #include <vector>
 
-#include "opd/checks/checks.hpp"
 #include "opd/config.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"

@@ -1,12 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The slots of one row of a cache of few ids, whichever way its rows lie: columns of a matrix, or a stretch of one long line.
+// What a cache of a teacher's is, and the slots of one of its rows, whichever way rows of few ids lie: columns of a matrix, or a stretch of
+// one long line. teacher.hpp has the caches.
 #pragma once
 
 #include "opd/config.hpp"
 #include "opd/teacher.hpp"
 
-namespace opd::detail {
+namespace opd {
+
+template <class T>
+concept teacher_cache = requires {
+    T::kind;
+    T::memory_space;
+};
+
+namespace detail {
 inline namespace OPD_ISA {
 
 template <class Id, class L>
@@ -44,4 +53,6 @@ OPD_HD index_t most_slots(const Teacher& t) {
 }
 
 } // namespace OPD_ISA
-} // namespace opd::detail
+} // namespace detail
+
+} // namespace opd

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What a source of rows is: logits that need not lie in memory as one matrix (docs/concepts/source.md). `student::logits`, `teacher::dense`
+// and hidden states are sources; a struct of yours that answers the same stands in their place.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+
+#include "opd/config.hpp"
+
+namespace opd {
+
+/// A row that a source of rows (docs/concepts/source.md) is asked about, and memory that is the asking thread's until it asks about
+/// another row: as many bytes as the source says it needs (`scratch_bytes()`), none if it says nothing.
+struct row_place {
+    index_t row;
+    std::byte* scratch = nullptr;
+};
+
+template <class S>
+concept student_source = requires {
+    typename S::logit_type;
+    typename S::gradient_type;
+    S::sparse_gradient;
+};
+/// What every source of rows answers (docs/concepts/source.md); a student's also where its gradient goes.
+template <class S>
+concept row_source = requires(const S s, row_place at, index_t i) {
+    { s.rows() } -> std::convertible_to<index_t>;
+    { s.vocab() } -> std::convertible_to<index_t>;
+    { s.tile_size() } -> std::convertible_to<index_t>;
+    { s.tile(at, i) } -> std::convertible_to<const typename S::logit_type*>;
+    { s.logit(at, i) } -> std::convertible_to<typename S::logit_type>;
+    { S::one_tile } -> std::convertible_to<bool>;
+    { s.temperature } -> std::convertible_to<double>;
+};
+template <class S>
+concept gradient_sink = requires(const S s, row_place at, index_t i) {
+    { s.has_gradient() } -> std::convertible_to<bool>;
+    { s.gradient_tile(at, i) } -> std::convertible_to<typename S::gradient_type*>;
+    { s.gradient_at(at, i) } -> std::same_as<typename S::gradient_type&>;
+};
+
+namespace detail {
+/// Whether a source's rows are views of memory, z and dz or y, whose spans `evaluate` checks; another source sees to itself.
+template <class Source>
+inline constexpr bool materialised = false;
+/// Whether the backend makes a source's logits, for a block of rows at a time (hidden.hpp).
+template <class Source>
+inline constexpr bool in_blocks = requires {
+    Source::in_blocks;
+};
+/// Whether it makes them a tile of the vocabulary at a time too, and what a tile held is gone when the next one comes.
+template <class Source>
+inline constexpr bool made_in_tiles = requires {
+    Source::made_in_tiles;
+};
+/// Whether all of a row's logits, and of its gradient, lie side by side until the row is done: rows may go by without tiles.
+template <class Source>
+inline constexpr bool whole_rows = materialised<Source> || in_blocks<Source> || requires {
+    Source::whole_rows;
+};
+
+/// Whether its tiles are made in the asking thread's scratch.
+template <class Source>
+concept has_scratch = requires(const Source& s) {
+    s.scratch_bytes();
+};
+template <class Source>
+std::size_t scratch_of_source(const Source& s) {
+    if constexpr (has_scratch<Source>)
+        return (s.scratch_bytes() + 63) / 64 * 64;
+    else
+        return 0;
+}
+} // namespace detail
+
+} // namespace opd
