@@ -56,6 +56,12 @@ template <class Source>
 inline constexpr bool made_in_tiles = requires {
     Source::made_in_tiles;
 };
+/// Whether it makes the logits of the ids that a row asks for, and takes back their gradient (logits/gathered_logits.hpp): make(row, ids, z),
+/// clear(row, ids), take_back(row, ids, dz, z).
+template <class Source>
+inline constexpr bool makes_ids = requires {
+    Source::makes_ids;
+};
 /// Whether all of a row's logits, and of its gradient, lie side by side until the row is done: rows may go by without tiles.
 template <class Source>
 inline constexpr bool whole_rows = materialised<Source> || in_blocks<Source> || requires {

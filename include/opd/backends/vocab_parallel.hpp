@@ -203,7 +203,7 @@ public:
             for (index_t r = 0; r < job_.rows; ++r)
                 if (states_[r].report.infinite && !states_[r].report.bad) throw infinite_value(r);
         const auto k = rows();
-        const host_plan groups(job_.rows, 0, 1, 0);
+        const host_plan groups(job_.rows, 0);
         for (index_t r = 0; r < job_.rows;) { // in groups, as `evaluate` adds up
             result of_group;
             for (const index_t end = std::min(r + groups.group, job_.rows); r < end; ++r) {
@@ -285,7 +285,7 @@ private:
         threads_ = threads;
         block_ = std::max<index_t>(job.rows, 1);
         if constexpr (blocks) {
-            host_plan sizes(job.rows, 0, 1, 0, true);
+            host_plan sizes(job.rows, 0, true);
             plan_blocks(job, sizes, false); // whole rows: ranks take what rounds there are together
             block_ = sizes.block;
             worker_scratch_ = std::max(worker_scratch_, sizes.scratch);

@@ -68,12 +68,6 @@ template <plain_job Job>
     requires(Job::memory_space == space::host)
 host_frame host_frame_of(const Job& job) { return {job.as_env(), job.row_count()}; }
 
-/// Whether the CPU has rows for a job.
-template <class Job>
-concept has_lanes = requires(const Job& job) {
-    rows_of<lane_engine>(job, host_frame_of(job));
-};
-
 /// f(source) for each side of a job whose logits are made here.
 template <class Job, class Function>
 constexpr void each_made(Job& job, Function&& f) {
@@ -94,6 +88,32 @@ inline constexpr bool gathers<row_job<Student, Teacher, Estimator, space::host>>
                                                                                    (has_kept_sets<Teacher> ||
                                                                                     renormalised_estimator<Estimator>);
 
+/// A job as its rows see it.
+template <class Job>
+const Job& job_of_rows(const Job& job) {
+    return job;
+}
+template <class Student, class Teacher, class Estimator>
+    requires(gathers<row_job<Student, Teacher, Estimator, space::host>>)
+auto job_of_rows(const row_job<Student, Teacher, Estimator, space::host>& job) {
+    using side = gathered_side<Student>;
+    return row_job<side, Teacher, Estimator, space::host>{side{job.student}, job.teacher, job.estimator,
+                                                          job.env,           job.rows,    job.vocab};
+}
+template <class Z, class Cache, class L, class Source>
+    requires(in_blocks<Source>)
+auto job_of_rows(const kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>& job) {
+    using rows = rows_of_source<gathered_side<Source>>;
+    return kept_logp_job<Z, Cache, L, space::host, rows>{
+        rows(gathered_side<Source>{job.z.source}), job.cache, job.log_p, job.temperature, job.mask, job.lse};
+}
+
+/// Whether the CPU has rows for a job.
+template <class Job>
+concept has_lanes = requires(const Job& job) {
+    rows_of<lane_engine>(job_of_rows(job), host_frame_of(job));
+};
+
 /// Whether a job's logits are made in blocks, of either side.
 template <class Job>
 inline constexpr bool has_blocks = false;
@@ -103,7 +123,7 @@ inline constexpr bool has_blocks<row_job<Student, Teacher, Estimator, space::hos
 template <plain_job Job>
     requires requires { typename decltype(Job::z)::source_type; }
 inline constexpr bool has_blocks<Job> = in_blocks<typename decltype(Job::z)::source_type>;
-template <class Z, class Cache, class L, class Source> // whose rows make those of their sets
+template <class Z, class Cache, class L, class Source>
 inline constexpr bool has_blocks<kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>> = false;
 
 /// Whether a job's logits may be made a tile at a time: its rows read them in order alone, and neither side is a source of yours that makes
@@ -250,7 +270,7 @@ host_plan host_plan_of(const Job& job) {
         plan_blocks(job, plan);
         return plan;
     } else {
-        const auto rows = rows_of<lane_engine>(job, frame);
+        const auto rows = rows_of<lane_engine>(job_of_rows(job), frame);
         host_plan plan{frame.rows, rows.scratch_bytes(), has_blocks<Job> || gathers<Job>};
         if constexpr (has_blocks<Job>) plan_blocks(job, plan);
         if constexpr (gathers<Job>) plan_gathered(job.student, rows.width(), plan);
@@ -336,18 +356,20 @@ void run_tiles(const Job& job, host_frame frame, const host_plan& plan, thread_t
 
 /// Rows that have the logits of few ids made: a block of them is run, and their gradients go back.
 template <class Job>
-void run_gathered(Job job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
+void run_gathered(const Job& job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
                   std::byte* memory) {
-    job.student.block.gradient = reinterpret_cast<float*>(memory);
-    float* const update = job.student.block.gradient + plan.block * rows_of<lane_engine>(job, frame).width();
+    auto made = job_of_rows(job);
+    made.student.width = rows_of<lane_engine>(made, frame).width();
+    made.student.gradient = reinterpret_cast<float*>(memory);
+    float* const update = made.student.gradient + plan.block * made.student.width;
     frame.env.beta = 0; // of the block; drain_gathered() has the caller's
     for (index_t begin = 0; begin == 0 || begin < plan.rows; begin += plan.block) {
         const index_t end = std::min(begin + plan.block, plan.rows);
-        job.student.block.first = begin;
-        run_groups(job, frame, plan, begin, end, team, scratch);
+        made.student.first = begin;
+        run_groups(made, frame, plan, begin, end, team, scratch);
         if (job.student.has_gradient())
-            drain_gathered(job.student, rows_of<lane_engine>(job, frame), begin, end, job.env.beta, begin == 0, update,
-                           team);
+            drain_gathered(made.student, rows_of<lane_engine>(made, frame), begin, end, job.env.beta, begin == 0,
+                           update, team);
     }
 }
 
@@ -368,7 +390,7 @@ result run_on_host(const Job& job, const host_plan& plan, thread_team& team, std
     } else if constexpr (gathers<Job>)
         run_gathered(job, frame, plan, team, scratch, blocks);
     else
-        run_groups(job, frame, plan, 0, plan.groups, team, scratch);
+        run_groups(job_of_rows(job), frame, plan, 0, plan.groups, team, scratch);
     result all;
     for (index_t g = 0; g < plan.groups; ++g) {
         all.loss += partials[g].loss;

@@ -3,7 +3,7 @@
 // Logits of few ids a row, made from hidden states, and how a gradient of few ids goes back to them, on the CPU. For rows that read no other
 // logit: on a renormalised support (renormalised_rows.hpp) and on kept sets (kept_set_rows.hpp). With k ids a row:
 //
-//   gather_logits    z[j] = x·w[id_j] (+ b), then the soft-cap; the bits of a product over the vocabulary       N k D multiply-adds
+//   make             z[j] = x·w[id_j] (+ b), then the soft-cap; the bits of a product over the vocabulary       N k D multiply-adds
 //   drain_gathered   dx = beta dx + Σ_j g[j] w[id_j],  dw[id_j] += g[j] x,  db[id_j] += g[j]                     2 N k D
 //
 // A block keeps k numbers a row, the gradient g; nothing is as long as the vocabulary but what the caller owns. The ids' rows of the head are
@@ -57,9 +57,48 @@ void update_of_row(const Hidden& h, index_t row, index_t first, index_t n, float
     for (index_t j = 0; j < n; ++j) u[j] *= h.w.scale;
 }
 
+/// Hidden states as a source for rows that say which ids they read.
+template <class Hidden>
+struct gathered_side {
+    using logit_type = float;
+    using gradient_type = float;
+    static constexpr space memory_space = space::host;
+    static constexpr bool sparse_gradient = false, one_tile = true, whole_rows = true, makes_ids = true;
+    Hidden side;
+    float temperature = side.temperature;
+    index_t width = 0;         ///< ids a row at most
+    float* gradient = nullptr; ///< of the rows from `first` on, `width` numbers each, and nothing else of them is kept
+    index_t first = 0;
+
+    index_t rows() const { return side.rows(); }
+    index_t vocab() const { return side.vocab(); }
+    bool has_gradient() const { return side.has_gradient(); }
+    float* gradient_row(index_t row) const { return gradient + (row - first) * width; }
+
+    template <class Slots, class T>
+    void make(index_t row, const Slots& slots, T* z) const;
+    /// The gradient of a row's ids: 0, or from that of their logits z, which the soft-cap has made.
+    template <class Slots>
+    void clear(index_t row, const Slots& slots) const {
+        if (has_gradient()) std::fill_n(gradient_row(row), slots.count, 0.0f);
+    }
+    template <class Slots, class T>
+    void take_back(index_t row, const Slots& slots, const T* dz, const T* z) const {
+        float* g = gradient_row(row);
+        for (index_t j = 0; j < slots.count; ++j) {
+            if (slots.ids[j] < 0) continue; // an unused slot
+            g[j] = static_cast<float>(dz[j]);
+            const float t = side.soft_cap > 0 ? static_cast<float>(z[j]) / side.soft_cap : 0;
+            g[j] *= 1 - t * t;
+        }
+    }
+};
+
 /// z[j] of `slots`, a stretch of a row's ids; -inf for one below 0, an unused slot.
-template <class Hidden, class Slots, class T>
-void gather_logits(const Hidden& h, index_t row, const Slots& slots, T* z) {
+template <class Hidden>
+template <class Slots, class T>
+void gathered_side<Hidden>::make(index_t row, const Slots& slots, T* z) const {
+    const Hidden& h = side;
     float y[most_gathered], bias[most_gathered], u[most_gathered];
     index_t u_from = -1; // what u holds
     for (index_t from = 0; from < slots.count; from += most_gathered) {
@@ -80,22 +119,6 @@ void gather_logits(const Hidden& h, index_t row, const Slots& slots, T* z) {
                     id(j) < 0 ? 0.0f : float(element<std::remove_cvref_t<decltype(h.bias[0])>>::load(h.bias[id(j)]));
         add_bias_and_cap(h, h.bias.data != nullptr ? bias : nullptr, y, n);
         for (index_t j = 0; j < n; ++j) z[from + j] = id(j) < 0 ? neg_inf<T>() : static_cast<T>(y[j]);
-    }
-}
-
-/// The gradient of a row's ids in the block, `width` numbers a row: 0, or from that of their logits z, which the soft-cap has made.
-template <class Hidden, class Slots>
-void clear_gathered(const Hidden& h, index_t row, const Slots& slots, index_t width) {
-    if (h.has_gradient()) std::fill_n(h.block.gradient_row(row, width), slots.count, 0.0f);
-}
-template <class Hidden, class Slots, class T>
-void scatter_gathered(const Hidden& h, index_t row, const Slots& slots, index_t width, const T* dz, const T* z) {
-    float* g = h.block.gradient_row(row, width);
-    for (index_t j = 0; j < slots.count; ++j) {
-        if (slots.ids[j] < 0) continue; // an unused slot
-        g[j] = static_cast<float>(dz[j]);
-        const float t = h.soft_cap > 0 ? static_cast<float>(z[j]) / h.soft_cap : 0;
-        g[j] *= 1 - t * t;
     }
 }
 
@@ -149,13 +172,14 @@ index_t kept_of_update(const Hidden& h) {
     return h.has_gradient() ? 2 * rank_of(h.w) : 0;
 }
 
-/// Gradients of hidden states and head from those of the rows' ids: row r's lie in h.block, rows.width() numbers apart, those of
-/// rows.slots(r) first; 0 in rows that have none. `update`: kept_of_update(h) numbers a row.
+/// Gradients of hidden states and head from those of the rows' ids, rows.slots_at(r) of row r; 0 in rows that have none. `update`:
+/// kept_of_update(h) numbers a row.
 template <class Hidden, class Rows>
-void drain_gathered(const Hidden& h, const Rows& rows, index_t begin, index_t end, float beta, bool first_block,
-                    float* update, thread_team& team) {
+void drain_gathered(const gathered_side<Hidden>& from, const Rows& rows, index_t begin, index_t end, float beta,
+                    bool first_block, float* update, thread_team& team) {
+    const Hidden& h = from.side;
     const index_t d = h.x.cols, v = h.vocab(), rank = rank_of(h.w);
-    const auto gradient = [&](index_t r) -> const float* { return h.block.gradient_row(r, rows.width()); };
+    const auto gradient = [&](index_t r) -> const float* { return from.gradient_row(r); };
     const auto t_of = [&](index_t r) { return update + (r - begin) * 2 * rank; };
     team.run(end - begin, [&](index_t i, int) {
         const index_t r = begin + i;

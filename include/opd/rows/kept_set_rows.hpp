@@ -91,16 +91,16 @@ struct kept_set_rows {
             const auto set = k.set(st);
             if (set.count < 1 || set.count > k.widest) return 1;
             int bad = 0;
-            if constexpr (in_blocks<Student>) {
+            if constexpr (makes_ids<Student>) {
                 for (index_t j = at.id; j < set.count; j += at.count) bad |= !set.sound(j, k.vocab);
                 if (bad) return 1;
-                gather_logits(k.student, st.row, set, a.z); // of the backend that makes them
+                k.student.make(st.row, set, a.z);
             }
             for (index_t j = at.id; j < set.count; j += at.count) {
                 const bool sound = set.sound(j, k.vocab);
                 bad |= !sound;
                 double z;
-                if constexpr (in_blocks<Student>)
+                if constexpr (makes_ids<Student>)
                     z = a.z[j];
                 else
                     z = sound ? load_log(k.student.logit({st.row}, set[j])) : 0;
@@ -115,7 +115,7 @@ struct kept_set_rows {
         const kept_set_rows& k;
         const state_type& st;
         OPD_HD auto logit(row_place place, index_t id) const {
-            if constexpr (in_blocks<Student>) {
+            if constexpr (makes_ids<Student>) {
                 const index_t at = k.set(st).place_of(id);
                 return static_cast<Z>(at < 0 ? 0.0 : k.at(st).z[at]);
             } else {
@@ -181,8 +181,8 @@ struct kept_set_rows {
     struct clear {
         template <class At>
         OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
-            if constexpr (in_blocks<Student>)
-                clear_gathered(k.student, st.row, k.set(st), k.width());
+            if constexpr (makes_ids<Student>)
+                k.student.clear(st.row, k.set(st));
             else
                 clear_columns(k.student, st.row, 0, k.frame.env.beta, at);
         }
@@ -199,7 +199,7 @@ struct kept_set_rows {
             for (index_t j = at.id; j < set.count; j += at.count) {
                 const double p = is_neg_inf(a.z[j]) ? 0 : ::exp(a.z[j] * k.inv_s - st.lse);
                 const double dz = g * (a.c[j] - p * st.sum_c);
-                if constexpr (in_blocks<Student>) {
+                if constexpr (makes_ids<Student>) {
                     a.c[j] = dz;
                 } else {
                     G& to = k.student.gradient_at({st.row}, set[j]);
@@ -208,7 +208,7 @@ struct kept_set_rows {
                     to = element<G>::store(static_cast<arithmetic_t<G>>(old + dz));
                 }
             }
-            if constexpr (in_blocks<Student>) scatter_gathered(k.student, st.row, set, k.width(), a.c, a.z);
+            if constexpr (makes_ids<Student>) k.student.take_back(st.row, set, a.c, a.z);
         }
     };
 };
@@ -224,7 +224,7 @@ struct kept_logp_rows {
     /// Whether the logits of the set are made, into the team's scratch.
     static constexpr bool makes = [] {
         if constexpr (requires { typename decltype(Job::z)::source_type; })
-            return in_blocks<typename decltype(Job::z)::source_type>;
+            return makes_ids<typename decltype(Job::z)::source_type>;
         else
             return false;
     }();
@@ -267,7 +267,7 @@ struct kept_logp_rows {
             if constexpr (makes) {
                 for (index_t j = at.id; j < set.count; j += at.count) bad |= !set.sound(j, k.job.z.cols);
                 if (bad) return 1;
-                gather_logits(k.job.z.source, st.row, set, reinterpret_cast<Z*>(st.scratch));
+                k.job.z.source.make(st.row, set, reinterpret_cast<Z*>(st.scratch));
             }
             for (index_t j = at.id; j < set.count; j += at.count) {
                 const double z = set.sound(j, k.job.z.cols) ? k.set_logit(st, j) : neg_inf<double>();

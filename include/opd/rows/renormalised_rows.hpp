@@ -145,7 +145,7 @@ struct renormalised_rows {
             const auto row = slots_of(k.teacher, st.row);
             for (index_t j = at.id; j < row.count; j += at.count) {
                 const auto id = static_cast<index_t>(row.ids[j]);
-                if constexpr (!in_blocks<Student>)
+                if constexpr (!makes_ids<Student>)
                     if (id >= 0 && id < k.vocab) Engine::fetch(&k.student.logit({st.row}, id));
             }
             return Engine::repeats(row.ids, row.count, k.vocab, k.at(st).set, at);
@@ -159,14 +159,13 @@ struct renormalised_rows {
             const arrays a = k.at(st);
             const auto row = slots_of(k.teacher, st.row);
             int bad = !k.frame.env.given_lse.empty() && !is_finite(k.frame.env.given_lse[st.row]);
-            if constexpr (in_blocks<Student>)
-                gather_logits(k.student, st.row, row, a.z); // of the backend that makes them
+            if constexpr (makes_ids<Student>) k.student.make(st.row, row, a.z);
             for (index_t j = at.id; j < row.count; j += at.count) {
                 const auto id = static_cast<index_t>(row.ids[j]);
-                if constexpr (!in_blocks<Student>) a.z[j] = neg_inf<value>();
+                if constexpr (!makes_ids<Student>) a.z[j] = neg_inf<value>();
                 a.y[j] = neg_inf<value>();
                 if (id == -1) continue;
-                if constexpr (!in_blocks<Student>) a.z[j] = static_cast<value>(load_log(k.student.logit({st.row}, id)));
+                if constexpr (!makes_ids<Student>) a.z[j] = static_cast<value>(load_log(k.student.logit({st.row}, id)));
                 a.y[j] = static_cast<value>(load_log(row.log_q[j]));
                 bad |= a.y[j] > value(1e-3);
             }
@@ -192,8 +191,8 @@ struct renormalised_rows {
     struct clear {
         template <class At>
         OPD_HD static void run(const renormalised_rows& k, const state_type& st, At at) {
-            if constexpr (in_blocks<Student>) {
-                clear_gathered(k.student, st.row, k.slots_at(st.row), k.width());
+            if constexpr (makes_ids<Student>) {
+                k.student.clear(st.row, k.slots_at(st.row));
             } else if constexpr (Student::sparse_gradient && is_ragged<Teacher>) {
                 if (!k.student.has_gradient()) return;
                 const auto row = slots_of(k.teacher, st.row);
@@ -213,14 +212,18 @@ struct renormalised_rows {
             const arrays a = k.at(st);
             const value* dz = a.dz;
             const auto row = slots_of(k.teacher, st.row);
-            if constexpr (in_blocks<Student>) return scatter_gathered(k.student, st.row, row, k.width(), dz, a.z);
-            constexpr bool in_line = Student::sparse_gradient && is_ragged<Teacher>;
-            for (index_t j = at.id; j < row.count; j += at.count) {
-                const auto id = static_cast<index_t>(row.ids[j]);
-                if (id == -1) continue;
-                G& to = k.student.gradient_at({in_line ? 0 : st.row}, Student::sparse_gradient ? row.first + j : id);
-                const value old = k.frame.env.beta == 0 ? value(0) : static_cast<value>(element<G>::load(to));
-                to = element<G>::store(static_cast<arithmetic_t<G>>(old + dz[j]));
+            if constexpr (makes_ids<Student>) {
+                k.student.take_back(st.row, row, dz, a.z);
+            } else {
+                constexpr bool in_line = Student::sparse_gradient && is_ragged<Teacher>;
+                for (index_t j = at.id; j < row.count; j += at.count) {
+                    const auto id = static_cast<index_t>(row.ids[j]);
+                    if (id == -1) continue;
+                    G& to =
+                        k.student.gradient_at({in_line ? 0 : st.row}, Student::sparse_gradient ? row.first + j : id);
+                    const value old = k.frame.env.beta == 0 ? value(0) : static_cast<value>(element<G>::load(to));
+                    to = element<G>::store(static_cast<arithmetic_t<G>>(old + dz[j]));
+                }
             }
         }
     };
