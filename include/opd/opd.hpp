@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Losses and gradients: everything that needs the standard library alone, the CPU backend included (not under nvcc, whose host
-// compiler has no lanes). Beside it: opd/sched.hpp, the schedulers; opd/product.hpp, which refuses fast-math; and the backends
-// that need more, opd/backends/eigen.hpp and opd/backends/cuda.hpp.
+// Losses and gradients on one machine's CPU, drawing and scoring: the public headers beside this one and in estimators/ that need the
+// standard library alone, and the CPU backend (not under nvcc, whose host compiler has no lanes). Not in here:
+//
+//   opd/sched.hpp                     schedulers, drivers, metrics of a run
+//   opd/spec.hpp                      speculative rollout: verification, drafters, tuners
+//   opd/backends/vocab_parallel.hpp   a vocabulary in shards on several ranks
+//   opd/backends/{amx,eigen}.hpp, opd/backends/cuda.hpp   backends that need a processor, a library or a compiler of their own
+//   opd/product.hpp, opd/codec.hpp    the product in fixed order, which refuses fast-math, and compressed hidden states
+//   opd/compressed.hpp, opd/ranges.hpp   what needs Eigen, and range-v3
 #pragma once
 
 #if !defined(__CUDACC__)
 #include "opd/backends/cpu.hpp"
 #endif
 #include "opd/batch.hpp"
+#include "opd/caches.hpp"
 #include "opd/config.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/draw.hpp"
@@ -37,6 +44,7 @@
 #include "opd/rng.hpp"
 #include "opd/row_program.hpp"
 #include "opd/score.hpp"
+#include "opd/source.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
 #include "opd/token.hpp"

@@ -46,6 +46,23 @@ TEST_CASE("means over tokens, effective sample size, chi-squared") {
     CHECK(none.k3() == 0);
 }
 
+TEST_CASE("suggested scale: the effective share of the tokens, at most 1") {
+    CHECK(of({0.5, 1, 2, 4}).suggested_scale() == doctest::Approx(7.5 * 7.5 / 21.25 / 4));
+    CHECK(of(std::vector<double>(9, 3.0)).suggested_scale() == doctest::Approx(1)); // equal ratios lose nothing
+    CHECK(of({1e6, 1e-6, 1e-6, 1e-6}).suggested_scale() == doctest::Approx(0.25)); // one of four counts
+    CHECK(diagnostics{}.suggested_scale() == 1);
+}
+
+TEST_CASE("loss variance: the mean over the rows that have one") {
+    diagnostics a, b;
+    a.variance_rows = 3, a.loss_variance_sum = 1.5;
+    CHECK(a.loss_variance() == 0.5);
+    b.variance_rows = 1, b.loss_variance_sum = 2.5;
+    a.merge(b);
+    CHECK(a.loss_variance() == 1);
+    CHECK(diagnostics{}.loss_variance() == 0);
+}
+
 TEST_CASE("mu_mismatch: the mean of rho more than five standard errors from 1") {
     const auto shifted = [](double standard_errors) { // 100 ratios, half of them lower and half higher
         const double spread = 0.1, error = spread * std::sqrt(100.0 / 99) / 10;

@@ -3,7 +3,7 @@
 # cmake -DROOT=<repository> -P check.cmake: who may include whom. Prints every violation as `file:line: reason`.
 #
 #     core        include/opd/*.hpp               core, checks/, logits/, rows/, products/, the standard library, intrinsics
-#     opd.hpp, sched.hpp   the umbrellas          core, estimators/, sched/, backends/ that need the standard library alone
+#     opd.hpp, sched.hpp, spec.hpp: the umbrellas core, estimators/, sched/, spec/, backends/ that need the standard library alone
 #     ranges.hpp                                  core, range-v3
 #     compressed.hpp                              core, products/, Eigen
 #     estimators/                                 core, estimators/, checks/, rows/, the standard library
@@ -48,7 +48,7 @@ function(kind_of header result)
         set(kind backend_cuda)
     elseif(header MATCHES "^opd/backends/")
         set(kind backends)
-    elseif(header MATCHES "^opd/(opd|sched)\\.hpp$")
+    elseif(header MATCHES "^opd/(opd|sched|spec)\\.hpp$")
         set(kind umbrella)
     elseif(header STREQUAL "opd/ranges.hpp")
         set(kind ranges)
@@ -81,7 +81,7 @@ function(kind_of header result)
 endfunction()
 
 set(may_core core products rows checks logits standard intrinsics)
-set(may_umbrella core estimators sched backends standard)
+set(may_umbrella core estimators sched spec backends standard)
 set(may_ranges core standard range_v3)
 set(may_compressed core products standard eigen)
 set(may_estimators core estimators rows checks standard)

@@ -198,7 +198,6 @@ public:
     }
     /// Instead of "worker 3", "slot 3".
     void name_thread(track where, std::string_view name) { thread_names_[where] = std::string(name); }
-    void name_process(std::int32_t process, std::string_view name) { process_names_[process] = std::string(name); }
 
     /// Calls f(const trace_event&) for what is kept, in the order of recording.
     template <class F>
@@ -315,9 +314,7 @@ private:
         }
         return out.empty() ? out : out + '}';
     }
-    std::string process_name(std::int32_t process) const {
-        const auto named = process_names_.find(process);
-        if (named != process_names_.end()) return named->second;
+    static std::string process_name(std::int32_t process) {
         if (process == scheduler_process) return "scheduler";
         if (process == sequences_process) return "sequences";
         for (int s = 0; s < stage_count; ++s)
@@ -371,7 +368,6 @@ private:
 
     bounded spans_, marks_;
     std::map<track, std::string> thread_names_;
-    std::map<std::int32_t, std::string> process_names_;
 };
 
 } // namespace opd::sched
