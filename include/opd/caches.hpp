@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a cache of a teacher's is, and the slots of one of its rows, whichever way rows of few ids lie: columns of a matrix, or a stretch of
-// one long line. teacher.hpp has the caches.
+// What a cache of a teacher's is, and the slots of one of its rows, whichever way rows of few ids lie: columns of a
+// matrix, or a stretch of one long line. teacher.hpp has the caches.
 #pragma once
 
 #include "opd/config.hpp"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Losses and gradients on one machine's CPU, drawing and scoring: the public headers beside this one and in estimators/ that need the
-// standard library alone, and the CPU backend (not under nvcc, whose host compiler has no lanes). Not in here:
+// Losses and gradients on one machine's CPU, drawing and scoring: the public headers beside this one and in estimators/
+// that need the standard library alone, and the CPU backend (not under nvcc, whose host compiler has no lanes). Not in
+// here:
 //
 //   opd/sched.hpp                     schedulers, drivers, metrics of a run
 //   opd/spec.hpp                      speculative rollout: verification, drafters, tuners

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a source of rows is: logits that need not lie in memory as one matrix (docs/concepts/source.md). `student::logits`, `teacher::dense`
-// and hidden states are sources; a struct of yours that answers the same stands in their place.
+// What a source of rows is: logits that need not lie in memory as one matrix (docs/concepts/source.md).
+// `student::logits`, `teacher::dense` and hidden states are sources; a struct of yours that answers the same stands in
+// their place.
 #pragma once
 
 #include <concepts>
@@ -56,8 +57,8 @@ template <class Source>
 inline constexpr bool made_in_tiles = requires {
     Source::made_in_tiles;
 };
-/// Whether it makes the logits of the ids that a row asks for, and takes back their gradient (logits/gathered_logits.hpp): make(row, ids, z),
-/// clear(row, ids), take_back(row, ids, dz, z).
+/// Whether it makes the logits of the ids that a row asks for, and takes back their gradient
+/// (logits/gathered_logits.hpp): make(row, ids, z), clear(row, ids), take_back(row, ids, dz, z).
 template <class Source>
 inline constexpr bool makes_ids = requires {
     Source::makes_ids;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Speculative rollout: verification without loss, trees of drafts, drafters that need no model, and the tuners that choose how much to
-// draft. Everything of opd/spec/. It needs the standard library alone, and nothing of the losses or the schedulers.
+// Speculative rollout: verification without loss, trees of drafts, drafters that need no model, and the tuners that
+// choose how much to draft. Everything of opd/spec/. It needs the standard library alone, and nothing of the losses or
+// the schedulers.
 #pragma once
 
 #include "opd/spec/any_tuner.hpp"

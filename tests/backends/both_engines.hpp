@@ -5,7 +5,7 @@
 
 #include "backends/host_run.hpp"
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 
 namespace opd::test {
 

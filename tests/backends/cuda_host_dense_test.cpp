@@ -12,7 +12,7 @@
 
 #include "backends/cuda_cases.hpp"
 #include "backends/host_run.hpp"
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "support/compiled/dense.hpp"
 #include "support/compiled/device_text.hpp"
 #include "support/property.hpp"
@@ -23,7 +23,7 @@ using namespace opd;
 using namespace opd::test;
 
 result run_eigen(auto& c, const auto& d) {
-    eigen_backend backend;
+    cpu_backend backend;
     host_memory memory{backend};
     return run_case(memory, c, d);
 }

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
@@ -93,7 +93,7 @@ struct entries {
 template <class Call>
 void same_as_cpu(const entries& start, Call call, const std::string& what) {
     INFO(what);
-    eigen_backend cpu;
+    cpu_backend cpu;
     entries a = start;
     const result want = call(cpu, a);
     for (const int threads : {1, 4, 64}) {

@@ -15,7 +15,7 @@
 
 #include "backends/cuda_sparse_cases.hpp"
 #include "backends/host_run.hpp"
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "support/compiled/device_text.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"
@@ -66,7 +66,7 @@ TEST_CASE("tokens with kept sets: as on the CPU, for any number of threads, spoi
 
 template <class Estimator>
 void compare_with_eigen(const sparse_case& c, const Estimator& estimator, const char* name) {
-    eigen_backend eigen;
+    cpu_backend eigen;
     host_run_backend blocks{96};
     host_memory on_eigen{eigen};
     host_memory on_blocks{blocks};

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/divergences.hpp>
 
 using namespace opd;
@@ -127,7 +127,7 @@ void agrees(const std::string& name, const punched<T>& x, const D& d, const env&
             CHECK(std::abs(sum) <= 1e-6 * size + 6e-8 * std::abs(want.loss) + slack); // Σ p is 1 to rounding, times Σ c
         }
     };
-    eigen_backend fast;
+    cpu_backend fast;
     host_run_backend device{32};
     check(fast, "CPU");
     if (x.vocab < 5000) check(device, "device text");
@@ -197,7 +197,7 @@ TEST_CASE("a value alone is the value beside a gradient, also where the teacher 
           "so far") {
     for (const hole h : {hole::pads, hole::filtered, hole::student, hole::either, hole::top}) {
         const punched<float> x(1, 40000, h, 77, 0.5);
-        eigen_backend backend;
+        cpu_backend backend;
         const auto check = [&](auto d) {
             const double with = run<float>(backend, x, d).loss;
             const double alone = evaluate(backend, student::logits{view(x.z.data(), 1, 40000)},
@@ -222,7 +222,7 @@ TEST_CASE("logits beyond 1e30 count as 1e30, on careful rows too") {
                 for (auto* side : {&tame.z, &tame.y})
                     for (float& v : *side)
                         if (v == large) v = 9e29F;
-                eigen_backend fast;
+                cpu_backend fast;
                 host_run_backend device{4};
                 naive_backend slow;
                 const outcome want = run<double>(slow, tame, d);

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 
 using namespace opd;
 using namespace opd::test;
@@ -81,7 +81,7 @@ void check_row(const pair_of_rows<T>& r, bool device) {
             // below 1e-9 the normalisers' own rounding, 1e-7, squared
             if (want > 1e-9) CHECK(std::abs(got - want) <= (want < 1e-6 ? 1e-3 : 3e-4) * want);
         };
-        eigen_backend fast;
+        cpu_backend fast;
         check(fast);
         if constexpr (std::is_same_v<T, float>) {
             host_run_backend threads{64};
@@ -120,7 +120,7 @@ TEST_CASE("equal logits: exactly 0") {
             r.y = r.z;
             const auto both = [&](const std::string& name, auto d) {
                 INFO(name << ", V = " << vocab);
-                eigen_backend fast;
+                cpu_backend fast;
                 CHECK(value_of(fast, r, d) == 0);
                 if constexpr (std::is_same_v<T, float>) {
                     host_run_backend threads{64};
@@ -160,7 +160,7 @@ TEST_CASE("a gradient beside it, holes and clamps change nothing about a small v
             CHECK(cut.diagnostics.clamped_rows == 1);
             for (const float g : dz) CHECK(g == 0);
         };
-        eigen_backend fast;
+        cpu_backend fast;
         host_run_backend threads{64};
         check(fast), check(threads);
     });

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
@@ -60,7 +60,7 @@ struct row_of_slots {
 
 template <class Visit>
 void on_both_backends(Visit visit) {
-    eigen_backend cpu;
+    cpu_backend cpu;
     host_run_backend blocks{32};
     SUBCASE("CPU") { visit(cpu); }
     SUBCASE("the GPU's kernels") { visit(blocks); }
@@ -168,7 +168,7 @@ TEST_CASE("a token without log mu is bad, or has ratio 1 where the cache says so
         CHECK(r.diagnostics.missing_mu == 1);
         const std::vector<float> got = s.dz;
         float log_p[3];
-        eigen_backend cpu;
+        cpu_backend cpu;
         token_logp(cpu, view(std::as_const(s.z).data(), 1, vocab), s.row(s.ids), view(log_p, 1, 3));
         s.log_mu[1] = log_p[1];
         const result known = evaluate(backend, s.student(), t, mc{reverse_kl{}});
@@ -189,7 +189,7 @@ TEST_CASE("a log mu of 0 is used as it stands, counted, and changes no other row
         CHECK(r.diagnostics.bad_rows == 0);
         CHECK(r.diagnostics.certain_mu == 1);
         float log_p[3];
-        eigen_backend cpu;
+        cpu_backend cpu;
         token_logp(cpu, view(std::as_const(s.z).data(), 1, vocab), s.row(s.ids), view(log_p, 1, 3));
         double want = 0;
         for (std::size_t j = 0; j < 3; ++j)
@@ -203,7 +203,7 @@ TEST_CASE("a log mu of 0 is used as it stands, counted, and changes no other row
 }
 
 TEST_CASE("check::contents throws for slots, log-probs, tails and columns that were never filled in") {
-    eigen_backend backend;
+    cpu_backend backend;
     const env e{.checks = check::contents};
     const auto refused = [&](const char* words, auto call) {
         CHECK_THROWS_WITH_AS(call(), doctest::Contains(words), invalid_input);

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
@@ -300,11 +300,11 @@ void empty_tails(Backend& backend) {
 } // namespace
 
 TEST_CASE("every gap, CPU, float") {
-    eigen_backend backend;
+    cpu_backend backend;
     every_gap<float>(backend, "float", {3, 40, 2600});
 }
 TEST_CASE("every gap, CPU, double") {
-    eigen_backend backend;
+    cpu_backend backend;
     every_gap<double>(backend, "double", {3, 40, 2600});
 }
 TEST_CASE("every gap, the GPU's kernels, float") {
@@ -316,13 +316,13 @@ TEST_CASE("every gap, the GPU's kernels, double") {
     every_gap<double>(backend, "double", {3, 700});
 }
 TEST_CASE("a tail without student mass: each divergence's limit; infinite under forward KL") {
-    eigen_backend cpu;
+    cpu_backend cpu;
     host_run_backend blocks{32};
     empty_tails<float>(cpu), empty_tails<double>(cpu);
     empty_tails<float>(blocks), empty_tails<double>(blocks);
 }
 TEST_CASE("a number that stands for none, on either side") {
-    eigen_backend cpu;
+    cpu_backend cpu;
     host_run_backend blocks{32};
     sentinels(cpu), sentinels(blocks);
 }

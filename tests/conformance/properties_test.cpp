@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 
 namespace {
 
@@ -148,19 +148,19 @@ TEST_CASE("naive backend") {
     all_divergences<double>(backend, 40);
 }
 TEST_CASE("CPU backend, double") {
-    eigen_backend backend;
+    cpu_backend backend;
     all_divergences<double>(backend, 60);
 }
 TEST_CASE("CPU backend, float") {
-    eigen_backend backend;
+    cpu_backend backend;
     all_divergences<float>(backend, 100);
 }
 TEST_CASE("CPU backend, bfloat16") {
-    eigen_backend backend;
+    cpu_backend backend;
     all_divergences<bfloat16>(backend, 40);
 }
 TEST_CASE("the suite can fail: a wrong program violates it") {
-    eigen_backend backend;
+    cpu_backend backend;
     int violations = 0;
     for (std::uint64_t seed = 0; seed < 20; ++seed)
         violations +=

@@ -22,7 +22,7 @@
 #include <cmath>
 #include <string>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
 
@@ -73,7 +73,7 @@ template <class Z, class G, class Y, class D>
 void dense(const std::string& name, const D& d, int cases) {
     property(name,
              [&] {
-                 eigen_backend backend;
+                 cpu_backend backend;
                  buffers<Z, G, Y> b(any_problem());
                  const index_t bad = sums_to_zero(b, conditioning_of(d), [&](const auto& student, const env& e) {
                      return evaluate(backend, student, b.teacher(), d, e);
@@ -87,7 +87,7 @@ template <class T, class L, class Cache, class Estimator>
 void sparse(const std::string& name, Cache cache, const Estimator& estimator, int cases) {
     property(name,
              [&] {
-                 eigen_backend backend;
+                 cpu_backend backend;
                  buffers<T, T, float> b(any_problem());
                  const index_t few = std::min<index_t>(b.p.vocab, 40);
                  const caches<L> c(b, *rc::gen::inRange<index_t>(1, few + 1),

@@ -49,7 +49,7 @@ TEST_CASE("means over tokens, effective sample size, chi-squared") {
 TEST_CASE("suggested scale: the effective share of the tokens, at most 1") {
     CHECK(of({0.5, 1, 2, 4}).suggested_scale() == doctest::Approx(7.5 * 7.5 / 21.25 / 4));
     CHECK(of(std::vector<double>(9, 3.0)).suggested_scale() == doctest::Approx(1)); // equal ratios lose nothing
-    CHECK(of({1e6, 1e-6, 1e-6, 1e-6}).suggested_scale() == doctest::Approx(0.25)); // one of four counts
+    CHECK(of({1e6, 1e-6, 1e-6, 1e-6}).suggested_scale() == doctest::Approx(0.25));  // one of four counts
     CHECK(diagnostics{}.suggested_scale() == 1);
 }
 

@@ -12,7 +12,7 @@
 #include "support/tolerances.hpp"
 #include "support/traits.hpp"
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 
 using namespace opd;
 using namespace opd::test;
@@ -91,7 +91,7 @@ TEST_CASE("naive backend: value and gradient of every divergence") {
 }
 
 TEST_CASE("CPU backend with double as number type: value and gradient of every divergence") {
-    eigen_backend backend;
+    cpu_backend backend;
     for_each_divergence([&](const std::string& name, auto d) { matches_textbook(backend, name, d); });
 }
 

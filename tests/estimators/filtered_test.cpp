@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
@@ -65,7 +65,7 @@ struct filtered_rows {
 
     template <class Teacher, class Estimator>
     std::string violation(const Teacher& t, const Estimator& e) {
-        eigen_backend backend;
+        cpu_backend backend;
         std::fill(dz.begin(), dz.end(), element<T>::store(7));
         const student::logits<T> s{view(std::as_const(z).data(), rows, vocab), view(dz.data(), rows, vocab)};
         const result r = evaluate(backend, s, t, e, {.reduction = reduce::sum});

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
@@ -92,7 +92,7 @@ std::vector<real> pulled_back(const offset_rows<Z, L>& o, index_t r, C c_of) {
 
 template <class Z, class L>
 void check_offsets(const char* type) {
-    eigen_backend backend;
+    cpu_backend backend;
     for (const double offset : {0.0, 100.0, 1e4, -1e4})
         for (const float temperature : {1.F, 0.7F}) {
             INFO(std::string(type) << ", offset " << offset << ", T " << temperature);

@@ -15,7 +15,7 @@
 
 #include <utility>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/draw.hpp>
 #include <opd/estimators/sampled.hpp>
 
@@ -31,7 +31,7 @@ struct outcome {
 
 template <class Estimator>
 outcome call(const policies& w, const teacher::samples<std::int64_t, double>& t, const Estimator& e) {
-    eigen_backend backend;
+    cpu_backend backend;
     outcome o;
     o.dz.resize(w.z.size());
     const student::logits<double> s{view(w.z.data(), 1, w.vocab), view(o.dz.data(), 1, w.vocab), w.temperature};
@@ -96,7 +96,7 @@ TEST_CASE("policies of one's own, and flags") {
     const teacher::samples<std::int32_t, double> drawn{view(ids.data(), 1, 6),
                                                        view(static_cast<const double*>(logs.data()), 1, 6),
                                                        view(static_cast<const double*>(logs.data()), 1, 6)};
-    eigen_backend be{.threads = 1};
+    cpu_backend be{.threads = 1};
     const diagnostics d = evaluate(be, student::logits<double>{view(static_cast<const double*>(z.data()), 1, 3)}, drawn,
                                    mc{reverse_kl{}, flagging{}})
                               .diagnostics;
@@ -165,7 +165,7 @@ TEST_CASE("repeated ids are summed: a tuple's gradient is the mean of its draws'
 TEST_CASE("diagnostics: E_mu[rho] = 1, K1, K2, K3, saturation, a missing baseline") {
     const policies w(4, 5, true);
     double rho = 0, k3 = 0;
-    eigen_backend backend;
+    cpu_backend backend;
     for_each_tuple(4, 1, [&](const std::vector<std::int64_t>& ids) {
         const auto i = std::size_t(ids[0]);
         const student::logits<double> s{view(w.z.data(), 1, 4)};
@@ -198,7 +198,7 @@ TEST_CASE("diagnostics: E_mu[rho] = 1, K1, K2, K3, saturation, a missing baselin
 }
 
 TEST_CASE("threshold(B) is unbiased over its systematic offset, with its baseline too; equal weights are not") {
-    eigen_backend backend;
+    cpu_backend backend;
     for (const index_t vocab : {5, 9})
         for (const index_t budget : {1, 2, 3, 4, 8})
             for (const std::uint64_t seed : {1, 2, 3}) {
@@ -289,7 +289,7 @@ TEST_CASE("baselines by hand: they move the gradient of a tuple to w rho (A - b)
     const double p0 = std::exp(w.log_p[3]), p2 = std::exp(w.log_p[2]), b = (p0 * a[0] + p2 * a[2]) / (p0 + p2);
     std::vector<double> c(5, 0.0), dz(5);
     for (std::size_t i = 0; i < 3; ++i) c[std::size_t(ids[i])] -= weight[i] * rho[i] * (a[i] - b);
-    eigen_backend backend;
+    cpu_backend backend;
     const student::logits<double> s{view(w.z.data(), 1, 5), view(dz.data(), 1, 5)};
     const double loss = evaluate(backend, s, tw, mc{reverse_kl{}}).loss;
     CHECK(distance(dz, w.pullback(c)) < 1e-14);
@@ -298,7 +298,7 @@ TEST_CASE("baselines by hand: they move the gradient of a tuple to w rho (A - b)
 
 TEST_CASE("i.i.d. draws follow mu: the inverse of its distribution function, in id order") {
     const policies w(7, 12, true);
-    eigen_backend backend;
+    cpu_backend backend;
     double cumulative = 0;
     for (std::int64_t v = 0; v < 7; ++v) {
         for (const double inside : {0.001, 0.5, 0.999}) {
@@ -326,7 +326,7 @@ TEST_CASE("bfloat16 gradients of a sampled loss near p = q keep a relative error
     std::vector<std::int32_t> ids(m);
     std::vector<double> uniforms;
     for (index_t j = 0; j < m; ++j) uniforms.push_back(u.uniform());
-    eigen_backend backend;
+    cpu_backend backend;
     REQUIRE(draw(backend, view(z.data(), 1, vocab), design::iid{m}, {.uniforms = view(uniforms.data(), 1, m)},
                  drawn<>{view(ids.data(), 1, m), view(log_mu.data(), 1, m)})
                 .diagnostics.bad_rows == 0);

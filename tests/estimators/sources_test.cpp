@@ -273,6 +273,17 @@ TEST_CASE("of a masked row no logit is asked for, and its gradient is scaled") {
     run(host_run_backend{.threads = 8});
 }
 
+// What a source answers, asked beforehand.
+struct half_a_source {
+    using logit_type = float;
+    index_t rows() const { return 0; }
+};
+static_assert(row_source<own::hidden_teacher> && teacher_cache<own::hidden_teacher>);
+static_assert(!student_source<own::hidden_teacher> && !gradient_sink<own::hidden_teacher>);
+static_assert(row_source<own::sharded_student<float>> && student_source<own::sharded_student<float>>);
+static_assert(gradient_sink<own::sharded_student<float>> && !teacher_cache<own::sharded_student<float>>);
+static_assert(!row_source<half_a_source> && !gradient_sink<half_a_source>);
+
 // A block's threads share a row: there is no scratch that each could make a tile in.
 using made_in_scratch = row_job<student::logits<float>, own::hidden_teacher, forward_kl, space::host>;
 static_assert(detail::has_lanes<made_in_scratch> && !detail::has_kernel<made_in_scratch>);

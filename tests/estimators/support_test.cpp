@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/support.hpp>
 
 using namespace opd;
@@ -112,23 +112,23 @@ struct any_divergence {
 
     std::string name;
     std::function<real(const textbook::row&)> value;
-    std::function<double(eigen_backend&, const student_type&, const teacher::dense<double>&)> dense;
-    std::function<double(eigen_backend&, const student_type&, const cache_type&, reduce)> renormalised, tail_bucket;
+    std::function<double(cpu_backend&, const student_type&, const teacher::dense<double>&)> dense;
+    std::function<double(cpu_backend&, const student_type&, const cache_type&, reduce)> renormalised, tail_bucket;
 
     template <class D>
     static any_divergence of(std::string name, D d) {
         return {std::move(name), [d](const textbook::row& r) { return textbook::value(d, r); },
-                [d](eigen_backend& backend, const student_type& s, const teacher::dense<double>& t) {
+                [d](cpu_backend& backend, const student_type& s, const teacher::dense<double>& t) {
                     return evaluate(backend, s, t, d).loss;
                 },
-                [d](eigen_backend& backend, const student_type& s, const cache_type& t, reduce how) {
+                [d](cpu_backend& backend, const student_type& s, const cache_type& t, reduce how) {
                     return evaluate(backend, s, t, opd::renormalised{d}, {.reduction = how}).loss;
                 },
-                [d](eigen_backend& backend, const student_type& s, const cache_type& t, reduce how) {
+                [d](cpu_backend& backend, const student_type& s, const cache_type& t, reduce how) {
                     return evaluate(backend, s, t, opd::tail_bucket{d}, {.reduction = how}).loss;
                 }};
     }
-    double on_support(bool bucket, eigen_backend& backend, const student_type& s, const cache_type& t,
+    double on_support(bool bucket, cpu_backend& backend, const student_type& s, const cache_type& t,
                       reduce how = reduce::token_mean) const {
         return (bucket ? tail_bucket : renormalised)(backend, s, t, how);
     }
@@ -144,7 +144,7 @@ const std::vector<any_divergence> smooth_divergences = {
 };
 
 void matches(const any_divergence& d, bool bucket) {
-    eigen_backend backend;
+    cpu_backend backend;
     const auto reduced = bucket ? bucketed : renormalised_row;
     property(d.named(bucket),
              [&] {
@@ -191,7 +191,7 @@ TEST_CASE("value and gradient are the textbook's") {
 }
 
 TEST_CASE("k = V is the dense call, whatever the order of ids") {
-    eigen_backend backend;
+    cpu_backend backend;
     for (const any_divergence& d : smooth_divergences)
         property(d.name,
                  [&] {
@@ -212,7 +212,7 @@ TEST_CASE("k = V is the dense call, whatever the order of ids") {
 }
 
 TEST_CASE("what a tail bucket cannot see: KL = bucketed KL + tail mass · KL of the rests") {
-    eigen_backend backend;
+    cpu_backend backend;
     property("both directions", [&] {
         problem p = random_problem();
         RC_PRE(p.vocab >= 3);
@@ -241,7 +241,7 @@ TEST_CASE("what a tail bucket cannot see: KL = bucketed KL + tail mass · KL of 
 }
 
 TEST_CASE("the sparse gradient is the dense one on the ids, which is zero elsewhere") {
-    eigen_backend backend;
+    cpu_backend backend;
     property("on_support", [&] {
         const problem p = random_problem(false);
         const index_t k = *rc::gen::inRange<index_t>(1, p.vocab + 1);
@@ -263,7 +263,7 @@ TEST_CASE("the sparse gradient is the dense one on the ids, which is zero elsewh
 }
 
 TEST_CASE("zero at p = q, invariant to a shift of the row, Σ dz = 0") {
-    eigen_backend backend;
+    cpu_backend backend;
     const auto check = [&](const any_divergence& d, bool bucket) {
         property(d.named(bucket),
                  [&] {
@@ -293,7 +293,7 @@ TEST_CASE("zero at p = q, invariant to a shift of the row, Σ dz = 0") {
 }
 
 TEST_CASE("without a stated tail the teacher's is 1 - Z_q, floored and counted") {
-    eigen_backend backend;
+    cpu_backend backend;
     problem p{.rows = 1, .vocab = 12, .seed = 3};
     supported s(p, 5);
     auto cache = s.cache();
@@ -311,7 +311,7 @@ TEST_CASE("without a stated tail the teacher's is 1 - Z_q, floored and counted")
 }
 
 TEST_CASE("a stated tail above 0 is no log-prob: the row is bad") {
-    eigen_backend backend;
+    cpu_backend backend;
     problem p{.rows = 1, .vocab = 12, .seed = 3};
     supported s(p, 5);
     s.log_tail[0] = 0.5;
@@ -321,7 +321,7 @@ TEST_CASE("a stated tail above 0 is no log-prob: the row is bad") {
 }
 
 TEST_CASE("float, bfloat16 and half storage agree with double") {
-    eigen_backend backend;
+    cpu_backend backend;
     const auto check = [&](const char* name, auto example, double bound) {
         using T = decltype(example);
         property(name,

@@ -41,7 +41,7 @@ exchanged agrees(const buffers<float>& b, const Cache& cache, const Estimator& e
     const auto rows = std::size_t(b.p.rows);
     std::vector<float> losses(rows), losses_split(rows);
     std::vector<double> lse(rows), lse_split(rows);
-    eigen_backend one;
+    cpu_backend one;
     e.losses = losses, e.lse = lse;
     const result want = evaluate(one, whole.student(), cache, estimator, e);
     e.losses = losses_split, e.lse = lse_split;
@@ -129,7 +129,7 @@ TEST_CASE("drawn tokens: their logit comes from the shard that has it") {
                  std::vector<double> lse;
                  if (p.seed % 3 == 0) { // no sweep then: the logits travel alone
                      lse.resize(std::size_t(p.rows));
-                     eigen_backend one;
+                     cpu_backend one;
                      auto s = b;
                      env first;
                      first.lse = lse;
@@ -463,7 +463,7 @@ TEST_CASE("the page's call") {
     std::vector<std::thread> team;
     for (int rank = 0; rank < ranks; ++rank) team.emplace_back(run, rank);
     for (std::thread& t : team) t.join();
-    eigen_backend one;
+    cpu_backend one;
     floats dz(gradient.size());
     const double loss =
         evaluate(one, student::logits{view(z, n, v), view(dz.data(), n, v)}, teacher::dense{view(y, n, v)}, jsd{}).loss;
@@ -640,7 +640,7 @@ TEST_CASE("vocabularies of different size: the common ids, of which a rank may h
     const index_t common = 33;
     const env e{.vocab = vocabulary::drop_and_renormalise};
     buffers<float> split = b;
-    eigen_backend one;
+    cpu_backend one;
     const double want =
         evaluate(one, b.student(), teacher::dense{view(b.y.data(), 4, common, 60)}, reverse_kl{}, e).loss;
     const std::vector<index_t> cuts{0, 20, 40, 60};

@@ -96,7 +96,7 @@ both on_both(const buffers<float>& b, const D& d, env e, sharded_backend shards)
     out.losses_whole.resize(rows), out.losses_split.resize(rows), out.lse_whole.resize(rows),
         out.lse_split.resize(rows);
     buffers<float> whole = b, split = b;
-    eigen_backend one;
+    cpu_backend one;
     e.losses = out.losses_whole, e.lse = out.lse_whole;
     out.whole = evaluate(one, whole.student(), whole.teacher(), d, e);
     e.losses = out.losses_split, e.lse = out.lse_split;
@@ -178,7 +178,7 @@ TEST_CASE("a stretch of ids without the student's mass keeps what the teacher ha
     double sum_p = 0, sum_q = 0;
     for (const float x : z) sum_p += std::exp(double(x));
     for (const float x : y) sum_q += std::exp(double(x));
-    eigen_backend one;
+    cpu_backend one;
     for (const double a : {1e-6, 1e-3, 0.1, 0.5}) {
         double powers = 0;
         for (std::size_t i = 1200; i < z.size(); ++i)
@@ -212,7 +212,7 @@ TEST_CASE("masks, weights, sequences, clamps, beta, temperatures from 0.01 to 10
                  std::vector<double> lse;
                  if (p.seed % 7 < 3) { // as an earlier call has returned it, give or take
                      lse.resize(std::size_t(p.rows));
-                     eigen_backend one;
+                     cpu_backend one;
                      env first;
                      first.lse = lse;
                      evaluate(one, b.value_only(), b.teacher(), reverse_kl{}, first);

@@ -9,7 +9,7 @@
 //   gradient   (1e-6 + spread·2^-23)·max|g| + 2^-24·scale (double 1e-13)  likewise, plus half a unit of the gradient's own storage
 //
 // `scale` is what multiplies the row's gradient (weight, reduction, 1/T). rows of vocabulary size are held to the 1e-6 alone by
-// backends/eigen_accuracy_test.cpp.
+// backends/cpu_accuracy_test.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Shapes, strides and ranges of a call's arguments, and what an estimator cannot do without: checked always, before anything is written.
+// Shapes, strides and ranges of a call's arguments, and what an estimator cannot do without: checked always, before
+// anything is written.
 #pragma once
 
 #include <algorithm>

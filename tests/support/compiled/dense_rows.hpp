@@ -4,7 +4,7 @@
 // compiled once (dense.cpp, dense_double.cpp).
 #pragma once
 
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "opd/estimators/divergences.hpp"
 
 namespace opd::test::compiled {
@@ -23,7 +23,7 @@ using team = detail::team_of_one<typename dense_rows<D, T>::state_type>;
 /// dense row.
 #define OPD_TEST_DENSE_ROW(kind, T, D)                                                                                 \
     kind template void test::compiled::dense_rows<D, T>::row(test::compiled::team<D, T>&) const;                       \
-    kind template result eigen_backend::for_rows(const test::compiled::dense_job<D, T>&);
+    kind template result cpu_backend::for_rows(const test::compiled::dense_job<D, T>&);
 #define OPD_TEST_DENSE_ROWS(kind, T)                                                                                   \
     OPD_TEST_DENSE_ROW(kind, T, reverse_kl)                                                                            \
     OPD_TEST_DENSE_ROW(kind, T, forward_kl)                                                                            \

@@ -4,7 +4,7 @@
 // run: compiled once, in sampled.cpp.
 #pragma once
 
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "opd/estimators/sampled.hpp"
 #include "opd/score.hpp"
 
@@ -19,9 +19,9 @@ using weighted_job = row_job<student::logits<float>, teacher::weighted<std::int3
 
 /// `kind`: extern (declared), or nothing (compiled here).
 #define OPD_TEST_SAMPLED_ROWS(kind)                                                                                    \
-    kind template result eigen_backend::for_rows(const test::compiled::samples_job<mc<>>&);                            \
-    kind template result eigen_backend::for_rows(const test::compiled::weighted_job<mc<>>&);                           \
-    kind template result eigen_backend::for_rows(const score_job<float, std::int32_t, float>&);
+    kind template result cpu_backend::for_rows(const test::compiled::samples_job<mc<>>&);                              \
+    kind template result cpu_backend::for_rows(const test::compiled::weighted_job<mc<>>&);                             \
+    kind template result cpu_backend::for_rows(const score_job<float, std::int32_t, float>&);
 
 namespace opd {
 

@@ -4,7 +4,7 @@
 // once, in support.cpp.
 #pragma once
 
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "opd/estimators/divergences.hpp"
 #include "opd/estimators/support.hpp"
 #include "support/compiled/dense.hpp" // a renormalised row is a dense one
@@ -18,11 +18,11 @@ using support_job = row_job<student::logits<float>, teacher::support<std::int32_
 
 /// `kind`: extern (declared), or nothing (compiled here).
 #define OPD_TEST_SUPPORT_ROWS(kind)                                                                                    \
-    kind template result eigen_backend::for_rows(const test::compiled::support_job<tail_bucket<reverse_kl>>&);         \
-    kind template result eigen_backend::for_rows(const test::compiled::support_job<tail_bucket<forward_kl>>&);         \
-    kind template result eigen_backend::for_rows(const test::compiled::support_job<tail_bucket<jsd>>&);                \
-    kind template result eigen_backend::for_rows(const test::compiled::support_job<renormalised<reverse_kl>>&);        \
-    kind template result eigen_backend::for_rows(const test::compiled::support_job<renormalised<jsd>>&);
+    kind template result cpu_backend::for_rows(const test::compiled::support_job<tail_bucket<reverse_kl>>&);           \
+    kind template result cpu_backend::for_rows(const test::compiled::support_job<tail_bucket<forward_kl>>&);           \
+    kind template result cpu_backend::for_rows(const test::compiled::support_job<tail_bucket<jsd>>&);                  \
+    kind template result cpu_backend::for_rows(const test::compiled::support_job<renormalised<reverse_kl>>&);          \
+    kind template result cpu_backend::for_rows(const test::compiled::support_job<renormalised<jsd>>&);
 
 namespace opd {
 

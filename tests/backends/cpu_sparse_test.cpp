@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
@@ -138,7 +138,7 @@ const mc plain_weighted{.baseline = baseline::none{}};
 /// f(name, call(env), reference(row, dz, shift)) for every cache whose rows have a dense gradient.
 template <class Visit>
 void dense_gradients(sparse_rows& s, Visit f) {
-    static eigen_backend backend;
+    static cpu_backend backend;
     f(
         "tail bucket",
         [&s](const env& e) { return evaluate(backend, s.student(), s.support(), tail_bucket{reverse_kl{}}, e); },
@@ -249,7 +249,7 @@ TEST_CASE("log-sum-exp: what a call returns another may be given; it is used; a 
 }
 
 TEST_CASE("log-sum-exp given to a dense row that is floored, and one that has two sweeps") {
-    eigen_backend backend;
+    cpu_backend backend;
     naive_backend slow;
     for (const float t : {1.F, 0.7F}) {
         buffers<float> b({.rows = 2, .vocab = 1500, .temperature_p = t, .temperature_q = t, .seed = 6});
@@ -283,7 +283,7 @@ TEST_CASE("log-sum-exp given to a dense row that is floored, and one that has tw
 }
 
 TEST_CASE("caches and gradients with padded rows are read and written by their strides") {
-    eigen_backend backend;
+    cpu_backend backend;
     const index_t n = 3, vocab = 40, k = 4, far = 9;
     sparse_rows s(n, vocab, {3, 17, 0, 39}, 1.F, 8);
     const auto spaced = [&]<class T>(const std::vector<T>& packed, T other) {
@@ -354,7 +354,7 @@ struct reads {
 } // namespace
 
 TEST_CASE("a surrogate sees every field of its token") {
-    eigen_backend backend;
+    cpu_backend backend;
     sparse_rows s(2, 30, {4, 20}, 1.F, 9);
     const std::vector<float> prox{-0.5F, -0.75F, -1.F, -1.25F}, ref{-2.F, -2.25F, -2.5F, -2.75F};
     const std::vector<std::int32_t> versions{3, 9};
@@ -402,7 +402,7 @@ TEST_CASE("a surrogate sees every field of its token") {
 }
 
 TEST_CASE("at unchanged weights every ratio is exactly 1, whatever type the cache holds") {
-    eigen_backend backend;
+    cpu_backend backend;
     const auto check = [&](const char* name, auto example) {
         using L = decltype(example);
         INFO(std::string(name));
@@ -433,7 +433,7 @@ TEST_CASE("a log-sum-exp that is given, far above the logits: nothing depends on
     std::vector<std::byte> arena(1 << 16);
     for (const unsigned char was : {0x00, 0xff}) {
         std::fill(arena.begin(), arena.end(), std::byte(was));
-        eigen_backend backend{.arena = arena};
+        cpu_backend backend{.arena = arena};
         float dz[2];
         double again[1];
         const auto row = [&](index_t vocab, float t) {
@@ -455,7 +455,7 @@ TEST_CASE("a log-sum-exp that is given, far above the logits: nothing depends on
 }
 
 TEST_CASE("floors by hand: raised on every entry of the row, not on the infinite one alone") {
-    eigen_backend backend;
+    cpu_backend backend;
     const float z[] = {0, 0, 0, 0}, y[] = {0, -40, -5, minus_inf};
     float dz[4];
     const double log_q0 = -std::log(1 + std::exp(-40.0) + std::exp(-5.0)), lp = std::log(0.25);
@@ -501,7 +501,7 @@ TEST_CASE("floors by hand: raised on every entry of the row, not on the infinite
 }
 
 TEST_CASE("a clipped advantage is cut on both sides, and its loss is its divergence's") {
-    eigen_backend backend;
+    cpu_backend backend;
     const float z[] = {0, 0};
     const std::int32_t ids[] = {0, 1};
     const float log_mu[] = {-1, -1}, log_q[] = {-0.1F, -3};
@@ -521,7 +521,7 @@ TEST_CASE("a clipped advantage is cut on both sides, and its loss is its diverge
 }
 
 TEST_CASE("diagnostics of weighted entries carry the design's weights; a positive log mu makes the row bad") {
-    eigen_backend backend;
+    cpu_backend backend;
     sparse_rows s(1, 20, {3, 8, 11}, 1.F, 12);
     auto cache = s.weighted();
     const diagnostics d = evaluate(backend, s.student(), cache, plain_weighted).diagnostics;
@@ -543,7 +543,7 @@ TEST_CASE("diagnostics of weighted entries carry the design's weights; a positiv
 }
 
 TEST_CASE("the floor of a teacher's tail is k eps of the cache's type, by hand") {
-    eigen_backend backend;
+    cpu_backend backend;
     const float z[] = {0, 0, 0, 0, 0};
     const auto check = [&](auto example, double eps) {
         using L = decltype(example);
@@ -563,7 +563,7 @@ TEST_CASE("the floor of a teacher's tail is k eps of the cache's type, by hand")
 }
 
 TEST_CASE("token_logp and log_sum_exp: values, masks, bad rows and ids") {
-    eigen_backend backend{.threads = 2};
+    cpu_backend backend{.threads = 2};
     const index_t n = 5, vocab = 2100, m = 3;
     const float untouched = 777;
     for (const float t : {1.F, 1.5F, 0.4F}) {
@@ -606,7 +606,7 @@ TEST_CASE("token_logp and log_sum_exp: values, masks, bad rows and ids") {
 }
 
 TEST_CASE("token_logp refuses lengths, nulls and overlaps") {
-    eigen_backend backend;
+    cpu_backend backend;
     std::vector<float> z(60), out(12);
     std::vector<std::int32_t> ids(12);
     std::vector<lse_type> lse(3);

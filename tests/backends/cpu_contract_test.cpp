@@ -42,7 +42,7 @@ void close(const char* what, double got, double want, double bound) {
 } // namespace
 
 TEST_CASE("every reduction, with weights of any sign, masks and beta, as the naive backend") {
-    eigen_backend fast;
+    cpu_backend fast;
     naive_backend slow;
     property("reductions", [&] {
         const problem p = *problems({.largest_vocab = 70, .largest_rows = 12, .kinds = {flavour::wide}});
@@ -86,7 +86,7 @@ TEST_CASE("every reduction, with weights of any sign, masks and beta, as the nai
 }
 
 TEST_CASE("reductions by hand: four rows, one masked, two sequences and an empty one") {
-    eigen_backend backend;
+    cpu_backend backend;
     const float z[] = {0, 1, 2, 0, 1, 1, 3, 0}, y[] = {0, 0, 0, 1, 0, 2, 0, 0}; // (4,2)
     std::vector<float> each(4);
     env e{.reduction = reduce::sum, .losses = each};
@@ -119,7 +119,7 @@ TEST_CASE("reductions by hand: four rows, one masked, two sequences and an empty
 }
 
 TEST_CASE("no kept row: loss 0, gradient 0 (or beta·dz), and the report says so") {
-    eigen_backend backend;
+    cpu_backend backend;
     for (const auto reduction : {reduce::sum, reduce::token_mean, reduce::sequence_mean, reduce::sequence_sum_mean}) {
         floats b({.rows = 3, .vocab = 20, .seed = 5});
         const std::vector<std::int64_t> offsets{0, 1, 3};
@@ -142,7 +142,7 @@ TEST_CASE("no kept row: loss 0, gradient 0 (or beta·dz), and the report says so
 }
 
 TEST_CASE("a row without a gradient of its own keeps beta times what was there: bad, skipped, clamped, masked") {
-    eigen_backend backend;
+    cpu_backend backend;
     floats b({.rows = 5, .vocab = 20, .seed = 5});
     const std::vector<float> old = [&] {
         numbers u(6);
@@ -166,7 +166,7 @@ TEST_CASE("a row without a gradient of its own keeps beta times what was there: 
 }
 
 TEST_CASE("masks of every integral width, bool, and an ignored target") {
-    eigen_backend backend;
+    cpu_backend backend;
     floats b({.rows = 5, .vocab = 9, .seed = 3});
     const auto loss = [&](const row_mask<>& m) {
         return evaluate(backend, b.value_only(), b.teacher(), reverse_kl{}, {.mask = m}).loss;
@@ -193,7 +193,7 @@ TEST_CASE("masks of every integral width, bool, and an ignored target") {
 }
 
 TEST_CASE("the gradient may be written over the logits") {
-    eigen_backend backend;
+    cpu_backend backend;
     const auto check = [&](auto d, auto example) {
         using T = decltype(example);
         property("dz == z gives the same bits",
@@ -226,7 +226,7 @@ TEST_CASE("the gradient may be written over the logits") {
 }
 
 TEST_CASE("padding is kept or zeroed for every width modulo 8, and nothing beyond is touched") {
-    eigen_backend backend;
+    cpu_backend backend;
     for (index_t v = 1; v <= 40; ++v)
         for (const index_t pad : {0, 1, 7, 8, 17})
             for (const auto policy : {padding::keep, padding::zero}) {
@@ -243,7 +243,7 @@ TEST_CASE("padding is kept or zeroed for every width modulo 8, and nothing beyon
 TEST_CASE(
     "padding of every gradient: zeroed or kept as said, nothing beyond it, also in place, masked, bad and clamped") {
     constexpr index_t n = 5, v = 20, stride = 32, m = 4;
-    eigen_backend backend;
+    cpu_backend backend;
     for (const index_t pad : {0, 1, 7, 12})
         for (const bool in_place : {false, true})
             for (const auto policy : {padding::zero, padding::keep})
@@ -347,7 +347,7 @@ TEST_CASE("views and sources by name") {
 }
 
 TEST_CASE("offsets of 32 or 64 bits and weights of float or double: the same bits") {
-    eigen_backend backend;
+    cpu_backend backend;
     floats b({.rows = 6, .vocab = 11, .seed = 21});
     const std::vector<std::int32_t> offsets{0, 2, 2, 6};
     const std::vector<std::int64_t> offsets_64(offsets.begin(), offsets.end());
@@ -382,19 +382,18 @@ TEST_CASE("offsets of 32 or 64 bits and weights of float or double: the same bit
 TEST_CASE("a backend may be a temporary") {
     const float z[4] = {0, 1, 2, 3}, y[4] = {3, 0, 1, 2};
     float kept[4], temporary[4];
-    eigen_backend backend;
+    cpu_backend backend;
     const teacher::dense t{view(y, 1, 4)};
     const double loss = evaluate(backend, student::logits{view(z, 1, 4), view(kept, 1, 4)}, t, reverse_kl{}).loss;
-    CHECK(evaluate(eigen_backend{}, student::logits{view(z, 1, 4), view(temporary, 1, 4)}, t, reverse_kl{}).loss ==
-          loss);
+    CHECK(evaluate(cpu_backend{}, student::logits{view(z, 1, 4), view(temporary, 1, 4)}, t, reverse_kl{}).loss == loss);
     CHECK(std::equal(kept, kept + 4, temporary));
     double lse = 0;
-    CHECK(log_sum_exp(eigen_backend{}, view(z, 1, 4), view(&lse, 1)).diagnostics.kept == 1);
+    CHECK(log_sum_exp(cpu_backend{}, view(z, 1, 4), view(&lse, 1)).diagnostics.kept == 1);
     CHECK(lse == doctest::Approx(3.4401897));
 }
 
 TEST_CASE("log-sum-exp: what a call returns, another may be given") {
-    eigen_backend backend;
+    cpu_backend backend;
     naive_backend slow;
     property("given and returned", [&] {
         const problem p = *problems({.smallest_rows = 1, .kinds = {flavour::wide, flavour::peaked, flavour::filtered}});
@@ -421,7 +420,7 @@ TEST_CASE("log-sum-exp: what a call returns, another may be given") {
 }
 
 TEST_CASE("unequal vocabularies: softmax over the common ids") {
-    eigen_backend backend;
+    cpu_backend backend;
     property("drop and renormalise", [&] {
         problem p = *problems({.smallest_rows = 1});
         const index_t common = *rc::gen::inRange<index_t>(1, p.vocab + 1);
@@ -449,7 +448,7 @@ TEST_CASE("unequal vocabularies: softmax over the common ids") {
 }
 
 TEST_CASE("the same call gives the same bits, on 1, 2 or 3 threads") {
-    eigen_backend one, two{.threads = 2}, three{.threads = 3};
+    cpu_backend one, two{.threads = 2}, three{.threads = 3};
     const auto check = [&](const char* name, auto d) {
         property(name,
                  [&] {
@@ -459,13 +458,13 @@ TEST_CASE("the same call gives the same bits, on 1, 2 or 3 threads") {
                      if (p.rows > 9) p.vocab = p.vocab % 40 + 1;
                      floats a(p);
                      std::vector<float> la(std::size_t(p.rows)), lb(la);
-                     const auto call = [&](eigen_backend& backend, floats& x, std::vector<float>& losses) {
+                     const auto call = [&](cpu_backend& backend, floats& x, std::vector<float>& losses) {
                          env e = x.masked_env();
                          e.weights = x.weights, e.losses = losses;
                          return evaluate(backend, x.student(), x.teacher(), d, e).loss;
                      };
                      const double want = call(one, a, la);
-                     for (eigen_backend* backend : {&one, &two, &three}) {
+                     for (cpu_backend* backend : {&one, &two, &three}) {
                          floats b(p);
                          RC_ASSERT(equal_bits(call(*backend, b, lb), want));
                          RC_ASSERT(equal_bits(a.dz, b.dz));
@@ -479,7 +478,7 @@ TEST_CASE("the same call gives the same bits, on 1, 2 or 3 threads") {
 }
 
 TEST_CASE("cutting a batch into micro-batches changes the total by rounding only") {
-    eigen_backend backend;
+    cpu_backend backend;
     property("token mean with the global count as normaliser", [&] {
         problem p = *problems({.largest_vocab = 60, .smallest_rows = 2, .largest_rows = 12});
         p.masked = true;
@@ -510,7 +509,7 @@ TEST_CASE("cutting a batch into micro-batches changes the total by rounding only
 }
 
 TEST_CASE("a row whose every logit is masked is bad, by -inf or the least float; one of -1e9 is the uniform law") {
-    eigen_backend backend;
+    cpu_backend backend;
     const std::vector<float> y{0, 0, 0};
     const auto run = [&](float all) {
         const std::vector<float> z(3, all);
@@ -525,7 +524,7 @@ TEST_CASE("a row whose every logit is masked is bad, by -inf or the least float;
 }
 
 TEST_CASE("staleness is counted over kept rows") {
-    eigen_backend backend;
+    cpu_backend backend;
     floats b({.rows = 5, .vocab = 9});
     const std::vector<std::int32_t> versions{10, 7, 10, -90, 12};
     const std::vector<int> mask{1, 1, 0, 1, 1};
@@ -552,7 +551,7 @@ TEST_CASE("offsets beyond 2^31 elements: three rows at a stride of 2^30") {
     float *z = map(), *dz = map();
     floats b({.rows = 3, .vocab = vocab, .seed = 8});
     for (index_t r = 0; r < 3; ++r) std::memcpy(z + r * stride, b.z_view().row(r), std::size_t(vocab) * sizeof(float));
-    eigen_backend backend{.threads = 2};
+    cpu_backend backend{.threads = 2};
     const auto far = student::logits{view(static_cast<const float*>(z), 3, vocab, stride), view(dz, 3, vocab, stride)};
     const auto check = [&](auto d) {
         const double want = evaluate(backend, b.student(), b.teacher(), d).loss;
@@ -571,7 +570,7 @@ TEST_CASE("Eigen matrices as views") {
     using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
     matrix z = matrix::Random(3, 11), dz(3, 11);
     const matrix y = matrix::Random(3, 11);
-    eigen_backend backend;
+    cpu_backend backend;
     const double got =
         evaluate(backend, student::logits{view(z), view(dz)}, teacher::dense{view(y)}, reverse_kl{}).loss;
     const double want = evaluate(backend, student::logits{view(static_cast<const float*>(z.data()), 3, 11)},

@@ -60,7 +60,7 @@ void judge_total_variation(B& b, R& reference, index_t r, double scale, double s
 
 template <class Z, class G, class Y, class D>
 void agrees(const std::string& name, const D& d, int cases) {
-    eigen_backend fast;
+    cpu_backend fast;
     naive_backend slow;
     const double conditioning = conditioning_of(d);
     property(name,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The second half of eigen_agreement_test.cpp, a unit of its own for the compiler's sake: mixes of element types.
+// The second half of cpu_agreement_test.cpp, a unit of its own for the compiler's sake: mixes of element types.
 #include "support/compiled/dense.hpp" // what is included below includes them, too: see opd_link_compiled
 #include "support/compiled/dense_double.hpp"
 
 #define OPD_TEST_MIXED_STORAGE
-#include "backends/eigen_agreement_test.cpp"
+#include "backends/cpu_agreement_test.cpp"

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 #include <opd/estimators/support.hpp>
@@ -43,7 +43,7 @@ struct call {
     teacher::samples<std::int32_t> samples;
     teacher::weighted<std::int32_t> weighted;
     opd::env env;
-    eigen_backend backend;
+    cpu_backend backend;
     double number = 0; // for the estimator of the case
 
     call() {

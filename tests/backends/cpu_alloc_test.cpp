@@ -13,7 +13,7 @@
 #include <doctest/doctest.h>
 #include <new>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/draw.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
@@ -54,7 +54,7 @@ TEST_CASE("evaluate, score and draw allocate nothing in steady state") {
     std::vector<filter_cut> cut(n);
     std::vector<index_t> kept(n);
     for (const int threads : {1, 2}) {
-        eigen_backend backend{.threads = threads};
+        cpu_backend backend{.threads = threads};
         env e{
             .reduction = reduce::sequence_mean, .weights = b.weights, .offsets = offsets, .losses = losses, .lse = lse};
         CAPTURE(threads);
@@ -100,7 +100,7 @@ TEST_CASE("evaluate, score and draw allocate nothing in steady state") {
 
 TEST_CASE("all memory may be the caller's: with an arena of the size asked for, not even the first call allocates") {
     buffers<float> b({.rows = 4, .vocab = 3000, .seed = 2});
-    eigen_backend backend;
+    cpu_backend backend;
     std::vector<std::byte> arena(workspace_bytes(backend, b.student(), b.teacher(), jsd{}));
     buffers<float> tiny({.rows = 1, .vocab = 1});
     evaluate(backend, tiny.student(), tiny.teacher(), reverse_kl{}); // makes the threads

@@ -15,7 +15,7 @@
 #include <functional>
 #include <limits>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/draw.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
@@ -77,7 +77,7 @@ struct call {
             if (dz[std::size_t(r * 24 + v)] != 0) return false;
         return true;
     }
-    eigen_backend backend;
+    cpu_backend backend;
 };
 
 /// spoil(call) must make `run` throw `text` and leave the outputs alone.

@@ -19,7 +19,7 @@
 #include <limits>
 #include <utility>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 
 using namespace opd;
 using namespace opd::test;
@@ -56,7 +56,7 @@ bool all_finite(const std::vector<T>& x) {
 } // namespace
 
 TEST_CASE("no NaN, no overflow; moderate rows are right") {
-    eigen_backend backend;
+    cpu_backend backend;
     naive_backend slow;
     for_each_divergence_type([&](const std::string& name, auto d) {
         property(name + " on wild rows", [&] {
@@ -109,7 +109,7 @@ TEST_CASE("no NaN, no overflow; moderate rows are right") {
 }
 
 TEST_CASE("one entry: every divergence of one token is 0, and so is its gradient") {
-    eigen_backend backend;
+    cpu_backend backend;
     for_each_divergence_type([&](const std::string& name, auto d) {
         for (const float z : {0.F, 1e4F, -1e4F, 1e-40F, 3e38F}) {
             const float y = 17;
@@ -126,7 +126,7 @@ TEST_CASE("one entry: every divergence of one token is 0, and so is its gradient
 }
 
 TEST_CASE("a first stretch of ids without the student's mass keeps what the teacher has there") {
-    eigen_backend backend;
+    cpu_backend backend;
     numbers u(3);
     std::vector<float> z, y;
     for (int i = 0; i < 2500; ++i) { // the first 1,024 are a leaf
@@ -149,7 +149,7 @@ TEST_CASE("a first stretch of ids without the student's mass keeps what the teac
 }
 
 TEST_CASE("one-hot rows that disagree have the value they should") {
-    eigen_backend backend;
+    cpu_backend backend;
     std::vector<float> z(2000, detail::neg_inf<float>()), y(z), dz(z);
     z[1500] = 3, y[20] = -5;
     const auto loss = [&](auto d) {
@@ -176,7 +176,7 @@ TEST_CASE("one-hot rows that disagree have the value they should") {
 }
 
 TEST_CASE("two tokens, the teacher's top hundreds of nats below the student's") {
-    eigen_backend backend;
+    cpu_backend backend;
     const auto sums_to_zero = [&](const std::string& name, auto d, bool kl) {
         const double tolerance = kl ? 1e-6 : 8e-6; // powers: float rounds an exponent of 80 to 4e-6
         for (const float gap : {20.F, 79.F, 81.F, 87.F, 90.F, 105.F, 300.F, 1000.F})
@@ -218,7 +218,7 @@ TEST_CASE("powers where the teacher gives the student's sure token next to nothi
                 CHECK(double(dz[1]) == doctest::Approx(-want).epsilon(2e-6));
             }
     };
-    eigen_backend fast;
+    cpu_backend fast;
     host_run_backend threads{8};
     const auto both = [&](double a, auto d, double scale) { check(fast, a, d, scale), check(threads, a, d, scale); };
     both(2, chi_squared{}, 2);
@@ -264,7 +264,7 @@ TEST_CASE("powers of probabilities that float has lost") {
         for (const std::size_t i : {sure, far, vocab - 1, std::size_t(long_row ? 4 : 0)})
             CHECK(std::abs(double(dz[i]) - double(want[i])) <= 1e-5 * double(top) + 1e-8 * size);
     };
-    eigen_backend fast;
+    cpu_backend fast;
     host_run_backend threads{8};
     const auto both = [&](double a, auto d, double factor) {
         for (const double t : {-12., -5., 0., 6.})
@@ -284,7 +284,7 @@ TEST_CASE("powers of probabilities that float has lost") {
 }
 
 TEST_CASE("what a masked row holds changes no bit of anything else, NaN included") {
-    eigen_backend backend{.threads = 2};
+    cpu_backend backend{.threads = 2};
     for_each_divergence_type([&](const std::string& name, auto d) {
         property(name,
                  [&] {
@@ -319,7 +319,7 @@ TEST_CASE("what a masked row holds changes no bit of anything else, NaN included
 
 TEST_CASE("a number that stands for none: as written, and a mask where it is the least of its type") {
     const float least = std::numeric_limits<float>::lowest(), none = detail::neg_inf<float>();
-    eigen_backend fast;
+    cpu_backend fast;
     host_run_backend device{32};
     naive_backend slow;
     enum side { student, teacher, both };
@@ -390,7 +390,7 @@ TEST_CASE("a row of nothing but masks has no distribution, whatever they are") {
             for (const T g : dz) CHECK(g == 0);
         }
     };
-    eigen_backend fast;
+    cpu_backend fast;
     host_run_backend device{32};
     for (const float x : {-1e9F, -1e20F, -9e29F}) check(fast, x, false), check(device, x, false);
     for (const float x : {-1e30F, std::numeric_limits<float>::lowest(), detail::neg_inf<float>()})

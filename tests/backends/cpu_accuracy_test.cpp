@@ -24,7 +24,7 @@
 #include <cstdlib>
 #include <numeric>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/support.hpp>
 
@@ -137,7 +137,7 @@ std::vector<double> log_ratio_of(const pair_of_rows& r) {
 } // namespace
 
 TEST_CASE("value and gradient at V = 151,936") {
-    eigen_backend fast;
+    cpu_backend fast;
     naive_backend slow;
     std::vector<float> dz(vocab);
     std::vector<double> want(vocab);
@@ -167,7 +167,7 @@ TEST_CASE("value and gradient at V = 151,936") {
 }
 
 TEST_CASE("forward KL of a diffuse student under a teacher that is sure of the student's top token") {
-    eigen_backend fast;
+    cpu_backend fast;
     std::vector<float> z(vocab), y(vocab), dz(vocab), compact(vocab), ids_log_q;
     std::vector<double> want(vocab);
     for (const double width : {0.0, 0.02, 0.2, 1.0})
@@ -220,7 +220,7 @@ TEST_CASE("forward KL of a diffuse student under a teacher that is sure of the s
 }
 
 TEST_CASE("diffuse, peaked and disagreeing rows, T from 0.01 to 100, every divergence") {
-    eigen_backend backend;
+    cpu_backend backend;
     std::vector<accuracy::errors> table;
     for (const accuracy::row_pair& r : accuracy::rows(5000, 20250601)) accuracy::judge_dense(backend, r, table);
     const auto large = accuracy::rows(vocab, 7);
@@ -229,7 +229,7 @@ TEST_CASE("diffuse, peaked and disagreeing rows, T from 0.01 to 100, every diver
 }
 
 TEST_CASE("the same rows on a support of 300 ids, renormalised: in double, from log q as it is stored") {
-    eigen_backend backend;
+    cpu_backend backend;
     std::vector<accuracy::errors> table;
     constexpr index_t k = 300, wide = 2 * k + 1;
     std::vector<std::int32_t> ids;
@@ -259,7 +259,7 @@ TEST_CASE("the same rows on a support of 300 ids, renormalised: in double, from 
 }
 
 TEST_CASE("bfloat16 gradients near p = q keep a relative error below 1e-2") {
-    eigen_backend fast;
+    cpu_backend fast;
     naive_backend slow;
     std::vector<bfloat16> dz(vocab);
     std::vector<double> want(vocab);

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/divergences.hpp>
 #include <opd/estimators/sampled.hpp>
 
@@ -138,11 +138,11 @@ struct later {
 
 } // namespace
 
-TEST_CASE_TEMPLATE("env.on_bad throws once everything is written", B, eigen_backend, naive_backend, host_run_backend) {
+TEST_CASE_TEMPLATE("env.on_bad throws once everything is written", B, cpu_backend, naive_backend, host_run_backend) {
     policies<B>();
 }
 
-TEST_CASE_TEMPLATE("a loss divides by kept rows, bad ones among them", B, eigen_backend, naive_backend,
+TEST_CASE_TEMPLATE("a loss divides by kept rows, bad ones among them", B, cpu_backend, naive_backend,
                    host_run_backend) {
     divides_by_kept_rows<B>();
 }

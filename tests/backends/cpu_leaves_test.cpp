@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include <opd/backends/eigen.hpp>
+#include <opd/backends/cpu.hpp>
 #include <opd/estimators/divergences.hpp>
 
 using namespace opd;
@@ -56,14 +56,14 @@ answer ask(Backend& backend, const pair_of_rows& r, const D& d) {
 }
 template <class D>
 double value_of(const pair_of_rows& r, const D& d) {
-    eigen_backend backend;
+    cpu_backend backend;
     return evaluate(backend, student::logits<float>{view(r.z.data(), 1, r.vocab()), {}, r.t_s}, r.teacher(), d).loss;
 }
 
 /// Value, with the gradient and alone, gradient and log-sum-exp within `bound` (of max(1, value), of the largest entry).
 template <class D>
 answer agrees(const pair_of_rows& r, const D& d, double bound) {
-    eigen_backend fast;
+    cpu_backend fast;
     naive_backend slow;
     const answer got = ask<float>(fast, r, d), want = ask<double>(slow, r, d);
     CAPTURE(want.loss);
@@ -123,7 +123,7 @@ TEST_CASE("rows near each other, in leaves that are read in place, at a temperat
 }
 
 TEST_CASE("beta in full leaves: the old gradient stays under the new one") {
-    eigen_backend backend;
+    cpu_backend backend;
     for (const index_t vocab : {1024, 2500})
         for (const float beta : {1.F, -0.5F}) {
             const pair_of_rows r(vocab, 7);
@@ -150,7 +150,7 @@ TEST_CASE("beta in full leaves: the old gradient stays under the new one") {
 }
 
 TEST_CASE("the normaliser keeps its digits where the temperature's reciprocal has more than float holds") {
-    eigen_backend fast;
+    cpu_backend fast;
     naive_backend slow;
     for (const float t : {0.7F, 1.1F, 1.3F, 1.7F, 1.9F}) { // one top token, and as much mass ten nats below it
         pair_of_rows r(40000, 9, 0.1);
@@ -214,7 +214,7 @@ TEST_CASE("float64 rows keep a gradient whose slopes all but cancel") {
     const auto f = [&](std::size_t v) { return std::exp((a - 1) * (x.log_p[v] - x.log_q[v])); };
     long double rest = 0; // Σ p (f* - f)
     for (std::size_t v = 0; v < r.z.size(); ++v) rest += std::exp(x.log_p[v]) * (f(1500) - f(v));
-    eigen_backend fast;
+    cpu_backend fast;
     const answer got = ask<float>(fast, r, alpha_divergence{.a = a});
     CHECK(got.diagnostics.careful_rows == 1);
     const auto exact = [&](std::size_t v) { return double(std::exp(x.log_p[v]) * (f(v) - f(1500) + rest) / (a - 1)); };
@@ -235,7 +235,7 @@ TEST_CASE("guard: entries absurdly far below the top have no mass, in any leaf")
         divergences([&](const std::string& name, auto d) {
             INFO(name << ", entries at " << far);
             // differences of such numbers are all rounding: the float64 of the same row with them at -1e4 is the truth
-            eigen_backend fast;
+            cpu_backend fast;
             naive_backend slow;
             const answer got = ask<float>(fast, r, d), want = ask<double>(slow, without, d);
             CHECK(std::abs(got.lse - want.lse) <= 1e-6);

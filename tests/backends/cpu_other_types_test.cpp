@@ -80,7 +80,7 @@ outcome run(index_t vocab) {
         z[i] = detail::bit_cast<T>(next()), y[i] = detail::bit_cast<T>(next());
     }
     outcome o;
-    eigen_backend backend;
+    cpu_backend backend;
     const auto keep = [&] {
         for (const T& x : dz) o.dz.push_back(detail::bit_cast<own>(x).bits);
     };
@@ -127,7 +127,7 @@ TEST_CASE_TEMPLATE("the least finite number is a mask: in logits, and in log-pro
                                                                     : std::numeric_limits<float>::lowest());
     CHECK(detail::is_finite(element<T>::load(least)));
     const index_t vocab = 3001;
-    eigen_backend backend;
+    cpu_backend backend;
     std::vector<T> z(static_cast<std::size_t>(vocab)), y(z), dz(z);
     for (std::size_t i = 0; i < z.size(); ++i)
         z[i] = element<T>::store(float(i % 7)), y[i] = element<T>::store(float(i % 5));
