@@ -280,7 +280,7 @@ auto draw(Backend&& be, matrix_view<Z, Space> z, const Design& design,
                   "opd: the views must lie in the backend's memory space");
     return be.for_rows(detail::checked_draw(matrix_view<const Z, Space>(z), design, keys, out, options));
 }
-template <class Backend, row_source Source, class Design, class Id, class L, class W, space Space>
+template <class Backend, readable_source Source, class Design, class Id, class L, class W, space Space>
 auto draw(Backend&& be, const Source& source, const Design& design, const std::type_identity_t<draw_keys<Space>>& keys,
           const drawn<Id, L, W, Space>& out, const std::type_identity_t<draw_options<Space>>& options = {}) {
     static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Source::memory_space,
@@ -297,7 +297,7 @@ std::size_t draw_workspace_bytes(const Backend& be, matrix_view<Z, Space> z, con
     return be.workspace_bytes(
         draw_job<std::remove_const_t<Z>, Design, std::int32_t, float, float, Space>{z, design, {}, {}, options});
 }
-template <class Backend, row_source Source, class Design>
+template <class Backend, readable_source Source, class Design>
 std::size_t draw_workspace_bytes(const Backend& be, const Source& source, const Design& design,
                                  const draw_options<Source::memory_space>& options = {}) {
     using rows = detail::rows_of_source<Source>;
@@ -354,7 +354,7 @@ auto kept_ids(Backend&& be, matrix_view<Z, Space> z, std::type_identity_t<vector
                   "opd: the views must lie in the backend's memory space");
     return be.for_rows(detail::checked_kept_ids(matrix_view<const Z, Space>(z), cut, offsets, ids, mask));
 }
-template <class Backend, row_source Source, class Id, space Space>
+template <class Backend, readable_source Source, class Id, space Space>
 auto kept_ids(Backend&& be, const Source& source, std::type_identity_t<vector_view<const filter_cut, Space>> cut,
               std::type_identity_t<row_offsets<Space>> offsets, vector_view<Id, Space> ids,
               std::type_identity_t<row_mask<Space>> mask = {}) {

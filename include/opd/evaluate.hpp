@@ -105,8 +105,9 @@ constexpr bool types_fit() {
         static_assert(never<Teacher>,
                       "opd: the third argument is what is known of the teacher: teacher::dense, support, "
                       "samples or weighted");
-    else if constexpr (!(Student::sparse_gradient || (row_source<Student> && gradient_sink<Student>)) ||
-                       !(Teacher::kind != cache_kind::dense || row_source<Teacher>))
+    else if constexpr (!(Student::sparse_gradient || (row_source<Student> && gradient_sink<Student>) ||
+                         made_source<Student>) ||
+                       !(Teacher::kind != cache_kind::dense || row_source<Teacher> || made_source<Teacher>))
         static_assert(
             never<Student>,
             "opd: a source of rows answers rows(), vocab(), tile_size(), tile(place, begin), logit(place, id), has "
@@ -162,7 +163,12 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
             detail::check_env_contents(e, n);
             if (e.checks == check::contents || e.on_infinite.act == infinite::action::raise)
                 for (index_t r = 0; r < n; ++r)
-                    if (e.mask.kept(r)) detail::check_dense_contents(student, teacher, estimator, e, vocab, r);
+                    if (e.mask.kept(r)) {
+                        if constexpr (made_source<Student> || made_source<Teacher>)
+                            detail::refuse_unseen_rows<Student>(), detail::refuse_unseen_rows<Teacher>();
+                        else
+                            detail::check_dense_contents(student, teacher, estimator, e, vocab, r);
+                    }
         }
         return row_job<Student, Teacher, Estimator, Space>{student, teacher, estimator, e, n, vocab};
     } else {
@@ -190,7 +196,12 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
             if constexpr (Teacher::kind == cache_kind::weighted) detail::check_tails(teacher, e, n);
             if (e.checks == check::contents || e.on_infinite.act == infinite::action::raise)
                 for (index_t r = 0; r < n; ++r)
-                    if (e.mask.kept(r)) detail::check_sparse_contents(student, teacher, estimator, e, r);
+                    if (e.mask.kept(r)) {
+                        if constexpr (made_source<Student>)
+                            detail::refuse_unseen_rows<Student>();
+                        else
+                            detail::check_sparse_contents(student, teacher, estimator, e, r);
+                    }
             if constexpr (Teacher::kind != cache_kind::support)
                 if (e.checks == check::contents) detail::check_mu_columns(teacher, e, n);
         }

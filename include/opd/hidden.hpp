@@ -71,15 +71,6 @@ bool sums_states(const Hidden& h) {
 /// lose a digit.
 inline constexpr index_t stretch_of_ids = 8192;
 
-/// Logits of the rows [first, first + …) as a backend has made them: what a hidden source's tiles point into.
-struct logit_block {
-    float* logits = nullptr; ///< (rows, V)
-    float* gradient = nullptr;
-    index_t first = 0;
-    float* row(index_t r, index_t v) const { return logits + (r - first) * v; }
-    float* gradient_row(index_t r, index_t v) const { return gradient + (r - first) * v; }
-};
-
 /// Padding lies between a row's last column and the next row.
 template <class View>
 void check_padding(const std::string& name, const View& v) {
@@ -152,19 +143,11 @@ struct hidden {
     float soft_cap = 0;
     float beta_head = 0;
     std::size_t budget = std::size_t{256} << 20; ///< bytes
-    detail::logit_block block = {};              ///< the backend's
 
-    // as a source of rows (docs/concepts/source.md)
-    static constexpr bool one_tile = true;
     index_t rows() const { return x.rows; }
     index_t vocab() const { return detail::vocab_of(w); }
-    index_t tile_size() const { return vocab(); }
-    const float* tile(row_place at, index_t begin) const { return block.row(at.row, vocab()) + begin; }
-    float logit(row_place at, index_t id) const { return tile(at, 0)[id]; }
     bool trains_head() const { return !dw.empty() || db.data != nullptr || detail::trains_update(w); }
     bool has_gradient() const { return !dx.empty() || trains_head(); }
-    float* gradient_tile(row_place at, index_t begin) const { return block.gradient_row(at.row, vocab()) + begin; }
-    float& gradient_at(row_place at, index_t id) const { return gradient_tile(at, 0)[id]; }
 
     void validate() const {
         detail::check_head("student", *this);
@@ -220,15 +203,9 @@ struct hidden {
     vector_view<const X, Space> bias = {}; ///< (V)
     float soft_cap = 0;
     std::size_t budget = std::size_t{256} << 20; ///< bytes
-    opd::detail::logit_block block = {};         ///< the backend's
 
-    // as a source of rows (docs/concepts/source.md)
-    static constexpr bool one_tile = true;
     index_t rows() const { return x.rows; }
     index_t vocab() const { return opd::detail::vocab_of(w); }
-    index_t tile_size() const { return vocab(); }
-    const float* tile(row_place at, index_t begin) const { return block.row(at.row, vocab()) + begin; }
-    float logit(row_place at, index_t id) const { return tile(at, 0)[id]; }
 
     void validate() const {
         opd::detail::check_head("teacher", *this);

@@ -165,7 +165,7 @@ auto score(Backend&& be, matrix_view<Z, Space> z, const scores<Id, L, Space>& wh
     return be.for_rows(detail::checked_scores(matrix_view<const Z, Space>(z), what, temperature, mask));
 }
 /// The same from a source of rows, at its temperature.
-template <class Backend, row_source Source, class Id, class L, space Space>
+template <class Backend, readable_source Source, class Id, class L, space Space>
 auto score(Backend&& be, const Source& source, const scores<Id, L, Space>& what,
            std::type_identity_t<row_mask<Space>> mask = {}) {
     static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Source::memory_space,
@@ -179,7 +179,7 @@ template <class Backend, class Z, class Id, class L, space Space>
 std::size_t score_workspace_bytes(const Backend& be, matrix_view<Z, Space> z, const scores<Id, L, Space>& what) {
     return be.workspace_bytes(score_job<std::remove_const_t<Z>, Id, L, Space>{z, what, 1, {}});
 }
-template <class Backend, row_source Source, class Id, class L, space Space>
+template <class Backend, readable_source Source, class Id, class L, space Space>
 std::size_t score_workspace_bytes(const Backend& be, const Source& source, const scores<Id, L, Space>& what) {
     return be.workspace_bytes(detail::checked_scores(detail::rows_of_source(source), what, source.temperature, {}));
 }
@@ -196,7 +196,7 @@ auto token_logp(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> id
         be, z, scores<std::remove_const_t<Id>, L, Space>{.ids = ids, .log_p = log_p, .log_tail = log_tail, .lse = lse},
         temperature, mask);
 }
-template <class Backend, row_source Source, class Id, class L, space Space>
+template <class Backend, readable_source Source, class Id, class L, space Space>
 auto token_logp(Backend&& be, const Source& source, matrix_view<Id, Space> ids, matrix_view<L, Space> log_p,
                 std::type_identity_t<row_mask<Space>> mask = {},
                 std::type_identity_t<vector_view<double, Space>> lse = {},
@@ -258,7 +258,7 @@ auto token_logp(Backend&& be, matrix_view<Z, Space> z, const Cache& cache, matri
             detail::checked_kept_logp(matrix_view<const Z, Space>(z), cache, log_p, temperature, mask, lse));
     }
 }
-template <class Backend, row_source Source, class Cache, class L, space Space>
+template <class Backend, readable_source Source, class Cache, class L, space Space>
     requires requires(const Cache& c) { c.log_mu; }
 auto token_logp(Backend&& be, const Source& source, const Cache& cache, matrix_view<L, Space> log_p,
                 std::type_identity_t<row_mask<Space>> mask = {},
@@ -283,7 +283,7 @@ auto top_k(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> top_ids
     return score(be, z, scores<Id, L, Space>{.top_ids = top_ids, .top_log_p = top_log_p, .top_log_tail = top_log_tail},
                  temperature, mask);
 }
-template <class Backend, row_source Source, class Id, class L, space Space>
+template <class Backend, readable_source Source, class Id, class L, space Space>
 auto top_k(Backend&& be, const Source& source, matrix_view<Id, Space> top_ids, matrix_view<L, Space> top_log_p,
            std::type_identity_t<row_mask<Space>> mask = {},
            std::type_identity_t<vector_view<L, Space>> top_log_tail = {}) {
@@ -297,7 +297,7 @@ auto log_sum_exp(Backend&& be, matrix_view<Z, Space> z, std::type_identity_t<vec
                  float temperature = 1, std::type_identity_t<row_mask<Space>> mask = {}) {
     return score(be, z, scores<std::int32_t, float, Space>{.lse = lse}, temperature, mask);
 }
-template <class Backend, row_source Source>
+template <class Backend, readable_source Source>
 auto log_sum_exp(Backend&& be, const Source& source, vector_view<double, Source::memory_space> lse,
                  row_mask<Source::memory_space> mask = {}) {
     return score(be, source, scores<std::int32_t, float, Source::memory_space>{.lse = lse}, mask);

@@ -43,6 +43,18 @@ concept gradient_sink = requires(const S s, row_place at, index_t i) {
     { s.gradient_at(at, i) } -> std::same_as<typename S::gradient_type&>;
 };
 
+/// Rows that the backend makes from a description (hidden.hpp).
+template <class S>
+concept made_source = requires(const S s) {
+    S::in_blocks;
+    { s.rows() } -> std::convertible_to<index_t>;
+    { s.vocab() } -> std::convertible_to<index_t>;
+    { s.temperature } -> std::convertible_to<double>;
+};
+
+template <class S>
+concept readable_source = row_source<S> || made_source<S>;
+
 namespace detail {
 /// Whether a source's rows are views of memory, z and dz or y, whose spans `evaluate` checks; another source sees to itself.
 template <class Source>
@@ -63,9 +75,19 @@ template <class Source>
 inline constexpr bool makes_ids = requires {
     Source::makes_ids;
 };
+/// Whether a gradient of it is a term of sums in float that the caller sees the whole of.
+template <class Source>
+constexpr bool goes_back_of() {
+    if constexpr (requires { Source::goes_back; })
+        return Source::goes_back;
+    else
+        return makes_ids<Source>;
+}
+template <class Source>
+inline constexpr bool goes_back = goes_back_of<Source>();
 /// Whether all of a row's logits, and of its gradient, lie side by side until the row is done: rows may go by without tiles.
 template <class Source>
-inline constexpr bool whole_rows = materialised<Source> || in_blocks<Source> || requires {
+inline constexpr bool whole_rows = materialised<Source> || requires {
     Source::whole_rows;
 };
 

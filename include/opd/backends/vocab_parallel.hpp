@@ -152,7 +152,8 @@ template <class Job>
 class sharded_call {
     using Student = decltype(Job::student);
     using Teacher = decltype(Job::teacher);
-    using Rows = decltype(rows_of<lane_engine>(std::declval<const Job&>(), std::declval<const shard_frame&>()));
+    using Rows =
+        decltype(rows_of<lane_engine>(job_of_rows(std::declval<const Job&>()), std::declval<const shard_frame&>()));
     using State = typename Rows::state_type;
     using stage = shard_progress::stage;
     static constexpr bool blocks = has_blocks<Job>;
@@ -227,7 +228,7 @@ public:
         at_ = progress::written;
         for_blocks([&](index_t begin, index_t end, bool resident) {
             if constexpr (blocks)
-                if (!resident) fill_block(begin, end, [&](index_t r) { return rows().live(states_[r]); });
+                if (!resident) fill_block(begin, end, [&, k = rows()](index_t r) { return k.live(states_[r]); });
             filled_ = -1; // a block's gradient lies where its logits were, and the next block's are to come
             const auto k = rows();
             each_row(begin, end, [&](index_t r, int worker) {
@@ -257,7 +258,8 @@ private:
     result all_ = {};
     // sizes
     int threads_ = 1;
-    index_t block_ = 0, filled_ = -1; ///< rows of a block, and the first of the one whose logits are there
+    index_t block_ = 0, block_first_ = 0; ///< rows of a block, and the first of the one at hand
+    index_t filled_ = -1;                 ///< the first of the one whose logits are there
     std::size_t row_scratch_ = 0, worker_scratch_ = 0, slot_ = 0, stride_ = 0, bytes_ = 0, wire_bytes_ = 0;
     // memory
     double* factors_ = nullptr;          ///< (N)
@@ -271,7 +273,14 @@ private:
 
     sharded_call(const Job& job, const vocab_shard& shard, int threads) : job_(job) { (void)plan(job, shard, threads); }
 
-    Rows rows() const { return rows_of<lane_engine>(job_, frame_); }
+    Rows rows() const {
+        if constexpr (blocks)
+            return rows_of<lane_engine>(
+                with_made(job_, [&](const auto& side) { return block_on_cpu(side, memory_of(side), block_first_); }),
+                frame_);
+        else
+            return rows_of<lane_engine>(job_, frame_);
+    }
 
     std::size_t plan(const Job& job, const vocab_shard& shard, int threads) {
         frame_.shard = shard;
@@ -313,12 +322,10 @@ private:
         return memory.used;
     }
     template <class Side>
-    void place_block(Side& side, carver& memory) {
+    void place_block(const Side& side, carver& memory) {
         if constexpr (in_blocks<Side>) {
             std::byte*& base = std::is_same_v<Side, Student> ? student_memory_ : teacher_memory_;
             base = memory.take<std::byte>(static_cast<index_t>(block_memory(side, block_, 0).bytes));
-            const auto own = memory_of(side);
-            side.block = {own.logits, own.gradient, 0};
             if constexpr (std::is_same_v<Side, Student>) frame_.env.beta = 0; // of the block; drain has the caller's
         }
     }
@@ -343,10 +350,7 @@ private:
     template <class Body>
     void for_blocks(Body&& body) {
         for (index_t begin = 0; begin == 0 || begin < job_.rows; begin += block_) {
-            const auto look = [&](auto& side) {
-                if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) side.block.first = begin;
-            };
-            look(job_.student), look(job_.teacher);
+            block_first_ = begin;
             body(begin, std::min(begin + block_, job_.rows), filled_ == begin);
         }
     }

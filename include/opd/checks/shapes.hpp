@@ -77,6 +77,15 @@ void check_logits(const Student& s, index_t gradient_rows, index_t gradient_cols
     check_matrix("student.dz", s.dz, gradient_rows, gradient_cols);
 }
 
+template <class Member, class Source>
+void check_tiles(const Member& member, const Source& s, index_t rows) {
+    if (rows > 0 && s.tile_size() < s.vocab() && (s.tile_size() < 1 || s.tile_size() % 1024 != 0))
+        throw invalid_input(member(".tile_size()"),
+                            "must be a multiple of 1,024 ids, or hold the whole vocabulary; it is " +
+                                std::to_string(s.tile_size()));
+    if (Source::one_tile && s.tile_size() < s.vocab())
+        throw invalid_input(member(".tile_size()"), "is below the vocabulary, though the source says one_tile");
+}
 /// Shape and range of a source of rows that holds no view: its own checks first. Names are put together where something is thrown.
 template <class Source>
 void check_source(const char* name, const Source& s, index_t rows) {
@@ -87,12 +96,7 @@ void check_source(const char* name, const Source& s, index_t rows) {
         throw invalid_input(member(".rows()"),
                             "are " + std::to_string(s.rows()) + " for " + std::to_string(rows) + " rows");
     if (s.vocab() < 1 && rows > 0) throw invalid_input(member(".vocab()"), "holds no id");
-    if (rows > 0 && s.tile_size() < s.vocab() && (s.tile_size() < 1 || s.tile_size() % 1024 != 0))
-        throw invalid_input(member(".tile_size()"),
-                            "must be a multiple of 1,024 ids, or hold the whole vocabulary; it is " +
-                                std::to_string(s.tile_size()));
-    if (Source::one_tile && s.tile_size() < s.vocab())
-        throw invalid_input(member(".tile_size()"), "is below the vocabulary, though the source says one_tile");
+    if constexpr (row_source<Source>) check_tiles(member, s, rows);
     if (!temperature_in_range(s.temperature)) check_temperature(member(".temperature").c_str(), s.temperature);
 }
 

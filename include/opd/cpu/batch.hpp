@@ -18,6 +18,7 @@
 #include "opd/cpu/lane_engine.hpp"
 #include "opd/diagnostics.hpp"
 #include "opd/evaluate.hpp"
+#include "opd/logits/block_sides.hpp"
 #include "opd/logits/gathered_logits.hpp"
 #include "opd/logits/logit_blocks.hpp"
 #include "opd/logits/logit_rows.hpp"
@@ -88,32 +89,6 @@ inline constexpr bool gathers<row_job<Student, Teacher, Estimator, space::host>>
                                                                                    (has_kept_sets<Teacher> ||
                                                                                     renormalised_estimator<Estimator>);
 
-/// A job as its rows see it.
-template <class Job>
-const Job& job_of_rows(const Job& job) {
-    return job;
-}
-template <class Student, class Teacher, class Estimator>
-    requires(gathers<row_job<Student, Teacher, Estimator, space::host>>)
-auto job_of_rows(const row_job<Student, Teacher, Estimator, space::host>& job) {
-    using side = gathered_side<Student>;
-    return row_job<side, Teacher, Estimator, space::host>{side{job.student}, job.teacher, job.estimator,
-                                                          job.env,           job.rows,    job.vocab};
-}
-template <class Z, class Cache, class L, class Source>
-    requires(in_blocks<Source>)
-auto job_of_rows(const kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>& job) {
-    using rows = rows_of_source<gathered_side<Source>>;
-    return kept_logp_job<Z, Cache, L, space::host, rows>{
-        rows(gathered_side<Source>{job.z.source}), job.cache, job.log_p, job.temperature, job.mask, job.lse};
-}
-
-/// Whether the CPU has rows for a job.
-template <class Job>
-concept has_lanes = requires(const Job& job) {
-    rows_of<lane_engine>(job_of_rows(job), host_frame_of(job));
-};
-
 /// Whether a job's logits are made in blocks, of either side.
 template <class Job>
 inline constexpr bool has_blocks = false;
@@ -125,6 +100,35 @@ template <plain_job Job>
 inline constexpr bool has_blocks<Job> = in_blocks<typename decltype(Job::z)::source_type>;
 template <class Z, class Cache, class L, class Source>
 inline constexpr bool has_blocks<kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>> = false;
+
+/// A side on the CPU as its rows see it, in memory of `rows` rows from `first` on; without memory while a call is planned.
+template <class Side>
+auto block_on_cpu(const Side& side, const block_memory<Side>& own, index_t first) {
+    using block = typename block_rows<Side, float, true>::type;
+    return block_of<block>(side, side.vocab(), first, own.logits, own.gradient);
+}
+template <class Job>
+inline constexpr bool makes_sets = false;
+template <class Z, class Cache, class L, class Source>
+inline constexpr bool makes_sets<kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>> = in_blocks<Source>;
+
+/// A job as its rows see it: of logits that are made here, where they will lie.
+template <class Job>
+decltype(auto) job_of_rows(const Job& job) {
+    if constexpr (gathers<Job> || makes_sets<Job>)
+        return with_made(job,
+                         [](const auto& side) { return gathered_side<std::remove_cvref_t<decltype(side)>>{side}; });
+    else if constexpr (has_blocks<Job>)
+        return with_made(job, [](const auto& side) { return block_on_cpu(side, block_memory(side, 0, 0), 0); });
+    else
+        return (job);
+}
+
+/// Whether the CPU has rows for a job.
+template <class Job>
+concept has_lanes = requires(const Job& job) {
+    rows_of<lane_engine>(job_of_rows(job), host_frame_of(job));
+};
 
 /// Whether a job's logits may be made a tile at a time: its rows read them in order alone, and neither side is a source of yours that makes
 /// its tiles in scratch, for which a row must be one thread's until it is done.
@@ -292,34 +296,29 @@ void run_groups(const Job& job, const host_frame& frame, const host_plan& plan, 
 
 /// Rows whose logits are made here: a block is filled, its rows are run, and what they say goes back.
 template <class Job>
-void run_blocks(Job job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
+void run_blocks(const Job& job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
                 std::byte* memory) {
     const worker_floats workers{scratch, plan.scratch};
-    const auto memory_of = [&](auto& side, std::byte* at) { return block_memory(side, plan.block, 0, at); };
-    std::byte* next = memory;
-    each_made(job, [&](auto& side) {
-        const auto own = memory_of(side, next);
-        side.block = {own.logits, own.gradient, 0};
+    each_made(job, [&](const auto& side) {
         if (drains(side)) frame.env.beta = 0; // of the block; the caller's is for what goes back
-        next += own.bytes;
     });
     for (index_t begin = 0; begin == 0 || begin < plan.rows;
          begin += plan.block) { // without rows a head's gradient is 0 all the same
         const index_t end = std::min(begin + plan.block, plan.rows);
-        next = memory;
-        each_made(job, [&](auto& side) {
-            const auto own = memory_of(side, next);
+        std::byte* next = memory;
+        const auto made = with_made(job, [&](const auto& side) {
+            const block_memory own(side, plan.block, 0, next);
             next += own.bytes;
-            side.block.first = begin;
             const row_list rows = list_of(begin, end, own.wanted, [&](index_t r) { return frame.env.mask.kept(r); });
             ready_states(side, own, rows, begin, team, workers);
             fill(side, own, rows, begin, side.vocab(), 0, side.vocab(), team, workers);
+            return block_on_cpu(side, own, begin);
         });
-        run_groups(job, frame, plan, begin, end, team, scratch);
+        run_groups(made, frame, plan, begin, end, team, scratch);
         if constexpr (requires { job.student; })
             if constexpr (in_blocks<decltype(job.student)>)
                 if (job.student.has_gradient())
-                    drain_block(job.student, memory_of(job.student, memory), begin, end,
+                    drain_block(job.student, block_memory(job.student, plan.block, 0, memory), begin, end,
                                 is_lumped<decltype(job.teacher)> ? job.student.vocab() : job.vocab, job.env.beta,
                                 begin == 0, team, workers);
     }

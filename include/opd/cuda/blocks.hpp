@@ -39,6 +39,7 @@
 #include "opd/evaluate.hpp"
 #include "opd/head.hpp"
 #include "opd/hidden.hpp"
+#include "opd/logits/block_sides.hpp"
 #include "opd/logits/logit_rows.hpp"
 #include "opd/rows/rows.hpp"
 #include "opd/rows/tuning.hpp"
@@ -90,40 +91,6 @@ index_t leading(const View& v) {
 
 // --- a block as rows ----------------------------------------------------------------------------------------------------
 
-/// A side whose logits of the rows [first, first + …) are there, by blocks.
-template <space Space>
-struct side_block {
-    using logit_type = float;
-    static constexpr space memory_space = Space;
-    static constexpr bool one_tile = true, whole_rows = true;
-    float* logits = nullptr;
-    index_t stride = 0, first = 0, row_count = 0, ids = 0;
-    float temperature = 1;
-
-    OPD_HD index_t rows() const { return row_count; }
-    OPD_HD index_t vocab() const { return ids; }
-    OPD_HD index_t tile_size() const { return ids; }
-    OPD_HD const float* tile(row_place at, index_t begin) const { return logits + (at.row - first) * stride + begin; }
-    OPD_HD float logit(row_place at, index_t id) const { return *tile(at, id); }
-};
-template <class G, space Space>
-struct student_block : side_block<Space> {
-    using gradient_type = G;
-    static constexpr bool sparse_gradient = false;
-    G* gradient = nullptr;
-    bool wanted = false; ///< the gradient
-
-    OPD_HD bool has_gradient() const { return wanted; }
-    OPD_HD G* gradient_tile(row_place at, index_t begin) const {
-        return gradient + (at.row - this->first) * this->stride + begin;
-    }
-    OPD_HD G& gradient_at(row_place at, index_t id) const { return *gradient_tile(at, id); }
-};
-template <space Space>
-struct teacher_block : side_block<Space> {
-    static constexpr cache_kind kind = cache_kind::dense;
-};
-
 /// What hidden states are stored as.
 template <class Hidden>
 using states_of = std::remove_const_t<typename decltype(Hidden::x)::element_type>;
@@ -131,31 +98,15 @@ using states_of = std::remove_const_t<typename decltype(Hidden::x)::element_type
 template <class Hidden>
 using block_gradient = std::conditional_t<brain_float<states_of<Hidden>>, bfloat16, float>;
 
-/// A student's source, not a teacher's.
-template <class Source>
-inline constexpr bool trains_states = requires(const Source& s) {
-    s.dx;
+template <class Side>
+struct device_block {
+    using type = Side;
 };
-template <class Source>
-struct block_rows {
-    using type = Source;
-};
-template <class Source>
-    requires(in_blocks<Source> && !trains_states<Source> && !is_lumped<Source>)
-struct block_rows<Source> {
-    using type = teacher_block<Source::memory_space>;
-};
-template <class Source>
-    requires(in_blocks<Source>&& trains_states<Source>)
-struct block_rows<Source> {
-    using type = student_block<block_gradient<Source>, Source::memory_space>;
-};
-
-template <class Cache>
-    requires(in_blocks<Cache>)
-struct block_rows<teacher::lumped<Cache>> {
-    using type = teacher::lumped<typename block_rows<Cache>::type>;
-};
+template <class Side>
+    requires(in_blocks<Side>)
+struct device_block<Side> : block_rows<Side, block_gradient<Side>> {};
+template <class Side>
+using block_on_device = typename device_block<Side>::type;
 
 /// Whether there are kernels for a job of which a side's logits are made here.
 template <class Job>
@@ -163,31 +114,8 @@ inline constexpr bool has_block_kernel = false;
 template <class Student, class Teacher, class Estimator, space S>
     requires(in_blocks<Student> || in_blocks<Teacher>)
 inline constexpr bool has_block_kernel<row_job<Student, Teacher, Estimator, S>> =
-    has_kernel<row_job<typename block_rows<Student>::type, typename block_rows<Teacher>::type, Estimator, S>>;
+    has_kernel<row_job<block_on_device<Student>, block_on_device<Teacher>, Estimator, S>>;
 
-/// The same score or draw of other rows of logits.
-template <class Z, class Id, class L, space S, class Rows, class Source>
-auto with_rows(const score_job<Z, Id, L, S, Rows>& job, const rows_of_source<Source>& z) {
-    return score_job<Z, Id, L, S, rows_of_source<Source>>{z, job.what, job.temperature, job.mask};
-}
-template <class Z, class Cache, class L, space S, class Rows, class Source>
-auto with_rows(const kept_logp_job<Z, Cache, L, S, Rows>& job, const rows_of_source<Source>& z) {
-    return kept_logp_job<Z, Cache, L, S, rows_of_source<Source>>{z,        job.cache, job.log_p, job.temperature,
-                                                                 job.mask, job.lse};
-}
-template <class Z, class Design, class Id, class L, class W, space S, class Rows, class Source>
-auto with_rows(const draw_job<Z, Design, Id, L, W, S, Rows>& job, const rows_of_source<Source>& z) {
-    return draw_job<Z, Design, Id, L, W, S, rows_of_source<Source>>{z, job.design, job.keys, job.out, job.options};
-}
-template <class Z, class Id, space S, class Rows, class Source>
-auto with_rows(const kept_job<Z, Id, S, Rows>& job, const rows_of_source<Source>& z) {
-    return kept_job<Z, Id, S, rows_of_source<Source>>{z, job.cut, job.offsets, job.ids, job.mask};
-}
-template <class OldStudent, class OldTeacher, class Student, class Teacher, class Estimator, space S>
-auto with_sides(const row_job<OldStudent, OldTeacher, Estimator, S>& job, const Student& student,
-                const Teacher& teacher) {
-    return row_job<Student, Teacher, Estimator, S>{student, teacher, job.estimator, job.env, job.rows, job.vocab};
-}
 template <plain_job Job>
     requires requires { typename decltype(Job::z)::source_type; }
 inline constexpr bool has_block_kernel<Job> = in_blocks<typename decltype(Job::z)::source_type>;
@@ -280,40 +208,19 @@ index_t most_rows(const char* name, const Side& side, index_t rows) {
     return of_budget < std::size_t(of_launch) ? index_t(of_budget) : of_launch;
 }
 
-/// The side of a block as what its rows read; `memory` is null while a call is planned.
-template <class Side>
-auto as_rows(const Side& h, const block_layout& layout, index_t first, std::byte* memory) {
-    typename block_rows<Side>::type rows;
-    rows.stride = layout.stride, rows.first = first, rows.row_count = h.rows(), rows.ids = h.vocab();
-    rows.temperature = h.temperature;
-    if constexpr (is_lumped<Side>) rows.common = h.common;
-    if constexpr (requires { rows.gradient; }) {
-        rows.wanted = h.has_gradient();
-        if (memory != nullptr)
-            rows.gradient = reinterpret_cast<decltype(rows.gradient)>(memory + layout.gradient); // over the logits at 0
-    }
-    if (memory != nullptr) rows.logits = reinterpret_cast<float*>(memory);
-    return rows;
-}
-/// The job of the block of `rows` rows from `first` on, of which `memory` holds the logits; a side that is in memory stays what it is.
+/// The job of the block of `rows` rows from `first` on, of which `memory` holds the logits, null while a call is planned.
 template <class Job>
 auto job_of_block(const Job& job, index_t rows, index_t first, std::byte* memory) {
-    const auto made = [&](const auto& side) {
-        if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) {
-            const block_layout layout(side, rows);
-            const auto block = as_rows(side, layout, first, memory);
-            if (memory != nullptr) memory += layout.bytes;
-            return block;
-        } else {
-            return side;
-        }
-    };
-    if constexpr (plain_job<Job>) {
-        return with_rows(job, rows_of_source(made(job.z.source)));
-    } else {
-        const auto student = made(job.student); // whose block comes first
-        return with_sides(job, student, made(job.teacher));
-    }
+    return with_made(job, [&]<class Side>(const Side& side) {
+        const block_layout layout(side, rows);
+        using block = typename block_rows<Side, block_gradient<Side>>::type;
+        using G = block_gradient<Side>;
+        auto* const logits = reinterpret_cast<float*>(memory);
+        G* const gradient =
+            memory == nullptr ? nullptr : reinterpret_cast<G*>(memory + layout.gradient); // over the logits at 0
+        if (memory != nullptr) memory += layout.bytes;                                    // the student's come first
+        return block_of<block>(side, layout.stride, first, logits, gradient);
+    });
 }
 
 template <space S>

@@ -38,7 +38,12 @@ struct rows_of_source {
 /// Whether a source's rows may be read whole. `name_of`: what its members are called in errors.
 template <class Source>
 constexpr bool reads_whole() {
-    constexpr bool whole = row_source<Source> && Source::one_tile && !has_scratch<Source>;
+    constexpr bool whole = [] {
+        if constexpr (made_source<Source>)
+            return true;
+        else
+            return row_source<Source> && Source::one_tile && !has_scratch<Source>;
+    }();
     static_assert(whole, "opd: scores and draws read whole rows: of a view, student::logits, teacher::dense, "
                          "student::hidden, teacher::hidden, or a source that is one_tile without scratch");
     return whole;

@@ -69,8 +69,7 @@ concept stores_gradient = requires(const Rows& k) {
     typename Rows::G;
     k.student.has_gradient();
     requires !std::is_same_v<opd::stored_as<typename Rows::G>, double>;
-    requires !in_blocks<std::remove_cvref_t<decltype(k.student)>>;
-    requires !makes_ids<std::remove_cvref_t<decltype(k.student)>>;
+    requires !goes_back<std::remove_cvref_t<decltype(k.student)>>;
     requires !made_in_tiles<std::remove_cvref_t<decltype(k.student)>>;
 };
 
