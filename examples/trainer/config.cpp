@@ -175,8 +175,8 @@ namespace {
 
 bool reads_draws(std::optional<part_estimator> e) { return e == part_estimator::mc || e == part_estimator::threshold; }
 
-template <class Kind, std::size_t N>
-Kind chosen(const char* flag, const opd::choice::name<Kind> (&table)[N], const std::string& text) {
+template <class Table>
+auto chosen(const char* flag, const Table& table, const std::string& text) {
     if (const auto kind = opd::choice::find(table, text)) return *kind;
     std::vector<std::string> known;
     for (const auto& line : table) known.emplace_back(line.text);

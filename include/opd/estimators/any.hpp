@@ -16,10 +16,10 @@
 // not read the cache, a missing column.
 #pragma once
 
+#include <algorithm>
 #include <array>
-#include <cstddef>
+#include <iterator>
 #include <optional>
-#include <span>
 #include <string_view>
 
 #include "opd/config.hpp"
@@ -31,51 +31,80 @@
 #include "opd/teacher.hpp"
 #include "opd/traits.hpp"
 
+// Each choice once: its name, what it is, what a user reads of it. a, b: the parameters that a line names. To add one is to add its line.
+// clang-format off
+#define OPD_DIVERGENCES(X)                                                                \
+    X(reverse_kl, (reverse_kl{}), "KL(p||q): A = log q - log p")                          \
+    X(forward_kl, (forward_kl{}), "KL(q||p)")                                             \
+    X(jsd, (jsd{a, b}), "generalised Jensen-Shannon, weights a, b")                       \
+    X(skew_forward_kl, (skew_forward_kl{a}), "KL(q || a q + (1-a) p)")                    \
+    X(skew_reverse_kl, (skew_reverse_kl{a}), "KL(p || (1-a) q + a p)")                    \
+    X(total_variation, (total_variation{}), "half the sum of |p - q|: A = sign(q - p)/2") \
+    X(alpha_divergence, (alpha_divergence{a}), "(sum p^a q^(1-a) - 1)/(a(a-1))")          \
+    X(chi_squared, (chi_squared{}), "sum p^2/q - 1")
+// of the whole row, which drawn tokens do not say
+#define OPD_ROW_DIVERGENCES(X)             \
+    X(acceptance, (acceptance{}), "-log sum min(p, q): of a drafter p and its target q (LK)")
+// of drawn tokens alone
+#define OPD_ADVANTAGES(X)                                                                   \
+    X(clipped, (advantage::shaped<shape::clipped>{{a}, {}}), "reverse KL, A within +-a: linear in p/q beyond e^+-a") \
+    X(mixed, (advantage::shaped<shape::mixed>{{a}, {}}), "A = log(a q/p + 1-a): TROPD, TOP-D")                       \
+    X(box_cox, (advantage::shaped<shape::box_cox>{{a}, {}}), "A = ((q/p)^a - 1)/a: alpha divergence at 1-a")         \
+    X(scaled, (advantage::shaped<shape::scaled>{{a}, {}}), "a KL(p||q)")                                             \
+    X(band, (advantage::shaped<shape::band>{{a}, {}}), "A = 0 beyond +-a: no divergence, needs accept_bias")         \
+    X(old, (advantage::old{}), "A = log q - log mu: rewards drifting from mu, needs accept_bias on stale tokens")    \
+    X(extrapolated, (advantage::extrapolated{a}), "KL to the tilted teacher q^a p_ref^(1-a): G-OPD, ExOPD")          \
+    X(outside, (advantage::outside{}), "the cache's advantage alone")                                                \
+    X(with_outside, (advantage::mixed{a, b}), "a times the cache's advantage + b (log q - log p)")                   \
+    X(k1_reward, (advantage::reward<k1>{}), "-k1 as a detached reward: KL(p||q)")                                    \
+    X(k2_reward, (advantage::reward<k2>{}), "-k2 as a detached reward: needs accept_bias")                           \
+    X(k3_reward, (advantage::reward<k3>{}), "-k3 as a detached reward: KL(p||q) - KL(q||p)")
+#define OPD_SURROGATES(X)                                                                                                \
+    X(unclipped_is, (unclipped_is{}), "-rho A: unbiased at any staleness")                                               \
+    X(score_function, (score_function{}), "-A log p: for the student's own tokens")                                      \
+    X(truncated_is, (truncated_is{cap}), "-min(rho, cap) A log p: CISPO with a raw bound")                               \
+    X(cispo, (cispo{low, high}), "-clip(rho) A log p")                                                                   \
+    X(ppo_clip, (ppo_clip{low, high, dual}), "-min(rho A, clip(rho) A), dual clip")                                      \
+    X(decoupled_ppo, (decoupled_ppo{low, high, cap, over}), "PPO against p_prox, weighted by p_prox/mu; TIS with a cap") \
+    X(a3po, (a3po{low, high, cap, over}), "the same, p_prox between mu and p by the token's age")                        \
+    X(gspo, (gspo{low, high}), "PPO on the sequence's ratio")                                                            \
+    X(k1, (differentiated<k1>{}), "log(p/q) differentiated: no signal")                                                  \
+    X(k2, (differentiated<k2>{}), "log(q/p)^2/2 differentiated: KL(p||q) on the student's own tokens")                   \
+    X(k3, (differentiated<k3>{}), "q/p - 1 - log(q/p) differentiated: KL(q||p) on the student's own tokens")             \
+    X(k1_ratio, (differentiated<k1, true>{}), "the same times rho: no signal")                                           \
+    X(k2_ratio, (differentiated<k2, true>{}), "the same times rho: KL(p||q)")                                            \
+    X(k3_ratio, (differentiated<k3, true>{}), "the same times rho: KL(q||p)")
+#define OPD_BASELINES(X)                                                           \
+    X(none, (baseline::none{}), "0")                                               \
+    X(exact_entries, (of_row.exact), "mean of A over the certain entries")         \
+    X(leave_one_out, (of_row.others), "mean of rho A over the row's other draws")  \
+    X(self_normalised, (of_row.normalised), "likewise, over the sum of their rho") \
+    X(minimum_variance, (of_row.least), "likewise, weighted by (rho (1-p))^2")     \
+    X(value, (of_row.whole), "sum of p A over the certain entries")                \
+    X(given, (of_row.told), "the cache's")
+// and eopd, which mixes a weighted_sum
+#define OPD_SELECTORS(X)                                                       \
+    X(all, (selector::all{}), "every row as it is")                                                                    \
+    X(tip, (selector::tip{a, b}), "rows with H(p) >= a nats, or a loss of at least b (TIP)")                           \
+    X(prefix, (selector::prefix{a}), "the first a tokens of each sequence")                                            \
+    X(agreed, (selector::agreed{a}), "rows whose overlap of p and q is at least a: dense rows, renormalised supports") \
+    X(band, (selector::band{a}), "rows with |log(p/mu)| <= a: drawn tokens")
+#define OPD_ENUMERATOR(name, value, says) name,
+#define OPD_CASE(name, value, says) \
+    case kind::name:                \
+        return f value;
+// clang-format on
+
 namespace opd {
 
 namespace choice {
 
 enum class objective {
-    reverse_kl,
-    forward_kl,
-    jsd,
-    skew_forward_kl,
-    skew_reverse_kl,
-    total_variation,
-    alpha_divergence,
-    chi_squared,
-    clipped,
-    mixed,
-    box_cox,
-    scaled,
-    band,
-    old,
-    extrapolated,
-    outside,
-    with_outside,
-    k1_reward,
-    k2_reward,
-    k3_reward,
-    acceptance ///< of dense logits alone
+    OPD_DIVERGENCES(OPD_ENUMERATOR) OPD_ROW_DIVERGENCES(OPD_ENUMERATOR) OPD_ADVANTAGES(OPD_ENUMERATOR)
 };
-enum class surrogate {
-    unclipped_is,
-    score_function,
-    truncated_is,
-    cispo,
-    ppo_clip,
-    decoupled_ppo,
-    a3po,
-    gspo,
-    k1,
-    k2,
-    k3,
-    k1_ratio,
-    k2_ratio,
-    k3_ratio
-};
-enum class selector { all, tip, prefix, agreed, band, eopd };
-enum class baseline { none, exact_entries, leave_one_out, self_normalised, minimum_variance, value, given };
+enum class surrogate { OPD_SURROGATES(OPD_ENUMERATOR) };
+enum class selector { OPD_SELECTORS(OPD_ENUMERATOR) eopd };
+enum class baseline { OPD_BASELINES(OPD_ENUMERATOR) };
 
 /// A line of a table: what a user types, what it is.
 template <class Kind>
@@ -85,84 +114,42 @@ struct name {
     std::string_view says;
 };
 
-// clang-format off
-inline constexpr name<objective> objectives[] = {
-    {"reverse_kl", objective::reverse_kl, "KL(p||q): A = log q - log p"},
-    {"forward_kl", objective::forward_kl, "KL(q||p)"},
-    {"jsd", objective::jsd, "generalised Jensen-Shannon, weights a, b"},
-    {"skew_forward_kl", objective::skew_forward_kl, "KL(q || a q + (1-a) p)"},
-    {"skew_reverse_kl", objective::skew_reverse_kl, "KL(p || (1-a) q + a p)"},
-    {"total_variation", objective::total_variation, "half the sum of |p - q|: A = sign(q - p)/2"},
-    {"alpha_divergence", objective::alpha_divergence, "(sum p^a q^(1-a) - 1)/(a(a-1))"},
-    {"chi_squared", objective::chi_squared, "sum p^2/q - 1"},
-    {"clipped", objective::clipped, "reverse KL, A within +-a: linear in p/q beyond e^+-a"},
-    {"mixed", objective::mixed, "A = log(a q/p + 1-a): TROPD, TOP-D"},
-    {"box_cox", objective::box_cox, "A = ((q/p)^a - 1)/a: alpha divergence at 1-a"},
-    {"scaled", objective::scaled, "a KL(p||q)"},
-    {"band", objective::band, "A = 0 beyond +-a: no divergence, needs accept_bias"},
-    {"old", objective::old, "A = log q - log mu: rewards drifting from mu, needs accept_bias on stale tokens"},
-    {"extrapolated", objective::extrapolated, "KL to the tilted teacher q^a p_ref^(1-a): G-OPD, ExOPD"},
-    {"outside", objective::outside, "the cache's advantage alone"},
-    {"with_outside", objective::with_outside, "a times the cache's advantage + b (log q - log p)"},
-    {"k1_reward", objective::k1_reward, "-k1 as a detached reward: KL(p||q)"},
-    {"k2_reward", objective::k2_reward, "-k2 as a detached reward: needs accept_bias"},
-    {"k3_reward", objective::k3_reward, "-k3 as a detached reward: KL(p||q) - KL(q||p)"},
-};
-inline constexpr name<surrogate> surrogates[] = {
-    {"unclipped_is", surrogate::unclipped_is, "-rho A: unbiased at any staleness"},
-    {"score_function", surrogate::score_function, "-A log p: for the student's own tokens"},
-    {"truncated_is", surrogate::truncated_is, "-min(rho, cap) A log p: CISPO with a raw bound"},
-    {"cispo", surrogate::cispo, "-clip(rho) A log p"},
-    {"ppo_clip", surrogate::ppo_clip, "-min(rho A, clip(rho) A), dual clip"},
-    {"decoupled_ppo", surrogate::decoupled_ppo, "PPO against p_prox, weighted by p_prox/mu; TIS with a cap"},
-    {"a3po", surrogate::a3po, "the same, p_prox between mu and p by the token's age"},
-    {"gspo", surrogate::gspo, "PPO on the sequence's ratio"},
-    {"k1", surrogate::k1, "log(p/q) differentiated: no signal"},
-    {"k2", surrogate::k2, "log(q/p)^2/2 differentiated: KL(p||q) on the student's own tokens"},
-    {"k3", surrogate::k3, "q/p - 1 - log(q/p) differentiated: KL(q||p) on the student's own tokens"},
-    {"k1_ratio", surrogate::k1_ratio, "the same times rho: no signal"},
-    {"k2_ratio", surrogate::k2_ratio, "the same times rho: KL(p||q)"},
-    {"k3_ratio", surrogate::k3_ratio, "the same times rho: KL(q||p)"},
-};
-inline constexpr name<baseline> baselines[] = {
-    {"none", baseline::none, "0"},
-    {"exact_entries", baseline::exact_entries, "mean of A over the certain entries"},
-    {"leave_one_out", baseline::leave_one_out, "mean of rho A over the row's other draws"},
-    {"self_normalised", baseline::self_normalised, "likewise, over the sum of their rho"},
-    {"minimum_variance", baseline::minimum_variance, "likewise, weighted by (rho (1-p))^2"},
-    {"value", baseline::value, "sum of p A over the certain entries"},
-    {"given", baseline::given, "the cache's"},
-};
-/// a, b: the parameters that its line names.
-inline constexpr name<selector> selectors[] = {
-    {"all", selector::all, "every row as it is"},
-    {"tip", selector::tip, "rows with H(p) >= a nats, or a loss of at least b (TIP)"},
-    {"prefix", selector::prefix, "the first a tokens of each sequence"},
-    {"agreed", selector::agreed, "rows whose overlap of p and q is at least a: dense rows, renormalised supports"},
-    {"band", selector::band, "rows with |log(p/mu)| <= a: drawn tokens"},
-    {"eopd", selector::eopd, "b KL(q||p) beside KL(p||q) where H(q) > a nats (EOPD): dense rows, renormalised supports"},
-};
-// clang-format on
-
-/// What a dense cache takes: the first of `objectives`, and what is of the whole row, which drawn tokens do not say.
-inline constexpr auto dense_table = [] {
-    std::array<name<objective>, 9> t{};
-    for (std::size_t i = 0; i < 8; ++i) t[i] = objectives[i];
-    t[8] = {"acceptance", objective::acceptance, "-log sum min(p, q): of a drafter p and its target q (LK)"};
-    return t;
+#define OPD_LINE(name, value, says) {#name, kind::name, says},
+/// What drawn tokens take.
+inline constexpr auto objectives = [] {
+    using kind = objective;
+    return std::to_array<name<kind>>({OPD_DIVERGENCES(OPD_LINE) OPD_ADVANTAGES(OPD_LINE)});
 }();
-inline constexpr std::span<const name<objective>> divergences(dense_table);
-constexpr bool is_divergence(objective o) { return o <= objective::chi_squared || o == objective::acceptance; }
+/// What a dense cache takes.
+inline constexpr auto divergences = [] {
+    using kind = objective;
+    return std::to_array<name<kind>>({OPD_DIVERGENCES(OPD_LINE) OPD_ROW_DIVERGENCES(OPD_LINE)});
+}();
+inline constexpr auto surrogates = [] {
+    using kind = surrogate;
+    return std::to_array<name<kind>>({OPD_SURROGATES(OPD_LINE)});
+}();
+inline constexpr auto baselines = [] {
+    using kind = baseline;
+    return std::to_array<name<kind>>({OPD_BASELINES(OPD_LINE)});
+}();
+inline constexpr auto selectors = [] {
+    using kind = selector;
+    return std::to_array<name<kind>>({OPD_SELECTORS(OPD_LINE){
+        "eopd", kind::eopd,
+        "b KL(q||p) beside KL(p||q) where H(q) > a nats (EOPD): dense rows, renormalised supports"}});
+}();
+#undef OPD_LINE
+constexpr bool is_divergence(objective o) {
+    return std::ranges::any_of(divergences, [o](const auto& line) { return line.which == o; });
+}
 
-template <class Kind>
-constexpr std::optional<Kind> find(std::span<const name<Kind>> table, std::string_view text) {
+/// What a line's text stands for; of any range of lines.
+template <class Table>
+constexpr auto find(const Table& table, std::string_view text) -> std::optional<decltype(std::begin(table)->which)> {
     for (const auto& line : table)
         if (line.text == text) return line.which;
     return std::nullopt;
-}
-template <class Kind, std::size_t N>
-constexpr std::optional<Kind> find(const name<Kind> (&table)[N], std::string_view text) {
-    return find(std::span<const name<Kind>>(table), text);
 }
 
 } // namespace choice
@@ -177,24 +164,10 @@ struct any_dense {
     OPD_HD constexpr auto visit(F f) const {
         using kind = choice::objective;
         switch (which) {
-        case kind::forward_kl:
-            return f(forward_kl{});
-        case kind::jsd:
-            return f(jsd{a, b});
-        case kind::skew_forward_kl:
-            return f(skew_forward_kl{a});
-        case kind::skew_reverse_kl:
-            return f(skew_reverse_kl{a});
-        case kind::total_variation:
-            return f(total_variation{});
-        case kind::alpha_divergence:
-            return f(alpha_divergence{a});
-        case kind::chi_squared:
-            return f(chi_squared{});
-        case kind::acceptance:
-            return f(acceptance{});
+            OPD_DIVERGENCES(OPD_CASE)
+            OPD_ROW_DIVERGENCES(OPD_CASE)
         default:
-            return f(reverse_kl{});
+            return f(reverse_kl{}); // not reached: refused by validate
         }
     }
     /// Throws unless it is a divergence.
@@ -229,30 +202,7 @@ struct any_objective {
     OPD_HD constexpr auto visit(F f) const {
         using kind = choice::objective;
         switch (which) {
-        case kind::clipped:
-            return f(advantage::shaped<shape::clipped>{{a}, {}});
-        case kind::mixed:
-            return f(advantage::shaped<shape::mixed>{{a}, {}});
-        case kind::box_cox:
-            return f(advantage::shaped<shape::box_cox>{{a}, {}});
-        case kind::scaled:
-            return f(advantage::shaped<shape::scaled>{{a}, {}});
-        case kind::band:
-            return f(advantage::shaped<shape::band>{{a}, {}});
-        case kind::old:
-            return f(advantage::old{});
-        case kind::extrapolated:
-            return f(advantage::extrapolated{a});
-        case kind::outside:
-            return f(advantage::outside{});
-        case kind::with_outside:
-            return f(advantage::mixed{a, b});
-        case kind::k1_reward:
-            return f(advantage::reward<k1>{});
-        case kind::k2_reward:
-            return f(advantage::reward<k2>{});
-        case kind::k3_reward:
-            return f(advantage::reward<k3>{});
+            OPD_ADVANTAGES(OPD_CASE)
         default:
             return any_dense{which, a, b}.visit(detail::of_worth<F>{f});
         }
@@ -305,32 +255,7 @@ struct any_surrogate {
     OPD_HD constexpr auto visit(F f) const {
         using kind = choice::surrogate;
         switch (which) {
-        case kind::score_function:
-            return f(score_function{});
-        case kind::truncated_is:
-            return f(truncated_is{cap});
-        case kind::cispo:
-            return f(cispo{low, high});
-        case kind::ppo_clip:
-            return f(ppo_clip{low, high, dual});
-        case kind::decoupled_ppo:
-            return f(decoupled_ppo{low, high, cap, over});
-        case kind::a3po:
-            return f(a3po{low, high, cap, over});
-        case kind::gspo:
-            return f(gspo{low, high});
-        case kind::k1:
-            return f(differentiated<k1>{});
-        case kind::k2:
-            return f(differentiated<k2>{});
-        case kind::k3:
-            return f(differentiated<k3>{});
-        case kind::k1_ratio:
-            return f(differentiated<k1, true>{});
-        case kind::k2_ratio:
-            return f(differentiated<k2, true>{});
-        case kind::k3_ratio:
-            return f(differentiated<k3, true>{});
+            OPD_SURROGATES(OPD_CASE)
         default:
             return f(unclipped_is{});
         }
@@ -379,19 +304,9 @@ struct any_baseline {
     OPD_CALLS_EITHER
     template <class F>
     OPD_HD constexpr auto visit(F f) const {
+        using kind = choice::baseline;
         switch (which) {
-        case choice::baseline::exact_entries:
-            return f(of_row.exact);
-        case choice::baseline::leave_one_out:
-            return f(of_row.others);
-        case choice::baseline::self_normalised:
-            return f(of_row.normalised);
-        case choice::baseline::minimum_variance:
-            return f(of_row.least);
-        case choice::baseline::value:
-            return f(of_row.whole);
-        case choice::baseline::given:
-            return f(of_row.told);
+            OPD_BASELINES(OPD_CASE)
         default:
             return f(baseline::none{});
         }
@@ -442,14 +357,7 @@ struct any_selector {
     OPD_HD constexpr auto visit(F f) const {
         using kind = choice::selector;
         switch (which) {
-        case kind::tip:
-            return f(selector::tip{a, b});
-        case kind::prefix:
-            return f(selector::prefix{a});
-        case kind::agreed:
-            return f(selector::agreed{a});
-        case kind::band:
-            return f(selector::band{a});
+            OPD_SELECTORS(OPD_CASE)
         default:
             return f(selector::all{});
         }
@@ -527,3 +435,12 @@ struct any_sampled {
 };
 
 } // namespace opd
+
+#undef OPD_DIVERGENCES
+#undef OPD_ROW_DIVERGENCES
+#undef OPD_ADVANTAGES
+#undef OPD_SURROGATES
+#undef OPD_BASELINES
+#undef OPD_SELECTORS
+#undef OPD_ENUMERATOR
+#undef OPD_CASE
