@@ -244,7 +244,7 @@ void rollout_engine::follow() {
             const walk& w = walks_[i];
             if (w.ends) continue;
             lane_state& s = lanes_[static_cast<std::size_t>(segments_[w.segment].slot)];
-            sampler_.add(s.sequence, logits_.data() + (w.row + 1 + w.node) * v);
+            sampler_.add(s.sequence, logits_.data() + (w.row + w.at.row()) * v);
             any = true;
         }
         if (!any) return;
@@ -259,19 +259,9 @@ void rollout_engine::follow() {
         for (std::size_t i = 0; i < walking_; ++i) {
             walk& w = walks_[i];
             if (w.ends) continue;
-            const segment& g = segments_[w.segment];
-            const lane_state& s = lanes_[static_cast<std::size_t>(g.slot)];
-            w.ends = true;
-            if (g.parents.empty()) continue;
-            const opd::spec::draft_tree& tree = speculation_->tree(g.slot);
-            for (index_t n = w.node + 1; n < tree.size(); ++n)
-                if (const auto at = static_cast<std::size_t>(n);
-                    tree.parents[at] == w.node && tree.tokens[at] == s.sequence.tokens.back()) {
-                    w.node = static_cast<std::int32_t>(n);
-                    ++w.matched;
-                    if (!complete(s.sequence)) w.ends = false, w.path.push_back(n);
-                    break;
-                }
+            const trajectory& written = lanes_[static_cast<std::size_t>(segments_[w.segment].slot)].sequence;
+            w.ends = !w.at.take(written.tokens.back()) || complete(written);
+            if (!w.ends) w.path.push_back(w.at.found().node);
         }
     }
 }
@@ -333,12 +323,12 @@ index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
         if (from + g.count != all.end()) continue; // the rest of the prefix comes in the next step
         if (walks_.size() == walking_) walks_.emplace_back();
         walk& w = walks_[walking_++];
-        w.segment = i, w.row = static_cast<index_t>(tokens_.size()) - 1, w.node = -1, w.matched = 0;
+        w.segment = i, w.row = static_cast<index_t>(tokens_.size()) - 1, w.at = {};
         w.tokens = all.size(), w.ends = false;
         w.path.clear();
         if (!speculation_) continue;
         const opd::spec::draft_tree& tree = speculation_->tree(g.slot);
-        g.parents = tree.parents;
+        g.parents = tree.parents, w.at = opd::spec::follower(tree);
         tokens_.insert(tokens_.end(), tree.tokens.begin(), tree.tokens.end());
     }
     rows_ = static_cast<index_t>(tokens_.size());
@@ -361,8 +351,7 @@ index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
         }
         s.known = std::max(s.known, s.computed);
         if (speculation_)
-            speculation_->verified(g.slot, {.accepted = w.matched, .node = w.node},
-                                   static_cast<index_t>(s.sequence.tokens.size() - w.tokens));
+            speculation_->verified(g.slot, w.at.found(), static_cast<index_t>(s.sequence.tokens.size() - w.tokens));
         if (!complete(s.sequence)) continue;
         s.sequence.ended = s.sequence.tokens.back() == o_.end;
         if (speculation_) speculation_->end(g.slot, s.sequence, true);

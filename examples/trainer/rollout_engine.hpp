@@ -30,6 +30,8 @@
 #include "speculation.hpp"
 #include "trajectory.hpp"
 
+#include <opd/spec/verify.hpp>
+
 namespace trainer {
 
 /// What runs, or ran, on a lane.
@@ -143,8 +145,7 @@ private:
     struct walk {
         std::size_t segment = 0;
         index_t row = 0;           // of the last token; its drafts' follow
-        std::int32_t node = -1;    // the last draft that the target drew as well
-        index_t matched = 0;       // such drafts
+        opd::spec::follower at;    // where in its drafts the target is
         std::size_t tokens = 0;    // before the step
         bool ends = false;         // nothing more is drawn of it in this step
         std::vector<index_t> path; // drafts that were drawn after

@@ -422,6 +422,68 @@ TEST_CASE("follow: with keyed noise the same tokens as without drafts, whatever 
     CHECK(followed > 500);
 }
 
+TEST_CASE("a batch is followed as each of its sequences is, with one draw a round") {
+    std::mt19937 random(2);
+    const auto below = [&](std::size_t n) { return static_cast<std::int32_t>(random() % n); };
+    batch_follower memory;
+    index_t longest = 0;
+    for (int trial = 0; trial < 300; ++trial) {
+        struct drafts {
+            std::vector<std::int32_t> parents, tokens, own; // own: of each row the token that the target draws
+        };
+        std::vector<drafts> all(static_cast<std::size_t>(below(6)));
+        std::vector<draft_tree> trees;
+        for (drafts& d : all) {
+            const auto nodes = static_cast<std::size_t>(below(9));
+            for (std::size_t n = 0; n < nodes; ++n) d.parents.push_back(below(n + 1) - 1), d.tokens.push_back(below(3));
+            for (std::size_t row = 0; row <= nodes; ++row) d.own.push_back(below(3));
+            trees.push_back({d.parents, d.tokens});
+        }
+        std::vector<verdict> expected;
+        std::vector<std::vector<index_t>> rows(all.size()), asked(all.size());
+        index_t rounds = 0, most = 0;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            expected.push_back(follow(trees[i], [&](index_t row) {
+                rows[i].push_back(row);
+                return all[i].own[static_cast<std::size_t>(row)];
+            }));
+            most = std::max(most, expected.back().accepted + 1);
+        }
+        const auto got =
+            memory.follow(trees, [&](std::span<const batch_follower::due> due, std::span<std::int32_t> tokens) {
+                ++rounds;
+                REQUIRE(due.size() == tokens.size());
+                REQUIRE(!due.empty());
+                for (std::size_t i = 0; i < due.size(); ++i) {
+                    if (i > 0) CHECK(due[i - 1].sequence < due[i].sequence);
+                    const auto n = static_cast<std::size_t>(due[i].sequence);
+                    asked[n].push_back(due[i].row);
+                    tokens[i] = all[n].own[static_cast<std::size_t>(due[i].row)];
+                }
+            });
+        CHECK(rounds == most);
+        CHECK(asked == rows);
+        REQUIRE(got.size() == all.size());
+        for (std::size_t i = 0; i < got.size(); ++i) {
+            CHECK(got[i].accepted == expected[i].accepted);
+            CHECK(got[i].node == expected[i].node);
+            CHECK(got[i].next == expected[i].next);
+        }
+        longest = std::max(longest, most);
+    }
+    CHECK(longest > 3);
+
+    const std::vector<std::int32_t> chain{-1, 0}, ahead{1, -1}, two{0, 1};
+    const draft_tree trees[] = {{chain, two}, {ahead, two}};
+    const auto never = [](std::span<const batch_follower::due>, std::span<std::int32_t>) { FAIL("a draw"); };
+    CHECK_THROWS_WITH_AS(memory.follow(trees, never), doctest::Contains("an earlier one"), opd::invalid_input);
+    follower alone; // no drafts: whatever is drawn comes next
+    CHECK(alone.row() == 0);
+    CHECK(!alone.take(7));
+    CHECK(alone.found().next == 7);
+    CHECK(alone.found().node == -1);
+}
+
 TEST_CASE("keyed coins: the same again, and as likely as they say") {
     constexpr int n = 40000;
     const law w = {0, 3, 1, 0, 4};

@@ -146,6 +146,43 @@ private:
 template <class Own>
 verdict follow(const draft_tree& tree, Own&& own);
 
+/// The same, told one by one what the target draws; for callers who draw for many sequences at once. The tree's memory stays the caller's.
+class follower {
+public:
+    follower() = default; ///< without drafts
+    /// Throws invalid_input for a tree that is none.
+    explicit follower(const draft_tree& tree);
+    /// The row that the next token is drawn from: 0 the prefix's, n + 1 node n's.
+    index_t row() const { return found_.node + 1; }
+    /// The target drew `token` there. Whether it was drafted, so that there is a row to draw from after it.
+    bool take(std::int32_t token);
+    const verdict& found() const { return found_; }
+
+private:
+    draft_tree tree_ = {};
+    verdict found_ = {};
+};
+
+/// Follows the drafts of a batch, with one draw a round for all sequences that go on: as many rounds as the longest way has tokens. Memory
+/// is kept from call to call.
+class batch_follower {
+public:
+    struct due {
+        index_t sequence;
+        index_t row; ///< of this sequence's laws
+    };
+    /// draw(std::span<const due>, std::span<std::int32_t>) writes the token that the target draws from each of these rows, ascending by
+    /// sequence. Returns one verdict a tree, good until the next call. Throws invalid_input, before it draws, for a tree that is none.
+    template <class Draw>
+    std::span<const verdict> follow(std::span<const draft_tree> trees, Draw&& draw);
+
+private:
+    std::vector<follower> at_;
+    std::vector<due> due_;
+    std::vector<std::int32_t> drawn_;
+    std::vector<verdict> verdicts_;
+};
+
 // --- implementation -------------------------------------------------------------------------------------------------
 
 namespace detail {
@@ -310,19 +347,47 @@ verdict verification::verify_block(const draft_tree& tree, matrix_view<const P> 
     return r;
 }
 
+inline follower::follower(const draft_tree& tree) : tree_(tree) { detail::check(tree); }
+
+inline bool follower::take(std::int32_t token) {
+    found_.next = token;
+    index_t child = detail::next_child(tree_, found_.node, found_.node);
+    while (child < tree_.size() && tree_.tokens[static_cast<std::size_t>(child)] != token)
+        child = detail::next_child(tree_, found_.node, child);
+    if (child == tree_.size()) return false;
+    found_.node = child;
+    ++found_.accepted;
+    return true;
+}
+
 template <class Own>
 verdict follow(const draft_tree& tree, Own&& own) {
-    detail::check(tree);
-    verdict r;
-    for (;;) {
-        r.next = static_cast<std::int32_t>(own(r.node + 1));
-        index_t child = detail::next_child(tree, r.node, r.node);
-        while (child < tree.size() && tree.tokens[static_cast<std::size_t>(child)] != r.next)
-            child = detail::next_child(tree, r.node, child);
-        if (child == tree.size()) return r;
-        r.node = child;
-        ++r.accepted;
+    follower f(tree);
+    while (f.take(static_cast<std::int32_t>(own(f.row())))) {}
+    return f.found();
+}
+
+template <class Draw>
+std::span<const verdict> batch_follower::follow(std::span<const draft_tree> trees, Draw&& draw) {
+    at_.clear(), due_.clear();
+    for (const draft_tree& tree : trees) {
+        due_.push_back({static_cast<index_t>(at_.size()), 0});
+        at_.emplace_back(tree);
     }
+    while (!due_.empty()) {
+        drawn_.resize(due_.size());
+        draw(std::span<const due>(due_), std::span<std::int32_t>(drawn_));
+        std::size_t go_on = 0;
+        for (std::size_t i = 0; i < due_.size(); ++i) {
+            const index_t n = due_[i].sequence;
+            follower& f = at_[static_cast<std::size_t>(n)];
+            if (f.take(drawn_[i])) due_[go_on++] = {n, f.row()};
+        }
+        due_.resize(go_on);
+    }
+    verdicts_.clear();
+    for (const follower& f : at_) verdicts_.push_back(f.found());
+    return verdicts_;
 }
 
 } // namespace opd::spec
