@@ -29,6 +29,7 @@
 
 #include "harness.hpp"
 #include "opd/sched/scheduler.hpp"
+#include "opd/sched/simulated_cluster.hpp"
 #include "opd/sched/staleness_queue.hpp"
 #include "opd/sched/virtual_driver.hpp"
 

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "opd/sched/simulated_cluster.hpp"
 #include "opd/sched/virtual_driver.hpp"
 #include "opd/threads.hpp"
 #include "simulate.hpp"

@@ -5,6 +5,7 @@
 // again. Either a snapshot is refused by invalid_input, or the run goes on, ends or says what is wrong.
 #include "fuzz/damage.hpp"
 #include "fuzz/player.hpp"
+#include "opd/sched/simulated_cluster.hpp"
 #include "opd/sched/thread_driver.hpp"
 #include "opd/sched/timed_stages.hpp"
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "opd/sched/simulated_cluster.hpp"
 #include "opd/sched/virtual_driver.hpp"
 
 namespace {

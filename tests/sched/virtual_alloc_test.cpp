@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 #include <new>
 
+#include "opd/sched/simulated_cluster.hpp"
 #include "opd/sched/virtual_driver.hpp"
 
 namespace {

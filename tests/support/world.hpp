@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "opd/sched/scheduler_checks.hpp"
+#include "opd/sched/simulated_cluster.hpp"
 #include "opd/sched/virtual_driver.hpp"
 #include "support/sanitized.hpp"
 

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What a run on threads (thread_driver.hpp) is told beforehand, calls while it runs, and says afterwards.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "opd/config.hpp"
+#include "opd/sched/conveyor.hpp"
+#include "opd/sched/scheduler.hpp"
+#include "opd/sched/types.hpp"
+
+namespace opd::sched {
+
+/// Seconds on the clock of all times that the driver reports.
+inline double steady_seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct thread_options {
+    double drain_seconds = 30;    ///< after a request to stop: for what is outstanding to be finished
+    double shutdown_seconds = 10; ///< for threads to return once the run is over; then they are left behind
+    double stranded_seconds = 0;  ///< a stage that has had no worker for so long stops the run; 0: it waits for ever
+    bool stop_on_error = false;   ///< the first exception of a stage stops the run, without draining
+    /// Versions between two calls of on_checkpoint, each of which copies the running prefixes of all workers; 0: only as
+    /// request_checkpoint() asks.
+    index_t checkpoint_every = 0;
+};
+
+/// A step is complete: an update consumed these, by sample, and all rollout workers have its weights.
+template <class Rolled, class Scored>
+struct step_report {
+    version_t version = 0; ///< now; the update was made at version - 1
+    double time = 0;       ///< steady_seconds() at its completion
+    counters totals;       ///< at its completion
+    std::vector<sequence_view<Rolled, Scored>> consumed;
+};
+
+/// A worker comes, goes, begins or ends to be busy, or to do spare work. Who goes is not busy any more.
+enum class worker_change : std::uint8_t { up, down, begin, end, begin_spare, end_spare };
+
+template <class Rolled, class Scored>
+struct thread_hooks {
+    /// On the learner's thread, between two updates, without a lock: rollout and scoring go on meanwhile. One that is still
+    /// at work `shutdown_seconds` after a stopped run's end is left behind as a stage is.
+    std::function<void(const step_report<Rolled, Scored>&)> on_step;
+    /// Likewise, after on_step of the same version.
+    std::function<void(run_snapshot<Rolled, Scored>)> on_checkpoint;
+    /// Under the driver's lock, on any thread: must be quick and must not call the driver. `time` never decreases.
+    std::function<void(stage, std::int32_t worker, worker_change, double time)> on_worker;
+    /// Likewise, after each event: what it led to and the state that it left.
+    std::function<void(double time, const event&, const actions&, const scheduler&)> on_event;
+};
+
+struct worker_name {
+    sched::stage stage = sched::stage::rollout;
+    std::int32_t worker = -1;
+    bool operator==(const worker_name&) const = default;
+};
+
+struct discarded_sequence {
+    sched::ticket ticket;
+    failure why = failure::stopped;
+    place where = place::waiting; ///< why = stopped: where it was
+};
+
+struct run_report {
+    bool completed = false; ///< all that was to be consumed was, or failed; not stopped before
+    version_t version = 0;
+    counters totals;
+    std::vector<discarded_sequence> discarded; ///< but for stale ones, which totals.failed_by counts
+    std::exception_ptr first_exception;
+    std::optional<worker_name> first_exception_at; ///< none: on_step, on_checkpoint or the driver
+    std::int64_t exceptions = 0;
+    std::exception_ptr first_observer_exception; ///< of on_worker and on_event, which stop nothing
+    std::int64_t observer_exceptions = 0;
+    /// The run ended as failed, for this stage: nothing was learnt from for `fruitless_steps`, or no rollout worker can install.
+    std::optional<stage> failed;
+    std::exception_ptr last_exception_of_failed; ///< null: it threw none
+    std::vector<worker_name> left_behind;        ///< threads that did not return
+    double seconds = 0;                          ///< of run()
+};
+
+} // namespace opd::sched
