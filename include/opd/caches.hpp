@@ -9,6 +9,7 @@
 
 namespace opd {
 
+/// What is known of the teacher: its kind (dense logits, a support, drawn or weighted tokens) and where it lies.
 template <class T>
 concept teacher_cache = requires {
     T::kind;

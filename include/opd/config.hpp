@@ -5,7 +5,7 @@
 //   OPD_HD        callable on the host and, under nvcc, on the device
 //   OPD_CALLS_EITHER  before an OPD_HD template that calls a function of its caller's
 //   OPD_INLINE    always inlined where code is optimised: the innermost functions of the row kernels. Not at -O0, where
-//                 g++ takes up to twice as long for them, and nobody asks for speed
+//                 g++ takes up to 1.6 times as long for them, and nobody asks for speed
 //   OPD_ISA       name of an inline namespace for code whose machine code depends on -march (see below)
 //   detail::pin   the identity, opaque to the optimiser
 //

@@ -19,13 +19,14 @@ struct row_place {
     std::byte* scratch = nullptr;
 };
 
+/// The student's side of a call, wherever its logits lie.
 template <class S>
 concept student_source = requires {
     typename S::logit_type;
     typename S::gradient_type;
     S::sparse_gradient;
 };
-/// What every source of rows answers (docs/concepts/source.md); a student's also where its gradient goes.
+/// What a source of rows answers: N, V, ids a tile, and the logits of a row by tile and one by one (docs/concepts/source.md).
 template <class S>
 concept row_source = requires(const S s, row_place at, index_t i) {
     { s.rows() } -> std::convertible_to<index_t>;
@@ -36,6 +37,7 @@ concept row_source = requires(const S s, row_place at, index_t i) {
     { S::one_tile } -> std::convertible_to<bool>;
     { s.temperature } -> std::convertible_to<double>;
 };
+/// What a student answers beside: whether a gradient is asked for, and where dz goes.
 template <class S>
 concept gradient_sink = requires(const S s, row_place at, index_t i) {
     { s.has_gradient() } -> std::convertible_to<bool>;
@@ -52,6 +54,7 @@ concept made_source = requires(const S s) {
     { s.temperature } -> std::convertible_to<double>;
 };
 
+/// Rows of logits, in memory or made.
 template <class S>
 concept readable_source = row_source<S> || made_source<S>;
 
@@ -75,7 +78,7 @@ template <class Source>
 inline constexpr bool makes_ids = requires {
     Source::makes_ids;
 };
-/// Whether a gradient of it is a term of sums in float that the caller sees the whole of.
+/// Whether the rows' gradient is not the caller's, but goes on into sums in float: no entry of it has to fit a caller's storage.
 template <class Source>
 constexpr bool goes_back_of() {
     if constexpr (requires { Source::goes_back; })

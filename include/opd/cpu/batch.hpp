@@ -69,18 +69,6 @@ template <plain_job Job>
     requires(Job::memory_space == space::host)
 host_frame host_frame_of(const Job& job) { return {job.as_env(), job.row_count()}; }
 
-/// f(source) for each side of a job whose logits are made here.
-template <class Job, class Function>
-constexpr void each_made(Job& job, Function&& f) {
-    const auto visit = [&](auto& source) {
-        if constexpr (in_blocks<std::remove_cvref_t<decltype(source)>>) f(source);
-    };
-    if constexpr (requires { job.student; })
-        visit(job.student), visit(job.teacher);
-    else if constexpr (requires { job.z.source; })
-        visit(job.z.source);
-}
-
 /// Whether a job's rows ask for the logits of few ids, which are made one by one, and their gradients go back from a block.
 template <class Job>
 inline constexpr bool gathers = false;
@@ -101,18 +89,19 @@ inline constexpr bool has_blocks<Job> = in_blocks<typename decltype(Job::z)::sou
 template <class Z, class Cache, class L, class Source>
 inline constexpr bool has_blocks<kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>> = false;
 
-/// A side on the CPU as its rows see it, in memory of `rows` rows from `first` on; without memory while a call is planned.
+/// A side on the CPU as its rows see it: a block in `own`, from row `first` on.
 template <class Side>
 auto block_on_cpu(const Side& side, const block_memory<Side>& own, index_t first) {
     using block = typename block_rows<Side, float, true>::type;
     return block_of<block>(side, side.vocab(), first, own.logits, own.gradient);
 }
+/// Whether a job without a gradient asks for the logits of few ids.
 template <class Job>
 inline constexpr bool makes_sets = false;
 template <class Z, class Cache, class L, class Source>
 inline constexpr bool makes_sets<kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>> = in_blocks<Source>;
 
-/// A job as its rows see it: of logits that are made here, where they will lie.
+/// A job as its rows see it; logits that are made here have no memory yet.
 template <class Job>
 decltype(auto) job_of_rows(const Job& job) {
     if constexpr (gathers<Job> || makes_sets<Job>)

@@ -120,17 +120,6 @@ template <plain_job Job>
     requires requires { typename decltype(Job::z)::source_type; }
 inline constexpr bool has_block_kernel<Job> = in_blocks<typename decltype(Job::z)::source_type>;
 
-/// f(name, side) for each side of a job whose logits are made here.
-template <class Job, class Function>
-void each_block_side(const Job& job, Function&& f) {
-    const auto visit = [&](const char* name, const auto& side) {
-        if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) f(name, side);
-    };
-    if constexpr (plain_job<Job>)
-        visit(name_of<typename decltype(job.z)::source_type>(), job.z.source);
-    else
-        visit("student", job.student), visit("teacher", job.teacher);
-}
 template <class Job>
 index_t rows_of_job(const Job& job) {
     if constexpr (plain_job<Job>)
@@ -196,13 +185,13 @@ struct block_plan {
 
 /// Rows of a block that a side allows.
 template <class Side>
-index_t most_rows(const char* name, const Side& side, index_t rows) {
+index_t most_rows(const Side& side, index_t rows) {
     constexpr index_t most_blocks = 0x7fffffff; // of one launch
     const block_layout layout(side, 0);
     if (rows > 0 && side.budget < layout.of_row)
-        throw invalid_input(std::string(name) + ".budget", "is " + std::to_string(side.budget) +
-                                                               " bytes; a row takes " + std::to_string(layout.of_row) +
-                                                               " on a device");
+        throw invalid_input(std::string(name_of<Side>()) + ".budget",
+                            "is " + std::to_string(side.budget) + " bytes; a row takes " +
+                                std::to_string(layout.of_row) + " on a device");
     const std::size_t of_budget = layout.of_row > 0 ? side.budget / layout.of_row : std::size_t(most_blocks);
     const index_t of_launch = most_blocks / (layout.chunks > 0 ? layout.chunks : 1);
     return of_budget < std::size_t(of_launch) ? index_t(of_budget) : of_launch;
@@ -232,8 +221,8 @@ template <class Job>
 block_plan block_plan_of(const Job& job) {
     const index_t all = rows_of_job(job);
     index_t block = all > 0 ? all : 1;
-    each_block_side(job, [&](const char* name, const auto& side) {
-        const index_t most = most_rows(name, side, all);
+    each_made(job, [&](const auto& side) {
+        const index_t most = most_rows(side, all);
         if (all > 0 && most < block) block = most;
     });
     if (block < all && block > gpu_tuning::tile_rows) block -= block % gpu_tuning::tile_rows;
@@ -244,7 +233,7 @@ block_plan block_plan_of(const Job& job) {
         all, block,
         device_plan(rows, sequences_of(env_of(job)), rows_of<thread_engine>(of_block, frame).scratch_bytes())};
     plan.bytes = plan.batch.bytes;
-    each_block_side(job, [&](const char*, const auto& side) { plan.bytes += block_layout(side, rows).bytes; });
+    each_made(job, [&](const auto& side) { plan.bytes += block_layout(side, rows).bytes; });
     return plan;
 }
 
@@ -604,7 +593,7 @@ void run_in_blocks(const Job& job, std::byte* memory, result* out, Launch&& laun
     for (index_t begin = 0; begin == 0 || begin < plan.rows; begin += plan.block) { // without rows a head's is 0
         const index_t end = plan.rows - begin < plan.block ? plan.rows : begin + plan.block;
         std::byte* at = sides;
-        each_block_side(job, [&](const char*, const auto& side) {
+        each_made(job, [&](const auto& side) {
             const block_layout layout(side, rows);
             fill_block(side, begin, end, layout, at, launch, products);
             at += layout.bytes;

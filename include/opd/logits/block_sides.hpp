@@ -106,6 +106,17 @@ auto with_sides(const row_job<OldStudent, OldTeacher, Estimator, S>& job, const 
                 const Teacher& teacher) {
     return row_job<Student, Teacher, Estimator, S>{student, teacher, job.estimator, job.env, job.rows, job.vocab};
 }
+/// f(side) for each side of a call whose logits are made here, the student first.
+template <class Job, class Function>
+void each_made(const Job& job, Function&& f) {
+    const auto visit = [&](const auto& side) {
+        if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) f(side);
+    };
+    if constexpr (requires { job.student; })
+        visit(job.student), visit(job.teacher);
+    else if constexpr (requires { job.z.source; })
+        visit(job.z.source);
+}
 /// The same call with make(side) for each side whose logits are made here, the student first.
 template <class Job, class Make>
 auto with_made(const Job& job, Make&& make) {
