@@ -19,6 +19,9 @@
 // much of tiles of the vocabulary; workspace_bytes() says all of it exactly. Operations: 2NVD for each side's logits, in tiles once a pass over the
 // rows; 2NVD each for dx and dw.
 //
+// A row whose dz float does not hold is an infinite row, as with logits in memory (env.on_overflow). dx, dw and db are sums of products in float:
+// what is beyond float there is infinite.
+//
 // Heads: w may also be an opd::lora_head, whose update has gradients of its own, or a type of yours, say a quantised head (head.hpp).
 //
 // States, heads and biases: float or bfloat16; gradients float. CUDA by backends/cuda_hidden.cuh and device views; the order of its products is

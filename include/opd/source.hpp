@@ -78,16 +78,6 @@ template <class Source>
 inline constexpr bool makes_ids = requires {
     Source::makes_ids;
 };
-/// Whether the rows' gradient is not the caller's, but goes on into sums in float: no entry of it has to fit a caller's storage.
-template <class Source>
-constexpr bool goes_back_of() {
-    if constexpr (requires { Source::goes_back; })
-        return Source::goes_back;
-    else
-        return makes_ids<Source>;
-}
-template <class Source>
-inline constexpr bool goes_back = goes_back_of<Source>();
 /// Whether all of a row's logits, and of its gradient, lie side by side until the row is done: rows may go by without tiles.
 template <class Source>
 inline constexpr bool whole_rows = materialised<Source> || requires {

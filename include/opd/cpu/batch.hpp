@@ -92,7 +92,7 @@ inline constexpr bool has_blocks<kept_logp_job<Z, Cache, L, space::host, rows_of
 /// A side on the CPU as its rows see it: a block in `own`, from row `first` on.
 template <class Side>
 auto block_on_cpu(const Side& side, const block_memory<Side>& own, index_t first) {
-    using block = typename block_rows<Side, float, true>::type;
+    using block = typename block_rows<Side, float>::type;
     return block_of<block>(side, side.vocab(), first, own.logits, own.gradient);
 }
 /// Whether a job without a gradient asks for the logits of few ids.

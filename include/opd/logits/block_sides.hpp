@@ -34,11 +34,10 @@ struct side_block {
     OPD_HD const float* tile(row_place at, index_t begin) const { return logits + (at.row - first) * stride + begin; }
     OPD_HD float logit(row_place at, index_t id) const { return *tile(at, id); }
 };
-/// `GoesBack`: its gradient is a term of sums in float, and may be larger than a caller's storage holds.
-template <class G, space Space, bool GoesBack = false>
+template <class G, space Space>
 struct student_block : side_block<Space> {
     using gradient_type = G;
-    static constexpr bool sparse_gradient = false, goes_back = GoesBack;
+    static constexpr bool sparse_gradient = false;
     G* gradient = nullptr;
     bool wanted = false; ///< the gradient
 
@@ -59,18 +58,18 @@ inline constexpr bool trains_states = requires(const Source& s) {
     s.dx;
 };
 /// What rows read of a side whose logits are made in blocks; G: what dz is stored as.
-template <class Source, class G, bool GoesBack = false>
+template <class Source, class G>
 struct block_rows {
     using type = teacher_block<Source::memory_space>;
 };
-template <class Source, class G, bool GoesBack>
+template <class Source, class G>
     requires(trains_states<Source>)
-struct block_rows<Source, G, GoesBack> {
-    using type = student_block<G, Source::memory_space, GoesBack>;
+struct block_rows<Source, G> {
+    using type = student_block<G, Source::memory_space>;
 };
-template <class Cache, class G, bool GoesBack>
-struct block_rows<teacher::lumped<Cache>, G, GoesBack> {
-    using type = teacher::lumped<typename block_rows<Cache, G, GoesBack>::type>;
+template <class Cache, class G>
+struct block_rows<teacher::lumped<Cache>, G> {
+    using type = teacher::lumped<typename block_rows<Cache, G>::type>;
 };
 /// A side's block: rows from `first` on, `stride` numbers each.
 template <class Block, class Side, class G>

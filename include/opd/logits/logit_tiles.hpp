@@ -14,6 +14,7 @@
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
 #include "opd/logits/logit_blocks.hpp"
+#include "opd/rows/fit_rows.hpp"
 #include "opd/rows/rows.hpp"
 #include "opd/rows/tiles.hpp"
 #include "opd/source.hpp"
@@ -105,7 +106,7 @@ struct team_of_block {
                 each_due([&](index_t i) { Phase::tile(k, states[i], parts[i], k.tile(states[i], begin, n), alone{}); });
             });
             each_due([&](index_t i) { Phase::finish(k, states[i], parts[i]); });
-        } else {
+        } else if constexpr (!comes_too_late<Phase, Rows>) {
             each_due([&](index_t i) { Phase::finish(k, states[i], Phase::part(k, states[i], alone{})); });
         }
     }
@@ -113,18 +114,54 @@ struct team_of_block {
     void each(const Rows& k) {
         if constexpr (requires { Phase::backwards; }) { // the gradient
             if (!find_due<Phase>(k)) return;
+            if constexpr (stores_gradient<Rows> && gradient_in_tiles<Rows>) look_ahead<Phase>(k);
             ready(true);
             each_tile<false>(k, [&](index_t begin, index_t n) {
                 tiles.make(begin, n);
-                each_due([&](index_t i) { Phase::tile(k, states[i], k.tile(states[i], begin, n), alone{}); });
+                each_due([&](index_t i) {
+                    const auto tile = k.tile(states[i], begin, n);
+                    Phase::tile(k, states[i], tile, alone{});
+                    if constexpr (gradient_in_tiles<Rows>)
+                        if (states[i].report.unfit) saturate_entries(tile.dz, n, 0, alone{});
+                });
                 tiles.back(begin, n);
             });
-        } else {
+        } else if constexpr (!comes_too_late<Phase, Rows>) {
             // a gradient that lies in tiles is gone with them: of rows without one nothing goes back
-            constexpr bool nothing_to_clear = writes_gradient<Phase> && made_in_tiles<decltype(k.student)>;
+            constexpr bool nothing_to_clear = writes_gradient<Phase> && gradient_in_tiles<Rows>;
             if constexpr (!nothing_to_clear)
                 if (find_due<Phase>(k)) each_due([&](index_t i) { Phase::run(k, states[i], alone{}); });
         }
+    }
+
+private:
+    template <class Rows>
+    static constexpr bool gradient_in_tiles = made_in_tiles<decltype(Rows::student)>;
+    /// A phase that looks at a gradient when its tiles are gone; look_ahead() has done so.
+    template <class Phase, class Rows>
+    static constexpr bool comes_too_late = gradient_in_tiles<Rows>&& requires {
+        Phase::reads_gradient;
+    };
+    /// Finds rows whose gradient float may not hold before a tile of it goes back: one pass more over those that may have one.
+    template <class Phase, class Rows>
+    void look_ahead(const Rows& k) {
+        int found[rows_of_tiles] = {};
+        bool some = false;
+        for (index_t i = 0; i < count; ++i) some |= due[i] = due[i] && may_be_unfit(k, states[i]);
+        if (some) {
+            ready(false);
+            each_tile<false>(k, [&](index_t begin, index_t n) {
+                tiles.make(begin, n);
+                each_due([&](index_t i) {
+                    const auto tile = k.tile(states[i], begin, n);
+                    Phase::tile(k, states[i], tile, alone{});
+                    found[i] |= holds_unfit(tile.dz, n, 0, alone{});
+                });
+            });
+            each_due([&](index_t i) { find_unfit<Rows>::finish(k, states[i], found[i]); });
+        }
+        find_due<Phase>(k);
+        for (index_t i = 0; i < count; ++i) due[i] = due[i] && (!states[i].report.unfit || saturates(k));
     }
 };
 

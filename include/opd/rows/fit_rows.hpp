@@ -55,6 +55,8 @@ OPD_HD OPD_INLINE void each_stretch(const Rows& k, const typename Rows::state_ty
         } else {
             visit(k.student.dz.row(st.row), k.student.dz.cols);
         }
+    } else if constexpr (makes_ids<Student>) {
+        visit(k.student.gradient_row(st.row), k.slots_at(st.row).count);
     } else if constexpr (requires { k.tile_size_t(); }) {
         each_tile<true>(
             k, [&](index_t begin, index_t count) { visit(k.student.gradient_tile(k.of_student(st), begin), count); });
@@ -63,14 +65,13 @@ OPD_HD OPD_INLINE void each_stretch(const Rows& k, const typename Rows::state_ty
     }
 }
 
-/// Rows that write a caller's gradient, of a type that may not hold it. That of hidden states is a sum of products, in float.
+/// Rows that write a gradient of a type that may not hold it: a caller's, or that of logits which are made, whose way back is products
+/// in float.
 template <class Rows>
 concept stores_gradient = requires(const Rows& k) {
     typename Rows::G;
     k.student.has_gradient();
     requires !std::is_same_v<opd::stored_as<typename Rows::G>, double>;
-    requires !goes_back<std::remove_cvref_t<decltype(k.student)>>;
-    requires !made_in_tiles<std::remove_cvref_t<decltype(k.student)>>;
 };
 
 /// Whether an entry may have become infinite: always in a narrow type; in one with float's range if the factor is large, since c is
@@ -113,6 +114,7 @@ void saturate_row(const Rows& k, typename Rows::state_type& st) {
 
 template <class Rows>
 struct find_unfit {
+    static constexpr bool reads_gradient = true;
     OPD_HD static bool due(const Rows& k, const typename Rows::state_type& st) { return may_be_unfit(k, st); }
     template <class At>
     OPD_HD static int part(const Rows& k, const typename Rows::state_type& st, At at) {
@@ -130,6 +132,7 @@ struct find_unfit {
 };
 template <class Rows>
 struct mend_unfit {
+    static constexpr bool reads_gradient = true;
     OPD_HD static bool due(const Rows&, const typename Rows::state_type& st) { return st.report.unfit; }
     template <class At>
     OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, At at) {
