@@ -33,6 +33,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -47,7 +48,7 @@
 #include "opd/cpu/batch.hpp"
 #include "opd/cpu/lane_engine.hpp"
 #include "opd/evaluate.hpp"
-#include "opd/logits/logit_blocks.hpp"
+#include "opd/logits/makers.hpp"
 #include "opd/rows/row_kinds.hpp"
 #include "opd/rows/workspace.hpp"
 #include "opd/shards/shard_team.hpp"
@@ -63,6 +64,15 @@ inline namespace OPD_ISA {
 struct shard_frame : host_frame {
     vocab_shard shard = {};
 };
+
+/// A job as its rows see it: hidden states in blocks, whatever the estimator.
+template <class Job>
+auto job_in_blocks(const Job& job, const std::optional<makers<Job>>& sides) {
+    if constexpr (has_blocks<Job>)
+        return sides->template job_of_rows<false>(job);
+    else
+        return job;
+}
 
 /// Whether the types of a call can be run in shards; if not, one sentence says why.
 template <class Backend, class Student, class Teacher, class Estimator>
@@ -152,8 +162,8 @@ template <class Job>
 class sharded_call {
     using Student = decltype(Job::student);
     using Teacher = decltype(Job::teacher);
-    using Rows =
-        decltype(rows_of<lane_engine>(job_of_rows(std::declval<const Job&>()), std::declval<const shard_frame&>()));
+    using Rows = decltype(rows_of<lane_engine>(job_in_blocks(std::declval<const Job&>(), {}),
+                                               std::declval<const shard_frame&>()));
     using State = typename Rows::state_type;
     using stage = shard_progress::stage;
     static constexpr bool blocks = has_blocks<Job>;
@@ -237,9 +247,7 @@ public:
                 k.row(writer);
                 if constexpr (stores_gradient<Rows>) saturate_row(k, states_[r]);
             });
-            if constexpr (in_blocks<Student>)
-                drain_block(job_.student, memory_of(job_.student), begin, end, job_.vocab, job_.env.beta, begin == 0,
-                            *team_, workers());
+            if constexpr (blocks) makers_->begin_back(job_.env.beta), makers_->back_all(), makers_->finish();
         });
         raise_bad(all_, frame_.env.on_bad);
         index_t unfit = 0;
@@ -258,8 +266,8 @@ private:
     result all_ = {};
     // sizes
     int threads_ = 1;
-    index_t block_ = 0, block_first_ = 0; ///< rows of a block, and the first of the one at hand
-    index_t filled_ = -1;                 ///< the first of the one whose logits are there
+    index_t block_ = 0;   ///< rows of a block
+    index_t filled_ = -1; ///< the first of the one whose logits are there
     std::size_t row_scratch_ = 0, worker_scratch_ = 0, slot_ = 0, stride_ = 0, bytes_ = 0, wire_bytes_ = 0;
     // memory
     double* factors_ = nullptr;          ///< (N)
@@ -269,22 +277,17 @@ private:
     std::byte* scratch_ = nullptr;       ///< (threads) worker_scratch_
     std::byte* slots_ = nullptr;         ///< (N) slot_: what rows send, by row
     std::byte* wire_ = nullptr;          ///< the same without gaps, as it goes out and comes back
-    std::byte *student_memory_ = nullptr, *teacher_memory_ = nullptr; ///< of a block
+    std::optional<makers<Job>> makers_;  ///< of a block
 
     sharded_call(const Job& job, const vocab_shard& shard, int threads) : job_(job) { (void)plan(job, shard, threads); }
 
-    Rows rows() const {
-        if constexpr (blocks)
-            return rows_of<lane_engine>(
-                with_made(job_, [&](const auto& side) { return block_on_cpu(side, memory_of(side), block_first_); }),
-                frame_);
-        else
-            return rows_of<lane_engine>(job_, frame_);
-    }
+    Rows rows() const { return rows_of<lane_engine>(job_in_blocks(job_, makers_), frame_); }
 
     std::size_t plan(const Job& job, const vocab_shard& shard, int threads) {
         frame_.shard = shard;
         static_cast<host_frame&>(frame_) = {job.env, job.rows};
+        carver nowhere;
+        if constexpr (blocks) makers_.emplace(job, 0, 0, nowhere, team_, worker_floats{});
         const auto k = rows();
         const std::size_t scratch = host_plan::aligned(k.scratch_bytes());
         (keeps_scratch ? row_scratch_ : worker_scratch_) = scratch;
@@ -317,24 +320,11 @@ private:
         slots_ = bytes(rows, slot_);
         wire_ = bytes(1, sizeof(partials_head) + rows * slot_);
         if constexpr (blocks) {
-            place_block(job_.student, memory), place_block(job_.teacher, memory);
+            makers_.emplace(job_, block_, 0, memory, team_, worker_floats{scratch_, worker_scratch_});
+            if constexpr (in_blocks<Student>) frame_.env.beta = 0; // of the block; what goes back has the caller's
         }
         return memory.used;
     }
-    template <class Side>
-    void place_block(const Side& side, carver& memory) {
-        if constexpr (in_blocks<Side>) {
-            std::byte*& base = std::is_same_v<Side, Student> ? student_memory_ : teacher_memory_;
-            base = memory.take<std::byte>(static_cast<index_t>(block_memory(side, block_, 0).bytes));
-            if constexpr (std::is_same_v<Side, Student>) frame_.env.beta = 0; // of the block; drain has the caller's
-        }
-    }
-
-    template <class Side>
-    block_memory<Side> memory_of(const Side& side) const {
-        return {side, block_, 0, std::is_same_v<Side, Student> ? student_memory_ : teacher_memory_};
-    }
-    worker_floats workers() const { return {scratch_, worker_scratch_}; }
     std::byte* scratch_of(index_t r, int worker) const {
         return keeps_scratch ? kept_ + static_cast<std::size_t>(r) * row_scratch_
                              : scratch_ + static_cast<std::size_t>(worker) * worker_scratch_;
@@ -350,7 +340,7 @@ private:
     template <class Body>
     void for_blocks(Body&& body) {
         for (index_t begin = 0; begin == 0 || begin < job_.rows; begin += block_) {
-            block_first_ = begin;
+            if constexpr (blocks) makers_->move_to(begin, std::min(begin + block_, job_.rows));
             body(begin, std::min(begin + block_, job_.rows), filled_ == begin);
         }
     }
@@ -361,16 +351,7 @@ private:
         for (index_t r = begin; r < end; ++r) any |= wanted(r);
         if (!any) return;
         filled_ = at_ == progress::fresh ? begin : -1;
-        const auto make = [&](auto& side) {
-            if constexpr (in_blocks<std::remove_cvref_t<decltype(side)>>) {
-                if (side.vocab() == 0) return;
-                const auto own = memory_of(side);
-                const row_list rows = list_of(begin, end, own.wanted, wanted);
-                ready_states(side, own, rows, begin, *team_, workers());
-                fill(side, own, rows, begin, side.vocab(), 0, side.vocab(), *team_, workers());
-            }
-        };
-        make(job_.student), make(job_.teacher);
+        makers_->ready(wanted), makers_->make_all();
     }
 
     void begin() {

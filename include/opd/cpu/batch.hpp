@@ -23,6 +23,7 @@
 #include "opd/logits/logit_blocks.hpp"
 #include "opd/logits/logit_rows.hpp"
 #include "opd/logits/logit_tiles.hpp"
+#include "opd/logits/makers.hpp"
 #include "opd/reduction.hpp"
 #include "opd/rows/row_kinds.hpp"
 #include "opd/rows/rows.hpp"
@@ -89,35 +90,11 @@ inline constexpr bool has_blocks<Job> = in_blocks<typename decltype(Job::z)::sou
 template <class Z, class Cache, class L, class Source>
 inline constexpr bool has_blocks<kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>> = false;
 
-/// A side on the CPU as its rows see it: a block in `own`, from row `first` on.
-template <class Side>
-auto block_on_cpu(const Side& side, const block_memory<Side>& own, index_t first) {
-    using block = typename block_rows<Side, float>::type;
-    return block_of<block>(side, side.vocab(), first, own.logits, own.gradient);
-}
 /// Whether a job without a gradient asks for the logits of few ids.
 template <class Job>
 inline constexpr bool makes_sets = false;
 template <class Z, class Cache, class L, class Source>
 inline constexpr bool makes_sets<kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>> = in_blocks<Source>;
-
-/// A job as its rows see it; logits that are made here have no memory yet.
-template <class Job>
-decltype(auto) job_of_rows(const Job& job) {
-    if constexpr (gathers<Job> || makes_sets<Job>)
-        return with_made(job,
-                         [](const auto& side) { return gathered_side<std::remove_cvref_t<decltype(side)>>{side}; });
-    else if constexpr (has_blocks<Job>)
-        return with_made(job, [](const auto& side) { return block_on_cpu(side, block_memory(side, 0, 0), 0); });
-    else
-        return (job);
-}
-
-/// Whether the CPU has rows for a job.
-template <class Job>
-concept has_lanes = requires(const Job& job) {
-    rows_of<lane_engine>(job_of_rows(job), host_frame_of(job));
-};
 
 /// Whether a job's logits may be made a tile at a time: its rows read them in order alone, and neither side is a source of yours that makes
 /// its tiles in scratch, for which a row must be one thread's until it is done.
@@ -128,26 +105,30 @@ inline constexpr bool may_tile<row_job<Student, Teacher, Estimator, space::host>
     (divergence<Estimator> || is_any_formula<Estimator>)&&Teacher::kind == cache_kind::dense && !is_lumped<Teacher> &&
     !has_scratch<Student> && !has_scratch<Teacher> && has_blocks<row_job<Student, Teacher, Estimator, space::host>>;
 
-/// A job with its sides as sources of tiles.
-template <class Job, class Tiles>
-auto by_tile(const Job& job, const Tiles& tiles) {
-    const auto student = student_of(tiles.student);
-    const auto teacher = teacher_of(tiles.teacher);
-    using job_type = row_job<std::remove_const_t<decltype(student)>, std::remove_const_t<decltype(teacher)>,
-                             decltype(job.estimator), space::host>;
-    return job_type{student, teacher, job.estimator, job.env, job.rows, job.vocab};
-}
+/// A job as its rows see it; logits that are made here have no memory yet.
 template <class Job>
-auto tiles_of(const Job& job, index_t rows, index_t tile, carver& memory, thread_team& team, worker_floats workers) {
-    auto student = side_of(job.student, rows, tile, memory);
-    auto teacher = side_of(job.teacher, rows, tile, memory);
-    return block_tiles<decltype(student), decltype(teacher)>{student, teacher, job.vocab, team, workers};
+decltype(auto) job_of_rows(const Job& job) {
+    if constexpr (gathers<Job> || makes_sets<Job>) {
+        return with_made(job,
+                         [](const auto& side) { return gathered_side<std::remove_cvref_t<decltype(side)>>{side}; });
+    } else if constexpr (has_blocks<Job>) {
+        carver nowhere;
+        return with_made(job,
+                         [&](const auto& side) { return rows_of_maker<may_tile<Job>>(maker(side, 0, 0, nowhere)); });
+    } else {
+        return (job);
+    }
 }
+
+/// Whether the CPU has rows for a job.
 template <class Job>
-using tile_state = typename decltype(rows_of<lane_engine>(
-    by_tile(std::declval<const Job&>(), tiles_of(std::declval<const Job&>(), 0, 0, std::declval<carver&>(),
-                                                 std::declval<thread_team&>(), worker_floats{})),
-    host_frame{}))::state_type;
+concept has_lanes = requires(const Job& job) {
+    rows_of<lane_engine>(job_of_rows(job), host_frame_of(job));
+};
+
+template <class Job>
+using state_of_rows =
+    typename decltype(rows_of<lane_engine>(job_of_rows(std::declval<const Job&>()), host_frame{}))::state_type;
 
 /// A job of a divergence as one of any divergence (dense_machine.hpp): all that follows is then compiled once a pair of sources. The
 /// estimator's parameters stay in `job`.
@@ -242,7 +223,7 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
     });
     each_made(job, [&](const auto& side) { plan.blocks += bytes(side, plan.block, plan.tile); });
     if constexpr (may_tile<Job>)
-        if (plan.tile > 0) plan.blocks += host_plan::aligned(sizeof(tile_state<Job>) * std::size_t(plan.block));
+        if (plan.tile > 0) plan.blocks += host_plan::aligned(sizeof(state_of_rows<Job>) * std::size_t(plan.block));
     each_made(job, [&](const auto& side) { plan.scratch = std::max(plan.scratch, worker_bytes(side, plan.block)); });
 }
 /// Blocks of rows with the gradients of `width` ids each.
@@ -283,62 +264,34 @@ void run_groups(const Job& job, const host_frame& frame, const host_plan& plan, 
     });
 }
 
-/// Rows whose logits are made here: a block is filled, its rows are run, and what they say goes back.
+/// Rows whose logits are made here: those of a block, then its rows are run, and what they say goes back. Where a block holds tiles, all its
+/// rows walk from phase to phase together.
 template <class Job>
-void run_blocks(const Job& job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
-                std::byte* memory) {
-    const worker_floats workers{scratch, plan.scratch};
-    each_made(job, [&](const auto& side) {
-        if (drains(side)) frame.env.beta = 0; // of the block; the caller's is for what goes back
-    });
-    for (index_t begin = 0; begin == 0 || begin < plan.rows;
-         begin += plan.block) { // without rows a head's gradient is 0 all the same
-        const index_t end = std::min(begin + plan.block, plan.rows);
-        std::byte* next = memory;
-        const auto made = with_made(job, [&](const auto& side) {
-            const block_memory own(side, plan.block, 0, next);
-            next += own.bytes;
-            const row_list rows = list_of(begin, end, own.wanted, [&](index_t r) { return frame.env.mask.kept(r); });
-            ready_states(side, own, rows, begin, team, workers);
-            fill(side, own, rows, begin, side.vocab(), 0, side.vocab(), team, workers);
-            return block_on_cpu(side, own, begin);
-        });
-        run_groups(made, frame, plan, begin, end, team, scratch);
-        if constexpr (requires { job.student; })
-            if constexpr (in_blocks<decltype(job.student)>)
-                if (job.student.has_gradient())
-                    drain_block(job.student, block_memory(job.student, plan.block, 0, memory), begin, end,
-                                is_lumped<decltype(job.teacher)> ? job.student.vocab() : job.vocab, job.env.beta,
-                                begin == 0, team, workers);
-    }
-}
-
-/// The same of rows that may be made a tile of the vocabulary at a time, as the plan has it: then all rows of a block walk from phase to
-/// phase together.
-template <class Job>
-void run_tiles(const Job& job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
-               std::byte* memory) {
-    using state = tile_state<Job>;
+void run_made(const Job& job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
+              std::byte* memory) {
     carver from{memory};
-    auto* const states = plan.tile > 0 ? from.take<state>(plan.block) : nullptr;
-    auto tiles = tiles_of(job, plan.block, plan.tile, from, team, worker_floats{scratch, plan.scratch});
-    if constexpr (in_blocks<decltype(job.student)>) frame.env.beta = 0; // of the block; what goes back has the caller's
-    const auto tiled = by_tile(job, tiles);
+    state_of_rows<Job>* const states = plan.tile > 0 ? from.take<state_of_rows<Job>>(plan.block) : nullptr;
+    makers<Job> sides(job, plan.block, plan.tile, from, &team, worker_floats{scratch, plan.scratch});
+    const float beta = frame.env.beta;
+    if (sides.drains()) frame.env.beta = 0; // of the block; the caller's is for what goes back
     for (index_t begin = 0; begin == 0 || begin < plan.rows;
          begin += plan.block) { // without rows a head's gradient is 0 all the same
         const index_t end = std::min(begin + plan.block, plan.rows);
-        tiles.move_to(begin, end, job.env.beta);
-        if (plan.tile > 0) {
-            const auto rows = rows_of<lane_engine>(tiled, frame);
-            run_block(rows, begin, end, states, tiles, team);
-            for (index_t i = 0; i < end - begin; ++i) frame.partials[begin + i] = states[i].partial;
-        } else {
-            tiles.ready([&](index_t r) { return frame.env.mask.kept(r); }, false);
-            tiles.make(0, job.vocab);
-            run_groups(tiled, frame, plan, begin, end, team, scratch);
-            tiles.back_all();
-        }
-        tiles.finish();
+        sides.move_to(begin, end);
+        sides.begin_back(beta);
+        const auto made = sides.template job_of_rows<may_tile<Job>>(job);
+        if constexpr (may_tile<Job>)
+            if (states != nullptr) {
+                run_block(rows_of<lane_engine>(made, frame), begin, end, states, sides, team);
+                for (index_t i = 0; i < end - begin; ++i) frame.partials[begin + i] = states[i].partial;
+                sides.finish();
+                continue;
+            }
+        sides.ready([&](index_t r) { return frame.env.mask.kept(r); });
+        sides.make_all();
+        run_groups(made, frame, plan, begin, end, team, scratch);
+        sides.back_all();
+        sides.finish();
     }
 }
 
@@ -371,11 +324,9 @@ result run_on_host(const Job& job, const host_plan& plan, thread_team& team, std
     host_frame frame = host_frame_of(job);
     row_factors(frame.env, plan.rows, factors);
     frame.group = plan.group, frame.factors = factors, frame.partials = partials;
-    if constexpr (may_tile<Job>) {
-        run_tiles(job, frame, plan, team, scratch, blocks);
-    } else if constexpr (has_blocks<Job>) {
-        run_blocks(job, frame, plan, team, scratch, blocks);
-    } else if constexpr (gathers<Job>)
+    if constexpr (has_blocks<Job>)
+        run_made(job, frame, plan, team, scratch, blocks);
+    else if constexpr (gathers<Job>)
         run_gathered(job, frame, plan, team, scratch, blocks);
     else
         run_groups(job_of_rows(job), frame, plan, 0, plan.groups, team, scratch);

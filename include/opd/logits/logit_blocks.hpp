@@ -346,16 +346,6 @@ row_list rows_with_gradient(const block_memory<Hidden>& memory, index_t begin, i
     });
     return list_of(begin, end, memory.live, [&](index_t r) { return memory.live[r - begin] != 0; });
 }
-/// All of a block's gradient goes back.
-template <class Hidden>
-void drain_block(const Hidden& h, const block_memory<Hidden>& memory, index_t begin, index_t end, index_t common,
-                 float beta, bool first_block, thread_team& team, worker_floats workers) {
-    const index_t v = h.vocab();
-    const row_list rows = rows_with_gradient(memory, begin, end, v, common, team);
-    begin_drain(h, begin, end, beta, first_block, team);
-    ready_back(h, memory, rows, begin, team);
-    drain(h, memory, rows, begin, v, 0, v, common, first_block, team, workers);
-}
 
 } // namespace OPD_ISA
 } // namespace opd::detail

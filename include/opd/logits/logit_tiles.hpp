@@ -27,54 +27,13 @@ inline namespace OPD_ISA {
 /// Rows of a block of tiles: as many as the products want together.
 inline constexpr index_t rows_of_tiles = head_cuts::rows;
 
-/// One side whose logits are made here, and what of them is there: `ids` numbers a row from id `from` on, of rows from `begin` on.
-template <class Source>
-struct made_side {
-    Source source;
-    index_t ids;
-    block_memory<Source> memory;
-    row_list rows = {};
-    index_t begin = 0, from = 0;
-    made_side(const Source& s, index_t count, index_t tile, carver& from_memory)
-        : source(s), ids(block_memory<Source>::ids_of(s, tile)),
-          memory(s, count, tile, from_memory.base + from_memory.used) {
-        (void)from_memory.take<std::byte>(static_cast<index_t>(memory.bytes));
-    }
-};
-/// It as a source of what a dense divergence asks for: tiles in order.
-template <class Source>
-struct tile_by_tile {
-    using logit_type = typename Source::logit_type;
-    static constexpr space memory_space = Source::memory_space;
-    static constexpr bool one_tile = false, made_in_tiles = true;
-    const made_side<Source>* side;
-    float temperature;
-
-    index_t tile_size() const { return side->ids; }
-    index_t place(row_place at, index_t id) const { return (at.row - side->begin) * side->ids + (id - side->from); }
-    const float* tile(row_place at, index_t first) const { return side->memory.logits + place(at, first); }
-};
-template <class Source>
-struct student_by_tile : tile_by_tile<Source> {
-    using gradient_type = typename Source::gradient_type;
-    static constexpr bool sparse_gradient = false;
-    bool has_gradient() const { return this->side->source.has_gradient(); }
-    float* gradient_tile(row_place at, index_t first) const {
-        return this->side->memory.gradient + this->place(at, first);
-    }
-};
-template <class Source>
-struct teacher_by_tile : tile_by_tile<Source> {
-    static constexpr cache_kind kind = Source::kind;
-};
-
 /// A team with a block's rows in hand: of each tile, every due row's part, over the threads. The rows' scratch is empty.
-/// `tiles`: ready(wanted rows) before a phase's first tile, make(begin, count), and for what is written also back(begin, count).
-template <class State, class Tiles>
+/// `tiles`: makers.hpp.
+template <class State, class Makers>
 struct team_of_block {
     State* states;
     index_t count;
-    Tiles& tiles;
+    Makers& tiles;
     thread_team& threads;
     bool due[rows_of_tiles];
 
@@ -166,10 +125,10 @@ private:
 };
 
 /// Rows [begin, end) from phase to phase.
-template <class Rows, class State, class Tiles>
-void run_block(const Rows& k, index_t begin, index_t end, State* states, Tiles& tiles, thread_team& team) {
+template <class Rows, class State, class Makers>
+void run_block(const Rows& k, index_t begin, index_t end, State* states, Makers& tiles, thread_team& team) {
     if (begin == end) return;
-    team_of_block<State, Tiles> block{states, end - begin, tiles, team, {}};
+    team_of_block<State, Makers> block{states, end - begin, tiles, team, {}};
     for (index_t i = 0; i < end - begin; ++i) {
         new (states + i) State{};
         states[i].row = begin + i;
@@ -179,100 +138,6 @@ void run_block(const Rows& k, index_t begin, index_t end, State* states, Tiles& 
     fit_gradient(k, block);
     block.template each<end_row<Rows>>(k);
 }
-
-/// f(side) if it is made here.
-template <class Side, class Function>
-void if_made(Side& side, Function&& f) {
-    if constexpr (requires { side.memory; }) f(side);
-}
-template <class Source>
-auto side_of(const Source& source, index_t rows, index_t tile, carver& memory) {
-    if constexpr (in_blocks<Source>)
-        return made_side<Source>(source, rows, tile, memory);
-    else
-        return source;
-}
-template <class Side>
-auto student_of(const Side& side) {
-    if constexpr (requires { side.memory; })
-        return student_by_tile<decltype(side.source)>{{&side, side.source.temperature}};
-    else
-        return side;
-}
-template <class Side>
-auto teacher_of(const Side& side) {
-    if constexpr (requires { side.memory; })
-        return teacher_by_tile<decltype(side.source)>{{&side, side.source.temperature}};
-    else
-        return side;
-}
-
-/// The tiles of a block of rows, of both sides.
-template <class Student, class Teacher>
-struct block_tiles {
-    Student student;
-    Teacher teacher;
-    index_t common; ///< ids that have a gradient
-    thread_team& team;
-    worker_floats workers;
-    index_t begin = 0, end = 0;
-    bool first_block = true, written = false;
-
-    void move_to(index_t begin_, index_t end_, float beta) {
-        begin = begin_, end = end_, first_block = begin == 0, written = false;
-        each([&](auto& side) { side.begin = begin; });
-        if_drains([&](auto& side) { begin_drain(side.source, begin, end, beta, first_block, team); });
-    }
-    template <class Wanted>
-    void ready(Wanted&& wanted, bool back) {
-        each([&](auto& side) {
-            side.rows = list_of(begin, end, side.memory.wanted, wanted);
-            ready_states(side.source, side.memory, side.rows, begin, team, workers);
-        });
-        written = back;
-        if (back) if_drains([&](auto& side) { ready_back(side.source, side.memory, side.rows, begin, team); });
-    }
-    void make(index_t first, index_t count) {
-        each([&](auto& side) {
-            side.from = first;
-            fill(side.source, side.memory, side.rows, begin, side.ids, first, first + count, team, workers);
-        });
-    }
-    void back(index_t first, index_t count) {
-        if_drains([&](auto& side) {
-            drain(side.source, side.memory, side.rows, begin, side.ids, first, first + count, common, first_block, team,
-                  workers);
-        });
-    }
-    /// Of whole rows, once they are done: those whose every entry is 0 have no gradient.
-    void back_all() {
-        if_drains([&](auto& side) {
-            side.rows = rows_with_gradient(side.memory, begin, end, side.ids, common, team);
-            ready_back(side.source, side.memory, side.rows, begin, team);
-            written = true;
-        });
-        back(0, common);
-    }
-    /// What no tile has written: the head's rows that have no gradient here.
-    void finish() {
-        if_drains([&](auto& side) {
-            drain(side.source, side.memory, row_list{}, begin, side.ids, written ? common : 0, side.source.vocab(),
-                  common, first_block, team, workers);
-        });
-    }
-
-private:
-    template <class Function>
-    void each(Function&& f) {
-        if_made(student, f), if_made(teacher, f);
-    }
-    template <class Function>
-    void if_drains(Function&& f) {
-        if_made(student, [&](auto& side) {
-            if (side.source.has_gradient()) f(side);
-        });
-    }
-};
 
 } // namespace OPD_ISA
 } // namespace opd::detail
