@@ -15,7 +15,8 @@
 //   write       the gradient                                                                  1 read, 1 write
 //
 // An Engine (lane_engine.hpp, thread_engine.hpp) does what is V-sized but for the careful passes: sweep, terms, refine and the
-// gradient of each kind.
+// gradient of each kind. A Bucket is one entry more that a row has behind those of its tiles, in every sum: rest_bucket.hpp has
+// the one there is, `no_bucket` is what other rows have.
 #pragma once
 
 #include <cmath>
@@ -71,8 +72,30 @@ OPD_HD void set_measured(const basic_env<S>& e, dense_state& st, const entropy_s
     d.student_entropy_sum -= all.student, d.teacher_entropy_sum -= all.teacher, d.overlap_sum += all.overlap;
 }
 
-template <class Engine, class Frame, class Student, class Teacher, class Program>
+/// No entry behind those of the tiles.
+struct no_bucket {
+    using state_type = dense_state;
+    template <class Rows, class Team>
+    OPD_HD OPD_INLINE static void sweep(const Rows&, Team&) {}
+    template <class Rows, class Sums>
+    OPD_HD OPD_INLINE static void add(const Rows&, const dense_state&, const Sums&) {}
+    OPD_HD OPD_INLINE static bool outweighs(const dense_state&) { return false; }
+    OPD_HD OPD_INLINE static double lse(const dense_state& st) { return st.swept.sums.lse(); }
+    template <class Rows>
+    OPD_HD OPD_INLINE static void add_to_normalisers(const Rows&, const dense_state&) {}
+    OPD_HD OPD_INLINE static void raise_top(const dense_state&, double&, double&) {}
+    template <class Rows, class Team>
+    OPD_HD OPD_INLINE static void settle(const Rows&, Team&) {}
+    template <class Rows, class Team>
+    OPD_HD OPD_INLINE static void pull_back(const Rows& k, Team& team) {
+        team.template each<clear_rest<Rows>>(k);
+    }
+};
+
+template <class Engine_, class Frame, class Student, class Teacher, class Program_, class Bucket = no_bucket>
 struct dense_rows {
+    using Engine = Engine_;
+    using Program = Program_;
     using Z = typename Student::logit_type;
     using G = typename Student::gradient_type;
     using Y = typename Teacher::logit_type;
@@ -81,7 +104,7 @@ struct dense_rows {
     using anchors = typename Engine::template anchors<F>;
     using numbers = row_numbers<F, anchors, Program>;
     using entry_numbers = entrywise_numbers<F, anchors, Program>;
-    using state_type = dense_state;
+    using state_type = typename Bucket::state_type;
     using tile_type = row_tile<Z, Y, G>;
     static constexpr bool single_sweep = single_sweep_divergence<Program>;
     static constexpr bool mixes = selector_mixes<Program>(); ///< a selector chooses the weights of a sum
@@ -151,6 +174,7 @@ struct dense_rows {
 
     template <class Team>
     OPD_HD void row(Team& team) const {
+        Bucket::sweep(*this, team);
         team.template fold<sweep>(*this);
         if constexpr (has_selector<Program>) team.template fold<find_position>(*this);
         if constexpr (mixes) {
@@ -166,9 +190,10 @@ struct dense_rows {
         team.template fold<careful_terms>(*this);
         if constexpr (!mixes) team.template fold<measure>(*this);
         if constexpr (has_selector<Program>) team.template each<select>(*this);
+        Bucket::settle(*this, team);
         team.template each<write>(*this);
         team.template each<zero_tiles<dense_rows>>(*this);
-        team.template each<clear_rest<dense_rows>>(*this);
+        Bucket::pull_back(*this, team);
     }
     /// Whether the row has a gradient.
     OPD_HD bool live(const state_type& st) const {
@@ -193,6 +218,7 @@ struct dense_rows {
         OPD_HD static row_sweep merge(const row_sweep& a, const row_sweep& b) { return row_sweep::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, const row_sweep& all) {
             st.swept = all;
+            Bucket::add(k, st, st.swept);
             if (k.student.has_gradient())
                 st.swept.template close<true, need>();
             else
@@ -235,7 +261,7 @@ struct dense_rows {
         if (out.bad) return;
         if (given) s.student_mass = ::expm1(*given - s.z_s * s.inv_s);
         st.top_y = s.y_s;
-        out.lse = given ? *given : s.lse();
+        out.lse = given ? *given : Bucket::lse(st);
         const bool teacher_zero = found.teacher_zero && infinite_teacher_zero(st);
         const bool student_zero = found.student_zero && infinite_student_zero(st);
         out.infinite = teacher_zero || student_zero;
@@ -251,7 +277,7 @@ struct dense_rows {
         constexpr bool tolerant =
             need.student_delta && !need.student_power && !need.teacher_delta; // reverse KL never forms e^-delta
         st.entrywise = out.infinite || (single_sweep && st.swept.lost_digits);
-        if ((st.swept.reach > steepest && !st.entrywise) || gap > (tolerant ? 1e29 : 40)) {
+        if (Bucket::outweighs(st) || (st.swept.reach > steepest && !st.entrywise) || gap > (tolerant ? 1e29 : 40)) {
             st.next = row_step::careful;
         } else if (st.entrywise) {
             st.next = row_step::entrywise;
@@ -314,7 +340,8 @@ struct dense_rows {
             Engine::overlap(k, st, p, t, at);
         }
         OPD_HD static overlap_sums merge(overlap_sums a, overlap_sums b) { return overlap_sums::merge(a, b); }
-        OPD_HD static void finish(const dense_rows&, state_type& st, overlap_sums all) {
+        OPD_HD static void finish(const dense_rows& k, state_type& st, overlap_sums all) {
+            Bucket::add(k, st, all);
             if (all.far_apart())
                 st.next = row_step::careful;
             else
@@ -332,6 +359,7 @@ struct dense_rows {
         }
         OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
+            Bucket::add(k, st, all);
             k.refine_or_finish(st, all.a, all.b);
         }
     };
@@ -348,6 +376,7 @@ struct dense_rows {
             return {a.loss + b.loss, a.c + b.c, a.wide || b.wide};
         }
         OPD_HD static void finish(const dense_rows& k, state_type& st, entrywise_sums all) {
+            Bucket::add(k, st, all);
             if (all.wide)
                 st.next = row_step::careful;
             else
@@ -366,6 +395,7 @@ struct dense_rows {
         }
         OPD_HD static double merge(double a, double b) { return a + b; }
         OPD_HD static void finish(const dense_rows& k, state_type& st, double all) {
+            Bucket::add(k, st, all);
             st.report.loss = all;
             k.finish_value(st);
         }
@@ -384,6 +414,7 @@ struct dense_rows {
         }
         OPD_HD static entropy_sums merge(entropy_sums a, entropy_sums b) { return entropy_sums::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, entropy_sums all) {
+            Bucket::add(k, st, all);
             set_measured(k.frame.env, st, all);
         }
     };
@@ -413,6 +444,7 @@ struct dense_rows {
         OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
             st.log_z = k.frame.env.given_lse.empty() ? ::log(all.a) : ::log1p(st.swept.sums.student_mass);
             st.log_y = ::log(all.b);
+            Bucket::add_to_normalisers(k, st);
             k.find_careful_constants(st);
         }
     };
@@ -431,7 +463,8 @@ struct dense_rows {
         OPD_HD static log_sum_of_any merge(const log_sum_of_any& a, const log_sum_of_any& b) {
             return log_sum_of_any::merge(a, b);
         }
-        OPD_HD static void finish(const dense_rows& k, state_type& st, const log_sum_of_any& all) {
+        OPD_HD static void finish(const dense_rows& k, state_type& st, log_sum_of_any all) {
+            Bucket::add(k, st, all);
             const infinite& policy = k.frame.env.on_infinite;
             const bool disjoint = all.none() && infinite_where_disjoint(k.program_of(st));
             st.report.infinite |= disjoint;
@@ -450,8 +483,9 @@ struct dense_rows {
     }
 
     OPD_HD void find_careful_constants(state_type& st) const {
-        const double y = st.top_y <= -1e30 ? neg_inf<double>() : st.top_y; // as the sweep has it
-        st.careful = careful_constants(program_of(st), careful_entry(st, st.swept.sums.z_s, y, false, 0), exponent());
+        double z = st.swept.sums.z_s, y = st.top_y <= -1e30 ? neg_inf<double>() : st.top_y; // as the sweep has it
+        Bucket::raise_top(st, z, y);
+        st.careful = careful_constants(program_of(st), careful_entry(st, z, y, false, 0), exponent());
     }
 
     struct careful_terms : over_tiles<careful_terms, false> {
@@ -471,6 +505,7 @@ struct dense_rows {
         }
         OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
+            Bucket::add(k, st, all);
             st.report.careful = true;
             st.report.loss = all.a, st.sum_c = all.b;
             st.next = row_step::write_zero;

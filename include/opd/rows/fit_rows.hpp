@@ -55,7 +55,7 @@ OPD_HD OPD_INLINE void each_stretch(const Rows& k, const typename Rows::state_ty
         } else {
             visit(k.student.dz.row(st.row), k.student.dz.cols);
         }
-    } else if constexpr (requires { k.tile_size_t(); }) {
+    } else if constexpr (requires { k.tile_size_t(); } && !is_lumped<std::remove_cvref_t<decltype(k.teacher)>>) {
         each_tile<true>(
             k, [&](index_t begin, index_t count) { visit(k.student.gradient_tile(k.of_student(st), begin), count); });
     } else {
