@@ -46,6 +46,9 @@ struct two_sums {
 struct entrywise_sums {
     double loss = 0, c = 0;
     bool wide = false;
+    OPD_HD static entrywise_sums merge(entrywise_sums x, entrywise_sums y) {
+        return {x.loss + y.loss, x.c + y.c, x.wide || y.wide};
+    }
 };
 
 /// Whether there is no finite number to report or to store.
@@ -61,16 +64,6 @@ struct dense_state : selecting_state {
     double log_z = 0, log_y = 0;                ///< careful: log normalisers relative to the anchors
     row_constants<scalar<double>> careful = {}; ///< kept, for dz may overwrite z
 };
-
-/// What a row's entropies and overlap are for: its selector, and the diagnostics that env.measure asks for.
-template <space S>
-OPD_HD void set_measured(const basic_env<S>& e, dense_state& st, const entropy_sums& all) {
-    st.entropy_p = -all.student, st.entropy_q = -all.teacher, st.overlap = all.overlap;
-    if (!e.measure.entropy) return;
-    diagnostics& d = st.partial.diagnostics;
-    ++d.student_entropy_rows, ++d.teacher_entropy_rows, ++d.overlap_rows;
-    d.student_entropy_sum -= all.student, d.teacher_entropy_sum -= all.teacher, d.overlap_sum += all.overlap;
-}
 
 /// No entry behind those of the tiles.
 struct no_bucket {
@@ -329,17 +322,15 @@ struct dense_rows {
     }
 
     /// Of a row that float carries; one whose overlap it does not carry goes on in float64.
-    struct overlap : over_tiles<overlap, true> {
+    struct overlap : sums_over_tiles<overlap, overlap_sums, true> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) {
             return st.next == row_step::terms || st.next == row_step::entrywise;
         }
-        OPD_HD static overlap_sums start(const dense_rows&, const state_type&) { return {}; }
         template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, overlap_sums& p,
                                            const tile_type& t, At at) {
             Engine::overlap(k, st, p, t, at);
         }
-        OPD_HD static overlap_sums merge(overlap_sums a, overlap_sums b) { return overlap_sums::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, overlap_sums all) {
             Bucket::add(k, st, all);
             if (all.far_apart())
@@ -349,31 +340,25 @@ struct dense_rows {
         }
     };
 
-    struct terms : over_tiles<terms, true> {
+    struct terms : sums_over_tiles<terms, two_sums, true> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::terms; }
-        OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
         template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t,
                                            At at) {
             Engine::terms(k, st, p, t, at);
         }
-        OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
             Bucket::add(k, st, all);
             k.refine_or_finish(st, all.a, all.b);
         }
     };
 
-    struct entrywise_terms : over_tiles<entrywise_terms, true> {
+    struct entrywise_terms : sums_over_tiles<entrywise_terms, entrywise_sums, true> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::entrywise; }
-        OPD_HD static entrywise_sums start(const dense_rows&, const state_type&) { return {}; }
         template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, entrywise_sums& p,
                                            const tile_type& t, At at) {
             Engine::entrywise_terms(k, st, p, t, at);
-        }
-        OPD_HD static entrywise_sums merge(entrywise_sums a, entrywise_sums b) {
-            return {a.loss + b.loss, a.c + b.c, a.wide || b.wide};
         }
         OPD_HD static void finish(const dense_rows& k, state_type& st, entrywise_sums all) {
             Bucket::add(k, st, all);
@@ -385,15 +370,13 @@ struct dense_rows {
     };
 
     /// The value as a sum of terms of which none is negative, log p - log q in double but for the normalisers.
-    struct refine : over_tiles<refine, true> {
+    struct refine : sums_over_tiles<refine, double, true> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::refine; }
-        OPD_HD static double start(const dense_rows&, const state_type&) { return 0; }
         template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, double& p, const tile_type& t,
                                            At at) {
             Engine::refine(k, st, p, t, at);
         }
-        OPD_HD static double merge(double a, double b) { return a + b; }
         OPD_HD static void finish(const dense_rows& k, state_type& st, double all) {
             Bucket::add(k, st, all);
             st.report.loss = all;
@@ -401,21 +384,10 @@ struct dense_rows {
         }
     };
 
-    /// Entropies and overlap, where env.measure asks.
-    struct measure : over_tiles<measure, true> {
-        OPD_HD static bool due(const dense_rows& k, const state_type& st) {
-            return (k.frame.env.measure.entropy || reads_entropies(facts_read(k.program))) && st.good();
-        }
-        OPD_HD static entropy_sums start(const dense_rows&, const state_type&) { return {}; }
-        template <class At>
-        OPD_HD OPD_INLINE static void tile(const dense_rows&, const state_type& st, entropy_sums& p, const tile_type& t,
-                                           At at) {
-            Engine::template entropies<F, true>(st.swept, p, t, at);
-        }
-        OPD_HD static entropy_sums merge(entropy_sums a, entropy_sums b) { return entropy_sums::merge(a, b); }
+    struct measure : measure_entropies<Engine, F, true> {
         OPD_HD static void finish(const dense_rows& k, state_type& st, entropy_sums all) {
             Bucket::add(k, st, all);
-            set_measured(k.frame.env, st, all);
+            measure_entropies<Engine, F, true>::finish(k, st, all);
         }
     };
 
@@ -429,9 +401,8 @@ struct dense_rows {
         return x > most ? most : x;
     }
 
-    struct careful_normalisers : over_tiles<careful_normalisers, false> {
+    struct careful_normalisers : sums_over_tiles<careful_normalisers, two_sums, false> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
-        OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
         template <class At>
         OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, At at) {
             for (index_t i = at.id; i < t.count; i += at.count) {
@@ -440,7 +411,6 @@ struct dense_rows {
                 p.b += is_neg_inf(y) ? 0 : ::exp((y - st.swept.sums.y_t) * k.inv_t);
             }
         }
-        OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
             st.log_z = k.frame.env.given_lse.empty() ? ::log(all.a) : ::log1p(st.swept.sums.student_mass);
             st.log_y = ::log(all.b);
@@ -451,17 +421,13 @@ struct dense_rows {
 
     /// Of logarithms. None: infinite, for no token has mass on both sides. Under `floor` log Σ min(p, q) is the floor then, and the
     /// gradient 0: what either side lacks is a logit of -inf.
-    struct careful_overlap : over_tiles<careful_overlap, false> {
+    struct careful_overlap : sums_over_tiles<careful_overlap, log_sum_of_any, false> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
-        OPD_HD static log_sum_of_any start(const dense_rows&, const state_type&) { return {}; }
         template <class At>
         OPD_HD static void tile(const dense_rows& k, const state_type& st, log_sum_of_any& p, const tile_type& t,
                                 At at) {
             for (index_t i = at.id; i < t.count; i += at.count)
                 p.add(k.careful_log_min(st, within<Z>(t.z[i]), within<Y>(t.y[i])));
-        }
-        OPD_HD static log_sum_of_any merge(const log_sum_of_any& a, const log_sum_of_any& b) {
-            return log_sum_of_any::merge(a, b);
         }
         OPD_HD static void finish(const dense_rows& k, state_type& st, log_sum_of_any all) {
             Bucket::add(k, st, all);
@@ -488,9 +454,8 @@ struct dense_rows {
         st.careful = careful_constants(program_of(st), careful_entry(st, z, y, false, 0), exponent());
     }
 
-    struct careful_terms : over_tiles<careful_terms, false> {
+    struct careful_terms : sums_over_tiles<careful_terms, two_sums, false> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
-        OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
         template <class At>
         OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, At at) {
             const row_constants<D> row = st.careful;
@@ -503,7 +468,6 @@ struct dense_rows {
             }
             p = {loss, c};
         }
-        OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
             Bucket::add(k, st, all);
             st.report.careful = true;

@@ -97,6 +97,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     using state_type = entry_state;
     using F = typename Engine::template number<Z>;
     using sweep = student_sweep<Engine, sampled_rows, false>;
+    using measure = measure_entropies<Engine, F, false>;
     template <class Team>
     OPD_HD void row(Team& team) const {
         team.template each<take_given>(*this);
@@ -178,26 +179,6 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
             const arrays a = k.at(st);
             st.entries = decide_drawn(k, st, a.entries);
             for (index_t j = 0; j < st.entries; ++j) a.c[j] = {a.entries[j].id, j, a.entries[j].c};
-        }
-    };
-
-    /// The student's entropy, where env.measure asks.
-    struct measure : over_tiles<measure, true> {
-        OPD_HD static bool due(const sampled_rows& k, const state_type& st) {
-            return (k.frame.env.measure.entropy || reads_entropies(facts_read(k.estimator))) && st.good();
-        }
-        OPD_HD static entropy_sums start(const sampled_rows&, const state_type&) { return {}; }
-        template <class Tile, class At>
-        OPD_HD OPD_INLINE static void tile(const sampled_rows&, const state_type& st, entropy_sums& p, const Tile& t,
-                                           At at) {
-            Engine::template entropies<F, false>(st.swept, p, t, at);
-        }
-        OPD_HD static entropy_sums merge(entropy_sums a, entropy_sums b) { return entropy_sums::merge(a, b); }
-        OPD_HD static void finish(const sampled_rows& k, state_type& st, entropy_sums all) {
-            st.entropy_p = -all.student;
-            if (!k.frame.env.measure.entropy) return;
-            ++st.partial.diagnostics.student_entropy_rows;
-            st.partial.diagnostics.student_entropy_sum -= all.student;
         }
     };
 
