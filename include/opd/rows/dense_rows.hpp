@@ -194,8 +194,7 @@ struct dense_rows {
     }
 
     /// Normalisers and raw sums; decides how the row goes on.
-    struct sweep : over_tiles<sweep, false> {
-        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.good(); }
+    struct sweep : if_good, over_tiles<sweep, false> {
         OPD_HD static row_sweep start(const dense_rows& k, const state_type&) {
             const bool phi_power = k.student.has_gradient() ? need.phi_power : need_for_value.phi_power;
             return row_sweep::begin(k.inv_s, k.inv_t, k.exponent(), phi_power);
@@ -223,21 +222,16 @@ struct dense_rows {
         }
     };
     /// The weights of the sum, before its value.
-    struct mix {
-        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const dense_rows& k, state_type& st, At at) {
-            if (at.id != 0) return;
+    struct mix : if_good, by_one<mix> {
+        OPD_HD static void once(const dense_rows& k, state_type& st) {
             st.mixed = mixed_by(k.program, facts_before(k.frame.env, st));
             st.report.bad = !(is_finite(st.mixed.a) && is_finite(st.mixed.b) && st.mixed.a >= 0 && st.mixed.b >= 0);
             if (!st.report.bad) k.begin_after_sweep(st);
         }
     };
-    struct select {
-        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const dense_rows& k, state_type& st, At at) {
-            if (at.id == 0 && !weigh(k.program, k.frame.env, st)) st.next = row_step::write_zero;
+    struct select : if_good, by_one<select> {
+        OPD_HD static void once(const dense_rows& k, state_type& st) {
+            if (!weigh(k.program, k.frame.env, st)) st.next = row_step::write_zero;
         }
     };
 

@@ -52,8 +52,7 @@ struct rest_bucket {
                                  k.student.vocab() - k.vocab};
     }
     template <class Rows>
-    struct sweep_beyond {
-        OPD_HD static bool due(const Rows&, const bucket_state& st) { return st.good(); }
+    struct sweep_beyond : if_good {
         template <class Tile, class At>
         OPD_HD OPD_INLINE static row_sweep over(const Tile& t, double inv_temperature, At at) {
             using F = typename Rows::Engine::template number<std::remove_cvref_t<decltype(*t.z)>>;
@@ -236,13 +235,11 @@ struct rest_bucket {
 
     /// What falls to the student's ids beyond. Where they have no mass the bucket has no logit to move, and its c is left out.
     template <class Rows>
-    struct share_out {
+    struct share_out : by_one<share_out<Rows>> {
         OPD_HD static bool due(const Rows& k, const bucket_state& st) {
             return k.student.has_gradient() && k.live(st) && st.has_rest();
         }
-        template <class At>
-        OPD_HD static void run(const Rows& k, bucket_state& st, At at) {
-            if (at.id != 0) return;
+        OPD_HD static void once(const Rows& k, bucket_state& st) {
             const bucket_entry e = entry(k, st);
             if (st.student_has())
                 st.share = e.c - e.p * st.sum_c;

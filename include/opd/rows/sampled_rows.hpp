@@ -112,11 +112,9 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     OPD_HD bool sweeps(const state_type& st) const { return st.good() && !this->given_lse(st.row); }
 
     /// A finite log-sum-exp vouches for the row's contents.
-    struct take_given {
+    struct take_given : by_one<take_given> {
         OPD_HD static bool due(const sampled_rows& k, const state_type& st) { return st.good() && k.given_lse(st.row); }
-        template <class At>
-        OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
-            if (at.id != 0) return;
+        OPD_HD static void once(const sampled_rows& k, state_type& st) {
             const double lse = *k.given_lse(st.row);
             st.report.bad = !is_finite(lse);
             if (st.report.bad) return;
@@ -127,9 +125,8 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     };
 
     /// Slots of the cache into entries; id -1: unused, -2: out of range.
-    struct gather {
+    struct gather : if_good {
         static constexpr bool reads_slots = true;
-        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.good(); }
         template <class At>
         OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
             sampled_entry* e = k.at(st).entries;
@@ -139,11 +136,8 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         }
     };
 
-    struct decide {
-        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
-            if (at.id != 0) return;
+    struct decide : if_good, by_one<decide> {
+        OPD_HD static void once(const sampled_rows& k, state_type& st) {
             const arrays a = k.at(st);
             st.entries = decide_drawn(k, st, a.entries);
             for (index_t j = 0; j < st.entries; ++j) a.c[j] = {a.entries[j].id, j, a.entries[j].c};
@@ -151,18 +145,14 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     };
 
     /// The first slot of an id takes the c of those that repeat it.
-    struct merge_repeats {
-        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.live; }
+    struct merge_repeats : if_live {
         template <class At>
         OPD_HD OPD_INLINE static void run(const sampled_rows& k, state_type& st, At at) {
             Engine::merge_repeats(k.filled(st), st.entries, at);
         }
     };
-    struct sum {
-        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.live; }
-        template <class At>
-        OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
-            if (at.id != 0) return;
+    struct sum : if_live, by_one<sum> {
+        OPD_HD static void once(const sampled_rows& k, state_type& st) {
             entry_c* c = k.filled(st);
             index_t n = 0;
             st.sum_c = 0;
@@ -176,8 +166,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         }
     };
     /// c to c - p Σc
-    struct with_softmax {
-        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.live; }
+    struct with_softmax : if_live {
         template <class At>
         OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);

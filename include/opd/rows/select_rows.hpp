@@ -125,11 +125,9 @@ OPD_HD bool weigh(const E& estimator, const basic_env<S>& e, selecting_state& st
 
 /// The weight that a selector gives a row of entries; 0: no gradient.
 template <class Rows>
-struct select_entries {
-    OPD_HD static bool due(const Rows&, const typename Rows::state_type& st) { return st.good(); }
-    template <class At>
-    OPD_HD static void run(const Rows& k, typename Rows::state_type& st, At at) {
-        if (at.id == 0 && !weigh(k.estimator, k.frame.env, st)) st.live = false;
+struct select_entries : if_good, by_one<select_entries<Rows>> {
+    OPD_HD static void once(const Rows& k, typename Rows::state_type& st) {
+        if (!weigh(k.estimator, k.frame.env, st)) st.live = false;
     }
 };
 /// A selector's phases of a row of entries, if its estimator has one.

@@ -55,7 +55,6 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
 
     /// The cache's slots, and whether one of them is bad.
     struct gather : finds_bad {
-        OPD_HD static bool due(const support_rows&, const state_type& st) { return st.good(); }
         template <class At>
         OPD_HD static int part(const support_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
@@ -82,7 +81,6 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     };
     /// The set of used ids, and whether one of them repeats.
     struct exclude : finds_bad {
-        OPD_HD static bool due(const support_rows&, const state_type& st) { return st.good(); }
         template <class At>
         OPD_HD OPD_INLINE static int part(const support_rows& k, state_type& st, At at) {
             const arrays a = k.at(st);
@@ -90,11 +88,8 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         }
     };
 
-    struct decide {
-        OPD_HD static bool due(const support_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const support_rows& k, state_type& st, At at) {
-            if (at.id != 0) return;
+    struct decide : if_good, by_one<decide> {
+        OPD_HD static void once(const support_rows& k, state_type& st) {
             st.report.bad = true; // until the end
             const arrays a = k.at(st);
             const index_t slots = slots_of(k.teacher, st.row).count;
