@@ -105,10 +105,8 @@ struct support {
     matrix_view<const L, Space> log_mu = {};   ///< (N,k) behaviour policy, for `reweighted`
     teacher::chosen_by chosen_by = teacher::chosen_by::teacher;
 };
-template <class Id, class L, space S>
-support(matrix_view<Id, S>, matrix_view<L, S>) -> support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
-template <class Id, class L, class T, space S>
-support(matrix_view<Id, S>, matrix_view<L, S>, vector_view<T, S>)
+template <class Id, class L, space S, class... Tail>
+support(matrix_view<Id, S>, matrix_view<L, S>, vector_view<Tail, S>...)
     -> support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
 OPD_MISFIT(support, (class L, space S), L, S);
 
@@ -132,11 +130,8 @@ struct ragged_support {
     index_t widest =
         0; ///< most ids of a row; on the host 0 will do: the offsets say it, which a device's call cannot read
 };
-template <class Id, class L, space S, class Offsets>
-ragged_support(vector_view<Id, S>, vector_view<L, S>, Offsets)
-    -> ragged_support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
-template <class Id, class L, space S, class Offsets, class T>
-ragged_support(vector_view<Id, S>, vector_view<L, S>, Offsets, vector_view<T, S>)
+template <class Id, class L, space S, class Offsets, class... Tail>
+ragged_support(vector_view<Id, S>, vector_view<L, S>, Offsets, vector_view<Tail, S>...)
     -> ragged_support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
 OPD_MISFIT(ragged_support, (class L, space S), L, S);
 
@@ -247,10 +242,8 @@ struct on_kept_sets : Cache {
     vector_view<const L, Space> log_kept_q = {}; ///< (N); empty: log q is the teacher's over the vocabulary
     index_t widest = 0; ///< most ids of a row; 0: found from the offsets, which a device cannot
 };
-template <class Cache, class Id, space S, class Offsets>
-on_kept_sets(Cache, vector_view<Id, S>, Offsets) -> on_kept_sets<Cache, std::remove_const_t<Id>>;
-template <class Cache, class Id, space S, class Offsets, class L>
-on_kept_sets(Cache, vector_view<Id, S>, Offsets, vector_view<L, S>) -> on_kept_sets<Cache, std::remove_const_t<Id>>;
+template <class Cache, class Id, space S, class Offsets, class... L>
+on_kept_sets(Cache, vector_view<Id, S>, Offsets, vector_view<L, S>...) -> on_kept_sets<Cache, std::remove_const_t<Id>>;
 
 } // namespace teacher
 
