@@ -236,7 +236,7 @@ struct dense_machine {
     template <class Team>
     void row(Team& team) const {
         team.template fold<sweep>(*this);
-        team.template fold<position>(*this);
+        team.template fold<find_position>(*this);
         const bool mixes = formula.functions->mix != nullptr;
         if (mixes) team.template fold<measure>(*this);
         team.template each<mix>(*this);
@@ -290,31 +290,8 @@ struct dense_machine {
         }
     };
     using sweep = phase<dense_phase::sweep, row_sweep, false>;
+    using measure = measure_entropies<lane_engine, F, true>;
 
-    struct position {
-        static bool due(const dense_machine& k, const state_type& st) {
-            return st.good() && (k.facts & fact::position) != 0;
-        }
-        static index_t part(const dense_machine& k, const state_type& st, alone at) {
-            return find_position::part(k, st, at);
-        }
-        static void finish(const dense_machine& k, state_type& st, index_t before) {
-            find_position::finish(k, st, before);
-        }
-    };
-    /// Entropies and overlap, where env.measure or the selector asks.
-    struct measure : over_tiles<measure, true> {
-        static bool due(const dense_machine& k, const state_type& st) {
-            return st.good() && (k.frame.env.measure.entropy || reads_entropies(k.facts));
-        }
-        static entropy_sums start(const dense_machine&, const state_type&) { return {}; }
-        static void tile(const dense_machine&, const state_type& st, entropy_sums& p, const tile_type& t, alone at) {
-            lane_engine::entropies<F, true>(st.swept, p, t, at);
-        }
-        static void finish(const dense_machine& k, state_type& st, const entropy_sums& all) {
-            set_measured(k.frame.env, st, all);
-        }
-    };
     /// The weights of a sum, before its value.
     struct mix {
         static bool due(const dense_machine& k, const state_type& st) {

@@ -35,11 +35,9 @@ template <class Leaves, class Rows>
 struct filtering {
     using Z = typename Rows::Z;
 
-    struct cut_min_p {
+    struct cut_min_p : by_one<cut_min_p> {
         OPD_HD static bool due(const Rows& k, const leaf_state& st) { return st.good() && k.filter_of().min_p > 0; }
-        template <class At>
-        OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
-            if (at.id != 0) return;
+        OPD_HD static void once(const Rows& k, leaf_state& st) {
             using value = typename Leaves::template number<Z>::value_type;
             const double z = st.swept.sums.z_s + ::log(double(k.filter_of().min_p)) / k.inv_s;
             st.cut = filter_cut::tighter(st.cut, {double(at_least<value>(z)), k.vocab - 1});
@@ -200,7 +198,6 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     // --- the designs ------------------------------------------------------------------------------------------------------------
 
     struct check_uniforms : finds_bad {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
         template <class At>
         OPD_HD static int part(const draw_rows& k, const leaf_state& st, At at) {
             int bad = 0;
@@ -211,8 +208,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             return bad;
         }
     };
-    struct clear {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.kept; }
+    struct clear : if_kept {
         template <class At>
         OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
             const arrays a = k.at(st);
@@ -221,15 +217,10 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
                 if (at.id == 0) st.certain = st.taken = 0, st.touched = -1, st.tail = st.waited = 0;
         }
     };
-    struct take_top {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
-            if (at.id == 0) k.at(st).slots[0] = st.swept.sums.s;
-        }
+    struct take_top : if_good, by_one<take_top> {
+        OPD_HD static void once(const draw_rows& k, const leaf_state& st) { k.at(st).slots[0] = st.swept.sums.s; }
     };
-    struct take_best {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+    struct take_best : if_good {
         template <class At>
         OPD_HD static scored part(const draw_rows& k, const leaf_state& st, At at) {
             return Leaves::gumbel(k, st, at);
@@ -267,8 +258,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     // which may make more certain: from total/B down to the fixed point.
 
     /// Ids with mass, up to one more than the budget, a thread.
-    struct count_mass {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+    struct count_mass : if_good {
         template <class At>
         OPD_HD static index_t part(const draw_rows& k, const leaf_state& st, At at) {
             index_t ids = 0;
@@ -317,8 +307,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     };
 
     /// Of each leaf: how many ids are certain, and its mass without them.
-    struct count_certain {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+    struct count_certain : if_good {
         template <class At>
         OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
@@ -336,11 +325,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             }
         }
     };
-    struct place_certain {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
-            if (at.id != 0) return;
+    struct place_certain : if_good, by_one<place_certain> {
+        OPD_HD static void once(const draw_rows& k, leaf_state& st) {
             const arrays a = k.at(st);
             const index_t ids = counts_to_places(a.count, a.leaves);
             a.count[a.leaves] = ids;
@@ -350,8 +336,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             st.tail = st.edge > least_weight ? mass : 0;
         }
     };
-    struct take_certain {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+    struct take_certain : if_good {
         template <class At>
         OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
@@ -386,8 +371,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
 
     // Head and tail.
 
-    struct begin_head {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+    struct begin_head : if_good {
         template <class At>
         OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
             if (at.id != 0) return;
@@ -395,22 +379,16 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             Leaves::top_cut(k, st, k.head(), at);
         }
     };
-    struct end_head {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows&, leaf_state& st, At at) {
-            if (at.id != 0) return;
+    struct end_head : if_good, by_one<end_head> {
+        OPD_HD static void once(const draw_rows&, leaf_state& st) {
             const filter_cut kept = st.head;
             st.head = st.cut, st.cut = kept;
             st.edge = least_weight; // every id of the head that has mass
         }
     };
     /// By an engine that lists the best ids, or of no head.
-    struct list_head {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
-            if (at.id != 0) return;
+    struct list_head : if_good, by_one<list_head> {
+        OPD_HD static void once(const draw_rows& k, leaf_state& st) {
             const arrays a = k.at(st);
             st.certain = 0;
             if constexpr (Leaves::lists_best)
@@ -426,8 +404,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     OPD_HD static leaf_limits rest_of(const leaf_state& st, const arrays& a, index_t l) {
         return {st.cut, 2, a.slots + a.count[l], a.slots + a.count[l + 1]};
     }
-    struct weigh_rest {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
+    struct weigh_rest : if_good {
         template <class At>
         OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
@@ -439,12 +416,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             }
         }
     };
-    struct add_rest {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
-            if (at.id == 0) st.tail = k.at(st).add_up();
-        }
+    struct add_rest : if_good, by_one<add_rest> {
+        OPD_HD static void once(const draw_rows& k, leaf_state& st) { st.tail = k.at(st).add_up(); }
     };
 
     // Gumbel top-m: slots[0 .. taken) are the ids drawn so far, ascending.
@@ -504,8 +477,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
 
     // --- what is written --------------------------------------------------------------------------------------------------------
 
-    struct store {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.kept; }
+    struct store : if_kept {
         template <class At>
         OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
             using Id = typename out_type::id_type;
@@ -535,8 +507,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             }
         }
     };
-    struct count_kept {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.kept; }
+    struct count_kept : if_kept {
         template <class At>
         OPD_HD static index_t part(const draw_rows& k, const leaf_state& st, At at) {
             return st.report.bad ? 0 : Leaves::count_kept(k, st, at);
@@ -544,11 +515,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static index_t merge(index_t a, index_t b) { return a + b; }
         OPD_HD static void finish(const draw_rows& k, leaf_state& st, index_t n) { k.job.options.kept[st.row] = n; }
     };
-    struct report {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
-            if (at.id != 0) return;
+    struct report : if_kept, by_one<report> {
+        OPD_HD static void once(const draw_rows& k, const leaf_state& st) {
             const auto& o = k.job.options;
             if (!o.log_kept.empty()) o.log_kept[st.row] = st.report.bad || !k.cuts() ? 0 : st.lse_kept - st.report.lse;
             const double none = neg_inf<double>();

@@ -72,7 +72,7 @@ struct pullback {
             entry_c* c = k.filled(st);
             for (index_t j = at.id; j < st.entries; j += at.count) {
                 const index_t id = own_id(k.frame, c[j].id, k.vocab);
-                if (in_shards<decltype(k.frame)> && id < 0) continue;
+                if (id < 0) continue;
                 const G& to = k.student.gradient_at(k.of_student(st), id);
                 const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(to));
                 c[j].c = old + g * c[j].c;
@@ -95,7 +95,7 @@ struct pullback {
             const entry_c* c = k.filled(st);
             for (index_t j = at.id; j < st.entries; j += at.count) {
                 const index_t id = own_id(k.frame, c[j].id, k.vocab);
-                if (in_shards<decltype(k.frame)> && id < 0) continue;
+                if (id < 0) continue;
                 k.student.gradient_at(k.of_student(st), id) = element<G>::store(static_cast<arithmetic_t<G>>(c[j].c));
             }
         }
@@ -149,6 +149,14 @@ struct rows_of_entries {
         return {student.tile(of_student(st), begin), nullptr,
                 student.has_gradient() ? student.gradient_tile(of_student(st), begin) : nullptr,
                 first_id(frame) + begin, count};
+    }
+    /// Whose `logit` a slot of the cache reads: the student's, unless the frame knows it from elsewhere. A phase that reads slots says
+    /// `reads_slots`.
+    OPD_HD OPD_INLINE decltype(auto) student_at(const row_state& st, index_t slot) const {
+        if constexpr (requires { frame.student_at(*this, st, slot); })
+            return frame.student_at(*this, st, slot);
+        else
+            return (student);
     }
     OPD_HD bool live(const row_state& st) const { return st.live; }
     OPD_HD const double* given_lse(index_t row) const {

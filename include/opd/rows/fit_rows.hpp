@@ -57,7 +57,7 @@ OPD_HD OPD_INLINE void each_stretch(const Rows& k, const typename Rows::state_ty
         }
     } else if constexpr (makes_ids<Student>) {
         visit(k.student.gradient_row(st.row), k.slots_at(st.row).count);
-    } else if constexpr (requires { k.tile_size_t(); }) {
+    } else if constexpr (requires { k.tile_size_t(); } && !is_lumped<std::remove_cvref_t<decltype(k.teacher)>>) {
         each_tile<true>(
             k, [&](index_t begin, index_t count) { visit(k.student.gradient_tile(k.of_student(st), begin), count); });
     } else {

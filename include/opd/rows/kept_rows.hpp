@@ -37,12 +37,8 @@ struct kept_rows : leaf_rows_base<Frame, Job> {
         team.template each<write>(*this);
     }
 
-    struct take_cut {
-        OPD_HD static bool due(const kept_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const kept_rows& k, leaf_state& st, At at) {
-            if (at.id == 0) st.cut = k.job.cut[st.row];
-        }
+    struct take_cut : if_kept, by_one<take_cut> {
+        OPD_HD static void once(const kept_rows& k, leaf_state& st) { st.cut = k.job.cut[st.row]; }
     };
     /// visit(id) for what is kept of a leaf.
     template <class Visit>
@@ -51,8 +47,7 @@ struct kept_rows : leaf_rows_base<Frame, Job> {
         for (index_t i = first; i < last; ++i)
             if (st.cut.keeps(logit_within(job.z(st.row, i)), i)) visit(i);
     }
-    struct count {
-        OPD_HD static bool due(const kept_rows&, const leaf_state& st) { return st.kept; }
+    struct count : if_kept {
         template <class At>
         OPD_HD static void run(const kept_rows& k, const leaf_state& st, At at) {
             leaf_arrays a = k.at(st);
@@ -63,18 +58,14 @@ struct kept_rows : leaf_rows_base<Frame, Job> {
             }
         }
     };
-    struct place {
-        OPD_HD static bool due(const kept_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const kept_rows& k, leaf_state& st, At at) {
-            if (at.id != 0) return;
+    struct place : if_kept, by_one<place> {
+        OPD_HD static void once(const kept_rows& k, leaf_state& st) {
             const index_t all = counts_to_places(k.at(st).count, leaves_of(k.vocab));
             const index_t first = k.first(st), last = k.last(st);
             st.report.bad |= all != last - first || all == 0;
         }
     };
-    struct write {
-        OPD_HD static bool due(const kept_rows&, const leaf_state& st) { return st.kept; }
+    struct write : if_kept {
         template <class At>
         OPD_HD static void run(const kept_rows& k, const leaf_state& st, At at) {
             using Id = std::remove_cvref_t<decltype(k.job.ids[0])>;

@@ -39,6 +39,17 @@ OPD_HD auto kept_set_of(const Cache& t, index_t row) {
     return first < 0 || last > t.kept_ids.size || last <= first ? set{} : set{t.kept_ids.data + first, last - first};
 }
 
+/// The most ids that a set of n rows on the host holds.
+template <class Cache>
+index_t widest_set(const Cache& t, index_t rows) {
+    index_t widest = t.widest;
+    for (index_t r = 0; r < rows; ++r) {
+        const index_t k = t.kept_offsets[r + 1] - t.kept_offsets[r];
+        widest = widest < k ? k : widest;
+    }
+    return widest;
+}
+
 /// The id of a drawn token that its row's set does not hold.
 inline constexpr index_t outside_kept_set = -3;
 
@@ -56,14 +67,10 @@ struct kept_set_state : selecting_state {
 };
 
 /// The largest of the set's logits, k.set_logit(st, j), and Σ e^((z - largest)/T) with it.
-struct normalise_kept_set {
+struct normalise_kept_set : if_good {
     struct sums {
         double top = -1e300, mass = 0;
     };
-    template <class Rows>
-    OPD_HD static bool due(const Rows&, const kept_set_state& st) {
-        return st.good();
-    }
     template <class Rows, class At>
     OPD_HD static sums part(const Rows& k, const kept_set_state& st, At at) {
         const index_t n = k.set(st).count;

@@ -138,9 +138,8 @@ struct leaf_arrays {
 };
 
 template <class Leaves, class Rows>
-struct leaf_sweep : over_tiles<leaf_sweep<Leaves, Rows>, false> {
+struct leaf_sweep : if_kept, over_tiles<leaf_sweep<Leaves, Rows>, false> {
     using state_type = leaf_state;
-    OPD_HD static bool due(const Rows&, const state_type& st) { return st.kept; }
     OPD_HD static row_sweep start(const Rows& k, const state_type&) { return row_sweep::begin(k.inv_s, 1, 1, false); }
     template <class Tile, class At>
     OPD_HD OPD_INLINE static void tile(const Rows& k, const state_type& st, row_sweep& p, const Tile& t, At at) {
@@ -191,11 +190,9 @@ struct kept_masses {
 
 /// Masses up to each leaf, and the row's.
 template <class Rows>
-struct add_up {
+struct add_up : by_one<add_up<Rows>> {
     OPD_HD static bool due(const Rows& k, const leaf_state& st) { return st.good() && k.wants_masses(); }
-    template <class At>
-    OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
-        if (at.id != 0) return;
+    OPD_HD static void once(const Rows& k, leaf_state& st) {
         const leaf_arrays a = k.at(st);
         st.total = a.add_up();
         if (k.cuts())

@@ -139,7 +139,6 @@ struct renormalised_rows {
 
     /// The ids' logits lie far apart: all are asked for before the first is waited for.
     struct check_ids : finds_bad {
-        OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return st.good(); }
         template <class At>
         OPD_HD OPD_INLINE static int part(const renormalised_rows& k, const state_type& st, At at) {
             const auto row = slots_of(k.teacher, st.row);
@@ -153,7 +152,6 @@ struct renormalised_rows {
     };
     /// An unused slot is a token that neither side gives mass. Log-probs above 0 are none.
     struct gather : finds_bad {
-        OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return st.good(); }
         template <class At>
         OPD_HD static int part(const renormalised_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
@@ -203,8 +201,7 @@ struct renormalised_rows {
             }
         }
     };
-    struct scatter {
-        OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return st.good(); }
+    struct scatter : if_good {
         template <class At>
         OPD_HD static void run(const renormalised_rows& k, state_type& st, At at) {
             if (at.id == 0) count_masses(k, st);

@@ -142,8 +142,37 @@ struct row_state {
     OPD_HD bool good() const { return kept && !report.bad; }
 };
 
+/// Which rows a phase is for: kept ones, kept and so far sound ones, rows of entries with a gradient.
+struct if_kept {
+    template <class Rows>
+    OPD_HD static bool due(const Rows&, const row_state& st) {
+        return st.kept;
+    }
+};
+struct if_good {
+    template <class Rows>
+    OPD_HD static bool due(const Rows&, const row_state& st) {
+        return st.good();
+    }
+};
+struct if_live {
+    template <class Rows>
+    OPD_HD static bool due(const Rows&, const row_state& st) {
+        return st.live;
+    }
+};
+
+/// A phase that one thread of a team does: once(rows, state).
+template <class Phase>
+struct by_one {
+    template <class Rows, class State, class At>
+    OPD_HD OPD_INLINE static void run(const Rows& k, State& st, At at) {
+        if (at.id == 0) Phase::once(k, st);
+    }
+};
+
 /// A phase whose parts say whether something is bad.
-struct finds_bad {
+struct finds_bad : if_good {
     OPD_HD static int merge(int a, int b) { return a | b; }
     template <class Rows>
     OPD_HD static void finish(const Rows&, row_state& st, int bad) {
@@ -153,10 +182,8 @@ struct finds_bad {
 
 /// Row r is taken up: is it kept, and with what factor?
 template <class Rows>
-struct begin_row {
-    template <class At>
-    OPD_HD static void run(const Rows& k, typename Rows::state_type& st, At at) {
-        if (at.id != 0) return;
+struct begin_row : by_one<begin_row<Rows>> {
+    OPD_HD static void once(const Rows& k, typename Rows::state_type& st) {
         st.report = {};
         st.live = false;
         st.kept = k.frame.env.mask.kept(st.row);
@@ -171,10 +198,8 @@ struct begin_row {
 
 /// Row r is done: its part of the loss, per-row outputs and counts.
 template <class Rows>
-struct end_row {
-    template <class At>
-    OPD_HD static void run(const Rows& k, typename Rows::state_type& st, At at) {
-        if (at.id != 0) return;
+struct end_row : by_one<end_row<Rows>> {
+    OPD_HD static void once(const Rows& k, typename Rows::state_type& st) {
         const auto& e = k.frame.env;
         const index_t r = st.row;
         const float old = e.losses.empty() || e.beta_loss == 0 ? 0 : e.beta_loss * e.losses[r];

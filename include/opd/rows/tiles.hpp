@@ -77,6 +77,20 @@ struct over_tiles {
         return p;
     }
 };
+/// The same where the sums begin with nothing and merge as they do.
+template <class Phase, class Sums, bool Backwards>
+struct sums_over_tiles : over_tiles<Phase, Backwards> {
+    template <class Rows>
+    OPD_HD static Sums start(const Rows&, const typename Rows::state_type&) {
+        return {};
+    }
+    OPD_HD static Sums merge(const Sums& a, const Sums& b) {
+        if constexpr (std::is_arithmetic_v<Sums>)
+            return a + b;
+        else
+            return Sums::merge(a, b);
+    }
+};
 /// A phase over tiles that adds up nothing: its `run`. What it does with a tile: tile(rows, state, row_tile, at)
 template <class Phase>
 struct writes_tiles {
