@@ -122,6 +122,18 @@ constexpr bool types_fit() {
     return false;
 }
 
+/// Log-sum-exps over the vocabulary, of a call that is normalised over fewer ids.
+template <class Teacher, class Estimator, space S>
+void check_normalisers(const Teacher&, const Estimator&, const basic_env<S>& e) {
+    if constexpr (has_kept_sets<Teacher>)
+        if (!e.given_lse.empty())
+            throw invalid_input("env.given_lse",
+                                "is over the vocabulary: tokens with kept sets are normalised over those");
+    if constexpr (offers_sparse_gradient<Estimator>())
+        if (!e.lse.empty())
+            throw invalid_input("env.lse", "a renormalised support has no log-sum-exp over the vocabulary");
+}
+
 } // namespace OPD_ISA
 } // namespace detail
 
@@ -184,13 +196,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         detail::validate_estimator(estimator);
         detail::check_needs(teacher, estimator, e, n);
         detail::check_selector<Teacher::kind>(estimator, e, n);
-        if constexpr (has_kept_sets<Teacher>)
-            if (!e.given_lse.empty())
-                throw invalid_input("env.given_lse",
-                                    "is over the vocabulary: tokens with kept sets are normalised over those");
-        if constexpr (detail::offers_sparse_gradient<Estimator>())
-            if (!e.lse.empty())
-                throw invalid_input("env.lse", "a renormalised support has no log-sum-exp over the vocabulary");
+        detail::check_normalisers(teacher, estimator, e);
         if constexpr (Space == space::host) {
             detail::check_env_contents(e, n);
             if constexpr (Teacher::kind == cache_kind::weighted) detail::check_tails(teacher, e, n);

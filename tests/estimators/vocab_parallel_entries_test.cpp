@@ -390,6 +390,40 @@ TEST_CASE("hidden students of supports and of drawn tokens") {
         mc{}, e);
 }
 
+TEST_CASE("hidden students of few ids: each rank makes the logits of its own alone") {
+    for (const float cap : {0.0f, 3.0f}) {
+        side s(7, 900, 12, 1);
+        s.cap = cap;
+        std::vector<std::int32_t> ids, one;
+        floats log_q, log_one, log_mu;
+        numbers u(3);
+        for (index_t r = 0; r < s.n; ++r) {
+            std::vector<std::int32_t> of_row;
+            while (of_row.size() < 6) {
+                const auto id = std::int32_t(u.below(s.v));
+                if (std::find(of_row.begin(), of_row.end(), id) == of_row.end()) of_row.push_back(id);
+            }
+            std::sort(of_row.begin(), of_row.end());
+            one.push_back(of_row[std::size_t(u.below(6))]), log_one.push_back(-2), log_mu.push_back(-1.5f);
+            for (const auto id : of_row) ids.push_back(id), log_q.push_back(float(-1 - u.uniform()));
+        }
+        const std::vector<std::int64_t> offsets{0, 6, 12, 18, 24, 30, 36, 42};
+        const auto support = [&](index_t, index_t) {
+            return teacher::support{view(std::as_const(ids).data(), s.n, 6), view(std::as_const(log_q).data(), s.n, 6)};
+        };
+        const auto sets = [&](index_t, index_t) {
+            return teacher::on_kept_sets{teacher::samples{view(std::as_const(one).data(), s.n, 1),
+                                                          view(std::as_const(log_mu).data(), s.n, 1),
+                                                          view(std::as_const(log_one).data(), s.n, 1)},
+                                         view(std::as_const(ids).data(), s.n * 6), row_offsets<>(offsets)};
+        };
+        hidden_agrees(s, support, renormalised{jsd{}});
+        hidden_agrees(s, sets, mc{reverse_kl{}});
+        s.x[2 * 12 + 3] = nan_f;
+        hidden_agrees(s, support, renormalised{reverse_kl{}}, {.reduction = reduce::sum});
+    }
+}
+
 TEST_CASE("a row that is asked for again does not make its block's logits whole") {
     for (const std::size_t again : {1, 4}) {
         side s(6, 600, 16, 3), t(6, 600, 16, 4);

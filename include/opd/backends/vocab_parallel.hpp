@@ -11,11 +11,12 @@
 //
 //   student    student::logits{view(z,N,count), view(dz,N,count)} of the shard's columns, or student::hidden with the shard's rows of the
 //              head (and of its bias); dx has this shard's part of Σ over the vocabulary
-//   teacher    teacher::dense or teacher::hidden of the same ids; support, samples or weighted with all their slots, ids of the whole
-//              vocabulary, on every rank alike
+//   teacher    teacher::dense or teacher::hidden of the same ids; support, samples, weighted or kept sets with all their slots, ids of the
+//              whole vocabulary, on every rank alike
 //   env        the same on every rank. given_lse is over the whole vocabulary. infinite::raise throws from finish, on every rank
 //
-// What `evaluate` computes is computed, for every divergence of a dense teacher, supports with a tail, and drawn tokens. Sums over the ids of
+// What `evaluate` computes is computed, for every divergence of a dense teacher, supports with a tail and renormalised ones, and drawn tokens,
+// with the ids that a filter kept or without. Sums over the ids of
 // a shard are folded where its first id is, not at multiples of 1,024 of the whole: another split is another rounding of the same sums
 // (docs/estimators/vocab-parallel.md). Rows that sums in float do not carry take more rounds; all ranks agree which.
 //
@@ -62,6 +63,7 @@ namespace detail {
 inline namespace OPD_ISA {
 
 struct shard_frame : host_frame {
+    using whole = host_frame;
     vocab_shard shard = {};
     /// The ranks have told each other the logits of a row's slots.
     template <class Rows>
@@ -70,13 +72,13 @@ struct shard_frame : host_frame {
     }
 };
 
-/// A job as its rows see it: hidden states in blocks, whatever the estimator.
+/// A job as its rows see it: hidden states in blocks, but where rows ask for the logits of few ids.
 template <class Job>
 auto job_in_blocks(const Job& job, const std::optional<makers<Job>>& sides) {
     if constexpr (has_blocks<Job>)
         return sides->template job_of_rows<false>(job);
     else
-        return job;
+        return job_of_rows(job);
 }
 
 /// Whether the types of a call can be run in shards; if not, one sentence says why.
@@ -86,12 +88,12 @@ constexpr bool fits_shards() {
         return false; // it has said why
     else if constexpr (!requires(Backend & be) { be.team().size(); })
         static_assert(never<Backend>, "opd: shards of a vocabulary are run by the CPU backends");
-    else if constexpr (Student::sparse_gradient || renormalised_estimator<Estimator>)
-        static_assert(never<Student>, "opd: a renormalised support is not over the vocabulary, and not run in shards: "
-                                      "gather the support's logits on one rank, or use tail_bucket{divergence}");
-    else if constexpr (is_lumped<Teacher> || has_kept_sets<Teacher>)
-        static_assert(never<Teacher>, "opd: teacher::lumped and teacher::on_kept_sets are not run in shards of the "
-                                      "vocabulary yet");
+    else if constexpr (Student::sparse_gradient)
+        static_assert(never<Student>,
+                      "opd: a gradient of slots is not a shard's: of a vocabulary in shards the student "
+                      "is student::logits of its columns, or student::hidden of its head's rows");
+    else if constexpr (is_lumped<Teacher>)
+        static_assert(never<Teacher>, "opd: teacher::lumped is not run in shards of the vocabulary yet");
     else if constexpr (has_scratch<Student> && Teacher::kind != cache_kind::dense)
         static_assert(never<Student>, "opd: of a source that makes its tiles in scratch, shards of the vocabulary take "
                                       "divergences of a dense teacher alone");
@@ -136,6 +138,7 @@ row_job<Student, Teacher, Estimator, space::host> checked_shard_job(const vocab_
         else
             check_teacher(teacher, whole, n, teacher.ids.cols);
         check_needs(teacher, estimator, e, n);
+        check_normalisers(teacher, estimator, e);
         if constexpr (Teacher::kind == cache_kind::weighted) check_tails(teacher, e, n);
     }
     if (shard.total < 1 && n > 0) throw invalid_input("shard.total", "must be at least 1");
@@ -171,7 +174,7 @@ class sharded_call {
                                                std::declval<const shard_frame&>()));
     using State = typename Rows::state_type;
     using stage = shard_progress::stage;
-    static constexpr bool blocks = has_blocks<Job>;
+    static constexpr bool blocks = has_blocks<Job>, few_ids = gathers<Job>;
     static constexpr bool keeps_scratch = exchanges_logits<Rows>; ///< entries; of dense rows nothing is in it
 
 public:
@@ -252,6 +255,9 @@ public:
                 k.row(writer);
                 if constexpr (stores_gradient<Rows>) saturate_row(k, states_[r]);
             });
+            if constexpr (few_ids)
+                drain_gathered(rows().student, rows(), begin, end, job_.env.beta, begin == 0, few_ + block_ * width_,
+                               *team_);
             if constexpr (blocks) makers_->begin_back(job_.env.beta), makers_->back_all(), makers_->finish();
         });
         raise_bad(all_, frame_.env.on_bad);
@@ -271,9 +277,11 @@ private:
     result all_ = {};
     // sizes
     int threads_ = 1;
-    index_t block_ = 0;   ///< rows of a block
-    index_t filled_ = -1; ///< the first of the one whose logits are there
-    std::size_t row_scratch_ = 0, worker_scratch_ = 0, slot_ = 0, stride_ = 0, bytes_ = 0, wire_bytes_ = 0;
+    index_t block_ = 0, first_ = 0; ///< rows of a block, and the first of the one at hand
+    index_t width_ = 0;             ///< ids a row whose logits are made one by one
+    index_t filled_ = -1;           ///< the first of the one whose logits are there
+    std::size_t row_scratch_ = 0, worker_scratch_ = 0, few_bytes_ = 0, slot_ = 0, stride_ = 0, bytes_ = 0,
+                wire_bytes_ = 0;
     // memory
     double* factors_ = nullptr;          ///< (N)
     State* states_ = nullptr;            ///< (N)
@@ -283,10 +291,15 @@ private:
     std::byte* slots_ = nullptr;         ///< (N) slot_: what rows send, by row
     std::byte* wire_ = nullptr;          ///< the same without gaps, as it goes out and comes back
     std::optional<makers<Job>> makers_;  ///< of a block
+    float* few_ = nullptr; ///< of a block: gradients of width_ ids a row, then what a head with an update needs
 
     sharded_call(const Job& job, const vocab_shard& shard, int threads) : job_(job) { (void)plan(job, shard, threads); }
 
-    Rows rows() const { return rows_of<lane_engine>(job_in_blocks(job_, makers_), frame_); }
+    Rows rows() const {
+        auto made = job_in_blocks(job_, makers_);
+        if constexpr (few_ids) made.student.width = width_, made.student.gradient = few_, made.student.first = first_;
+        return rows_of<lane_engine>(made, frame_);
+    }
 
     std::size_t plan(const Job& job, const vocab_shard& shard, int threads) {
         frame_.shard = shard;
@@ -299,7 +312,7 @@ private:
         scratch = host_plan::aligned(scratch);
         (keeps_scratch ? row_scratch_ : worker_scratch_) = scratch;
         std::size_t logits = 0;
-        if constexpr (keeps_scratch) logits = sizeof(double) * static_cast<std::size_t>(k.slots());
+        if constexpr (keeps_scratch) logits = sizeof(double) * most_exchanged(k);
         slot_ = sizeof(partial_item) + most_partial_bytes + logits;
         threads_ = threads;
         block_ = std::max<index_t>(job.rows, 1);
@@ -308,6 +321,12 @@ private:
             plan_blocks(job, sizes, false); // whole rows: ranks take what rounds there are together
             block_ = sizes.block;
             worker_scratch_ = std::max(worker_scratch_, sizes.scratch);
+        }
+        if constexpr (few_ids) {
+            host_plan sizes(job.rows, 0, true);
+            width_ = k.width();
+            plan_gathered(job.student, width_, sizes);
+            block_ = sizes.block, few_bytes_ = sizes.blocks;
         }
         bytes_ = place({});
         return bytes_;
@@ -326,6 +345,10 @@ private:
         scratch_ = bytes(static_cast<std::size_t>(threads_), worker_scratch_);
         slots_ = bytes(rows, slot_);
         wire_ = bytes(1, sizeof(partials_head) + rows * slot_);
+        if constexpr (few_ids) {
+            few_ = reinterpret_cast<float*>(bytes(1, few_bytes_));
+            frame_.env.beta = 0; // of the block; what goes back has the caller's
+        }
         if constexpr (blocks) {
             makers_.emplace(job_, block_, 0, memory, team_, worker_floats{scratch_, worker_scratch_});
             if constexpr (in_blocks<Student>) frame_.env.beta = 0; // of the block; what goes back has the caller's
@@ -347,6 +370,7 @@ private:
     template <class Body>
     void for_blocks(Body&& body) {
         for (index_t begin = 0; begin == 0 || begin < job_.rows; begin += block_) {
+            first_ = begin;
             if constexpr (blocks) makers_->move_to(begin, std::min(begin + block_, job_.rows));
             body(begin, std::min(begin + block_, job_.rows), filled_ == begin);
         }

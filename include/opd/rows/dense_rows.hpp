@@ -167,6 +167,11 @@ struct dense_rows {
 
     template <class Team>
     OPD_HD void row(Team& team) const {
+        value(team);
+        gradient(team);
+    }
+    template <class Team>
+    OPD_HD OPD_INLINE void value(Team& team) const {
         Bucket::sweep(*this, team);
         team.template fold<sweep>(*this);
         if constexpr (has_selector<Program>) team.template fold<find_position>(*this);
@@ -184,6 +189,9 @@ struct dense_rows {
         if constexpr (!mixes) team.template fold<measure>(*this);
         if constexpr (has_selector<Program>) team.template each<select>(*this);
         Bucket::settle(*this, team);
+    }
+    template <class Team>
+    OPD_HD OPD_INLINE void gradient(Team& team) const {
         team.template each<write>(*this);
         team.template each<zero_tiles<dense_rows>>(*this);
         Bucket::pull_back(*this, team);

@@ -63,12 +63,13 @@ struct kept_set_rows {
     OPD_HD auto set(const state_type& st) const { return kept_set_of(teacher, st.row); }
     OPD_HD double set_logit(const state_type& st, index_t j) const { return at(st).z[j]; }
     /// The ids of a row whose logits are read, and the most that one has.
-    OPD_HD auto slots_at(index_t row) const { return kept_set_of(teacher, row); }
+    OPD_HD auto slots_at(index_t row) const { return own_slots(frame, kept_set_of(teacher, row), vocab); }
     OPD_HD index_t width() const { return widest; }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
         team.template fold<gather>(*this);
+        team.template fold<inspect>(*this);
         team.template fold<normalise_kept_set>(*this);
         team.template each<take_tokens>(*this);
         team.template each<decide>(*this);
@@ -86,22 +87,28 @@ struct kept_set_rows {
             const auto set = k.set(st);
             if (set.count < 1 || set.count > k.widest) return 1;
             int bad = 0;
-            if constexpr (makes_ids<Student>) {
-                for (index_t j = at.id; j < set.count; j += at.count) bad |= !set.sound(j, k.vocab);
-                if (bad) return 1;
-                k.student.make(st.row, set, a.z);
-            }
+            for (index_t j = at.id; j < set.count; j += at.count) bad |= !set.sound(j, whole_vocab(k.frame, k.vocab));
+            if (bad) return 1;
+            const auto own = k.slots_at(st.row);
+            if constexpr (makes_ids<Student>) k.student.make(st.row, own, a.z);
             for (index_t j = at.id; j < set.count; j += at.count) {
-                const bool sound = set.sound(j, k.vocab);
-                bad |= !sound;
-                double z;
-                if constexpr (makes_ids<Student>)
-                    z = a.z[j];
-                else
-                    z = sound ? load_log(k.student.logit({st.row}, set[j])) : 0;
-                bad |= is_nan(z) || (is_inf(z) && !is_neg_inf(z));
-                a.z[j] = z, a.c[j] = 0;
+                const auto id = static_cast<index_t>(own.ids[j]);
+                if constexpr (!makes_ids<Student>)
+                    a.z[j] = id < 0 ? neg_inf<double>() : load_log(k.student.logit({st.row}, id));
+                a.c[j] = 0;
             }
+            return 0;
+        }
+    };
+    /// Whether a logit is no number.
+    struct inspect : finds_bad {
+        static constexpr bool reads_slots = true;
+        template <class At>
+        OPD_HD static int part(const kept_set_rows& k, const state_type& st, At at) {
+            const double* z = k.at(st).z;
+            const index_t n = k.set(st).count;
+            int bad = 0;
+            for (index_t j = at.id; j < n; j += at.count) bad |= is_nan(z[j]) || (is_inf(z[j]) && !is_neg_inf(z[j]));
             return bad;
         }
     };
@@ -110,9 +117,9 @@ struct kept_set_rows {
         const kept_set_rows& k;
         const state_type& st;
         OPD_HD auto logit(row_place place, index_t id) const {
-            if constexpr (makes_ids<Student>) {
+            if constexpr (makes_ids<Student> || in_shards<Frame>) {
                 const index_t at = k.set(st).place_of(id);
-                return static_cast<Z>(at < 0 ? 0.0 : k.at(st).z[at]);
+                return at < 0 ? 0.0 : k.at(st).z[at];
             } else {
                 return k.student.logit(place, id);
             }
@@ -124,8 +131,8 @@ struct kept_set_rows {
         OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
             for (index_t j = at.id; j < k.slots(); j += at.count) {
-                sampled_entry x = gathered(logits_of_set{k, st}, {st.row}, k.teacher, k.frame.env.frozen, j, k.vocab,
-                                           k.inv_s, st.lse);
+                sampled_entry x = gathered(logits_of_set{k, st}, {st.row}, k.teacher, k.frame.env.frozen, j,
+                                           whole_vocab(k.frame, k.vocab), k.inv_s, st.lse);
                 put_on_set(x, k.teacher, st.row);
                 a.entries[j] = x;
             }
@@ -147,6 +154,7 @@ struct kept_set_rows {
     };
     /// The student's entropy on the set, where env.measure asks.
     struct measure : measure_entropies<void, double, false> {
+        static constexpr bool reads_slots = true;
         template <class At>
         OPD_HD static entropy_sums part(const kept_set_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
@@ -160,22 +168,24 @@ struct kept_set_rows {
         }
     };
     struct clear {
+        static constexpr bool writes_gradient = true;
         template <class At>
         OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
             if constexpr (makes_ids<Student>)
-                k.student.clear(st.row, k.set(st));
+                k.student.clear(st.row, k.slots_at(st.row));
             else
                 clear_columns(k.student, st.row, 0, k.frame.env.beta, at);
         }
     };
     struct scatter {
+        static constexpr bool writes_gradient = true;
         OPD_HD static bool due(const kept_set_rows& k, const state_type& st) {
             return st.live && k.student.has_gradient();
         }
         template <class At>
         OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
-            const auto set = k.set(st);
+            const auto set = k.slots_at(st.row);
             const double g = st.factor * k.inv_s;
             for (index_t j = at.id; j < set.count; j += at.count) {
                 const double p = is_neg_inf(a.z[j]) ? 0 : ::exp(a.z[j] * k.inv_s - st.lse);
@@ -183,7 +193,9 @@ struct kept_set_rows {
                 if constexpr (makes_ids<Student>) {
                     a.c[j] = dz;
                 } else {
-                    G& to = k.student.gradient_at({st.row}, set[j]);
+                    const auto id = static_cast<index_t>(set.ids[j]);
+                    if (id < 0) continue; // another shard's
+                    G& to = k.student.gradient_at({st.row}, id);
                     const double old =
                         k.frame.env.beta == 0 ? 0 : double(element<G>::load(to)); // cleared: beta times what was there
                     to = element<G>::store(static_cast<arithmetic_t<G>>(old + dz));

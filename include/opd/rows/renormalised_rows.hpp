@@ -74,7 +74,7 @@ struct renormalised_rows {
     static constexpr space memory_space = Student::memory_space;
     using source = gathered_logits<value, memory_space>;
     using inner_student = std::conditional_t<is_ragged<Teacher>, ragged_logits<value, Teacher>, source>;
-    using inner_rows = dense_rows<Engine, Frame, inner_student, source, Program>;
+    using inner_rows = dense_rows<Engine, typename whole_frame<Frame>::type, inner_student, source, Program>;
     using state_type = typename inner_rows::state_type;
 
     Frame frame;
@@ -124,15 +124,18 @@ struct renormalised_rows {
         return {scratch, slots()};
     }
     OPD_HD index_t slots() const { return most_slots(teacher); }
-    /// The ids of a row, and the most that one has.
-    OPD_HD auto slots_at(index_t row) const { return slots_of(teacher, row); }
+    /// The ids of a row as the student has them, and the most that one has.
+    OPD_HD auto slots_at(index_t row) const { return own_slots(frame, slots_of(teacher, row), vocab); }
     OPD_HD index_t width() const { return slots(); }
 
     template <class Team>
     OPD_HD void row(Team& team) const {
         team.template fold<check_ids>(*this);
-        team.template fold<gather>(*this);
-        inner.row(team);
+        team.template each<gather>(*this);
+        team.template fold<inspect>(*this);
+        inner.value(team);
+        team.template each<count>(*this);
+        inner.gradient(team);
         team.template each<clear>(*this);
         team.template each<scatter>(*this);
     }
@@ -143,50 +146,63 @@ struct renormalised_rows {
         OPD_HD OPD_INLINE static int part(const renormalised_rows& k, const state_type& st, At at) {
             const auto row = slots_of(k.teacher, st.row);
             for (index_t j = at.id; j < row.count; j += at.count) {
-                const auto id = static_cast<index_t>(row.ids[j]);
+                const index_t id = own_id(k.frame, static_cast<index_t>(row.ids[j]), k.vocab);
                 if constexpr (!makes_ids<Student>)
                     if (id >= 0 && id < k.vocab) Engine::fetch(&k.student.logit({st.row}, id));
             }
-            return Engine::repeats(row.ids, row.count, k.vocab, k.at(st).set, at);
+            return Engine::repeats(row.ids, row.count, whole_vocab(k.frame, k.vocab), k.at(st).set, at);
         }
     };
-    /// An unused slot is a token that neither side gives mass. Log-probs above 0 are none.
-    struct gather : finds_bad {
+    /// An unused slot is a token that neither side gives mass.
+    struct gather : if_good {
+        template <class At>
+        OPD_HD static void run(const renormalised_rows& k, const state_type& st, At at) {
+            const arrays a = k.at(st);
+            const auto row = slots_of(k.teacher, st.row);
+            const auto own = k.slots_at(st.row);
+            if constexpr (makes_ids<Student>) k.student.make(st.row, own, a.z);
+            for (index_t j = at.id; j < row.count; j += at.count) {
+                const auto id = static_cast<index_t>(own.ids[j]);
+                if constexpr (!makes_ids<Student>)
+                    a.z[j] = id < 0 ? neg_inf<value>() : static_cast<value>(load_log(k.student.logit({st.row}, id)));
+                a.y[j] = row.ids[j] == -1 ? neg_inf<value>() : static_cast<value>(load_log(row.log_q[j]));
+            }
+        }
+    };
+    /// Log-probs above 0 are none.
+    struct inspect : finds_bad {
+        static constexpr bool reads_slots = true;
         template <class At>
         OPD_HD static int part(const renormalised_rows& k, const state_type& st, At at) {
             const arrays a = k.at(st);
-            const auto row = slots_of(k.teacher, st.row);
+            const index_t slots = slots_of(k.teacher, st.row).count;
             int bad = !k.frame.env.given_lse.empty() && !is_finite(k.frame.env.given_lse[st.row]);
-            if constexpr (makes_ids<Student>) k.student.make(st.row, row, a.z);
-            for (index_t j = at.id; j < row.count; j += at.count) {
-                const auto id = static_cast<index_t>(row.ids[j]);
-                if constexpr (!makes_ids<Student>) a.z[j] = neg_inf<value>();
-                a.y[j] = neg_inf<value>();
-                if (id == -1) continue;
-                if constexpr (!makes_ids<Student>) a.z[j] = static_cast<value>(load_log(k.student.logit({st.row}, id)));
-                a.y[j] = static_cast<value>(load_log(row.log_q[j]));
-                bad |= a.y[j] > value(1e-3);
-            }
+            for (index_t j = at.id; j < slots; j += at.count) bad |= a.y[j] > value(1e-3);
             return bad;
         }
     };
     /// Z_q, and Z_p where the log-sum-exp over the vocabulary is given: this loss does not need it.
-    OPD_HD static void count_masses(const renormalised_rows& k, state_type& st) {
-        diagnostics& d = st.partial.diagnostics;
-        ++d.support_rows;
-        if (k.frame.env.given_lse.empty()) return;
-        const double lse = k.frame.env.given_lse[st.row], inv_t = 1 / double(k.student.temperature);
-        const arrays a = k.at(st);
-        const index_t slots = slots_of(k.teacher, st.row).count;
-        double z_p = 0, z_q = 0, overlap = 0;
-        for (index_t j = 0; j < slots; ++j) {
-            const double p = is_neg_inf(a.z[j]) ? 0 : ::exp(double(a.z[j]) * inv_t - lse);
-            const double q = is_neg_inf(a.y[j]) ? 0 : ::exp(double(a.y[j]));
-            z_p += p, z_q += q, overlap += p < q ? p : q;
+    struct count : if_good {
+        template <class At>
+        OPD_HD static void run(const renormalised_rows& k, state_type& st, At at) {
+            if (at.id != 0) return;
+            diagnostics& d = st.partial.diagnostics;
+            ++d.support_rows;
+            if (k.frame.env.given_lse.empty()) return;
+            const double lse = k.frame.env.given_lse[st.row], inv_t = 1 / double(k.student.temperature);
+            const arrays a = k.at(st);
+            const index_t slots = slots_of(k.teacher, st.row).count;
+            double z_p = 0, z_q = 0, overlap = 0;
+            for (index_t j = 0; j < slots; ++j) {
+                const double p = is_neg_inf(a.z[j]) ? 0 : ::exp(double(a.z[j]) * inv_t - lse);
+                const double q = is_neg_inf(a.y[j]) ? 0 : ::exp(double(a.y[j]));
+                z_p += p, z_q += q, overlap += p < q ? p : q;
+            }
+            detail::count_masses(d, z_p, z_q, overlap);
         }
-        detail::count_masses(d, z_p, z_q, overlap);
-    }
+    };
     struct clear {
+        static constexpr bool writes_gradient = true;
         template <class At>
         OPD_HD static void run(const renormalised_rows& k, const state_type& st, At at) {
             if constexpr (makes_ids<Student>) {
@@ -202,20 +218,21 @@ struct renormalised_rows {
         }
     };
     struct scatter : if_good {
+        static constexpr bool writes_gradient = true;
         template <class At>
         OPD_HD static void run(const renormalised_rows& k, state_type& st, At at) {
-            if (at.id == 0) count_masses(k, st);
             if (!k.student.has_gradient()) return;
             const arrays a = k.at(st);
             const value* dz = a.dz;
-            const auto row = slots_of(k.teacher, st.row);
             if constexpr (makes_ids<Student>) {
-                k.student.take_back(st.row, row, dz, a.z);
+                k.student.take_back(st.row, k.slots_at(st.row), dz, a.z);
             } else {
+                const auto row = slots_of(k.teacher, st.row);
+                const auto own = k.slots_at(st.row);
                 constexpr bool in_line = Student::sparse_gradient && is_ragged<Teacher>;
                 for (index_t j = at.id; j < row.count; j += at.count) {
-                    const auto id = static_cast<index_t>(row.ids[j]);
-                    if (id == -1) continue;
+                    const auto id = static_cast<index_t>(own.ids[j]);
+                    if (id < 0) continue;
                     G& to =
                         k.student.gradient_at({in_line ? 0 : st.row}, Student::sparse_gradient ? row.first + j : id);
                     const value old = k.frame.env.beta == 0 ? value(0) : static_cast<value>(element<G>::load(to));

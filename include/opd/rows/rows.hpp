@@ -77,6 +77,37 @@ OPD_HD OPD_INLINE index_t own_id(const Frame& f, index_t id, index_t vocab) {
         return id;
 }
 
+/// The slots of a row as the sources call their ids; -1: unused, or in another shard.
+template <class Slots>
+struct slots_of_shard {
+    struct own {
+        Slots slots;
+        index_t first, vocab;
+        OPD_HD index_t operator[](index_t j) const {
+            const auto id = static_cast<index_t>(slots.ids[j]);
+            return id >= first && id - first < vocab ? id - first : -1;
+        }
+    } ids;
+    index_t count;
+};
+template <class Frame, class Slots>
+OPD_HD OPD_INLINE auto own_slots(const Frame& f, const Slots& slots, index_t vocab) {
+    if constexpr (in_shards<Frame>)
+        return slots_of_shard<Slots>{{slots, f.shard.first, vocab}, slots.count};
+    else
+        return slots;
+}
+/// A frame for what rows do with numbers that every shard has.
+template <class Frame>
+struct whole_frame {
+    using type = Frame;
+};
+template <class Frame>
+    requires(in_shards<Frame>)
+struct whole_frame<Frame> {
+    using type = typename Frame::whole;
+};
+
 /// A phase that writes the gradient: the last ones of a row.
 template <class Phase>
 concept writes_gradient = requires {

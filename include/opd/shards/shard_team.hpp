@@ -42,23 +42,37 @@ concept exchanges_logits = requires(const Rows& k) {
 };
 /// Rows that gather these logits into a place of their own; of others it lies behind their scratch.
 template <class Rows>
-concept gathers_logits = requires(const Rows& k, const typename Rows::state_type& st) {
+concept gathers_log_p = requires(const Rows& k, const typename Rows::state_type& st) {
     k.at(st).log_p;
 };
 template <class Rows>
-std::size_t exchanged_bytes(const Rows& k) {
-    return gathers_logits<Rows> ? 0 : sizeof(double) * static_cast<std::size_t>(k.slots());
+concept gathers_logits = gathers_log_p<Rows> || requires(const Rows& k, const typename Rows::state_type& st) {
+    k.at(st).z;
+};
+/// The most logits that a row exchanges.
+template <class Rows>
+std::size_t most_exchanged(const Rows& k) {
+    if constexpr (requires { k.width(); })
+        return static_cast<std::size_t>(k.width());
+    else
+        return static_cast<std::size_t>(k.slots());
 }
 template <class Rows>
-std::span<double> exchanged(const Rows& k, const row_state& st) {
-    if constexpr (gathers_logits<Rows>)
+std::size_t exchanged_bytes(const Rows& k) {
+    return gathers_logits<Rows> ? 0 : sizeof(double) * most_exchanged(k);
+}
+template <class Rows, class State>
+std::span<double> exchanged(const Rows& k, const State& st) {
+    if constexpr (gathers_log_p<Rows>)
         return {k.at(st).log_p, static_cast<std::size_t>(slots_of(k.teacher, st.row).count)};
+    else if constexpr (gathers_logits<Rows>)
+        return {k.at(st).z, static_cast<std::size_t>(k.slots_at(st.row).count)};
     else
         return {reinterpret_cast<double*>(st.scratch + k.scratch_bytes()), static_cast<std::size_t>(k.slots())};
 }
 /// The same with the logits of this rank's ids; -inf for others.
-template <class Rows>
-std::span<const double> own_logits(const Rows& k, const row_state& st) {
+template <class Rows, class State>
+std::span<const double> own_logits(const Rows& k, const State& st) {
     const std::span<double> to = exchanged(k, st);
     if constexpr (!gathers_logits<Rows>)
         for (std::size_t j = 0; j < to.size(); ++j) {
@@ -72,6 +86,14 @@ std::span<const double> own_logits(const Rows& k, const row_state& st) {
 struct known_logit {
     double z;
     double logit(row_place, index_t) const { return z; }
+};
+
+/// Phases that add up over the vocabulary, but not those of rows over slots, of which every rank has all.
+template <class Phase, class Rows>
+concept sums_over_shards = in_shards<decltype(Rows::frame)> && requires {
+    Phase::backwards;
+} && !requires {
+    Phase::reads_slots;
 };
 
 template <class State>
@@ -88,7 +110,7 @@ struct shard_team {
     template <class Phase, class Rows>
     void fold(const Rows& k) {
         if (!reaches()) return;
-        if constexpr (requires { Phase::backwards; }) {
+        if constexpr (sums_over_shards<Phase, Rows>) {
             using partial = decltype(Phase::start(k, st));
             if (progress.now == stage::waiting) {
                 const auto all = read_as<partial>(merged + sizeof(partial_item));
@@ -101,6 +123,7 @@ struct shard_team {
                 return send(k, kind_of<partial>());
             }
         } else { // of what every rank has
+            if (waits_for_slots<Phase>(k)) return;
             if (is_due<Phase>(k, st)) Phase::finish(k, st, Phase::part(k, st, alone{}));
         }
         pass();
@@ -111,12 +134,7 @@ struct shard_team {
         if constexpr (writes_gradient<Phase>) {
             return stop(stage::done);
         } else {
-            if constexpr (requires { Phase::reads_slots; }) { // if no sum took the logits along
-                if (progress.now == stage::waiting)
-                    take_logits(k, partial_kind::none);
-                else if (st.good() && !progress.logits_sent)
-                    return send(k, partial_kind::none);
-            }
+            if (waits_for_slots<Phase>(k)) return;
             if (is_due<Phase>(k, st)) Phase::run(k, st, alone{});
         }
         pass();
@@ -127,6 +145,17 @@ private:
     bool reaches() { return !stopped && here++ == progress.next; }
     void pass() { ++progress.next, progress.now = stage::running; }
     void stop(stage at) { progress.now = at, stopped = true; }
+    /// Whether a phase reads logits of slots that are still to be exchanged, since no sum took them along.
+    template <class Phase, class Rows>
+    bool waits_for_slots(const Rows& k) {
+        if constexpr (requires { Phase::reads_slots; }) {
+            if (progress.now == stage::waiting)
+                take_logits(k, partial_kind::none);
+            else if (st.good() && !progress.logits_sent)
+                return send(k, partial_kind::none), true;
+        }
+        return false;
+    }
     template <class Rows>
     void send(const Rows& k, partial_kind kind) {
         partial_item item{st.row, progress.next, kind, 0};
