@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/new.sh KIND NAME: a new divergence or surrogate, in every file that knows of one. It compiles and passes the tests as it is:
-# a known formula under the new name. What is printed at the end is what to write in its place.
+# scripts/new.sh KIND NAME: a new divergence, surrogate or sparse_cache, in every file that knows of one. It compiles and passes
+# the tests as it is: a known formula, or way to lie in memory, under the new name. What is printed at the end is what to write in its place.
 #     scripts/new.sh divergence hellinger
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -120,7 +120,111 @@ struct {n} {{
         ("docs/estimators/surrogates.md", "the table's line, and what it descends")]
 
 
-kinds = {"divergence": divergence, "surrogate": surrogate}
+def sparse_cache(n):
+    header = f"include/opd/{n}.hpp"
+    create(header, f"""
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// teacher::{n}: WHAT IS KNOWN OF A ROW.
+//
+// Until it is written: the same k ids in every row, as of a task's answers, said once. Whatever takes a teacher::support takes
+// it, with the bits of a support whose rows repeat the ids. What else a cache of its own storage may have: caches.hpp.
+#pragma once
+
+#include <string>
+#include <type_traits>
+
+#include "opd/caches.hpp"
+#include "opd/checks/shapes.hpp"
+#include "opd/config.hpp"
+#include "opd/error.hpp"
+#include "opd/teacher.hpp"
+#include "opd/view.hpp"
+
+namespace opd::teacher {{
+
+template <class Id, class L = float, space Space = space::host>
+struct {n} {{
+    static constexpr cache_kind kind = cache_kind::support;
+    using id_type = Id;
+    using log_type = L;
+    static constexpr space memory_space = Space;
+    vector_view<const Id, Space> ids;          ///< (k) distinct; -1: unused slot
+    matrix_view<const L, Space> log_q;         ///< (N,k)
+    vector_view<const L, Space> log_tail = {{}}; ///< (N) log of the teacher's mass outside the ids; empty: from log_q
+    matrix_view<const L, Space> log_mu = {{}};   ///< (N,k) behaviour policy, for `reweighted`
+    teacher::chosen_by chosen_by = teacher::chosen_by::teacher;
+
+    OPD_HD OPD_INLINE detail::row_slots<Id, L> slots(index_t row) const {{
+        return {{ids.data, log_q.row(row), log_mu.empty() ? nullptr : log_mu.row(row), ids.size}};
+    }}
+    OPD_HD index_t most_slots() const {{ return ids.size; }}
+    void validate(index_t rows, index_t vocab) const {{
+        detail::check_vector("teacher.ids", ids, -1);
+        if (ids.size < 1 && rows > 0) throw invalid_input("teacher.ids", "is empty");
+        if (ids.size > vocab)
+            throw invalid_input("teacher.ids",
+                                std::to_string(ids.size) + " ids for a vocabulary of " + std::to_string(vocab));
+        detail::check_matrix("teacher.log_q", log_q, rows, ids.size);
+        if (!detail::left_out(log_mu)) detail::check_matrix("teacher.log_mu", log_mu, rows, ids.size);
+        detail::check_vector("teacher.log_tail", log_tail, rows);
+    }}
+}};
+template <class Id, class L, space S>
+{n}(vector_view<Id, S>, matrix_view<L, S>) -> {n}<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
+
+}} // namespace opd::teacher
+""")
+    umbrella = "include/opd/opd.hpp"
+    line = f'#include "opd/{n}.hpp"\n'
+    others = [x for x in text_of(umbrella).splitlines() if re.match(r'#include "opd/[a-z_/]+\.hpp"', x) and "backends/cpu" not in x]
+    insert(umbrella, line, before=next((x for x in others if x > line), None), after=others[-1])
+    insert("include/opd/teacher.hpp", f"//   teacher::{n}   IN ITS OWN HEADER\n", before="//   teacher::samples ")
+    insert("docs/concepts/teacher-cache.md", f"| `teacher::{n}` | WHAT IS KNOWN OF A ROW | those of `teacher::support` |\n",
+           before="| `teacher::samples`")
+    create(f"tests/estimators/{n}_test.cpp", f"""
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// teacher::{n}: the bits of a teacher::support with the same entries; what it refuses.
+#include <cstdint>
+#include <doctest/doctest.h>
+#include <vector>
+
+#include <opd/opd.hpp>
+
+using namespace opd;
+
+TEST_CASE("{n}: the bits of the support with the same entries") {{
+    constexpr index_t n = 2, vocab = 5, k = 3;
+    const std::vector<double> z{{.1, .7, -1, .2, 0, 1, -.3, .4, .5, -2}}, log_q{{-1, -2, -1.5, -.7, -3, -2}};
+    const std::vector<std::int32_t> ids{{4, 1, 2}}, repeated{{4, 1, 2, 4, 1, 2}};
+    const auto logits = view(z.data(), n, vocab), of_ids = view(log_q.data(), n, k);
+    const teacher::{n} cache{{view(ids.data(), k), of_ids}};
+    const teacher::support same{{view(repeated.data(), n, k), of_ids}};
+    cpu_backend be;
+    const auto check = [&](const auto& estimator) {{
+        std::vector<double> got(n * vocab, 9), want(n * vocab, 7);
+        const auto a = evaluate(be, student::logits{{logits, view(got.data(), n, vocab)}}, cache, estimator);
+        const auto b = evaluate(be, student::logits{{logits, view(want.data(), n, vocab)}}, same, estimator);
+        CHECK(a.loss == b.loss);
+        CHECK(got == want);
+        CHECK(a.diagnostics.bad_rows == 0);
+    }};
+    check(renormalised{{reverse_kl{{}}}});
+    check(tail_bucket{{reverse_kl{{}}}});
+    const auto narrow = view(z.data(), n, 2);
+    CHECK_THROWS_AS(evaluate(be, student::logits{{narrow}}, cache, tail_bucket{{reverse_kl{{}}}}), invalid_input);
+}}
+""")
+    return f"estimators.{n}", [
+        (header, "WHAT IS KNOWN OF A ROW, the columns, where a row's slots are"),
+        (umbrella, "nothing: it includes the header"),
+        ("include/opd/teacher.hpp", "a line of the list of caches"),
+        ("docs/concepts/teacher-cache.md", "a line of the table"),
+        (f"tests/estimators/{n}_test.cpp", "the bits of the teacher::support with the same entries; what validate refuses")]
+
+
+kinds = {"divergence": divergence, "surrogate": surrogate, "sparse_cache": sparse_cache}
 if len(sys.argv) != 3 or sys.argv[1] not in kinds:
     fail(f"KIND NAME, where KIND is one of {', '.join(kinds)}")
 kind, name = sys.argv[1:]
