@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/new.sh KIND NAME: a new divergence, surrogate or sparse_cache, in every file that knows of one. It compiles and passes
-# the tests as it is: a known formula, or way to lie in memory, under the new name. What is printed at the end is what to write in its place.
+# scripts/new.sh KIND NAME: a new divergence, surrogate, sparse_cache (of a teacher) or drafter (of the trainer), in every file that knows
+# of one. It compiles and passes the tests as it is: something known under the new name. What is printed at the end is what to write in its
+# place.
 #     scripts/new.sh divergence hellinger
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -38,6 +39,15 @@ def insert(path, text, before=None, after=None):
         fail(f"{path} has {len(at)} lines that begin with {before or after!r}")
     lines.insert(at[0] + (before is None), text.lstrip("\n"))
     texts[path] = "".join(lines)
+
+
+def include(path, header, first):
+    """A line of the includes in alphabetic order that begin with `first`."""
+    line = f'#include "{header}"\n'
+    lines = text_of(path).splitlines()
+    lines = lines[lines.index(f'#include "{first}"'):]
+    lines = [x for x in lines if x.startswith('#include "')]
+    insert(path, line, before=next((x for x in lines if x > line), None), after=lines[-1])
 
 
 def append_choice(path, macro, line):
@@ -176,9 +186,7 @@ template <class Id, class L, space S>
 }} // namespace opd::teacher
 """)
     umbrella = "include/opd/opd.hpp"
-    line = f'#include "opd/{n}.hpp"\n'
-    others = [x for x in text_of(umbrella).splitlines() if re.match(r'#include "opd/[a-z_/]+\.hpp"', x) and "backends/cpu" not in x]
-    insert(umbrella, line, before=next((x for x in others if x > line), None), after=others[-1])
+    include(umbrella, f"opd/{n}.hpp", first="opd/batch.hpp")
     insert("include/opd/teacher.hpp", f"//   teacher::{n}   IN ITS OWN HEADER\n", before="//   teacher::samples ")
     insert("docs/concepts/teacher-cache.md", f"| `teacher::{n}` | WHAT IS KNOWN OF A ROW | those of `teacher::support` |\n",
            before="| `teacher::samples`")
@@ -224,14 +232,69 @@ TEST_CASE("{n}: the bits of the support with the same entries") {{
         (f"tests/estimators/{n}_test.cpp", "the bits of the teacher::support with the same entries; what validate refuses")]
 
 
-kinds = {"divergence": divergence, "surrogate": surrogate, "sparse_cache": sparse_cache}
+def drafter(n):
+    header, drafters = f"examples/trainer/{n}_drafter.hpp", "examples/trainer/drafters.hpp"
+    create(header, f"""
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// WHAT IT GUESSES FROM.
+//
+// Until it is written: what came after the last place in the text where its last token stood before. It remembers nothing. One that
+// does keeps it by lane, from begin to end, hears what was drawn, and writes it for a checkpoint by state (retrieval_drafter).
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "drafter.hpp"
+
+namespace trainer {{
+
+class {n}_drafter final : public drafter {{
+public:
+    void begin(index_t, const trajectory&) override {{}}
+    void hear(std::span<const lane_news>, const policy&) override {{}}
+    void end(index_t, const trajectory&, bool) override {{}}
+    draft_work propose(std::span<const draft_wish> wishes) override {{
+        for (const draft_wish& w : wishes) {{
+            const std::span<const token> all(w.sequence->tokens);
+            if (all.empty()) continue;
+            const auto before = all.first(all.size() - 1);
+            const auto found = std::find(before.rbegin(), before.rend(), all.back());
+            const auto rest = all.subspan(static_cast<std::size_t>(found.base() - before.begin())); // after it
+            const auto depth = std::min(rest.size(), static_cast<std::size_t>(w.depth));
+            if (found != before.rend()) w.tree->graft(rest.first(depth), 1);
+        }}
+        return {{}};
+    }}
+    std::string state() const override {{ return {{}}; }}
+    void restore(std::string_view state) override {{
+        if (!state.empty()) throw std::invalid_argument("drafter: its state is too long");
+    }}
+}};
+
+}} // namespace trainer
+""")
+    include(drafters, f"{n}_drafter.hpp", first="drafter.hpp")
+    append_choice(drafters, "TRAINER_DRAFTERS", f'X({n}, "WHAT IT GUESSES FROM", {n}_drafter, )')
+    insert("examples/trainer/README.md", f"| `{n}` | WHAT IT GUESSES FROM |\n", before="| `auto` | those of")
+    return "trainer.drafters|trainer.speculation", [
+        (header, "WHAT IT GUESSES FROM, and how"),
+        (drafters, "what a user reads of it; what it is made of"),
+        ("examples/trainer/README.md", "the table's line")]
+
+
+kinds = {"divergence": divergence, "surrogate": surrogate, "sparse_cache": sparse_cache, "drafter": drafter}
 if len(sys.argv) != 3 or sys.argv[1] not in kinds:
     fail(f"KIND NAME, where KIND is one of {', '.join(kinds)}")
 kind, name = sys.argv[1:]
 if not re.fullmatch(r"[a-z]+(_[a-z0-9]+)*", name):
     fail(f"a name is in snake_case, not {name!r}")
-for path in pathlib.Path("include").rglob("*.hpp"):
-    if re.search(rf"\b(struct|class|enum|namespace) {name}\b", path.read_text()):
+for path in [*pathlib.Path("include").rglob("*.hpp"), pathlib.Path("examples/trainer/drafters.hpp")]:
+    if re.search(rf"\b(struct|class|enum|namespace) {name}\b|\bX\({name},", path.read_text()):
         fail(f"{path} has a {name} already")
 tests, todo = kinds[kind](name)
 for path, text in texts.items():
