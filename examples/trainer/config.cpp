@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "drafters.hpp"
 #include "files.hpp"
 #include "nearest.hpp"
 #include "numbers.hpp"
@@ -18,6 +19,12 @@
 #include "task.hpp"
 
 namespace trainer {
+
+std::string speculation_help() {
+    std::string all;
+    for (const drafting_name& line : draftings) all += fmt::format("{}: {}; ", line.text, line.says);
+    return all + "results do not depend on it, but under --driver virtual";
+}
 
 namespace {
 
@@ -356,8 +363,7 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(!s.inject.empty(), "schedule", "a run without --inject", {"inject_seconds"});
     only(!in_virtual_time(c), "schedule", "--driver " + s.driver, {"learner_threads"});
     const std::string& speculate = c.speculation.kind;
-    only(speculate == "ngram" || speculate == "learned", "speculation", "--speculate " + speculate,
-         {"depth", "verify"});
+    only(speculate != "off" && speculate != "auto", "speculation", "--speculate " + speculate, {"depth", "verify"});
     only(speculate == "learned", "speculation", "--speculate " + speculate, {"children"});
     only(speculate == "learned" || speculate == "auto", "speculation", "--speculate " + speculate, {"from"});
     only(speculate == "auto", "speculation", "--speculate " + speculate, {"running"});
@@ -573,8 +579,10 @@ void validate(const config& c) {
     within("--drafter-smoothing", d.smoothing, 0, 1);
     count("--drafter-held-out", d.held_out, 1);
     const auto& g = c.speculation;
-    need(g.kind == "off" || g.kind == "ngram" || g.kind == "auto" || g.kind == "learned",
-         fmt::format("--speculate must be off, ngram, auto or learned, not '{}'", g.kind));
+    std::vector<std::string_view> kinds;
+    for (const drafting_name& line : draftings) kinds.push_back(line.text);
+    need(std::ranges::find(kinds, g.kind) != kinds.end(),
+         fmt::format("--speculate must be one of {}, not '{}'", fmt::join(kinds, ", "), g.kind));
     constexpr int most_drafts = 64; // a sequence and step: beyond, verifying them is a prefill
     for (const auto& [flag, value] :
          {std::pair{"--draft-depth", g.depth}, {"--draft-verify", g.verify}, {"--draft-children", g.children}})

@@ -212,6 +212,9 @@ inline int batch_of(const config& c) { return c.distill.prompts * c.distill.answ
 /// Distillation's clock is the run's own.
 inline bool in_virtual_time(const config& c) { return c.schedule.driver == "virtual"; }
 
+/// What --speculate takes.
+std::string speculation_help();
+
 /// Calls v.group(key, title), then v.option(key, flag, value, help, affects_results) for each of the group's settings.
 template <class Config, class Visitor>
 void visit_options(Config& c, Visitor&& v) {
@@ -445,18 +448,11 @@ void visit_options(Config& c, Visitor&& v) {
 
     // as with slots: drafts decide how long rollout takes, and nothing else
     v.group("speculation", "Speculative rollout (the tokens are those of plain rollout, bit for bit)");
-    v.option("kind", "--speculate", c.speculation.kind,
-             "off; ngram: drafts of what came after the same tokens before, in a response, in other answers to its "
-             "prompt, in its last epoch's; learned: those of a drafter that --train-drafter made; auto: as many as pay "
-             "by the "
-             "measured cost of steps, learned with --draft-from, else ngram. Results do not depend on it, but under "
-             "--driver "
-             "virtual",
-             in_virtual_time(c));
-    v.option("depth", "--draft-depth", c.speculation.depth, "ngram, learned: most tokens that a draft goes ahead",
+    v.option("kind", "--speculate", c.speculation.kind, speculation_help().c_str(), in_virtual_time(c));
+    v.option("depth", "--draft-depth", c.speculation.depth, "one drafter: most tokens that a draft goes ahead",
              in_virtual_time(c));
     v.option("verify", "--draft-verify", c.speculation.verify,
-             "ngram, learned: most drafted tokens of a sequence that a step verifies", in_virtual_time(c));
+             "one drafter: most drafted tokens of a sequence that a step verifies", in_virtual_time(c));
     v.option("children", "--draft-children", c.speculation.children,
              "learned: most drafts of one token, and most of a depth that are gone on from", in_virtual_time(c));
     v.option("from", "--draft-from", c.speculation.from,

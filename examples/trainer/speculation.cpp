@@ -41,36 +41,32 @@ constexpr std::size_t of_fixed = speculation_counts::choices - 2, of_none = spec
 } // namespace
 
 std::int32_t speculation_options::most() const {
-    switch (what) {
-    case kind::off:
-        return 0;
-    case kind::ngram:
-    case kind::learned:
-        return fixed.verify;
-    case kind::automatic:
-        break;
-    }
+    if (what != kind::automatic) return on() ? fixed.verify : 0;
     std::int32_t r = 0;
     for (const spec::strategy& s : arms().arms) r = std::max(r, s.verify);
     return r;
 }
 
 drafters make_drafters(const speculation_options& o) {
-    using kind = speculation_options::kind;
     drafters r;
-    if (o.what == kind::ngram || o.what == kind::automatic)
+#define TRAINER_MAKE(name, says, type, from)                                                                           \
+    if (o.what == drafting::name) r.push_back(std::make_unique<type>(from));
+    TRAINER_DRAFTERS(TRAINER_MAKE)
+#undef TRAINER_MAKE
+    if (o.what == drafting::automatic) {
         r.push_back(std::make_unique<retrieval_drafter>(o.retrieval));
-    if (o.what == kind::learned || (o.what == kind::automatic && o.learned))
-        r.push_back(std::make_unique<learned_drafter>(o.learned));
+        if (o.learned) r.push_back(std::make_unique<learned_drafter>(o.learned));
+    }
     return r;
 }
 
 std::string choice_name(const speculation_options& o, std::size_t choice) {
     if (choice == of_none) return "none";
     const auto all = arms().arms;
-    const bool learned = choice == of_fixed ? o.what == speculation_options::kind::learned : choice >= all.size();
+    // of the two among which auto chooses
+    const auto who = choice == of_fixed ? o.what : choice < all.size() ? drafting::ngram : drafting::learned;
     const spec::strategy& s = choice == of_fixed ? o.fixed : all.at(choice % all.size());
-    return fmt::format("{} {}/{}/{}", learned ? "learned" : "ngram", s.depth, s.top_k, s.verify);
+    return fmt::format("{} {}/{}/{}", draftings[static_cast<std::size_t>(who)].text, s.depth, s.top_k, s.verify);
 }
 
 // --- what is learnt -------------------------------------------------------------------------------------------------

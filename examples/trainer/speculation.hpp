@@ -3,8 +3,7 @@
 // Speculative rollout of one engine: which sequences get drafts in a step, how many, and what is learnt from what became of them.
 //
 //   off      no drafts
-//   ngram    retrieval (drafter.hpp): the same strategy for every sequence in every step
-//   learned  a drafter that was trained (learned_drafter.hpp), with trees: likewise
+//   one of the drafters (drafters.hpp): the same strategy for every sequence in every step; learned: with trees
 //   auto     retrieval, or a drafter that was trained, if there is one. By how many sequences run and what steps took, an
 //            elastic_switch says whether to draft at all, a drafter_selector which of the two drafts, beg_mab which of some strategies, and
 //            draft_budget how many of the nodes that it allows each sequence gets, none where they cost more than they bring. What a
@@ -25,7 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "drafter.hpp"
+#include "drafters.hpp"
 #include "opd/sched/cost_fit.hpp"
 #include "opd/spec/draft_budget.hpp"
 #include "opd/spec/draft_tree.hpp"
@@ -38,8 +37,9 @@ namespace trainer {
 struct draft_model;
 
 struct speculation_options {
-    enum class kind { off, ngram, learned, automatic } what = kind::off;
-    opd::spec::strategy fixed = {8, 1, 8}; ///< ngram, learned
+    using kind = drafting;
+    kind what = kind::off;
+    opd::spec::strategy fixed = {8, 1, 8}; ///< of one drafter
     index_t running = 32;                  ///< automatic: on at so many sequences or fewer, off above a quarter more
     retrieval_options retrieval = {};
     std::shared_ptr<const draft_model> learned = {}; ///< learned: what drafts; automatic: one that may

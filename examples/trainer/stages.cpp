@@ -27,20 +27,17 @@ sampling sampling_of(const config& c, const gcd_task& task) {
 }
 
 speculation_options speculation_of(const config& c, const model_shape* target) {
-    using kind = speculation_options::kind;
     const auto& s = c.speculation;
     speculation_options o;
-    o.what = s.kind == "ngram"     ? kind::ngram
-             : s.kind == "auto"    ? kind::automatic
-             : s.kind == "learned" ? kind::learned
-                                   : kind::off;
+    for (const drafting_name& line : draftings)
+        if (s.kind == line.text) o.what = line.what;
     o.fixed = {s.depth, s.kind == "learned" ? s.children : 1, s.verify};
-    if (o.what == kind::learned || (o.what == kind::automatic && !s.from.empty())) {
+    if (o.what == drafting::learned || (o.what == drafting::automatic && !s.from.empty())) {
         const std::string path = s.from.empty() ? c.run.directory + "/checkpoints/drafter.ckpt" : s.from;
         o.learned = std::make_shared<const draft_model>(load_drafter(path));
         if (!(o.learned->target == c.student_model))
             throw failure(exit_input, fmt::format("{}: a drafter for a student of another shape", path));
-        if (target && !(*target == c.student_model)) o.what = kind::off, o.learned.reset();
+        if (target && !(*target == c.student_model)) o.what = drafting::off, o.learned.reset();
     }
     o.running = s.running;
     o.retrieval = {.tokens = s.history, .answers = static_cast<std::uint64_t>(c.distill.answers)};

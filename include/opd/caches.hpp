@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // What a cache of a teacher's is, and the slots of one of its rows, whichever way rows of few ids lie: columns of a
-// matrix, or a stretch of one long line. teacher.hpp has the caches.
+// matrix, a stretch of one long line, or as a cache of its own storage says. teacher.hpp has the library's caches; another one
+// of the kind support has
+//
+//   slots(row)              the row's detail::row_slots
+//   most_slots()            the most that a row has
+//   validate(rows, vocab)   throws invalid_input where shapes do not fit
+//   ids, log_q, log_mu, log_tail   views of what is read, whatever their shape: outputs may not lie on them
 #pragma once
 
 #include "opd/config.hpp"
@@ -27,11 +33,20 @@ struct row_slots {
     index_t first = 0; ///< ragged: where in the line the row begins
 };
 
+/// A cache that says itself where its rows lie.
+template <class Teacher>
+concept own_storage = requires(const Teacher& t, index_t row) {
+    t.slots(row);
+    t.most_slots();
+};
+
 /// Ragged rows whose offsets make no sense, as only a device's may, have no slot.
 template <class Teacher>
 OPD_HD OPD_INLINE auto slots_of(const Teacher& t, index_t row) {
     row_slots<typename Teacher::id_type, typename Teacher::log_type> s;
-    if constexpr (is_ragged<Teacher>) {
+    if constexpr (own_storage<Teacher>) {
+        s = t.slots(row);
+    } else if constexpr (is_ragged<Teacher>) {
         const index_t first = t.offsets[row], last = t.offsets[row + 1];
         if (first < 0 || last > t.ids.size || last <= first || last - first > t.widest) return s;
         s.first = first, s.count = last - first;
@@ -47,7 +62,9 @@ OPD_HD OPD_INLINE auto slots_of(const Teacher& t, index_t row) {
 /// The most that a row has.
 template <class Teacher>
 OPD_HD index_t most_slots(const Teacher& t) {
-    if constexpr (is_ragged<Teacher>)
+    if constexpr (own_storage<Teacher>)
+        return t.most_slots();
+    else if constexpr (is_ragged<Teacher>)
         return t.widest;
     else
         return t.ids.cols;

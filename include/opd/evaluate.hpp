@@ -186,10 +186,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
     } else {
         const index_t n = student.rows();
         detail::check_student(student, teacher);
-        if constexpr (is_ragged<Teacher>)
-            teacher.widest = detail::check_ragged(teacher, n, student.vocab());
-        else
-            detail::check_teacher(teacher, student, n, teacher.ids.cols);
+        detail::check_slots(teacher, student, n);
         detail::check_frozen<Teacher::kind>(e.frozen, n, detail::most_slots(teacher));
         detail::check_env(e, n);
         detail::check_overlaps(student, teacher, e);

@@ -83,7 +83,8 @@ bool cut_from(const std::vector<std::string>& block, const std::vector<std::stri
 
 std::vector<fs::path> pages() {
     const fs::path root = OPD_TEST_SOURCE_DIR;
-    std::vector<fs::path> all{root / "README.md", root / "CHANGELOG.md", root / "CONTRIBUTING.md"};
+    std::vector<fs::path> all{root / "README.md", root / "CHANGELOG.md", root / "CONTRIBUTING.md",
+                              root / "tests" / "README.md"};
     for (const auto& entry : fs::recursive_directory_iterator(root / "docs"))
         if (entry.path().extension() == ".md") all.push_back(entry.path());
     std::sort(all.begin(), all.end());
@@ -116,6 +117,20 @@ TEST_CASE("blocks of code are cut from files that are compiled") {
         }
     }
     CHECK(blocks > 10);
+}
+
+TEST_CASE("the page of the tests names each header of support and each area") {
+    const fs::path tests = fs::path(OPD_TEST_SOURCE_DIR) / "tests";
+    std::string page;
+    for (const std::string& line : lines_of(tests / "README.md")) page += line + "\n";
+    for (const auto& entry : fs::directory_iterator(tests / "support"))
+        if (entry.path().extension() == ".hpp")
+            CHECK_MESSAGE(page.find("`" + entry.path().filename().string() + "`") != std::string::npos,
+                          entry.path().filename().string(), " is not in tests/README.md");
+    for (const auto& entry : fs::directory_iterator(tests))
+        if (entry.is_directory())
+            CHECK_MESSAGE(page.find("`" + entry.path().filename().string() + "/`") != std::string::npos,
+                          entry.path().filename().string(), " is not in tests/README.md");
 }
 
 TEST_CASE("links within the repository lead somewhere") {

@@ -128,14 +128,13 @@ TEST_CASE("every objective with every surrogate on both engines") {
     on_both([&](auto& be, const char* engine) {
         for (const auto& objective : choice::objectives)
             for (const auto& surrogate : choice::surrogates) {
-                if (objective.which != choice::objective::reverse_kl && surrogate.which >= choice::surrogate::k1)
-                    continue;
-                any_sampled chosen{.of = with_parameters(objective.which),
-                                   .surrogate = with_bounds(surrogate.which),
-                                   .baseline = {surrogate.which >= choice::surrogate::k1
-                                                    ? choice::baseline::none
-                                                    : choice::baseline::leave_one_out},
-                                   .accept_bias = true};
+                const bool of_advantage = any_surrogate{surrogate.which}.has_advantage();
+                if (objective.which != choice::objective::reverse_kl && !of_advantage) continue;
+                any_sampled chosen{
+                    .of = with_parameters(objective.which),
+                    .surrogate = with_bounds(surrogate.which),
+                    .baseline = {of_advantage ? choice::baseline::leave_one_out : choice::baseline::none},
+                    .accept_bias = true};
                 if (chosen.traits_under(law::stale).descends == descent::none) continue;
                 INFO(engine << ": " << objective.text << ", " << surrogate.text);
                 std::vector<double> dz(vocab, 9);
@@ -152,7 +151,7 @@ TEST_CASE("every objective with every surrogate on both engines") {
                 ++ran;
             }
     });
-    CHECK(ran == 2 * (20 * 8 + 5));
+    CHECK(ran >= 2 * (20 * 8 + 5)); // as many as there were when this was written: lists grow
 }
 
 TEST_CASE("a dense divergence by name is that divergence") {
@@ -227,7 +226,8 @@ TEST_CASE("refused with the static form's sentence, before anything is written")
 }
 
 TEST_CASE("the tables: each name once, each choice once, found by name") {
-    const auto check = [](const auto& table, std::size_t choices) {
+    // `least`: as many as there were when this was written
+    const auto check = [](const auto& table, std::size_t least) {
         std::set<std::string> names;
         std::set<int> kinds;
         for (const auto& line : table) {
@@ -235,14 +235,15 @@ TEST_CASE("the tables: each name once, each choice once, found by name") {
             CHECK(choice::find(table, line.text) == line.which);
             CHECK(!line.says.empty());
         }
-        CHECK(names.size() == choices);
-        CHECK(kinds.size() == choices);
+        CHECK(table.size() >= least);
+        CHECK(names.size() == table.size());
+        CHECK(kinds.size() == table.size());
         CHECK(!choice::find(table, "no such thing"));
     };
     CHECK(choice::divergences.back().which == choice::objective::acceptance);
     check(choice::divergences, 9), check(choice::selectors, 6);
-    for (std::size_t i = 0; i < 8; ++i) // those that drawn tokens have, too
-        CHECK(choice::divergences[i].which == choice::objectives[i].which);
+    for (const auto& line : choice::divergences) // all but the last are drawn tokens', too
+        CHECK((choice::find(choice::objectives, line.text) == line.which) == (line.text != "acceptance"));
     any_dense{choice::divergences.back().which}.validate();
     CHECK_THROWS_WITH_AS(any_dense{choice::objective::clipped}.validate(), doctest::Contains("any_dense.which"),
                          invalid_input);

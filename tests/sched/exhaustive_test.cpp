@@ -6,7 +6,7 @@
 // moment when another is due, a worker dies or reconnects unnoticed, published weights are lost, the process is killed and
 // resumed, the run is paused, closed or stopped. States that were seen are not explored again.
 //
-// Checked after every event: what world.hpp lists. Checked of every state: unless the run is finished some event that is no fault is possible (no deadlock), and no path without
+// Checked after every event: what stepwise_world.hpp lists. Checked of every state: unless the run is finished some event that is no fault is possible (no deadlock), and no path without
 // faults comes back to where it was (no livelock). So from every state every path without further faults ends, and ends in
 // `finished`.
 #include <cstdio>
@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "world.hpp"
+#include "stepwise_world.hpp"
 
 namespace {
 
@@ -23,7 +23,7 @@ using namespace opd::test;
 using opd::index_t;
 
 struct explorer {
-    const world_options& o;
+    const stepwise_options& o;
     std::size_t most = 3'000'000;
     std::unordered_map<std::uint64_t, bool> seen = {}; // false: on the path that led here
     std::size_t events = 0, ends = 0;
@@ -34,7 +34,7 @@ struct explorer {
         for (const choice& c : path) text += std::string(" ") + name_of(c.what) + "/" + std::to_string(c.which);
         return text;
     }
-    void visit(const world& w) {
+    void visit(const stepwise_world& w) {
         const auto [at, fresh] = seen.try_emplace(w.hash(o), false);
         if (!fresh) {
             require(at->second || path.back().what >= choice::first_fault, "livelock: back where it was");
@@ -49,7 +49,7 @@ struct explorer {
             require(!all.empty() && all.front().what < choice::first_fault, "deadlock: nothing can happen");
             for (const choice& c : all) {
                 path.push_back(c);
-                world next = w;
+                stepwise_world next = w;
                 next.take(o, c);
                 ++events;
                 visit(next);
@@ -61,7 +61,7 @@ struct explorer {
     /// What was found, with the path to it; empty: nothing.
     std::string run() {
         try {
-            visit(world(o));
+            visit(stepwise_world(o));
         } catch (const std::exception& e) {
             return std::string(e.what()) + " after" + described();
         }
@@ -89,7 +89,7 @@ constexpr policy every_policy[] = {policy::capacity, policy::cohort_fifo, policy
 
 constexpr const char* deadline_names[] = {"rollout", "abort", "teacher", "learner", "sync"};
 
-void explore(const std::string& name, const world_options& o) {
+void explore(const std::string& name, const stepwise_options& o) {
     explorer e{o};
     const std::string found = e.run();
     CHECK_MESSAGE(found.empty(), name, ": ", found);
@@ -187,7 +187,7 @@ TEST_CASE("naive_wait deadlocks without any fault; the smallest case is B=1, tau
                                   .policy = policy::naive_wait,
                                   .update = weight_update::keep,
                                   .negative_control = true};
-                    const world_options o{.s = base(a, batch, sequences), .slots = {3}, .faults = 0};
+                    const stepwise_options o{.s = base(a, batch, sequences), .slots = {3}, .faults = 0};
                     explorer e{o};
                     const std::string found = e.run();
                     if (found.empty() || smallest.batch > 0) continue;
@@ -203,7 +203,7 @@ TEST_CASE("naive_wait deadlocks without any fault; the smallest case is B=1, tau
 
 TEST_CASE("the explorer finds what is wrong") {
     const settings s = base(async{.tau = 1, .policy = policy::edf}, 1, 3);
-    const auto finds = [](const world_options& o, const std::string& words) {
+    const auto finds = [](const stepwise_options& o, const std::string& words) {
         explorer e{o};
         const std::string found = e.run();
         CHECK_MESSAGE(found.find(words) != std::string::npos, found);

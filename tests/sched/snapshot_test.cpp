@@ -7,16 +7,16 @@
 #include <array>
 
 #include "script.hpp"
+#include "stepwise_world.hpp"
 #include "support/property.hpp"
-#include "world.hpp"
 
 namespace {
 
 using namespace opd::test;
 using opd::index_t;
 
-world_options random_options() {
-    world_options o;
+stepwise_options random_options() {
+    stepwise_options o;
     settings& s = o.s;
     s.batch = *rc::gen::inRange<index_t>(1, 5);
     s.teacher_batch = *rc::gen::inRange<index_t>(1, 4);
@@ -85,8 +85,8 @@ bool refused(const settings& s, std::string_view bytes, const std::string& words
 TEST_CASE("saved and restored after every event it does what it would have done") {
     property("restore(snapshot()) is the same scheduler",
              [] {
-                 const world_options o = random_options();
-                 world plain(o), saved(o);
+                 const stepwise_options o = random_options();
+                 stepwise_world plain(o), saved(o);
                  for (int step = 0; !plain.s.finished() && step < 2000; ++step) {
                      const choice c = draw(plain.choices(o));
                      const std::string bytes = saved.s.snapshot();
@@ -135,11 +135,11 @@ TEST_CASE("the same is due at the same times after a restore") {
 TEST_CASE("a crash after every event loses nothing") {
     property("crash at any event",
              [] {
-                 world_options o = random_options();
+                 stepwise_options o = random_options();
                  // a reference run up to any of its events, then the crash, then on to the end; the world keeps the books
                  const int before = *rc::gen::inRange(0, 60);
                  o.faults = 1 + *rc::gen::inRange(0, 3);
-                 world w(o);
+                 stepwise_world w(o);
                  bool crashed = false;
                  for (int step = 0; !w.s.finished() && step < 3000; ++step) {
                      const auto all = w.choices(o);
@@ -171,8 +171,8 @@ TEST_CASE("a crash after every event loses nothing") {
 TEST_CASE("damage is found") {
     property("one changed byte, one bit, a cut, an end",
              [] {
-                 const world_options o = random_options();
-                 world w(o);
+                 const stepwise_options o = random_options();
+                 stepwise_world w(o);
                  for (int step = *rc::gen::inRange(0, 40); step > 0 && !w.s.finished(); --step)
                      w.take(o, draw(w.choices(o)));
                  const std::string bytes = w.s.snapshot();

@@ -806,7 +806,7 @@ TEST_CASE("settings of speculation that do not fit are refused, with their names
     const auto refused = [](const flags& f, const char* what) {
         CHECK_THROWS_WITH_AS(parse("a", f), doctest::Contains(what), failure);
     };
-    refused({"--speculate=on"}, "--speculate must be off, ngram, auto or learned");
+    refused({"--speculate=on"}, "--speculate must be one of off, ngram, learned, auto, not 'on'");
     refused({"--speculate=learned", "--draft-history=10"}, "--draft-history is not used by --speculate learned");
     refused({"--speculate=ngram", "--draft-children=2"}, "--draft-children is not used by --speculate ngram");
     refused({"--speculate=learned", "--draft-children=0"}, "--draft-children must lie in [1, 64], not 0");

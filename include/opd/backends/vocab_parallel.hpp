@@ -133,10 +133,7 @@ row_job<Student, Teacher, Estimator, space::host> checked_shard_job(const vocab_
             index_t ids;
             index_t vocab() const { return ids; }
         } const whole{shard.total};
-        if constexpr (is_ragged<Teacher>)
-            teacher.widest = check_ragged(teacher, n, shard.total);
-        else
-            check_teacher(teacher, whole, n, teacher.ids.cols);
+        check_slots(teacher, whole, n);
         check_needs(teacher, estimator, e, n);
         check_normalisers(teacher, estimator, e);
         if constexpr (Teacher::kind == cache_kind::weighted) check_tails(teacher, e, n);

@@ -116,7 +116,7 @@ void check_student(const Student& s, const Teacher& t) {
         check_logits(s, 1, t.ids.size);
         if (s.dz.padding != 0) throw invalid_input("student.dz", "has padding: a ragged gradient is one line of ids");
     } else {
-        check_logits(s, s.rows(), t.ids.cols);
+        check_logits(s, s.rows(), most_slots(t));
     }
 }
 template <class Teacher>
@@ -279,6 +279,17 @@ void check_teacher(const Teacher& t, const Student& s, index_t n, index_t k) {
             check_vector("teacher.log_tail_mu", t.log_tail_mu, n);
         }
     }
+}
+
+/// Shapes of a cache of few ids a row, n rows over the student's vocabulary; of a ragged one the longest row is found.
+template <class Teacher, class Student>
+void check_slots(Teacher& t, const Student& s, index_t n) {
+    if constexpr (own_storage<Teacher>)
+        t.validate(n, s.vocab());
+    else if constexpr (is_ragged<Teacher>)
+        t.widest = check_ragged(t, n, s.vocab());
+    else
+        check_teacher(t, s, n, t.ids.cols);
 }
 
 /// Shapes of what is frozen: (N,m) as the cache of drawn tokens; other caches have no tokens that it could speak of.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A world around a scheduler: everybody who owes it an answer, and what can go wrong with them. `choices` lists what may
-// happen next, `take` lets it happen.
+// A world around a scheduler in which a test says what happens next: everybody who owes it an answer, and what can go wrong with
+// them. `choices` lists what may happen, `take` lets it. (support/world.hpp: random worlds in virtual time.)
 //
 // Workers have lives, and weights are published by the train job that made them: a worker installs exactly those that it was
 // told to, and what a former life of its had still to say may come late. Time stands still but for deadlines and completed
@@ -17,11 +17,12 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "opd/sched/scheduler_checks.hpp"
+#include "support/witness.hpp"
 
 namespace opd::test {
 
@@ -29,7 +30,7 @@ using namespace opd::sched;
 using opd::index_t;
 using policy = staleness_policy;
 
-struct world_options {
+struct stepwise_options {
     settings s;
     std::vector<std::int32_t> slots = {2}; // of the rollout workers
     int faults = 1;
@@ -72,11 +73,8 @@ struct rollout_worker {
     std::vector<weights> owed;
 };
 
-struct finding : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
 inline void require(bool holds, const char* what) {
-    if (!holds) throw finding(what);
+    if (!holds) throw violation(what);
 }
 
 /// One thing that may happen next.
@@ -164,9 +162,9 @@ inline const char* name_of(choice::kind k) {
     return names[k];
 }
 
-class world {
+class stepwise_world {
 public:
-    explicit world(const world_options& o)
+    explicit stepwise_world(const stepwise_options& o)
         : s(o.s), faults_(o.faults), permits_(s.resolved().permits), rollout_(o.slots.size()) {
         come(o, stage::learner);
         come(o, stage::teacher);
@@ -174,7 +172,7 @@ public:
     }
 
     /// What is possible; first what is no fault.
-    std::vector<choice> choices(const world_options& o) const {
+    std::vector<choice> choices(const stepwise_options& o) const {
         std::vector<choice> list;
         const auto add = [&](choice::kind k, std::size_t which = 0) { list.push_back({k, which}); };
         for (std::size_t i = 0; i < running_.size(); ++i) {
@@ -254,7 +252,7 @@ public:
         return list;
     }
 
-    void take(const world_options& o, const choice& c) {
+    void take(const stepwise_options& o, const choice& c) {
         const std::array<event, 5> past = past_;
         const std::vector<due> dues = all_due(o);
         if (c.what >= choice::first_fault) {
@@ -397,7 +395,7 @@ public:
     }
 
     /// Of all that matters for what can happen from here on.
-    std::uint64_t hash(const world_options& o) const {
+    std::uint64_t hash(const stepwise_options& o) const {
         archive_writer a;
         a(without_clock(o), steps(epoch() - now_), running_, train_, made_, zombie_, teacher_.up, learner_.up, paused_,
           closed_, perfect_, faults_, done_, lag_sum_);
@@ -438,7 +436,7 @@ private:
 
     // The snapshot with times as they are from now, in steps: what a flush moved them by does not tell states apart. Those from
     // which nobody is due are of the past. Times are told from all else by their size.
-    std::string without_clock(const world_options& o) const {
+    std::string without_clock(const stepwise_options& o) const {
         std::vector<double> matter{now_};
         for (const attempt& r : running_) {
             if (r.aborted || r.parking) matter.push_back(r.aborted_at);
@@ -466,18 +464,18 @@ private:
     double epoch() const { return base_ + static_cast<double>(weights_.version) / 64; }
     bool behind(const rollout_worker& w) const { return w.awaited && w.says != made_; }
     static double after(double since, double seconds) { return seconds > 0 ? since + seconds : forever; }
-    double due_of(const world_options& o, const attempt& r) const {
+    double due_of(const stepwise_options& o, const attempt& r) const {
         const double lets_go = r.aborted || r.parking ? after(r.aborted_at, o.s.abort_deadline) : forever;
         return r.aborted ? lets_go : std::min(lets_go, after(r.since, o.s.rollout_deadline));
     }
-    double due_of(const world_options& o, const rollout_worker& w) const {
+    double due_of(const stepwise_options& o, const rollout_worker& w) const {
         double at = forever;
         if (w.up && w.asked) at = after(w.since, o.s.sync_deadline);
         if (w.up && syncing_ && behind(w)) at = std::min(at, after(syncing_since_, o.s.sync_deadline));
         return at;
     }
     /// When somebody is due, as the world counts it, in order.
-    std::vector<due> all_due(const world_options& o) const {
+    std::vector<due> all_due(const stepwise_options& o) const {
         std::vector<due> list;
         if (s.finished()) return list;
         for (const attempt& r : running_) list.push_back({due_of(o, r), !r.hung});
@@ -493,7 +491,7 @@ private:
                    list.end());
         return list;
     }
-    void pass_to(const world_options& o, double t) {
+    void pass_to(const stepwise_options& o, double t) {
         for (attempt& r : running_) r.hung = r.hung || due_of(o, r) <= t;
         now_ = t;
         if (t - base_ >= 0.5) base_ += t - epoch(); // else a flush
@@ -505,15 +503,15 @@ private:
     incarnation_t life_of(stage g, std::int32_t w) {
         return g == stage::rollout ? rollout_[static_cast<std::size_t>(w)].life : of(g).life;
     }
-    void come(const world_options& o, std::size_t w) {
+    void come(const stepwise_options& o, std::size_t w) {
         rollout_[w] = {.up = true, .life = rollout_[w].life + 1, .owed = {}};
         tell(o, event::up(stage::rollout, static_cast<std::int32_t>(w), o.slots[w]).of_life(rollout_[w].life));
     }
-    void come(const world_options& o, stage g) {
+    void come(const stepwise_options& o, stage g) {
         of(g) = {true, of(g).life + 1};
         tell(o, event::up(g, 0).of_life(of(g).life));
     }
-    void go(const world_options& o, stage g, std::size_t w = 0) {
+    void go(const stepwise_options& o, stage g, std::size_t w = 0) {
         const auto number = static_cast<std::int32_t>(w);
         die(g, number);
         tell(o, event::down(g, number).of_life(life_of(g, number)));
@@ -547,7 +545,7 @@ private:
         for (std::size_t i = 0; i < past_.size(); ++i)
             if (e.what == kinds[i]) past_[i] = e;
     }
-    void park(const world_options& o, std::size_t which) {
+    void park(const stepwise_options& o, std::size_t which) {
         const ticket t = remove(running_, which).t;
         const version_t start = s.start_of(t);
         tell(o, event::parked(t, tokens_of(t)));
@@ -559,7 +557,7 @@ private:
                     "parked, and its start is lost");
         });
     }
-    void answer(const world_options& o, const choice& c) {
+    void answer(const stepwise_options& o, const choice& c) {
         switch (c.what) {
         case choice::parked:
             park(o, c.which);
@@ -606,14 +604,14 @@ private:
         }
         }
     }
-    void lose_weights(const world_options& o) {
+    void lose_weights(const stepwise_options& o) {
         for (rollout_worker& w : rollout_) std::erase_if(w.owed, [&](const weights& x) { return x.job == made_; });
         if (o.hides_lost_weights) return;
         syncing_ = false;
         tell(o, event::weights_lost(std::exchange(made_, 0)));
     }
 
-    void tell(const world_options& o, const event& e) {
+    void tell(const stepwise_options& o, const event& e) {
         const bool was_finished = s.finished();
         const version_t before = weights_.version;
         actions out;
@@ -634,7 +632,7 @@ private:
         if (weights_.version > before && epoch() > now_ && epoch() < next) now_ = epoch();
     }
 
-    void see(const world_options& o, const actions& out, const action& a, bool was_finished) {
+    void see(const stepwise_options& o, const actions& out, const action& a, bool was_finished) {
         switch (a.what) {
         case action::kind::start: {
             const rollout_worker& w = rollout_[static_cast<std::size_t>(a.worker)];
@@ -705,20 +703,12 @@ private:
                 require(lags[3] >= 0 && lags[2] >= lags[3] && lags[1] >= lags[2] && lags[0] >= lags[1],
                         "the lags are not in order");
                 const auto start = static_cast<index_t>(lags[0]);
-                const index_t cohorts = (permits_ + p.batch - 1) / p.batch - 1;
-                if (o.promised >= 0) {
-                    require(start <= o.promised, "the lag exceeds what was promised");
-                } else if (!p.streaming) {
-                    require(start <= p.depth, "the lag exceeds k");
-                    require(!perfect_ || start == std::min<index_t>(a.version - 1, p.depth),
-                            "the lag is not min(v, k)");
-                } else if (p.policy == policy::edf || p.policy == policy::drop || p.policy == policy::retry) {
-                    require(start <= p.depth, "the lag exceeds tau");
-                } else if (p.policy == policy::cohort_fifo || p.policy == policy::in_order) {
-                    require(start <= cohorts, "the lag exceeds ceil(M/B) - 1");
-                } else if (p.policy == policy::capacity) {
-                    lag_sum_ += start + 1;
-                }
+                const auto promised = o.promised >= 0 ? std::optional<index_t>(o.promised) : promised_lag(p, permits_);
+                require(!promised || start <= *promised, "the lag exceeds what was promised");
+                require(o.promised >= 0 || p.streaming || !perfect_ ||
+                            start == std::min<index_t>(a.version - 1, p.depth),
+                        "the lag is not min(v, k)");
+                if (o.promised < 0 && p.streaming && p.policy == policy::capacity) lag_sum_ += start + 1;
             }
             require(lag_sum_ <= permits_ * a.version, "the mean lag exceeds M/B - 1");
             break;
