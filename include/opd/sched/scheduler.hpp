@@ -25,7 +25,7 @@
 // Under async more groups than there are lanes for are admitted to that end, at most as many sequences as could wait for their worker.
 //
 // Streaming (async): sequences are admitted under M permits, scored as they come, and make a batch when the staleness
-// policy says so (ledger.hpp).
+// policy says so (policies.hpp).
 //
 // A teacher call is made when `teacher_batch` sequences are queued; smaller ones when the oldest has waited `teacher_flush`
 // seconds, when nothing is in rollout, or when the learner is idle and the call would complete a batch.
@@ -500,7 +500,7 @@ inline void scheduler::complete_step(actions& out) {
         if (where == place::queued) queue_.erase(s);
         if (where == place::scoring)
             for (job& j : jobs_) std::erase(j.slots, s);
-        if (plan_.policy == staleness_policy::drop) {
+        if (traits_of(plan_.policy).stale == stale_end::given_up) {
             give_up(s, failure::stale, out);
         } else {
             if (where == place::ready) ledger_.unready(s);

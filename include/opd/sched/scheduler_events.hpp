@@ -330,7 +330,7 @@ inline void scheduler::on_weights_lost(const event& e, actions& out) {
 }
 
 inline void scheduler::on_resize(index_t permits) {
-    if (!plan_.streaming || plan_.policy == staleness_policy::areal)
+    if (!plan_.streaming || traits_of(plan_.policy).own_admission)
         throw invalid_input("event", "resize: only async schedules with permits have a number of permits to change");
     if (plan_.automatic) throw invalid_input("event", "resize: permits are automatic: the scheduler chooses how many");
     if (permits < 1) throw invalid_input("event", "resize: permits must be at least batch");
