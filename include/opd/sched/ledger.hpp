@@ -42,7 +42,8 @@ class ledger {
 public:
     explicit ledger(const plan& p)
         : plan_(p), permits_(p.permits), control_(p),
-          order_(policies::make(p.policy, {.batch = p.batch, .tau = p.depth, .concurrency = p.concurrency})) {}
+          order_(policies::make(policies::all{}, static_cast<std::uint8_t>(p.policy),
+                                {p.batch, p.depth, p.concurrency})) {}
 
     /// A new one: as after so many steps.
     void begin_at(version_t v) {
@@ -291,7 +292,7 @@ private:
     std::vector<entry> entries_; // by slot
     std::vector<slot_t> vacant_;
     census census_;
-    policies::any order_;
+    policies::any_order order_;
 };
 
 } // namespace opd::sched

@@ -24,16 +24,20 @@
 namespace opd::sched {
 
 namespace policies {
-using any = std::variant<capacity, cohort_fifo, edf, drop, retry, in_order, areal, naive_wait>;
+
+template <class... Policies>
+struct list {};
+using all = list<capacity, cohort_fifo, edf, drop, retry, in_order, areal, naive_wait>;
 
 template <class Policy, class... All>
-constexpr std::uint8_t number_in(std::type_identity<std::variant<All...>>) {
+constexpr std::uint8_t number_in(list<All...>) {
     std::uint8_t n = 0;
     (void)((std::is_same_v<Policy, All> || (++n, false)) || ...);
     return n;
 }
 template <class Policy>
-inline constexpr std::uint8_t number = number_in<Policy>(std::type_identity<any>{});
+inline constexpr std::uint8_t number = number_in<Policy>(all{});
+
 } // namespace policies
 
 /// By its place in the list above. Snapshots have the number, so a new one comes last.
@@ -55,28 +59,43 @@ enum class staleness_policy : std::uint8_t {
     /// negative control: waits for whoever would exceed tau, and deadlocks
     naive_wait = policies::number<policies::naive_wait>
 };
-constexpr staleness_policy last_of(staleness_policy) {
-    return static_cast<staleness_policy>(std::variant_size_v<policies::any> - 1);
-}
 
 namespace policies {
-template <class... All>
-constexpr std::array<policy_traits, sizeof...(All)> traits_in(std::type_identity<std::variant<All...>>) {
-    return {All::traits...};
-}
-inline constexpr auto all_traits = traits_in(std::type_identity<any>{});
 
-/// A new one of that kind.
-inline any make(staleness_policy which, const policy_settings& s) {
-    const auto from = [&]<class... All>(std::type_identity<std::variant<All...>>) {
-        any made(std::in_place_index<0>, s);
-        (void)((static_cast<std::uint8_t>(which) == number<All> && (made.emplace<All>(s), true)) || ...);
-        return made;
-    };
-    return from(std::type_identity<any>{});
+template <class... All>
+constexpr auto traits_in(list<All...>) {
+    return std::array{All::traits...};
 }
+inline constexpr auto all_traits = traits_in(all{});
+
+// Policies that have one order in common differ in their traits alone.
+template <class Orders, class... More>
+struct distinct {
+    using type = Orders;
+};
+template <class... Orders, class Next, class... More>
+struct distinct<std::variant<Orders...>, Next, More...> {
+    static constexpr bool known = (std::is_same_v<Orders, Next> || ...);
+    using type = typename distinct<std::conditional_t<known, std::variant<Orders...>, std::variant<Orders..., Next>>,
+                                   More...>::type;
+};
+template <class... All>
+distinct<std::variant<>, typename All::order...> orders_of(list<All...>);
+/// The order of one of them.
+using any_order = typename decltype(orders_of(all{}))::type;
+
+template <class... All>
+any_order make(list<All...>, std::uint8_t which, const policy_settings& s) {
+    any_order made(std::in_place_index<0>, s);
+    (void)((which == number<All> && (made.emplace<typename All::order>(s), true)) || ...);
+    return made;
+}
+
 } // namespace policies
 
+constexpr staleness_policy last_of(staleness_policy) {
+    return static_cast<staleness_policy>(policies::all_traits.size() - 1);
+}
 constexpr const policy_traits& traits_of(staleness_policy p) {
     return policies::all_traits[static_cast<std::size_t>(p)];
 }

@@ -18,6 +18,7 @@ namespace opd::sched::policies {
 class areal : public completion_order {
 public:
     static constexpr policy_traits traits{.name = "areal", .own_admission = true};
+    using order = areal;
     explicit areal(const policy_settings& s) : settings_(s) {}
     index_t admissible(const admission_state& a) const {
         const index_t room = (settings_.tau + a.version + 1) * settings_.batch - (a.consumed + a.outstanding);

@@ -13,9 +13,9 @@
 
 namespace opd::sched::policies {
 
-struct capacity : completion_order {
+struct capacity {
     static constexpr policy_traits traits{.name = "capacity", .automatic = true};
-    using completion_order::completion_order;
+    using order = completion_order;
 };
 
 } // namespace opd::sched::policies

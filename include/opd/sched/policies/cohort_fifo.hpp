@@ -14,6 +14,7 @@ namespace opd::sched::policies {
 
 struct cohort_fifo : cohorts {
     static constexpr policy_traits traits{.name = "cohort_fifo", .table_by_version = true};
+    using order = cohort_fifo;
     explicit cohort_fifo(const policy_settings& = {}) {}
 
     bool pick(index_t n, version_t, std::vector<slot_t>& out) {

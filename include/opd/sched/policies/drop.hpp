@@ -10,9 +10,9 @@
 
 namespace opd::sched::policies {
 
-struct drop : completion_order {
+struct drop {
     static constexpr policy_traits traits{.name = "drop", .stale = stale_end::given_up, .automatic = true};
-    using completion_order::completion_order;
+    using order = completion_order;
 };
 
 } // namespace opd::sched::policies

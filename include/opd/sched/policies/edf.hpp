@@ -23,6 +23,7 @@ namespace opd::sched::policies {
 class edf : public cohorts {
 public:
     static constexpr policy_traits traits{.name = "edf", .automatic = true, .table_by_version = true};
+    using order = edf;
     explicit edf(const policy_settings& s) : batch_(s.batch), tau_(s.tau) {}
 
     bool pick(index_t n, version_t now, std::vector<slot_t>& out) {

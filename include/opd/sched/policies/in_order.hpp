@@ -17,6 +17,7 @@ namespace opd::sched::policies {
 class in_order {
 public:
     static constexpr policy_traits traits{.name = "in_order", .lists_unscored = true};
+    using order = in_order;
     explicit in_order(const policy_settings& = {}) {}
 
     void admitted(slot_t s) {

@@ -18,6 +18,7 @@ class naive_wait {
 public:
     static constexpr policy_traits traits{.name = "naive_wait",
                                           .deadlock = "deadlocks as soon as more than a batch shares a deadline"};
+    using order = naive_wait;
     explicit naive_wait(const policy_settings& s) : tau_(s.tau) {}
 
     void admitted(slot_t) {}

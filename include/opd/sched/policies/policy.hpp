@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a staleness policy is: a struct that keeps the outstanding sequences in an order of its own and says which scored ones
-// make the next batch. Each has a file in this folder, with its theorem and the idea of the proof at its head. To add one:
-// its file, and its lines in policies.hpp.
+// What a staleness policy is: a struct with
 //
 //   static constexpr policy_traits traits      what settings, scheduler and queue ask of it
-//   explicit policy(const policy_settings&)
+//   using order = …                            itself, or an order that it has in common with others
+//
+// An order lists the outstanding sequences and says which scored ones make the next batch. Each policy has a file in this
+// folder, with its theorem and the idea of the proof at its head. To add one: its file, and its lines in policies.hpp.
+//
+//   explicit order(const policy_settings&)
 //   admitted(slot)                             it waits for a lane, and has no version yet
 //   started(slot, version)                     its first token will be drawn by that version
 //   restarted(slot, version)                   it waits again, without its tokens and without that version

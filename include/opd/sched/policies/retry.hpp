@@ -9,9 +9,9 @@
 
 namespace opd::sched::policies {
 
-struct retry : completion_order {
+struct retry {
     static constexpr policy_traits traits{.name = "retry", .stale = stale_end::started_again, .automatic = true};
-    using completion_order::completion_order;
+    using order = completion_order;
 };
 
 } // namespace opd::sched::policies
