@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The staleness policies: which scored sequences make the next batch. What one is stands in policies/policy.hpp, what each
-// promises at the head of its own file. This is the one list of them: settings, ledger, scheduler, queue and command lines ask it.
+// The staleness policies: which scored sequences make the next batch. What one is stands in policies/policy.hpp, what
+// each promises at the head of its own file. This is the one list of them: settings, ledger, scheduler, queue and
+// command lines ask it.
 #pragma once
 
 #include <array>

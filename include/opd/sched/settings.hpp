@@ -79,8 +79,8 @@ struct settings {
     int rollout_attempts = 3; ///< failures of a sequence in rollout before it fails for good
     int teacher_attempts = 3; ///< likewise in scoring
     int learner_attempts = 1; ///< failures of a train step before its sequences fail
-    /// Steps' worth of sequences that fail in a row, nothing being learnt from in between: then the run ends as failed. 0: it
-    /// goes on for ever.
+    /// Steps' worth of sequences that fail in a row, nothing being learnt from in between: then the run ends as
+    /// failed. 0: it goes on for ever.
     int fruitless_steps = 5;
 
     double rollout_deadline = 0; ///< seconds of one attempt; 0: none. Past it the attempt is aborted

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// areal: the B that were scored first, under the admission rule of AReaL: while running + accepted < (eta + v + 1)·B and
-// running < concurrency. `accepted`: rolled out in the whole run, and not given up.
+// areal: the B that were scored first, under the admission rule of AReaL: while running + accepted < (eta + v + 1)·B
+// and running < concurrency. `accepted`: rolled out in the whole run, and not given up.
 //
-// Theorem: with full batches accepted = v·B + what is not consumed, so it is capacity with M = (eta + 1)·B. Short batches loosen
-// it: the version counts B for each.
+// Theorem: with full batches accepted = v·B + what is not consumed, so it is capacity with M = (eta + 1)·B. Short
+// batches loosen it: the version counts B for each.
 //
 // Source: AReaL (arXiv 2505.24298) section 5, its staleness_manager.
 #pragma once

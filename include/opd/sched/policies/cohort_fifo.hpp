@@ -2,8 +2,8 @@
 //
 // cohort_fifo: the B of lowest version, once no unscored one is of lower version than any of them.
 //
-// Theorem: start lag <= ceil(M/B) - 1. When v becomes v + 1, at most M - B sequences of version <= v are left, no later one
-// goes before them and none joins them: they are gone after ceil(M/B) - 1 more steps.
+// Theorem: start lag <= ceil(M/B) - 1. When v becomes v + 1, at most M - B sequences of version <= v are left, no
+// later one goes before them and none joins them: they are gone after ceil(M/B) - 1 more steps.
 #pragma once
 
 #include <vector>

@@ -2,8 +2,8 @@
 //
 // drop: the B that were scored first; what would exceed tau is given up.
 //
-// Theorem: start lag <= tau. When v becomes v + 1, every sequence of version < v + 1 - tau that is not in training leaves. The
-// version moves only when B sequences were consumed, so progress is kept. M may be above (tau + 1)·B.
+// Theorem: start lag <= tau. When v becomes v + 1, every sequence of version < v + 1 - tau that is not in training
+// leaves. The version moves only when B sequences were consumed, so progress is kept. M may be above (tau + 1)·B.
 #pragma once
 
 #include "opd/sched/policies/completion_order.hpp"

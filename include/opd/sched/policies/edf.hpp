@@ -2,14 +2,15 @@
 //
 // edf, earliest deadline first: the B of lowest version, if every deadline of the others stays feasible.
 //
-// The deadline of a sequence of version u is the step at version u + tau. A batch is accepted if for every j >= 1 at most
-// B·(j - 1) others have their deadline within the next j steps.
+// The deadline of a sequence of version u is the step at version u + tau. A batch is accepted if for every j >= 1 at
+// most B·(j - 1) others have their deadline within the next j steps.
 //
-// Theorem: start lag <= tau, and no deadlock. What is admitted at v has its deadline at v + tau, and at most tau·B others are
-// outstanding then; so feasibility is kept by every step, and once all are scored the B of lowest version are always accepted.
+// Theorem: start lag <= tau, and no deadlock. What is admitted at v has its deadline at v + tau, and at most tau·B
+// others are outstanding then; so feasibility is kept by every step, and once all are scored the B of lowest version
+// are always accepted.
 //
-// Source: the feasibility test is that of earliest-deadline-first scheduling (Liu and Layland 1973) for jobs of one batch slot
-// each.
+// Source: the feasibility test is that of earliest-deadline-first scheduling (Liu and Layland 1973) for jobs of one
+// batch slot each.
 #pragma once
 
 #include <algorithm>

@@ -2,8 +2,8 @@
 //
 // in_order: the B that were admitted first, once all of them are scored.
 //
-// Theorem: start lag <= ceil(M/B) - 1, as of cohort_fifo, with "admitted earlier" for "of lower version". Without failures
-// batch j has the same sequences whatever the timing.
+// Theorem: start lag <= ceil(M/B) - 1, as of cohort_fifo, with "admitted earlier" for "of lower version". Without
+// failures batch j has the same sequences whatever the timing.
 #pragma once
 
 #include <limits>

@@ -5,8 +5,9 @@
 //   static constexpr policy_traits traits      what settings, scheduler and queue ask of it
 //   using order = …                            itself, or an order that it has in common with others
 //
-// An order lists the outstanding sequences and says which scored ones make the next batch. Each policy has a file in this
-// folder, with its theorem and the idea of the proof at its head. To add one: its file, and its lines in policies.hpp.
+// An order lists the outstanding sequences and says which scored ones make the next batch. Each policy has a file in
+// this folder, with its theorem and the idea of the proof at its head. To add one: its file, and its lines in
+// policies.hpp.
 //
 //   explicit order(const policy_settings&)
 //   admitted(slot)                             it waits for a lane, and has no version yet
@@ -23,9 +24,9 @@
 //   slack()                                    optional: ledger::slack()
 //   fields(archive)                            optional: state that does not follow from the list
 //
-// Notation of the theorems: v the version; B the batch; M <= (tau + 1)·B the permits. Between two steps at most M sequences
-// are outstanding, those in training included, and every full batch consumes B of them. A failed sequence leaves and a
-// retried one takes a new version; both only shrink the sets that the bounds count.
+// Notation of the theorems: v the version; B the batch; M <= (tau + 1)·B the permits. Between two steps at most M
+// sequences are outstanding, those in training included, and every full batch consumes B of them. A failed sequence
+// leaves and a retried one takes a new version; both only shrink the sets that the bounds count.
 //
 // Source: AsyncOPD appendix G.
 #pragma once

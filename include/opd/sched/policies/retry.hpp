@@ -2,7 +2,8 @@
 //
 // retry: the B that were scored first; what would exceed tau starts again under its permit.
 //
-// Theorem: start lag <= tau, as of drop: every sequence of version < v + 1 - tau that is not in training takes a new version.
+// Theorem: start lag <= tau, as of drop: every sequence of version < v + 1 - tau that is not in training takes a new
+// version.
 #pragma once
 
 #include "opd/sched/policies/completion_order.hpp"
