@@ -3,8 +3,10 @@
 // The accounts of a run: permits, versions, the sync gate, and where each sequence is. Pure bookkeeping, shared by
 // the scheduler and by the staleness queue.
 //
-//   admission   while the gate is open and fewer than M permits are out; M is given, or chosen at each step (outstanding.hpp)
-//   a step      pick B ready sequences -> train -> close the gate -> synchronise -> version + 1, permits return, gate open
+//   admission   while the gate is open and fewer than M permits are out; M is given, or chosen at each step
+//               (outstanding.hpp)
+//   a step      pick B ready sequences -> train -> close the gate -> synchronise -> version + 1, permits return, the
+//               gate opens
 //
 // Which sequences a batch is made of, and what bound that keeps, is the staleness policy's (policies/).
 //

@@ -5,9 +5,11 @@
 // (virtual_driver.hpp) or by messages.
 //
 // A sequence:   waiting -> rollout -> queued -> scoring -> ready -> training -> consumed
-//               with its permit from admission to the end of the synchronisation; any stage can lead back or to `failed`
+//               with its permit from admission to the end of the synchronisation; any stage can lead back, or to
+//               `failed`
 // The learner:  idle -> training -> leaving (finish-first: until nothing is in rollout) -> syncing -> idle
-//               from leaving and syncing to remaking, if the weights are lost with their source: the same batch is trained again
+//               from leaving and syncing to remaking, if the weights are lost with their source: the same batch is
+//               trained again
 //
 // After an update the gate is closed first, the weights go to the rollout workers, and only when all that run
 // something have them does the version move, do the permits return and does the gate open: nothing starts on old

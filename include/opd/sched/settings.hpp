@@ -6,8 +6,8 @@
 //   step_off{k}    whole batches; the batch trained at version v was started at version v - k    lag min(v, k), exactly
 //   controlled{k}  as step_off{k} without overlap: staleness as the only variable                lag min(v, k), exactly
 //                  (batches at the end of a run that make up for failures: less)
-//   async{tau}     sequences stream under M permits; which of them make a batch is the policy's choice, how many permits there are
-//                  the scheduler's
+//   async{tau}     sequences stream under M permits; which of them make a batch is the policy's choice, how many
+//                  permits there are the scheduler's
 //
 // Source: AsyncOPD section 7, appendix G (sync, step-off, async) and appendix B (controlled staleness).
 #pragma once
