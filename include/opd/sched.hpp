@@ -5,11 +5,14 @@
 #pragma once
 
 #include "opd/sched/archive.hpp"
+#include "opd/sched/commands.hpp"
 #include "opd/sched/conveyor.hpp"
 #include "opd/sched/cost_fit.hpp"
 #include "opd/sched/deadlines.hpp"
+#include "opd/sched/dispatcher.hpp"
 #include "opd/sched/distributions.hpp"
 #include "opd/sched/events.hpp"
+#include "opd/sched/fault.hpp"
 #include "opd/sched/indexed_heap.hpp"
 #include "opd/sched/ledger.hpp"
 #include "opd/sched/mailbox.hpp"
@@ -20,6 +23,7 @@
 #include "opd/sched/meters/throughput_meter.hpp"
 #include "opd/sched/meters/transfer_meter.hpp"
 #include "opd/sched/metrics.hpp"
+#include "opd/sched/observer.hpp"
 #include "opd/sched/permit.hpp"
 #include "opd/sched/policies.hpp"
 #include "opd/sched/recorder.hpp"

@@ -70,6 +70,8 @@ private:
 template <class Rolled, class Scored>
 class conveyor {
 public:
+    using rolled_type = Rolled;
+    using scored_type = Scored;
     using view_type = sequence_view<Rolled, Scored>;
     using snapshot_type = run_snapshot<Rolled, Scored>;
 

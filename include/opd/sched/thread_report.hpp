@@ -3,15 +3,20 @@
 // What a run on threads (thread_driver.hpp) is told beforehand, calls while it runs, and says afterwards.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "opd/config.hpp"
+#include "opd/error.hpp"
 #include "opd/sched/conveyor.hpp"
+#include "opd/sched/observer.hpp"
 #include "opd/sched/scheduler.hpp"
 #include "opd/sched/types.hpp"
 
@@ -40,9 +45,6 @@ struct step_report {
     counters totals;       ///< at its completion
     std::vector<sequence_view<Rolled, Scored>> consumed;
 };
-
-/// A worker comes, goes, begins or ends to be busy, or to do spare work. Who goes is not busy any more.
-enum class worker_change : std::uint8_t { up, down, begin, end, begin_spare, end_spare };
 
 template <class Rolled, class Scored>
 struct thread_hooks {
@@ -86,4 +88,43 @@ struct run_report {
     double seconds = 0;                          ///< of run()
 };
 
+namespace detail {
+
+/// What the report says of exceptions.
+class run_log {
+public:
+    run_report report;
+    bool broken = false; // by what no stage threw
+    bool closed = false; // what comes from now on is not in it
+
+    /// True: the run cannot go on. `where` none: no stage threw it.
+    bool threw(std::exception_ptr e, const std::optional<worker_name>& where) {
+        if (closed) return false;
+        ++report.exceptions;
+        if (where) last_[static_cast<std::size_t>(where->stage)] = e;
+        if (!report.first_exception) {
+            report.first_exception = std::move(e);
+            report.first_exception_at = where;
+        }
+        broken = broken || !where;
+        return !where;
+    }
+    void observer_threw(std::exception_ptr e) {
+        if (!closed && report.observer_exceptions++ == 0) report.first_observer_exception = std::move(e);
+    }
+    /// The run has failed, after what that stage threw last.
+    void failed(stage s) {
+        if (report.failed) return;
+        report.failed = s;
+        report.last_exception_of_failed = last_[static_cast<std::size_t>(s)];
+        if (!report.first_exception)
+            report.first_exception = std::make_exception_ptr(error(
+                std::string("opd: the run has failed: nothing was learnt from any more, for want of ") + name_of(s)));
+    }
+
+private:
+    std::array<std::exception_ptr, stage_count> last_; // of each stage
+};
+
+} // namespace detail
 } // namespace opd::sched
