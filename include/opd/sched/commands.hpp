@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a driver tells a worker, and what a worker says, with the payloads; worker_loop.hpp has the table of both.
+// What a driver tells a worker, and what a worker says, with the payloads; worker_loop.hpp has the table of both. Between
+// processes they are messages, in the bytes of an archive: payloads list their fields, too. A stop token stays where it is, a
+// hook is for a learner of the driver's own process, and of an exception a message has the text.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +36,16 @@ struct worker_command {
     train_call call = {};                                      ///< train
     std::vector<sequence_view<Rolled, Scored>> batch = {};     ///< train
     std::function<void()> hook = {};
+
+    /// All but `stop` and `hook`.
+    template <class A>
+    void fields(A& a) {
+        a(what, life, slots, ticket, weights, exports, job, tickets, call, batch);
+        detail::pointer_fields(a, prefix);
+        detail::list_fields(a, sequences, [&](auto& p) { detail::pointer_fields(a, p); });
+        detail::needs(what != kind::score || sequences.size() == tickets.size(), "a call has one ticket a sequence");
+        detail::needs(what != kind::hook, "a hook is no message");
+    }
 };
 
 template <class Rolled, class Scored>
@@ -46,28 +58,16 @@ struct worker_reply {
     std::exception_ptr failed = {};                         ///< what the stage threw
     bool of_hook = false;                                   ///< which threw it
     bool spared = false;                                    ///< it has no spare work left
-};
 
-namespace detail {
-/// What a message carries, null or not, in an archive.
-template <class A, class T>
-void payload_fields(A& a, std::shared_ptr<const T>& p) {
-    bool there = p != nullptr;
-    a(there);
-    if constexpr (lists_fields<T, A>) {
-        if (!there) {
-            p = nullptr;
-            return;
-        }
-        if constexpr (A::reading) {
-            auto read = std::make_shared<T>();
-            a(*read);
-            p = std::move(read);
-        } else {
-            a(*p);
-        }
+    /// All of it; of `failed` the text.
+    template <class A>
+    void fields(A& a) {
+        a(what, prefixes, tickets, of_hook, spared);
+        detail::pointer_fields(a, sequence);
+        detail::list_fields(a, scores, [&](auto& p) { detail::pointer_fields(a, p); });
+        detail::exception_fields(a, failed);
+        detail::needs(scores.size() == tickets.size(), "an answer has one ticket a score");
     }
-}
-} // namespace detail
+};
 
 } // namespace opd::sched

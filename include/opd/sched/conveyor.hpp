@@ -16,21 +16,6 @@
 
 namespace opd::sched {
 
-/// All that a run needs to go on from a completed step, but for the user's own weights and optimizer.
-template <class Rolled, class Scored>
-struct run_snapshot {
-    struct entry {
-        sched::ticket ticket;
-        sched::place where = place::waiting;
-        version_t start = -1;                   ///< of its start; -1: none yet
-        std::shared_ptr<const Rolled> sequence; ///< waiting, rollout: what is drawn so far, or null; else all of it
-        std::shared_ptr<const Scored> scored;   ///< ready, training
-    };
-    sched::weights weights; ///< of its version: those that the workers will be told to install
-    std::string scheduler;  ///< scheduler::snapshot()
-    std::vector<entry> sequences;
-};
-
 namespace detail {
 
 /// Shared values in a snapshot: each once, and who shared one shares it again.
@@ -66,6 +51,33 @@ private:
 };
 
 } // namespace detail
+
+/// All that a run needs to go on from a completed step, but for the user's own weights and optimizer.
+template <class Rolled, class Scored>
+struct run_snapshot {
+    struct entry {
+        sched::ticket ticket;
+        sched::place where = place::waiting;
+        version_t start = -1;                   ///< of its start; -1: none yet
+        std::shared_ptr<const Rolled> sequence; ///< waiting, rollout: what is drawn so far, or null; else all of it
+        std::shared_ptr<const Scored> scored;   ///< ready, training
+    };
+    sched::weights weights; ///< of its version: those that the workers will be told to install
+    std::string scheduler;  ///< scheduler::snapshot()
+    std::vector<entry> sequences;
+
+    template <class A>
+    void fields(A& a) {
+        detail::shared_fields<Rolled> rolled;
+        detail::shared_fields<Scored> scores;
+        a(weights, scheduler);
+        detail::list_fields(a, sequences, [&](entry& e) {
+            a(e.ticket, e.where, e.start);
+            rolled(a, e.sequence);
+            scores(a, e.scored);
+        });
+    }
+};
 
 template <class Rolled, class Scored>
 class conveyor {

@@ -53,6 +53,7 @@
 #include <utility>
 #include <vector>
 
+#include "opd/sched/archive.hpp"
 #include "opd/sched/types.hpp"
 
 namespace opd::sched {
@@ -63,6 +64,11 @@ struct finished_rollout {
     token_versions versions;
     std::shared_ptr<const Rolled> sequence;
     bool parked = false; ///< not finished: what it has so far
+    template <class A>
+    void fields(A& a) {
+        a(ticket, versions, parked);
+        detail::payload_fields(a, sequence);
+    }
 };
 
 /// What is drawn so far of a running sequence.
@@ -70,6 +76,11 @@ template <class Rolled>
 struct partial_rollout {
     sched::ticket ticket;
     std::shared_ptr<const Rolled> sequence;
+    template <class A>
+    void fields(A& a) {
+        a(ticket);
+        detail::pointer_fields(a, sequence);
+    }
 };
 
 /// A scored sequence, as the learner gets it.
@@ -80,6 +91,12 @@ struct sequence_view {
     token_versions versions;
     std::shared_ptr<const Rolled> rolled;
     std::shared_ptr<const Scored> scored;
+    template <class A>
+    void fields(A& a) {
+        a(ticket, start, versions);
+        detail::pointer_fields(a, rolled);
+        detail::pointer_fields(a, scored);
+    }
 };
 
 /// One call of the learner.
@@ -87,6 +104,10 @@ struct train_call {
     std::uint64_t job = 0; ///< names what is published
     weights from;          ///< that it goes on from
     weights makes() const { return {from.version + 1, job}; }
+    template <class A>
+    void fields(A& a) {
+        a(job, from);
+    }
 };
 
 template <class R>

@@ -68,8 +68,7 @@ public:
     void fields(A& a) {
         a(life_, installed_, whole_, has_, running_);
         detail::list_fields(a, out_, [&](finished_rollout<rolled_type>& f) {
-            a(f.ticket, f.versions, f.parked);
-            detail::payload_fields(a, f.sequence);
+            a(f);
             detail::needs(f.sequence || (f.parked && f.versions.tokens == 0), "what is finished has no payload");
         });
     }
