@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
 //
-// Between scheduler and workers: each command has the payloads that it needs, and nothing is kept of a worker whose life is
-// over, or of what the scheduler refuses. (Ten thousand runs over an unreliable channel: channel_test.cpp.)
+// Between scheduler and workers: each command has the payloads that it needs, and nothing is kept of a worker whose
+// life is over, or of what the scheduler refuses. (Ten thousand runs over an unreliable channel: channel_test.cpp.)
 #include <doctest/doctest.h>
 #include <memory>
 #include <string>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
 //
-// Commands, replies and snapshots of a run are after a journey as bytes what they were; bytes that end too early or contradict
-// themselves are refused.
+// Commands, replies and snapshots of a run are after a journey as bytes what they were; bytes that end too early or
+// contradict themselves are refused.
 #include <memory>
 #include <stdexcept>
 #include <string>

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A scheduler and its workers as processes that talk through an unreliable channel: messages are lost, late, doubled and in
-// another order; workers die and come back in another life, reconnect unnoticed, or are told of their death late; the scheduler
-// dies and comes back from its last snapshot; what a learner published is lost with it. After a while nothing goes wrong
-// any more, and the run must end.
+// A scheduler and its workers as processes that talk through an unreliable channel: messages are lost, late, doubled
+// and in another order; workers die and come back in another life, reconnect unnoticed, or are told of their death
+// late; the scheduler dies and comes back from its last snapshot; what a learner published is lost with it. After a
+// while nothing goes wrong any more, and the run must end.
 //
-// The process that drives the scheduler is a dispatcher (opd/sched/dispatcher.hpp), and does what docs/sched/drivers.md asks of
-// a driver, and no more:
-//   - a worker says that it is there until it has been heard, again and again; it begins a new life when it is told that the
-//     present one is over, and when it hears of another life of the scheduler
+// The process that drives the scheduler is a dispatcher (opd/sched/dispatcher.hpp), and does what
+// docs/sched/drivers.md asks of a driver, and no more:
+//   - a worker says that it is there until it has been heard, again and again; it begins a new life when it is told that
+//     the present one is over, and when it hears of another life of the scheduler
 //   - who speaks in a life that is over is told so
 //   - a command that comes twice is carried out once; one of another life not at all
 //   - a snapshot, with the payloads, is written again before the first message after a restore
 //   - a publication that is lost before all have it is reported
 //
-// What is checked, beside the scheduler's own invariants after every event: nothing starts on weights that are older than the
-// version or were made by another job; every installed publication exists; a batch has a payload and a score for each
-// attempt in it; along the line of weights that made the last ones, every sequence that was consumed was learnt from exactly
-// once; the lag that the policy promises.
+// What is checked, beside the scheduler's own invariants after every event: nothing starts on weights that are older
+// than the version or were made by another job; every installed publication exists; a batch has a payload and a score
+// for each attempt in it; along the line of weights that made the last ones, every sequence that was consumed was
+// learnt from exactly once; the lag that the policy promises.
 #pragma once
 
 #include <algorithm>

@@ -21,8 +21,8 @@
 //   a missed deadline   the worker counts as lost and its call is asked to stop. If the call ever returns, its answer
 //                       is counted as late and the worker begins its next life. What a learner publishes late has the
 //                       name of a job that nobody will ask for
-//   on_step or          the run stops: what they write down is part of it. on_worker and on_event, which look on, stop
-//   on_checkpoint       nothing: what they throw is counted (observer_exceptions)
+//   on_step or          the run stops: what they write down is part of it. What an observer throws stops nothing, and is
+//   on_checkpoint       counted (observer_exceptions)
 //   throws
 // A stage that always fails ends the run as failed (settings.fruitless_steps); so do installs, when every rollout
 // worker stays away. The first exception is kept for the report, and the last of a stage that failed; those of calls
@@ -111,15 +111,10 @@ public:
         core_->add(stage::learner, core_->workers.learners, std::move(stage), 1);
     }
 
-    /// Before run(): an observer (observer.hpp), who is told under the driver's lock. Replaces on_worker and on_event.
+    /// Before run(): who looks on (observer.hpp).
     template <class Observer>
     void observe(Observer& o) {
-        core_->hooks.on_worker = [&o](stage s, std::int32_t w, worker_change what, double t) {
-            detail::tell(o, what, s, w, t);
-        };
-        core_->hooks.on_event = [&o](double t, const event& e, const actions& a, const scheduler& s) {
-            detail::tell(o, t, e, a, s);
-        };
+        core_->looks_on = detail::any_observer(o);
     }
 
     /// Blocks until the run is over and its threads have returned or were left behind. Once per driver.
@@ -235,8 +230,8 @@ private:
             at_least_0("stranded_seconds", o.stranded_seconds);
             if (o.checkpoint_every < 0) throw invalid_input("checkpoint_every", "must be at least 0");
             workers.changed = [this](const worker& w, worker_change what) {
-                if (!hooks.on_worker || log.closed) return;
-                observed([&] { hooks.on_worker(w.kind, w.number, what, steady_seconds()); });
+                if (!looks_on.worker || log.closed) return;
+                observed([&] { looks_on.worker(what, w.kind, w.number, steady_seconds()); });
             };
         }
 
@@ -246,6 +241,7 @@ private:
         staff workers;
         thread_options options;
         hooks_type hooks;
+        detail::any_observer looks_on;
         detail::run_log log;
         bool started = false;
         bool stop_requested = false, stop_at_once = false, checkpoint_requested = false, stopping = false;
@@ -288,7 +284,7 @@ private:
 
         void took(const event& e, double now, const actions& out) {
             steps.clear(), empty.clear(), train.reset(), ends = false;
-            if (hooks.on_event) observed([&] { hooks.on_event(now, e, out, sched); });
+            if (looks_on.event) observed([&] { looks_on.event(now, e, out, sched); });
         }
         void carry_out(const action& a) {
             using kind = action::kind;

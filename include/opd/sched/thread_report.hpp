@@ -16,7 +16,6 @@
 #include "opd/config.hpp"
 #include "opd/error.hpp"
 #include "opd/sched/conveyor.hpp"
-#include "opd/sched/observer.hpp"
 #include "opd/sched/scheduler.hpp"
 #include "opd/sched/types.hpp"
 
@@ -53,10 +52,6 @@ struct thread_hooks {
     std::function<void(const step_report<Rolled, Scored>&)> on_step;
     /// Likewise, after on_step of the same version.
     std::function<void(run_snapshot<Rolled, Scored>)> on_checkpoint;
-    /// Under the driver's lock, on any thread: must be quick and must not call the driver. `time` never decreases.
-    std::function<void(stage, std::int32_t worker, worker_change, double time)> on_worker;
-    /// Likewise, after each event: what it led to and the state that it left.
-    std::function<void(double time, const event&, const actions&, const scheduler&)> on_event;
 };
 
 struct worker_name {
@@ -79,7 +74,7 @@ struct run_report {
     std::exception_ptr first_exception;
     std::optional<worker_name> first_exception_at; ///< none: on_step, on_checkpoint or the driver
     std::int64_t exceptions = 0;
-    std::exception_ptr first_observer_exception; ///< of on_worker and on_event, which stop nothing
+    std::exception_ptr first_observer_exception; ///< of an observer, which stops nothing
     std::int64_t observer_exceptions = 0;
     /// The run ended as failed, for this stage: nothing was learnt from for `fruitless_steps`, or no rollout worker can install.
     std::optional<stage> failed;
