@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// State to bytes and back: a type lists its members once, `template <class A> void fields(A& a) { a(x, y, z); }`, and the
-// writer, the reader and with them snapshots, hashes and comparisons of state follow. Integers and doubles are stored as
-// they are, little-endian; containers with their length before them. An enumeration runs from 0 to the value of a function
-// beside it, `constexpr kind last_of(kind) { return kind::c; }`: a reader refuses what no program wrote.
+// State to bytes and back: a type lists its members once, `template <class A> void fields(A& a) { a(x, y, z); }`, and
+// the writer, the reader and with them snapshots, hashes and comparisons of state follow. Integers and doubles are
+// stored as they are, little-endian; containers with their length before them. An enumeration runs from 0 to the
+// value of a function beside it, `constexpr kind last_of(kind) { return kind::c; }`: a reader refuses what no program
+// wrote.
 //
-// seal() adds a mark in front and a checksum behind, so that damage is found before anything is read. It is no signature:
-// whoever can write the bytes can seal them. Of those, readers refuse what contradicts itself, and what they take never leaves
-// its bounds, whatever happens next. It may still be nonsense: a run that waits for ever, events that throw. What your own types
-// read in fields() is yours to check.
+// seal() adds a mark in front and a checksum behind, so that damage is found before anything is read. It is no
+// signature: whoever can write the bytes can seal them. Of those, readers refuse what contradicts itself, and what
+// they take never leaves its bounds, whatever happens next. It may still be nonsense: a run that waits for ever,
+// events that throw. What your own types read in fields() is yours to check.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a driver tells a worker, and what a worker says, with the payloads; worker_loop.hpp has the table of both. Between
-// processes they are messages, in the bytes of an archive: payloads list their fields, too. A stop token stays where it is, a
-// hook is for a learner of the driver's own process, and of an exception a message has the text.
+// What a driver tells a worker, and what a worker says, with the payloads; worker_loop.hpp has the table of both.
+// Between processes they are messages, in the bytes of an archive: payloads list their fields, too. A stop token
+// stays where it is, a hook is for a learner of the driver's own process, and of an exception a message has the text.
 #pragma once
 
 #include <cstdint>

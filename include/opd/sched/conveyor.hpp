@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The payloads between the stages: what was drawn and scored of each outstanding sequence, by slot and attempt, so that what
-// an attempt made that was given up is dropped. Drivers on threads and in virtual time keep one; with the scheduler's state it
-// is all that a run needs to go on (run_snapshot).
+// The payloads between the stages: what was drawn and scored of each outstanding sequence, by slot and attempt, so
+// that what an attempt made that was given up is dropped. Drivers on threads and in virtual time keep one; with the
+// scheduler's state it is all that a run needs to go on (run_snapshot).
 #pragma once
 
 #include <map>
@@ -87,10 +87,12 @@ public:
     using view_type = sequence_view<Rolled, Scored>;
     using snapshot_type = run_snapshot<Rolled, Scored>;
 
-    /// A new attempt, of a sequence whose first token is of `start`. Returns what it has drawn before, if it goes on from that.
+    /// A new attempt, of a sequence whose first token is of `start`. Returns what it has drawn before, if it goes on
+    /// from that.
     std::shared_ptr<const Rolled> start(const ticket& t, version_t start) {
         payload& p = at(t.slot);
-        // a prefix that was parked, or of before a snapshot, unless the sequence was made to start again since: then at another version
+        // a prefix that was parked, or of before a snapshot, unless the sequence was made to start again since: then
+        // at another version
         const bool goes_on = (p.resumed || p.parked) && p.what.ticket.sample == t.sample && p.what.start == start;
         const bool parked = goes_on && p.parked;
         auto prefix = goes_on ? std::move(p.prefix) : nullptr;
@@ -104,7 +106,8 @@ public:
     void exported(const ticket& t, std::shared_ptr<const Rolled> prefix) {
         if (payload* p = find(t)) p->prefix = std::move(prefix);
     }
-    /// It goes on from there later. Returns what it would have gone on from before: to be parked again if the scheduler refuses.
+    /// It goes on from there later. Returns what it would have gone on from before: to be parked again if the
+    /// scheduler refuses.
     std::shared_ptr<const Rolled> parked(const ticket& t, std::shared_ptr<const Rolled> prefix) {
         payload* p = find(t);
         if (!p || p->what.rolled) return nullptr;

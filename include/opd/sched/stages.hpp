@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a user's three stages look like to a driver. One object of a class is one worker, and all its calls come from one
-// thread; sequences travel as std::shared_ptr<const T>, so a stage that hangs or answers late can never race with a retry.
+// What a user's three stages look like to a driver. One object of a class is one worker, and all its calls come from
+// one thread; sequences travel as std::shared_ptr<const T>, so a stage that hangs or answers late can never race with
+// a retry.
 //
 //   rollout   using rolled_type = …;
 //             void start(const ticket&, std::shared_ptr<const rolled_type> prefix)     null: from the prompt
@@ -36,12 +37,14 @@
 //                                                              optimizer updates it made. A batch may be empty (all of it
 //                                                              failed): then they are those it went on from
 //
-// Publish by the call's job, and keep the last two: a worker that comes back while the learner trains gets those before. A learner
-// that is lost after it has trained, but before its answer is heard, is asked to train the same batch again, in another call: it
-// should publish what it has under the name of that call, instead of learning twice from it.
+// Publish by the call's job, and keep the last two: a worker that comes back while the learner trains gets those
+// before. A learner that is lost after it has trained, but before its answer is heard, is asked to train the same
+// batch again, in another call: it should publish what it has under the name of that call, instead of learning twice
+// from it.
 //
-// A call that fails throws. A call whose stop token is triggered should return or throw soon; what it answers then counts
-// for nothing. The token is triggered by the thread that runs the driver: a stop callback must not call the driver.
+// A call that fails throws. A call whose stop token is triggered should return or throw soon; what it answers then
+// counts for nothing. The token is triggered by the thread that runs the driver: a stop callback must not call the
+// driver.
 #pragma once
 
 #include <concepts>

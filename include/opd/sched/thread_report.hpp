@@ -31,8 +31,8 @@ struct thread_options {
     double shutdown_seconds = 10; ///< for threads to return once the run is over; then they are left behind
     double stranded_seconds = 0;  ///< a stage that has had no worker for so long stops the run; 0: it waits for ever
     bool stop_on_error = false;   ///< the first exception of a stage stops the run, without draining
-    /// Versions between two calls of on_checkpoint, each of which copies the running prefixes of all workers; 0: only as
-    /// request_checkpoint() asks.
+    /// Versions between two calls of on_checkpoint, each of which copies the running prefixes of all workers; 0: only
+    /// as request_checkpoint() asks.
     index_t checkpoint_every = 0;
 };
 
@@ -47,8 +47,8 @@ struct step_report {
 
 template <class Rolled, class Scored>
 struct thread_hooks {
-    /// On the learner's thread, between two updates, without a lock: rollout and scoring go on meanwhile. One that is still
-    /// at work `shutdown_seconds` after a stopped run's end is left behind as a stage is.
+    /// On the learner's thread, between two updates, without a lock: rollout and scoring go on meanwhile. One that is
+    /// still at work `shutdown_seconds` after a stopped run's end is left behind as a stage is.
     std::function<void(const step_report<Rolled, Scored>&)> on_step;
     /// Likewise, after on_step of the same version.
     std::function<void(run_snapshot<Rolled, Scored>)> on_checkpoint;
@@ -76,7 +76,8 @@ struct run_report {
     std::int64_t exceptions = 0;
     std::exception_ptr first_observer_exception; ///< of an observer, which stops nothing
     std::int64_t observer_exceptions = 0;
-    /// The run ended as failed, for this stage: nothing was learnt from for `fruitless_steps`, or no rollout worker can install.
+    /// The run ended as failed, for this stage: nothing was learnt from for `fruitless_steps`, or no rollout worker
+    /// can install.
     std::optional<stage> failed;
     std::exception_ptr last_exception_of_failed; ///< null: it threw none
     std::vector<worker_name> left_behind;        ///< threads that did not return

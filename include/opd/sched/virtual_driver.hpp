@@ -9,20 +9,26 @@
 //     start(rollout worker, ticket)            starts it there
 //     teacher(job, worker, tickets)            seconds of a scoring call
 //     learner(job, weights, tickets)           seconds of a train step from those weights
-//     sync(worker, weights)                    seconds of installing them; the worker stands still and keeps what it runs
+//     sync(worker, weights)                    seconds of installing them; the worker stands still and keeps what it
+//                                              runs
 //   model, if it has them
-//     rollout_fault(ticket), teacher_fault(job, worker), learner_fault(job), sync_fault(worker, weights, life)   a `fault`
-//     publication(job)                         seconds from a learner's answer until what it published is lost; none: never
+//     rollout_fault(ticket), teacher_fault(job, worker), learner_fault(job), sync_fault(worker, weights, life)
+//                                              a `fault` (fault.hpp)
+//     publication(job)                         seconds from a learner's answer until what it published is lost; none:
+//                                              never
 //     recovery(stage, worker, life)            seconds until a worker that the scheduler gave up is back; none: never
 //     rolled(ticket, token_versions, payload)  what the rollout worker made
 //     parked(ticket, token_versions, payload)  what it had made of a sequence that was parked
-//     scored(job, worker, tickets)             a scoring call is over: tickets that are scored (none: all); may throw: it
-//                                              failed
+//     scored(job, worker, tickets)             a scoring call is over: tickets that are scored (none: all); may throw:
+//                                              it failed
 //     learned(job, weights, tickets)           a train step is over: optimizer updates (none: 1); may throw: it failed
 //     fields(archive)                          its state, for snapshots
 //   Faults must be functions of their arguments and a seed: they are asked for more than once.
 //
 //   observer: observer.hpp
+//
+// The dispatcher (dispatcher.hpp) is between scheduler and driver; payloads are the model's. What is to come is in
+// virtual_agenda.hpp, who is there in virtual_workers.hpp.
 //
 // Where several stages share devices, their durations say so (a learner on all of the devices is faster); nothing
 // here models devices. A worker that dies takes its running work with it; a reply that is late survives it. What a

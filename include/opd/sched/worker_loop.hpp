@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // What a worker does with its messages, whoever carries them: a thread's mailbox (thread_driver.hpp), virtual time
-// (timed_stages.hpp) or, between processes, a socket. A worker receives commands, calls its stage and sends replies; it knows
-// nothing of the scheduler, and the scheduler nothing of stages.
+// (timed_stages.hpp) or, between processes, a socket. A worker receives commands, calls its stage and sends replies;
+// it knows nothing of the scheduler, and the scheduler nothing of stages.
 //
 //   command                                        replies
 //   begin{life, slots}     forget all, be up       worker_up, of this life
 //   start{ticket, prefix}                          rolled_out{ticket, sequence} in time, or rollout_failed
 //   abort{ticket}                                  aborted, unless the ticket was answered already
 //   park{ticket}                                   parked{ticket, sequence}, likewise
-//   spare{stop}                                    rollout, with nothing to run: spare quanta until something else is asked;
-//                                                  none, but `spared` when there is nothing more to do
-//   install{weights}                               synced{job, prefixes if they are wanted}, unless it is superseded before its
-//                                                  turn; what it throws ends the life
+//   spare{stop}                                    rollout, with nothing to run: spare quanta until something else
+//                                                  is asked; none, but `spared` when there is nothing more to do
+//   install{weights}                               synced{job, prefixes if they are wanted}, unless it is superseded
+//                                                  before its turn; what it throws ends the life
 //   score{job, sequences}                          scored{job, scores}, score_failed
 //   train{call, batch}                             learned{job}, learn_failed
 //   hook{function}         learner: between calls  none, but for what it throws
 //   halt                                           the last one
 //
-// Commands of another life than the present are ignored, and so are weights of a lower job than those that were installed: they
-// may come late. A worker goes to the newest weights: those that are superseded before their turn are not installed. Once it has
-// installed some, it drops what it was told meanwhile, and the scheduler, which hears that, tells it again or has it wait; of
-// what it was told twice it installs the first and answers both. Weights that cannot be installed are passed over if others have
-// been asked for meanwhile: those may be gone when it gets to them. A reply is an event of the scheduler, with its payload beside
-// it and the exception that a stage threw.
+// Commands of another life than the present are ignored, and so are weights of a lower job than those that were
+// installed: they may come late. A worker goes to the newest weights: those that are superseded before their turn are
+// not installed. Once it has installed some, it drops what it was told meanwhile, and the scheduler, which hears
+// that, tells it again or has it wait; of what it was told twice it installs the first and answers both. Weights that
+// cannot be installed are passed over if others have been asked for meanwhile: those may be gone when it gets to
+// them. A reply is an event of the scheduler, with its payload beside it and the exception that a stage threw.
 //
-//   Channel   bool receive(std::vector<command>& out, bool wait)   appends what has come; waits for something if told to
+//   Channel   bool receive(std::vector<command>& out, bool wait)   appends what has come; waits for something if told
 //             void send(reply)
 #pragma once
 
@@ -73,7 +73,8 @@ public:
         });
     }
 
-    /// `mail` is of what has come since: `others()`, whether it has other weights or another life; `drop()` drops other weights.
+    /// `mail` is of what has come since: `others()`, whether it has other weights or another life; `drop()` drops
+    /// other weights.
     template <class Send, class Mail>
     void obey(command& c, Send&& send, Mail&& mail) {
         using kind = typename command::kind;
