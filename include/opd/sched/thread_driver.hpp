@@ -424,7 +424,7 @@ private:
             work.hear(m.said, steady_seconds(), *this);
             if (lives) workers.offer_spare(w);
         }
-        /// What a stage made is none that a scheduler could take.
+        /// What a worker said is nothing that a scheduler could take.
         void refused(std::exception_ptr e) { note(std::move(e), speaker); }
         void come(worker& w) {
             workers.come(w);
