@@ -122,11 +122,11 @@ public:
 
     void up(stage s, std::int32_t w, double t) { metrics.stages.up(s, w, t); }
     void down(stage s, std::int32_t w, double t) { metrics.stages.down(s, w, t); }
-    void begin(stage s, std::int32_t w, double t) {
+    void begin(stage s, std::int32_t w, double t, activity) {
         metrics.stages.begin(s, w, t);
         if (trace_ && s != stage::rollout) begun_[{s, w}] = t;
     }
-    void end(stage s, std::int32_t w, double t) {
+    void end(stage s, std::int32_t w, double t, activity) {
         metrics.stages.end(s, w, t);
         if (trace_ && s != stage::rollout)
             trace_->span(s, w, s == stage::teacher ? "score" : "train", begun_[{s, w}], t);

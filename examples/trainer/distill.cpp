@@ -362,21 +362,15 @@ sched::stage_costs<trajectory, rollout_work> costs_of(const config& c) {
     return r;
 }
 
-// Hands everything on to the recorder and remembers the steps until they are told.
+// Remembers the steps until they are told.
 struct step_watch {
     struct step {
         sched::version_t version;
         std::vector<std::uint64_t> sequences;
     };
-    sched::recorder& to;
     std::vector<step> steps = {};
 
-    void up(sched::stage s, std::int32_t worker, double t) { to.up(s, worker, t); }
-    void down(sched::stage s, std::int32_t worker, double t) { to.down(s, worker, t); }
-    void begin(sched::stage s, std::int32_t worker, double t, sched::activity what) { to.begin(s, worker, t, what); }
-    void end(sched::stage s, std::int32_t worker, double t, sched::activity what) { to.end(s, worker, t, what); }
-    void event(double t, const sched::event& e, const sched::actions& out, const sched::scheduler& now) {
-        to.event(t, e, out, now);
+    void event(double, const sched::event&, const sched::actions& out, const sched::scheduler&) {
         for (const sched::action& a : out.items) {
             if (a.what != sched::action::kind::step) continue;
             steps.push_back({a.version, {}});
@@ -386,7 +380,8 @@ struct step_watch {
 };
 
 using virtual_model = unreliable_stages<sched::timed_stages<rollout_stage, teacher_stage, learner_stage>>;
-using virtual_run = sched::virtual_driver<virtual_model, step_watch>;
+using onlookers = sched::observers<sched::recorder, step_watch>;
+using virtual_run = sched::virtual_driver<virtual_model, onlookers>;
 
 std::string to_bytes(const virtual_run& driver) {
     sched::archive_writer w;
@@ -427,8 +422,9 @@ void run::distill_in_virtual_time() {
     virtual_run driver = resumed ? virtual_run_of(state_.in_flight, all.schedule, std::move(model), publish)
                                  : virtual_run(all.schedule, std::move(model));
     if (driver.finished()) driver.crash(0, true); // more steps: the workers come again
-    step_watch watch{all.recorder};
-    driver.observe(&watch);
+    step_watch watch;
+    onlookers seen(all.recorder, watch);
+    driver.observe(&seen);
     const double begin = driver.now();
     all.metrics.start(begin);
     driver.introduce();

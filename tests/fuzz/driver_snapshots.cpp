@@ -78,8 +78,8 @@ struct watch { // looks at what it is told
     std::int64_t sum = 0;
     void up(sched::stage s, std::int32_t w, double) { sum += static_cast<int>(s) + (w & 1); }
     void down(sched::stage s, std::int32_t w, double) { sum -= static_cast<int>(s) + (w & 1); }
-    void begin(sched::stage, std::int32_t w, double) { sum += w & 3; }
-    void end(sched::stage, std::int32_t w, double) { sum -= w & 3; }
+    void begin(sched::stage, std::int32_t w, double, sched::activity) { sum += w & 3; }
+    void end(sched::stage, std::int32_t w, double, sched::activity) { sum -= w & 3; }
 };
 using simulated_driver = sched::virtual_driver<faulty_cluster, watch>;
 

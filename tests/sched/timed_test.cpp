@@ -122,8 +122,8 @@ struct presence {
     int there = 0, busy = 0;
     void up(stage, std::int32_t, double) { ++there; }
     void down(stage, std::int32_t, double) { --there; }
-    void begin(stage, std::int32_t, double) { ++busy; }
-    void end(stage, std::int32_t, double) { --busy; }
+    void begin(stage, std::int32_t, double, activity) { ++busy; }
+    void end(stage, std::int32_t, double, activity) { --busy; }
 };
 
 using model = timed_stages<generator, judge, pupil>;

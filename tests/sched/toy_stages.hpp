@@ -343,20 +343,21 @@ struct run {
     std::vector<step> steps;
     double worst_start_lag = 0;
 
+    void event(double, const opd::sched::event& e, const actions& out, const scheduler& s) {
+        {
+            const std::lock_guard lock(shared->mutex);
+            for (const action& a : out.items)
+                if (a.what == action::kind::start) shared->starts[{a.ticket.sample, a.ticket.attempt}] = a.version;
+        }
+        if (check_state) s.check_invariants();
+        if (on_event) on_event(e, out, s);
+    }
+
     run& go() {
         driver::hooks_type hooks;
         driver* self = nullptr;
         version_t last = from ? from->weights.version : 0;
         if (from) shared->published = shared->before = from->weights;
-        hooks.on_event = [this](double, const event& e, const actions& out, const scheduler& s) {
-            {
-                const std::lock_guard lock(shared->mutex);
-                for (const action& a : out.items)
-                    if (a.what == action::kind::start) shared->starts[{a.ticket.sample, a.ticket.attempt}] = a.version;
-            }
-            if (check_state) s.check_invariants();
-            if (on_event) on_event(e, out, s);
-        };
         hooks.on_step = [&](const step& s) {
             if (s.version != ++last) shared->complain("a step out of order");
             batches.emplace_back();
@@ -372,6 +373,7 @@ struct run {
         auto d = from ? std::make_unique<driver>(how, *from, options, std::move(hooks))
                       : std::make_unique<driver>(how, options, std::move(hooks));
         self = d.get();
+        d->observe(*this);
         for (int i = 0; i < rollouts; ++i) d->add_rollout(std::make_shared<rollout>(shared, i, lanes), lanes);
         for (int i = 0; i < teachers; ++i) d->add_teacher(std::make_shared<teacher>(shared, i));
         d->set_learner(std::make_shared<learner>(shared));

@@ -30,6 +30,8 @@ struct constant_times {
 };
 
 struct step_times : stage_meter {
+    void begin(stage s, std::int32_t w, double t, activity) { stage_meter::begin(s, w, t); }
+    void end(stage s, std::int32_t w, double t, activity) { stage_meter::end(s, w, t); }
     std::vector<double> steps;
     template <class S>
     void event(double t, const opd::sched::event&, const actions& out, const S&) {
@@ -508,8 +510,8 @@ TEST_CASE("a run that had finished goes on when more is wanted") {
 TEST_CASE("who is busy does not depend on who looks") {
     struct looks {
         int begun = 0, ended = 0;
-        void begin(stage, std::int32_t, double) { ++begun; }
-        void end(stage, std::int32_t, double) { ++ended; }
+        void begin(stage, std::int32_t, double, activity) { ++begun; }
+        void end(stage, std::int32_t, double, activity) { ++ended; }
     };
     settings s;
     s.batch = 4;

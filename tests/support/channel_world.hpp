@@ -1,31 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A scheduler and its workers as processes that talk through an unreliable channel: messages are lost, late, doubled and in
-// another order; workers die and come back in another life, reconnect unnoticed, or are told of their death late; the scheduler
-// dies and comes back from its last snapshot; what a learner published is lost with it. After a while nothing goes wrong
-// any more, and the run must end.
+// A scheduler and its workers as processes that talk through an unreliable channel: messages are lost, late, doubled
+// and in another order; workers die and come back in another life, reconnect unnoticed, or are told of their death
+// late; the scheduler dies and comes back from its last snapshot; what a learner published is lost with it. After a
+// while nothing goes wrong any more, and the run must end.
 //
-// The process that drives the scheduler does what docs/sched/drivers.md asks of a driver, and no more:
-//   - a worker says that it is there until it has been heard, again and again; it begins a new life when it is told that the
-//     present one is over, and when it hears of another life of the scheduler
+// The process that drives the scheduler is a dispatcher (opd/sched/dispatcher.hpp), and does what
+// docs/sched/drivers.md asks of a driver, and no more:
+//   - a worker says that it is there until it has been heard, again and again; it begins a new life when it is told that
+//     the present one is over, and when it hears of another life of the scheduler
 //   - who speaks in a life that is over is told so
 //   - a command that comes twice is carried out once; one of another life not at all
-//   - payloads are kept by slot and attempt; a snapshot is written again before the first message after a restore
+//   - a snapshot, with the payloads, is written again before the first message after a restore
 //   - a publication that is lost before all have it is reported
 //
-// What is checked, beside the scheduler's own invariants after every event: nothing starts on weights that are older than the
-// version or were made by another job; every installed publication exists; a batch has a payload and a score for each
-// attempt in it; along the line of weights that made the last ones, every sequence that was consumed was learnt from exactly
-// once; the lag that the policy promises.
+// What is checked, beside the scheduler's own invariants after every event: nothing starts on weights that are older
+// than the version or were made by another job; every installed publication exists; a batch has a payload and a score
+// for each attempt in it; along the line of weights that made the last ones, every sequence that was consumed was
+// learnt from exactly once; the lag that the policy promises.
 #pragma once
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <queue>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "opd/sched/dispatcher.hpp"
 #include "support/world.hpp"
 
 namespace opd::test {
@@ -50,12 +53,23 @@ inline channel_faults faults_of(std::uint64_t seed) {
     return f;
 }
 
+/// What an attempt has drawn, and which it was.
+struct drawn_tokens {
+    sample_t sample = 0;
+    std::uint32_t attempt = 0;
+    token_versions versions = {};
+};
+/// The teacher's word on it.
+struct drawn_score {
+    sample_t sample = 0;
+};
+
 /// `Scheduler`: sched::scheduler, or one with a cure taken out.
 template <class Scheduler = scheduler>
 class channel_world {
 public:
     explicit channel_world(std::uint64_t seed)
-        : dice_{seed ^ 0x70726f63}, faults_(faults_of(seed)), s_(settings_of(seed)) {
+        : dice_{seed ^ 0x70726f63}, faults_(faults_of(seed)), work_(Scheduler(settings_of(seed))) {
         const world w = world_of(seed, {.schedule = {}, .faults = false, .large = false});
         for (std::int32_t i = 0; i < w.rollout_workers; ++i) workers_.push_back({stage::rollout, i, w.lanes});
         for (std::int32_t i = 0; i < w.teachers; ++i) workers_.push_back({stage::teacher, i, w.teacher_slots});
@@ -76,9 +90,9 @@ public:
     }
     /// Throws `violation`.
     void run(std::uint64_t most = 60000) {
-        while (!s_.finished()) {
+        while (!state().finished()) {
             if (most-- == 0) throw violation("livelock");
-            const double due = s_.next_deadline();
+            const double due = state().next_deadline();
             if (due < box_.top().time) {
                 now_ = std::max(now_, due);
                 dispatch(event::of(event::kind::tick));
@@ -90,6 +104,9 @@ public:
             switch (m.what) {
             case message::kind::command:
                 obey(m);
+                break;
+            case message::kind::lost:
+                if (hears(m)) begin(m.worker);
                 break;
             case message::kind::reply:
                 hear(m);
@@ -107,36 +124,33 @@ public:
         }
         // along the line of the last weights each was learnt from once, and all of them
         std::multiset<sample_t> learnt;
-        for (std::uint64_t job = s_.weights().job; job != 0; job = made_.at(job).from)
+        for (std::uint64_t job = state().weights().job; job != 0; job = made_.at(job).from)
             for (const sample_t n : made_.at(job).samples) learnt.insert(n);
         require(std::set<sample_t>(learnt.begin(), learnt.end()).size() == learnt.size(), "learnt from twice");
         require(learnt == std::multiset<sample_t>(consumed_.begin(), consumed_.end()),
                 "consumed is not what was learnt");
     }
-    const Scheduler& state() const { return s_; }
+    const Scheduler& state() const { return work_.scheduler(); }
     std::uint64_t crashes() const { return epoch_; }
     std::uint64_t messages() const { return number_; }
 
 private:
-    struct call {
-        std::uint64_t job = 0, from = 0;
-        version_t version = 0;
-        std::vector<ticket> tickets;
-    };
+    using belt = conveyor<drawn_tokens, drawn_score>;
+    using command = worker_command<drawn_tokens, drawn_score>;
+    using reply = worker_reply<drawn_tokens, drawn_score>;
+    friend class dispatcher<belt, Scheduler>;
+
     struct message {
-        enum class kind { command, reply, work, announce, mishap } what = kind::command;
+        enum class kind { command, lost, reply, work, announce, mishap } what = kind::command;
         double time = 0;
         std::uint64_t number = 0;
-        std::uint64_t epoch = 0; // command: of the scheduler
-        std::size_t worker = 0;  // its place in workers_
-        incarnation_t life = 0;  // command, work
-        action order = {};       // command
-        event said = {};         // reply
-        std::vector<ticket> tickets = {};
-        weights expected = {};      // start: the version's weights when it was sent
-        token_versions prefix = {}; // start: of what was parked
-        call job = {};              // work: of a teacher or the learner
-        ticket who = {};            // work: of a rollout worker
+        std::uint64_t epoch = 0;                   // command: of the scheduler
+        std::size_t worker = 0;                    // its place in workers_
+        incarnation_t life = 0;                    // command, lost, work
+        std::shared_ptr<const command> order = {}; // command; work: of a teacher or the learner
+        std::shared_ptr<const reply> said = {};    // reply
+        weights expected = {};                     // start: the version's weights when it was sent
+        ticket who = {};                           // work: of a rollout worker
         bool operator<(const message& o) const { return time != o.time ? time > o.time : number > o.number; }
     };
     struct running {
@@ -154,23 +168,12 @@ private:
         std::map<std::int32_t, std::pair<ticket, running>> lanes = {};
         std::set<std::uint64_t> seen = {}; // calls, and attempts, of this life
     };
-    struct payload {
-        sample_t sample = 0;
-        std::uint32_t attempt = 0;
-        bool rolled = false, scored = false;
-        token_versions prefix = {}; // parked
-    };
     struct publication {
         std::uint64_t from = 0;
         version_t version = 0;
         std::vector<sample_t> samples;
         bool lost = false;
     };
-    struct memory { // of the scheduler's process
-        std::map<std::uint32_t, payload> payloads;
-        std::set<sample_t> consumed;
-    };
-
     static void require(bool holds, const char* what) {
         if (!holds) throw violation(what);
     }
@@ -192,72 +195,58 @@ private:
         if (!happens(faults_.drop)) at(now_ + delay(), m);
         if (happens(faults_.twice)) at(now_ + delay(), m);
     }
-    void say(std::size_t worker, const event& e, std::vector<ticket> tickets = {}) {
-        send({.what = message::kind::reply, .worker = worker, .said = e, .tickets = std::move(tickets)});
+    void say(std::size_t worker, reply r) {
+        send({.what = message::kind::reply, .worker = worker, .said = std::make_shared<const reply>(std::move(r))});
     }
+    void say(std::size_t worker, const event& e) { say(worker, reply{.what = e}); }
 
     // --- the scheduler's process
 
-    void dispatch(const event& e) {
-        actions out;
-        s_.on(e, now_, out);
-        s_.check_invariants();
-        for (const action& a : out.items) see(a, out);
-        if (happens(saves_often_ ? 0.5 : 0.02)) save();
-    }
-    void save() {
-        saved_ = s_.snapshot();
-        kept_ = {payloads_, consumed_};
-    }
-    void see(const action& a, const actions& out) {
+    void dispatch(const event& e) { work_.on(e, now_, *this); }
+    void took(const event&, double, const actions&) { state().check_invariants(); }
+    void carry_out(const action& a) {
         switch (a.what) {
-        case action::kind::start: {
-            payload& p = payloads_[a.ticket.slot];
-            const bool goes_on = p.sample == a.ticket.sample && p.prefix.tokens > 0 &&
-                                 p.prefix.oldest >= s_.start_of(a.ticket); // else it was made to start again since
-            p = {a.ticket.sample, a.ticket.attempt, false, false, goes_on ? p.prefix : token_versions{}};
-            order(a, {}, p.prefix);
+        case action::kind::train: {
+            command c = work_.command(a);
+            for (const auto& v : c.batch) {
+                require(v.rolled && v.rolled->sample == v.ticket.sample && v.rolled->attempt == v.ticket.attempt,
+                        "a batch with an attempt that is not there");
+                require(v.scored && v.scored->sample == v.ticket.sample, "a batch with a sequence that has no score");
+            }
+            order(stage::learner, a.worker, std::move(c));
             break;
         }
+        case action::kind::start:
         case action::kind::abort:
         case action::kind::park:
-        case action::kind::lost:
-            order(a);
+            order(stage::rollout, a.worker, work_.command(a));
             break;
-        case action::kind::train:
-            for (const ticket& t : out.of(a)) {
-                const payload& p = payloads_[t.slot];
-                require(p.sample == t.sample && p.attempt == t.attempt && p.rolled,
-                        "a batch with an attempt that is not there");
-                require(p.scored, "a batch with a sequence that has no score");
-            }
-            [[fallthrough]];
-        case action::kind::score: {
-            const auto tickets = out.of(a);
-            order(a, {tickets.begin(), tickets.end()});
+        case action::kind::score:
+            order(stage::teacher, a.worker, work_.command(a));
             break;
-        }
         case action::kind::sync:
             installing_ = a.job;
             require(a.job == 0 || made_.contains(a.job), "weights that nobody published");
-            for (std::size_t i = 0; i < workers_.size(); ++i) {
-                if (workers_[i].stage != stage::rollout || (a.worker >= 0 && a.worker != workers_[i].number)) continue;
-                if (!s_.is_up(stage::rollout, workers_[i].number)) continue;
-                action one = a;
-                one.worker = workers_[i].number;
-                one.incarnation = s_.incarnation_of(stage::rollout, one.worker);
-                order(one);
+            for (const process& w : workers_) {
+                if (w.stage != stage::rollout || (a.worker >= 0 && a.worker != w.number)) continue;
+                if (!state().is_up(stage::rollout, w.number)) continue;
+                command c = work_.command(a);
+                c.life = state().incarnation_of(stage::rollout, w.number);
+                order(stage::rollout, w.number, std::move(c));
             }
+            break;
+        case action::kind::lost:
+            bury(a.stage, a.worker, a.incarnation);
             break;
         case action::kind::step: {
             installing_ = 0;
-            const plan p = s_.resolved();
-            for (const consumed_sequence& c : out.consumed_by(a)) {
+            const plan p = state().resolved();
+            for (const consumed_sequence& c : work_.actions().consumed_by(a)) {
                 require(consumed_.insert(c.ticket.sample).second, "consumed twice");
                 const auto most = promised_lag(p, p.permits);
                 require(!most || a.version - 1 - c.start <= *most, "a sequence was staler than its policy allows");
             }
-            if (!calm() || saves_often_) save();
+            saves_ = saves_ || !calm() || saves_often_;
             break;
         }
         case action::kind::fail:
@@ -265,51 +254,41 @@ private:
             break;
         }
     }
-    void order(const action& a, std::vector<ticket> tickets = {}, const token_versions& prefix = {}) {
-        for (std::size_t i = 0; i < workers_.size(); ++i) {
-            const stage s = a.what == action::kind::lost    ? a.stage
-                            : a.what == action::kind::score ? stage::teacher
-                            : a.what == action::kind::train ? stage::learner
-                                                            : stage::rollout;
-            if (workers_[i].stage == s && workers_[i].number == a.worker)
-                send({.what = message::kind::command,
-                      .epoch = epoch_,
-                      .worker = i,
-                      .life = a.incarnation,
-                      .order = a,
-                      .tickets = tickets,
-                      .expected = s_.weights(),
-                      .prefix = prefix});
-        }
+    void carried_out() {
+        if (happens(saves_often_ ? 0.5 : 0.02) || std::exchange(saves_, false)) save();
+    }
+    void refused(std::exception_ptr e) { std::rethrow_exception(e); }
+    void save() {
+        saved_ = work_.snapshot();
+        saved_consumed_ = consumed_;
+    }
+    void to(stage s, std::int32_t number, message m) {
+        m.epoch = epoch_;
+        for (std::size_t i = 0; i < workers_.size(); ++i)
+            if (workers_[i].stage == s && workers_[i].number == number) {
+                m.worker = i;
+                send(m);
+            }
+    }
+    void order(stage s, std::int32_t number, command c) {
+        const incarnation_t life = c.life;
+        to(s, number,
+           {.what = message::kind::command,
+            .life = life,
+            .order = std::make_shared<const command>(std::move(c)),
+            .expected = state().weights()});
+    }
+    void bury(stage s, std::int32_t number, incarnation_t life) {
+        to(s, number, {.what = message::kind::lost, .life = life});
     }
     void hear(const message& m) {
-        using kind = event::kind;
-        event e = m.said;
-        e.tickets = m.tickets;
-        const bool lives = s_.is_up(e.stage, e.worker) && s_.incarnation_of(e.stage, e.worker) == e.incarnation;
-        if (lives && e.what == kind::rolled_out) {
-            payload& p = payloads_[e.ticket.slot];
-            if (p.sample == e.ticket.sample && p.attempt == e.ticket.attempt) p.rolled = true;
-        }
-        if (lives && e.what == kind::parked) {
-            payload& p = payloads_[e.ticket.slot];
-            if (p.sample == e.ticket.sample && p.attempt == e.ticket.attempt && !p.rolled) p.prefix = e.versions;
-        }
-        if (e.what == kind::scored)
-            for (const ticket& t : m.tickets) {
-                payload& p = payloads_[t.slot];
-                if (p.rolled && p.sample == t.sample && p.attempt == t.attempt) p.scored = true;
-            }
-        dispatch(e);
-        if (e.what == kind::learned && made_.at(e.job).lost) dispatch(event::weights_lost(e.job));
+        const event& e = m.said->what;
+        work_.hear(reply(*m.said), now_, *this);
+        if (e.what == event::kind::learned && made_.at(e.job).lost) dispatch(event::weights_lost(e.job));
         // who speaks in a life that is over is told so
-        if (!s_.is_up(e.stage, e.worker) && s_.incarnation_of(e.stage, e.worker) >= e.incarnation &&
-            e.what != kind::worker_down) {
-            action a;
-            a.what = action::kind::lost;
-            a.stage = e.stage, a.worker = e.worker, a.incarnation = e.incarnation;
-            order(a);
-        }
+        if (!state().is_up(e.stage, e.worker) && state().incarnation_of(e.stage, e.worker) >= e.incarnation &&
+            e.what != event::kind::worker_down)
+            bury(e.stage, e.worker, e.incarnation);
     }
 
     // --- the workers' processes
@@ -325,66 +304,69 @@ private:
         say(m.worker, event::up(w.stage, w.number, w.slots).of_life(w.life));
         at(now_ + 3 + dice_(), m);
     }
-    void obey(const message& m) {
+    /// Whether it is for the present life.
+    bool hears(const message& m) {
         process& w = workers_[m.worker];
-        if (m.epoch < w.epoch) return;
         if (m.epoch > w.epoch) { // another life of the scheduler
             w.epoch = m.epoch;
-            return begin(m.worker);
-        }
-        if (m.life != w.life) return;
-        const action& a = m.order;
-        switch (a.what) {
-        case action::kind::lost:
             begin(m.worker);
-            break;
-        case action::kind::sync: {
-            if (w.installed && a.job < w.has.job) break;
-            if (a.job != 0 && made_.at(a.job).lost) break; // its source is dead
-            w.installed = true;
-            w.has = {a.version, a.job};
-            say(m.worker, event::synced(w.number, a.job).of_life(w.life));
-            break;
+            return false;
         }
-        case action::kind::start: {
-            if (!w.seen.insert(a.ticket.sample << 32 | a.ticket.attempt).second) break;
+        return m.epoch == w.epoch && m.life == w.life;
+    }
+    void obey(const message& m) {
+        using kind = typename command::kind;
+        if (!hears(m)) return;
+        process& w = workers_[m.worker];
+        const command& c = *m.order;
+        const auto lane = w.lanes.find(c.ticket.lane);
+        const bool runs = lane != w.lanes.end() && lane->second.first == c.ticket;
+        switch (c.what) {
+        case kind::install:
+            if (w.installed && c.weights.job < w.has.job) break;
+            if (c.weights.job != 0 && made_.at(c.weights.job).lost) break; // its source is dead
+            w.installed = true;
+            w.has = c.weights;
+            say(m.worker, event::synced(w.number, c.weights.job).of_life(w.life));
+            break;
+        case kind::start: {
+            if (!w.seen.insert(c.ticket.sample << 32 | c.ticket.attempt).second) break;
             require(w.installed && (w.has.version > m.expected.version || w.has == m.expected),
                     "started on weights that are not the version's");
-            require(!w.lanes.contains(a.ticket.lane), "two attempts on one lane");
-            w.lanes[a.ticket.lane] = {a.ticket,
-                                      {w.has, m.prefix.tokens > 0 ? m.prefix.oldest : w.has.version, m.prefix.tokens}};
-            at(now_ + 5 * dice_(), {.what = message::kind::work, .worker = m.worker, .life = w.life, .who = a.ticket});
+            require(lane == w.lanes.end(), "two attempts on one lane");
+            w.lanes[c.ticket.lane] = {c.ticket,
+                                      {w.has, c.prefix ? c.prefix->versions.oldest : w.has.version,
+                                       c.prefix ? c.prefix->versions.tokens : 0}};
+            at(now_ + 5 * dice_(), {.what = message::kind::work, .worker = m.worker, .life = w.life, .who = c.ticket});
             break;
         }
-        case action::kind::abort: {
-            const auto lane = w.lanes.find(a.ticket.lane);
-            if (lane == w.lanes.end() || lane->second.first != a.ticket) break;
+        case kind::abort:
+            if (!runs) break;
             w.lanes.erase(lane);
-            say(m.worker, event::aborted(a.ticket));
+            say(m.worker, event::aborted(c.ticket));
             break;
-        }
-        case action::kind::park: {
-            const auto lane = w.lanes.find(a.ticket.lane);
-            if (lane != w.lanes.end() && lane->second.first == a.ticket) park(m.worker, a.ticket);
+        case kind::park:
+            if (runs) park(m.worker, c.ticket);
             break;
-        }
-        case action::kind::score:
-        case action::kind::train:
-            if (!w.seen.insert(a.job).second) break;
-            at(now_ + 2 * dice_(), {.what = message::kind::work,
-                                    .worker = m.worker,
-                                    .life = w.life,
-                                    .job = {a.job, a.from, a.version, m.tickets}});
+        case kind::score:
+        case kind::train:
+            if (!w.seen.insert(c.what == kind::score ? c.job : c.call.job).second) break;
+            at(now_ + 2 * dice_(), {.what = message::kind::work, .worker = m.worker, .life = w.life, .order = m.order});
             break;
         default:
             break;
         }
     }
+    reply with_tokens(event e, const ticket& t, const running& r, version_t newest, std::int64_t more) {
+        e.versions = {r.oldest, newest, 0.5 * double(r.oldest + newest), r.had + more};
+        return {.what = e,
+                .sequence = std::make_shared<const drawn_tokens>(drawn_tokens{t.sample, t.attempt, e.versions})};
+    }
     void park(std::size_t worker, const ticket& t) {
         process& w = workers_[worker];
         const running r = w.lanes.at(t.lane).second;
         w.lanes.erase(t.lane);
-        say(worker, event::parked(t, {r.oldest, w.has.version, 0.5 * double(r.oldest + w.has.version), r.had + 2}));
+        say(worker, with_tokens(event::parked(t, {}), t, r, w.has.version, 2));
     }
     // Something is done.
     void work(const message& m) {
@@ -393,23 +375,26 @@ private:
         if (w.stage == stage::rollout) {
             const auto lane = w.lanes.find(m.who.lane);
             if (zombie || lane == w.lanes.end() || lane->second.first != m.who) return;
-            const version_t oldest = lane->second.second.oldest, newest = w.has.version;
-            const std::int64_t had = lane->second.second.had;
+            const running r = lane->second.second;
             if (happens(0.1)) return park(m.worker, m.who);
             w.lanes.erase(lane);
             if (happens(0.02))
                 say(m.worker, event::rollout_failed(m.who));
             else
-                say(m.worker, event::rolled_out(m.who, {oldest, newest, 0.5 * double(oldest + newest), had + 5}));
+                say(m.worker, with_tokens(event::rolled_out(m.who, {}), m.who, r, w.has.version, 5));
         } else if (w.stage == stage::teacher) {
-            say(m.worker, event::scored(m.job.job, w.number).of_life(m.life), m.job.tickets);
+            reply r{.what = event::scored(m.order->job, w.number).of_life(m.life), .tickets = m.order->tickets};
+            for (const auto& sequence : m.order->sequences)
+                r.scores.push_back(std::make_shared<const drawn_score>(drawn_score{sequence->sample}));
+            say(m.worker, std::move(r));
         } else {
-            publication& p = made_[m.job.job];
-            p.from = m.job.from;
-            p.version = m.job.version + 1;
+            const train_call& call = m.order->call;
+            publication& p = made_[call.job];
+            p.from = call.from.job;
+            p.version = call.makes().version;
             p.samples.clear();
-            for (const ticket& t : m.job.tickets) p.samples.push_back(t.sample);
-            say(m.worker, event::learned(m.job.job).of_life(m.life));
+            for (const auto& v : m.order->batch) p.samples.push_back(v.ticket.sample);
+            say(m.worker, event::learned(call.job).of_life(m.life));
         }
     }
 
@@ -419,7 +404,7 @@ private:
         if (calm()) return;
         at(now_ + dice_.in(0.2, 4), {.what = message::kind::mishap});
         std::vector<ticket> asked;
-        s_.for_each([&](const outstanding_sequence& q) {
+        state().for_each([&](const outstanding_sequence& q) {
             if (q.where == place::rollout && happens(0.05)) asked.push_back(q.ticket);
         });
         for (const ticket& t : asked) dispatch(event::park(t));
@@ -438,11 +423,11 @@ private:
         }
         if (happens(faults_.scheduler_death)) {
             ++epoch_;
-            s_ = Scheduler::restore(settings_, saved_);
-            s_.abandon_workers();
-            s_.check_invariants();
-            payloads_ = kept_.payloads;
-            consumed_ = kept_.consumed;
+            work_ = dispatcher<belt, Scheduler>(Scheduler::restore(settings_, saved_.scheduler));
+            work_.scheduler().abandon_workers();
+            work_.resume(saved_);
+            state().check_invariants();
+            consumed_ = saved_consumed_;
             installing_ = 0;
             save(); // before anything is asked
             now_ += dice_() * 5;
@@ -455,7 +440,7 @@ private:
     }
     void lose() {
         const auto at_stake = made_.find(installing_);
-        if (at_stake == made_.end() || installing_ == s_.weights().job) return; // others have them
+        if (at_stake == made_.end() || installing_ == state().weights().job) return; // others have them
         at_stake->second.lost = true;
         dispatch(event::weights_lost(installing_));
         if (dice_(0.3)) dispatch(event::weights_lost(at_stake->first));
@@ -464,18 +449,17 @@ private:
     dice dice_;
     channel_faults faults_;
     sched::settings settings_ = settings_of(dice_.seed ^ 0x70726f63);
-    Scheduler s_;
+    dispatcher<belt, Scheduler> work_;
     double now_ = 0;
     std::uint64_t number_ = 0, epoch_ = 0;
     std::priority_queue<message> box_;
     std::vector<process> workers_;
-    std::map<std::uint32_t, payload> payloads_;
     std::set<sample_t> consumed_;
     std::map<std::uint64_t, publication> made_;
     std::uint64_t installing_ = 0;
-    bool saves_often_ = dice_(0.5);
-    std::string saved_;
-    memory kept_;
+    bool saves_often_ = dice_(0.5), saves_ = false;
+    typename belt::snapshot_type saved_;
+    std::set<sample_t> saved_consumed_;
 };
 
 } // namespace opd::test

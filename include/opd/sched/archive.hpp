@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// State to bytes and back: a type lists its members once, `template <class A> void fields(A& a) { a(x, y, z); }`, and the
-// writer, the reader and with them snapshots, hashes and comparisons of state follow. Integers and doubles are stored as
-// they are, little-endian; containers with their length before them. An enumeration runs from 0 to the value of a function
-// beside it, `constexpr kind last_of(kind) { return kind::c; }`: a reader refuses what no program wrote.
+// State to bytes and back: a type lists its members once, `template <class A> void fields(A& a) { a(x, y, z); }`, and
+// the writer, the reader and with them snapshots, hashes and comparisons of state follow. Integers and doubles are
+// stored as they are, little-endian; containers with their length before them. An enumeration runs from 0 to the
+// value of a function beside it, `constexpr kind last_of(kind) { return kind::c; }`: a reader refuses what no program
+// wrote.
 //
-// seal() adds a mark in front and a checksum behind, so that damage is found before anything is read. It is no signature:
-// whoever can write the bytes can seal them. Of those, readers refuse what contradicts itself, and what they take never leaves
-// its bounds, whatever happens next. It may still be nonsense: a run that waits for ever, events that throw. What your own types
-// read in fields() is yours to check.
+// seal() adds a mark in front and a checksum behind, so that damage is found before anything is read. It is no
+// signature: whoever can write the bytes can seal them. Of those, readers refuse what contradicts itself, and what
+// they take never leaves its bounds, whatever happens next. It may still be nonsense: a run that waits for ever,
+// events that throw. What your own types read in fields() is yours to check.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +17,8 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -178,6 +181,45 @@ inline std::uint64_t checksum(std::string_view bytes) {
         sum ^= sum >> 32;
     }
     return sum;
+}
+
+/// What is shared with nobody else, null or not.
+template <class A, class T>
+void pointer_fields(A& a, std::shared_ptr<const T>& p) {
+    bool there = p != nullptr;
+    a(there);
+    if constexpr (A::reading) {
+        auto read = there ? std::make_shared<T>() : nullptr;
+        if (there) a(*read);
+        p = std::move(read);
+    } else {
+        if (there) a(*p);
+    }
+}
+/// The same of a payload; of one that does not list its fields, whether it is there.
+template <class A, class T>
+void payload_fields(A& a, std::shared_ptr<const T>& p) {
+    if constexpr (lists_fields<T, A>) {
+        pointer_fields(a, p);
+    } else {
+        bool there = p != nullptr;
+        a(there);
+    }
+}
+/// What somebody threw, null or not: its text.
+template <class A>
+void exception_fields(A& a, std::exception_ptr& p) {
+    bool there = p != nullptr;
+    std::string text;
+    if (!A::reading && there) try {
+            std::rethrow_exception(p);
+        } catch (const std::exception& e) {
+            text = e.what();
+        } catch (...) {
+            text = "opd: what was thrown is no std::exception";
+        }
+    a(there, text);
+    if constexpr (A::reading) p = there ? std::make_exception_ptr(error(text)) : nullptr;
 }
 
 /// The length of a list, then f of each entry; a length that is damaged runs out of bytes before it runs out of memory.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The payloads between the stages: what was drawn and scored of each outstanding sequence, by slot and attempt, so that what
-// an attempt made that was given up is dropped. Drivers on threads and in virtual time keep one; with the scheduler's state it
-// is all that a run needs to go on (run_snapshot).
+// The payloads between the stages: what was drawn and scored of each outstanding sequence, by slot and attempt, so
+// that what an attempt made that was given up is dropped. Drivers on threads and in virtual time keep one; with the
+// scheduler's state it is all that a run needs to go on (run_snapshot).
 #pragma once
 
 #include <map>
@@ -15,21 +15,6 @@
 #include "opd/sched/stages.hpp"
 
 namespace opd::sched {
-
-/// All that a run needs to go on from a completed step, but for the user's own weights and optimizer.
-template <class Rolled, class Scored>
-struct run_snapshot {
-    struct entry {
-        sched::ticket ticket;
-        sched::place where = place::waiting;
-        version_t start = -1;                   ///< of its start; -1: none yet
-        std::shared_ptr<const Rolled> sequence; ///< waiting, rollout: what is drawn so far, or null; else all of it
-        std::shared_ptr<const Scored> scored;   ///< ready, training
-    };
-    sched::weights weights; ///< of its version: those that the workers will be told to install
-    std::string scheduler;  ///< scheduler::snapshot()
-    std::vector<entry> sequences;
-};
 
 namespace detail {
 
@@ -67,16 +52,47 @@ private:
 
 } // namespace detail
 
+/// All that a run needs to go on from a completed step, but for the user's own weights and optimizer.
+template <class Rolled, class Scored>
+struct run_snapshot {
+    struct entry {
+        sched::ticket ticket;
+        sched::place where = place::waiting;
+        version_t start = -1;                   ///< of its start; -1: none yet
+        std::shared_ptr<const Rolled> sequence; ///< waiting, rollout: what is drawn so far, or null; else all of it
+        std::shared_ptr<const Scored> scored;   ///< ready, training
+    };
+    sched::weights weights; ///< of its version: those that the workers will be told to install
+    std::string scheduler;  ///< scheduler::snapshot()
+    std::vector<entry> sequences;
+
+    template <class A>
+    void fields(A& a) {
+        detail::shared_fields<Rolled> rolled;
+        detail::shared_fields<Scored> scores;
+        a(weights, scheduler);
+        detail::list_fields(a, sequences, [&](entry& e) {
+            a(e.ticket, e.where, e.start);
+            rolled(a, e.sequence);
+            scores(a, e.scored);
+        });
+    }
+};
+
 template <class Rolled, class Scored>
 class conveyor {
 public:
+    using rolled_type = Rolled;
+    using scored_type = Scored;
     using view_type = sequence_view<Rolled, Scored>;
     using snapshot_type = run_snapshot<Rolled, Scored>;
 
-    /// A new attempt, of a sequence whose first token is of `start`. Returns what it has drawn before, if it goes on from that.
+    /// A new attempt, of a sequence whose first token is of `start`. Returns what it has drawn before, if it goes on
+    /// from that.
     std::shared_ptr<const Rolled> start(const ticket& t, version_t start) {
         payload& p = at(t.slot);
-        // a prefix that was parked, or of before a snapshot, unless the sequence was made to start again since: then at another version
+        // a prefix that was parked, or of before a snapshot, unless the sequence was made to start again since: then
+        // at another version
         const bool goes_on = (p.resumed || p.parked) && p.what.ticket.sample == t.sample && p.what.start == start;
         const bool parked = goes_on && p.parked;
         auto prefix = goes_on ? std::move(p.prefix) : nullptr;
@@ -90,7 +106,8 @@ public:
     void exported(const ticket& t, std::shared_ptr<const Rolled> prefix) {
         if (payload* p = find(t)) p->prefix = std::move(prefix);
     }
-    /// It goes on from there later. Returns what it would have gone on from before: to be parked again if the scheduler refuses.
+    /// It goes on from there later. Returns what it would have gone on from before: to be parked again if the
+    /// scheduler refuses.
     std::shared_ptr<const Rolled> parked(const ticket& t, std::shared_ptr<const Rolled> prefix) {
         payload* p = find(t);
         if (!p || p->what.rolled) return nullptr;

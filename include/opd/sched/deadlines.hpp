@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Deadlines of one kind. All of a kind take the same time, so the first to begin is the first to be due: a list through a table,
-// in which whoever is done in time leaves in O(1), and which is never longer than what is still running.
+// Deadlines of one kind. All of a kind take the same time, so the first to begin is the first to be due: a list
+// through a table, in which whoever is done in time leaves in O(1), and which is never longer than what is still
+// running.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a driver tells the scheduler (events) and what the scheduler asks of it (actions). Both are plain values: a driver
-// in another process sends them as messages, a test records and replays them.
+// What a driver tells the scheduler (events) and what the scheduler asks of it (actions). Both are plain values: a
+// driver in another process sends them as messages, a test records and replays them.
 //
-// A driver carries out every action and reports what became of it; it may report late, twice, in another order, or never.
+// A driver carries out every action and reports what became of it; it may report late, twice, in another order, or
+// never.
 //
 //   action                                        answered by
 //   start{t, version}      roll t.sample out       rolled_out{t, versions}, rollout_failed{t}
@@ -20,9 +21,9 @@
 //   fail{ticket, why}          for information: this sequence was given up
 //   finished                   nothing is outstanding and nothing will come; scheduler.failed() says whether a stage is why
 //
-// Every message of a worker, and every action for one, says of which of its lives (incarnations) it is; tickets say it
-// themselves. A higher one than the present implies the end of the present life; what a life that is over had to say is late,
-// and counts for nothing.
+// Every message of a worker, and every action for one, says of which of its lives (incarnations) it is; tickets say
+// it themselves. A higher one than the present implies the end of the present life; what a life that is over had to
+// say is late, and counts for nothing.
 #pragma once
 
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// M chosen by the scheduler, `async{.outstanding = automatic}`: as many permits as the work needs, since more of them buy staleness
-// and no speed.
+// M chosen by the scheduler, `async{.outstanding = automatic}`: as many permits as the work needs, since more of them
+// buy staleness and no speed.
 //
 // The rule: when the learner asks, a batch should lie ready and little more. At each step, before its permits return,
 //
@@ -14,15 +14,15 @@
 //   M  = min(l, t, r), within [B, (tau + 1)·B], in whole groups
 //   l, t, r: at least B, at most M + B/2, so that those that do not limit stay near
 //
-// T: seconds since the last step. Of them, held: in which a batch lay ready and the policy held it back (edf: deadlines are
-// short then, not permits); starved: in which the learner waited and no batch lay ready; idle: those of a teacher, in the
-// mean. full: sequences of scoring calls over those of full ones; unused: the mean share of rollout workers that run nothing.
-// What is ready at one moment does not show that the learner starves: where lengths are equal or calls are large, sequences
-// come in crowds. Where no time passes, counts alone decide: l. No length, latency or speed is estimated here; `now` comes
-// with the events, so equal events give equal M.
+// T: seconds since the last step. Of them, held: in which a batch lay ready and the policy held it back (edf:
+// deadlines are short then, not permits); starved: in which the learner waited and no batch lay ready; idle: those of
+// a teacher, in the mean. full: sequences of scoring calls over those of full ones; unused: the mean share of rollout
+// workers that run nothing. What is ready at one moment does not show that the learner starves: where lengths are
+// equal or calls are large, sequences come in crowds. Where no time passes, counts alone decide: l. No length,
+// latency or speed is estimated here; `now` comes with the events, so equal events give equal M.
 //
-// M <= (tau + 1)·B at all times, so every policy's bound stands, also while M falls and more than M are out. What M is worth:
-// docs/sched/outstanding.md, with three lemmas.
+// M <= (tau + 1)·B at all times, so every policy's bound stands, also while M falls and more than M are out. What M
+// is worth: docs/sched/outstanding.md, with three lemmas.
 #pragma once
 
 #include <algorithm>
@@ -52,8 +52,8 @@ public:
         since_ = held_ = starved_ = idle_ = rollout_idle_ = elasticity_ = told_ = full_ = calls_ = 0;
         queue_ = -1;
     }
-    /// `seconds` in which the learner waited for a batch that was held back, or for one that was not there; teachers and rollout
-    /// workers were idle to a share, and so many sequences waited for teachers.
+    /// `seconds` in which the learner waited for a batch that was held back, or for one that was not there; teachers
+    /// and rollout workers were idle to a share, and so many sequences waited for teachers.
     void pass(double seconds, bool held, bool starved, double idle, index_t queue, double rollout_idle) {
         seconds = std::min(seconds, 1e9); // the clock of a restored scheduler may be anything
         since_ += seconds;

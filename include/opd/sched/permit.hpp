@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // A permit: the right of one sequence to be outstanding. It is move-only and returns itself: an exception between
-// admission and consumption costs no permit. Permits come from a staleness_queue (staleness_queue.hpp) and may outlive it.
+// admission and consumption costs no permit. Permits come from a staleness_queue (staleness_queue.hpp) and may
+// outlive it.
 //
-// Every wait is a node of a first-in-first-out list, with a condition variable of its own. Whoever changes the state serves
-// the lists under the lock: he hands permits, or a batch, over to the first in line as long as they suffice, and wakes it
-// alone. So no wake-up is lost, because nobody has to notice a change by himself; none is for nothing; and a group of eight
-// is not overtaken for ever by singles. A stop token or close() takes a node out, and the next in line is looked at. There
-// is one lock, held for a few steps of bookkeeping and never while the caller's code runs.
+// Every wait is a node of a first-in-first-out list, with a condition variable of its own. Whoever changes the state
+// serves the lists under the lock: he hands permits, or a batch, over to the first in line as long as they suffice,
+// and wakes it alone. So no wake-up is lost, because nobody has to notice a change by himself; none is for nothing;
+// and a group of eight is not overtaken for ever by singles. A stop token or close() takes a node out, and the next
+// in line is looked at. There is one lock, held for a few steps of bookkeeping and never while the caller's code
+// runs.
 #pragma once
 
 #include <condition_variable>
@@ -135,7 +137,8 @@ public:
         return w.version;
     }
 
-    /// Whoever holds the lock lets go of it within a fraction of a microsecond, sooner than this thread could go to sleep.
+    /// Whoever holds the lock lets go of it within a fraction of a microsecond, sooner than this thread could go to
+    /// sleep.
     std::unique_lock<std::mutex> hold() const {
         std::unique_lock lock(mutex_, std::try_to_lock);
         for (int i = 0; i < 100 && !lock.owns_lock(); ++i) {
@@ -171,8 +174,8 @@ protected:
         if (!permits_.empty()) serve_permits();
         if (!batches_.empty()) serve_batches();
     }
-    /// Permits that may be given out. None while a short batch is out: the theorems count B for each step, and what started now
-    /// would be as old as what is in that batch, and more than it leaves room for.
+    /// Permits that may be given out. None while a short batch is out: the theorems count B for each step, and what
+    /// started now would be as old as what is in that batch, and more than it leaves room for.
     index_t free() const {
         const bool is_short = training_ != training::none && static_cast<index_t>(batch_.size()) < plan_.batch;
         return is_short ? 0 : ledger_.free();
@@ -186,8 +189,8 @@ protected:
     }
 
     bool drained() const { return aborted_ || (closed_ && training_ == training::none && ledger_.outstanding() == 0); }
-    /// Takes the next batch of B, if the policy has one; or all that is left, once nothing can join it: the queue is closed,
-    /// or members of groups failed and a whole group does not fit into what they left.
+    /// Takes the next batch of B, if the policy has one; or all that is left, once nothing can join it: the queue is
+    /// closed, or members of groups failed and a whole group does not fit into what they left.
     bool pick() {
         if (training_ != training::none || aborted_) return false;
         if (!ledger_.pick(plan_.batch, batch_)) {
@@ -202,11 +205,12 @@ protected:
     }
     index_t in_training() const { return training_ == training::none ? 0 : static_cast<index_t>(batch_.size()); }
 
-    /// Waits at the end of `list` until served, stopped or refused; served at once if none is before it and `try_now()`.
+    /// Waits at the end of `list` until served, stopped or refused; served at once if none is before it and
+    /// `try_now()`.
     template <class Try, class Refused>
     bool wait(wait_list& list, queue_waiter& w, const std::stop_token& stop, Try&& try_now, Refused&& refused) {
-        // Made without the lock, since it may run at once in this thread, and destroyed without it, since its destructor
-        // waits for one that runs in another.
+        // Made without the lock, since it may run at once in this thread, and destroyed without it, since its
+        // destructor waits for one that runs in another.
         const std::stop_callback on_stop(stop, [&] {
             const std::unique_lock lock = hold();
             w.stopped = true;
@@ -271,7 +275,8 @@ public:
     /// In [0, M), unique among outstanding sequences: fit to number lanes and buffers.
     slot_t slot() const { return slot_; }
 
-    /// The sequence starts again, under the present weights: waits while the gate is closed. False if stopped or aborted.
+    /// The sequence starts again, under the present weights: waits while the gate is closed. False if stopped or
+    /// aborted.
     [[nodiscard]] bool restart(const std::stop_token& stop = {}) {
         if (!pool_) throw invalid_input("permit", "is empty");
         const version_t v = pool_->restart(slot_, stop);

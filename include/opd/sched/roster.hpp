@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Who is there: the workers of each stage, which life of theirs, what they hold, which weights they have, and who of them takes
-// the next sequence or call (the one that is busy to the least share).
+// Who is there: the workers of each stage, which life of theirs, what they hold, which weights they have, and who of
+// them takes the next sequence or call (the one that is busy to the least share).
 //
-// Lives: a worker that is up is so in one life, `incarnation`. Of one that is not, all lives up to `incarnation` are over.
+// Lives: a worker that is up is so in one life, `incarnation`. Of one that is not, all lives up to `incarnation` are
+// over.
 //
-// Weights: a rollout worker is *current* once it has installed weights that counted when it did. From then on it is *awaited*:
-// each synchronisation waits for it, so it stays current. Before that it takes nothing, and nobody waits for it, unless it has
-// installed something that was superseded meanwhile and is free to take the next: then that synchronisation awaits it.
+// Weights: a rollout worker is *current* once it has installed weights that counted when it did. From then on it is
+// *awaited*: each synchronisation waits for it, so it stays current. Before that it takes nothing, and nobody waits
+// for it, unless it has installed something that was superseded meanwhile and is free to take the next: then that
+// synchronisation awaits it.
 #pragma once
 
 #include <algorithm>

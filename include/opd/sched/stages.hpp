@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a user's three stages look like to a driver. One object of a class is one worker, and all its calls come from one
-// thread; sequences travel as std::shared_ptr<const T>, so a stage that hangs or answers late can never race with a retry.
+// What a user's three stages look like to a driver. One object of a class is one worker, and all its calls come from
+// one thread; sequences travel as std::shared_ptr<const T>, so a stage that hangs or answers late can never race with
+// a retry.
 //
 //   rollout   using rolled_type = …;
 //             void start(const ticket&, std::shared_ptr<const rolled_type> prefix)     null: from the prompt
@@ -36,12 +37,14 @@
 //                                                              optimizer updates it made. A batch may be empty (all of it
 //                                                              failed): then they are those it went on from
 //
-// Publish by the call's job, and keep the last two: a worker that comes back while the learner trains gets those before. A learner
-// that is lost after it has trained, but before its answer is heard, is asked to train the same batch again, in another call: it
-// should publish what it has under the name of that call, instead of learning twice from it.
+// Publish by the call's job, and keep the last two: a worker that comes back while the learner trains gets those
+// before. A learner that is lost after it has trained, but before its answer is heard, is asked to train the same
+// batch again, in another call: it should publish what it has under the name of that call, instead of learning twice
+// from it.
 //
-// A call that fails throws. A call whose stop token is triggered should return or throw soon; what it answers then counts
-// for nothing. The token is triggered by the thread that runs the driver: a stop callback must not call the driver.
+// A call that fails throws. A call whose stop token is triggered should return or throw soon; what it answers then
+// counts for nothing. The token is triggered by the thread that runs the driver: a stop callback must not call the
+// driver.
 #pragma once
 
 #include <concepts>
@@ -53,6 +56,7 @@
 #include <utility>
 #include <vector>
 
+#include "opd/sched/archive.hpp"
 #include "opd/sched/types.hpp"
 
 namespace opd::sched {
@@ -63,6 +67,11 @@ struct finished_rollout {
     token_versions versions;
     std::shared_ptr<const Rolled> sequence;
     bool parked = false; ///< not finished: what it has so far
+    template <class A>
+    void fields(A& a) {
+        a(ticket, versions, parked);
+        detail::payload_fields(a, sequence);
+    }
 };
 
 /// What is drawn so far of a running sequence.
@@ -70,6 +79,11 @@ template <class Rolled>
 struct partial_rollout {
     sched::ticket ticket;
     std::shared_ptr<const Rolled> sequence;
+    template <class A>
+    void fields(A& a) {
+        a(ticket);
+        detail::pointer_fields(a, sequence);
+    }
 };
 
 /// A scored sequence, as the learner gets it.
@@ -80,6 +94,12 @@ struct sequence_view {
     token_versions versions;
     std::shared_ptr<const Rolled> rolled;
     std::shared_ptr<const Scored> scored;
+    template <class A>
+    void fields(A& a) {
+        a(ticket, start, versions);
+        detail::pointer_fields(a, rolled);
+        detail::pointer_fields(a, scored);
+    }
 };
 
 /// One call of the learner.
@@ -87,6 +107,10 @@ struct train_call {
     std::uint64_t job = 0; ///< names what is published
     weights from;          ///< that it goes on from
     weights makes() const { return {from.version + 1, job}; }
+    template <class A>
+    void fields(A& a) {
+        a(job, from);
+    }
 };
 
 template <class R>

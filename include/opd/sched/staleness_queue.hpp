@@ -11,20 +11,20 @@
 //                    std::move(update).synchronised();            // version + 1, permits return, the gate opens
 //                }
 //
-// At most M = outstanding permits are out, so the queue never holds more than M items and push() never waits. The policy
-// decides which items make a batch, and with it how stale they are; its theorems are in ledger.hpp. One batch is out at a
-// time: a second one would be consumed a version later than it was chosen for, and no bound would hold.
+// At most M = outstanding permits are out, so the queue never holds more than M items and push() never waits. The
+// policy decides which items make a batch, and with it how stale they are; the theorems are in policies/. One batch
+// is out at a time: a second one would be consumed a version later than it was chosen for, and no bound would hold.
 //
-// Stale items (drop, retry): push() refuses them and leaves permit and item with the producer; those that lie in the queue
-// when the version moves are given back by synchronised(). Under drop their permits are returned, under retry they come along,
-// restarted.
+// Stale items (drop, retry): push() refuses them and leaves permit and item with the producer; those that lie in the
+// queue when the version moves are given back by synchronised(). Under drop their permits are returned, under retry
+// they come along, restarted.
 //
-// Ends: close() gives no more permits; what is out is still pushed and consumed, the last batch may be short, then pop()
-// returns nothing. abort() ends all waits at once and gives back what lay in the queue. A batch that is destroyed untrained puts
-// its items back in front. An update that is destroyed between trained() and synchronised() aborts the queue: the weights
-// that its items made are not out, so nothing may start any more. Destroying a queue discards its items; permits and batches
-// may outlive it, threads that wait in it may not.
-// Source: AsyncOPD section 7 and appendix G (permits, sync gate).
+// Ends: close() gives no more permits; what is out is still pushed and consumed, the last batch may be short, then
+// pop() returns nothing. abort() ends all waits at once and gives back what lay in the queue. A batch that is
+// destroyed untrained puts its items back in front. An update that is destroyed between trained() and synchronised()
+// aborts the queue: the weights that its items made are not out, so nothing may start any more. Destroying a queue
+// discards its items; permits and batches may outlive it, threads that wait in it may not. Source: AsyncOPD section 7
+// and appendix G (permits, sync gate).
 #pragma once
 
 #include <algorithm>
@@ -149,7 +149,8 @@ public:
         ~update() {
             if (core_) give_up();
         }
-        /// The new weights are out: the version moves, the permits return, the gate opens. Returns what became stale by it.
+        /// The new weights are out: the version moves, the permits return, the gate opens. Returns what became stale
+        /// by it.
         std::vector<stale_item> synchronised() && {
             if (!core_) throw invalid_input("update", "was synchronised already");
             core* const c = std::exchange(core_, nullptr);
@@ -162,7 +163,7 @@ public:
                 if (s >= c->cells.size() || !c->cells[s].full) continue; // with its producer, who learns it from push()
                 const version_t started = c->cells[s].version;
                 sched::permit p;
-                if (c->plan_.policy == staleness_policy::retry && !c->orphaned_) {
+                if (traits_of(c->plan_.policy).stale == stale_end::started_again && !c->orphaned_) {
                     c->ledger_.unready(s);
                     c->ledger_.restarted(s);
                     c->ledger_.started(s);
@@ -266,7 +267,8 @@ public:
     staleness_queue(const staleness_queue&) = delete;
     ~staleness_queue() { destroy(); }
 
-    /// A permit under the present version, as soon as there is one and the gate is open; an empty one if stopped or closed.
+    /// A permit under the present version, as soon as there is one and the gate is open; an empty one if stopped or
+    /// closed.
     [[nodiscard]] permit acquire(const std::stop_token& stop = {}) {
         permit p;
         core_->acquire({&p, 1}, stop, true);
@@ -292,8 +294,8 @@ public:
         const std::unique_lock lock = core_->hold();
         return push_now(permits, items);
     }
-    /// push(), and if `queued` acquire() into the same permits: cheaper than one after the other. Then they are empty if
-    /// stopped or closed.
+    /// push(), and if `queued` acquire() into the same permits: cheaper than one after the other. Then they are empty
+    /// if stopped or closed.
     [[nodiscard]] push_result exchange(permit& p, T&& item, const std::stop_token& stop = {}) {
         return exchange({&p, 1}, {&item, 1}, stop);
     }
@@ -310,7 +312,8 @@ public:
         return push_result::queued;
     }
 
-    /// The next batch, as soon as the policy has one and no other is out; none if stopped, aborted, or closed and empty.
+    /// The next batch, as soon as the policy has one and no other is out; none if stopped, aborted, or closed and
+    /// empty.
     [[nodiscard]] std::optional<batch> pop(const std::stop_token& stop = {}) {
         if (stop.stop_requested()) return {};
         if (auto b = try_pop()) return b;
@@ -336,8 +339,8 @@ public:
         core_->refuse_waiters();
         core_->serve();
     }
-    /// Ends every wait. Returns the items that lie in the queue; a batch that is out may still be trained and synchronised, and if it
-    /// is put back, another abort() returns its items.
+    /// Ends every wait. Returns the items that lie in the queue; a batch that is out may still be trained and
+    /// synchronised, and if it is put back, another abort() returns its items.
     std::vector<T> abort() {
         std::vector<T> out;
         const std::unique_lock lock = core_->hold();
@@ -367,9 +370,9 @@ public:
         });
     }
 
-    /// Version, counts and ready items, in order; `write(archive_writer&, const T&)`, which may not call the queue. A batch that is
-    /// out counts as put back until trained(), and as synchronised from then on. Permits with producers are not in it, since
-    /// their sequences are not: whoever restores submits those again.
+    /// Version, counts and ready items, in order; `write(archive_writer&, const T&)`, which may not call the queue. A
+    /// batch that is out counts as put back until trained(), and as synchronised from then on. Permits with producers
+    /// are not in it, since their sequences are not: whoever restores submits those again.
     template <class Write>
     std::string snapshot(Write&& write) const {
         const std::unique_lock lock = core_->hold();
@@ -387,7 +390,7 @@ public:
         l.stale(stale);
         for (const slot_t s : stale) {
             if (full(s))
-                ++(core_->plan_.policy == staleness_policy::drop ? n.dropped : n.returned);
+                ++(traits_of(core_->plan_.policy).stale == stale_end::given_up ? n.dropped : n.returned);
             else
                 ++n.returned;
             l.release(s);
@@ -434,7 +437,7 @@ private:
     push_result push_now(std::span<permit> permits, std::span<T> items) {
         core& c = *core_;
         if (c.aborted_) return push_result::aborted;
-        if (gives_up())
+        if (traits_of(c.plan_.policy).stale != stale_end::none)
             for (const permit& p : permits)
                 if (p.version_ < c.ledger_.version() - c.plan_.depth) return push_result::stale;
         for (const permit& p : permits) c.cells.reach(p.slot_);
@@ -449,9 +452,6 @@ private:
         }
         c.serve();
         return push_result::queued;
-    }
-    bool gives_up() const {
-        return core_->plan_.policy == staleness_policy::drop || core_->plan_.policy == staleness_policy::retry;
     }
     template <class F>
     auto under_lock(F&& f) const {

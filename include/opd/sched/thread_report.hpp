@@ -3,14 +3,18 @@
 // What a run on threads (thread_driver.hpp) is told beforehand, calls while it runs, and says afterwards.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "opd/config.hpp"
+#include "opd/error.hpp"
 #include "opd/sched/conveyor.hpp"
 #include "opd/sched/scheduler.hpp"
 #include "opd/sched/types.hpp"
@@ -27,8 +31,8 @@ struct thread_options {
     double shutdown_seconds = 10; ///< for threads to return once the run is over; then they are left behind
     double stranded_seconds = 0;  ///< a stage that has had no worker for so long stops the run; 0: it waits for ever
     bool stop_on_error = false;   ///< the first exception of a stage stops the run, without draining
-    /// Versions between two calls of on_checkpoint, each of which copies the running prefixes of all workers; 0: only as
-    /// request_checkpoint() asks.
+    /// Versions between two calls of on_checkpoint, each of which copies the running prefixes of all workers; 0: only
+    /// as request_checkpoint() asks.
     index_t checkpoint_every = 0;
 };
 
@@ -41,20 +45,13 @@ struct step_report {
     std::vector<sequence_view<Rolled, Scored>> consumed;
 };
 
-/// A worker comes, goes, begins or ends to be busy, or to do spare work. Who goes is not busy any more.
-enum class worker_change : std::uint8_t { up, down, begin, end, begin_spare, end_spare };
-
 template <class Rolled, class Scored>
 struct thread_hooks {
-    /// On the learner's thread, between two updates, without a lock: rollout and scoring go on meanwhile. One that is still
-    /// at work `shutdown_seconds` after a stopped run's end is left behind as a stage is.
+    /// On the learner's thread, between two updates, without a lock: rollout and scoring go on meanwhile. One that is
+    /// still at work `shutdown_seconds` after a stopped run's end is left behind as a stage is.
     std::function<void(const step_report<Rolled, Scored>&)> on_step;
     /// Likewise, after on_step of the same version.
     std::function<void(run_snapshot<Rolled, Scored>)> on_checkpoint;
-    /// Under the driver's lock, on any thread: must be quick and must not call the driver. `time` never decreases.
-    std::function<void(stage, std::int32_t worker, worker_change, double time)> on_worker;
-    /// Likewise, after each event: what it led to and the state that it left.
-    std::function<void(double time, const event&, const actions&, const scheduler&)> on_event;
 };
 
 struct worker_name {
@@ -77,13 +74,53 @@ struct run_report {
     std::exception_ptr first_exception;
     std::optional<worker_name> first_exception_at; ///< none: on_step, on_checkpoint or the driver
     std::int64_t exceptions = 0;
-    std::exception_ptr first_observer_exception; ///< of on_worker and on_event, which stop nothing
+    std::exception_ptr first_observer_exception; ///< of an observer, which stops nothing
     std::int64_t observer_exceptions = 0;
-    /// The run ended as failed, for this stage: nothing was learnt from for `fruitless_steps`, or no rollout worker can install.
+    /// The run ended as failed, for this stage: nothing was learnt from for `fruitless_steps`, or no rollout worker
+    /// can install.
     std::optional<stage> failed;
     std::exception_ptr last_exception_of_failed; ///< null: it threw none
     std::vector<worker_name> left_behind;        ///< threads that did not return
     double seconds = 0;                          ///< of run()
 };
 
+namespace detail {
+
+/// What the report says of exceptions.
+class run_log {
+public:
+    run_report report;
+    bool broken = false; // by what no stage threw
+    bool closed = false; // what comes from now on is not in it
+
+    /// True: the run cannot go on. `where` none: no stage threw it.
+    bool threw(std::exception_ptr e, const std::optional<worker_name>& where) {
+        if (closed) return false;
+        ++report.exceptions;
+        if (where) last_[static_cast<std::size_t>(where->stage)] = e;
+        if (!report.first_exception) {
+            report.first_exception = std::move(e);
+            report.first_exception_at = where;
+        }
+        broken = broken || !where;
+        return !where;
+    }
+    void observer_threw(std::exception_ptr e) {
+        if (!closed && report.observer_exceptions++ == 0) report.first_observer_exception = std::move(e);
+    }
+    /// The run has failed, after what that stage threw last.
+    void failed(stage s) {
+        if (report.failed) return;
+        report.failed = s;
+        report.last_exception_of_failed = last_[static_cast<std::size_t>(s)];
+        if (!report.first_exception)
+            report.first_exception = std::make_exception_ptr(error(
+                std::string("opd: the run has failed: nothing was learnt from any more, for want of ") + name_of(s)));
+    }
+
+private:
+    std::array<std::exception_ptr, stage_count> last_; // of each stage
+};
+
+} // namespace detail
 } // namespace opd::sched

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Real stages (stages.hpp) in virtual time: a model for virtual_driver that calls the same objects as thread_driver does,
-// takes each call to last as long as a cost function says, and so makes a whole run a function of its seed. Calls of the teacher
-// and the learner are made when their time is over; in virtual time they take none.
+// Real stages (stages.hpp) in virtual time: a model for virtual_driver that calls the same objects as thread_driver
+// does, takes each call to last as long as a cost function says, and so makes a whole run a function of its seed.
+// Calls of the teacher and the learner are made when their time is over; in virtual time they take none.
 //
 //   rollout   a quantum (step()) is run when it begins, and lasts step(worker, work) seconds: what it did is known then, and
 //             heard of when it is over. `work` is what the stage's step() returns, or how many sequences ran. start, abort and
@@ -16,8 +16,8 @@
 // What a rollout stage throws ends the run with that exception. Stages are shared by copies of the driver.
 //
 // Snapshots hold what runs and what is between the stages, if what is sent and the rollout stage list their fields
-// (archive.hpp); a restored driver then goes on as the one it was taken from would have. Of the weights only the version is
-// theirs: the learner must be given the state that it had, and have published it, before restore().
+// (archive.hpp); a restored driver then goes on as the one it was taken from would have. Of the weights only the
+// version is theirs: the learner must be given the state that it had, and have published it, before restore().
 #pragma once
 
 #include <functional>
@@ -63,7 +63,8 @@ public:
         live_.push_back(t);
         command({.what = command_type::kind::start, .ticket = t, .prefix = std::move(prefix)});
     }
-    /// Calls parked(ticket, token_versions, sequence) once it has stopped, here or in advance(); not if it is finished by then.
+    /// Calls parked(ticket, token_versions, sequence) once it has stopped, here or in advance(); not if it is
+    /// finished by then.
     template <class Parked>
     void park(const ticket& t, Parked&& parked) {
         command({.what = command_type::kind::park, .ticket = t}, parked);
@@ -88,7 +89,8 @@ public:
     /// Whether it does spare work now.
     bool sparing() const { return runs_ && spare_; }
 
-    /// Calls finished(ticket, token_versions, sequence) for what a quantum has finished that ends within dt, and likewise parked().
+    /// Calls finished(ticket, token_versions, sequence) for what a quantum has finished that ends within dt, and
+    /// likewise parked().
     template <class Out>
     void advance(double dt, Out&& finished) {
         advance(dt, finished, nothing);

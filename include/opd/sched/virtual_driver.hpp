@@ -1,32 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Runs a scheduler in virtual time: a discrete-event executor that is deterministic to the last bit. Durations, lengths and
-// faults come from a *model*; the events of one moment are handled in the order in which they were caused.
+// Runs a scheduler in virtual time: a discrete-event executor that is deterministic to the last bit. Durations,
+// lengths and faults come from a *model*; the events of one moment are handled in the order in which they were
+// caused.
 //
 //   model, always                              answers
 //     rollout(worker)                          a fresh rollout worker (see rollout_worker)
 //     start(rollout worker, ticket)            starts it there
 //     teacher(job, worker, tickets)            seconds of a scoring call
 //     learner(job, weights, tickets)           seconds of a train step from those weights
-//     sync(worker, weights)                    seconds of installing them; the worker stands still and keeps what it runs
+//     sync(worker, weights)                    seconds of installing them; the worker stands still and keeps what it
+//                                              runs
 //   model, if it has them
-//     rollout_fault(ticket), teacher_fault(job, worker), learner_fault(job), sync_fault(worker, weights, life)   a `fault`
-//     publication(job)                         seconds from a learner's answer until what it published is lost; none: never
+//     rollout_fault(ticket), teacher_fault(job, worker), learner_fault(job), sync_fault(worker, weights, life)
+//                                              a `fault` (fault.hpp)
+//     publication(job)                         seconds from a learner's answer until what it published is lost; none:
+//                                              never
 //     recovery(stage, worker, life)            seconds until a worker that the scheduler gave up is back; none: never
 //     rolled(ticket, token_versions, payload)  what the rollout worker made
 //     parked(ticket, token_versions, payload)  what it had made of a sequence that was parked
-//     scored(job, worker, tickets)             a scoring call is over: tickets that are scored (none: all); may throw: it
-//                                              failed
+//     scored(job, worker, tickets)             a scoring call is over: tickets that are scored (none: all); may throw:
+//                                              it failed
 //     learned(job, weights, tickets)           a train step is over: optimizer updates (none: 1); may throw: it failed
 //     fields(archive)                          its state, for snapshots
 //   Faults must be functions of their arguments and a seed: they are asked for more than once.
 //
-//   observer, if it has them: up, down, begin, end (stage, worker, time): presence and busy intervals of workers, as
-//   stage_meter takes them; begin and end may take an activity behind, and are then told of spare work, too; event(time, event, actions, scheduler): after every event that the scheduler has taken.
+//   observer: observer.hpp
 //
-// Where several stages share devices, their durations say so (a learner on all of the devices is faster); nothing here
-// models devices. A worker that dies takes its running work with it; a reply that is late survives it. What a learner has published
-// outlives it, unless the model loses it.
+// The dispatcher (dispatcher.hpp) is between scheduler and driver; payloads are the model's. What is to come is in
+// virtual_agenda.hpp, who is there in virtual_workers.hpp.
+//
+// Where several stages share devices, their durations say so (a learner on all of the devices is faster); nothing
+// here models devices. A worker that dies takes its running work with it; a reply that is late survives it. What a
+// learner has published outlives it, unless the model loses it.
 #pragma once
 
 #include <cmath>
@@ -37,30 +43,15 @@
 #include <stdexcept>
 #include <utility>
 
-#include "opd/sched/indexed_heap.hpp"
+#include "opd/sched/dispatcher.hpp"
+#include "opd/sched/fault.hpp"
+#include "opd/sched/observer.hpp"
 #include "opd/sched/scheduler.hpp"
 #include "opd/sched/simulated.hpp"
+#include "opd/sched/virtual_agenda.hpp"
+#include "opd/sched/virtual_workers.hpp"
 
 namespace opd::sched {
-
-/// What goes wrong with one attempt, call or transfer.
-struct fault {
-    enum class kind : std::uint8_t {
-        none,
-        fail, ///< fails `after` seconds after its start (a transfer: is repeated, as `late`)
-        hang, ///< never answers; an attempt can still be aborted
-        late, ///< answers `after` seconds late, even if the worker is gone by then (a transfer: takes that much longer)
-        twice,   ///< answers, and again `after` seconds later
-        partial, ///< scoring only: of the tickets those are scored whose bit is set in `which` (position modulo 64)
-        death,   ///< its worker dies `after` seconds after the start, is seen to, and returns `back` seconds later
-        silence  ///< as death, but nobody is told: only deadlines find out
-    };
-    friend constexpr kind last_of(kind) { return kind::silence; }
-    kind what = kind::none;
-    double after = 0;
-    double back = forever; ///< death, silence
-    std::uint64_t which = 0;
-};
 
 /// A rollout worker in virtual time; simulated_rollout is one, timed_rollout makes one of a real stage.
 template <class W>
@@ -72,22 +63,6 @@ concept rollout_worker = requires(W w, const W c, const ticket& t, const weights
     { c.running() } -> std::convertible_to<index_t>;
 };
 
-struct no_observer {};
-
-namespace detail {
-
-struct moment {
-    double time = forever;
-    std::uint64_t number = 0;
-    bool operator<(const moment& o) const { return time != o.time ? time < o.time : number < o.number; }
-    template <class A>
-    void fields(A& a) {
-        a(time, number);
-    }
-};
-
-} // namespace detail
-
 /// `Scheduler`: sched::scheduler, or one that stands in for it in a test.
 template <class Model, class Observer = no_observer, class Scheduler = sched::scheduler>
 class virtual_driver {
@@ -95,25 +70,27 @@ public:
     using worker_type = decltype(std::declval<Model&>().rollout(std::int32_t{}));
     static_assert(rollout_worker<worker_type>);
 
-    virtual_driver(const settings& s, Model m, Observer* o = nullptr)
-        : scheduler_(s), model_(std::move(m)), observer_(o) {}
+    virtual_driver(const settings& s, Model m, Observer* o = nullptr) : work_(Scheduler(s)), model_(std::move(m)) {
+        workers_.observer = o;
+    }
 
     /// Who is told what happens; not copied into snapshots.
-    void observe(Observer* o) { observer_ = o; }
+    void observe(Observer* o) { workers_.observer = o; }
 
-    /// Hands the scheduler `e` at time t: workers that come (their slots) and go, lost weights, pause, resume, resize, close,
-    /// stop. A worker that comes is new unless it is there already; which life of it that is the driver says.
+    /// Hands the scheduler `e` at time t: workers that come (their slots) and go, lost weights, pause, resume,
+    /// resize, close, stop. A worker that comes is new unless it is there already; which life of it that is the
+    /// driver says.
     void at(double t, const event& e) {
         if (!(t >= now_ && t < forever))
             throw invalid_input("t", "must be finite and not before now, " + std::to_string(now_) + ", not " +
                                          std::to_string(t));
         if (!e.tickets.empty()) throw invalid_input("event", "an event from outside names no tickets");
-        if (const settings& s = scheduler_.options();
+        if (const settings& s = scheduler().options();
             e.from_worker() && (e.worker >= s.most_workers || e.slots > s.most_slots))
             throw invalid_input("event", "names worker " + std::to_string(e.worker) + " with " +
                                              std::to_string(e.slots) +
                                              " slots, more than settings.most_workers or most_slots");
-        record& r = push(t, record::kind::deliver);
+        record& r = agenda_.push(t, record::kind::deliver);
         r.what = e;
         r.outside = true;
     }
@@ -122,214 +99,111 @@ public:
         for (std::int32_t w = 0; w < count; ++w) at(now_, event::up(s, w, slots));
     }
 
-    /// Lets the scheduler take one more event. False when there is none: the run is over, or stuck (see finished()), or the next one
-    /// comes after `last`.
+    /// Lets the scheduler take one more event. False when there is none: the run is over, or stuck (see finished()),
+    /// or the next one comes after `last`.
     bool step(double last = forever) {
         if (std::isnan(last)) throw invalid_input("last", "must be a time, not NaN");
         for (;;) {
-            const detail::moment wake = first_wake();
-            const double deadline = scheduler_.next_deadline();
-            if (heap_.empty() && deadline == forever && only_spare()) return false; // which nobody waits for
-            const double first = std::min(wake.time, heap_.empty() ? forever : heap_.front().when.time);
+            const detail::moment wake = workers_.first_wake(), event_at = first_event();
+            const double deadline = scheduler().next_deadline(), first = std::min(wake.time, event_at.time);
+            if (agenda_.empty() && deadline == forever && workers_.only_spare()) return false; // which nobody waits for
             if (std::min(first, deadline) > last) return false;
             if (deadline < first) { // what comes at the deadline is in time
                 now_ = deadline;
                 deliver(event::of(event::kind::tick));
                 return true;
             }
-            if (heap_.empty() || wake < heap_.front().when) {
+            if (agenda_.empty() || wake < event_at) {
                 if (wake.time == forever) return false;
                 now_ = wake.time;
-                report(wakes_.top());
+                report(workers_.first_to_wake());
                 continue;
             }
-            now_ = heap_.front().when.time;
-            const std::uint32_t at = pop();
-            const record r = records_[at];
-            vacant_.push_back(at);
-            if (handle(r)) return true;
+            now_ = event_at.time;
+            if (handle(agenda_.pop())) return true;
         }
     }
     /// Runs until the scheduler has finished, nothing is left to happen, or after `most` events. Returns finished().
     bool run(std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
-        for (; most > 0 && !scheduler_.finished(); --most)
+        for (; most > 0 && !scheduler().finished(); --most)
             if (!step()) break;
-        return scheduler_.finished();
+        return scheduler().finished();
     }
     /// Runs up to and including time t.
     bool run_until(double t) {
-        while (!scheduler_.finished() && step(t)) {}
-        return scheduler_.finished();
+        while (!scheduler().finished() && step(t)) {}
+        return scheduler().finished();
     }
 
     double now() const { return now_; }
     /// When something happens next; `forever` if nothing does.
     double next() const {
-        if (heap_.empty() && only_spare()) return scheduler_.next_deadline();
-        return std::min(
-            {first_wake().time, heap_.empty() ? forever : heap_.front().when.time, scheduler_.next_deadline()});
+        if (agenda_.empty() && workers_.only_spare()) return scheduler().next_deadline();
+        return std::min({workers_.first_wake().time, first_event().time, scheduler().next_deadline()});
     }
-    bool finished() const { return scheduler_.finished(); }
+    bool finished() const { return scheduler().finished(); }
     /// Events that the scheduler has taken.
     std::uint64_t events() const { return events_; }
-    const Scheduler& scheduler() const { return scheduler_; }
+    const Scheduler& scheduler() const { return work_.scheduler(); }
     const Model& model() const { return model_; }
     Model& model() { return model_; }
-    /// The first that the model's scored() or learned() threw, or that the run has failed; null: none. The scheduler sees failed
-    /// calls only.
+    /// The first that the model's scored() or learned() threw, or that the run has failed; null: none. The scheduler
+    /// sees failed calls only.
     std::exception_ptr first_exception() const { return first_exception_; }
     /// Tells the observer who is there, and busy: for one that comes late, as to a driver that was restored.
-    void introduce() {
-        for (int s = 0; s < stage_count; ++s) {
-            const auto number = static_cast<stage>(s);
-            const auto& all = workers_[static_cast<std::size_t>(s)];
-            for (std::size_t w = 0; w < all.size(); ++w) {
-                if (!all[w].up) continue;
-                if constexpr (requires(Observer & o) { o.up(number, std::int32_t{}, now_); })
-                    if (observer_) observer_->up(number, static_cast<std::int32_t>(w), now_);
-                if (all[w].doing != activity::none) begin(number, static_cast<std::int32_t>(w), all[w].doing);
-            }
-        }
-        for (const entry& e : heap_) {
-            const record& r = records_[e.at];
-            if (r.is == record::kind::job_end && alive(of(r.what.stage, r.what.worker), r.life))
-                begin(r.what.stage, r.what.worker);
-        }
-    }
+    void introduce() { workers_.introduce(now_, agenda_); }
 
     /// All of the state. Equal states give equal bytes.
     std::string snapshot() const {
         archive_writer w;
-        w(scheduler_.snapshot());
+        w(scheduler().snapshot());
         const_cast<virtual_driver*>(this)->fields(w);
         return seal(std::move(w.bytes));
     }
-    /// A driver as it was. Settings are not in the snapshot, and of the model only its fields(). Throws invalid_input where
-    /// the snapshot is damaged.
+    /// A driver as it was. Settings are not in the snapshot, and of the model only its fields(). Throws invalid_input
+    /// where the snapshot is damaged.
     static virtual_driver restore(const settings& s, Model m, std::string_view snapshot, Observer* o = nullptr) {
         virtual_driver r(s, std::move(m), o);
         archive_reader reader(unseal(snapshot));
         std::string bytes;
         reader(bytes);
-        r.scheduler_ = Scheduler::restore(s, bytes);
+        r.work_.scheduler() = Scheduler::restore(s, bytes);
         r.fields(reader);
         if (!reader.done()) throw invalid_input("snapshot", "is longer than the state it describes");
         return r;
     }
-    /// The process dies and comes back: of the present state only the scheduler's is kept, every worker that was there is
-    /// up again after `seconds`, what was to come from outside still comes. `reopen`: likewise of a run that had finished, of
-    /// which more is wanted now.
+    /// The process dies and comes back: of the present state only the scheduler's is kept, every worker that was
+    /// there is up again after `seconds`, what was to come from outside still comes. `reopen`: likewise of a run that
+    /// had finished, of which more is wanted now.
     void crash(double seconds = 0, bool reopen = false) {
-        std::vector<record> outside;
-        while (!heap_.empty()) {
-            const std::uint32_t at = pop();
-            if (records_[at].outside) outside.push_back(records_[at]);
-        }
-        records_.clear();
-        vacant_.clear();
-        wakes_.clear();
-        jobs_.clear();
-        vacant_jobs_.clear();
-        scheduler_.abandon_workers(false, reopen);
-        for (int s = 0; s < stage_count; ++s) {
-            auto& all = workers_[static_cast<std::size_t>(s)];
-            for (std::size_t w = 0; w < all.size(); ++w) {
-                if (all[w].up) take_down(static_cast<stage>(s), static_cast<std::int32_t>(w));
-                if (all[w].slots > 0)
-                    push(now_ + seconds, record::kind::deliver).what =
-                        event::up(static_cast<stage>(s), static_cast<std::int32_t>(w), all[w].slots);
+        const std::vector<record> outside = agenda_.clear();
+        work_.scheduler().abandon_workers(false, reopen);
+        for (const stage s : {stage::rollout, stage::teacher, stage::learner})
+            for (std::int32_t w = 0; w < workers_.count(s); ++w) {
+                const worker& x = workers_.of(s, w);
+                if (x.up) workers_.take_down(s, w, now_);
+                if (x.slots > 0) agenda_.reply(now_ + seconds, event::up(s, w, x.slots));
             }
-        }
         for (const record& r : outside) {
-            record& again = push(std::max(r.when, now_), record::kind::deliver);
+            record& again = agenda_.push(std::max(r.when, now_), record::kind::deliver);
             again.what = r.what;
             again.outside = true;
         }
     }
 
 private:
-    bool only_spare() const { return wakes_.size() == spare_wakes_; }
-    detail::moment first_wake() const { return wakes_.empty() ? detail::moment{} : wakes_.least(); }
-    struct record {
-        enum class kind : std::uint8_t {
-            deliver,    // `what`
-            fail,       // of the attempt what.ticket
-            sync_begin, // what.worker
-            sync_end,
-            sync_answer,
-            job_end, // job
-            death    // what.stage, what.worker; back
-        };
-        friend constexpr kind last_of(kind) { return kind::death; }
-        kind is = kind::deliver;
-        bool outside = false;
-        bool bad = false;       // job_end: it failed; death: nobody is told
-        std::uint32_t life = 0; // of the worker that it belongs to
-        std::uint32_t job = 0;
-        double when = 0, back = 0;
-        event what;
-        fault wrong;
-        template <class A>
-        void fields(A& a) {
-            a(is, outside, bad, life, back, wrong.what, wrong.after, wrong.back, wrong.which, what);
-            detail::needs(std::max({what.worker, what.ticket.worker, what.slots}) < most_workers,
-                          "a worker's number is none");
-        }
-    };
-    struct entry {
-        detail::moment when;
-        std::uint32_t at = 0;
-        bool operator<(const entry& o) const { return o.when < when; } // std's heaps have the largest first
-    };
-    struct job {
-        weights from;
-        std::vector<ticket> tickets;
-        template <class A>
-        void fields(A& a) {
-            a(from, tickets);
-        }
-    };
-    struct worker {
-        bool up = false, silent = false;
-        activity doing = activity::none;
-        bool spares = false;    // it is woken for spare work alone
-        std::uint32_t life = 0; // counts returns
-        std::int32_t slots = 0;
-        bool asked = false;                // to install weights, and is not done
-        bool installing = false;           // has begun to
-        bool superseded = false;           // others have come since
-        weights told;                      // which they are
-        double since = 0;                  // its time
-        double back = forever;             // silent: seconds from its loss to its return
-        std::optional<worker_type> engine; // rollout
-        std::vector<ticket> hung;
-    };
+    friend class dispatcher<no_payloads, Scheduler>; // which calls what a carrier has
 
-    // --- queue
+    using record = detail::agenda::record;
+    using staff = detail::virtual_workers<worker_type, Observer>;
+    using worker = typename staff::worker;
 
-    record& push(double t, typename record::kind k) {
-        std::uint32_t at;
-        if (vacant_.empty()) {
-            at = static_cast<std::uint32_t>(records_.size());
-            records_.emplace_back();
-        } else {
-            at = vacant_.back();
-            vacant_.pop_back();
-        }
-        record& r = records_[at] = {};
-        r.is = k;
-        r.when = t;
-        heap_.push_back({{t, next_number_++}, at});
-        std::push_heap(heap_.begin(), heap_.end());
-        return r;
-    }
-    std::uint32_t pop() {
-        const std::uint32_t at = heap_.front().at;
-        std::pop_heap(heap_.begin(), heap_.end());
-        heap_.pop_back();
-        return at;
-    }
-    void reply(double t, const event& e) { push(t, record::kind::deliver).what = e; }
+    static constexpr std::int32_t as_before = -1; // slots of a worker that is back: those it was given last
+
+    detail::moment first_event() const { return agenda_.empty() ? detail::moment{} : agenda_.first(); }
+    void reply(double t, const event& e) { agenda_.push(t, record::kind::deliver).what = e; }
+    worker& of(stage s, std::int32_t number) { return workers_.of(s, number); }
+    static bool alive(const worker& w, std::uint32_t life) { return staff::alive(w, life); }
 
     // --- what happens
 
@@ -346,9 +220,9 @@ private:
             worker& w = of(e.stage, e.worker);
             if (e.what == event::kind::worker_up) {
                 if (e.slots == as_before) e.slots = w.slots;
-                come(e);
+                workers_.come(e, now_, [this](std::int32_t n) { return model_.rollout(n); });
             } else if (w.up) {
-                take_down(e.stage, e.worker);
+                workers_.take_down(e.stage, e.worker, now_);
             }
             deliver(e.of_life(w.life));
             return true;
@@ -382,11 +256,11 @@ private:
             worker& w = of(r.what.stage, r.what.worker);
             if (!alive(w, r.life)) return false;
             if (r.bad) {
-                silence(r.what.stage, r.what.worker);
+                workers_.silence(r.what.stage, r.what.worker, now_);
                 w.back = r.back; // from when the scheduler finds out
                 return false;
             }
-            take_down(r.what.stage, r.what.worker);
+            workers_.take_down(r.what.stage, r.what.worker, now_);
             if (r.back < forever) reply(now_ + r.back, event::up(r.what.stage, r.what.worker, as_before));
             deliver(event::down(r.what.stage, r.what.worker).of_life(w.life));
             return true;
@@ -395,21 +269,19 @@ private:
         return false;
     }
 
-    void deliver(const event& e) {
-        actions_.clear();
-        scheduler_.on(e, now_, actions_);
+    void deliver(const event& e) { work_.on(e, now_, *this); }
+    void took(const event& e, double now, const actions& led_to) {
         ++events_;
-        if (scheduler_.failed() && !first_exception_)
+        if (scheduler().failed() && !first_exception_)
             first_exception_ = std::make_exception_ptr(
                 error(std::string("opd: the run has failed: nothing was learnt from any more, for want of ") +
-                      name_of(*scheduler_.failed())));
-        if constexpr (requires(Observer & o) { o.event(now_, e, actions_, scheduler_); })
-            if (observer_) observer_->event(now_, e, std::as_const(actions_), std::as_const(scheduler_));
-        for (const action& a : actions_.items) carry_out(a);
+                      name_of(*scheduler().failed())));
+        if (workers_.observer) detail::tell(*workers_.observer, now, e, led_to, scheduler());
+    }
+    void carried_out() {
         for (const std::int32_t w : touched_) settle(w);
         touched_.clear();
     }
-
     void carry_out(const action& a) {
         switch (a.what) {
         case action::kind::start:
@@ -432,8 +304,7 @@ private:
             if (a.worker >= 0) {
                 sync(a.worker, what);
             } else {
-                auto& all = workers_[static_cast<std::size_t>(stage::rollout)];
-                for (std::size_t w = 0; w < all.size(); ++w) sync(static_cast<std::int32_t>(w), what);
+                for (std::int32_t w = 0; w < workers_.count(stage::rollout); ++w) sync(w, what);
             }
             break;
         }
@@ -450,18 +321,18 @@ private:
     void start(const ticket& t) {
         worker& w = of(stage::rollout, t.worker);
         if (!w.up || w.silent) return;
-        const fault f = fault_of_rollout(t);
+        const fault f = detail::fault_of_rollout(model_, t);
         mark(t.worker);
         if (f.what == fault::kind::hang) {
             w.hung.push_back(t);
             return;
         }
         if constexpr (requires { model_.start(*w.engine, t, version_t{}); })
-            model_.start(*w.engine, t, scheduler_.start_of(t)); // it may go on from what was parked
+            model_.start(*w.engine, t, scheduler().start_of(t)); // it may go on from what was parked
         else
             model_.start(*w.engine, t);
         if (f.what == fault::kind::fail) {
-            record& r = push(now_ + f.after, record::kind::fail);
+            record& r = agenda_.push(now_ + f.after, record::kind::fail);
             r.what = event::rollout_failed(t);
             r.life = w.life;
         }
@@ -499,45 +370,39 @@ private:
     }
 
     void score(const action& a) {
-        const auto tickets = actions_.of(a);
+        const auto tickets = work_.actions().of(a);
         const double seconds = model_.teacher(a.job, a.worker, tickets);
-        call(stage::teacher, a, seconds, fault_of_teacher(a.job, a.worker));
+        call(stage::teacher, a, seconds, detail::fault_of_teacher(model_, a.job, a.worker));
     }
     void train(const action& a) {
-        const auto tickets = actions_.of(a);
+        const auto tickets = work_.actions().of(a);
         const double seconds = model_.learner(a.job, weights{a.version, a.from}, tickets);
-        call(stage::learner, a, seconds, fault_of_learner(a.job));
+        call(stage::learner, a, seconds, detail::fault_of_learner(model_, a.job));
     }
     void call(stage s, const action& a, double seconds, const fault& f) {
         worker& w = of(s, a.worker);
         check_seconds(seconds, name_of(s));
         if (!w.up || w.silent) return;
-        begin(s, a.worker);
+        workers_.begin(s, a.worker, now_);
         may_die(f, s, a.worker);
         if (f.what == fault::kind::hang) return;
         const bool bad = f.what == fault::kind::fail;
-        record& r = push(now_ + (bad ? f.after : seconds), record::kind::job_end);
+        record& r = agenda_.push(now_ + (bad ? f.after : seconds), record::kind::job_end);
         r.what = event::of(event::kind::scored);
         r.what.stage = s, r.what.worker = a.worker, r.what.job = a.job;
         r.bad = bad;
         r.wrong = f;
         r.life = w.life;
-        if (vacant_jobs_.empty()) {
-            vacant_jobs_.push_back(static_cast<std::uint32_t>(jobs_.size()));
-            jobs_.emplace_back();
-        }
-        r.job = vacant_jobs_.back();
-        vacant_jobs_.pop_back();
-        jobs_[r.job].from = {a.version, a.from};
-        const auto tickets = actions_.of(a);
-        jobs_[r.job].tickets.assign(tickets.begin(), tickets.end());
+        detail::agenda::job& j = agenda_.begin_job(r);
+        j.from = {a.version, a.from};
+        const auto tickets = work_.actions().of(a);
+        j.tickets.assign(tickets.begin(), tickets.end());
     }
     bool job_end(const record& r) {
-        vacant_jobs_.push_back(r.job); // nothing takes it before this event is over
-        const job& j = jobs_[r.job];
+        const detail::agenda::job& j = agenda_.end_job(r); // nothing takes its place before this event is over
         const std::int32_t number = r.what.worker;
         if (!alive(of(r.what.stage, number), r.life)) return false;
-        end(r.what.stage, number);
+        workers_.end(r.what.stage, number, now_);
         event answer;
         bool bad = r.bad, some = false;
         index_t updates = 1;
@@ -596,7 +461,7 @@ private:
         }
         w.told = v;
         if (std::exchange(w.asked, true)) return;
-        const fault f = fault_of_sync(number, v, w.life);
+        const fault f = detail::fault_of_sync(model_, number, v, w.life);
         const double seconds =
             model_.sync(number, v) + (f.what == fault::kind::late || f.what == fault::kind::fail ? f.after : 0);
         check_seconds(seconds, "sync");
@@ -606,14 +471,14 @@ private:
         if constexpr (requires { w.engine->until_settled(); })
             begin = std::max(begin, now_ + w.engine->until_settled());
         if (begin > now_) {
-            record& r = push(begin, record::kind::sync_begin);
+            record& r = agenda_.push(begin, record::kind::sync_begin);
             r.what = event::synced(number, v.job);
             r.life = w.life;
         } else {
             w.installing = true;
         }
         if (f.what == fault::kind::hang) return; // it stands still from here on
-        record& r = push(begin + seconds, record::kind::sync_end);
+        record& r = agenda_.push(begin + seconds, record::kind::sync_end);
         r.what = event::synced(number, v.job).of_life(w.life);
         r.life = w.life;
         r.wrong = f;
@@ -625,7 +490,7 @@ private:
         if (!alive(w, r.life)) return false;
         event answer = event::synced(number, w.told.job).of_life(w.life);
         if (r.wrong.what == fault::kind::twice) {
-            record& again = push(now_ + r.wrong.after, record::kind::sync_answer);
+            record& again = agenda_.push(now_ + r.wrong.after, record::kind::sync_answer);
             again.what = answer;
             again.life = r.life;
         }
@@ -645,7 +510,7 @@ private:
         worker& w = of(s, number);
         if (!w.up) return;
         const double after = w.silent ? w.back : forever;
-        take_down(s, number);
+        workers_.take_down(s, number, now_);
         double back = after;
         if constexpr (requires { model_.recovery(s, number, w.life); })
             back = std::min(back, static_cast<double>(model_.recovery(s, number, w.life)));
@@ -654,57 +519,9 @@ private:
 
     // --- workers
 
-    static constexpr std::int32_t most_workers = 1 << 18; // of a snapshot; likewise their slots
-    static constexpr std::int32_t as_before = -1;         // slots of a worker that is back: those it was given last
-
-    worker& of(stage s, std::int32_t number) {
-        auto& all = workers_[static_cast<std::size_t>(s)];
-        if (number < 0) throw invalid_input("worker", "must not be negative");
-        if (static_cast<std::size_t>(number) >= all.size()) all.resize(static_cast<std::size_t>(number) + 1);
-        return all[static_cast<std::size_t>(number)];
-    }
-    bool is_up(stage s, std::int32_t number) const {
-        const auto& all = workers_[static_cast<std::size_t>(s)];
-        return number >= 0 && static_cast<std::size_t>(number) < all.size() && all[static_cast<std::size_t>(number)].up;
-    }
-    static bool alive(const worker& w, std::uint32_t life) { return w.up && !w.silent && w.life == life; }
-
-    void come(const event& e) {
-        worker& w = of(e.stage, e.worker);
-        w.slots = e.slots;
-        if (w.up) return;
-        w.up = true;
-        w.silent = false;
-        ++w.life;
-        w.asked = w.installing = w.superseded = false;
-        w.since = now_;
-        w.hung.clear();
-        if (e.stage == stage::rollout) w.engine.emplace(model_.rollout(e.worker));
-        if constexpr (requires(Observer & o) { o.up(e.stage, e.worker, now_); })
-            if (observer_) observer_->up(e.stage, e.worker, now_);
-    }
-    void take_down(stage s, std::int32_t number) {
-        silence(s, number);
-        worker& w = of(s, number);
-        w.up = w.silent = false;
-        w.engine.reset();
-        if constexpr (requires(Observer & o) { o.down(s, number, now_); })
-            if (observer_) observer_->down(s, number, now_);
-    }
-    // It does nothing any more.
-    void silence(stage s, std::int32_t number) {
-        worker& w = of(s, number);
-        if (s == stage::rollout) {
-            wake(number, forever);
-            if (w.doing != activity::none) end(s, number, w.doing);
-        }
-        w.silent = true;
-        w.doing = activity::none;
-        w.hung.clear();
-    }
     void may_die(const fault& f, stage s, std::int32_t number) {
         if (f.what != fault::kind::death && f.what != fault::kind::silence) return;
-        record& r = push(now_ + f.after, record::kind::death);
+        record& r = agenda_.push(now_ + f.after, record::kind::death);
         r.what = event::down(s, number);
         r.bad = f.what == fault::kind::silence;
         r.back = f.back;
@@ -731,7 +548,7 @@ private:
     void advance(std::int32_t number, double dt) {
         const auto finished = [this](const ticket& t, const token_versions& v, auto&&... made) {
             hand_over(model_, t, v, std::forward<decltype(made)>(made)...);
-            const fault f = fault_of_rollout(t);
+            const fault f = detail::fault_of_rollout(model_, t);
             reply(f.what == fault::kind::late ? now_ + f.after : now_, event::rolled_out(t, v));
             if (f.what == fault::kind::twice) reply(now_ + f.after, event::rolled_out(t, v));
         };
@@ -746,65 +563,8 @@ private:
         if constexpr (sizeof...(made) > 0 || requires { model.rolled(t, v); })
             model.rolled(t, v, std::forward<Payload>(made)...);
     }
-    // Enters when it will next report, and whether it is busy.
-    void settle(std::int32_t number) {
-        worker& w = of(stage::rollout, number);
-        if (!w.up || w.silent) return;
-        wake(number, w.installing ? forever : static_cast<double>(w.engine->next()));
-        activity doing = !w.installing && w.engine->running() > 0 ? activity::work : activity::none;
-        if constexpr (requires { w.engine->sparing(); })
-            if (!w.installing && w.engine->sparing()) doing = activity::spare;
-        if (doing == w.doing) return;
-        if (w.doing != activity::none) end(stage::rollout, number, w.doing);
-        w.doing = doing;
-        if (doing != activity::none) begin(stage::rollout, number, doing);
-    }
-    void wake(std::int32_t number, double seconds) {
-        worker& w = of(stage::rollout, number);
-        if (seconds < forever)
-            wakes_.set(number, {now_ + seconds, next_number_++});
-        else
-            wakes_.remove(number);
-        count_spare(w, seconds < forever);
-    }
-    void count_spare(worker& w, bool woken) {
-        bool spares = false;
-        if constexpr (requires { w.engine->spares(); }) spares = woken && w.engine->spares();
-        spare_wakes_ += static_cast<index_t>(spares) - static_cast<index_t>(std::exchange(w.spares, spares));
-    }
-    void begin(stage s, std::int32_t number, activity what = activity::work) {
-        if constexpr (requires(Observer & o) { o.begin(s, number, now_, what); }) {
-            if (observer_) observer_->begin(s, number, now_, what);
-        } else if constexpr (requires(Observer & o) { o.begin(s, number, now_); }) {
-            if (observer_ && what == activity::work) observer_->begin(s, number, now_);
-        }
-    }
-    void end(stage s, std::int32_t number, activity what = activity::work) {
-        if constexpr (requires(Observer & o) { o.end(s, number, now_, what); }) {
-            if (observer_) observer_->end(s, number, now_, what);
-        } else if constexpr (requires(Observer & o) { o.end(s, number, now_); }) {
-            if (observer_ && what == activity::work) observer_->end(s, number, now_);
-        }
-    }
+    void settle(std::int32_t number) { workers_.settle(number, now_, agenda_.next_number); }
 
-    // --- the model's faults, if it has any
-
-    fault fault_of_rollout(const ticket& t) const {
-        if constexpr (requires { model_.rollout_fault(t); }) return model_.rollout_fault(t);
-        return {};
-    }
-    fault fault_of_teacher(std::uint64_t j, std::int32_t w) const {
-        if constexpr (requires { model_.teacher_fault(j, w); }) return model_.teacher_fault(j, w);
-        return {};
-    }
-    fault fault_of_learner(std::uint64_t j) const {
-        if constexpr (requires { model_.learner_fault(j); }) return model_.learner_fault(j);
-        return {};
-    }
-    fault fault_of_sync(std::int32_t w, const weights& v, std::uint32_t life) const {
-        if constexpr (requires { model_.sync_fault(w, v, life); }) return model_.sync_fault(w, v, life);
-        return {};
-    }
     static void check_seconds(double seconds, const char* what) {
         if (!(seconds >= 0 && seconds < forever))
             throw invalid_input(what, "takes " + std::to_string(seconds) + " seconds; must be finite and at least 0");
@@ -812,57 +572,19 @@ private:
 
     template <class A>
     void fields(A& a) {
-        a(now_, next_number_, events_);
-        detail::list_fields(a, heap_, [&](entry& e) {
-            if constexpr (A::reading) e.at = static_cast<std::uint32_t>(records_.size()), records_.emplace_back();
-            record& r = records_[e.at];
-            a(e.when, r);
-            r.when = e.when.time;
-            if (r.is != record::kind::job_end) return;
-            if constexpr (A::reading) r.job = static_cast<std::uint32_t>(jobs_.size()), jobs_.emplace_back();
-            a(jobs_[r.job]);
-        });
-        for (int s = 0; s < stage_count; ++s) {
-            std::int32_t number = 0;
-            detail::list_fields(a, workers_[static_cast<std::size_t>(s)], [&](worker& w) {
-                const std::int32_t i = number++;
-                a(w.up, w.silent, w.doing, w.life, w.slots, w.asked, w.installing, w.superseded, w.told, w.since,
-                  w.back);
-                a(w.hung);
-                detail::needs(w.slots >= 0 && w.slots < most_workers, "a worker's count is none");
-                if (!w.up || static_cast<stage>(s) != stage::rollout) return;
-                const detail::moment* known = wakes_.find(i);
-                detail::moment wake = known ? *known : detail::moment{};
-                a(wake);
-                if constexpr (A::reading) {
-                    if (!w.silent && wake.time < forever) wakes_.set(i, wake);
-                    w.engine.emplace(model_.rollout(i));
-                }
-                if constexpr (requires { w.engine->fields(a); })
-                    w.engine->fields(a);
-                else
-                    throw std::logic_error("opd: this rollout worker has no fields(): its driver has no snapshots");
-                if constexpr (A::reading) count_spare(w, wakes_.find(i) != nullptr);
-            });
-        }
+        a(now_, agenda_.next_number, events_, agenda_);
+        workers_.fields(a, [this](std::int32_t w) { return model_.rollout(w); });
         if constexpr (requires { model_.fields(a); }) model_.fields(a);
     }
 
-    Scheduler scheduler_;
+    dispatcher<no_payloads, Scheduler> work_;
     Model model_;
-    Observer* observer_;
     double now_ = 0;
-    std::uint64_t next_number_ = 0, events_ = 0;
-    std::vector<entry> heap_;
-    std::vector<record> records_;
-    std::vector<std::uint32_t> vacant_;
-    detail::indexed_heap<detail::moment> wakes_;
-    index_t spare_wakes_ = 0; // of those
-    std::vector<job> jobs_;   // calls that run
-    std::vector<std::uint32_t> vacant_jobs_;
-    std::array<std::vector<worker>, stage_count> workers_;
+    std::uint64_t events_ = 0;
+    detail::agenda agenda_;
+    staff workers_;
     std::exception_ptr first_exception_;
-    actions actions_; // of the event in hand, as are:
+    // of the event in hand:
     std::vector<ticket> part_;
     std::vector<std::int32_t> touched_;
 };

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // What a worker does with its messages, whoever carries them: a thread's mailbox (thread_driver.hpp), virtual time
-// (timed_stages.hpp) or, between processes, a socket. A worker receives commands, calls its stage and sends replies; it knows
-// nothing of the scheduler, and the scheduler nothing of stages.
+// (timed_stages.hpp) or, between processes, a socket. A worker receives commands, calls its stage and sends replies;
+// it knows nothing of the scheduler, and the scheduler nothing of stages.
 //
 //   command                                        replies
 //   begin{life, slots}     forget all, be up       worker_up, of this life
 //   start{ticket, prefix}                          rolled_out{ticket, sequence} in time, or rollout_failed
 //   abort{ticket}                                  aborted, unless the ticket was answered already
 //   park{ticket}                                   parked{ticket, sequence}, likewise
-//   spare{stop}                                    rollout, with nothing to run: spare quanta until something else is asked;
-//                                                  none, but `spared` when there is nothing more to do
-//   install{weights}                               synced{job, prefixes if they are wanted}, unless it is superseded before its
-//                                                  turn; what it throws ends the life
+//   spare{stop}                                    rollout, with nothing to run: spare quanta until something else
+//                                                  is asked; none, but `spared` when there is nothing more to do
+//   install{weights}                               synced{job, prefixes if they are wanted}, unless it is superseded
+//                                                  before its turn; what it throws ends the life
 //   score{job, sequences}                          scored{job, scores}, score_failed
 //   train{call, batch}                             learned{job}, learn_failed
 //   hook{function}         learner: between calls  none, but for what it throws
 //   halt                                           the last one
 //
-// Commands of another life than the present are ignored, and so are weights of a lower job than those that were installed: they
-// may come late. A worker goes to the newest weights: those that are superseded before their turn are not installed. Once it has
-// installed some, it drops what it was told meanwhile, and the scheduler, which hears that, tells it again or has it wait; of
-// what it was told twice it installs the first and answers both. Weights that cannot be installed are passed over if others have
-// been asked for meanwhile: those may be gone when it gets to them. A reply is an event of the scheduler, with its payload beside
-// it and the exception that a stage threw.
+// Commands of another life than the present are ignored, and so are weights of a lower job than those that were
+// installed: they may come late. A worker goes to the newest weights: those that are superseded before their turn are
+// not installed. Once it has installed some, it drops what it was told meanwhile, and the scheduler, which hears
+// that, tells it again or has it wait; of what it was told twice it installs the first and answers both. Weights that
+// cannot be installed are passed over if others have been asked for meanwhile: those may be gone when it gets to
+// them. A reply is an event of the scheduler, with its payload beside it and the exception that a stage threw.
 //
-//   Channel   bool receive(std::vector<command>& out, bool wait)   appends what has come; waits for something if told to
+//   Channel   bool receive(std::vector<command>& out, bool wait)   appends what has come; waits for something if told
 //             void send(reply)
 #pragma once
 
@@ -43,64 +43,11 @@
 
 #include "opd/error.hpp"
 #include "opd/sched/archive.hpp"
+#include "opd/sched/commands.hpp"
 #include "opd/sched/events.hpp"
 #include "opd/sched/stages.hpp"
 
 namespace opd::sched {
-
-template <class Rolled, class Scored>
-struct worker_command {
-    enum class kind : std::uint8_t { begin, start, abort, park, spare, install, score, train, hook, halt };
-    friend constexpr kind last_of(kind) { return kind::halt; }
-    kind what = kind::halt;
-    incarnation_t life = 0;
-    std::stop_token stop = {};                                 ///< begin: of all calls of this life; spare: of those
-    std::int32_t slots = 1;                                    ///< begin
-    sched::ticket ticket = {};                                 ///< start, abort, park
-    std::shared_ptr<const Rolled> prefix = {};                 ///< start
-    sched::weights weights = {};                               ///< install
-    bool exports = false;                                      ///< install
-    std::uint64_t job = 0;                                     ///< score
-    std::vector<sched::ticket> tickets = {};                   ///< score
-    std::vector<std::shared_ptr<const Rolled>> sequences = {}; ///< score, as tickets
-    train_call call = {};                                      ///< train
-    std::vector<sequence_view<Rolled, Scored>> batch = {};     ///< train
-    std::function<void()> hook = {};
-};
-
-template <class Rolled, class Scored>
-struct worker_reply {
-    event what;                                             ///< tick: none, there is but an exception
-    std::shared_ptr<const Rolled> sequence = {};            ///< rolled_out, parked
-    std::vector<partial_rollout<Rolled>> prefixes = {};     ///< synced
-    std::vector<sched::ticket> tickets = {};                ///< scored: those that have a score
-    std::vector<std::shared_ptr<const Scored>> scores = {}; ///< as tickets
-    std::exception_ptr failed = {};                         ///< what the stage threw
-    bool of_hook = false;                                   ///< which threw it
-    bool spared = false;                                    ///< it has no spare work left
-};
-
-namespace detail {
-/// What a message carries, null or not, in an archive.
-template <class A, class T>
-void payload_fields(A& a, std::shared_ptr<const T>& p) {
-    bool there = p != nullptr;
-    a(there);
-    if constexpr (lists_fields<T, A>) {
-        if (!there) {
-            p = nullptr;
-            return;
-        }
-        if constexpr (A::reading) {
-            auto read = std::make_shared<T>();
-            a(*read);
-            p = std::move(read);
-        } else {
-            a(*p);
-        }
-    }
-}
-} // namespace detail
 
 /// Rollout. obey() and step() are called when there are commands, and when something runs.
 template <rollout_stage Stage, class Scored>
@@ -121,13 +68,13 @@ public:
     void fields(A& a) {
         a(life_, installed_, whole_, has_, running_);
         detail::list_fields(a, out_, [&](finished_rollout<rolled_type>& f) {
-            a(f.ticket, f.versions, f.parked);
-            detail::payload_fields(a, f.sequence);
+            a(f);
             detail::needs(f.sequence || (f.parked && f.versions.tokens == 0), "what is finished has no payload");
         });
     }
 
-    /// `mail` is of what has come since: `others()`, whether it has other weights or another life; `drop()` drops other weights.
+    /// `mail` is of what has come since: `others()`, whether it has other weights or another life; `drop()` drops
+    /// other weights.
     template <class Send, class Mail>
     void obey(command& c, Send&& send, Mail&& mail) {
         using kind = typename command::kind;
