@@ -66,8 +66,7 @@ struct kept_set_rows {
     OPD_HD auto slots_at(index_t row) const { return kept_set_of(teacher, row); }
     OPD_HD index_t width() const { return widest; }
 
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<gather>(*this);
         team.template fold<normalise_kept_set>(*this);
         team.template each<take_tokens>(*this);
@@ -80,8 +79,7 @@ struct kept_set_rows {
 
     /// The set's logits; whether its ids ascend and are ids.
     struct gather : finds_bad {
-        template <class At>
-        OPD_HD static int part(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static int part(const kept_set_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             const auto set = k.set(st);
             if (set.count < 1 || set.count > k.widest) return 1;
@@ -120,8 +118,7 @@ struct kept_set_rows {
     };
     /// The cache's slots as entries; id -1: unused, below: out of range or outside the set.
     struct take_tokens : if_good {
-        template <class At>
-        OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const kept_set_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             for (index_t j = at.id; j < k.slots(); j += at.count) {
                 sampled_entry x = gathered(logits_of_set{k, st}, {st.row}, k.teacher, k.frame.env.frozen, j, k.vocab,
@@ -147,8 +144,7 @@ struct kept_set_rows {
     };
     /// The student's entropy on the set, where env.measure asks.
     struct measure : measure_entropies<void, double, false> {
-        template <class At>
-        OPD_HD static entropy_sums part(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static entropy_sums part(const kept_set_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             const index_t n = k.set(st).count;
             entropy_sums sum;
@@ -160,8 +156,7 @@ struct kept_set_rows {
         }
     };
     struct clear {
-        template <class At>
-        OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const kept_set_rows& k, const state_type& st, auto at) {
             if constexpr (makes_ids<Student>)
                 k.student.clear(st.row, k.set(st));
             else
@@ -172,8 +167,7 @@ struct kept_set_rows {
         OPD_HD static bool due(const kept_set_rows& k, const state_type& st) {
             return st.live && k.student.has_gradient();
         }
-        template <class At>
-        OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const kept_set_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             const auto set = k.set(st);
             const double g = st.factor * k.inv_s;
@@ -228,16 +222,14 @@ struct kept_logp_rows {
             return job.z(st.row, of[j]);
     }
     OPD_HD double set_logit(const state_type& st, index_t j) const { return load_log(logit_at(st, set(st), j)); }
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<check>(*this);
         team.template fold<normalise_kept_set>(*this);
         team.template fold<store>(*this);
     }
 
     struct check : finds_bad {
-        template <class At>
-        OPD_HD static int part(const kept_logp_rows& k, const state_type& st, At at) {
+        OPD_HD static int part(const kept_logp_rows& k, const state_type& st, auto at) {
             const auto set = k.set(st);
             int bad = set.count < 1;
             if constexpr (makes) {
@@ -258,8 +250,7 @@ struct kept_logp_rows {
             index_t outside = 0;
             int bad = 0;
         };
-        template <class At>
-        OPD_HD static counts part(const kept_logp_rows& k, const state_type& st, At at) {
+        OPD_HD static counts part(const kept_logp_rows& k, const state_type& st, auto at) {
             const auto set = k.set(st);
             counts out;
             for (index_t j = at.id; j < k.job.cache.ids.cols; j += at.count) {
