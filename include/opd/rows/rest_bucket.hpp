@@ -48,15 +48,15 @@ struct rest_bucket {
     /// Of one side: what lies beyond as one logit.
     template <bool Students>
     struct sweep_beyond : if_good {
+        OPD_HD static const auto& side_of(const auto& k) {
+            if constexpr (Students)
+                return k.student;
+            else
+                return k.teacher;
+        }
         template <class Rows, class At>
         OPD_HD OPD_INLINE static row_sweep part(const Rows& k, const bucket_state& st, At at) {
-            const auto& side = [&]() -> const auto& {
-                if constexpr (Students)
-                    return k.student;
-                else
-                    return k.teacher;
-            }
-            ();
+            const auto& side = side_of(k);
             using T = typename std::remove_cvref_t<decltype(side)>::logit_type;
             const row_tile<T, T, T> t{side.tile({st.row}, 0) + k.vocab, nullptr, nullptr, 0, side.vocab() - k.vocab};
             row_sweep p = row_sweep::begin(Students ? k.inv_s : k.inv_t, 1, 1, false);
