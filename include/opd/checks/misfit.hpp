@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Sentences for arguments that no form of a source takes. OPD_MISFIT gives a source, beside its deduction guides, one for
-// arguments that are no views: it deduces source<misfit<arguments...>>, which takes anything, says in one sentence what is
-// wrong, and is passed over by evaluate.
+// Sentences for arguments that no form of a source takes. OPD_MISFIT gives a source, beside its deduction guides,
+// one for arguments that are no views: the guide deduces source<misfit<arguments...>>, which takes anything, says in
+// one sentence what is wrong, and is passed over by evaluate.
 #pragma once
 
 #include <type_traits>

@@ -91,8 +91,7 @@ struct formula_functions {
                 *static_cast<const Program*>(c.program), c.vocab};
     }
     /// visit(phase) with the phase of dense_rows that this is, if the divergence has it.
-    template <class Visit>
-    static void visit(dense_phase phase, Visit&& v) {
+    static void visit(dense_phase phase, auto&& v) {
         switch (phase) {
         case dense_phase::sweep:
             return v(typename rows::sweep{}, row_sweep{});
@@ -122,8 +121,7 @@ struct formula_functions {
         if constexpr (fits) new (c.storage) rows(rows_of(c));
     }
     /// body(rows) with the rows that `begin` made, or with new ones where a divergence is larger than their place.
-    template <class Body>
-    static auto with(const dense_call& c, Body&& body) {
+    static auto with(const dense_call& c, auto&& body) {
         if constexpr (fits)
             return body(*std::launder(reinterpret_cast<const rows*>(c.storage)));
         else
@@ -233,8 +231,7 @@ struct dense_machine {
     }
     bool live(const state_type& st) const { return st.kept && !st.report.bad && st.next != row_step::write_zero; }
 
-    template <class Team>
-    void row(Team& team) const {
+    void row(auto& team) const {
         team.template fold<sweep>(*this);
         team.template fold<find_position>(*this);
         const bool mixes = formula.functions->mix != nullptr;

@@ -12,7 +12,9 @@
 #include "opd/checks/spans.hpp"
 #include "opd/config.hpp"
 #include "opd/error.hpp"
+#include "opd/evaluate.hpp"
 #include "opd/source.hpp"
+#include "opd/teacher.hpp"
 #include "opd/view.hpp"
 
 namespace opd::detail {

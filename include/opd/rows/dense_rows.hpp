@@ -14,9 +14,9 @@
 //   measure     entropies and overlap, where env.measure or a selector asks                   1 read
 //   write       the gradient                                                                  1 read, 1 write
 //
-// An Engine (lane_engine.hpp, thread_engine.hpp) does what is V-sized but for the careful passes: sweep, terms, refine and the
-// gradient of each kind. A Bucket is one entry more that a row has behind those of its tiles, in every sum: rest_bucket.hpp has
-// the one there is, `no_bucket` is what other rows have.
+// An Engine (lane_engine.hpp, thread_engine.hpp) does what is V-sized but for the careful passes: sweep, terms, refine
+// and the gradient of each kind. A Bucket is one entry more, behind those of the tiles, in every sum: rest_bucket.hpp
+// has the only one; all other rows have `no_bucket`.
 #pragma once
 
 #include <cmath>
@@ -68,17 +68,13 @@ struct dense_state : selecting_state {
 /// No entry behind those of the tiles.
 struct no_bucket {
     using state_type = dense_state;
-    template <class Rows, class Team>
-    OPD_HD OPD_INLINE static void sweep(const Rows&, Team&) {}
-    template <class Rows, class Sums>
-    OPD_HD OPD_INLINE static void add(const Rows&, const dense_state&, const Sums&) {}
+    OPD_HD OPD_INLINE static void sweep(const auto&, auto&) {}
+    OPD_HD OPD_INLINE static void add(const auto&, const dense_state&, const auto&) {}
     OPD_HD OPD_INLINE static bool outweighs(const dense_state&) { return false; }
     OPD_HD OPD_INLINE static double lse(const dense_state& st) { return st.swept.sums.lse(); }
-    template <class Rows>
-    OPD_HD OPD_INLINE static void add_to_normalisers(const Rows&, const dense_state&) {}
+    OPD_HD OPD_INLINE static void add_to_normalisers(const auto&, const dense_state&) {}
     OPD_HD OPD_INLINE static void raise_top(const dense_state&, double&, double&) {}
-    template <class Rows, class Team>
-    OPD_HD OPD_INLINE static void settle(const Rows&, Team&) {}
+    OPD_HD OPD_INLINE static void settle(const auto&, auto&) {}
     template <class Rows, class Team>
     OPD_HD OPD_INLINE static void pull_back(const Rows& k, Team& team) {
         team.template each<clear_rest<Rows>>(k);
@@ -165,13 +161,11 @@ struct dense_rows {
         return {st.swept.sums, program_of(st), st.raised, exponent()};
     }
 
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         value(team);
         gradient(team);
     }
-    template <class Team>
-    OPD_HD OPD_INLINE void value(Team& team) const {
+    OPD_HD OPD_INLINE void value(auto& team) const {
         Bucket::sweep(*this, team);
         team.template fold<sweep>(*this);
         if constexpr (has_selector<Program>) team.template fold<find_position>(*this);
@@ -190,8 +184,7 @@ struct dense_rows {
         if constexpr (has_selector<Program>) team.template each<select>(*this);
         Bucket::settle(*this, team);
     }
-    template <class Team>
-    OPD_HD OPD_INLINE void gradient(Team& team) const {
+    OPD_HD OPD_INLINE void gradient(auto& team) const {
         team.template each<write>(*this);
         team.template each<zero_tiles<dense_rows>>(*this);
         Bucket::pull_back(*this, team);
@@ -207,9 +200,8 @@ struct dense_rows {
             const bool phi_power = k.student.has_gradient() ? need.phi_power : need_for_value.phi_power;
             return row_sweep::begin(k.inv_s, k.inv_t, k.exponent(), phi_power);
         }
-        template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type&, row_sweep& p, const tile_type& t,
-                                           At at) {
+                                           auto at) {
             if (k.student.has_gradient())
                 Engine::template sweep<F, true, need>(p, t, at);
             else
@@ -328,9 +320,8 @@ struct dense_rows {
         OPD_HD static bool due(const dense_rows&, const state_type& st) {
             return st.next == row_step::terms || st.next == row_step::entrywise;
         }
-        template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, overlap_sums& p,
-                                           const tile_type& t, At at) {
+                                           const tile_type& t, auto at) {
             Engine::overlap(k, st, p, t, at);
         }
         OPD_HD static void finish(const dense_rows& k, state_type& st, overlap_sums all) {
@@ -344,9 +335,8 @@ struct dense_rows {
 
     struct terms : sums_over_tiles<terms, two_sums, true> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::terms; }
-        template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t,
-                                           At at) {
+                                           auto at) {
             Engine::terms(k, st, p, t, at);
         }
         OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
@@ -357,9 +347,8 @@ struct dense_rows {
 
     struct entrywise_terms : sums_over_tiles<entrywise_terms, entrywise_sums, true> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::entrywise; }
-        template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, entrywise_sums& p,
-                                           const tile_type& t, At at) {
+                                           const tile_type& t, auto at) {
             Engine::entrywise_terms(k, st, p, t, at);
         }
         OPD_HD static void finish(const dense_rows& k, state_type& st, entrywise_sums all) {
@@ -374,9 +363,8 @@ struct dense_rows {
     /// The value as a sum of terms of which none is negative, log p - log q in double but for the normalisers.
     struct refine : sums_over_tiles<refine, double, true> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::refine; }
-        template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, double& p, const tile_type& t,
-                                           At at) {
+                                           auto at) {
             Engine::refine(k, st, p, t, at);
         }
         OPD_HD static void finish(const dense_rows& k, state_type& st, double all) {
@@ -396,8 +384,7 @@ struct dense_rows {
     // --- the row in float64, entry by entry -----------------------------------------------------------------------------
 
     /// Up to 1e30, as the sweep saw it; a mask is -inf.
-    template <class T>
-    OPD_HD static double within(const T& stored) {
+    OPD_HD static double within(const auto& stored) {
         const double x = load_log(stored);
         constexpr double most = double(typename F::value_type(1e30));
         return x > most ? most : x;
@@ -405,10 +392,9 @@ struct dense_rows {
 
     struct careful_normalisers : sums_over_tiles<careful_normalisers, two_sums, false> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
-        template <class At>
-        OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, At at) {
+        OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, auto at) {
             for (index_t i = at.id; i < t.count; i += at.count) {
-                const double z = within<Z>(t.z[i]), y = within<Y>(t.y[i]);
+                const double z = within(t.z[i]), y = within(t.y[i]);
                 p.a += is_neg_inf(z) ? 0 : ::exp((z - st.swept.sums.z_s) * k.inv_s);
                 p.b += is_neg_inf(y) ? 0 : ::exp((y - st.swept.sums.y_t) * k.inv_t);
             }
@@ -417,7 +403,9 @@ struct dense_rows {
             st.log_z = k.frame.env.given_lse.empty() ? ::log(all.a) : ::log1p(st.swept.sums.student_mass);
             st.log_y = ::log(all.b);
             Bucket::add_to_normalisers(k, st);
-            k.find_careful_constants(st);
+            double z = st.swept.sums.z_s, y = st.top_y <= -1e30 ? neg_inf<double>() : st.top_y; // as the sweep has it
+            Bucket::raise_top(st, z, y);
+            st.careful = careful_constants(k.program_of(st), k.careful_entry(st, z, y, false, 0), k.exponent());
         }
     };
 
@@ -425,11 +413,10 @@ struct dense_rows {
     /// gradient 0: what either side lacks is a logit of -inf.
     struct careful_overlap : sums_over_tiles<careful_overlap, log_sum_of_any, false> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
-        template <class At>
         OPD_HD static void tile(const dense_rows& k, const state_type& st, log_sum_of_any& p, const tile_type& t,
-                                At at) {
+                                auto at) {
             for (index_t i = at.id; i < t.count; i += at.count)
-                p.add(k.careful_log_min(st, within<Z>(t.z[i]), within<Y>(t.y[i])));
+                p.add(k.careful_log_min(st, within(t.z[i]), within(t.y[i])));
         }
         OPD_HD static void finish(const dense_rows& k, state_type& st, log_sum_of_any all) {
             Bucket::add(k, st, all);
@@ -450,21 +437,14 @@ struct dense_rows {
         return lp < lq ? lp : lq;
     }
 
-    OPD_HD void find_careful_constants(state_type& st) const {
-        double z = st.swept.sums.z_s, y = st.top_y <= -1e30 ? neg_inf<double>() : st.top_y; // as the sweep has it
-        Bucket::raise_top(st, z, y);
-        st.careful = careful_constants(program_of(st), careful_entry(st, z, y, false, 0), exponent());
-    }
-
     struct careful_terms : sums_over_tiles<careful_terms, two_sums, false> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
-        template <class At>
-        OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, At at) {
+        OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, auto at) {
             const row_constants<D> row = st.careful;
             const auto& formula = k.program_of(st);
             double loss = p.a, c = p.b;
             for (index_t i = at.id; i < t.count; i += at.count) {
-                const double z = within<Z>(t.z[i]), y = within<Y>(t.y[i]);
+                const double z = within(t.z[i]), y = within(t.y[i]);
                 loss += pin(formula.term(row, k.careful_entry(st, z, y, true, row.d_star.v)).v);
                 c += pin(formula.c(row, k.careful_entry(st, z, y, false, row.d_star.v)).v);
             }
@@ -501,13 +481,12 @@ struct dense_rows {
         e.delta = D(lp - lq - d_star);
         return e;
     }
-    template <class At>
-    OPD_HD void careful_gradient(const state_type& st, const tile_type& t, At at) const {
+    OPD_HD void careful_gradient(const state_type& st, const tile_type& t, auto at) const {
         const row_constants<D> row = st.careful;
         const float beta = frame.env.beta;
         const auto& formula = program_of(st);
         for (index_t i = at.id; i < t.count; i += at.count) {
-            const dense_entry<D> e = careful_entry(st, within<Z>(t.z[i]), within<Y>(t.y[i]), false, row.d_star.v);
+            const dense_entry<D> e = careful_entry(st, within(t.z[i]), within(t.y[i]), false, row.d_star.v);
             const double g = st.factor * inv_s * (formula.c(row, e).v - e.p.v * st.sum_c);
             const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(t.dz[i]));
             t.dz[i] = element<G>::store(static_cast<arithmetic_t<G>>(old + g));
@@ -518,8 +497,7 @@ struct dense_rows {
         OPD_HD static bool due(const dense_rows& k, const state_type& st) {
             return k.student.has_gradient() && k.live(st);
         }
-        template <class At>
-        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, const tile_type& t, At at) {
+        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, const tile_type& t, auto at) {
             if (st.next == row_step::write)
                 Engine::gradient(k, st, t, at);
             else if (st.next == row_step::write_entrywise)
@@ -528,8 +506,7 @@ struct dense_rows {
                 k.careful_gradient(st, t, at);
         }
         /// Of a team that has lost what `terms` left in its scratch: that again.
-        template <class At>
-        OPD_HD static void restore(const dense_rows& k, const state_type& st, At at) {
+        OPD_HD static void restore(const dense_rows& k, const state_type& st, auto at) {
             if constexpr (!single_sweep)
                 if (st.next == row_step::write) (void)terms::part(k, st, at);
         }

@@ -47,20 +47,17 @@ struct filtering {
         OPD_HD static bool due(const Rows& k, const leaf_state& st) {
             return st.good() && k.filter_of().top_k > 0 && k.filter_of().top_k < k.vocab;
         }
-        template <class At>
-        OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
+        OPD_HD static void run(const Rows& k, leaf_state& st, auto at) {
             Leaves::top_cut(k, st, k.filter_of().top_k, at);
         }
     };
     struct cut_top_p {
         OPD_HD static bool due(const Rows& k, const leaf_state& st) { return st.good() && k.filter_of().top_p < 1; }
-        template <class At>
-        OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
+        OPD_HD static void run(const Rows& k, leaf_state& st, auto at) {
             Leaves::share_cut(k, st, st.total * double(k.filter_of().top_p) * (1 - share_slack<Z>), at);
         }
     };
-    template <class Team>
-    OPD_HD static void run(const Rows& k, Team& team) {
+    OPD_HD static void run(const Rows& k, auto& team) {
         team.template each<cut_min_p>(k);
         team.template each<cut_top_k>(k);
         Leaves::template search<Rows>(k, team);
@@ -151,8 +148,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             return job.design.columns() - st.certain;
     }
 
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<leaf_sweep<Leaves, draw_rows>>(*this);
         if (has_uniforms()) team.template fold<check_uniforms>(*this);
         team.template each<leaf_masses<Leaves, draw_rows>>(*this);
@@ -198,8 +194,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     // --- the designs ------------------------------------------------------------------------------------------------------------
 
     struct check_uniforms : finds_bad {
-        template <class At>
-        OPD_HD static int part(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static int part(const draw_rows& k, const leaf_state& st, auto at) {
             int bad = 0;
             for (index_t j = at.id; j < k.job.keys.uniforms.cols; j += at.count) {
                 const double u = k.job.keys.uniforms(st.row, j);
@@ -209,8 +204,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         }
     };
     struct clear : if_kept {
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
+        OPD_HD static void run(const draw_rows& k, leaf_state& st, auto at) {
             const arrays a = k.at(st);
             for (index_t j = at.id; j < k.job.design.columns(); j += at.count) a.slots[j] = -1;
             if constexpr (has_certain || is_gumbel_top)
@@ -221,8 +215,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static void once(const draw_rows& k, const leaf_state& st) { k.at(st).slots[0] = st.swept.sums.s; }
     };
     struct take_best : if_good {
-        template <class At>
-        OPD_HD static scored part(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static scored part(const draw_rows& k, const leaf_state& st, auto at) {
             return Leaves::gumbel(k, st, at);
         }
         OPD_HD static scored merge(scored a, scored b) { return scored::better(a, b); }
@@ -233,8 +226,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static bool due(const draw_rows&, const leaf_state& st) {
             return st.good() && (!is_head_tail || st.tail > 0);
         }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
             const uniforms u = k.uniforms_of(st.row);
@@ -259,8 +251,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
 
     /// Ids with mass, up to one more than the budget, a thread.
     struct count_mass : if_good {
-        template <class At>
-        OPD_HD static index_t part(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static index_t part(const draw_rows& k, const leaf_state& st, auto at) {
             index_t ids = 0;
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
@@ -282,8 +273,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     };
     struct settle {
         OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.settles; }
-        template <class At>
-        OPD_HD static edge_split part(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static edge_split part(const draw_rows& k, const leaf_state& st, auto at) {
             edge_split s;
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
@@ -308,8 +298,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
 
     /// Of each leaf: how many ids are certain, and its mass without them.
     struct count_certain : if_good {
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             arrays a = k.at(st);
             double least = st.edge; // a leaf that weighs less holds none
@@ -337,8 +326,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         }
     };
     struct take_certain : if_good {
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
             for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
@@ -352,8 +340,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     };
     struct take_systematic {
         OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.tail > 0; }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
             const double u = k.uniforms_of(st.row)(0, 0);
@@ -372,8 +359,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     // Head and tail.
 
     struct begin_head : if_good {
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
+        OPD_HD static void run(const draw_rows& k, leaf_state& st, auto at) {
             if (at.id != 0) return;
             st.head = st.cut; // of the filter, until end_head
             Leaves::top_cut(k, st, k.head(), at);
@@ -405,8 +391,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         return {st.cut, 2, a.slots + a.count[l], a.slots + a.count[l + 1]};
     }
     struct weigh_rest : if_good {
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
             for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
@@ -430,8 +415,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     }
     struct take_next {
         OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.total > 0; }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
+        OPD_HD static void run(const draw_rows& k, leaf_state& st, auto at) {
             if constexpr (is_gumbel_top) {
                 if (at.id != 0) return;
                 const arrays a = k.at(st);
@@ -456,8 +440,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     /// The mass of the leaf that has lost an id; and once the last one is drawn, e^-kappa.
     struct weigh_again {
         OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.touched >= 0; }
-        template <class At>
-        OPD_HD static double part(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static double part(const draw_rows& k, const leaf_state& st, auto at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             leaf.load(st.touched, undrawn(st, k.at(st), st.touched));
             return leaf.mass(at);
@@ -478,8 +461,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     // --- what is written --------------------------------------------------------------------------------------------------------
 
     struct store : if_kept {
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {
             using Id = typename out_type::id_type;
             using L = typename out_type::log_type;
             using W = typename out_type::weight_type;
@@ -508,8 +490,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         }
     };
     struct count_kept : if_kept {
-        template <class At>
-        OPD_HD static index_t part(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static index_t part(const draw_rows& k, const leaf_state& st, auto at) {
             return st.report.bad ? 0 : Leaves::count_kept(k, st, at);
         }
         OPD_HD static index_t merge(index_t a, index_t b) { return a + b; }

@@ -37,8 +37,7 @@ struct student_sweep : over_tiles<student_sweep<Engine, Rows, Excludes>, false> 
     using state_type = typename Rows::state_type;
     OPD_HD static bool due(const Rows& k, const state_type& st) { return k.sweeps(st); }
     OPD_HD static row_sweep start(const Rows& k, const state_type&) { return row_sweep::begin(k.inv_s, 1, 1, false); }
-    template <class Tile, class At>
-    OPD_HD OPD_INLINE static void tile(const Rows&, const state_type& st, row_sweep& p, const Tile& t, At at) {
+    OPD_HD OPD_INLINE static void tile(const Rows&, const state_type& st, row_sweep& p, const auto& t, auto at) {
         using F = typename Engine::template number<typename Rows::Z>;
         if constexpr (Excludes)
             Engine::template sweep<F, false, raw_sums_needed{}>(p, t, at, st.excluded);
@@ -65,8 +64,7 @@ struct pullback {
     struct prepare {
         static constexpr bool writes_gradient = true;
         OPD_HD static bool due(const Rows& k, const state_type& st) { return st.live && k.student.has_gradient(); }
-        template <class At>
-        OPD_HD static void run(const Rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const Rows& k, const state_type& st, auto at) {
             const double g = st.factor / double(k.student.temperature);
             const float beta = k.frame.env.beta;
             entry_c* c = k.filled(st);
@@ -81,8 +79,7 @@ struct pullback {
     };
     struct rest : writes_tiles<rest> {
         OPD_HD static bool due(const Rows& k, const state_type& st) { return st.live && k.student.has_gradient(); }
-        template <class Tile, class At>
-        OPD_HD OPD_INLINE static void tile(const Rows& k, const state_type& st, const Tile& t, At at) {
+        OPD_HD OPD_INLINE static void tile(const Rows& k, const state_type& st, const auto& t, auto at) {
             const double g = st.factor / double(k.student.temperature);
             Engine::pull_back(t, st.swept.sums, g * st.share, k.frame.env.beta, at);
         }
@@ -90,8 +87,7 @@ struct pullback {
     struct scatter {
         static constexpr bool writes_gradient = true;
         OPD_HD static bool due(const Rows& k, const state_type& st) { return st.live && k.student.has_gradient(); }
-        template <class At>
-        OPD_HD static void run(const Rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const Rows& k, const state_type& st, auto at) {
             const entry_c* c = k.filled(st);
             for (index_t j = at.id; j < st.entries; j += at.count) {
                 const index_t id = own_id(k.frame, c[j].id, k.vocab);
@@ -100,8 +96,7 @@ struct pullback {
             }
         }
     };
-    template <class Team>
-    OPD_HD OPD_INLINE static void run(const Rows& k, Team& team) {
+    OPD_HD OPD_INLINE static void run(const Rows& k, auto& team) {
         team.template each<prepare>(k);
         team.template each<rest>(k);
         team.template each<scatter>(k);
@@ -150,8 +145,8 @@ struct rows_of_entries {
                 student.has_gradient() ? student.gradient_tile(of_student(st), begin) : nullptr,
                 first_id(frame) + begin, count};
     }
-    /// Whose `logit` a slot of the cache reads: the student's, unless the frame knows it from elsewhere. A phase that reads slots says
-    /// `reads_slots`.
+    /// Whose `logit` a slot of the cache reads: the student's, unless the frame knows the logit from elsewhere. A phase
+    /// that asks for it says `reads_slots`.
     OPD_HD OPD_INLINE decltype(auto) student_at(const row_state& st, index_t slot) const {
         if constexpr (requires { frame.student_at(*this, st, slot); })
             return frame.student_at(*this, st, slot);

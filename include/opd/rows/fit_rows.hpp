@@ -116,8 +116,7 @@ template <class Rows>
 struct find_unfit {
     static constexpr bool reads_gradient = true;
     OPD_HD static bool due(const Rows& k, const typename Rows::state_type& st) { return may_be_unfit(k, st); }
-    template <class At>
-    OPD_HD static int part(const Rows& k, const typename Rows::state_type& st, At at) {
+    OPD_HD static int part(const Rows& k, const typename Rows::state_type& st, auto at) {
         int found = 0;
         each_stretch(k, st, [&](const auto* dz, index_t n) { found |= holds_unfit(dz, n, k.frame.env.beta, at); });
         return found;
@@ -134,8 +133,7 @@ template <class Rows>
 struct mend_unfit {
     static constexpr bool reads_gradient = true;
     OPD_HD static bool due(const Rows&, const typename Rows::state_type& st) { return st.report.unfit; }
-    template <class At>
-    OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, At at) {
+    OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, auto at) {
         using G = typename Rows::G;
         const bool saturate = saturates(k);
         each_stretch(k, st, [&](G* dz, index_t n) {

@@ -66,8 +66,7 @@ struct kept_set_rows {
     OPD_HD auto slots_at(index_t row) const { return own_slots(frame, kept_set_of(teacher, row), vocab); }
     OPD_HD index_t width() const { return widest; }
 
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<gather>(*this);
         team.template fold<inspect>(*this);
         team.template fold<normalise_kept_set>(*this);
@@ -81,8 +80,7 @@ struct kept_set_rows {
 
     /// The set's logits; whether its ids ascend and are ids.
     struct gather : finds_bad {
-        template <class At>
-        OPD_HD static int part(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static int part(const kept_set_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             const auto set = k.set(st);
             if (set.count < 1 || set.count > k.widest) return 1;
@@ -103,8 +101,7 @@ struct kept_set_rows {
     /// Whether a logit is no number.
     struct inspect : finds_bad {
         static constexpr bool reads_slots = true;
-        template <class At>
-        OPD_HD static int part(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static int part(const kept_set_rows& k, const state_type& st, auto at) {
             const double* z = k.at(st).z;
             const index_t n = k.set(st).count;
             int bad = 0;
@@ -127,8 +124,7 @@ struct kept_set_rows {
     };
     /// The cache's slots as entries; id -1: unused, below: out of range or outside the set.
     struct take_tokens : if_good {
-        template <class At>
-        OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const kept_set_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             for (index_t j = at.id; j < k.slots(); j += at.count) {
                 sampled_entry x = gathered(logits_of_set{k, st}, {st.row}, k.teacher, k.frame.env.frozen, j,
@@ -155,8 +151,7 @@ struct kept_set_rows {
     /// The student's entropy on the set, where env.measure asks.
     struct measure : measure_entropies<void, double, false> {
         static constexpr bool reads_slots = true;
-        template <class At>
-        OPD_HD static entropy_sums part(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static entropy_sums part(const kept_set_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             const index_t n = k.set(st).count;
             entropy_sums sum;
@@ -169,8 +164,7 @@ struct kept_set_rows {
     };
     struct clear {
         static constexpr bool writes_gradient = true;
-        template <class At>
-        OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const kept_set_rows& k, const state_type& st, auto at) {
             if constexpr (makes_ids<Student>)
                 k.student.clear(st.row, k.slots_at(st.row));
             else
@@ -182,8 +176,7 @@ struct kept_set_rows {
         OPD_HD static bool due(const kept_set_rows& k, const state_type& st) {
             return st.live && k.student.has_gradient();
         }
-        template <class At>
-        OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const kept_set_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             const auto set = k.slots_at(st.row);
             const double g = st.factor * k.inv_s;
@@ -240,16 +233,14 @@ struct kept_logp_rows {
             return job.z(st.row, of[j]);
     }
     OPD_HD double set_logit(const state_type& st, index_t j) const { return load_log(logit_at(st, set(st), j)); }
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<check>(*this);
         team.template fold<normalise_kept_set>(*this);
         team.template fold<store>(*this);
     }
 
     struct check : finds_bad {
-        template <class At>
-        OPD_HD static int part(const kept_logp_rows& k, const state_type& st, At at) {
+        OPD_HD static int part(const kept_logp_rows& k, const state_type& st, auto at) {
             const auto set = k.set(st);
             int bad = set.count < 1;
             if constexpr (makes) {
@@ -270,8 +261,7 @@ struct kept_logp_rows {
             index_t outside = 0;
             int bad = 0;
         };
-        template <class At>
-        OPD_HD static counts part(const kept_logp_rows& k, const state_type& st, At at) {
+        OPD_HD static counts part(const kept_logp_rows& k, const state_type& st, auto at) {
             const auto set = k.set(st);
             counts out;
             for (index_t j = at.id; j < k.job.cache.ids.cols; j += at.count) {

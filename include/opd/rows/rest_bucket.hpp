@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The rest-of-vocabulary bucket of dense_rows.hpp, where student and teacher have vocabularies of different size: D over the ids
-// that both have, and one entry for all that either has beyond them. Both sides are normalised over their own vocabulary,
-// p = softmax(z[0:V_s]/T), q = softmax(y[0:V_t]/T):
+// The rest-of-vocabulary bucket of dense_rows.hpp, where student and teacher have vocabularies of different size: D over
+// the ids that both have, and one entry for all that either has beyond them. Both sides are normalised over their own
+// vocabulary, p = softmax(z[0:V_s]/T), q = softmax(y[0:V_t]/T):
 //
-//   D(p, q) = Σ_{v<V_c} term(p[v], q[v]) + term(p_rest, q_rest)                V_c = teacher.common, p_rest = Σ_{v>=V_c} p[v]
-//   c[v] = c_rest p[v]/p_rest                                                  on the student's ids beyond
+//   D(p, q) = Σ_{v<V_c} term(p[v], q[v]) + term(p_rest, q_rest)      V_c = teacher.common, p_rest = Σ_{v>=V_c} p[v]
+//   c[v] = c_rest p[v]/p_rest                                        on the student's ids beyond
 //
-// What lies beyond is swept before the common ids. The bucket is one more entry, in double, of every sum over entries. It is never
-// the anchor of the float sums: where it outweighs the common ids by far, the row is done in float64 instead, where it may be.
+// What lies beyond is swept before the common ids. The bucket is one more entry, in double, of every sum over entries.
+// The bucket is never the anchor of the float sums. If it holds far more mass than the common ids, the row is computed
+// in float64 instead, where the bucket may be the anchor.
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "opd/config.hpp"
 #include "opd/element.hpp"
@@ -41,66 +43,46 @@ struct rest_bucket {
     using state_type = bucket_state;
     using D = scalar<double>;
 
-    // --- what lies beyond the common ids --------------------------------------------------------------------------------
+    // --- what lies beyond the common ids -----------------------------------------------------------------------------
 
-    template <class Rows>
-    OPD_HD static auto beyond(const Rows& k, const bucket_state& st) {
-        using Z = typename Rows::Z;
-        using G = typename Rows::G;
-        return row_tile<Z, Z, G>{k.student.tile({st.row}, 0) + k.vocab, nullptr,
-                                 k.student.has_gradient() ? k.student.gradient_tile({st.row}, 0) + k.vocab : nullptr, 0,
-                                 k.student.vocab() - k.vocab};
-    }
-    template <class Rows>
+    /// Of one side: what lies beyond as one logit.
+    template <bool Students>
     struct sweep_beyond : if_good {
-        template <class Tile, class At>
-        OPD_HD OPD_INLINE static row_sweep over(const Tile& t, double inv_temperature, At at) {
-            using F = typename Rows::Engine::template number<std::remove_cvref_t<decltype(*t.z)>>;
-            row_sweep p = row_sweep::begin(inv_temperature, 1, 1, false);
+        OPD_HD static const auto& side_of(const auto& k) {
+            if constexpr (Students)
+                return k.student;
+            else
+                return k.teacher;
+        }
+        template <class Rows, class At>
+        OPD_HD OPD_INLINE static row_sweep part(const Rows& k, const bucket_state& st, At at) {
+            const auto& side = side_of(k);
+            using T = typename std::remove_cvref_t<decltype(side)>::logit_type;
+            const row_tile<T, T, T> t{side.tile({st.row}, 0) + k.vocab, nullptr, nullptr, 0, side.vocab() - k.vocab};
+            row_sweep p = row_sweep::begin(Students ? k.inv_s : k.inv_t, 1, 1, false);
+            using F = typename Rows::Engine::template number<T>;
             if (t.count > 0) Rows::Engine::template sweep<F, false, raw_sums_needed{}>(p, t, at);
             return p;
         }
         OPD_HD static row_sweep merge(const row_sweep& a, const row_sweep& b) { return row_sweep::merge(a, b); }
-        /// The rest as one logit.
-        OPD_HD static double logit(bucket_state& st, row_sweep& all) {
+        OPD_HD static void finish(const auto&, bucket_state& st, row_sweep all) {
             all.template close<false, raw_sums_needed{}>(true);
             st.report.bad |= all.contents.bad;
             const raw_sums& s = all.sums;
-            return s.s < 0 || s.z_s <= lowest_logit ? neg_inf<double>() : s.z_s + ::log1p(s.student_mass) / s.inv_s;
+            const bool none = s.s < 0 || s.z_s <= lowest_logit;
+            (Students ? st.z : st.y) = none ? neg_inf<double>() : s.z_s + ::log1p(s.student_mass) / s.inv_s;
+            if (Students) st.beyond = all;
         }
     };
-    template <class Rows>
-    struct students_rest : sweep_beyond<Rows> {
-        template <class At>
-        OPD_HD OPD_INLINE static row_sweep part(const Rows& k, const bucket_state& st, At at) {
-            return sweep_beyond<Rows>::over(beyond(k, st), k.inv_s, at);
-        }
-        OPD_HD static void finish(const Rows&, bucket_state& st, row_sweep all) {
-            st.z = sweep_beyond<Rows>::logit(st, all), st.beyond = all;
-        }
-    };
-    template <class Rows>
-    struct teachers_rest : sweep_beyond<Rows> {
-        template <class At>
-        OPD_HD OPD_INLINE static row_sweep part(const Rows& k, const bucket_state& st, At at) {
-            using Y = typename Rows::Y;
-            const row_tile<Y, Y, Y> t{k.teacher.tile({st.row}, 0) + k.vocab, nullptr, nullptr, 0,
-                                      k.teacher.vocab() - k.vocab};
-            return sweep_beyond<Rows>::over(t, k.inv_t, at);
-        }
-        OPD_HD static void finish(const Rows&, bucket_state& st, row_sweep all) {
-            st.y = sweep_beyond<Rows>::logit(st, all);
-        }
-    };
-    template <class Rows, class Team>
-    OPD_HD OPD_INLINE static void sweep(const Rows& k, Team& team) {
-        team.template fold<students_rest<Rows>>(k);
-        team.template fold<teachers_rest<Rows>>(k);
+    OPD_HD OPD_INLINE static void sweep(const auto& k, auto& team) {
+        team.template fold<sweep_beyond<true>>(k);
+        team.template fold<sweep_beyond<false>>(k);
     }
 
-    // --- the bucket as an entry -----------------------------------------------------------------------------------------
+    // --- the bucket as an entry --------------------------------------------------------------------------------------
 
-    /// Nats that the bucket may stand above the common ids' largest: raw sums rest on an anchor that is about as large as any entry.
+    /// Nats that the bucket may stand above the common ids' largest: raw sums rest on an anchor that is about as large
+    /// as any entry.
     static constexpr double most_rise = 8;
 
     /// As the lanes see an entry: -inf is -1e30.
@@ -175,14 +157,12 @@ struct rest_bucket {
         const dense_entry<D> e = n.template entry<false>(number_of(st.z), number_of(st.y));
         all.min_sum += min(e.p, e.q).v, all.distance += distance_term(n.row, e).v;
     }
-    template <class Rows>
-    OPD_HD static void add(const Rows& k, const bucket_state& st, two_sums& all) {
+    OPD_HD static void add(const auto& k, const bucket_state& st, two_sums& all) {
         if (!st.has_rest()) return;
         const bucket_entry e = entry(k, st);
         all.a += e.term, all.b += e.c;
     }
-    template <class Rows>
-    OPD_HD static void add(const Rows& k, const bucket_state& st, entrywise_sums& all) {
+    OPD_HD static void add(const auto& k, const bucket_state& st, entrywise_sums& all) {
         if (!st.has_rest()) return;
         const bucket_entry e = entry(k, st);
         all.loss += e.term, all.c += e.c;
@@ -197,12 +177,10 @@ struct rest_bucket {
         all +=
             program.nonnegative_term(entry_in_double(n, number_of(st.z), number_of(st.y), s, s.shift() + s.d_star())).v;
     }
-    template <class Rows>
-    OPD_HD static void add(const Rows& k, const bucket_state& st, log_sum_of_any& all) {
+    OPD_HD static void add(const auto& k, const bucket_state& st, log_sum_of_any& all) {
         all.add(k.careful_log_min(st, st.z, st.y));
     }
-    template <class Rows>
-    OPD_HD static void add(const Rows&, const bucket_state& st, entropy_sums& all) {
+    OPD_HD static void add(const auto&, const bucket_state& st, entropy_sums& all) {
         const raw_sums& s = st.swept.sums;
         const auto mass_of = [](double logit, double rise, double mass, double& entropy) {
             if (is_neg_inf(logit)) return 0.0;
@@ -216,8 +194,7 @@ struct rest_bucket {
         const double q = mass_of(st.y, (st.y - s.y_t) * s.inv_t, s.teacher_mass, all.teacher);
         all.overlap += p < q ? p : q;
     }
-    template <class Rows>
-    OPD_HD static void add_to_normalisers(const Rows& k, bucket_state& st) {
+    OPD_HD static void add_to_normalisers(const auto& k, bucket_state& st) {
         const raw_sums& s = st.swept.sums;
         const auto& given = k.frame.env.given_lse;
         if (given.empty())
@@ -231,15 +208,15 @@ struct rest_bucket {
         if (st.z > z) z = st.z, y = st.y;
     }
 
-    // --- its gradient ---------------------------------------------------------------------------------------------------
+    // --- its gradient ------------------------------------------------------------------------------------------------
 
-    /// What falls to the student's ids beyond. Where they have no mass the bucket has no logit to move, and its c is left out.
-    template <class Rows>
-    struct share_out : by_one<share_out<Rows>> {
-        OPD_HD static bool due(const Rows& k, const bucket_state& st) {
+    /// What falls to the student's ids beyond. Where they have no mass, the bucket has no logit to move, and its c is
+    /// left out.
+    struct share_out : by_one<share_out> {
+        OPD_HD static bool due(const auto& k, const bucket_state& st) {
             return k.student.has_gradient() && k.live(st) && st.has_rest();
         }
-        OPD_HD static void once(const Rows& k, bucket_state& st) {
+        OPD_HD static void once(const auto& k, bucket_state& st) {
             const bucket_entry e = entry(k, st);
             if (st.student_has())
                 st.share = e.c - e.p * st.sum_c;
@@ -247,28 +224,24 @@ struct rest_bucket {
                 st.sum_c -= e.c;
         }
     };
-    template <class Rows>
     struct write_beyond {
         static constexpr bool writes_gradient = true;
-        template <class At>
+        template <class Rows, class At>
         OPD_HD OPD_INLINE static void run(const Rows& k, const bucket_state& st, At at) {
             const bool pulled = k.live(st) && st.student_has();
             if (pulled && k.student.has_gradient()) {
-                const double g = st.factor * k.inv_s;
+                using tile = row_tile<typename Rows::Z, typename Rows::Z, typename Rows::G>;
+                const tile t{k.student.tile({st.row}, 0) + k.vocab, nullptr,
+                             k.student.gradient_tile({st.row}, 0) + k.vocab, 0, k.student.vocab() - k.vocab};
                 const raw_sums& s = st.beyond.sums;
-                Rows::Engine::pull_back(beyond(k, st), s, g * st.share / (1 + s.student_mass), k.frame.env.beta, at);
+                const double g = st.factor * k.inv_s;
+                Rows::Engine::pull_back(t, s, g * st.share / (1 + s.student_mass), k.frame.env.beta, at);
             }
             clear_columns(k.student, st.row, pulled ? k.student.vocab() : k.vocab, k.frame.env.beta, at);
         }
     };
-    template <class Rows, class Team>
-    OPD_HD OPD_INLINE static void settle(const Rows& k, Team& team) {
-        team.template each<share_out<Rows>>(k);
-    }
-    template <class Rows, class Team>
-    OPD_HD OPD_INLINE static void pull_back(const Rows& k, Team& team) {
-        team.template each<write_beyond<Rows>>(k);
-    }
+    OPD_HD OPD_INLINE static void settle(const auto& k, auto& team) { team.template each<share_out>(k); }
+    OPD_HD OPD_INLINE static void pull_back(const auto& k, auto& team) { team.template each<write_beyond>(k); }
 };
 
 } // namespace OPD_ISA

@@ -36,8 +36,7 @@ OPD_HD bool misses_tail(const Teacher& t, index_t row, const sampled_entry* e, i
 
 /// What the estimator says of a row's gathered entries, which move up over unused slots. How many there are; 0 where the row has no
 /// gradient.
-template <class Rows>
-OPD_HD index_t decide_drawn(const Rows& k, selecting_state& st, sampled_entry* e) {
+OPD_HD index_t decide_drawn(const auto& k, selecting_state& st, sampled_entry* e) {
     index_t n = 0;
     for (index_t j = 0; j < k.slots(); ++j) {
         if (e[j].id == -1) continue;
@@ -96,8 +95,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     using F = typename Engine::template number<Z>;
     using sweep = student_sweep<Engine, sampled_rows, false>;
     using measure = measure_entropies<Engine, F, false>;
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template each<take_given>(*this);
         team.template fold<sweep>(*this);
         team.template each<gather>(*this);
@@ -127,8 +125,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     /// Slots of the cache into entries; id -1: unused, -2: out of range.
     struct gather : if_good {
         static constexpr bool reads_slots = true;
-        template <class At>
-        OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const sampled_rows& k, const state_type& st, auto at) {
             sampled_entry* e = k.at(st).entries;
             for (index_t j = at.id; j < k.slots(); j += at.count)
                 e[j] = gathered(k.student_at(st, j), k.of_student(st), k.teacher, k.frame.env.frozen, j,
@@ -146,8 +143,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
 
     /// The first slot of an id takes the c of those that repeat it.
     struct merge_repeats : if_live {
-        template <class At>
-        OPD_HD OPD_INLINE static void run(const sampled_rows& k, state_type& st, At at) {
+        OPD_HD OPD_INLINE static void run(const sampled_rows& k, state_type& st, auto at) {
             Engine::merge_repeats(k.filled(st), st.entries, at);
         }
     };
@@ -167,8 +163,7 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     };
     /// c to c - p Σc
     struct with_softmax : if_live {
-        template <class At>
-        OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const sampled_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             for (index_t j = at.id; j < st.entries; j += at.count) {
                 const auto& student = k.student_at(st, a.entries[a.c[j].slot].slot);

@@ -54,8 +54,7 @@ struct score_rows : leaf_rows_base<Frame, Job> {
     OPD_HD bool wants_entropy() const { return !job.what.entropy.empty(); }
     OPD_HD bool wants_masses() const { return !job.what.log_tail.empty() || !job.what.top_log_tail.empty(); }
 
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<leaf_sweep<Leaves, score_rows>>(*this);
         team.template each<leaf_masses<Leaves, score_rows>>(*this);
         if (wants_entropy()) team.template each<store_entropy>(*this);
@@ -97,8 +96,7 @@ struct score_rows : leaf_rows_base<Frame, Job> {
     };
     /// Writes its share and says whether an id was out of range; a bad id says nothing of its neighbours.
     struct store_listed : if_kept {
-        template <class At>
-        OPD_HD static int part(const score_rows& k, const leaf_state& st, At at) {
+        OPD_HD static int part(const score_rows& k, const leaf_state& st, auto at) {
             int bad = 0;
             const index_t r = k.list_row(st);
             for (index_t j = k.first(st) + at.id; j < k.last(st); j += at.count) {
@@ -113,8 +111,7 @@ struct score_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static void finish(const score_rows&, leaf_state& st, int bad) { st.bad_ids = bad != 0; }
     };
     struct store_best : if_kept {
-        template <class At>
-        OPD_HD static void run(const score_rows& k, const leaf_state& st, At at) {
+        OPD_HD static void run(const score_rows& k, const leaf_state& st, auto at) {
             const arrays a = k.at(st);
             for (index_t j = at.id; j < k.tops(); j += at.count) {
                 const index_t id = st.report.bad || j >= st.found ? -1 : a.best[j];
@@ -152,16 +149,14 @@ struct score_rows : leaf_rows_base<Frame, Job> {
         }
     };
     struct order : if_good {
-        template <class At>
-        OPD_HD static void run(const score_rows& k, const leaf_state& st, At at) {
+        OPD_HD static void run(const score_rows& k, const leaf_state& st, auto at) {
             const arrays a = k.at(st);
             Leaves::ascending(a.raw, a.listed, st.listed, at);
         }
     };
     template <bool Best>
     struct add_tail : if_kept {
-        template <class At>
-        OPD_HD static double part(const score_rows& k, const leaf_state& st, At at) {
+        OPD_HD static double part(const score_rows& k, const leaf_state& st, auto at) {
             if (st.report.bad) return 0;
             const arrays a = k.at(st);
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);

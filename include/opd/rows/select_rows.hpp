@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A selector's part of a row (estimators/selectors.hpp): the facts that it chooses by, of which env.measure asks for some too, and
-// the weight that it gives.
+// A selector's part of a row (estimators/selectors.hpp): the facts that it chooses by, of which env.measure asks for
+// some too, and the weight that it gives.
 #pragma once
 
 #include "opd/batch.hpp"
@@ -32,8 +32,7 @@ OPD_HD OPD_INLINE bool reads_entropies(unsigned facts) {
 }
 
 /// The facts that the selector of some rows reads.
-template <class Rows>
-OPD_HD unsigned facts_of_rows(const Rows& k) {
+OPD_HD unsigned facts_of_rows(const auto& k) {
     if constexpr (requires { k.facts; })
         return k.facts;
     else if constexpr (requires { k.program; })
@@ -44,26 +43,21 @@ OPD_HD unsigned facts_of_rows(const Rows& k) {
 
 /// A row's position, where a selector reads it: the kept rows before it in its sequence.
 struct find_position {
-    template <class Rows>
-    OPD_HD static bool due(const Rows& k, const selecting_state& st) {
+    OPD_HD static bool due(const auto& k, const selecting_state& st) {
         return st.good() && (facts_of_rows(k) & fact::position) != 0;
     }
-    template <class Rows, class At>
-    OPD_HD static index_t part(const Rows& k, const selecting_state& st, At at) {
+    OPD_HD static index_t part(const auto& k, const selecting_state& st, auto at) {
         const auto& e = k.frame.env;
         const index_t first = e.offsets[sequence_of(e.offsets, e.offsets.size - 1, st.row)];
         return e.mask.kept_of((first < 0 ? 0 : first) + at.id, st.row,
                               at.count); // a device's offsets are whatever they are
     }
     OPD_HD static index_t merge(index_t a, index_t b) { return a + b; }
-    template <class Rows>
-    OPD_HD static void finish(const Rows&, selecting_state& st, index_t before) {
-        st.position = double(before);
-    }
+    OPD_HD static void finish(const auto&, selecting_state& st, index_t before) { st.position = double(before); }
 };
 
-/// The student's entropy of a row that has been swept, and, of a dense teacher, its own and the overlap, where env.measure or a
-/// selector asks.
+/// The student's entropy of a row that has been swept, and, of a dense teacher, the teacher's entropy and the overlap,
+/// where env.measure or a selector asks.
 template <class Engine, class F, bool Teacher>
 struct measure_entropies : sums_over_tiles<measure_entropies<Engine, F, Teacher>, entropy_sums, true> {
     template <class Rows>
@@ -102,10 +96,7 @@ OPD_HD row_facts facts_before(const basic_env<S>& e, const selecting_state& st) 
 }
 
 OPD_CALLS_EITHER
-template <class E>
-OPD_HD sum_weights mixed_by(const E& e, const row_facts& facts) {
-    return e.selector.mix(facts);
-}
+OPD_HD sum_weights mixed_by(const auto& e, const row_facts& facts) { return e.selector.mix(facts); }
 
 /// The weight of a row whose value is known goes into its factor. Whether a gradient is left.
 OPD_CALLS_EITHER

@@ -42,8 +42,7 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         typename Engine::id_set excluded = {};
     };
     using sweep = student_sweep<Engine, support_rows, true>;
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<gather>(*this);
         team.template fold<exclude>(*this);
         team.template fold<sweep>(*this);
@@ -55,8 +54,7 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
 
     /// The cache's slots, and whether one of them is bad.
     struct gather : finds_bad {
-        template <class At>
-        OPD_HD static int part(const support_rows& k, const state_type& st, At at) {
+        OPD_HD static int part(const support_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             const auto row = slots_of(k.teacher, st.row);
             int bad = 0;
@@ -81,8 +79,7 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     };
     /// The set of used ids, and whether one of them repeats.
     struct exclude : finds_bad {
-        template <class At>
-        OPD_HD OPD_INLINE static int part(const support_rows& k, state_type& st, At at) {
+        OPD_HD OPD_INLINE static int part(const support_rows& k, state_type& st, auto at) {
             const arrays a = k.at(st);
             return st.excluded.take(a.c, slots_of(k.teacher, st.row).count, a.set, at);
         }
