@@ -218,8 +218,7 @@ const std::vector<std::string> kinds = {"sync", "step_off", "controlled", "async
 
 std::vector<std::string> policy_names() {
     std::vector<std::string> r;
-    for (int i = 0; i <= static_cast<int>(staleness_policy::areal); ++i)
-        r.emplace_back(name_of(static_cast<staleness_policy>(i)));
+    for (const staleness_policy p : staleness_policies()) r.emplace_back(name_of(p));
     return r;
 }
 std::vector<std::string> update_names() {
@@ -256,8 +255,8 @@ entry read_entry(const nlohmann::json& j, const std::string& where) {
             s.outstanding = r.name("outstanding", {"automatic", "widest"}, "") == "widest" ? widest : automatic;
         else
             r("outstanding", s.outstanding);
-        s.policy =
-            static_cast<staleness_policy>(position(policy_names(), r.name("policy", policy_names(), "capacity")));
+        s.policy = staleness_policies()[static_cast<std::size_t>(
+            position(policy_names(), r.name("policy", policy_names(), "capacity")))];
         s.update = static_cast<weight_update>(position(update_names(), r.name("update", update_names(), "keep")));
         e.schedule = s;
     }

@@ -25,6 +25,11 @@ std::string speculation_help() {
     for (const drafting_name& line : draftings) all += fmt::format("{}: {}; ", line.text, line.says);
     return all + "results do not depend on it, but under --driver virtual";
 }
+std::string policy_names() {
+    std::vector<std::string> names;
+    for (const opd::sched::staleness_policy p : opd::sched::staleness_policies()) names.emplace_back(name_of(p));
+    return fmt::format("{}", fmt::join(names, ", "));
+}
 
 namespace {
 
@@ -350,13 +355,16 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(one_of(selector, {"tip", "prefix", "eopd"}), "distill", "--selector " + selector, {"selector_b"});
 
     const auto& s = c.schedule;
-    const bool async = s.kind == "async", areal = async && s.staleness_policy == "areal";
+    const bool async = s.kind == "async";
+    bool own_admission = false; // its policy's rule, instead of --outstanding
+    for (const opd::sched::staleness_policy p : opd::sched::staleness_policies())
+        own_admission |= async && s.staleness_policy == name_of(p) && traits_of(p).own_admission;
     const std::string schedule = "--schedule " + s.kind;
     const std::string policy = schedule + (async ? " --staleness-policy " + s.staleness_policy : "");
     only(s.kind == "step-off" || s.kind == "controlled", "schedule", schedule, {"k"});
     only(async, "schedule", schedule, {"tau", "staleness_policy", "weight_update"});
-    only(async && !areal, "schedule", policy, {"outstanding"});
-    only(areal, "schedule", policy, {"concurrency"});
+    only(async && !own_admission, "schedule", policy, {"outstanding"});
+    only(own_admission, "schedule", policy, {"concurrency"});
     only(!async || s.weight_update == "keep", "schedule", schedule + " --weight-update " + s.weight_update,
          {"park_after"});
     only(async, "schedule", schedule, {"score_flush"});

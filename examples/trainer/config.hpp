@@ -214,6 +214,8 @@ inline bool in_virtual_time(const config& c) { return c.schedule.driver == "virt
 
 /// What --speculate takes.
 std::string speculation_help();
+/// What --staleness-policy takes, separated by commas.
+std::string policy_names();
 
 /// Calls v.group(key, title), then v.option(key, flag, value, help, affects_results) for each of the group's settings.
 template <class Config, class Visitor>
@@ -345,7 +347,7 @@ void visit_options(Config& c, Visitor&& v) {
              "the other policies",
              true);
     v.option("staleness_policy", "--staleness-policy", c.schedule.staleness_policy,
-             "async: which sequences make a batch: capacity, cohort_fifo, edf, drop, retry, in_order, areal", true);
+             ("async: which sequences make a batch: " + policy_names()).c_str(), true);
     v.option(
         "outstanding", "--outstanding", c.schedule.outstanding,
         "async, but areal: sequences between start and update: a number; automatic: as many as the work needs; "

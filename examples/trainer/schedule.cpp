@@ -24,10 +24,6 @@ namespace {
 namespace sched = opd::sched;
 
 constexpr std::array<const char*, 4> kinds = {"sync", "step-off", "controlled", "async"};
-constexpr std::array policies = {sched::staleness_policy::capacity, sched::staleness_policy::cohort_fifo,
-                                 sched::staleness_policy::edf,      sched::staleness_policy::drop,
-                                 sched::staleness_policy::retry,    sched::staleness_policy::in_order,
-                                 sched::staleness_policy::areal};
 constexpr std::array updates = {sched::weight_update::keep, sched::weight_update::abort,
                                 sched::weight_update::finish_first};
 
@@ -161,6 +157,7 @@ sched::settings schedule_of(const config& c) {
     need(s.cost_step + s.cost_step_row >= 1e-12, "--cost-step and --cost-step-row must not both be 0");
     need(c.distill.slots >= s.rollout_workers,
          fmt::format("--slots ({}) must be at least --rollout-workers ({})", c.distill.slots, s.rollout_workers));
+    const auto policies = sched::staleness_policies();
     const auto policy = policies[place_of("--staleness-policy", s.staleness_policy, names_of(policies))];
     const auto update = updates[place_of("--weight-update", s.weight_update, names_of(updates))];
 

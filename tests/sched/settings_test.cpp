@@ -179,9 +179,15 @@ TEST_CASE("groups") {
 }
 
 TEST_CASE("names") {
-    CHECK(std::string(name_of(policy::capacity)) == "capacity");
-    CHECK(std::string(name_of(policy::edf)) == "edf");
-    CHECK(std::string(name_of(policy::naive_wait)) == "naive_wait");
+    const policy by_number[] = {policy::capacity, policy::cohort_fifo, policy::edf,   policy::drop,
+                                policy::retry,    policy::in_order,    policy::areal, policy::naive_wait};
+    const char* names[] = {"capacity", "cohort_fifo", "edf", "drop", "retry", "in_order", "areal", "naive_wait"};
+    for (std::size_t i = 0; i < 8; ++i) { // as snapshots have them
+        CHECK(static_cast<std::size_t>(by_number[i]) == i);
+        CHECK(std::string(name_of(by_number[i])) == names[i]);
+    }
+    CHECK(last_of(policy{}) == policy::naive_wait);
+    CHECK(staleness_policies() == std::vector<policy>(by_number, by_number + 7));
     CHECK(std::string(name_of(weight_update::keep)) == "keep");
     CHECK(std::string(name_of(weight_update::finish_first)) == "finish_first");
     CHECK(std::string(name_of(stage::learner)) == "learner");

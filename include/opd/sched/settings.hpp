@@ -6,33 +6,23 @@
 //   step_off{k}    whole batches; the batch trained at version v was started at version v - k    lag min(v, k), exactly
 //   controlled{k}  as step_off{k} without overlap: staleness as the only variable                lag min(v, k), exactly
 //                  (batches at the end of a run that make up for failures: less)
-//   async{tau}     sequences stream under M permits; which of them make a batch is the policy's choice, how many permits there are
-//                  the scheduler's
+//   async{tau}     sequences stream under M permits; which of them make a batch is the policy's choice, how many
+//                  permits there are the scheduler's
 //
 // Source: AsyncOPD section 7, appendix G (sync, step-off, async) and appendix B (controlled staleness).
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "opd/error.hpp"
+#include "opd/sched/policies.hpp"
 #include "opd/sched/types.hpp"
 
 namespace opd::sched {
-
-/// Which scored sequences make the next batch. The theorems are in ledger.hpp, beside the code.
-enum class staleness_policy : std::uint8_t {
-    capacity,    ///< order of completion: mean start lag at most M/B - 1, no bound for one sequence (AsyncOPD)
-    cohort_fifo, ///< order of start version: start lag at most ceil(M/B) - 1
-    edf,         ///< lowest versions first, and only if every deadline stays feasible: start lag at most tau
-    drop,        ///< order of completion; what would exceed tau is given up: start lag at most tau, data lost
-    retry,       ///< order of completion; what would exceed tau starts again: start lag at most tau, work lost
-    in_order,    ///< order of admission: start lag at most ceil(M/B) - 1, reproducible batches
-    areal,       ///< order of completion under AReaL's admission rule
-    naive_wait   ///< negative control: waits for whoever would exceed tau, and deadlocks
-};
-constexpr staleness_policy last_of(staleness_policy) { return staleness_policy::naive_wait; }
-constexpr const char* name_of(staleness_policy p) {
-    constexpr const char* names[] = {"capacity", "cohort_fifo", "edf",   "drop",
-                                     "retry",    "in_order",    "areal", "naive_wait"};
-    return names[static_cast<int>(p)];
-}
 
 /// What happens to running sequences when the weights change.
 enum class weight_update : std::uint8_t {
@@ -89,8 +79,8 @@ struct settings {
     int rollout_attempts = 3; ///< failures of a sequence in rollout before it fails for good
     int teacher_attempts = 3; ///< likewise in scoring
     int learner_attempts = 1; ///< failures of a train step before its sequences fail
-    /// Steps' worth of sequences that fail in a row, nothing being learnt from in between: then the run ends as failed. 0: it
-    /// goes on for ever.
+    /// Steps' worth of sequences that fail in a row, nothing being learnt from in between: then the run ends as
+    /// failed. 0: it goes on for ever.
     int fruitless_steps = 5;
 
     double rollout_deadline = 0; ///< seconds of one attempt; 0: none. Past it the attempt is aborted
@@ -192,9 +182,8 @@ inline plan plan_of(const settings& s) {
         at_least("schedule.concurrency", a.concurrency, index_t{0});
         if (a.tau >= (most - 1) / s.batch) refuse("schedule.tau", "(tau + 1) batches must be below 2^31 sequences");
         p.depth = a.tau;
-        const bool may_be_automatic = a.policy == staleness_policy::capacity || a.policy == staleness_policy::edf ||
-                                      a.policy == staleness_policy::drop || a.policy == staleness_policy::retry;
-        p.automatic = a.outstanding == automatic || (a.outstanding == by_policy && may_be_automatic);
+        const policy_traits& policy = traits_of(a.policy);
+        p.automatic = a.outstanding == automatic || (a.outstanding == by_policy && policy.automatic);
         p.most = (a.tau + 1) * s.batch;
         p.least = s.batch % s.group == 0 ? s.batch : s.batch + s.group - 1;
         p.permits = a.outstanding > 0 ? a.outstanding
@@ -207,23 +196,27 @@ inline plan plan_of(const settings& s) {
         if (p.permits < s.batch)
             refuse("schedule.outstanding", "must be at least the batch, " + std::to_string(s.batch) + ", not " +
                                                std::to_string(p.permits) + ": no batch would ever fill");
-        const bool gives_up = a.policy == staleness_policy::drop || a.policy == staleness_policy::retry;
-        if (!gives_up && p.permits > (a.tau + 1) * s.batch)
+        if (policy.stale == stale_end::none && p.permits > (a.tau + 1) * s.batch)
             refuse("schedule.outstanding",
                    "must be at most (tau + 1)·batch = " + std::to_string((a.tau + 1) * s.batch) + ", not " +
                        std::to_string(p.permits) + ": with more, no order of consumption keeps the lag within tau");
-        if (a.policy == staleness_policy::areal && a.outstanding != by_policy && a.outstanding != widest)
-            refuse("schedule.outstanding", "must be widest under areal, whose own rule limits what is outstanding");
-        if (p.automatic && !may_be_automatic)
-            refuse("schedule.outstanding", std::string("cannot be automatic under ") + name_of(a.policy) +
+        if (policy.own_admission && a.outstanding != by_policy && a.outstanding != widest)
+            refuse("schedule.outstanding",
+                   std::string("must be widest under ") + policy.name + ", whose own rule limits what is outstanding");
+        if (p.automatic && !policy.automatic)
+            refuse("schedule.outstanding", std::string("cannot be automatic under ") + policy.name +
                                                ", where permits help by whole batches only: say how many, or widest");
-        if (a.policy != staleness_policy::areal && a.concurrency > 0)
-            refuse("schedule.concurrency", "belongs to the policy areal");
-        if (a.policy == staleness_policy::areal && a.concurrency > 0 && a.concurrency < s.group)
+        if (!policy.own_admission && a.concurrency > 0) {
+            std::string owners;
+            for (const policy_traits& t : policies::all_traits)
+                if (t.own_admission) owners += (owners.empty() ? "" : " or ") + std::string(t.name);
+            refuse("schedule.concurrency", "belongs to the policy " + owners);
+        }
+        if (a.concurrency > 0 && a.concurrency < s.group)
             refuse("schedule.concurrency", "must be at least group, " + std::to_string(s.group));
-        if (a.policy == staleness_policy::naive_wait && !a.negative_control)
-            refuse("schedule.policy", "naive_wait deadlocks as soon as more than a batch shares a deadline; it is a "
-                                      "negative control (negative_control = true)");
+        if (policy.deadlock && !a.negative_control)
+            refuse("schedule.policy", std::string(policy.name) + " " + policy.deadlock +
+                                          "; it is a negative control (negative_control = true)");
         // Otherwise less than a batch could be outstanding with fewer permits free than a group takes.
         if (p.permits < s.batch + s.group - 1 && (s.batch % s.group != 0 || p.permits % s.group != 0))
             refuse("group", "must divide batch and outstanding, or outstanding must be at least batch + group - 1: "

@@ -12,7 +12,7 @@
 //                }
 //
 // At most M = outstanding permits are out, so the queue never holds more than M items and push() never waits. The policy
-// decides which items make a batch, and with it how stale they are; its theorems are in ledger.hpp. One batch is out at a
+// decides which items make a batch, and with it how stale they are; the theorems are in policies/. One batch is out at a
 // time: a second one would be consumed a version later than it was chosen for, and no bound would hold.
 //
 // Stale items (drop, retry): push() refuses them and leaves permit and item with the producer; those that lie in the queue
@@ -162,7 +162,7 @@ public:
                 if (s >= c->cells.size() || !c->cells[s].full) continue; // with its producer, who learns it from push()
                 const version_t started = c->cells[s].version;
                 sched::permit p;
-                if (c->plan_.policy == staleness_policy::retry && !c->orphaned_) {
+                if (traits_of(c->plan_.policy).stale == stale_end::started_again && !c->orphaned_) {
                     c->ledger_.unready(s);
                     c->ledger_.restarted(s);
                     c->ledger_.started(s);
@@ -387,7 +387,7 @@ public:
         l.stale(stale);
         for (const slot_t s : stale) {
             if (full(s))
-                ++(core_->plan_.policy == staleness_policy::drop ? n.dropped : n.returned);
+                ++(traits_of(core_->plan_.policy).stale == stale_end::given_up ? n.dropped : n.returned);
             else
                 ++n.returned;
             l.release(s);
@@ -434,7 +434,7 @@ private:
     push_result push_now(std::span<permit> permits, std::span<T> items) {
         core& c = *core_;
         if (c.aborted_) return push_result::aborted;
-        if (gives_up())
+        if (traits_of(c.plan_.policy).stale != stale_end::none)
             for (const permit& p : permits)
                 if (p.version_ < c.ledger_.version() - c.plan_.depth) return push_result::stale;
         for (const permit& p : permits) c.cells.reach(p.slot_);
@@ -449,9 +449,6 @@ private:
         }
         c.serve();
         return push_result::queued;
-    }
-    bool gives_up() const {
-        return core_->plan_.policy == staleness_policy::drop || core_->plan_.policy == staleness_policy::retry;
     }
     template <class F>
     auto under_lock(F&& f) const {
