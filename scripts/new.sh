@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/new.sh KIND NAME: a new divergence, surrogate, sparse_cache (of a teacher) or drafter (of the trainer), in every file that knows
-# of one. It compiles and passes the tests as it is: something known under the new name. What is printed at the end is what to write in its
+# scripts/new.sh KIND NAME: a new divergence, surrogate, sparse_cache (of a teacher), staleness_policy or drafter (of the trainer), in
+# every file that knows of one. It compiles and passes the tests as it is: something known under the new name. What is printed at the end is what to write in its
 # place.
 #     scripts/new.sh divergence hellinger
 set -euo pipefail
@@ -232,6 +232,49 @@ TEST_CASE("{n}: the bits of the support with the same entries") {{
         (f"tests/estimators/{n}_test.cpp", "the bits of the teacher::support with the same entries; what validate refuses")]
 
 
+def staleness_policy(n):
+    header, policies, ledger = f"include/opd/sched/policies/{n}.hpp", "include/opd/sched/policies.hpp", "tests/sched/ledger_test.cpp"
+    create(header, f"""
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// {n}: WHICH SCORED SEQUENCES MAKE A BATCH.
+//
+// Theorem: BOUND AND PROOF. Until they are written: edf's batches, so start lag <= tau, and no deadlock.
+#pragma once
+
+#include <vector>
+
+#include "opd/sched/policies/edf.hpp"
+
+namespace opd::sched::policies {{
+
+class {n} : public edf {{
+public:
+    static constexpr policy_traits traits{{.name = "{n}", .automatic = true, .table_by_version = true}};
+    using order = {n};
+    using edf::edf;
+
+    bool pick(index_t n, version_t now, std::vector<slot_t>& out) {{ return edf::pick(n, now, out); }}
+}};
+
+}} // namespace opd::sched::policies
+""")
+    include(policies, f"opd/sched/policies/{n}.hpp", first="opd/sched/policies/areal.hpp")
+    text = text_of(policies)
+    listed = re.search(r"^using all = list<[^>]*>;", text, re.M)[0]
+    last = re.search(r"(    \w+ = policies::number<policies::\w+>)\n};", text)[1]
+    text = text.replace(listed, listed[:-2] + f", {n}>;")
+    texts[policies] = text.replace(last, f"{last},\n    /// BOUND, AND WHAT IT PAYS WITH\n    {n} = policies::number<policies::{n}>")
+    insert("docs/sched/policies.md", f"| `{n}` | WHICH SCORED SEQUENCES MAKE A BATCH | lag <= tau | |\n", before="| `drop` | what was")
+    text = text_of(ledger).replace("        case staleness_policy::edf:", f"        case staleness_policy::{n}:\n        case staleness_policy::edf:")
+    texts[ledger] = re.sub(r"(constexpr staleness_policy kept\[\] = {[^}]*)}", rf"\1, staleness_policy::{n}}}", text)
+    return "sched.ledger|sched.settings|sched.worlds", [
+        (header, "WHICH SCORED SEQUENCES MAKE A BATCH, BOUND AND PROOF; the order, if edf's or completion_order is not"),
+        (policies, "its line: BOUND, AND WHAT IT PAYS WITH"),
+        (ledger, "its rule and its bound, apart from edf's; support/witness.hpp wants a bound other than tau"),
+        ("docs/sched/policies.md", "the table's line, and a section")]
+
+
 def drafter(n):
     header, drafters = f"examples/trainer/{n}_drafter.hpp", "examples/trainer/drafters.hpp"
     create(header, f"""
@@ -287,7 +330,7 @@ public:
         ("examples/trainer/README.md", "the table's line")]
 
 
-kinds = {"divergence": divergence, "surrogate": surrogate, "sparse_cache": sparse_cache, "drafter": drafter}
+kinds = {"divergence": divergence, "surrogate": surrogate, "sparse_cache": sparse_cache, "staleness_policy": staleness_policy, "drafter": drafter}
 if len(sys.argv) != 3 or sys.argv[1] not in kinds:
     fail(f"KIND NAME, where KIND is one of {', '.join(kinds)}")
 kind, name = sys.argv[1:]
