@@ -140,11 +140,7 @@ struct draw_job {
     draw_options<Space> options;
 
     index_t row_count() const { return z.rows; }
-    basic_env<Space> as_env() const {
-        basic_env<Space> e;
-        e.reduction = reduce::sum, e.mask = options.mask, e.lse = options.lse;
-        return e;
-    }
+    basic_env<Space> as_env() const { return {.reduction = reduce::sum, .mask = options.mask, .lse = options.lse}; }
 };
 
 /// A checked call of kept_ids.
@@ -159,11 +155,7 @@ struct kept_job {
     row_mask<Space> mask;
 
     index_t row_count() const { return z.rows; }
-    basic_env<Space> as_env() const {
-        basic_env<Space> e;
-        e.reduction = reduce::sum, e.mask = mask;
-        return e;
-    }
+    basic_env<Space> as_env() const { return {.reduction = reduce::sum, .mask = mask}; }
 };
 
 namespace detail {
@@ -203,12 +195,13 @@ auto checked_draw(const Rows& z, const Design& design, const draw_keys<Space>& k
     check_design(design);
     const index_t m = design.columns();
     check_rows(z);
-    check_vector("options.mask", options.mask, n);
+    call_spans spans;
+    spans.reads("options.mask", options.mask, n);
     if (z.cols > 0xffffffffll) throw invalid_input("z", "has more columns than noise has tokens (2^32)");
-    check_matrix("out.ids", out.ids, n, m);
-    check_matrix("out.log_mu", out.log_mu, n, m);
-    if (!left_out(out.weight)) check_matrix("out.weight", out.weight, n, m);
-    if (!left_out(out.exact)) check_matrix("out.exact", out.exact, n, m);
+    spans.writes("out.ids", out.ids, n, m);
+    spans.writes("out.log_mu", out.log_mu, n, m);
+    spans.may_write("out.weight", out.weight, n, m);
+    spans.may_write("out.exact", out.exact, n, m);
     if (left_out(keys.uniforms)) {
         if (keyed && n > 0 && keys.sample.empty()) throw invalid_input("keys.sample", "is needed to key the noise");
         if (keyed && n > 0 && keys.position.empty()) throw invalid_input("keys.position", "is needed to key the noise");
@@ -216,7 +209,7 @@ auto checked_draw(const Rows& z, const Design& design, const draw_keys<Space>& k
         if (!uniform)
             throw invalid_input("keys.uniforms",
                                 "greedy reads none; a Gumbel-max token has noise of its own, one number an id");
-        if constexpr (uniform) check_matrix("keys.uniforms", keys.uniforms, n, design.uniforms());
+        if constexpr (uniform) spans.reads("keys.uniforms", keys.uniforms, n, design.uniforms());
         if constexpr (Space == space::host)
             for (index_t r = 0; r < n; ++r)
                 for (index_t j = 0; options.mask.kept(r) && j < keys.uniforms.cols; ++j)
@@ -225,45 +218,30 @@ auto checked_draw(const Rows& z, const Design& design, const draw_keys<Space>& k
                                                                  std::to_string(j) +
                                                                  ": must lie strictly between 0 and 1");
     }
-    check_vector("keys.sample", keys.sample, n);
-    check_vector("keys.position", keys.position, n);
+    spans.reads("keys.sample", keys.sample, n);
+    spans.reads("keys.position", keys.position, n);
     check_filter(options.filter);
-    check_vector("options.lse", options.lse, n);
-    check_vector("options.log_kept", options.log_kept, n);
-    check_vector("options.cut", options.cut, n);
-    check_vector("options.kept", options.kept, n);
-    check_vector("options.log_tail", options.log_tail, n);
-    check_vector("options.kappa", options.kappa, n);
+    spans.writes("options.lse", options.lse, n);
+    spans.writes("options.log_kept", options.log_kept, n);
+    spans.writes("options.cut", options.cut, n);
+    spans.writes("options.kept", options.kept, n);
+    spans.writes("options.log_tail", options.log_tail, n);
+    spans.writes("options.kappa", options.kappa, n);
     if (!has_tail && !options.log_tail.empty())
         throw invalid_input("options.log_tail", "is of threshold and head_tail, which take ids for certain");
     if (!std::is_same_v<Design, design::gumbel_top> && !options.kappa.empty())
         throw invalid_input("options.kappa", "is of gumbel_top");
-    call_spans spans;
-    spans.writes("out.ids", out.ids);
-    spans.writes("out.log_mu", out.log_mu);
-    spans.writes("out.weight", out.weight);
-    spans.writes("out.exact", out.exact);
-    spans.writes("options.lse", options.lse);
-    spans.writes("options.log_kept", options.log_kept);
-    spans.writes("options.cut", options.cut);
-    spans.writes("options.kept", options.kept);
-    spans.writes("options.log_tail", options.log_tail);
-    spans.writes("options.kappa", options.kappa);
     read_rows(spans, z);
-    spans.reads("keys.sample", keys.sample);
-    spans.reads("keys.position", keys.position);
-    spans.reads("keys.uniforms", keys.uniforms);
-    spans.reads("options.mask", options.mask);
     spans.check();
     return draw_job<typename logit_of_rows<Rows>::type, Design, Id, L, W, Space, Rows>{z, design, keys, out, options};
 }
-/// A source as rows to draw from: at 1, or at the filter's temperature, which is the one that counts.
+/// Rows to draw from: at 1, or at the filter's temperature, which is the one that counts.
 template <class Source>
-rows_of_source<Source> rows_to_draw(const Source& s, const filter& f) {
+auto rows_to_draw(const Source& s, const filter& f) {
     if (s.temperature != 1 && s.temperature != f.temperature)
         throw invalid_input(std::string(name_of<Source>()) + ".temperature",
                             "is neither 1 nor options.filter.temperature, at which tokens are drawn");
-    return rows_of_source<Source>(s);
+    return job_rows(s);
 }
 } // namespace OPD_ISA
 } // namespace detail
@@ -272,38 +250,24 @@ inline namespace OPD_ISA {
 
 /// Draws by `design` from every row that is kept. See the head of this file. Returns the backend's result: its diagnostics count
 /// rows and bad rows. Throws invalid_input, before anything is written, for shapes and numbers outside their range.
-template <class Backend, class Z, class Design, class Id, class L, class W, space Space>
-auto draw(Backend&& be, matrix_view<Z, Space> z, const Design& design,
-          const std::type_identity_t<draw_keys<Space>>& keys, const drawn<Id, L, W, Space>& out,
-          const std::type_identity_t<draw_options<Space>>& options = {}) {
-    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
-                  "opd: the views must lie in the backend's memory space");
-    return be.for_rows(detail::checked_draw(matrix_view<const Z, Space>(z), design, keys, out, options));
-}
-template <class Backend, readable_source Source, class Design, class Id, class L, class W, space Space>
-auto draw(Backend&& be, const Source& source, const Design& design, const std::type_identity_t<draw_keys<Space>>& keys,
+template <class Backend, detail::readable_logits Logits, class Design, class Id, class L, class W, space Space>
+auto draw(Backend&& be, const Logits& z, const Design& design, const std::type_identity_t<draw_keys<Space>>& keys,
           const drawn<Id, L, W, Space>& out, const std::type_identity_t<draw_options<Space>>& options = {}) {
-    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Source::memory_space,
-                  "opd: the views must lie in the backend's memory space");
-    if constexpr (detail::reads_whole<Source>())
+    detail::check_spaces<Backend, Logits, Space>();
+    const auto& source = detail::as_source(z);
+    if constexpr (detail::reads_whole<std::remove_cvref_t<decltype(source)>>())
         return be.for_rows(
             detail::checked_draw(detail::rows_to_draw(source, options.filter), design, keys, out, options));
 }
 
 /// Bytes of arena that a draw from rows of z needs, for callers who own all memory.
-template <class Backend, class Z, class Design, space Space>
-std::size_t draw_workspace_bytes(const Backend& be, matrix_view<Z, Space> z, const Design& design,
-                                 const std::type_identity_t<draw_options<Space>>& options = {}) {
-    return be.workspace_bytes(
-        draw_job<std::remove_const_t<Z>, Design, std::int32_t, float, float, Space>{z, design, {}, {}, options});
-}
-template <class Backend, readable_source Source, class Design>
-std::size_t draw_workspace_bytes(const Backend& be, const Source& source, const Design& design,
-                                 const draw_options<Source::memory_space>& options = {}) {
-    using rows = detail::rows_of_source<Source>;
-    return be.workspace_bytes(
-        draw_job<typename Source::logit_type, Design, std::int32_t, float, float, Source::memory_space, rows>{
-            detail::rows_to_draw(source, options.filter), design, {}, {}, options});
+template <class Backend, detail::readable_logits Logits, class Design>
+std::size_t draw_workspace_bytes(const Backend& be, const Logits& z, const Design& design,
+                                 const draw_options<Logits::memory_space>& options = {}) {
+    const auto rows = detail::rows_to_draw(detail::as_source(z), options.filter);
+    using rows_type = std::remove_const_t<decltype(rows)>;
+    return be.workspace_bytes(draw_job<typename detail::logit_of_rows<rows_type>::type, Design, std::int32_t, float,
+                                       float, Logits::memory_space, rows_type>{rows, design, {}, {}, options});
 }
 
 } // namespace OPD_ISA
@@ -317,24 +281,16 @@ auto checked_kept_ids(const Rows& z, vector_view<const filter_cut, Space> cut, c
     static_assert(std::integral<Id>, "opd: token ids are integers");
     const index_t n = z.rows;
     check_rows(z);
-    if (cut.empty() && n > 0) throw invalid_input("cut", "is a null pointer");
-    check_vector("cut", cut, n);
-    if (offsets.empty() && n > 0) throw invalid_input("offsets", "is a null pointer");
-    check_vector("offsets", offsets, n + 1);
-    check_vector("mask", mask, n);
-    if constexpr (Space == space::host)
-        for (index_t r = 0; r < n; ++r)
-            if (offsets[r] < 0 || offsets[r + 1] < offsets[r] || offsets[r + 1] > ids.size)
-                throw invalid_input("offsets", "row " + std::to_string(r) + ": from " + std::to_string(offsets[r]) +
-                                                   " to " + std::to_string(offsets[r + 1]) +
-                                                   "; offsets ascend from 0 to at most " + std::to_string(ids.size) +
-                                                   ", the room for ids");
     call_spans spans;
+    if (cut.empty() && n > 0) throw invalid_input("cut", "is a null pointer");
+    spans.reads("cut", cut, n);
+    if (offsets.empty() && n > 0) throw invalid_input("offsets", "is a null pointer");
+    spans.reads("offsets", offsets, n + 1);
+    spans.reads("mask", mask, n);
+    if constexpr (Space == space::host)
+        for (index_t r = 0; r < n; ++r) ids_of_row("offsets", offsets, r, ids.size);
     spans.writes("ids", ids);
     read_rows(spans, z);
-    spans.reads("cut", cut);
-    spans.reads("offsets", offsets);
-    spans.reads("mask", mask);
     spans.check();
     return kept_job<typename logit_of_rows<Rows>::type, Id, Space, Rows>{z, cut, offsets, ids, mask};
 }
@@ -346,22 +302,14 @@ inline namespace OPD_ISA {
 /// The ids that a filter kept, ascending, row after row, as inference servers return them: row r's are ids[offsets[r]] to
 /// ids[offsets[r+1]], where offsets are the sums of `options.kept` up to r. `cut`: of the draw. A row whose room is not what it
 /// keeps, or whose logits are bad, is counted as bad and gets -1.
-template <class Backend, class Z, class Id, space Space>
-auto kept_ids(Backend&& be, matrix_view<Z, Space> z, std::type_identity_t<vector_view<const filter_cut, Space>> cut,
+template <class Backend, detail::readable_logits Logits, class Id, space Space>
+auto kept_ids(Backend&& be, const Logits& z, std::type_identity_t<vector_view<const filter_cut, Space>> cut,
               std::type_identity_t<row_offsets<Space>> offsets, vector_view<Id, Space> ids,
               std::type_identity_t<row_mask<Space>> mask = {}) {
-    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
-                  "opd: the views must lie in the backend's memory space");
-    return be.for_rows(detail::checked_kept_ids(matrix_view<const Z, Space>(z), cut, offsets, ids, mask));
-}
-template <class Backend, readable_source Source, class Id, space Space>
-auto kept_ids(Backend&& be, const Source& source, std::type_identity_t<vector_view<const filter_cut, Space>> cut,
-              std::type_identity_t<row_offsets<Space>> offsets, vector_view<Id, Space> ids,
-              std::type_identity_t<row_mask<Space>> mask = {}) {
-    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Source::memory_space,
-                  "opd: the views must lie in the backend's memory space");
-    if constexpr (detail::reads_whole<Source>())
-        return be.for_rows(detail::checked_kept_ids(detail::rows_of_source(source), cut, offsets, ids, mask));
+    detail::check_spaces<Backend, Logits, Space>();
+    const auto& source = detail::as_source(z);
+    if constexpr (detail::reads_whole<std::remove_cvref_t<decltype(source)>>())
+        return be.for_rows(detail::checked_kept_ids(detail::job_rows(source), cut, offsets, ids, mask));
 }
 
 } // namespace OPD_ISA

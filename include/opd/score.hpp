@@ -71,11 +71,7 @@ struct score_job {
     row_mask<Space> mask;
 
     index_t row_count() const { return z.rows; }
-    basic_env<Space> as_env() const {
-        basic_env<Space> e;
-        e.reduction = reduce::sum, e.mask = mask, e.lse = what.lse;
-        return e;
-    }
+    basic_env<Space> as_env() const { return {.reduction = reduce::sum, .mask = mask, .lse = what.lse}; }
 };
 
 /// A checked call of token_logp on kept sets.
@@ -92,11 +88,7 @@ struct kept_logp_job {
     vector_view<double, Space> lse;
 
     index_t row_count() const { return z.rows; }
-    basic_env<Space> as_env() const {
-        basic_env<Space> e;
-        e.reduction = reduce::sum, e.mask = mask, e.lse = lse;
-        return e;
-    }
+    basic_env<Space> as_env() const { return {.reduction = reduce::sum, .mask = mask, .lse = lse}; }
 };
 
 namespace detail {
@@ -109,44 +101,29 @@ auto checked_scores(const Rows& z, const scores<Id, L, Space>& what, float tempe
     const bool ragged = !what.offsets.empty(), lists = !left_out(what.ids), tops = !left_out(what.top_ids);
     check_rows(z);
     check_temperature("temperature", temperature);
-    if (lists) check_matrix("ids", what.ids, ragged ? 1 : n, what.ids.cols);
+    call_spans spans;
+    if (lists) spans.reads("ids", what.ids, ragged ? 1 : n, what.ids.cols);
     if (!lists && (ragged || !left_out(what.log_p) || !what.log_tail.empty()))
         throw invalid_input("ids", "are left out; log_p, log_tail and offsets speak of them");
-    if (!left_out(what.log_p)) check_matrix("log_p", what.log_p, ragged ? 1 : n, what.ids.cols);
-    check_vector("log_tail", what.log_tail, n);
-    if (tops) check_matrix("top_ids", what.top_ids, n, what.top_ids.cols);
+    spans.may_write("log_p", what.log_p, ragged ? 1 : n, what.ids.cols);
+    spans.writes("log_tail", what.log_tail, n);
+    if (tops) spans.writes("top_ids", what.top_ids, n, what.top_ids.cols);
     if (!tops && (!left_out(what.top_log_p) || !what.top_log_tail.empty()))
         throw invalid_input("top_ids", "are left out; top_log_p and top_log_tail speak of them");
     if (tops && (what.top_ids.cols < 1 || what.top_ids.cols > z.cols) && n > 0)
         throw invalid_input("top_ids", "has " + std::to_string(what.top_ids.cols) +
                                            " columns; a row has between 1 and " + std::to_string(z.cols) + " best ids");
-    if (!left_out(what.top_log_p)) check_matrix("top_log_p", what.top_log_p, n, what.top_ids.cols);
-    check_vector("top_log_tail", what.top_log_tail, n);
-    check_vector("lse", what.lse, n);
-    check_vector("entropy", what.entropy, n);
-    check_vector("mask", mask, n);
+    spans.may_write("top_log_p", what.top_log_p, n, what.top_ids.cols);
+    spans.writes("top_log_tail", what.top_log_tail, n);
+    spans.writes("lse", what.lse, n);
+    spans.writes("entropy", what.entropy, n);
+    spans.reads("mask", mask, n);
     if (ragged) {
-        check_vector("offsets", what.offsets, n + 1);
+        spans.reads("offsets", what.offsets, n + 1);
         if constexpr (Space == space::host)
-            for (index_t r = 0; r < n; ++r)
-                if (what.offsets[r] < 0 || what.offsets[r + 1] < what.offsets[r] || what.offsets[r + 1] > what.ids.cols)
-                    throw invalid_input(
-                        "offsets", "row " + std::to_string(r) + ": from " + std::to_string(what.offsets[r]) + " to " +
-                                       std::to_string(what.offsets[r + 1]) + "; offsets ascend from 0 to at most " +
-                                       std::to_string(what.ids.cols) + ", the number of ids");
+            for (index_t r = 0; r < n; ++r) ids_of_row("offsets", what.offsets, r, what.ids.cols);
     }
-    call_spans spans;
-    spans.writes("log_p", what.log_p);
-    spans.writes("log_tail", what.log_tail);
-    spans.writes("top_ids", what.top_ids);
-    spans.writes("top_log_p", what.top_log_p);
-    spans.writes("top_log_tail", what.top_log_tail);
-    spans.writes("lse", what.lse);
-    spans.writes("entropy", what.entropy);
     read_rows(spans, z);
-    spans.reads("ids", what.ids);
-    spans.reads("offsets", what.offsets);
-    spans.reads("mask", mask);
     spans.check();
     return score_job<typename logit_of_rows<Rows>::type, Id, L, Space, Rows>{z, what, temperature, mask};
 }
@@ -157,21 +134,17 @@ inline namespace OPD_ISA {
 
 /// Scores every row that is kept. See the head of this file. Returns the backend's result: its diagnostics count rows and bad
 /// rows. Throws invalid_input, before anything is written, for shapes and numbers outside their range.
-template <class Backend, class Z, class Id, class L, space Space>
-auto score(Backend&& be, matrix_view<Z, Space> z, const scores<Id, L, Space>& what, float temperature = 1,
-           std::type_identity_t<row_mask<Space>> mask = {}) {
-    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>(),
-                  "opd: the views must lie in the backend's memory space");
-    return be.for_rows(detail::checked_scores(matrix_view<const Z, Space>(z), what, temperature, mask));
-}
-/// The same from a source of rows, at its temperature.
 template <class Backend, readable_source Source, class Id, class L, space Space>
 auto score(Backend&& be, const Source& source, const scores<Id, L, Space>& what,
            std::type_identity_t<row_mask<Space>> mask = {}) {
-    static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Source::memory_space,
-                  "opd: the views must lie in the backend's memory space");
+    detail::check_spaces<Backend, Source, Space>();
     if constexpr (detail::reads_whole<Source>())
-        return be.for_rows(detail::checked_scores(detail::rows_of_source(source), what, source.temperature, mask));
+        return be.for_rows(detail::checked_scores(detail::job_rows(source), what, source.temperature, mask));
+}
+template <class Backend, class Z, class Id, class L, space Space>
+auto score(Backend&& be, matrix_view<Z, Space> z, const scores<Id, L, Space>& what, float temperature = 1,
+           std::type_identity_t<row_mask<Space>> mask = {}) {
+    return score(be, detail::as_source(z, temperature), what, mask);
 }
 
 /// Bytes of arena that scoring rows of z for these parts needs, for callers who own all memory.
@@ -185,17 +158,6 @@ std::size_t score_workspace_bytes(const Backend& be, const Source& source, const
 }
 
 /// log_p[r,j] = log p[r, ids[r,j]] at `temperature`, and optionally each row's log-sum-exp and log tail mass. (N,V), (N,m) -> (N,m)
-template <class Backend, class Z, class Id, class L, space Space>
-auto token_logp(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> ids, matrix_view<L, Space> log_p,
-                float temperature = 1, std::type_identity_t<row_mask<Space>> mask = {},
-                std::type_identity_t<vector_view<double, Space>> lse = {},
-                std::type_identity_t<vector_view<L, Space>> log_tail = {}) {
-    detail::check_matrix("ids", ids, z.rows, ids.cols);
-    detail::check_matrix("log_p", log_p, z.rows, ids.cols);
-    return score(
-        be, z, scores<std::remove_const_t<Id>, L, Space>{.ids = ids, .log_p = log_p, .log_tail = log_tail, .lse = lse},
-        temperature, mask);
-}
 template <class Backend, readable_source Source, class Id, class L, space Space>
 auto token_logp(Backend&& be, const Source& source, matrix_view<Id, Space> ids, matrix_view<L, Space> log_p,
                 std::type_identity_t<row_mask<Space>> mask = {},
@@ -206,6 +168,13 @@ auto token_logp(Backend&& be, const Source& source, matrix_view<Id, Space> ids, 
     return score(
         be, source,
         scores<std::remove_const_t<Id>, L, Space>{.ids = ids, .log_p = log_p, .log_tail = log_tail, .lse = lse}, mask);
+}
+template <class Backend, class Z, class Id, class L, space Space>
+auto token_logp(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> ids, matrix_view<L, Space> log_p,
+                float temperature = 1, std::type_identity_t<row_mask<Space>> mask = {},
+                std::type_identity_t<vector_view<double, Space>> lse = {},
+                std::type_identity_t<vector_view<L, Space>> log_tail = {}) {
+    return token_logp(be, detail::as_source(z, temperature), ids, log_p, mask, lse, log_tail);
 }
 
 } // namespace OPD_ISA
@@ -219,19 +188,15 @@ auto checked_kept_logp(const Rows& z, const Cache& cache, matrix_view<L, Space> 
     const index_t n = z.rows;
     check_rows(z);
     check_temperature("temperature", temperature);
-    check_matrix("teacher.ids", cache.ids, n, cache.ids.cols);
-    check_matrix("log_p", log_p, n, cache.ids.cols);
-    check_kept_sets(cache, n);
-    check_vector("mask", mask, n);
-    check_vector("lse", lse, n);
     call_spans spans;
-    spans.writes("log_p", log_p);
-    spans.writes("lse", lse);
+    spans.reads("teacher.ids", cache.ids, n, cache.ids.cols);
+    spans.writes("log_p", log_p, n, cache.ids.cols);
+    check_kept_sets(cache, n);
+    spans.reads("mask", mask, n);
+    spans.writes("lse", lse, n);
     read_rows(spans, z);
-    spans.reads("teacher.ids", cache.ids);
     spans.reads("teacher.kept_ids", cache.kept_ids);
     spans.reads("teacher.kept_offsets", cache.kept_offsets);
-    spans.reads("mask", mask);
     spans.check();
     return kept_logp_job<typename logit_of_rows<Rows>::type, Cache, L, Space, Rows>{z,           cache, log_p,
                                                                                     temperature, mask,  lse};
@@ -244,20 +209,6 @@ inline namespace OPD_ISA {
 /// log p of a cache's tokens as its estimators see them, which passes over a whole batch (m2po.hpp, sequences.hpp) read: at its ids, on
 /// its kept sets where it has some, `lse` likewise. Those rows read the logits of their sets alone; a token outside its set, or of a bad
 /// row, gets NaN and makes the row bad, counted in `outside_kept`. (N,V), (N,m) -> (N,m)
-template <class Backend, class Z, class Cache, class L, space Space>
-    requires requires(const Cache& c) { c.log_mu; }
-auto token_logp(Backend&& be, matrix_view<Z, Space> z, const Cache& cache, matrix_view<L, Space> log_p,
-                float temperature = 1, std::type_identity_t<row_mask<Space>> mask = {},
-                std::type_identity_t<vector_view<double, Space>> lse = {}) {
-    if constexpr (!has_kept_sets<Cache>) {
-        return token_logp(be, z, cache.ids, log_p, temperature, mask, lse);
-    } else {
-        static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Cache::memory_space,
-                      "opd: the views must lie in the backend's memory space");
-        return be.for_rows(
-            detail::checked_kept_logp(matrix_view<const Z, Space>(z), cache, log_p, temperature, mask, lse));
-    }
-}
 template <class Backend, readable_source Source, class Cache, class L, space Space>
     requires requires(const Cache& c) { c.log_mu; }
 auto token_logp(Backend&& be, const Source& source, const Cache& cache, matrix_view<L, Space> log_p,
@@ -266,12 +217,18 @@ auto token_logp(Backend&& be, const Source& source, const Cache& cache, matrix_v
     if constexpr (!has_kept_sets<Cache>) {
         return token_logp(be, source, cache.ids, log_p, mask, lse);
     } else {
-        static_assert(Space == detail::space_of<std::remove_cvref_t<Backend>>() && Space == Cache::memory_space,
-                      "opd: the views must lie in the backend's memory space");
+        detail::check_spaces<Backend, Cache, Space>();
         if constexpr (detail::reads_whole<Source>())
             return be.for_rows(
-                detail::checked_kept_logp(detail::rows_of_source(source), cache, log_p, source.temperature, mask, lse));
+                detail::checked_kept_logp(detail::job_rows(source), cache, log_p, source.temperature, mask, lse));
     }
+}
+template <class Backend, class Z, class Cache, class L, space Space>
+    requires requires(const Cache& c) { c.log_mu; }
+auto token_logp(Backend&& be, matrix_view<Z, Space> z, const Cache& cache, matrix_view<L, Space> log_p,
+                float temperature = 1, std::type_identity_t<row_mask<Space>> mask = {},
+                std::type_identity_t<vector_view<double, Space>> lse = {}) {
+    return token_logp(be, detail::as_source(z, temperature), cache, log_p, mask, lse);
 }
 
 /// The k = top_ids.cols most probable ids of each row, best first, ties to the lower id, with their log p and optionally the log of
@@ -280,8 +237,7 @@ template <class Backend, class Z, class Id, class L, space Space>
 auto top_k(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> top_ids, matrix_view<L, Space> top_log_p,
            float temperature = 1, std::type_identity_t<row_mask<Space>> mask = {},
            std::type_identity_t<vector_view<L, Space>> top_log_tail = {}) {
-    return score(be, z, scores<Id, L, Space>{.top_ids = top_ids, .top_log_p = top_log_p, .top_log_tail = top_log_tail},
-                 temperature, mask);
+    return top_k(be, detail::as_source(z, temperature), top_ids, top_log_p, mask, top_log_tail);
 }
 template <class Backend, readable_source Source, class Id, class L, space Space>
 auto top_k(Backend&& be, const Source& source, matrix_view<Id, Space> top_ids, matrix_view<L, Space> top_log_p,

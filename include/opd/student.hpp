@@ -41,9 +41,7 @@ namespace student {
 template <class Z, class G = Z, space Space = space::host>
 struct logits {
     static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");
-    static_assert(detail::stored<Z, std::remove_const_t<G>>,
-                  "opd: unknown element type: specialise opd::element for it, in one line where it holds the bits of a "
-                  "known type; see docs/concepts/element.md");
+    static_assert(detail::known_elements<Z, std::remove_const_t<G>>());
     using logit_type = Z;
     using gradient_type = G;
     static constexpr space memory_space = Space;
@@ -65,34 +63,16 @@ struct logits {
     OPD_HD G* gradient_tile(row_place at, index_t begin) const { return dz.row(at.row) + begin; }
     OPD_HD G& gradient_at(row_place at, index_t id) const { return dz(at.row, id); }
 };
-template <class Z, space S>
-logits(matrix_view<Z, S>) -> logits<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
-template <class Z, space S>
-logits(matrix_view<Z, S>, float) -> logits<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
-template <class Z, class G, space S>
-logits(matrix_view<Z, S>, matrix_view<G, S>) -> logits<std::remove_const_t<Z>, G, S>;
-template <class Z, class G, space S>
-logits(matrix_view<Z, S>, matrix_view<G, S>, float) -> logits<std::remove_const_t<Z>, G, S>;
-template <class Z, class G, space S> // these two by name alone: {.z, .dz, .pad}, {.z, .dz, .temperature, .pad}
-logits(matrix_view<Z, S>, matrix_view<G, S>, opd::padding)->logits<std::remove_const_t<Z>, G, S>;
-template <class Z, class G, space S>
-logits(matrix_view<Z, S>, matrix_view<G, S>, float, opd::padding) -> logits<std::remove_const_t<Z>, G, S>;
-template <class... A>
-    requires(!detail::are_views<A...>())
-logits(A...)
-->logits<detail::misfit<A...>>;
-template <class... Why, class G, space S>
-struct logits<detail::misfit<Why...>, G, S> : detail::misfit_source<Why...> {
-    template <class... A>
-    constexpr logits(A&&...) {}
-};
+template <class Z, space S, detail::option... Options>
+logits(matrix_view<Z, S>, Options...) -> logits<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
+template <class Z, class G, space S, detail::option... Options>
+logits(matrix_view<Z, S>, matrix_view<G, S>, Options...) -> logits<std::remove_const_t<Z>, G, S>;
+OPD_MISFIT(logits, (class G, space S), G, S);
 
 template <class Z, class G = Z, space Space = space::host>
 struct on_support {
     static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");
-    static_assert(detail::stored<Z, std::remove_const_t<G>>,
-                  "opd: unknown element type: specialise opd::element for it, in one line where it holds the bits of a "
-                  "known type; see docs/concepts/element.md");
+    static_assert(detail::known_elements<Z, std::remove_const_t<G>>());
     using logit_type = Z;
     using gradient_type = G;
     static constexpr space memory_space = Space;
@@ -109,27 +89,11 @@ struct on_support {
     OPD_HD bool has_gradient() const { return !dz.empty(); }
     OPD_HD G& gradient_at(row_place at, index_t slot) const { return dz(at.row, slot); } ///< slot of the support
 };
-template <class Z, space S>
-on_support(matrix_view<Z, S>) -> on_support<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
-template <class Z, space S>
-on_support(matrix_view<Z, S>, float) -> on_support<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
-template <class Z, class G, space S>
-on_support(matrix_view<Z, S>, matrix_view<G, S>) -> on_support<std::remove_const_t<Z>, G, S>;
-template <class Z, class G, space S>
-on_support(matrix_view<Z, S>, matrix_view<G, S>, float) -> on_support<std::remove_const_t<Z>, G, S>;
-template <class Z, class G, space S>
-on_support(matrix_view<Z, S>, matrix_view<G, S>, opd::padding) -> on_support<std::remove_const_t<Z>, G, S>;
-template <class Z, class G, space S>
-on_support(matrix_view<Z, S>, matrix_view<G, S>, float, opd::padding) -> on_support<std::remove_const_t<Z>, G, S>;
-template <class... A>
-    requires(!detail::are_views<A...>())
-on_support(A...)
-->on_support<detail::misfit<A...>>;
-template <class... Why, class G, space S>
-struct on_support<detail::misfit<Why...>, G, S> : detail::misfit_source<Why...> {
-    template <class... A>
-    constexpr on_support(A&&...) {}
-};
+template <class Z, space S, detail::option... Options>
+on_support(matrix_view<Z, S>, Options...) -> on_support<std::remove_const_t<Z>, std::remove_const_t<Z>, S>;
+template <class Z, class G, space S, detail::option... Options>
+on_support(matrix_view<Z, S>, matrix_view<G, S>, Options...) -> on_support<std::remove_const_t<Z>, G, S>;
+OPD_MISFIT(on_support, (class G, space S), G, S);
 
 } // namespace student
 

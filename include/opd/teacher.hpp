@@ -69,9 +69,7 @@ namespace teacher {
 
 template <class Y, space Space = space::host>
 struct dense {
-    static_assert(detail::stored<Y>,
-                  "opd: unknown element type: specialise opd::element for it, in one line where it holds "
-                  "the bits of a known type; see docs/concepts/element.md");
+    static_assert(detail::known_elements<Y>());
     static constexpr cache_kind kind = cache_kind::dense;
     using logit_type = Y;
     static constexpr space memory_space = Space;
@@ -86,19 +84,9 @@ struct dense {
     OPD_HD const Y* tile(row_place at, index_t begin) const { return y.row(at.row) + begin; }
     OPD_HD const Y& logit(row_place at, index_t id) const { return y(at.row, id); }
 };
-template <class Y, space S>
-dense(matrix_view<Y, S>) -> dense<std::remove_const_t<Y>, S>;
-template <class Y, space S>
-dense(matrix_view<Y, S>, float) -> dense<std::remove_const_t<Y>, S>;
-template <class... A>
-    requires(!detail::are_views<A...>())
-dense(A...)
-->dense<detail::misfit<A...>>;
-template <class... Why, space S>
-struct dense<detail::misfit<Why...>, S> : detail::misfit_source<Why...> {
-    template <class... A>
-    constexpr dense(A&&...) {}
-};
+template <class Y, space S, detail::option... Options>
+dense(matrix_view<Y, S>, Options...) -> dense<std::remove_const_t<Y>, S>;
+OPD_MISFIT(dense, (space S), S);
 
 /// Whose best ids a support holds.
 enum class chosen_by { teacher, stale_student, student };
@@ -106,9 +94,7 @@ enum class chosen_by { teacher, stale_student, student };
 template <class Id, class L = float, space Space = space::host>
 struct support {
     static_assert(std::integral<Id>, "opd: ids are integers, of any type");
-    static_assert(detail::stored<L>,
-                  "opd: unknown element type: specialise opd::element for it, in one line where it holds "
-                  "the bits of a known type; see docs/concepts/element.md");
+    static_assert(detail::known_elements<L>());
     static constexpr cache_kind kind = cache_kind::support;
     using id_type = Id;
     using log_type = L;
@@ -119,29 +105,17 @@ struct support {
     matrix_view<const L, Space> log_mu = {};   ///< (N,k) behaviour policy, for `reweighted`
     teacher::chosen_by chosen_by = teacher::chosen_by::teacher;
 };
-template <class Id, class L, space S>
-support(matrix_view<Id, S>, matrix_view<L, S>) -> support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
-template <class Id, class L, class T, space S>
-support(matrix_view<Id, S>, matrix_view<L, S>, vector_view<T, S>)
+template <class Id, class L, space S, class... Tail>
+support(matrix_view<Id, S>, matrix_view<L, S>, vector_view<Tail, S>...)
     -> support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
-template <class... A>
-    requires(!detail::are_views<A...>())
-support(A...)
-->support<detail::misfit<A...>>;
-template <class... Why, class L, space S>
-struct support<detail::misfit<Why...>, L, S> : detail::misfit_source<Why...> {
-    template <class... A>
-    constexpr support(A&&...) {}
-};
+OPD_MISFIT(support, (class L, space S), L, S);
 
 /// Supports that differ in length from row to row, as servers and top-p give them: row r's ids are ids[offsets[r]] to
 /// ids[offsets[r+1]]. Whatever takes a `support` takes these, with the bits of a `support` filled up with -1. A row without an id is bad.
 template <class Id, class L = float, space Space = space::host>
 struct ragged_support {
     static_assert(std::integral<Id>, "opd: ids are integers, of any type");
-    static_assert(detail::stored<L>,
-                  "opd: unknown element type: specialise opd::element for it, in one line where it holds "
-                  "the bits of a known type; see docs/concepts/element.md");
+    static_assert(detail::known_elements<L>());
     static constexpr cache_kind kind = cache_kind::support;
     static constexpr bool is_ragged = true;
     using id_type = Id;
@@ -156,28 +130,15 @@ struct ragged_support {
     index_t widest =
         0; ///< most ids of a row; on the host 0 will do: the offsets say it, which a device's call cannot read
 };
-template <class Id, class L, space S, class Offsets>
-ragged_support(vector_view<Id, S>, vector_view<L, S>, Offsets)
+template <class Id, class L, space S, class Offsets, class... Tail>
+ragged_support(vector_view<Id, S>, vector_view<L, S>, Offsets, vector_view<Tail, S>...)
     -> ragged_support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
-template <class Id, class L, space S, class Offsets, class T>
-ragged_support(vector_view<Id, S>, vector_view<L, S>, Offsets, vector_view<T, S>)
-    -> ragged_support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
-template <class... A>
-    requires(!detail::are_views<A...>())
-ragged_support(A...)
-->ragged_support<detail::misfit<A...>>;
-template <class... Why, class L, space S>
-struct ragged_support<detail::misfit<Why...>, L, S> : detail::misfit_source<Why...> {
-    template <class... A>
-    constexpr ragged_support(A&&...) {}
-};
+OPD_MISFIT(ragged_support, (class L, space S), L, S);
 
 template <class Id, class L = float, space Space = space::host>
 struct samples {
     static_assert(std::integral<Id>, "opd: ids are integers, of any type");
-    static_assert(detail::stored<L>,
-                  "opd: unknown element type: specialise opd::element for it, in one line where it holds "
-                  "the bits of a known type; see docs/concepts/element.md");
+    static_assert(detail::known_elements<L>());
     static constexpr cache_kind kind = cache_kind::samples;
     using id_type = Id;
     using log_type = L;
@@ -192,28 +153,15 @@ struct samples {
     vector_view<const L, Space> mu_entropy = {}; ///< (N) entropy of mu, nats: for estr
     rollout_record<L, Space> rollout = {};
 };
-template <class Id, class L, space S>
-samples(matrix_view<Id, S>, matrix_view<L, S>, matrix_view<L, S>)
-    -> samples<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
 template <class Id, class A, class B, space S>
 samples(matrix_view<Id, S>, matrix_view<A, S>, matrix_view<B, S>)
     -> samples<detail::checked_id<Id, float, A, B>, std::remove_const_t<A>, S>;
-template <class... A>
-    requires(!detail::are_views<A...>())
-samples(A...)
-->samples<detail::misfit<A...>>;
-template <class... Why, class L, space S>
-struct samples<detail::misfit<Why...>, L, S> : detail::misfit_source<Why...> {
-    template <class... A>
-    constexpr samples(A&&...) {}
-};
+OPD_MISFIT(samples, (class L, space S), L, S);
 
 template <class Id, class L = float, space Space = space::host, class W = arithmetic_t<L>>
 struct weighted {
     static_assert(std::integral<Id>, "opd: ids are integers, of any type");
-    static_assert(detail::stored<L>,
-                  "opd: unknown element type: specialise opd::element for it, in one line where it holds "
-                  "the bits of a known type; see docs/concepts/element.md");
+    static_assert(detail::known_elements<L>());
     static constexpr cache_kind kind = cache_kind::weighted;
     using id_type = Id;
     using log_type = L;
@@ -239,15 +187,7 @@ weighted(matrix_view<Id, S>, matrix_view<W, S>, matrix_view<A, S>, matrix_view<B
 template <class Id, class W, class A, class B, class E, space S>
 weighted(matrix_view<Id, S>, matrix_view<W, S>, matrix_view<A, S>, matrix_view<B, S>, matrix_view<E, S>)
     -> weighted<detail::checked_id<Id, W, A, B>, std::remove_const_t<A>, S, std::remove_const_t<W>>;
-template <class... A>
-    requires(!detail::are_views<A...>())
-weighted(A...)
-->weighted<detail::misfit<A...>>;
-template <class... Why, class L, space S, class W>
-struct weighted<detail::misfit<Why...>, L, S, W> : detail::misfit_source<Why...> {
-    template <class... A>
-    constexpr weighted(A&&...) {}
-};
+OPD_MISFIT(weighted, (class L, space S, class W), L, S, W);
 
 /// A dense cache over another vocabulary than the student's: D over the ids that both have and one bucket for all beyond them, on either
 /// side, each side normalised over its own vocabulary. See docs/estimators/divergences.md.
@@ -302,10 +242,8 @@ struct on_kept_sets : Cache {
     vector_view<const L, Space> log_kept_q = {}; ///< (N); empty: log q is the teacher's over the vocabulary
     index_t widest = 0; ///< most ids of a row; 0: found from the offsets, which a device cannot
 };
-template <class Cache, class Id, space S, class Offsets>
-on_kept_sets(Cache, vector_view<Id, S>, Offsets) -> on_kept_sets<Cache, std::remove_const_t<Id>>;
-template <class Cache, class Id, space S, class Offsets, class L>
-on_kept_sets(Cache, vector_view<Id, S>, Offsets, vector_view<L, S>) -> on_kept_sets<Cache, std::remove_const_t<Id>>;
+template <class Cache, class Id, space S, class Offsets, class... L>
+on_kept_sets(Cache, vector_view<Id, S>, Offsets, vector_view<L, S>...) -> on_kept_sets<Cache, std::remove_const_t<Id>>;
 
 } // namespace teacher
 

@@ -86,55 +86,47 @@ struct row_layout {
 };
 
 template <class T>
-constexpr matrix_view<T> view(T* data, std::integral auto rows, std::integral auto cols) {
-    return {data, static_cast<index_t>(rows), static_cast<index_t>(cols), static_cast<index_t>(cols)};
+constexpr matrix_view<T> view(T* data, count rows, count cols) {
+    return {data, rows.value, cols.value, cols.value};
 }
 template <class T>
-constexpr matrix_view<T> view(T* data, std::integral auto rows, std::integral auto cols, std::integral auto stride) {
-    return {data, static_cast<index_t>(rows), static_cast<index_t>(cols), static_cast<index_t>(stride)};
+constexpr matrix_view<T> view(T* data, count rows, count cols, count stride) {
+    return {data, rows.value, cols.value, stride.value};
 }
 template <class T>
-constexpr matrix_view<T> view(T* data, std::integral auto rows, std::integral auto cols, row_layout rows_lie) {
-    return {data, static_cast<index_t>(rows), static_cast<index_t>(cols), rows_lie.stride.value,
-            rows_lie.padding.value};
+constexpr matrix_view<T> view(T* data, count rows, count cols, row_layout rows_lie) {
+    return {data, rows.value, cols.value, rows_lie.stride.value, rows_lie.padding.value};
 }
 /// Rows of `stride` elements of which `cols` are real; the rest is padding.
 template <class T>
-constexpr matrix_view<T> padded_view(T* data, std::integral auto rows, std::integral auto cols,
-                                     std::integral auto stride) {
-    const auto s = static_cast<index_t>(stride), c = static_cast<index_t>(cols);
-    return {data, static_cast<index_t>(rows), c, s, s - c};
+constexpr matrix_view<T> padded_view(T* data, count rows, count cols, count stride) {
+    return {data, rows.value, cols.value, stride.value, stride.value - cols.value};
 }
 template <class T>
-constexpr vector_view<T> view(T* data, std::integral auto size) {
-    return {data, static_cast<index_t>(size)};
+constexpr vector_view<T> view(T* data, count size) {
+    return {data, size.value};
 }
 
 template <class T>
-constexpr matrix_view<T, space::device> device_view(T* data, std::integral auto rows, std::integral auto cols) {
-    return {data, static_cast<index_t>(rows), static_cast<index_t>(cols), static_cast<index_t>(cols)};
+constexpr matrix_view<T, space::device> device_view(T* data, count rows, count cols) {
+    return {data, rows.value, cols.value, cols.value};
 }
 template <class T>
-constexpr matrix_view<T, space::device> device_view(T* data, std::integral auto rows, std::integral auto cols,
-                                                    std::integral auto stride) {
-    return {data, static_cast<index_t>(rows), static_cast<index_t>(cols), static_cast<index_t>(stride)};
+constexpr matrix_view<T, space::device> device_view(T* data, count rows, count cols, count stride) {
+    return {data, rows.value, cols.value, stride.value};
 }
 template <class T>
-constexpr matrix_view<T, space::device> device_view(T* data, std::integral auto rows, std::integral auto cols,
-                                                    row_layout rows_lie) {
-    return {data, static_cast<index_t>(rows), static_cast<index_t>(cols), rows_lie.stride.value,
-            rows_lie.padding.value};
+constexpr matrix_view<T, space::device> device_view(T* data, count rows, count cols, row_layout rows_lie) {
+    return {data, rows.value, cols.value, rows_lie.stride.value, rows_lie.padding.value};
 }
 /// Rows of `stride` elements of which `cols` are real; the rest is padding.
 template <class T>
-constexpr matrix_view<T, space::device> padded_device_view(T* data, std::integral auto rows, std::integral auto cols,
-                                                           std::integral auto stride) {
-    const auto s = static_cast<index_t>(stride), c = static_cast<index_t>(cols);
-    return {data, static_cast<index_t>(rows), c, s, s - c};
+constexpr matrix_view<T, space::device> padded_device_view(T* data, count rows, count cols, count stride) {
+    return {data, rows.value, cols.value, stride.value, stride.value - cols.value};
 }
 template <class T>
-constexpr vector_view<T, space::device> device_view(T* data, std::integral auto size) {
-    return {data, static_cast<index_t>(size)};
+constexpr vector_view<T, space::device> device_view(T* data, count size) {
+    return {data, size.value};
 }
 
 } // namespace opd

@@ -521,8 +521,8 @@ TEST_CASE("what draw and kept_ids refuse") {
     const auto kept = [&](std::vector<index_t> offsets, index_t room) {
         return kept_ids(be, row, view(cuts.data(), 2), row_offsets<>(offsets), view(ids.data(), room));
     };
-    CHECK_THROWS_WITH_AS(kept({0, 10, 21}, 20), doctest::Contains("offsets: row 1"), invalid_input);
-    CHECK_THROWS_WITH_AS(kept({5, 1, 20}, 20), doctest::Contains("offsets: row 0"), invalid_input);
+    CHECK_THROWS_WITH_AS(kept({0, 10, 21}, 20), doctest::Contains("offsets, row 1"), invalid_input);
+    CHECK_THROWS_WITH_AS(kept({5, 1, 20}, 20), doctest::Contains("offsets, row 0"), invalid_input);
     CHECK_THROWS_WITH_AS(kept({0, 10}, 20), doctest::Contains("offsets"), invalid_input);
     CHECK(ids[0] == -9);
     CHECK(kept({0, 9, 19}, 20).diagnostics.bad_rows == 1); // one id too many for its room

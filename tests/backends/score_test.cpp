@@ -297,7 +297,7 @@ TEST_CASE("what score refuses") {
     refuses("overlaps", {.ids = listed, .log_p = out, .log_tail = view(log_p.data() + 5, 2)});
     const std::vector<std::int32_t> bad{0, 4, 3}, beyond{0, 3, 7};
     const auto flat = view(std::as_const(ids).data(), 1, 6);
-    refuses("offsets: row 1", {.ids = flat, .log_p = view(log_p.data(), 1, 6), .offsets = row_offsets<>(bad)});
-    refuses("offsets: row 1", {.ids = flat, .log_p = view(log_p.data(), 1, 6), .offsets = row_offsets<>(beyond)});
+    refuses("offsets, row 1", {.ids = flat, .log_p = view(log_p.data(), 1, 6), .offsets = row_offsets<>(bad)});
+    refuses("offsets, row 1", {.ids = flat, .log_p = view(log_p.data(), 1, 6), .offsets = row_offsets<>(beyond)});
     refuses("ids", {.ids = listed, .log_p = out, .offsets = row_offsets<>(beyond)});
 }

@@ -62,6 +62,11 @@ inline namespace OPD_ISA {
 
 struct shard_frame : host_frame {
     vocab_shard shard = {};
+    /// The ranks have told each other the logits of a row's slots.
+    template <class Rows>
+    known_logit student_at(const Rows& k, const row_state& st, index_t slot) const {
+        return {exchanged(k, st)[static_cast<std::size_t>(slot)]};
+    }
 };
 
 /// Whether the types of a call can be run in shards; if not, one sentence says why.
@@ -154,7 +159,7 @@ class sharded_call {
     using State = typename Rows::state_type;
     using stage = shard_progress::stage;
     static constexpr bool blocks = has_blocks<Job>;
-    static constexpr bool keeps_scratch = exchanges_logits<Rows, State>; ///< entries; of dense rows nothing is in it
+    static constexpr bool keeps_scratch = exchanges_logits<Rows>; ///< entries; of dense rows nothing is in it
 
 public:
     sharded_call(const vocab_shard& shard, const Job& job, thread_team& team, std::span<std::byte> arena)
@@ -283,7 +288,9 @@ private:
         frame_.shard = shard;
         static_cast<host_frame&>(frame_) = {job.env, job.rows};
         const auto k = rows();
-        const std::size_t scratch = host_plan::aligned(k.scratch_bytes());
+        std::size_t scratch = k.scratch_bytes();
+        if constexpr (keeps_scratch) scratch += exchanged_bytes(k);
+        scratch = host_plan::aligned(scratch);
         (keeps_scratch ? row_scratch_ : worker_scratch_) = scratch;
         std::size_t logits = 0;
         if constexpr (keeps_scratch) logits = sizeof(double) * static_cast<std::size_t>(k.slots());

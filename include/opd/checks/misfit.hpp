@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Sentences for arguments that no form of a source takes. A source has, beside its deduction guides, one for arguments that
-// are no views: it deduces source<misfit<arguments...>>, which takes anything, says in one sentence what is wrong, and is passed
-// over by evaluate.
+// Sentences for arguments that no form of a source takes. OPD_MISFIT gives a source, beside its deduction guides,
+// one for arguments that are no views: the guide deduces source<misfit<arguments...>>, which takes anything, says in
+// one sentence what is wrong, and is passed over by evaluate.
 #pragma once
 
 #include <type_traits>
@@ -16,6 +16,12 @@ namespace opd::detail {
 /// `storage` without the compiler's explanation of a concept, which would stand beside the sentence.
 template <class... T>
 inline constexpr bool stored = (storage<T> && ...);
+template <class... T>
+constexpr bool known_elements() {
+    static_assert(stored<T...>, "opd: unknown element type: specialise opd::element for it, in one line where it holds "
+                                "the bits of a known type; see docs/concepts/element.md");
+    return true;
+}
 
 /// Stands for a source's first type where the arguments `Why` fit no form of it.
 template <class... Why>
@@ -32,12 +38,15 @@ inline constexpr int view_space<matrix_view<T, S>> = S == space::host ? 1 : 2;
 template <class T, space S>
 inline constexpr int view_space<vector_view<T, S>> = S == space::host ? 1 : 2;
 
+/// What may stand behind a source's views.
+template <class T>
+concept option = std::is_arithmetic_v<T> || std::is_enum_v<T>;
+
 /// Whether arguments could be a source's: views of one memory space, and numbers or enumerators behind the first.
 template <class First, class... Rest>
 constexpr bool are_views() {
     constexpr int spaces = (view_space<First> | ... | view_space<Rest>);
-    return view_space<First> != 0 && spaces != 3 &&
-           ((view_space<Rest> != 0 || std::is_arithmetic_v<Rest> || std::is_enum_v<Rest>)&&...);
+    return view_space<First> != 0 && spaces != 3 && ((view_space<Rest> != 0 || option<Rest>)&&...);
 }
 
 template <class... Why>
@@ -60,3 +69,16 @@ struct misfit_source {
 };
 
 } // namespace opd::detail
+
+/// For a source whose template parameters behind the first are `parameters`; their names follow.
+#define OPD_MISFIT(source, parameters, ...)                                                                            \
+    template <class... A>                                                                                              \
+        requires(!opd::detail::are_views<A...>())                                                                      \
+    source(A...)                                                                                                       \
+    ->source<opd::detail::misfit<A...>>;                                                                               \
+    template <class... Why, OPD_BARE parameters>                                                                       \
+    struct source<opd::detail::misfit<Why...>, __VA_ARGS__> : opd::detail::misfit_source<Why...> {                     \
+        template <class... A>                                                                                          \
+        constexpr source(A&&...) {}                                                                                    \
+    }
+#define OPD_BARE(...) __VA_ARGS__

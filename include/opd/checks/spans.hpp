@@ -8,9 +8,11 @@
 #include <type_traits>
 
 #include "opd/batch.hpp"
+#include "opd/checks/shapes.hpp"
 #include "opd/config.hpp"
 #include "opd/error.hpp"
 #include "opd/head.hpp"
+#include "opd/reduction.hpp"
 #include "opd/source.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
@@ -23,21 +25,21 @@ inline namespace OPD_ISA {
 /// two column ranges of one buffer do not overlap.
 class call_spans {
 public:
-    template <class T, space S>
-    void reads(const char* name, const matrix_view<T, S>& v) {
-        add(name, v, false);
+    void reads(const char* name, const auto& v) { add(name, v, false); }
+    void writes(const char* name, const auto& v) { add(name, v, true); }
+
+    // The same of arguments that are to have a shape, which is checked at once.
+
+    void reads(const char* name, const auto& v, index_t n) { check_vector(name, v, n), reads(name, v); }
+    void writes(const char* name, const auto& v, index_t n) { check_vector(name, v, n), writes(name, v); }
+    void reads(const char* name, const auto& v, index_t rows, index_t cols) {
+        check_matrix(name, v, rows, cols), reads(name, v);
     }
-    template <class T, space S>
-    void writes(const char* name, const matrix_view<T, S>& v) {
-        add(name, v, true);
+    void writes(const char* name, const auto& v, index_t rows, index_t cols) {
+        check_matrix(name, v, rows, cols), writes(name, v);
     }
-    template <class View>
-    void reads(const char* name, const View& v) {
-        add(name, v, false);
-    }
-    template <class View>
-    void writes(const char* name, const View& v) {
-        add(name, v, true);
+    void may_write(const char* name, const auto& v, index_t rows, index_t cols) {
+        if (!left_out(v)) writes(name, v, rows, cols);
     }
 
     /// Throws if an output overlaps another span. `apart`: false where the caller lets the two spans of these names coincide.

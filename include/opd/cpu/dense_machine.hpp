@@ -91,8 +91,7 @@ struct formula_functions {
                 *static_cast<const Program*>(c.program), c.vocab};
     }
     /// visit(phase) with the phase of dense_rows that this is, if the divergence has it.
-    template <class Visit>
-    static void visit(dense_phase phase, Visit&& v) {
+    static void visit(dense_phase phase, auto&& v) {
         switch (phase) {
         case dense_phase::sweep:
             return v(typename rows::sweep{}, row_sweep{});
@@ -122,8 +121,7 @@ struct formula_functions {
         if constexpr (fits) new (c.storage) rows(rows_of(c));
     }
     /// body(rows) with the rows that `begin` made, or with new ones where a divergence is larger than their place.
-    template <class Body>
-    static auto with(const dense_call& c, Body&& body) {
+    static auto with(const dense_call& c, auto&& body) {
         if constexpr (fits)
             return body(*std::launder(reinterpret_cast<const rows*>(c.storage)));
         else
@@ -233,10 +231,9 @@ struct dense_machine {
     }
     bool live(const state_type& st) const { return st.kept && !st.report.bad && st.next != row_step::write_zero; }
 
-    template <class Team>
-    void row(Team& team) const {
+    void row(auto& team) const {
         team.template fold<sweep>(*this);
-        team.template fold<position>(*this);
+        team.template fold<find_position>(*this);
         const bool mixes = formula.functions->mix != nullptr;
         if (mixes) team.template fold<measure>(*this);
         team.template each<mix>(*this);
@@ -290,31 +287,8 @@ struct dense_machine {
         }
     };
     using sweep = phase<dense_phase::sweep, row_sweep, false>;
+    using measure = measure_entropies<lane_engine, F, true>;
 
-    struct position {
-        static bool due(const dense_machine& k, const state_type& st) {
-            return st.good() && (k.facts & fact::position) != 0;
-        }
-        static index_t part(const dense_machine& k, const state_type& st, alone at) {
-            return find_position::part(k, st, at);
-        }
-        static void finish(const dense_machine& k, state_type& st, index_t before) {
-            find_position::finish(k, st, before);
-        }
-    };
-    /// Entropies and overlap, where env.measure or the selector asks.
-    struct measure : over_tiles<measure, true> {
-        static bool due(const dense_machine& k, const state_type& st) {
-            return st.good() && (k.frame.env.measure.entropy || reads_entropies(k.facts));
-        }
-        static entropy_sums start(const dense_machine&, const state_type&) { return {}; }
-        static void tile(const dense_machine&, const state_type& st, entropy_sums& p, const tile_type& t, alone at) {
-            lane_engine::entropies<F, true>(st.swept, p, t, at);
-        }
-        static void finish(const dense_machine& k, state_type& st, const entropy_sums& all) {
-            set_measured(k.frame.env, st, all);
-        }
-    };
     /// The weights of a sum, before its value.
     struct mix {
         static bool due(const dense_machine& k, const state_type& st) {

@@ -393,8 +393,7 @@ struct lane_engine {
     }
 
     /// dz = beta dz + share·e^((z - z*)/T) over a tile, z* the anchor of `s`. dz may be z.
-    template <class Tile>
-    static void pull_back(const Tile& t, const raw_sums& s, double share, float beta, alone) {
+    static void pull_back(const auto& t, const raw_sums& s, double share, float beta, alone) {
         using Z = std::remove_cvref_t<decltype(*t.z)>;
         using G = std::remove_cvref_t<decltype(*t.dz)>;
         using F = pack_for<Z, G>;

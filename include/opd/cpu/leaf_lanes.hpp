@@ -193,8 +193,7 @@ struct lane_leaves {
             sweep_tile<F, false, Need>(p, t.z, t.y, t.begin, t.count);
     }
     /// From the anchor of their time to the last one.
-    template <class Rows>
-    static void masses(const Rows& k, const leaf_state& st, alone) {
+    static void masses(const auto& k, const leaf_state& st, alone) {
         const leaf_arrays a = k.at(st);
         const raw_sums& s = st.swept.sums;
         for (index_t l = 0; l < leaves_of(k.vocab); ++l)
@@ -342,8 +341,7 @@ struct lane_leaves {
     // After top_k all that is kept stands in a list, best first (st.found ids): top_p walks down it, masses are those of its
     // ids, and a token is looked for there alone.
 
-    template <class Rows>
-    static void top_cut(const Rows& k, leaf_state& st, index_t count, alone) {
+    static void top_cut(const auto& k, leaf_state& st, index_t count, alone) {
         carver c = k.at(st).rest;
         const lists of(c, k.vocab, count, k.filter_of().top_p < 1);
         st.found = best_ids(k.z_row(st), k.vocab, st.swept.out_of_range, count, of.maxima, of.entries);

@@ -43,8 +43,7 @@ struct search_step {
     using value = typename F::value_type;
 
     OPD_HD static bool due(const Rows&, const leaf_state& st) { return st.search.now != cut_search::step::none; }
-    template <class At>
-    OPD_HD static double part(const Rows& k, const leaf_state& st, At at) {
+    OPD_HD static double part(const Rows& k, const leaf_state& st, auto at) {
         const cut_search& s = st.search;
         const thread_anchors<F> a(st.swept.sums);
         const std::uint64_t middle = s.low + (s.high - s.low) / 2;
@@ -194,8 +193,7 @@ struct thread_leaves {
     OPD_HD static void search(const Rows& k, Team& team) {
         team.template repeat<search_step<Rows>>(k);
     }
-    template <class Rows>
-    OPD_HD static index_t count_kept(const Rows& k, const leaf_state& st, one_of at) {
+    OPD_HD static index_t count_kept(const auto& k, const leaf_state& st, one_of at) {
         index_t n = 0;
         for (index_t i = at.id; i < k.vocab; i += at.count) n += st.cut.keeps(logit_within(k.z_row(st)[i]), i);
         return n;

@@ -263,8 +263,7 @@ struct thread_engine {
     }
 
     /// dz = beta dz + share·e^((z - z*)/T) over a tile, z* the anchor of `s`.
-    template <class Tile>
-    OPD_HD static void pull_back(const Tile& t, const raw_sums& s, double share, float beta, one_of at) {
+    OPD_HD static void pull_back(const auto& t, const raw_sums& s, double share, float beta, one_of at) {
         using F = thread_number<std::remove_cvref_t<decltype(*t.z)>, std::remove_cvref_t<decltype(*t.dz)>>;
         const thread_anchors<F> a(s);
         const F factor(share);

@@ -12,7 +12,9 @@
 #include "opd/checks/spans.hpp"
 #include "opd/config.hpp"
 #include "opd/error.hpp"
+#include "opd/evaluate.hpp"
 #include "opd/source.hpp"
+#include "opd/teacher.hpp"
 #include "opd/view.hpp"
 
 namespace opd::detail {
@@ -34,6 +36,44 @@ struct rows_of_source {
     OPD_HD const logit_type* row(index_t r) const { return source.tile({r}, 0); }
     OPD_HD const logit_type& operator()(index_t r, index_t c) const { return row(r)[c]; }
 };
+
+/// A view that is read as a source is; errors call it z.
+template <class Z, space S>
+struct viewed : teacher::dense<Z, S> {};
+template <class Source>
+inline constexpr bool is_viewed = false;
+template <class Z, space S>
+inline constexpr bool is_viewed<viewed<Z, S>> = true;
+
+/// Logits that a call reads, a view at a temperature or a source, as a source.
+template <class Z, space S>
+viewed<std::remove_const_t<Z>, S> as_source(const matrix_view<Z, S>& z, float temperature = 1) {
+    return {{z, temperature}};
+}
+template <readable_source Source>
+const Source& as_source(const Source& s) {
+    return s;
+}
+template <class Logits>
+concept readable_logits = requires(const Logits& z) {
+    as_source(z);
+};
+
+/// A call's logits and what it writes lie where the backend is.
+template <class Backend, class Logits, space S>
+constexpr void check_spaces() {
+    static_assert(S == space_of<std::remove_cvref_t<Backend>>() && S == Logits::memory_space,
+                  "opd: the views must lie in the backend's memory space");
+}
+
+/// A source's rows as a job has them.
+template <class Source>
+auto job_rows(const Source& s) {
+    if constexpr (is_viewed<Source>)
+        return s.y;
+    else
+        return rows_of_source<Source>(s);
+}
 
 /// Whether a source's rows may be read whole. `name_of`: what its members are called in errors.
 template <class Source>

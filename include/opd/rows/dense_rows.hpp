@@ -14,8 +14,9 @@
 //   measure     entropies and overlap, where env.measure or a selector asks                   1 read
 //   write       the gradient                                                                  1 read, 1 write
 //
-// An Engine (lane_engine.hpp, thread_engine.hpp) does what is V-sized but for the careful passes: sweep, terms, refine and the
-// gradient of each kind.
+// An Engine (lane_engine.hpp, thread_engine.hpp) does what is V-sized but for the careful passes: sweep, terms, refine
+// and the gradient of each kind. A Bucket is one entry more, behind those of the tiles, in every sum: rest_bucket.hpp
+// has the only one; all other rows have `no_bucket`.
 #pragma once
 
 #include <cmath>
@@ -45,6 +46,9 @@ struct two_sums {
 struct entrywise_sums {
     double loss = 0, c = 0;
     bool wide = false;
+    OPD_HD static entrywise_sums merge(entrywise_sums x, entrywise_sums y) {
+        return {x.loss + y.loss, x.c + y.c, x.wide || y.wide};
+    }
 };
 
 /// Whether there is no finite number to report or to store.
@@ -61,18 +65,26 @@ struct dense_state : selecting_state {
     row_constants<scalar<double>> careful = {}; ///< kept, for dz may overwrite z
 };
 
-/// What a row's entropies and overlap are for: its selector, and the diagnostics that env.measure asks for.
-template <space S>
-OPD_HD void set_measured(const basic_env<S>& e, dense_state& st, const entropy_sums& all) {
-    st.entropy_p = -all.student, st.entropy_q = -all.teacher, st.overlap = all.overlap;
-    if (!e.measure.entropy) return;
-    diagnostics& d = st.partial.diagnostics;
-    ++d.student_entropy_rows, ++d.teacher_entropy_rows, ++d.overlap_rows;
-    d.student_entropy_sum -= all.student, d.teacher_entropy_sum -= all.teacher, d.overlap_sum += all.overlap;
-}
+/// No entry behind those of the tiles.
+struct no_bucket {
+    using state_type = dense_state;
+    OPD_HD OPD_INLINE static void sweep(const auto&, auto&) {}
+    OPD_HD OPD_INLINE static void add(const auto&, const dense_state&, const auto&) {}
+    OPD_HD OPD_INLINE static bool outweighs(const dense_state&) { return false; }
+    OPD_HD OPD_INLINE static double lse(const dense_state& st) { return st.swept.sums.lse(); }
+    OPD_HD OPD_INLINE static void add_to_normalisers(const auto&, const dense_state&) {}
+    OPD_HD OPD_INLINE static void raise_top(const dense_state&, double&, double&) {}
+    OPD_HD OPD_INLINE static void settle(const auto&, auto&) {}
+    template <class Rows, class Team>
+    OPD_HD OPD_INLINE static void pull_back(const Rows& k, Team& team) {
+        team.template each<clear_rest<Rows>>(k);
+    }
+};
 
-template <class Engine, class Frame, class Student, class Teacher, class Program>
+template <class Engine_, class Frame, class Student, class Teacher, class Program_, class Bucket = no_bucket>
 struct dense_rows {
+    using Engine = Engine_;
+    using Program = Program_;
     using Z = typename Student::logit_type;
     using G = typename Student::gradient_type;
     using Y = typename Teacher::logit_type;
@@ -81,7 +93,7 @@ struct dense_rows {
     using anchors = typename Engine::template anchors<F>;
     using numbers = row_numbers<F, anchors, Program>;
     using entry_numbers = entrywise_numbers<F, anchors, Program>;
-    using state_type = dense_state;
+    using state_type = typename Bucket::state_type;
     using tile_type = row_tile<Z, Y, G>;
     static constexpr bool single_sweep = single_sweep_divergence<Program>;
     static constexpr bool mixes = selector_mixes<Program>(); ///< a selector chooses the weights of a sum
@@ -149,8 +161,8 @@ struct dense_rows {
         return {st.swept.sums, program_of(st), st.raised, exponent()};
     }
 
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
+        Bucket::sweep(*this, team);
         team.template fold<sweep>(*this);
         if constexpr (has_selector<Program>) team.template fold<find_position>(*this);
         if constexpr (mixes) {
@@ -166,9 +178,10 @@ struct dense_rows {
         team.template fold<careful_terms>(*this);
         if constexpr (!mixes) team.template fold<measure>(*this);
         if constexpr (has_selector<Program>) team.template each<select>(*this);
+        Bucket::settle(*this, team);
         team.template each<write>(*this);
         team.template each<zero_tiles<dense_rows>>(*this);
-        team.template each<clear_rest<dense_rows>>(*this);
+        Bucket::pull_back(*this, team);
     }
     /// Whether the row has a gradient.
     OPD_HD bool live(const state_type& st) const {
@@ -176,15 +189,13 @@ struct dense_rows {
     }
 
     /// Normalisers and raw sums; decides how the row goes on.
-    struct sweep : over_tiles<sweep, false> {
-        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.good(); }
+    struct sweep : if_good, over_tiles<sweep, false> {
         OPD_HD static row_sweep start(const dense_rows& k, const state_type&) {
             const bool phi_power = k.student.has_gradient() ? need.phi_power : need_for_value.phi_power;
             return row_sweep::begin(k.inv_s, k.inv_t, k.exponent(), phi_power);
         }
-        template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type&, row_sweep& p, const tile_type& t,
-                                           At at) {
+                                           auto at) {
             if (k.student.has_gradient())
                 Engine::template sweep<F, true, need>(p, t, at);
             else
@@ -193,6 +204,7 @@ struct dense_rows {
         OPD_HD static row_sweep merge(const row_sweep& a, const row_sweep& b) { return row_sweep::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, const row_sweep& all) {
             st.swept = all;
+            Bucket::add(k, st, st.swept);
             if (k.student.has_gradient())
                 st.swept.template close<true, need>();
             else
@@ -204,21 +216,16 @@ struct dense_rows {
         }
     };
     /// The weights of the sum, before its value.
-    struct mix {
-        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const dense_rows& k, state_type& st, At at) {
-            if (at.id != 0) return;
+    struct mix : if_good, by_one<mix> {
+        OPD_HD static void once(const dense_rows& k, state_type& st) {
             st.mixed = mixed_by(k.program, facts_before(k.frame.env, st));
             st.report.bad = !(is_finite(st.mixed.a) && is_finite(st.mixed.b) && st.mixed.a >= 0 && st.mixed.b >= 0);
             if (!st.report.bad) k.begin_after_sweep(st);
         }
     };
-    struct select {
-        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const dense_rows& k, state_type& st, At at) {
-            if (at.id == 0 && !weigh(k.program, k.frame.env, st)) st.next = row_step::write_zero;
+    struct select : if_good, by_one<select> {
+        OPD_HD static void once(const dense_rows& k, state_type& st) {
+            if (!weigh(k.program, k.frame.env, st)) st.next = row_step::write_zero;
         }
     };
 
@@ -235,7 +242,7 @@ struct dense_rows {
         if (out.bad) return;
         if (given) s.student_mass = ::expm1(*given - s.z_s * s.inv_s);
         st.top_y = s.y_s;
-        out.lse = given ? *given : s.lse();
+        out.lse = given ? *given : Bucket::lse(st);
         const bool teacher_zero = found.teacher_zero && infinite_teacher_zero(st);
         const bool student_zero = found.student_zero && infinite_student_zero(st);
         out.infinite = teacher_zero || student_zero;
@@ -251,7 +258,7 @@ struct dense_rows {
         constexpr bool tolerant =
             need.student_delta && !need.student_power && !need.teacher_delta; // reverse KL never forms e^-delta
         st.entrywise = out.infinite || (single_sweep && st.swept.lost_digits);
-        if ((st.swept.reach > steepest && !st.entrywise) || gap > (tolerant ? 1e29 : 40)) {
+        if (Bucket::outweighs(st) || (st.swept.reach > steepest && !st.entrywise) || gap > (tolerant ? 1e29 : 40)) {
             st.next = row_step::careful;
         } else if (st.entrywise) {
             st.next = row_step::entrywise;
@@ -303,18 +310,16 @@ struct dense_rows {
     }
 
     /// Of a row that float carries; one whose overlap it does not carry goes on in float64.
-    struct overlap : over_tiles<overlap, true> {
+    struct overlap : sums_over_tiles<overlap, overlap_sums, true> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) {
             return st.next == row_step::terms || st.next == row_step::entrywise;
         }
-        OPD_HD static overlap_sums start(const dense_rows&, const state_type&) { return {}; }
-        template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, overlap_sums& p,
-                                           const tile_type& t, At at) {
+                                           const tile_type& t, auto at) {
             Engine::overlap(k, st, p, t, at);
         }
-        OPD_HD static overlap_sums merge(overlap_sums a, overlap_sums b) { return overlap_sums::merge(a, b); }
-        OPD_HD static void finish(const dense_rows&, state_type& st, overlap_sums all) {
+        OPD_HD static void finish(const dense_rows& k, state_type& st, overlap_sums all) {
+            Bucket::add(k, st, all);
             if (all.far_apart())
                 st.next = row_step::careful;
             else
@@ -322,32 +327,26 @@ struct dense_rows {
         }
     };
 
-    struct terms : over_tiles<terms, true> {
+    struct terms : sums_over_tiles<terms, two_sums, true> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::terms; }
-        OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
-        template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t,
-                                           At at) {
+                                           auto at) {
             Engine::terms(k, st, p, t, at);
         }
-        OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
+            Bucket::add(k, st, all);
             k.refine_or_finish(st, all.a, all.b);
         }
     };
 
-    struct entrywise_terms : over_tiles<entrywise_terms, true> {
+    struct entrywise_terms : sums_over_tiles<entrywise_terms, entrywise_sums, true> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::entrywise; }
-        OPD_HD static entrywise_sums start(const dense_rows&, const state_type&) { return {}; }
-        template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, entrywise_sums& p,
-                                           const tile_type& t, At at) {
+                                           const tile_type& t, auto at) {
             Engine::entrywise_terms(k, st, p, t, at);
         }
-        OPD_HD static entrywise_sums merge(entrywise_sums a, entrywise_sums b) {
-            return {a.loss + b.loss, a.c + b.c, a.wide || b.wide};
-        }
         OPD_HD static void finish(const dense_rows& k, state_type& st, entrywise_sums all) {
+            Bucket::add(k, st, all);
             if (all.wide)
                 st.next = row_step::careful;
             else
@@ -356,82 +355,65 @@ struct dense_rows {
     };
 
     /// The value as a sum of terms of which none is negative, log p - log q in double but for the normalisers.
-    struct refine : over_tiles<refine, true> {
+    struct refine : sums_over_tiles<refine, double, true> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::refine; }
-        OPD_HD static double start(const dense_rows&, const state_type&) { return 0; }
-        template <class At>
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, double& p, const tile_type& t,
-                                           At at) {
+                                           auto at) {
             Engine::refine(k, st, p, t, at);
         }
-        OPD_HD static double merge(double a, double b) { return a + b; }
         OPD_HD static void finish(const dense_rows& k, state_type& st, double all) {
+            Bucket::add(k, st, all);
             st.report.loss = all;
             k.finish_value(st);
         }
     };
 
-    /// Entropies and overlap, where env.measure asks.
-    struct measure : over_tiles<measure, true> {
-        OPD_HD static bool due(const dense_rows& k, const state_type& st) {
-            return (k.frame.env.measure.entropy || reads_entropies(facts_read(k.program))) && st.good();
-        }
-        OPD_HD static entropy_sums start(const dense_rows&, const state_type&) { return {}; }
-        template <class At>
-        OPD_HD OPD_INLINE static void tile(const dense_rows&, const state_type& st, entropy_sums& p, const tile_type& t,
-                                           At at) {
-            Engine::template entropies<F, true>(st.swept, p, t, at);
-        }
-        OPD_HD static entropy_sums merge(entropy_sums a, entropy_sums b) { return entropy_sums::merge(a, b); }
+    struct measure : measure_entropies<Engine, F, true> {
         OPD_HD static void finish(const dense_rows& k, state_type& st, entropy_sums all) {
-            set_measured(k.frame.env, st, all);
+            Bucket::add(k, st, all);
+            measure_entropies<Engine, F, true>::finish(k, st, all);
         }
     };
 
     // --- the row in float64, entry by entry -----------------------------------------------------------------------------
 
     /// Up to 1e30, as the sweep saw it; a mask is -inf.
-    template <class T>
-    OPD_HD static double within(const T& stored) {
+    OPD_HD static double within(const auto& stored) {
         const double x = load_log(stored);
         constexpr double most = double(typename F::value_type(1e30));
         return x > most ? most : x;
     }
 
-    struct careful_normalisers : over_tiles<careful_normalisers, false> {
+    struct careful_normalisers : sums_over_tiles<careful_normalisers, two_sums, false> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
-        OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
-        template <class At>
-        OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, At at) {
+        OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, auto at) {
             for (index_t i = at.id; i < t.count; i += at.count) {
-                const double z = within<Z>(t.z[i]), y = within<Y>(t.y[i]);
+                const double z = within(t.z[i]), y = within(t.y[i]);
                 p.a += is_neg_inf(z) ? 0 : ::exp((z - st.swept.sums.z_s) * k.inv_s);
                 p.b += is_neg_inf(y) ? 0 : ::exp((y - st.swept.sums.y_t) * k.inv_t);
             }
         }
-        OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
             st.log_z = k.frame.env.given_lse.empty() ? ::log(all.a) : ::log1p(st.swept.sums.student_mass);
             st.log_y = ::log(all.b);
-            k.find_careful_constants(st);
+            Bucket::add_to_normalisers(k, st);
+            double z = st.swept.sums.z_s, y = st.top_y <= -1e30 ? neg_inf<double>() : st.top_y; // as the sweep has it
+            Bucket::raise_top(st, z, y);
+            st.careful = careful_constants(k.program_of(st), k.careful_entry(st, z, y, false, 0), k.exponent());
         }
     };
 
     /// Of logarithms. None: infinite, for no token has mass on both sides. Under `floor` log Σ min(p, q) is the floor then, and the
     /// gradient 0: what either side lacks is a logit of -inf.
-    struct careful_overlap : over_tiles<careful_overlap, false> {
+    struct careful_overlap : sums_over_tiles<careful_overlap, log_sum_of_any, false> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
-        OPD_HD static log_sum_of_any start(const dense_rows&, const state_type&) { return {}; }
-        template <class At>
         OPD_HD static void tile(const dense_rows& k, const state_type& st, log_sum_of_any& p, const tile_type& t,
-                                At at) {
+                                auto at) {
             for (index_t i = at.id; i < t.count; i += at.count)
-                p.add(k.careful_log_min(st, within<Z>(t.z[i]), within<Y>(t.y[i])));
+                p.add(k.careful_log_min(st, within(t.z[i]), within(t.y[i])));
         }
-        OPD_HD static log_sum_of_any merge(const log_sum_of_any& a, const log_sum_of_any& b) {
-            return log_sum_of_any::merge(a, b);
-        }
-        OPD_HD static void finish(const dense_rows& k, state_type& st, const log_sum_of_any& all) {
+        OPD_HD static void finish(const dense_rows& k, state_type& st, log_sum_of_any all) {
+            Bucket::add(k, st, all);
             const infinite& policy = k.frame.env.on_infinite;
             const bool disjoint = all.none() && infinite_where_disjoint(k.program_of(st));
             st.report.infinite |= disjoint;
@@ -449,28 +431,21 @@ struct dense_rows {
         return lp < lq ? lp : lq;
     }
 
-    OPD_HD void find_careful_constants(state_type& st) const {
-        const double y = st.top_y <= -1e30 ? neg_inf<double>() : st.top_y; // as the sweep has it
-        st.careful = careful_constants(program_of(st), careful_entry(st, st.swept.sums.z_s, y, false, 0), exponent());
-    }
-
-    struct careful_terms : over_tiles<careful_terms, false> {
+    struct careful_terms : sums_over_tiles<careful_terms, two_sums, false> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
-        OPD_HD static two_sums start(const dense_rows&, const state_type&) { return {}; }
-        template <class At>
-        OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, At at) {
+        OPD_HD static void tile(const dense_rows& k, const state_type& st, two_sums& p, const tile_type& t, auto at) {
             const row_constants<D> row = st.careful;
             const auto& formula = k.program_of(st);
             double loss = p.a, c = p.b;
             for (index_t i = at.id; i < t.count; i += at.count) {
-                const double z = within<Z>(t.z[i]), y = within<Y>(t.y[i]);
+                const double z = within(t.z[i]), y = within(t.y[i]);
                 loss += pin(formula.term(row, k.careful_entry(st, z, y, true, row.d_star.v)).v);
                 c += pin(formula.c(row, k.careful_entry(st, z, y, false, row.d_star.v)).v);
             }
             p = {loss, c};
         }
-        OPD_HD static two_sums merge(two_sums a, two_sums b) { return two_sums::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, two_sums all) {
+            Bucket::add(k, st, all);
             st.report.careful = true;
             st.report.loss = all.a, st.sum_c = all.b;
             st.next = row_step::write_zero;
@@ -500,13 +475,12 @@ struct dense_rows {
         e.delta = D(lp - lq - d_star);
         return e;
     }
-    template <class At>
-    OPD_HD void careful_gradient(const state_type& st, const tile_type& t, At at) const {
+    OPD_HD void careful_gradient(const state_type& st, const tile_type& t, auto at) const {
         const row_constants<D> row = st.careful;
         const float beta = frame.env.beta;
         const auto& formula = program_of(st);
         for (index_t i = at.id; i < t.count; i += at.count) {
-            const dense_entry<D> e = careful_entry(st, within<Z>(t.z[i]), within<Y>(t.y[i]), false, row.d_star.v);
+            const dense_entry<D> e = careful_entry(st, within(t.z[i]), within(t.y[i]), false, row.d_star.v);
             const double g = st.factor * inv_s * (formula.c(row, e).v - e.p.v * st.sum_c);
             const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(t.dz[i]));
             t.dz[i] = element<G>::store(static_cast<arithmetic_t<G>>(old + g));
@@ -517,8 +491,7 @@ struct dense_rows {
         OPD_HD static bool due(const dense_rows& k, const state_type& st) {
             return k.student.has_gradient() && k.live(st);
         }
-        template <class At>
-        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, const tile_type& t, At at) {
+        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, const tile_type& t, auto at) {
             if (st.next == row_step::write)
                 Engine::gradient(k, st, t, at);
             else if (st.next == row_step::write_entrywise)
@@ -527,8 +500,7 @@ struct dense_rows {
                 k.careful_gradient(st, t, at);
         }
         /// Of a team that has lost what `terms` left in its scratch: that again.
-        template <class At>
-        OPD_HD static void restore(const dense_rows& k, const state_type& st, At at) {
+        OPD_HD static void restore(const dense_rows& k, const state_type& st, auto at) {
             if constexpr (!single_sweep)
                 if (st.next == row_step::write) (void)terms::part(k, st, at);
         }

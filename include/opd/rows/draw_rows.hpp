@@ -35,11 +35,9 @@ template <class Leaves, class Rows>
 struct filtering {
     using Z = typename Rows::Z;
 
-    struct cut_min_p {
+    struct cut_min_p : by_one<cut_min_p> {
         OPD_HD static bool due(const Rows& k, const leaf_state& st) { return st.good() && k.filter_of().min_p > 0; }
-        template <class At>
-        OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
-            if (at.id != 0) return;
+        OPD_HD static void once(const Rows& k, leaf_state& st) {
             using value = typename Leaves::template number<Z>::value_type;
             const double z = st.swept.sums.z_s + ::log(double(k.filter_of().min_p)) / k.inv_s;
             st.cut = filter_cut::tighter(st.cut, {double(at_least<value>(z)), k.vocab - 1});
@@ -49,20 +47,17 @@ struct filtering {
         OPD_HD static bool due(const Rows& k, const leaf_state& st) {
             return st.good() && k.filter_of().top_k > 0 && k.filter_of().top_k < k.vocab;
         }
-        template <class At>
-        OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
+        OPD_HD static void run(const Rows& k, leaf_state& st, auto at) {
             Leaves::top_cut(k, st, k.filter_of().top_k, at);
         }
     };
     struct cut_top_p {
         OPD_HD static bool due(const Rows& k, const leaf_state& st) { return st.good() && k.filter_of().top_p < 1; }
-        template <class At>
-        OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
+        OPD_HD static void run(const Rows& k, leaf_state& st, auto at) {
             Leaves::share_cut(k, st, st.total * double(k.filter_of().top_p) * (1 - share_slack<Z>), at);
         }
     };
-    template <class Team>
-    OPD_HD static void run(const Rows& k, Team& team) {
+    OPD_HD static void run(const Rows& k, auto& team) {
         team.template each<cut_min_p>(k);
         team.template each<cut_top_k>(k);
         Leaves::template search<Rows>(k, team);
@@ -153,8 +148,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             return job.design.columns() - st.certain;
     }
 
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<leaf_sweep<Leaves, draw_rows>>(*this);
         if (has_uniforms()) team.template fold<check_uniforms>(*this);
         team.template each<leaf_masses<Leaves, draw_rows>>(*this);
@@ -200,9 +194,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     // --- the designs ------------------------------------------------------------------------------------------------------------
 
     struct check_uniforms : finds_bad {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static int part(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static int part(const draw_rows& k, const leaf_state& st, auto at) {
             int bad = 0;
             for (index_t j = at.id; j < k.job.keys.uniforms.cols; j += at.count) {
                 const double u = k.job.keys.uniforms(st.row, j);
@@ -211,27 +203,19 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             return bad;
         }
     };
-    struct clear {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
+    struct clear : if_kept {
+        OPD_HD static void run(const draw_rows& k, leaf_state& st, auto at) {
             const arrays a = k.at(st);
             for (index_t j = at.id; j < k.job.design.columns(); j += at.count) a.slots[j] = -1;
             if constexpr (has_certain || is_gumbel_top)
                 if (at.id == 0) st.certain = st.taken = 0, st.touched = -1, st.tail = st.waited = 0;
         }
     };
-    struct take_top {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
-            if (at.id == 0) k.at(st).slots[0] = st.swept.sums.s;
-        }
+    struct take_top : if_good, by_one<take_top> {
+        OPD_HD static void once(const draw_rows& k, const leaf_state& st) { k.at(st).slots[0] = st.swept.sums.s; }
     };
-    struct take_best {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static scored part(const draw_rows& k, const leaf_state& st, At at) {
+    struct take_best : if_good {
+        OPD_HD static scored part(const draw_rows& k, const leaf_state& st, auto at) {
             return Leaves::gumbel(k, st, at);
         }
         OPD_HD static scored merge(scored a, scored b) { return scored::better(a, b); }
@@ -242,8 +226,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static bool due(const draw_rows&, const leaf_state& st) {
             return st.good() && (!is_head_tail || st.tail > 0);
         }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
             const uniforms u = k.uniforms_of(st.row);
@@ -267,10 +250,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     // which may make more certain: from total/B down to the fixed point.
 
     /// Ids with mass, up to one more than the budget, a thread.
-    struct count_mass {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static index_t part(const draw_rows& k, const leaf_state& st, At at) {
+    struct count_mass : if_good {
+        OPD_HD static index_t part(const draw_rows& k, const leaf_state& st, auto at) {
             index_t ids = 0;
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
@@ -292,8 +273,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     };
     struct settle {
         OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.settles; }
-        template <class At>
-        OPD_HD static edge_split part(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static edge_split part(const draw_rows& k, const leaf_state& st, auto at) {
             edge_split s;
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
@@ -317,10 +297,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     };
 
     /// Of each leaf: how many ids are certain, and its mass without them.
-    struct count_certain {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+    struct count_certain : if_good {
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             arrays a = k.at(st);
             double least = st.edge; // a leaf that weighs less holds none
@@ -336,11 +314,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             }
         }
     };
-    struct place_certain {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
-            if (at.id != 0) return;
+    struct place_certain : if_good, by_one<place_certain> {
+        OPD_HD static void once(const draw_rows& k, leaf_state& st) {
             const arrays a = k.at(st);
             const index_t ids = counts_to_places(a.count, a.leaves);
             a.count[a.leaves] = ids;
@@ -350,10 +325,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             st.tail = st.edge > least_weight ? mass : 0;
         }
     };
-    struct take_certain {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+    struct take_certain : if_good {
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
             for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
@@ -367,8 +340,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     };
     struct take_systematic {
         OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.tail > 0; }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
             const double u = k.uniforms_of(st.row)(0, 0);
@@ -386,31 +358,23 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
 
     // Head and tail.
 
-    struct begin_head {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
+    struct begin_head : if_good {
+        OPD_HD static void run(const draw_rows& k, leaf_state& st, auto at) {
             if (at.id != 0) return;
             st.head = st.cut; // of the filter, until end_head
             Leaves::top_cut(k, st, k.head(), at);
         }
     };
-    struct end_head {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows&, leaf_state& st, At at) {
-            if (at.id != 0) return;
+    struct end_head : if_good, by_one<end_head> {
+        OPD_HD static void once(const draw_rows&, leaf_state& st) {
             const filter_cut kept = st.head;
             st.head = st.cut, st.cut = kept;
             st.edge = least_weight; // every id of the head that has mass
         }
     };
     /// By an engine that lists the best ids, or of no head.
-    struct list_head {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
-            if (at.id != 0) return;
+    struct list_head : if_good, by_one<list_head> {
+        OPD_HD static void once(const draw_rows& k, leaf_state& st) {
             const arrays a = k.at(st);
             st.certain = 0;
             if constexpr (Leaves::lists_best)
@@ -426,10 +390,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     OPD_HD static leaf_limits rest_of(const leaf_state& st, const arrays& a, index_t l) {
         return {st.cut, 2, a.slots + a.count[l], a.slots + a.count[l + 1]};
     }
-    struct weigh_rest {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+    struct weigh_rest : if_good {
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             const arrays a = k.at(st);
             for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
@@ -439,12 +401,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             }
         }
     };
-    struct add_rest {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
-            if (at.id == 0) st.tail = k.at(st).add_up();
-        }
+    struct add_rest : if_good, by_one<add_rest> {
+        OPD_HD static void once(const draw_rows& k, leaf_state& st) { st.tail = k.at(st).add_up(); }
     };
 
     // Gumbel top-m: slots[0 .. taken) are the ids drawn so far, ascending.
@@ -457,8 +415,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     }
     struct take_next {
         OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.total > 0; }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, leaf_state& st, At at) {
+        OPD_HD static void run(const draw_rows& k, leaf_state& st, auto at) {
             if constexpr (is_gumbel_top) {
                 if (at.id != 0) return;
                 const arrays a = k.at(st);
@@ -483,8 +440,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     /// The mass of the leaf that has lost an id; and once the last one is drawn, e^-kappa.
     struct weigh_again {
         OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.good() && st.touched >= 0; }
-        template <class At>
-        OPD_HD static double part(const draw_rows& k, const leaf_state& st, At at) {
+        OPD_HD static double part(const draw_rows& k, const leaf_state& st, auto at) {
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
             leaf.load(st.touched, undrawn(st, k.at(st), st.touched));
             return leaf.mass(at);
@@ -504,10 +460,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
 
     // --- what is written --------------------------------------------------------------------------------------------------------
 
-    struct store {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
+    struct store : if_kept {
+        OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {
             using Id = typename out_type::id_type;
             using L = typename out_type::log_type;
             using W = typename out_type::weight_type;
@@ -535,20 +489,15 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             }
         }
     };
-    struct count_kept {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static index_t part(const draw_rows& k, const leaf_state& st, At at) {
+    struct count_kept : if_kept {
+        OPD_HD static index_t part(const draw_rows& k, const leaf_state& st, auto at) {
             return st.report.bad ? 0 : Leaves::count_kept(k, st, at);
         }
         OPD_HD static index_t merge(index_t a, index_t b) { return a + b; }
         OPD_HD static void finish(const draw_rows& k, leaf_state& st, index_t n) { k.job.options.kept[st.row] = n; }
     };
-    struct report {
-        OPD_HD static bool due(const draw_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const draw_rows& k, const leaf_state& st, At at) {
-            if (at.id != 0) return;
+    struct report : if_kept, by_one<report> {
+        OPD_HD static void once(const draw_rows& k, const leaf_state& st) {
             const auto& o = k.job.options;
             if (!o.log_kept.empty()) o.log_kept[st.row] = st.report.bad || !k.cuts() ? 0 : st.lse_kept - st.report.lse;
             const double none = neg_inf<double>();

@@ -37,8 +37,7 @@ struct student_sweep : over_tiles<student_sweep<Engine, Rows, Excludes>, false> 
     using state_type = typename Rows::state_type;
     OPD_HD static bool due(const Rows& k, const state_type& st) { return k.sweeps(st); }
     OPD_HD static row_sweep start(const Rows& k, const state_type&) { return row_sweep::begin(k.inv_s, 1, 1, false); }
-    template <class Tile, class At>
-    OPD_HD OPD_INLINE static void tile(const Rows&, const state_type& st, row_sweep& p, const Tile& t, At at) {
+    OPD_HD OPD_INLINE static void tile(const Rows&, const state_type& st, row_sweep& p, const auto& t, auto at) {
         using F = typename Engine::template number<typename Rows::Z>;
         if constexpr (Excludes)
             Engine::template sweep<F, false, raw_sums_needed{}>(p, t, at, st.excluded);
@@ -65,14 +64,13 @@ struct pullback {
     struct prepare {
         static constexpr bool writes_gradient = true;
         OPD_HD static bool due(const Rows& k, const state_type& st) { return st.live && k.student.has_gradient(); }
-        template <class At>
-        OPD_HD static void run(const Rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const Rows& k, const state_type& st, auto at) {
             const double g = st.factor / double(k.student.temperature);
             const float beta = k.frame.env.beta;
             entry_c* c = k.filled(st);
             for (index_t j = at.id; j < st.entries; j += at.count) {
                 const index_t id = own_id(k.frame, c[j].id, k.vocab);
-                if (in_shards<decltype(k.frame)> && id < 0) continue;
+                if (id < 0) continue;
                 const G& to = k.student.gradient_at(k.of_student(st), id);
                 const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(to));
                 c[j].c = old + g * c[j].c;
@@ -81,8 +79,7 @@ struct pullback {
     };
     struct rest : writes_tiles<rest> {
         OPD_HD static bool due(const Rows& k, const state_type& st) { return st.live && k.student.has_gradient(); }
-        template <class Tile, class At>
-        OPD_HD OPD_INLINE static void tile(const Rows& k, const state_type& st, const Tile& t, At at) {
+        OPD_HD OPD_INLINE static void tile(const Rows& k, const state_type& st, const auto& t, auto at) {
             const double g = st.factor / double(k.student.temperature);
             Engine::pull_back(t, st.swept.sums, g * st.share, k.frame.env.beta, at);
         }
@@ -90,18 +87,16 @@ struct pullback {
     struct scatter {
         static constexpr bool writes_gradient = true;
         OPD_HD static bool due(const Rows& k, const state_type& st) { return st.live && k.student.has_gradient(); }
-        template <class At>
-        OPD_HD static void run(const Rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const Rows& k, const state_type& st, auto at) {
             const entry_c* c = k.filled(st);
             for (index_t j = at.id; j < st.entries; j += at.count) {
                 const index_t id = own_id(k.frame, c[j].id, k.vocab);
-                if (in_shards<decltype(k.frame)> && id < 0) continue;
+                if (id < 0) continue;
                 k.student.gradient_at(k.of_student(st), id) = element<G>::store(static_cast<arithmetic_t<G>>(c[j].c));
             }
         }
     };
-    template <class Team>
-    OPD_HD OPD_INLINE static void run(const Rows& k, Team& team) {
+    OPD_HD OPD_INLINE static void run(const Rows& k, auto& team) {
         team.template each<prepare>(k);
         team.template each<rest>(k);
         team.template each<scatter>(k);
@@ -149,6 +144,14 @@ struct rows_of_entries {
         return {student.tile(of_student(st), begin), nullptr,
                 student.has_gradient() ? student.gradient_tile(of_student(st), begin) : nullptr,
                 first_id(frame) + begin, count};
+    }
+    /// Whose `logit` a slot of the cache reads: the student's, unless the frame knows the logit from elsewhere. A phase
+    /// that asks for it says `reads_slots`.
+    OPD_HD OPD_INLINE decltype(auto) student_at(const row_state& st, index_t slot) const {
+        if constexpr (requires { frame.student_at(*this, st, slot); })
+            return frame.student_at(*this, st, slot);
+        else
+            return (student);
     }
     OPD_HD bool live(const row_state& st) const { return st.live; }
     OPD_HD const double* given_lse(index_t row) const {

@@ -55,7 +55,7 @@ OPD_HD OPD_INLINE void each_stretch(const Rows& k, const typename Rows::state_ty
         } else {
             visit(k.student.dz.row(st.row), k.student.dz.cols);
         }
-    } else if constexpr (requires { k.tile_size_t(); }) {
+    } else if constexpr (requires { k.tile_size_t(); } && !is_lumped<std::remove_cvref_t<decltype(k.teacher)>>) {
         each_tile<true>(
             k, [&](index_t begin, index_t count) { visit(k.student.gradient_tile(k.of_student(st), begin), count); });
     } else {
@@ -114,8 +114,7 @@ void saturate_row(const Rows& k, typename Rows::state_type& st) {
 template <class Rows>
 struct find_unfit {
     OPD_HD static bool due(const Rows& k, const typename Rows::state_type& st) { return may_be_unfit(k, st); }
-    template <class At>
-    OPD_HD static int part(const Rows& k, const typename Rows::state_type& st, At at) {
+    OPD_HD static int part(const Rows& k, const typename Rows::state_type& st, auto at) {
         int found = 0;
         each_stretch(k, st, [&](const auto* dz, index_t n) { found |= holds_unfit(dz, n, k.frame.env.beta, at); });
         return found;
@@ -131,8 +130,7 @@ struct find_unfit {
 template <class Rows>
 struct mend_unfit {
     OPD_HD static bool due(const Rows&, const typename Rows::state_type& st) { return st.report.unfit; }
-    template <class At>
-    OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, At at) {
+    OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, auto at) {
         using G = typename Rows::G;
         const bool saturate = saturates(k);
         each_stretch(k, st, [&](G* dz, index_t n) {

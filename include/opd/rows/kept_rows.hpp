@@ -29,32 +29,24 @@ struct kept_rows : leaf_rows_base<Frame, Job> {
         carver c{st.scratch};
         return {c, leaves_of(vocab)};
     }
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template each<take_cut>(*this);
         team.template each<count>(*this);
         team.template each<place>(*this);
         team.template each<write>(*this);
     }
 
-    struct take_cut {
-        OPD_HD static bool due(const kept_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const kept_rows& k, leaf_state& st, At at) {
-            if (at.id == 0) st.cut = k.job.cut[st.row];
-        }
+    struct take_cut : if_kept, by_one<take_cut> {
+        OPD_HD static void once(const kept_rows& k, leaf_state& st) { st.cut = k.job.cut[st.row]; }
     };
     /// visit(id) for what is kept of a leaf.
-    template <class Visit>
-    OPD_HD OPD_INLINE void of_leaf(const leaf_state& st, index_t l, Visit visit) const {
+    OPD_HD OPD_INLINE void of_leaf(const leaf_state& st, index_t l, auto visit) const {
         const index_t first = l * ids_of_leaf, last = first + ids_of_leaf < vocab ? first + ids_of_leaf : vocab;
         for (index_t i = first; i < last; ++i)
             if (st.cut.keeps(logit_within(job.z(st.row, i)), i)) visit(i);
     }
-    struct count {
-        OPD_HD static bool due(const kept_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const kept_rows& k, const leaf_state& st, At at) {
+    struct count : if_kept {
+        OPD_HD static void run(const kept_rows& k, const leaf_state& st, auto at) {
             leaf_arrays a = k.at(st);
             for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
                 index_t n = 0;
@@ -63,20 +55,15 @@ struct kept_rows : leaf_rows_base<Frame, Job> {
             }
         }
     };
-    struct place {
-        OPD_HD static bool due(const kept_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const kept_rows& k, leaf_state& st, At at) {
-            if (at.id != 0) return;
+    struct place : if_kept, by_one<place> {
+        OPD_HD static void once(const kept_rows& k, leaf_state& st) {
             const index_t all = counts_to_places(k.at(st).count, leaves_of(k.vocab));
             const index_t first = k.first(st), last = k.last(st);
             st.report.bad |= all != last - first || all == 0;
         }
     };
-    struct write {
-        OPD_HD static bool due(const kept_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const kept_rows& k, const leaf_state& st, At at) {
+    struct write : if_kept {
+        OPD_HD static void run(const kept_rows& k, const leaf_state& st, auto at) {
             using Id = std::remove_cvref_t<decltype(k.job.ids[0])>;
             const leaf_arrays a = k.at(st);
             if (st.report.bad)

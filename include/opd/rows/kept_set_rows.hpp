@@ -46,11 +46,7 @@ struct kept_set_rows {
                   index_t vocab_, index_t rows)
         : frame(frame_), student(student_), teacher(teacher_), estimator(estimator_), vocab(vocab_),
           inv_s(1 / double(student_.temperature)), widest(teacher_.widest) {
-        if constexpr (Student::memory_space == space::host)
-            for (index_t r = 0; r < rows; ++r) {
-                const index_t k = teacher.kept_offsets[r + 1] - teacher.kept_offsets[r];
-                widest = widest < k ? k : widest;
-            }
+        if constexpr (Student::memory_space == space::host) widest = widest_set(teacher, rows);
     }
 
     struct arrays {
@@ -70,8 +66,7 @@ struct kept_set_rows {
     OPD_HD auto slots_at(index_t row) const { return kept_set_of(teacher, row); }
     OPD_HD index_t width() const { return widest; }
 
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<gather>(*this);
         team.template fold<normalise_kept_set>(*this);
         team.template each<take_tokens>(*this);
@@ -84,9 +79,7 @@ struct kept_set_rows {
 
     /// The set's logits; whether its ids ascend and are ids.
     struct gather : finds_bad {
-        OPD_HD static bool due(const kept_set_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static int part(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static int part(const kept_set_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             const auto set = k.set(st);
             if (set.count < 1 || set.count > k.widest) return 1;
@@ -124,10 +117,8 @@ struct kept_set_rows {
         }
     };
     /// The cache's slots as entries; id -1: unused, below: out of range or outside the set.
-    struct take_tokens {
-        OPD_HD static bool due(const kept_set_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
+    struct take_tokens : if_good {
+        OPD_HD static void run(const kept_set_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             for (index_t j = at.id; j < k.slots(); j += at.count) {
                 sampled_entry x = gathered(logits_of_set{k, st}, {st.row}, k.teacher, k.frame.env.frozen, j, k.vocab,
@@ -137,11 +128,8 @@ struct kept_set_rows {
             }
         }
     };
-    struct decide {
-        OPD_HD static bool due(const kept_set_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const kept_set_rows& k, state_type& st, At at) {
-            if (at.id != 0) return;
+    struct decide : if_good, by_one<decide> {
+        OPD_HD static void once(const kept_set_rows& k, state_type& st) {
             const arrays a = k.at(st);
             for (index_t j = 0; j < k.slots(); ++j)
                 st.partial.diagnostics.outside_kept += a.entries[j].id == outside_kept_set;
@@ -155,32 +143,20 @@ struct kept_set_rows {
         }
     };
     /// The student's entropy on the set, where env.measure asks.
-    struct measure {
-        OPD_HD static bool due(const kept_set_rows& k, const state_type& st) {
-            return (k.frame.env.measure.entropy || reads_entropies(facts_read(k.estimator))) && st.good();
-        }
-        template <class At>
-        OPD_HD static double part(const kept_set_rows& k, const state_type& st, At at) {
+    struct measure : measure_entropies<void, double, false> {
+        OPD_HD static entropy_sums part(const kept_set_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             const index_t n = k.set(st).count;
-            double sum = 0;
+            entropy_sums sum;
             for (index_t j = at.id; j < n; j += at.count) {
                 const double log_p = is_neg_inf(a.z[j]) ? 0 : a.z[j] * k.inv_s - st.lse;
-                sum -= is_neg_inf(a.z[j]) ? 0 : ::exp(log_p) * log_p;
+                sum.student += is_neg_inf(a.z[j]) ? 0 : ::exp(log_p) * log_p;
             }
             return sum;
         }
-        OPD_HD static double merge(double a, double b) { return a + b; }
-        OPD_HD static void finish(const kept_set_rows& k, state_type& st, double all) {
-            st.entropy_p = all;
-            if (!k.frame.env.measure.entropy) return;
-            ++st.partial.diagnostics.student_entropy_rows;
-            st.partial.diagnostics.student_entropy_sum += all;
-        }
     };
     struct clear {
-        template <class At>
-        OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const kept_set_rows& k, const state_type& st, auto at) {
             if constexpr (makes_ids<Student>)
                 k.student.clear(st.row, k.set(st));
             else
@@ -191,8 +167,7 @@ struct kept_set_rows {
         OPD_HD static bool due(const kept_set_rows& k, const state_type& st) {
             return st.live && k.student.has_gradient();
         }
-        template <class At>
-        OPD_HD static void run(const kept_set_rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const kept_set_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             const auto set = k.set(st);
             const double g = st.factor * k.inv_s;
@@ -236,11 +211,7 @@ struct kept_logp_rows {
 
     kept_logp_rows(const Frame& frame_, const Job& job_)
         : frame(frame_), job(job_), inv_s(1 / double(job_.temperature)) {
-        if constexpr (makes)
-            for (index_t r = 0; r < job.z.rows; ++r) {
-                const index_t k = job.cache.kept_offsets[r + 1] - job.cache.kept_offsets[r];
-                widest = widest < k ? k : widest;
-            }
+        if constexpr (makes) widest = widest_set(job.cache, job.z.rows);
     }
     std::size_t scratch_bytes() const { return sizeof(Z) * static_cast<std::size_t>(widest); }
     OPD_HD auto set(const state_type& st) const { return kept_set_of(job.cache, st.row); }
@@ -251,17 +222,14 @@ struct kept_logp_rows {
             return job.z(st.row, of[j]);
     }
     OPD_HD double set_logit(const state_type& st, index_t j) const { return load_log(logit_at(st, set(st), j)); }
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<check>(*this);
         team.template fold<normalise_kept_set>(*this);
         team.template fold<store>(*this);
     }
 
     struct check : finds_bad {
-        OPD_HD static bool due(const kept_logp_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static int part(const kept_logp_rows& k, const state_type& st, At at) {
+        OPD_HD static int part(const kept_logp_rows& k, const state_type& st, auto at) {
             const auto set = k.set(st);
             int bad = set.count < 1;
             if constexpr (makes) {
@@ -277,14 +245,12 @@ struct kept_logp_rows {
         }
     };
     /// Counts tokens outside the set; what is no id makes the row bad without being one.
-    struct store {
+    struct store : if_kept {
         struct counts {
             index_t outside = 0;
             int bad = 0;
         };
-        OPD_HD static bool due(const kept_logp_rows&, const state_type& st) { return st.kept; }
-        template <class At>
-        OPD_HD static counts part(const kept_logp_rows& k, const state_type& st, At at) {
+        OPD_HD static counts part(const kept_logp_rows& k, const state_type& st, auto at) {
             const auto set = k.set(st);
             counts out;
             for (index_t j = at.id; j < k.job.cache.ids.cols; j += at.count) {

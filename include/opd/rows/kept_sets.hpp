@@ -32,11 +32,20 @@ struct kept_set {
     }
 };
 /// A row's set; empty where the offsets, which a host cannot read on a device, lead out of the ids.
-template <class Cache>
-OPD_HD auto kept_set_of(const Cache& t, index_t row) {
+OPD_HD auto kept_set_of(const auto& t, index_t row) {
     using set = kept_set<std::remove_cvref_t<decltype(t.kept_ids[0])>>;
     const index_t first = t.kept_offsets[row], last = t.kept_offsets[row + 1];
     return first < 0 || last > t.kept_ids.size || last <= first ? set{} : set{t.kept_ids.data + first, last - first};
+}
+
+/// The most ids that a set of these rows holds; on the host.
+index_t widest_set(const auto& t, index_t rows) {
+    index_t widest = t.widest;
+    for (index_t r = 0; r < rows; ++r) {
+        const index_t k = t.kept_offsets[r + 1] - t.kept_offsets[r];
+        widest = widest < k ? k : widest;
+    }
+    return widest;
 }
 
 /// The id of a drawn token that its row's set does not hold.
@@ -56,16 +65,11 @@ struct kept_set_state : selecting_state {
 };
 
 /// The largest of the set's logits, k.set_logit(st, j), and Σ e^((z - largest)/T) with it.
-struct normalise_kept_set {
+struct normalise_kept_set : if_good {
     struct sums {
         double top = -1e300, mass = 0;
     };
-    template <class Rows>
-    OPD_HD static bool due(const Rows&, const kept_set_state& st) {
-        return st.good();
-    }
-    template <class Rows, class At>
-    OPD_HD static sums part(const Rows& k, const kept_set_state& st, At at) {
+    OPD_HD static sums part(const auto& k, const kept_set_state& st, auto at) {
         const index_t n = k.set(st).count;
         sums out;
         for (index_t j = at.id; j < n; j += at.count) {
@@ -85,8 +89,7 @@ struct normalise_kept_set {
         const double top = a.top > b.top ? a.top : b.top;
         return {top, a.mass * ::exp(a.top - top) + b.mass * ::exp(b.top - top)};
     }
-    template <class Rows>
-    OPD_HD static void finish(const Rows&, kept_set_state& st, const sums& all) {
+    OPD_HD static void finish(const auto&, kept_set_state& st, const sums& all) {
         st.report.bad |= !(all.mass > 0);
         if (!st.report.bad) st.report.lse = st.lse = all.top + ::log(all.mass);
     }

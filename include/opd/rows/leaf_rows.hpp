@@ -98,8 +98,7 @@ OPD_HD T at_least(double x) {
 }
 
 /// A logit as rows see it: a mask is -1e30, what is above 1e30 that.
-template <class Z>
-OPD_HD OPD_INLINE double logit_within(const Z& z) {
+OPD_HD OPD_INLINE double logit_within(const auto& z) {
     const double x = load_log(z);
     return is_neg_inf(x) ? -1e30 : (x > 1e30 ? 1e30 : x);
 }
@@ -138,12 +137,10 @@ struct leaf_arrays {
 };
 
 template <class Leaves, class Rows>
-struct leaf_sweep : over_tiles<leaf_sweep<Leaves, Rows>, false> {
+struct leaf_sweep : if_kept, over_tiles<leaf_sweep<Leaves, Rows>, false> {
     using state_type = leaf_state;
-    OPD_HD static bool due(const Rows&, const state_type& st) { return st.kept; }
     OPD_HD static row_sweep start(const Rows& k, const state_type&) { return row_sweep::begin(k.inv_s, 1, 1, false); }
-    template <class Tile, class At>
-    OPD_HD OPD_INLINE static void tile(const Rows& k, const state_type& st, row_sweep& p, const Tile& t, At at) {
+    OPD_HD OPD_INLINE static void tile(const Rows& k, const state_type& st, row_sweep& p, const auto& t, auto at) {
         Leaves::sweep(k, st, p, t, at);
     }
     OPD_HD static row_sweep merge(const row_sweep& a, const row_sweep& b) { return row_sweep::merge(a, b); }
@@ -161,10 +158,7 @@ struct leaf_sweep : over_tiles<leaf_sweep<Leaves, Rows>, false> {
 template <class Leaves, class Rows>
 struct leaf_masses {
     OPD_HD static bool due(const Rows& k, const leaf_state& st) { return st.good() && k.wants_masses(); }
-    template <class At>
-    OPD_HD static void run(const Rows& k, const leaf_state& st, At at) {
-        Leaves::masses(k, st, at);
-    }
+    OPD_HD static void run(const Rows& k, const leaf_state& st, auto at) { Leaves::masses(k, st, at); }
 };
 
 /// Of what the cut keeps alone, unless the engine has listed it and knows. A leaf whose mass is below the last kept id's weight holds nothing that is kept.
@@ -173,8 +167,7 @@ struct kept_masses {
     OPD_HD static bool due(const Rows& k, const leaf_state& st) {
         return st.good() && k.wants_masses() && st.cut.z > -1e30 && st.found == 0;
     }
-    template <class At>
-    OPD_HD static void run(const Rows& k, const leaf_state& st, At at) {
+    OPD_HD static void run(const Rows& k, const leaf_state& st, auto at) {
         typename Leaves::template reader<typename Rows::Z> leaf(k.z_row(st), k.vocab, st.swept);
         leaf_arrays a = k.at(st);
         const double least = 0.999 * ::exp((st.cut.z - st.swept.sums.z_s) * k.inv_s);
@@ -191,11 +184,9 @@ struct kept_masses {
 
 /// Masses up to each leaf, and the row's.
 template <class Rows>
-struct add_up {
+struct add_up : by_one<add_up<Rows>> {
     OPD_HD static bool due(const Rows& k, const leaf_state& st) { return st.good() && k.wants_masses(); }
-    template <class At>
-    OPD_HD static void run(const Rows& k, leaf_state& st, At at) {
-        if (at.id != 0) return;
+    OPD_HD static void once(const Rows& k, leaf_state& st) {
         const leaf_arrays a = k.at(st);
         st.total = a.add_up();
         if (k.cuts())

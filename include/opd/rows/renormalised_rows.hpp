@@ -128,8 +128,7 @@ struct renormalised_rows {
     OPD_HD auto slots_at(index_t row) const { return slots_of(teacher, row); }
     OPD_HD index_t width() const { return slots(); }
 
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<check_ids>(*this);
         team.template fold<gather>(*this);
         inner.row(team);
@@ -139,9 +138,7 @@ struct renormalised_rows {
 
     /// The ids' logits lie far apart: all are asked for before the first is waited for.
     struct check_ids : finds_bad {
-        OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD OPD_INLINE static int part(const renormalised_rows& k, const state_type& st, At at) {
+        OPD_HD OPD_INLINE static int part(const renormalised_rows& k, const state_type& st, auto at) {
             const auto row = slots_of(k.teacher, st.row);
             for (index_t j = at.id; j < row.count; j += at.count) {
                 const auto id = static_cast<index_t>(row.ids[j]);
@@ -153,9 +150,7 @@ struct renormalised_rows {
     };
     /// An unused slot is a token that neither side gives mass. Log-probs above 0 are none.
     struct gather : finds_bad {
-        OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static int part(const renormalised_rows& k, const state_type& st, At at) {
+        OPD_HD static int part(const renormalised_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             const auto row = slots_of(k.teacher, st.row);
             int bad = !k.frame.env.given_lse.empty() && !is_finite(k.frame.env.given_lse[st.row]);
@@ -179,18 +174,12 @@ struct renormalised_rows {
         if (k.frame.env.given_lse.empty()) return;
         const double lse = k.frame.env.given_lse[st.row], inv_t = 1 / double(k.student.temperature);
         const arrays a = k.at(st);
-        const index_t slots = slots_of(k.teacher, st.row).count;
-        double z_p = 0, z_q = 0, overlap = 0;
-        for (index_t j = 0; j < slots; ++j) {
-            const double p = is_neg_inf(a.z[j]) ? 0 : ::exp(double(a.z[j]) * inv_t - lse);
-            const double q = is_neg_inf(a.y[j]) ? 0 : ::exp(double(a.y[j]));
-            z_p += p, z_q += q, overlap += p < q ? p : q;
-        }
-        detail::count_masses(d, z_p, z_q, overlap);
+        detail::count_masses(
+            d, slots_of(k.teacher, st.row).count, [&](index_t j) { return a.z[j] * inv_t - lse; },
+            [&](index_t j) { return a.y[j]; });
     }
     struct clear {
-        template <class At>
-        OPD_HD static void run(const renormalised_rows& k, const state_type& st, At at) {
+        OPD_HD static void run(const renormalised_rows& k, const state_type& st, auto at) {
             if constexpr (makes_ids<Student>) {
                 k.student.clear(st.row, k.slots_at(st.row));
             } else if constexpr (Student::sparse_gradient && is_ragged<Teacher>) {
@@ -203,10 +192,8 @@ struct renormalised_rows {
             }
         }
     };
-    struct scatter {
-        OPD_HD static bool due(const renormalised_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const renormalised_rows& k, state_type& st, At at) {
+    struct scatter : if_good {
+        OPD_HD static void run(const renormalised_rows& k, state_type& st, auto at) {
             if (at.id == 0) count_masses(k, st);
             if (!k.student.has_gradient()) return;
             const arrays a = k.at(st);

@@ -3,6 +3,8 @@
 // Which rows do a job: by the estimator's concept and what the teacher holds.
 #pragma once
 
+#include <type_traits>
+
 #include "opd/config.hpp"
 #include "opd/draw.hpp"
 #include "opd/entries.hpp"
@@ -13,8 +15,8 @@
 #include "opd/rows/fit_rows.hpp"
 #include "opd/rows/kept_rows.hpp"
 #include "opd/rows/kept_set_rows.hpp"
-#include "opd/rows/lumped_rows.hpp"
 #include "opd/rows/renormalised_rows.hpp"
+#include "opd/rows/rest_bucket.hpp"
 #include "opd/rows/sampled_rows.hpp"
 #include "opd/rows/score_rows.hpp"
 #include "opd/rows/support_rows.hpp"
@@ -28,17 +30,11 @@ inline namespace OPD_ISA {
 
 template <class Engine, class Student, class Teacher, class Program, space S, class Frame>
     requires(divergence<Program>&& Teacher::kind == cache_kind::dense && !Student::sparse_gradient &&
-             !is_lumped<Teacher>)
+             (!is_lumped<Teacher> || (whole_rows<Student> && whole_rows<Teacher>)))
 auto rows_of(const row_job<Student, Teacher, Program, S>& job, const Frame& frame) {
-    return dense_rows<Engine, Frame, Student, Teacher, Program>(frame, job.student, job.teacher, job.estimator,
-                                                                job.vocab);
-}
-template <class Engine, class Student, class Teacher, class Program, space S, class Frame>
-    requires(divergence<Program>&& Teacher::kind == cache_kind::dense && !Student::sparse_gradient &&
-             is_lumped<Teacher> && whole_rows<Student> && whole_rows<Teacher>)
-auto rows_of(const row_job<Student, Teacher, Program, S>& job, const Frame& frame) {
-    return lumped_rows<Engine, Frame, Student, Teacher, Program>(frame, job.student, job.teacher, job.estimator,
-                                                                 job.vocab);
+    using bucket = std::conditional_t<is_lumped<Teacher>, rest_bucket, no_bucket>;
+    return dense_rows<Engine, Frame, Student, Teacher, Program, bucket>(frame, job.student, job.teacher, job.estimator,
+                                                                        job.vocab);
 }
 template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
     requires(sampled_estimator<Estimator>&& reads_cache<Estimator, Teacher::kind>() && !Student::sparse_gradient &&

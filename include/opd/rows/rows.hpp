@@ -8,10 +8,11 @@
 //   merge(a, b)                          associative up to rounding, in thread order
 //   finish(rows, state, all)             once; writes the team's state
 //
-// run by team.fold<Phase>(rows), or one, run(rows, state, at), which every thread calls: team.each<Phase>(rows). A phase may say
-// whether a row needs it: due(rows, state); team.repeat<Phase>(rows) folds until it does not. Between two phases every thread sees the same state. The few phases that walk over
-// the vocabulary do so tile by tile (tiles.hpp) and ask an *engine* (lane_engine.hpp, thread_engine.hpp); all else is the same
-// text on every backend. No CUDA header: a host loop over thread indices runs the GPU's rows in tests.
+// run by team.fold<Phase>(rows), or one, run(rows, state, at), which every thread calls: team.each<Phase>(rows). A phase
+// may say whether a row needs it: due(rows, state), as if_good below does; team.repeat<Phase>(rows) folds until it does
+// not. Between two phases every thread sees the same state. The few phases that walk over the vocabulary do so tile by
+// tile (tiles.hpp) and ask an *engine* (lane_engine.hpp, thread_engine.hpp); all else is the same text on every backend.
+// No CUDA header: a host loop over thread indices runs the GPU's rows in tests.
 //
 // A *frame* knows the batch: env, rows, factor(r) = w_r f_r, and where a group of rows leaves its result.
 #pragma once
@@ -142,21 +143,35 @@ struct row_state {
     OPD_HD bool good() const { return kept && !report.bad; }
 };
 
-/// A phase whose parts say whether something is bad.
-struct finds_bad {
-    OPD_HD static int merge(int a, int b) { return a | b; }
-    template <class Rows>
-    OPD_HD static void finish(const Rows&, row_state& st, int bad) {
-        st.report.bad |= bad != 0;
+/// Which rows a phase is for: kept ones, kept and so far sound ones, rows of entries with a gradient.
+struct if_kept {
+    OPD_HD static bool due(const auto&, const row_state& st) { return st.kept; }
+};
+struct if_good {
+    OPD_HD static bool due(const auto&, const row_state& st) { return st.good(); }
+};
+struct if_live {
+    OPD_HD static bool due(const auto&, const row_state& st) { return st.live; }
+};
+
+/// A phase that one thread of a team does: once(rows, state).
+template <class Phase>
+struct by_one {
+    OPD_HD OPD_INLINE static void run(const auto& k, auto& st, auto at) {
+        if (at.id == 0) Phase::once(k, st);
     }
+};
+
+/// A phase whose parts say whether something is bad.
+struct finds_bad : if_good {
+    OPD_HD static int merge(int a, int b) { return a | b; }
+    OPD_HD static void finish(const auto&, row_state& st, int bad) { st.report.bad |= bad != 0; }
 };
 
 /// Row r is taken up: is it kept, and with what factor?
 template <class Rows>
-struct begin_row {
-    template <class At>
-    OPD_HD static void run(const Rows& k, typename Rows::state_type& st, At at) {
-        if (at.id != 0) return;
+struct begin_row : by_one<begin_row<Rows>> {
+    OPD_HD static void once(const Rows& k, typename Rows::state_type& st) {
         st.report = {};
         st.live = false;
         st.kept = k.frame.env.mask.kept(st.row);
@@ -171,10 +186,8 @@ struct begin_row {
 
 /// Row r is done: its part of the loss, per-row outputs and counts.
 template <class Rows>
-struct end_row {
-    template <class At>
-    OPD_HD static void run(const Rows& k, typename Rows::state_type& st, At at) {
-        if (at.id != 0) return;
+struct end_row : by_one<end_row<Rows>> {
+    OPD_HD static void once(const Rows& k, typename Rows::state_type& st) {
         const auto& e = k.frame.env;
         const index_t r = st.row;
         const float old = e.losses.empty() || e.beta_loss == 0 ? 0 : e.beta_loss * e.losses[r];
@@ -209,8 +222,7 @@ struct end_row {
 
 template <class Rows>
 struct end_group {
-    template <class At>
-    OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, At at, index_t group) {
+    OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, auto at, index_t group) {
         if (at.id == 0) k.frame.partials[group] = st.partial;
     }
 };
@@ -232,8 +244,7 @@ OPD_HD void run_rows(const Rows& k, index_t begin, index_t end, index_t g, Team&
     }
     team.template each<end_group<Rows>>(k, g);
 }
-template <class Rows, class Team>
-OPD_HD void run_rows(const Rows& k, index_t g, Team& team, std::byte* scratch) {
+OPD_HD void run_rows(const auto& k, index_t g, auto& team, std::byte* scratch) {
     run_rows(k, 0, k.frame.rows, g, team, scratch);
 }
 

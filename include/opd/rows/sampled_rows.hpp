@@ -7,8 +7,6 @@
 // Repeated ids are summed. Id -1 in a weighted cache is an unused slot.
 #pragma once
 
-#include <cstddef>
-#include <span>
 #include <type_traits>
 
 #include "opd/config.hpp"
@@ -38,8 +36,7 @@ OPD_HD bool misses_tail(const Teacher& t, index_t row, const sampled_entry* e, i
 
 /// What the estimator says of a row's gathered entries, which move up over unused slots. How many there are; 0 where the row has no
 /// gradient.
-template <class Rows>
-OPD_HD index_t decide_drawn(const Rows& k, selecting_state& st, sampled_entry* e) {
+OPD_HD index_t decide_drawn(const auto& k, selecting_state& st, sampled_entry* e) {
     index_t n = 0;
     for (index_t j = 0; j < k.slots(); ++j) {
         if (e[j].id == -1) continue;
@@ -97,12 +94,10 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     using state_type = entry_state;
     using F = typename Engine::template number<Z>;
     using sweep = student_sweep<Engine, sampled_rows, false>;
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    using measure = measure_entropies<Engine, F, false>;
+    OPD_HD void row(auto& team) const {
         team.template each<take_given>(*this);
-        if constexpr (in_shards<Frame>) team.template each<own_logits>(*this);
         team.template fold<sweep>(*this);
-        if constexpr (in_shards<Frame>) team.exchange(*this); // where no sweep took the logits along
         team.template each<gather>(*this);
         team.template each<decide>(*this);
         team.template fold<measure>(*this);
@@ -114,37 +109,10 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     }
     OPD_HD bool sweeps(const state_type& st) const { return st.good() && !this->given_lse(st.row); }
 
-    /// In shards of the vocabulary: the logits of a row's slots, from the shards that have them; elsewhere -inf.
-    std::size_t scratch_bytes() const {
-        const index_t exchanged = in_shards<Frame> ? static_cast<index_t>(sizeof(double)) * this->slots() : 0;
-        return base::scratch_bytes() + static_cast<std::size_t>(exchanged);
-    }
-    std::span<double> exchanged(const row_state& st) const {
-        return {reinterpret_cast<double*>(st.scratch + this->student_from), static_cast<std::size_t>(this->slots())};
-    }
-    struct own_logits {
-        static bool due(const sampled_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        static void run(const sampled_rows& k, const state_type& st, At) {
-            const std::span<double> to = k.exchanged(st);
-            for (index_t j = 0; j < k.slots(); ++j) {
-                const index_t id = own_id(k.frame, static_cast<index_t>(k.teacher.ids(st.row, j)), k.vocab);
-                to[std::size_t(j)] = id < 0 ? neg_inf<double>() : load_log(k.student.logit(k.of_student(st), id));
-            }
-        }
-    };
-    /// A student of one token.
-    struct known_logit {
-        double z;
-        OPD_HD double logit(row_place, index_t) const { return z; }
-    };
-
     /// A finite log-sum-exp vouches for the row's contents.
-    struct take_given {
+    struct take_given : by_one<take_given> {
         OPD_HD static bool due(const sampled_rows& k, const state_type& st) { return st.good() && k.given_lse(st.row); }
-        template <class At>
-        OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
-            if (at.id != 0) return;
+        OPD_HD static void once(const sampled_rows& k, state_type& st) {
             const double lse = *k.given_lse(st.row);
             st.report.bad = !is_finite(lse);
             if (st.report.bad) return;
@@ -155,65 +123,32 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     };
 
     /// Slots of the cache into entries; id -1: unused, -2: out of range.
-    struct gather {
-        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
+    struct gather : if_good {
+        static constexpr bool reads_slots = true;
+        OPD_HD static void run(const sampled_rows& k, const state_type& st, auto at) {
             sampled_entry* e = k.at(st).entries;
             for (index_t j = at.id; j < k.slots(); j += at.count)
-                if constexpr (in_shards<Frame>)
-                    e[j] = gathered(known_logit{k.exchanged(st)[std::size_t(j)]}, k.of_student(st), k.teacher,
-                                    k.frame.env.frozen, j, whole_vocab(k.frame, k.vocab), k.inv_s, st.report.lse);
-                else
-                    e[j] = gathered(k.student, k.of_student(st), k.teacher, k.frame.env.frozen, j, k.vocab, k.inv_s,
-                                    st.report.lse);
+                e[j] = gathered(k.student_at(st, j), k.of_student(st), k.teacher, k.frame.env.frozen, j,
+                                whole_vocab(k.frame, k.vocab), k.inv_s, st.report.lse);
         }
     };
 
-    struct decide {
-        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
-            if (at.id != 0) return;
+    struct decide : if_good, by_one<decide> {
+        OPD_HD static void once(const sampled_rows& k, state_type& st) {
             const arrays a = k.at(st);
             st.entries = decide_drawn(k, st, a.entries);
             for (index_t j = 0; j < st.entries; ++j) a.c[j] = {a.entries[j].id, j, a.entries[j].c};
         }
     };
 
-    /// The student's entropy, where env.measure asks.
-    struct measure : over_tiles<measure, true> {
-        OPD_HD static bool due(const sampled_rows& k, const state_type& st) {
-            return (k.frame.env.measure.entropy || reads_entropies(facts_read(k.estimator))) && st.good();
-        }
-        OPD_HD static entropy_sums start(const sampled_rows&, const state_type&) { return {}; }
-        template <class Tile, class At>
-        OPD_HD OPD_INLINE static void tile(const sampled_rows&, const state_type& st, entropy_sums& p, const Tile& t,
-                                           At at) {
-            Engine::template entropies<F, false>(st.swept, p, t, at);
-        }
-        OPD_HD static entropy_sums merge(entropy_sums a, entropy_sums b) { return entropy_sums::merge(a, b); }
-        OPD_HD static void finish(const sampled_rows& k, state_type& st, entropy_sums all) {
-            st.entropy_p = -all.student;
-            if (!k.frame.env.measure.entropy) return;
-            ++st.partial.diagnostics.student_entropy_rows;
-            st.partial.diagnostics.student_entropy_sum -= all.student;
-        }
-    };
-
     /// The first slot of an id takes the c of those that repeat it.
-    struct merge_repeats {
-        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.live; }
-        template <class At>
-        OPD_HD OPD_INLINE static void run(const sampled_rows& k, state_type& st, At at) {
+    struct merge_repeats : if_live {
+        OPD_HD OPD_INLINE static void run(const sampled_rows& k, state_type& st, auto at) {
             Engine::merge_repeats(k.filled(st), st.entries, at);
         }
     };
-    struct sum {
-        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.live; }
-        template <class At>
-        OPD_HD static void run(const sampled_rows& k, state_type& st, At at) {
-            if (at.id != 0) return;
+    struct sum : if_live, by_one<sum> {
+        OPD_HD static void once(const sampled_rows& k, state_type& st) {
             entry_c* c = k.filled(st);
             index_t n = 0;
             st.sum_c = 0;
@@ -227,17 +162,13 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         }
     };
     /// c to c - p Σc
-    struct with_softmax {
-        OPD_HD static bool due(const sampled_rows&, const state_type& st) { return st.live; }
-        template <class At>
-        OPD_HD static void run(const sampled_rows& k, const state_type& st, At at) {
-            entry_c* c = k.filled(st);
-            for (index_t j = at.id; j < st.entries; j += at.count)
-                if constexpr (in_shards<Frame>)
-                    c[j].c -=
-                        p_of(k.exchanged(st)[std::size_t(k.at(st).entries[c[j].slot].slot)], st.swept.sums) * st.sum_c;
-                else
-                    c[j].c -= p_of(k.student.logit(k.of_student(st), c[j].id), st.swept.sums) * st.sum_c;
+    struct with_softmax : if_live {
+        OPD_HD static void run(const sampled_rows& k, const state_type& st, auto at) {
+            const arrays a = k.at(st);
+            for (index_t j = at.id; j < st.entries; j += at.count) {
+                const auto& student = k.student_at(st, a.entries[a.c[j].slot].slot);
+                a.c[j].c -= p_of(student.logit(k.of_student(st), a.c[j].id), st.swept.sums) * st.sum_c;
+            }
         }
     };
 };

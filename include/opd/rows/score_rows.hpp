@@ -54,8 +54,7 @@ struct score_rows : leaf_rows_base<Frame, Job> {
     OPD_HD bool wants_entropy() const { return !job.what.entropy.empty(); }
     OPD_HD bool wants_masses() const { return !job.what.log_tail.empty() || !job.what.top_log_tail.empty(); }
 
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<leaf_sweep<Leaves, score_rows>>(*this);
         team.template each<leaf_masses<Leaves, score_rows>>(*this);
         if (wants_entropy()) team.template each<store_entropy>(*this);
@@ -90,18 +89,14 @@ struct score_rows : leaf_rows_base<Frame, Job> {
     }
     OPD_HD static L none() { return element<L>::store(static_cast<arithmetic_t<L>>(neg_inf<double>())); }
 
-    struct store_entropy {
-        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const score_rows& k, const leaf_state& st, At at) {
-            if (at.id == 0) k.job.what.entropy[st.row] = st.report.bad ? 0 : st.swept.sums.entropy();
+    struct store_entropy : if_kept, by_one<store_entropy> {
+        OPD_HD static void once(const score_rows& k, const leaf_state& st) {
+            k.job.what.entropy[st.row] = st.report.bad ? 0 : st.swept.sums.entropy();
         }
     };
     /// Writes its share and says whether an id was out of range; a bad id says nothing of its neighbours.
-    struct store_listed {
-        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static int part(const score_rows& k, const leaf_state& st, At at) {
+    struct store_listed : if_kept {
+        OPD_HD static int part(const score_rows& k, const leaf_state& st, auto at) {
             int bad = 0;
             const index_t r = k.list_row(st);
             for (index_t j = k.first(st) + at.id; j < k.last(st); j += at.count) {
@@ -115,10 +110,8 @@ struct score_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static int merge(int a, int b) { return a | b; }
         OPD_HD static void finish(const score_rows&, leaf_state& st, int bad) { st.bad_ids = bad != 0; }
     };
-    struct store_best {
-        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const score_rows& k, const leaf_state& st, At at) {
+    struct store_best : if_kept {
+        OPD_HD static void run(const score_rows& k, const leaf_state& st, auto at) {
             const arrays a = k.at(st);
             for (index_t j = at.id; j < k.tops(); j += at.count) {
                 const index_t id = st.report.bad || j >= st.found ? -1 : a.best[j];
@@ -128,22 +121,15 @@ struct score_rows : leaf_rows_base<Frame, Job> {
         }
     };
 
-    struct count_bad_ids {
-        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const score_rows&, leaf_state& st, At at) {
-            if (at.id == 0) st.report.bad |= st.bad_ids;
-        }
+    struct count_bad_ids : if_kept, by_one<count_bad_ids> {
+        OPD_HD static void once(const score_rows&, leaf_state& st) { st.report.bad |= st.bad_ids; }
     };
 
     // --- a tail: the mass of each leaf without the listed ids --------------------------------------------------------------------
 
     template <bool Best>
-    struct begin_list {
-        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static void run(const score_rows& k, leaf_state& st, At at) {
-            if (at.id != 0) return;
+    struct begin_list : if_kept, by_one<begin_list<Best>> {
+        OPD_HD static void once(const score_rows& k, leaf_state& st) {
             const arrays a = k.at(st);
             st.listed = 0;
             if (!st.good()) return;
@@ -162,19 +148,15 @@ struct score_rows : leaf_rows_base<Frame, Job> {
             }
         }
     };
-    struct order {
-        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const score_rows& k, const leaf_state& st, At at) {
+    struct order : if_good {
+        OPD_HD static void run(const score_rows& k, const leaf_state& st, auto at) {
             const arrays a = k.at(st);
             Leaves::ascending(a.raw, a.listed, st.listed, at);
         }
     };
     template <bool Best>
-    struct add_tail {
-        OPD_HD static bool due(const score_rows&, const leaf_state& st) { return st.kept; }
-        template <class At>
-        OPD_HD static double part(const score_rows& k, const leaf_state& st, At at) {
+    struct add_tail : if_kept {
+        OPD_HD static double part(const score_rows& k, const leaf_state& st, auto at) {
             if (st.report.bad) return 0;
             const arrays a = k.at(st);
             typename Leaves::template reader<Z> leaf(k.z_row(st), k.vocab, st.swept);
@@ -182,8 +164,8 @@ struct score_rows : leaf_rows_base<Frame, Job> {
             double all = 0;
             const index_t *from = a.listed, *const end = a.listed + st.listed;
             for (index_t l = at.id; l < leaves_of(k.vocab); l += at.count) {
-                from = lower_bound(from, end, l * ids_of_leaf);
-                const index_t* const to = lower_bound(from, end, (l + 1) * ids_of_leaf);
+                from = first_from(from, end, l * ids_of_leaf);
+                const index_t* const to = first_from(from, end, (l + 1) * ids_of_leaf);
                 if (from == to) {
                     all += a.mass[l];
                     continue;
@@ -206,16 +188,6 @@ struct score_rows : leaf_rows_base<Frame, Job> {
             if (!st.report.bad && all > 0) log_tail = pin(st.swept.sums.z_s * k.inv_s) + ::log(all) - st.report.lse;
             const auto& to = Best ? k.job.what.top_log_tail : k.job.what.log_tail;
             to[st.row] = element<L>::store(static_cast<arithmetic_t<L>>(log_tail > 0 ? 0 : log_tail));
-        }
-        OPD_HD static const index_t* lower_bound(const index_t* from, const index_t* to, index_t x) {
-            while (from < to) {
-                const index_t* middle = from + (to - from) / 2;
-                if (*middle < x)
-                    from = middle + 1;
-                else
-                    to = middle;
-            }
-            return from;
         }
     };
     template <bool Best, class Team>

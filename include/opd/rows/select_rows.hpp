@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A selector's part of a row (estimators/selectors.hpp): the facts that it chooses by, and the weight that it gives.
+// A selector's part of a row (estimators/selectors.hpp): the facts that it chooses by, of which env.measure asks for
+// some too, and the weight that it gives.
 #pragma once
 
 #include "opd/batch.hpp"
@@ -8,7 +9,9 @@
 #include "opd/diagnostics.hpp"
 #include "opd/element.hpp"
 #include "opd/row_facts.hpp"
+#include "opd/rows/row_sweep.hpp"
 #include "opd/rows/rows.hpp"
+#include "opd/rows/tiles.hpp"
 
 namespace opd::detail {
 inline namespace OPD_ISA {
@@ -28,30 +31,54 @@ OPD_HD OPD_INLINE bool reads_entropies(unsigned facts) {
     return (facts & (fact::student_entropy | fact::teacher_entropy)) != 0;
 }
 
+/// The facts that the selector of some rows reads.
+OPD_HD unsigned facts_of_rows(const auto& k) {
+    if constexpr (requires { k.facts; })
+        return k.facts;
+    else if constexpr (requires { k.program; })
+        return facts_read(k.program);
+    else
+        return facts_read(k.estimator);
+}
+
 /// A row's position, where a selector reads it: the kept rows before it in its sequence.
 struct find_position {
-    template <class Rows>
-    OPD_HD static bool due(const Rows& k, const selecting_state& st) {
-        return st.good() && (reads_of(k) & fact::position) != 0;
+    OPD_HD static bool due(const auto& k, const selecting_state& st) {
+        return st.good() && (facts_of_rows(k) & fact::position) != 0;
     }
-    template <class Rows, class At>
-    OPD_HD static index_t part(const Rows& k, const selecting_state& st, At at) {
+    OPD_HD static index_t part(const auto& k, const selecting_state& st, auto at) {
         const auto& e = k.frame.env;
         const index_t first = e.offsets[sequence_of(e.offsets, e.offsets.size - 1, st.row)];
         return e.mask.kept_of((first < 0 ? 0 : first) + at.id, st.row,
                               at.count); // a device's offsets are whatever they are
     }
     OPD_HD static index_t merge(index_t a, index_t b) { return a + b; }
+    OPD_HD static void finish(const auto&, selecting_state& st, index_t before) { st.position = double(before); }
+};
+
+/// The student's entropy of a row that has been swept, and, of a dense teacher, the teacher's entropy and the overlap,
+/// where env.measure or a selector asks.
+template <class Engine, class F, bool Teacher>
+struct measure_entropies : sums_over_tiles<measure_entropies<Engine, F, Teacher>, entropy_sums, true> {
     template <class Rows>
-    OPD_HD static void finish(const Rows&, selecting_state& st, index_t before) {
-        st.position = double(before);
+    OPD_HD static bool due(const Rows& k, const typename Rows::state_type& st) {
+        return (k.frame.env.measure.entropy || reads_entropies(facts_of_rows(k))) && st.good();
+    }
+    template <class Rows, class Tile, class At>
+    OPD_HD OPD_INLINE static void tile(const Rows&, const typename Rows::state_type& st, entropy_sums& p, const Tile& t,
+                                       At at) {
+        Engine::template entropies<F, Teacher>(st.swept, p, t, at);
     }
     template <class Rows>
-    OPD_HD static unsigned reads_of(const Rows& k) {
-        if constexpr (requires { k.program; })
-            return facts_read(k.program);
-        else
-            return facts_read(k.estimator);
+    OPD_HD static void finish(const Rows& k, typename Rows::state_type& st, const entropy_sums& all) {
+        st.entropy_p = -all.student;
+        if constexpr (Teacher) st.entropy_q = -all.teacher, st.overlap = all.overlap;
+        if (!k.frame.env.measure.entropy) return;
+        diagnostics& d = st.partial.diagnostics;
+        ++d.student_entropy_rows, d.student_entropy_sum -= all.student;
+        if constexpr (!Teacher) return;
+        ++d.teacher_entropy_rows, d.teacher_entropy_sum -= all.teacher;
+        ++d.overlap_rows, d.overlap_sum += all.overlap;
     }
 };
 
@@ -69,10 +96,7 @@ OPD_HD row_facts facts_before(const basic_env<S>& e, const selecting_state& st) 
 }
 
 OPD_CALLS_EITHER
-template <class E>
-OPD_HD sum_weights mixed_by(const E& e, const row_facts& facts) {
-    return e.selector.mix(facts);
-}
+OPD_HD sum_weights mixed_by(const auto& e, const row_facts& facts) { return e.selector.mix(facts); }
 
 /// The weight of a row whose value is known goes into its factor. Whether a gradient is left.
 OPD_CALLS_EITHER
@@ -92,11 +116,9 @@ OPD_HD bool weigh(const E& estimator, const basic_env<S>& e, selecting_state& st
 
 /// The weight that a selector gives a row of entries; 0: no gradient.
 template <class Rows>
-struct select_entries {
-    OPD_HD static bool due(const Rows&, const typename Rows::state_type& st) { return st.good(); }
-    template <class At>
-    OPD_HD static void run(const Rows& k, typename Rows::state_type& st, At at) {
-        if (at.id == 0 && !weigh(k.estimator, k.frame.env, st)) st.live = false;
+struct select_entries : if_good, by_one<select_entries<Rows>> {
+    OPD_HD static void once(const Rows& k, typename Rows::state_type& st) {
+        if (!weigh(k.estimator, k.frame.env, st)) st.live = false;
     }
 };
 /// A selector's phases of a row of entries, if its estimator has one.

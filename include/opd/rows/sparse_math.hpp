@@ -41,14 +41,12 @@ OPD_HD const T* first_from(const T* first, const T* last, index_t x) {
 
 /// log p of one id from its logit and the log-sum-exp, and from nothing else: whoever is handed the log-sum-exp gets the
 /// same bits as who swept the row.
-template <class Z>
-OPD_HD double log_p_of(const Z& z, double inv_t, double lse) {
+OPD_HD double log_p_of(const auto& z, double inv_t, double lse) {
     const double x = load_log(z);
     return is_neg_inf(x) ? neg_inf<double>() : pin(x * inv_t) - lse;
 }
 /// p of one id, from the row's sums: right in 1 - p, too.
-template <class Z>
-OPD_HD double p_of(const Z& z, const raw_sums& s) {
+OPD_HD double p_of(const auto& z, const raw_sums& s) {
     const double x = load_log(z);
     return is_neg_inf(x) ? 0 : ::exp((x - s.z_s) * s.inv_s) / (1 + s.student_mass);
 }
@@ -176,8 +174,7 @@ OPD_HD void take_columns(entry_facts& facts, const Teacher& t) {
     if (!t.mu_entropy.empty()) facts.mu_entropy = double(element<L>::load(t.mu_entropy[facts.row]));
 }
 
-template <class Env>
-OPD_HD entry_facts facts_of(const Env& e, index_t row) {
+OPD_HD entry_facts facts_of(const auto& e, index_t row) {
     const auto& f = e.frozen;
     return {.on_infinite = e.on_infinite,
             .age = e.versions.empty() ? 0 : double(e.version) - double(e.versions[row]),
@@ -187,8 +184,14 @@ OPD_HD entry_facts facts_of(const Env& e, index_t row) {
             .has_advantage = !f.advantage.empty()};
 }
 
-/// The masses of a support and the overlap on it, into the diagnostics.
-OPD_HD inline void count_masses(diagnostics& d, double z_p, double z_q, double overlap) {
+/// The masses of a support of n ids and the overlap on it, from the log-probs of each, into the diagnostics.
+OPD_HD void count_masses(diagnostics& d, index_t n, auto log_p, auto log_q) {
+    double z_p = 0, z_q = 0, overlap = 0;
+    for (index_t j = 0; j < n; ++j) {
+        const double lp = log_p(j), lq = log_q(j);
+        const double p = is_neg_inf(lp) ? 0 : ::exp(lp), q = is_neg_inf(lq) ? 0 : ::exp(lq);
+        z_p += p, z_q += q, overlap += p < q ? p : q;
+    }
     ++d.overlap_rows, d.overlap_sum += overlap;
     d.student_mass_sum += z_p, d.teacher_mass_sum += z_q;
     d.student_mass_min = z_p < d.student_mass_min ? z_p : d.student_mass_min;
@@ -230,12 +233,8 @@ OPD_HD support_answer answer_support(const Estimator& estimator, const raw_sums&
     out.h_rest = entries.h_rest;
     out.good = !out.row.bad;
     ++d.support_rows;
-    double z_p = 0, overlap = 0;
-    for (int j = 0; j < n; ++j) {
-        const double p = is_neg_inf(log_p[j]) ? 0 : ::exp(log_p[j]), q = is_neg_inf(log_q[j]) ? 0 : ::exp(log_q[j]);
-        z_p += p, overlap += p < q ? p : q;
-    }
-    count_masses(d, z_p, z_q, overlap);
+    count_masses(
+        d, n, [=](index_t j) { return log_p[j]; }, [=](index_t j) { return log_q[j]; });
     return out;
 }
 

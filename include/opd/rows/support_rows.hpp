@@ -7,9 +7,6 @@
 // Id -1 is an unused slot.
 #pragma once
 
-#include <cstddef>
-#include <span>
-
 #include "opd/caches.hpp"
 #include "opd/config.hpp"
 #include "opd/element.hpp"
@@ -45,8 +42,7 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         typename Engine::id_set excluded = {};
     };
     using sweep = student_sweep<Engine, support_rows, true>;
-    template <class Team>
-    OPD_HD void row(Team& team) const {
+    OPD_HD void row(auto& team) const {
         team.template fold<gather>(*this);
         team.template fold<exclude>(*this);
         team.template fold<sweep>(*this);
@@ -55,31 +51,23 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         pullback<Engine, support_rows>::run(*this, team);
     }
     OPD_HD bool sweeps(const state_type& st) const { return st.good(); }
-    /// In shards of the vocabulary: what goes from shard to shard beside the sweep, the logits of a row's slots.
-    std::span<double> exchanged(const row_state& st) const {
-        return {this->at(st).log_p, static_cast<std::size_t>(slots_of(this->teacher, st.row).count)};
-    }
 
     /// The cache's slots, and whether one of them is bad.
     struct gather : finds_bad {
-        OPD_HD static bool due(const support_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static int part(const support_rows& k, const state_type& st, At at) {
+        OPD_HD static int part(const support_rows& k, const state_type& st, auto at) {
             const arrays a = k.at(st);
             const auto row = slots_of(k.teacher, st.row);
             int bad = 0;
             for (index_t j = at.id; j < row.count; j += at.count) {
                 const auto id = static_cast<index_t>(row.ids[j]);
                 a.c[j].id = id;
-                if (in_shards<Frame>) a.log_p[j] = neg_inf<double>(); // an unused slot's is exchanged, too
+                a.log_p[j] = neg_inf<double>(); // where another rank has the id, or nobody
                 if (id == -1) continue;
                 const bool in = id >= 0 && id < whole_vocab(k.frame, k.vocab);
                 const double log_q = load_log(row.log_q[j]);
                 bad |= !in || is_nan(log_q) || log_q > 1e-3;
-                const index_t own = in ? own_id(k.frame, id, k.vocab) : 0;
-                a.log_p[j] = !in       ? 0
-                             : own < 0 ? neg_inf<double>() // another shard's: see `exchanged`
-                                       : load_log(k.student.logit(k.of_student(st), own));
+                if (const index_t own = in ? own_id(k.frame, id, k.vocab) : -1; own >= 0)
+                    a.log_p[j] = load_log(k.student.logit(k.of_student(st), own));
                 a.log_q[j] = log_q;
                 if (row.log_mu) {
                     a.log_mu[j] = double(element<L>::load(row.log_mu[j]));
@@ -91,19 +79,14 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     };
     /// The set of used ids, and whether one of them repeats.
     struct exclude : finds_bad {
-        OPD_HD static bool due(const support_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD OPD_INLINE static int part(const support_rows& k, state_type& st, At at) {
+        OPD_HD OPD_INLINE static int part(const support_rows& k, state_type& st, auto at) {
             const arrays a = k.at(st);
             return st.excluded.take(a.c, slots_of(k.teacher, st.row).count, a.set, at);
         }
     };
 
-    struct decide {
-        OPD_HD static bool due(const support_rows&, const state_type& st) { return st.good(); }
-        template <class At>
-        OPD_HD static void run(const support_rows& k, state_type& st, At at) {
-            if (at.id != 0) return;
+    struct decide : if_good, by_one<decide> {
+        OPD_HD static void once(const support_rows& k, state_type& st) {
             st.report.bad = true; // until the end
             const arrays a = k.at(st);
             const index_t slots = slots_of(k.teacher, st.row).count;

@@ -77,6 +77,17 @@ struct over_tiles {
         return p;
     }
 };
+/// The same where the sums begin with nothing and merge as they do.
+template <class Phase, class Sums, bool Backwards>
+struct sums_over_tiles : over_tiles<Phase, Backwards> {
+    OPD_HD static Sums start(const auto&, const auto&) { return {}; }
+    OPD_HD static Sums merge(const Sums& a, const Sums& b) {
+        if constexpr (std::is_arithmetic_v<Sums>)
+            return a + b;
+        else
+            return Sums::merge(a, b);
+    }
+};
 /// A phase over tiles that adds up nothing: its `run`. What it does with a tile: tile(rows, state, row_tile, at)
 template <class Phase>
 struct writes_tiles {
@@ -96,8 +107,7 @@ struct zero_tiles {
     OPD_HD static bool due(const Rows& k, const typename Rows::state_type& st) {
         return k.student.has_gradient() && !k.live(st);
     }
-    template <class At>
-    OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, At at) {
+    OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, auto at) {
         each_tile<true>(k, [&](index_t begin, index_t count) {
             auto* dz = k.student.gradient_tile(k.of_student(st), begin);
             for (index_t i = at.id; i < count; i += at.count) scale_gradient(dz[i], k.frame.env.beta);
@@ -108,8 +118,7 @@ struct zero_tiles {
 template <class Rows>
 struct clear_rest {
     static constexpr bool writes_gradient = true;
-    template <class At>
-    OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, At at) {
+    OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, auto at) {
         if constexpr (materialised<std::remove_cvref_t<decltype(k.student)>>)
             clear_columns(k.student, st.row, k.vocab, k.frame.env.beta, at);
     }

@@ -11,8 +11,12 @@
 #include <cstring>
 #include <span>
 
+#include "opd/caches.hpp"
 #include "opd/config.hpp"
+#include "opd/element.hpp"
 #include "opd/rows/rows.hpp"
+#include "opd/rows/sparse_math.hpp"
+#include "opd/source.hpp"
 #include "opd/vocab_parallel.hpp"
 
 namespace opd::detail {
@@ -31,10 +35,43 @@ struct shard_progress {
     index_t item = 0;      ///< waiting: where the row's partial lies among the others
 };
 
-/// Rows that exchange logits beside their sums.
-template <class Rows, class State>
-concept exchanges_logits = requires(const Rows& k, const State& st) {
-    { k.exchanged(st) } -> std::same_as<std::span<double>>;
+/// Rows of few ids exchange the logits of their slots beside their sums.
+template <class Rows>
+concept exchanges_logits = requires(const Rows& k) {
+    k.slots();
+};
+/// Rows that gather these logits into a place of their own; of others it lies behind their scratch.
+template <class Rows>
+concept gathers_logits = requires(const Rows& k, const typename Rows::state_type& st) {
+    k.at(st).log_p;
+};
+template <class Rows>
+std::size_t exchanged_bytes(const Rows& k) {
+    return gathers_logits<Rows> ? 0 : sizeof(double) * static_cast<std::size_t>(k.slots());
+}
+template <class Rows>
+std::span<double> exchanged(const Rows& k, const row_state& st) {
+    if constexpr (gathers_logits<Rows>)
+        return {k.at(st).log_p, static_cast<std::size_t>(slots_of(k.teacher, st.row).count)};
+    else
+        return {reinterpret_cast<double*>(st.scratch + k.scratch_bytes()), static_cast<std::size_t>(k.slots())};
+}
+/// The same with the logits of this rank's ids; -inf for others.
+template <class Rows>
+std::span<const double> own_logits(const Rows& k, const row_state& st) {
+    const std::span<double> to = exchanged(k, st);
+    if constexpr (!gathers_logits<Rows>)
+        for (std::size_t j = 0; j < to.size(); ++j) {
+            const auto slot = static_cast<index_t>(j);
+            const index_t id = own_id(k.frame, static_cast<index_t>(k.teacher.ids(st.row, slot)), k.vocab);
+            to[j] = id < 0 ? neg_inf<double>() : load_log(k.student.logit(k.of_student(st), id));
+        }
+    return to;
+}
+/// A student of one token.
+struct known_logit {
+    double z;
+    double logit(row_place, index_t) const { return z; }
 };
 
 template <class State>
@@ -71,20 +108,17 @@ struct shard_team {
     template <class Phase, class Rows>
     void each(const Rows& k) {
         if (!reaches()) return;
-        if constexpr (writes_gradient<Phase>)
+        if constexpr (writes_gradient<Phase>) {
             return stop(stage::done);
-        else if (is_due<Phase>(k, st))
-            Phase::run(k, st, alone{});
-        pass();
-    }
-    /// The logits that a row exchanges, if no sum took them along.
-    template <class Rows>
-    void exchange(const Rows& k) {
-        if (!reaches()) return;
-        if (progress.now == stage::waiting)
-            take_logits(k, partial_kind::none);
-        else if (st.good() && !progress.logits_sent)
-            return send(k, partial_kind::none);
+        } else {
+            if constexpr (requires { Phase::reads_slots; }) { // if no sum took the logits along
+                if (progress.now == stage::waiting)
+                    take_logits(k, partial_kind::none);
+                else if (st.good() && !progress.logits_sent)
+                    return send(k, partial_kind::none);
+            }
+            if (is_due<Phase>(k, st)) Phase::run(k, st, alone{});
+        }
         pass();
     }
 
@@ -96,9 +130,9 @@ private:
     template <class Rows>
     void send(const Rows& k, partial_kind kind) {
         partial_item item{st.row, progress.next, kind, 0};
-        if constexpr (exchanges_logits<Rows, State>)
+        if constexpr (exchanges_logits<Rows>)
             if (!progress.logits_sent) {
-                const std::span<const double> logits = k.exchanged(st);
+                const std::span<const double> logits = own_logits(k, st);
                 item.logits = static_cast<std::int32_t>(logits.size());
                 std::memcpy(own + sizeof item + bytes_of(kind), logits.data(), logits.size_bytes());
                 progress.logits_sent = true;
@@ -108,10 +142,10 @@ private:
     }
     template <class Rows>
     void take_logits(const Rows& k, partial_kind kind) {
-        if constexpr (exchanges_logits<Rows, State>) {
+        if constexpr (exchanges_logits<Rows>) {
             const auto item = read_as<partial_item>(merged);
             if (item.logits == 0) return;
-            const std::span<double> logits = k.exchanged(st);
+            const std::span<double> logits = exchanged(k, st);
             std::memcpy(logits.data(), merged + sizeof item + bytes_of(kind), logits.size_bytes());
         }
     }
@@ -123,8 +157,6 @@ struct shard_writer {
     State& st;
     template <class Phase, class Rows>
     void fold(const Rows&) {}
-    template <class Rows>
-    void exchange(const Rows&) {}
     template <class Phase, class Rows>
     void each(const Rows& k) {
         if constexpr (writes_gradient<Phase>) {

@@ -95,9 +95,8 @@ public:
     std::span<const index_t> share(std::span<const draft_candidate> sequences, const step_cost& cost,
                                    const budget_options& o = {});
 
-    /// Of the last call: tokens, weighted, a second; and what they would be without drafts.
+    /// Of the last call: tokens, weighted, a second.
     double value() const { return value_; }
-    double value_without() const { return without_; }
 
 private:
     struct offer {
@@ -107,7 +106,7 @@ private:
     std::vector<double> weight_;
     std::vector<offer> offers_;
     std::vector<index_t> shares_;
-    double value_ = 0, without_ = 0;
+    double value_ = 0;
 };
 
 // --- implementation -------------------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ inline std::span<const index_t> draft_budget::share(std::span<const draft_candid
     }
     const std::size_t n = sequences.size();
     shares_.assign(n, 0), weight_.clear(), offers_.clear();
-    value_ = without_ = 0;
+    value_ = 0;
     if (n == 0) return shares_;
     double sum = 0;
     for (const draft_candidate& c : sequences) {
@@ -152,7 +151,7 @@ inline std::span<const index_t> draft_budget::share(std::span<const draft_candid
     auto most = static_cast<index_t>(offers_.size());
     if (o.most_rows > 0) most = std::clamp(o.most_rows - rows, index_t{0}, most);
     double tokens = static_cast<double>(n);
-    value_ = without_ = tokens / cost.seconds(rows);
+    value_ = tokens / cost.seconds(rows);
     index_t best = 0;
     for (index_t k = 1; k <= most; ++k) {
         tokens += offers_[static_cast<std::size_t>(k - 1)].gain;

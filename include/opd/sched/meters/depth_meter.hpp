@@ -50,11 +50,10 @@ public:
     /// The level itself as long as no time has passed.
     double mean() const { return detail::ratio(integral(), seconds()).value_or(double(level_)); }
     double integral() const { return area_.upto(clock_.now()); } ///< ∫ level dt
-    /// Seconds spent at a level <= bound; those beyond it together.
+    /// Seconds spent at a level <= bound.
     double seconds_at(std::int64_t level) const {
         return level >= 0 && std::size_t(level) < at_.size() ? at_[std::size_t(level)] : 0.0;
     }
-    double seconds_beyond() const { return beyond_; }
     /// Smallest level that was not exceeded for at least the share q of the time; bound + 1 stands for all beyond.
     std::int64_t quantile(double q) const {
         const std::size_t level = detail::quantile_bin(at_, beyond_, q);
