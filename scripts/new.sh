@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/new.sh KIND NAME: a new divergence, surrogate, sparse_cache (of a teacher) or drafter (of the trainer), in every file that knows
-# of one. It compiles and passes the tests as it is: something known under the new name. What is printed at the end is what to write in its
-# place.
+# scripts/new.sh KIND NAME: a new divergence, surrogate, sparse_cache (of a teacher), staleness_policy or drafter (of the
+# trainer), in every file that knows of one, from the templates in scripts/new. It compiles and passes the tests as it
+# is: something known under the new name. What is printed at the end is what to write in its place.
 #     scripts/new.sh divergence hellinger
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -25,6 +25,10 @@ def text_of(path):
     return texts[path]
 
 
+def template(name, new):
+    return pathlib.Path("scripts/new", name).read_text().replace("NAME", new)
+
+
 def create(path, text):
     if pathlib.Path(path).exists():
         fail(f"{path} is there already")
@@ -32,7 +36,8 @@ def create(path, text):
 
 
 def insert(path, text, before=None, after=None):
-    """Whole lines before, or after, the only line that begins so."""
+    """Whole lines, but for a template's licence, before, or after, the only line that begins so."""
+    text = re.sub(r"^// SPDX.*\n", "", text)
     lines = text_of(path).splitlines(keepends=True)
     at = [i for i, line in enumerate(lines) if line.startswith(before or after)]
     if len(at) != 1:
@@ -63,28 +68,7 @@ def divergence(n):
     insert(header, f"//   {n:<17} Σ q (log q - log p)                 slope -q/p                    SOURCE\n//\n",
            before="// Shapes: logits (N,V)")
     texts[header] = re.sub(rf"//\n(//   {n} )", r"\1", texts[header])  # a line more of the same table
-    insert(header, f"""
-/// FORMULA
-/// Until it is written: forward KL, Σ q (log q - log p). `term` and `c` are what a divergence must have. forward_kl above has what
-/// may come beside them: sums over raw logits in one sweep, the claim that it is an f-divergence, which drawn tokens ask for.
-struct {n} {{
-    static constexpr bool f_divergence = true;
-    template <class F>
-    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {{
-        return forward_kl{{}}.term(r, e);
-    }}
-    template <class F>
-    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {{
-        return forward_kl{{}}.c(r, e);
-    }}
-    template <class F>
-    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {{
-        return forward_kl{{}}.nonnegative_term(e);
-    }}
-    OPD_HD static constexpr bool infinite_where_student_zero() {{ return true; }}
-}};
-
-""", before="} // namespace opd")
+    insert(header, template("divergence.in", n), before="} // namespace opd")
     append_choice("include/opd/estimators/any.hpp", "OPD_DIVERGENCES", f'X({n}, ({n}{{}}), "FORMULA")')
     insert("tests/support/textbook.hpp", f"inline real value(const {n}&, const row& r) {{ return kl(r.log_q, r.log_p); }}\n",
            before="inline real value(const acceptance&")
@@ -104,19 +88,7 @@ def surrogate(n):
     header = "include/opd/estimators/surrogates.hpp"
     insert(header, f"//   {n:<16} -rho A                                        -rho A                        SOURCE\n",
            before="//   estr{τ, ε, S}")
-    insert(header, f"""
-/// FORMULA
-/// Until it is written: -rho A. A bound comes as a member with a default, checked by validate(), as in truncated_is; a column of the
-/// cache by reads_columns(), as in decoupled_ppo. traits(): whose gradient it descends.
-struct {n} {{
-    static constexpr estimator_traits traits(law) {{ return {{}}; }}
-    OPD_HD OPD_INLINE token_out operator()(const token_in& x) const {{
-        const double rho = ::exp(x.log_ratio);
-        return {{-rho * x.advantage, -rho * x.advantage}};
-    }}
-}};
-
-""", before="/// A surrogate on the tokens with (log p")
+    insert(header, template("surrogate.in", n), before="/// A surrogate on the tokens with (log p")
     append_choice("include/opd/estimators/any.hpp", "OPD_SURROGATES", f'X({n}, ({n}{{}}), "FORMULA")')
     insert("tests/estimators/surrogates_test.cpp", f"""
     check_surrogate(
@@ -132,98 +104,13 @@ struct {n} {{
 
 def sparse_cache(n):
     header = f"include/opd/{n}.hpp"
-    create(header, f"""
-// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-//
-// teacher::{n}: WHAT IS KNOWN OF A ROW.
-//
-// Until it is written: the same k ids in every row, as of a task's answers, said once. Whatever takes a teacher::support takes
-// it, with the bits of a support whose rows repeat the ids. What else a cache of its own storage may have: caches.hpp.
-#pragma once
-
-#include <string>
-#include <type_traits>
-
-#include "opd/caches.hpp"
-#include "opd/checks/shapes.hpp"
-#include "opd/config.hpp"
-#include "opd/error.hpp"
-#include "opd/teacher.hpp"
-#include "opd/view.hpp"
-
-namespace opd::teacher {{
-
-template <class Id, class L = float, space Space = space::host>
-struct {n} {{
-    static constexpr cache_kind kind = cache_kind::support;
-    using id_type = Id;
-    using log_type = L;
-    static constexpr space memory_space = Space;
-    vector_view<const Id, Space> ids;          ///< (k) distinct; -1: unused slot
-    matrix_view<const L, Space> log_q;         ///< (N,k)
-    vector_view<const L, Space> log_tail = {{}}; ///< (N) log of the teacher's mass outside the ids; empty: from log_q
-    matrix_view<const L, Space> log_mu = {{}};   ///< (N,k) behaviour policy, for `reweighted`
-    teacher::chosen_by chosen_by = teacher::chosen_by::teacher;
-
-    OPD_HD OPD_INLINE detail::row_slots<Id, L> slots(index_t row) const {{
-        return {{ids.data, log_q.row(row), log_mu.empty() ? nullptr : log_mu.row(row), ids.size}};
-    }}
-    OPD_HD index_t most_slots() const {{ return ids.size; }}
-    void validate(index_t rows, index_t vocab) const {{
-        detail::check_vector("teacher.ids", ids, -1);
-        if (ids.size < 1 && rows > 0) throw invalid_input("teacher.ids", "is empty");
-        if (ids.size > vocab)
-            throw invalid_input("teacher.ids",
-                                std::to_string(ids.size) + " ids for a vocabulary of " + std::to_string(vocab));
-        detail::check_matrix("teacher.log_q", log_q, rows, ids.size);
-        if (!detail::left_out(log_mu)) detail::check_matrix("teacher.log_mu", log_mu, rows, ids.size);
-        detail::check_vector("teacher.log_tail", log_tail, rows);
-    }}
-}};
-template <class Id, class L, space S>
-{n}(vector_view<Id, S>, matrix_view<L, S>) -> {n}<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
-
-}} // namespace opd::teacher
-""")
+    create(header, template("sparse_cache.in", n))
     umbrella = "include/opd/opd.hpp"
     include(umbrella, f"opd/{n}.hpp", first="opd/batch.hpp")
     insert("include/opd/teacher.hpp", f"//   teacher::{n}   IN ITS OWN HEADER\n", before="//   teacher::samples ")
     insert("docs/concepts/teacher-cache.md", f"| `teacher::{n}` | WHAT IS KNOWN OF A ROW | those of `teacher::support` |\n",
            before="| `teacher::samples`")
-    create(f"tests/estimators/{n}_test.cpp", f"""
-// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-//
-// teacher::{n}: the bits of a teacher::support with the same entries; what it refuses.
-#include <cstdint>
-#include <doctest/doctest.h>
-#include <vector>
-
-#include <opd/opd.hpp>
-
-using namespace opd;
-
-TEST_CASE("{n}: the bits of the support with the same entries") {{
-    constexpr index_t n = 2, vocab = 5, k = 3;
-    const std::vector<double> z{{.1, .7, -1, .2, 0, 1, -.3, .4, .5, -2}}, log_q{{-1, -2, -1.5, -.7, -3, -2}};
-    const std::vector<std::int32_t> ids{{4, 1, 2}}, repeated{{4, 1, 2, 4, 1, 2}};
-    const auto logits = view(z.data(), n, vocab), of_ids = view(log_q.data(), n, k);
-    const teacher::{n} cache{{view(ids.data(), k), of_ids}};
-    const teacher::support same{{view(repeated.data(), n, k), of_ids}};
-    cpu_backend be;
-    const auto check = [&](const auto& estimator) {{
-        std::vector<double> got(n * vocab, 9), want(n * vocab, 7);
-        const auto a = evaluate(be, student::logits{{logits, view(got.data(), n, vocab)}}, cache, estimator);
-        const auto b = evaluate(be, student::logits{{logits, view(want.data(), n, vocab)}}, same, estimator);
-        CHECK(a.loss == b.loss);
-        CHECK(got == want);
-        CHECK(a.diagnostics.bad_rows == 0);
-    }};
-    check(renormalised{{reverse_kl{{}}}});
-    check(tail_bucket{{reverse_kl{{}}}});
-    const auto narrow = view(z.data(), n, 2);
-    CHECK_THROWS_AS(evaluate(be, student::logits{{narrow}}, cache, tail_bucket{{reverse_kl{{}}}}), invalid_input);
-}}
-""")
+    create(f"tests/estimators/{n}_test.cpp", template("sparse_cache_test.in", n))
     return f"estimators.{n}", [
         (header, "WHAT IS KNOWN OF A ROW, the columns, where a row's slots are"),
         (umbrella, "nothing: it includes the header"),
@@ -232,52 +119,28 @@ TEST_CASE("{n}: the bits of the support with the same entries") {{
         (f"tests/estimators/{n}_test.cpp", "the bits of the teacher::support with the same entries; what validate refuses")]
 
 
+def staleness_policy(n):
+    header, policies, ledger = f"include/opd/sched/policies/{n}.hpp", "include/opd/sched/policies.hpp", "tests/sched/ledger_test.cpp"
+    create(header, template("staleness_policy.in", n))
+    include(policies, f"opd/sched/policies/{n}.hpp", first="opd/sched/policies/areal.hpp")
+    text = text_of(policies)
+    listed = re.search(r"^using all = list<[^>]*>;", text, re.M)[0]
+    last = re.search(r"(    \w+ = policies::number<policies::\w+>)\n};", text)[1]
+    text = text.replace(listed, listed[:-2] + f", {n}>;")
+    texts[policies] = text.replace(last, f"{last},\n    /// BOUND, AND WHAT IT PAYS WITH\n    {n} = policies::number<policies::{n}>")
+    insert("docs/sched/policies.md", f"| `{n}` | WHICH SCORED SEQUENCES MAKE A BATCH | lag <= tau | |\n", before="| `drop` | what was")
+    text = text_of(ledger).replace("        case staleness_policy::edf:", f"        case staleness_policy::{n}:\n        case staleness_policy::edf:")
+    texts[ledger] = re.sub(r"(constexpr staleness_policy kept\[\] = {[^}]*)}", rf"\1, staleness_policy::{n}}}", text)
+    return "sched.ledger|sched.settings|sched.worlds", [
+        (header, "WHICH SCORED SEQUENCES MAKE A BATCH, BOUND AND PROOF; the order, if edf's or completion_order is not"),
+        (policies, "its line: BOUND, AND WHAT IT PAYS WITH"),
+        (ledger, "its rule and its bound, apart from edf's; support/witness.hpp wants a bound other than tau"),
+        ("docs/sched/policies.md", "the table's line, and a section")]
+
+
 def drafter(n):
     header, drafters = f"examples/trainer/{n}_drafter.hpp", "examples/trainer/drafters.hpp"
-    create(header, f"""
-// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-//
-// WHAT IT GUESSES FROM.
-//
-// Until it is written: what came after the last place in the text where its last token stood before. It remembers nothing. One that
-// does keeps it by lane, from begin to end, hears what was drawn, and writes it for a checkpoint by state (retrieval_drafter).
-#pragma once
-
-#include <algorithm>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-
-#include "drafter.hpp"
-
-namespace trainer {{
-
-class {n}_drafter final : public drafter {{
-public:
-    void begin(index_t, const trajectory&) override {{}}
-    void hear(std::span<const lane_news>, const policy&) override {{}}
-    void end(index_t, const trajectory&, bool) override {{}}
-    draft_work propose(std::span<const draft_wish> wishes) override {{
-        for (const draft_wish& w : wishes) {{
-            const std::span<const token> all(w.sequence->tokens);
-            if (all.empty()) continue;
-            const auto before = all.first(all.size() - 1);
-            const auto found = std::find(before.rbegin(), before.rend(), all.back());
-            const auto rest = all.subspan(static_cast<std::size_t>(found.base() - before.begin())); // after it
-            const auto depth = std::min(rest.size(), static_cast<std::size_t>(w.depth));
-            if (found != before.rend()) w.tree->graft(rest.first(depth), 1);
-        }}
-        return {{}};
-    }}
-    std::string state() const override {{ return {{}}; }}
-    void restore(std::string_view state) override {{
-        if (!state.empty()) throw std::invalid_argument("drafter: its state is too long");
-    }}
-}};
-
-}} // namespace trainer
-""")
+    create(header, template("drafter.in", n))
     include(drafters, f"{n}_drafter.hpp", first="drafter.hpp")
     append_choice(drafters, "TRAINER_DRAFTERS", f'X({n}, "WHAT IT GUESSES FROM", {n}_drafter, )')
     insert("examples/trainer/README.md", f"| `{n}` | WHAT IT GUESSES FROM |\n", before="| `auto` | those of")
@@ -287,7 +150,7 @@ public:
         ("examples/trainer/README.md", "the table's line")]
 
 
-kinds = {"divergence": divergence, "surrogate": surrogate, "sparse_cache": sparse_cache, "drafter": drafter}
+kinds = {"divergence": divergence, "surrogate": surrogate, "sparse_cache": sparse_cache, "staleness_policy": staleness_policy, "drafter": drafter}
 if len(sys.argv) != 3 or sys.argv[1] not in kinds:
     fail(f"KIND NAME, where KIND is one of {', '.join(kinds)}")
 kind, name = sys.argv[1:]

@@ -9,7 +9,7 @@ compiler=$1 root=$2 work=$3 kind=$4 most=$5
 shift 5
 rm -rf "$work"
 mkdir -p "$work/tree"
-for folder in docs examples/trainer include scripts tests/support tests/estimators; do
+for folder in docs examples/trainer include scripts tests/support tests/estimators tests/sched; do
     mkdir -p "$work/tree/$folder"
     cp -r "$root/$folder/." "$work/tree/$folder"
 done

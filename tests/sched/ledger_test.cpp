@@ -581,7 +581,7 @@ TEST_CASE("a byte that is no flag and a number that is no enumerator are refused
     taken(false, 0), taken(true, 1), taken(stage::learner, 2), taken(weight_update::finish_first, 2);
     refused(true, 2), refused(false, 255);
     refused(stage::rollout, 3), refused(stage::rollout, 255);
-    refused(staleness_policy::capacity, 8);
+    refused(staleness_policy::capacity, static_cast<int>(last_of(staleness_policy{})) + 1);
 }
 
 TEST_CASE("a slot queue behaves as a list") {
