@@ -11,7 +11,7 @@
 //
 //   dB = dzᵀ u,   t = scale·dz B,   dA = tᵀ x,   dx = dz W + t A.
 //
-// A head of your own is the CPU's; on a device W, B and A are views of one type.
+// On a device states, W, B and A are of one type, and a head of your own says that it is there (own_head).
 //
 // Throws with the call that it is given to: invalid_input, which names student.w or teacher.w and the member.
 // Source: LoRA (Hu et al. 2021), eq. 3; scale is its alpha/R.
@@ -37,7 +37,9 @@ inline constexpr bool number_of_head<matrix_view<X, S>> = number_of_head<X>;
 } // namespace detail
 
 /// A head of your own. copy(id, d, count, to) writes to[j] = W[id, d + j], j < count; any thread may ask for any part at any time, and
-/// each is asked for once or a few times a block of rows, in pieces of up to 512 numbers.
+/// each is asked for once or a few times a block of rows, in pieces of up to 512 numbers. For a device it has `static constexpr
+/// opd::space memory_space = opd::space::device`, pointers into its memory, and a copy() that is OPD_HD, asked for up to 32 numbers;
+/// kernels get it by its bytes.
 template <class H>
 concept own_head = requires(const H& head, index_t i, float* to) {
     { head.vocab() } -> std::convertible_to<index_t>;
@@ -51,7 +53,8 @@ struct lora_head {
     static_assert((own_head<Base> || detail::number_of_head<Base>)&&detail::number_of_head<B> &&
                       detail::number_of_head<A>,
                   "opd: a head and its update are float or bfloat16");
-    static_assert(Space == space::host || (std::is_same_v<A, B> && std::is_same_v<Base, matrix_view<B, Space>>),
+    static_assert(Space == space::host ||
+                      (std::is_same_v<A, B> && (own_head<Base> || std::is_same_v<Base, matrix_view<B, Space>>)),
                   "opd: on a device a head and its update are views of one type");
     static_assert(std::is_const_v<B> && std::is_const_v<A>,
                   "opd: a head's matrices are read: their views are of const elements");
@@ -66,8 +69,8 @@ struct lora_head {
 template <class W, class B, class A, space S>
 lora_head(matrix_view<W, S>, matrix_view<B, S>, matrix_view<A, S>)
     -> lora_head<matrix_view<const W, S>, const B, const A, S>;
-template <own_head W, class B, class A>
-lora_head(W, matrix_view<B>, matrix_view<A>) -> lora_head<W, const B, const A>;
+template <own_head W, class B, class A, space S>
+lora_head(W, matrix_view<B, S>, matrix_view<A, S>) -> lora_head<W, const B, const A, S>;
 
 namespace detail {
 
@@ -85,6 +88,37 @@ template <class Head>
 inline constexpr bool is_matrix<const Head> = is_matrix<Head>;
 template <class Head>
 inline constexpr bool is_matrix<Head&> = is_matrix<Head>;
+
+/// Where a head may be asked for its numbers; of a view, where it lies.
+template <class Head>
+constexpr space space_of_head() {
+    if constexpr (requires { Head::memory_space; })
+        return Head::memory_space;
+    else
+        return space::host;
+}
+template <class Head, class X, space S>
+constexpr bool head_lies() {
+    if constexpr (is_lora<Head>)
+        return head_lies<decltype(Head::w), X, S>();
+    else if constexpr (own_head<Head>)
+        return space_of_head<Head>() == S && (S == space::host || std::is_trivially_copyable_v<Head>);
+    else
+        return true;
+}
+/// A device's products are of operands of one type.
+template <class Head, class X, space S>
+constexpr bool one_type_on_device() {
+    if constexpr (S == space::host)
+        return true;
+    else if constexpr (is_lora<Head>)
+        return std::is_same_v<typename decltype(Head::b)::element_type, const X> &&
+               one_type_on_device<decltype(Head::w), X, S>();
+    else if constexpr (own_head<Head>)
+        return true;
+    else
+        return std::is_same_v<typename Head::element_type, const X>;
+}
 
 /// A head whose products are made by matrix tiles (backends/amx.hpp): a view w of numbers, and what runs the tiles.
 template <class Head>

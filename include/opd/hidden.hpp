@@ -126,7 +126,11 @@ namespace student {
 
 template <class X, class G = float, space Space = space::host, class Head = matrix_view<const X, Space>>
 struct hidden {
-    static_assert(!own_head<Head> || Space == space::host, "opd: heads of your own are the CPU's");
+    static_assert(detail::head_lies<Head, X, Space>(),
+                  "opd: a head of your own is asked where the states lie: on a device it has `static constexpr "
+                  "opd::space memory_space = opd::space::device` and can be copied by its bytes");
+    static_assert(detail::one_type_on_device<Head, X, Space>(),
+                  "opd: on a device hidden states, their head and its update are of one type");
     static_assert(detail::number_of_head<X> && std::is_same_v<std::remove_const_t<G>, float>,
                   "opd: hidden states are float or bfloat16, gradients float");
     static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");
@@ -193,7 +197,11 @@ namespace teacher {
 
 template <class X, space Space = space::host, class Head = matrix_view<const X, Space>>
 struct hidden {
-    static_assert(!own_head<Head> || Space == space::host, "opd: heads of your own are the CPU's");
+    static_assert(opd::detail::head_lies<Head, X, Space>(),
+                  "opd: a head of your own is asked where the states lie: on a device it has `static constexpr "
+                  "opd::space memory_space = opd::space::device` and can be copied by its bytes");
+    static_assert(opd::detail::one_type_on_device<Head, X, Space>(),
+                  "opd: on a device hidden states, their head and its update are of one type");
     static_assert(opd::detail::number_of_head<X>, "opd: hidden states are float or bfloat16");
     static constexpr cache_kind kind = cache_kind::dense;
     using logit_type = float;

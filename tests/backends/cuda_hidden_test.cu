@@ -5,6 +5,7 @@
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -228,6 +229,45 @@ TEST_CASE("on the device: a head with an update is W + scale B A") {
     CHECK(states_apart.relative() <= in_float);
     CHECK(b_apart.relative() <= in_float);
     CHECK(a_apart.relative() <= in_float);
+}
+
+TEST_CASE("on the device: a head of one's own, decoded a stretch of ids at a time") {
+    if (!device_present()) return;
+    for (const index_t v : {300, 9000}) {
+        const index_t n = 5, d = 40;
+        hidden_memory memory;
+        source s{std::uint64_t(v)};
+        std::vector<std::int8_t> numbers;
+        std::vector<float> scales, decoded, x, y, dx(std::size_t(n * d)), of_view(dx);
+        for (index_t i = 0; i < v; ++i) {
+            scales.push_back(float(0.004 + 0.001 * s.normal()));
+            for (index_t j = 0; j < d; ++j) {
+                numbers.push_back(std::int8_t(std::clamp(40 * s.normal(), -127., 127.)));
+                decoded.push_back(scales.back() * float(numbers.back()));
+            }
+        }
+        for (index_t i = 0; i < n * d; ++i) x.push_back(float(s.normal())), y.push_back(float(s.normal()));
+        const auto put = [&](auto& from, index_t rows) {
+            return device_view(static_cast<const float*>(memory.put(from)), rows, d);
+        };
+        const auto states = put(x, n), of_teacher = put(y, n), whole = put(decoded, v);
+        const coarse_head coarse{memory.put(numbers), memory.put(scales), v, d};
+        float* const gradient = memory.put(dx);
+        const auto run = [&](const auto& head, std::vector<float>& out) {
+            const student::hidden mine{states, head, device_view(gradient, n, d)};
+            const teacher::hidden theirs{of_teacher, head};
+            memory.make_room(workspace_bytes(memory.backend, mine, theirs, reverse_kl{}));
+            const result r = memory.finish(evaluate(memory.backend, mine, theirs, reverse_kl{}));
+            memory.get(out, gradient);
+            return r;
+        };
+        const result want = run(whole, of_view), got = run(coarse, dx);
+        CHECK(got.diagnostics.bad_rows == 0);
+        CHECK(got.loss == doctest::Approx(want.loss).epsilon(1e-5));
+        apart all;
+        for (std::size_t i = 0; i < dx.size(); ++i) all.add(double(dx[i]), double(of_view[i]));
+        CHECK(all.relative() < in_float);
+    }
 }
 
 TEST_CASE("on the device: a call from hidden states is captured and replayed; the handle's stream is put back") {

@@ -8,6 +8,7 @@
 #include "backends/hidden_cases.hpp"
 #include "support/property.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <doctest/doctest.h>
@@ -756,4 +757,92 @@ TEST_CASE("heads with an update: what the CPU gives, in blocks of rows, several 
         check_update<bfloat16>(11, 70, 5, block, 8e-3); // u, t and dz in 8 bits
     }
     check_update<float>(0, 70, 3, 0, in_float); // the heads' gradients are what is left of them
+}
+
+namespace {
+/// A call from heads in 8 bits, and from the same numbers as views.
+template <class X>
+void check_coarse(index_t n, index_t v, index_t block, bool update) {
+    CAPTURE(v);
+    CAPTURE(block);
+    CAPTURE(update);
+    const index_t d = 40, rank = 3;
+    source s(std::uint64_t(n + v));
+    struct head {
+        std::vector<std::int8_t> numbers;
+        std::vector<float> scales;
+        std::vector<X> decoded;
+        head(index_t v, index_t d, source& s) {
+            for (index_t i = 0; i < v; ++i) {
+                scales.push_back(float(0.004 + 0.002 * s.normal()));
+                for (index_t j = 0; j < d; ++j) {
+                    numbers.push_back(std::int8_t(std::clamp(40 * s.normal(), -127., 127.)));
+                    decoded.push_back(element<X>::store(scales.back() * float(numbers.back())));
+                }
+            }
+        }
+        coarse_head coarse(index_t v, index_t d) const { return {numbers.data(), scales.data(), v, d}; }
+        auto whole(index_t v, index_t d) const { return device_view(decoded.data(), v, d); }
+    };
+    const auto numbers = [&s](index_t count, double deviation) {
+        std::vector<X> x;
+        for (index_t i = 0; i < count; ++i) x.push_back(element<X>::store(float(deviation * s.normal())));
+        return x;
+    };
+    const head mine(v, d, s), theirs(v, d, s);
+    const auto x = numbers(n * d, 1), y = numbers(n * d, 1), bias = numbers(v, 1), a = numbers(rank * d, 0.3),
+               b = numbers(v * rank, 0.6);
+    struct gradients {
+        std::vector<float> dx, dw, bias, db, da;
+        bool operator==(const gradients&) const = default;
+    };
+    blocks_on_host memory;
+    const auto run = [&](const auto& w, const auto& w_teacher, gradients& g) {
+        const auto of = [](index_t count) { return std::vector<float>(std::size_t(count), 2.f); };
+        g = {of(n * d), of(v * d), of(v), of(v * rank), of(rank * d)};
+        const auto call = [&](auto head) {
+            student::hidden student{device_view(x.data(), n, d), head, device_view(g.dx.data(), n, d),
+                                    device_view(g.dw.data(), v, d)};
+            student.bias = device_view(bias.data(), v), student.db = device_view(g.bias.data(), v);
+            student.soft_cap = 6, student.beta_head = 0.5f;
+            teacher::hidden teacher{device_view(y.data(), n, d), w_teacher};
+            if (block > 0) {
+                student.budget = detail::block_layout(student, 0).of_row * std::size_t(block);
+                teacher.budget = detail::block_layout(teacher, 0).of_row * std::size_t(block);
+            }
+            return evaluate(memory.backend, student, teacher, reverse_kl{}, device_env{.reduction = reduce::sum});
+        };
+        if (!update) return call(w);
+        lora_head with{w, device_view(b.data(), v, rank), device_view(a.data(), rank, d)};
+        with.scale = 0.7f, with.db = device_view(g.db.data(), v, rank), with.da = device_view(g.da.data(), rank, d);
+        return call(with);
+    };
+    gradients want, got;
+    const result expected = run(mine.whole(v, d), theirs.whole(v, d), want);
+    const result r = run(mine.coarse(v, d), theirs.coarse(v, d), got);
+    CHECK(r.loss == expected.loss);
+    CHECK(r.loss > 0);
+    CHECK(got == want);
+    const std::vector<float> untouched(std::size_t(n * d), 2.f);
+    CHECK(got.dx != untouched);
+}
+} // namespace
+
+TEST_CASE("heads of one's own: the bits of the same numbers as a view, decoded a stretch at a time") {
+    for (const index_t block : {0, 1, 4})
+        for (const bool update : {false, true}) {
+            check_coarse<float>(7, 70, block, update);
+            check_coarse<bfloat16>(7, 70, block, update);
+        }
+    check_coarse<float>(3, 9000, 2, true);
+    check_coarse<bfloat16>(2, 17000, 0, false);
+    // a stretch of the head is beside the budget, and is what is more
+    const std::vector<float> x(3 * 40);
+    const std::vector<std::int8_t> numbers(70 * 40);
+    const std::vector<float> scales(70, 1.f), w(70 * 40);
+    const teacher::hidden whole{device_view(x.data(), 3, 40), device_view(w.data(), 70, 40)};
+    const teacher::hidden coarse{device_view(x.data(), 3, 40), coarse_head{numbers.data(), scales.data(), 70, 40}};
+    CHECK(detail::block_layout(coarse, 3).of_row == detail::block_layout(whole, 3).of_row);
+    CHECK(detail::block_layout(coarse, 3).bytes - detail::block_layout(whole, 3).bytes ==
+          detail::device_plan::aligned(sizeof(float) * 70 * 40));
 }

@@ -117,6 +117,19 @@ struct gapped {
     double at(index_t r, index_t c) const { return double(element<T>::load(data[std::size_t(r * stride + c)])); }
 };
 
+/// A head in 8 bits with a scale a row, which lies where a device's views do.
+struct coarse_head {
+    static constexpr space memory_space = space::device;
+    const std::int8_t* numbers;
+    const float* scales;
+    index_t ids, columns;
+    index_t vocab() const { return ids; }
+    index_t width() const { return columns; }
+    OPD_HD void copy(index_t id, index_t d, index_t count, float* to) const {
+        for (index_t j = 0; j < count; ++j) to[j] = scales[id] * float(numbers[id * columns + d + j]);
+    }
+};
+
 template <class X>
 struct hidden_side {
     gapped<X> x, w;

@@ -5,7 +5,7 @@
 //
 // For each block of rows, as many as every side's budget holds:
 //
-//   product         z = x Wᵀ, of each side in hidden states
+//   product         z = x Wᵀ, of each side in hidden states; a head of one's own is decoded before, a stretch of ids at a time
 //   finish_logits   z = cap tanh((z + b)/cap), where there is a bias or a soft-cap
 //   rows            of the loss: dz over z, or beside it under a soft-cap and for bfloat16
 //   finish_gradient dz (1 - (z/cap)²), 0 at ids that the teacher lacks; which rows have a gradient at all
@@ -21,7 +21,7 @@
 //
 // Memory, in bytes: V' 4 a row of the block and side; of a student with a gradient V' 8 under a soft-cap, V' 6 for bfloat16; D' 4 and
 // V/8,192 for its way back (V', D': up to the next multiple of 8, so that every row begins where vector loads may). Of an update R' 4, and
-// for each of u and t R' numbers of the head's.
+// for each of u and t R' numbers of the head's. A head of one's own: D' of its numbers for 8,192 ids, beside the budget.
 #pragma once
 
 #include <cmath>
@@ -31,6 +31,7 @@
 
 #include "opd/batch.hpp"
 #include "opd/config.hpp"
+#include "opd/cuda/block_kernels.hpp"
 #include "opd/cuda/jobs.hpp"
 #include "opd/cuda/products.hpp"
 #include "opd/diagnostics.hpp"
@@ -108,6 +109,8 @@ struct block_layout {
     std::size_t states = 0, flags = 0, bytes = 0;
     index_t rank = 0;                        ///< elements from row to row of u and t
     std::size_t update = 0, u = 0, back = 0; ///< sums in float, u, t
+    index_t head_stride = 0;                 ///< elements from row to row of a decoded stretch of the head
+    std::size_t head = 0;
 
     template <class Hidden>
     block_layout(const Hidden& h, index_t rows)
@@ -122,6 +125,12 @@ struct block_layout {
             update = bytes, bytes += of(of_sums), u = bytes, bytes += of(stored);
             of_row += of_sums + stored;
             if (trains_states<Hidden>) back = bytes, bytes += of(stored), of_row += stored;
+        }
+        if constexpr (own_head<std::remove_cvref_t<decltype(base_of(h.w))>>) {
+            head_stride = padded(h.x.cols);
+            const index_t ids = h.vocab() < stretch_of_ids ? h.vocab() : stretch_of_ids;
+            head = bytes;
+            bytes += device_plan::aligned(sizeof(h.x.data[0]) * std::size_t(head_stride) * std::size_t(ids));
         }
         if constexpr (trains_states<Hidden>) {
             if (!h.has_gradient()) return;
@@ -200,212 +209,24 @@ block_plan block_plan_of(const Job& job) {
     return plan;
 }
 
-// --- kernels ------------------------------------------------------------------------------------------------------------
-
-/// Which block of threads one is.
-struct block_state {
-    index_t row = 0;
-    std::byte* scratch = nullptr;
-};
-
-/// A kernel of one phase.
-template <class Kernel>
-struct each_block {
-    using state_type = block_state;
-    template <class Team>
-    OPD_HD void run(index_t block, Team& team) const {
-        team.begin(block, nullptr);
-        team.template each<typename Kernel::phase>(static_cast<const Kernel&>(*this));
-    }
-};
-
-/// Which ids of which row a block of threads has.
-struct row_chunk {
-    index_t row, begin, end;
-    OPD_HD row_chunk(index_t block, index_t chunks, index_t ids)
-        : row(block / chunks), begin(block % chunks * gpu_tuning::chunk_of_ids),
-          end(begin + gpu_tuning::chunk_of_ids < ids ? begin + gpu_tuning::chunk_of_ids : ids) {}
-};
-
-/// z = cap tanh((z + b)/cap); without a soft-cap z + b. A block of threads for each chunk of each row.
-template <class X>
-struct finish_logits_kernel : each_block<finish_logits_kernel<X>> {
-    float* logits = nullptr;
-    index_t stride = 0, ids = 0, chunks = 0;
-    const X* bias = nullptr;
-    float soft_cap = 0;
-
-    struct phase {
-        template <class At>
-        OPD_HD static void run(const finish_logits_kernel& k, const block_state& st, At at) {
-            const row_chunk mine(st.row, k.chunks, k.ids);
-            float* const z = k.logits + mine.row * k.stride;
-            for (index_t i = mine.begin + at.id; i < mine.end; i += at.count) {
-                float x = z[i];
-                if (k.bias != nullptr) x += float(element<X>::load(k.bias[i]));
-                z[i] = k.soft_cap > 0 ? k.soft_cap * ::tanhf(x / k.soft_cap) : x;
-            }
-        }
-    };
-};
-
-/// dz of logits before the soft-cap, 0 from id `common` on; flags say whether the chunk has a gradient.
-template <class G>
-struct finish_gradient_kernel {
-    using state_type = block_state;
-    const float* logits = nullptr;
-    G* gradient = nullptr;
-    index_t stride = 0, ids = 0, common = 0, chunks = 0;
-    float soft_cap = 0;
-    unsigned char* flags = nullptr; ///< (rows, chunks)
-
-    struct phase { // one pass: it writes what it has looked at
-        template <class At>
-        OPD_HD static int part(const finish_gradient_kernel& k, const block_state& st, At at) {
-            const row_chunk mine(st.row, k.chunks, k.ids);
-            const float* const z = k.logits + mine.row * k.stride;
-            G* const dz = k.gradient + mine.row * k.stride;
-            int any = 0;
-            for (index_t i = mine.begin + at.id; i < mine.end; i += at.count) {
-                if (i >= k.common) {
-                    dz[i] = element<G>::store(0);
-                    continue;
-                }
-                const float g = element<G>::load(dz[i]);
-                if (g == 0) continue; // of a bad row: its logits may be NaN
-                any = 1;
-                if (!(k.soft_cap > 0)) continue;
-                const float t = z[i] / k.soft_cap;
-                dz[i] = element<G>::store(g * (1 - t * t));
-            }
-            return any;
-        }
-        OPD_HD static int merge(int a, int b) { return a | b; }
-        OPD_HD static void finish(const finish_gradient_kernel& k, const block_state& st, int any) {
-            k.flags[st.row] = static_cast<unsigned char>(any);
-        }
-    };
-    template <class Team>
-    OPD_HD void run(index_t block, Team& team) const {
-        team.begin(block, nullptr);
-        team.template fold<phase>(*this);
-    }
-};
-
-/// Whether a row of the block has a gradient.
-struct row_flags {
-    const unsigned char* flags = nullptr;
-    index_t chunks = 0;
-    OPD_HD bool live(index_t row) const {
-        int any = 0;
-        for (index_t c = 0; c < chunks; ++c) any |= flags[row * chunks + c];
-        return any != 0;
-    }
-};
-
-/// dx = beta·dx + sums, a block of threads for each row.
-template <class Sink>
-struct add_states_kernel : each_block<add_states_kernel<Sink>> {
-    Sink dx = {};
-    index_t first = 0; ///< row of dx
-    float beta = 0;
-    const float* sums = nullptr;
-    index_t width = 0;
-    row_flags rows = {};
-
-    struct phase {
-        template <class At>
-        OPD_HD static void run(const add_states_kernel& k, const block_state& st, At at) {
-            const bool live = k.rows.live(st.row); // else the head's NaN times 0 may be there
-            float* const dx = k.dx.row(k.first + st.row);
-            const float* const sums = k.sums + st.row * k.width;
-            for (index_t i = at.id; i < k.dx.cols; i += at.count) {
-                scale_gradient(dx[i], k.beta);
-                if (live) dx[i] += sums[i];
-            }
-            for (index_t i = at.id; i < k.dx.padding; i += at.count) dx[k.dx.cols + i] = 0;
-        }
-    };
-};
-
-/// x, or 0 where the row has no gradient. A block of threads for each row.
-template <class Source, class X>
-struct keep_states_kernel : each_block<keep_states_kernel<Source, X>> {
-    Source x = {};
-    index_t first = 0; ///< row of x
-    X* states = nullptr;
-    index_t width = 0;
-    row_flags rows = {};
-
-    struct phase {
-        template <class At>
-        OPD_HD static void run(const keep_states_kernel& k, const block_state& st, At at) {
-            const bool live = k.rows.live(st.row);
-            const auto* const x = k.x.row(k.first + st.row);
-            X* const states = k.states + st.row * k.width;
-            for (index_t i = at.id; i < k.x.cols; i += at.count) states[i] = live ? x[i] : element<X>::store(0);
-        }
-    };
-};
-
-/// scale·sums as the head is stored; 0 where the row has no gradient, if there are flags. A block of threads for each row.
-template <class X>
-struct scale_update_kernel : each_block<scale_update_kernel<X>> {
-    const float* sums = nullptr;
-    X* to = nullptr;
-    index_t stride = 0, rank = 0;
-    float scale = 1;
-    row_flags rows = {};
-
-    struct phase {
-        template <class At>
-        OPD_HD static void run(const scale_update_kernel& k, const block_state& st, At at) {
-            const bool live = k.rows.flags == nullptr || k.rows.live(st.row);
-            for (index_t i = at.id; i < k.rank; i += at.count)
-                k.to[st.row * k.stride + i] = element<X>::store(live ? k.scale * k.sums[st.row * k.stride + i] : 0.0f);
-        }
-    };
-};
-
-/// db = beta·db + Σ_r dz, row after row in double. A block of threads for `ids_at_once` ids.
-template <class G>
-struct sum_columns_kernel : each_block<sum_columns_kernel<G>> {
-    static constexpr index_t ids_at_once = gpu_tuning::block_threads;
-    const G* gradient = nullptr;
-    index_t stride = 0, ids = 0, count = 0; ///< count: of rows
-    float* db = nullptr;
-    float beta = 0;
-
-    struct phase {
-        template <class At>
-        OPD_HD static void run(const sum_columns_kernel& k, const block_state& st, At at) {
-            const index_t begin = st.row * ids_at_once, end = begin + ids_at_once < k.ids ? begin + ids_at_once : k.ids;
-            for (index_t i = begin + at.id; i < end; i += at.count) {
-                double sum = 0;
-                for (index_t r = 0; r < k.count; ++r) sum += double(element<G>::load(k.gradient[r * k.stride + i]));
-                scale_gradient(k.db[i], k.beta);
-                k.db[i] += float(sum);
-            }
-        }
-    };
-};
-
-/// A head's gradient where the batch has no row. A block of threads for each row of dw, or of `ids_at_once` entries of db.
-template <class Sink>
-struct scale_head_kernel : each_block<scale_head_kernel<Sink>> {
-    Sink dw = {};
-    float beta = 0;
-
-    struct phase {
-        template <class At>
-        OPD_HD static void run(const scale_head_kernel& k, const block_state& st, At at) {
-            float* const dw = k.dw.row(st.row);
-            for (index_t i = at.id; i < k.dw.cols; i += at.count) scale_gradient(dw[i], k.beta);
-        }
-    };
-};
-
 // --- a call -------------------------------------------------------------------------------------------------------------
+
+/// W of ids [from, from + ids) as a product reads it, where it lies or decoded into the block's memory.
+template <class Hidden, class Launch>
+auto head_rows(const Hidden& h, index_t from, index_t ids, const block_layout& layout, std::byte* memory,
+               Launch&& launch) {
+    using X = states_of<Hidden>;
+    using T = opd::stored_as<X>;
+    const auto& w = base_of(h.w);
+    if constexpr (is_matrix<decltype(w)>) {
+        return row_major<T>{reinterpret_cast<const T*>(w.row(from)), leading(w)};
+    } else {
+        auto* const rows = reinterpret_cast<X*>(memory + layout.head);
+        launch(decode_head_kernel<std::remove_cvref_t<decltype(w)>, X>(w, from, h.x.cols, rows, layout.head_stride),
+               ids);
+        return row_major<T>{reinterpret_cast<const T*>(rows), layout.head_stride};
+    }
+}
 
 /// Logits of the rows [begin, end) of a side.
 template <class Hidden, class Launch, class Products>
@@ -416,10 +237,14 @@ void fill_block(const Hidden& h, index_t begin, index_t end, const block_layout&
     const index_t n = end - begin;
     if (n == 0) return;
     auto* const logits = reinterpret_cast<float*>(memory);
-    const auto& w = base_of(h.w);
     const row_major<T> x{reinterpret_cast<const T*>(h.x.row(begin)), leading(h.x)};
-    products(by_rows<T>(n, h.vocab(), h.x.cols, x, {reinterpret_cast<const T*>(w.data), leading(w), true}, 0, logits,
-                        layout.stride));
+    const index_t v = h.vocab(), at_once = is_matrix<decltype(base_of(h.w))> ? v : stretch_of_ids;
+    for (index_t from = 0; from < v; from += at_once) {
+        const index_t ids = v - from < at_once ? v - from : at_once;
+        row_major<T> w = head_rows(h, from, ids, layout, memory, launch);
+        w.transposed = true;
+        products(by_rows<T>(n, ids, h.x.cols, x, w, 0, logits + from, layout.stride));
+    }
     if constexpr (is_lora<decltype(h.w)>) {
         const index_t rank = rank_of(h.w);
         scale_update_kernel<X> scale;
@@ -477,12 +302,11 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
     launch(finish, n * layout.chunks);
     const row_flags flags{finish.flags, layout.chunks};
     const auto* const dz = reinterpret_cast<const T*>(gradient); // of one type, or bits of bfloat16
-    // to (n, columns) = dz matrix, a stretch of ids at a time
-    const auto multiply_back = [&](const auto& matrix, index_t columns, float* to, index_t stride) {
+    // to (n, columns) = dz matrix, a stretch of ids at a time: rows_from(first, ids)
+    const auto multiply_back = [&](const auto& rows_from, index_t columns, float* to, index_t stride) {
         for (index_t from = 0; from < v; from += stretch_of_ids) {
             const index_t ids = v - from < stretch_of_ids ? v - from : stretch_of_ids;
-            products(by_rows<T>(n, columns, ids, {dz + from, layout.stride},
-                                {reinterpret_cast<const T*>(matrix.row(from)), leading(matrix)}, from > 0 ? 1.f : 0.f,
+            products(by_rows<T>(n, columns, ids, {dz + from, layout.stride}, rows_from(from, ids), from > 0 ? 1.f : 0.f,
                                 to, stride));
         }
     };
@@ -491,7 +315,10 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
         if (sums_states(h)) {
             scale_update_kernel<X> scale;
             auto* const sums = reinterpret_cast<float*>(memory + layout.update);
-            multiply_back(h.w.b, rank_of(h.w), sums, layout.rank);
+            const auto rows_of_b = [&](index_t from, index_t) {
+                return row_major<T>{reinterpret_cast<const T*>(h.w.b.row(from)), leading(h.w.b)};
+            };
+            multiply_back(rows_of_b, rank_of(h.w), sums, layout.rank);
             scale.sums = sums, scale.to = reinterpret_cast<X*>(memory + layout.back), scale.stride = layout.rank;
             scale.rank = rank_of(h.w), scale.scale = h.w.scale, scale.rows = flags;
             launch(scale, n);
@@ -499,7 +326,8 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
         }
     if (!h.dx.empty()) {
         auto* const sums = reinterpret_cast<float*>(memory + layout.states);
-        multiply_back(base_of(h.w), d, sums, layout.width);
+        multiply_back([&](index_t from, index_t ids) { return head_rows(h, from, ids, layout, memory, launch); }, d,
+                      sums, layout.width);
         if constexpr (is_lora<decltype(h.w)>)
             products(by_rows<T>(n, d, rank_of(h.w), {t, layout.rank},
                                 {reinterpret_cast<const T*>(h.w.a.data), leading(h.w.a)}, 1, sums, layout.width));
