@@ -21,6 +21,7 @@
 #include "opd/error.hpp"
 #include "opd/sched/commands.hpp"
 #include "opd/sched/mailbox.hpp"
+#include "opd/sched/observer.hpp"
 #include "opd/sched/stages.hpp"
 #include "opd/sched/thread_report.hpp"
 #include "opd/sched/worker_loop.hpp"
