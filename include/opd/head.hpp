@@ -36,10 +36,10 @@ template <class X, space S>
 inline constexpr bool number_of_head<matrix_view<X, S>> = number_of_head<X>;
 } // namespace detail
 
-/// A head of your own. copy(id, d, count, to) writes to[j] = W[id, d + j], j < count; any thread may ask for any part at any time, and
-/// each is asked for once or a few times a block of rows, in pieces of up to 512 numbers. For a device it has `static constexpr
-/// opd::space memory_space = opd::space::device`, pointers into its memory, and a copy() that is OPD_HD, asked for up to 32 numbers;
-/// kernels get it by its bytes.
+/// A head of your own. copy(id, d, count, to) writes to[j] = W[id, d + j], j < count. Any thread may ask for any part at any
+/// time; each part is asked for once or a few times a block of rows, in pieces of up to 512 numbers. A head for a device has
+/// `static constexpr opd::space memory_space = opd::space::device`, pointers into the device's memory, and a copy() that is
+/// OPD_HD and asked for up to 32 numbers; kernels get the head by its bytes.
 template <class H>
 concept own_head = requires(const H& head, index_t i, float* to) {
     { head.vocab() } -> std::convertible_to<index_t>;

@@ -11,8 +11,8 @@
 //
 //   student    student::logits{view(z,N,count), view(dz,N,count)} of the shard's columns, or student::hidden with the shard's rows of the
 //              head (and of its bias); dx has this shard's part of Σ over the vocabulary
-//   teacher    teacher::dense or teacher::hidden of the same ids; support, samples, weighted or kept sets with all their slots, ids of the
-//              whole vocabulary, on every rank alike
+//   teacher    teacher::dense or teacher::hidden of the same ids; support, samples, weighted or kept sets with all their
+//              slots, ids of the whole vocabulary, on every rank alike
 //   env        the same on every rank. given_lse is over the whole vocabulary. infinite::raise throws from finish, on every rank
 //
 // What `evaluate` computes is computed, for every divergence of a dense teacher, supports with a tail and renormalised ones, and drawn tokens,

@@ -264,8 +264,8 @@ void run_groups(const Job& job, const host_frame& frame, const host_plan& plan, 
     });
 }
 
-/// Rows whose logits are made here: those of a block, then its rows are run, and what they say goes back. Where a block holds tiles, all its
-/// rows walk from phase to phase together.
+/// Rows whose logits are made here: the logits of a block are made, its rows are run, and their gradient goes back. Where a
+/// block holds tiles, all its rows walk from phase to phase together.
 template <class Job>
 void run_made(const Job& job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
               std::byte* memory) {

@@ -5,7 +5,8 @@
 //
 // For each block of rows, as many as every side's budget holds:
 //
-//   product         z = x Wᵀ, of each side in hidden states; a head of one's own is decoded before, a stretch of ids at a time
+//   decode_head     rows of W, where W is a head of one's own: a stretch of ids at a time
+//   product         z = x Wᵀ, of each side in hidden states
 //   finish_logits   z = cap tanh((z + b)/cap), where there is a bias or a soft-cap
 //   rows            of the loss: dz over z, or beside it under a soft-cap and for bfloat16
 //   finish_gradient dz (1 - (z/cap)²), 0 at ids that the teacher lacks; which rows have a gradient at all
@@ -21,7 +22,8 @@
 //
 // Memory, in bytes: V' 4 a row of the block and side; of a student with a gradient V' 8 under a soft-cap, V' 6 for bfloat16; D' 4 and
 // V/8,192 for its way back (V', D': up to the next multiple of 8, so that every row begins where vector loads may). Of an update R' 4, and
-// for each of u and t R' numbers of the head's. A head of one's own: D' of its numbers for 8,192 ids, beside the budget.
+// for each of u and t R' numbers of the head's. A head of one's own: D' numbers of the states' type for 8,192 ids, beside
+// the budget.
 #pragma once
 
 #include <cmath>

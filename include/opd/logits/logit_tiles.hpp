@@ -101,7 +101,8 @@ private:
     static constexpr bool comes_too_late = gradient_in_tiles<Rows>&& requires {
         Phase::reads_gradient;
     };
-    /// Finds rows whose gradient float may not hold before a tile of it goes back: one pass more over those that may have one.
+    /// Finds the rows whose gradient float does not hold before a tile of it goes back: one pass more over those that may
+    /// be such a row.
     template <class Phase, class Rows>
     void look_ahead(const Rows& k) {
         int found[rows_of_tiles] = {};

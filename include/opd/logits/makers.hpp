@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What makes the logits of a call on the CPU: a maker for each side that is hidden states, with a block of rows in hand.
+// What makes the logits of a call on the CPU: a maker for each side that is hidden states. It has a block of rows in hand.
 //
-//   move_to(begin, end)          the block: rows [begin, end)
-//   ready(wanted, back)          which of its rows; before any of the next, `back`: their gradient goes back too
-//   make(first, count)           logits of ids [first, first + count), those of the last call are gone;  make_all(): of every id
-//   back(first, count)           the gradient of these ids goes back to states and head;  back_all(): of every id, of rows that have one
-//   finish()                     what no tile has written: the head's rows without a gradient
+//   move_to(begin, end)     the block: rows [begin, end)
+//   begin_back(beta)        dx = beta dx; before the first block also the head's gradients, by beta_head
+//   ready(wanted, back)     which of the block's rows are meant from here on; `back`: their gradient goes back too
+//   make(first, count)      logits of ids [first, first + count); those of the last call are gone
+//   back(first, count)      the gradient of these ids goes back to states and head
+//   make_all(), back_all()  the same of every id; back_all() of rows that have a gradient
+//   finish()                what no tile has written: the head's rows without a gradient
 //
-// What rows see of a side: a block, of which each row is one tile (block_sides.hpp), or tiles in order (tile_by_tile), of as many ids as
-// memory holds.
+// Rows see a side as a block, of which each row is one tile (block_sides.hpp), or as tiles in order (tile_by_tile), of as
+// many ids as memory holds.
 #pragma once
 
 #include <algorithm>
@@ -112,7 +114,7 @@ const auto& second_side(const Job& job) {
     else
         return job;
 }
-/// Ids whose logits are read, and which have a gradient: those of the softmax, but that a bucket holds what lies beyond them.
+/// Ids whose logits are read, and which have a gradient: those of the softmax, and of a bucket also those beyond.
 template <class Job>
 index_t ids_read(const Job& job) {
     if constexpr (!requires { job.student; })

@@ -65,8 +65,8 @@ OPD_HD OPD_INLINE void each_stretch(const Rows& k, const typename Rows::state_ty
     }
 }
 
-/// Rows that write a gradient of a type that may not hold it: a caller's, or that of logits which are made, whose way back is products
-/// in float.
+/// Rows that write a gradient of a type that may not hold it: a caller's, or that of made logits, which goes back through
+/// products in float.
 template <class Rows>
 concept stores_gradient = requires(const Rows& k) {
     typename Rows::G;
