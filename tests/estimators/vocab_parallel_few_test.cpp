@@ -124,16 +124,18 @@ TEST_CASE("renormalised supports: unused slots, ids that are none or repeat, log
         return teacher::ragged_support{view(std::as_const(ids).data(), 18), view(std::as_const(log_q).data(), 18),
                                        row_offsets<>(offsets)};
     };
+    cpu_backend one;
     for (const bool threads : {false, true}) {
         const sharded_backend shards{.cuts = {0, 1, 8, 8, 20, 30}, .threads = threads};
         split_agrees(b, known(), renormalised{forward_kl{}}, {}, shards);
         split_agrees(b, ragged(), renormalised{forward_kl{}}, {}, shards);
         split_agrees(b, known(), renormalised{reverse_kl{}}, {.on_infinite = infinite::floor(-20)}, shards);
-        log_q[9] = 1; // no log-prob
+        log_q[0] = 1; // no log-prob
         split_agrees(b, known(), renormalised{forward_kl{}}, {}, shards);
-        log_q[9] = -2;
+        CHECK(evaluate(one, b.student(), known(), renormalised{forward_kl{}}).diagnostics.bad_rows == 5);
+        log_q[0] = -2;
     }
-    cpu_backend one; // row 2 has no ids, 3 and 4 have wrong ones, 5 a logit that is none
+    // row 2 has no ids, 3 and 4 have wrong ones, 5 a logit that is none
     CHECK(evaluate(one, b.student(), known(), renormalised{forward_kl{}}).diagnostics.bad_rows == 4);
 }
 
