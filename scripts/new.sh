@@ -159,11 +159,11 @@ if not re.fullmatch(r"[a-z]+(_[a-z0-9]+)*", name):
 for path in [*pathlib.Path("include").rglob("*.hpp"), pathlib.Path("examples/trainer/drafters.hpp")]:
     if re.search(rf"\b(struct|class|enum|namespace) {name}\b|\bX\({name},", path.read_text()):
         fail(f"{path} has a {name} already")
-tests, todo = kinds[kind](name)
+tests, steps = kinds[kind](name)
 for path, text in texts.items():
     pathlib.Path(path).write_text(text)
 print("Touched, and what to write there:")
-for path, what in todo:
+for path, what in steps:
     print(f"  {path}: {what}")
 print(f"Then: scripts/test.sh -R '{tests}', a line of CHANGELOG.md.")
 PY

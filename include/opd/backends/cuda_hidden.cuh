@@ -10,8 +10,9 @@
 //   const opd::teacher::hidden theirs{opd::device_view(h, N, D_t), opd::device_view(head, V, D_t)};
 //   auto r = opd::evaluate(be, mine, theirs, opd::reverse_kl{});
 //
-// Heads: a view, a lora_head, or a type of your own that is asked on the device (head.hpp). States and heads are float (products in float, or with be.tf32 by tensor cores) or bfloat16 (products of bfloat16 with sums in float;
-// dz is rounded to bfloat16 on its way back). Logits, losses and gradients are float either way.
+// Heads: a view, a lora_head, or a type of your own that is asked on the device (head.hpp). States and heads are float
+// (products in float, or with be.tf32 by tensor cores) or bfloat16 (products of bfloat16 with sums in float; dz is rounded
+// to bfloat16 on its way back). Logits, losses and gradients are float either way.
 //
 // Capture: nothing is allocated and nothing waits; cuBLAS works in be.product_workspace bytes of the arena. Create the handle before
 // the capture begins (cublasCreate allocates). Its stream and pointer mode are put back, but not a workspace that was set on it: cuBLAS

@@ -15,9 +15,9 @@
 //              slots, ids of the whole vocabulary, on every rank alike
 //   env        the same on every rank. given_lse is over the whole vocabulary. infinite::raise throws from finish, on every rank
 //
-// What `evaluate` computes is computed, for every divergence of a dense teacher, supports with a tail and renormalised ones, and drawn tokens,
-// with the ids that a filter kept or without. Sums over the ids of
-// a shard are folded where its first id is, not at multiples of 1,024 of the whole: another split is another rounding of the same sums
+// What `evaluate` computes is computed, for every divergence of a dense teacher, supports with a tail and renormalised
+// ones, and drawn tokens, with the ids that a filter kept or without. Sums over the ids of a shard are folded where its
+// first id is, not at multiples of 1,024 of the whole: another split is another rounding of the same sums
 // (docs/estimators/vocab-parallel.md). Rows that sums in float do not carry take more rounds; all ranks agree which.
 //
 // Memory: some 1.6 kB a row, state and partials, which `vocab_parallel_bytes` says exactly; nothing of N·V. Logits of
