@@ -293,3 +293,23 @@ TEST_CASE("a shard saturates its part and says in how many rows") {
     CHECK(std::abs(float(b.dz[2])) == 65504);
     CHECK(float(b.dz[2]) == -float(b.dz[3]));
 }
+
+TEST_CASE("so does a shard of hidden states, in blocks and of few ids") {
+    std::vector<float> y(n * states::ids, 0.F);
+    for (index_t r = 0; r < n; ++r) y[r * states::ids] = -1e7F;
+    const std::vector<std::int32_t> ids{0, 1, 2, 0, 1, 2, 0, 1, 2};
+    const std::vector<float> log_q{-1e7F, -1, -.5F, -1e7F, -1, -.5F, -1e7F, -1, -.5F};
+    cpu_backend backend;
+    const auto check = [&](const auto& teacher, const auto& estimator) {
+        states b;
+        auto call = vocab_parallel(backend, {.first = 0, .total = states::ids}, b.hidden(), teacher, estimator,
+                                   b.of(overflow::skip_row));
+        while (call.local()) {}
+        call.finish();
+        CHECK(call.backward() == 1);
+        for (const float x : b.dx) CHECK(std::abs(x) <= std::numeric_limits<float>::max());
+        CHECK(b.dx[2] == std::numeric_limits<float>::max());
+    };
+    check(teacher::dense{view(std::as_const(y).data(), n, states::ids)}, reverse_kl{});
+    check(teacher::support{view(ids.data(), n, 3), view(log_q.data(), n, 3)}, renormalised{reverse_kl{}});
+}
