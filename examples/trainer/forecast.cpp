@@ -44,8 +44,8 @@ double forecast::after(stage s) const {
     return s == stage::finished ? 0 : from(s, stages[static_cast<std::size_t>(s)].steps);
 }
 
-forecast measured(const config& c, const gcd_task& task, const transformer<float>& teacher,
-                  const transformer<float>& student, opd::eigen_backend& backend) {
+pace measured(const config& c, const gcd_task& task, const transformer<float>& teacher,
+              const transformer<float>& student, opd::eigen_backend& backend) {
     // seconds of a supervised step of so many prompts
     const auto step = [&](const transformer<float>& like, int batch) {
         transformer<float> model = like;
@@ -67,30 +67,33 @@ forecast measured(const config& c, const gcd_task& task, const transformer<float
         });
         return seconds / static_cast<double>(std::max<std::size_t>(1, tokens));
     };
+    pace p;
     constexpr int some = 200;
-    double length = 0; // of a right answer
     for (std::uint64_t i = 0; i < some; ++i)
-        length += static_cast<double>(task.solve(task.draw(c.run.seed, i)).size()) / some;
+        p.answer += static_cast<double>(task.solve(task.draw(c.run.seed, i)).size()) / some;
+    const int answers = std::min(batch_of(c), c.distill.slots);
+    p.teacher = {step(teacher, c.teacher.batch), token(teacher, answers)};
+    p.student = {step(student, c.student.batch), token(student, answers)};
+    return p;
+}
 
-    const int batch = batch_of(c), answers = std::min(batch, c.distill.slots);
-    const double teacher_token = token(teacher, answers), student_token = token(student, answers);
-    const double whole = c.evaluation.prompts * (1.0 + c.evaluation.samples) * length; // tokens
-    const double teacher_step = step(teacher, c.teacher.batch), student_step = step(student, c.student.batch);
-    constexpr double forward = 1.0 / 3; // of a step's time
+forecast forecast_at(const pace& p, const config& c) {
+    const double whole = c.evaluation.prompts * (1.0 + c.evaluation.samples) * p.answer; // tokens
+    constexpr double forward = 1.0 / 3;                                                  // of a step's time
     forecast f;
-    f.stages[0] = {c.teacher.steps, teacher_step, whole * teacher_token};
+    f.stages[0] = {c.teacher.steps, p.teacher.step, whole * p.teacher.token};
     f.stages[1] = {c.student.max_steps,
-                   student_step + c.student.check_prompts * length * student_token / c.student.check_every,
-                   whole * student_token};
+                   p.student.step + c.student.check_prompts * p.answer * p.student.token / c.student.check_every,
+                   whole * p.student.token};
     // in virtual time rollout has one thread
     const double alone = in_virtual_time(c) ? threads_of(c) : 1;
     const double looks =
-        c.evaluation.every > 0 ? c.evaluation.every_prompts * length * student_token / c.evaluation.every : 0;
+        c.evaluation.every > 0 ? c.evaluation.every_prompts * p.answer * p.student.token / c.evaluation.every : 0;
     f.stages[2] = {c.distill.steps,
-                   batch * (student_step / c.student.batch + forward * teacher_step / c.teacher.batch +
-                            alone * length * student_token) +
+                   batch_of(c) * (p.student.step / c.student.batch + forward * p.teacher.step / c.teacher.batch +
+                                  alone * p.answer * p.student.token) +
                        looks,
-                   whole * student_token};
+                   whole * p.student.token};
     return f;
 }
 

@@ -19,6 +19,20 @@
 
 namespace trainer {
 
+/// Seconds that this machine needs for a moment of each kind of work.
+struct pace {
+    struct of_model {
+        double step = 0;  ///< a supervised step of its stage's batch
+        double token = 0; ///< a token of a greedy answer
+    };
+    of_model teacher, student;
+    double answer = 0; ///< mean tokens of a right answer
+};
+
+/// Measured on copies: the models only say how large they are.
+pace measured(const config& c, const gcd_task& task, const transformer<float>& teacher,
+              const transformer<float>& student, opd::eigen_backend& backend);
+
 struct forecast {
     struct stage_time {
         std::int64_t steps = 0;
@@ -34,9 +48,7 @@ struct forecast {
     double after(stage s) const;
 };
 
-/// The models only say how large they are.
-forecast measured(const config& c, const gcd_task& task, const transformer<float>& teacher,
-                  const transformer<float>& student, opd::eigen_backend& backend);
+forecast forecast_at(const pace& p, const config& c);
 
 /// "about 40 seconds", "about 12 minutes", "about 1.5 hours".
 std::string in_words(double seconds);

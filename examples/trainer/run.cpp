@@ -650,7 +650,7 @@ void run::report() {
 // What is to come, and how long it takes here.
 void run::tell_plan() {
     if (state_.stage == stage::finished || arguments_.quiet) return;
-    forecast_ = measured(settings_, task_, teacher_, student_, backend_);
+    forecast_ = forecast_at(measured(settings_, task_, teacher_, student_, backend_), settings_);
     std::vector<std::string> what;
     const auto left = [&](int steps) { return steps - static_cast<int>(state_.step); };
     if (state_.stage == stage::teacher)

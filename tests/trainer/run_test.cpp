@@ -694,18 +694,36 @@ TEST_CASE("a run says what it will do and how long that takes, why a warm-up end
     CHECK(in_words(41.4) == "about 41 seconds");
     CHECK(in_words(600) == "about 10 minutes");
     CHECK(in_words(6000) == "about 1.7 hours");
-    // by what a step takes: four times the prompts, or a wider model, take longer
+    // a moment of each kind of work is measured; what it comes to is arithmetic
     const auto of = [&](std::initializer_list<const char*> more) {
-        const config c = with_task_shapes(parse(with(loud, more)).settings, task_of(parse(loud).settings));
-        opd::eigen_backend backend{.threads = 1};
-        return measured(c, task_of(c), transformer<float>(c.teacher_model), transformer<float>(c.student_model),
-                        backend);
+        return with_task_shapes(parse(with(loud, more)).settings, task_of(parse(loud).settings));
     };
-    const forecast small = of({}), large = of({"--teacher-batch=64", "--prompts=64", "--eval-prompts=48"});
-    CHECK(small.stages[0].step > 0);
-    CHECK(large.stages[0].step > 2 * small.stages[0].step);
-    CHECK(large.stages[2].step > 2 * small.stages[2].step);
-    CHECK(large.stages[2].end > 2 * small.stages[2].end);
+    const config small = of({"--teacher-batch=4", "--student-batch=2", "--prompts=6", "--eval-prompts=10",
+                             "--eval-samples=3", "--eval-every=0"});
+    {
+        opd::eigen_backend backend{.threads = 1};
+        const pace p = measured(small, task_of(small), transformer<float>(small.teacher_model),
+                                transformer<float>(small.student_model), backend);
+        for (const double part : {p.teacher.step, p.teacher.token, p.student.step, p.student.token})
+            CHECK((part > 0 && part < 60));
+        CHECK(p.answer >= 1);
+    }
+    const pace at{.teacher = {.step = 8, .token = 1}, .student = {.step = 4, .token = 0.5}, .answer = 10};
+    const forecast is = forecast_at(at, small);
+    CHECK(is.stages[0].steps == small.teacher.steps);
+    CHECK(is.stages[0].step == 8);
+    CHECK(is.stages[0].end == 10 * (1 + 3) * 10 * 1.0);
+    CHECK(is.stages[1].steps == small.student.max_steps);
+    CHECK(is.stages[1].step == 4 + small.student.check_prompts * 10 * 0.5 / small.student.check_every);
+    CHECK(is.stages[1].end == 10 * (1 + 3) * 10 * 0.5);
+    CHECK(is.stages[2].steps == small.distill.steps);
+    const int answers = batch_of(small);
+    CHECK(is.stages[2].step == doctest::Approx(answers * (4.0 / 2 + 8.0 / 4 / 3 + 10 * 0.5)).epsilon(1e-12));
+    CHECK(is.stages[2].end == is.stages[1].end);
+    const forecast four = forecast_at(at, of({"--teacher-batch=4", "--student-batch=2", "--prompts=24",
+                                              "--eval-prompts=40", "--eval-samples=3", "--eval-every=0"}));
+    CHECK(four.stages[2].step == doctest::Approx(4 * is.stages[2].step).epsilon(1e-12));
+    CHECK(four.stages[2].end == 4 * is.stages[2].end);
 }
 
 TEST_CASE("plots leave out what a step has nothing of") {
