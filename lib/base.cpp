@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Errors, names and engines of the C interface, and the choice of kernels.
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "engine.hpp"
+#include "handles.hpp"
+#include "kernels.hpp"
+#include "opd/estimators/any.hpp"
+#include "opd/version.hpp"
+#include "structs.hpp"
+
+namespace {
+
+struct last_error {
+    int code = OPD_OK;
+    std::string text, argument;
+    std::int64_t row = -1;
+};
+last_error& of_this_thread() {
+    thread_local last_error e;
+    return e;
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+bool has_v3() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+           __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+}
+bool has_v4() {
+    return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+#else
+bool has_v3() { return false; }
+bool has_v4() { return false; }
+#endif
+
+/// The kernels `name`, or the best ones at most that; null where the library or the processor has none.
+const opd_kernels* kernels_of(std::string_view name) {
+#if defined(OPD_HAS_v4)
+    if (name == "v4") return has_v4() ? opd_kernels_v4() : nullptr;
+#endif
+#if defined(OPD_HAS_v3)
+    if (name == "v3") return has_v3() ? opd_kernels_v3() : nullptr;
+#endif
+    return name == "base" ? opd_kernels_base() : nullptr;
+}
+const opd_kernels& chosen() {
+    if (const char* const asked = std::getenv("OPD_ISA"); asked != nullptr && *asked != '\0')
+        if (const opd_kernels* const k = kernels_of(asked)) return *k;
+    for (const char* const name : {"v4", "v3"})
+        if (const opd_kernels* const k = kernels_of(name)) return *k;
+    return *opd_kernels_base();
+}
+
+/// visit(name, says) for each line of a table; false if there is no such table.
+template <class Visit>
+bool each_name(std::string_view table, Visit&& visit) {
+    namespace choice = opd::choice;
+    const auto lines = [&](const auto& of) {
+        for (const auto& line : of) visit(line.text.data(), line.says.data());
+        return true;
+    };
+    if (table == "divergence") return lines(choice::divergences);
+    if (table == "objective") return lines(choice::objectives);
+    if (table == "surrogate") return lines(choice::surrogates);
+    if (table == "baseline") return lines(choice::baselines);
+    if (table == "selector") return lines(choice::selectors);
+    if (table == "estimator") return lines(opd_c::estimators);
+    return false;
+}
+/// The name or the description of line i, which are string literals.
+const char* line_of(const char* table, int i, bool says) {
+    if (table == nullptr || i < 0) return nullptr;
+    const char* found = nullptr;
+    each_name(table, [&](const char* name, const char* text) {
+        if (i-- == 0) found = says ? text : name;
+    });
+    return found;
+}
+
+} // namespace
+
+void opd_c_set_error(int code, const char* text, const char* argument, std::int64_t row) noexcept {
+    last_error& e = of_this_thread();
+    e.code = code, e.row = row;
+    try {
+        e.text = text, e.argument = argument;
+    } catch (...) { // no memory for the sentence: the code says enough
+        e.text.clear(), e.argument.clear();
+    }
+}
+
+namespace opd_c {
+const opd_kernels& kernels() {
+    static const opd_kernels& of_this_process = chosen();
+    return of_this_process;
+}
+} // namespace opd_c
+
+extern "C" {
+
+int opd_abi_version(void) { return OPD_ABI_VERSION; }
+const char* opd_version(void) {
+#define OPD_TEXT_OF(x) #x
+#define OPD_TEXT(x) OPD_TEXT_OF(x)
+    return OPD_TEXT(OPD_VERSION_MAJOR) "." OPD_TEXT(OPD_VERSION_MINOR) "." OPD_TEXT(OPD_VERSION_PATCH);
+#undef OPD_TEXT
+#undef OPD_TEXT_OF
+}
+
+const char* opd_last_error(void) { return of_this_thread().text.c_str(); }
+const char* opd_last_error_argument(void) { return of_this_thread().argument.c_str(); }
+int64_t opd_last_error_row(void) { return of_this_thread().row; }
+int opd_last_error_code(void) { return of_this_thread().code; }
+
+const char* opd_name(const char* table, int i) { return line_of(table, i, false); }
+const char* opd_says(const char* table, int i) { return line_of(table, i, true); }
+
+const char* opd_config(void) {
+    static const std::string* const text = [] {
+        const auto yes = [](bool b) { return b ? "true" : "false"; };
+        auto* const s = new std::string("{\"version\": \"");
+        s->append(opd_version()).append("\", \"abi\": ").append(std::to_string(OPD_ABI_VERSION));
+        s->append(", \"compiler\": \"")
+#if defined(__clang__)
+            .append("clang " __clang_version__)
+#else
+            .append("g++ " __VERSION__)
+#endif
+            .append("\", \"compiled\": \"" OPD_LIBRARY_ISAS "\", \"supported\": {\"v3\": ");
+        s->append(yes(has_v3())).append(", \"v4\": ").append(yes(has_v4()));
+        s->append("}, \"chosen\": \"").append(opd_c::kernels().name);
+        s->append("\", \"processors\": ").append(std::to_string(std::thread::hardware_concurrency())).append("}");
+        return s;
+    }();
+    return text->c_str();
+}
+
+int opd_engine_create(const opd_engine_options* options, opd_engine** out) {
+    return opd_c::guarded([&] {
+        if (out == nullptr) opd_c::refuse("out", "is a null pointer");
+        const opd_engine_options o = opd_c::read("options", options, true);
+        if (o.threads < 0 || o.threads > 10000)
+            opd_c::refuse("options.threads", "is " + std::to_string(o.threads) + "; it must lie in [0, 10000]");
+        if (o.arena == nullptr && o.arena_bytes != 0) opd_c::refuse("options.arena", "is a null pointer");
+        *out = opd_c::handles<opd_engine>().add(std::make_shared<opd_engine>(o));
+    });
+}
+void opd_engine_destroy(opd_engine* engine) { opd_c::handles<opd_engine>().remove(engine); }
+
+} // extern "C"

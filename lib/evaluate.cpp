@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// opd_evaluate and its likes, up to the kernels.
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "engine.hpp"
+#include "kernels.hpp"
+#include "opd/c/evaluate.h"
+#include "opd/diagnostics.hpp"
+#include "structs.hpp"
+
+namespace {
+
+int run(const opd_call* of, opd_result* result, std::uint64_t* workspace) {
+    return opd_c::guarded([&] {
+        const opd_call call = opd_c::read("call", of);
+        const opd_student student = opd_c::read("student", call.student);
+        const opd_teacher teacher = opd_c::read("teacher", call.teacher);
+        const opd_estimator estimator = opd_c::read("estimator", call.estimator, true);
+        const opd_env env = opd_c::read("env", call.env, true);
+        opd_result r = {};
+        opd_c::write("result", result, r); // refuses its size before anything is written
+        const int status = opd_c::with_engine("engine", call.engine, [&](void* backend) {
+            return opd_c::kernels().evaluate(backend, student, teacher, estimator, env, r, workspace);
+        });
+        if (status == OPD_OK || status == OPD_BAD_CONTENTS || status == OPD_INFINITE_VALUE)
+            opd_c::write("result", result, r);
+        return status;
+    });
+}
+
+opd::diagnostics of_c(const opd_diagnostics& d) {
+    opd::diagnostics to;
+    static_assert(sizeof to == sizeof d);
+    std::memcpy(&to, &d, sizeof to);
+    return to;
+}
+
+} // namespace
+
+extern "C" {
+
+int opd_evaluate(const opd_call* call, opd_result* result) { return run(call, result, nullptr); }
+
+int opd_workspace_bytes(const opd_call* call, uint64_t* bytes) {
+    if (bytes == nullptr) return opd_c::guarded([] { opd_c::refuse("bytes", "is a null pointer"); });
+    return run(call, nullptr, bytes);
+}
+
+int opd_diagnostics_merge(opd_diagnostics* to, const opd_diagnostics* from) {
+    return opd_c::guarded([&] {
+        if (to == nullptr) opd_c::refuse("to", "is a null pointer");
+        if (from == nullptr) opd_c::refuse("from", "is a null pointer");
+        opd::diagnostics d = of_c(*to);
+        d.merge(of_c(*from));
+        std::memcpy(to, &d, sizeof d);
+    });
+}
+
+size_t opd_diagnostics_text(const opd_diagnostics* diagnostics, char* text, size_t size) {
+    std::size_t length = 0;
+    opd_c::guarded([&] {
+        if (diagnostics == nullptr) opd_c::refuse("diagnostics", "is a null pointer");
+        const std::string line = opd::to_string(of_c(*diagnostics));
+        length = line.size();
+        if (text != nullptr && size > 0) std::snprintf(text, size, "%s", line.c_str());
+    });
+    return length;
+}
+
+} // extern "C"

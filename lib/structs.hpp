@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Structs of the C interface as this library knows them, whatever header the caller was compiled with.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#include "errors.hpp"
+
+namespace opd_c {
+
+/// A copy of *s, or of defaults where s is null and `optional`: what the caller's struct lacks is 0; what it has beyond ours must be 0.
+template <class Struct>
+Struct read(const char* name, const Struct* s, bool optional = false) {
+    static_assert(std::is_trivially_copyable_v<Struct>);
+    Struct copy = {};
+    if (s == nullptr) {
+        if (!optional) refuse(name, "is a null pointer");
+        copy.struct_size = sizeof copy;
+        return copy;
+    }
+    const std::size_t size = s->struct_size;
+    if (size < sizeof(std::size_t) || size > 65536)
+        refuse(std::string(name) + ".struct_size", "is " + std::to_string(size) + "; set it to sizeof the struct");
+    const auto* bytes = reinterpret_cast<const char*>(s);
+    for (std::size_t i = sizeof(Struct); i < size; ++i)
+        if (bytes[i] != 0)
+            throw opd::unsupported(std::string("opd: ") + name +
+                                   " has a member that this version of the library does not know");
+    std::memcpy(&copy, bytes, size < sizeof copy ? size : sizeof copy);
+    copy.struct_size = sizeof copy;
+    return copy;
+}
+
+/// Writes a result into the caller's struct, as far as it has room.
+template <class Struct>
+void write(const char* name, Struct* to, Struct from) {
+    if (to == nullptr) return;
+    const std::size_t size = to->struct_size;
+    if (size < sizeof(std::size_t) || size > 65536)
+        refuse(std::string(name) + ".struct_size", "is " + std::to_string(size) + "; set it to sizeof the struct");
+    from.struct_size = size;
+    std::memcpy(to, &from, size < sizeof from ? size : sizeof from);
+}
+
+/// `value`, or what stands for 0.
+template <class Number>
+constexpr Number or_default(Number value, Number for_zero) {
+    return value == Number(0) ? for_zero : value;
+}
+
+/// An enumerator of the caller's, which may be any int.
+template <class To, std::size_t N>
+To one_of(const std::string& name, int value, const To (&kinds)[N]) {
+    if (value < 0 || value >= static_cast<int>(N))
+        refuse(name, "is " + std::to_string(value) + "; it has the values 0 to " + std::to_string(N - 1));
+    return kinds[value];
+}
+
+} // namespace opd_c
