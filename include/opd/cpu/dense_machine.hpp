@@ -148,7 +148,7 @@ struct formula_functions {
         with(c, [&](const rows& k) { rows::write::tile(k, st, t, alone{}); });
     }
     static void mix(const dense_call& c, dense_state& st) {
-        with(c, [&](const rows& k) { rows::mix::run(k, st, alone{}); });
+        if constexpr (rows::mixes) with(c, [&](const rows& k) { rows::mix::run(k, st, alone{}); });
     }
     static bool weigh(const void* program, const env& e, selecting_state& st) {
         return detail::weigh(*static_cast<const Program*>(program), e, st);
