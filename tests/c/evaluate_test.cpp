@@ -71,7 +71,13 @@ template <class Z, class Cpp, class C>
 void compare(const problem& p, Cpp&& cpp, C&& c) {
     buffers<Z> mine(p), theirs(p);
     cpu_backend be;
-    const result want = cpp(be, mine);
+    result want;
+    std::string refused;
+    try {
+        want = cpp(be, mine);
+    } catch (const invalid_input& e) {
+        refused = e.what();
+    }
     c_call call;
     const tensor z(theirs.z_view()), dz(theirs.dz_view());
     call.student.z = &z, call.student.dz = &dz, call.student.padding = p.pad_g, call.student.keep_padding = 1;
@@ -80,9 +86,14 @@ void compare(const problem& p, Cpp&& cpp, C&& c) {
     if (p.masked) call.env.mask = &mask;
     const int status = c(theirs, call);
     INFO(std::string(opd_last_error()));
+    CHECK(equal_bits(theirs.dz, mine.dz)); // untouched where it is refused
+    if (!refused.empty()) {
+        CHECK(status == OPD_INVALID_INPUT);
+        CHECK(opd_last_error() == refused);
+        return;
+    }
     REQUIRE(status == OPD_OK);
     CHECK(same(call.result, want));
-    CHECK(equal_bits(theirs.dz, mine.dz));
 }
 
 const char* name_of(choice::objective which) {
@@ -294,19 +305,21 @@ TEST_CASE_TEMPLATE("drawn tokens: objectives, surrogates, baselines, caches and 
         e.of = {choice::objectives[std::size_t(u.below(index_t(choice::objectives.size())))].which, .7, .4};
         e.surrogate = {choice::surrogates[std::size_t(u.below(index_t(choice::surrogates.size())))].which, .1, .3, 3,
                        2};
-        if (!e.surrogate.has_advantage())
+        e.baseline.which = choice::baselines[std::size_t(u.below(index_t(choice::baselines.size())))].which;
+        if (!e.surrogate.has_advantage() && u.below(4) > 0)
             e.of.which = choice::objective::reverse_kl, e.baseline.which = choice::baseline::none;
-        else if (u.below(2) == 1)
-            e.baseline.which = choice::baseline::none;
-        e.weighting.self_normalised = u.below(2) == 1, e.accept_bias = true;
-        if (e.of.which == choice::objective::outside || e.of.which == choice::objective::with_outside ||
-            e.of.which == choice::objective::extrapolated)
-            e.of.which = choice::objective::clipped; // columns that these caches lack: refused by both, see below
-        if (e.surrogate.which == choice::surrogate::gspo || e.surrogate.which == choice::surrogate::a3po)
-            e.surrogate.which = choice::surrogate::cispo;
+        if (u.below(3) == 0) e.surrogate.estr_tau = 2, e.surrogate.estr_epsilon = .1;
+        e.weighting.self_normalised = u.below(2) == 1, e.accept_bias = u.below(8) > 0;
+        const bool columns = u.below(4) > 0; // else who reads one is refused, by both
+        const auto more = [&] {
+            std::vector<L> all(cache.log_mu.size());
+            for (L& x : all) x = static_cast<L>(-u.uniform());
+            return all;
+        };
+        std::vector<L> log_prox = more(), log_ref = more(), advantage = more(), entropy = more();
+        entropy.resize(std::size_t(p.rows));
         const bool forward = u.below(5) == 0, weighted = u.below(2) == 1, missing = u.below(3) == 0;
         const auto law_of_call = static_cast<int>(u.below(3));
-        if (e.surrogate.which == choice::surrogate::k1 || e.surrogate.which == choice::surrogate::k1_ratio) return;
         const index_t m = cache.m;
         const auto at = [&](auto& v) { return view(v.data(), p.rows, m); };
         if (missing) cache.log_mu[0] = std::numeric_limits<L>::quiet_NaN();
@@ -337,7 +350,12 @@ TEST_CASE_TEMPLATE("drawn tokens: objectives, surrogates, baselines, caches and 
                                                          row_offsets<>(kept_offsets)});
                     return run(t);
                 };
-                return weighted ? wrap(cache.weighted()) : wrap(cache.samples());
+                const auto fill = [&](auto t) {
+                    if (columns) t.log_prox = at(log_prox), t.log_ref = at(log_ref), t.advantage = at(advantage);
+                    if (columns) t.mu_entropy = entropy, t.baseline = entropy;
+                    return wrap(t);
+                };
+                return weighted ? fill(cache.weighted()) : fill(cache.samples());
             },
             [&](auto&, c_call& call) {
                 std::vector<std::int32_t>& ids = weighted ? cache.slots : cache.drawn;
@@ -347,6 +365,9 @@ TEST_CASE_TEMPLATE("drawn tokens: objectives, surrogates, baselines, caches and 
                 t.kind = weighted ? OPD_WEIGHTED : OPD_SAMPLES, t.law = law_of_call;
                 t.ids = &i, t.log_mu = &mu, t.log_q = &q, t.missing_mu = missing;
                 if (weighted) t.weight = &w, t.exact = &x;
+                const tensor prox(at(log_prox)), ref(at(log_ref)), gain(at(advantage)), h(entropy);
+                if (columns) t.log_prox = &prox, t.log_ref = &ref, t.advantage = &gain;
+                if (columns) t.mu_entropy = &h, t.baseline = &h;
                 if (kept) t.kept_ids = &k, t.kept_offsets = &o;
                 opd_estimator& c = call.estimator;
                 if (forward) c.estimator = "sampled_forward_kl";
@@ -354,8 +375,10 @@ TEST_CASE_TEMPLATE("drawn tokens: objectives, surrogates, baselines, caches and 
                 for (const auto& line : choice::surrogates)
                     if (line.which == e.surrogate.which) c.surrogate = line.text.data();
                 c.low = .1, c.high = .3, c.dual = 3, c.cap = 2;
-                if (e.baseline.which == choice::baseline::none) c.baseline = "none";
-                c.self_normalised = e.weighting.self_normalised, c.accept_bias = 1;
+                for (const auto& line : choice::baselines)
+                    if (line.which == e.baseline.which) c.baseline = line.text.data();
+                c.estr_tau = e.surrogate.estr_tau, c.estr_epsilon = e.surrogate.estr_epsilon;
+                c.self_normalised = e.weighting.self_normalised, c.accept_bias = e.accept_bias;
                 return call.run();
             });
     });
