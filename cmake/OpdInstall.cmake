@@ -11,6 +11,14 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/opd" DESTINATION "${CMAKE_INSTA
 install(TARGETS opd EXPORT opdTargets INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT opdTargets NAMESPACE opd:: DESTINATION "${opd_package_dir}")
 
+if(TARGET opd_c)
+    install(TARGETS opd_c opd_c_static EXPORT opdLibraryTargets
+            LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+    install(EXPORT opdLibraryTargets NAMESPACE opd:: DESTINATION "${opd_package_dir}")
+    configure_file("${CMAKE_CURRENT_LIST_DIR}/opd.pc.in" "${CMAKE_CURRENT_BINARY_DIR}/opd.pc" @ONLY)
+    install(FILES "${CMAKE_CURRENT_BINARY_DIR}/opd.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+endif()
+
 configure_package_config_file(
     "${PROJECT_SOURCE_DIR}/cmake/opdConfig.cmake.in" "${CMAKE_CURRENT_BINARY_DIR}/opdConfig.cmake"
     INSTALL_DESTINATION "${opd_package_dir}")

@@ -30,3 +30,6 @@ endforeach()
 add_library(c_header_cxx11 OBJECT "${PROJECT_SOURCE_DIR}/tests/c/header_cxx11.cpp")
 target_include_directories(c_header_cxx11 PRIVATE "${PROJECT_SOURCE_DIR}/include")
 set_target_properties(c_header_cxx11 PROPERTIES CXX_STANDARD 11 CXX_EXTENSIONS OFF)
+
+add_test(NAME c.rust COMMAND "${PROJECT_SOURCE_DIR}/scripts/test_rust.sh" "$<TARGET_FILE_DIR:opd_c>")
+set_tests_properties(c.rust PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED")
