@@ -101,7 +101,7 @@ TEST_CASE("blocks of code are cut from files that are compiled") {
     for (const fs::path& page : pages()) {
         const auto lines = lines_of(page);
         for (std::size_t i = 0; i < lines.size(); ++i) {
-            if (lines[i] != "```cpp" && lines[i] != "```cmake") continue;
+            if (lines[i] != "```cpp" && lines[i] != "```cmake" && lines[i] != "```c" && lines[i] != "```rust") continue;
             ++blocks;
             CAPTURE(page.string());
             CAPTURE(i + 1);

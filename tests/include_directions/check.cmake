@@ -20,6 +20,7 @@
 #     backends/                                   all of these but cuda/, backends/ except eigen.hpp and cuda.*, POSIX
 #     backends/eigen.hpp                          the same, Eigen
 #     backends/cuda.*                             all of these but cpu/, backends/ except eigen.hpp, CUDA, cuBLAS, CUB
+#     c/                                          the C interface: c/, <stddef.h>, <stdint.h>
 #     tests                                       anything
 #     bench, examples                             anything but doctest and RapidCheck
 cmake_minimum_required(VERSION 3.25)
@@ -58,6 +59,8 @@ function(kind_of header result)
         set(kind core)
     elseif(header MATCHES "^opd/(products|rows|checks|logits|cpu|cuda|shards)/")
         set(kind ${CMAKE_MATCH_1})
+    elseif(header MATCHES "^opd/c/|^std(def|int)\\.h$")
+        set(kind c)
     elseif(header MATCHES "^opd/")
         set(kind unknown_room)
     elseif(header IN_LIST standard)
@@ -95,6 +98,7 @@ set(may_cpu core cpu logits checks rows products standard intrinsics posix)
 set(may_cuda core cuda logits checks rows products standard cuda_library)
 set(may_shards core shards rows standard)
 set(may_backends core backends shards cpu logits checks rows products standard intrinsics posix)
+set(may_c c)
 set(may_backend_eigen ${may_backends} eigen)
 set(may_backend_cuda core backends backend_cuda cuda logits checks rows products standard cuda_library)
 
@@ -141,7 +145,7 @@ function(check file who)
 endfunction()
 
 set(rooms core umbrella ranges compressed estimators sched spec products rows checks logits cpu cuda shards backends backend_eigen
-          backend_cuda)
+          backend_cuda c)
 file(GLOB_RECURSE headers RELATIVE "${ROOT}" "${ROOT}/include/opd/*.hpp" "${ROOT}/include/opd/*.cuh"
      "${ROOT}/include/opd/*.h" "${ROOT}/include/opd/*.inl")
 foreach(file IN LISTS headers)
