@@ -201,8 +201,8 @@ public:
     /// Rows of a matrix; of `line`, a vector of any shape as (1,size).
     converted(const char* name, const DLTensor* t, call_memory& memory, bool line = false) {
         if (t == nullptr) return;
-        wide_ = type_of(*t) == type_for<Wide>();
-        if (!wide_ && type_of(*t) != type_for<Narrow>())
+        wide_ = opd_c::type_of(*t) == type_for<Wide>();
+        if (!wide_ && opd_c::type_of(*t) != type_for<Narrow>())
             detail::refuse_type(name, *t, std::is_integral_v<Wide> ? "int32 or int64" : "float32 or float64");
         if (line) {
             const any_vector v = vector_of(name, *t);
