@@ -283,6 +283,7 @@ void penalise_rows(const opd_penalise_call& c) {
     if (c.has_ignore != 0 && c.mask == nullptr) refuse("penalise.has_ignore", "is set, and there is no mask");
     if (c.z == nullptr) refuse("penalise.z", "is a null pointer");
     if (c.out == nullptr && c.dz == nullptr) refuse("penalise.out", "is a null pointer, and so is penalise.dz");
+    of_logits("penalise.z", c.z, [](auto) {});
     const opd_c::any_matrix shape = opd_c::matrix_of("penalise.z", *c.z);
     const index_t n = shape.rows, v = shape.cols;
     const opd::row_mask<> mask = opd_c::mask("penalise.mask", c.mask, c.has_ignore != 0, c.ignore);

@@ -566,7 +566,7 @@ TEST_CASE("the thin forms are opd_score with one part of it") {
     CHECK(lse == cpp_lse);
 }
 
-TEST_CASE("an arena of the bytes that were asked for is enough, one byte less is refused") {
+TEST_CASE("an arena of the bytes that were asked for is enough, half of it is refused") {
     random_source random(4);
     table<opd::bfloat16> z(4, 3000, 8);
     for (opd::bfloat16& x : z.data) x = stored<opd::bfloat16>(3 * random.normal());
@@ -1077,7 +1077,7 @@ TEST_CASE("a draw that makes no sense is answered by name, and nothing is writte
         {"draw.log_mu", of([&](D d) { d.log_mu = &narrow.tensor; })},
         {"draw.log_mu", of([&](D d) { d.log_mu = &z.tensor; })},
         {"draw.weight", of([&](D d) { d.weight = &narrow.tensor; })},
-        {"draw.weight", of([](D d) { d.weight = d.log_mu; })},
+        {"draw.log_mu", of([](D d) { d.weight = d.log_mu; })},
         {"draw.exact", of([&](D d) { d.exact = &narrow.tensor; })},
         {"draw.lse", of([&](D d) { d.lse = &sample.tensor; })},
         {"draw.cut_id", of([&](D d) { d.cut_logit = &out.cut_logit.tensor; })},
@@ -1126,11 +1126,7 @@ TEST_CASE("scores, kept sets and penalties that make no sense are answered by na
             {"score.log_tail", of([&](S s) { s.log_tail = &short_line.tensor; })},
             {"score.top_ids", of([&](S s) { s.top_ids = &wide.tensor, s.top_log_p = nullptr; })},
             {"score.top_ids", of([&](S s) { s.top_ids = nullptr; })},
-            {"score.top_log_tail", of([&](S s) {
-                 s.top_log_tail = &out.lse.tensor, s.lse = nullptr, s.top_log_tail = s.log_tail;
-                 s.log_tail = &out.top_log_tail.tensor;
-                 s.top_log_tail = &few.tensor;
-             })},
+            {"score.top_log_tail", of([&](S s) { s.top_log_tail = &few.tensor; })},
             {"score.lse", of([&](S s) { s.lse = &short_line.tensor; })},
             {"score.lse", of([&](S s) { s.lse = s.entropy; })},
             {"score.entropy", of([&](S s) { s.entropy = &few.tensor; })},
