@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
  *
- * A rollout's token under a filter, what the filter kept, what a teacher says of the token, and which tokens M2PO leaves out. C99. */
+ * A rollout's token under a filter, what the filter kept, what a teacher says of the token, and which tokens M2PO
+ * leaves out. C99. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -25,7 +26,8 @@ static DLTensor tensor(void* data, DLDataType type, int64_t* shape, int64_t rows
 int main(void) {
     const DLDataType f32 = {kDLFloat, 32, 1}, f64 = {kDLFloat, 64, 1}, i32 = {kDLInt, 32, 1}, u32 = {kDLUInt, 32, 1},
                      u64 = {kDLUInt, 64, 1}, u8 = {kDLUInt, 8, 1};
-    float logits[N][V] = {{1, 2, 3, 4, 5, 4, 3, 2}, {0, 0, 0, 6, 0, 0, 0, 0}}, teacher[N][V] = {{5, 4, 3, 2, 1, 0, 0, 0}, {0}};
+    float logits[N][V] = {{1, 2, 3, 4, 5, 4, 3, 2}, {0, 0, 0, 6, 0, 0, 0, 0}},
+          teacher[N][V] = {{5, 4, 3, 2, 1, 0, 0, 0}, {0}};
     uint64_t prompts[N] = {40, 41};
     uint32_t positions[N] = {0, 0};
     int32_t tokens[N], kept_ids[N * V], begin[N + 1];
@@ -36,7 +38,8 @@ int main(void) {
 
     const DLTensor z = tensor(logits, f32, s[0], N, V), y = tensor(teacher, f32, s[1], N, V);
     const DLTensor sample = tensor(prompts, u64, s[2], N, 0), position = tensor(positions, u32, s[3], N, 0);
-    const DLTensor ids = tensor(tokens, i32, s[4], N, 1), log_mu = tensor(log_mus, f32, s[5], N, 1), log_q = tensor(log_qs, f32, s[6], N, 1);
+    const DLTensor ids = tensor(tokens, i32, s[4], N, 1), log_mu = tensor(log_mus, f32, s[5], N, 1),
+                   log_q = tensor(log_qs, f32, s[6], N, 1);
     const DLTensor offsets = tensor(begin, i32, s[7], N + 1, 0), log_p = tensor(log_ps, f64, s[8], N, 1);
     DLTensor kept = tensor(kept_ids, i32, s[9], 0, 0), square = tensor(squares, f64, s[10], N, 0);
     const DLTensor keep = tensor(keeps, u8, s[11], N, 1);
@@ -76,8 +79,8 @@ int main(void) {
     check(opd_m2po_keep(&m2po, &batch, &keep, &dropped));
 
     for (int r = 0; r < N; ++r)
-        printf("row %d: token %d of %d kept, log mu %.6f, log p %.6f, log q %.6f\n", r, (int)tokens[r], (int)(begin[r + 1] - begin[r]),
-               (double)log_mus[r], log_ps[r], (double)log_qs[r]);
+        printf("row %d: token %d of %d kept, log mu %.6f, log p %.6f, log q %.6f\n", r, (int)tokens[r],
+               (int)(begin[r + 1] - begin[r]), (double)log_mus[r], log_ps[r], (double)log_qs[r]);
     printf("tokens dropped: %d\n", (int)dropped);
     /* at unchanged weights the ratio is 1, up to the rounding of log mu to float */
     for (int r = 0; r < N; ++r)

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
  *
- * Rows without a loss: drawing (opd/draw.hpp), kept sets, scoring (opd/score.hpp), penalties (opd/penalties.hpp); and passes over a whole
- * batch: M2PO, GSPO, whitening, credit, groups, weights of drafts, overlaps of ids.
+ * Rows without a loss: drawing (opd/draw.hpp), kept sets, scoring (opd/score.hpp), penalties (opd/penalties.hpp); and
+ * passes over a whole batch: M2PO, GSPO, whitening, credit, groups, weights of drafts, overlaps of ids.
  *
  *   opd_draw_call draw = {.struct_size = sizeof draw, .z = &z, .seed = 7, .sample = &sample, .position = &position,
  *                         .temperature = .7, .top_p = .95, .ids = &ids, .log_mu = &log_mu};
  *   if (opd_draw(&draw, NULL) != OPD_OK) puts(opd_last_error());
  *
- * Logits are float, bfloat16, half or double; ids int32 or int64; log-probs and weights float or double. Each tensor has its own type:
- * numbers are computed as in the C++ call, and rounded once where they are written. docs/bindings/c-rows.md.
+ * Logits are float, bfloat16, half or double; ids int32 or int64; log-probs and weights float or double. Each tensor
+ * has its own type: numbers are computed as in the C++ call, and rounded once where they are written.
+ * docs/bindings/c-rows.md.
  */
 #ifndef OPD_C_ROWS_H
 #define OPD_C_ROWS_H
@@ -20,14 +21,15 @@
 extern "C" {
 #endif
 
-/* Where rows of `mask` are left out, nothing of theirs is written. Bad rows (NaN, +inf, no mass) are counted in result.diagnostics. */
+/* Where rows of `mask` are left out, nothing of theirs is written. Bad rows (NaN, +inf, no mass) are counted in
+ * result.diagnostics. */
 typedef struct opd_draw_call {
     size_t struct_size;
     opd_engine* engine; /* NULL: one of one thread that the calling thread has */
     const DLTensor* z;  /* (N,V) */
     /* "greedy", "gumbel", "iid", "threshold", "head_tail", "gumbel_top": opd/draw.hpp. NULL: "gumbel" */
     const char* design;
-    int64_t m;     /* draws of iid and gumbel_top, of head_tail beside its head; budget of threshold. 0: what the columns of ids leave */
+    int64_t m;     /* draws; of head_tail beside its head; of threshold the budget. 0: what the columns of ids leave */
     int64_t h;     /* head_tail: ids taken for certain */
     int64_t first; /* iid: number of the first draw */
     /* The noise of a row is a function of these three. Not for greedy */
@@ -54,7 +56,7 @@ typedef struct opd_draw_call {
     const DLTensor* cut_logit; /* (N) double, or NULL, and with it cut_id: the last id kept, for opd_kept_ids */
     const DLTensor* cut_id;    /* (N) int64 */
     const DLTensor* kept;      /* (N) int64, or NULL: how many ids are kept; 0 of bad rows */
-    const DLTensor* log_tail;  /* (N) double, or NULL: of threshold and head_tail, log of the mass outside the certain ids */
+    const DLTensor* log_tail;  /* (N) double, or NULL: of threshold and head_tail, the mass outside the certain ids */
     const DLTensor* kappa;     /* (N) double, or NULL: of gumbel_top */
 } opd_draw_call;
 
@@ -63,8 +65,8 @@ OPD_C_API int opd_draw(const opd_draw_call* draw, opd_result* result);
 /* Bytes of arena that the same call needs. */
 OPD_C_API int opd_draw_workspace_bytes(const opd_draw_call* draw, uint64_t* bytes);
 
-/* The ids that a filter keeps of each row, ascending, row after row. In two calls: without `ids` it writes `offsets`, and how many ids there
- * are; with `ids` it reads `offsets`. */
+/* The ids that a filter keeps of each row, ascending, row after row. In two calls: without `ids` it writes `offsets`,
+ * and how many ids there are; with `ids` it reads `offsets`. */
 typedef struct opd_kept_ids_call {
     size_t struct_size;
     opd_engine* engine;
@@ -82,7 +84,7 @@ typedef struct opd_kept_ids_call {
     double top_p;              /* 0: 1 */
     double min_p;
     const DLTensor* offsets; /* (N+1) int32 or int64: out of the first call, in of the second */
-    const DLTensor* ids;     /* (total) int32 or int64, out; NULL: the first call. -1 where a row's logits are not those of its cut */
+    const DLTensor* ids;     /* (total) int32 or int64, out; -1 in rows whose logits are not those of their cut */
 } opd_kept_ids_call;
 
 /* `total` may be NULL where ids are given; `result` may be NULL. */
@@ -101,7 +103,8 @@ typedef struct opd_score_call {
     int64_t ignore;
     const DLTensor* ids;     /* (N,m) int32 or int64; with offsets (total). -1: an unused slot, whose log_p is -inf */
     const DLTensor* offsets; /* (N+1) int32 or int64: lists that differ in length */
-    /* Tokens drawn under a filter: p is renormalised on what it kept. With these ids, log_p, lse alone; a token outside its set: NaN */
+    /* Tokens drawn under a filter: p is renormalised on what it kept. With these ids, log_p, lse alone; a token outside
+     * its set: NaN */
     const DLTensor* kept_ids;     /* (kept) int32 or int64, ascending in a row */
     const DLTensor* kept_offsets; /* (N+1) */
     /* Out: log-probs float or double */
@@ -124,7 +127,8 @@ OPD_C_API int opd_top_k(opd_engine* engine, const DLTensor* z, double temperatur
                         const DLTensor* top_log_p);
 OPD_C_API int opd_log_sum_exp(opd_engine* engine, const DLTensor* z, double temperature, const DLTensor* lse);
 
-/* Repetition, frequency and presence penalties of what each row's text has already, before a draw; and the gradient back through them. */
+/* Repetition, frequency and presence penalties of what each row's text has already, before a draw; and the gradient
+ * back through them. */
 typedef struct opd_penalise_call {
     size_t struct_size;
     const DLTensor* z; /* (N,V) */
@@ -144,7 +148,7 @@ typedef struct opd_penalise_call {
 } opd_penalise_call;
 OPD_C_API int opd_penalise(const opd_penalise_call* penalise);
 
-/* --- passes over a batch: docs/concepts/frozen.md -------------------------------------------------------------------------------------- */
+/* --- passes over a batch: docs/concepts/frozen.md ------------------------------------------------------------- */
 
 /* The drawn tokens of a micro-batch and what each is worth. */
 typedef struct opd_tokens {
@@ -162,7 +166,8 @@ typedef struct opd_tokens {
 /* advantage (N,m) double, out: of each token; 0 where there is none. */
 OPD_C_API int opd_advantages(const opd_tokens* tokens, const DLTensor* advantage);
 
-/* M2PO: add each micro-batch's squares to one line, join the lines of all ranks, freeze, keep. `form`: "drop", "clip", "all"; NULL: "drop". */
+/* M2PO: add each micro-batch's squares to one line, join the lines of all ranks, freeze, keep. `form`: "drop", "clip",
+ * "all"; NULL: "drop". */
 typedef struct opd_m2po {
     size_t struct_size;
     const char* form;
@@ -179,16 +184,18 @@ OPD_C_API int opd_m2po_freeze(opd_m2po* m2po, const DLTensor* squares);
 /* keep (N,m) uint8 or bool, out: env.frozen_keep; *dropped, which may be NULL: how many tokens are. */
 OPD_C_API int opd_m2po_keep(const opd_m2po* m2po, const opd_tokens* tokens, const DLTensor* keep, int64_t* dropped);
 
-/* GSPO. sums (S,3) double: of each sequence Σ log-ratio, Σ advantage, tokens. Begin with 0, add every micro-batch; those of ranks add up.
- * sequence (N) int64: each row's, in [0, S). */
+/* GSPO. sums (S,3) double: of each sequence Σ log-ratio, Σ advantage, tokens. Begin with 0, add every micro-batch;
+ * those of ranks add up. sequence (N) int64: each row's, in [0, S). */
 OPD_C_API int opd_gspo_add(const opd_tokens* tokens, const DLTensor* sequence, const DLTensor* sums);
-/* log_ratio (N) double, out: env.frozen_sequence_log_ratio. advantage (N,m) double, out: env.frozen_advantage; NULL: the token form. */
+/* log_ratio (N) double, out: env.frozen_sequence_log_ratio. advantage (N,m) double, out: env.frozen_advantage; NULL:
+ * the token form. */
 OPD_C_API int opd_gspo_fill(const DLTensor* sums, const DLTensor* sequence, const DLTensor* log_ratio,
                             const DLTensor* advantage);
 
 /* A_t = Σ_l (γλ)^l A_{t+l} within each sequence, in place: advantage (N,m) double, offsets (S+1), mask (N) or NULL. */
 OPD_C_API int opd_credit(const DLTensor* advantage, const DLTensor* offsets, double gamma_lambda, const DLTensor* mask);
-/* GRPO, in place: reward (S) double, `group` answers to a prompt one after the other. epsilon 0: the mean alone is taken off. */
+/* GRPO, in place: reward (S) double, `group` answers to a prompt one after the other. epsilon 0: the mean alone is
+ * taken off. */
 OPD_C_API int opd_group_relative(const DLTensor* reward, int64_t group, double epsilon);
 
 /* (A - mean) / (std + epsilon) over the whole batch: begin with counts of 0, add, merge those of ranks, apply. */
@@ -215,8 +222,8 @@ OPD_C_API int opd_prefix_staleness_add(opd_prefix_staleness* staleness, const DL
                                        const DLTensor* offsets, const DLTensor* mask);
 OPD_C_API int opd_prefix_staleness_merge(opd_prefix_staleness* staleness, const opd_prefix_staleness* from);
 
-/* Weights of a draft's rows by their place in it (opd/estimators/draft_weights.hpp). `by`: "decaying" (parameter: gamma) or
- * "accepted_length" (smoothing; reads losses (N) float). offsets (D+1); weights (N) float, out. */
+/* Weights of a draft's rows by their place in it (opd/estimators/draft_weights.hpp). `by`: "decaying" (parameter:
+ * gamma) or "accepted_length" (smoothing; reads losses (N) float). offsets (D+1); weights (N) float, out. */
 OPD_C_API int opd_draft_weights(const char* by, double parameter, const DLTensor* offsets, const DLTensor* losses,
                                 const DLTensor* weights);
 
@@ -230,11 +237,13 @@ typedef struct opd_overlap {
     int64_t rows, bad_rows, first_bad_row;
     double sum, mean; /* of the shares */
 } opd_overlap;
-/* ids (N,k), or (total) with offsets (N+1); others likewise. share (N) double, out, or NULL; mask (N) or NULL; overlap may be NULL. */
+/* ids (N,k), or (total) with offsets (N+1); others likewise. share (N) double, out, or NULL; mask (N) or NULL; overlap
+ * may be NULL. */
 OPD_C_API int opd_id_overlap(const DLTensor* ids, const DLTensor* offsets, const DLTensor* others,
                              const DLTensor* others_offsets, const DLTensor* share, const DLTensor* mask,
                              opd_overlap* overlap);
-/* In place: of an id that stands twice in a row all but the first become -1. ids (N,k), or (total) with offsets; *dropped may be NULL. */
+/* In place: of an id that stands twice in a row all but the first become -1. ids (N,k), or (total) with offsets;
+ * *dropped may be NULL. */
 OPD_C_API int opd_drop_repeats(const DLTensor* ids, const DLTensor* offsets, int64_t* dropped);
 
 #ifdef __cplusplus
