@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// build: sanitize
-//
 // opd/c/rows.h against the C++ calls, bit for bit: draws by every design, kept sets, scores, penalties and passes over a batch, of every type,
 // random shapes, rows apart, masks and filters; what lies between and beside the rows stays. Bad input is answered by name, and nothing is
 // written.
@@ -18,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "c/tensors.hpp"
 #include "opd/backends/cpu.hpp"
 #include "opd/c/opd.h"
 #include "opd/draw.hpp"
@@ -34,17 +33,7 @@ namespace {
 
 using opd::index_t;
 
-/// The library's kernels are those of the instruction set that this program's own rows have.
-const bool same_kernels = [] {
-#if defined(__AVX512F__)
-    setenv("OPD_ISA", "v4", 1);
-#elif defined(__AVX2__)
-    setenv("OPD_ISA", "v3", 1);
-#else
-    setenv("OPD_ISA", "base", 1);
-#endif
-    return true;
-}();
+const bool own_kernels = (opd::test::choose_own_kernels(), true);
 
 // Where there is a fused multiply-add, g++ makes one of whatever two operations it sees side by side, which depends on how it inlines;
 // and passes over a batch are compiled without it, as the library is. What they round may then differ in a last bit.
@@ -68,18 +57,6 @@ bool same(const T& a, const T& b, bool fused) {
 }
 bool same_pass(double a, double b) { return same(a, b, fuses_passes); }
 
-template <class T>
-DLDataType type_of() {
-    if constexpr (std::is_same_v<T, opd::bfloat16>)
-        return {kDLBfloat, 16, 1};
-    else if constexpr (std::is_same_v<T, opd::half>)
-        return {kDLFloat, 16, 1};
-    else if constexpr (std::is_floating_point_v<T>)
-        return {kDLFloat, 8 * sizeof(T), 1};
-    else
-        return {std::is_unsigned_v<T> ? std::uint8_t{kDLUInt} : std::uint8_t{kDLInt}, 8 * sizeof(T), 1};
-}
-
 /// Numbers in rows that are further apart than they are long, and the descriptor of them.
 template <class T>
 struct table {
@@ -97,7 +74,7 @@ struct table {
     table& operator=(const table&) = delete;
     void describe() {
         shape[0] = rows, shape[1] = cols, strides[0] = stride, strides[1] = 1;
-        tensor = {data.data(), {kDLCPU, 0}, 2, type_of<T>(), shape, strides, 0};
+        tensor = {data.data(), {kDLCPU, 0}, 2, opd::test::dl_type<T>(), shape, strides, 0};
     }
     T& operator()(index_t r, index_t c) { return data[static_cast<std::size_t>(r * stride + c)]; }
     opd::matrix_view<T> view() { return {data.data(), rows, cols, stride}; }
@@ -335,7 +312,7 @@ void check_draw(random_source& random, opd_engine* engine, opd::cpu_backend& be)
 }
 
 TEST_CASE("a draw has the bits of the C++ call, of any design, type, filter and mask") {
-    REQUIRE(same_kernels);
+    REQUIRE(own_kernels);
     const engine two(2);
     opd::cpu_backend be{.threads = 2};
     for (std::uint64_t seed = 0; seed < 60; ++seed) {
