@@ -6,6 +6,7 @@
 #include <string>
 
 #include "call.hpp"
+#include "rows.hpp"
 
 namespace opd_c::kernel {
 namespace {
@@ -130,7 +131,13 @@ void unmake(void* backend) { delete static_cast<opd::cpu_backend*>(backend); }
 
 const opd_kernels* OPD_KERNELS() {
     namespace k = opd_c::kernel;
-    static constexpr opd_kernels all = {
-        .name = OPD_KERNELS_NAME, .make = &k::make, .unmake = &k::unmake, .evaluate = &k::evaluate};
+    static constexpr opd_kernels all = {.name = OPD_KERNELS_NAME,
+                                        .make = &k::make,
+                                        .unmake = &k::unmake,
+                                        .evaluate = &k::evaluate,
+                                        .draw = &k::draw,
+                                        .kept_ids = &k::kept_ids,
+                                        .score = &k::score,
+                                        .tokens = &k::tokens};
     return &all;
 }
