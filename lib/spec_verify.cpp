@@ -104,26 +104,36 @@ void with_law(const char* name, const DLTensor* t, Body&& body) {
     }
 }
 
-/// The caller's coins. What they say is checked, as the rules go on with it.
-struct called_coins {
-    opd_coins of;
-    bool accept(double p) const {
-        const int yes = of.accept(of.context, p);
+/// Keyed coins, or the caller's: one type, so that rules are compiled once. What the caller's say is checked, as the
+/// rules go on with it.
+class either_coins {
+public:
+    explicit either_coins(const spec::keyed_coins& keyed) : keyed_(keyed) {}
+    explicit either_coins(const opd_coins& called) : called_(&called), keyed_(0, 0, 0) {}
+    bool accept(double p) {
+        if (called_ == nullptr) return keyed_.accept(p);
+        const int yes = called_->accept(called_->context, p);
         if (yes != 0 && yes != 1) refuse("coins.accept", "returned " + std::to_string(yes) + ", not 0 or 1");
         return yes == 1;
     }
-    index_t draw(std::span<const double> w) const {
-        const std::int64_t i = of.draw(of.context, w.data(), static_cast<std::int64_t>(w.size()));
+    index_t draw(std::span<const double> w) {
+        if (called_ == nullptr) return keyed_.draw(w);
+        const std::int64_t i = called_->draw(called_->context, w.data(), static_cast<std::int64_t>(w.size()));
         if (i < 0 || i >= static_cast<std::int64_t>(w.size()) || !(w[static_cast<std::size_t>(i)] > 0))
             refuse("coins.draw", "returned " + std::to_string(i) + ", which has no weight");
         return i;
     }
+
+private:
+    const opd_coins* called_ = nullptr;
+    spec::keyed_coins keyed_;
 };
 
 /// 32- or 64-bit integers of either sign, as bits of 64.
 struct keys {
     any_vector of;
     bool wide = false, is_signed = false;
+    keys() = default;
     keys(const char* name, const DLTensor* t, index_t wanted) {
         need(name, t);
         is_signed = t->dtype.code == kDLInt, wide = t->dtype.bits == 64;
@@ -159,50 +169,61 @@ spec::verification& memory_of_this_thread() {
     return memory;
 }
 
+/// What each sequence's coins are.
+class coin_source {
+public:
+    coin_source(const opd_verify_call& call, const forest& f) : call_(call), batch_(f.batch) {
+        const auto unused = [](const char* name, bool zero, const char* why) { need_zero(name, zero, why); };
+        if (call.coins != nullptr) {
+            called_ = read("coins", call.coins);
+            if (called_.accept == nullptr) refuse("coins.accept", "is a null pointer");
+            if (called_.draw == nullptr) refuse("coins.draw", "is a null pointer");
+        }
+        constexpr const char* no_key = "the caller's coins have no key";
+        if (call.coins != nullptr) unused("seed", call.seed == 0, no_key);
+        if (call.coins != nullptr || batch_) {
+            const char* const why = batch_ ? "a batch has `samples` and `positions`" : no_key;
+            unused("sample", call.sample == 0, why);
+            unused("position", call.position == 0, why);
+        }
+        if (call.coins != nullptr || !batch_) {
+            const char* const why = call.coins != nullptr ? no_key : "one sequence has `sample` and `position`";
+            unused("samples", call.samples == nullptr, why);
+            unused("positions", call.positions == nullptr, why);
+            return;
+        }
+        samples_ = keys("samples", call.samples, f.sequences());
+        positions_ = keys("positions", call.positions, f.sequences());
+        for (index_t s = 0; s < f.sequences(); ++s)
+            if (positions_[s] > std::numeric_limits<std::uint32_t>::max())
+                throw opd::invalid_input("positions", "must lie in [0, 2^32)", s);
+    }
+    either_coins operator()(index_t s) const {
+        if (call_.coins != nullptr) return either_coins(called_);
+        if (!batch_) return either_coins(spec::keyed_coins(call_.seed, call_.sample, call_.position));
+        return either_coins(spec::keyed_coins(call_.seed, samples_[s], static_cast<std::uint32_t>(positions_[s])));
+    }
+
+private:
+    const opd_verify_call& call_;
+    bool batch_;
+    opd_coins called_ = {};
+    keys samples_, positions_;
+};
+
 template <class P, class Judge>
-void each_sequence(const opd_verify_call& call, const forest& f, opd::matrix_view<const P> p,
+void each_sequence(const coin_source& coins_of, const forest& f, opd::matrix_view<const P> p,
                    std::vector<opd_verdict>& verdicts, Judge&& judge) {
     // a callback may call verification itself, on this thread: it then finds another memory
     spec::verification memory = std::move(memory_of_this_thread());
-    const auto all = [&](auto&& coins_of) {
-        for (index_t s = 0; s < f.sequences(); ++s) {
-            auto coins = coins_of(s);
-            const spec::draft_tree tree = f.tree(s);
-            try {
-                verdicts.push_back(of_cpp(judge(memory, tree, rows_of(p, f.row(s), tree.size() + 1), s, coins)));
-            } catch (const opd::invalid_input& e) {
-                of_sequence(e, f, s);
-            }
+    for (index_t s = 0; s < f.sequences(); ++s) {
+        either_coins coins = coins_of(s);
+        const spec::draft_tree tree = f.tree(s);
+        try {
+            verdicts.push_back(of_cpp(judge(memory, tree, rows_of(p, f.row(s), tree.size() + 1), s, coins)));
+        } catch (const opd::invalid_input& e) {
+            of_sequence(e, f, s);
         }
-    };
-    if (call.coins != nullptr) {
-        const opd_coins coins = read("coins", call.coins);
-        if (coins.accept == nullptr) refuse("coins.accept", "is a null pointer");
-        if (coins.draw == nullptr) refuse("coins.draw", "is a null pointer");
-        constexpr const char* why = "the caller's coins have no key";
-        need_zero("seed", call.seed == 0, why);
-        need_zero("sample", call.sample == 0, why);
-        need_zero("position", call.position == 0, why);
-        need_zero("samples", call.samples == nullptr, why);
-        need_zero("positions", call.positions == nullptr, why);
-        all([&](index_t) { return called_coins{coins}; });
-    } else if (!f.batch) {
-        constexpr const char* why = "one sequence has `sample` and `position`";
-        need_zero("samples", call.samples == nullptr, why);
-        need_zero("positions", call.positions == nullptr, why);
-        all([&](index_t) { return spec::keyed_coins(call.seed, call.sample, call.position); });
-    } else {
-        constexpr const char* why = "a batch has `samples` and `positions`";
-        need_zero("sample", call.sample == 0, why);
-        need_zero("position", call.position == 0, why);
-        const keys samples("samples", call.samples, f.sequences()),
-            positions("positions", call.positions, f.sequences());
-        for (index_t s = 0; s < f.sequences(); ++s)
-            if (positions[s] > std::numeric_limits<std::uint32_t>::max())
-                throw opd::invalid_input("positions", "must lie in [0, 2^32)", s);
-        all([&](index_t s) {
-            return spec::keyed_coins(call.seed, samples[s], static_cast<std::uint32_t>(positions[s]));
-        });
     }
     memory_of_this_thread() = std::move(memory);
 }
@@ -213,6 +234,7 @@ void verify(const opd_verify_call& call, opd_verdict* to) {
     if (block && kind != drawn::dense) refuse("block", "is of chains of `dense` drafts");
     if (kind == drawn::one_hot && call.q != nullptr) refuse("q", "is not read: `one_hot` drafts have no law");
     const forest f(call.drafts);
+    const coin_source coins_of(call, f);
     std::vector<opd_verdict> verdicts;
     with_law("p", call.p, [&]<class P>(opd::matrix_view<const P> p) {
         const auto check = [&](const char* name, const auto& m) {
@@ -224,13 +246,13 @@ void verify(const opd_verify_call& call, opd_verdict* to) {
         };
         check("p", p);
         if (kind == drawn::one_hot)
-            return each_sequence(call, f, p, verdicts,
+            return each_sequence(coins_of, f, p, verdicts,
                                  [&](auto& memory, const auto& tree, const auto& own, index_t, auto& coins) {
                                      return memory.verify(tree, own, spec::one_hot{}, coins);
                                  });
         with_law("q", call.q, [&]<class Q>(opd::matrix_view<const Q> q) {
             check("q", q);
-            each_sequence(call, f, p, verdicts,
+            each_sequence(coins_of, f, p, verdicts,
                           [&](auto& memory, const auto& tree, const auto& own, index_t s, auto& coins) {
                               const auto theirs = rows_of(q, f.row(s), own.rows);
                               if (block) return memory.verify_block(tree, own, spec::dense<Q>{theirs}, coins);
