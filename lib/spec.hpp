@@ -27,12 +27,12 @@ namespace opd_c {
 
 /// What `text` stands for; refused with the table's names where it is none of them.
 template <class Kind, std::size_t N>
-Kind named(const std::string& argument, const char* text, const std::array<spec_name<Kind>, N>& table) {
+Kind named(const char* argument, const char* text, const std::array<spec_name<Kind>, N>& table) {
+    if (text != nullptr)
+        for (const auto& line : table)
+            if (line.text == text) return line.which;
     std::string all;
-    for (const auto& line : table) {
-        if (text != nullptr && line.text == text) return line.which;
-        all.append(all.empty() ? "" : ", ").append(line.text);
-    }
+    for (const auto& line : table) all.append(all.empty() ? "" : ", ").append(line.text);
     refuse(argument, (text == nullptr ? "is a null pointer" : std::string("is '").append(text).append("'")) +
                          "; it is one of " + all);
 }
@@ -56,15 +56,15 @@ auto of_member(const char* name, Body&& body) {
 inline void need(const char* name, const void* p) {
     if (p == nullptr) refuse(name, "is a null pointer");
 }
-inline void need_zero(const std::string& name, bool zero, const char* why) {
+inline void need_zero(const char* name, bool zero, const char* why) {
     if (!zero) refuse(name, std::string("is not 0: ") + why);
 }
-inline bool flag(const std::string& name, int value) {
+inline bool flag(const char* name, int value) {
     if (value != 0 && value != 1) refuse(name, "is " + std::to_string(value) + "; it is 0 or 1");
     return value == 1;
 }
 template <std::integral Int>
-Int within(const std::string& name, Int x, std::type_identity_t<Int> least, std::type_identity_t<Int> most) {
+Int within(const char* name, Int x, std::type_identity_t<Int> least, std::type_identity_t<Int> most) {
     if (x < least || x > most)
         refuse(name, "is " + std::to_string(x) + "; it must lie in [" + std::to_string(least) + ", " +
                          std::to_string(most) + "]");
@@ -127,10 +127,14 @@ private:
 };
 
 /// A copy of a tensor's tokens.
-inline std::vector<std::int32_t> tokens_of(const std::string& name, const DLTensor* t) {
+inline void copy_tokens(const std::string& name, const DLTensor* t, std::vector<std::int32_t>& to) {
     const integers from(name, t);
-    std::vector<std::int32_t> to(static_cast<std::size_t>(from.size()));
+    to.resize(static_cast<std::size_t>(from.size()));
     for (index_t i = 0; i < from.size(); ++i) to[static_cast<std::size_t>(i)] = from.token(i);
+}
+inline std::vector<std::int32_t> tokens_of(const std::string& name, const DLTensor* t) {
+    std::vector<std::int32_t> to;
+    copy_tokens(name, t, to);
     return to;
 }
 

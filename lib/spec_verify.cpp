@@ -3,6 +3,7 @@
 // opd_verify and opd_follow.
 #include "opd/spec/verify.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -18,18 +19,42 @@ namespace {
 using namespace opd_c;
 namespace spec = opd::spec;
 
-/// A batch's drafts, of 32 bits.
-struct forest {
+/// What a call needs, kept from call to call by its thread.
+struct workspace {
     std::vector<std::int32_t> tokens, parents;
     std::vector<index_t> first; // (S+1)
-    bool batch = false;         // as the caller has it, if only of one
+    std::vector<opd_verdict> verdicts;
+    spec::verification rules;
+};
+/// A thread's workspace for as long as a call takes. A callback may call these functions itself: it then finds another.
+class borrowed {
+public:
+    borrowed() : of_(std::move(own())) {}
+    borrowed(const borrowed&) = delete;
+    ~borrowed() { own() = std::move(of_); }
+    workspace* operator->() { return &of_; }
 
-    explicit forest(const opd_drafts* of) {
+private:
+    static workspace& own() {
+        thread_local workspace w;
+        return w;
+    }
+    workspace of_;
+};
+
+/// A batch's drafts, of 32 bits.
+struct forest {
+    std::vector<std::int32_t>&tokens, &parents;
+    std::vector<index_t>& first; // (S+1)
+    bool batch = false;          // as the caller has it, if only of one
+
+    forest(const opd_drafts* of, borrowed& w) : tokens(w->tokens), parents(w->parents), first(w->first) {
         const opd_drafts d = read("drafts", of);
         batch = d.offsets != nullptr;
-        if (d.tokens != nullptr) tokens = tokens_of("drafts.tokens", d.tokens);
+        tokens.clear();
+        if (d.tokens != nullptr) copy_tokens("drafts.tokens", d.tokens, tokens);
         const auto n = static_cast<index_t>(tokens.size());
-        first = {0, n};
+        first.assign({0, n});
         if (batch) {
             const integers offsets("drafts.offsets", d.offsets);
             first.resize(static_cast<std::size_t>(check_offsets("drafts.offsets", offsets, n)) + 1);
@@ -154,19 +179,11 @@ struct keys {
 };
 
 opd_verdict of_cpp(const spec::verdict& v) { return {v.accepted, v.node, v.next, 0}; }
-void write_verdicts(std::span<const opd_verdict> from, opd_verdict* to) {
-    for (const opd_verdict& v : from) *to++ = v;
-}
 
 /// Rows [first, first + count).
 template <class T>
 opd::matrix_view<const T> rows_of(opd::matrix_view<const T> m, index_t first, index_t count) {
     return {m.data == nullptr ? nullptr : m.row(first), count, m.cols, m.stride};
-}
-
-spec::verification& memory_of_this_thread() {
-    thread_local spec::verification memory;
-    return memory;
 }
 
 /// What each sequence's coins are.
@@ -212,20 +229,18 @@ private:
 };
 
 template <class P, class Judge>
-void each_sequence(const coin_source& coins_of, const forest& f, opd::matrix_view<const P> p,
-                   std::vector<opd_verdict>& verdicts, Judge&& judge) {
-    // a callback may call verification itself, on this thread: it then finds another memory
-    spec::verification memory = std::move(memory_of_this_thread());
+void each_sequence(const coin_source& coins_of, const forest& f, opd::matrix_view<const P> p, borrowed& w,
+                   Judge&& judge) {
+    w->verdicts.clear();
     for (index_t s = 0; s < f.sequences(); ++s) {
         either_coins coins = coins_of(s);
         const spec::draft_tree tree = f.tree(s);
         try {
-            verdicts.push_back(of_cpp(judge(memory, tree, rows_of(p, f.row(s), tree.size() + 1), s, coins)));
+            w->verdicts.push_back(of_cpp(judge(w->rules, tree, rows_of(p, f.row(s), tree.size() + 1), s, coins)));
         } catch (const opd::invalid_input& e) {
             of_sequence(e, f, s);
         }
     }
-    memory_of_this_thread() = std::move(memory);
 }
 
 void verify(const opd_verify_call& call, opd_verdict* to) {
@@ -233,9 +248,9 @@ void verify(const opd_verify_call& call, opd_verdict* to) {
     const bool block = flag("block", call.block);
     if (block && kind != drawn::dense) refuse("block", "is of chains of `dense` drafts");
     if (kind == drawn::one_hot && call.q != nullptr) refuse("q", "is not read: `one_hot` drafts have no law");
-    const forest f(call.drafts);
+    borrowed w;
+    const forest f(call.drafts, w);
     const coin_source coins_of(call, f);
-    std::vector<opd_verdict> verdicts;
     with_law("p", call.p, [&]<class P>(opd::matrix_view<const P> p) {
         const auto check = [&](const char* name, const auto& m) {
             if (m.rows != f.rows() || m.cols != p.cols || m.cols < 1)
@@ -246,13 +261,13 @@ void verify(const opd_verify_call& call, opd_verdict* to) {
         };
         check("p", p);
         if (kind == drawn::one_hot)
-            return each_sequence(coins_of, f, p, verdicts,
+            return each_sequence(coins_of, f, p, w,
                                  [&](auto& memory, const auto& tree, const auto& own, index_t, auto& coins) {
                                      return memory.verify(tree, own, spec::one_hot{}, coins);
                                  });
         with_law("q", call.q, [&]<class Q>(opd::matrix_view<const Q> q) {
             check("q", q);
-            each_sequence(coins_of, f, p, verdicts,
+            each_sequence(coins_of, f, p, w,
                           [&](auto& memory, const auto& tree, const auto& own, index_t s, auto& coins) {
                               const auto theirs = rows_of(q, f.row(s), own.rows);
                               if (block) return memory.verify_block(tree, own, spec::dense<Q>{theirs}, coins);
@@ -263,20 +278,21 @@ void verify(const opd_verify_call& call, opd_verdict* to) {
                           });
         });
     });
-    write_verdicts(verdicts, to);
+    std::ranges::copy(w->verdicts, to);
 }
 
 void follow(const opd_follow_call& call, opd_verdict* to) {
     if ((call.own == nullptr) == (call.draw == nullptr))
         refuse("own", "and draw: the call needs one of them, and no more");
     if (call.draw == nullptr && call.context != nullptr) refuse("context", "is of draw, which is a null pointer");
-    const forest f(call.drafts);
+    borrowed w;
+    const forest f(call.drafts, w);
     std::vector<spec::draft_tree> trees;
     for (index_t s = 0; s < f.sequences(); ++s) trees.push_back(f.tree(s));
     spec::batch_follower batch;
-    std::vector<opd_verdict> verdicts;
     const auto keep = [&](std::span<const spec::verdict> found) {
-        for (const spec::verdict& v : found) verdicts.push_back(of_cpp(v));
+        w->verdicts.clear();
+        for (const spec::verdict& v : found) w->verdicts.push_back(of_cpp(v));
     };
     using due = spec::batch_follower::due;
     if (call.own != nullptr) {
@@ -297,7 +313,7 @@ void follow(const opd_follow_call& call, opd_verdict* to) {
             if (result != 0) refuse("draw", "returned " + std::to_string(result) + ", not 0");
         }));
     }
-    write_verdicts(verdicts, to);
+    std::ranges::copy(w->verdicts, to);
 }
 
 } // namespace
