@@ -7,5 +7,6 @@
 
 #include "opd/c/base.h"
 #include "opd/c/evaluate.h"
+#include "opd/c/sched.h"
 
 #endif
