@@ -100,26 +100,55 @@ sched::simulated_job job_of(const char* name, const opd_job* from, sched::draw_o
     return r;
 }
 
-/// What all engines have done.
+/// What all engines have done. A driver brings an engine to the present where something happens to it; when it goes, `rest` is what is missing.
 struct token_counts {
+    struct worker {
+        bool works = false;
+        double begun = 0, passed = 0, rest = 0; // seconds: since when it works, and how long as its engine has it
+    };
+    std::vector<worker> workers;
     double decoded = 0, lost = 0, running = 0;
     bool over = false; // what runs now is not lost, but under way
+
+    worker& of(std::int32_t number) {
+        const auto i = static_cast<std::size_t>(number);
+        if (i >= workers.size()) workers.resize(i + 1);
+        return workers[i];
+    }
+    void begin(std::int32_t number, double now) { of(number) = {true, now, 0, 0}; }
+    void end(std::int32_t number, double now) {
+        worker& w = of(number);
+        w.works = false, w.rest = std::max(0.0, now - w.begun - w.passed);
+    }
 };
 
 /// An engine that says what it has done when it goes.
 class counted_rollout : public sched::simulated_rollout {
 public:
-    counted_rollout(sched::simulated_rollout engine, token_counts* to)
-        : simulated_rollout(std::move(engine)), to_(to) {}
+    counted_rollout(sched::simulated_rollout engine, std::int32_t worker, token_counts* to)
+        : simulated_rollout(std::move(engine)), worker_(worker), to_(to) {}
     counted_rollout(counted_rollout&& o) noexcept
-        : simulated_rollout(std::move(o)), to_(std::exchange(o.to_, nullptr)), began_(std::move(o.began_)) {}
+        : simulated_rollout(std::move(o)), worker_(o.worker_), to_(std::exchange(o.to_, nullptr)),
+          began_(std::move(o.began_)) {}
     counted_rollout& operator=(counted_rollout&&) = delete;
     ~counted_rollout() {
         if (to_ == nullptr) return;
+        sched::simulated_rollout all(*this);
+        const double had = all.done().discarded, drawn = done().decoded;
+        for (const sched::ticket& t : began_) (void)all.abort(t);
+        if (const double rest = to_->of(worker_).rest; rest > 0)
+            simulated_rollout::advance(rest, [](const sched::ticket&, const sched::token_versions&) {});
+        (to_->over ? to_->running : to_->lost) += all.done().discarded - had + done().decoded - drawn;
         to_->decoded += done().decoded;
-        const double before = done().discarded;
-        for (const sched::ticket& t : began_) (void)abort(t);
-        (to_->over ? to_->running : to_->lost) += done().discarded - before;
+    }
+    template <class Out, class Parked>
+    void advance(double dt, Out&& finished, Parked&& parked) {
+        if (running() > 0) to_->of(worker_).passed += dt;
+        simulated_rollout::advance(dt, finished, parked);
+    }
+    template <class Out>
+    void advance(double dt, Out&& finished) {
+        advance(dt, finished, [](const sched::ticket&, const sched::token_versions&) {});
     }
     void began(const sched::ticket& t) {
         const auto lane = static_cast<std::size_t>(t.lane);
@@ -128,13 +157,30 @@ public:
     }
 
 private:
+    std::int32_t worker_;
     token_counts* to_;
     std::vector<sched::ticket> began_; // the last of each lane
+};
+/// Tells them when a worker begins and ends to work.
+class counting_recorder : public sched::recorder {
+public:
+    counting_recorder(sched::run_metrics& m, token_counts& to) : recorder(m), to_(to) {}
+    void begin(sched::stage s, std::int32_t worker, double t, sched::activity what) {
+        if (s == sched::stage::rollout) to_.begin(worker, t);
+        recorder::begin(s, worker, t, what);
+    }
+    void end(sched::stage s, std::int32_t worker, double t, sched::activity what) {
+        if (s == sched::stage::rollout) to_.end(worker, t);
+        recorder::end(s, worker, t, what);
+    }
+
+private:
+    token_counts& to_;
 };
 
 struct counted_cluster : sched::simulated_cluster {
     token_counts* to = nullptr;
-    counted_rollout rollout(std::int32_t worker) const { return {simulated_cluster::rollout(worker), to}; }
+    counted_rollout rollout(std::int32_t worker) const { return {simulated_cluster::rollout(worker), worker, to}; }
     void start(counted_rollout& r, const sched::ticket& t, sched::version_t from) {
         simulated_cluster::start(r, t, from);
         r.began(t);
@@ -278,17 +324,17 @@ int opd_simulate(const opd_cluster* cluster, const opd_scheduler_settings* setti
         check_size("ledger", ledger);
 
         sched::run_metrics metrics(metrics_of("settings", o));
-        sched::recorder recorder(metrics);
+        token_counts tokens;
+        counting_recorder recorder(metrics, tokens);
         const auto lengths = p.model.lengths;
         recorder.prompt_tokens = [&lengths](sched::sample_t n) {
             return static_cast<std::int64_t>(lengths.of({.sample = n}).prompt);
         };
         metrics.start(0);
-        token_counts tokens;
         p.model.to = &tokens;
         opd_ledger r = {};
         {
-            sched::virtual_driver<counted_cluster, sched::recorder> driver(s, std::move(p.model), &recorder);
+            sched::virtual_driver<counted_cluster, counting_recorder> driver(s, std::move(p.model), &recorder);
             driver.bring_up(sched::stage::learner, 1);
             driver.bring_up(sched::stage::teacher, p.teachers, p.teacher_slots);
             driver.bring_up(sched::stage::rollout, p.rollout_workers, driver.model().lanes);
@@ -314,6 +360,8 @@ int opd_simulate(const opd_cluster* cluster, const opd_scheduler_settings* setti
                 r.outstanding_tokens += static_cast<double>(core.versions_of(q.ticket).tokens);
             });
             tokens.over = true;
+            for (std::size_t w = 0; w < tokens.workers.size(); ++w)
+                if (tokens.workers[w].works) tokens.end(static_cast<std::int32_t>(w), r.seconds);
         }
         metrics.observe(r.seconds);
         r.steps = metrics.tokens.steps(), r.sequences = metrics.sequences();
