@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a meter says of itself (opd/sched/metrics.hpp), as JSON text: {"name": value, ...}. A double has the fewest digits that give it
-// back; NaN and infinities are null, as JSON has none.
+// What a meter says of itself (opd/sched/metrics.hpp), as JSON text: {"name": value, ...}. A double has the fewest
+// digits that give it back; NaN and infinities are null, as JSON has none.
 #pragma once
 
 #include <charconv>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// From the structs of include/opd/c/sched.h to the schedulers' and back. Structured bindings name every member of the C++ struct: one
-// that is added there does not compile here. Enumerators are the same numbers, which static_asserts hold.
+// From the structs of include/opd/c/sched.h to the schedulers' and back. Structured bindings name every member of the
+// C++ struct: one that is added there does not compile here. Enumerators are the same numbers, which static_asserts
+// hold.
 #pragma once
 
 #include <cstdint>

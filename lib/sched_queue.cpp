@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The staleness queue of the C interface: an opd::sched::staleness_queue of numbers, and the permits and the batch that are out, which its
-// caller knows by number.
+// The staleness queue of the C interface: an opd::sched::staleness_queue of numbers, and the permits and the batch that
+// are out, which its caller knows by number.
 #include <cmath>
 #include <condition_variable>
 #include <memory>

@@ -2,8 +2,8 @@
 //
 // The virtual cluster of the C interface: opd::sched::simulated_cluster under a virtual_driver, measured by a recorder.
 //
-// Tokens are counted where they are drawn. An engine has what it decoded; what ran on it when its worker went is lost; and what is under way
-// at the end is what its sequences have. The rest the schedule discarded.
+// Tokens are counted where they are drawn. An engine has what it decoded; what ran on it when its worker went is lost;
+// and what is under way at the end is what its sequences have. The rest the schedule discarded.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -100,7 +100,8 @@ sched::simulated_job job_of(const char* name, const opd_job* from, sched::draw_o
     return r;
 }
 
-/// What all engines have done. A driver brings an engine to the present where something happens to it; when it goes, `rest` is what is missing.
+/// What all engines have done. A driver brings an engine to the present where something happens to it; when it goes,
+/// `rest` is what is missing.
 struct token_counts {
     struct worker {
         bool works = false;

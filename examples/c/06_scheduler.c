@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
  *
- * Your own three stages under opd's scheduler, from C. It says what to do next, and never waits: here one loop carries its actions out
- * in virtual time, one rollout worker of eight lanes, one teacher, one learner. Responses take 20 to 80 seconds, and policy "edf" keeps
- * every one of them within tau = 2 updates of its start. Then the same schedule on a virtual cluster, without a line of driver.
+ * Your own three stages under opd's scheduler, from C. It says what to do next, and never waits: here one loop carries
+ * its actions out in virtual time, one rollout worker of eight lanes, one teacher, one learner. Responses take 20 to 80
+ * seconds, and policy "edf" keeps every one of them within tau = 2 updates of its start. Then the same schedule on a
+ * virtual cluster, without a line of driver.
  *
  * A driver of your own replaces `later`: it sends actions to workers and hands their answers in as they come.
  */
@@ -45,7 +46,8 @@ static size_t first_answer(void) {
 /* [actions] */
 /* Does what the scheduler asks for; true once the run is over. Every answer names what it answers. */
 static int carry_out(const opd_action* a, double now) {
-    opd_event answer = {.struct_size = sizeof answer, .worker = a->worker, .incarnation = a->incarnation, .job = a->job};
+    opd_event answer = {
+        .struct_size = sizeof answer, .worker = a->worker, .incarnation = a->incarnation, .job = a->job};
     switch (a->kind) {
     case OPD_ACTION_START: /* generate, one token a second */
         answer.kind = OPD_EVENT_ROLLED_OUT, answer.ticket = a->ticket;
@@ -84,13 +86,15 @@ static int carry_out(const opd_action* a, double now) {
 
 int main(void) {
     /* [run] */
-    opd_scheduler_settings settings = {.struct_size = sizeof settings, .batch = 4, .schedule = "async", .policy = "edf",
-                                       .tau = 2, .sequences = 400};
+    opd_scheduler_settings settings = {
+        .struct_size = sizeof settings, .batch = 4, .schedule = "async", .policy = "edf", .tau = 2, .sequences = 400};
     opd_scheduler* scheduler;
     check(opd_scheduler_create(&settings, &scheduler));
 
     for (int stage = OPD_ROLLOUT; stage <= OPD_LEARNER; ++stage) /* the workers come, each in its first life */
-        later(0, (opd_event){.kind = OPD_EVENT_WORKER_UP, .stage = stage, .incarnation = 1,
+        later(0, (opd_event){.kind = OPD_EVENT_WORKER_UP,
+                             .stage = stage,
+                             .incarnation = 1,
                              .slots = stage == OPD_ROLLOUT ? lanes : 1});
     double now = 0;
     for (int over = 0; !over;) {
@@ -124,14 +128,20 @@ int main(void) {
 
     /* [simulate] */
     opd_distribution response = {.struct_size = sizeof response, .law = "lognormal", .a = 40, .b = 0.5};
-    opd_job scoring = {.struct_size = sizeof scoring, .fixed = 1}, training = {.struct_size = sizeof training, .fixed = 5};
-    opd_cluster cluster = {.struct_size = sizeof cluster, .lanes = lanes, .response = &response, .step = 1,
-                           .teacher = &scoring, .learner = &training};
+    opd_job scoring = {.struct_size = sizeof scoring, .fixed = 1},
+            training = {.struct_size = sizeof training, .fixed = 5};
+    opd_cluster cluster = {.struct_size = sizeof cluster,
+                           .lanes = lanes,
+                           .response = &response,
+                           .step = 1,
+                           .teacher = &scoring,
+                           .learner = &training};
     opd_ledger ledger = {.struct_size = sizeof ledger};
     check(opd_simulate(&cluster, &settings, &ledger, NULL));
-    printf("simulated: %.0f s, consumed %.0f tokens, discarded %.0f, lost %.0f, rollout idle for %.0f %%, mean lag %.2f\n",
-           ledger.seconds, ledger.consumed_tokens, ledger.discarded_tokens, ledger.lost_tokens, 100 * ledger.idle[OPD_ROLLOUT],
-           ledger.lag_mean[0]);
+    printf(
+        "simulated: %.0f s, consumed %.0f tokens, discarded %.0f, lost %.0f, rollout idle for %.0f %%, mean lag %.2f\n",
+        ledger.seconds, ledger.consumed_tokens, ledger.discarded_tokens, ledger.lost_tokens,
+        100 * ledger.idle[OPD_ROLLOUT], ledger.lag_mean[0]);
     /* [/simulate] */
     return consumed == 400 && most_lag <= 2 && ledger.finished && ledger.lag_max[0] <= 2 ? 0 : 1;
 }

@@ -8,11 +8,13 @@
 
 int main(void) {
     opd_scheduler_settings settings = {.struct_size = sizeof settings, .batch = 4, .policy = "edf"};
-    opd_event up = {.struct_size = sizeof up, .kind = OPD_EVENT_WORKER_UP, .stage = OPD_ROLLOUT, .incarnation = 1, .slots = 8};
+    opd_event up = {
+        .struct_size = sizeof up, .kind = OPD_EVENT_WORKER_UP, .stage = OPD_ROLLOUT, .incarnation = 1, .slots = 8};
     opd_action actions[4] = {{.struct_size = sizeof actions[0]}};
     opd_scheduler* scheduler = NULL;
     size_t count = 0;
-    if (opd_scheduler_create(&settings, &scheduler) != OPD_OK || opd_scheduler_on(scheduler, &up, 0.0, actions, 4, &count) != OPD_OK) {
+    if (opd_scheduler_create(&settings, &scheduler) != OPD_OK ||
+        opd_scheduler_on(scheduler, &up, 0.0, actions, 4, &count) != OPD_OK) {
         puts(opd_last_error());
         return 1;
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize tsan
 //
-// The schedulers of the C interface beside those of C++: random worlds with faults drive both, and every action, deadline, counter, figure
-// and snapshot is compared; so are the queue's answers and the virtual cluster's figures. And what is refused, by which sentence.
+// The schedulers of the C interface beside those of C++: random worlds with faults drive both, and every action,
+// deadline, counter, figure and snapshot is compared; so are the queue's answers and the virtual cluster's figures. And
+// what is refused, by which sentence.
 #include <doctest/doctest.h>
 
 #include <atomic>
