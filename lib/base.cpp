@@ -13,6 +13,7 @@
 #include "kernels.hpp"
 #include "opd/estimators/any.hpp"
 #include "opd/version.hpp"
+#include "sched_names.hpp"
 #include "structs.hpp"
 
 namespace {
@@ -74,6 +75,10 @@ bool each_name(std::string_view table, Visit&& visit) {
     if (table == "baseline") return lines(choice::baselines);
     if (table == "selector") return lines(choice::selectors);
     if (table == "estimator") return lines(opd_c::estimators);
+    if (table == "schedule") return lines(opd_c::schedules);
+    if (table == "staleness_policy") return lines(opd_c::staleness_policies);
+    if (table == "weight_update") return lines(opd_c::weight_updates);
+    if (table == "law") return lines(opd_c::laws);
     return false;
 }
 /// The name or the description of line i, which are string literals.

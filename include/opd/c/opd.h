@@ -8,5 +8,6 @@
 #include "opd/c/base.h"
 #include "opd/c/evaluate.h"
 #include "opd/c/rows.h"
+#include "opd/c/sched.h"
 
 #endif
