@@ -326,6 +326,8 @@ def evaluate(student: Union[Student, Any], teacher: Union[Teacher, Any], estimat
     for name, given, kind, kept_factor in (("losses", losses, "float32", beta_loss), ("lse", lse, "float64", 0.0)):
         array = output("env." + name, given, like, kind, leading, kept_factor != 0)
         if array is not None:
+            if given is True:
+                array[...] = 0  # what the mask leaves out is not written
             call.put(call.env, name, rows("env." + name, array, written=True))
             setattr(out, name, array)
 

@@ -10,6 +10,7 @@ from typing import Any, Optional
 import numpy as np
 
 from ._c import DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLTensor
+from ._memory import empty
 from .errors import refuse
 
 _CODES = {
@@ -164,6 +165,8 @@ def rows(name: str, x: Any, dtype: Any = None, written: bool = False) -> Borrowe
     """One number a row: (N), or (B,T) whose rows follow one another. Lists and scalars become arrays of `dtype`."""
     if not written and not hasattr(x, "__dlpack__") and not isinstance(x, bfloat16):
         x = np.ascontiguousarray(x, dtype=dtype)
+    if not written and (isinstance(x, np.ndarray) or _is_torch(x)):  # a few numbers: a slice may be copied
+        x = np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x.contiguous()
     b = borrow(name, x, written)
     if len(b.shape) == 1:
         return b
@@ -190,9 +193,14 @@ def empty_like(x: Any, float_name: Optional[str], shape: tuple[int, ...]) -> Any
     """Memory for an output beside `x`: of torch for a tensor of torch, else of numpy."""
     if _is_torch(x):
         torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, float_name or "float32"), device=x.device)
+        kind = getattr(torch, float_name or "float32")
+        if x.device.type != "cpu":
+            return torch.empty(shape, dtype=kind, device=x.device)
+        if float_name == "bfloat16":
+            return torch.from_numpy(empty(shape, np.int16)).view(kind)
+        return torch.from_numpy(empty(shape, float_name or "float32"))
     if float_name == "bfloat16":
         if isinstance(x, np.ndarray):
-            return np.empty(shape, dtype=x.dtype)  # ml_dtypes
-        return bfloat16(np.empty(shape, dtype=np.uint16))
-    return np.empty(shape, dtype=float_name or "float32")
+            return empty(shape, x.dtype)  # ml_dtypes
+        return bfloat16(empty(shape, np.uint16))
+    return empty(shape, float_name or "float32")

@@ -26,7 +26,7 @@ Selector = Union[str, tuple]
 
 
 def jsd(w: float = 0.5, o: float = 0.5) -> Divergence:
-    """Generalised Jensen-Shannon: w KL(q||m) + (1-w) KL(p||m), m = o q + (1-o) p."""
+    """Generalised Jensen-Shannon: o KL(q||m) + (1-o) KL(p||m), m = w q + (1-w) p. TRL's beta is both."""
     return Divergence("jsd", w, o)
 
 
