@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from . import student, teacher
 from ._config import config, show_config
+from ._memory import keep_memory
 from ._evaluate import Engine, Frozen, Result, evaluate
 from ._tensors import bfloat16
 from .diagnostics import Diagnostics
@@ -23,6 +24,6 @@ from .teacher import Kept, Rollout
 __all__ = [
     "BadContents", "Diagnostics", "Divergence", "Engine", "Error", "Estimator", "Frozen", "InfiniteValue", "InternalError",
     "InvalidInput", "Kept", "Result", "Rollout", "Unsupported", "alpha_divergence", "bfloat16", "config", "dense", "evaluate",
-    "generalised", "jsd", "mc", "names", "renormalised", "reweighted", "sampled_forward_kl", "show_config", "skew_forward_kl",
+    "generalised", "jsd", "keep_memory", "mc", "names", "renormalised", "reweighted", "sampled_forward_kl", "show_config", "skew_forward_kl",
     "skew_reverse_kl", "student", "tail_bucket", "teacher", "truncated_biased",
 ]
