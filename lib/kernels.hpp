@@ -11,7 +11,7 @@
 #include "opd/c/opd.h"
 
 struct opd_kernels {
-    const char* name;                                                ///< "x86-64-v3"
+    const char* name;                                             ///< "x86-64-v3"
     void* (*make)(int threads, void* arena, std::uint64_t bytes); ///< a backend
     void (*unmake)(void* backend);
     int (*evaluate)(void* backend, const opd_student&, const opd_teacher&, const opd_estimator&, const opd_env&,

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 #include <type_traits>
 
@@ -53,11 +54,11 @@ constexpr Number or_default(Number value, Number for_zero) {
 }
 
 /// An enumerator of the caller's, which may be any int.
-template <class To, std::size_t N>
-To one_of(const std::string& name, int value, const To (&kinds)[N]) {
-    if (value < 0 || value >= static_cast<int>(N))
-        refuse(name, "is " + std::to_string(value) + "; it has the values 0 to " + std::to_string(N - 1));
-    return kinds[value];
+template <class To>
+To one_of(const std::string& name, int value, std::initializer_list<To> kinds) {
+    if (value < 0 || value >= static_cast<int>(kinds.size()))
+        refuse(name, "is " + std::to_string(value) + "; it has the values 0 to " + std::to_string(kinds.size() - 1));
+    return kinds.begin()[value];
 }
 
 } // namespace opd_c

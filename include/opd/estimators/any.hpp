@@ -23,11 +23,13 @@
 #include <string_view>
 
 #include "opd/config.hpp"
+#include "opd/diagnostics.hpp"
 #include "opd/entries.hpp"
 #include "opd/error.hpp"
 #include "opd/estimators/divergences.hpp"
 #include "opd/estimators/sampled.hpp"
 #include "opd/estimators/selectors.hpp"
+#include "opd/estimators/support.hpp"
 #include "opd/teacher.hpp"
 #include "opd/traits.hpp"
 
@@ -377,6 +379,89 @@ struct any_selector {
     }
     /// Whether it fits rows of which these facts are known: fact::of_dense, of_tokens, of_buckets.
     void validate_for(unsigned known) const { detail::refuse_unknown_facts(reads(), known); }
+};
+
+/// tail_bucket of a divergence that is chosen at run time.
+struct any_tail_bucket {
+    static constexpr cache_kind takes = cache_kind::support;
+    static constexpr bool reads_tail = true;
+    static constexpr estimator_traits traits(law) { return {.mean = bias::biased}; }
+    any_dense on_buckets = {};
+
+    OPD_HD entry_row row(support_entries& s, entry_facts facts, diagnostics& d) const {
+        return on_buckets.visit([&](const auto& divergence) { return tail_bucket{divergence}.row(s, facts, d); });
+    }
+    OPD_HD bool infinite_where_teacher_zero() const {
+        return on_buckets.visit([](const auto& d) -> bool { return detail::infinite_where_teacher_zero(d); });
+    }
+    OPD_HD bool infinite_where_student_zero() const {
+        return on_buckets.visit([](const auto& d) -> bool { return detail::infinite_where_student_zero(d); });
+    }
+    OPD_HD bool infinite_where_disjoint() const {
+        return on_buckets.visit([](const auto& d) -> bool { return detail::infinite_where_disjoint(d); });
+    }
+    void validate() const {
+        on_buckets.validate();
+        on_buckets.visit([](const auto& d) { detail::validate_all(d); });
+    }
+};
+
+namespace choice {
+/// Sums over a support without a bucket for the rest.
+enum class partial { generalised, truncated_biased, reweighted };
+} // namespace choice
+
+/// generalised or truncated_biased of a divergence, or reweighted, chosen at run time. What the static form refuses to compile, the call
+/// refuses: a divergence that `which` does not take.
+struct any_partial {
+    static constexpr cache_kind takes = cache_kind::support;
+    static constexpr estimator_traits traits(law) { return {bias::biased, meaning::surrogate, false}; }
+    choice::partial which = choice::partial::generalised;
+    any_dense of = {};
+
+    OPD_CALLS_EITHER
+    template <class F>
+    OPD_HD constexpr auto visit(F f) const {
+        using kind = choice::objective;
+        if (which == choice::partial::reweighted) return f(opd::reweighted{});
+        if (which == choice::partial::truncated_biased)
+            return of.which == kind::forward_kl ? f(truncated_biased{forward_kl{}}) : f(truncated_biased{reverse_kl{}});
+        return of.visit([&]<class D>(const D& d) {
+            if constexpr (refinable_divergence<D> || std::is_same_v<D, total_variation>)
+                return f(generalised{d});
+            else
+                return f(opd::reweighted{}); // not reached: refused by validate
+        });
+    }
+    OPD_HD entry_row row(support_entries& s, entry_facts facts, diagnostics& d) const {
+        return visit([&](const auto& e) { return e.row(s, facts, d); });
+    }
+    OPD_HD bool infinite_where_teacher_zero() const {
+        return visit([](const auto& e) -> bool { return detail::infinite_where_teacher_zero(e); });
+    }
+    OPD_HD bool infinite_where_student_zero() const {
+        return visit([](const auto& e) -> bool { return detail::infinite_where_student_zero(e); });
+    }
+    OPD_HD unsigned reads_columns() const {
+        return visit([](const auto& e) -> unsigned { return detail::columns_of(e); });
+    }
+    void validate() const {
+        using kind = choice::objective;
+        of.validate();
+        of.visit([](const auto& d) { detail::validate_all(d); });
+        const bool kl = of.which == kind::reverse_kl || of.which == kind::forward_kl;
+        if (which == choice::partial::truncated_biased && !kl)
+            throw invalid_input("any_partial.of", "truncated_biased is of reverse_kl or forward_kl, the two that "
+                                                  "trainers ship");
+        if (which == choice::partial::reweighted && of.which != kind::reverse_kl)
+            throw invalid_input("any_partial.of", "reweighted is of reverse_kl");
+        if (which == choice::partial::generalised && of.which == kind::acceptance)
+            throw invalid_input("any_partial.of", "acceptance is no sum over the support's ids");
+    }
+    template <class Teacher>
+    void validate_cache(const Teacher& t) const {
+        if (which == choice::partial::reweighted) opd::reweighted{}.validate_cache(t);
+    }
 };
 
 /// mc, chosen at run time. See the head of this file.

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// A call of opd_evaluate on its way to the C++ call: what all its kinds have in common. dense.cpp, support.cpp and the others take it on
+// from here, each for the caches it is named after.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "engine.hpp"
+#include "opd/backends/cpu.hpp"
+#include "opd/c/evaluate.h"
+#include "opd/estimators/any.hpp"
+#include "opd/evaluate.hpp"
+#include "structs.hpp"
+#include "tensor.hpp"
+
+namespace opd_c::kernel {
+
+struct call {
+    opd::cpu_backend& be;
+    const opd_student& student;
+    const opd_teacher& teacher;
+    const opd_estimator& estimator;
+    form what;
+    opd::env env;
+    std::uint64_t* workspace; ///< only its bytes are asked for
+
+    template <class Student, class Teacher, class Estimator>
+    opd::result run(const Student& s, const Teacher& t, const Estimator& e) const {
+        if (workspace != nullptr) return *workspace = opd::workspace_bytes(be, s, t, e, env), opd::result{};
+        return opd::evaluate(be, s, t, e, env);
+    }
+};
+
+opd::result dense(const call& c);
+opd::result renormalised(const call& c);
+opd::result support(const call& c);
+opd::result sampled(const call& c);
+opd::result lumped(const call& c);
+opd::result hidden_dense(const call& c);
+opd::result hidden_entries(const call& c);
+opd::result hidden_renormalised(const call& c);
+
+/// A line of a table by the caller's name for it.
+template <class Table>
+auto named(const char* member, const Table& table, const char* text, const char* by_default) {
+    const std::string_view name = text != nullptr ? text : by_default;
+    const auto found = opd::choice::find(table, name);
+    if (!found) {
+        std::string all;
+        for (const auto& line : table) all.append(all.empty() ? "" : ", ").append(line.text);
+        refuse(member, "is '" + std::string(name.substr(0, 64)) + "'; it takes " + all);
+    }
+    return *found;
+}
+inline opd::any_dense divergence_of(const opd_estimator& e) {
+    return {named("estimator.of", opd::choice::divergences, e.of, "reverse_kl"), e.a, e.b};
+}
+inline opd::any_selector selector_of(const opd_estimator& e) {
+    return {named("estimator.selector", opd::choice::selectors, e.selector, "all"), e.selector_a, e.selector_b};
+}
+inline float temperature_of(double t) { return static_cast<float>(or_default(t, 1.0)); }
+
+/// body(estimator) under the caller's selector. One type for all of them: that without a selector is `all`, which weighs every row with 1.
+template <class Estimator, class Body>
+opd::result with_selector(const opd_estimator& of, const Estimator& e, Body&& body) {
+    const opd::any_selector selector = selector_of(of);
+    opd::result r = body(opd::selected{e, selector});
+    if (selector.which == opd::choice::selector::all && of.selector == nullptr)
+        r.diagnostics.selector_rows = r.diagnostics.selector_left_out = 0, r.diagnostics.selector_weight_sum = 0;
+    return r;
+}
+
+/// The type of a tensor that must be there.
+inline dtype type_of(const std::string& name, const DLTensor* t) {
+    if (t == nullptr) refuse(name, "is a null pointer");
+    return opd_c::type_of(*t);
+}
+
+template <class Z, class G>
+opd::student::logits<Z, G> logits_of(const opd_student& s) {
+    opd::student::logits<Z, G> to;
+    to.z = matrix<const Z>("student.z", s.z), to.dz = matrix<G>("student.dz", s.dz);
+    to.dz.padding = s.padding;
+    to.temperature = temperature_of(s.temperature);
+    to.pad = s.keep_padding ? opd::padding::keep : opd::padding::zero;
+    return to;
+}
+
+/// Of logits and gradient of types that no kernel has together.
+[[noreturn]] inline void refuse_types(const opd_student& s) {
+    throw opd::unsupported("opd: student.z is of " + name_of(*s.z) + " and student.dz of " +
+                           name_of(s.dz == nullptr ? *s.z : *s.dz) +
+                           "; this cache takes one type for both: float32, float64, bfloat16 or float16");
+}
+
+/// body(logits) of a student for caches whose log-probs are float, or double for logits in double.
+template <class Body>
+opd::result with_logits(const opd_student& s, Body&& body) {
+    const dtype z = kernel::type_of("student.z", s.z), dz = s.dz == nullptr ? z : opd_c::type_of(*s.dz);
+    if (z == dtype::float32 && dz == z) return body(logits_of<float, float>(s));
+    if (z == dtype::float64 && dz == z) return body(logits_of<double, double>(s));
+    if (z == dtype::bfloat16 && dz == z) return body(logits_of<opd::bfloat16, opd::bfloat16>(s));
+    if (z == dtype::half && dz == z) return body(logits_of<opd::half, opd::half>(s));
+    refuse_types(s);
+}
+
+} // namespace opd_c::kernel

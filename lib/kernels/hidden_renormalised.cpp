@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Renormalised supports of a student in hidden states: the logits of the support's ids alone are made.
+#include "hidden.hpp"
+#include "renormalised.hpp"
+
+opd::result opd_c::kernel::hidden_renormalised(const call& c) {
+    const opd::any_dense of = divergence_of(c.estimator);
+    of.validate();
+    return with_state_type("student.x", c.student.x, [&]<class X>(X) {
+        const auto s = hidden_of<X>(c.student);
+        const auto t = ragged_of<float>(c.teacher, s.x.rows);
+        return of.visit([&](const auto& divergence) {
+            return with_selector(c.estimator, opd::renormalised{divergence},
+                                 [&](const auto& e) { return c.run(s, t, e); });
+        });
+    });
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Ids as int64, which the kernels are compiled for: int32 is copied, into memory that the thread keeps. An id takes 8 bytes; its logit is
+// read from another line of memory.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tensor.hpp"
+
+namespace opd_c::kernel {
+
+/// `slot`: of the arrays of ids that a call has at once.
+inline std::vector<std::int64_t>& kept_ids_memory(int slot) {
+    thread_local std::array<std::vector<std::int64_t>, 4> memory;
+    return memory[static_cast<std::size_t>(slot)];
+}
+
+inline opd::matrix_view<const std::int64_t> id_matrix(int slot, const std::string& name, const DLTensor* t) {
+    if (t == nullptr) return {};
+    if (opd_c::type_of(*t) == dtype::int64) return matrix<const std::int64_t>(name, t);
+    if (opd_c::type_of(*t) != dtype::int32) opd_c::detail::refuse_type(name, *t, "int32 or int64");
+    const auto from = matrix<const std::int32_t>(name, t);
+    std::vector<std::int64_t>& to = kept_ids_memory(slot);
+    to.resize(static_cast<std::size_t>(from.rows * from.cols) + 1); // never null
+    for (index_t r = 0; r < from.rows; ++r)
+        for (index_t j = 0; j < from.cols; ++j) to[static_cast<std::size_t>(r * from.cols + j)] = from(r, j);
+    return {to.data(), from.rows, from.cols, from.cols};
+}
+inline opd::vector_view<const std::int64_t> id_vector(int slot, const std::string& name, const DLTensor* t) {
+    if (t == nullptr) return {};
+    if (opd_c::type_of(*t) == dtype::int64) return vector<const std::int64_t>(name, t);
+    if (opd_c::type_of(*t) != dtype::int32) opd_c::detail::refuse_type(name, *t, "int32 or int64");
+    const auto from = vector<const std::int32_t>(name, t);
+    std::vector<std::int64_t>& to = kept_ids_memory(slot);
+    to.resize(static_cast<std::size_t>(from.size) + 1);
+    for (index_t i = 0; i < from.size; ++i) to[static_cast<std::size_t>(i)] = from[i];
+    return {to.data(), from.size};
+}
+
+} // namespace opd_c::kernel

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Divergences of a support over which both sides are renormalised, with a dense or a sparse gradient. One form of support is compiled, the
+// ragged one: a support of k ids in each row is one, with the same bits.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "support.hpp"
+
+namespace opd_c::kernel {
+
+opd::result renormalised_in_halves(const call& c);
+
+/// Numbers row by row, without gaps: the caller's, or a copy in memory that the thread keeps.
+template <class L>
+opd::vector_view<const L> in_one_piece(opd::matrix_view<const L> m, std::vector<L>& copy) {
+    if (m.data == nullptr) return {};
+    if (m.stride == m.cols || m.rows <= 1) return {m.data, m.rows * m.cols};
+    copy.resize(static_cast<std::size_t>(m.rows * m.cols) + 1);
+    for (index_t r = 0; r < m.rows; ++r) std::copy_n(m.row(r), m.cols, copy.data() + r * m.cols);
+    return {copy.data(), m.rows * m.cols};
+}
+
+/// The caller's support as a ragged one.
+template <class L>
+opd::teacher::ragged_support<std::int64_t, L> ragged_of(const opd_teacher& t, index_t rows) {
+    thread_local std::vector<std::int64_t> begins, ids;
+    thread_local std::vector<L> log_q, log_mu;
+    opd::teacher::ragged_support<std::int64_t, L> to;
+    to.chosen_by = chosen_by_of(t);
+    to.log_tail = vector<const L>("teacher.log_tail", t.log_tail);
+    if (t.kind == OPD_RAGGED_SUPPORT) {
+        to.ids = id_vector(0, "teacher.ids", t.ids), to.log_q = vector<const L>("teacher.log_q", t.log_q);
+        to.log_mu = vector<const L>("teacher.log_mu", t.log_mu);
+        to.offsets = offsets("teacher.offsets", t.offsets);
+        return to;
+    }
+    const auto of_ids = id_matrix(0, "teacher.ids", t.ids);
+    const auto same = [&](const char* name, const auto& m, index_t n, index_t k) {
+        if (m.data != nullptr && (m.rows != n || m.cols != k))
+            refuse(name, "is (" + std::to_string(m.rows) + ", " + std::to_string(m.cols) + "), not (" +
+                             std::to_string(n) + ", " + std::to_string(k) + ")");
+    };
+    const auto of_q = matrix<const L>("teacher.log_q", t.log_q), of_mu = matrix<const L>("teacher.log_mu", t.log_mu);
+    same("teacher.ids", of_ids, rows, of_ids.cols);
+    same("teacher.log_q", of_q, rows, of_ids.cols), same("teacher.log_mu", of_mu, rows, of_ids.cols);
+    to.ids = in_one_piece(of_ids, ids);
+    to.log_q = in_one_piece(of_q, log_q), to.log_mu = in_one_piece(of_mu, log_mu);
+    begins.resize(static_cast<std::size_t>(rows) + 1);
+    for (index_t r = 0; r <= rows; ++r) begins[static_cast<std::size_t>(r)] = r * of_ids.cols;
+    to.offsets = {begins.data(), rows + 1};
+    return to;
+}
+
+/// The sparse gradient (N,k), or (total), as the (1,total) that a ragged support has.
+template <class G>
+opd::matrix_view<G> sparse_gradient(index_t numbers, const DLTensor* dz) {
+    if (dz == nullptr) return {};
+    const opd::vector_view<G> all = vector<G>("student.dz", dz);
+    if (all.size != numbers)
+        refuse("student.dz",
+               "has " + std::to_string(all.size) + " numbers for a support of " + std::to_string(numbers));
+    return {all.data, 1, all.size, all.size};
+}
+
+template <class Z>
+opd::result renormalised_of(const call& c) {
+    const opd::any_dense of = divergence_of(c.estimator);
+    of.validate();
+    opd::student::logits<Z, Z> s{.z = matrix<const Z>("student.z", c.student.z)};
+    const auto t = ragged_of<log_of<Z>>(c.teacher, s.z.rows);
+    if (c.student.kind == OPD_LOGITS) s = logits_of<Z, Z>(c.student);
+    opd::student::on_support<Z, Z> sparse{.z = s.z, .temperature = temperature_of(c.student.temperature)};
+    if (c.student.kind == OPD_ON_SUPPORT) {
+        if (c.student.padding != 0)
+            refuse("student.padding", "is of rows of dz, which a sparse gradient does not have");
+        sparse.dz = sparse_gradient<Z>(t.ids.size, c.student.dz);
+    }
+    return of.visit([&](const auto& divergence) {
+        return with_selector(c.estimator, opd::renormalised{divergence}, [&](const auto& e) {
+            return c.student.kind == OPD_LOGITS ? c.run(s, t, e) : c.run(sparse, t, e);
+        });
+    });
+}
+
+} // namespace opd_c::kernel
