@@ -8,6 +8,7 @@
 
 `opd.torch` has the same as operators of PyTorch with autograd, `opd.losses` other libraries' losses under their names.
 """
+
 from __future__ import annotations
 
 from . import student, teacher
@@ -17,13 +18,58 @@ from ._evaluate import Engine, Frozen, Result, evaluate
 from ._tensors import bfloat16
 from .diagnostics import Diagnostics
 from .errors import BadContents, Error, InfiniteValue, InternalError, InvalidInput, Unsupported
-from .estimators import (Divergence, Estimator, alpha_divergence, dense, generalised, jsd, mc, names, renormalised, reweighted,
-                         sampled_forward_kl, skew_forward_kl, skew_reverse_kl, tail_bucket, truncated_biased)
+from .estimators import (
+    Divergence,
+    Estimator,
+    alpha_divergence,
+    dense,
+    generalised,
+    jsd,
+    mc,
+    names,
+    renormalised,
+    reweighted,
+    sampled_forward_kl,
+    skew_forward_kl,
+    skew_reverse_kl,
+    tail_bucket,
+    truncated_biased,
+)
 from .teacher import Kept, Rollout
 
 __all__ = [
-    "BadContents", "Diagnostics", "Divergence", "Engine", "Error", "Estimator", "Frozen", "InfiniteValue", "InternalError",
-    "InvalidInput", "Kept", "Result", "Rollout", "Unsupported", "alpha_divergence", "bfloat16", "config", "dense", "evaluate",
-    "generalised", "jsd", "keep_memory", "mc", "names", "renormalised", "reweighted", "sampled_forward_kl", "show_config", "skew_forward_kl",
-    "skew_reverse_kl", "student", "tail_bucket", "teacher", "truncated_biased",
+    "BadContents",
+    "Diagnostics",
+    "Divergence",
+    "Engine",
+    "Error",
+    "Estimator",
+    "Frozen",
+    "InfiniteValue",
+    "InternalError",
+    "InvalidInput",
+    "Kept",
+    "Result",
+    "Rollout",
+    "Unsupported",
+    "alpha_divergence",
+    "bfloat16",
+    "config",
+    "dense",
+    "evaluate",
+    "generalised",
+    "jsd",
+    "keep_memory",
+    "mc",
+    "names",
+    "renormalised",
+    "reweighted",
+    "sampled_forward_kl",
+    "show_config",
+    "skew_forward_kl",
+    "skew_reverse_kl",
+    "student",
+    "tail_bucket",
+    "teacher",
+    "truncated_biased",
 ]

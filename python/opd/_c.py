@@ -1,12 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """libopd and the structs of include/opd/c, member by member: tests/test_headers.py compares them with the headers."""
+
 from __future__ import annotations
 
 import ctypes
 import functools
 import os
 import pathlib
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint8,
+    c_uint16,
+    c_uint64,
+    c_void_p,
+)
 from enum import IntEnum
 
 ABI_VERSION = 1
@@ -348,7 +362,9 @@ def library_path() -> str:
     for name in ("libopd.so", "libopd.dylib", "opd.dll"):
         if (here / name).exists():
             return str(here / name)
-    raise ImportError(f"opd: there is no libopd in {here}; install the package by pip, or set OPD_LIBRARY to a libopd.so")
+    raise ImportError(
+        f"opd: there is no libopd in {here}; install the package by pip, or set OPD_LIBRARY to a libopd.so"
+    )
 
 
 @functools.lru_cache(maxsize=None)

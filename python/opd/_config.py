@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What a bug report needs."""
+
 from __future__ import annotations
 
 import importlib.metadata
@@ -15,6 +16,7 @@ from . import _c
 
 def config() -> dict[str, Any]:
     """Versions, compiler, instruction sets and where the library was found."""
+
     def version(package: str) -> Optional[str]:
         try:
             return importlib.metadata.version(package)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """evaluate: loss and gradient of any estimator, over arrays of any package that lie in the CPU's memory."""
+
 from __future__ import annotations
 
 import ctypes
@@ -53,7 +54,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Frozen:
-    """What an earlier pass over the whole batch decided about its drawn tokens; constants of the call (docs/concepts/frozen.md)."""
+    """What an earlier pass over the whole batch decided about its drawn tokens; constants of the call
+    (docs/concepts/frozen.md)."""
 
     keep: Any = None  #: (N,m) 0: the token adds neither loss nor gradient
     weight: Any = None  #: (N,m) float64
@@ -173,8 +175,14 @@ def fill_teacher(call: Call, t: Teacher) -> None:
     for name, dtype in (("ids", np.int64), ("log_q", np.float32), ("log_mu", np.float32)):
         if (given := getattr(t, name)) is not None:
             call.put(s, name, (rows if ragged else matrix)("teacher." + name, given, dtype))
-    for name, dtype in (("bias", np.float32), ("log_tail", np.float32), ("offsets", np.int64), ("baseline", np.float32),
-                        ("mu_entropy", np.float32), ("log_tail_mu", np.float64)):
+    for name, dtype in (
+        ("bias", np.float32),
+        ("log_tail", np.float32),
+        ("offsets", np.int64),
+        ("baseline", np.float32),
+        ("mu_entropy", np.float32),
+        ("log_tail_mu", np.float64),
+    ):
         if (given := getattr(t, name)) is not None:
             call.put(s, name, rows("teacher." + name, given, dtype))
     if t.rollout is not None:
@@ -191,13 +199,32 @@ def fill_teacher(call: Call, t: Teacher) -> None:
             call.put(s, "log_kept_q", rows("teacher.log_kept_q", t.kept.log_q, np.float32))
 
 
-def fill_env(call: Call, *, reduction: str = "token_mean", mask: Any = None, ignore: Optional[int] = None, weights: Any = None,
-             offsets: Any = None, versions: Any = None, version: int = 0, on_infinite: str = "floor",
-             floor_at: Optional[float] = None, normaliser: Optional[float] = None, beta: float = 0.0, beta_loss: float = 0.0,
-             given_lse: Any = None, frozen: Optional[Frozen] = None, on_bad: Union[str, float] = "count",
-             on_overflow: str = "skip_row", loss_clamp: Optional[float] = None, check_contents: bool = False,
-             determinism: str = "run_to_run", drop_and_renormalise: bool = False, measure_entropy: bool = False,
-             ratios: Any = None) -> None:
+def fill_env(
+    call: Call,
+    *,
+    reduction: str = "token_mean",
+    mask: Any = None,
+    ignore: Optional[int] = None,
+    weights: Any = None,
+    offsets: Any = None,
+    versions: Any = None,
+    version: int = 0,
+    on_infinite: str = "floor",
+    floor_at: Optional[float] = None,
+    normaliser: Optional[float] = None,
+    beta: float = 0.0,
+    beta_loss: float = 0.0,
+    given_lse: Any = None,
+    frozen: Optional[Frozen] = None,
+    on_bad: Union[str, float] = "count",
+    on_overflow: str = "skip_row",
+    loss_clamp: Optional[float] = None,
+    check_contents: bool = False,
+    determinism: str = "run_to_run",
+    drop_and_renormalise: bool = False,
+    measure_entropy: bool = False,
+    ratios: Any = None,
+) -> None:
     e = call.env
     e.reduction = choice("env.reduction", REDUCTIONS, reduction)
     e.on_infinite = choice("env.on_infinite", INFINITE, on_infinite)
@@ -225,8 +252,11 @@ def fill_env(call: Call, *, reduction: str = "token_mean", mask: Any = None, ign
         if frozen.weight is not None:
             call.put(e, "frozen_weight", matrix("env.frozen_weight", frozen.weight, np.float64))
         if frozen.sequence_log_ratio is not None:
-            call.put(e, "frozen_sequence_log_ratio",
-                     rows("env.frozen_sequence_log_ratio", frozen.sequence_log_ratio, np.float64))
+            call.put(
+                e,
+                "frozen_sequence_log_ratio",
+                rows("env.frozen_sequence_log_ratio", frozen.sequence_log_ratio, np.float64),
+            )
         if frozen.advantage is not None:
             call.put(e, "frozen_advantage", matrix("env.frozen_advantage", frozen.advantage, np.float64))
     e.version, e.beta, e.beta_loss = version, beta, beta_loss
@@ -243,15 +273,39 @@ def fill_env(call: Call, *, reduction: str = "token_mean", mask: Any = None, ign
     e.measure_entropy = measure_entropy
 
 
-def evaluate(student: Union[Student, Any], teacher: Union[Teacher, Any], estimator: Union[Estimator, Of] = "reverse_kl", *,
-             gradient: Output = True, losses: Output = False, lse: Output = False, engine: Optional[Engine] = None,
-             threads: Optional[int] = None, reduction: str = "token_mean", mask: Any = None, ignore: Optional[int] = None,
-             weights: Any = None, offsets: Any = None, versions: Any = None, version: int = 0, on_infinite: str = "floor",
-             floor_at: Optional[float] = None, normaliser: Optional[float] = None, beta: float = 0.0, beta_loss: float = 0.0,
-             given_lse: Any = None, frozen: Optional[Frozen] = None, on_bad: Union[str, float] = "count",
-             on_overflow: str = "skip_row", loss_clamp: Optional[float] = None, check_contents: bool = False,
-             determinism: str = "run_to_run", drop_and_renormalise: bool = False, measure_entropy: bool = False,
-             ratios: Any = None) -> Result:
+def evaluate(
+    student: Union[Student, Any],
+    teacher: Union[Teacher, Any],
+    estimator: Union[Estimator, Of] = "reverse_kl",
+    *,
+    gradient: Output = True,
+    losses: Output = False,
+    lse: Output = False,
+    engine: Optional[Engine] = None,
+    threads: Optional[int] = None,
+    reduction: str = "token_mean",
+    mask: Any = None,
+    ignore: Optional[int] = None,
+    weights: Any = None,
+    offsets: Any = None,
+    versions: Any = None,
+    version: int = 0,
+    on_infinite: str = "floor",
+    floor_at: Optional[float] = None,
+    normaliser: Optional[float] = None,
+    beta: float = 0.0,
+    beta_loss: float = 0.0,
+    given_lse: Any = None,
+    frozen: Optional[Frozen] = None,
+    on_bad: Union[str, float] = "count",
+    on_overflow: str = "skip_row",
+    loss_clamp: Optional[float] = None,
+    check_contents: bool = False,
+    determinism: str = "run_to_run",
+    drop_and_renormalise: bool = False,
+    measure_entropy: bool = False,
+    ratios: Any = None,
+) -> Result:
     """Loss, gradient and diagnostics of an estimator over a batch of rows.
 
     student     logits (N,V) or (B,T,V), or what opd.student makes
@@ -263,10 +317,12 @@ def evaluate(student: Union[Student, Any], teacher: Union[Teacher, Any], estimat
 
     reduction   "token_mean", "sum", "sequence_mean", "sequence_sum_mean", "constant"
     mask        (N) rows that count; with `ignore` the targets, of which this value is left out
-    weights     (N); offsets (S+1): first row of each sequence; versions (N) and version: who drew a row, and who is called
-    normaliser  the count to divide by, for micro-batches; beta: gradient = beta gradient + ...; beta_loss: likewise of losses
-    on_infinite "floor" (at floor_at nats), "skip", "raise"; on_bad "count", "raise", or the largest share that passes
-    on_overflow "skip_row", "saturate"; loss_clamp; check_contents; determinism; drop_and_renormalise; measure_entropy;
+    weights     (N); offsets (S+1): first row of each sequence; versions (N) and version: who drew a row, and who is
+    called
+    normaliser  the count to divide by, for micro-batches; beta: gradient = beta gradient + ...; beta_loss: likewise
+    of losses on_infinite "floor" (at floor_at nats), "skip", "raise"; on_bad "count", "raise", or the largest share
+    that passes on_overflow "skip_row", "saturate"; loss_clamp; check_contents; determinism; drop_and_renormalise;
+    measure_entropy;
     given_lse   (N) float64; frozen: opd.Frozen; ratios: the (int64) bins of a sketch of importance ratios
 
     Raises InvalidInput (argument, row), InfiniteValue, BadContents (result), Unsupported.
@@ -279,11 +335,31 @@ def evaluate(student: Union[Student, Any], teacher: Union[Teacher, Any], estimat
         raise refuse("engine", "is given beside threads; one of them will do")
     call.engine = engine if engine is not None else (engine_of(threads) if threads is not None else None)
     fill_teacher(call, t)
-    fill_env(call, reduction=reduction, mask=mask, ignore=ignore, weights=weights, offsets=offsets, versions=versions,
-             version=version, on_infinite=on_infinite, floor_at=floor_at, normaliser=normaliser, beta=beta, beta_loss=beta_loss,
-             given_lse=given_lse, frozen=frozen, on_bad=on_bad, on_overflow=on_overflow, loss_clamp=loss_clamp,
-             check_contents=check_contents, determinism=determinism, drop_and_renormalise=drop_and_renormalise,
-             measure_entropy=measure_entropy, ratios=ratios)
+    fill_env(
+        call,
+        reduction=reduction,
+        mask=mask,
+        ignore=ignore,
+        weights=weights,
+        offsets=offsets,
+        versions=versions,
+        version=version,
+        on_infinite=on_infinite,
+        floor_at=floor_at,
+        normaliser=normaliser,
+        beta=beta,
+        beta_loss=beta_loss,
+        given_lse=given_lse,
+        frozen=frozen,
+        on_bad=on_bad,
+        on_overflow=on_overflow,
+        loss_clamp=loss_clamp,
+        check_contents=check_contents,
+        determinism=determinism,
+        drop_and_renormalise=drop_and_renormalise,
+        measure_entropy=measure_entropy,
+        ratios=ratios,
+    )
 
     c = call.student
     c.kind, c.keep_padding, c.padding = int(s.kind), s.keep_padding, s.padding
@@ -300,8 +376,11 @@ def evaluate(student: Union[Student, Any], teacher: Union[Teacher, Any], estimat
             call.put(c, "bias", rows("student.bias", s.bias, np.float32))
         if gradient is not True and gradient is not False:
             raise refuse("gradient", "of hidden states is given by student.hidden(..., dx=, dw=, db=)")
-        wanted = (("dx", x.shape, beta), ("dw", w.shape, s.beta_head),
-                  ("db", w.shape[:1] if s.bias is not None else None, s.beta_head))
+        wanted = (
+            ("dx", x.shape, beta),
+            ("dw", w.shape, s.beta_head),
+            ("db", w.shape[:1] if s.bias is not None else None, s.beta_head),
+        )
         for name, shape, kept_factor in wanted:
             if not gradient or shape is None:
                 continue

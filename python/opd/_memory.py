@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Memory of large outputs, kept for the next call.
 
-Fresh pages of a gradient over a vocabulary cost as much as the gradient. So what a call returns lies in memory that goes back to a short
-list when the last array or tensor over it is gone.
+Fresh pages of a gradient over a vocabulary cost as much as the gradient. So what a call returns lies in memory that
+goes back to a short list when the last array or tensor over it is gone.
 """
+
 from __future__ import annotations
 
 import collections
@@ -56,7 +57,8 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         _kept.append(found)
     if block is None:
         block = np.empty(size + 64, np.uint8)
-    return np.asarray(_Lent(block, size)).view(dtype).reshape(shape)
+    lent: np.ndarray = np.asarray(_Lent(block, size))
+    return lent.view(dtype).reshape(shape)
 
 
 def keep_memory(blocks: int = 2) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """From arrays of any package to DLTensor, without a copy: numpy's, torch's, and whatever has __dlpack__."""
+
 from __future__ import annotations
 
 import ctypes
@@ -20,7 +21,7 @@ _CODES = {
     "b": DLDataTypeCode.kDLBool,
     "c": DLDataTypeCode.kDLComplex,
 }
-_FLOAT_NAMES = {
+_FLOAT_NAMES: dict[tuple[int, int], str] = {
     (DLDataTypeCode.kDLFloat, 16): "float16",
     (DLDataTypeCode.kDLFloat, 32): "float32",
     (DLDataTypeCode.kDLFloat, 64): "float64",
@@ -43,12 +44,15 @@ class bfloat16:
     def rounded(cls, x: Any) -> bfloat16:
         """Of floats, to the nearest, ties to even."""
         wide = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
-        nearest = ((wide + (np.uint32(0x7FFF) + ((wide >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype(np.uint16)
+        nearest = ((wide + (np.uint32(0x7FFF) + ((wide >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype(
+            np.uint16
+        )
         quiet = ((wide >> np.uint32(16)) | np.uint32(0x40)).astype(np.uint16)
         return cls(np.where(wide & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000), quiet, nearest))
 
     def float(self) -> np.ndarray:
-        return (self.bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        wide: np.ndarray = self.bits.astype(np.uint32) << np.uint32(16)
+        return wide.view(np.float32)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,15 +67,26 @@ class Borrowed:
 
     __slots__ = ("dl", "shape", "dtype", "_keep")
 
-    def __init__(self, data: int, shape: tuple[int, ...], strides: Optional[tuple[int, ...]], dtype: tuple[int, int],
-                 device: tuple[int, int], keep: Any, byte_offset: int = 0, lanes: int = 1):
+    def __init__(
+        self,
+        data: int,
+        shape: tuple[int, ...],
+        strides: Optional[tuple[int, ...]],
+        dtype: tuple[int, int],
+        device: tuple[int, int],
+        keep: Any,
+        byte_offset: int = 0,
+        lanes: int = 1,
+    ):
         n = len(shape)
         numbers = (c_int64 * (2 * n))(*shape, *(strides if strides is not None else ()))
         first = cast(numbers, POINTER(c_int64))
         second = None
         if strides is not None:
             second = cast(ctypes.addressof(numbers) + 8 * n, POINTER(c_int64))
-        self.dl = DLTensor(data, DLDevice(*device), n, DLDataType(dtype[0], dtype[1], lanes), first, second, byte_offset)
+        self.dl = DLTensor(
+            data, DLDevice(*device), n, DLDataType(dtype[0], dtype[1], lanes), first, second, byte_offset
+        )
         self.shape = shape
         self.dtype = dtype
         self._keep = (keep, numbers)
@@ -82,8 +97,8 @@ class Borrowed:
 
     @property
     def float_name(self) -> Optional[str]:
-        """"float32" and the like, None if these are no floats."""
-        return _FLOAT_NAMES.get(self.dtype)  # type: ignore[call-overload]
+        """The type's name, "float32" for one; None if these are no floats."""
+        return _FLOAT_NAMES.get(self.dtype)
 
 
 # DLPack's capsules: an unversioned one begins with the DLTensor itself.
@@ -102,8 +117,18 @@ _torch_types: dict[Any, tuple[int, int]] = {}
 def _of_torch(name: str, x: Any) -> Borrowed:
     torch = sys.modules["torch"]
     if not _torch_types:
-        for each, code, bits in (("float16", 2, 16), ("float32", 2, 32), ("float64", 2, 64), ("bfloat16", 4, 16), ("int8", 0, 8),
-                                 ("int16", 0, 16), ("int32", 0, 32), ("int64", 0, 64), ("uint8", 1, 8), ("bool", 6, 8)):
+        for each, code, bits in (
+            ("float16", 2, 16),
+            ("float32", 2, 32),
+            ("float64", 2, 64),
+            ("bfloat16", 4, 16),
+            ("int8", 0, 8),
+            ("int16", 0, 16),
+            ("int32", 0, 32),
+            ("int64", 0, 64),
+            ("uint8", 1, 8),
+            ("bool", 6, 8),
+        ):
             _torch_types[getattr(torch, each)] = (code, bits)
     if x.dtype not in _torch_types:
         raise refuse(name, f"is of {x.dtype}, which the library does not have")
@@ -133,8 +158,14 @@ def _of_numpy(name: str, x: np.ndarray, written: bool) -> Borrowed:
         raise refuse(name, "is written, and the array is read-only")
     if any(s % bytes_ for s in x.strides):
         raise refuse(name, "has strides that are no multiples of its element type")
-    return Borrowed(x.__array_interface__["data"][0], x.shape, tuple(s // bytes_ for s in x.strides), (code, 8 * bytes_),
-                    (DLDeviceType.kDLCPU, 0), x)
+    return Borrowed(
+        x.__array_interface__["data"][0],
+        x.shape,
+        tuple(s // bytes_ for s in x.strides),
+        (code, 8 * bytes_),
+        (DLDeviceType.kDLCPU, 0),
+        x,
+    )
 
 
 def borrow(name: str, x: Any, written: bool = False) -> Borrowed:
@@ -156,8 +187,16 @@ def borrow(name: str, x: Any, written: bool = False) -> Borrowed:
         n = dl.ndim
         shape = tuple(dl.shape[i] for i in range(n))
         strides = tuple(dl.strides[i] for i in range(n)) if dl.strides else None
-        return Borrowed(dl.data or 0, shape, strides, (dl.dtype.code, dl.dtype.bits),
-                        (dl.device.device_type, dl.device.device_id), (x, capsule), dl.byte_offset, dl.dtype.lanes)
+        return Borrowed(
+            dl.data or 0,
+            shape,
+            strides,
+            (dl.dtype.code, dl.dtype.bits),
+            (dl.device.device_type, dl.device.device_id),
+            (x, capsule),
+            dl.byte_offset,
+            dl.dtype.lanes,
+        )
     raise TypeError(f"opd: {name}: is a {type(x).__name__}; it must be a numpy array or have __dlpack__")
 
 
@@ -178,8 +217,16 @@ def rows(name: str, x: Any, dtype: Any = None, written: bool = False) -> Borrowe
         if b.shape[i] > 1 and b.dl.strides and b.dl.strides[i] != expected:
             raise refuse(name, f"of shape {b.shape} is not contiguous")
         expected *= b.shape[i]
-    return Borrowed(b.dl.data or 0, (size,), (1,), b.dtype, (b.dl.device.device_type, b.dl.device.device_id), b, b.dl.byte_offset,
-                    b.dl.dtype.lanes)
+    return Borrowed(
+        b.dl.data or 0,
+        (size,),
+        (1,),
+        b.dtype,
+        (b.dl.device.device_type, b.dl.device.device_id),
+        b,
+        b.dl.byte_offset,
+        b.dl.dtype.lanes,
+    )
 
 
 def matrix(name: str, x: Any, dtype: Any = None) -> Borrowed:

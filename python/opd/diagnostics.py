@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a call reports beside its loss: counts and sums that merge, and the figures derived from them (opd/diagnostics.hpp)."""
+"""What a call reports beside its loss: counts and sums that merge, and the figures derived from them
+(opd/diagnostics.hpp)."""
+
 from __future__ import annotations
 
 import ctypes
@@ -70,7 +72,8 @@ class Diagnostics:
 
     @classmethod
     def of_struct(cls, c: _c.opd_diagnostics) -> Diagnostics:
-        return cls(*(getattr(c, name) if name != "staleness" else tuple(c.staleness) for name, *_ in c._fields_))
+        values: list[Any] = [tuple(c.staleness) if name == "staleness" else getattr(c, name) for name, *_ in c._fields_]
+        return cls(*values)
 
     @classmethod
     def of(cls, numbers: Any) -> Diagnostics:
@@ -170,7 +173,8 @@ class Diagnostics:
 
     @property
     def mu_mismatch(self) -> bool:
-        """The mean ratio lies more than 5 standard errors from 1: log mu is not the law that the tokens were drawn from."""
+        """The mean ratio lies more than 5 standard errors from 1: log mu is not the law that the tokens were drawn
+        from."""
         if self.tokens < 2:
             return False
         n = float(self.tokens)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What the library refuses, with its own sentence."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional

@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Estimators: what of student and teacher is measured, and how drawn tokens stand for it.
 
-A plain string, or a divergence such as jsd(.3, .3), takes the default of the teacher's cache: "dense" for logits and hidden states,
-"renormalised" for supports, "mc" for drawn tokens. docs/estimators has the formulas; names("divergence") and its likes list them.
+A plain string, or a divergence such as jsd(.3, .3), takes the default of the teacher's cache: "dense" for logits and
+hidden states, "renormalised" for supports, "mc" for drawn tokens. docs/estimators has the formulas;
+names("divergence") and its likes list them.
 """
+
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from . import _c
 from .errors import refuse
 
 
 class Divergence(NamedTuple):
-    """A divergence, or an objective of drawn tokens, by its name and the parameters that its line of the table names."""
+    """A divergence, or an objective of drawn tokens, by its name and its parameters."""
 
     name: str
     a: float = 0.0
     b: float = 0.0
 
 
-Of = Union[str, Divergence, tuple]
-Selector = Union[str, tuple]
+Of = Union[str, Divergence, tuple[Any, ...]]
+Selector = Union[str, tuple[Any, ...]]
 
 
 def jsd(w: float = 0.5, o: float = 0.5) -> Divergence:
@@ -44,7 +47,8 @@ def alpha_divergence(a: float) -> Divergence:
 
 @dataclass(frozen=True)
 class Estimator:
-    """A choice of the table "estimator" with its parameters; made by the functions below. A member of None has the library's default."""
+    """A choice of the table "estimator" with its parameters; made by the functions below. A member of None has the
+    library's default."""
 
     estimator: Optional[str] = None
     of: Of = "reverse_kl"
@@ -64,7 +68,7 @@ class Estimator:
         of = _named("estimator.of", self.of)
         selector = _named("estimator.selector", self.selector)
         s = _c.opd_estimator()
-        s.struct_size = _c.ctypes.sizeof(s)
+        s.struct_size = ctypes.sizeof(s)
         s.estimator = None if self.estimator is None else self.estimator.encode()
         s.of, s.a, s.b = of.name.encode(), of.a, of.b
         s.selector, s.selector_a, s.selector_b = selector.name.encode(), selector.a, selector.b
@@ -88,12 +92,12 @@ class Estimator:
         return s
 
 
-def _named(argument: str, of: Union[str, tuple]) -> Divergence:
+def _named(argument: str, of: Union[str, tuple[Any, ...]]) -> Divergence:
     if isinstance(of, str):
         return Divergence(of)
     if isinstance(of, tuple) and 1 <= len(of) <= 3 and isinstance(of[0], str):
         return Divergence(of[0], *(float(x) for x in of[1:]))
-    raise refuse(argument, f"is {of!r}; it is a name, or a name and its parameters: (\"jsd\", 0.3, 0.3)")
+    raise refuse(argument, f'is {of!r}; it is a name, or a name and its parameters: ("jsd", 0.3, 0.3)')
 
 
 def dense(of: Of = "reverse_kl", selector: Selector = "all") -> Estimator:
@@ -131,12 +135,25 @@ def sampled_forward_kl(selector: Selector = "all") -> Estimator:
     return Estimator("sampled_forward_kl", selector=selector)
 
 
-def mc(of: Of = "reverse_kl", surrogate: Optional[str] = None, *, low: Optional[float] = None, high: Optional[float] = None,
-       dual: Optional[float] = None, cap: Optional[float] = None, mask_over_cap: bool = False, self_normalised: bool = False,
-       estr: Optional[tuple[float, float]] = None, baseline: Optional[str] = None, accept_bias: bool = False,
-       selector: Selector = "all") -> Estimator:
+def mc(
+    of: Of = "reverse_kl",
+    surrogate: Optional[str] = None,
+    *,
+    low: Optional[float] = None,
+    high: Optional[float] = None,
+    dual: Optional[float] = None,
+    cap: Optional[float] = None,
+    mask_over_cap: bool = False,
+    self_normalised: bool = False,
+    estr: Optional[tuple[float, float]] = None,
+    baseline: Optional[str] = None,
+    accept_bias: bool = False,
+    selector: Selector = "all",
+) -> Estimator:
     """A divergence, or another objective, from drawn tokens. `estr`: tau and epsilon."""
-    return Estimator("mc", of, surrogate, low, high, dual, cap, mask_over_cap, self_normalised, estr, baseline, accept_bias, selector)
+    return Estimator(
+        "mc", of, surrogate, low, high, dual, cap, mask_over_cap, self_normalised, estr, baseline, accept_bias, selector
+    )
 
 
 def as_estimator(x: Union[Estimator, Of]) -> Estimator:
@@ -144,7 +161,8 @@ def as_estimator(x: Union[Estimator, Of]) -> Estimator:
 
 
 def names(table: str) -> dict[str, str]:
-    """The names of a table ("divergence", "objective", "surrogate", "baseline", "selector", "estimator") and what each is."""
+    """The names of a table ("divergence", "objective", "surrogate", "baseline", "selector", "estimator") and what
+    each is."""
     lib = _c.lib()
     found: dict[str, str] = {}
     i = 0

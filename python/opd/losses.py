@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Losses of other libraries under their names and arguments, computed by opd.
 
-Of tensors of torch a call returns what theirs returns, with autograd; of numpy arrays an opd.Result with loss, gradient and per-row losses.
-Per-row losses and gradients are those of opd's estimators: docs/equivalence says which, and what differs.
+Of tensors of torch a call returns what theirs returns, with autograd; of numpy arrays an opd.Result with loss,
+gradient and per-row losses. Per-row losses and gradients are those of opd's estimators: docs/equivalence says which,
+and what differs.
 """
+
 from __future__ import annotations
 
 import sys
@@ -31,6 +33,7 @@ def _by_beta(beta: float) -> Of:
 def _run(logits: Any, teacher: Any, estimator: Estimator, temperature: float, **env: Any) -> Any:
     if _is_torch(logits):
         from . import torch as operators
+
         return operators.estimate(logits, teacher, estimator, temperature=temperature, **env)
     return evaluate(_student.logits(logits, temperature), teacher, estimator, losses=True, **env)
 
@@ -39,46 +42,93 @@ def _kept(labels: Any, ignored: int) -> int:
     return int((labels != ignored).sum())
 
 
-def generalized_jsd_loss(student_logits: Any, teacher_logits: Any, labels: Any = None, beta: float = 0.5, temperature: float = 1.0,
-                         reduction: str = "batchmean") -> Any:
+def generalized_jsd_loss(
+    student_logits: Any,
+    teacher_logits: Any,
+    labels: Any = None,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    reduction: str = "batchmean",
+) -> Any:
     """TRL's GKDTrainer.generalized_jsd_loss: logits (B,T,V), labels (B,T) with -100 where nothing counts.
 
-    "batchmean" is the mean over labelled tokens, and without labels the sum over B; "mean" is over tokens times V, as theirs. Theirs of
-    "none" is a number for each token and id, which opd does not make: opd.torch.divergence(..., reduction="none") has one a token.
+    "batchmean" is the mean over labelled tokens, and without labels the sum over B; "mean" is over tokens times V, as
+    theirs. Theirs of "none" is a number for each token and id, which opd does not make: opd.torch.divergence(...,
+    reduction="none") has one a token.
     """
     env: dict[str, Any] = {} if labels is None else {"mask": labels, "ignore": -100}
     shape = tuple(student_logits.shape)
     if reduction == "batchmean":
-        env.update({"reduction": "constant", "normaliser": float(max(shape[0], 1))} if labels is None else {"reduction": "token_mean"})
+        env.update(
+            {"reduction": "constant", "normaliser": float(max(shape[0], 1))}
+            if labels is None
+            else {"reduction": "token_mean"}
+        )
     elif reduction == "sum":
         env["reduction"] = "sum"
     elif reduction == "mean":
         tokens = int(np.prod(shape[:-1])) if labels is None else _kept(labels, -100)
         env.update({"reduction": "constant", "normaliser": float(max(tokens, 1) * shape[-1])})
     elif reduction == "none":
-        raise Unsupported('opd: generalized_jsd_loss has no reduction "none"; opd.torch.divergence has one loss a token')
+        raise Unsupported(
+            'opd: generalized_jsd_loss has no reduction "none"; opd.torch.divergence has one loss a token'
+        )
     else:
         raise refuse("reduction", f"is {reduction!r}; it is batchmean, sum or mean")
-    return _run(student_logits, _teacher.dense(teacher_logits, temperature), Estimator("dense", _by_beta(beta)), temperature, **env)
+    return _run(
+        student_logits,
+        _teacher.dense(teacher_logits, temperature),
+        Estimator("dense", _by_beta(beta)),
+        temperature,
+        **env,
+    )
 
 
-def liger_fused_linear_jsd(student_input: Any, student_weight: Any, teacher_input: Any, teacher_weight: Any, shift_labels: Any = None,
-                           jsd_beta: float = 0.5, ignore_index: int = -100, temperature: float = 1.0) -> Any:
-    """Liger's fused linear JSD: states (N,D) and heads (V,D) of both, the mean over the rows whose label is not ignore_index."""
+def liger_fused_linear_jsd(
+    student_input: Any,
+    student_weight: Any,
+    teacher_input: Any,
+    teacher_weight: Any,
+    shift_labels: Any = None,
+    jsd_beta: float = 0.5,
+    ignore_index: int = -100,
+    temperature: float = 1.0,
+) -> Any:
+    """Liger's fused linear JSD: states (N,D) and heads (V,D) of both, the mean over the rows whose label is not
+    ignore_index."""
     env: dict[str, Any] = {} if shift_labels is None else {"mask": shift_labels, "ignore": ignore_index}
     estimator = Estimator("dense", _by_beta(jsd_beta))
     if _is_torch(student_input):
         from . import torch as operators
-        return operators.hidden_divergence(student_input, student_weight, teacher_input, teacher_weight, estimator=estimator,
-                                           temperature=temperature, **env)
+
+        return operators.hidden_divergence(
+            student_input,
+            student_weight,
+            teacher_input,
+            teacher_weight,
+            estimator=estimator,
+            temperature=temperature,
+            **env,
+        )
     side = _student.hidden(student_input, student_weight, None, temperature)
-    return evaluate(side, _teacher.hidden(teacher_input, teacher_weight, None, temperature), estimator, losses=True, **env)
+    return evaluate(
+        side, _teacher.hidden(teacher_input, teacher_weight, None, temperature), estimator, losses=True, **env
+    )
 
 
-def top_logits_kl_loss(student_logits: Any, teacher_logits: Any, temperature: float = 1.0, reverse: bool = False, top_k: int = 100,
-                       ghost_token: bool = True, mask: Any = None, reduction: str = "token_mean") -> Any:
-    """NVIDIA Model-Optimizer's KL on the teacher's top_k ids. With the ghost token all other ids are one more, on either side; without
-    it both sides are renormalised on the top_k. KL(teacher||student), or KL(student||teacher) with `reverse`."""
+def top_logits_kl_loss(
+    student_logits: Any,
+    teacher_logits: Any,
+    temperature: float = 1.0,
+    reverse: bool = False,
+    top_k: int = 100,
+    ghost_token: bool = True,
+    mask: Any = None,
+    reduction: str = "token_mean",
+) -> Any:
+    """NVIDIA Model-Optimizer's KL on the teacher's top_k ids. With the ghost token all other ids are one more, on
+    either side; without it both sides are renormalised on the top_k. KL(teacher||student), or KL(student||teacher)
+    with `reverse`."""
     vocabulary = teacher_logits.shape[-1]
     if not 0 < top_k <= vocabulary:
         raise refuse("top_k", f"is {top_k}; the teacher has {vocabulary} ids")
@@ -86,7 +136,14 @@ def top_logits_kl_loss(student_logits: Any, teacher_logits: Any, temperature: fl
     of = "reverse_kl" if reverse else "forward_kl"
     env = {} if mask is None else {"mask": mask}
     teacher = _teacher.support(ids, log_q, log_tail=log_tail if ghost_token else None)
-    return _run(student_logits, teacher, tail_bucket(of) if ghost_token else renormalised(of), temperature, reduction=reduction, **env)
+    return _run(
+        student_logits,
+        teacher,
+        tail_bucket(of) if ghost_token else renormalised(of),
+        temperature,
+        reduction=reduction,
+        **env,
+    )
 
 
 def _top(logits: Any, k: int, temperature: float) -> tuple[Any, Any, Any]:
@@ -115,13 +172,15 @@ def _top(logits: Any, k: int, temperature: float) -> tuple[Any, Any, Any]:
 
 
 def kl_penalty(logprob: Any, ref_logprob: Any, kl_penalty: str) -> Any:
-    """verl's kl_penalty. "kl" ("k1"), "abs", "mse" ("k2"), "low_var_kl" ("k3") of the log-probs of one token each, by their formulas;
-    a "+" behind the name gives its value the gradient of "mse", as theirs. "full", which verl leaves open, takes logits (..., V) of both
-    and is KL(p||q) a token, by opd. opd.torch.token_logp makes log-probs of logits.
+    """verl's kl_penalty. "kl" ("k1"), "abs", "mse" ("k2"), "low_var_kl" ("k3") of the log-probs of one token each, by
+    their formulas; a "+" behind the name gives its value the gradient of "mse", as theirs. "full", which verl leaves
+    open, takes logits (..., V) of both and is KL(p||q) a token, by opd. opd.torch.token_logp makes log-probs of
+    logits.
     """
     if kl_penalty == "full":
         if _is_torch(logprob):
             from . import torch as operators
+
             return operators.divergence(logprob, ref_logprob, "reverse_kl", reduction="none")
         return evaluate(logprob, ref_logprob, "reverse_kl", losses=True, reduction="sum")
     through = kl_penalty.endswith("+")
@@ -145,4 +204,3 @@ def _penalty(logprob: Any, ref_logprob: Any, kind: str) -> Any:
         exp = log_ratio.exp() if _is_torch(log_ratio) else np.exp(log_ratio)
         return (exp - log_ratio - 1).clip(-10, 10)
     raise refuse("kl_penalty", f"is {kind!r}; it is kl, abs, mse, low_var_kl or full")
-

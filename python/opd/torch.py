@@ -7,10 +7,12 @@
     loss = opd.torch.sampled(logits, ids, log_mu, log_q, surrogate="ppo_clip")
     logp = opd.torch.token_logp(logits, tokens)
 
-The gradient is made with the loss. Backward hands it on, and scales it in place where the factor from above is not 1, so let the
-library reduce: `reduction`, `weights`, `normaliser`. A gradient in half is made by backward instead, with the factor inside: a scaled
-loss keeps what half would lose. reduction="none" returns one loss a token; full=True an Output with losses, log-sum-exps, diagnostics.
+The gradient is made with the loss. Backward hands it on, and scales it in place where the factor from above is not 1,
+so let the library reduce: `reduction`, `weights`, `normaliser`. A gradient in half is made by backward instead, with
+the factor inside: a scaled loss keeps what half would lose. reduction="none" returns one loss a token; full=True an
+Output with losses, log-sum-exps, diagnostics.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -28,7 +30,7 @@ from ._c import opd_teacher_kind
 from ._evaluate import engine_of, evaluate as _evaluate
 from .diagnostics import Diagnostics
 from .errors import Unsupported, refuse
-from .estimators import Divergence, Estimator, Of, as_estimator
+from .estimators import Estimator, Of, as_estimator
 from .estimators import mc as _mc
 from .estimators import sampled_forward_kl as _sampled_forward_kl
 from .teacher import Kept, Rollout, Teacher
@@ -51,16 +53,59 @@ class Output(NamedTuple):
         return Diagnostics.of(self.counts)
 
 
-# --- from the caller's objects to what an operator takes: tensors beside a string, and back -----------------------------------------------
+# --- from the caller's objects to what an operator takes: tensors beside a string, and back
 
-_TEACHER_TENSORS = ("y", "x", "w", "bias", "ids", "log_q", "log_mu", "log_tail", "offsets", "weight", "exact", "log_prox", "log_ref",
-                    "advantage", "baseline", "mu_entropy", "log_tail_mu")
+_TEACHER_TENSORS = (
+    "y",
+    "x",
+    "w",
+    "bias",
+    "ids",
+    "log_q",
+    "log_mu",
+    "log_tail",
+    "offsets",
+    "weight",
+    "exact",
+    "log_prox",
+    "log_ref",
+    "advantage",
+    "baseline",
+    "mu_entropy",
+    "log_tail_mu",
+)
 _TEACHER_REST = ("temperature", "soft_cap", "budget_bytes", "lumped", "common", "law", "chosen_by", "missing_mu")
-_ESTIMATOR = ("estimator", "of", "surrogate", "low", "high", "dual", "cap", "mask_over_cap", "self_normalised", "estr", "baseline",
-              "accept_bias", "selector")
+_ESTIMATOR = (
+    "estimator",
+    "of",
+    "surrogate",
+    "low",
+    "high",
+    "dual",
+    "cap",
+    "mask_over_cap",
+    "self_normalised",
+    "estr",
+    "baseline",
+    "accept_bias",
+    "selector",
+)
 _ENV_TENSORS = ("mask", "weights", "offsets", "versions", "given_lse")
-_ENV_REST = ("reduction", "ignore", "version", "on_infinite", "floor_at", "normaliser", "on_bad", "on_overflow", "loss_clamp",
-             "check_contents", "determinism", "drop_and_renormalise", "measure_entropy")
+_ENV_REST = (
+    "reduction",
+    "ignore",
+    "version",
+    "on_infinite",
+    "floor_at",
+    "normaliser",
+    "on_bad",
+    "on_overflow",
+    "loss_clamp",
+    "check_contents",
+    "determinism",
+    "drop_and_renormalise",
+    "measure_entropy",
+)
 
 
 def _tensor(name: str, x: Any) -> Tensor:
@@ -95,7 +140,9 @@ def _text(x: Any) -> str:
     raise TypeError(f"opd: a {type(x).__name__} is no parameter of an operator")
 
 
-def _pack(teacher: Teacher, estimator: Union[Estimator, Of], student: dict[str, Any], env: dict[str, Any]) -> tuple[list[Tensor], str]:
+def _pack(
+    teacher: Teacher, estimator: Union[Estimator, Of], student: dict[str, Any], env: dict[str, Any]
+) -> tuple[list[Tensor], str]:
     names: list[str] = []
     tensors: list[Tensor] = []
 
@@ -177,53 +224,105 @@ def _lse_wanted(spec: str) -> bool:
     return bool(_parsed(spec)["student"]["lse"])
 
 
-# --- the operators -------------------------------------------------------------------------------------------------------------------------
+# --- the operators
 
 
 @torch.library.custom_op("opd::loss", mutates_args=(), device_types=None)
-def _loss(z: Tensor, others: Sequence[Tensor], spec: str, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _loss(
+    z: Tensor, others: Sequence[Tensor], spec: str, gradient: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of logits: loss, losses, lse, counts, dz."""
     teacher, estimator, student, env = _unpack([_rows_follow(t) if t.dim() > 1 else t for t in others], spec)
-    r = _evaluate(_student.logits(_rows_follow(z), student["temperature"]), teacher, estimator, gradient=gradient, losses=True,
-                  lse=student["lse"], engine=engine_of(torch.get_num_threads()), **env)
+    r = _evaluate(
+        _student.logits(_rows_follow(z), student["temperature"]),
+        teacher,
+        estimator,
+        gradient=gradient,
+        losses=True,
+        lse=student["lse"],
+        engine=engine_of(torch.get_num_threads()),
+        **env,
+    )
     assert r.diagnostics is not None
-    return (torch.tensor(r.loss, dtype=_loss_type(z)), r.losses, r.lse if student["lse"] else torch.empty(0, dtype=torch.float64),
-            _counts(r.diagnostics), r.gradient if gradient else z.new_empty(0))
+    return (
+        torch.tensor(r.loss, dtype=_loss_type(z)),
+        r.losses,
+        r.lse if student["lse"] else torch.empty(0, dtype=torch.float64),
+        _counts(r.diagnostics),
+        r.gradient if gradient else z.new_empty(0),
+    )
 
 
 @_loss.register_fake
 def _(z: Tensor, others: Sequence[Tensor], spec: str, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return (z.new_empty((), dtype=_loss_type(z)), z.new_empty(z.shape[:-1], dtype=torch.float32),
-            z.new_empty(z.shape[:-1] if _lse_wanted(spec) else (0,), dtype=torch.float64),
-            z.new_empty((_DIAGNOSTICS,), dtype=torch.int64), torch.empty(z.shape if gradient else (0,), dtype=z.dtype, device=z.device))
+    return (
+        z.new_empty((), dtype=_loss_type(z)),
+        z.new_empty(z.shape[:-1], dtype=torch.float32),
+        z.new_empty(z.shape[:-1] if _lse_wanted(spec) else (0,), dtype=torch.float64),
+        z.new_empty((_DIAGNOSTICS,), dtype=torch.int64),
+        torch.empty(z.shape if gradient else (0,), dtype=z.dtype, device=z.device),
+    )
 
 
 @torch.library.custom_op("opd::hidden_loss", mutates_args=(), device_types=None)
-def _hidden_loss(x: Tensor, w: Tensor, bias: Optional[Tensor], others: Sequence[Tensor], spec: str, dx: bool, dw: bool,
-                 db: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _hidden_loss(
+    x: Tensor, w: Tensor, bias: Optional[Tensor], others: Sequence[Tensor], spec: str, dx: bool, dw: bool, db: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of hidden states and a head: loss, losses, lse, counts, dx, dw, db."""
     teacher, estimator, student, env = _unpack([_rows_follow(t) if t.dim() > 1 else t for t in others], spec)
-    side = _student.hidden(_rows_follow(x), _rows_follow(w), bias, student["temperature"], dx=dx, dw=dw, db=db,
-                           soft_cap=student["soft_cap"], budget_bytes=student["budget_bytes"])
-    r = _evaluate(side, teacher, estimator, gradient=dx or dw or db, losses=True, lse=student["lse"],
-                  engine=engine_of(torch.get_num_threads()), **env)
+    side = _student.hidden(
+        _rows_follow(x),
+        _rows_follow(w),
+        bias,
+        student["temperature"],
+        dx=dx,
+        dw=dw,
+        db=db,
+        soft_cap=student["soft_cap"],
+        budget_bytes=student["budget_bytes"],
+    )
+    r = _evaluate(
+        side,
+        teacher,
+        estimator,
+        gradient=dx or dw or db,
+        losses=True,
+        lse=student["lse"],
+        engine=engine_of(torch.get_num_threads()),
+        **env,
+    )
     assert r.diagnostics is not None
     absent = functools.partial(torch.empty, 0, dtype=torch.float32)
-    return (torch.tensor(r.loss, dtype=torch.float32), r.losses, r.lse if student["lse"] else torch.empty(0, dtype=torch.float64),
-            _counts(r.diagnostics), r.dx if dx else absent(), r.dw if dw else absent(), r.db if db else absent())
+    return (
+        torch.tensor(r.loss, dtype=torch.float32),
+        r.losses,
+        r.lse if student["lse"] else torch.empty(0, dtype=torch.float64),
+        _counts(r.diagnostics),
+        r.dx if dx else absent(),
+        r.dw if dw else absent(),
+        r.db if db else absent(),
+    )
 
 
 @_hidden_loss.register_fake
-def _(x: Tensor, w: Tensor, bias: Optional[Tensor], others: Sequence[Tensor], spec: str, dx: bool, dw: bool,
-      db: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(
+    x: Tensor, w: Tensor, bias: Optional[Tensor], others: Sequence[Tensor], spec: str, dx: bool, dw: bool, db: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     def new(shape: Any, wanted: bool = True, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape if wanted else (0,), dtype=dtype, device=x.device)
 
-    return (new(()), new(x.shape[:-1]), new(x.shape[:-1], _lse_wanted(spec), torch.float64),
-            new((_DIAGNOSTICS,), dtype=torch.int64), new(x.shape, dx), new(w.shape, dw), new(w.shape[:1], db))
+    return (
+        new(()),
+        new(x.shape[:-1]),
+        new(x.shape[:-1], _lse_wanted(spec), torch.float64),
+        new((_DIAGNOSTICS,), dtype=torch.int64),
+        new(x.shape, dx),
+        new(w.shape, dw),
+        new(w.shape[:1], db),
+    )
 
 
-# --- backward ------------------------------------------------------------------------------------------------------------------------------
+# --- backward
 
 
 def _traced(x: Tensor) -> bool:
@@ -236,7 +335,8 @@ def _no_second_derivative(factor: Tensor) -> None:
 
 
 def _times(gradient: Tensor, factor: Tensor) -> Tensor:
-    """gradient times the factor from above: in place where this is the graph's only use, untouched where the factor is 1."""
+    """gradient times the factor from above: in place where this is the graph's only use, untouched where the factor
+    is 1."""
     if _traced(gradient) or factor.device.type != "cpu":
         return (gradient * factor).to(gradient.dtype)
     if bool((factor == 1).all()):
@@ -347,14 +447,23 @@ def _hidden_backward(ctx: Any, g_loss: Optional[Tensor], g_losses: Optional[Tens
 _hidden_loss.register_autograd(_hidden_backward, setup_context=_hidden_setup)
 
 
-# --- what callers call -----------------------------------------------------------------------------------------------------------------------
+# --- what callers call
 
 
-def estimate(logits: Tensor, teacher: Union[Teacher, Tensor], estimator: Union[Estimator, Of] = "reverse_kl", *,
-             temperature: float = 1.0, reduction: str = "token_mean", lse: bool = False, full: bool = False,
-             **env: Any) -> Union[Tensor, Output]:
-    """Any estimator of logits (..., V): what opd.evaluate does, as an operator. `env`: mask, ignore, weights, offsets, normaliser and the
-    others of opd.evaluate but for outputs and beta. reduction="none": one loss a token."""
+def estimate(
+    logits: Tensor,
+    teacher: Union[Teacher, Tensor],
+    estimator: Union[Estimator, Of] = "reverse_kl",
+    *,
+    temperature: float = 1.0,
+    reduction: str = "token_mean",
+    lse: bool = False,
+    full: bool = False,
+    **env: Any,
+) -> Union[Tensor, Output]:
+    """Any estimator of logits (..., V): what opd.evaluate does, as an operator. `env`: mask, ignore, weights,
+    offsets, normaliser and the others of opd.evaluate but for outputs and beta. reduction="none": one loss a
+    token."""
     t = teacher if isinstance(teacher, Teacher) else _teacher.dense(teacher)
     per_token = reduction == "none"
     student = {"temperature": temperature, "per_token": per_token, "lse": lse}
@@ -364,24 +473,50 @@ def estimate(logits: Tensor, teacher: Union[Teacher, Tensor], estimator: Union[E
     return _answer(loss, losses, found, counts, per_token, full)
 
 
-def _answer(loss: Tensor, losses: Tensor, lse: Tensor, counts: Tensor, per_token: bool, full: bool) -> Union[Tensor, Output]:
+def _answer(
+    loss: Tensor, losses: Tensor, lse: Tensor, counts: Tensor, per_token: bool, full: bool
+) -> Union[Tensor, Output]:
     chosen = losses if per_token else loss
     return Output(chosen, losses.detach() if per_token else losses, lse, counts) if full else chosen
 
 
-def divergence(logits: Tensor, teacher_logits: Tensor, of: Of = "reverse_kl", *, temperature: float = 1.0,
-               teacher_temperature: Optional[float] = None, lumped: bool = False, common: Optional[int] = None, selector: Any = "all",
-               **options: Any) -> Union[Tensor, Output]:
-    """A divergence between the rows of two logits (..., V). `temperature` is of both, unless the teacher has its own."""
-    teacher = _teacher.dense(teacher_logits, temperature if teacher_temperature is None else teacher_temperature, lumped=lumped,
-                             common=common)
+def divergence(
+    logits: Tensor,
+    teacher_logits: Tensor,
+    of: Of = "reverse_kl",
+    *,
+    temperature: float = 1.0,
+    teacher_temperature: Optional[float] = None,
+    lumped: bool = False,
+    common: Optional[int] = None,
+    selector: Any = "all",
+    **options: Any,
+) -> Union[Tensor, Output]:
+    """A divergence of the rows of two logits (..., V). `temperature` is of both, unless the teacher has its own."""
+    teacher = _teacher.dense(
+        teacher_logits,
+        temperature if teacher_temperature is None else teacher_temperature,
+        lumped=lumped,
+        common=common,
+    )
     return estimate(logits, teacher, Estimator("dense", of, selector=selector), temperature=temperature, **options)
 
 
-def support(logits: Tensor, ids: Tensor, log_q: Tensor, estimator: Union[Estimator, Of] = "reverse_kl", *,
-            log_tail: Optional[Tensor] = None, log_mu: Optional[Tensor] = None, offsets: Optional[Tensor] = None,
-            chosen_by: str = "teacher", sequences: Optional[Tensor] = None, **options: Any) -> Union[Tensor, Output]:
-    """On the teacher's ids (..., k) with their log-probs; ragged with `offsets` (rows + 1). `sequences`: the reduction's offsets."""
+def support(
+    logits: Tensor,
+    ids: Tensor,
+    log_q: Tensor,
+    estimator: Union[Estimator, Of] = "reverse_kl",
+    *,
+    log_tail: Optional[Tensor] = None,
+    log_mu: Optional[Tensor] = None,
+    offsets: Optional[Tensor] = None,
+    chosen_by: str = "teacher",
+    sequences: Optional[Tensor] = None,
+    **options: Any,
+) -> Union[Tensor, Output]:
+    """On the teacher's ids (..., k) with their log-probs; ragged with `offsets` (rows + 1). `sequences`: the
+    reduction's offsets."""
     if offsets is None:
         teacher = _teacher.support(ids, log_q, log_tail=log_tail, log_mu=log_mu, chosen_by=chosen_by)
     else:
@@ -389,37 +524,93 @@ def support(logits: Tensor, ids: Tensor, log_q: Tensor, estimator: Union[Estimat
     return estimate(logits, teacher, estimator, offsets=sequences, **options)
 
 
-def sampled(logits: Tensor, ids: Tensor, log_mu: Tensor, log_q: Tensor, of: Of = "reverse_kl", *, surrogate: Optional[str] = None,
-            low: Optional[float] = None, high: Optional[float] = None, dual: Optional[float] = None, cap: Optional[float] = None,
-            mask_over_cap: bool = False, self_normalised: bool = False, estr: Optional[tuple[float, float]] = None,
-            baseline: Optional[str] = None, accept_bias: bool = False, selector: Any = "all", law: str = "stale",
-            weight: Optional[Tensor] = None, exact: Optional[Tensor] = None, log_prox: Optional[Tensor] = None,
-            log_ref: Optional[Tensor] = None, advantage: Optional[Tensor] = None, mu_entropy: Optional[Tensor] = None,
-            missing_mu: bool = False, kept: Optional[Kept] = None, rollout: Optional[Rollout] = None,
-            **options: Any) -> Union[Tensor, Output]:
-    """From drawn tokens: ids, log_mu, log_q (..., m), or (...) for one a row; with `weight` those of a design of opd.draw's kind."""
+def sampled(
+    logits: Tensor,
+    ids: Tensor,
+    log_mu: Tensor,
+    log_q: Tensor,
+    of: Of = "reverse_kl",
+    *,
+    surrogate: Optional[str] = None,
+    low: Optional[float] = None,
+    high: Optional[float] = None,
+    dual: Optional[float] = None,
+    cap: Optional[float] = None,
+    mask_over_cap: bool = False,
+    self_normalised: bool = False,
+    estr: Optional[tuple[float, float]] = None,
+    baseline: Optional[str] = None,
+    accept_bias: bool = False,
+    selector: Any = "all",
+    law: str = "stale",
+    weight: Optional[Tensor] = None,
+    exact: Optional[Tensor] = None,
+    log_prox: Optional[Tensor] = None,
+    log_ref: Optional[Tensor] = None,
+    advantage: Optional[Tensor] = None,
+    mu_entropy: Optional[Tensor] = None,
+    missing_mu: bool = False,
+    kept: Optional[Kept] = None,
+    rollout: Optional[Rollout] = None,
+    **options: Any,
+) -> Union[Tensor, Output]:
+    """From drawn tokens: ids, log_mu, log_q (..., m), or (...) for one a row; with `weight` those of a weighted
+    design."""
     if ids.dim() == logits.dim() - 1:  # one token a row
+
         def column(x: Optional[Tensor]) -> Optional[Tensor]:
             return None if x is None else x.unsqueeze(-1)
 
         ids, log_mu, log_q = ids.unsqueeze(-1), log_mu.unsqueeze(-1), log_q.unsqueeze(-1)
         weight, exact, log_prox, log_ref, advantage = (column(x) for x in (weight, exact, log_prox, log_ref, advantage))
-    common = {"law": law, "log_prox": log_prox, "log_ref": log_ref, "advantage": advantage, "mu_entropy": mu_entropy,
-              "missing_mu": missing_mu, "kept": kept, "rollout": rollout}
-    teacher = (_teacher.samples(ids, log_mu, log_q, **common) if weight is None  # type: ignore[arg-type]
-               else _teacher.weighted(ids, weight, log_mu, log_q, exact=exact, **common))  # type: ignore[arg-type]
-    estimator = _mc(of, surrogate, low=low, high=high, dual=dual, cap=cap, mask_over_cap=mask_over_cap,
-                    self_normalised=self_normalised, estr=estr, baseline=baseline, accept_bias=accept_bias, selector=selector)
+    common: dict[str, Any] = {
+        "law": law,
+        "log_prox": log_prox,
+        "log_ref": log_ref,
+        "advantage": advantage,
+        "mu_entropy": mu_entropy,
+        "missing_mu": missing_mu,
+        "kept": kept,
+        "rollout": rollout,
+    }
+    teacher = (
+        _teacher.samples(ids, log_mu, log_q, **common)
+        if weight is None
+        else _teacher.weighted(ids, weight, log_mu, log_q, exact=exact, **common)
+    )
+    estimator = _mc(
+        of,
+        surrogate,
+        low=low,
+        high=high,
+        dual=dual,
+        cap=cap,
+        mask_over_cap=mask_over_cap,
+        self_normalised=self_normalised,
+        estr=estr,
+        baseline=baseline,
+        accept_bias=accept_bias,
+        selector=selector,
+    )
     return estimate(logits, teacher, estimator, **options)
 
 
 def token_logp(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0, mask: Optional[Tensor] = None) -> Tensor:
-    """log p of one token a row, (...), with its gradient: logits are read twice and no log-softmax is kept. Masked rows have 0."""
+    """log p of one token a row, (...), with its gradient: logits are read twice and no log-softmax is kept. Masked
+    rows have 0."""
     ids = tokens.unsqueeze(-1)
     zero = torch.zeros(ids.shape, dtype=_loss_type(logits), device=logits.device)
     teacher = _teacher.samples(ids, zero, zero, law="of_teacher")
-    out = estimate(logits, teacher, _sampled_forward_kl(), temperature=temperature, reduction="none", mask=mask,
-                   lse=logits.dtype == torch.float64, full=True)
+    out = estimate(
+        logits,
+        teacher,
+        _sampled_forward_kl(),
+        temperature=temperature,
+        reduction="none",
+        mask=mask,
+        lse=logits.dtype == torch.float64,
+        full=True,
+    )
     assert isinstance(out, Output)
     logp = -out.loss
     if logits.dtype != torch.float64:
@@ -431,16 +622,32 @@ def token_logp(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0, mask
     return logp.double() + rest
 
 
-def hidden_divergence(states: Tensor, head: Tensor, teacher_states: Optional[Tensor] = None, teacher_head: Optional[Tensor] = None,
-                      of: Of = "reverse_kl", *, teacher: Optional[Teacher] = None, teacher_logits: Optional[Tensor] = None,
-                      bias: Optional[Tensor] = None, teacher_bias: Optional[Tensor] = None, temperature: float = 1.0,
-                      teacher_temperature: Optional[float] = None, soft_cap: Optional[float] = None,
-                      teacher_soft_cap: Optional[float] = None, budget_bytes: Optional[int] = None, reduction: str = "token_mean",
-                      selector: Any = "all", estimator: Optional[Estimator] = None, lse: bool = False, full: bool = False,
-                      **env: Any) -> Union[Tensor, Output]:
-    """The same from hidden states (..., D) and a head (V, D): logits are never in memory as a whole. The teacher is hidden states and a
-    head, logits, or any cache of opd.teacher with its `estimator`. Gradients: of states, head, bias. reduction="none" makes them in
-    backward, by a second call."""
+def hidden_divergence(
+    states: Tensor,
+    head: Tensor,
+    teacher_states: Optional[Tensor] = None,
+    teacher_head: Optional[Tensor] = None,
+    of: Of = "reverse_kl",
+    *,
+    teacher: Optional[Teacher] = None,
+    teacher_logits: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    teacher_bias: Optional[Tensor] = None,
+    temperature: float = 1.0,
+    teacher_temperature: Optional[float] = None,
+    soft_cap: Optional[float] = None,
+    teacher_soft_cap: Optional[float] = None,
+    budget_bytes: Optional[int] = None,
+    reduction: str = "token_mean",
+    selector: Any = "all",
+    estimator: Optional[Estimator] = None,
+    lse: bool = False,
+    full: bool = False,
+    **env: Any,
+) -> Union[Tensor, Output]:
+    """The same from hidden states (..., D) and a head (V, D): logits are never in memory as a whole. The teacher is
+    hidden states and a head, logits, or any cache of opd.teacher with its `estimator`. Gradients: of states, head,
+    bias. reduction="none" makes them in backward, by a second call."""
     of_teacher = temperature if teacher_temperature is None else teacher_temperature
     given = [teacher is not None, teacher_logits is not None, teacher_states is not None or teacher_head is not None]
     if sum(given) != 1:
@@ -448,15 +655,26 @@ def hidden_divergence(states: Tensor, head: Tensor, teacher_states: Optional[Ten
     if teacher_logits is not None:
         teacher = _teacher.dense(teacher_logits, of_teacher)
     elif teacher is None:
-        teacher = _teacher.hidden(teacher_states, teacher_head, teacher_bias, of_teacher, soft_cap=teacher_soft_cap,
-                                  budget_bytes=budget_bytes)
+        teacher = _teacher.hidden(
+            teacher_states, teacher_head, teacher_bias, of_teacher, soft_cap=teacher_soft_cap, budget_bytes=budget_bytes
+        )
     if torch.is_autocast_enabled(states.device.type):  # as F.linear would have it
         kind = torch.get_autocast_dtype(states.device.type)
         states, head, bias = states.to(kind), head.to(kind), None if bias is None else bias.to(kind)
     per_token = reduction == "none"
-    student = {"temperature": temperature, "per_token": per_token, "lse": lse, "soft_cap": soft_cap, "budget_bytes": budget_bytes}
-    others, spec = _pack(teacher, Estimator("dense", of, selector=selector) if estimator is None else estimator, student,
-                         {**env, "reduction": "sum" if per_token else reduction})
+    student = {
+        "temperature": temperature,
+        "per_token": per_token,
+        "lse": lse,
+        "soft_cap": soft_cap,
+        "budget_bytes": budget_bytes,
+    }
+    others, spec = _pack(
+        teacher,
+        Estimator("dense", of, selector=selector) if estimator is None else estimator,
+        student,
+        {**env, "reduction": "sum" if per_token else reduction},
+    )
     now = torch.is_grad_enabled() and not per_token
     wanted = [now and t is not None and t.requires_grad for t in (states, head, bias)]
     loss, losses, found, counts, *_ = torch.ops.opd.hidden_loss(states, head, bias, others, spec, *wanted)

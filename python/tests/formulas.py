@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Losses in numpy float64, as books and other libraries write them, and gradients by differences."""
+
 import numpy as np
 
 
@@ -61,7 +62,10 @@ def gradient(f, x, step=1e-5):
 
 def trl_generalized_jsd(student, teacher, labels=None, beta=0.5, temperature=1.0, reduction="batchmean"):
     """What TRL's GKDTrainer computes, with its mixture beta q + (1 - beta) p."""
-    s, t = log_softmax(np.asarray(student, np.float64) / temperature), log_softmax(np.asarray(teacher, np.float64) / temperature)
+    s, t = (
+        log_softmax(np.asarray(student, np.float64) / temperature),
+        log_softmax(np.asarray(teacher, np.float64) / temperature),
+    )
     if beta == 0:
         terms = np.exp(t) * (t - s)
     elif beta == 1:
@@ -93,7 +97,10 @@ def verl_kl_penalty(logprob, ref, kind):
 
 def ghost_token_kl(student, teacher, k, temperature=1.0, reverse=False, ghost=True):
     """KL on the teacher's k best ids and one token for all others, a row."""
-    s, t = log_softmax(np.asarray(student, np.float64) / temperature), log_softmax(np.asarray(teacher, np.float64) / temperature)
+    s, t = (
+        log_softmax(np.asarray(student, np.float64) / temperature),
+        log_softmax(np.asarray(teacher, np.float64) / temperature),
+    )
     ids = np.argsort(-t, axis=-1, kind="stable")[..., :k]
     p, q = np.take_along_axis(np.exp(s), ids, -1), np.take_along_axis(np.exp(t), ids, -1)
     if ghost:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The snippets of docs/bindings run, one page after another, each block with what those above it left."""
+
 import contextlib
 import importlib.util
 import io
@@ -13,7 +14,9 @@ PAGES = pathlib.Path(__file__).resolve().parents[2] / "docs/bindings"
 class Pages(unittest.TestCase):
     def run_page(self, name):
         text = (PAGES / name).read_text()
-        blocks = [(text.count("\n", 0, m.start(1)), m[1]) for m in re.finditer(r"^```python\n(.*?)^```", text, re.S | re.M)]
+        blocks = [
+            (text.count("\n", 0, m.start(1)), m[1]) for m in re.finditer(r"^```python\n(.*?)^```", text, re.S | re.M)
+        ]
         self.assertGreaterEqual(len(blocks), 2)
         names, printed = {"__name__": "page"}, io.StringIO()
         with contextlib.redirect_stdout(printed):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """opd.evaluate against formulas in float64: every divergence, cache, reduction and error that the package passes on."""
+
 import threading
 import unittest
 
@@ -66,7 +67,9 @@ class Dense(Rows):
     def test_half_and_bfloat16(self):
         half = opd.evaluate(self.z.astype(np.float16), self.y.astype(np.float16))
         self.assertEqual(half.gradient.dtype, np.float16)
-        self.assertAlmostEqual(half.loss, formula("reverse_kl", self.z.astype(np.float16), self.y.astype(np.float16)).mean(), delta=1e-6)
+        self.assertAlmostEqual(
+            half.loss, formula("reverse_kl", self.z.astype(np.float16), self.y.astype(np.float16)).mean(), delta=1e-6
+        )
         z, y = opd.bfloat16.rounded(self.z), opd.bfloat16.rounded(self.y)
         r = opd.evaluate(z, y)
         self.assertIsInstance(r.gradient, opd.bfloat16)
@@ -81,7 +84,9 @@ class Dense(Rows):
 
     def test_bfloat16_rounds_to_even_and_keeps_nan(self):
         x = np.array([1.0, 1.00390625, 1.01171875, -0.0, np.inf, -np.inf, np.nan, 3.4028235e38], np.float32)
-        np.testing.assert_array_equal(opd.bfloat16.rounded(x).float(), np.array([1, 1, 1.015625, -0.0, np.inf, -np.inf, np.nan, np.inf]))
+        np.testing.assert_array_equal(
+            opd.bfloat16.rounded(x).float(), np.array([1, 1, 1.015625, -0.0, np.inf, -np.inf, np.nan, np.inf])
+        )
         with self.assertRaises(opd.InvalidInput):
             opd.bfloat16(x)
 
@@ -147,7 +152,9 @@ class Dense(Rows):
 
     def test_given_lse_gives_the_same(self):
         first = opd.evaluate(self.z, self.y, lse=True)
-        np.testing.assert_allclose(opd.evaluate(self.z, self.y, given_lse=first.lse).gradient, first.gradient, atol=1e-7)
+        np.testing.assert_allclose(
+            opd.evaluate(self.z, self.y, given_lse=first.lse).gradient, first.gradient, atol=1e-7
+        )
 
     def test_vocabularies_of_different_size(self):
         y = self.y[:, :19].copy()
@@ -159,7 +166,9 @@ class Dense(Rows):
         lumped = opd.evaluate(self.z, teacher.dense(y, lumped=True))
         p, q = np.exp(self.log_p), np.exp(formulas.log_softmax(y))
         rows = (p[:, :19] * np.log(p[:, :19] / q)).sum(-1)
-        self.assertGreater(lumped.loss, rows.mean() - 30)  # the student's rest is infinite against the teacher's nothing: floored
+        self.assertGreater(
+            lumped.loss, rows.mean() - 30
+        )  # the student's rest is infinite against the teacher's nothing: floored
         self.assertEqual(lumped.diagnostics.infinite_rows, self.n)
 
     def test_measure_entropy(self):
@@ -170,7 +179,9 @@ class Dense(Rows):
         self.assertAlmostEqual(r.diagnostics.overlap, np.minimum(p, q).sum(-1).mean(), delta=1e-5)
 
     def test_a_selector(self):
-        r = opd.evaluate(self.z, self.y, opd.dense("reverse_kl", selector=("prefix", 1)), offsets=[0, 2, 6], reduction="sum")
+        r = opd.evaluate(
+            self.z, self.y, opd.dense("reverse_kl", selector=("prefix", 1)), offsets=[0, 2, 6], reduction="sum"
+        )
         rows = formula("reverse_kl", self.z, self.y)
         self.assertAlmostEqual(r.loss, rows[0] + rows[2], delta=1e-5)
         self.assertEqual(r.diagnostics.selector_left_out, 4)
@@ -193,10 +204,16 @@ class Caches(Rows):
         for of in ("reverse_kl", "forward_kl"):
             expected = (p2 * np.log(p2 / q2)).sum(-1) if of == "reverse_kl" else (q2 * np.log(q2 / p2)).sum(-1)
             self.assertAlmostEqual(opd.evaluate(self.z, cache, opd.tail_bucket(of)).loss, expected.mean(), delta=2e-6)
-        self.assertAlmostEqual(opd.evaluate(self.z, cache, opd.truncated_biased("forward_kl")).loss,
-                               (q * np.log(q / p)).sum(-1).mean(), delta=2e-6)
-        self.assertAlmostEqual(opd.evaluate(self.z, cache, opd.generalised("forward_kl")).loss,
-                               (q * np.log(q / p) + p - q).sum(-1).mean(), delta=2e-6)
+        self.assertAlmostEqual(
+            opd.evaluate(self.z, cache, opd.truncated_biased("forward_kl")).loss,
+            (q * np.log(q / p)).sum(-1).mean(),
+            delta=2e-6,
+        )
+        self.assertAlmostEqual(
+            opd.evaluate(self.z, cache, opd.generalised("forward_kl")).loss,
+            (q * np.log(q / p) + p - q).sum(-1).mean(),
+            delta=2e-6,
+        )
 
     def test_ragged_supports_are_supports_without_their_unused_slots(self):
         ids, _, _ = self.cache()
@@ -254,8 +271,11 @@ class Caches(Rows):
         np.testing.assert_allclose(opd.evaluate(self.z, as_lists, clip).gradient, r.gradient)
         for name in opd.names("surrogate"):
             try:
-                opd.evaluate(self.z, teacher.samples(drawn, log_mu, log_q, law="on_policy"), opd.mc(surrogate=name, cap=2, accept_bias=True,
-                             baseline="none"))
+                opd.evaluate(
+                    self.z,
+                    teacher.samples(drawn, log_mu, log_q, law="on_policy"),
+                    opd.mc(surrogate=name, cap=2, accept_bias=True, baseline="none"),
+                )
             except opd.InvalidInput as why:
                 self.assertRegex(str(why), "signal|column|sequence|gradient", name)
 
@@ -295,9 +315,15 @@ class Caches(Rows):
 
     def test_hidden_states_are_their_logits(self):
         d = 8
-        x, w = self.rng.normal(size=(self.n, d)).astype(np.float32), self.rng.normal(size=(self.v, d)).astype(np.float32)
+        x, w = (
+            self.rng.normal(size=(self.n, d)).astype(np.float32),
+            self.rng.normal(size=(self.v, d)).astype(np.float32),
+        )
         bias = self.rng.normal(size=self.v).astype(np.float32)
-        tx, tw = self.rng.normal(size=(self.n, 5)).astype(np.float32), self.rng.normal(size=(self.v, 5)).astype(np.float32)
+        tx, tw = (
+            self.rng.normal(size=(self.n, 5)).astype(np.float32),
+            self.rng.normal(size=(self.v, 5)).astype(np.float32),
+        )
         z, y = x.astype(np.float64) @ w.T + bias, tx.astype(np.float64) @ tw.T
         r = opd.evaluate(opd.student.hidden(x, w, bias), teacher.hidden(tx, tw), "forward_kl", losses=True)
         rows = formula("forward_kl", z, y)
@@ -310,7 +336,11 @@ class Caches(Rows):
         head = opd.evaluate(opd.student.hidden(x, w, dw=False), teacher.dense(y.astype(np.float32)))
         self.assertIsNone(head.dw)
         dw = np.ones_like(w)
-        opd.evaluate(opd.student.hidden(x, w, bias, dx=False, db=False, dw=dw, beta_head=1.0), teacher.hidden(tx, tw), "forward_kl")
+        opd.evaluate(
+            opd.student.hidden(x, w, bias, dx=False, db=False, dw=dw, beta_head=1.0),
+            teacher.hidden(tx, tw),
+            "forward_kl",
+        )
         np.testing.assert_allclose(dw, 1 + r.dw, atol=1e-6)
 
 
@@ -328,7 +358,9 @@ class Interchange(Rows):
             return self.array.__dlpack_device__()
 
     def test_dlpack(self):
-        r = opd.evaluate(self.Foreign(self.z), self.Foreign(self.y), mask=self.Foreign(np.ones(self.n, np.int8)), losses=True)
+        r = opd.evaluate(
+            self.Foreign(self.z), self.Foreign(self.y), mask=self.Foreign(np.ones(self.n, np.int8)), losses=True
+        )
         same = opd.evaluate(self.z, self.y, losses=True)
         np.testing.assert_array_equal(r.gradient, same.gradient)
         np.testing.assert_array_equal(r.losses, same.losses)
@@ -469,9 +501,22 @@ class Diagnostics(Rows):
         self.assertEqual((d.staleness_max, d.future_versions), (4, 1))
 
     def test_derived_figures_by_hand(self):
-        d = opd.Diagnostics(tokens=4, ratio_sum=6.0, ratio_square_sum=12.0, k2_sum=2.0, variance_rows=2, loss_variance_sum=3.0,
-                            kept=5, bad_rows=1, kept_loss=8.0, selector_rows=4, selector_weight_sum=1.0)
-        self.assertEqual((d.ratio_mean, d.effective_sample_size, d.suggested_scale, d.chi_squared), (1.5, 3.0, 0.75, 2.0))
+        d = opd.Diagnostics(
+            tokens=4,
+            ratio_sum=6.0,
+            ratio_square_sum=12.0,
+            k2_sum=2.0,
+            variance_rows=2,
+            loss_variance_sum=3.0,
+            kept=5,
+            bad_rows=1,
+            kept_loss=8.0,
+            selector_rows=4,
+            selector_weight_sum=1.0,
+        )
+        self.assertEqual(
+            (d.ratio_mean, d.effective_sample_size, d.suggested_scale, d.chi_squared), (1.5, 3.0, 0.75, 2.0)
+        )
         self.assertEqual((d.k2, d.loss_variance, d.mean_kept_loss, d.mean_selector_weight), (0.5, 1.5, 2.0, 0.25))
         self.assertFalse(d.mu_mismatch)
         n = 10000

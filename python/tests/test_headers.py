@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """opd/_c.py against the headers of include/opd/c: members, their order and size, enumerators, functions."""
+
 import ctypes
 import enum
 import os
@@ -10,25 +11,46 @@ import subprocess
 import tempfile
 import unittest
 
-from opd import _c
+from opd import _c, _c_sched
 
 INCLUDE = pathlib.Path(__file__).resolve().parents[2] / "include"
 TYPES = {
-    "size_t": ctypes.c_size_t, "int": ctypes.c_int, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "uint8_t": ctypes.c_uint8,
-    "uint16_t": ctypes.c_uint16, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64, "double": ctypes.c_double,
-    "float": ctypes.c_float, "void*": ctypes.c_void_p, "char*": ctypes.c_char_p,
+    "size_t": ctypes.c_size_t,
+    "int": ctypes.c_int,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint8_t": ctypes.c_uint8,
+    "uint16_t": ctypes.c_uint16,
+    "uint32_t": ctypes.c_uint32,
+    "uint64_t": ctypes.c_uint64,
+    "double": ctypes.c_double,
+    "float": ctypes.c_float,
+    "void*": ctypes.c_void_p,
+    "char*": ctypes.c_char_p,
 }
+
+
+def mirror_of(name):
+    return getattr(_c, name, None) or getattr(_c_sched, name)
+
+
+def has_mirror(name):
+    return hasattr(_c, name) or hasattr(_c_sched, name)
+
+
+HEADERS = _c.HEADERS + _c_sched.HEADERS
+FUNCTIONS = {**_c.FUNCTIONS, **_c_sched.FUNCTIONS}
 
 
 def parse(text):
     """({struct: [(member, type, count)]}, {enum: {enumerator: value}}, {constant: value}) of a header."""
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
-    constants = {m[1]: int(m[2]) for m in re.finditer(r"^#define (\w+) (\d+)\s*$", text, re.M)}
+    constants = {m[1]: int(m[2]) for m in re.finditer(r"^#define (\w+) \(?(-?\d+)\)?\s*$", text, re.M)}
     structs, enums = {}, {}
     for m in re.finditer(r"typedef struct(?:\s+\w+)?\s*\{(.*?)\}\s*(\w+)\s*;", text, re.S):
         members = []
         for line in filter(None, (x.strip() for x in m[1].split(";"))):
-            line = re.sub(r"\bconst\b", "", line).strip()
+            line = re.sub(r"\b(const|struct)\b", "", line).strip()
             kind, names = re.match(r"(\w+)\s*(.*)", line, re.S).groups()
             for name in names.split(","):
                 stars, name, count = re.match(r"\s*(\**)\s*(\w+)\s*(?:\[(\w+)\])?\s*$", name).groups()
@@ -47,20 +69,20 @@ def parse(text):
 
 def type_of(text):
     """What ctypes must have for a type of the header."""
-    text = re.sub(r"\bconst\b", "", text).replace(" ", "")
+    text = re.sub(r"\b(const|struct)\b", "", text).replace(" ", "").replace("\n", "")
     if text in TYPES:
         return TYPES[text]
     if text.endswith("*"):
         inner = text[:-1]
-        mirror = inner in TYPES or hasattr(_c, inner) or inner.endswith("*")
+        mirror = inner in TYPES or has_mirror(inner) or inner.endswith("*")
         return ctypes.POINTER(type_of(inner)) if mirror else ctypes.c_void_p  # a handle
-    mirror = getattr(_c, text)
+    mirror = mirror_of(text)
     return ctypes.c_int if issubclass(mirror, enum.IntEnum) else mirror
 
 
 class Headers(unittest.TestCase):
     def each_header(self):
-        for name in _c.HEADERS:
+        for name in HEADERS:
             yield name, parse((INCLUDE / "opd/c" / name).read_text())
 
     def test_every_struct_and_its_members(self):
@@ -68,7 +90,7 @@ class Headers(unittest.TestCase):
         for header, (structs, _, _) in self.each_header():
             for struct, members in structs.items():
                 with self.subTest(header=header, struct=struct):
-                    mirror = getattr(_c, struct)
+                    mirror = mirror_of(struct)
                     self.assertEqual([m[0] for m in members], [f[0] for f in mirror._fields_])
                     for (name, kind, count), (_, of_mirror) in zip(members, mirror._fields_):
                         expected = type_of(kind)
@@ -84,7 +106,7 @@ class Headers(unittest.TestCase):
         for header, (_, enums, _) in self.each_header():
             for name, values in enums.items():
                 with self.subTest(header=header, enum=name):
-                    self.assertEqual(values, {e.name: int(e) for e in getattr(_c, name)})
+                    self.assertEqual(values, {e.name: int(e) for e in mirror_of(name)})
                     seen += 1
         self.assertGreaterEqual(seen, 11)
 
@@ -92,8 +114,13 @@ class Headers(unittest.TestCase):
         known = set()
         for _, (structs, enums, _) in self.each_header():
             known |= set(structs) | set(enums)
-        mirrors = {name for name, x in vars(_c).items() if isinstance(x, type) and name.startswith(("opd_", "DL"))
-                   and issubclass(x, (ctypes.Structure, enum.IntEnum))}
+        mirrors = {
+            name
+            for name, x in [*vars(_c).items(), *vars(_c_sched).items()]
+            if isinstance(x, type)
+            and name.startswith(("opd_", "DL"))
+            and issubclass(x, (ctypes.Structure, enum.IntEnum))
+        }
         self.assertEqual(mirrors, known)
 
     def test_constants(self):
@@ -102,13 +129,17 @@ class Headers(unittest.TestCase):
             constants.update(found)
         self.assertEqual(_c.ABI_VERSION, constants["OPD_ABI_VERSION"])
         self.assertEqual(_c.STALENESS_BINS, constants["OPD_STALENESS_BINS"])
+        for name in ("ZERO", "BY_POLICY", "AUTOMATIC", "WIDEST", "FAILURES"):
+            self.assertEqual(getattr(_c_sched, name), constants["OPD_" + name])
 
     def test_functions_are_declared_with_as_many_arguments(self):
-        text = "".join((INCLUDE / "opd/c" / h).read_text() for h in _c.HEADERS)
+        text = "".join((INCLUDE / "opd/c" / h).read_text() for h in HEADERS)
         text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
-        declared = {m[2]: (m[1].strip(), [] if m[3].strip() == "void" else m[3].split(","))
-                    for m in re.finditer(r"OPD_C_API ([\w\s*]+?)\b(opd_\w+)\(([^)]*)\);", text)}
-        for name, (result, arguments) in _c.FUNCTIONS.items():
+        declared = {
+            m[2]: (m[1].strip(), [] if m[3].strip() == "void" else m[3].split(","))
+            for m in re.finditer(r"OPD_C_API ([\w\s*]+?)\b(opd_\w+)\(([^)]*)\);", text)
+        }
+        for name, (result, arguments) in FUNCTIONS.items():
             with self.subTest(function=name):
                 self.assertIn(name, declared)
                 self.assertEqual(len(arguments), len(declared[name][1]))
@@ -123,7 +154,7 @@ class Headers(unittest.TestCase):
         lines, expected = [], []
         for _, (structs, _, _) in self.each_header():
             for struct in structs:
-                mirror = getattr(_c, struct)
+                mirror = mirror_of(struct)
                 lines.append(f'printf("{struct} %zu\\n", sizeof({struct}));')
                 expected.append(f"{struct} {ctypes.sizeof(mirror)}")
                 for field, *_ in mirror._fields_:
@@ -131,7 +162,9 @@ class Headers(unittest.TestCase):
                     expected.append(f"{struct}.{field} {getattr(mirror, field).offset}")
         with tempfile.TemporaryDirectory() as folder:
             source, program = pathlib.Path(folder, "sizes.c"), pathlib.Path(folder, "sizes")
-            source.write_text('#include <stdio.h>\n#include "opd/c/opd.h"\nint main(void) {\n' + "\n".join(lines) + "\nreturn 0; }\n")
+            source.write_text(
+                '#include <stdio.h>\n#include "opd/c/opd.h"\nint main(void) {\n' + "\n".join(lines) + "\nreturn 0; }\n"
+            )
             subprocess.run([compiler, "-std=c99", f"-I{INCLUDE}", str(source), "-o", str(program)], check=True)
             printed = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.split("\n")
         self.assertEqual(expected, printed[:-1])

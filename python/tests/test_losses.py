@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """opd.losses against the formulas of the libraries whose names they have, in float64."""
+
 import unittest
 
 import numpy as np
@@ -23,7 +24,10 @@ class Losses(unittest.TestCase):
             for labels in (None, self.labels):
                 for reduction in ("batchmean", "sum", "mean"):
                     for temperature in (1.0, 1.7):
-                        with self.subTest(beta=beta, labels=labels is not None, reduction=reduction, temperature=temperature):
+                        with self.subTest(
+                            beta=beta, labels=labels is not None, reduction=reduction, temperature=temperature
+                        ):
+
                             def theirs(z):
                                 return formulas.trl_generalized_jsd(z, self.y, labels, beta, temperature, reduction)
 
@@ -41,6 +45,7 @@ class Losses(unittest.TestCase):
         x, w, tx, tw = (self.rng.normal(size=s).astype(np.float32) for s in ((6, 8), (31, 8), (6, 5), (31, 5)))
         labels = np.array([1, -100, 3, 4, -100, 6])
         for beta in (0.0, 0.5, 0.9, 1.0):
+
             def theirs(states, head):
                 return formulas.trl_generalized_jsd(states @ head.T, tx.astype(np.float64) @ tw.T, labels, beta, 2.0)
 
@@ -55,6 +60,7 @@ class Losses(unittest.TestCase):
             for ghost in (False, True):
                 for temperature in (1.0, 2.0):
                     with self.subTest(reverse=reverse, ghost=ghost, temperature=temperature):
+
                         def theirs(z):
                             return formulas.ghost_token_kl(z, self.y, 7, temperature, reverse, ghost).mean()
 
@@ -69,11 +75,16 @@ class Losses(unittest.TestCase):
         p[0, 0], q[0, 0] = -60, -1  # beyond both clamps
         for kind in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"):
             np.testing.assert_array_equal(losses.kl_penalty(p, q, kind), formulas.verl_kl_penalty(p, q, kind), kind)
-            np.testing.assert_array_equal(losses.kl_penalty(p, q, kind + "+"), formulas.verl_kl_penalty(p, q, kind), kind)
+            np.testing.assert_array_equal(
+                losses.kl_penalty(p, q, kind + "+"), formulas.verl_kl_penalty(p, q, kind), kind
+            )
         r = losses.kl_penalty(self.z, self.y, "full")
         np.testing.assert_allclose(r.losses, formulas.verl_kl_penalty(self.z, self.y, "full"), atol=2e-6)
-        np.testing.assert_allclose(r.gradient, formulas.gradient(lambda z: formulas.verl_kl_penalty(z, self.y, "full").sum(), self.z),
-                                   atol=2e-6)
+        np.testing.assert_allclose(
+            r.gradient,
+            formulas.gradient(lambda z: formulas.verl_kl_penalty(z, self.y, "full").sum(), self.z),
+            atol=2e-6,
+        )
         with self.assertRaises(opd.InvalidInput):
             losses.kl_penalty(p, q, "k4")
 

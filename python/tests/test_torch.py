@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""opd.torch: the numbers and bits of opd.evaluate, autograd, fake tensors, torch.compile, autocast; opd.losses on tensors."""
+"""opd.torch: the numbers and bits of opd.evaluate, autograd, fake tensors, torch.compile, autocast; opd.losses on
+tensors."""
+
 import os
 import unittest
 
@@ -62,7 +64,9 @@ class Operators(unittest.TestCase):
     def test_gradcheck(self):
         z, y = self.leaf(dtype=torch.float64), self.y.double()
         for of in ("reverse_kl", "forward_kl", ("jsd", 0.5, 0.5), ("alpha_divergence", 0.4)):
-            self.assertTrue(torch.autograd.gradcheck(lambda a: 2.5 * ot.divergence(a, y, of, mask=self.mask, temperature=1.3), z))
+            self.assertTrue(
+                torch.autograd.gradcheck(lambda a: 2.5 * ot.divergence(a, y, of, mask=self.mask, temperature=1.3), z)
+            )
         cache = {"ids": self.ids, "log_q": self.log_q.double()}
         for estimator in (opd.renormalised(), opd.tail_bucket("forward_kl")):
             self.assertTrue(torch.autograd.gradcheck(lambda a: ot.support(a, estimator=estimator, **cache), z))
@@ -121,7 +125,9 @@ class Operators(unittest.TestCase):
         z = self.leaf()
         ot.divergence(z[:, :-1], self.y[:, 1:], mask=self.mask[:, 1:]).backward()
         same = self.leaf()
-        ot.divergence(same[:, :-1].contiguous(), self.y[:, 1:].contiguous(), mask=self.mask[:, 1:].contiguous()).backward()
+        ot.divergence(
+            same[:, :-1].contiguous(), self.y[:, 1:].contiguous(), mask=self.mask[:, 1:].contiguous()
+        ).backward()
         self.assertTrue(torch.equal(z.grad, same.grad))
         self.assertFalse(z.grad[:, -1].any())
 
@@ -153,7 +159,9 @@ class Operators(unittest.TestCase):
         tx, tw = torch.randn(2, 3, 5), torch.randn(19, 5)
         for reduction in ("token_mean", "none"):
             mine = [self.leaf(t) for t in (x, w, b)]
-            loss = ot.hidden_divergence(mine[0], mine[1], tx, tw, ("jsd", 0.5, 0.5), bias=mine[2], mask=self.mask, reduction=reduction)
+            loss = ot.hidden_divergence(
+                mine[0], mine[1], tx, tw, ("jsd", 0.5, 0.5), bias=mine[2], mask=self.mask, reduction=reduction
+            )
             (2 * loss.sum()).backward()
             theirs = [self.leaf(t) for t in (x, w, b)]
             plain = ot.divergence(F.linear(*theirs), tx @ tw.T, ("jsd", 0.5, 0.5), mask=self.mask, reduction=reduction)
@@ -182,7 +190,9 @@ class Operators(unittest.TestCase):
 
     def test_opcheck(self):
         student = {"temperature": 1.0, "per_token": False, "lse": True}
-        others, spec = ot._pack(teacher.dense(self.y), "reverse_kl", dict(student), {"reduction": "sum", "mask": self.mask})
+        others, spec = ot._pack(
+            teacher.dense(self.y), "reverse_kl", dict(student), {"reduction": "sum", "mask": self.mask}
+        )
         torch.library.opcheck(torch.ops.opd.loss.default, (self.leaf(), others, spec, True))
         student.update({"soft_cap": None, "budget_bytes": None})
         others, spec = ot._pack(teacher.dense(self.y), "reverse_kl", student, {"reduction": "sum"})
@@ -191,6 +201,7 @@ class Operators(unittest.TestCase):
 
     def test_compile_keeps_the_graph(self):
         for reduction in ("token_mean", "none"):
+
             def step(a, b):
                 return ot.divergence(a * 1.5, b, ("jsd", 0.3, 0.3), reduction=reduction).sum() * 2
 
@@ -279,8 +290,12 @@ class OthersLosses(unittest.TestCase):
         p, q = -torch.rand(3, 5) * 4, -torch.rand(3, 5) * 4
         p.requires_grad_()
         for kind in ("kl", "abs", "mse", "low_var_kl"):
-            np.testing.assert_allclose(losses.kl_penalty(p, q, kind).detach(), formulas.verl_kl_penalty(p.detach().numpy(), q.numpy(), kind),
-                                       rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(
+                losses.kl_penalty(p, q, kind).detach(),
+                formulas.verl_kl_penalty(p.detach().numpy(), q.numpy(), kind),
+                rtol=1e-6,
+                atol=1e-6,
+            )
         through = losses.kl_penalty(p, q, "k3+")
         through.sum().backward()
         torch.testing.assert_close(p.grad, (p - q).detach())
@@ -319,7 +334,9 @@ class Peers(unittest.TestCase):
         loss = LigerFusedLinearJSDLoss(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=0.3, compiled=False)
         theirs = loss(x, w.clone().requires_grad_(), tx, tw, labels, None, None)
         theirs = theirs[0] if isinstance(theirs, tuple) else theirs
-        self.assertAlmostEqual(losses.liger_fused_linear_jsd(x, w, tx, tw, labels, 0.3).item(), theirs.item(), delta=1e-4)
+        self.assertAlmostEqual(
+            losses.liger_fused_linear_jsd(x, w, tx, tw, labels, 0.3).item(), theirs.item(), delta=1e-4
+        )
 
 
 if __name__ == "__main__":
