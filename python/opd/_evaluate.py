@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from ctypes import byref, c_void_p, sizeof
 from dataclasses import dataclass
@@ -100,6 +101,18 @@ class Engine:
 
 _engines: dict[int, Engine] = {}
 _engines_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A child has none of the threads. The engines stay as they are: to end them would wait for their threads."""
+    global _engines
+    _of_parents.append(_engines)
+    _engines = {}
+
+
+_of_parents: list[dict[int, Engine]] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def engine_of(threads: int) -> Engine:

@@ -58,7 +58,8 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     if block is None:
         block = np.empty(size + 64, np.uint8)
     lent: np.ndarray = np.asarray(_Lent(block, size))
-    return lent.view(dtype).reshape(shape)
+    made: np.ndarray = lent.view(dtype).reshape(shape)
+    return made
 
 
 def keep_memory(blocks: int = 2) -> None:

@@ -8,6 +8,9 @@ import pathlib
 import re
 import unittest
 
+import opd
+from opd import _c_sched
+
 PAGES = pathlib.Path(__file__).resolve().parents[2] / "docs/bindings"
 
 
@@ -28,6 +31,16 @@ class Pages(unittest.TestCase):
         printed = self.run_page("python.md")
         self.assertIn("64 rows, 60 kept", printed)
         self.assertIn("has 900 columns, the student 1000", printed)
+
+    def test_schedulers(self):
+        try:
+            _c_sched.lib()
+        except opd.Unsupported as why:
+            self.skipTest(str(why))
+        printed = self.run_page("python-sched.md")
+        self.assertIn("start 7 0", printed)
+        self.assertEqual(printed.count(" 16 "), 4)
+        self.assertIn("edf ", printed)
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "torch is not installed")
     def test_torch(self):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """opd.evaluate against formulas in float64: every divergence, cache, reduction and error that the package passes on."""
 
+import os
 import threading
 import unittest
 
@@ -399,6 +400,14 @@ class Engines(Rows):
         np.testing.assert_array_equal(one.gradient, opd.evaluate(self.z, self.y, threads=2).gradient)
         with self.assertRaisesRegex(opd.InvalidInput, "closed"):
             opd.evaluate(self.z, self.y, engine=engine)
+
+    @unittest.skipUnless(hasattr(os, "fork"), "no fork")
+    def test_a_forked_child_has_engines_of_its_own(self):
+        expected = opd.evaluate(self.z, self.y, threads=2).gradient
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if np.array_equal(opd.evaluate(self.z, self.y, threads=2).gradient, expected) else 1)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
 
     def test_many_threads_of_the_callers(self):
         expected, wrong = opd.evaluate(self.z, self.y).gradient, []
