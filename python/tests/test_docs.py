@@ -39,7 +39,7 @@ class Pages(unittest.TestCase):
             self.skipTest(str(why))
         printed = self.run_page("python-sched.md")
         self.assertIn("start 7 0", printed)
-        self.assertEqual(printed.count(" 16 "), 4)
+        self.assertEqual(printed.count(" 16 ", printed.index("start 7 0")), 4)
         self.assertIn("edf ", printed)
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "torch is not installed")
