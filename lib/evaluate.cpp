@@ -35,7 +35,7 @@ int run(const opd_call* of, opd_result* result, std::uint64_t* workspace) {
 opd::diagnostics of_c(const opd_diagnostics& d) {
     opd::diagnostics to;
     static_assert(sizeof to == sizeof d);
-    std::memcpy(&to, &d, sizeof to);
+    std::memcpy(static_cast<void*>(&to), &d, sizeof to);
     return to;
 }
 
@@ -56,7 +56,7 @@ int opd_diagnostics_merge(opd_diagnostics* to, const opd_diagnostics* from) {
         if (from == nullptr) opd_c::refuse("from", "is a null pointer");
         opd::diagnostics d = of_c(*to);
         d.merge(of_c(*from));
-        std::memcpy(to, &d, sizeof d);
+        std::memcpy(to, static_cast<const void*>(&d), sizeof d);
     });
 }
 

@@ -232,6 +232,12 @@ inline constexpr bool reads_overlap = [] {
         return false;
 }();
 
+/// Whether a divergence names another one at run time (any_dense): rows then ask for that one, once a call.
+template <class D>
+inline constexpr bool chosen_at_run_time = requires {
+    requires D::chosen_at_run_time;
+};
+
 /// A divergence whose value is also Σ of terms of which none is negative: `term` plus a multiple of p - q, which sums to 0,
 /// chosen so that the term is of second order in log p - log q near equality. A small value keeps its digits that way, and an
 /// error of the normalisers enters squared. `nonnegative_term(entry)` finds the whole log p - log q in entry.delta.

@@ -5,14 +5,10 @@
 #include "renormalised.hpp"
 
 opd::result opd_c::kernel::hidden_renormalised(const call& c) {
-    const opd::any_dense of = divergence_of(c.estimator);
-    of.validate();
+    const opd::renormalised of{divergence_of(c.estimator)};
     return with_state_type("student.x", c.student.x, [&]<class X>(X) {
         const auto s = hidden_of<X>(c.student);
         const auto t = ragged_of<float>(c.teacher, s.x.rows);
-        return of.visit([&](const auto& divergence) {
-            return with_selector(c.estimator, opd::renormalised{divergence},
-                                 [&](const auto& e) { return c.run(s, t, e); });
-        });
+        return with_selector(c.estimator, of, [&](const auto& e) { return c.run(s, t, e); });
     });
 }

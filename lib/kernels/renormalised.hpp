@@ -7,11 +7,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "formulas.hpp"
 #include "support.hpp"
 
 namespace opd_c::kernel {
-
-opd::result renormalised_in_halves(const call& c);
 
 /// Numbers row by row, without gaps: the caller's, or a copy in memory that the thread keeps.
 template <class L>
@@ -78,10 +77,8 @@ opd::result renormalised_of(const call& c) {
             refuse("student.padding", "is of rows of dz, which a sparse gradient does not have");
         sparse.dz = sparse_gradient<Z>(t.ids.size, c.student.dz);
     }
-    return of.visit([&](const auto& divergence) {
-        return with_selector(c.estimator, opd::renormalised{divergence}, [&](const auto& e) {
-            return c.student.kind == OPD_LOGITS ? c.run(s, t, e) : c.run(sparse, t, e);
-        });
+    return with_selector(c.estimator, opd::renormalised{of}, [&](const auto& e) {
+        return c.student.kind == OPD_LOGITS ? c.run(s, t, e) : c.run(sparse, t, e);
     });
 }
 

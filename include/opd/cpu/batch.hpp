@@ -70,13 +70,16 @@ template <plain_job Job>
     requires(Job::memory_space == space::host)
 host_frame host_frame_of(const Job& job) { return {job.as_env(), job.row_count()}; }
 
+template <class Estimator>
+inline constexpr bool is_renormalised =
+    renormalised_estimator<Estimator> || std::is_same_v<Estimator, renormalised_formula>;
 /// Whether a job's rows ask for the logits of few ids, which are made one by one, and their gradients go back from a block.
 template <class Job>
 inline constexpr bool gathers = false;
 template <class Student, class Teacher, class Estimator>
 inline constexpr bool gathers<row_job<Student, Teacher, Estimator, space::host>> = in_blocks<Student> &&
                                                                                    (has_kept_sets<Teacher> ||
-                                                                                    renormalised_estimator<Estimator>);
+                                                                                    is_renormalised<Estimator>);
 
 /// Whether a job's logits are made in blocks, of either side.
 template <class Job>
@@ -120,9 +123,28 @@ decltype(auto) job_of_rows(const Job& job) {
     }
 }
 
+/// Jobs that run as one of any divergence: as_run().
+template <class Job>
+inline constexpr bool one_for_all = false;
+template <class Student, class Teacher, class Program>
+inline constexpr bool one_for_all<row_job<Student, Teacher, Program, space::host>> =
+    divergence<Program>&& Teacher::kind == cache_kind::dense && !Student::sparse_gradient && !is_lumped<Teacher>;
+template <class Job>
+inline constexpr bool one_for_all_supports = false;
+template <class Student, class Teacher, class Estimator>
+    requires(renormalised_estimator<Estimator>)
+inline constexpr bool one_for_all_supports<row_job<Student, Teacher, Estimator, space::host>> =
+    chosen_at_run_time<std::remove_cvref_t<decltype(std::declval<const Estimator&>().on_support)>>;
+/// Whether a job's divergence is chosen at run time, of rows that a machine has for any.
+template <class Job>
+inline constexpr bool has_machine = false;
+template <class Student, class Teacher, class Estimator>
+inline constexpr bool has_machine<row_job<Student, Teacher, Estimator, space::host>> =
+    one_for_all_supports<row_job<Student, Teacher, Estimator, space::host>> ||
+    (one_for_all<row_job<Student, Teacher, Estimator, space::host>> && chosen_at_run_time<Estimator>);
 /// Whether the CPU has rows for a job.
 template <class Job>
-concept has_lanes = requires(const Job& job) {
+concept has_lanes = has_machine<Job> || requires(const Job& job) {
     rows_of<lane_engine>(job_of_rows(job), host_frame_of(job));
 };
 
@@ -131,23 +153,22 @@ using state_of_rows =
     typename decltype(rows_of<lane_engine>(job_of_rows(std::declval<const Job&>()), host_frame{}))::state_type;
 
 /// A job of a divergence as one of any divergence (dense_machine.hpp): all that follows is then compiled once a pair of sources. The
-/// estimator's parameters stay in `job`.
-template <class Job>
-inline constexpr bool one_for_all = false;
-template <class Student, class Teacher, class Program>
-inline constexpr bool one_for_all<row_job<Student, Teacher, Program, space::host>> =
-    divergence<Program>&& Teacher::kind == cache_kind::dense && !Student::sparse_gradient && !is_lumped<Teacher>;
+/// estimator's parameters stay in `job`. On a renormalised support likewise where it is chosen at run time.
 template <class Job>
 decltype(auto) as_run(const Job& job) {
+    const auto with = [&]<class Formula>(const Formula& formula) {
+        return row_job<decltype(job.student), decltype(job.teacher), Formula, space::host>{
+            job.student, job.teacher, formula, job.env, job.rows, job.vocab};
+    };
     if constexpr (one_for_all<Job>) {
         using Z = typename decltype(job.student)::logit_type;
         using Y = typename decltype(job.teacher)::logit_type;
         using G = typename decltype(job.student)::gradient_type;
-        using Program = decltype(job.estimator);
-        constexpr bool tiles = may_tile<Job> && !single_sweep_divergence<Program>; // else both are the same
-        const any_formula<Z, Y, G> formula{&formula_functions<Z, Y, G, Program, tiles>::table, &job.estimator};
-        return row_job<decltype(job.student), decltype(job.teacher), any_formula<Z, Y, G>, space::host>{
-            job.student, job.teacher, formula, job.env, job.rows, job.vocab};
+        return with(formula_of<Z, Y, G, may_tile<Job>>(job.estimator));
+    } else if constexpr (one_for_all_supports<Job>) {
+        const renormalised_formula formula{
+            formula_of<double, double, double, false>(program_on_support(job.estimator))};
+        return with(formula);
     } else {
         return (job);
     }

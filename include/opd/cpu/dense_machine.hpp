@@ -20,6 +20,7 @@
 #include "opd/row_facts.hpp"
 #include "opd/row_program.hpp"
 #include "opd/rows/dense_rows.hpp"
+#include "opd/rows/renormalised_rows.hpp"
 #include "opd/rows/rows.hpp"
 #include "opd/rows/select_rows.hpp"
 #include "opd/rows/tiles.hpp"
@@ -148,7 +149,7 @@ struct formula_functions {
         with(c, [&](const rows& k) { rows::write::tile(k, st, t, alone{}); });
     }
     static void mix(const dense_call& c, dense_state& st) {
-        with(c, [&](const rows& k) { rows::mix::run(k, st, alone{}); });
+        if constexpr (rows::mixes) with(c, [&](const rows& k) { rows::mix::run(k, st, alone{}); });
     }
     static bool weigh(const void* program, const env& e, selecting_state& st) {
         return detail::weigh(*static_cast<const Program*>(program), e, st);
@@ -174,16 +175,51 @@ struct formula_functions {
         rows::overlaps};
 };
 
-/// A divergence as an estimator of a job, whatever it is: its functions and its parameters, which are the caller's and stay where they are.
+/// A divergence as an estimator of a job, whatever it is: its functions, and its parameters, the caller's where they stay, or a copy.
 template <class Z, class Y, class G>
 struct any_formula {
-    const dense_formula<Z, Y, G>* functions;
-    const void* program;
+    const dense_formula<Z, Y, G>* functions = nullptr;
+    const void* given = nullptr; ///< the parameters; null: they are in `own`
+    alignas(16) std::byte own[96] = {};
+
+    const void* program() const { return given != nullptr ? given : own; }
+    template <class Program>
+    static constexpr bool holds = sizeof(Program) <= sizeof own &&
+                                  alignof(Program) <= 16 && std::is_trivially_copyable_v<Program>;
 };
 template <class E>
 inline constexpr bool is_any_formula = false;
 template <class Z, class Y, class G>
 inline constexpr bool is_any_formula<any_formula<Z, Y, G>> = true;
+
+/// visit(program, stays) with an estimator's divergence, the selector beside it: of one that is chosen at run time (any_dense) the one it
+/// names. `stays`: it lies where it is as long as the estimator.
+template <class Estimator, class Visit>
+void with_program(const Estimator& e, Visit&& visit) {
+    if constexpr (!chosen_at_run_time<Estimator>)
+        visit(e, std::true_type{});
+    else if constexpr (has_selector<Estimator>)
+        e.visit([&]<class D>(const D& d) {
+            visit(typename Estimator::template on<D>{d, e.selector}, std::false_type{});
+        });
+    else
+        e.visit([&](const auto& d) { visit(d, std::false_type{}); });
+}
+/// An estimator's divergence as any. `Tiles`: logits may be made in tiles, where that makes a difference to it.
+template <class Z, class Y, class G, bool Tiles, class Estimator>
+any_formula<Z, Y, G> formula_of(const Estimator& e) {
+    any_formula<Z, Y, G> to;
+    with_program(e, [&]<class Program, class Stays>(const Program& program, Stays) {
+        to.functions = &formula_functions < Z, Y, G, Program, Tiles && !single_sweep_divergence < Program >> ::table;
+        if constexpr (Stays::value) {
+            to.given = &program;
+        } else {
+            static_assert(any_formula<Z, Y, G>::template holds<Program>);
+            new (to.own) Program(program);
+        }
+    });
+    return to;
+}
 
 /// Rows of a divergence of any kind, from these sources: the phases of dense_rows, in its order.
 template <class Frame, class Student, class Teacher>
@@ -208,12 +244,12 @@ struct dense_machine {
     dense_machine(const Frame& frame_, const Student& student_, const Teacher& teacher_,
                   const any_formula<Z, Y, G>& formula_, index_t vocab_)
         : frame(frame_), student(student_), teacher(teacher_), formula(formula_), vocab(vocab_),
-          facts(formula_.functions->facts(formula_.program)), call{&frame.env,
-                                                                   formula_.program,
-                                                                   vocab_,
-                                                                   student_.temperature,
-                                                                   teacher_.temperature,
-                                                                   student_.has_gradient()},
+          facts(formula_.functions->facts(formula_.program())), call{&frame.env,
+                                                                     formula.program(),
+                                                                     vocab_,
+                                                                     student_.temperature,
+                                                                     teacher_.temperature,
+                                                                     student_.has_gradient()},
           student_from(formula_.functions->scratch_bytes(vocab_, student_.has_gradient())),
           teacher_from(student_from + scratch_of_source(student_)) {
         formula.functions->begin(call);
@@ -232,6 +268,10 @@ struct dense_machine {
     bool live(const state_type& st) const { return st.kept && !st.report.bad && st.next != row_step::write_zero; }
 
     void row(auto& team) const {
+        value(team);
+        gradient(team);
+    }
+    void value(auto& team) const {
         team.template fold<sweep>(*this);
         team.template fold<find_position>(*this);
         const bool mixes = formula.functions->mix != nullptr;
@@ -246,6 +286,8 @@ struct dense_machine {
         team.template fold<phase<dense_phase::careful_terms, two_sums, false>>(*this);
         if (!mixes) team.template fold<measure>(*this);
         team.template each<select>(*this);
+    }
+    void gradient(auto& team) const {
         team.template each<write>(*this);
         team.template each<zero_tiles<dense_machine>>(*this);
         team.template each<clear_rest<dense_machine>>(*this);
@@ -301,7 +343,7 @@ struct dense_machine {
             return k.formula.functions->weigh != nullptr && st.good();
         }
         static void run(const dense_machine& k, state_type& st, alone) {
-            if (!k.formula.functions->weigh(k.formula.program, k.frame.env, st)) st.next = row_step::write_zero;
+            if (!k.formula.functions->weigh(k.formula.program(), k.frame.env, st)) st.next = row_step::write_zero;
         }
     };
     struct write : writes_tiles<write> {
@@ -311,6 +353,23 @@ struct dense_machine {
         }
     };
 };
+
+/// Rows of a renormalised support with the divergence behind its table.
+struct renormalised_formula {
+    any_formula<double, double, double> on_support;
+};
+inline const any_formula<double, double, double>& program_on_support(const renormalised_formula& e) {
+    return e.on_support;
+}
+template <class Frame, class Student, class Teacher, class Z, class Y, class G>
+struct rows_on_support<lane_engine, Frame, Student, Teacher, any_formula<Z, Y, G>> {
+    using type = dense_machine<Frame, Student, Teacher>;
+};
+template <class Engine, class Student, class Teacher, space S, class Frame>
+auto rows_of(const row_job<Student, Teacher, renormalised_formula, S>& job, const Frame& frame) {
+    return renormalised_rows<Engine, Frame, Student, Teacher, renormalised_formula>(frame, job.student, job.teacher,
+                                                                                    job.estimator, job.vocab);
+}
 
 template <class Engine, class Student, class Teacher, class Z, class Y, class G, space S, class Frame>
 auto rows_of(const row_job<Student, Teacher, any_formula<Z, Y, G>, S>& job, const Frame& frame) {

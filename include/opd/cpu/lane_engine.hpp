@@ -112,7 +112,7 @@ struct lane_engine {
     static auto parked(const Rows& k, const typename Rows::state_type& st, index_t begin) {
         using value = typename Rows::F::value_type;
         const bool parked = parks<Rows> && k.student.has_gradient();
-        return parked ? reinterpret_cast<value*>(st.scratch + k.engine_from) + (begin - first_id(k.frame)) : nullptr;
+        return parked ? reinterpret_cast<value*>(st.scratch) + (begin - first_id(k.frame)) : nullptr;
     }
 
     template <class F, bool Teacher, raw_sums_needed Need, class Tile>

@@ -2,14 +2,13 @@
 //
 // Estimators chosen at run time, from a flag or a configuration file. any_sampled is mc whose objective, surrogate, baseline and weighting
 // are each one of the library's by a switch an entry. One type, so that a trainer instantiates its rows once for each kind of cache; the
-// same text as the static form, and the same bits. any_dense is a divergence on teacher::dense, by a switch a call: rows of V entries have
-// no time for one.
+// same text as the static form, and the same bits. any_dense is a divergence on teacher::dense, chosen once a call: rows of V entries have
+// no time for a switch. any_tail_bucket and any_partial are the estimators of a support.
 //
 //   any_sampled e{.of = {choice::objective::clipped, 5}, .surrogate = {choice::surrogate::ppo_clip}};
 //   e.of.which = *choice::find(choice::objectives, "total_variation");
 //   any_dense d{*choice::find(choice::divergences, "jsd"), 0.3, 0.3};
-//   d.validate();
-//   auto r = d.visit([&](const auto& divergence) { return evaluate(be, student, teacher, divergence, env); });
+//   auto r = evaluate(be, student, teacher, d, env);
 //
 // Names and what each is: the tables choice::objectives, choice::surrogates, choice::baselines, choice::divergences, choice::selectors. What does not compile in the static form is
 // refused by the call here, with invalid_input and the same sentence: no signal, another descent without accept_bias, a baseline that does
@@ -156,8 +155,10 @@ constexpr auto find(const Table& table, std::string_view text) -> std::optional<
 
 } // namespace choice
 
-/// A divergence of the table choice::divergences. a, b: the parameters that its line names. On teacher::dense by visit, once a call.
+/// A divergence of the table choice::divergences. a, b: the parameters that its line names. On teacher::dense of the CPU an estimator like
+/// any other, with the bits of the static form; on other backends by visit, once a call.
 struct any_dense {
+    static constexpr bool chosen_at_run_time = true;
     choice::objective which = choice::objective::reverse_kl;
     double a = 0.5, b = 0.5;
 
@@ -172,9 +173,27 @@ struct any_dense {
             return f(reverse_kl{}); // not reached: refused by validate
         }
     }
-    /// Throws unless it is a divergence.
+    template <class F>
+    F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return visit([&](const auto& d) -> F { return d.term(r, e); });
+    }
+    template <class F>
+    F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return visit([&](const auto& d) -> F { return d.c(r, e); });
+    }
+    OPD_HD bool infinite_where_teacher_zero() const {
+        return visit([](const auto& d) -> bool { return detail::infinite_where_teacher_zero(d); });
+    }
+    OPD_HD bool infinite_where_student_zero() const {
+        return visit([](const auto& d) -> bool { return detail::infinite_where_student_zero(d); });
+    }
+    OPD_HD bool infinite_where_disjoint() const {
+        return visit([](const auto& d) -> bool { return detail::infinite_where_disjoint(d); });
+    }
+    /// Throws unless it is a divergence with the parameters that it takes.
     void validate() const {
         if (!choice::is_divergence(which)) throw invalid_input("any_dense.which", "is no divergence of dense logits");
+        visit([](const auto& d) { detail::validate_all(d); });
     }
 };
 
@@ -391,19 +410,10 @@ struct any_tail_bucket {
     OPD_HD entry_row row(support_entries& s, entry_facts facts, diagnostics& d) const {
         return on_buckets.visit([&](const auto& divergence) { return tail_bucket{divergence}.row(s, facts, d); });
     }
-    OPD_HD bool infinite_where_teacher_zero() const {
-        return on_buckets.visit([](const auto& d) -> bool { return detail::infinite_where_teacher_zero(d); });
-    }
-    OPD_HD bool infinite_where_student_zero() const {
-        return on_buckets.visit([](const auto& d) -> bool { return detail::infinite_where_student_zero(d); });
-    }
-    OPD_HD bool infinite_where_disjoint() const {
-        return on_buckets.visit([](const auto& d) -> bool { return detail::infinite_where_disjoint(d); });
-    }
-    void validate() const {
-        on_buckets.validate();
-        on_buckets.visit([](const auto& d) { detail::validate_all(d); });
-    }
+    OPD_HD bool infinite_where_teacher_zero() const { return on_buckets.infinite_where_teacher_zero(); }
+    OPD_HD bool infinite_where_student_zero() const { return on_buckets.infinite_where_student_zero(); }
+    OPD_HD bool infinite_where_disjoint() const { return on_buckets.infinite_where_disjoint(); }
+    void validate() const { on_buckets.validate(); }
 };
 
 namespace choice {
@@ -448,7 +458,6 @@ struct any_partial {
     void validate() const {
         using kind = choice::objective;
         of.validate();
-        of.visit([](const auto& d) { detail::validate_all(d); });
         const bool kl = of.which == kind::reverse_kl || of.which == kind::forward_kl;
         if (which == choice::partial::truncated_biased && !kl)
             throw invalid_input("any_partial.of", "truncated_biased is of reverse_kl or forward_kl, the two that "

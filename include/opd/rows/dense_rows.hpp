@@ -120,7 +120,8 @@ struct dense_rows {
     Program program;
     index_t vocab; ///< ids of the softmax
     double inv_s, inv_t;
-    std::size_t engine_from = 0, student_from = 0, teacher_from = 0; ///< whose the team's scratch is from there on
+    std::size_t student_from = 0,
+                teacher_from = 0; ///< whose the team's scratch is from there on; the engine's lies first
 
     dense_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_, const Program& program_,
                index_t vocab_)

@@ -64,41 +64,50 @@ auto program_on_support(const Estimator& e) {
         return divergence(e.on_support);
 }
 
+/// The dense rows that a support's entries are.
+template <class Engine, class Frame, class Student, class Teacher, class Program>
+struct rows_on_support {
+    using type = dense_rows<Engine, Frame, Student, Teacher, Program>;
+};
+
 template <class Engine, class Frame, class Student, class Teacher, class Estimator>
 struct renormalised_rows {
     using Z = typename Student::logit_type;
     using G = typename Student::gradient_type;
     using L = typename Teacher::log_type;
     using value = double; ///< z and log q lie a log-sum-exp apart: their difference has no digits to lose
-    using Program = decltype(program_on_support(std::declval<const Estimator&>()));
+    using Program = std::remove_cvref_t<decltype(program_on_support(std::declval<const Estimator&>()))>;
     static constexpr space memory_space = Student::memory_space;
     using source = gathered_logits<value, memory_space>;
     using inner_student = std::conditional_t<is_ragged<Teacher>, ragged_logits<value, Teacher>, source>;
-    using inner_rows = dense_rows<Engine, typename whole_frame<Frame>::type, inner_student, source, Program>;
+    using inner_rows =
+        typename rows_on_support<Engine, typename whole_frame<Frame>::type, inner_student, source, Program>::type;
     using state_type = typename inner_rows::state_type;
 
     Frame frame;
     Student student;
     Teacher teacher;
     index_t vocab;
-    inner_rows inner; // over the team's gathered entries
+    inner_rows inner;                            // over the team's gathered entries
+    std::size_t engine_bytes = 0, all_bytes = 0; ///< of a team's scratch: the engine's, which lies first, and all
 
     renormalised_rows(const Frame& frame_, const Student& student_, const Teacher& teacher_,
                       const Estimator& estimator_, index_t vocab_)
         : frame(frame_), student(student_), teacher(teacher_), vocab(vocab_),
           inner(frame_, gathered(), source{slots(), 1}, program_on_support(estimator_), slots()) {
+        engine_bytes = inner.student_from;
         carver scratch;
+        scratch.used = engine_bytes;
         const arrays a(scratch, slots());
+        all_bytes = scratch.used;
         inner.frame.env.beta = 0;
         inner.frame.env.given_lse = {}; // over the vocabulary: for Z_p
         inner.student.from = a.z_at, inner.student.gradient_from = a.dz_at, inner.teacher.from = a.y_at;
-        inner.student.gradient = student.has_gradient();
         inner.student_from = inner.teacher_from = 0; // both lie in these rows' scratch
-        inner.engine_from = scratch.used;
     }
 
     inner_student gathered() const {
-        const source even{slots(), student.temperature};
+        const source even{slots(), student.temperature, student.has_gradient()};
         if constexpr (is_ragged<Teacher>)
             return {even, teacher};
         else
@@ -116,11 +125,10 @@ struct renormalised_rows {
             set = scratch.take<std::byte>(Engine::repeats_bytes(k));
         }
     };
-    std::size_t scratch_bytes() const {
-        return inner.engine_from + Engine::template scratch_bytes<inner_rows>(slots(), student.has_gradient());
-    }
+    std::size_t scratch_bytes() const { return all_bytes; }
     OPD_HD arrays at(const state_type& st) const {
         carver scratch{st.scratch};
+        scratch.used = engine_bytes;
         return {scratch, slots()};
     }
     OPD_HD index_t slots() const { return most_slots(teacher); }

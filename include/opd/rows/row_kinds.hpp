@@ -29,8 +29,8 @@ namespace opd::detail {
 inline namespace OPD_ISA {
 
 template <class Engine, class Student, class Teacher, class Program, space S, class Frame>
-    requires(divergence<Program>&& Teacher::kind == cache_kind::dense && !Student::sparse_gradient &&
-             (!is_lumped<Teacher> || (whole_rows<Student> && whole_rows<Teacher>)))
+    requires(divergence<Program> && !chosen_at_run_time<Program> && Teacher::kind == cache_kind::dense &&
+             !Student::sparse_gradient && (!is_lumped<Teacher> || (whole_rows<Student> && whole_rows<Teacher>)))
 auto rows_of(const row_job<Student, Teacher, Program, S>& job, const Frame& frame) {
     using bucket = std::conditional_t<is_lumped<Teacher>, rest_bucket, no_bucket>;
     return dense_rows<Engine, Frame, Student, Teacher, Program, bucket>(frame, job.student, job.teacher, job.estimator,
@@ -57,7 +57,8 @@ auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& fr
                                                                     job.vocab);
 }
 template <class Engine, class Student, class Teacher, class Estimator, space S, class Frame>
-    requires(renormalised_estimator<Estimator>&& Estimator::takes == Teacher::kind && whole_rows<Student>)
+    requires(renormalised_estimator<Estimator>&& Estimator::takes == Teacher::kind && whole_rows<Student> &&
+             !chosen_at_run_time<decltype(Estimator::on_support)>)
 auto rows_of(const row_job<Student, Teacher, Estimator, S>& job, const Frame& frame) {
     return renormalised_rows<Engine, Frame, Student, Teacher, Estimator>(frame, job.student, job.teacher, job.estimator,
                                                                          job.vocab);
