@@ -405,6 +405,8 @@ def evaluate(
     else:
         like = s.z
         z = call.put(c, "z", borrow("student.z", s.z))
+        if z.float_name is None:
+            raise refuse("student.z", "is of no float type; logits are float32, float64, float16 or bfloat16")
         leading = z.shape[:-1]
         if gradient is True and s.padding != 0:
             raise refuse("student.padding", "belongs to a gradient of yours: gradient=array")
