@@ -27,7 +27,7 @@ from . import _c
 from . import student as _student
 from . import teacher as _teacher
 from ._c import opd_teacher_kind
-from ._evaluate import engine_of, evaluate as _evaluate
+from ._evaluate import Frozen, engine_of, evaluate as _evaluate
 from .diagnostics import Diagnostics
 from .errors import Unsupported, refuse
 from .estimators import Estimator, Of, as_estimator
@@ -91,6 +91,7 @@ _ESTIMATOR = (
     "selector",
 )
 _ENV_TENSORS = ("mask", "weights", "offsets", "versions", "given_lse")
+_FROZEN = ("keep", "weight", "sequence_log_ratio", "advantage")
 _ENV_REST = (
     "reduction",
     "ignore",
@@ -164,6 +165,9 @@ def _pack(
         put("kept.log_q", teacher.kept.log_q)
     for each in _ENV_TENSORS:
         put("env." + each, env.pop(each, None))
+    if (frozen := env.pop("frozen", None)) is not None:
+        for each in _FROZEN:
+            put("frozen." + each, getattr(frozen, each))
     for each in env:
         if each not in _ENV_REST:
             raise TypeError(f"opd: there is no argument {each!r}")
@@ -199,6 +203,8 @@ def _unpack(tensors: Sequence[Tensor], spec: str) -> tuple[Teacher, Estimator, d
             rest[member] = tensor
         elif side == "env":
             env[member] = tensor
+    if frozen := {each: given["frozen." + each] for each in _FROZEN if "frozen." + each in given}:
+        env["frozen"] = Frozen(**frozen)
     return Teacher(**rest), s["estimator"], s["student"], env
 
 
@@ -462,7 +468,7 @@ def estimate(
     **env: Any,
 ) -> Union[Tensor, Output]:
     """Any estimator of logits (..., V): what opd.evaluate does, as an operator. `env`: mask, ignore, weights,
-    offsets, normaliser and the others of opd.evaluate but for outputs and beta. reduction="none": one loss a
+    offsets, normaliser and the others of opd.evaluate but for outputs, beta and ratios. reduction="none": one loss a
     token."""
     t = teacher if isinstance(teacher, Teacher) else _teacher.dense(teacher)
     per_token = reduction == "none"

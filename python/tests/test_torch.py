@@ -143,6 +143,21 @@ class Operators(unittest.TestCase):
         same = ot.sampled(self.z, self.ids[..., :1], log_mu[..., :1], self.log_q[..., :1], baseline="none")
         self.assertEqual(one.item(), same.item())
 
+    def test_frozen_and_given(self):
+        log_mu = torch.gather(self.z.log_softmax(-1), -1, self.ids)
+        keep = torch.ones(self.ids.shape, dtype=torch.bool)
+        keep[0, 0, 1] = keep[1, 2, 3] = False
+        frozen = opd.Frozen(keep=keep, weight=torch.full(self.ids.shape, 0.5, dtype=torch.float64))
+        z = self.leaf()
+        out = ot.sampled(z, self.ids, log_mu, self.log_q, frozen=frozen, full=True)
+        out.loss.backward()
+        r = opd.evaluate(self.z, teacher.samples(self.ids, log_mu, self.log_q), opd.mc(), frozen=frozen)
+        self.assertTrue(torch.equal(z.grad, r.gradient))
+        self.assertEqual(out.diagnostics.dropped, 2)
+        cache = teacher.samples(self.ids, log_mu, self.log_q, baseline=torch.zeros(6), law="on_policy")
+        given, none = (ot.estimate(self.leaf(), cache, opd.mc(baseline=b)) for b in ("given", "none"))
+        self.assertEqual(given.item(), none.item())
+
     def test_token_logp(self):
         z, tokens = self.leaf(), self.ids[..., 1]
         logp = ot.token_logp(z, tokens, mask=self.mask)
