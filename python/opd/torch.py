@@ -210,6 +210,8 @@ def _unpack(tensors: Sequence[Tensor], spec: str) -> tuple[Teacher, Estimator, d
 
 def _rows_follow(x: Tensor) -> Tensor:
     """A matrix whose rows are evenly apart; a copy of one whose rows are not, logits[:, :-1] for one."""
+    if x.layout != torch.strided:
+        return x  # refused by name, where it is read
     if x.dim() >= 2 and x.stride(-1) == 1:
         for i in range(x.dim() - 2):
             if x.shape[i] > 1 and x.stride(i) != x.stride(i + 1) * x.shape[i + 1]:

@@ -232,6 +232,8 @@ class Operators(unittest.TestCase):
         self.assertEqual(caught.exception.argument, "teacher.y")
         with self.assertRaises(TypeError):
             ot.divergence(self.z, self.y, masks=self.mask)
+        with self.assertRaisesRegex(opd.InvalidInput, "student.z: has the layout"):
+            ot.divergence(self.z.to_sparse(), self.y)
         with self.assertRaises(opd.InvalidInput):
             ot.divergence(self.z, self.y, 'no"such')
         y = self.y.clone()
