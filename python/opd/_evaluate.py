@@ -95,7 +95,7 @@ class Engine:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
+        if getattr(self, "_handle", None) is not None and _c is not None:  # None: the interpreter ends
             self.close()
 
 

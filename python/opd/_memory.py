@@ -28,13 +28,14 @@ class _Lent:
         self.__array_interface__ = {"data": (at + -at % 64, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
     def __del__(self) -> None:
-        if _most > 0:
-            _kept.append(self.block)
-            while len(_kept) > _most:
-                try:
-                    _kept.popleft()
-                except IndexError:
-                    return
+        if _kept is None or not _most:  # the interpreter ends, or nothing is kept
+            return
+        _kept.append(self.block)
+        while len(_kept) > _most:
+            try:
+                _kept.popleft()
+            except IndexError:
+                return
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

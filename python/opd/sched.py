@@ -418,7 +418,7 @@ class Scheduler:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
+        if getattr(self, "_handle", None) is not None and c is not None:  # None: the interpreter ends
             self.close()
 
 

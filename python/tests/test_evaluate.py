@@ -2,6 +2,8 @@
 """opd.evaluate against formulas in float64: every divergence, cache, reduction and error that the package passes on."""
 
 import os
+import subprocess
+import sys
 import threading
 import unittest
 
@@ -542,6 +544,17 @@ class Diagnostics(Rows):
 
 
 class Config(unittest.TestCase):
+    def test_the_interpreter_ends_in_silence(self):
+        code = (
+            "import numpy as np, opd\nfrom opd import _evaluate, _memory\n"
+            "z = np.ones((600, 1000), np.float32)\n"
+            "r, engine = opd.evaluate(z, z), opd.Engine(2)\n"
+            "_evaluate._c = _memory._kept = _memory._most = None\n"  # as the interpreter leaves modules in the end
+            "del r, engine\n"
+        )
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        self.assertEqual(ended.stderr, "")
+
     def test_what_a_bug_report_needs(self):
         c = opd.config()
         self.assertEqual(c["library"]["abi"], 1)
