@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+from dataclasses import fields
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -74,22 +75,12 @@ _TEACHER_TENSORS = (
     "mu_entropy",
     "log_tail_mu",
 )
-_TEACHER_REST = ("temperature", "soft_cap", "budget_bytes", "lumped", "common", "law", "chosen_by", "missing_mu")
-_ESTIMATOR = (
-    "estimator",
-    "of",
-    "surrogate",
-    "low",
-    "high",
-    "dual",
-    "cap",
-    "mask_over_cap",
-    "self_normalised",
-    "estr",
-    "baseline",
-    "accept_bias",
-    "selector",
+_TEACHER_REST = tuple(
+    (f.name, f.default)
+    for f in fields(Teacher)
+    if f.name not in ("kind", "rollout", "kept") and f.name not in _TEACHER_TENSORS
 )
+_ESTIMATOR = tuple((f.name, f.default) for f in fields(Estimator))
 _ENV_TENSORS = ("mask", "weights", "offsets", "versions", "given_lse")
 _FROZEN = ("keep", "weight", "sequence_log_ratio", "advantage")
 _ENV_REST = (
@@ -141,6 +132,16 @@ def _text(x: Any) -> str:
     raise TypeError(f"opd: a {type(x).__name__} is no parameter of an operator")
 
 
+def _set(x: Any, members: Any) -> dict[str, Any]:
+    """What differs from its default."""
+    found: dict[str, Any] = {}
+    for name, default in members:
+        value = getattr(x, name)
+        if value != default:
+            found[name] = value
+    return found
+
+
 def _pack(
     teacher: Teacher, estimator: Union[Estimator, Of], student: dict[str, Any], env: dict[str, Any]
 ) -> tuple[list[Tensor], str]:
@@ -154,7 +155,7 @@ def _pack(
 
     for each in _TEACHER_TENSORS:
         put("teacher." + each, getattr(teacher, each))
-    rest: dict[str, Any] = {each: getattr(teacher, each) for each in _TEACHER_REST}
+    rest = _set(teacher, _TEACHER_REST)
     rest["kind"] = int(teacher.kind)
     if (rollout := teacher.rollout) is not None:
         put("rollout.log_norm", rollout.log_norm)
@@ -172,7 +173,7 @@ def _pack(
         if each not in _ENV_REST:
             raise TypeError(f"opd: there is no argument {each!r}")
     e = as_estimator(estimator)
-    of_estimator = {each: getattr(e, each) for each in _ESTIMATOR}
+    of_estimator = _set(e, _ESTIMATOR)
     return tensors, _text({"names": names, "teacher": rest, "student": student, "env": env, "estimator": of_estimator})
 
 
@@ -180,10 +181,8 @@ def _pack(
 def _parsed(spec: str) -> dict[str, Any]:
     s: dict[str, Any] = json.loads(spec)
     e = dict(s["estimator"])
-    for each in ("of", "selector"):
-        e[each] = tuple(e[each]) if isinstance(e[each], list) else e[each]
-    e["estr"] = tuple(e["estr"]) if e["estr"] is not None else None
-    s["estimator"] = Estimator(**e)
+    members: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in e.items()}
+    s["estimator"] = Estimator(**members)
     return s
 
 
