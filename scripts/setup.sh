@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
 # What the other scripts share: installing what a build needs on Debian 12, and configuring a build folder. By itself,
-# `scripts/setup.sh [test|demo|bench|ci]...` installs and does nothing else. Nothing is installed that is there already.
+# `scripts/setup.sh [test|demo|bench|python|ci]...` installs and does nothing else. Nothing is installed that is there already.
 
 # Without these ccache keeps nothing that was compiled with a precompiled header.
 export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS-pch_defines,time_macros}
@@ -23,6 +23,7 @@ opd_packages() {
     demo) echo "$build $trainer" ;;
     test) echo "$build $trainer $tests" ;;
     bench) echo "$build libbenchmark-dev libtbb-dev" ;;
+    python) echo "python3 python3-numpy" ;;
     ci) echo "$build $trainer $tests libbenchmark-dev libtbb-dev git clang-19 libclang-rt-19-dev clang-format" ;;
     *) opd_die "opd_packages: no set of packages is called '$1'" ;;
     esac

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Losses of other libraries under their names and arguments, computed by opd.
+
+Of tensors of torch a call returns what theirs returns, with autograd; of numpy arrays an opd.Result with loss,
+gradient and per-row losses. Per-row losses and gradients are those of opd's estimators: docs/equivalence says which,
+and what differs.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import student as _student
+from . import teacher as _teacher
+from ._evaluate import evaluate
+from ._tensors import _is_torch
+from .errors import Unsupported, refuse
+from .estimators import Estimator, Of, renormalised, tail_bucket
+
+__all__ = ["generalized_jsd_loss", "kl_penalty", "liger_fused_linear_jsd", "top_logits_kl_loss"]
+
+
+def _by_beta(beta: float) -> Of:
+    """TRL's and Liger's beta: the ends are special cases, no limits of what lies between."""
+    if beta == 0:
+        return "forward_kl"
+    return "reverse_kl" if beta == 1 else ("jsd", beta, beta)
+
+
+def _run(logits: Any, teacher: Any, estimator: Estimator, temperature: float, **env: Any) -> Any:
+    if _is_torch(logits):
+        from . import torch as operators
+
+        return operators.estimate(logits, teacher, estimator, temperature=temperature, **env)
+    return evaluate(_student.logits(logits, temperature), teacher, estimator, losses=True, **env)
+
+
+def _kept(labels: Any, ignored: int) -> int:
+    return int((labels != ignored).sum())
+
+
+def generalized_jsd_loss(
+    student_logits: Any,
+    teacher_logits: Any,
+    labels: Any = None,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    reduction: str = "batchmean",
+) -> Any:
+    """TRL's GKDTrainer.generalized_jsd_loss: logits (B,T,V), labels (B,T) with -100 where nothing counts.
+
+    "batchmean" is the mean over labelled tokens, and without labels the sum over B; "mean" is over tokens times V, as
+    theirs. Theirs of "none" is a number for each token and id, which opd does not make: opd.torch.divergence(...,
+    reduction="none") has one a token.
+    """
+    env: dict[str, Any] = {} if labels is None else {"mask": labels, "ignore": -100}
+    shape = tuple(student_logits.shape)
+    if reduction == "batchmean":
+        env.update(
+            {"reduction": "constant", "normaliser": float(max(shape[0], 1))}
+            if labels is None
+            else {"reduction": "token_mean"}
+        )
+    elif reduction == "sum":
+        env["reduction"] = "sum"
+    elif reduction == "mean":
+        tokens = int(np.prod(shape[:-1])) if labels is None else _kept(labels, -100)
+        env.update({"reduction": "constant", "normaliser": float(max(tokens, 1) * shape[-1])})
+    elif reduction == "none":
+        raise Unsupported(
+            'opd: generalized_jsd_loss has no reduction "none"; opd.torch.divergence has one loss a token'
+        )
+    else:
+        raise refuse("reduction", f"is {reduction!r}; it is batchmean, sum or mean")
+    return _run(
+        student_logits,
+        _teacher.dense(teacher_logits, temperature),
+        Estimator("dense", _by_beta(beta)),
+        temperature,
+        **env,
+    )
+
+
+def liger_fused_linear_jsd(
+    student_input: Any,
+    student_weight: Any,
+    teacher_input: Any,
+    teacher_weight: Any,
+    shift_labels: Any = None,
+    jsd_beta: float = 0.5,
+    ignore_index: int = -100,
+    temperature: float = 1.0,
+) -> Any:
+    """Liger's fused linear JSD: states (N,D) and heads (V,D) of both, the mean over the rows whose label is not
+    ignore_index."""
+    env: dict[str, Any] = {} if shift_labels is None else {"mask": shift_labels, "ignore": ignore_index}
+    estimator = Estimator("dense", _by_beta(jsd_beta))
+    if _is_torch(student_input):
+        from . import torch as operators
+
+        return operators.hidden_divergence(
+            student_input,
+            student_weight,
+            teacher_input,
+            teacher_weight,
+            estimator=estimator,
+            temperature=temperature,
+            **env,
+        )
+    side = _student.hidden(student_input, student_weight, None, temperature)
+    return evaluate(
+        side, _teacher.hidden(teacher_input, teacher_weight, None, temperature), estimator, losses=True, **env
+    )
+
+
+def top_logits_kl_loss(
+    student_logits: Any,
+    teacher_logits: Any,
+    temperature: float = 1.0,
+    reverse: bool = False,
+    top_k: int = 100,
+    ghost_token: bool = True,
+    mask: Any = None,
+    reduction: str = "token_mean",
+) -> Any:
+    """NVIDIA Model-Optimizer's KL on the teacher's top_k ids. With the ghost token all other ids are one more, on
+    either side; without it both sides are renormalised on the top_k. KL(teacher||student), or KL(student||teacher)
+    with `reverse`."""
+    vocabulary = teacher_logits.shape[-1]
+    if not 0 < top_k <= vocabulary:
+        raise refuse("top_k", f"is {top_k}; the teacher has {vocabulary} ids")
+    ids, log_q, log_tail = _top(teacher_logits, top_k, temperature)
+    of = "reverse_kl" if reverse else "forward_kl"
+    env = {} if mask is None else {"mask": mask}
+    teacher = _teacher.support(ids, log_q, log_tail=log_tail if ghost_token else None)
+    return _run(
+        student_logits,
+        teacher,
+        tail_bucket(of) if ghost_token else renormalised(of),
+        temperature,
+        reduction=reduction,
+        **env,
+    )
+
+
+def _top(logits: Any, k: int, temperature: float) -> tuple[Any, Any, Any]:
+    """The k best ids of each row, their log-probs, and the log of what the others have."""
+    if _is_torch(logits):
+        torch = sys.modules["torch"]
+        with torch.no_grad():
+            y = logits.double() if logits.dtype == torch.float64 else logits.float()
+            y = y / temperature
+            best, ids = torch.topk(y, k, dim=-1)
+            rest = torch.logsumexp(y.scatter(-1, ids, -torch.inf), dim=-1)
+            whole = torch.logaddexp(torch.logsumexp(best, dim=-1), rest)
+            return ids, best - whole.unsqueeze(-1), rest - whole
+    array = np.asarray(logits)
+    y = array.astype(np.float64) / temperature
+    ids = np.argpartition(-y, k - 1, axis=-1)[..., :k]
+    best = np.take_along_axis(y, ids, axis=-1)
+    others = y.copy()
+    np.put_along_axis(others, ids, -np.inf, axis=-1)
+    top = y.max(axis=-1)
+    with np.errstate(divide="ignore"):
+        rest = top + np.log(np.exp(others - top[..., None]).sum(axis=-1))
+        whole = np.logaddexp(top + np.log(np.exp(best - top[..., None]).sum(axis=-1)), rest)
+    kind = np.float64 if array.dtype == np.float64 else np.float32
+    return ids.astype(np.int64), (best - whole[..., None]).astype(kind), (rest - whole).astype(kind)
+
+
+def kl_penalty(logprob: Any, ref_logprob: Any, kl_penalty: str) -> Any:
+    """verl's kl_penalty. "kl" ("k1"), "abs", "mse" ("k2"), "low_var_kl" ("k3") of the log-probs of one token each, by
+    their formulas; a "+" behind the name gives its value the gradient of "mse", as theirs. "full", which verl leaves
+    open, takes logits (..., V) of both and is KL(p||q) a token, by opd. opd.torch.token_logp makes log-probs of
+    logits.
+    """
+    if kl_penalty == "full":
+        if _is_torch(logprob):
+            from . import torch as operators
+
+            return operators.divergence(logprob, ref_logprob, "reverse_kl", reduction="none")
+        return evaluate(logprob, ref_logprob, "reverse_kl", losses=True, reduction="sum")
+    through = kl_penalty.endswith("+")
+    value = _penalty(logprob, ref_logprob, kl_penalty[:-1] if through else kl_penalty)
+    if not through or not _is_torch(logprob):
+        return value
+    square = 0.5 * (logprob - ref_logprob) ** 2
+    return square - square.detach() + value.detach()
+
+
+def _penalty(logprob: Any, ref_logprob: Any, kind: str) -> Any:
+    difference = logprob - ref_logprob
+    if kind in ("kl", "k1"):
+        return difference
+    if kind == "abs":
+        return abs(difference)
+    if kind in ("mse", "k2"):
+        return 0.5 * difference**2
+    if kind in ("low_var_kl", "k3"):
+        log_ratio = (-difference).clip(-20, 20)
+        exp = log_ratio.exp() if _is_torch(log_ratio) else np.exp(log_ratio)
+        return (exp - log_ratio - 1).clip(-10, 10)
+    raise refuse("kl_penalty", f"is {kind!r}; it is kl, abs, mse, low_var_kl or full")
