@@ -14,6 +14,7 @@
 #include "opd/estimators/any.hpp"
 #include "opd/version.hpp"
 #include "sched_names.hpp"
+#include "spec_names.hpp"
 #include "structs.hpp"
 
 namespace {
@@ -75,6 +76,8 @@ bool each_name(std::string_view table, Visit&& visit) {
     if (table == "baseline") return lines(choice::baselines);
     if (table == "selector") return lines(choice::selectors);
     if (table == "estimator") return lines(opd_c::estimators);
+    if (table == "proposal") return lines(opd_c::proposals);
+    if (table == "tuner") return lines(opd_c::tuners);
     if (table == "schedule") return lines(opd_c::schedules);
     if (table == "staleness_policy") return lines(opd_c::staleness_policies);
     if (table == "weight_update") return lines(opd_c::weight_updates);

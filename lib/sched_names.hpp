@@ -11,22 +11,15 @@
 #include <variant>
 
 #include "errors.hpp"
+#include "names.hpp"
 #include "opd/sched/distributions.hpp"
 #include "opd/sched/settings.hpp"
 
 namespace opd_c {
 
-/// A line of a table: what a caller types, what it is.
-template <class Kind>
-struct named {
-    std::string_view text;
-    Kind which;
-    std::string_view says;
-};
-
 /// As the alternatives of sched::schedule are numbered.
 enum class schedule_kind { sync, step_off, controlled, async };
-inline constexpr auto schedules = std::to_array<named<schedule_kind>>({
+inline constexpr auto schedules = std::to_array<table_line<schedule_kind>>({
     {"sync", schedule_kind::sync, "rollout, score, train, synchronise, in strict sequence: no lag"},
     {"step_off", schedule_kind::step_off, "whole batches, trained k updates after their start: lag min(version, k)"},
     {"controlled", schedule_kind::controlled, "step_off without overlap: the lag as the only variable"},
@@ -34,7 +27,7 @@ inline constexpr auto schedules = std::to_array<named<schedule_kind>>({
 });
 static_assert(schedules.size() == std::variant_size_v<opd::sched::schedule>);
 
-inline constexpr auto staleness_policies = std::to_array<named<opd::sched::staleness_policy>>({
+inline constexpr auto staleness_policies = std::to_array<table_line<opd::sched::staleness_policy>>({
     {"capacity", opd::sched::staleness_policy::capacity, "order of completion: mean start lag at most M/B - 1"},
     {"cohort_fifo", opd::sched::staleness_policy::cohort_fifo,
      "order of start version: start lag at most ceil(M/B) - 1"},
@@ -49,7 +42,7 @@ inline constexpr auto staleness_policies = std::to_array<named<opd::sched::stale
     {"naive_wait", opd::sched::staleness_policy::naive_wait,
      "negative control: waits for what would exceed tau, and deadlocks"},
 });
-inline constexpr auto weight_updates = std::to_array<named<opd::sched::weight_update>>({
+inline constexpr auto weight_updates = std::to_array<table_line<opd::sched::weight_update>>({
     {"keep", opd::sched::weight_update::keep, "running sequences go on under the new weights with their tokens"},
     {"abort", opd::sched::weight_update::abort, "running sequences start again under the new weights"},
     {"finish_first", opd::sched::weight_update::finish_first, "the change waits until no sequence is running"},
@@ -57,7 +50,7 @@ inline constexpr auto weight_updates = std::to_array<named<opd::sched::weight_up
 
 /// As the alternatives of sched::distribution are numbered.
 enum class law_kind { constant, uniform, exponential, lognormal, pareto, empirical, quantile_table, mixture };
-inline constexpr auto laws = std::to_array<named<law_kind>>({
+inline constexpr auto laws = std::to_array<table_line<law_kind>>({
     {"constant", law_kind::constant, "a"},
     {"uniform", law_kind::uniform, "between a and b"},
     {"exponential", law_kind::exponential, "of mean a"},

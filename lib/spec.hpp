@@ -27,7 +27,7 @@ namespace opd_c {
 
 /// What `text` stands for; refused with the table's names where it is none of them.
 template <class Kind, std::size_t N>
-Kind named(const char* argument, const char* text, const std::array<spec_name<Kind>, N>& table) {
+Kind named(const char* argument, const char* text, const std::array<table_line<Kind>, N>& table) {
     if (text != nullptr)
         for (const auto& line : table)
             if (line.text == text) return line.which;

@@ -4,21 +4,14 @@
 #pragma once
 
 #include <array>
-#include <string_view>
+
+#include "names.hpp"
 
 namespace opd_c {
 
-/// A line of a table, as opd::choice::name is one.
-template <class Kind>
-struct spec_name {
-    std::string_view text;
-    Kind which;
-    std::string_view says;
-};
-
 /// How drafts were drawn.
 enum class drawn { one_hot, dense, iid_siblings, without_replacement };
-inline constexpr auto proposals = std::to_array<spec_name<drawn>>({
+inline constexpr auto proposals = std::to_array<table_line<drawn>>({
     {"one_hot", drawn::one_hot, "distinct tokens that chance had no part in: retrieval, a drafter's favourites"},
     {"dense", drawn::dense, "one a node, drawn from q"},
     {"iid_siblings", drawn::iid_siblings, "siblings, each drawn from q"},
@@ -26,7 +19,7 @@ inline constexpr auto proposals = std::to_array<spec_name<drawn>>({
 });
 
 enum class tuner_kind { beg_mab, published_beg_mab, ucb1, fixed_table, cost_profile };
-inline constexpr auto tuners = std::to_array<spec_name<tuner_kind>>({
+inline constexpr auto tuners = std::to_array<table_line<tuner_kind>>({
     {"beg_mab", tuner_kind::beg_mab, "bucketed epsilon-greedy by median reward (TLT, algorithm 1)"},
     {"published_beg_mab", tuner_kind::published_beg_mab, "the same as its authors' code has it"},
     {"ucb1", tuner_kind::ucb1, "the same buckets, mean reward plus a bonus for what was tried little"},

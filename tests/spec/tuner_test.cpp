@@ -666,6 +666,13 @@ TEST_CASE("the switch: on after ten checks at or below 32, off above 40, and in 
     CHECK_FALSE(s.on());
     for (int i = 0; i < 8; ++i) CHECK_FALSE(s.check(0));
     CHECK(s.check(0));
+    // a count that no switch of these checks can have reached
+    for (const std::int32_t below : {-1, 11, std::numeric_limits<std::int32_t>::max()}) {
+        opd::sched::archive_writer w;
+        w(false, below);
+        opd::sched::archive_reader r(w.bytes);
+        CHECK_THROWS_AS(r(s), opd::invalid_input);
+    }
 }
 
 TEST_CASE("a state that is saved goes on as if it had not been") {

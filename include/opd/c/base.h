@@ -10,7 +10,7 @@
  *             header refuses members that it does not know, unless they are 0; a newer one takes missing members for 0.
  * Tensors     DLTensor (dlpack.h), never owned, read during the call alone. A matrix (N,V) may have more dimensions, (B,T,V): all but
  *             the last are rows, in order. The last has stride 1; rows may be further apart than they are long.
- * Choices     Estimators, surrogates, policies and the like are named by strings, as docs/ name them; opd_names() lists them.
+ * Choices     Estimators, surrogates, policies and the like are named by strings, as docs/ name them; opd_name() lists them.
  * Threads     Any function from any thread. Calls that share an engine, a scheduler or another handle wait for each other.
  * Handles     Made by opd_…_create, freed by opd_…_destroy (NULL does nothing). A handle that was freed, or that is of another kind, is
  *             refused as long as its memory is not another's.
@@ -57,8 +57,9 @@ OPD_C_API const char* opd_last_error_argument(void); /* the member at fault, "st
 OPD_C_API int64_t opd_last_error_row(void);          /* -1 if there is none */
 OPD_C_API int opd_last_error_code(void);             /* an opd_status */
 
-/* The names of a table ("divergence", "objective", "surrogate", "baseline", "selector", "estimator"), and what each is: the i-th from 0,
- * NULL from the last on. An unknown table has none. */
+/* The names of a table and what each is: the i-th from 0, NULL beyond the last. An unknown table has none. Tables: "divergence",
+ * "objective", "surrogate", "baseline", "selector", "estimator"; "proposal", "tuner"; "schedule", "staleness_policy", "weight_update",
+ * "law". */
 OPD_C_API const char* opd_name(const char* table, int i);
 OPD_C_API const char* opd_says(const char* table, int i);
 

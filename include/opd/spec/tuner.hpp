@@ -374,6 +374,7 @@ public:
     template <class A>
     void fields(A& a) {
         a(on_, below_);
+        if (below_ < 0 || below_ > options_.checks) throw invalid_input("snapshot", "is of another switch");
     }
 
 private:
