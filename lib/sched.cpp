@@ -80,9 +80,8 @@ sched::worker_change change_of(int value) {
                   OPD_WORK_ENDS == static_cast<int>(change::end) &&
                   OPD_SPARE_BEGINS == static_cast<int>(change::begin_spare) &&
                   OPD_SPARE_ENDS == static_cast<int>(change::end_spare));
-    static constexpr change all[] = {change::up,  change::down,        change::begin,
-                                     change::end, change::begin_spare, change::end_spare};
-    return one_of("change", value, all);
+    return one_of("change", value,
+                  {change::up, change::down, change::begin, change::end, change::begin_spare, change::end_spare});
 }
 
 } // namespace

@@ -9,5 +9,6 @@
 #include "opd/c/evaluate.h"
 #include "opd/c/rows.h"
 #include "opd/c/sched.h"
+#include "opd/c/spec.h"
 
 #endif

@@ -152,23 +152,24 @@ template <class Job>
 using state_of_rows =
     typename decltype(rows_of<lane_engine>(job_of_rows(std::declval<const Job&>()), host_frame{}))::state_type;
 
+template <class Student, class Teacher, class Estimator, class Formula>
+auto with_estimator(const row_job<Student, Teacher, Estimator, space::host>& job, const Formula& formula) {
+    return row_job<Student, Teacher, Formula, space::host>{job.student, job.teacher, formula,
+                                                           job.env,     job.rows,    job.vocab};
+}
 /// A job of a divergence as one of any divergence (dense_machine.hpp): all that follows is then compiled once a pair of sources. The
 /// estimator's parameters stay in `job`. On a renormalised support likewise where it is chosen at run time.
 template <class Job>
 decltype(auto) as_run(const Job& job) {
-    const auto with = [&]<class Formula>(const Formula& formula) {
-        return row_job<decltype(job.student), decltype(job.teacher), Formula, space::host>{
-            job.student, job.teacher, formula, job.env, job.rows, job.vocab};
-    };
     if constexpr (one_for_all<Job>) {
         using Z = typename decltype(job.student)::logit_type;
         using Y = typename decltype(job.teacher)::logit_type;
         using G = typename decltype(job.student)::gradient_type;
-        return with(formula_of<Z, Y, G, may_tile<Job>>(job.estimator));
+        return with_estimator(job, formula_of<Z, Y, G, may_tile<Job>>(job.estimator));
     } else if constexpr (one_for_all_supports<Job>) {
         const renormalised_formula formula{
             formula_of<double, double, double, false>(program_on_support(job.estimator))};
-        return with(formula);
+        return with_estimator(job, formula);
     } else {
         return (job);
     }
