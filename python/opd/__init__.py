@@ -35,12 +35,14 @@ from .estimators import (
     tail_bucket,
     truncated_biased,
 )
+from .rows import Drawn, Scores, draw, score
 from .teacher import Kept, Rollout
 
 __all__ = [
     "BadContents",
     "Diagnostics",
     "Divergence",
+    "Drawn",
     "Engine",
     "Error",
     "Estimator",
@@ -51,11 +53,13 @@ __all__ = [
     "Kept",
     "Result",
     "Rollout",
+    "Scores",
     "Unsupported",
     "alpha_divergence",
     "bfloat16",
     "config",
     "dense",
+    "draw",
     "evaluate",
     "generalised",
     "jsd",
@@ -65,6 +69,7 @@ __all__ = [
     "renormalised",
     "reweighted",
     "sampled_forward_kl",
+    "score",
     "show_config",
     "skew_forward_kl",
     "skew_reverse_kl",

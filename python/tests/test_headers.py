@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import unittest
 
-from opd import _c, _c_sched
+from opd import _c, _c_rows, _c_sched
 
 INCLUDE = pathlib.Path(__file__).resolve().parents[2] / "include"
 TYPES = {
@@ -31,14 +31,14 @@ TYPES = {
 
 
 def mirror_of(name):
-    return getattr(_c, name, None) or getattr(_c_sched, name)
+    return next(getattr(m, name) for m in (_c, _c_rows, _c_sched) if hasattr(m, name))
 
 
 def has_mirror(name):
-    return hasattr(_c, name) or hasattr(_c_sched, name)
+    return any(hasattr(m, name) for m in (_c, _c_rows, _c_sched))
 
 
-MIRRORS = [m for m in (_c, _c_sched) if all((INCLUDE / "opd/c" / h).exists() for h in m.HEADERS)]
+MIRRORS = (_c, _c_rows, _c_sched)
 HEADERS = [h for m in MIRRORS for h in m.HEADERS]
 FUNCTIONS = {name: f for m in MIRRORS for name, f in m.FUNCTIONS.items()}
 
@@ -131,8 +131,8 @@ class Headers(unittest.TestCase):
         self.assertEqual(_c.ABI_VERSION, constants["OPD_ABI_VERSION"])
         self.assertEqual(_c.STALENESS_BINS, constants["OPD_STALENESS_BINS"])
         for name in ("ZERO", "BY_POLICY", "AUTOMATIC", "WIDEST", "FAILURES"):
-            if _c_sched in MIRRORS:
-                self.assertEqual(getattr(_c_sched, name), constants["OPD_" + name])
+            self.assertEqual(getattr(_c_sched, name), constants["OPD_" + name])
+        self.assertEqual(_c_rows.RATIO_BINS, constants["OPD_RATIO_BINS"])
 
     def test_functions_are_declared_with_as_many_arguments(self):
         text = "".join((INCLUDE / "opd/c" / h).read_text() for h in HEADERS)
