@@ -111,7 +111,9 @@ struct opd_scheduler {
                                     ": take them with opd_scheduler_actions()");
     }
     void forget_returned() {
-        while (!pending.empty() && pending.front().left() == 0) pending.pop_front();
+        while (pending.size() > 1 && pending.front().left() == 0) pending.pop_front();
+        if (!pending.empty() && pending.front().left() == 0)
+            pending.front().clear(); // its memory serves the next event
     }
     void on(const sched::event& e, double now) {
         if (pending.empty() || !pending.back().made.items.empty()) pending.emplace_back(); // before anything changes
@@ -331,6 +333,7 @@ int opd_scheduler_metrics(opd_scheduler* scheduler, double now, char* text, size
                               ": time is finite and never decreases");
         if (!m.fault.empty()) throw opd::error(m.fault);
         sched::run_metrics at = m.metrics;
+        if (!m.begun) at.start(now); // nothing has happened, so no time has passed
         at.observe(now);
         json_visitor visit;
         at.describe(visit);
