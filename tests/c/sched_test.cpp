@@ -1453,6 +1453,17 @@ TEST_CASE("a simulated run by hand") {
     CHECK(l.discarded_tokens == 0);
     CHECK(l.counters.preempted == 2);
 
+    // one lane, a second from 3 seconds on; it dies after 4: four tokens of one sequence and one of the other
+    auto one = up, two = up;
+    one.slots = 1;
+    const opd_event lanes[4] = {one, two, down, up};
+    const double at[4] = {0, 3, 4, 6};
+    r.c.events = lanes, r.c.times = at, r.c.event_count = 4;
+    l = r.run();
+    CHECK(l.lost_tokens == 5);
+    CHECK(l.generated_tokens == 45);
+    CHECK(l.discarded_tokens == 0);
+
     // it ends with the learner's first call under way
     r.c.event_count = 0;
     r.c.seconds = 12;

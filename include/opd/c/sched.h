@@ -112,7 +112,7 @@ typedef struct opd_scheduler_settings {
 /* ---- events and actions */
 
 typedef enum {
-    OPD_EVENT_WORKER_UP = 0,      /* stage, worker, incarnation, slots: a new life; or in the present one, other slots */
+    OPD_EVENT_WORKER_UP = 0,      /* stage, worker, incarnation, slots: a new life; or of this one, other slots */
     OPD_EVENT_WORKER_DOWN = 1,
     OPD_EVENT_ROLLED_OUT = 2,     /* ticket, versions */
     OPD_EVENT_ROLLOUT_FAILED = 3, /* ticket */
