@@ -37,21 +37,13 @@ namespace {
 
 std::atomic<std::uint64_t> serials{0};
 
-/// A row as arithmetic sees it: of half, the least number is a mask.
-void widen(const std::uint16_t* from, bool half, index_t n, float* to) {
-    using F = opd::pack;
+/// A row as arithmetic sees it: the least half is a mask.
+void widen(const opd::half* numbers, index_t n, float* to) {
     index_t i = 0;
-    if (!half) {
-        const auto* const numbers = reinterpret_cast<const opd::bfloat16*>(from);
-        for (; i + F::width <= n; i += F::width) F::load(numbers + i).store(to + i);
-        for (; i < n; ++i) to[i] = opd::detail::load_maskable(numbers[i]);
-        return;
-    }
-    const auto* const numbers = reinterpret_cast<const opd::half*>(from);
 #if defined(__F16C__)
     const __m256 least = _mm256_set1_ps(-65504.f), mask = _mm256_castsi256_ps(_mm256_set1_epi32(int(0xff800000u)));
     for (; i + 8 <= n; i += 8) {
-        const __m256 x = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+        const __m256 x = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers + i)));
         _mm256_storeu_ps(to + i, _mm256_blendv_ps(x, mask, _mm256_cmp_ps(x, least, _CMP_EQ_OQ)));
     }
 #endif
@@ -65,7 +57,7 @@ widened_rows::widened_rows(opd::cpu_backend& be, call_memory& memory, index_t v)
     buffers = memory.take<float>(stride * count);
 }
 
-const float* widened_rows::row(const std::uint16_t* numbers, bool half, index_t r, index_t v) {
+const float* widened_rows::row(const opd::half* numbers, index_t r, index_t v) {
     struct held {
         std::uint64_t serial = 0;
         index_t row = -1;
@@ -74,7 +66,7 @@ const float* widened_rows::row(const std::uint16_t* numbers, bool half, index_t 
     thread_local held now;
     if (now.serial != serial) now = {serial, -1, buffers + stride * taken.fetch_add(1)};
     if (now.row != r) {
-        widen(numbers, half, v, now.at);
+        widen(numbers, v, now.at);
         now.row = r;
     }
     return now.at;

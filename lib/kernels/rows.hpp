@@ -3,8 +3,8 @@
 // What draws, kept sets and scores have in common: logits of any type as rows, ids and log-probs of the caller's types beside those that the
 // rows are compiled for (int64 and double), names of the C interface in errors, and where the memory for it comes from.
 //
-// Rows are compiled for float and double. One of bfloat16 or half becomes float as a whole when a thread comes to it: what arithmetic reads
-// is the same float either way. Ids and log-probs are kept in int64 and double, and rounded once as they are handed over, which is
+// Rows are compiled for float, bfloat16 and double. One of half becomes float as a whole when a thread comes to it: what arithmetic reads is
+// the same float either way. Ids and log-probs are kept in int64 and double, and rounded once as they are handed over, which is
 // where the C++ call rounds them, too.
 #pragma once
 
@@ -124,8 +124,8 @@ struct widened_rows {
     std::atomic<int> taken{0};
 
     widened_rows(opd::cpu_backend& be, call_memory& memory, index_t v);
-    /// Row r of these numbers, bfloat16 or half, as float.
-    const float* row(const std::uint16_t* numbers, bool half, index_t r, index_t v);
+    /// Row r, which is these numbers, as float.
+    const float* row(const opd::half* numbers, index_t r, index_t v);
 };
 
 /// Logits of any type, as a source of rows of F.
@@ -136,17 +136,16 @@ struct any_rows {
     static constexpr opd::space memory_space = opd::space::host;
     const void* data = nullptr;
     index_t n = 0, v = 0, stride = 0;
-    bool half = false;
     float temperature = 1;
-    widened_rows* wide = nullptr; ///< of bfloat16 and half
+    widened_rows* wide = nullptr; ///< the numbers are half
 
     index_t rows() const { return n; }
     index_t vocab() const { return v; }
     index_t tile_size() const { return v; }
     const F* tile(opd::row_place at, index_t begin) const {
-        if constexpr (sizeof(F) == sizeof(float))
+        if constexpr (std::is_same_v<F, float>)
             if (wide != nullptr)
-                return wide->row(static_cast<const std::uint16_t*>(data) + at.row * stride, half, at.row, v) + begin;
+                return wide->row(static_cast<const opd::half*>(data) + at.row * stride, at.row, v) + begin;
         return static_cast<const F*>(data) + at.row * stride + begin;
     }
     const F& logit(opd::row_place at, index_t id) const { return tile(at, id)[0]; }
@@ -166,13 +165,14 @@ inline any_matrix logits_matrix(const std::string& name, const DLTensor* z, dtyp
     if (m.cols < 1 && m.rows > 0) refuse(name, "has no columns");
     return m;
 }
-/// body(source) of rows of float or of double.
+/// body(source) of rows of float, bfloat16 or double.
 template <class Body>
 auto with_rows(const std::string& name, const DLTensor* z, opd::cpu_backend& be, call_memory& memory, Body&& body) {
     const dtype type = logits_type(name, z);
     const any_matrix m = logits_matrix(name, z, type);
     if (type == dtype::float64) return body(any_rows<double>{m.data, m.rows, m.cols, m.stride});
-    any_rows<float> rows{m.data, m.rows, m.cols, m.stride, type == dtype::half};
+    if (type == dtype::bfloat16) return body(any_rows<opd::bfloat16>{m.data, m.rows, m.cols, m.stride});
+    any_rows<float> rows{m.data, m.rows, m.cols, m.stride};
     if (type == dtype::float32) return body(rows);
     widened_rows wide(be, memory, m.cols);
     rows.wide = &wide;

@@ -80,8 +80,7 @@ void score_of(opd::cpu_backend& be, const opd_score_call& c, opd_result& result,
                 .lse = vector<double>("score.lse", c.lse),
                 .entropy = vector<double>("score.entropy", c.entropy),
                 .offsets = offsets("score.offsets", c.offsets)};
-        return with_rows("score.z", c.z, be, memory, [&](auto rows) {
-            rows.temperature = temperature;
+        return with_rows("score.z", c.z, be, memory, [&](const auto& rows) {
             return run(be, opd::detail::checked_scores(opd::detail::job_rows(rows), what, temperature, mask),
                        workspace);
         });

@@ -569,8 +569,8 @@ TEST_CASE("the thin forms are opd_score with one part of it") {
 
 TEST_CASE("an arena of the bytes that were asked for is enough, half of it is refused") {
     random_source random(4);
-    table<opd::bfloat16> z(4, 3000, 8);
-    for (opd::bfloat16& x : z.data) x = stored<opd::bfloat16>(3 * random.normal());
+    table<opd::half> z(4, 3000, 8);
+    for (opd::half& x : z.data) x = stored<opd::half>(3 * random.normal());
     line<std::uint64_t> sample(std::vector<std::uint64_t>{1, 2, 3, 4});
     line<std::uint32_t> position(std::vector<std::uint32_t>{5, 6, 7, 8});
     table<std::int32_t> ids(4, 8), other_ids(4, 8);
