@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: no
 //
 // The share of a support's ids that another list holds: against counting by hand, matrices and ragged lines alike; what is bad, what is
 // refused.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: no
 //
 // Between scheduler and workers: each command has the payloads that it needs, and nothing is kept of a worker whose
 // life is over, or of what the scheduler refuses. (Ten thousand runs over an unreliable channel: channel_test.cpp.)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: no
 //
 // Commands, replies and snapshots of a run are after a journey as bytes what they were; bytes that end too early or
 // contradict themselves are refused.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: no
 //
 // The cost of a rollout worker's quanta, fitted: exact where it is linear, never negative, and what follows for the pace.
 #include "support/property.hpp"
