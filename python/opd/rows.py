@@ -178,7 +178,7 @@ def draw(
     check(_c_rows.lib().opd_draw(byref(s), byref(result)))
     kept = None
     if kept_sets:
-        kept = _kept(z, cut, (temperature, top_k, top_p, min_p), mask, ignore, engine, threads)
+        kept = _kept(z, cut, mask, ignore, engine, threads)
     return Drawn(
         ids, log_mu, weight, exact, lse, log_kept, log_tail, kept, design, Diagnostics.of_struct(result.diagnostics)
     )
@@ -187,7 +187,6 @@ def draw(
 def _kept(
     z: Any,
     cut: list[Any],
-    law: tuple[Any, ...],
     mask: Any,
     ignore: Optional[int],
     engine: Optional[Engine],
@@ -196,7 +195,6 @@ def _kept(
     s = _c_rows.opd_kept_ids_call()
     call = _Call(s, z, engine, threads)
     call.masked(mask, ignore)
-    call.filtered(*law)
     for name, array in zip(("cut_logit", "cut_id", "kept"), cut):
         call.put(name, rows(name, array, written=True))
     count = 1
