@@ -33,3 +33,7 @@ set_target_properties(c_header_cxx11 PROPERTIES CXX_STANDARD 11 CXX_EXTENSIONS O
 
 add_test(NAME c.rust COMMAND "${PROJECT_SOURCE_DIR}/scripts/test_rust.sh" "$<TARGET_FILE_DIR:opd_c>")
 set_tests_properties(c.rust PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED")
+
+# With the distribution's Python; the tests of PyTorch have an environment of their own (scripts/test_torch.sh).
+add_test(NAME python.numpy COMMAND bash -c "if PYTHON=/usr/bin/python3; $PYTHON -c 'import numpy'; then export PYTHON; '${PROJECT_SOURCE_DIR}/scripts/test_python.sh' '$<TARGET_FILE:opd_c>'; else echo 'SKIPPED: no numpy (Debian: python3-numpy)'; fi")
+set_tests_properties(python.numpy PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED: no numpy" TIMEOUT 900)

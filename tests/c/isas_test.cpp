@@ -47,9 +47,9 @@ TEST_CASE("the chosen kernels compute what the formulas say") {
         double kl = 0;
         for (std::size_t i = 0; i < lp.size(); ++i) kl += std::exp(lp[i]) * (lp[i] - lq[i]);
         for (std::size_t i = 0; i < lp.size(); ++i) {
-            const double pi = std::exp(lp[i]), qi = std::exp(lq[i]), m = o * pi + (1 - o) * qi;
+            const double pi = std::exp(lp[i]), qi = std::exp(lq[i]), m = w * qi + (1 - w) * pi;
             gradient[std::size_t(r * v) + i] = pi * (lp[i] - lq[i] - kl) / double(n);
-            jsd += (w * pi * std::log(pi / m) + (1 - w) * qi * std::log(qi / m)) / double(n);
+            jsd += (o * qi * std::log(qi / m) + (1 - o) * pi * std::log(pi / m)) / double(n);
         }
         reverse += kl / double(n);
         double rest_p = 0, of_row = 0;
