@@ -11,8 +11,9 @@
 #include "opd/c/base.h"
 #include "opd/error.hpp"
 
-// Functions and data that the parts of libopd share, which are compiled for several instruction sets: of C linkage, since these keep their
-// names when all others are made local (CMakeLists.txt), and hidden, since no caller sees them.
+// Functions and data that the parts of libopd share, which are compiled for several instruction sets: of C linkage,
+// since these keep their names when all others are made local (CMakeLists.txt), and hidden, since no caller sees
+// them.
 #define OPD_C_SHARED extern "C" __attribute__((visibility("hidden")))
 
 /// What opd_last_error() and its likes then say.

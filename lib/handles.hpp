@@ -12,7 +12,8 @@
 
 namespace opd_c {
 
-/// The live handles of one kind. Whoever uses one shares it: another thread's destroy waits for nobody, and frees nothing that is in use.
+/// The live handles of one kind. Whoever uses one shares it: another thread's destroy waits for nobody, and frees
+/// nothing that is in use.
 template <class Handle>
 class handle_table {
 public:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What is compiled once for each instruction set, and chosen when the library is loaded. kernels/ has it; all of it takes the caller's
-// structs as they are, checked for their sizes alone.
+// What is compiled once for each instruction set, and chosen when the library is loaded. kernels/ has it; all of it
+// takes the caller's structs as they are, checked for their sizes alone.
 #pragma once
 
 #include <cstddef>

@@ -76,7 +76,7 @@ int run_score(const opd_score_call* of, opd_result* result, std::uint64_t* works
     });
 }
 
-// --- what passes over a batch read ------------------------------------------------------------------------------------------------
+// --- what passes over a batch read -----------------------------------------------------------------------------------
 
 /// A tensor of doubles that must be there.
 template <class T>
@@ -113,7 +113,8 @@ void check_apart(const char* name, const DLTensor* out, const char* other, const
     if (a < b_end && b < a_end) refuse(name, std::string("overlaps ") + other);
 }
 
-/// Drawn tokens as the library's passes see them, with the advantage of each: a cache in double, and what a token is worth in it.
+/// Drawn tokens as the library's passes see them, with the advantage of each: a cache in double, and what a token is
+/// worth in it.
 struct token_pass {
     index_t n = 0, m = 0;
     std::vector<std::int64_t> id;
@@ -211,7 +212,7 @@ void put(opd_prefix_staleness* to, const opd::prefix_staleness& s) {
                                       s.log_ratio(), s.effective_share()});
 }
 
-// --- penalties --------------------------------------------------------------------------------------------------------------------
+// --- penalties -------------------------------------------------------------------------------------------------------
 
 /// Lists of ids of each row.
 class id_lists {
@@ -353,7 +354,7 @@ void penalise_rows(const opd_penalise_call& c) {
     });
 }
 
-// --- overlaps ---------------------------------------------------------------------------------------------------------------------
+// --- overlaps --------------------------------------------------------------------------------------------------------
 
 /// Ids of rows, whatever their type and layout, as one line with offsets, or as a matrix: in int64.
 struct id_rows {

@@ -13,7 +13,8 @@
 
 namespace opd_c {
 
-/// A copy of *s, or of defaults where s is null and `optional`: what the caller's struct lacks is 0; what it has beyond ours must be 0.
+/// A copy of *s, or of defaults where s is null and `optional`: what the caller's struct lacks is 0; what it has
+/// beyond ours must be 0.
 template <class Struct>
 Struct read(const char* name, const Struct* s, bool optional = false) {
     static_assert(std::is_trivially_copyable_v<Struct>);

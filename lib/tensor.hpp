@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// From a DLTensor to the library's views. Shapes that belong together are checked by the C++ call; here each tensor is checked alone: its
-// type, where it lies, and that its rows are rows.
+// From a DLTensor to the library's views. Shapes that belong together are checked by the C++ call; here each tensor
+// is checked alone: its type, where it lies, and that its rows are rows.
 #pragma once
 
 #include <cstdint>

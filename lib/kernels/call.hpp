@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A call of opd_evaluate on its way to the C++ call: what all its kinds have in common. dense.cpp, support.cpp and the others take it on
-// from here, each for the caches it is named after.
+// A call of opd_evaluate on its way to the C++ call: what all its kinds have in common. dense.cpp, support.cpp and
+// the others take it on from here, each for the caches it is named after.
 #pragma once
 
 #include <algorithm>
@@ -64,7 +64,8 @@ inline opd::any_selector selector_of(const opd_estimator& e) {
 }
 inline float temperature_of(double t) { return static_cast<float>(or_default(t, 1.0)); }
 
-/// body(estimator) under the caller's selector. One type for all of them: that without a selector is `all`, which weighs every row with 1.
+/// body(estimator) under the caller's selector. One type for all of them: that without a selector is `all`, which
+/// weighs every row with 1.
 template <class Estimator, class Body>
 opd::result with_selector(const opd_estimator& of, const Estimator& e, Body&& body) {
     const opd::any_selector selector = selector_of(of);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a divergence does to a tile of logits (opd/cpu/dense_machine.hpp), compiled in one unit for each set of types, formulas_<type>.cpp,
-// and used by every unit whose sources have these types.
+// What a divergence does to a tile of logits (opd/cpu/dense_machine.hpp), compiled in one unit for each set of types,
+// formulas_<type>.cpp, and used by every unit whose sources have these types.
 #pragma once
 
 #include "opd/cpu/dense_machine.hpp"
 #include "opd/estimators/any.hpp"
 
-// The divergences of dense rows, as evaluate gets them: every line of choice::divergences, and eopd. A table of any.hpp that grew compiles
-// here as it is, and slowly: the new line's functions are then in every unit.
-// clang-format off
+// The divergences of dense rows, as evaluate gets them: every line of choice::divergences, and eopd. A table of
+// any.hpp that grew compiles here as it is, and slowly: the new line's functions are then in every unit. clang-format
+// off
 #define OPD_C_FORMULAS(X, T) \
     X(T, reverse_kl) X(T, forward_kl) X(T, jsd) X(T, skew_forward_kl) X(T, skew_reverse_kl) X(T, total_variation) \
     X(T, alpha_divergence) X(T, chi_squared) X(T, acceptance)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Ids as int64, which the kernels are compiled for: int32 is copied, into memory that the thread keeps. An id takes 8 bytes; its logit is
-// read from another line of memory.
+// Ids as int64, which the kernels are compiled for: int32 is copied, into memory that the thread keeps. An id takes 8
+// bytes; its logit is read from another line of memory.
 #pragma once
 
 #include <array>

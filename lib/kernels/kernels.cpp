@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The kernels of one instruction set: OPD_KERNELS is the function that hands them out, OPD_KERNELS_NAME what they are called.
+// The kernels of one instruction set: OPD_KERNELS is the function that hands them out, OPD_KERNELS_NAME what they are
+// called.
 #include <memory>
 #include <new>
 #include <string>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Divergences of a support over which both sides are renormalised, with a dense or a sparse gradient. One form of support is compiled, the
-// ragged one: a support of k ids in each row is one, with the same bits.
+// Divergences of a support over which both sides are renormalised, with a dense or a sparse gradient. One form of
+// support is compiled, the ragged one: a support of k ids in each row is one, with the same bits.
 #pragma once
 
 #include <algorithm>

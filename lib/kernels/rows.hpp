@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What draws, kept sets and scores have in common: logits of any type as rows, ids and log-probs of the caller's types beside those that the
-// rows are compiled for (int64 and double), names of the C interface in errors, and where the memory for it comes from.
+// What draws, kept sets and scores have in common: logits of any type as rows, ids and log-probs of the caller's
+// types beside those that the rows are compiled for (int64 and double), names of the C interface in errors, and where
+// the memory for it comes from.
 //
-// Rows are compiled for float, bfloat16 and double. One of half becomes float as a whole when a thread comes to it: what arithmetic reads is
-// the same float either way. Ids and log-probs are kept in int64 and double, and rounded once as they are handed over, which is
-// where the C++ call rounds them, too.
+// Rows are compiled for float, bfloat16 and double. One of half becomes float as a whole when a thread comes to it:
+// what arithmetic reads is the same float either way. Ids and log-probs are kept in int64 and double, and rounded
+// once as they are handed over, which is where the C++ call rounds them, too.
 #pragma once
 
 #include <atomic>
@@ -76,7 +77,8 @@ private:
     opd::detail::call_spans spans_;
 };
 
-/// Memory of one call: the end of the caller's arena, or the heap. Of a call whose bytes alone are asked for: addresses that nobody reads.
+/// Memory of one call: the end of the caller's arena, or the heap. Of a call whose bytes alone are asked for:
+/// addresses that nobody reads.
 class call_memory {
 public:
     call_memory(opd::cpu_backend& be, bool counts) : be_(be), arena_(be.arena), counts_(counts) {}
@@ -192,8 +194,8 @@ auto with_view(const std::string& name, const DLTensor* z, Body&& body) {
     return of(static_cast<const opd::half*>(nullptr));
 }
 
-/// A tensor of ids or log-probs: the caller's memory where it is of Wide (int64, double), else numbers of Wide on their way to or from a
-/// Narrow (int32, float).
+/// A tensor of ids or log-probs: the caller's memory where it is of Wide (int64, double), else numbers of Wide on
+/// their way to or from a Narrow (int32, float).
 template <class Wide, class Narrow>
 class converted {
 public:

@@ -94,7 +94,7 @@ void score_of(opd::cpu_backend& be, const opd_score_call& c, opd_result& result,
     hand_over(r, result);
 }
 
-// --- passes over a batch ----------------------------------------------------------------------------------------------------------
+// --- passes over a batch ---------------------------------------------------------------------------------------------
 
 /// A column of the cache, (N,m) or left out.
 template <class L>

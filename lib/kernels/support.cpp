@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Estimators of a support that read the student's normaliser over the vocabulary: tail_bucket, generalised, truncated_biased, reweighted.
+// Estimators of a support that read the student's normaliser over the vocabulary: tail_bucket, generalised,
+// truncated_biased, reweighted.
 #include "support.hpp"
 
 opd::result opd_c::kernel::support(const call& c) {

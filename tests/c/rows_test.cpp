@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// opd/c/rows.h against the C++ calls, bit for bit: draws by every design, kept sets, scores, penalties and passes over a batch, of every type,
-// random shapes, rows apart, masks and filters; what lies between and beside the rows stays. Bad input is answered by name, and nothing is
-// written.
+// opd/c/rows.h against the C++ calls, bit for bit: draws by every design, kept sets, scores, penalties and passes
+// over a batch, of every type, random shapes, rows apart, masks and filters; what lies between and beside the rows
+// stays. Bad input is answered by name, and nothing is written.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -35,8 +35,9 @@ using opd::index_t;
 
 const bool own_kernels = (opd::test::choose_own_kernels(), true);
 
-// Where there is a fused multiply-add, g++ makes one of whatever two operations it sees side by side, which depends on how it inlines;
-// and passes over a batch are compiled without it, as the library is. What they round may then differ in a last bit.
+// Where there is a fused multiply-add, g++ makes one of whatever two operations it sees side by side, which depends
+// on how it inlines; and passes over a batch are compiled without it, as the library is. What they round may then
+// differ in a last bit.
 #if defined(__FMA__)
 constexpr bool fuses_passes = true;
 #else
@@ -204,7 +205,7 @@ void put(Call& c, const opd::filter& f) {
     c.temperature = double(f.temperature), c.top_k = f.top_k, c.top_p = double(f.top_p), c.min_p = double(f.min_p);
 }
 
-// --- draws ------------------------------------------------------------------------------------------------------------------------
+// --- draws -----------------------------------------------------------------------------------------------------------
 
 struct design_choice {
     const char* name;
@@ -326,7 +327,7 @@ TEST_CASE("a draw has the bits of the C++ call, of any design, type, filter and 
     }
 }
 
-// --- kept sets --------------------------------------------------------------------------------------------------------------------
+// --- kept sets -------------------------------------------------------------------------------------------------------
 
 template <class Z, class Id, class Offset>
 void check_kept(random_source& random, opd_engine* engine, opd::cpu_backend& be) {
@@ -397,7 +398,7 @@ TEST_CASE("kept sets come in two calls, by a draw's cut or by a filter") {
     }
 }
 
-// --- scores -----------------------------------------------------------------------------------------------------------------------
+// --- scores ----------------------------------------------------------------------------------------------------------
 
 template <class Id, class L>
 struct score_outputs {
@@ -621,7 +622,7 @@ TEST_CASE("an arena of the bytes that were asked for is enough, half of it is re
         kept, [&](auto* c) { return opd_kept_ids(c, &total, nullptr); }, opd_kept_ids_workspace_bytes);
 }
 
-// --- penalties --------------------------------------------------------------------------------------------------------------------
+// --- penalties -------------------------------------------------------------------------------------------------------
 
 template <class Z, class Out, class Id>
 void check_penalties(random_source& random) {
@@ -691,7 +692,7 @@ TEST_CASE("penalties have the bits of the C++ calls, out of place and in place")
     }
 }
 
-// --- passes over a batch ----------------------------------------------------------------------------------------------------------
+// --- passes over a batch ---------------------------------------------------------------------------------------------
 
 /// A cache of drawn tokens with a table of log p, as the C and the C++ call have it.
 template <class Id, class L>
@@ -980,7 +981,7 @@ TEST_CASE("weights of drafts, quantiles of ratios, overlaps and repeats are thos
     }
 }
 
-// --- bad input --------------------------------------------------------------------------------------------------------------------
+// --- bad input -------------------------------------------------------------------------------------------------------
 
 /// A call, what is wrong with it, and the argument that it is refused by.
 struct refusal {

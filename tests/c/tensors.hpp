@@ -49,8 +49,8 @@ struct tensor : DLTensor {
     tensor& operator=(const tensor&) = delete;
 };
 
-/// Has libopd use the kernels that this unit was compiled for, if the processor and the library have them: their bits are the same. Before
-/// the first call.
+/// Has libopd use the kernels that this unit was compiled for, if the processor and the library have them: their bits
+/// are the same. Before the first call.
 inline void choose_own_kernels() {
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && defined(__AVX512VL__)
     ::setenv("OPD_ISA", "v4", 0);

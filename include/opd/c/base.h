@@ -2,18 +2,22 @@
  *
  * Conventions of the C interface: results, errors, tensors, engines. C99 and C++11.
  *
- * Results     Every function that can fail returns an int: OPD_OK or why not. opd_last_error() then has the sentence, of the calling
- *             thread. No exception leaves a function. What could not be done has written nothing, but where the result says so
- *             (OPD_BAD_CONTENTS).
- * Structs     The first member is struct_size, set by the caller to sizeof of what it compiled. A member of 0, 0.0 or NULL has the default
- *             that its comment names, so `{.struct_size = sizeof s}` is a struct of defaults. A library that is older than the caller's
- *             header refuses members that it does not know, unless they are 0; a newer one takes missing members for 0.
- * Tensors     DLTensor (dlpack.h), never owned, read during the call alone. A matrix (N,V) may have more dimensions, (B,T,V): all but
- *             the last are rows, in order. The last has stride 1; rows may be further apart than they are long.
- * Choices     Estimators, surrogates, policies and the like are named by strings, as docs/ name them; opd_name() lists them.
- * Threads     Any function from any thread. Calls that share an engine, a scheduler or another handle wait for each other.
- * Handles     Made by opd_…_create, freed by opd_…_destroy (NULL does nothing). A handle that was freed, or that is of another kind, is
- *             refused as long as its memory is not another's.
+ * Results     Every function that can fail returns an int: OPD_OK or why not. opd_last_error() then has the sentence,
+ *             of the calling thread. No exception leaves a function. What could not be done has written nothing, but
+ *             where the result says so (OPD_BAD_CONTENTS).
+ * Structs     The first member is struct_size, set by the caller to sizeof of what it compiled. A member of 0, 0.0 or
+ *             NULL has the default that its comment names, so `{.struct_size = sizeof s}` is a struct of defaults. A
+ *             library that is older than the caller's header refuses members that it does not know, unless they are
+ *             0; a newer one takes missing members for 0.
+ * Tensors     DLTensor (dlpack.h), never owned, read during the call alone. A matrix (N,V) may have more dimensions,
+ *             (B,T,V): all but the last are rows, in order. The last has stride 1; rows may be further apart than
+ *             they are long.
+ * Choices     Estimators, surrogates, policies and the like are named by strings, as docs/ name them; opd_name()
+ *             lists them.
+ * Threads     Any function from any thread. Calls that share an engine, a scheduler or another handle wait for each
+ *             other.
+ * Handles     Made by opd_…_create, freed by opd_…_destroy (NULL does nothing). A handle that was freed, or that is
+ *             of another kind, is refused as long as its memory is not another's.
  */
 #ifndef OPD_C_BASE_H
 #define OPD_C_BASE_H
@@ -57,9 +61,10 @@ OPD_C_API const char* opd_last_error_argument(void); /* the member at fault, "st
 OPD_C_API int64_t opd_last_error_row(void);          /* -1 if there is none */
 OPD_C_API int opd_last_error_code(void);             /* an opd_status */
 
-/* The names of a table and what each is: the i-th from 0, NULL beyond the last. An unknown table has none. Tables: "divergence",
- * "objective", "surrogate", "baseline", "selector", "estimator"; "proposal", "tuner"; "schedule", "staleness_policy", "weight_update",
- * "law". */
+/* The names of a table and what each is: the i-th from 0, NULL beyond the last. An unknown table has none.
+ * Tables: "divergence",
+ * "objective", "surrogate", "baseline", "selector", "estimator"; "proposal", "tuner"; "schedule", "staleness_policy",
+ * "weight_update", "law". */
 OPD_C_API const char* opd_name(const char* table, int i);
 OPD_C_API const char* opd_says(const char* table, int i);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
  *
- * A tensor as DLPack's specification describes it (version 1.0, unversioned DLTensor): what NumPy, PyTorch, JAX, CuPy and others
- * hand out and take. Written from the specification; a program that includes DLPack's own header first keeps that one.
+ * A tensor as DLPack's specification describes it (version 1.0, unversioned DLTensor): what NumPy, PyTorch, JAX, CuPy
+ * and others hand out and take. Written from the specification; a program that includes DLPack's own header first
+ * keeps that one.
  */
 #ifndef DLPACK_DLPACK_H_
 #define DLPACK_DLPACK_H_

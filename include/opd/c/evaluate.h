@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
  *
- * Loss and gradient of any estimator over a batch of rows: opd::evaluate (opd/evaluate.hpp) with everything chosen at run time.
+ * Loss and gradient of any estimator over a batch of rows: opd::evaluate (opd/evaluate.hpp) with everything chosen at
+ * run time.
  *
  *   opd_student student = {.struct_size = sizeof student, .z = &z, .dz = &dz};
  *   opd_teacher teacher = {.struct_size = sizeof teacher, .y = &y};
@@ -8,8 +9,8 @@
  *   opd_result result = {.struct_size = sizeof result};
  *   if (opd_evaluate(&call, &result) != OPD_OK) puts(opd_last_error());
  *
- * Formulas, bits and checks are those of the C++ call: the pages under docs/estimators/ hold for both. Numbers are float, bfloat16, half
- * or double; docs/bindings/c.md has the table of combinations.
+ * Formulas, bits and checks are those of the C++ call: the pages under docs/estimators/ hold for both. Numbers are
+ * float, bfloat16, half or double; docs/bindings/c.md has the table of combinations.
  */
 #ifndef OPD_C_EVALUATE_H
 #define OPD_C_EVALUATE_H
