@@ -12,10 +12,10 @@
 //   sequence_sum_mean  1 / S
 //   constant           1 / normaliser
 //
-// A micro-batch passes the whole batch's count as `normaliser`; then cutting a batch changes the total by rounding only.
-// Weights are never part of a count. Nor are contents: a kept row that turns out bad counts and adds 0, so that a factor
-// depends on masks and sizes alone and is the same on every rank; loss · kept / (kept - bad_rows) is token_mean over the
-// good rows. No kept row: loss 0, gradient 0, and the diagnostics say so.
+// A micro-batch passes the whole batch's count as `normaliser`; then cutting a batch changes the total by rounding
+// only. Weights are never part of a count. Nor are contents: a kept row that turns out bad counts and adds 0, so that
+// a factor depends on masks and sizes alone and is the same on every rank; loss · kept / (kept - bad_rows) is
+// token_mean over the good rows. No kept row: loss 0, gradient 0, and the diagnostics say so.
 #pragma once
 
 #include <cstdint>
@@ -189,9 +189,10 @@ struct infinite {
     static constexpr infinite raise() { return {action::raise, -30}; }
 };
 
-/// What follows when kept rows hold bad contents (NaN, +inf, ids out of range, …). The row itself always gets loss 0 and
-/// gradient 0 and is counted. The others throw `bad_contents` once the whole batch is done: every output is written by then,
-/// and the exception holds the result. On CUDA `fetch` throws. The share is of this call's kept rows.
+/// What follows when kept rows hold bad contents (NaN, +inf, ids out of range, …). The row itself always gets loss 0
+/// and gradient 0 and is counted. The others throw `bad_contents` once the whole batch is done: every output is
+/// written by then, and the exception holds the result. On CUDA `fetch` throws. The share is of this call's kept
+/// rows.
 struct bad {
     enum class action { count, raise_above, raise } act = action::count;
     double share = 0; ///< raise_above: the largest share that passes, between 0 and 1
@@ -201,9 +202,9 @@ struct bad {
     static constexpr bad raise() { return {action::raise, 0}; }
 };
 
-/// What becomes of a row whose gradient its type does not hold (half ends at 65,504). Counted in infinite_rows in either case.
-/// `skip_row`: loss 0, gradient 0; with beta != 0, where what was there cannot be had back, as `saturate`: entries that do not fit
-/// become the largest finite number of the type.
+/// What becomes of a row whose gradient its type does not hold (half ends at 65,504). Counted in infinite_rows in
+/// either case. `skip_row`: loss 0, gradient 0; with beta != 0, where what was there cannot be had back, as
+/// `saturate`: entries that do not fit become the largest finite number of the type.
 enum class overflow { skip_row, saturate };
 
 /// `count`: a row with bad contents gets loss 0 and gradient 0 and is counted. `contents`: a pass of its own validates
@@ -217,12 +218,13 @@ enum class determinism {
     tiling_invariant ///< also for any tiling of the vocabulary (docs/concepts/source.md); refused on a device
 };
 
-/// Student and teacher vocabularies of different size. The softmax runs over the common ids only; nothing is padded. To have what lies
-/// beyond as one bucket, say teacher::lumped{cache}.
+/// Student and teacher vocabularies of different size. The softmax runs over the common ids only; nothing is padded.
+/// To have what lies beyond as one bucket, say teacher::lumped{cache}.
 enum class vocabulary { must_match, drop_and_renormalise };
 
-/// What an earlier pass over the whole batch decided about its drawn tokens: constants here, no gradient flows through them. A pass
-/// is `token_logp` over every micro-batch and a fit over its table; see docs/concepts/frozen.md. (N,m) as the cache has them.
+/// What an earlier pass over the whole batch decided about its drawn tokens: constants here, no gradient flows
+/// through them. A pass is `token_logp` over every micro-batch and a fit over its table; see docs/concepts/frozen.md.
+/// (N,m) as the cache has them.
 template <space Space = space::host>
 struct frozen_batch {
     matrix_view<const std::uint8_t, Space> keep =
@@ -240,8 +242,8 @@ struct frozen_batch {
 /// Figures that cost something and are taken where they are asked for (docs/concepts/diagnostics.md).
 template <space Space = space::host>
 struct measures {
-    /// Entropies of student and teacher and their overlap Σ min(p, q): one more pass over the logits. Dense rows; of drawn tokens the
-    /// student's entropy.
+    /// Entropies of student and teacher and their overlap Σ min(p, q): one more pass over the logits. Dense rows; of
+    /// drawn tokens the student's entropy.
     bool entropy = false;
     vector_view<index_t, Space> ratios =
         {}; ///< (ratio_sketch::bins) importance ratios are added to it: ratio_sketch.hpp

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // What a cache of a teacher's is, and the slots of one of its rows, whichever way rows of few ids lie: columns of a
-// matrix, a stretch of one long line, or as a cache of its own storage says. teacher.hpp has the library's caches; another one
-// of the kind support has
+// matrix, a stretch of one long line, or as a cache of its own storage says. teacher.hpp has the library's caches;
+// another one of the kind support has
 //
 //   slots(row)              the row's detail::row_slots
 //   most_slots()            the most that a row has

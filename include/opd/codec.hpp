@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Teacher states of r numbers a row in place of D: what makes them and what reads them, for processes that do not look for the
-// directions themselves (compressed.hpp does, and says which there are).
+// Teacher states of r numbers a row in place of D: what makes them and what reads them, for processes that do not
+// look for the directions themselves (compressed.hpp does, and says which there are).
 //
 //   opd::encode(threads, c, view(h,N,D), view(codes,N,r));                // where the teacher runs
 //   const teacher::hidden theirs{view(codes,N,r), c.decoder_view()};      // where the loss is
@@ -64,9 +64,10 @@ struct codec {
     }
 };
 
-/// codes (N,r) = x (N,D) encoderᵀ, with r the columns of `codes`: each a chain of its own, so a code of rank s is the first s of a longer one.
-/// A state that is not finite has such a code, which makes its row a bad one. Throws invalid_input, before anything is written, that names
-/// `x` or `codes`. A template, so that who reads codes alone does not compile the product.
+/// codes (N,r) = x (N,D) encoderᵀ, with r the columns of `codes`: each a chain of its own, so a code of rank s is the
+/// first s of a longer one. A state that is not finite has such a code, which makes its row a bad one. Throws
+/// invalid_input, before anything is written, that names `x` or `codes`. A template, so that who reads codes alone
+/// does not compile the product.
 template <std::same_as<thread_team> Team>
 void encode(Team& threads, const codec& c, matrix_view<const float> x, matrix_view<float> codes) {
     if (x.cols != c.width)

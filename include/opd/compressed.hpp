@@ -14,8 +14,8 @@
 //
 //   encode  code = E h,  E (r,D)          decode  W h ≈ G code,  G (V,r)
 //
-// Three choices of directions, each of which has all D of them, best first; a codec takes the first r. E is nested in r, and so is G:
-// encoder_view(s), decoder_view(s) are the codec of rank s <= r.
+// Three choices of directions, each of which has all D of them, best first; a codec takes the first r. E is nested in
+// r, and so is G: encoder_view(s), decoder_view(s) are the codec of rank s <= r.
 //
 //   truncated_svd    W = U S Vᵀ:  E = V_rᵀ, G = W V_r. Energies S_i²; those left out add up to |W - G E|² (Frobenius): no G E of rank r has less
 //   importance_svd   the same directions in the order of S_i² E[(v_i·h)²] = E|z's part along v_i|²; energies left out add up to E|W h - G E h|²
@@ -23,19 +23,23 @@
 //                    S_i²; those left out add up to the variance under p̄ of the logits' error, in the mean over h: none of rank r has less. Half of
 //                    it is the mean KL to second order, were p̄ the probabilities of every row
 //
-// C = E[h hᵀ] + 1e-6 tr(C)/D I, p̄ the mean probability of a token, at least 1e-8, of sum 1. Any root of C does: L = C^(1/2) Q with Q
-// orthogonal, so the right singular vectors are Qᵀ V, and V_rᵀ Q (C^(1/2) Q)⁻¹ = V_rᵀ C^(-1/2): the same E, and the same G = (W - 1 w̄ᵀ) C^(1/2) V_r.
+// C = E[h hᵀ] + 1e-6 tr(C)/D I, p̄ the mean probability of a token, at least 1e-8, of sum 1. Any root of C does: L =
+// C^(1/2) Q with Q orthogonal, so the right singular vectors are Qᵀ V, and V_rᵀ Q (C^(1/2) Q)⁻¹ = V_rᵀ C^(-1/2): the
+// same E, and the same G = (W - 1 w̄ᵀ) C^(1/2) V_r.
 //
-// At r = D (where V > D; else at r = V) all are exact, but that logits of the third are less the number w̄·h, the same for every token of a row: no
-// softmax sees it. A soft-cap would: after calibration with one w̄ is 0 above, and they are exact.
+// At r = D (where V > D; else at r = V) all are exact, but that logits of the third are less the number w̄·h, the
+// same for every token of a row: no softmax sees it. A soft-cap would: after calibration with one w̄ is 0 above, and
+// they are exact.
 //
-// Cost: the D x D Gram matrix in double (V D² multiply-adds, half of it by symmetry) and its eigenvectors, rather than an SVD of W: singular
-// values below 1e-8 of the first are noise, whose directions still complete the basis, since G is made from W itself and not from S. Eigen's
-// symmetric solver runs on one thread: 1, 7 and 78 seconds at D = 1,024, 2,048 and 4,096 on the machine of docs/performance.md. A
-// randomised method would find the first r sooner, but the second choice needs all D: its best direction may be the smallest of W.
+// Cost: the D x D Gram matrix in double (V D² multiply-adds, half of it by symmetry) and its eigenvectors, rather
+// than an SVD of W: singular values below 1e-8 of the first are noise, whose directions still complete the basis,
+// since G is made from W itself and not from S. Eigen's symmetric solver runs on one thread: 1, 7 and 78 seconds at D
+// = 1,024, 2,048 and 4,096 on the machine of docs/performance.md. A randomised method would find the first r sooner,
+// but the second choice needs all D: its best direction may be the smallest of W.
 //
-// Memory: calibration 8 (D² + V) bytes, and blocks of at most 512 rows of logits in the teacher's `.budget`, one at least; directions 16 D². Results do
-// not depend on the number of threads; on how rows come in batches by rounding in double.
+// Memory: calibration 8 (D² + V) bytes, and blocks of at most 512 rows of logits in the teacher's `.budget`, one at
+// least; directions 16 D². Results do not depend on the number of threads; on how rows come in batches by rounding in
+// double.
 //
 // Source: Nitrobrew (SVD-Nitrobrew, importance SVD, probability-reweighted SVD; appendix G).
 #pragma once
@@ -67,8 +71,8 @@ namespace opd {
 namespace detail {
 inline namespace OPD_ISA {
 
-/// The lower triangle of `sum` (D,D) += Σ_i row_i row_iᵀ for i < rows; row(i, to) writes D numbers. Blocks of rows, in order, then tiles of
-/// the triangle, each by one thread: the bits do not depend on how many there are.
+/// The lower triangle of `sum` (D,D) += Σ_i row_i row_iᵀ for i < rows; row(i, to) writes D numbers. Blocks of rows,
+/// in order, then tiles of the triangle, each by one thread: the bits do not depend on how many there are.
 template <class Row>
 void add_gram(thread_team& threads, index_t rows, Row&& row, Eigen::MatrixXd& sum) {
     constexpr index_t block = 512, side = 256;
@@ -110,7 +114,8 @@ inline void check_head_numbers(matrix_view<const float> head) {
             if (!is_finite(head(v, j))) throw invalid_input("head", "is not finite in column " + std::to_string(j), v);
 }
 
-/// Eigenvectors of a symmetric matrix, of which the lower triangle is read, by falling eigenvalue; what rounding made negative is 0.
+/// Eigenvectors of a symmetric matrix, of which the lower triangle is read, by falling eigenvalue; what rounding made
+/// negative is 0.
 struct falling_eigenvectors {
     Eigen::MatrixXd vectors;
     Eigen::VectorXd values;
@@ -145,7 +150,8 @@ public:
     index_t bad_rows() const { return bad_rows_; } ///< that are not finite, or have no mass; left out
     bool soft_capped() const { return soft_capped_; }
 
-    /// Adds the rows that the mask keeps. Of the teacher everything counts that makes its probabilities: head, bias, soft-cap, temperature.
+    /// Adds the rows that the mask keeps. Of the teacher everything counts that makes its probabilities: head, bias,
+    /// soft-cap, temperature.
     /// Throws invalid_input, before anything is added, that names `teacher.…` or `mask`.
     void add(thread_team& threads, const teacher::hidden<float>& t, const row_mask<space::host>& mask = {});
 

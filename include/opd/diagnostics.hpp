@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a call reports beside its loss: plain counts and sums that merge across row blocks, micro-batches and ranks without
-// keeping raw tensors. Derived figures are member functions.
+// What a call reports beside its loss: plain counts and sums that merge across row blocks, micro-batches and ranks
+// without keeping raw tensors. Derived figures are member functions.
 //
 //   effective sample size  (Σ rho)² / Σ rho²               ratio mean   Σ rho / n, 1 in expectation under mu
 //   K1 = -log rho   K2 = ½ log² rho   K3 = rho - 1 - log rho   means over sampled tokens; their ratio is rho = p/mu
@@ -9,11 +9,11 @@
 //   entropy         H(p) = -Σ p log p, H(q)               overlap     Σ min(p, q), 1 where p = q
 //   loss variance   of one draw's loss within a row of m >= 2 i.i.d. draws; a sequence's is the sum over its rows
 //
-// `mu_mismatch()`: the mean of rho lies more than 5 standard errors from 1, so the recorded log mu is not the law that the
-// tokens were drawn from (raw log-probs recorded while sampling at another temperature, for one).
-// Figures that an estimator does not produce, or that `env.measure` does not ask for, stay zero with their count at zero.
-// `to_string(diagnostics)` says in one line what was dropped or mended. `diagnostics::fields` is the one list of all of them, by name, with how two merge: what
-// prints, stores or sends them walks over it.
+// `mu_mismatch()`: the mean of rho lies more than 5 standard errors from 1, so the recorded log mu is not the law
+// that the tokens were drawn from (raw log-probs recorded while sampling at another temperature, for one). Figures
+// that an estimator does not produce, or that `env.measure` does not ask for, stay zero with their count at zero.
+// `to_string(diagnostics)` says in one line what was dropped or mended. `diagnostics::fields` is the one list of all
+// of them, by name, with how two merge: what prints, stores or sends them walks over it.
 #pragma once
 
 #include <cmath>
@@ -95,7 +95,8 @@ struct diagnostics {
     double student_mass_min = 1, teacher_mass_min = 1;
     index_t tail_floored = 0; ///< teacher tails that log1p(-Z_q) lost and a floor replaced
 
-    // of rows: entropies and the overlap of dense rows where env.measure.entropy asks; the overlap on a support where Z_p is known
+    // of rows: entropies and the overlap of dense rows where env.measure.entropy asks; the overlap on a support where
+    // Z_p is known
     index_t student_entropy_rows = 0, teacher_entropy_rows = 0, overlap_rows = 0;
     double student_entropy_sum = 0, teacher_entropy_sum = 0, overlap_sum = 0;
 
@@ -152,8 +153,8 @@ struct diagnostics {
 
     double ratio_mean() const { return tokens ? ratio_sum / double(tokens) : 0; }
     double effective_sample_size() const { return ratio_square_sum > 0 ? ratio_sum * ratio_sum / ratio_square_sum : 0; }
-    /// Effective samples over samples: a factor for a learning rate that should not follow few large ratios (VCPO, arXiv 2602.17616).
-    /// The library never applies it.
+    /// Effective samples over samples: a factor for a learning rate that should not follow few large ratios (VCPO,
+    /// arXiv 2602.17616). The library never applies it.
     double suggested_scale() const { return tokens ? effective_sample_size() / double(tokens) : 1; }
     double chi_squared() const { return tokens ? ratio_square_sum / double(tokens) - 1 : 0; }
     double k1() const { return tokens ? k1_sum / double(tokens) : 0; }
@@ -224,8 +225,8 @@ struct result {
     opd::diagnostics diagnostics = {};
 };
 
-/// Kept rows with bad contents, more than `env.on_bad` allows. Thrown after the batch: loss, gradient and every other output
-/// are written, 0 in the bad rows; `result` is what the call would have returned.
+/// Kept rows with bad contents, more than `env.on_bad` allows. Thrown after the batch: loss, gradient and every other
+/// output are written, 0 in the bad rows; `result` is what the call would have returned.
 struct bad_contents : error {
     opd::result result;
     OPD_INLINE explicit bad_contents(const opd::result& r) // inlined: its copy of `result` uses the caller's registers
@@ -235,8 +236,8 @@ struct bad_contents : error {
           result(r) {}
 };
 
-/// The same of a row whose logits do not show it: its value or gradient is beyond what its type holds. Thrown after the batch; `result` is
-/// what the call would have returned.
+/// The same of a row whose logits do not show it: its value or gradient is beyond what its type holds. Thrown after
+/// the batch; `result` is what the call would have returned.
 struct infinite_result : infinite_value {
     opd::result result;
     OPD_INLINE explicit infinite_result(const opd::result& r)

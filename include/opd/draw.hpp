@@ -19,16 +19,18 @@
 //                             other from what is left, with exponential waiting times whose sum is e^-kappa: the same law, and
 //                             no noise for ids that are not drawn                                stream tail, draws 0 to m
 //
-// Instead of a view, a source of rows: student::hidden{x, w}, … (hidden.hpp), whose logits are made a block at a time, within `.budget`,
-// with the same bits. T is the filter's; a source with another than 1 and that is refused.
+// Instead of a view, a source of rows: student::hidden{x, w}, … (hidden.hpp), whose logits are made a block at a
+// time, within `.budget`, with the same bits. T is the filter's; a source with another than 1 and that is refused.
 //
-// mu is the softmax of z/T over what the filter keeps (filter.hpp), renormalised. Noise is keyed (rng.hpp): a row's draws are a
-// function of (logits, filter, seed, sample, position) and of nothing else in the batch. log mu is what `token_logp` gives for the
-// same logits where nothing is filtered, to the bit; under a filter it is that less `log_kept`, up to rounding.
+// mu is the softmax of z/T over what the filter keeps (filter.hpp), renormalised. Noise is keyed (rng.hpp): a row's
+// draws are a function of (logits, filter, seed, sample, position) and of nothing else in the batch. log mu is what
+// `token_logp` gives for the same logits where nothing is filtered, to the bit; under a filter it is that less
+// `log_kept`, up to rounding.
 //
-// Exact entries come first, then the sampled ones, both by ascending id; draws with replacement stay in their order. Slots that stay unused (fewer ids have mass than B), and
-// every slot of a row with NaN, +inf or no mass, have id -1, log mu 0, weight 0; such rows are counted as bad. Masked rows are
-// left as they are. Nothing is allocated in steady state. docs/concepts/draws.md says what is exact and what it costs.
+// Exact entries come first, then the sampled ones, both by ascending id; draws with replacement stay in their order.
+// Slots that stay unused (fewer ids have mass than B), and every slot of a row with NaN, +inf or no mass, have id -1,
+// log mu 0, weight 0; such rows are counted as bad. Masked rows are left as they are. Nothing is allocated in steady
+// state. docs/concepts/draws.md says what is exact and what it costs.
 #pragma once
 
 #include <concepts>
@@ -93,8 +95,8 @@ struct draw_keys {
     std::uint64_t seed = 0;
     vector_view<const std::uint64_t, Space> sample = {};   ///< (N)
     vector_view<const std::uint32_t, Space> position = {}; ///< (N)
-    /// Uniforms of the caller's, in (0, 1), instead of keyed ones: (N, design.uniforms()). One outside throws; on a device it makes
-    /// its row bad.
+    /// Uniforms of the caller's, in (0, 1), instead of keyed ones: (N, design.uniforms()). One outside throws; on a
+    /// device it makes its row bad.
     matrix_view<const double, Space> uniforms = {};
 };
 
@@ -119,7 +121,8 @@ struct draw_options {
     vector_view<double, Space> log_kept = {}; ///< (N) out: log of the mass that the filter keeps
     vector_view<filter_cut, Space> cut = {};  ///< (N) out: the last id kept, for `kept_ids`
     vector_view<index_t, Space> kept = {};    ///< (N) out: how many ids are kept; 0 for bad rows
-    /// (N) out, of threshold and head_tail: log of mu's mass outside the ids taken for certain; -inf: none, and in bad rows.
+    /// (N) out, of threshold and head_tail: log of mu's mass outside the ids taken for certain; -inf: none, and in
+    /// bad rows.
     vector_view<double, Space> log_tail = {};
     /// (N) out, of gumbel_top: the (m+1)-th largest log mu + Gumbel noise; -inf where no id is left, and in bad rows.
     vector_view<double, Space> kappa = {};
@@ -248,8 +251,9 @@ auto rows_to_draw(const Source& s, const filter& f) {
 
 inline namespace OPD_ISA {
 
-/// Draws by `design` from every row that is kept. See the head of this file. Returns the backend's result: its diagnostics count
-/// rows and bad rows. Throws invalid_input, before anything is written, for shapes and numbers outside their range.
+/// Draws by `design` from every row that is kept. See the head of this file. Returns the backend's result: its
+/// diagnostics count rows and bad rows. Throws invalid_input, before anything is written, for shapes and numbers
+/// outside their range.
 template <class Backend, detail::readable_logits Logits, class Design, class Id, class L, class W, space Space>
 auto draw(Backend&& be, const Logits& z, const Design& design, const std::type_identity_t<draw_keys<Space>>& keys,
           const drawn<Id, L, W, Space>& out, const std::type_identity_t<draw_options<Space>>& options = {}) {
@@ -299,9 +303,9 @@ auto checked_kept_ids(const Rows& z, vector_view<const filter_cut, Space> cut, c
 
 inline namespace OPD_ISA {
 
-/// The ids that a filter kept, ascending, row after row, as inference servers return them: row r's are ids[offsets[r]] to
-/// ids[offsets[r+1]], where offsets are the sums of `options.kept` up to r. `cut`: of the draw. A row whose room is not what it
-/// keeps, or whose logits are bad, is counted as bad and gets -1.
+/// The ids that a filter kept, ascending, row after row, as inference servers return them: row r's are
+/// ids[offsets[r]] to ids[offsets[r+1]], where offsets are the sums of `options.kept` up to r. `cut`: of the draw. A
+/// row whose room is not what it keeps, or whose logits are bad, is counted as bad and gets -1.
 template <class Backend, detail::readable_logits Logits, class Id, space Space>
 auto kept_ids(Backend&& be, const Logits& z, std::type_identity_t<vector_view<const filter_cut, Space>> cut,
               std::type_identity_t<row_offsets<Space>> offsets, vector_view<Id, Space> ids,

@@ -7,10 +7,10 @@
 //   half and its likes, user types      float        converted one leaf (1,024 entries) at a time into an L1 buffer
 //   double                              double       the generic path with double as number type
 //
-// `bfloat16` and `half` here are bare storage: 16 bits that convert to and from float, explicitly, round to nearest even.
-// Their likes are the types of other libraries that hold the same bits: c10::BFloat16 and c10::Half (PyTorch), __nv_bfloat16
-// and __half (CUDA), _Float16 and std::bfloat16_t where the compiler has them, Eigen's (backends/eigen.hpp). Another one
-// joins by
+// `bfloat16` and `half` here are bare storage: 16 bits that convert to and from float, explicitly, round to nearest
+// even. Their likes are the types of other libraries that hold the same bits: c10::BFloat16 and c10::Half (PyTorch),
+// __nv_bfloat16 and __half (CUDA), _Float16 and std::bfloat16_t where the compiler has them, Eigen's
+// (backends/eigen.hpp). Another one joins by
 //
 //   template <> struct opd::element<my_bfloat16> : opd::same_bits<my_bfloat16, opd::bfloat16> {};
 //
@@ -202,8 +202,8 @@ using stored_as = typename detail::stored_as<std::remove_const_t<T>>::type;
 template <class T>
 concept brain_float = std::same_as<stored_as<T>, bfloat16>;
 
-/// Floats classified by their bits: right under -ffast-math, where isinf and isnan are folded to false. By reference and
-/// inlined: clang takes a float argument or result to be finite there.
+/// Floats classified by their bits: right under -ffast-math, where isinf and isnan are folded to false. By reference
+/// and inlined: clang takes a float argument or result to be finite there.
 namespace detail {
 
 template <class F>
@@ -252,7 +252,8 @@ OPD_HD OPD_INLINE constexpr F quiet_nan() {
     return detail::bit_cast<F>(static_cast<typename b::word>(b::infinity | (b::infinity >> 1)));
 }
 
-/// Whether a logit or log-prob is no number but a mask: -inf, or at or below -1e30, as the least float, double and bfloat16 are.
+/// Whether a logit or log-prob is no number but a mask: -inf, or at or below -1e30, as the least float, double and
+/// bfloat16 are.
 template <class F>
 OPD_HD OPD_INLINE constexpr bool is_mask(const F& x) {
     using b = float_bits<F>;

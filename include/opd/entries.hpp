@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A row of few entries, as an estimator sees it: tokens that were drawn, or a support and the rest of the vocabulary. The
-// estimator owns its row: one function, host and device, from entries to a loss and c = dL/dlog p of each. The backend does
-// what is V-sized: it finds the student's normaliser, gathers the entries, and pulls c back through the softmax,
+// A row of few entries, as an estimator sees it: tokens that were drawn, or a support and the rest of the vocabulary.
+// The estimator owns its row: one function, host and device, from entries to a loss and c = dL/dlog p of each. The
+// backend does what is V-sized: it finds the student's normaliser, gathers the entries, and pulls c back through the
+// softmax,
 //
 //   dz[v] = g (c[v] - p[v] Σ c),   g = scale/T
 //
@@ -13,9 +14,10 @@
 //                        over the vocabulary; reads_tail = true: log_q_rest is the teacher's
 //   renormalised_estimator  takes = cache_kind::support; on_support, a divergence: both normalisers are over the support
 //
-// Optional in each: validate() and validate_cache(cache), which throw invalid_input; reads_columns(); traits(law) (traits.hpp);
-// infinite_where_teacher_zero(), infinite_where_student_zero() for check::contents and infinite::raise; `well_formed`, false where a static_assert of the class has said what is wrong.
-// See docs/concepts/entries.md for one of each.
+// Optional in each: validate() and validate_cache(cache), which throw invalid_input; reads_columns(); traits(law)
+// (traits.hpp); infinite_where_teacher_zero(), infinite_where_student_zero() for check::contents and infinite::raise;
+// `well_formed`, false where a static_assert of the class has said what is wrong. See docs/concepts/entries.md for
+// one of each.
 #pragma once
 
 #include <cmath>
@@ -44,8 +46,8 @@ struct entry_facts {
     double mu_entropy = 0;      ///< likewise
 };
 
-/// Columns of a cache that an estimator cannot do without: `unsigned reads_columns() const`, joined by |. A call whose cache lacks one
-/// throws before anything is written.
+/// Columns of a cache that an estimator cannot do without: `unsigned reads_columns() const`, joined by |. A call
+/// whose cache lacks one throws before anything is written.
 namespace column {
 inline constexpr unsigned log_prox = 1, log_ref = 2, advantage = 4, baseline = 8, mu_entropy = 16, log_mu = 32;
 inline constexpr unsigned sequence_log_ratio = 64; ///< of env.frozen
@@ -73,8 +75,9 @@ struct sampled_entry {
     double c;
 };
 
-/// A support of k ids and one bucket for the rest of the vocabulary. In: the log-probs. Out: h = c - p Σc of each, which sums
-/// to 0; of the rest h_rest belongs to the ids outside in proportion to their p. Set h to c and call `through_softmax`.
+/// A support of k ids and one bucket for the rest of the vocabulary. In: the log-probs. Out: h = c - p Σc of each,
+/// which sums to 0; of the rest h_rest belongs to the ids outside in proportion to their p. Set h to c and call
+/// `through_softmax`.
 struct support_entries {
     int k;
     const double *log_p, *log_q; ///< (k); -inf: no mass

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // What the library throws. A shape, stride, type or aliasing mistake is `invalid_input`, thrown on the host before
-// anything is launched or written; `what()` names the argument, what was expected and what came. Bad contents (NaN, ids out
-// of range, placeholder log-probs) are counted in the diagnostics by default, and thrown as `invalid_input` with the row
-// under `check::contents`; `bad_contents` (diagnostics.hpp) is what env.on_bad throws after the batch. An infinite row under
-// the policy `raise` is `infinite_value`.
+// anything is launched or written; `what()` names the argument, what was expected and what came. Bad contents (NaN,
+// ids out of range, placeholder log-probs) are counted in the diagnostics by default, and thrown as `invalid_input`
+// with the row under `check::contents`; `bad_contents` (diagnostics.hpp) is what env.on_bad throws after the batch.
+// An infinite row under the policy `raise` is `infinite_value`.
 #pragma once
 
 #include <stdexcept>
@@ -33,7 +33,8 @@ struct invalid_input : error {
           argument(argument_), row(row_) {}
 };
 
-/// A row whose loss is infinite (reverse: p > 0 = q; forward: q > 0 = p) under `infinite::raise`: thrown before anything is written.
+/// A row whose loss is infinite (reverse: p > 0 = q; forward: q > 0 = p) under `infinite::raise`: thrown before
+/// anything is written.
 struct infinite_value : error {
     index_t row;
     OPD_COLD explicit infinite_value(index_t row_)

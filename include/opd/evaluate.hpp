@@ -11,12 +11,14 @@
 //   estimator  reverse_kl{}, jsd{.w = .3, .o = .3}, renormalised{reverse_kl{}}, mc{reverse_kl{}}, …
 //   env        reduction, mask, weights, beta, policies; basic_env<space>
 //
-// In: logits and what the teacher cache holds. Out: r.loss (reduced), r.diagnostics, dz, and what env asks for. Inputs are
-// never written; calling twice gives the same bits. Nothing V-sized is allocated, nothing at all in steady state.
+// In: logits and what the teacher cache holds. Out: r.loss (reduced), r.diagnostics, dz, and what env asks for.
+// Inputs are never written; calling twice gives the same bits. Nothing V-sized is allocated, nothing at all in steady
+// state.
 //
-// Throws invalid_input before anything is written: shapes, strides, null pointers, numbers outside their range, an output over
-// any other span of the call but dz on z; and under check::contents also NaN, +inf, rows without mass, bad ids. Rows with bad
-// contents are otherwise counted, with loss 0 and gradient 0; env.on_bad throws for them after everything is written.
+// Throws invalid_input before anything is written: shapes, strides, null pointers, numbers outside their range, an
+// output over any other span of the call but dz on z; and under check::contents also NaN, +inf, rows without mass,
+// bad ids. Rows with bad contents are otherwise counted, with loss 0 and gradient 0; env.on_bad throws for them after
+// everything is written.
 #pragma once
 
 #include <concepts>
@@ -54,8 +56,8 @@ struct row_job {
 };
 
 // clang-format off
-/// A backend says where its memory lies and runs checked calls: `for_rows(row_job)` and, for those of score.hpp and draw.hpp,
-/// `for_rows(plain_job)`. See docs/concepts/backend.md.
+/// A backend says where its memory lies and runs checked calls: `for_rows(row_job)` and, for those of score.hpp and
+/// draw.hpp, `for_rows(plain_job)`. See docs/concepts/backend.md.
 template <class B>
 concept backend = requires { { B::memory_space } -> std::convertible_to<space>; };
 /// Whether a backend runs a job: it has rows for this student, cache and estimator.

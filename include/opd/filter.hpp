@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Penalties, temperature, top-k, top-p and min-p: what a rollout may draw of a row, under one definition for drawing, for the recorded
-// log mu, for kept sets and for verification.
+// Penalties, temperature, top-k, top-p and min-p: what a rollout may draw of a row, under one definition for drawing,
+// for the recorded log mu, for kept sets and for verification.
 //
 //   0. penalties      of ids that the text has already (penalties.hpp writes the row that all else then reads):
 //                     repetition r   z = z > 0 ? z/r : z·r      of ids of the prompt or of the answer
@@ -12,8 +12,9 @@
 //      top_k          keeps the k most probable ids
 //   3. top_p          of what 2 leaves, the fewest most probable ids whose share of its mass is at least top_p
 //
-// Each keeps a row's best ids, ties going to the lower id; so what a filter keeps is told by its last id: a `filter_cut`. Ids of
-// logit -inf are never kept; at least one id is. The order is vLLM's: top_p takes its share of what 2 left.
+// Each keeps a row's best ids, ties going to the lower id; so what a filter keeps is told by its last id: a
+// `filter_cut`. Ids of logit -inf are never kept; at least one id is. The order is vLLM's: top_p takes its share of
+// what 2 left.
 #pragma once
 
 #include <string>

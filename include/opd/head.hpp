@@ -7,7 +7,8 @@
 //   amx_head{view(w,V,D)}                            through the processor's matrix tiles (backends/amx.hpp)
 //   a type of your own                               whatever gives rows of W as floats: a quantised head, with or without an update
 //
-// Of an update x (W + scale·B A)ᵀ = [x, u] [W, B]ᵀ with u = scale·x Aᵀ: a head of D + R columns. So it costs R/D more than W alone, and
+// Of an update x (W + scale·B A)ᵀ = [x, u] [W, B]ᵀ with u = scale·x Aᵀ: a head of D + R columns. So it costs R/D more
+// than W alone, and
 //
 //   dB = dzᵀ u,   t = scale·dz B,   dA = tᵀ x,   dx = dz W + t A.
 //
@@ -36,10 +37,10 @@ template <class X, space S>
 inline constexpr bool number_of_head<matrix_view<X, S>> = number_of_head<X>;
 } // namespace detail
 
-/// A head of your own. copy(id, d, count, to) writes to[j] = W[id, d + j], j < count. Any thread may ask for any part at any
-/// time; each part is asked for once or a few times a block of rows, in pieces of up to 512 numbers. A head for a device has
-/// `static constexpr opd::space memory_space = opd::space::device`, pointers into the device's memory, and a copy() that is
-/// OPD_HD and asked for up to 32 numbers; kernels get the head by its bytes.
+/// A head of your own. copy(id, d, count, to) writes to[j] = W[id, d + j], j < count. Any thread may ask for any part
+/// at any time; each part is asked for once or a few times a block of rows, in pieces of up to 512 numbers. A head
+/// for a device has `static constexpr opd::space memory_space = opd::space::device`, pointers into the device's
+/// memory, and a copy() that is OPD_HD and asked for up to 32 numbers; kernels get the head by its bytes.
 template <class H>
 concept own_head = requires(const H& head, index_t i, float* to) {
     { head.vocab() } -> std::convertible_to<index_t>;

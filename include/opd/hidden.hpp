@@ -7,28 +7,31 @@
 //   student::hidden{view(x,N,D), view(w,V,D)}                                 value only
 //   teacher::hidden{view(x,N,D), view(w,V,D)}                                 a cache as small as D numbers a row, for every divergence
 //
-// Each stands where student::logits and teacher::dense do, with the same result: logits are made for a block of rows at a time, in
-// memory of at most `.budget` bytes, and nothing V-sized is kept. Rows that the mask leaves out cost nothing; bad ones have gradient 0 and
-// add nothing to dw. Named members: .bias (V), .soft_cap (z = cap·tanh((x Wᵀ + b)/cap), 0: none), .temperature, and of a student .db (V),
-// .beta_head (dw = beta_head·dw + …, db likewise, for a head whose gradient is collected over calls; dx goes by env.beta).
+// Each stands where student::logits and teacher::dense do, with the same result: logits are made for a block of rows
+// at a time, in memory of at most `.budget` bytes, and nothing V-sized is kept. Rows that the mask leaves out cost
+// nothing; bad ones have gradient 0 and add nothing to dw. Named members: .bias (V), .soft_cap (z = cap·tanh((x Wᵀ +
+// b)/cap), 0: none), .temperature, and of a student .db (V), .beta_head (dw = beta_head·dw + …, db likewise, for a
+// head whose gradient is collected over calls; dx goes by env.beta).
 //
-// Products have a fixed order (product.hpp), but for dx, whose sum over the vocabulary is cut every 8,192 ids: so no bit depends on the
-// budget, on threads, or on which other rows are there.
+// Products have a fixed order (product.hpp), but for dx, whose sum over the vocabulary is cut every 8,192 ids: so no
+// bit depends on the budget, on threads, or on which other rows are there.
 //
-// Memory: within `.budget`, a side's own beside the views: V·4 bytes a row of logits, twice that for a student with a soft-cap and a gradient, or as
-// much of tiles of the vocabulary; workspace_bytes() says all of it exactly. Operations: 2NVD for each side's logits, in tiles once a pass over the
-// rows; 2NVD each for dx and dw.
+// Memory: within `.budget`, a side's own beside the views: V·4 bytes a row of logits, twice that for a student with a
+// soft-cap and a gradient, or as much of tiles of the vocabulary; workspace_bytes() says all of it exactly.
+// Operations: 2NVD for each side's logits, in tiles once a pass over the rows; 2NVD each for dx and dw.
 //
-// A row whose dz float does not hold is an infinite row, as with logits in memory (env.on_overflow). dx, dw and db are sums of products in float:
-// what is beyond float there is infinite.
+// A row whose dz float does not hold is an infinite row, as with logits in memory (env.on_overflow). dx, dw and db
+// are sums of products in float: what is beyond float there is infinite.
 //
-// Heads: w may also be an opd::lora_head, whose update has gradients of its own, or a type of yours, say a quantised head (head.hpp).
+// Heads: w may also be an opd::lora_head, whose update has gradients of its own, or a type of yours, say a quantised
+// head (head.hpp).
 //
-// States, heads and biases: float or bfloat16; gradients float. CUDA by backends/cuda_hidden.cuh and device views; the order of its products is
-// cuBLAS's. Under -Ofast that of the CPU's is the compiler's.
+// States, heads and biases: float or bfloat16; gradients float. CUDA by backends/cuda_hidden.cuh and device views;
+// the order of its products is cuBLAS's. Under -Ofast that of the CPU's is the compiler's.
 //
-// Throws invalid_input, before anything is written, that names x, w (of an update w.b, w.a, w.db, w.da, w.scale), dx, dw, bias, db, soft_cap,
-// beta_head, temperature or budget of either side; check::contents and infinite::raise are refused, for there are no logits to look at before the call.
+// Throws invalid_input, before anything is written, that names x, w (of an update w.b, w.a, w.db, w.da, w.scale), dx,
+// dw, bias, db, soft_cap, beta_head, temperature or budget of either side; check::contents and infinite::raise are
+// refused, for there are no logits to look at before the call.
 //
 // Source: Nitrobrew (fused divergences from hidden states).
 #pragma once
@@ -55,8 +58,8 @@ namespace opd {
 
 namespace detail {
 
-/// Of a student: whether its head's gradient is made of x itself, that of W or of A; and whether dz is multiplied with the head, for dx
-/// or for A.
+/// Of a student: whether its head's gradient is made of x itself, that of W or of A; and whether dz is multiplied
+/// with the head, for dx or for A.
 template <class Hidden>
 bool needs_states(const Hidden& h) {
     if constexpr (is_lora<decltype(h.w)>)
@@ -70,8 +73,8 @@ bool sums_states(const Hidden& h) {
     return !h.dx.empty();
 }
 
-/// Ids whose products with dz are summed in one chain; the sums of such stretches are then added. One chain over a whole vocabulary would
-/// lose a digit.
+/// Ids whose products with dz are summed in one chain; the sums of such stretches are then added. One chain over a
+/// whole vocabulary would lose a digit.
 inline constexpr index_t stretch_of_ids = 8192;
 
 /// Padding lies between a row's last column and the next row.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// How much of a support another list of ids knows: share[r] = |S_r ∩ T_r| / |S_r|, as the share of a stale student's or a teacher's best
-// ids that are among the current student's (top_k of score.hpp gives those).
+// How much of a support another list of ids knows: share[r] = |S_r ∩ T_r| / |S_r|, as the share of a stale student's
+// or a teacher's best ids that are among the current student's (top_k of score.hpp gives those).
 //
 //   opd::id_overlaps o = opd::id_overlap(support, opd::view(top_ids, N, k), opd::view(share, N));
 //
@@ -12,8 +12,9 @@
 //   opd::drop_repeats(ids)    in place: of an id that stands twice in a row, all but the first become -1. Servers that add the sampled
 //                             token to their best k give it twice, and a support with an id twice is bad
 //
-// A row whose S has no used slot, an id twice or one below -1 is bad: share 0, counted, not in the mean. T may hold anything. Masked rows
-// are left as they are. On the host alone, O(k log k) a row: bring a device's ids over. It allocates; a figure to look at, not a step.
+// A row whose S has no used slot, an id twice or one below -1 is bad: share 0, counted, not in the mean. T may hold
+// anything. Masked rows are left as they are. On the host alone, O(k log k) a row: bring a device's ids over. It
+// allocates; a figure to look at, not a step.
 // Throws invalid_input, before anything is written, for shapes, offsets and spans that overlap.
 #pragma once
 
@@ -102,8 +103,8 @@ index_t drop_repeats_of(Id* ids, index_t n, std::vector<std::pair<index_t, index
 
 inline namespace OPD_ISA {
 
-/// (N,k) ids of a support, or the line of a ragged one with its offsets (N+1). Returns how many slots became unused. Throws
-/// invalid_input, before anything is written, for shapes and offsets.
+/// (N,k) ids of a support, or the line of a ragged one with its offsets (N+1). Returns how many slots became unused.
+/// Throws invalid_input, before anything is written, for shapes and offsets.
 template <std::integral Id>
 index_t drop_repeats(matrix_view<Id> ids) {
     detail::check_matrix("ids", ids, ids.rows, ids.cols);

@@ -284,7 +284,7 @@ struct lanes {
         return m < n ? n : m;
     }
 
-    // --- what the functions below are made of -------------------------------------------------------------------------
+    // --- what the functions below are made of ------------------------------------------------------------------------
     /// The nearest whole number, |x| < 2^22 (AVX-512: any x).
     OPD_INLINE friend lanes nearest(lanes x) {
 #if defined(OPD_AVX512)
@@ -517,7 +517,8 @@ OPD_INLINE L log_of(L u, L lost) { // log(u + lost), u = 2^k m, m in [sqrt(1/2),
 
 } // namespace lane_math
 
-/// 2^x for x in [-2^22, 127]; 0 for anything below the normal range (AVX-512: below the denormal range), also -infinity.
+/// 2^x for x in [-2^22, 127]; 0 for anything below the normal range (AVX-512: below the denormal range), also
+/// -infinity.
 template <lane_pack L>
 OPD_INLINE L exp2(L x) {
     const L a = max(x, L(-160)), n = nearest(a); // the order matters: a NaN in x stays

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Repetition, presence and frequency penalties (filter.hpp has the formulas): what a text has already, and the row of logits that follows from it.
+// Repetition, presence and frequency penalties (filter.hpp has the formulas): what a text has already, and the row of
+// logits that follows from it.
 //
 //   token_history h;                     // one a sequence
 //   h.add_prompt(prompt);
@@ -8,15 +9,17 @@
 //   apply_penalties(z, h, p, out);       // (V) to (V), before draw
 //   h.add(drawn);
 //
-// Everything else reads `out`: draw, and so log mu and kept sets; verification, at each node with the history of its path (add on the way down,
-// remove on the way back); the drafter's own row likewise, so that it drafts what the target may draw.
+// Everything else reads `out`: draw, and so log mu and kept sets; verification, at each node with the history of its
+// path (add on the way down, remove on the way back); the drafter's own row likewise, so that it drafts what the
+// target may draw.
 //
-// log mu is that of the penalised law. So a learner that scores the token must penalise its own logits by the history that the token was
-// drawn after, or its ratio compares two laws that are different at one and the same weights: `apply_penalties` on a copy of its row, the
-// loss on that, and `penalties_pullback` for the gradient with respect to the row itself.
+// log mu is that of the penalised law. So a learner that scores the token must penalise its own logits by the history
+// that the token was drawn after, or its ratio compares two laws that are different at one and the same weights:
+// `apply_penalties` on a copy of its row, the loss on that, and `penalties_pullback` for the gradient with respect to
+// the row itself.
 //
-// Exact: every entry is rounded once, to the element type of `out`, or of dz; a finite one stays finite. The result depends on the row and the history as a set with counts, not
-// on the order of additions and removals.
+// Exact: every entry is rounded once, to the element type of `out`, or of dz; a finite one stays finite. The result
+// depends on the row and the history as a set with counts, not on the order of additions and removals.
 #pragma once
 
 #include <algorithm>
@@ -64,7 +67,8 @@ public:
         const std::uint32_t e = find(token);
         return e == none ? 0 : entries_[e].count;
     }
-    /// Every id that there ever was, in the order in which they came; some may have been taken back: both numbers are 0.
+    /// Every id that there ever was, in the order in which they came; some may have been taken back: both numbers are
+    /// 0.
     std::span<const entry> entries() const { return entries_; }
 
 private:
@@ -136,7 +140,8 @@ void apply_penalties(vector_view<const Z> z, const token_history& history, const
                            [&](const token_history::entry& e) { out[e.id] = store(p.of(load(z[e.id]), e.count)); });
 }
 
-/// dz: (V), the gradient with respect to what apply_penalties wrote from the logits z (V); becomes that with respect to z.
+/// dz: (V), the gradient with respect to what apply_penalties wrote from the logits z (V); becomes that with respect
+/// to z.
 template <class Z, class G>
 void penalties_pullback(vector_view<const Z> z, const token_history& history, const penalties& p, vector_view<G> dz) {
     detail::check_penalties(p);

@@ -17,7 +17,8 @@
 // `executor.parallel_for(count, f)` calls f(0) ... f(count - 1), in any order, on any thread.
 //
 // Exact: the order of operations, hence the bits within one build. An Eigen or BLAS product changes a row's bits with
-// the number of rows, because it picks kernels by shape and splits k; it is the faster choice only where that is allowed.
+// the number of rows, because it picks kernels by shape and splits k; it is the faster choice only where that is
+// allowed.
 #pragma once
 
 #if defined(__FAST_MATH__)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// From sequences to rows and back, on range-v3: for the code around a loss, on the host. opd.hpp does not include it, and no header that a
-// .cu reaches may: range-v3 does not compile under nvcc.
+// From sequences to rows and back, on range-v3: for the code around a loss, on the host. opd.hpp does not include it,
+// and no header that a .cu reaches may: range-v3 does not compile under nvcc.
 //
 //   offsets_of(lengths)                first row of each sequence, from 0 to N: env.offsets
 //   packed(sequences, column)          the columns of all sequences, one after the other, as a view
@@ -12,8 +12,8 @@
 //   entries(cache, row)                the used slots of a row of a cache, {slot, id, log_q}
 //   micro_batches(env, n, most)        the parts of a batch of n rows, each with an env of its own
 //
-// A part's env has its rows of everything, and the whole batch's count as normaliser: gradients and losses of the parts add up to those of
-// the batch, but for rounding. Reductions over sequences are cut between sequences.
+// A part's env has its rows of everything, and the whole batch's count as normaliser: gradients and losses of the
+// parts add up to those of the batch, but for rounding. Reductions over sequences are cut between sequences.
 #pragma once
 
 #include <range/v3/range/conversion.hpp>
@@ -50,7 +50,8 @@ std::vector<std::int64_t> offsets_of(Lengths&& lengths) {
     return offsets;
 }
 
-/// The columns of all sequences, one after the other. `column(sequence)`: a range of one number a row, which must outlive the view.
+/// The columns of all sequences, one after the other. `column(sequence)`: a range of one number a row, which must
+/// outlive the view.
 template <::ranges::viewable_range Sequences, class Column>
 auto packed(Sequences&& sequences, Column column) {
     return ::ranges::views::transform(std::forward<Sequences>(sequences), std::move(column)) | ::ranges::views::join;
@@ -77,7 +78,8 @@ auto unpacked(const std::vector<T>& column, row_offsets<> offsets, index_t width
     return unpacked(std::span<const T>(column), offsets, width);
 }
 
-/// A column that knows the response alone, such as log mu, over all rows of its sequence: `fill` in the `rows` of the prompt.
+/// A column that knows the response alone, such as log mu, over all rows of its sequence: `fill` in the `rows` of the
+/// prompt.
 template <::ranges::viewable_range Column, class T>
 auto behind_prompt(index_t rows, T fill, Column&& column) {
     return ::ranges::views::concat(::ranges::views::repeat_n(static_cast<::ranges::range_value_t<Column>>(fill), rows),

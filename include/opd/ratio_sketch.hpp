@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Quantiles of importance ratios without keeping them: counts of log rho in bins, eight to an octave of |log rho|, on either side of
-// a bin for |log rho| < 2^-7. Sketches of any batches, threads, ranks and devices add up, count by count.
+// Quantiles of importance ratios without keeping them: counts of log rho in bins, eight to an octave of |log rho|, on
+// either side of a bin for |log rho| < 2^-7. Sketches of any batches, threads, ranks and devices add up, count by
+// count.
 //
 //   std::vector<opd::index_t> counts(opd::ratio_sketch::bins);                       // added to, so clear it when you like
 //   opd::evaluate(be, student, teacher, estimator, {.measure = {.ratios = opd::view(counts.data(), opd::ratio_sketch::bins)}});
@@ -43,7 +44,8 @@ struct ratio_sketch {
         const double size = std::ldexp(1 + (i % per_octave + 0.5) / per_octave, i / per_octave - 7);
         return bin > side ? size : -size;
     }
-    /// The ratio below which a share q of the tokens lies; NaN of no tokens. Throws invalid_input for counts of another size, q not in [0, 1].
+    /// The ratio below which a share q of the tokens lies; NaN of no tokens. Throws invalid_input for counts of
+    /// another size, q not in [0, 1].
     static double quantile(std::span<const index_t> counts, double q) {
         if (counts.size() != std::size_t(bins))
             throw invalid_input("counts",

@@ -108,7 +108,8 @@ inline void check_env_contents(const env& e, index_t n) {
     }
 }
 
-/// What the reduction of n rows divides by: env.normaliser, or kept rows, or sequences with one; 1 where there are none.
+/// What the reduction of n rows divides by: env.normaliser, or kept rows, or sequences with one; 1 where there are
+/// none.
 inline double count_of(const env& e, index_t n) {
     if (e.reduction == reduce::sum) return 1;
     if (e.normaliser > 0) return e.normaliser;
@@ -144,7 +145,8 @@ OPD_HD index_t sequence_of(const row_offsets<S>& offsets, index_t count, index_t
     return low;
 }
 
-/// Adds row r's staleness, version - versions[r], to the histogram; a version that is yet to come has none, and is counted.
+/// Adds row r's staleness, version - versions[r], to the histogram; a version that is yet to come has none, and is
+/// counted.
 template <class Diagnostics, space S>
 OPD_HD void count_staleness(Diagnostics& d, const basic_env<S>& e, index_t r) {
     if (e.versions.empty()) return;

@@ -8,8 +8,8 @@
 //   E = -log(1 - min(w, 1 - 2^-24))                    standard exponential, relative accuracy kept in the tail E -> 0
 //   token = argmax over the filtered support of log p - log E, ties to the lower id        (Gumbel-max)
 //
-// Scores are double, their logarithms one fixed sequence of operations: a near-tie falls the same way on every instruction set,
-// compiler and device.
+// Scores are double, their logarithms one fixed sequence of operations: a near-tie falls the same way on every
+// instruction set, compiler and device.
 //
 // The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
 // applied twice: once per (seed, stream, sample, position), whose 128 output bits key the second application, once per
@@ -101,8 +101,8 @@ OPD_HD inline double keyed_uniform(const noise_row& noise, std::uint32_t draw) {
     return uniform_of_bits(noise.bits(draw, 0));
 }
 
-/// Gumbel-max: argmax over v of log p[v] - log E[v], ties to the lower id; entries of -infinity are outside the filtered
-/// support and never win. A common constant in log p does not matter. Returns -1 if no entry is finite.
+/// Gumbel-max: argmax over v of log p[v] - log E[v], ties to the lower id; entries of -infinity are outside the
+/// filtered support and never win. A common constant in log p does not matter. Returns -1 if no entry is finite.
 ///
 /// The most probable token is looked at first; an entry whose best possible score lies below the best so far cannot win
 /// and costs no logarithm: the result is that of the exhaustive maximum.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a call knows of a row before its gradient is scaled, and what a selector is, which chooses by it (estimators/selectors.hpp has
-// the library's).
+// What a call knows of a row before its gradient is scaled, and what a selector is, which chooses by it
+// (estimators/selectors.hpp has the library's).
 #pragma once
 
 #include <concepts>
@@ -70,7 +70,8 @@ constexpr bool selector_mixes() {
     else
         return false;
 }
-/// What an estimator's selector is known at compile time to read: nothing without one, or where it is chosen at run time.
+/// What an estimator's selector is known at compile time to read: nothing without one, or where it is chosen at run
+/// time.
 template <class E>
 struct selector_facts {
     static constexpr bool known = !has_selector<E>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Row programs: what happens at one prefix. Every loss reaches the logits through log p, so an objective says two things,
-// its value and c[v] = dL/dlog p[v]; the pullback through log-softmax is always
+// Row programs: what happens at one prefix. Every loss reaches the logits through log p, so an objective says two
+// things, its value and c[v] = dL/dlog p[v]; the pullback through log-softmax is always
 //
 //   dL/dz[v] = (c[v] - p[v] Σ_u c[u]) / T                                                                          (1)
 //
@@ -11,29 +11,31 @@
 //   delta[v]        (log p - log q)[v] - (log p - log q)[s*], from raw logit differences; s* the student's top token
 //   row             p*, q* and d* = log p* - log q* at s*, and ratio = q*/p*, or 0 in a row that had better not be anchored
 //
-// Differences anchored at s* are what keeps a gradient near p = q right to float precision: log p[v] and log q[v] share the
-// error of their normalisers, delta has none. (1) is unchanged when k·p[v] is added to c for any k, so a program is free to
-// return c anchored, c[v] - p[v]·slope[s*], or not; constants in the slope are dropped. Anchoring is for rows whose p* and q*
-// are close. Where they are not, slope[s*] is unlike the others' and would cancel between c[v] and p[v] Σ c: an untrained
-// student under a teacher that is sure of s* has q*/p* = V. Then the gradient at s* is as large as p* and q* themselves, so
-// the normalisers' rounding does not show, and c is anchored not at all; where the sums tell a log-ratio of which the slope is
-// the mean slope, there (`raw_sums::by_mean`); or at the rest of the row (`raw_sums::by_rest`).
+// Differences anchored at s* are what keeps a gradient near p = q right to float precision: log p[v] and log q[v]
+// share the error of their normalisers, delta has none. (1) is unchanged when k·p[v] is added to c for any k, so a
+// program is free to return c anchored, c[v] - p[v]·slope[s*], or not; constants in the slope are dropped. Anchoring
+// is for rows whose p* and q* are close. Where they are not, slope[s*] is unlike the others' and would cancel between
+// c[v] and p[v] Σ c: an untrained student under a teacher that is sure of s* has q*/p* = V. Then the gradient at s*
+// is as large as p* and q* themselves, so the normalisers' rounding does not show, and c is anchored not at all;
+// where the sums tell a log-ratio of which the slope is the mean slope, there (`raw_sums::by_mean`); or at the rest
+// of the row (`raw_sums::by_rest`).
 //
-// A program that can do so declares `raw`, the sums over raw logits from which value and Σ c follow in closed form. Then one
-// sweep serves for normalisers and value at once (reverse and forward KL, the alpha family):
+// A program that can do so declares `raw`, the sums over raw logits from which value and Σ c follow in closed form.
+// Then one sweep serves for normalisers and value at once (reverse and forward KL, the alpha family):
 //
 //   student_mass  = Σ_{v≠s*} e^(z-z*)                      teacher_mass  = Σ_{v≠t*} e^(y-y*)            normalisers
 //   student_delta = Σ_{v≠s*} e^(z-z*) delta                teacher_delta = Σ_{v≠t*} e^(y-y*) delta, or φ(delta)
 //   student_power = Σ_{v≠s*} e^(z-z*) expm1(-k delta)
 //
-// z student and y teacher logits over T; the innermost loops call them S, T, U, X and W.
-// where φ(x) = expm1(a x)/a with a = 1-k, whose limit at a = 0 is x: what keeps the alpha family's value as a goes to 0.
+// z student and y teacher logits over T; the innermost loops call them S, T, U, X and W. where φ(x) = expm1(a x)/a
+// with a = 1-k, whose limit at a = 0 is x: what keeps the alpha family's value as a goes to 0.
 //
-// A program may also read one number of the whole row, the overlap Σ min(p, q) (`reads_overlap`): a pass before the terms finds it.
+// A program may also read one number of the whole row, the overlap Σ min(p, q) (`reads_overlap`): a pass before the
+// terms finds it.
 //
-// Every sum excludes its anchor's 1, is folded in float over leaves of 1,024 entries and in double above, and moves to a new
-// anchor exactly (`rebase`). Source: on-policy distillation objectives as in AsyncOPD (eq. 1-7); the anchored sums are this
-// project's.
+// Every sum excludes its anchor's 1, is folded in float over leaves of 1,024 entries and in double above, and moves
+// to a new anchor exactly (`rebase`). Source: on-policy distillation objectives as in AsyncOPD (eq. 1-7); the
+// anchored sums are this project's.
 #pragma once
 
 #include <cmath>
@@ -81,9 +83,9 @@ struct raw_sums_needed {
 };
 
 namespace detail {
-/// Float carries -k delta = x up to 80, and a mass down to e^-87, below which it is lost though its term e^(x - fall), `fall`
-/// nats below the anchor, may not be. So x counts 20 more from a fall of 60 on (the anchor may yet rise by `anchor_slack`), and
-/// not at all where the term is below e^-40.
+/// Float carries -k delta = x up to 80, and a mass down to e^-87, below which it is lost though its term e^(x -
+/// fall), `fall` nats below the anchor, may not be. So x counts 20 more from a fall of 60 on (the anchor may yet rise
+/// by `anchor_slack`), and not at all where the term is below e^-40.
 inline constexpr double steepest = 80, least_term = -40, anchor_slack = 20;
 inline namespace OPD_ISA {
 template <class F>
@@ -93,8 +95,8 @@ OPD_HD OPD_INLINE F reach_of(F x, F fall) {
 } // namespace OPD_ISA
 } // namespace detail
 
-/// Normalisers and raw sums of one row, in double, relative to the anchors. The sums exclude their anchor's own term. Products that
-/// are subtracted are pinned: else which of two is fused would follow from the code around them.
+/// Normalisers and raw sums of one row, in double, relative to the anchors. The sums exclude their anchor's own term.
+/// Products that are subtracted are pinned: else which of two is fused would follow from the code around them.
 struct raw_sums {
     double student_mass = 0, teacher_mass = 0;
     double student_delta = 0, student_power = 0, teacher_delta = 0;
@@ -113,7 +115,8 @@ struct raw_sums {
 
     /// φ
     OPD_HD OPD_INLINE double phi(double x) const { return phi_power == 0 ? x : ::expm1(phi_power * x) / phi_power; }
-    /// a of φ for programs with this exponent: 0 where teacher_delta does not serve (a >= 0.8, where student_power does) or is linear as it is.
+    /// a of φ for programs with this exponent: 0 where teacher_delta does not serve (a >= 0.8, where student_power
+    /// does) or is linear as it is.
     OPD_HD OPD_INLINE static double power_for(double k) {
         const double a = 1 - k;
         return a >= 0.8 || (a < 1e-9 && a > -1e-9) ? 0 : a;
@@ -129,20 +132,21 @@ struct raw_sums {
     /// Whether p* is small and p* and q* are more than a nat apart.
     OPD_HD OPD_INLINE bool s_may_be_unlike() const { return s_may_be_unlike(d_star()); }
     OPD_HD OPD_INLINE bool s_may_be_unlike(double d) const { return ratio(d) == 0 && student_mass > 15; }
-    /// Whether the anchor is not s*, but the rest of the row: where s* is unlike the rest. What a slope relative to s*'s has in common in
-    /// all other entries would cancel by 1/p*. A small p* under a larger q* is unlike the rest; a smaller q* may be common to all, of a
-    /// teacher that is sure elsewhere.
+    /// Whether the anchor is not s*, but the rest of the row: where s* is unlike the rest. What a slope relative to
+    /// s*'s has in common in all other entries would cancel by 1/p*. A small p* under a larger q* is unlike the rest;
+    /// a smaller q* may be common to all, of a teacher that is sure elsewhere.
     OPD_HD OPD_INLINE bool by_rest() const { return by_rest(d_star()); }
     OPD_HD OPD_INLINE bool by_rest(double d) const { return s_may_be_unlike(d) && (unlike || d < 0); }
-    /// log (1 - p*)/(1 - q*), the log-ratio of the rest; at most 40, for programs raise it to powers, and where log q is floored that
-    /// of a rest which lies at the floor.
+    /// log (1 - p*)/(1 - q*), the log-ratio of the rest; at most 40, for programs raise it to powers, and where log q
+    /// is floored that of a rest which lies at the floor.
     OPD_HD OPD_INLINE double d_rest() const { return d_rest(d_star()); }
     OPD_HD OPD_INLINE double d_rest(double d) const {
         const double q = ::exp(-d) / (1 + student_mass);
         const double rest = t == s ? teacher_mass / (1 + teacher_mass) : 1 - q;
         return ::log(student_mass / (1 + student_mass)) - ::log(rest > least_rest ? rest : least_rest);
     }
-    /// d* less the log-ratio at which c is anchored. Drivers ask with the d* that they have: its logarithms cost as much as a short row.
+    /// d* less the log-ratio at which c is anchored. Drivers ask with the d* that they have: its logarithms cost as
+    /// much as a short row.
     OPD_HD OPD_INLINE double from_anchor(double d) const {
         return by_mean ? from_mean : by_rest(d) ? d - d_rest(d) : 0;
     }
@@ -159,17 +163,19 @@ struct raw_sums {
     /// -Σ p log p, where student_fall was summed.
     OPD_HD OPD_INLINE double entropy() const { return ::log1p(student_mass) - student_fall / (1 + student_mass); }
 
-    /// student_fall after the anchor rose by -a. Of numbers that are pinned: were they shared with the masses' expressions, fast-math would
-    /// reassociate the student's and not the teacher's, and equal rows would not be equal.
+    /// student_fall after the anchor rose by -a. Of numbers that are pinned: were they shared with the masses'
+    /// expressions, fast-math would reassociate the student's and not the teacher's, and equal rows would not be
+    /// equal.
     OPD_HD OPD_INLINE static double moved_fall(double fall, double e, double a, double mass) {
         return e > 0 ? e * (fall + a * (1 + mass)) : 0; // a may be beyond every number
     }
-    /// Before the student's first token with mass, of logits z2, y2: p = 0 < q so far, and every delta is that of z = -1e30.
+    /// Before the student's first token with mass, of logits z2, y2: p = 0 < q so far, and every delta is that of z =
+    /// -1e30.
     OPD_HD OPD_INLINE void begin_student(double z2, double y2) {
         if (teacher_mass > 0) teacher_delta = phi((z_s - z2) * inv_s - (y_s - y2) * inv_t) * teacher_mass;
     }
-    /// Moves the student's anchor to token `s2` with logits z2, y2 (z2 > z_s): student_mass, student_delta, student_power lose s2's term, gain the old one's.
-    /// The caller must not have added s2 yet.
+    /// Moves the student's anchor to token `s2` with logits z2, y2 (z2 > z_s): student_mass, student_delta,
+    /// student_power lose s2's term, gain the old one's. The caller must not have added s2 yet.
     OPD_HD OPD_INLINE void rebase_student(index_t s2, double z2, double y2) {
         if (z_s <= -1e30) { // nothing had mass so far
             begin_student(z2, y2);
@@ -202,7 +208,8 @@ struct raw_sums {
 /// A divergence: two functions of a row's constants and one entry.
 ///   term(row, entry)  summed over v, is the value
 ///   c(row, entry)     is dL/dlog p[v], up to any multiple of p[v]
-/// both templates on the number type F, made of the operators and functions in lanes.hpp. See docs/concepts/divergence.md.
+/// both templates on the number type F, made of the operators and functions in lanes.hpp. See
+/// docs/concepts/divergence.md.
 template <class D>
 concept divergence = requires(const D d, row_constants<scalar<double>> r, dense_entry<scalar<double>> e) {
     { d.term(r, e) } -> std::same_as<scalar<double>>;
@@ -221,9 +228,11 @@ concept single_sweep_divergence = divergence<D> && requires(const D d, raw_sums 
 };
 // clang-format on
 
-/// Whether a program reads row.log_overlap, a sum over the whole row: drivers then find it in a pass before the terms. Says so by
+/// Whether a program reads row.log_overlap, a sum over the whole row: drivers then find it in a pass before the
+/// terms. Says so by
 ///   static constexpr bool reads_overlap = true;
-/// Its value is no sum of functions of one entry, so it is no f-divergence: neither of drawn tokens nor of a part of the row.
+/// Its value is no sum of functions of one entry, so it is no f-divergence: neither of drawn tokens nor of a part of
+/// the row.
 template <class D>
 inline constexpr bool reads_overlap = [] {
     if constexpr (requires { D::reads_overlap; })
@@ -238,9 +247,10 @@ inline constexpr bool chosen_at_run_time = requires {
     requires D::chosen_at_run_time;
 };
 
-/// A divergence whose value is also Σ of terms of which none is negative: `term` plus a multiple of p - q, which sums to 0,
-/// chosen so that the term is of second order in log p - log q near equality. A small value keeps its digits that way, and an
-/// error of the normalisers enters squared. `nonnegative_term(entry)` finds the whole log p - log q in entry.delta.
+/// A divergence whose value is also Σ of terms of which none is negative: `term` plus a multiple of p - q, which sums
+/// to 0, chosen so that the term is of second order in log p - log q near equality. A small value keeps its digits
+/// that way, and an error of the normalisers enters squared. `nonnegative_term(entry)` finds the whole log p - log q
+/// in entry.delta.
 template <class D>
 concept refinable_divergence = divergence<D> && requires(const D d, dense_entry<scalar<double>> e) {
     { d.nonnegative_term(e) } -> std::same_as<scalar<double>>;
@@ -248,16 +258,16 @@ concept refinable_divergence = divergence<D> && requires(const D d, dense_entry<
 
 namespace detail {
 
-/// Whether a gradient's log-ratios are so small that F, where it rounds two scaled differences before it takes one from the
-/// other, leaves less of them than of a row of one temperature. In double the inputs have no more.
+/// Whether a gradient's log-ratios are so small that F, where it rounds two scaled differences before it takes one
+/// from the other, leaves less of them than of a row of one temperature. In double the inputs have no more.
 template <class F>
 OPD_HD constexpr bool rounds_differences(double value, const raw_sums& s) {
     const double mass = s.student_mass + s.teacher_mass < 1 ? s.student_mass + s.teacher_mass : 1;
     return sizeof(typename F::value_type) == 4 && s.inv_s != s.inv_t && value < 0x1p-6 * mass;
 }
-/// Whether a value is so small, beside the mass outside the top token that it was summed from, that rounding in F may be a
-/// thousandth of it. A sum in float is off by some 1e-7 of that mass; programs whose `value` enlarges that say by how much
-/// (`cancellation`: the size of the numbers whose sum it is, where that is more than 1).
+/// Whether a value is so small, beside the mass outside the top token that it was summed from, that rounding in F may
+/// be a thousandth of it. A sum in float is off by some 1e-7 of that mass; programs whose `value` enlarges that say
+/// by how much (`cancellation`: the size of the numbers whose sum it is, where that is more than 1).
 template <class F, class D>
 OPD_HD constexpr bool loses_digits(const D& program, double value, const raw_sums& s) {
     double mass = s.student_mass + s.teacher_mass < 1 ? s.student_mass + s.teacher_mass : 1;
@@ -298,8 +308,8 @@ OPD_HD constexpr bool infinite_where_disjoint(const D& d) {
         return false;
 }
 
-/// Whether a row in double may be anchored at a log-ratio d: no power of e^d that its program forms leaves double. `k`: the
-/// program's exponent.
+/// Whether a row in double may be anchored at a log-ratio d: no power of e^d that its program forms leaves double.
+/// `k`: the program's exponent.
 OPD_HD OPD_INLINE bool holds_anchor(double d, double k) {
     const double size = d < 0 ? -d : d, power = k < 0 ? -k : k, most = 300;
     return size <= most && size * power <= most;
@@ -313,9 +323,10 @@ OPD_HD OPD_INLINE double exponent_of(const D& program) {
         return 1;
 }
 
-/// Constants of a row that is computed entry by entry in double, from its entry at s* with the whole log-ratio in delta. The
-/// anchor keeps a gradient whose slopes are all near slope*, or dwarfed by it; where a power of q*/p* leaves double there is none:
-/// d* = 0 and ratio 1 make delta the whole log-ratio. `k`: the program's exponent, 1 if it has none.
+/// Constants of a row that is computed entry by entry in double, from its entry at s* with the whole log-ratio in
+/// delta. The anchor keeps a gradient whose slopes are all near slope*, or dwarfed by it; where a power of q*/p*
+/// leaves double there is none: d* = 0 and ratio 1 make delta the whole log-ratio. `k`: the program's exponent, 1 if
+/// it has none.
 template <class D>
 OPD_HD OPD_INLINE row_constants<scalar<double>> careful_constants(const D& program,
                                                                   const dense_entry<scalar<double>>& top, double k) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Schedulers, their drivers, the staleness queue and the metrics of a run: everything of opd/sched/. It needs the standard
-// library alone, and nothing of the losses.
+// Schedulers, their drivers, the staleness queue and the metrics of a run: everything of opd/sched/. It needs the
+// standard library alone, and nothing of the losses.
 #pragma once
 
 #include "opd/sched/archive.hpp"

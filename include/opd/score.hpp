@@ -10,18 +10,21 @@
 //   lse[r]           log Σ_v e^(z[r,v]/T)
 //   entropy[r]       -Σ_v p[r,v] log p[r,v], a by-product of the pass; 0 for a bad row
 //
-// Every part may be left out. p is the softmax of z/T. All of it is a function of the row's bits, T and the ids asked for: the
-// same in every batch, and log_p has the same bits whatever else is asked. It is the log p that the sampled estimators use.
+// Every part may be left out. p is the softmax of z/T. All of it is a function of the row's bits, T and the ids asked
+// for: the same in every batch, and log_p has the same bits whatever else is asked. It is the log p that the sampled
+// estimators use.
 //
-// An id of -1 is an unused slot: log_p -inf, counted nowhere. Other ids outside [0, V) get -inf and make the row bad; a row with
-// NaN, +inf or no mass is bad, with -inf throughout and top ids of -1. Where fewer than k ids have mass, the top's last slots are
-// -1. Bad rows are counted; so is a ragged list longer than V whose tail is asked for. Masked rows are left as they are.
+// An id of -1 is an unused slot: log_p -inf, counted nowhere. Other ids outside [0, V) get -inf and make the row bad;
+// a row with NaN, +inf or no mass is bad, with -inf throughout and top ids of -1. Where fewer than k ids have mass,
+// the top's last slots are -1. Bad rows are counted; so is a ragged list longer than V whose tail is asked for.
+// Masked rows are left as they are.
 //
-// Instead of a view and a temperature every call takes a source that has its own: teacher::hidden{x, w}, student::hidden, … (hidden.hpp).
-// Logits of hidden states are made a block at a time, within `.budget`, with the same bits.
+// Instead of a view and a temperature every call takes a source that has its own: teacher::hidden{x, w},
+// student::hidden, … (hidden.hpp). Logits of hidden states are made a block at a time, within `.budget`, with the
+// same bits.
 //
-// token_logp, top_k and log_sum_exp are this call with one part of it. token_logp of a cache instead of ids is log p as an estimator
-// sees its tokens: with kept sets (teacher::on_kept_sets) that of softmax(z[K]/T).
+// token_logp, top_k and log_sum_exp are this call with one part of it. token_logp of a cache instead of ids is log p
+// as an estimator sees its tokens: with kept sets (teacher::on_kept_sets) that of softmax(z[K]/T).
 #pragma once
 
 #include <concepts>
@@ -132,8 +135,8 @@ auto checked_scores(const Rows& z, const scores<Id, L, Space>& what, float tempe
 
 inline namespace OPD_ISA {
 
-/// Scores every row that is kept. See the head of this file. Returns the backend's result: its diagnostics count rows and bad
-/// rows. Throws invalid_input, before anything is written, for shapes and numbers outside their range.
+/// Scores every row that is kept. See the head of this file. Returns the backend's result: its diagnostics count rows
+/// and bad rows. Throws invalid_input, before anything is written, for shapes and numbers outside their range.
 template <class Backend, readable_source Source, class Id, class L, space Space>
 auto score(Backend&& be, const Source& source, const scores<Id, L, Space>& what,
            std::type_identity_t<row_mask<Space>> mask = {}) {
@@ -157,7 +160,8 @@ std::size_t score_workspace_bytes(const Backend& be, const Source& source, const
     return be.workspace_bytes(detail::checked_scores(detail::rows_of_source(source), what, source.temperature, {}));
 }
 
-/// log_p[r,j] = log p[r, ids[r,j]] at `temperature`, and optionally each row's log-sum-exp and log tail mass. (N,V), (N,m) -> (N,m)
+/// log_p[r,j] = log p[r, ids[r,j]] at `temperature`, and optionally each row's log-sum-exp and log tail mass. (N,V),
+/// (N,m) -> (N,m)
 template <class Backend, readable_source Source, class Id, class L, space Space>
 auto token_logp(Backend&& be, const Source& source, matrix_view<Id, Space> ids, matrix_view<L, Space> log_p,
                 std::type_identity_t<row_mask<Space>> mask = {},
@@ -206,9 +210,10 @@ auto checked_kept_logp(const Rows& z, const Cache& cache, matrix_view<L, Space> 
 
 inline namespace OPD_ISA {
 
-/// log p of a cache's tokens as its estimators see them, which passes over a whole batch (m2po.hpp, sequences.hpp) read: at its ids, on
-/// its kept sets where it has some, `lse` likewise. Those rows read the logits of their sets alone; a token outside its set, or of a bad
-/// row, gets NaN and makes the row bad, counted in `outside_kept`. (N,V), (N,m) -> (N,m)
+/// log p of a cache's tokens as its estimators see them, which passes over a whole batch (m2po.hpp, sequences.hpp)
+/// read: at its ids, on its kept sets where it has some, `lse` likewise. Those rows read the logits of their sets
+/// alone; a token outside its set, or of a bad row, gets NaN and makes the row bad, counted in `outside_kept`. (N,V),
+/// (N,m) -> (N,m)
 template <class Backend, readable_source Source, class Cache, class L, space Space>
     requires requires(const Cache& c) { c.log_mu; }
 auto token_logp(Backend&& be, const Source& source, const Cache& cache, matrix_view<L, Space> log_p,
@@ -231,8 +236,8 @@ auto token_logp(Backend&& be, matrix_view<Z, Space> z, const Cache& cache, matri
     return token_logp(be, detail::as_source(z, temperature), cache, log_p, mask, lse);
 }
 
-/// The k = top_ids.cols most probable ids of each row, best first, ties to the lower id, with their log p and optionally the log of
-/// the mass outside them: a teacher::support. (N,V) -> (N,k), (N,k), (N)
+/// The k = top_ids.cols most probable ids of each row, best first, ties to the lower id, with their log p and
+/// optionally the log of the mass outside them: a teacher::support. (N,V) -> (N,k), (N,k), (N)
 template <class Backend, class Z, class Id, class L, space Space>
 auto top_k(Backend&& be, matrix_view<Z, Space> z, matrix_view<Id, Space> top_ids, matrix_view<L, Space> top_log_p,
            float temperature = 1, std::type_identity_t<row_mask<Space>> mask = {},

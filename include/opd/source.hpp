@@ -12,8 +12,8 @@
 
 namespace opd {
 
-/// A row that a source of rows (docs/concepts/source.md) is asked about, and memory that is the asking thread's until it asks about
-/// another row: as many bytes as the source says it needs (`scratch_bytes()`), none if it says nothing.
+/// A row that a source of rows (docs/concepts/source.md) is asked about, and memory that is the asking thread's until
+/// it asks about another row: as many bytes as the source says it needs (`scratch_bytes()`), none if it says nothing.
 struct row_place {
     index_t row;
     std::byte* scratch = nullptr;
@@ -26,7 +26,8 @@ concept student_source = requires {
     typename S::gradient_type;
     S::sparse_gradient;
 };
-/// What a source of rows answers: N, V, ids a tile, and the logits of a row by tile and one by one (docs/concepts/source.md).
+/// What a source of rows answers: N, V, ids a tile, and the logits of a row by tile and one by one
+/// (docs/concepts/source.md).
 template <class S>
 concept row_source = requires(const S s, row_place at, index_t i) {
     { s.rows() } -> std::convertible_to<index_t>;
@@ -59,7 +60,8 @@ template <class S>
 concept readable_source = row_source<S> || made_source<S>;
 
 namespace detail {
-/// Whether a source's rows are views of memory, z and dz or y, whose spans `evaluate` checks; another source sees to itself.
+/// Whether a source's rows are views of memory, z and dz or y, whose spans `evaluate` checks; another source sees to
+/// itself.
 template <class Source>
 inline constexpr bool materialised = false;
 /// Whether the backend makes a source's logits, for a block of rows at a time (hidden.hpp).
@@ -78,7 +80,8 @@ template <class Source>
 inline constexpr bool makes_ids = requires {
     Source::makes_ids;
 };
-/// Whether all of a row's logits, and of its gradient, lie side by side until the row is done: rows may go by without tiles.
+/// Whether all of a row's logits, and of its gradient, lie side by side until the row is done: rows may go by without
+/// tiles.
 template <class Source>
 inline constexpr bool whole_rows = materialised<Source> || requires {
     Source::whole_rows;

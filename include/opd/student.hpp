@@ -9,14 +9,15 @@
 //                                                  ids[r,j]; for losses on a renormalised support, which need no other.
 //                                                  Of a ragged support dz is (1,total), as its ids are
 //
-// Options are named: student::logits{.z = z, .dz = dz, .temperature = 0.7f, .pad = padding::keep}; the temperature may also
-// stand third. nvcc deduces no types from named members: there name them, logits<float, float, space::device>{.z = …}, or
-// assign the member afterwards.
+// Options are named: student::logits{.z = z, .dz = dz, .temperature = 0.7f, .pad = padding::keep}; the temperature
+// may also stand third. nvcc deduces no types from named members: there name them, logits<float, float,
+// space::device>{.z = …}, or assign the member afterwards.
 //
-// Element types of z and dz are independent. dz may be z itself (same pointer, type and stride; not with beta != 0); no
-// other output may overlap anything else of the call. The padding that the view dz says it has (view.hpp) is zeroed or, with
-// `padding::keep`, left alone; columns beyond it are never touched. In place, rows with columns of which nothing is said
-// would leave logits where a backward pass that reads whole rows expects a gradient: that is an error.
+// Element types of z and dz are independent. dz may be z itself (same pointer, type and stride; not with beta != 0);
+// no other output may overlap anything else of the call. The padding that the view dz says it has (view.hpp) is
+// zeroed or, with `padding::keep`, left alone; columns beyond it are never touched. In place, rows with columns of
+// which nothing is said would leave logits where a backward pass that reads whole rows expects a gradient: that is an
+// error.
 #pragma once
 
 #include <type_traits>

@@ -14,10 +14,11 @@
 //   teacher::of_teacher{cache}     they are the teacher's
 //   teacher::on_kept_sets{cache, kept_ids, kept_offsets}   they were drawn under a filter, and this is what it kept
 //
-// ids may be any integer type; they are checked against the vocabulary. In supports and `weighted` an id of -1 marks an unused
-// slot, whose other fields are not read; any other negative id, and a row without a used slot, are bad.
-// Log-probs are those of the full distribution at the temperature that the loss is meant at ("processed"); log-probs recorded
-// raw while sampling at another temperature bias every importance ratio, which diagnostics::mu_mismatch() shows.
+// ids may be any integer type; they are checked against the vocabulary. In supports and `weighted` an id of -1 marks
+// an unused slot, whose other fields are not read; any other negative id, and a row without a used slot, are bad.
+// Log-probs are those of the full distribution at the temperature that the loss is meant at ("processed"); log-probs
+// recorded raw while sampling at another temperature bias every importance ratio, which diagnostics::mu_mismatch()
+// shows.
 #pragma once
 
 #include <concepts>
@@ -37,11 +38,12 @@ namespace opd {
 /// The kinds of cache. An estimator that does not read dense logits declares which it `takes`.
 enum class cache_kind { dense, support, samples, weighted };
 
-/// What log mu is: of the law that tokens were drawn from (temperature and filter applied), or of the model's own logits.
+/// What log mu is: of the law that tokens were drawn from (temperature and filter applied), or of the model's own
+/// logits.
 enum class logprob_mode { processed, raw };
 
-/// How rollout drew a cache's tokens and recorded them. Raw log-probs under a temperature or a filter need log_norm, the row's log of
-/// Σ mu^(1/T) over what the filter kept.
+/// How rollout drew a cache's tokens and recorded them. Raw log-probs under a temperature or a filter need log_norm,
+/// the row's log of Σ mu^(1/T) over what the filter kept.
 template <class L, space Space>
 struct rollout_record {
     filter drawn_with = {};
@@ -111,7 +113,8 @@ support(matrix_view<Id, S>, matrix_view<L, S>, vector_view<Tail, S>...)
 OPD_MISFIT(support, (class L, space S), L, S);
 
 /// Supports that differ in length from row to row, as servers and top-p give them: row r's ids are ids[offsets[r]] to
-/// ids[offsets[r+1]]. Whatever takes a `support` takes these, with the bits of a `support` filled up with -1. A row without an id is bad.
+/// ids[offsets[r+1]]. Whatever takes a `support` takes these, with the bits of a `support` filled up with -1. A row
+/// without an id is bad.
 template <class Id, class L = float, space Space = space::host>
 struct ragged_support {
     static_assert(std::integral<Id>, "opd: ids are integers, of any type");
@@ -176,8 +179,8 @@ struct weighted {
     matrix_view<const L, Space> advantage = {};
     vector_view<const L, Space> baseline = {};
     vector_view<const L, Space> mu_entropy = {};
-    /// (N) log of mu's mass outside the exact entries, as draw's `log_tail`; -inf: none. Where it is given, a row that has some and no
-    /// drawn entry is an error: its weights say nothing of that mass.
+    /// (N) log of mu's mass outside the exact entries, as draw's `log_tail`; -inf: none. Where it is given, a row
+    /// that has some and no drawn entry is an error: its weights say nothing of that mass.
     vector_view<const double, Space> log_tail_mu = {};
     rollout_record<L, Space> rollout = {};
 };
@@ -189,8 +192,8 @@ weighted(matrix_view<Id, S>, matrix_view<W, S>, matrix_view<A, S>, matrix_view<B
     -> weighted<detail::checked_id<Id, W, A, B>, std::remove_const_t<A>, S, std::remove_const_t<W>>;
 OPD_MISFIT(weighted, (class L, space S, class W), L, S, W);
 
-/// A dense cache over another vocabulary than the student's: D over the ids that both have and one bucket for all beyond them, on either
-/// side, each side normalised over its own vocabulary. See docs/estimators/divergences.md.
+/// A dense cache over another vocabulary than the student's: D over the ids that both have and one bucket for all
+/// beyond them, on either side, each side normalised over its own vocabulary. See docs/estimators/divergences.md.
 template <class Cache>
 struct lumped : Cache {
     static_assert(Cache::kind == cache_kind::dense,
@@ -219,8 +222,9 @@ struct of_teacher : Cache {
 template <class Cache>
 of_teacher(Cache) -> of_teacher<Cache>;
 
-/// A cache of drawn tokens of which some have no log mu, NaN: their ratio is 1, held constant, as if the student had drawn them now.
-/// Biased by as much as they are stale; counted in diagnostics.missing_mu. Without it such a row is bad.
+/// A cache of drawn tokens of which some have no log mu, NaN: their ratio is 1, held constant, as if the student had
+/// drawn them now. Biased by as much as they are stale; counted in diagnostics.missing_mu. Without it such a row is
+/// bad.
 template <class Cache>
 struct missing_mu : Cache {
     static constexpr bool may_miss_mu = true;
@@ -228,10 +232,11 @@ struct missing_mu : Cache {
 template <class Cache>
 missing_mu(Cache) -> missing_mu<Cache>;
 
-/// A cache of tokens that were drawn under top-k, top-p or min-p, with the ids that the filter kept of each row, as kept_ids of draw.hpp
-/// writes them: row r's are ids[offsets[r]] to ids[offsets[r+1]], ascending. On them p is renormalised, and the gradient lies on them alone;
-/// log mu is of the filtered law. log_kept_q (N): log of the teacher's mass on the set, where log q is to be renormalised as well (the same
-/// gradient for reverse KL, another loss for other shapes). A token outside its row's set makes the row bad; counted.
+/// A cache of tokens that were drawn under top-k, top-p or min-p, with the ids that the filter kept of each row, as
+/// kept_ids of draw.hpp writes them: row r's are ids[offsets[r]] to ids[offsets[r+1]], ascending. On them p is
+/// renormalised, and the gradient lies on them alone; log mu is of the filtered law. log_kept_q (N): log of the
+/// teacher's mass on the set, where log q is to be renormalised as well (the same gradient for reverse KL, another
+/// loss for other shapes). A token outside its row's set makes the row bad; counted.
 template <class Cache, class Id>
 struct on_kept_sets : Cache {
     using L = typename Cache::log_type;

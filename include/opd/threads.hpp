@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Parked threads for row blocks: `run(count, f)` calls f(block, worker) for every block in [0, count), the caller taking
-// part as worker 0. Blocks are handed out one at a time, so a slow core holds nobody up; what a block computes must not
-// depend on the worker, and then results do not depend on the number of threads. Idle threads sleep on a condition variable
-// and never spin. The first exception of a block is rethrown by `run` once all blocks have stopped. No allocation after the
-// threads have started.
+// Parked threads for row blocks: `run(count, f)` calls f(block, worker) for every block in [0, count), the caller
+// taking part as worker 0. Blocks are handed out one at a time, so a slow core holds nobody up; what a block computes
+// must not depend on the worker, and then results do not depend on the number of threads. Idle threads sleep on a
+// condition variable and never spin. The first exception of a block is rethrown by `run` once all blocks have
+// stopped. No allocation after the threads have started.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,8 @@ inline namespace OPD_ISA {
 
 class thread_team {
 public:
-    /// Throws `unsupported` where the system refuses a thread: it has too many, or too little memory for another's stack.
+    /// Throws `unsupported` where the system refuses a thread: it has too many, or too little memory for another's
+    /// stack.
     explicit thread_team(int threads) {
         try {
             for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { serve(i); });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// One sampled action as a surrogate sees it. A surrogate is one function, token_in -> {loss, c, flags}, on host and device;
-// c = dL/dlog p.
+// One sampled action as a surrogate sees it. A surrogate is one function, token_in -> {loss, c, flags}, on host and
+// device; c = dL/dlog p.
 #pragma once
 
 #include <concepts>

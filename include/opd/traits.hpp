@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What an estimator is, as its type says it: whether its mean is the gradient of what it descends, what its loss is, and what that
-// descent is under the law that the tokens were drawn from. The call refuses what descends nothing, and what descends something
-// else unless the caller accepts it; the tests derive from it what must hold, and what must fail.
+// What an estimator is, as its type says it: whether its mean is the gradient of what it descends, what its loss is,
+// and what that descent is under the law that the tokens were drawn from. The call refuses what descends nothing, and
+// what descends something else unless the caller accepts it; the tests derive from it what must hold, and what must
+// fail.
 #pragma once
 
 #include "opd/config.hpp"
@@ -33,8 +34,8 @@ struct estimator_traits {
     descent descends = descent::divergence;
 };
 
-/// Of estimator E on tokens drawn under a law. An estimator says it in `static constexpr estimator_traits traits(law)`; of one that
-/// does not, nothing is known and nothing is refused.
+/// Of estimator E on tokens drawn under a law. An estimator says it in `static constexpr estimator_traits
+/// traits(law)`; of one that does not, nothing is known and nothing is refused.
 template <class E>
 constexpr estimator_traits traits_of(law drawn = law::stale) {
     if constexpr (requires { E::traits(drawn); })

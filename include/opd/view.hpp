@@ -9,10 +9,11 @@
 //   padded_view(p, rows, cols, P)                     rows of P of which cols are real: .padding = P - cols
 //   device_view(...), padded_device_view(...)         the same, in device memory
 //
-// Padding is never read. A gradient's padding is set to zero (student.hpp); no column beyond a view's padding is touched.
+// Padding is never read. A gradient's padding is set to zero (student.hpp); no column beyond a view's padding is
+// touched.
 //
-// The memory space is part of the type: a host view cannot be passed where a device view is meant. Element (r,c) lies at
-// data[r*stride + c]; the arithmetic is 64-bit, whatever integer type the caller counts in.
+// The memory space is part of the type: a host view cannot be passed where a device view is meant. Element (r,c) lies
+// at data[r*stride + c]; the arithmetic is 64-bit, whatever integer type the caller counts in.
 #pragma once
 
 #include <concepts>
@@ -26,8 +27,8 @@ namespace opd {
 
 enum class space { host, device };
 
-/// (rows, cols) elements of T, row-major, unit inner stride, `stride` elements from row to row, of which the `padding` that
-/// follow the columns belong to the view too.
+/// (rows, cols) elements of T, row-major, unit inner stride, `stride` elements from row to row, of which the
+/// `padding` that follow the columns belong to the view too.
 template <class T, space Space = space::host>
 struct matrix_view {
     using element_type = T;

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A vocabulary in shards: rank i holds the ids [first_i, first_i + count_i), as columns of the logits or as rows of the head, and the
-// softmax runs over all of them. What ranks tell each other about a row are its sums over their own ids, numbers that do not grow with the
-// vocabulary; the stages between two exchanges are backends/vocab_parallel.hpp's, and how the numbers travel is the caller's.
+// A vocabulary in shards: rank i holds the ids [first_i, first_i + count_i), as columns of the logits or as rows of
+// the head, and the softmax runs over all of them. What ranks tell each other about a row are its sums over their own
+// ids, numbers that do not grow with the vocabulary; the stages between two exchanges are
+// backends/vocab_parallel.hpp's, and how the numbers travel is the caller's.
 //
 //   partials    one stretch of bytes a round, as long on every rank: a head, then an item for each row that is under way. Trivially
 //               copyable: send it with MPI, NCCL, a socket, a pointer
 //   merge       merge_partials(into, from): the sums over the ids of both. Associative and commutative up to rounding; fold in the order of
 //               ranks, and the same bits come out each time
 //
-// Every rank must go on from the same bits: they are what it decides by. An all-gather whose parts each rank then merges in the order of
-// ranks gives them; so does a reduction to one rank and a broadcast.
+// Every rank must go on from the same bits: they are what it decides by. An all-gather whose parts each rank then
+// merges in the order of ranks gives them; so does a reduction to one rank and a broadcast.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +30,8 @@
 
 namespace opd {
 
-/// The ids that a rank holds: from `first` on, as many as its logits have columns or its head rows; none is fine. Any split is.
+/// The ids that a rank holds: from `first` on, as many as its logits have columns or its head rows; none is fine. Any
+/// split is.
 struct vocab_shard {
     index_t first = 0;
     index_t total = 0; ///< ids of the softmax, over all ranks
@@ -38,7 +40,8 @@ struct vocab_shard {
 namespace detail {
 inline namespace OPD_ISA {
 
-/// What is known of a round. `ids` and `sum_of_ids` add up: of shards that hold every id once, total and 0 + 1 + … + total - 1.
+/// What is known of a round. `ids` and `sum_of_ids` add up: of shards that hold every id once, total and 0 + 1 + … +
+/// total - 1.
 struct partials_head {
     std::uint64_t round, items, stride, ids, sum_of_ids;
 };

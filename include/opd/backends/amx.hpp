@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Products of a loss from hidden states through the processor's matrix tiles (AMX, in Intel's Xeons since Sapphire Rapids), which have some
-// fifteen times the multiply-adds a second of float's, in bfloat16.
+// Products of a loss from hidden states through the processor's matrix tiles (AMX, in Intel's Xeons since Sapphire
+// Rapids), which have some fifteen times the multiply-adds a second of float's, in bfloat16.
 //
 //   opd::amx_head head{view(w,V,D)};               throws `unsupported` where processor or system have none; has_amx() asks
 //   teacher::hidden{view(x,N,D), head}             in place of view(w,V,D); a student's as well: then dx and dw are made so too
 //
 //   z = x Wᵀ (N,V),   dx = dz W (N,D),   dW = dzᵀ x (V,D)
 //
-// No number is rounded to bfloat16: what is stored so is taken as it is, and a float, of head, states or dz, as the sum of three bfloat16
-// numbers. A product of two bfloat16 numbers is exact in float; of 32 columns (dx: ids, dw: rows) even and odd ones are summed apart, in
-// float, then added to what came before. A product of two floats is six of their parts: less than 2^-21 of it is left out, 2^-24 on average.
-// So results differ from those of view(w,V,D) by float's roundings. Products, sums and parts below 2^-126 are 0.
+// No number is rounded to bfloat16: what is stored so is taken as it is, and a float, of head, states or dz, as the
+// sum of three bfloat16 numbers. A product of two bfloat16 numbers is exact in float; of 32 columns (dx: ids, dw:
+// rows) even and odd ones are summed apart, in float, then added to what came before. A product of two floats is six
+// of their parts: less than 2^-21 of it is left out, 2^-24 on average. So results differ from those of view(w,V,D) by
+// float's roundings. Products, sums and parts below 2^-126 are 0.
 //
-// No bit of loss, dx and db depends on budget, threads or the other rows. dw is summed over rows in 32s, counted from the batch's first: the
-// same bits for every budget that holds 32 rows, or all of them. Logits of few ids (supports, samples, scores) and a head with an update
-// are computed as those of view(w,V,D) are.
+// No bit of loss, dx and db depends on budget, threads or the other rows. dw is summed over rows in 32s, counted from
+// the batch's first: the same bits for every budget that holds 32 rows, or all of them. Logits of few ids (supports,
+// samples, scores) and a head with an update are computed as those of view(w,V,D) are.
 //
-// The first has_amx() or amx_head asks Linux for the tiles' registers, for the whole process: signal stacks then need 8 kB more.
+// The first has_amx() or amx_head asks Linux for the tiles' registers, for the whole process: signal stacks then need
+// 8 kB more.
 //
 // Throws unsupported, and invalid_input that names amx_head.w. States and head: float or bfloat16, as each is. CPU.
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, TDPBF16PS.

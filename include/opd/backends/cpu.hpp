@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The CPU backend: the library's lanes over rows, the library's threads over row blocks. Needs the standard library alone, and
-// threads (link Threads::Threads where the C library keeps them apart).
+// The CPU backend: the library's lanes over rows, the library's threads over row blocks. Needs the standard library
+// alone, and threads (link Threads::Threads where the C library keeps them apart).
 //
 //   opd::cpu_backend be{.threads = 2};
 //   auto r = opd::evaluate(be, …);
 //
-// Owns parked threads and a workspace that grows on the first calls and is kept; give `arena` to own the memory yourself.
-// Use one backend from one thread at a time. Compile with -march=native or the like: without it the lanes are 128-bit and
-// dense rows cost about seven times as much. eigen.hpp beside this file is the same backend with Eigen's types and products.
+// Owns parked threads and a workspace that grows on the first calls and is kept; give `arena` to own the memory
+// yourself. Use one backend from one thread at a time. Compile with -march=native or the like: without it the lanes
+// are 128-bit and dense rows cost about seven times as much. eigen.hpp beside this file is the same backend with
+// Eigen's types and products.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +28,8 @@ inline namespace OPD_ISA {
 /// No products: this backend has no gemm.
 struct no_products {};
 
-/// The CPU backend with the products of a linear algebra library: a type with a static gemm, as eigen_products has it. `threads`
-/// below 1 means 1.
+/// The CPU backend with the products of a linear algebra library: a type with a static gemm, as eigen_products has
+/// it. `threads` below 1 means 1.
 template <class Products>
 struct basic_cpu_backend {
     static constexpr space memory_space = space::host;
@@ -42,9 +43,9 @@ struct basic_cpu_backend {
     };
     std::unique_ptr<engine> state = {};
 
-    /// Runs a checked call: a row_job (evaluate) or a plain_job (score, draw). Throws invalid_input, naming the workspace, where
-    /// `arena` is too small. Compiled where it is first called; to compile it once for many
-    /// units, instantiate it in one (`template result cpu_backend::for_rows(const row_job<…>&);`) and declare it, with
+    /// Runs a checked call: a row_job (evaluate) or a plain_job (score, draw). Throws invalid_input, naming the
+    /// workspace, where `arena` is too small. Compiled where it is first called; to compile it once for many units,
+    /// instantiate it in one (`template result cpu_backend::for_rows(const row_job<…>&);`) and declare it, with
     /// `extern` before it, in the others.
     template <detail::has_lanes Job>
     result for_rows(const Job& job);
@@ -64,8 +65,8 @@ struct basic_cpu_backend {
         return state->scratch.get(bytes, arena);
     }
 
-    /// C = alpha·op(A) op(B) + beta·C by the products' library: run_to_run, not row-invariant. (M,K) (K,N) -> (M,N); op is the
-    /// transpose where said. beta = 0 does not read C. Throws invalid_input where the shapes do not fit.
+    /// C = alpha·op(A) op(B) + beta·C by the products' library: run_to_run, not row-invariant. (M,K) (K,N) -> (M,N);
+    /// op is the transpose where said. beta = 0 does not read C. Throws invalid_input where the shapes do not fit.
     template <class T>
     void gemm(bool trans_a, bool trans_b, T alpha, matrix_view<const T> a, matrix_view<const T> b, T beta,
               matrix_view<T> c) requires requires {

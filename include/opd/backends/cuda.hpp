@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The CUDA backend's handle. This header needs CUDA's headers but no nvcc: a caller compiled by g++ holds the backend, plans
-// its memory and fetches results. The translation unit that calls `evaluate` includes cuda.cuh and is compiled by nvcc.
+// The CUDA backend's handle. This header needs CUDA's headers but no nvcc: a caller compiled by g++ holds the
+// backend, plans its memory and fetches results. The translation unit that calls `evaluate` includes cuda.cuh and is
+// compiled by nvcc.
 //
 //   opd::cuda_backend be{.stream = stream, .cublas = handle, .arena = {memory, bytes}};     // the caller owns all three
 //   auto r = opd::evaluate(be, student, teacher, estimator, opd::device_env{…});            // enqueues; returns at once
 //   …
 //   opd::result host = r.fetch(stream);                                                     // the only call that waits
 //
-// Nothing is allocated, nothing synchronises, no global state is read or written, and everything but `fetch` is legal under
-// stream capture. Views are device_view; every span of device_env lies in device memory. Workspace: about 1 MB at most, 8
-// bytes a sequence, and for supports and samples at most 2,048 times 112 bytes an entry of a row; losses from hidden states
-// (cuda_hidden.cuh) take their budgets and `product_workspace` beside it.
+// Nothing is allocated, nothing synchronises, no global state is read or written, and everything but `fetch` is legal
+// under stream capture. Views are device_view; every span of device_env lies in device memory. Workspace: about 1 MB
+// at most, 8 bytes a sequence, and for supports and samples at most 2,048 times 112 bytes an entry of a row; losses
+// from hidden states (cuda_hidden.cuh) take their budgets and `product_workspace` beside it.
 //
-// The same call gives the same bits (run_to_run), on any device: blocks and merges depend on sizes alone, there are no float
-// atomics. (Losses from hidden states: on one kind of device with one cuBLAS.) Contents are counted, and `fetch` throws for them by env.on_bad; check::contents and infinite::raise are refused.
-// Offsets or weights that make no sense make their rows bad.
+// The same call gives the same bits (run_to_run), on any device: blocks and merges depend on sizes alone, there are
+// no float atomics. (Losses from hidden states: on one kind of device with one cuBLAS.) Contents are counted, and
+// `fetch` throws for them by env.on_bad; check::contents and infinite::raise are refused. Offsets or weights that
+// make no sense make their rows bad.
 #pragma once
 
 #include <cublas_v2.h>

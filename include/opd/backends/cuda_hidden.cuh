@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Losses from hidden states on the CUDA backend: the rows of cuda.cuh over logits that cuBLAS makes, a block of rows at a time
-// (cuda/blocks.hpp). A header of its own, since it wants cuBLAS to be linked.
+// Losses from hidden states on the CUDA backend: the rows of cuda.cuh over logits that cuBLAS makes, a block of rows
+// at a time (cuda/blocks.hpp). A header of its own, since it wants cuBLAS to be linked.
 //
 //   #include "opd/backends/cuda_hidden.cuh"
 //   opd::cuda_backend be{.stream = stream, .cublas = handle, .arena = {memory, bytes}};
@@ -10,18 +10,19 @@
 //   const opd::teacher::hidden theirs{opd::device_view(h, N, D_t), opd::device_view(head, V, D_t)};
 //   auto r = opd::evaluate(be, mine, theirs, opd::reverse_kl{});
 //
-// Heads: a view, a lora_head, or a type of your own that is asked on the device (head.hpp). States and heads are float
-// (products in float, or with be.tf32 by tensor cores) or bfloat16 (products of bfloat16 with sums in float; dz is rounded
-// to bfloat16 on its way back). Logits, losses and gradients are float either way.
+// Heads: a view, a lora_head, or a type of your own that is asked on the device (head.hpp). States and heads are
+// float (products in float, or with be.tf32 by tensor cores) or bfloat16 (products of bfloat16 with sums in float; dz
+// is rounded to bfloat16 on its way back). Logits, losses and gradients are float either way.
 //
-// Capture: nothing is allocated and nothing waits; cuBLAS works in be.product_workspace bytes of the arena. Create the handle before
-// the capture begins (cublasCreate allocates). Its stream and pointer mode are put back, but not a workspace that was set on it: cuBLAS
-// forgets that whenever a stream is set.
+// Capture: nothing is allocated and nothing waits; cuBLAS works in be.product_workspace bytes of the arena. Create
+// the handle before the capture begins (cublasCreate allocates). Its stream and pointer mode are put back, but not a
+// workspace that was set on it: cuBLAS forgets that whenever a stream is set.
 //
-// Bits: run_to_run, with one cuBLAS on one kind of device. They may depend on `.budget`, since cuBLAS chooses its kernel by the sizes.
+// Bits: run_to_run, with one cuBLAS on one kind of device. They may depend on `.budget`, since cuBLAS chooses its
+// kernel by the sizes.
 //
-// Throws as evaluate does, and invalid_input where be.cublas is null, be.product_workspace is below 64 KiB, the arena too small or a
-// budget below one row; cuda_error where a product or a launch is refused.
+// Throws as evaluate does, and invalid_input where be.cublas is null, be.product_workspace is below 64 KiB, the arena
+// too small or a budget below one row; cuda_error where a product or a launch is refused.
 #pragma once
 
 #include <cublas_v2.h>

@@ -5,8 +5,8 @@
 //   opd::eigen_backend be{.threads = 2};
 //   auto r = opd::evaluate(be, …);
 //
-// Eigen::setNbThreads is never touched; Eigen runs single-threaded inside. Its products are at determinism::run_to_run or
-// weaker; fixed-order products are in product.hpp.
+// Eigen::setNbThreads is never touched; Eigen runs single-threaded inside. Its products are at
+// determinism::run_to_run or weaker; fixed-order products are in product.hpp.
 #pragma once
 
 #include <Eigen/Core>

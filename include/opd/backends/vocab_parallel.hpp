@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Losses over a vocabulary in shards: every rank calls the same stages on the ids that it holds, and between them the caller adds up what
-// ranks have found (vocab_parallel.hpp). No collective is called here.
+// Losses over a vocabulary in shards: every rank calls the same stages on the ids that it holds, and between them the
+// caller adds up what ranks have found (vocab_parallel.hpp). No collective is called here.
 //
 //   auto call = opd::vocab_parallel(be, {.first = first, .total = V}, student, teacher, estimator, env);
 //   while (call.local())              // this rank's part of the next round; false: there is none
@@ -21,11 +21,11 @@
 // (docs/estimators/vocab-parallel.md). Rows that sums in float do not carry take more rounds; all ranks agree which.
 //
 // Memory: some 1.6 kB a row, state and partials, which `vocab_parallel_bytes` says exactly; nothing of N·V. Logits of
-// hidden states are made in blocks of at most `.budget` bytes: where that holds all rows they are made once, else again in each round that
-// reads them.
+// hidden states are made in blocks of at most `.budget` bytes: where that holds all rows they are made once, else
+// again in each round that reads them.
 //
-// Throws invalid_input before anything is written, from local also where ranks disagree or their shards do not make up the vocabulary.
-// env.on_bad throws at the end of backward, or of finish where no gradient is asked for.
+// Throws invalid_input before anything is written, from local also where ranks disagree or their shards do not make
+// up the vocabulary. env.on_bad throws at the end of backward, or of finish where no gradient is asked for.
 #pragma once
 
 #include <algorithm>
@@ -190,8 +190,8 @@ public:
         return sharded_call(job, shard, std::max(threads, 1)).bytes_ + 64;
     }
 
-    /// This rank's part of the next round, or false: all rounds are done. Before each but the first the partials have become those of all
-    /// ranks.
+    /// This rank's part of the next round, or false: all rounds are done. Before each but the first the partials have
+    /// become those of all ranks.
     bool local() {
         if (at_ == progress::reduced) return false;
         if (at_ > progress::reduced) throw invalid_input("local", "is called after finish");
@@ -235,8 +235,9 @@ public:
         return all_;
     }
 
-    /// The gradient. Once, after finish(); nothing where the student asks for none. Returns in how many rows this rank's part was more than
-    /// its type holds: those entries are the largest finite number, for the loss has been told.
+    /// The gradient. Once, after finish(); nothing where the student asks for none. Returns in how many rows this
+    /// rank's part was more than its type holds: those entries are the largest finite number, for the loss has been
+    /// told.
     index_t backward() {
         if (at_ != progress::finished) throw invalid_input("backward", "is called once, after finish()");
         if (!job_.student.has_gradient()) return 0;
@@ -372,7 +373,8 @@ private:
             body(begin, std::min(begin + block_, job_.rows), filled_ == begin);
         }
     }
-    /// Logits of the rows of a block that are wanted. Only of a first round, in which all are, will they do for later ones.
+    /// Logits of the rows of a block that are wanted. Only of a first round, in which all are, will they do for later
+    /// ones.
     template <class Wanted>
     void fill_block(index_t begin, index_t end, Wanted&& wanted) {
         bool any = false;
@@ -452,8 +454,9 @@ private:
 
 inline namespace OPD_ISA {
 
-/// The stages of a loss over a vocabulary in shards; see the head of this file. Keeps a reference to the backend's threads and no more of
-/// it. `arena`: memory of `vocab_parallel_bytes` bytes that is the call's until it is done; empty: the call's own.
+/// The stages of a loss over a vocabulary in shards; see the head of this file. Keeps a reference to the backend's
+/// threads and no more of it. `arena`: memory of `vocab_parallel_bytes` bytes that is the call's until it is done;
+/// empty: the call's own.
 template <class Backend, class Student, class Teacher, class Estimator>
 auto vocab_parallel(Backend& be, vocab_shard shard, Student student, Teacher teacher, const Estimator& estimator,
                     env e = {}, std::span<std::byte> arena = {}) {

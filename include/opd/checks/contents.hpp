@@ -22,8 +22,8 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// The pass of check::contents, and of infinite::raise, over rows of logits: by bits, before anything is written. check_logit_row
-/// reads n logits, those of the ids from `first` on, and says whether one of them has mass.
+/// The pass of check::contents, and of infinite::raise, over rows of logits: by bits, before anything is written.
+/// check_logit_row reads n logits, those of the ids from `first` on, and says whether one of them has mass.
 template <class T>
 bool check_logit_row(const char* name, const T* x, index_t n, index_t r, index_t first = 0) {
     bool mass = false;
@@ -251,8 +251,8 @@ void check_tails(const Teacher& t, const env& e, index_t rows) {
     }
 }
 
-/// check::contents over the columns of log mu: one that is 0 in every kept row, of at least 16, was never filled in. Unused
-/// slots and entries that are marked as certain say nothing.
+/// check::contents over the columns of log mu: one that is 0 in every kept row, of at least 16, was never filled in.
+/// Unused slots and entries that are marked as certain say nothing.
 template <class Teacher>
 void check_mu_columns(const Teacher& t, const env& e, index_t rows) {
     for (index_t j = 0; j < t.ids.cols; ++j) {

@@ -86,7 +86,8 @@ void check_tiles(const Member& member, const Source& s, index_t rows) {
     if (Source::one_tile && s.tile_size() < s.vocab())
         throw invalid_input(member(".tile_size()"), "is below the vocabulary, though the source says one_tile");
 }
-/// Shape and range of a source of rows that holds no view: its own checks first. Names are put together where something is thrown.
+/// Shape and range of a source of rows that holds no view: its own checks first. Names are put together where
+/// something is thrown.
 template <class Source>
 void check_source(const char* name, const Source& s, index_t rows) {
     const auto member = [name](const char* m) { return std::string(name).append(m); };

@@ -21,8 +21,8 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// Every span of a call; no output may overlap another span. Matrices are compared as strided rectangles with their padding:
-/// two column ranges of one buffer do not overlap.
+/// Every span of a call; no output may overlap another span. Matrices are compared as strided rectangles with their
+/// padding: two column ranges of one buffer do not overlap.
 class call_spans {
 public:
     void reads(const char* name, const auto& v) { add(name, v, false); }
@@ -42,7 +42,8 @@ public:
         if (!left_out(v)) writes(name, v, rows, cols);
     }
 
-    /// Throws if an output overlaps another span. `apart`: false where the caller lets the two spans of these names coincide.
+    /// Throws if an output overlaps another span. `apart`: false where the caller lets the two spans of these names
+    /// coincide.
     void check(const char* output = nullptr, const char* input = nullptr, bool apart = true) const {
         for (int w = 0; w < size_; ++w)
             for (int i = 0; i < size_; ++i) {

@@ -47,8 +47,9 @@ constexpr bool offers_sparse_gradient() {
         return false;
 }
 
-/// Sentences for a call whose types do not fit. Each function below says the first thing that is wrong and is then false, so
-/// that nothing else is instantiated and one mistake is one error. Classes that have said it themselves are passed over.
+/// Sentences for a call whose types do not fit. Each function below says the first thing that is wrong and is then
+/// false, so that nothing else is instantiated and one mistake is one error. Classes that have said it themselves are
+/// passed over.
 template <class...>
 inline constexpr bool never = false;
 

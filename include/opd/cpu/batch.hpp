@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A checked call on the CPU: rows (rows/rows.hpp) in groups over the thread team, one factor a row, one partial result a group,
-// merged in order. A group depends on the number of rows alone, so bits do not depend on threads.
+// A checked call on the CPU: rows (rows/rows.hpp) in groups over the thread team, one factor a row, one partial
+// result a group, merged in order. A group depends on the number of rows alone, so bits do not depend on threads.
 #pragma once
 
 #include <algorithm>
@@ -73,7 +73,8 @@ host_frame host_frame_of(const Job& job) { return {job.as_env(), job.row_count()
 template <class Estimator>
 inline constexpr bool is_renormalised =
     renormalised_estimator<Estimator> || std::is_same_v<Estimator, renormalised_formula>;
-/// Whether a job's rows ask for the logits of few ids, which are made one by one, and their gradients go back from a block.
+/// Whether a job's rows ask for the logits of few ids, which are made one by one, and their gradients go back from a
+/// block.
 template <class Job>
 inline constexpr bool gathers = false;
 template <class Student, class Teacher, class Estimator>
@@ -99,8 +100,8 @@ inline constexpr bool makes_sets = false;
 template <class Z, class Cache, class L, class Source>
 inline constexpr bool makes_sets<kept_logp_job<Z, Cache, L, space::host, rows_of_source<Source>>> = in_blocks<Source>;
 
-/// Whether a job's logits may be made a tile at a time: its rows read them in order alone, and neither side is a source of yours that makes
-/// its tiles in scratch, for which a row must be one thread's until it is done.
+/// Whether a job's logits may be made a tile at a time: its rows read them in order alone, and neither side is a
+/// source of yours that makes its tiles in scratch, for which a row must be one thread's until it is done.
 template <class Job>
 inline constexpr bool may_tile = false;
 template <class Student, class Teacher, class Estimator>
@@ -157,8 +158,9 @@ auto with_estimator(const row_job<Student, Teacher, Estimator, space::host>& job
     return row_job<Student, Teacher, Formula, space::host>{job.student, job.teacher, formula,
                                                            job.env,     job.rows,    job.vocab};
 }
-/// A job of a divergence as one of any divergence (dense_machine.hpp): all that follows is then compiled once a pair of sources. The
-/// estimator's parameters stay in `job`. On a renormalised support likewise where it is chosen at run time.
+/// A job of a divergence as one of any divergence (dense_machine.hpp): all that follows is then compiled once a pair
+/// of sources. The estimator's parameters stay in `job`. On a renormalised support likewise where it is chosen at run
+/// time.
 template <class Job>
 decltype(auto) as_run(const Job& job) {
     if constexpr (one_for_all<Job>) {
@@ -182,8 +184,9 @@ bool single_sweep_of(const Estimator& e) {
         return single_sweep_divergence<Estimator>;
 }
 
-/// How large the blocks are, within every side's budget; rows or tiles of rows, whichever costs less: a tile's logits are made again for every
-/// pass over a row, and every block reads the heads again. Throws invalid_input where a budget does not hold one row.
+/// How large the blocks are, within every side's budget; rows or tiles of rows, whichever costs less: a tile's logits
+/// are made again for every pass over a row, and every block reads the heads again. Throws invalid_input where a
+/// budget does not hold one row.
 template <class Job>
 void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
     const auto bytes = [](const auto& side, index_t rows, index_t tile) {
@@ -286,8 +289,8 @@ void run_groups(const Job& job, const host_frame& frame, const host_plan& plan, 
     });
 }
 
-/// Rows whose logits are made here: the logits of a block are made, its rows are run, and their gradient goes back. Where a
-/// block holds tiles, all its rows walk from phase to phase together.
+/// Rows whose logits are made here: the logits of a block are made, its rows are run, and their gradient goes back.
+/// Where a block holds tiles, all its rows walk from phase to phase together.
 template <class Job>
 void run_made(const Job& job, host_frame frame, const host_plan& plan, thread_team& team, std::byte* scratch,
               std::byte* memory) {

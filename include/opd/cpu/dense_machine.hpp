@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Dense rows on the CPU, with the divergence behind a table of functions. dense_rows.hpp says what a row does; here the walk
-// through its phases is compiled once for a pair of sources and every divergence, and what a divergence does to a tile, or to a row's
-// state after a phase, once for its number types and every source:
+// Dense rows on the CPU, with the divergence behind a table of functions. dense_rows.hpp says what a row does; here
+// the walk through its phases is compiled once for a pair of sources and every divergence, and what a divergence does
+// to a tile, or to a row's state after a phase, once for its number types and every source:
 //
 //   dense_formula::tile     a phase's share of one tile, at least a leaf of 1,024 entries where a row has them
 //   dense_formula::finish   what a row does with a phase's sums
 //
-// One call through a pointer a phase and tile is all that this costs. Rows of shards and of a GPU name their divergence as dense_rows does.
+// One call through a pointer a phase and tile is all that this costs. Rows of shards and of a GPU name their
+// divergence as dense_rows does.
 #pragma once
 
 #include <cstddef>
@@ -175,7 +176,8 @@ struct formula_functions {
         rows::overlaps};
 };
 
-/// A divergence as an estimator of a job, whatever it is: its functions, and its parameters, the caller's where they stay, or a copy.
+/// A divergence as an estimator of a job, whatever it is: its functions, and its parameters, the caller's where they
+/// stay, or a copy.
 template <class Z, class Y, class G>
 struct any_formula {
     const dense_formula<Z, Y, G>* functions = nullptr;
@@ -192,8 +194,8 @@ inline constexpr bool is_any_formula = false;
 template <class Z, class Y, class G>
 inline constexpr bool is_any_formula<any_formula<Z, Y, G>> = true;
 
-/// visit(program, stays) with an estimator's divergence, the selector beside it: of one that is chosen at run time (any_dense) the one it
-/// names. `stays`: it lies where it is as long as the estimator.
+/// visit(program, stays) with an estimator's divergence, the selector beside it: of one that is chosen at run time
+/// (any_dense) the one it names. `stays`: it lies where it is as long as the estimator.
 template <class Estimator, class Visit>
 void with_program(const Estimator& e, Visit&& visit) {
     if constexpr (!chosen_at_run_time<Estimator>)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The V-sized phases of a row on the CPU (rows.hpp): lanes over leaves of 1,024 entries. The first pass over a row is sweep.hpp's;
-// the passes here walk backwards, for the end of the row is still in L2.
+// The V-sized phases of a row on the CPU (rows.hpp): lanes over leaves of 1,024 entries. The first pass over a row is
+// sweep.hpp's; the passes here walk backwards, for the end of the row is still in L2.
 #pragma once
 
 #include <algorithm>
@@ -45,9 +45,9 @@ void add_to(const typename F::value_type* from, G* to, F beta) {
     for (int i = 0; i < leaf_size; i += F::width) fma(beta, F::load(to + i), F::load(from + i)).store(to + i);
 }
 
-/// Leaves of a tile from its end, staged where they cannot be read in place: visit(z, y, i, count, full), i counting from the
-/// tile's begin. `out_of_range`: some leaf holds numbers beyond ±1e30, which are to be cut. Where both ways give the same types, one call
-/// serves them: the compiler then has one loop, not two.
+/// Leaves of a tile from its end, staged where they cannot be read in place: visit(z, y, i, count, full), i counting
+/// from the tile's begin. `out_of_range`: some leaf holds numbers beyond ±1e30, which are to be cut. Where both ways
+/// give the same types, one call serves them: the compiler then has one loop, not two.
 template <class F, bool NeedY, class Tile, class Visit>
 OPD_INLINE void leaves_backwards(const Tile& t, bool out_of_range, Visit visit) {
     using value = typename F::value_type;
@@ -92,7 +92,7 @@ struct lane_engine {
     template <class F>
     using anchors = anchor_lanes<F>;
 
-    // --- dense rows ---------------------------------------------------------------------------------------------------------
+    // --- dense rows --------------------------------------------------------------------------------------------------
 
     template <class Rows>
     static constexpr bool parks = [] {
@@ -322,7 +322,7 @@ struct lane_engine {
         });
     }
 
-    // --- rows of entries ----------------------------------------------------------------------------------------------------
+    // --- rows of entries ---------------------------------------------------------------------------------------------
 
     /// Ascending ids.
     struct id_set {
@@ -365,8 +365,8 @@ struct lane_engine {
         __builtin_prefetch(p);
     }
 
-    /// Whether some id lies neither in [0, n) nor is -1, an unused slot, or repeats. An exact search only on a collision.
-    /// 128 bits an id up to 8 kB: cleared for each row, so small where a row is.
+    /// Whether some id lies neither in [0, n) nor is -1, an unused slot, or repeats. An exact search only on a
+    /// collision. 128 bits an id up to 8 kB: cleared for each row, so small where a row is.
     static index_t repeats_bytes(index_t k) {
         return static_cast<index_t>(std::bit_ceil(static_cast<std::uint64_t>(std::clamp<index_t>(16 * k, 64, 8192))));
     }

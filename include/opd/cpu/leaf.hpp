@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A leaf: 1,024 entries of a row, the stretch that is summed in float before anything is folded into double. Here is what is
-// done to one leaf: reading it in place or through an L1 buffer, telling numbers beyond ±1e30 by their bits, its raw sums relative to
-// given anchors (row_program.hpp), and finding its largest entry. sweep.hpp strings leaves together.
+// A leaf: 1,024 entries of a row, the stretch that is summed in float before anything is folded into double. Here is
+// what is done to one leaf: reading it in place or through an L1 buffer, telling numbers beyond ±1e30 by their bits,
+// its raw sums relative to given anchors (row_program.hpp), and finding its largest entry. sweep.hpp strings leaves
+// together.
 #pragma once
 
 #include <algorithm>
@@ -273,15 +274,15 @@ struct leaf_sums {
     fall<F> fall_z, fall_y;
 };
 
-/// Entries whose terms are added up before they join the leaf's sum: chains of additions must stay short, or the sum drifts by
-/// several units in its last place. Wide registers have short chains as they are.
+/// Entries whose terms are added up before they join the leaf's sum: chains of additions must stay short, or the sum
+/// drifts by several units in its last place. Wide registers have short chains as they are.
 template <class F>
 inline constexpr int sum_chain = F::width == 1   ? 32
                                  : F::width <= 8 ? 8 * F::width
                                                  : leaf_size;
 
-/// Sums of a leaf in memory, on the speculation that nothing lies above the anchors or absurdly far below: fall_z and fall_y
-/// tell whether that was so.
+/// Sums of a leaf in memory, on the speculation that nothing lies above the anchors or absurdly far below: fall_z and
+/// fall_y tell whether that was so.
 template <class F, bool Teacher, raw_sums_needed Need, bool Near, class Z, class Y>
 leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) {
     leaf_sums<F> s;
@@ -331,8 +332,8 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
     return s;
 }
 
-/// Sums of a staged leaf: the exponentials are taken of mass_z and mass_y, which are the leaf's z and y or masked copies of
-/// them, the differences of z and y.
+/// Sums of a staged leaf: the exponentials are taken of mass_z and mass_y, which are the leaf's z and y or masked
+/// copies of them, the differences of z and y.
 template <class F, bool Teacher, raw_sums_needed Need>
 leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_type* mass_z,
                          const typename F::value_type* mass_y, int n, const anchor_lanes<F>& a) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What rows that are drawn from (leaf_rows.hpp) ask of the CPU: a leaf's weights in lanes, Gumbel-max over a row, its best ids and
-// the last id that a filter keeps.
+// What rows that are drawn from (leaf_rows.hpp) ask of the CPU: a leaf's weights in lanes, Gumbel-max over a row, its
+// best ids and the last id that a filter keeps.
 //
-// The k best ids come from blocks of 64: of the k blocks whose largest entries are largest, each holds an entry at least as large as
-// the least of these maxima, so the k best lie at or above it, most often in few blocks. A filter's share of mass is found between
-// two of eight levels whose masses one pass tells; between them the entries are halved by `nth_element`.
+// The k best ids come from blocks of 64: of the k blocks whose largest entries are largest, each holds an entry at
+// least as large as the least of these maxima, so the k best lie at or above it, most often in few blocks. A filter's
+// share of mass is found between two of eight levels whose masses one pass tells; between them the entries are halved
+// by `nth_element`.
 #pragma once
 
 #include <algorithm>
@@ -169,7 +170,7 @@ struct lane_leaves {
     };
     static void scratch(carver& c, index_t n, index_t k, bool shares) { (void)lists(c, n, k, shares); }
 
-    // --- the sweep, which tells each leaf's mass as it goes --------------------------------------------------------------------
+    // --- the sweep, which tells each leaf's mass as it goes ----------------------------------------------------------
 
     struct note_masses {
         leaf_arrays a;
@@ -200,7 +201,7 @@ struct lane_leaves {
             if (a.upto[l] != s.z_s) a.mass[l] *= std::exp((a.upto[l] - s.z_s) * s.inv_s);
     }
 
-    // --- Gumbel-max -------------------------------------------------------------------------------------------------------------
+    // --- Gumbel-max --------------------------------------------------------------------------------------------------
 
     template <class Rows>
     static scored gumbel(const Rows& k, const leaf_state& st, alone) {
@@ -264,7 +265,7 @@ struct lane_leaves {
         return best;
     }
 
-    // --- the best ids -----------------------------------------------------------------------------------------------------------
+    // --- the best ids ------------------------------------------------------------------------------------------------
 
     /// The k best ids of a row, best first, into `best`, which has room for `scratch`; returns how many have mass.
     template <class Z>
@@ -336,10 +337,10 @@ struct lane_leaves {
         std::sort(to, to + n);
     }
 
-    // --- the last id that a filter keeps ----------------------------------------------------------------------------------------
+    // --- the last id that a filter keeps -----------------------------------------------------------------------------
 
-    // After top_k all that is kept stands in a list, best first (st.found ids): top_p walks down it, masses are those of its
-    // ids, and a token is looked for there alone.
+    // After top_k all that is kept stands in a list, best first (st.found ids): top_p walks down it, masses are those
+    // of its ids, and a token is looked for there alone.
 
     static void top_cut(const auto& k, leaf_state& st, index_t count, alone) {
         carver c = k.at(st).rest;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Keyed noise (rng.hpp) in lanes: the bits of many tokens of a draw at once, those that noise_row::bits gives one by one; and what
-// -log E can be at most, from the bits alone, so that a logarithm is taken only where a token may win.
+// Keyed noise (rng.hpp) in lanes: the bits of many tokens of a draw at once, those that noise_row::bits gives one by
+// one; and what -log E can be at most, from the bits alone, so that a logarithm is taken only where a token may win.
 #pragma once
 
 #include <bit>
@@ -60,7 +60,8 @@ struct noise_lanes {
     }
 
 private:
-    /// Interleaving pairs within 128 bits leaves groups apart by the number of such parts: counted in this order they come out in line.
+    /// Interleaving pairs within 128 bits leaves groups apart by the number of such parts: counted in this order they
+    /// come out in line.
     static OPD_INLINE uvec order() {
         uvec v{};
         for (int i = 0; i < width; ++i) v[i] = static_cast<std::uint32_t>((i % 4) * (width / 4) + i / 4);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The CPU's sweep over one row of student logits z and teacher logits y: normalisers and raw sums (row_program.hpp) in one
-// pass over memory, in leaves of 1,024 entries at absolute indices.
+// The CPU's sweep over one row of student logits z and teacher logits y: normalisers and raw sums (row_program.hpp)
+// in one pass over memory, in leaves of 1,024 entries at absolute indices.
 //
-// Per leaf the sums run in the lanes, relative to the anchors found so far, on the speculation that no new maximum comes;
-// where one did, the sums move to the new anchor in double and the leaf is done again from L1. A leaf is staged through an
-// L1 buffer, else read in place, when it
+// Per leaf the sums run in the lanes, relative to the anchors found so far, on the speculation that no new maximum
+// comes; where one did, the sums move to the new anchor in double and the leaf is done again from L1. A leaf is
+// staged through an L1 buffer, else read in place, when it
 //   - holds an anchor (excluded from the sums) or an id that the caller excludes,
 //   - is shorter than 1,024 entries or not of a lane type (converted, padded with lowest),
 //   - holds something of magnitude 1e30 or more: -inf becomes -1e30, NaN and +inf make the row bad.
@@ -37,9 +37,9 @@ struct no_note {
     OPD_INLINE void leaf(index_t, double, const raw_sums&) const {}
 };
 
-/// Sweeps n more entries of z (and of y), which are those of the ids from `first` on, a multiple of 1,024. `excluded`: of these ids.
-/// note.leaf(begin, mass, sums): the student's mass of a leaf, its anchor's term left out if the leaf holds it, in units of the
-/// anchor that `sums` then has.
+/// Sweeps n more entries of z (and of y), which are those of the ids from `first` on, a multiple of 1,024.
+/// `excluded`: of these ids. note.leaf(begin, mass, sums): the student's mass of a leaf, its anchor's term left out
+/// if the leaf holds it, in units of the anchor that `sums` then has.
 template <class F, bool Teacher, raw_sums_needed Need, class Z, class Y, class Note = no_note>
 void sweep_tile(row_sweep& out, const Z* z, const Y* y, index_t first, index_t n, id_range excluded = {},
                 const Note& note = {}) {
@@ -70,7 +70,8 @@ void sweep_tile(row_sweep& out, const Z* z, const Y* y, index_t first, index_t n
             }
         const int full = staged_leaf<F>::load(stage.z, leaf_z, count);
         if constexpr (Teacher) staged_leaf<F>::load(stage.y, leaf_y, count);
-        // holes come in runs: after a leaf that had some, cutting at once is cheaper than asking first, and changes no other leaf
+        // holes come in runs: after a leaf that had some, cutting at once is cheaper than asking first, and changes
+        // no other leaf
         if (out.ends_out_of_range || stage.template holds_out_of_range<Teacher>(count)) {
             const leaf_contents c = stage.template cut<Teacher>(count);
             out.contents.merge(c.row);

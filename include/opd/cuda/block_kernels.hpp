@@ -160,7 +160,8 @@ struct keep_states_kernel : each_block<keep_states_kernel<Source, X>> {
     };
 };
 
-/// scale·sums as the head is stored; 0 where the row has no gradient, if there are flags. A block of threads for each row.
+/// scale·sums as the head is stored; 0 where the row has no gradient, if there are flags. A block of threads for each
+/// row.
 template <class X>
 struct scale_update_kernel : each_block<scale_update_kernel<X>> {
     const float* sums = nullptr;
@@ -202,7 +203,8 @@ struct sum_columns_kernel : each_block<sum_columns_kernel<G>> {
     };
 };
 
-/// A head's gradient where the batch has no row. A block of threads for each row of dw, or of `ids_at_once` entries of db.
+/// A head's gradient where the batch has no row. A block of threads for each row of dw, or of `ids_at_once` entries
+/// of db.
 template <class Sink>
 struct scale_head_kernel : each_block<scale_head_kernel<Sink>> {
     Sink dw = {};

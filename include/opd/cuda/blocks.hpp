@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows whose logits are made for a block of them at a time (hidden.hpp), on a device: how a block lies in memory, and the steps of a
-// call, for any launcher of kernels (cuda/jobs.hpp) and any products. No CUDA header: tests run the whole of it on the host.
+// Rows whose logits are made for a block of them at a time (hidden.hpp), on a device: how a block lies in memory, and
+// the steps of a call, for any launcher of kernels (cuda/jobs.hpp) and any products. No CUDA header: tests run the
+// whole of it on the host.
 //
 // For each block of rows, as many as every side's budget holds:
 //
@@ -15,15 +16,15 @@
 //   product         dw = beta_head dw + dzᵀ x
 //   sum_columns     db = beta_head db + Σ_r dz
 //
-// Of a head with an update (head.hpp) also: u = scale·x Aᵀ, z += u Bᵀ; t = scale·dz B, sums += t A, dA = beta_head dA + tᵀ x,
-// dB = beta_head dB + dzᵀ u. u and t are stored as the head is.
+// Of a head with an update (head.hpp) also: u = scale·x Aᵀ, z += u Bᵀ; t = scale·dz B, sums += t A, dA = beta_head dA
+// + tᵀ x, dB = beta_head dB + dzᵀ u. u and t are stored as the head is.
 //
 // Nothing asks the device about the rows, so masked ones are multiplied with the rest; they are not looked at.
 //
-// Memory, in bytes: V' 4 a row of the block and side; of a student with a gradient V' 8 under a soft-cap, V' 6 for bfloat16; D' 4 and
-// V/8,192 for its way back (V', D': up to the next multiple of 8, so that every row begins where vector loads may). Of an update R' 4, and
-// for each of u and t R' numbers of the head's. A head of one's own: D' numbers of the states' type for 8,192 ids, beside
-// the budget.
+// Memory, in bytes: V' 4 a row of the block and side; of a student with a gradient V' 8 under a soft-cap, V' 6 for
+// bfloat16; D' 4 and V/8,192 for its way back (V', D': up to the next multiple of 8, so that every row begins where
+// vector loads may). Of an update R' 4, and for each of u and t R' numbers of the head's. A head of one's own: D'
+// numbers of the states' type for 8,192 ids, beside the budget.
 #pragma once
 
 #include <cmath>
@@ -55,7 +56,7 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-// --- a block as rows ----------------------------------------------------------------------------------------------------
+// --- a block as rows -------------------------------------------------------------------------------------------------
 
 /// What hidden states are stored as.
 template <class Hidden>
@@ -101,7 +102,7 @@ auto env_of(const Job& job) {
         return job.env;
 }
 
-// --- the plan -----------------------------------------------------------------------------------------------------------
+// --- the plan --------------------------------------------------------------------------------------------------------
 
 /// Where the parts of one side's block lie, in bytes from its beginning.
 struct block_layout {
@@ -171,7 +172,8 @@ index_t most_rows(const Side& side, index_t rows) {
     return of_budget < std::size_t(of_launch) ? index_t(of_budget) : of_launch;
 }
 
-/// The job of the block of `rows` rows from `first` on, of which `memory` holds the logits, null while a call is planned.
+/// The job of the block of `rows` rows from `first` on, of which `memory` holds the logits, null while a call is
+/// planned.
 template <class Job>
 auto job_of_block(const Job& job, index_t rows, index_t first, std::byte* memory) {
     return with_made(job, [&]<class Side>(const Side& side) {
@@ -211,7 +213,7 @@ block_plan block_plan_of(const Job& job) {
     return plan;
 }
 
-// --- a call -------------------------------------------------------------------------------------------------------------
+// --- a call ----------------------------------------------------------------------------------------------------------
 
 /// W of ids [from, from + ids) as a product reads it, where it lies or decoded into the block's memory.
 template <class Hidden, class Launch>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A checked call as kernels in stream order, for any launcher: launch(kernel, blocks). No CUDA header. A kernel is a struct of
-// plain members with run(block, team): the rows of rows/rows.hpp in groups, and what counts the batch before them and merges
-// the groups' results after.
+// A checked call as kernels in stream order, for any launcher: launch(kernel, blocks). No CUDA header. A kernel is a
+// struct of plain members with run(block, team): the rows of rows/rows.hpp in groups, and what counts the batch
+// before them and merges the groups' results after.
 #pragma once
 
 #include <cstddef>
@@ -230,8 +230,8 @@ row_frame<S> frame_of(const device_plan& plan, const basic_env<S>& e, std::byte*
     return frame;
 }
 
-/// Whether there is a kernel for a job. A block's threads share a row, so there is no scratch that a source could make a tile in. Logits
-/// that the backend makes are cuda/blocks.hpp's.
+/// Whether there is a kernel for a job. A block's threads share a row, so there is no scratch that a source could
+/// make a tile in. Logits that the backend makes are cuda/blocks.hpp's.
 template <class Job>
 inline constexpr bool has_kernel = false;
 template <class Student, class Teacher, class Estimator, space S>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What rows that are drawn from (leaf_rows.hpp) ask of a GPU's block: a thread reads a leaf's weights one by one; searches halve the
-// ordered bits of a logit, each step one pass of the team. No CUDA header: a host loop over thread indices runs it in tests.
+// What rows that are drawn from (leaf_rows.hpp) ask of a GPU's block: a thread reads a leaf's weights one by one;
+// searches halve the ordered bits of a logit, each step one pass of the team. No CUDA header: a host loop over thread
+// indices runs it in tests.
 #pragma once
 
 #include <cmath>
@@ -179,7 +180,7 @@ struct thread_leaves {
 
     static void scratch(carver&, index_t, index_t, bool) {}
 
-    // --- the last id that a filter keeps, the best ids --------------------------------------------------------------------------
+    // --- the last id that a filter keeps, the best ids ---------------------------------------------------------------
 
     template <class Rows>
     OPD_HD static void top_cut(const Rows&, leaf_state& st, index_t count, one_of at) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A matrix product as BLAS is told of it. No CUDA header: a plain loop stands in for cuBLAS where tests run a call on the host.
+// A matrix product as BLAS is told of it. No CUDA header: a plain loop stands in for cuBLAS where tests run a call on
+// the host.
 #pragma once
 
 #include "opd/config.hpp"
@@ -8,8 +9,8 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// What BLAS is told: C = op(A) op(B) + beta·C, (m,k) (k,n) -> (m,n), every matrix by columns, ld elements from one to the next.
-/// op is the transpose where said. beta = 0: C is not read.
+/// What BLAS is told: C = op(A) op(B) + beta·C, (m,k) (k,n) -> (m,n), every matrix by columns, ld elements from one
+/// to the next. op is the transpose where said. beta = 0: C is not read.
 template <class T>
 struct column_major_product {
     bool transpose_a, transpose_b;
@@ -23,7 +24,8 @@ struct column_major_product {
     index_t ldc;
 };
 
-/// A matrix by rows, `stride` elements from one to the next; transposed: it is its transpose that stands in the product.
+/// A matrix by rows, `stride` elements from one to the next; transposed: it is its transpose that stands in the
+/// product.
 template <class T>
 struct row_major {
     const T* data;

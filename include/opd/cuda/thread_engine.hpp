@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The V-sized phases of a row on a GPU (rows.hpp): threads that stride over it. No CUDA header: a host loop over thread indices runs
-// them in tests.
+// The V-sized phases of a row on a GPU (rows.hpp): threads that stride over it. No CUDA header: a host loop over
+// thread indices runs them in tests.
 //
-// A thread sums 8 entries at a time in its number type, relative to the anchors it has met, and folds them into double
-// (row_program.hpp: raw_sums); threads merge by moving both to the better anchor, exactly; ties go to the lower id. So values
-// and gradients keep the anchored accuracy of the CPU, though not its bits.
+// A thread sums 8 entries at a time in its number type, relative to the anchors it has met, and folds them into
+// double (row_program.hpp: raw_sums); threads merge by moving both to the better anchor, exactly; ties go to the
+// lower id. So values and gradients keep the anchored accuracy of the CPU, though not its bits.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ struct thread_engine {
     template <class F>
     using anchors = thread_anchors<F>;
 
-    // --- dense rows ---------------------------------------------------------------------------------------------------------
+    // --- dense rows --------------------------------------------------------------------------------------------------
 
     template <class Rows>
     static std::size_t scratch_bytes(index_t, bool) {
@@ -191,7 +191,7 @@ struct thread_engine {
             k, st, t, at, [&](F z, F y) { return n.entry(z, y); }, n.row);
     }
 
-    // --- rows of entries ----------------------------------------------------------------------------------------------------
+    // --- rows of entries ---------------------------------------------------------------------------------------------
 
     /// A set of ids, one bit for ids that share their last bits; what it lets through is looked up.
     struct id_set {
@@ -202,7 +202,8 @@ struct thread_engine {
 
         OPD_HD static index_t bytes(index_t) { return 0; }
         OPD_HD OPD_INLINE static unsigned bit_of(index_t id) { return static_cast<unsigned>(id) & (32 * words - 1); }
-        /// Takes the used ids of k slots; whether a thread's share of them repeats others. Each thread owns every at.count-th word.
+        /// Takes the used ids of k slots; whether a thread's share of them repeats others. Each thread owns every
+        /// at.count-th word.
         OPD_HD int take(const entry_c* c, index_t k, std::byte*, one_of at) {
             if (at.id == 0) ids = c, count = k;
             for (int w = at.id; w < words; w += at.count) bits[w] = 0;

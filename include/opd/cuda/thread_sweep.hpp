@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// One thread's numbers: how it reads a logit, and its share of the sweep over a row: normalisers and raw sums, 8 entries at a time.
+// One thread's numbers: how it reads a logit, and its share of the sweep over a row: normalisers and raw sums, 8
+// entries at a time.
 #pragma once
 
 #include <type_traits>
@@ -44,7 +45,8 @@ OPD_HD OPD_INLINE loaded<F> load_logit(const T* p, bool& bad) {
 struct nothing_excluded {
     OPD_HD OPD_INLINE bool operator()(index_t) const { return false; }
 };
-/// One thread's share of a tile. `Teacher` false: y is not read. Excluded ids are looked at, but neither summed nor made an anchor.
+/// One thread's share of a tile. `Teacher` false: y is not read. Excluded ids are looked at, but neither summed nor
+/// made an anchor.
 template <class F, bool Teacher, raw_sums_needed Need, class Tile, class Excluded = nothing_excluded>
 OPD_HD void sweep_thread(row_sweep& out, const Tile& t, one_of at, const Excluded& excluded = {}) {
     raw_sums& s = out.sums;

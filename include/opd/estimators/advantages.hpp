@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a drawn token is worth: A, a function of its log-probs (and of a column of the cache). Small structs that an estimator of
-// drawn tokens holds; yours as well as these.
+// What a drawn token is worth: A, a function of its log-probs (and of a column of the cache). Small structs that an
+// estimator of drawn tokens holds; yours as well as these.
 //
 //   advantage::theta             log q - log p, with the current student                    descends KL(p‖q)
 //   advantage::old               log q - log mu, as at rollout time                         KL(p‖q) - KL(p‖mu): rewards drifting from mu
@@ -13,8 +13,8 @@
 //   advantage::mixed{w_o, w_t}   w_o · the column + w_t (log q - log p)
 //   advantage::reward<k>         -k(q/p), k of k_forms.hpp, as a detached reward            what k_forms.hpp says
 //
-// Optional: value(x), what a draw adds to the divergence, over rho (shapes.hpp); else the loss is the surrogate's. traits(law);
-// reads_columns(); infinite_where_teacher_zero(), infinite_where_student_zero(); validate().
+// Optional: value(x), what a draw adds to the divergence, over rho (shapes.hpp); else the loss is the surrogate's.
+// traits(law); reads_columns(); infinite_where_teacher_zero(), infinite_where_student_zero(); validate().
 #pragma once
 
 #include <cmath>

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Estimators chosen at run time, from a flag or a configuration file. any_sampled is mc whose objective, surrogate, baseline and weighting
-// are each one of the library's by a switch an entry. One type, so that a trainer instantiates its rows once for each kind of cache; the
-// same text as the static form, and the same bits. any_dense is a divergence on teacher::dense, chosen once a call: rows of V entries have
-// no time for a switch. any_tail_bucket and any_partial are the estimators of a support.
+// Estimators chosen at run time, from a flag or a configuration file. any_sampled is mc whose objective, surrogate,
+// baseline and weighting are each one of the library's by a switch an entry. One type, so that a trainer instantiates
+// its rows once for each kind of cache; the same text as the static form, and the same bits. any_dense is a
+// divergence on teacher::dense, chosen once a call: rows of V entries have no time for a switch. any_tail_bucket and
+// any_partial are the estimators of a support.
 //
 //   any_sampled e{.of = {choice::objective::clipped, 5}, .surrogate = {choice::surrogate::ppo_clip}};
 //   e.of.which = *choice::find(choice::objectives, "total_variation");
 //   any_dense d{*choice::find(choice::divergences, "jsd"), 0.3, 0.3};
 //   auto r = evaluate(be, student, teacher, d, env);
 //
-// Names and what each is: the tables choice::objectives, choice::surrogates, choice::baselines, choice::divergences, choice::selectors. What does not compile in the static form is
-// refused by the call here, with invalid_input and the same sentence: no signal, another descent without accept_bias, a baseline that does
-// not read the cache, a missing column.
+// Names and what each is: the tables choice::objectives, choice::surrogates, choice::baselines, choice::divergences,
+// choice::selectors. What does not compile in the static form is refused by the call here, with invalid_input and the
+// same sentence: no signal, another descent without accept_bias, a baseline that does not read the cache, a missing
+// column.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +34,8 @@
 #include "opd/teacher.hpp"
 #include "opd/traits.hpp"
 
-// Each choice once: its name, what it is, what a user reads of it. a, b: the parameters that a line names. To add one is to add its line.
+// Each choice once: its name, what it is, what a user reads of it. a, b: the parameters that a line names. To add one
+// is to add its line.
 // clang-format off
 #define OPD_DIVERGENCES(X)                                                                \
     X(reverse_kl, (reverse_kl{}), "KL(p||q): A = log q - log p")                          \
@@ -155,8 +158,8 @@ constexpr auto find(const Table& table, std::string_view text) -> std::optional<
 
 } // namespace choice
 
-/// A divergence of the table choice::divergences. a, b: the parameters that its line names. On teacher::dense of the CPU an estimator like
-/// any other, with the bits of the static form; on other backends by visit, once a call.
+/// A divergence of the table choice::divergences. a, b: the parameters that its line names. On teacher::dense of the
+/// CPU an estimator like any other, with the bits of the static form; on other backends by visit, once a call.
 struct any_dense {
     static constexpr bool chosen_at_run_time = true;
     choice::objective which = choice::objective::reverse_kl;
@@ -368,7 +371,8 @@ struct any_weighting {
     }
 };
 
-/// A selector of the table choice::selectors, but eopd, which has a weighted_sum to mix: selected{estimator, any_selector{…}}.
+/// A selector of the table choice::selectors, but eopd, which has a weighted_sum to mix: selected{estimator,
+/// any_selector{…}}.
 struct any_selector {
     choice::selector which = choice::selector::all;
     double a = 0, b = 0;
@@ -421,8 +425,8 @@ namespace choice {
 enum class partial { generalised, truncated_biased, reweighted };
 } // namespace choice
 
-/// generalised or truncated_biased of a divergence, or reweighted, chosen at run time. What the static form refuses to compile, the call
-/// refuses: a divergence that `which` does not take.
+/// generalised or truncated_biased of a divergence, or reweighted, chosen at run time. What the static form refuses
+/// to compile, the call refuses: a divergence that `which` does not take.
 struct any_partial {
     static constexpr cache_kind takes = cache_kind::support;
     static constexpr estimator_traits traits(law) { return {bias::biased, meaning::surrogate, false}; }

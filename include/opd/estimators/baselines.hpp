@@ -10,12 +10,12 @@
 //     exact_entries     b = Σ_exact p A / Σ_exact p                     over the entries in the design with certainty; 0 without any
 //     value             b = Σ_exact p A                                 likewise; E_p[A] itself where they are the whole vocabulary
 //
-// No baseline here biases: what it looks at is independent of the draw that it is subtracted from. (One from the same draws does, as
-// the minimum-variance form over all of them: a control in tests/estimators/descent_test.cpp.)
+// No baseline here biases: what it looks at is independent of the draw that it is subtracted from. (One from the same
+// draws does, as the minimum-variance form over all of them: a control in tests/estimators/descent_test.cpp.)
 //
-// A baseline adds up a row, add(entry, rho, A) for each entry, and then answers of(entry, rho, A, m) for each; start(facts) comes
-// first, if it has one. `pairs`: it needs a second token, and a row of one is counted (diagnostics::baseline_missing).
-// `reads(kind)`: the caches that it is for. A class of your own is as good as these.
+// A baseline adds up a row, add(entry, rho, A) for each entry, and then answers of(entry, rho, A, m) for each;
+// start(facts) comes first, if it has one. `pairs`: it needs a second token, and a row of one is counted
+// (diagnostics::baseline_missing). `reads(kind)`: the caches that it is for. A class of your own is as good as these.
 #pragma once
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The divergences between student p and teacher q at one prefix, each a small struct of two functions: `term`, summed over
-// the vocabulary, is the value; `c` is dL/dlog p[v]. With slope = d(value)/dp[v] and c = p·slope:
+// The divergences between student p and teacher q at one prefix, each a small struct of two functions: `term`, summed
+// over the vocabulary, is the value; `c` is dL/dlog p[v]. With slope = d(value)/dp[v] and c = p·slope:
 //
 //   forward_kl        Σ q (log q - log p)                 slope -q/p                    AsyncOPD eq. 1
 //   reverse_kl        Σ p (log p - log q)                 log p - log q                 AsyncOPD eq. 2-3
@@ -13,11 +13,11 @@
 //   chi_squared       Σ p²/q - 1                          2 p/q                         Lightning OPD thm 3.5
 //   acceptance        -log Σ min(p, q)                    -[p < q]/Σ min(p, q), half that where equal     LK (arXiv 2602.23881)
 //
-// Shapes: logits (N,V) and (N,V); one value a row. Additive constants in the slope are dropped: (1) of row_program.hpp
-// removes them. Every c is returned anchored at the student's top token s*, as p·(slope - slope*), from delta by expm1 and
-// log1p, so that it is exact to float precision near p = q. Where p* and q* are far apart alpha's is anchored at the mean slope,
-// where it sums to 0, forward KL's not at all: it is -q; and where s* is unlike the rest of the row, at the rest (`by_rest`).
-// No T² factor is applied.
+// Shapes: logits (N,V) and (N,V); one value a row. Additive constants in the slope are dropped: (1) of
+// row_program.hpp removes them. Every c is returned anchored at the student's top token s*, as p·(slope - slope*),
+// from delta by expm1 and log1p, so that it is exact to float precision near p = q. Where p* and q* are far apart
+// alpha's is anchored at the mean slope, where it sums to 0, forward KL's not at all: it is -q; and where s* is
+// unlike the rest of the row, at the rest (`by_rest`). No T² factor is applied.
 //
 // Exact: all of them. A float row whose probabilities differ by more than e^80 at some token that matters is redone in
 // float64 by the driver (counted in diagnostics.careful_rows).
@@ -87,7 +87,8 @@ struct forward_kl {
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return -e.q * (e.delta + r.d_star);
     }
-    /// -(q - ratio·p): by expm1 where p and q are close, from q itself where they are not. Unanchored rows (ratio 0): -q.
+    /// -(q - ratio·p): by expm1 where p and q are close, from q itself where they are not. Unanchored rows (ratio 0):
+    /// -q.
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         const F rp = r.ratio * e.p, near = select(r.ratio > F(0), F(1), F(0));
@@ -106,7 +107,8 @@ struct forward_kl {
     OPD_HD double value(const raw_sums& s) const {
         return -(s.teacher_delta + s.delta_at_t()) / (1 + s.teacher_mass) - s.d_star();
     }
-    /// ratio - 1. Σ q = 1 makes q*/p* = (1+S)/(1+S+W): in anchored rows the teacher's normaliser, and its rounding, drop out.
+    /// ratio - 1. Σ q = 1 makes q*/p* = (1+S)/(1+S+W): in anchored rows the teacher's normaliser, and its rounding,
+    /// drop out.
     OPD_HD double sum_c(const raw_sums& s) const {
         return s.ratio() > 0 ? -s.student_power / (1 + s.student_mass + s.student_power) : -1;
     }
@@ -119,8 +121,8 @@ struct forward_kl {
 ///
 ///   slope = -(1-o) h - ((1-o) w + o (1-w)²/w) R          -(1-o) L where o = w
 ///
-/// which is 0 at p = q. In rows that are not anchored the constant is the slope at p/q = ∞, so that digits are kept where
-/// all of it is near there: L = log1p(v), R = v/(1+v), v = w q/((1-w) p), and o (1-w)/w before R.
+/// which is 0 at p = q. In rows that are not anchored the constant is the slope at p/q = ∞, so that digits are kept
+/// where all of it is near there: L = log1p(v), R = v/(1+v), v = w q/((1-w) p), and o (1-w)/w before R.
 struct jsd {
     static constexpr bool f_divergence = true;
     double w = 0.5;
@@ -163,9 +165,10 @@ private:
         F log_p_ratio, log_q_ratio; // log p - log m, log q - log m
         F R, t;                     // 1 - p/m, (m - p)/(m + p)
     };
-    /// From d = log p - log q: m/p as 1 + w expm1(-d) near d = 0, as (1-w) + w e^-d above, and m/q as w + (1-w) e^d below, so
-    /// that nothing overflows. `of_slope`: 1 + w (e^-d - 1) or 1 + (1-w) (e^d - 1) wherever w or 1-w keeps that near 1: log p - log m
-    /// has all its digits then, however small w or 1-w, which a sum of values does not need.
+    /// From d = log p - log q: m/p as 1 + w expm1(-d) near d = 0, as (1-w) + w e^-d above, and m/q as w + (1-w) e^d
+    /// below, so that nothing overflows. `of_slope`: 1 + w (e^-d - 1) or 1 + (1-w) (e^d - 1) wherever w or 1-w keeps
+    /// that near 1: log p - log m has all its digits then, however small w or 1-w, which a sum of values does not
+    /// need.
     template <bool of_slope, class F>
     OPD_HD OPD_INLINE mixture<F> against_mixture(F d) const {
         const auto by_p = d > (of_slope ? log(max(F(w / (1 - w)), F(1e-30))) : F(-1));
@@ -289,10 +292,11 @@ private:
     }
 };
 
-/// -log Σ min(p, q): of the probability that a token drafted from p is accepted by a target q (Leviathan et al. 2023), so the student is
-/// the drafter and the teacher the target. total_variation's gradient over the overlap: as strong where the two hardly meet as where they
-/// nearly agree. Infinite where no token has mass on both sides, and without gradient there; anything else is exact, by logarithms
-/// where the teacher denies the student's first choice by 40 nats. Mixed with a KL by weighted_sum, as LK does early in training.
+/// -log Σ min(p, q): of the probability that a token drafted from p is accepted by a target q (Leviathan et al.
+/// 2023), so the student is the drafter and the teacher the target. total_variation's gradient over the overlap: as
+/// strong where the two hardly meet as where they nearly agree. Infinite where no token has mass on both sides, and
+/// without gradient there; anything else is exact, by logarithms where the teacher denies the student's first choice
+/// by 40 nats. Mixed with a KL by weighted_sum, as LK does early in training.
 struct acceptance {
     static constexpr bool reads_overlap = true;
     OPD_HD static constexpr bool infinite_where_disjoint() { return true; }
@@ -300,8 +304,8 @@ struct acceptance {
     OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return -r.log_overlap * e.p; // Σ p = 1
     }
-    /// Relative to the top token's side. That side is p > q where the overlap is tiny, and then p/overlap, which may be beyond
-    /// every number there, counts for nothing.
+    /// Relative to the top token's side. That side is p > q where the overlap is tiny, and then p/overlap, which may
+    /// be beyond every number there, counts for nothing.
     template <class F>
     OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         F top = half_sign(r.d_anchor());
@@ -321,7 +325,8 @@ private:
 };
 
 /// (Σ p^a q^(1-a) - 1) / (a(a-1)). a = 1 is reverse KL, a = 0 (below 1e-9 in size) forward KL. The value is summed as
-/// Σ q expm1(a (log p - log q)) for a < 0.25, so that it does not cancel as a goes to 0, and where p vanishes q does not.
+/// Σ q expm1(a (log p - log q)) for a < 0.25, so that it does not cancel as a goes to 0, and where p vanishes q does
+/// not.
 struct alpha_divergence {
     static constexpr bool f_divergence = true;
     double a = 0.5;
@@ -368,7 +373,8 @@ struct alpha_divergence {
         return size > part ? size : part;
     }
 
-    /// Whether the slope at s* is so much larger than the mean slope, Σ p^a q^(1-a), that neither sums nor c should be relative to it.
+    /// Whether the slope at s* is so much larger than the mean slope, Σ p^a q^(1-a), that neither sums nor c should
+    /// be relative to it.
     OPD_HD bool dwarfed(const raw_sums& s, double value) const {
         return a > 1 && ::exp((a - 1) * s.d_star()) > 8 * (1 + a * (a - 1) * value);
     }
@@ -382,15 +388,17 @@ struct alpha_divergence {
     OPD_HD double value(const raw_sums& s) const {
         if (is_forward()) return forward_kl{}.value(s);
         if (a == 1) return reverse_kl{}.value(s);
-        // Σ p^a q^(1-a) - 1 = expm1(a d*) + e^(a d*) Σ q expm1(a delta) = (e^((a-1)d*) - 1) + e^((a-1)d*) student_power/(1+student_mass)
+        // Σ p^a q^(1-a) - 1 = expm1(a d*) + e^(a d*) Σ q expm1(a delta) = (e^((a-1)d*) - 1) + e^((a-1)d*)
+        // student_power/(1+student_mass)
         const double d = s.d_star(), g = (a - 1) * d;
         if (x_serves(d))
             return (s.phi(d) + ::exp(a * d) * (s.teacher_delta + s.phi(s.delta_at_t())) / (1 + s.teacher_mass)) /
                    (a - 1);
         return (::expm1(g) + ::exp(g) * s.student_power / (1 + s.student_mass)) / (a * (a - 1));
     }
-    /// d* less the d of the mean slope: Σ p^a q^(1-a) = e^((a-1) d) = e^(a d*) (1 + x) = e^((a-1) d*) (1 + w), by the one of the two
-    /// that cancels less. Not from d, in which a student that is sure of s* would lose all that the others have.
+    /// d* less the d of the mean slope: Σ p^a q^(1-a) = e^((a-1) d) = e^(a d*) (1 + x) = e^((a-1) d*) (1 + w), by the
+    /// one of the two that cancels less. Not from d, in which a student that is sure of s* would lose all that the
+    /// others have.
     OPD_HD double from_mean(const raw_sums& s) const {
         if (is_forward() || a == 1) return 0; // they have anchors of their own
         const double w = s.student_power / (1 + s.student_mass);
@@ -412,7 +420,8 @@ struct alpha_divergence {
 private:
     OPD_HD bool is_forward() const { return a < 1e-9 && a > -1e-9; }
     OPD_HD bool by_teacher() const { return raw_sums::power_for(1 - a) != 0; }
-    /// student_power's terms cancel where p* is far below q*, teacher_delta's where it is far above, and the former is divided by a.
+    /// student_power's terms cancel where p* is far below q*, teacher_delta's where it is far above, and the former
+    /// is divided by a.
     OPD_HD bool x_serves(double d) const { return by_teacher() && (d < 0 || a < 0.03); }
 };
 

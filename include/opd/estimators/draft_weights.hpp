@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a row counts in the training of a drafter, by its place in the draft: weights for env.weights. Row j of a draft matters only if
-// the rows before it are accepted, and carries what comes after it:
+// What a row counts in the training of a drafter, by its place in the draft: weights for env.weights. Row j of a
+// draft matters only if the rows before it are accepted, and carries what comes after it:
 //
 //   decaying{gamma}          w_j = e^(-j/gamma), j = 0, 1, …                                       DFlash (arXiv 2602.06036)
 //   accepted_length{s}       w_j = Σ_{m≥j} Π_{i≤m} a~_i,  a~ = (1-s) a + s                           D-PACE (arXiv 2605.18810, eq. 7, 8)
 //
-// a_i = e^(-loss_i): with the losses of `acceptance` the probability that row i is accepted, as of those of cross-entropy against the
-// target's token it is the drafter's confidence in it, which is what D-PACE takes. w_j is what of the expected accepted length
-// Σ_m Π_{i≤m} a~_i passes through row j: at s = 0, Σ_j w_j ∇loss_j = -∇ of it, exactly. s > 0 keeps late rows trained while early ones
-// are still refused; 0.5 is the paper's. Weights are constants: no gradient flows through them.
+// a_i = e^(-loss_i): with the losses of `acceptance` the probability that row i is accepted, as of those of
+// cross-entropy against the target's token it is the drafter's confidence in it, which is what D-PACE takes. w_j is
+// what of the expected accepted length Σ_m Π_{i≤m} a~_i passes through row j: at s = 0, Σ_j w_j ∇loss_j = -∇ of it,
+// exactly. s > 0 keeps late rows trained while early ones are still refused; 0.5 is the paper's. Weights are
+// constants: no gradient flows through them.
 //
-// Shapes: offsets (D+1) the first row of each draft and the end of the last, losses (N), weights (N); N = offsets[D]. Rows outside a draft
-// have none to give: offsets[0] = 0. Two calls of evaluate: one for the losses, without a gradient, one with the weights.
+// Shapes: offsets (D+1) the first row of each draft and the end of the last, losses (N), weights (N); N = offsets[D].
+// Rows outside a draft have none to give: offsets[0] = 0. Two calls of evaluate: one for the losses, without a
+// gradient, one with the weights.
 #pragma once
 
 #include <cmath>

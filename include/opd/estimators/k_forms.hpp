@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The three estimates of KL(p‖q) that trainers take from one token, r = q/p, x = log r. As values all three have mean KL(p‖q) over
-// y ~ p (k2 near equality alone); as losses they descend different things, and one of them nothing:
+// The three estimates of KL(p‖q) that trainers take from one token, r = q/p, x = log r. As values all three have mean
+// KL(p‖q) over y ~ p (k2 near equality alone); as losses they descend different things, and one of them nothing:
 //
 //                 value        d/dlog p     differentiated (y ~ p, or with the ratio)   as detached reward -k
 //   k1  -log r        -x           1            nothing: E_p[∇log p] = 0                    KL(p‖q)
@@ -9,8 +9,8 @@
 //   k3  r - 1 - log r e^x - 1 - x  1 - e^x      KL(q‖p)                                     KL(p‖q) - KL(q‖p)
 //
 // Source: Schulman, "Approximating KL divergence" (2020) for the values; what they descend is shown by enumeration in
-// tests/estimators/surrogates_test.cpp. As losses: `differentiated<k>` (surrogates.hpp); as rewards: `advantage::reward<k>`.
-// x is taken within ±80, so that e^x is finite.
+// tests/estimators/surrogates_test.cpp. As losses: `differentiated<k>` (surrogates.hpp); as rewards:
+// `advantage::reward<k>`. x is taken within ±80, so that e^x is finite.
 #pragma once
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// M2PO (Zheng et al. 2026, algorithm 1): the second moment of the log-ratio bounded over the whole batch, by leaving out the few tokens
-// that carry it. δ = log p - log mu, rho = e^δ.
+// M2PO (Zheng et al. 2026, algorithm 1): the second moment of the log-ratio bounded over the whole batch, by leaving
+// out the few tokens that carry it. δ = log p - log mu, rho = e^δ.
 //
 //   eligible     kept by the mask, and pushed on by its gradient: A > 0 and rho > 1, or A < 0 and rho < 1
 //   drop         while the mean of δ² over the eligible tokens that are left exceeds tau, the largest go; equal ones together; all may
@@ -13,9 +13,10 @@
 //                largest observed value below it. Then ppo_clip with low = 1 - e^-t, high = e^t - 1, which `clip()` returns
 //   m2po::all    every token, whatever its advantage, with δ = log p_prox - log mu, until the mean is below tau; one is kept. AReaL
 //
-// Four calls: token_logp over each micro-batch; add; merge over ranks and freeze, which returns the selection; its keep() fills
-// env.frozen.keep of each micro-batch. Selection is over all that was added, sorted, so that cutting the batch into micro-batches or ranks
-// changes no token. With several draws a row it runs over (row, draw) pairs. Within the budget nothing changes. Biased as far as it drops.
+// Four calls: token_logp over each micro-batch; add; merge over ranks and freeze, which returns the selection; its
+// keep() fills env.frozen.keep of each micro-batch. Selection is over all that was added, sorted, so that cutting the
+// batch into micro-batches or ranks changes no token. With several draws a row it runs over (row, draw) pairs. Within
+// the budget nothing changes. Biased as far as it drops.
 #pragma once
 
 #include <algorithm>
@@ -65,7 +66,8 @@ struct m2po_selection {
         });
         return dropped;
     }
-    /// m2po::clip: the surrogate of the level. Where nothing is to be clipped its bounds are those at which ratios saturate.
+    /// m2po::clip: the surrogate of the level. Where nothing is to be clipped its bounds are those at which ratios
+    /// saturate.
     ppo_clip clip() const {
         const double t = detail::within_80(std::sqrt(level));
         return {.low = -std::expm1(-t), .high = std::expm1(t)};

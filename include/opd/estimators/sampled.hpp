@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Divergences from drawn tokens: the gradient of KL(p‖q), or of any other divergence, at a prefix from a few actions drawn from a
-// behaviour policy mu.
+// Divergences from drawn tokens: the gradient of KL(p‖q), or of any other divergence, at a prefix from a few actions
+// drawn from a behaviour policy mu.
 //
-// One rule covers every sampling design, every divergence and every surrogate: entries a carry weights w with E[Σ w f(a)] = E_mu[f];
+// One rule covers every sampling design, every divergence and every surrogate: entries a carry weights w with E[Σ w
+// f(a)] = E_mu[f];
 //
 //   c[a] = w c_s(a; A - b)        A = log q - log p for reverse KL, -f'(p/q) for Σ q f(p/q)        (advantages.hpp)
 //
@@ -12,13 +13,13 @@
 //     on teacher::weighted       any design that states its weights                       threshold(B) of draw.hpp
 //   sampled_forward_kl           c = -w q/mu, loss Σ w (q/mu) log(q/p)                    RS-KD (arXiv 2503.16870); y ~ q: c = -1/m
 //
-// surrogate c_s: surrogates.hpp; baseline b: baselines.hpp; weighting: w as drawn, or self-normalised, w_i / Σ_j w_j rho_j, which is
-// consistent and not unbiased.
+// surrogate c_s: surrogates.hpp; baseline b: baselines.hpp; weighting: w as drawn, or self-normalised, w_i / Σ_j w_j
+// rho_j, which is consistent and not unbiased.
 //
-// Unbiased for the dense gradient with unclipped_is, at any staleness of mu, whatever the baseline. The loss with unclipped_is is
-// Σ w rho f(r)/r, r = p/q, whose mean is the divergence; with other surrogates it is theirs. It never uses the baseline. Shapes: ids, log
-// mu, log q (N,m); a dense gradient (N,V), since every logit moves the normaliser. Repeated ids are legal and summed in sample order.
-// log rho saturates at ±80, counted.
+// Unbiased for the dense gradient with unclipped_is, at any staleness of mu, whatever the baseline. The loss with
+// unclipped_is is Σ w rho f(r)/r, r = p/q, whose mean is the divergence; with other surrogates it is theirs. It never
+// uses the baseline. Shapes: ids, log mu, log q (N,m); a dense gradient (N,V), since every logit moves the
+// normaliser. Repeated ids are legal and summed in sample order. log rho saturates at ±80, counted.
 #pragma once
 
 #include <cmath>
@@ -124,7 +125,8 @@ OPD_HD inline entry_row forward_row(sampled_entry* e, int m, entry_facts facts, 
     return out;
 }
 
-/// What a draw adds to the divergence, over rho; in a row that is infinite because of p = 0, at p no less than the floor.
+/// What a draw adds to the divergence, over rho; in a row that is infinite because of p = 0, at p no less than the
+/// floor.
 template <class Advantage>
 OPD_HD double value_of(const Advantage& advantage, const sampled_entry& x, bool floored, double floor_at) {
     if (!floored || x.log_p >= floor_at) return advantage.value(x);
@@ -290,7 +292,8 @@ struct self_normalised {
 
 } // namespace weighting
 
-/// A divergence from drawn tokens. `of`: a divergence, a shape (shapes.hpp) or an advantage (advantages.hpp). See the head of this file.
+/// A divergence from drawn tokens. `of`: a divergence, a shape (shapes.hpp) or an advantage (advantages.hpp). See the
+/// head of this file.
 template <class Of = reverse_kl, class Surrogate = unclipped_is, class Baseline = opd::baseline::exact_entries,
           class Weighting = opd::weighting::as_drawn>
 struct mc {
@@ -323,9 +326,9 @@ struct mc {
     OPD_INLINE void validate() const { detail::validate_all(surrogate, baseline, worth()); }
 };
 
-/// Forward KL from the teacher's own draws, or from those of any mu that covers the teacher: loss Σ w (q/mu) log(q/p), c = -w q/mu.
-/// For y ~ q, log_mu is log_q and c = -1/m, the gradient of cross-entropy on the draws. Unbiased. mc{forward_kl{}} has the same mean
-/// and c = w (p/mu - q/mu), which vanishes at p = q.
+/// Forward KL from the teacher's own draws, or from those of any mu that covers the teacher: loss Σ w (q/mu)
+/// log(q/p), c = -w q/mu. For y ~ q, log_mu is log_q and c = -1/m, the gradient of cross-entropy on the draws.
+/// Unbiased. mc{forward_kl{}} has the same mean and c = w (p/mu - q/mu), which vanishes at p = q.
 struct sampled_forward_kl {
     static constexpr cache_kind takes = cache_kind::samples;
     static constexpr bool reads(cache_kind kind) { return kind == cache_kind::samples || kind == cache_kind::weighted; }
@@ -338,8 +341,8 @@ struct sampled_forward_kl {
     }
 };
 
-/// An estimator that descends something else than its name says (descent::other), accepted: score_function on stale samples,
-/// advantage::old, a shape that is not monotone.
+/// An estimator that descends something else than its name says (descent::other), accepted: score_function on stale
+/// samples, advantage::old, a shape that is not monotone.
 template <class Estimator>
 struct accept_bias : Estimator {
     static constexpr estimator_traits traits(law drawn) {
@@ -351,8 +354,8 @@ struct accept_bias : Estimator {
 template <class Estimator>
 accept_bias(Estimator) -> accept_bias<Estimator>;
 
-/// Lightning OPD (eq. 4, alg. 1): -clip(A, ±a) log p on samples of a fixed reference policy, no ratio. Biased once the student has left
-/// that policy; it carries the acceptance.
+/// Lightning OPD (eq. 4, alg. 1): -clip(A, ±a) log p on samples of a fixed reference policy, no ratio. Biased once
+/// the student has left that policy; it carries the acceptance.
 constexpr auto lightning(double clip) {
     return accept_bias<mc<shape::clipped, score_function>>{{shape::clipped{clip}}};
 }

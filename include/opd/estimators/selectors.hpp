@@ -19,9 +19,9 @@
 //   double operator()(const row_facts&) const            the row's weight: any finite number; 0: no gradient, and no pass for it
 //   sum_weights mix(const row_facts&) const              optional: a and b of a weighted_sum, before its value is known
 //
-// on the device with OPD_HD. The normaliser stays the caller's: a batch of which half is kept has half the loss; mean_selector_weight()
-// of the diagnostics says how much was kept. A weight that is NaN or infinite makes its row bad. Bias: what is left out is left out; of
-// each row that counts the gradient is its estimator's.
+// on the device with OPD_HD. The normaliser stays the caller's: a batch of which half is kept has half the loss;
+// mean_selector_weight() of the diagnostics says how much was kept. A weight that is NaN or infinite makes its row
+// bad. Bias: what is left out is left out; of each row that counts the gradient is its estimator's.
 #pragma once
 
 #include <cmath>

@@ -36,7 +36,8 @@ struct gspo_fit {
     };
     std::vector<sums> of = {}; ///< by sequence: add those of other ranks with merge
 
-    /// A micro-batch: log p (N,m) by token_logp of its cache, that cache, its mask; `sequence` (N): each row's, counted over the whole batch.
+    /// A micro-batch: log p (N,m) by token_logp of its cache, that cache, its mask; `sequence` (N): each row's,
+    /// counted over the whole batch.
     template <class Cache, class Advantage = advantage::theta>
     void add(matrix_view<const double> log_p, const Cache& cache, std::span<const index_t> sequence,
              row_mask<> mask = {}, const Advantage& advantage = {}) {
@@ -90,9 +91,9 @@ inline void check_sequences(const row_offsets<>& offsets, index_t rows) {
 }
 } // namespace detail
 
-/// In place: A (N,m) of the rows of each sequence, offsets (S+1). Column by column; γλ in [0, 1]. Rows that the mask (N) leaves out, a
-/// prompt's or a tool's tokens, are no step of the policy: l counts the kept rows alone, and what the others hold is neither read nor
-/// written.
+/// In place: A (N,m) of the rows of each sequence, offsets (S+1). Column by column; γλ in [0, 1]. Rows that the mask
+/// (N) leaves out, a prompt's or a tool's tokens, are no step of the policy: l counts the kept rows alone, and what
+/// the others hold is neither read nor written.
 inline void credit(matrix_view<double> advantage, row_offsets<> offsets, double gamma_lambda, row_mask<> mask = {}) {
     if (!detail::is_finite(gamma_lambda) || !(gamma_lambda >= 0 && gamma_lambda <= 1))
         throw invalid_input("gamma_lambda", "must lie in [0, 1]");
@@ -109,8 +110,8 @@ inline void credit(matrix_view<double> advantage, row_offsets<> offsets, double 
     }
 }
 
-/// In place: rewards (S) of answers, `group` answers to each prompt, one after the other. `epsilon` beside the standard deviation (over
-/// group - 1); 0: the mean alone is subtracted (Dr. GRPO).
+/// In place: rewards (S) of answers, `group` answers to each prompt, one after the other. `epsilon` beside the
+/// standard deviation (over group - 1); 0: the mean alone is subtracted (Dr. GRPO).
 inline void group_relative(std::span<double> reward, index_t group, double epsilon = 1e-6) {
     if (group < 1 || static_cast<index_t>(reward.size()) % group != 0)
         throw invalid_input("group",
@@ -137,9 +138,10 @@ struct prefix_staleness {
     double sum = 0, least = 0, most = 0; ///< of the rows' prefix log-ratios, nats
     double ratios = 0, squares = 0;      ///< Σ w, Σ w² with w = exp of it, cut at e^±80
 
-    /// A batch, one drawn token a row: log p of it under the student now and log mu as drawn (N), offsets (S+1), mask (N). Of a
-    /// row that the mask leaves out neither counts, as of a prompt. After a token with log p = -inf the ratio is
-    /// e^-80; one with log mu = -inf too says nothing. Throws invalid_input for sizes that differ and offsets that lead out of the rows.
+    /// A batch, one drawn token a row: log p of it under the student now and log mu as drawn (N), offsets (S+1), mask
+    /// (N). Of a row that the mask leaves out neither counts, as of a prompt. After a token with log p = -inf the
+    /// ratio is e^-80; one with log mu = -inf too says nothing. Throws invalid_input for sizes that differ and
+    /// offsets that lead out of the rows.
     template <class P, class M>
     void add(vector_view<P> log_p, vector_view<M> log_mu, row_offsets<> offsets, row_mask<> mask = {}) {
         detail::check_vector("log_p", log_p, -1);

@@ -2,8 +2,8 @@
 //
 // Shapes: what becomes of the log-ratio x = log q - log p of a drawn token before it is an advantage.
 //
-// For every divergence D = Σ q f(r), r = p/q:   ∇D = E_p[f'(r) ∇log p] = E_mu[rho f'(r) ∇log p].
-// So an advantage that is a function of q/p alone and does not fall as q/p grows is exactly -f' of a divergence (f is then convex):
+// For every divergence D = Σ q f(r), r = p/q:   ∇D = E_p[f'(r) ∇log p] = E_mu[rho f'(r) ∇log p]. So an advantage that
+// is a function of q/p alone and does not fall as q/p grows is exactly -f' of a divergence (f is then convex):
 //
 //   shape          A(x)                            the divergence it descends
 //   log_ratio      x                               KL(p‖q)
@@ -14,8 +14,8 @@
 //   scaled{s}      s x, s > 0                      s KL(p‖q)
 //   band{a}        x where |x| ≤ a, else 0         none: it falls at ±a, so no f has it; needs accept_bias
 //
-// With the current p in x (advantage::theta); with log mu in its place it is no such derivative. The theorem and its proof:
-// docs/estimators/divergences-from-samples.md.
+// With the current p in x (advantage::theta); with log mu in its place it is no such derivative. The theorem and its
+// proof: docs/estimators/divergences-from-samples.md.
 //
 // A shape is two functions of x and a promise:
 //   operator()(x)      A

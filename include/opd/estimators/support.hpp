@@ -19,9 +19,10 @@
 //   truncated_biased{D}  Σ_S p log(p/q), or Σ_S q log(q/p), as several trainers ship it: no divergence, it can be negative and has a
 //     gradient at p = q. c = p (log(p/q) + 1), or -q, on S
 //
-// Shapes: ids, log_q (N,k), log_tail (N); of a teacher::ragged_support k is each row's own. Ids are distinct and in range, or -1 for an unused slot, else the row is bad; so it is
-// with a log-prob above 0 (by more than 1e-3) and without a used slot. The divergence is any of
-// divergences.hpp or your own. Z_p, Z_q and the overlap on S go to the diagnostics; renormalised knows Z_p where env.given_lse is set.
+// Shapes: ids, log_q (N,k), log_tail (N); of a teacher::ragged_support k is each row's own. Ids are distinct and in
+// range, or -1 for an unused slot, else the row is bad; so it is with a log-prob above 0 (by more than 1e-3) and
+// without a used slot. The divergence is any of divergences.hpp or your own. Z_p, Z_q and the overlap on S go to the
+// diagnostics; renormalised knows Z_p where env.given_lse is set.
 #pragma once
 
 #include <cmath>
@@ -48,10 +49,10 @@ inline namespace OPD_ISA {
 
 inline constexpr double no_log = -1e30; ///< stands for -inf in differences
 
-/// One bucketed row: log p and log q of k ids and of the rest in; loss, and h = c - p Σc on the ids and of the rest, out. The
-/// rest's h belongs to the ids outside S in proportion to their p. A rest without student mass has no logit to move: its term
-/// counts, its c does not. Log-probs may be of any size: where the teacher's of the largest bucket is so low that no double holds
-/// a slope relative to it, slopes are relative to none.
+/// One bucketed row: log p and log q of k ids and of the rest in; loss, and h = c - p Σc on the ids and of the rest,
+/// out. The rest's h belongs to the ids outside S in proportion to their p. A rest without student mass has no logit
+/// to move: its term counts, its c does not. Log-probs may be of any size: where the teacher's of the largest bucket
+/// is so low that no double holds a slope relative to it, slopes are relative to none.
 template <class D>
 OPD_HD entry_row bucket_row(const D& program, support_entries& s, infinite on_infinite) {
     using F = scalar<double>;
@@ -183,7 +184,8 @@ tail_bucket(D) -> tail_bucket<D>;
 namespace detail {
 inline namespace OPD_ISA {
 
-/// A row of a sum over S alone, in terms of p and q of the whole vocabulary. at(p, q, delta) -> {value, c}; delta is log p - log q.
+/// A row of a sum over S alone, in terms of p and q of the whole vocabulary. at(p, q, delta) -> {value, c}; delta is
+/// log p - log q.
 template <class At>
 OPD_HD entry_row partial_sum(support_entries& s, infinite on_infinite, bool teacher_zero, bool student_zero, At at) {
     entry_row out;

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What passes over a whole batch have in common: drawn tokens as their estimator will see them, from a cache and a table of log p
-// (token_logp, in double), on the host.
+// What passes over a whole batch have in common: drawn tokens as their estimator will see them, from a cache and a
+// table of log p (token_logp, in double), on the host.
 //
 //   for_each_token(log_p, cache, mask, visit)            visit(row, slot, sampled_entry) for the used tokens of kept rows
 //   advantages(log_p, cache, mask, out, advantage)       A of each token; 0 elsewhere
 //
-// The table is token_logp's of the cache itself: token_logp(backend, z, cache, log_p). On kept sets log p is then that of the set; one over
-// the vocabulary would be off by the set's mass, which nothing shows.
+// The table is token_logp's of the cache itself: token_logp(backend, z, cache, log_p). On kept sets log p is then
+// that of the set; one over the vocabulary would be off by the set's mass, which nothing shows.
 //
-// log p is rounded to the cache's type, as evaluate does, so that a pass and the estimator see the same ratio and the same A, to the
-// bit; a student or a teacher without mass at the token counts as it does there (env.on_infinite at its default). Tokens that are none,
-// whose row the estimator will call bad, are passed over. Shapes: log_p and out (N,m) as the cache's columns.
+// log p is rounded to the cache's type, as evaluate does, so that a pass and the estimator see the same ratio and the
+// same A, to the bit; a student or a teacher without mass at the token counts as it does there (env.on_infinite at
+// its default). Tokens that are none, whose row the estimator will call bad, are passed over. Shapes: log_p and out
+// (N,m) as the cache's columns.
 #pragma once
 
 #include <type_traits>

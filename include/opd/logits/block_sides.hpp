@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Hidden states as rows see them: a block of rows whose logits lie in memory, and a call of which a side has become one. CPU and GPU make the
-// logits each in its own way; what the rows read is the same.
+// Hidden states as rows see them: a block of rows whose logits lie in memory, and a call of which a side has become
+// one. CPU and GPU make the logits each in its own way; what the rows read is the same.
 #pragma once
 
 #include <type_traits>

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Logits of few ids a row, made from hidden states, and how a gradient of few ids goes back to them, on the CPU. For rows that read no other
-// logit: on a renormalised support (renormalised_rows.hpp) and on kept sets (kept_set_rows.hpp). With k ids a row:
+// Logits of few ids a row, made from hidden states, and how a gradient of few ids goes back to them, on the CPU. For
+// rows that read no other logit: on a renormalised support (renormalised_rows.hpp) and on kept sets
+// (kept_set_rows.hpp). With k ids a row:
 //
 //   make             z[j] = x·w[id_j] (+ b), then the soft-cap; the bits of a product over the vocabulary       N k D multiply-adds
 //   drain_gathered   dx = beta dx + Σ_j g[j] w[id_j],  dw[id_j] += g[j] x,  db[id_j] += g[j]                     2 N k D
 //
-// A block keeps k numbers a row, the gradient g; nothing is as long as the vocabulary but what the caller owns. The ids' rows of the head are
-// read one by one: at many ids a row, or rows that ask for the same ids, a product over the vocabulary is faster.
+// A block keeps k numbers a row, the gradient g; nothing is as long as the vocabulary but what the caller owns. The
+// ids' rows of the head are read one by one: at many ids a row, or rows that ask for the same ids, a product over the
+// vocabulary is faster.
 //
-// Order: dx over a row's ids as they stand, cut every 8,192; dw and db of an id over rows, ascending, as logit_blocks.hpp has it. Threads
-// share ids out among them, so that no two meet in a row of dw.
+// Order: dx over a row's ids as they stand, cut every 8,192; dw and db of an id over rows, ascending, as
+// logit_blocks.hpp has it. Threads share ids out among them, so that no two meet in a row of dw.
 #pragma once
 
 #include <algorithm>
@@ -30,8 +32,8 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// y[j] (+)= Σ_k x[k] W[id(j), k] for n ≤ most_gathered ids, a piece of the head's rows at a time, for the product's own tiles: its order is
-/// theirs. W's row is 0 of an id below 0. x: row `row` of `states`.
+/// y[j] (+)= Σ_k x[k] W[id(j), k] for n ≤ most_gathered ids, a piece of the head's rows at a time, for the product's
+/// own tiles: its order is theirs. W's row is 0 of an id below 0. x: row `row` of `states`.
 inline constexpr index_t most_gathered = 64;
 template <class Head, class Id, class X>
 void gathered_product(const Head& head, index_t n, const Id& id, const stored_head<X>& states, index_t row, float* y,
@@ -172,8 +174,8 @@ index_t kept_of_update(const Hidden& h) {
     return h.has_gradient() ? 2 * rank_of(h.w) : 0;
 }
 
-/// Gradients of hidden states and head from those of the rows' ids, rows.slots_at(r) of row r; 0 in rows that have none. `update`:
-/// kept_of_update(h) numbers a row.
+/// Gradients of hidden states and head from those of the rows' ids, rows.slots_at(r) of row r; 0 in rows that have
+/// none. `update`: kept_of_update(h) numbers a row.
 template <class Hidden, class Rows>
 void drain_gathered(const gathered_side<Hidden>& from, const Rows& rows, index_t begin, index_t end, float beta,
                     bool first_block, float* update, thread_team& team) {

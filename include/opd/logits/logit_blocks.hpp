@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Logits that are made here from hidden states (hidden.hpp), on the CPU, and how their gradient goes back: for a block of rows, and all of
-// the vocabulary or a tile of it. cpu/batch.hpp runs the rows in between.
+// Logits that are made here from hidden states (hidden.hpp), on the CPU, and how their gradient goes back: for a
+// block of rows, and all of the vocabulary or a tile of it. cpu/batch.hpp runs the rows in between.
 //
 //   fill    z = x Wᵀ (+ b), then the soft-cap, of the rows that are asked for. The bias comes last: a chain that began with a large one would
 //           round each of its additions at that size
 //   drain   dx += dz W, dw += dzᵀ x, db += Σ_r dz, of rows that have a gradient. A bad row has none: its hidden states are not looked at
 //           again, else NaN times 0 would reach the head
 //
-// A head with an update (head.hpp) is [W, B] of D + R columns beside states [x, u], u = scale·x Aᵀ; what reaches u goes on: t = scale·dz B,
-// dx += t A, dA += tᵀ x.
+// A head with an update (head.hpp) is [W, B] of D + R columns beside states [x, u], u = scale·x Aᵀ; what reaches u
+// goes on: t = scale·dz B, dx += t A, dA += tᵀ x.
 #pragma once
 
 #include <algorithm>
@@ -87,8 +87,9 @@ std::size_t worker_bytes(const Hidden& h, index_t rows) {
         return worker_floats::bytes(rows, product_columns(h));
 }
 
-/// Memory of one side: `rows` rows of logits, their gradient if it cannot lie in their place, states as the products want them. `tile`: ids that
-/// are there at a time; 0: all of the vocabulary, and then states are packed for the way back where they were for the way there.
+/// Memory of one side: `rows` rows of logits, their gradient if it cannot lie in their place, states as the products
+/// want them. `tile`: ids that are there at a time; 0: all of the vocabulary, and then states are packed for the way
+/// back where they were for the way there.
 template <class Hidden>
 struct block_memory {
     float *logits = nullptr, *gradient = nullptr;
@@ -180,7 +181,8 @@ void fill(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, in
     });
 }
 
-/// dw = beta_head dw, the head's other gradients likewise: what was there. With beta_head = 0 dw is left to the first product where there is one.
+/// dw = beta_head dw, the head's other gradients likewise: what was there. With beta_head = 0 dw is left to the first
+/// product where there is one.
 template <class Hidden>
 void scale_head_gradient(const Hidden& h, thread_team& team, bool product_follows = false) {
     index_t padding = h.dw.padding;
@@ -206,7 +208,8 @@ void scale_head_gradient(const Hidden& h, thread_team& team, bool product_follow
         for (index_t i = 0; i < rank_of(h.w); ++i) row(h.w.da, i);
 }
 
-/// Before the gradients of rows [begin, end) go back: dx = beta dx; `first_block`: dw and db are what they were before the call.
+/// Before the gradients of rows [begin, end) go back: dx = beta dx; `first_block`: dw and db are what they were
+/// before the call.
 template <class Hidden>
 void begin_drain(const Hidden& h, index_t begin, index_t end, float beta, bool first_block, thread_team& team) {
     if (first_block) scale_head_gradient(h, team, true);
@@ -255,8 +258,8 @@ void drain_update(const Hidden& h, const block_memory<Hidden>& memory, row_list 
         for (index_t j = 0; j < d; ++j) dx[j] += sums[j];
     });
 }
-/// dx += dz W, and t = scale·dz B, of ids [first, last), of which dz is of_row(r)[id]. In order of ids: sums go on from call to call, up to
-/// `common`.
+/// dx += dz W, and t = scale·dz B, of ids [first, last), of which dz is of_row(r)[id]. In order of ids: sums go on
+/// from call to call, up to `common`.
 template <class Hidden, class Gradient>
 void drain_to_states(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, index_t begin, index_t first,
                      index_t last, index_t common, const Gradient& of_row, thread_team& team, worker_floats workers) {
@@ -293,8 +296,8 @@ void drain_to_states(const Hidden& h, const block_memory<Hidden>& memory, row_li
         multiply(head_of(h.w));
     }
 }
-/// The gradient of ids [first, last) of the rows goes back: that of row r lies at memory.gradient + (r - begin) stride. Ids from `common` on
-/// have none, and nothing there is read.
+/// The gradient of ids [first, last) of the rows goes back: that of row r lies at memory.gradient + (r - begin)
+/// stride. Ids from `common` on have none, and nothing there is read.
 template <class Hidden>
 void drain(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, index_t begin, index_t stride,
            index_t first, index_t last, index_t common, bool first_block, thread_team& team, worker_floats workers) {
@@ -336,7 +339,8 @@ void drain(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, i
         }
     });
 }
-/// Which rows of a block have a gradient, now that they are done: not those whose every entry of the first `common` is 0.
+/// Which rows of a block have a gradient, now that they are done: not those whose every entry of the first `common`
+/// is 0.
 template <class Hidden>
 row_list rows_with_gradient(const block_memory<Hidden>& memory, index_t begin, index_t end, index_t stride,
                             index_t common, thread_team& team) {
@@ -353,7 +357,8 @@ row_list rows_with_gradient(const block_memory<Hidden>& memory, index_t begin, i
 namespace opd {
 inline namespace OPD_ISA {
 
-/// The `.budget` that holds the logits of so many rows at a time, on the CPU backends: those of all of the vocabulary, or in tiles of so many ids.
+/// The `.budget` that holds the logits of so many rows at a time, on the CPU backends: those of all of the
+/// vocabulary, or in tiles of so many ids.
 template <class Hidden>
 std::size_t budget_of_rows(const Hidden& h, index_t rows, index_t tile = 0) {
     return detail::block_memory(h, rows, tile).bytes;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows of logits for calls that read a whole row at a time (score.hpp, draw.hpp): a view of them, or a source (docs/concepts/source.md) whose
-// rows are one tile, read as a view is. Of hidden states the backend makes them, in blocks.
+// Rows of logits for calls that read a whole row at a time (score.hpp, draw.hpp): a view of them, or a source
+// (docs/concepts/source.md) whose rows are one tile, read as a view is. Of hidden states the backend makes them, in
+// blocks.
 #pragma once
 
 #include <string>

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Dense divergences whose logits are made here, a tile of the vocabulary at a time for a block of rows (hidden.hpp): where memory does not
-// hold a row of logits each. A phase that reads logits has the tiles of the rows that it is due for made, all rows see a tile, then the next
-// one comes; the phase that writes sends each tile's gradient back. So every such phase costs the products again, and a phase for which no
-// row is due costs nothing. What the rows compute is what they compute anywhere (tiles.hpp): no bit depends on the tile.
+// Dense divergences whose logits are made here, a tile of the vocabulary at a time for a block of rows (hidden.hpp):
+// where memory does not hold a row of logits each. A phase that reads logits has the tiles of the rows that it is due
+// for made, all rows see a tile, then the next one comes; the phase that writes sends each tile's gradient back. So
+// every such phase costs the products again, and a phase for which no row is due costs nothing. What the rows compute
+// is what they compute anywhere (tiles.hpp): no bit depends on the tile.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +28,8 @@ inline namespace OPD_ISA {
 /// Rows of a block of tiles: as many as the products want together.
 inline constexpr index_t rows_of_tiles = head_cuts::rows;
 
-/// A team with a block's rows in hand: of each tile, every due row's part, over the threads. The rows' scratch is empty.
-/// `tiles`: makers.hpp.
+/// A team with a block's rows in hand: of each tile, every due row's part, over the threads. The rows' scratch is
+/// empty. `tiles`: makers.hpp.
 template <class State, class Makers>
 struct team_of_block {
     State* states;
@@ -101,8 +102,8 @@ private:
     static constexpr bool comes_too_late = gradient_in_tiles<Rows>&& requires {
         Phase::reads_gradient;
     };
-    /// Finds the rows whose gradient float does not hold before a tile of it goes back: one pass more over those that may
-    /// be such a row.
+    /// Finds the rows whose gradient float does not hold before a tile of it goes back: one pass more over those that
+    /// may be such a row.
     template <class Phase, class Rows>
     void look_ahead(const Rows& k) {
         int found[rows_of_tiles] = {};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What makes the logits of a call on the CPU: a maker for each side that is hidden states. It has a block of rows in hand.
+// What makes the logits of a call on the CPU: a maker for each side that is hidden states. It has a block of rows in
+// hand.
 //
 //   move_to(begin, end)     the block: rows [begin, end)
 //   begin_back(beta)        dx = beta dx; before the first block also the head's gradients, by beta_head
@@ -10,8 +11,8 @@
 //   make_all(), back_all()  the same of every id; back_all() of rows that have a gradient
 //   finish()                what no tile has written: the head's rows without a gradient
 //
-// Rows see a side as a block, of which each row is one tile (block_sides.hpp), or as tiles in order (tile_by_tile), of as
-// many ids as memory holds.
+// Rows see a side as a block, of which each row is one tile (block_sides.hpp), or as tiles in order (tile_by_tile),
+// of as many ids as memory holds.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A logarithm whose bits are the same everywhere: one sequence of double operations, each rounded by itself, whatever compiler,
-// instruction set or device runs it. Keyed draws rest on it: where two tokens nearly tie, lanes, scalars and GPU threads must
-// agree, and libraries' logarithms do not.
+// A logarithm whose bits are the same everywhere: one sequence of double operations, each rounded by itself, whatever
+// compiler, instruction set or device runs it. Keyed draws rest on it: where two tokens nearly tie, lanes, scalars
+// and GPU threads must agree, and libraries' logarithms do not.
 //
 //   x = 2^k m, m in [sqrt(1/2), sqrt(2));  log m = 2 artanh((m-1)/(m+1)) by its series to the 21st power
 //

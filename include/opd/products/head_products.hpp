@@ -6,11 +6,12 @@
 //   head_to_states  dx[r, d] = Σ_v g[r, v] W[v, d]               columns of D across the lanes
 //   states_to_head  dW[v, d] += Σ_r g[r, v] x[r, d]              columns of D across the lanes
 //
-// Every output is one chain of multiply-adds in ascending order of what is summed, as product.hpp has it: neither the list, nor threads,
-// nor how the work is cut change a bit. Whoever sums a vocabulary in dx says where its chains end.
+// Every output is one chain of multiply-adds in ascending order of what is summed, as product.hpp has it: neither the
+// list, nor threads, nor how the work is cut change a bit. Whoever sums a vocabulary in dx says where its chains end.
 //
-// What costs is to have the head: at 64 rows it comes from memory for 64 multiply-adds a number. So it is read in long pieces of a row
-// (1 kB and more), the next ones are fetched while these are used, and what is small is packed instead: the states.
+// What costs is to have the head: at 64 rows it comes from memory for 64 multiply-adds a number. So it is read in
+// long pieces of a row (1 kB and more), the next ones are fetched while these are used, and what is small is packed
+// instead: the states.
 #pragma once
 
 #include <algorithm>
@@ -118,8 +119,8 @@ void pack_states_along(const E* x, index_t stride, row_list rows, index_t d, flo
     });
 }
 
-/// What is fetched while a kernel runs, at every 16th step, evenly: what comes all at once keeps the kernel's own loads waiting.
-/// The same place of `count` rows:
+/// What is fetched while a kernel runs, at every 16th step, evenly: what comes all at once keeps the kernel's own
+/// loads waiting. The same place of `count` rows:
 struct fetch_rows {
     const float* next;
     index_t stride;
@@ -191,9 +192,9 @@ OPD_INLINE void with_vectors(index_t columns, Function&& f) {
     });
 }
 
-/// sums[i, r] (+)= Σ_k W[id + i, k] x[r, k] for Height ids and columns [k, k + depth) of them: the ids' pieces stay in the first-level cache
-/// while the states of all rows come by from the second. `packed`: the states' first panel, from that column on. Each panel has a share of
-/// what is fetched meanwhile.
+/// sums[i, r] (+)= Σ_k W[id + i, k] x[r, k] for Height ids and columns [k, k + depth) of them: the ids' pieces stay
+/// in the first-level cache while the states of all rows come by from the second. `packed`: the states' first panel,
+/// from that column on. Each panel has a share of what is fetched meanwhile.
 template <int Height, class Part>
 OPD_INLINE void logits_of_piece(const Part& part, index_t id, index_t k, index_t depth, const float* packed,
                                 index_t width, index_t rows, bool goes_on, float* sums, index_t columns,
@@ -219,7 +220,8 @@ OPD_INLINE void logits_of_piece(const Part& part, index_t id, index_t k, index_t
     }
 }
 
-/// Rows of logits from columns of them, (ids, columns): some rows at a time, each then written in one piece, since rows lie pages apart.
+/// Rows of logits from columns of them, (ids, columns): some rows at a time, each then written in one piece, since
+/// rows lie pages apart.
 template <class Out>
 void write_rows(const float* sums, index_t columns, index_t rows, index_t first, index_t ids, const Out& out) {
     constexpr index_t lane = lanes::width, ids_at_most = head_cuts::ids;
@@ -241,7 +243,8 @@ void write_rows(const float* sums, index_t columns, index_t rows, index_t first,
     }
 }
 
-/// Logits of ids [first, first + ids) and the states of up to head_cuts::rows rows, packed in panels `width` deep: to out(r)[first…].
+/// Logits of ids [first, first + ids) and the states of up to head_cuts::rows rows, packed in panels `width` deep: to
+/// out(r)[first…].
 template <class Whole, class Out>
 void logits_of_ids(const float* packed, index_t width, index_t rows, const Whole& head, index_t first, index_t ids,
                    index_t end, float* sums, const Out& out) {
@@ -273,8 +276,9 @@ void logits_of_ids(const float* packed, index_t width, index_t rows, const Whole
     write_rows(sums, columns, rows, first, ids, out);
 }
 
-/// f(rows, from, first, ids, worker): rows of the list from its `from`th on, at most `most` of them, and ids [first, first + ids) of [begin, end), a
-/// multiple of `unit` but where they end. As many for each thread, unless ids are few.
+/// f(rows, from, first, ids, worker): rows of the list from its `from`th on, at most `most` of them, and ids [first,
+/// first + ids) of [begin, end), a multiple of `unit` but where they end. As many for each thread, unless ids are
+/// few.
 template <class Function>
 void each_unit_of_ids(row_list rows, index_t begin, index_t end, index_t unit, index_t most, thread_team& team,
                       Function&& f) {
@@ -290,8 +294,8 @@ void each_unit_of_ids(row_list rows, index_t begin, index_t end, index_t unit, i
     });
 }
 
-/// z of ids [begin, end) for each row of the list: out(r) is where row r's logits lie, id 0 first. `packed`: pack_states_across, of which
-/// a narrower head takes the first columns.
+/// z of ids [begin, end) for each row of the list: out(r) is where row r's logits lie, id 0 first. `packed`:
+/// pack_states_across, of which a narrower head takes the first columns.
 template <class Head, class Out>
 void head_logits(const float* packed, index_t width, row_list rows, const Head& head, index_t begin, index_t end,
                  thread_team& team, worker_floats memory, const Out& out) {
@@ -302,8 +306,8 @@ void head_logits(const float* packed, index_t width, row_list rows, const Head& 
                      });
 }
 
-/// sums[i, d] (stride padded(D)) = Σ over ids [begin, end) of g of the i-th row of the list times W; `goes_on`: from what sums hold.
-/// gradient(r): that of row r, id 0 first.
+/// sums[i, d] (stride padded(D)) = Σ over ids [begin, end) of g of the i-th row of the list times W; `goes_on`: from
+/// what sums hold. gradient(r): that of row r, id 0 first.
 template <class Head, class Gradient>
 void head_to_states(const Gradient& gradient, row_list rows, const Head& head, index_t begin, index_t end, index_t d,
                     bool goes_on, float* sums, thread_team& team, worker_floats memory) {
@@ -351,7 +355,8 @@ void head_to_states(const Gradient& gradient, row_list rows, const Head& head, i
     });
 }
 
-/// dW[v, ·] (+)= Σ over the list of g[r, v] x[r, ·], for ids [begin, end); `adds`: to what is there. `packed`: pack_states_along.
+/// dW[v, ·] (+)= Σ over the list of g[r, v] x[r, ·], for ids [begin, end); `adds`: to what is there. `packed`:
+/// pack_states_along.
 template <class Gradient>
 void states_to_head(const Gradient& gradient, row_list rows, const float* packed, index_t d, index_t begin, index_t end,
                     bool adds, float* dw, index_t stride, thread_team& team, worker_floats memory) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A head as the products read it (head_products.hpp): pieces of its rows as floats. Columns come in parts that lie side by side:
+// A head as the products read it (head_products.hpp): pieces of its rows as floats. Columns come in parts that lie
+// side by side:
 //
 //   in_place                                    whether rows are floats in memory, at(id, d) and `stride` from row to row
 //   width                                       columns

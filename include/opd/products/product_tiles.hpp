@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The tiles of a matrix product, for product.hpp, which says what they compute and promises its order, and for losses from hidden states.
-// Compiles under -Ofast too, where the order is the compiler's.
+// The tiles of a matrix product, for product.hpp, which says what they compute and promises its order, and for losses
+// from hidden states. Compiles under -Ofast too, where the order is the compiler's.
 #pragma once
 
 #include <algorithm>
@@ -97,8 +97,9 @@ struct product_shape {
 struct no_hint {
     OPD_INLINE void operator()(index_t) const {}
 };
-// Rows x (Vectors * width) outputs; `part` lanes of the last vector are real (0: all). Chains start from `from`, or from 0 where it is null.
-// hint(k) is told of every 16th step: what is to be fetched meanwhile. keep(x) sees B's row of each step.
+// Rows x (Vectors * width) outputs; `part` lanes of the last vector are real (0: all). Chains start from `from`, or
+// from 0 where it is null. hint(k) is told of every 16th step: what is to be fetched meanwhile. keep(x) sees B's row
+// of each step.
 struct no_keep {};
 template <class Num, int Rows, int Vectors, bool Part, class Hint = no_hint, class Keep = no_keep,
           class T = typename Num::value_type>
@@ -151,7 +152,8 @@ OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t 
 template <class Num, int Vectors, bool Part, class T = typename Num::value_type>
 void product_columns(index_t rows, index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b,
                      index_t b_depth, T* c, index_t c_row, bool from_c, int part) {
-    // As few passes over B as there can be, of rows as equal as they can be: for few rows a pass takes as long as B's panel takes to come.
+    // As few passes over B as there can be, of rows as equal as they can be: for few rows a pass takes as long as B's
+    // panel takes to come.
     constexpr int full = product_shape<Num>::rows(Vectors);
     for (index_t passes = (rows + full - 1) / full; passes > 0; --passes) {
         const auto height = static_cast<int>((rows + passes - 1) / passes);
@@ -212,9 +214,9 @@ OPD_INLINE void transpose(L (&x)[L::width]) {
     if constexpr (w > 8) step(std::integral_constant<int, 8>{});
 }
 
-// How a product is cut, by its shape alone but for its depth. A large one with a transposed operand has wide tiles, for which rows of A are
-// packed: columns of a transposed A lie pages apart, and rows that many panels read would meet in the same sets of the cache. Where B lies
-// as it is read, packing costs more than it saves.
+// How a product is cut, by its shape alone but for its depth. A large one with a transposed operand has wide tiles,
+// for which rows of A are packed: columns of a transposed A lie pages apart, and rows that many panels read would
+// meet in the same sets of the cache. Where B lies as it is read, packing costs more than it saves.
 template <class T>
 struct tile_shape {
     using shape = product_shape<product_number<T>>;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The three products of a loss from hidden states (head_products.hpp) through matrix tiles (backends/amx.hpp), which multiply bfloat16 and
-// add up in float. A number that is stored as bfloat16 is one; a float is the sum of three, cut off one after the other, exactly:
+// The three products of a loss from hidden states (head_products.hpp) through matrix tiles (backends/amx.hpp), which
+// multiply bfloat16 and add up in float. A number that is stored as bfloat16 is one; a float is the sum of three, cut
+// off one after the other, exactly:
 //
 //   x = x0 + x1 + x2,  8 bits each;      x y ≈ x0 y2 + x0 y1 + x0 y0 + x2 y0 + x1 y0 + x1 y1
 //
@@ -11,8 +12,8 @@
 //   tile_to_states   dx[r, d], sums of         rows down, columns across dz: parts;                      head: in pairs of ids
 //   tile_to_head     dW[v, d] +=               ids down, columns across  dz: parts, turned;              states: in pairs of rows
 //
-// Work is cut into blocks of 32 x 32 outputs, and sums go in steps of 32: columns, ids from `begin` on, rows of the batch (tile_rows). No bit
-// depends on anything else.
+// Work is cut into blocks of 32 x 32 outputs, and sums go in steps of 32: columns, ids from `begin` on, rows of the
+// batch (tile_rows). No bit depends on anything else.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +41,8 @@ struct tile_fetch {
     }
 };
 
-/// 32 x 32 sums at a time, in four tiles: c[i, j] = from[i, j] + Σ_k a[i, k] b[j, k] of 32·steps numbers k, a and b being sums of parts.
+/// 32 x 32 sums at a time, in four tiles: c[i, j] = from[i, j] + Σ_k a[i, k] b[j, k] of 32·steps numbers k, a and b
+/// being sums of parts.
 struct tile_block {
     index_t steps;
     const std::uint16_t* a; ///< (32, k)
@@ -65,7 +67,8 @@ struct tile_cuts {
     /// Of rows of dx's sums: rows that lie a power of 2 apart would meet in few sets of the caches.
     static constexpr index_t stride_of_sums(index_t d) { return (padded(d) / side | 1) * side; }
 };
-/// What is summed comes in pieces, and each piece of an operand lies in one place, its blocks one after the other. Of a piece that begins at k:
+/// What is summed comes in pieces, and each piece of an operand lies in one place, its blocks one after the other. Of
+/// a piece that begins at k:
 struct tile_piece {
     index_t k, depth; ///< a multiple of 32
     static tile_piece at(index_t k, index_t all, index_t most) { return {k, std::min(most, all - k)}; }
@@ -113,7 +116,8 @@ template <class E>
 OPD_INLINE lanes load_some(const E* from, index_t count) {
     return count >= lanes::width ? lanes::load(from) : load_part(from, static_cast<int>(count));
 }
-/// `count` numbers, and 0 up to `all`, a multiple of 32; each part to its place: to[p·part + j]. Meanwhile `ahead` numbers further come.
+/// `count` numbers, and 0 up to `all`, a multiple of 32; each part to its place: to[p·part + j]. Meanwhile `ahead`
+/// numbers further come.
 template <class E>
 OPD_INLINE void cut_row(const E* from, index_t count, index_t all, std::uint16_t* to, index_t part, index_t ahead = 0) {
     constexpr int parts = tile_parts<E>;
@@ -134,7 +138,8 @@ OPD_INLINE void cut_row(const E* from, index_t count, index_t all, std::uint16_t
         store(load_some(from + k, count - k), load_some(from + l, count - l), j);
     }
 }
-/// Two rows, column by column: to[column / 16][column % 16][which], panels `panel` apart. Null: zeros; `count` columns are there, `all` written.
+/// Two rows, column by column: to[column / 16][column % 16][which], panels `panel` apart. Null: zeros; `count`
+/// columns are there, `all` written.
 template <class E>
 void cut_pair(const E* even, const E* odd, index_t count, index_t all, std::uint16_t* to, index_t panel, index_t part) {
     constexpr int parts = tile_parts<E>;
@@ -148,8 +153,9 @@ void cut_pair(const E* even, const E* odd, index_t count, index_t all, std::uint
     }
 }
 
-/// A number a row of 32, absolute, of those that have one of a list: the row, or -1 if it is not in the list. What is summed over rows is
-/// summed over these, and not over the list: so it is the same wherever blocks of whole 32 rows begin.
+/// A number a row of 32, absolute, of those that have one of a list: the row, or -1 if it is not in the list. What is
+/// summed over rows is summed over these, and not over the list: so it is the same wherever blocks of whole 32 rows
+/// begin.
 inline row_list tile_rows(row_list rows, index_t* to) {
     index_t count = 0;
     for (index_t i = 0; i < rows.count; ++i) {
@@ -177,7 +183,8 @@ constexpr std::size_t tile_scratch(index_t rows, int parts) {
     return sizeof(float) * std::size_t(std::max({there, to_states, to_head}));
 }
 
-/// States for tile_logits: of each tile_piece of the width to[row / 16][part][k / 2][row % 16][k % 2]; 0 where there is no row or column.
+/// States for tile_logits: of each tile_piece of the width to[row / 16][part][k / 2][row % 16][k % 2]; 0 where there
+/// is no row or column.
 template <index_t Depth, class E>
 void pack_pairs(const E* x, index_t stride, row_list rows, index_t d, float* memory, thread_team& team) {
     constexpr int parts = tile_parts<E>;
@@ -212,7 +219,8 @@ void pack_pairs_of_rows(const E* x, index_t stride, row_list rows, index_t d, fl
     });
 }
 
-/// Logits of ids [first, first + ids) and rows [from, from + rows) of the `all` packed ones, up to tile_cuts::rows: to out(r)[first…].
+/// Logits of ids [first, first + ids) and rows [from, from + rows) of the `all` packed ones, up to tile_cuts::rows:
+/// to out(r)[first…].
 template <int Parts, tiled_head Head, class Out>
 void tile_logits_of_ids(const std::uint16_t* packed, index_t all, index_t from, index_t rows, const Head& head,
                         index_t first, index_t ids, index_t end, float* sums, const Out& out) {
@@ -312,7 +320,8 @@ void tile_to_states(const Gradient& gradient, row_list rows, const Head& head, i
     });
 }
 
-/// dz of tile_rows, from id v on, turned: of each tile_piece of the rows to[id / 32][part][id % 32][row]; 0 up to a multiple of 32 ids.
+/// dz of tile_rows, from id v on, turned: of each tile_piece of the rows to[id / 32][part][id % 32][row]; 0 up to a
+/// multiple of 32 ids.
 template <class Gradient>
 void turn_gradient(const Gradient& gradient, row_list rows, index_t v, index_t ids, std::uint16_t* to) {
     using cuts = tile_cuts;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows of a dense divergence: value, and gradient dz = g (c - p Σ c) with g = w_r f_r / T. A row is a state machine; each phase
-// says which comes next:
+// Rows of a dense divergence: value, and gradient dz = g (c - p Σ c) with g = w_r f_r / T. A row is a state machine;
+// each phase says which comes next:
 //
 //   sweep       normalisers and raw sums; programs that have them know value and Σ c now      1 read
 //   overlap     Σ min(p, q), of programs that read it                                         1 read
@@ -99,7 +99,8 @@ struct dense_rows {
     static constexpr bool mixes = selector_mixes<Program>(); ///< a selector chooses the weights of a sum
     static constexpr bool overlaps = reads_overlap<Program>;
     static constexpr bool one_tile = Student::one_tile && Teacher::one_tile;
-    /// c, from the pass over the terms until the gradient's: as many numbers as a row has, so not where rows are made in tiles.
+    /// c, from the pass over the terms until the gradient's: as many numbers as a row has, so not where rows are made
+    /// in tiles.
     static constexpr bool parks = !single_sweep && !made_in_tiles<Student> && !made_in_tiles<Teacher>;
     static constexpr raw_sums_needed need = [] {
         if constexpr (single_sweep)
@@ -290,7 +291,8 @@ struct dense_rows {
                 s.by_mean = power < steepest && power > -steepest;
             }
     }
-    /// A value that float carried: summed again if it lost its digits, or if its gradient's differences would, else final.
+    /// A value that float carried: summed again if it lost its digits, or if its gradient's differences would, else
+    /// final.
     OPD_HD void refine_or_finish(state_type& st, double loss, double sum_c) const {
         st.report.loss = loss, st.sum_c = sum_c;
         if (!st.entrywise && rounds_differences<F>(loss, st.swept.sums)) {
@@ -382,7 +384,7 @@ struct dense_rows {
         }
     };
 
-    // --- the row in float64, entry by entry -----------------------------------------------------------------------------
+    // --- the row in float64, entry by entry --------------------------------------------------------------------------
 
     /// Up to 1e30, as the sweep saw it; a mask is -inf.
     OPD_HD static double within(const auto& stored) {
@@ -410,8 +412,8 @@ struct dense_rows {
         }
     };
 
-    /// Of logarithms. None: infinite, for no token has mass on both sides. Under `floor` log Σ min(p, q) is the floor then, and the
-    /// gradient 0: what either side lacks is a logit of -inf.
+    /// Of logarithms. None: infinite, for no token has mass on both sides. Under `floor` log Σ min(p, q) is the floor
+    /// then, and the gradient 0: what either side lacks is a logit of -inf.
     struct careful_overlap : sums_over_tiles<careful_overlap, log_sum_of_any, false> {
         OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::careful; }
         OPD_HD static void tile(const dense_rows& k, const state_type& st, log_sum_of_any& p, const tile_type& t,

@@ -4,10 +4,10 @@
 //
 //   sweep · masses of leaves · [what the filter keeps · masses of that] · the design's draws · their log mu
 //
-// An i.i.d. draw looks for its leaf among the leaves' masses, then for its id in that leaf. Threshold looks for certain ids only
-// where a leaf's mass is at least the least certain weight; head_tail draws from leaves that have lost theirs. gumbel_top takes an
-// id from the leaves, weighs its leaf anew without it (a difference would lose what a peaked row has left) and goes on. Gumbel-max
-// needs no masses, and greedy nothing but the sweep.
+// An i.i.d. draw looks for its leaf among the leaves' masses, then for its id in that leaf. Threshold looks for
+// certain ids only where a leaf's mass is at least the least certain weight; head_tail draws from leaves that have
+// lost theirs. gumbel_top takes an id from the leaves, weighs its leaf anew without it (a difference would lose what
+// a peaked row has left) and goes on. Gumbel-max needs no masses, and greedy nothing but the sweep.
 #pragma once
 
 #include <cmath>
@@ -191,7 +191,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         team.template each<report>(*this);
     }
 
-    // --- the designs ------------------------------------------------------------------------------------------------------------
+    // --- the designs -------------------------------------------------------------------------------------------------
 
     struct check_uniforms : finds_bad {
         OPD_HD static int part(const draw_rows& k, const leaf_state& st, auto at) {
@@ -246,8 +246,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
     static constexpr double least_weight =
         2.3e-308; ///< as an edge, just above the least normal number: every id with mass is certain
 
-    // Threshold. An id is certain if its weight is at least edge = (mass not certain) / (B - certain). Certain ids lower the edge,
-    // which may make more certain: from total/B down to the fixed point.
+    // Threshold. An id is certain if its weight is at least edge = (mass not certain) / (B - certain). Certain ids
+    // lower the edge, which may make more certain: from total/B down to the fixed point.
 
     /// Ids with mass, up to one more than the budget, a thread.
     struct count_mass : if_good {
@@ -458,7 +458,7 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
         }
     };
 
-    // --- what is written --------------------------------------------------------------------------------------------------------
+    // --- what is written ---------------------------------------------------------------------------------------------
 
     struct store : if_kept {
         OPD_HD static void run(const draw_rows& k, const leaf_state& st, auto at) {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows whose teacher knows few ids: what they have in common. The V-sized phases (normaliser, pullback) are the engine's; what lies
-// between is in double, and the estimator's own row one thread's (sampled_rows.hpp, support_rows.hpp).
+// Rows whose teacher knows few ids: what they have in common. The V-sized phases (normaliser, pullback) are the
+// engine's; what lies between is in double, and the estimator's own row one thread's (sampled_rows.hpp,
+// support_rows.hpp).
 //
-// The pullback dz[v] = g (c[v] - p[v] Σ c), g = w_r f_r / T, goes over the row in proportion to p (samples: of -g p Σc; a support:
-// of what falls to the tail). An entry's c and its softmax term meet in one double expression before the single store: storing
-// -p Σc first and adding c afterwards would round twice, which in bf16 destroys gradients near p = q.
+// The pullback dz[v] = g (c[v] - p[v] Σ c), g = w_r f_r / T, goes over the row in proportion to p (samples: of -g p
+// Σc; a support: of what falls to the tail). An entry's c and its softmax term meet in one double expression before
+// the single store: storing -p Σc first and adding c afterwards would round twice, which in bf16 destroys gradients
+// near p = q.
 #pragma once
 
 #include <cstddef>
@@ -53,8 +55,8 @@ struct student_sweep : over_tiles<student_sweep<Engine, Rows, Excludes>, false> 
     }
 };
 
-/// dz = beta dz + g(c - p Σc), in three phases. Rows have frame, student, vocab, inv_s and, of a row that is live, `filled(st)`:
-/// st.entries ids with their c - p Σc.
+/// dz = beta dz + g(c - p Σc), in three phases. Rows have frame, student, vocab, inv_s and, of a row that is live,
+/// `filled(st)`: st.entries ids with their c - p Σc.
 template <class Engine, class Rows>
 struct pullback {
     using state_type = typename Rows::state_type;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Gradients that their storage does not hold. A row that is written is looked at once more, where its type is narrower than float or
-// its factor large: an entry that has become infinite makes it an infinite row, counted, with loss 0 and gradient 0. Under
-// overflow::saturate, and where dz = beta·dz + g has taken what was there along, such entries become the largest finite number.
+// Gradients that their storage does not hold. A row that is written is looked at once more, where its type is
+// narrower than float or its factor large: an entry that has become infinite makes it an infinite row, counted, with
+// loss 0 and gradient 0. Under overflow::saturate, and where dz = beta·dz + g has taken what was there along, such
+// entries become the largest finite number.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,8 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// Whether an entry is no number that its type holds: infinite; or NaN, an infinite factor times 0, unless that may have been there.
+/// Whether an entry is no number that its type holds: infinite; or NaN, an infinite factor times 0, unless that may
+/// have been there.
 template <class G>
 OPD_HD OPD_INLINE bool is_unfit(const G& stored, float beta) {
     const auto x = element<G>::load(stored);
@@ -65,8 +67,8 @@ OPD_HD OPD_INLINE void each_stretch(const Rows& k, const typename Rows::state_ty
     }
 }
 
-/// Rows that write a gradient of a type that may not hold it: a caller's, or that of made logits, which goes back through
-/// products in float.
+/// Rows that write a gradient of a type that may not hold it: a caller's, or that of made logits, which goes back
+/// through products in float.
 template <class Rows>
 concept stores_gradient = requires(const Rows& k) {
     typename Rows::G;
@@ -74,8 +76,8 @@ concept stores_gradient = requires(const Rows& k) {
     requires !std::is_same_v<opd::stored_as<typename Rows::G>, double>;
 };
 
-/// Whether an entry may have become infinite: always in a narrow type; in one with float's range if the factor is large, since c is
-/// within 1e37.
+/// Whether an entry may have become infinite: always in a narrow type; in one with float's range if the factor is
+/// large, since c is within 1e37.
 template <class Rows>
 OPD_HD bool may_be_unfit(const Rows& k, const typename Rows::state_type& st) {
     using G = typename Rows::G;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The ids at or above a cut, ascending: counted leaf by leaf, placed, written.                              1 or 2 reads
+// The ids at or above a cut, ascending: counted leaf by leaf, placed, written.                              1 or 2
+// reads
 #pragma once
 
 #include <cstddef>

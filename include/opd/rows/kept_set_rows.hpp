@@ -4,9 +4,9 @@
 //
 //   gather K · normaliser over K · entries · the estimator · scatter over K      k reads, V writes
 //
-// p is softmax(z[K]/T), c - p Σc is written on K, all else is 0. Everything is in double; K is as long as the filter left it.
-// And rows that only tell log p of such tokens (token_logp of a cache). Of hidden states the logits of K alone are made, and the gradient
-// stays one of K numbers (logits/gathered_logits.hpp).
+// p is softmax(z[K]/T), c - p Σc is written on K, all else is 0. Everything is in double; K is as long as the filter
+// left it. And rows that only tell log p of such tokens (token_logp of a cache). Of hidden states the logits of K
+// alone are made, and the gradient stays one of K numbers (logits/gathered_logits.hpp).
 #pragma once
 
 #include <cmath>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows that are searched and drawn from: what drawing (draw_rows.hpp), scoring (score_rows.hpp) and kept sets (kept_rows.hpp)
-// have in common. All of it works on leaves of 1,024 ids whose masses are known:
+// Rows that are searched and drawn from: what drawing (draw_rows.hpp), scoring (score_rows.hpp) and kept sets
+// (kept_rows.hpp) have in common. All of it works on leaves of 1,024 ids whose masses are known:
 //
 //   sweep · masses of leaves (lanes: from the sweep itself) · only the leaves that matter, once more
 //
-// `Leaves` are the engine's: `reader` gives one leaf's weights e^((z - z*)/T), z* the row's largest logit, and the V-sized
-// searches (best score, filter cut, best ids) are its own. A team's threads take every at.count-th leaf.
+// `Leaves` are the engine's: `reader` gives one leaf's weights e^((z - z*)/T), z* the row's largest logit, and the
+// V-sized searches (best score, filter cut, best ids) are its own. A team's threads take every at.count-th leaf.
 #pragma once
 
 #include <cmath>
@@ -37,8 +37,8 @@ struct leaf_limits {
     const index_t* to = nullptr;
 };
 
-/// Weights on two sides of an edge: how many lie at or above it, and the mass below, summed by itself: beside a certain token it
-/// may be less than that one's rounding.
+/// Weights on two sides of an edge: how many lie at or above it, and the mass below, summed by itself: beside a
+/// certain token it may be less than that one's rounding.
 struct edge_split {
     index_t above = 0;
     double below = 0;
@@ -161,7 +161,8 @@ struct leaf_masses {
     OPD_HD static void run(const Rows& k, const leaf_state& st, auto at) { Leaves::masses(k, st, at); }
 };
 
-/// Of what the cut keeps alone, unless the engine has listed it and knows. A leaf whose mass is below the last kept id's weight holds nothing that is kept.
+/// Of what the cut keeps alone, unless the engine has listed it and knows. A leaf whose mass is below the last kept
+/// id's weight holds nothing that is kept.
 template <class Leaves, class Rows>
 struct kept_masses {
     OPD_HD static bool due(const Rows& k, const leaf_state& st) {

@@ -4,8 +4,8 @@
 //
 //   gather · a dense row over k entries, in double · scatter                   k reads, k writes (dense dz: V writes)
 //
-// k is the cache's, or each row's own. Id -1 is an unused slot. Of a student in hidden states the ids' logits alone are made, and the
-// gradient stays one of k numbers (logits/gathered_logits.hpp).
+// k is the cache's, or each row's own. Id -1 is an unused slot. Of a student in hidden states the ids' logits alone
+// are made, and the gradient stays one of k numbers (logits/gathered_logits.hpp).
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The rest-of-vocabulary bucket of dense_rows.hpp, where student and teacher have vocabularies of different size: D over
-// the ids that both have, and one entry for all that either has beyond them. Both sides are normalised over their own
-// vocabulary, p = softmax(z[0:V_s]/T), q = softmax(y[0:V_t]/T):
+// The rest-of-vocabulary bucket of dense_rows.hpp, where student and teacher have vocabularies of different size: D
+// over the ids that both have, and one entry for all that either has beyond them. Both sides are normalised over
+// their own vocabulary, p = softmax(z[0:V_s]/T), q = softmax(y[0:V_t]/T):
 //
 //   D(p, q) = Σ_{v<V_c} term(p[v], q[v]) + term(p_rest, q_rest)      V_c = teacher.common, p_rest = Σ_{v>=V_c} p[v]
 //   c[v] = c_rest p[v]/p_rest                                        on the student's ids beyond

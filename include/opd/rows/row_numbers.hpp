@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A row's entries as a dense program sees them (row_program.hpp: dense_entry), from its normalisers and anchors, in lanes or in one
-// thread's numbers. `Anchors` forms e^((z - z*)/T), e^((y - y*)/T) and delta; what is made of them is the same text.
+// A row's entries as a dense program sees them (row_program.hpp: dense_entry), from its normalisers and anchors, in
+// lanes or in one thread's numbers. `Anchors` forms e^((z - z*)/T), e^((y - y*)/T) and delta; what is made of them is
+// the same text.
 #pragma once
 
 #include <cmath>
@@ -86,8 +87,8 @@ struct raised_logs {
     double floor = 0;
 };
 
-/// Numbers of a row that is looked at entry by entry: infinite rows under `floor`, rows whose raw sums lost their digits on the way
-/// to their anchor. Differences are taken in double. Logits come within ±1e30.
+/// Numbers of a row that is looked at entry by entry: infinite rows under `floor`, rows whose raw sums lost their
+/// digits on the way to their anchor. Differences are taken in double. Logits come within ±1e30.
 template <class F, class Anchors, class Program>
 struct entrywise_numbers : row_numbers<F, Anchors, Program> {
     static constexpr double none = 3e38; // beyond every log-prob
@@ -132,8 +133,8 @@ struct entrywise_numbers : row_numbers<F, Anchors, Program> {
     }
 };
 
-/// Σ min(p, q) and ½ Σ |p - q|, which is 1 less that, from the entries themselves and from their log-ratios: whichever is small has its
-/// digits. Far apart: float may have lost it.
+/// Σ min(p, q) and ½ Σ |p - q|, which is 1 less that, from the entries themselves and from their log-ratios:
+/// whichever is small has its digits. Far apart: float may have lost it.
 struct overlap_sums {
     double min_sum = 0, distance = 0;
     OPD_HD static overlap_sums merge(overlap_sums x, overlap_sums y) {

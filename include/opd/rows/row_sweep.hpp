@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A row as far as it has been swept: normalisers and raw sums (row_program.hpp), what its logits hold, and whether float carried
-// them. Lanes, threads, tiles and shards of a vocabulary all add to one such struct, or merge two of them: both move to the better
-// anchor, exactly, and add; of equal tops the lower id is the anchor.
+// A row as far as it has been swept: normalisers and raw sums (row_program.hpp), what its logits hold, and whether
+// float carried them. Lanes, threads, tiles and shards of a vocabulary all add to one such struct, or merge two of
+// them: both move to the better anchor, exactly, and add; of equal tops the lower id is the anchor.
 //
 // Two things can go wrong with a raw sum in float, and both are seen here, for every backend alike:
 //
@@ -52,7 +52,8 @@ struct row_sweep {
         if (phi_power) out.sums.phi_power = raw_sums::power_for(k);
         return out;
     }
-    /// After the last tile, of the sums of all. A row whose every logit is -inf has no distribution; a tail may be empty.
+    /// After the last tile, of the sums of all. A row whose every logit is -inf has no distribution; a tail may be
+    /// empty.
     template <bool Teacher, raw_sums_needed Need>
     OPD_HD void close(bool may_be_empty = false) {
         contents.bad |=

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows, as every backend runs them. What happens in a row is written once, as phases over a *team*: one thread of the CPU, or a
-// block of GPU threads. A kind of rows (row_kinds.hpp) is a struct of plain members whose `row(team)` walks
+// Rows, as every backend runs them. What happens in a row is written once, as phases over a *team*: one thread of the
+// CPU, or a block of GPU threads. A kind of rows (row_kinds.hpp) is a struct of plain members whose `row(team)` walks
 // through its phases. A phase is three static functions,
 //
 //   part(rows, state, at) -> partial     one thread's share; `at` says which: at.id of at.count
 //   merge(a, b)                          associative up to rounding, in thread order
 //   finish(rows, state, all)             once; writes the team's state
 //
-// run by team.fold<Phase>(rows), or one, run(rows, state, at), which every thread calls: team.each<Phase>(rows). A phase
-// may say whether a row needs it: due(rows, state), as if_good below does; team.repeat<Phase>(rows) folds until it does
-// not. Between two phases every thread sees the same state. The few phases that walk over the vocabulary do so tile by
-// tile (tiles.hpp) and ask an *engine* (lane_engine.hpp, thread_engine.hpp); all else is the same text on every backend.
-// No CUDA header: a host loop over thread indices runs the GPU's rows in tests.
+// run by team.fold<Phase>(rows), or one, run(rows, state, at), which every thread calls: team.each<Phase>(rows). A
+// phase may say whether a row needs it: due(rows, state), as if_good below does; team.repeat<Phase>(rows) folds until
+// it does not. Between two phases every thread sees the same state. The few phases that walk over the vocabulary do
+// so tile by tile (tiles.hpp) and ask an *engine* (lane_engine.hpp, thread_engine.hpp); all else is the same text on
+// every backend. No CUDA header: a host loop over thread indices runs the GPU's rows in tests.
 //
 // A *frame* knows the batch: env, rows, factor(r) = w_r f_r, and where a group of rows leaves its result.
 #pragma once
@@ -31,7 +31,8 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// Which thread of its team one is: of the CPU's, which has no other, so that loops over `at.count` are plain ones; of a block's.
+/// Which thread of its team one is: of the CPU's, which has no other, so that loops over `at.count` are plain ones;
+/// of a block's.
 struct alone {
     static constexpr int id = 0, count = 1;
 };
@@ -48,8 +49,8 @@ OPD_HD OPD_INLINE bool is_due(const Rows& k, const State& st) {
         return true;
 }
 
-/// Whether a frame's rows are a shard of the vocabulary (vocab_parallel.hpp): ids of tiles, anchors and caches are those of the whole;
-/// the sources know the shard alone and count from its first.
+/// Whether a frame's rows are a shard of the vocabulary (vocab_parallel.hpp): ids of tiles, anchors and caches are
+/// those of the whole; the sources know the shard alone and count from its first.
 template <class Frame>
 inline constexpr bool in_shards = requires(const Frame& f) {
     f.shard;

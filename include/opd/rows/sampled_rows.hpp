@@ -34,8 +34,8 @@ OPD_HD bool misses_tail(const Teacher& t, index_t row, const sampled_entry* e, i
     }
 }
 
-/// What the estimator says of a row's gathered entries, which move up over unused slots. How many there are; 0 where the row has no
-/// gradient.
+/// What the estimator says of a row's gathered entries, which move up over unused slots. How many there are; 0 where
+/// the row has no gradient.
 OPD_HD index_t decide_drawn(const auto& k, selecting_state& st, sampled_entry* e) {
     index_t n = 0;
     for (index_t j = 0; j < k.slots(); ++j) {

@@ -125,7 +125,7 @@ struct score_rows : leaf_rows_base<Frame, Job> {
         OPD_HD static void once(const score_rows&, leaf_state& st) { st.report.bad |= st.bad_ids; }
     };
 
-    // --- a tail: the mass of each leaf without the listed ids --------------------------------------------------------------------
+    // --- a tail: the mass of each leaf without the listed ids --------------------------------------------------------
 
     template <bool Best>
     struct begin_list : if_kept, by_one<begin_list<Best>> {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What lies between the V-sized phases of a row of few entries (sweep, pullback) and its estimator (entries.hpp), in double, on
-// the CPU and on the GPU: gathering what the cache says, the student's side of a support, the teacher's tail.
+// What lies between the V-sized phases of a row of few entries (sweep, pullback) and its estimator (entries.hpp), in
+// double, on the CPU and on the GPU: gathering what the cache says, the student's side of a support, the teacher's
+// tail.
 #pragma once
 
 #include <cmath>
@@ -39,8 +40,8 @@ OPD_HD const T* first_from(const T* first, const T* last, index_t x) {
     return first;
 }
 
-/// log p of one id from its logit and the log-sum-exp, and from nothing else: whoever is handed the log-sum-exp gets the
-/// same bits as who swept the row.
+/// log p of one id from its logit and the log-sum-exp, and from nothing else: whoever is handed the log-sum-exp gets
+/// the same bits as who swept the row.
 OPD_HD double log_p_of(const auto& z, double inv_t, double lse) {
     const double x = load_log(z);
     return is_neg_inf(x) ? neg_inf<double>() : pin(x * inv_t) - lse;
@@ -50,7 +51,8 @@ OPD_HD double p_of(const auto& z, const raw_sums& s) {
     const double x = load_log(z);
     return is_neg_inf(x) ? 0 : ::exp((x - s.z_s) * s.inv_s) / (1 + s.student_mass);
 }
-/// Sums that stand for a given log-sum-exp. The anchor is a number that the row's arithmetic can hold; S takes what is left.
+/// Sums that stand for a given log-sum-exp. The anchor is a number that the row's arithmetic can hold; S takes what
+/// is left.
 template <class Value>
 OPD_HD void anchor_at(raw_sums& s, double lse, double inv_t) {
     s.inv_s = inv_t;
@@ -71,9 +73,9 @@ OPD_HD double storage_epsilon() {
     return eps;
 }
 
-/// log of the teacher's mass outside a support of k ids, from the mass inside where the cache does not state it: 1 - Z_q, not
-/// below k·eps of the cache's type (counted). `outside`: ids that are not in the support. Where the student has no mass on
-/// them either, a floor would stand for nothing.
+/// log of the teacher's mass outside a support of k ids, from the mass inside where the cache does not state it: 1 -
+/// Z_q, not below k·eps of the cache's type (counted). `outside`: ids that are not in the support. Where the student
+/// has no mass on them either, a floor would stand for nothing.
 template <class L>
 OPD_HD double inferred_log_tail(double z_q, int k, index_t outside, bool student_has_none, diagnostics& d) {
     const double least = double(k) * storage_epsilon<L>(), rest = 1 - z_q;
@@ -90,8 +92,8 @@ struct joined_row {
     double log_tail = 0; ///< log p of the rest; -inf: no logit outside S has mass
     bool good = false;
 };
-/// `tail`: sums over v not in S, relative to the largest logit there, so that nothing underflows. z (k): logits of S in,
-/// log p out. `given_lse` may be null.
+/// `tail`: sums over v not in S, relative to the largest logit there, so that nothing underflows. z (k): logits of S
+/// in, log p out. `given_lse` may be null.
 OPD_HD inline joined_row join_support(const raw_sums& tail, double* z, int k, double inv_t, const double* given_lse) {
     joined_row out;
     raw_sums& s = out.sums;
@@ -127,7 +129,8 @@ OPD_HD double rounded(double x) {
     return double(element<L>::load(element<L>::store(static_cast<arithmetic_t<L>>(x))));
 }
 
-/// Slot j of a row of drawn tokens; id -1: unused, -2: out of range, and then nothing else is set. `lse`: the student's.
+/// Slot j of a row of drawn tokens; id -1: unused, -2: out of range, and then nothing else is set. `lse`: the
+/// student's.
 template <class Student, class Teacher, space S>
 OPD_HD sampled_entry gathered(const Student& student, row_place at, const Teacher& t, const frozen_batch<S>& frozen,
                               index_t j, index_t vocab, double inv_t, double lse) {
@@ -205,8 +208,8 @@ struct support_answer {
     double h_rest = 0;
     bool good = false;
 };
-/// `tail`: the student's sums over v not in S. n used slots: log_p (logits in, log p out), log_q, log_mu (or null), h (out). `outside`: ids not in
-/// S. given_lse and stated_tail, the cache's, may be null.
+/// `tail`: the student's sums over v not in S. n used slots: log_p (logits in, log p out), log_q, log_mu (or null), h
+/// (out). `outside`: ids not in S. given_lse and stated_tail, the cache's, may be null.
 template <class Estimator, class L>
 OPD_HD support_answer answer_support(const Estimator& estimator, const raw_sums& tail, double* log_p,
                                      const double* log_q, const double* log_mu, double* h, int n, index_t outside,

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows come in tiles. A source of rows (student.hpp, teacher.hpp) hands out stretches of whole leaves of 1,024 ids; materialised
-// logits are one tile. A phase that walks over the vocabulary says what it does with one tile,
+// Rows come in tiles. A source of rows (student.hpp, teacher.hpp) hands out stretches of whole leaves of 1,024 ids;
+// materialised logits are one tile. A phase that walks over the vocabulary says what it does with one tile,
 //
 //   start(rows, state) -> partial
 //   tile(rows, state, partial&, row_tile, at)     goes on from where the tile before left off
 //
-// so that it may be run row by row, tile after tile, or for a block of rows tile by tile (logits/logit_tiles.hpp), where what costs is
-// to have a tile at all: hidden states times an unembedding.
+// so that it may be run row by row, tile after tile, or for a block of rows tile by tile (logits/logit_tiles.hpp),
+// where what costs is to have a tile at all: hidden states times an unembedding.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,8 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-/// Ids [begin, begin + count) of one row. y: null where there is no dense teacher; dz: null where no gradient is asked for.
+/// Ids [begin, begin + count) of one row. y: null where there is no dense teacher; dz: null where no gradient is
+/// asked for.
 template <class Z, class Y, class G>
 struct row_tile {
     const Z* z;
@@ -29,8 +30,8 @@ struct row_tile {
     index_t begin, count;
 };
 
-/// Where the tile of `a` and `b` that begins at `begin` ends, and where the one that ends at `end` begins: at the next border of
-/// either. Sizes are multiples of a leaf or no less than the row.
+/// Where the tile of `a` and `b` that begins at `begin` ends, and where the one that ends at `end` begins: at the
+/// next border of either. Sizes are multiples of a leaf or no less than the row.
 OPD_HD inline index_t tile_end(index_t begin, index_t a, index_t b, index_t n) {
     const index_t at_a = (begin / a + 1) * a, at_b = (begin / b + 1) * b, first = at_a < at_b ? at_a : at_b;
     return first < n ? first : n;
@@ -58,7 +59,8 @@ OPD_HD OPD_INLINE void each_tile(const Rows& k, Visit visit) {
     }
 }
 
-/// A tile of a row; shorter where the student's source has fewer ids of this row than of others (renormalised_rows.hpp).
+/// A tile of a row; shorter where the student's source has fewer ids of this row than of others
+/// (renormalised_rows.hpp).
 template <class Rows>
 OPD_HD OPD_INLINE auto tile_of(const Rows& k, const typename Rows::state_type& st, index_t begin, index_t count) {
     if constexpr (requires { k.student.ids_of(k.of_student(st)); }) count = k.student.ids_of(k.of_student(st));
@@ -99,8 +101,8 @@ struct writes_tiles {
     }
 };
 
-/// What is done to a gradient that is none: dz = beta·dz over the tiles of a row that is not `live`. No logits are asked for: they
-/// may cost a product, and a masked row may have none.
+/// What is done to a gradient that is none: dz = beta·dz over the tiles of a row that is not `live`. No logits are
+/// asked for: they may cost a product, and a masked row may have none.
 template <class Rows>
 struct zero_tiles {
     static constexpr bool writes_gradient = true;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What to measure again on another processor: one struct an architecture. What the CPU's say changes no bit of any result; the
-// GPU's say in which order numbers are added. Sizes that mean something (a leaf, a group) stand where they are meant.
+// What to measure again on another processor: one struct an architecture. What the CPU's say changes no bit of any
+// result; the GPU's say in which order numbers are added. Sizes that mean something (a leaf, a group) stand where
+// they are meant.
 #pragma once
 
 #include "opd/config.hpp"

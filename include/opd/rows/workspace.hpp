@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Scratch memory of the CPU backend: one block, grown when a call needs more and kept, so that in steady state nothing is
-// allocated. Pages are advised huge on Linux: first touch of 4 KB pages costs more than the arithmetic. A caller who owns all
-// memory passes an arena instead; a call that needs more than the arena holds throws and says how much.
+// Scratch memory of the CPU backend: one block, grown when a call needs more and kept, so that in steady state
+// nothing is allocated. Pages are advised huge on Linux: first touch of 4 KB pages costs more than the arithmetic. A
+// caller who owns all memory passes an arena instead; a call that needs more than the arena holds throws and says how
+// much.
 #pragma once
 
 #include <cstddef>

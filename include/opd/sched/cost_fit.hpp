@@ -4,8 +4,8 @@
 //
 //   seconds = a + b·x + c·y,     a, b, c >= 0
 //
-// Least squares; a step counts 1 - 1/memory times as much at each one that comes after it. What has never varied cannot be told apart, and is shared
-// out. Exact where seconds are of that form and the three can be told apart.
+// Least squares; a step counts 1 - 1/memory times as much at each one that comes after it. What has never varied
+// cannot be told apart, and is shared out. Exact where seconds are of that form and the three can be told apart.
 #pragma once
 
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Distributions of lengths and durations for simulated time: quantile, distribution function and mean in closed form, and
-// draws that are a pure function of what they are for.
+// Distributions of lengths and durations for simulated time: quantile, distribution function and mean in closed form,
+// and draws that are a pure function of what they are for.
 //
 //   u = keyed_uniform(seed, what, number, attempt)    52 random bits, in (0, 1)
 //   draw = F^-1(u)                                    a mixture: u picks the part, its rest is the part's own u
@@ -23,8 +23,9 @@
 // Means come from E min(X, c) = integral of 1 - F over [0, c]:
 //   E clip(X, a, b) = a + E min(X, b) - E min(X, a).
 //
-// Exact up to rounding: means, quantiles. Approximate: the quantile of a mixture is bisected to the last bits; the normal
-// quantile starts from Abramowitz and Stegun 26.2.23 and takes Halley steps, to about 1e-15 relative to 1 + |x|.
+// Exact up to rounding: means, quantiles. Approximate: the quantile of a mixture is bisected to the last bits; the
+// normal quantile starts from Abramowitz and Stegun 26.2.23 and takes Halley steps, to about 1e-15 relative to 1 +
+// |x|.
 #pragma once
 
 #include <algorithm>
@@ -56,8 +57,8 @@ enum class draw_of : std::uint32_t {
     own = 1000
 };
 
-/// A uniform in (0, 1) for (seed, what, number, attempt); `number` is a sample, a job, a worker or a version. Philox words
-/// that the noise of rng.hpp never uses, so that simulated lengths are independent of sampled tokens.
+/// A uniform in (0, 1) for (seed, what, number, attempt); `number` is a sample, a job, a worker or a version. Philox
+/// words that the noise of rng.hpp never uses, so that simulated lengths are independent of sampled tokens.
 inline double keyed_uniform(std::uint64_t seed, draw_of what, std::uint64_t number, std::uint32_t attempt = 0) {
     const philox_block b = philox4x32({{static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32),
                                         attempt, 0x80000000u | static_cast<std::uint32_t>(what)}},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A heap over small numbers (workers) that knows where each of them is: the one with the least key on top, the lower number
-// first among equals; a key changes or goes in O(log n). No number is looked for.
+// A heap over small numbers (workers) that knows where each of them is: the one with the least key on top, the lower
+// number first among equals; a key changes or goes in O(log n). No number is looked for.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a run of the three stages is measured by. Every time is a double in seconds that the caller hands in, from any clock
-// (steady_clock, virtual time): nothing here reads one. Nothing here locks: the caller serialises.
+// What a run of the three stages is measured by. Every time is a double in seconds that the caller hands in, from any
+// clock (steady_clock, virtual time): nothing here reads one. Nothing here locks: the caller serialises.
 //
 //   overlap     = (T_rollout + T_teacher + T_learner) / T_wall                 between 0 and 3, 1 for a serial schedule
 //                 T_teacher, T_learner: length of the union of the stage's busy intervals
@@ -10,17 +10,18 @@
 //   throughput  = Σ_{j=6..J} n_j / (t_J - t_5)        n_j: response tokens that update j consumed, t_j: time after it
 //   lag         = version of the update that consumes a token - version of the weights that drew it
 //
-// Source: AsyncOPD, appendix G (overlap, throughput) and section 3 (lag). Overlap measures concurrency, not efficiency: a
-// stage that waits busily scores. Where workers come and go the paper has no formula; here T_rollout = ∫ b(t)/n(t) dt with
-// b of n present workers busy, which is the paper's figure for a constant n and never exceeds T_wall.
+// Source: AsyncOPD, appendix G (overlap, throughput) and section 3 (lag). Overlap measures concurrency, not
+// efficiency: a stage that waits busily scores. Where workers come and go the paper has no formula; here T_rollout =
+// ∫ b(t)/n(t) dt with b of n present workers busy, which is the paper's figure for a constant n and never exceeds
+// T_wall.
 //
-// Exact (to rounding of one sum, compensated): all of the above, counts, maxima, quantiles of integers within the bound of
-// their histogram. Approximate, as said where they are: quantiles beyond the bound and of fractional lags; the lag in
-// optimizer updates of a mean version where updates per version change. Memory does not grow with time, but by an entry for
-// each change of the number of optimizer updates in a version.
+// Exact (to rounding of one sum, compensated): all of the above, counts, maxima, quantiles of integers within the
+// bound of their histogram. Approximate, as said where they are: quantiles beyond the bound and of fractional lags;
+// the lag in optimizer updates of a mean version where updates per version change. Memory does not grow with time,
+// but by an entry for each change of the number of optimizer updates in a version.
 //
-// A meter describes itself: describe(visit) calls visit(name, value) for each figure. A value is a number, an optional of one
-// (empty: not known yet), a vector of numbers, or a group, which has a describe(visit) itself.
+// A meter describes itself: describe(visit) calls visit(name, value) for each figure. A value is a number, an
+// optional of one (empty: not known yet), a vector of numbers, or a group, which has a describe(visit) itself.
 #pragma once
 
 #include <array>
@@ -127,8 +128,8 @@ public:
         visit("spare", figures{[&](auto&& in) { in("seconds", spare_seconds()); }});
         visit("transfer", transfers);
     }
-    /// To be described: the last step, up to the next. `busy` is each stage's share of the step's time and `overlap` their
-    /// sum; `run_overlap` and `throughput` are those of the run so far.
+    /// To be described: the last step, up to the next. `busy` is each stage's share of the step's time and `overlap`
+    /// their sum; `run_overlap` and `throughput` are those of the run so far.
     auto last_step() const {
         return figures{[this](auto&& visit) {
             visit("step", tokens.steps()), visit("time", upto_.time - begin_),

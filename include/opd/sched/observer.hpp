@@ -8,9 +8,9 @@
 //   end(stage, worker, time, activity)         or ends
 //   event(time, event, actions, scheduler)     the scheduler has taken an event; what it led to is not carried out yet
 //
-// Called from one thread at a time; `time` never decreases: steady_seconds() on threads, else virtual time. On threads an
-// observer is called under the driver's lock: it must be quick and must not call the driver, and what it throws stops
-// nothing. recorder.hpp has one that fills metrics and a trace.
+// Called from one thread at a time; `time` never decreases: steady_seconds() on threads, else virtual time. On
+// threads an observer is called under the driver's lock: it must be quick and must not call the driver, and what it
+// throws stops nothing. recorder.hpp has one that fills metrics and a trace.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The connection between a driver and the meters: an observer for thread_driver::observe() and virtual_driver that fills a
-// run_metrics and, if there is one, a trace.
+// The connection between a driver and the meters: an observer for thread_driver::observe() and virtual_driver that
+// fills a run_metrics and, if there is one, a trace.
 //
 //   stages    busy intervals of all workers; they come and go as the driver says, so none is present from the start. Spare work
 //             is not among them: its seconds are counted apart, and are spans of their own in the trace

@@ -4,14 +4,15 @@
 //
 //   seconds of a quantum = a + b·drawn + c·again              cost_fit.hpp
 //
-// drawn: rows of new tokens; again: rows of prefixes that were computed before, and are again under new weights. Let n sequences run.
-// A batch takes in proportion to 1/n quanta, each with its fixed part a (on a GPU the read of the weights), and while it is drawn
-// n prefixes are rebuilt. So with T the seconds of some quanta,
+// drawn: rows of new tokens; again: rows of prefixes that were computed before, and are again under new weights. Let
+// n sequences run. A batch takes in proportion to 1/n quanta, each with its fixed part a (on a GPU the read of the
+// weights), and while it is drawn n prefixes are rebuilt. So with T the seconds of some quanta,
 //
 //   elasticity = d log(tokens a second)/d log n = (a·quanta - c·again)/T
 //
-// which is near 1 where a step costs the same for one sequence and for many, and below 0 where new weights cost more than fuller steps
-// save: then fewer sequences at once are faster. Rows that do not depend on n (prompts) belong to `drawn`.
+// which is near 1 where a step costs the same for one sequence and for many, and below 0 where new weights cost more
+// than fuller steps save: then fewer sequences at once are faster. Rows that do not depend on n (prompts) belong to
+// `drawn`.
 //
 // Source: lemma 3 of docs/sched/outstanding.md.
 #pragma once

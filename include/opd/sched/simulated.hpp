@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Simulated stages: how long things take, for discrete-event virtual time. No clock of their own: the caller says how much
-// time passes.
+// Simulated stages: how long things take, for discrete-event virtual time. No clock of their own: the caller says how
+// much time passes.
 //
 // simulated_rollout is an inference engine whose running sequences share one decode step:
 //
@@ -11,8 +11,9 @@
 //   new weights stop it for factor·rebuild·(prompt and response tokens of all running sequences): KV states are rebuilt
 //   between pause() and resume() or install() nothing happens (weights are being written)
 //
-// All running sequences advance at the same rate, so the engine keeps one clock in tokens, W; a sequence of L tokens that
-// starts at W ends at W + L, and a heap over these ends finds the next: O(log lanes) a start, finish or abort, whatever n.
+// All running sequences advance at the same rate, so the engine keeps one clock in tokens, W; a sequence of L tokens
+// that starts at W ends at W + L, and a heap over these ends finds the next: O(log lanes) a start, finish or abort,
+// whatever n.
 //
 // A token counts for the version that is installed when its step ends; a sequence's token_versions are exact counts.
 //
@@ -20,9 +21,9 @@
 //
 //   seconds = noise·(fixed + per_item·items + per_token·tokens)
 //
-// Approximate: time is fluid, where an engine moves in whole steps (an error of at most one step at each change of n); a
-// step does not depend on the length of contexts; prefill is not mixed into decode steps. Rounding: a token whose step ends
-// within 1e-6 of a step of a change counts as ended.
+// Approximate: time is fluid, where an engine moves in whole steps (an error of at most one step at each change of
+// n); a step does not depend on the length of contexts; prefill is not mixed into decode steps. Rounding: a token
+// whose step ends within 1e-6 of a step of a change counts as ended.
 #pragma once
 
 #include <algorithm>
@@ -105,9 +106,9 @@ public:
         return t.lane >= 0 && t.lane < lanes() && lanes_[at(t.lane)].place >= 0 && lanes_[at(t.lane)].who == t;
     }
 
-    /// Starts a response of `length_tokens` (rounded, at least 1) to a prompt of `prompt_tokens` on the ticket's lane. Of the response
-    /// `had` is there already: tokens of an attempt that was parked, read again as the prompt is. After `budget` further tokens it
-    /// parks; 0: never.
+    /// Starts a response of `length_tokens` (rounded, at least 1) to a prompt of `prompt_tokens` on the ticket's
+    /// lane. Of the response `had` is there already: tokens of an attempt that was parked, read again as the prompt
+    /// is. After `budget` further tokens it parks; 0: never.
     void start(const ticket& t, double length_tokens, double prompt_tokens, const token_versions& had = {},
                std::int64_t budget = 0) {
         if (t.lane < 0 || t.lane >= lanes())
@@ -397,7 +398,8 @@ private:
     totals done_, asked_;
 };
 
-/// Duration of a scoring call (items: sequences), a train step (items: sequences) or a weight transfer (items: workers).
+/// Duration of a scoring call (items: sequences), a train step (items: sequences) or a weight transfer (items:
+/// workers).
 struct simulated_job {
     double fixed = 0;     ///< seconds
     double per_item = 0;  ///< further seconds an item

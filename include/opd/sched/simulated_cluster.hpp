@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A model for the virtual driver (virtual_driver.hpp) without faults: rollout workers of one kind, lengths by sequence, durations by formula.
+// A model for the virtual driver (virtual_driver.hpp) without faults: rollout workers of one kind, lengths by
+// sequence, durations by formula.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +18,8 @@
 
 namespace opd::sched {
 
-/// A model without faults made of simulated stages: rollout workers of one kind, lengths by sequence, durations by formula.
+/// A model without faults made of simulated stages: rollout workers of one kind, lengths by sequence, durations by
+/// formula.
 struct simulated_cluster {
     simulated_lengths lengths;
     engine_speed speed;

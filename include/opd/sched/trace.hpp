@@ -8,9 +8,9 @@
 //   instants   ph "i"   faults, syncs, whatever happens at a moment
 //   metadata   ph "M"   names of processes and threads
 //
-// Times are seconds that the caller hands in, from any clock; the file has microseconds with three decimals. Nothing here
-// locks: the caller serialises. Spans on one thread should nest or follow each other, or the viewers draw them badly; lanes
-// of one worker that overlap belong on threads of their own (`lane_track`).
+// Times are seconds that the caller hands in, from any clock; the file has microseconds with three decimals. Nothing
+// here locks: the caller serialises. Spans on one thread should nest or follow each other, or the viewers draw them
+// badly; lanes of one worker that overlap belong on threads of their own (`lane_track`).
 //
 // Source: "Trace Event Format" (Chromium), JSON object format.
 #pragma once
@@ -76,8 +76,8 @@ inline void append_json(std::string& out, std::string_view text) {
     }
     out += '"';
 }
-/// Appends a number; `decimals` >= 0 rounds to that many places, otherwise the text reads back as the same double. What is
-/// not a number is null.
+/// Appends a number; `decimals` >= 0 rounds to that many places, otherwise the text reads back as the same double.
+/// What is not a number is null.
 inline void append_json(std::string& out, double x, int decimals = -1) {
     char text[400]; // the largest double has 309 digits before the point
     const auto end = decimals < 0 ? std::to_chars(text, text + sizeof text, x)
@@ -148,7 +148,8 @@ struct trace_event {
     double value = 0;               // of a counter: its first number
 };
 
-/// What is kept of the spans, and likewise of the counters and instants together: the first so many and the last so many.
+/// What is kept of the spans, and likewise of the counters and instants together: the first so many and the last so
+/// many.
 struct trace_options {
     std::size_t first = std::numeric_limits<std::size_t>::max();
     std::size_t last = 0;

@@ -2,9 +2,9 @@
 //
 // The words of the schedulers: sequences, versions, stages, tickets, lags and settings.
 //
-// A *sequence* is one response to one prompt. It passes rollout, teacher scoring and the learner. The *version* of the
-// student counts completed train batches; every staleness figure is in versions. A *permit* is the right of one sequence
-// to be outstanding: between its admission and the synchronisation after the update that consumed it.
+// A *sequence* is one response to one prompt. It passes rollout, teacher scoring and the learner. The *version* of
+// the student counts completed train batches; every staleness figure is in versions. A *permit* is the right of one
+// sequence to be outstanding: between its admission and the synchronisation after the update that consumed it.
 //
 //   lag of a token = version of the update that consumes it - version of the weights that drew it
 //   start lag      = the same for the weights at the sequence's start
@@ -29,8 +29,8 @@ using version_t = std::int64_t;
 /// A time that never comes.
 inline constexpr double forever = std::numeric_limits<double>::infinity();
 
-/// Number of a sequence, unique in a run: the cursor of the prompt source at its admission. With `group` answers a prompt,
-/// sequence i is answer i % group of prompt i / group.
+/// Number of a sequence, unique in a run: the cursor of the prompt source at its admission. With `group` answers a
+/// prompt, sequence i is answer i % group of prompt i / group.
 using sample_t = std::uint64_t;
 
 enum class stage : std::uint8_t { rollout, teacher, learner };
@@ -52,12 +52,12 @@ constexpr activity last_of(activity) { return activity::spare; }
 enum class place : std::uint8_t { none, waiting, rollout, queued, scoring, ready, training };
 constexpr place last_of(place) { return place::training; }
 
-/// Which life of a worker: from 1, and higher each time that it comes (a count of its starts, or a time). A worker that was lost
-/// comes back with a higher one.
+/// Which life of a worker: from 1, and higher each time that it comes (a count of its starts, or a time). A worker
+/// that was lost comes back with a higher one.
 using incarnation_t = std::uint32_t;
 
-/// One attempt at rolling one sequence out, on one lane of one life of a worker. A reply carries the ticket it answers; an
-/// attempt that was given up is known by its number, so late and double replies do no harm.
+/// One attempt at rolling one sequence out, on one lane of one life of a worker. A reply carries the ticket it
+/// answers; an attempt that was given up is known by its number, so late and double replies do no harm.
 struct ticket {
     sample_t sample = 0;
     std::uint32_t slot = 0;    ///< of its permit, in [0, M): unique among outstanding sequences
@@ -72,8 +72,8 @@ struct ticket {
     }
 };
 
-/// Weights of the student, by the train job that made them; 0: those that the run began with. A learner that is thought dead may
-/// publish late, so the version alone does not say which weights they are.
+/// Weights of the student, by the train job that made them; 0: those that the run began with. A learner that is
+/// thought dead may publish late, so the version alone does not say which weights they are.
 struct weights {
     version_t version = 0;
     std::uint64_t job = 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A team (rows.hpp) whose ids lie in shards on several ranks. It walks through a row's phases as any team does, but stops at each that sums
-// over the vocabulary: the part of its own ids goes out, and the next walk goes on behind it with the part of all. What a phase does is
-// written once; which round it falls into follows from the order of phases. Phases that write the gradient come last, in a walk of
-// their own (`shard_writer`).
+// A team (rows.hpp) whose ids lie in shards on several ranks. It walks through a row's phases as any team does, but
+// stops at each that sums over the vocabulary: the part of its own ids goes out, and the next walk goes on behind it
+// with the part of all. What a phase does is written once; which round it falls into follows from the order of
+// phases. Phases that write the gradient come last, in a walk of their own (`shard_writer`).
 #pragma once
 
 #include <cstddef>

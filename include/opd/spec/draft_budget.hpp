@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// How many drafted tokens each running sequence gets in a step. Sequences s = 1 … R offer nodes with gains g_s1 >= g_s2 >= …, the
-// probability that a node is followed (draft_builder::gains()); each node is one row more for the target, and what rows cost is
-// measured. Chosen are the K_s that maximise
+// How many drafted tokens each running sequence gets in a step. Sequences s = 1 … R offer nodes with gains g_s1 >=
+// g_s2 >= …, the probability that a node is followed (draft_builder::gains()); each node is one row more for the
+// target, and what rows cost is measured. Chosen are the K_s that maximise
 //
 //   Σ_s w_s (1 + Σ_{k <= K_s} g_sk) / (seconds(R + Σ K_s) + drafting),        w_s = r_s^tail / mean of r^tail
 //
-// r_s: the tokens that the sequence is expected to write yet. Few long sequences decide when a rollout ends, so a token of theirs is
-// worth more. Nothing pays: all K are 0.
+// r_s: the tokens that the sequence is expected to write yet. Few long sequences decide when a rollout ends, so a
+// token of theirs is worth more. Nothing pays: all K are 0.
 //
-// Exact: for each number of rows the nodes of largest w g are the best, and all numbers are tried, so costs may have steps. Ties go to
-// fewer rows, then to the earlier sequence. Pure: no clock, no chance. Time n log n in the number of nodes; allocates only as that grows.
+// Exact: for each number of rows the nodes of largest w g are the best, and all numbers are tried, so costs may have
+// steps. Ties go to fewer rows, then to the earlier sequence. Pure: no clock, no chance. Time n log n in the number
+// of nodes; allocates only as that grows.
 //
 // Source: SPEC section 11 (strategies by cost); TLT section 2 (the long tail is where a rollout's time is).
 #pragma once
@@ -29,8 +30,8 @@
 
 namespace opd::spec {
 
-/// Seconds of a step by how many rows the target computes: straight lines between points that were measured, before the first its
-/// value, beyond the last the slope of the last line, if it rises.
+/// Seconds of a step by how many rows the target computes: straight lines between points that were measured, before
+/// the first its value, beyond the last the slope of the last line, if it rises.
 class step_cost {
 public:
     struct point {

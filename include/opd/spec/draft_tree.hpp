@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Trees of drafts below a prefix: which children a node gets, how likely each is to be followed, and which nodes are worth verifying.
+// Trees of drafts below a prefix: which children a node gets, how likely each is to be followed, and which nodes are
+// worth verifying.
 //
 //   children     of a node, from the drafter's row of logits z (V), under the target's filter:
 //                  keyed    the ids of the k largest z/T - log E, E the noise that the target draws its token with there
@@ -19,10 +20,13 @@
 //
 //   rate = (followed + w pool) / (tried + w)      pool likewise, with `prior` for pool;      tried <- tried (1 - 1/memory) + 1 at each trial
 //
-// Only verified nodes whose parent was followed are trials. Memory is allocated as trees become larger than any before, then no more.
+// Only verified nodes whose parent was followed are trials. Memory is allocated as trees become larger than any
+// before, then no more.
 //
-// Exact: nothing that is written depends on drafts (verify.hpp). The filter's cut is that of filter.hpp up to the rounding of a sum.
-// Sources: SPEC section 11; Li et al. 2024, EAGLE-2 (trees by cumulated confidence); Daliri et al. 2025 (drafts with the target's noise).
+// Exact: nothing that is written depends on drafts (verify.hpp). The filter's cut is that of filter.hpp up to the
+// rounding of a sum.
+// Sources: SPEC section 11; Li et al. 2024, EAGLE-2 (trees by cumulated confidence); Daliri et al. 2025 (drafts with
+// the target's noise).
 #pragma once
 
 #include <algorithm>
@@ -76,7 +80,8 @@ public:
             static_cast<std::int32_t>(std::bit_width(static_cast<std::uint32_t>(std::max(matched, 1) - 1)));
         return first_chain + at_most(depth - 1, depths) * levels + at_most(level, levels);
     }
-    /// The cell of all children of that depth and rank, whatever their gap: what is known of one that is not drafted yet.
+    /// The cell of all children of that depth and rank, whatever their gap: what is known of one that is not drafted
+    /// yet.
     static std::int32_t any_gap(std::int32_t depth, std::int32_t rank) {
         return first_any + at_most(depth - 1, depths) * ranks + at_most(rank, ranks);
     }
@@ -167,8 +172,8 @@ struct scored_id {
 /// The best ids of a row, and the memory to find them.
 class child_search {
 public:
-    /// z: (V). The ids of the largest scores, at most `count`, best first; nothing that the filter drops, and nothing of a logit that
-    /// is infinite or NaN. No noise: greedy. Valid until the next call.
+    /// z: (V). The ids of the largest scores, at most `count`, best first; nothing that the filter drops, and nothing
+    /// of a logit that is infinite or NaN. No noise: greedy. Valid until the next call.
     template <class Z>
     std::span<const scored_id> best(vector_view<const Z> z, const opd::filter& f, const noise_row* noise,
                                     index_t count);
@@ -195,23 +200,26 @@ private:
     std::vector<scored_id> best_, first_, kept_; // kept_: logits and ids that the filter keeps
 };
 
-/// A tree of drafts that grows, one a sequence: begin, grow and graft, select, and after verification learn. Nodes are numbered as they
-/// come, -1 is the prefix.
+/// A tree of drafts that grows, one a sequence: begin, grow and graft, select, and after verification learn. Nodes
+/// are numbered as they come, -1 is the prefix.
 class draft_builder {
 public:
     /// An empty tree; `rates` is read until the next begin().
     void begin(const follow_rates& rates) { rates_ = &rates, nodes_.clear(), chosen_.clear(), order_.clear(); }
 
-    /// Gives `parent`, that has no such children yet, at most `top_k` children from the drafter's logits after it. Returns how many.
+    /// Gives `parent`, that has no such children yet, at most `top_k` children from the drafter's logits after it.
+    /// Returns how many.
     template <class Z>
     index_t grow(index_t parent, vector_view<const Z> z, const draft_law& law, index_t top_k);
 
-    /// A retrieved chain below the prefix, of which the last `matched` tokens were found. Returns how many nodes are new.
+    /// A retrieved chain below the prefix, of which the last `matched` tokens were found. Returns how many nodes are
+    /// new.
     index_t graft(std::span<const std::int32_t> chain, std::int32_t matched);
 
-    /// Nodes without tokens, as a drafter's tree of that shape usually is: `top_k` children of the prefix, then of the best `top_k` nodes
-    /// of each depth. Their gains() say what drafting would bring before anything is drafted. By the rates of the nodes that were
-    /// verified: where those were chosen by their gap, a little too good. begin() anew before anything is drafted.
+    /// Nodes without tokens, as a drafter's tree of that shape usually is: `top_k` children of the prefix, then of
+    /// the best `top_k` nodes of each depth. Their gains() say what drafting would bring before anything is drafted.
+    /// By the rates of the nodes that were verified: where those were chosen by their gap, a little too good. begin()
+    /// anew before anything is drafted.
     void imagine(std::int32_t depth, index_t top_k);
 
     index_t size() const { return static_cast<index_t>(nodes_.size()); }
@@ -220,10 +228,12 @@ public:
     std::int32_t depth(index_t n) const { return n == -1 ? 0 : at(n).depth; }
     double reach(index_t n) const { return n == -1 ? 1 : at(n).reach; }
 
-    /// The nodes of a depth by falling reach, ties to the lower number, as many as `out` has room for: those to grow next. Returns how many.
+    /// The nodes of a depth by falling reach, ties to the lower number, as many as `out` has room for: those to grow
+    /// next. Returns how many.
     index_t best_of_depth(std::int32_t depth, std::span<index_t> out);
 
-    /// Falling: reaches of all nodes, (size()). What the first, second, … node adds to the expected number of tokens (draft_budget.hpp).
+    /// Falling: reaches of all nodes, (size()). What the first, second, … node adds to the expected number of tokens
+    /// (draft_budget.hpp).
     std::span<const double> gains();
 
     /// The `verify` nodes of largest reach, in the order of their numbers. Valid until the tree changes.

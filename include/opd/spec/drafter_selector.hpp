@@ -4,13 +4,16 @@
 //
 //   (accepted + 1) / seconds
 //
-// accepted: of the drafter's steps at any batch, seconds: of those at batches of this size (1, 2 and 3, 4 to 7, …); old steps fade, `memory` of
-// them count. Ties go to the first; so number 0 should be what always exists and costs nothing, retrieval.
+// accepted: of the drafter's steps at any batch, seconds: of those at batches of this size (1, 2 and 3, 4 to 7, …);
+// old steps fade, `memory` of them count. Ties go to the first; so number 0 should be what always exists and costs
+// nothing, retrieval.
 //
-// A drafter that has not been heard of at batches of this size drafts `tries` steps of them; and one that was passed over `again` times in a row
-// drafts once, so that it is noticed when it has become better. Neither is left to chance: equal steps give equal choices.
+// A drafter that has not been heard of at batches of this size drafts `tries` steps of them; and one that was passed
+// over `again` times in a row drafts once, so that it is noticed when it has become better. Neither is left to
+// chance: equal steps give equal choices.
 //
-// Source: SPEC section 11 (retrieval until the learned drafter exists, and whenever its predicted tokens a second are more).
+// Source: SPEC section 11 (retrieval until the learned drafter exists, and whenever its predicted tokens a second are
+// more).
 #pragma once
 
 #include <algorithm>
@@ -46,7 +49,8 @@ public:
         drafters_[0].exists = true;
     }
 
-    /// Number 0 exists from the beginning. What was known of one that comes anew (trained again from nothing) is forgotten.
+    /// Number 0 exists from the beginning. What was known of one that comes anew (trained again from nothing) is
+    /// forgotten.
     void exists(index_t drafter, bool now) {
         known& d = at(drafter);
         if (now && !d.exists) d = {};

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A drafter without a model, in memory that is fixed beforehand: after which words which token came. For n = longest … shortest, the last n tokens
-// are a key, under which the token is kept that came next most often of late; a draft looks its context up, longest key first, appends what it
-// finds, and looks up again.
+// A drafter without a model, in memory that is fixed beforehand: after which words which token came. For n = longest
+// … shortest, the last n tokens are a key, under which the token is kept that came next most often of late; a draft
+// looks its context up, longest key first, appends what it finds, and looks up again.
 //
 //   learn     O(longest - shortest + 1)
 //   draft     the same a token
 //   memory    `bytes` or less, all of it taken at once; nothing is allocated afterwards
 //
-// Keys are kept as they are, so that another key of the same hash is never taken for it. A key's place is one of four; if none is free, the one
-// that was learnt longest ago is given up. The token of a key is the one that leads a running vote: each time it comes it has a vote more, another
-// one takes a vote away, or the place where there is none left.
+// Keys are kept as they are, so that another key of the same hash is never taken for it. A key's place is one of
+// four; if none is free, the one that was learnt longest ago is given up. The token of a key is the one that leads a
+// running vote: each time it comes it has a vote more, another one takes a vote away, or the place where there is
+// none left.
 //
-// Unlike a suffix automaton (suffix_automaton.hpp) it does not grow, forgets by itself and can be shared by all prompts; but it matches no more
-// than `longest` tokens.
+// Unlike a suffix automaton (suffix_automaton.hpp) it does not grow, forgets by itself and can be shared by all
+// prompts; but it matches no more than `longest` tokens.
 //
 // Source: Boyer and Moore 1981 (the vote); SPEC section 11.
 #pragma once
@@ -52,7 +53,8 @@ public:
         index_t count = 0;        ///< tokens
         std::int32_t matched = 0; ///< tokens of the key that the first of them came from; 0: none
     };
-    /// What came after `before`, and after that, …: at most out.size() tokens, as long as keys of at least `least` tokens are known.
+    /// What came after `before`, and after that, …: at most out.size() tokens, as long as keys of at least `least`
+    /// tokens are known.
     drafted draft(std::span<const std::int32_t> before, std::span<std::int32_t> out, std::int32_t least = 1) const;
 
     /// Forgets all, and keeps the memory.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What was written to each prompt, for drafts: a suffix automaton (suffix_automaton.hpp) a prompt, which holds the answers of this epoch, those that
-// are being written among them, and those of the last epoch that had any. Older ones are forgotten when the first of a new epoch begins.
+// What was written to each prompt, for drafts: a suffix automaton (suffix_automaton.hpp) a prompt, which holds the
+// answers of this epoch, those that are being written among them, and those of the last epoch that had any. Older
+// ones are forgotten when the first of a new epoch begins.
 //
 //   begin     finds the prompt's group in O(1), and where an epoch begins learns the last one's answers anew: each token is learnt twice
 //   append    amortised O(1)
@@ -53,7 +54,8 @@ public:
     /// An answer to the prompt of this number, in this epoch; `tokens`: of the prompt, and of the answer so far.
     /// Its number is -1 where there is no room for it: nothing of it is learnt or drafted.
     text_id begin(std::uint64_t prompt, std::int64_t epoch, std::span<const std::int32_t> tokens);
-    /// The answer grows by a token. False: nothing of it is learnt any more, for want of room, or since it was forgotten.
+    /// The answer grows by a token. False: nothing of it is learnt any more, for want of room, or since it was
+    /// forgotten.
     bool append(const text_id& text, std::int32_t token);
     /// Nothing more will be written to it. Until then its group is not forgotten for want of room.
     void end(const text_id& text);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// TLT's tuner as its published code has it, which is not quite what the paper says: to compare with what others have measured, or to reproduce
-// it. Beside beg_mab (tuner.hpp, which is algorithm 1 as printed):
+// TLT's tuner as its published code has it, which is not quite what the paper says: to compare with what others have
+// measured, or to reproduce it. Beside beg_mab (tuner.hpp, which is algorithm 1 as printed):
 //
 //   arms       are sorted by their names, depth_topk_verify, as strings: 12_2_32 before 4_2_32; ties go to the first of these
 //   batches    below the first threshold speculate too, with any arm
@@ -10,8 +10,9 @@
 //              windows of all instances *without* the present step, computed anew with probability 0.1 or where it is 0 or was never computed
 //   so         an arm's first reward is 0, whatever it was worth, and an arm that is tried once loses against any other until chance takes it again
 //
-// A single arm: its own step's length, and nothing is drawn. The published settings have one arm a bucket, so that nothing is ever chosen: a
-// table by batch (`published_arms`). Their numbers come from one generator a rank, so ranks may disagree; here they come from the caller.
+// A single arm: its own step's length, and nothing is drawn. The published settings have one arm a bucket, so that
+// nothing is ever chosen: a table by batch (`published_arms`). Their numbers come from one generator a rank, so ranks
+// may disagree; here they come from the caller.
 //
 // Source: the code that accompanies TLT (Taming the Long Tail), as of 2026; SPEC section 11.
 #pragma once
@@ -43,7 +44,8 @@ public:
     template <uniform_source U>
     strategy choose(index_t batch, U&& uniform);
 
-    /// What a step with that strategy came to; draws a number, for the cache, unless there is but one arm. Returns the reward.
+    /// What a step with that strategy came to; draws a number, for the cache, unless there is but one arm. Returns
+    /// the reward.
     template <uniform_source U>
     double heard(const strategy& s, index_t batch, double accepted, double seconds, U&& uniform);
 

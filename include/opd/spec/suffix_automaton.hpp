@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A drafter without a model: what came after the same words before. One automaton holds the texts of a prompt group (the prompt, the answers
-// that are being written, those of the last epoch), each growing token by token, and knows after every token the longest suffix of a text
-// that occurred before, in it or in another; what followed there is the draft.
+// A drafter without a model: what came after the same words before. One automaton holds the texts of a prompt group
+// (the prompt, the answers that are being written, those of the last epoch), each growing token by token, and knows
+// after every token the longest suffix of a text that occurred before, in it or in another; what followed there is
+// the draft.
 //
 //   append    amortised O(1), but for the copies of a state's edges when it is split
 //   draft     O(1) a token
@@ -10,7 +11,8 @@
 //             learnt, and drafts go on from what was. forget() drops the oldest texts (last epoch's but one)
 //   fields    texts, and in which order they grew: what is read is learnt again, O(1) a token
 //
-// Two texts of one group share what they have in common. Earlier texts go first: of several occurrences the draft follows the first.
+// Two texts of one group share what they have in common. Earlier texts go first: of several occurrences the draft
+// follows the first.
 //
 // Source: Blumer et al. 1985 (suffix automata), Mohri, Moreno and Weinstein 2009 (of several texts); SPEC section 11.
 #pragma once
@@ -46,8 +48,8 @@ public:
     /// Forgets all texts, and keeps the memory.
     void clear() { forget(static_cast<std::int32_t>(texts_.size())); }
 
-    /// Forgets the first `count` texts, and keeps the memory; the number of every other text is less by that. Learns the others anew, one after
-    /// the other, what was beyond `most_tokens` excepted: O(1) a token of theirs.
+    /// Forgets the first `count` texts, and keeps the memory; the number of every other text is less by that. Learns
+    /// the others anew, one after the other, what was beyond `most_tokens` excepted: O(1) a token of theirs.
     void forget(std::int32_t count);
 
     /// A new text, empty. Its number: 0, 1, …

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Which speculation pays now. A *strategy* is how deep to draft, how many children a node has, and how many drafted tokens to verify; what it is
-// worth depends on the batch (a large one leaves no room to verify more) and on how well the drafter does today. Choosers are state machines without a
-// clock and without chance of their own: the caller says how long a step took, and hands in numbers from (0, 1).
+// Which speculation pays now. A *strategy* is how deep to draft, how many children a node has, and how many drafted
+// tokens to verify; what it is worth depends on the batch (a large one leaves no room to verify more) and on how well
+// the drafter does today. Choosers are state machines without a clock and without chance of their own: the caller
+// says how long a step took, and hands in numbers from (0, 1).
 //
 //   beg_mab         bucketed epsilon-greedy (TLT, algorithm 1): the arms of the batch's bucket, the one with the largest median reward over its last
 //                   `window` steps, and with probability epsilon any of them
@@ -10,17 +11,21 @@
 //   fixed_table     a strategy for each range of batches
 //   elastic_switch  whether to speculate at all, by how many sequences run, with hysteresis
 //
-// Buckets: arms are grouped by the tokens that they verify, the groups in descending order get the ranges of batches [t_1, t_2), [t_2, t_3), …,
-// the last one has no end. Below t_1, and where no arm of the bucket keeps verify * batch within `most_tokens`, there is no speculation.
+// Buckets: arms are grouped by the tokens that they verify, the groups in descending order get the ranges of batches
+// [t_1, t_2), [t_2, t_3), …, the last one has no end. Below t_1, and where no arm of the bucket keeps verify * batch
+// within `most_tokens`, there is no speculation.
 //
-// Reward of a step: (accepted + 1)·batch/seconds, accepted the mean number of drafted tokens that a sequence kept (TLT), or that over the batch, the
-// default: inside a bucket batches differ, and the first one rewards an arm for having been tried on larger ones.
+// Reward of a step: (accepted + 1)·batch/seconds, accepted the mean number of drafted tokens that a sequence kept
+// (TLT), or that over the batch, the default: inside a bucket batches differ, and the first one rewards an arm for
+// having been tried on larger ones.
 //
-// published_tuner.hpp has beg_mab as its authors' code has it, cost_profile.hpp a chooser by measured costs, any_tuner.hpp all of them in one type.
+// published_tuner.hpp has beg_mab as its authors' code has it, cost_profile.hpp a chooser by measured costs,
+// any_tuner.hpp all of them in one type.
 //
-// Ranks that decode together need one decision. Choosers are functions of what they were told: those that are asked for the same batches, hear
-// the same steps and are given the same numbers choose alike. So each rank hears `merged` of all ranks' steps (one all-gather of three numbers
-// a step), is asked for its `batch`, and draws from `keyed_uniforms` of the step. Or one rank chooses, and says so.
+// Ranks that decode together need one decision. Choosers are functions of what they were told: those that are asked
+// for the same batches, hear the same steps and are given the same numbers choose alike. So each rank hears `merged`
+// of all ranks' steps (one all-gather of three numbers a step), is asked for its `batch`, and draws from
+// `keyed_uniforms` of the step. Or one rank chooses, and says so.
 //
 // Source: TLT (Taming the Long Tail), section 5 and algorithm 1; SPEC section 11.
 #pragma once
@@ -79,7 +84,8 @@ concept uniform_source = requires(U& u) {
     { u() } -> std::convertible_to<double>;
 };
 
-/// Numbers that are a function of (seed, step) and of how many were asked for: the same on every rank, and after a restart.
+/// Numbers that are a function of (seed, step) and of how many were asked for: the same on every rank, and after a
+/// restart.
 class keyed_uniforms {
 public:
     keyed_uniforms(std::uint64_t seed, std::uint64_t step) : noise_(seed, noise_stream::draft, step, chooser) {}
@@ -98,8 +104,8 @@ struct step_observation {
     double seconds = 0;
 };
 
-/// What all ranks saw, in the same order on each: the largest batch, accepted a sequence, the time of the slowest. Ranks without
-/// sequences count by their time alone.
+/// What all ranks saw, in the same order on each: the largest batch, accepted a sequence, the time of the slowest.
+/// Ranks without sequences count by their time alone.
 inline step_observation merged(std::span<const step_observation> ranks) {
     if (ranks.empty()) throw invalid_input("ranks", "there is none");
     step_observation all;
@@ -267,7 +273,8 @@ class beg_mab {
 public:
     explicit beg_mab(tuner_options o = {}) : arms_(std::move(o)) {}
 
-    /// For a step of `batch` sequences. Draws nothing where there is nothing to choose, one number else, two where it explores.
+    /// For a step of `batch` sequences. Draws nothing where there is nothing to choose, one number else, two where it
+    /// explores.
     template <uniform_source U>
     strategy choose(index_t batch, U&& uniform) {
         arms_.find(batch);
@@ -348,8 +355,8 @@ private:
     std::vector<line> lines_;
 };
 
-/// On after `checks` checks in a row with at most `on_at` running, off with more than `off_at`. What turns on costs the drafter's state of all
-/// that runs, so it should not flutter.
+/// On after `checks` checks in a row with at most `on_at` running, off with more than `off_at`. What turns on costs
+/// the drafter's state of all that runs, so it should not flutter.
 class elastic_switch {
 public:
     struct options_type {

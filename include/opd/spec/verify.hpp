@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Verification of drafted tokens: which of them the target follows, and which token comes after them, so that what is written is
-// distributed exactly as if the target had drawn every token itself.
+// Verification of drafted tokens: which of them the target follows, and which token comes after them, so that what is
+// written is distributed exactly as if the target had drawn every token itself.
 //
-// Drafts are a tree below the last token of a prefix (a chain is one where every node has one child). p_n: the target's law after node n,
-// with the temperature, filters and penalties of plain decoding; node -1 is the prefix. From the root on, at node n with children
-// x_1, x_2, … in the order in which they were drafted, P = p_n:
+// Drafts are a tree below the last token of a prefix (a chain is one where every node has one child). p_n: the
+// target's law after node n, with the temperature, filters and penalties of plain decoding; node -1 is the prefix.
+// From the root on, at node n with children x_1, x_2, … in the order in which they were drafted, P = p_n:
 //
 //   kind                  a child x is followed with      after x was refused                              drafts are
 //   one_hot               P(x)                            P(x) = 0, normalised                             any distinct tokens that P's coins had no part in
@@ -13,9 +13,9 @@
 //   iid_siblings          min(1, P(x)/q(x))               P = (P - q)₊, normalised                         drawn from q each
 //   without_replacement   min(1, P(x)/q(x))               likewise, then q(x) = 0, normalised              drawn from q, without those before
 //
-// If no child is followed the next token is drawn from P, and that is the end; likewise below a leaf. How drafts were drawn is part of their
-// type: siblings that were drawn in one way and judged in another are biased (by up to 0.03 in total variation on four tokens), and an
-// argmax that is judged as if drawn from its softmax by 0.3.
+// If no child is followed the next token is drawn from P, and that is the end; likewise below a leaf. How drafts were
+// drawn is part of their type: siblings that were drawn in one way and judged in another are biased (by up to 0.03 in
+// total variation on four tokens), and an argmax that is judged as if drawn from its softmax by 0.3.
 //
 //   follow          the target draws its own token at each node, and follows it while it is a child: exact for any drafts whatever. With keyed
 //                   noise (rng.hpp) this token is that of plain decoding, so the output is the same bit for bit, not in law alone
@@ -24,9 +24,9 @@
 //                   h_i = M_i/(M_i + 1 - rho_i), the last one rho; followed up to the last i that is taken with h_i, then from
 //                   (rho_i p_{i+1} - q_{i+1})₊: never fewer in the mean than `verify`
 //
-// Sources: Leviathan et al. 2023 and Chen et al. 2023 (dense); Miao et al. 2024, SpecInfer (iid_siblings); Chen et al. 2024, Sequoia, and
-// Yang et al. 2024 (without_replacement); Li et al. 2024, EAGLE (one_hot); Sun et al. 2024, "Block verification accelerates speculative
-// decoding" (verify_block); SPEC sections 11 and 13.
+// Sources: Leviathan et al. 2023 and Chen et al. 2023 (dense); Miao et al. 2024, SpecInfer (iid_siblings); Chen et
+// al. 2024, Sequoia, and Yang et al. 2024 (without_replacement); Li et al. 2024, EAGLE (one_hot); Sun et al. 2024,
+// "Block verification accelerates speculative decoding" (verify_block); SPEC sections 11 and 13.
 #pragma once
 
 #include <algorithm>
@@ -45,8 +45,8 @@
 
 namespace opd::spec {
 
-/// Where chance comes from: accept(p) is true with probability p; draw(w) is i with probability w_i / Σ w. Asked anew for every
-/// decision.
+/// Where chance comes from: accept(p) is true with probability p; draw(w) is i with probability w_i / Σ w. Asked anew
+/// for every decision.
 template <class C>
 concept coins = requires(C& c, double p, std::span<const double> w) {
     { c.accept(p) } -> std::same_as<bool>;
@@ -78,16 +78,16 @@ private:
     std::uint32_t asked_ = 0;
 };
 
-/// Drafted tokens below a prefix. `parents`: of each node, an earlier one, or -1 for the prefix. Children of a node are in the order in
-/// which they were drafted.
+/// Drafted tokens below a prefix. `parents`: of each node, an earlier one, or -1 for the prefix. Children of a node
+/// are in the order in which they were drafted.
 struct draft_tree {
     std::span<const std::int32_t> parents; ///< (n)
     std::span<const std::int32_t> tokens;  ///< (n)
     index_t size() const { return static_cast<index_t>(tokens.size()); }
 };
 
-// How they were drawn. Row n + 1 of q is the law that node n's children were drawn from, row 0 the prefix's. (n + 1, V); rows of nodes
-// without children are not read.
+// How they were drawn. Row n + 1 of q is the law that node n's children were drawn from, row 0 the prefix's. (n + 1,
+// V); rows of nodes without children are not read.
 struct one_hot {};
 template <class T = float>
 struct dense {
@@ -129,8 +129,9 @@ struct verdict {
 /// Memory of verify(): allocates at its first use, and where V grows.
 class verification {
 public:
-    /// p: (n + 1, V), rows as those of q; probabilities, which need not add up to 1 exactly. A row whose residual is 0 (p = q, up to
-    /// rounding) is drawn from p. Throws invalid_input for shapes that differ, trees that are none, and rows on the way that are no law.
+    /// p: (n + 1, V), rows as those of q; probabilities, which need not add up to 1 exactly. A row whose residual is
+    /// 0 (p = q, up to rounding) is drawn from p. Throws invalid_input for shapes that differ, trees that are none,
+    /// and rows on the way that are no law.
     template <class P, proposal Kind, coins Coins>
     verdict verify(const draft_tree& tree, matrix_view<const P> p, const Kind& drafts, Coins& coins);
 
@@ -142,11 +143,13 @@ private:
     std::vector<double> target_, draft_; // (V) P and q, as they are now
 };
 
-/// `own(row)`: the token that the target draws after that node (row 0: the prefix, row n + 1: node n). Asked only where it matters.
+/// `own(row)`: the token that the target draws after that node (row 0: the prefix, row n + 1: node n). Asked only
+/// where it matters.
 template <class Own>
 verdict follow(const draft_tree& tree, Own&& own);
 
-/// The same, told one by one what the target draws; for callers who draw for many sequences at once. The tree's memory stays the caller's.
+/// The same, told one by one what the target draws; for callers who draw for many sequences at once. The tree's
+/// memory stays the caller's.
 class follower {
 public:
     follower() = default; ///< without drafts
@@ -163,16 +166,17 @@ private:
     verdict found_ = {};
 };
 
-/// Follows the drafts of a batch, with one draw a round for all sequences that go on: as many rounds as the longest way has tokens. Memory
-/// is kept from call to call.
+/// Follows the drafts of a batch, with one draw a round for all sequences that go on: as many rounds as the longest
+/// way has tokens. Memory is kept from call to call.
 class batch_follower {
 public:
     struct due {
         index_t sequence;
         index_t row; ///< of this sequence's laws
     };
-    /// draw(std::span<const due>, std::span<std::int32_t>) writes the token that the target draws from each of these rows, ascending by
-    /// sequence. Returns one verdict a tree, good until the next call. Throws invalid_input, before it draws, for a tree that is none.
+    /// draw(std::span<const due>, std::span<std::int32_t>) writes the token that the target draws from each of these
+    /// rows, ascending by sequence. Returns one verdict a tree, good until the next call. Throws invalid_input,
+    /// before it draws, for a tree that is none.
     template <class Draw>
     std::span<const verdict> follow(std::span<const draft_tree> trees, Draw&& draw);
 

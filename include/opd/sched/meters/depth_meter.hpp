@@ -16,9 +16,9 @@
 
 namespace opd::sched {
 
-/// A level that changes in steps, from the first `set` to the latest time: mean and quantiles by time, exact up to `bound`;
-/// and its course, as means over equal spans of which there are at most `spans`: when they are full, neighbours are joined
-/// and the spans double.
+/// A level that changes in steps, from the first `set` to the latest time: mean and quantiles by time, exact up to
+/// `bound`; and its course, as means over equal spans of which there are at most `spans`: when they are full,
+/// neighbours are joined and the spans double.
 class level_meter {
 public:
     explicit level_meter(std::int64_t bound = 1 << 16, int spans = 256, double finest = 1e-3)
@@ -59,7 +59,8 @@ public:
         const std::size_t level = detail::quantile_bin(at_, beyond_, q);
         return level < at_.size() ? std::int64_t(level) : beyond_ > 0 ? bound_ + 1 : 0;
     }
-    /// Mean level in span i, which covers [i, i+1) · span_seconds() after the first `set`; the last one may be incomplete.
+    /// Mean level in span i, which covers [i, i+1) · span_seconds() after the first `set`; the last one may be
+    /// incomplete.
     double span_seconds() const { return width_; }
     std::size_t spans() const { return seconds() > double(ends_.size()) * width_ ? ends_.size() + 1 : ends_.size(); }
     double span_mean(std::size_t i) const {
@@ -115,8 +116,8 @@ constexpr const char* name_of(queue q) {
     return q == queue::running ? "running" : q == queue::teacher ? "teacher" : "ready";
 }
 
-/// Depths of the queues, and the time that a learner with a full batch at hand is held back because the staleness policy
-/// waits for an older sequence.
+/// Depths of the queues, and the time that a learner with a full batch at hand is held back because the staleness
+/// policy waits for an older sequence.
 class depth_meter {
 public:
     void set(queue q, std::int64_t depth, double t) { levels_[std::size_t(q)].set(depth, t); }

@@ -49,8 +49,8 @@ public:
     const std::vector<std::int64_t>& bins() const { return bins_; }
     double max() const { return max_; }
     double mean() const { return detail::ratio(sum_.value(), double(count_)).value_or(0); }
-    /// Smallest x such that at least the share q of all lags is <= x; 0 of nothing. Exact for integer lags within the bound.
-    /// A fractional lag counts as the lower end of its bin, one beyond the bound as the maximum.
+    /// Smallest x such that at least the share q of all lags is <= x; 0 of nothing. Exact for integer lags within the
+    /// bound. A fractional lag counts as the lower end of its bin, one beyond the bound as the maximum.
     double quantile(double q) const {
         const std::size_t bin = detail::quantile_bin(bins_, beyond_, q);
         return bin < bins_.size() ? double(bin) / divisions_ : max_;
@@ -113,9 +113,9 @@ enum class lag_unit : std::uint8_t { versions, updates };
 inline constexpr int lag_unit_count = 2;
 constexpr const char* name_of(lag_unit u) { return u == lag_unit::versions ? "versions" : "updates"; }
 
-/// Histograms of the four lags in versions and in optimizer updates, of the whole run and of the batch at hand. A response
-/// without tokens has a start lag only. Lags reach to the beginning of the update that consumes: with several optimizer
-/// updates a version, those within the batch are not counted.
+/// Histograms of the four lags in versions and in optimizer updates, of the whole run and of the batch at hand. A
+/// response without tokens has a start lag only. Lags reach to the beginning of the update that consumes: with
+/// several optimizer updates a version, those within the batch are not counted.
 class lag_meter {
 public:
     explicit lag_meter(version_t first = 0, std::int64_t bound = 1024, std::int64_t earlier_updates = 1)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What meters (metrics.hpp) share: sums that lose nothing, the integral of a level over time, a clock of events, quantiles of bins.
+// What meters (metrics.hpp) share: sums that lose nothing, the integral of a level over time, a clock of events,
+// quantiles of bins.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,8 @@ figures(F) -> figures<F>;
 
 namespace detail {
 
-/// Neumaier's sum: a day of microsecond intervals loses nothing. The pins keep -ffast-math from cancelling the correction.
+/// Neumaier's sum: a day of microsecond intervals loses nothing. The pins keep -ffast-math from cancelling the
+/// correction.
 class precise_sum {
 public:
     void add(double x) {

@@ -19,8 +19,9 @@
 
 namespace opd::sched {
 
-/// Busy times of the three stages and their overlap, with any number of workers in each. Workers may come and go; going
-/// ends what the worker has open. Memory: 40 bytes a worker. Cost of a call: a few nanoseconds, no allocation but by `up`.
+/// Busy times of the three stages and their overlap, with any number of workers in each. Workers may come and go;
+/// going ends what the worker has open. Memory: 40 bytes a worker. Cost of a call: a few nanoseconds, no allocation
+/// but by `up`.
 class stage_meter {
 public:
     static constexpr std::int32_t max_workers = 1 << 20; ///< numbers are indices: a worker's lies below this

@@ -12,8 +12,9 @@
 
 namespace opd::sched {
 
-/// Tokens consumed by updates per second. The first `warmup` updates are discarded (the paper: 5), and the clock starts
-/// after the last of them; with J <= warmup updates, or no time between, there is no throughput yet and the answer is empty.
+/// Tokens consumed by updates per second. The first `warmup` updates are discarded (the paper: 5), and the clock
+/// starts after the last of them; with J <= warmup updates, or no time between, there is no throughput yet and the
+/// answer is empty.
 class throughput_meter {
 public:
     explicit throughput_meter(std::int64_t warmup = 5) : warmup_(warmup) {

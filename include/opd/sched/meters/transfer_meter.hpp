@@ -15,8 +15,8 @@
 
 namespace opd::sched {
 
-/// The way of new weights to the rollout workers: how long each takes from being told to having them (the end of its quantum, the
-/// transfer, the rebuilding of what depends on them), and how long admission was closed meanwhile.
+/// The way of new weights to the rollout workers: how long each takes from being told to having them (the end of its
+/// quantum, the transfer, the rebuilding of what depends on them), and how long admission was closed meanwhile.
 class transfer_meter {
 public:
     double bytes = 0; ///< of one set of weights, if it is to be reported
