@@ -11,7 +11,9 @@ set -euo pipefail
 seconds=${1-600}
 shift || true
 opd_setup ci
-opd_configure asan-ubsan --preset asan-ubsan
+library=OFF # all of libopd, minutes of compiling: where a fuzzer of the C interface is named
+case " $* " in *" c_"*) library=ON ;; esac
+opd_configure asan-ubsan --preset asan-ubsan "-DOPD_FUZZ_LIBRARY=$library"
 folder=$opd_root/build/asan-ubsan
 if [ $# -eq 0 ]; then
     opd_build asan-ubsan --target fuzzers
