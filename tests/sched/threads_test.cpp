@@ -1267,14 +1267,21 @@ TEST_CASE("what a driver must keep of what was published") {
     toy::run r;
     r.how = how(streaming(2));
     r.options.checkpoint_every = 0;
+    r.rollouts = 1; // of two, one may be at its first weights until the end
     r.on_step = [&](toy::driver& d, const toy::step&) { CHECK(d.needed_from() <= r.shared->published.job); };
     std::uint64_t last = 0;
     r.finished = [&] { last = r.shared->published.job; };
     std::uint64_t needed = 0;
-    r.on_event = [&](const event&, const actions&, const scheduler& s) { needed = s.needed_from(); };
+    bool fell = false;
+    r.on_event = [&](const event&, const actions&, const scheduler& s) {
+        fell |= s.needed_from() < needed;
+        needed = s.needed_from();
+    };
     r.go();
     check_complete(r, 96);
-    CHECK(needed == last);
+    CHECK_FALSE(fell);
+    CHECK(needed > 0); // the worker has newer weights than its first, or no step could have been made of what it drew
+    CHECK(needed <= last); // and may be installing the last
 }
 
 TEST_CASE("workers are added from another thread while run() begins") {
