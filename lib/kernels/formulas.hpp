@@ -8,8 +8,8 @@
 #include "opd/estimators/any.hpp"
 
 // The divergences of dense rows, as evaluate gets them: every line of choice::divergences, and eopd. A table of
-// any.hpp that grew compiles here as it is, and slowly: the new line's functions are then in every unit. clang-format
-// off
+// any.hpp that grew compiles here as it is, and slowly: the new line's functions are then in every unit.
+// clang-format off
 #define OPD_C_FORMULAS(X, T) \
     X(T, reverse_kl) X(T, forward_kl) X(T, jsd) X(T, skew_forward_kl) X(T, skew_reverse_kl) X(T, total_variation) \
     X(T, alpha_divergence) X(T, chi_squared) X(T, acceptance)
