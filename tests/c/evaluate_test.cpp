@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // opd_evaluate is opd::evaluate: the same bits of loss, gradient, outputs and diagnostics, of every kind of call; and
-// what it refuses. optimise: no
+// what it refuses.
+// optimise: no
 #include <algorithm>
 #include <array>
 #include <cstring>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The kernels that the environment's OPD_ISA names, or the best there are: a dense row, a support and drawn tokens
-// against their formulas in double. optimise: no
+// The kernels that the environment's OPD_ISA names, or the best there are, against formulas in double.
+// optimise: no
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
