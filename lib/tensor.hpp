@@ -135,6 +135,10 @@ inline any_matrix matrix_of(const std::string& name, const DLTensor& t) {
                              std::to_string(m.cols) + " long");
         m.stride = step;
     }
+    index_t reach = 0; // bytes, at most 16 a number
+    if (__builtin_mul_overflow(m.rows - 1, m.stride, &reach) || __builtin_add_overflow(reach, m.cols, &reach) ||
+        __builtin_mul_overflow(reach, index_t{16}, &reach))
+        refuse(name, "is larger than any memory");
     return m;
 }
 /// A vector's numbers, of any shape without gaps.

@@ -86,8 +86,9 @@ opd::student::logits<Z, G> logits_of(const opd_student& s) {
     opd::student::logits<Z, G> to;
     to.z = matrix<const Z>("student.z", s.z), to.dz = matrix<G>("student.dz", s.dz);
     to.dz.padding = s.padding;
+    if (s.padding > opd::index_t{1} << 40) refuse("student.padding", "is larger than any memory");
     if (to.dz.rows <= 1) // a single row has no step to the next
-        to.dz.stride = std::max(to.dz.stride, to.dz.cols + std::min(s.padding, opd::index_t{1} << 40));
+        to.dz.stride = std::max(to.dz.stride, to.dz.cols + s.padding);
     to.temperature = temperature_of(s.temperature);
     to.pad = s.keep_padding ? opd::padding::keep : opd::padding::zero;
     return to;

@@ -552,6 +552,7 @@ TEST_CASE("tensors: dimensions, strides and types") {
     refuses(tensor(reinterpret_cast<std::int32_t*>(b.z.data()), {6, 40}), "int32", OPD_UNSUPPORTED);
     refuses(tensor(reinterpret_cast<double*>(b.z.data()), {3, 40}), "float64", OPD_UNSUPPORTED);
     refuses(tensor(b.z.data(), {1, std::int64_t{1} << 62, 8}), "larger than any memory");
+    refuses(tensor(b.z.data(), {6, 40}, {std::int64_t{1} << 61, 1}), "larger than any memory");
     tensor away(b.z_view());
     away.device = {kDLCUDA, 0};
     refuses(away, "device", OPD_UNSUPPORTED);
@@ -604,6 +605,7 @@ TEST_CASE("bad structs, names and pairings are answered by name, and nothing is 
     refuses([](c_call& c) { c.env.determinism = -1; }, "env.determinism");
     refuses([](c_call& c) { c.student.temperature = -1; }, "student.temperature");
     refuses([](c_call& c) { c.student.padding = -1; }, "student.padding");
+    refuses([](c_call& c) { c.student.padding = std::int64_t{1} << 60; }, "student.padding");
     refuses([](c_call& c) { c.teacher.kind = OPD_SAMPLES, c.estimator.surrogate = "ppo"; }, "estimator.surrogate");
     refuses([](c_call& c) { c.teacher.kind = OPD_TEACHER_HIDDEN; }, "teacher.x");
     // a newer caller's struct: unknown members are refused unless they are 0

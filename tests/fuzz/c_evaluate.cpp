@@ -163,7 +163,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         ragged ? std::vector<std::int64_t>{n * m} : std::vector<std::int64_t>{n, m};
     const DLTensor* dz = s.kind == OPD_ON_SUPPORT ? k.of(w::logits, of_slots, true) : k.of(w::logits, {n, v}, true);
     s.dz = c.once_in(10) ? s.z : dz;
-    s.padding = c.once_in(8) ? c.of<std::int64_t>({3, -1, 1, std::int64_t{1} << 60}) : 0;
+    s.padding = c.once_in(8) ? c.of<std::int64_t>({-1, std::int64_t{1} << 60}) : 0;
     s.temperature = k.number({0, 1, .5, 100});
     const DLTensor *dx = nullptr, *dw = nullptr, *db = nullptr;
     if (s.kind == OPD_HIDDEN) {
