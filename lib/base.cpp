@@ -156,6 +156,7 @@ int opd_engine_create(const opd_engine_options* options, opd_engine** out) {
     return opd_c::guarded([&] {
         if (out == nullptr) opd_c::refuse("out", "is a null pointer");
         const opd_engine_options o = opd_c::read("options", options, true);
+        opd_c::refuse_reserved("options", o);
         if (o.threads < 0 || o.threads > 10000)
             opd_c::refuse("options.threads", "is " + std::to_string(o.threads) + "; it must lie in [0, 10000]");
         if (o.arena == nullptr && o.arena_bytes != 0) opd_c::refuse("options.arena", "is a null pointer");

@@ -3,13 +3,12 @@
 // opd_evaluate and its likes, up to the kernels.
 #include <cstddef>
 #include <cstdio>
-#include <cstring>
 #include <string>
 
+#include "diagnostics.hpp"
 #include "engine.hpp"
 #include "kernels.hpp"
 #include "opd/c/evaluate.h"
-#include "opd/diagnostics.hpp"
 #include "structs.hpp"
 
 namespace {
@@ -21,6 +20,7 @@ int run(const opd_call* of, opd_result* result, std::uint64_t* workspace) {
         const opd_teacher teacher = opd_c::read("teacher", call.teacher);
         const opd_estimator estimator = opd_c::read("estimator", call.estimator, true);
         const opd_env env = opd_c::read("env", call.env, true);
+        opd_c::refuse_reserved("estimator", estimator);
         opd_result r = {};
         opd_c::write("result", result, r); // refuses its size before anything is written
         const int status = opd_c::with_engine("engine", call.engine, [&](void* backend) {
@@ -30,13 +30,6 @@ int run(const opd_call* of, opd_result* result, std::uint64_t* workspace) {
             opd_c::write("result", result, r);
         return status;
     });
-}
-
-opd::diagnostics of_c(const opd_diagnostics& d) {
-    opd::diagnostics to;
-    static_assert(sizeof to == sizeof d);
-    std::memcpy(static_cast<void*>(&to), &d, sizeof to);
-    return to;
 }
 
 } // namespace
@@ -54,9 +47,9 @@ int opd_diagnostics_merge(opd_diagnostics* to, const opd_diagnostics* from) {
     return opd_c::guarded([&] {
         if (to == nullptr) opd_c::refuse("to", "is a null pointer");
         if (from == nullptr) opd_c::refuse("from", "is a null pointer");
-        opd::diagnostics d = of_c(*to);
-        d.merge(of_c(*from));
-        std::memcpy(to, static_cast<const void*>(&d), sizeof d);
+        opd::diagnostics d = opd_c::of_c(*to);
+        d.merge(opd_c::of_c(*from));
+        *to = opd_c::to_c(d);
     });
 }
 
@@ -64,7 +57,7 @@ size_t opd_diagnostics_text(const opd_diagnostics* diagnostics, char* text, size
     std::size_t length = 0;
     opd_c::guarded([&] {
         if (diagnostics == nullptr) opd_c::refuse("diagnostics", "is a null pointer");
-        const std::string line = opd::to_string(of_c(*diagnostics));
+        const std::string line = opd::to_string(opd_c::of_c(*diagnostics));
         length = line.size();
         if (text != nullptr && size > 0) std::snprintf(text, size, "%s", line.c_str());
     });

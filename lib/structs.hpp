@@ -37,6 +37,14 @@ Struct read(const char* name, const Struct* s, bool optional = false) {
     return copy;
 }
 
+/// A member that later versions may give a meaning is 0 in this one.
+template <class Struct>
+void refuse_reserved(const char* name, const Struct& s) {
+    if (s.reserved != 0)
+        throw opd::unsupported(std::string("opd: ") + name +
+                               ".reserved is not 0: a later version of the interface may know what it is");
+}
+
 /// Writes a result into the caller's struct, as far as it has room.
 template <class Struct>
 void write(const char* name, Struct* to, Struct from) {

@@ -70,7 +70,7 @@ template <class Estimator, class Body>
 opd::result with_selector(const opd_estimator& of, const Estimator& e, Body&& body) {
     const opd::any_selector selector = selector_of(of);
     opd::result r = body(opd::selected{e, selector});
-    if (selector.which == opd::choice::selector::all && of.selector == nullptr)
+    if (selector.which == opd::choice::selector::all)
         r.diagnostics.selector_rows = r.diagnostics.selector_left_out = 0, r.diagnostics.selector_weight_sum = 0;
     return r;
 }
@@ -101,14 +101,14 @@ opd::student::logits<Z, G> logits_of(const opd_student& s) {
                            "; this cache takes one type for both: float32, float64, bfloat16 or float16");
 }
 
-/// body(logits) of a student for caches whose log-probs are float, or double for logits in double.
+/// body(Z{}) with the one type of logits and gradient.
 template <class Body>
-opd::result with_logits(const opd_student& s, Body&& body) {
+opd::result with_logits_type(const opd_student& s, Body&& body) {
     const dtype z = kernel::type_of("student.z", s.z), dz = s.dz == nullptr ? z : opd_c::type_of(*s.dz);
-    if (z == dtype::float32 && dz == z) return body(logits_of<float, float>(s));
-    if (z == dtype::float64 && dz == z) return body(logits_of<double, double>(s));
-    if (z == dtype::bfloat16 && dz == z) return body(logits_of<opd::bfloat16, opd::bfloat16>(s));
-    if (z == dtype::half && dz == z) return body(logits_of<opd::half, opd::half>(s));
+    if (z == dtype::float32 && dz == z) return body(float{});
+    if (z == dtype::float64 && dz == z) return body(double{});
+    if (z == dtype::bfloat16 && dz == z) return body(opd::bfloat16{});
+    if (z == dtype::half && dz == z) return body(opd::half{});
     refuse_types(s);
 }
 

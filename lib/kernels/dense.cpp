@@ -5,10 +5,10 @@
 
 opd::result opd_c::kernel::dense(const call& c) {
     const dtype y = kernel::type_of("teacher.y", c.teacher.y);
-    return with_logits(c.student, [&]<class Z, class G>(const opd::student::logits<Z, G>& s) {
+    return with_logits_type(c.student, [&]<class Z>(Z) {
         if (y != type_for<Z>())
             throw opd::unsupported("opd: teacher.y is of " + name_of(*c.teacher.y) + " beside logits of " +
                                    name_of(*c.student.z) + "; dense rows are of one type");
-        return divergence_of_sides(c, s, dense_teacher<Z>(c.teacher));
+        return divergence_of_sides(c, logits_of<Z, Z>(c.student), dense_teacher<Z>(c.teacher));
     });
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "call.hpp"
+#include "diagnostics.hpp"
 #include "rows.hpp"
 
 namespace opd_c::kernel {
@@ -93,12 +94,6 @@ opd::result run(const call& c) {
         expects(of_drawn, "OPD_SAMPLES or OPD_WEIGHTED");
         return side == OPD_HIDDEN ? hidden_entries(c) : sampled(c);
     }
-}
-
-void store(const opd::result& from, opd_result& to) {
-    static_assert(sizeof from.diagnostics == sizeof to.diagnostics);
-    to.loss = from.loss;
-    std::memcpy(&to.diagnostics, &from.diagnostics, sizeof to.diagnostics);
 }
 
 int evaluate(void* backend, const opd_student& student, const opd_teacher& teacher, const opd_estimator& estimator,

@@ -2,6 +2,5 @@
 #include "renormalised.hpp"
 
 opd::result opd_c::kernel::renormalised(const call& c) {
-    return with_logits(c.student,
-                       [&]<class Z, class G>(const opd::student::logits<Z, G>&) { return renormalised_of<Z>(c); });
+    return with_logits_type(c.student, [&]<class Z>(Z) { return renormalised_of<Z>(c); });
 }

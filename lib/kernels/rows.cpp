@@ -168,7 +168,7 @@ void draw_of(opd::cpu_backend& be, const opd_draw_call& c, opd_result& result, s
     ids.store(options.mask), log_mu.store(options.mask), weight.store(options.mask);
     for (index_t i = 0; i < options.cut.size; ++i)
         if (options.mask.kept(i)) cut_logit[i] = options.cut[i].z, cut_id[i] = options.cut[i].id;
-    hand_over(r, result);
+    store(r, result);
 }
 
 /// Where a row's ids begin, written into the caller's offsets.
@@ -275,7 +275,7 @@ void kept_ids_of(opd::cpu_backend& be, const opd_kept_ids_call& c, std::int64_t*
         ids.store_lists(mask, offsets);
         if (total != nullptr) *total = n > 0 ? offsets[n] : 0;
     }
-    hand_over(r, result);
+    store(r, result);
 }
 
 } // namespace

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "diagnostics.hpp"
 #include "errors.hpp"
 #include "kernels.hpp"
 #include "opd/backends/cpu.hpp"
@@ -257,9 +258,7 @@ using log_tensor = converted<double, float>;
 
 template <class Struct>
 void check_reserved(const char* call, const Struct& s) {
-    if (s.reserved != 0)
-        throw opd::unsupported(std::string("opd: ") + call +
-                               ".reserved is not 0: a later version of the interface may know what it is");
+    refuse_reserved(call, s);
     if (s.has_ignore != 0 && s.mask == nullptr)
         refuse(std::string(call) + ".has_ignore", "is set, and there is no mask");
 }
@@ -277,11 +276,6 @@ opd::result run(opd::cpu_backend& be, const Job& job, std::uint64_t* workspace) 
     if (workspace == nullptr) return be.for_rows(job);
     *workspace = be.workspace_bytes(job);
     return {};
-}
-inline void hand_over(const opd::result& from, opd_result& to) {
-    to.loss = from.loss;
-    static_assert(sizeof from.diagnostics == sizeof to.diagnostics);
-    std::memcpy(&to.diagnostics, &from.diagnostics, sizeof to.diagnostics);
 }
 
 } // namespace opd_c::kernel

@@ -91,7 +91,7 @@ void score_of(opd::cpu_backend& be, const opd_score_call& c, opd_result& result,
     else
         log_p.store(mask);
     top_ids.store(mask), top_log_p.store(mask), log_tail.store_line(mask), top_log_tail.store_line(mask);
-    hand_over(r, result);
+    store(r, result);
 }
 
 // --- passes over a batch ---------------------------------------------------------------------------------------------

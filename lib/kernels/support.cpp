@@ -5,7 +5,6 @@
 #include "support.hpp"
 
 opd::result opd_c::kernel::support(const call& c) {
-    return with_logits(c.student, [&]<class Z, class G>(const opd::student::logits<Z, G>& s) {
-        return support_of_student<log_of<Z>>(c, s);
-    });
+    return with_logits_type(c.student,
+                            [&]<class Z>(Z) { return support_of_student<log_of<Z>>(c, logits_of<Z, Z>(c.student)); });
 }

@@ -22,7 +22,6 @@ inline opd::teacher::chosen_by chosen_by_of(const opd_teacher& t) {
 /// body(cache) with the caller's support, ragged or not.
 template <class L, class Body>
 opd::result with_support(const opd_teacher& t, Body&& body) {
-    static_assert(OPD_DENSE == 0 && OPD_RAGGED_SUPPORT == 2);
     if (t.kind == OPD_RAGGED_SUPPORT) {
         opd::teacher::ragged_support<std::int64_t, L> to;
         to.ids = id_vector(0, "teacher.ids", t.ids), to.log_q = vector<const L>("teacher.log_q", t.log_q);

@@ -22,6 +22,7 @@ from ctypes import (
     c_void_p,
 )
 from enum import IntEnum
+from typing import Any, Callable
 
 ABI_VERSION = 1
 STALENESS_BINS = 33
@@ -367,6 +368,16 @@ def library_path() -> str:
     )
 
 
+def bind(loaded: ctypes.CDLL, functions: dict[str, Any], missing: Callable[[str], Exception]) -> None:
+    """Gives each function its types; raises missing(name) for one that the library does not have."""
+    for name, (result, arguments) in functions.items():
+        try:
+            function = getattr(loaded, name)
+        except AttributeError:
+            raise missing(name) from None
+        function.restype, function.argtypes = result, arguments
+
+
 @functools.lru_cache(maxsize=None)
 def lib() -> ctypes.CDLL:
     """libopd, loaded by the first call."""
@@ -375,12 +386,11 @@ def lib() -> ctypes.CDLL:
         loaded = ctypes.CDLL(path)
     except OSError as why:
         raise ImportError(f"opd: {path} cannot be loaded: {why}") from None
-    for name, (result, arguments) in FUNCTIONS.items():
-        try:
-            function = getattr(loaded, name)
-        except AttributeError:
-            raise ImportError(f"opd: {path} has no {name}: it is no libopd, or another version's") from None
-        function.restype, function.argtypes = result, arguments
+    bind(
+        loaded,
+        FUNCTIONS,
+        lambda name: ImportError(f"opd: {path} has no {name}: it is no libopd, or another version's"),
+    )
     if (found := loaded.opd_abi_version()) != ABI_VERSION:
         raise ImportError(f"opd: {path} has version {found} of the interface, this package needs {ABI_VERSION}")
     return loaded

@@ -481,10 +481,5 @@ FUNCTIONS = {
 def lib() -> ctypes.CDLL:
     """libopd with its schedulers."""
     loaded = _c.lib()
-    for name, (result, arguments) in FUNCTIONS.items():
-        try:
-            function = getattr(loaded, name)
-        except AttributeError:
-            raise Unsupported(f"opd: {_c.library_path()} has no schedulers: {name} is missing") from None
-        function.restype, function.argtypes = result, arguments
+    _c.bind(loaded, FUNCTIONS, lambda name: Unsupported(f"opd: {_c.library_path()} has no schedulers: {name} is missing"))
     return loaded

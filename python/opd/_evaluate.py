@@ -330,12 +330,14 @@ def evaluate(
 
     reduction   "token_mean", "sum", "sequence_mean", "sequence_sum_mean", "constant"
     mask        (N) rows that count; with `ignore` the targets, of which this value is left out
-    weights     (N); offsets (S+1): first row of each sequence; versions (N) and version: who drew a row, and who is
-    called
-    normaliser  the count to divide by, for micro-batches; beta: gradient = beta gradient + ...; beta_loss: likewise
-    of losses on_infinite "floor" (at floor_at nats), "skip", "raise"; on_bad "count", "raise", or the largest share
-    that passes on_overflow "skip_row", "saturate"; loss_clamp; check_contents; determinism; drop_and_renormalise;
-    measure_entropy;
+    weights     (N); offsets (S+1): first row of each sequence
+    versions    (N) and version: the policy that drew a row, and the student's now
+    normaliser  the count to divide by, for micro-batches
+    beta        gradient = beta gradient + ...; beta_loss: losses = beta_loss losses + ...
+    on_infinite "floor" (at floor_at nats), "skip", "raise"
+    on_bad      "count", "raise", or the largest share that passes
+    on_overflow "skip_row", "saturate"
+    loss_clamp, check_contents, determinism, drop_and_renormalise, measure_entropy: as in opd/batch.hpp
     given_lse   (N) float64; frozen: opd.Frozen; ratios: the (int64) bins of a sketch of importance ratios
 
     Raises InvalidInput (argument, row), InfiniteValue, BadContents (result), Unsupported.

@@ -262,7 +262,8 @@ TEST_CASE_TEMPLATE("supports: every estimator, dense and sparse gradients, even 
                 return evaluate(be, s, t, renormalised{d});
             });
             c_call call;
-            const tensor z(numbers_of.z_view()), g(view(dz_c.data(), p.rows, k));
+            const tensor z(numbers_of.z_view());
+            const tensor g = ragged ? tensor(dz_c) : tensor(view(dz_c.data(), p.rows, k)); // a line, or (N,k)
             call.student.kind = OPD_ON_SUPPORT, call.student.z = &z, call.student.dz = &g;
             call.student.temperature = p.temperature_p;
             REQUIRE(fill(call, [&] { return call.run(); }) == OPD_OK);
@@ -604,10 +605,23 @@ TEST_CASE("bad structs, names and pairings are answered by name, and nothing is 
     refuses([](c_call& c) { c.env.on_infinite = 3; }, "env.on_infinite");
     refuses([](c_call& c) { c.env.determinism = -1; }, "env.determinism");
     refuses([](c_call& c) { c.student.temperature = -1; }, "student.temperature");
+    refuses([](c_call& c) { c.estimator.reserved = 1; }, "estimator.reserved", OPD_UNSUPPORTED);
     refuses([](c_call& c) { c.student.padding = -1; }, "student.padding");
     refuses([](c_call& c) { c.student.padding = std::int64_t{1} << 60; }, "student.padding");
     refuses([](c_call& c) { c.teacher.kind = OPD_SAMPLES, c.estimator.surrogate = "ppo"; }, "estimator.surrogate");
     refuses([](c_call& c) { c.teacher.kind = OPD_TEACHER_HIDDEN; }, "teacher.x");
+    // "all" is what no name is
+    {
+        buffers<float> mine(p), theirs(p);
+        const tensor gm(mine.dz_view()), gt(theirs.dz_view());
+        c_call none, all;
+        none.student.z = all.student.z = &z, none.teacher.y = all.teacher.y = &y;
+        none.student.dz = &gm, all.student.dz = &gt, all.estimator.selector = "all";
+        REQUIRE(none.run() == OPD_OK);
+        REQUIRE(all.run() == OPD_OK);
+        CHECK(equal_bits(none.result, all.result));
+        CHECK(equal_bits(mine.dz, theirs.dz));
+    }
     // a newer caller's struct: unknown members are refused unless they are 0
     struct newer {
         opd_env env;
