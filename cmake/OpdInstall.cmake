@@ -15,6 +15,8 @@ if(TARGET opd_c)
     install(TARGETS opd_c opd_c_static EXPORT opdLibraryTargets
             LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
     install(EXPORT opdLibraryTargets NAMESPACE opd:: DESTINATION "${opd_package_dir}")
+    # from where the file lies, since --prefix may say another place than the configuration did
+    file(RELATIVE_PATH opd_prefix_from_pc "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
     configure_file("${CMAKE_CURRENT_LIST_DIR}/opd.pc.in" "${CMAKE_CURRENT_BINARY_DIR}/opd.pc" @ONLY)
     install(FILES "${CMAKE_CURRENT_BINARY_DIR}/opd.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 endif()

@@ -31,6 +31,11 @@ add_library(c_header_cxx11 OBJECT "${PROJECT_SOURCE_DIR}/tests/c/header_cxx11.cp
 target_include_directories(c_header_cxx11 PRIVATE "${PROJECT_SOURCE_DIR}/include")
 set_target_properties(c_header_cxx11 PROPERTIES CXX_STANDARD 11 CXX_EXTENSIONS OFF)
 
+add_test(NAME c.installed COMMAND "${CMAKE_COMMAND}" "-DBUILD=${PROJECT_BINARY_DIR}" "-DSOURCE=${PROJECT_SOURCE_DIR}"
+                                  "-DWORK=${CMAKE_CURRENT_BINARY_DIR}/c_installed" "-DGENERATOR=${CMAKE_GENERATOR}"
+                                  "-DCC=${CMAKE_C_COMPILER}" "-DCXX=${CMAKE_CXX_COMPILER}"
+                                  -P "${PROJECT_SOURCE_DIR}/tests/c/installed/run.cmake")
+
 add_test(NAME c.rust COMMAND "${PROJECT_SOURCE_DIR}/scripts/test_rust.sh" "$<TARGET_FILE_DIR:opd_c>")
 set_tests_properties(c.rust PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED")
 

@@ -55,8 +55,11 @@ const opd_kernels* kernels_of(std::string_view name) {
     return name == "base" ? opd_kernels_base() : nullptr;
 }
 const opd_kernels& chosen() {
-    if (const char* const asked = std::getenv("OPD_ISA"); asked != nullptr && *asked != '\0')
+    if (const char* const asked = std::getenv("OPD_ISA"); asked != nullptr && *asked != '\0') {
         if (const opd_kernels* const k = kernels_of(asked)) return *k;
+        throw opd::unsupported("opd: the environment's OPD_ISA is '" + std::string(asked).substr(0, 64) +
+                               "'; this library has " OPD_LIBRARY_ISAS ", of which the processor must run it");
+    }
     for (const char* const name : {"v4", "v3"})
         if (const opd_kernels* const k = kernels_of(name)) return *k;
     return *opd_kernels_base();
@@ -145,8 +148,10 @@ const char* opd_config(void) {
 #endif
             .append("\", \"compiled\": \"" OPD_LIBRARY_ISAS "\", \"supported\": {\"v3\": ");
         s->append(yes(has_v3())).append(", \"v4\": ").append(yes(has_v4()));
-        s->append("}, \"chosen\": \"").append(opd_c::kernels().name);
-        s->append("\", \"processors\": ").append(std::to_string(std::thread::hardware_concurrency())).append("}");
+        s->append("}, \"chosen\": ");
+        if (opd_c::guarded([&] { s->append("\"").append(opd_c::kernels().name).append("\""); }) != OPD_OK)
+            s->append("null"); // OPD_ISA asks for what there is not
+        s->append(", \"processors\": ").append(std::to_string(std::thread::hardware_concurrency())).append("}");
         return s;
     }();
     return text->c_str();

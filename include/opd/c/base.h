@@ -16,6 +16,8 @@
  *             lists them.
  * Threads     Any function from any thread. Calls that share an engine, a scheduler or another handle wait for each
  *             other.
+ * Kernels     The first call chooses the best that the processor runs, or what the environment's OPD_ISA names
+ *             (base, v3, v4); where that cannot be had, every call that needs kernels is OPD_UNSUPPORTED.
  * Handles     Made by opd_…_create, freed by opd_…_destroy (NULL does nothing). A handle that was freed, or that is
  *             of another kind, is refused as long as its memory is not another's.
  */
