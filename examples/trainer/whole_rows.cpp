@@ -10,9 +10,7 @@ opd::result evaluated(opd::eigen_backend& backend, const opd::any_dense& diverge
     if (rows.eopd)
         return opd::evaluate(backend, student, teacher,
                              opd::selected{opd::weighted_sum{opd::reverse_kl{}, opd::forward_kl{}}, *rows.eopd}, env);
-    return divergence.visit([&](const auto& of) {
-        return opd::evaluate(backend, student, teacher, opd::selected{of, rows.weights}, env);
-    });
+    return opd::evaluate(backend, student, teacher, opd::selected{divergence, rows.weights}, env);
 }
 
 } // namespace
