@@ -5,14 +5,16 @@
 //
 //   bench_cuda out.json [rounds]
 //
-// Rows: dense reverse KL and JSD with their gradient, MC-64, top-64 with a sparse gradient; N = 64 and 4,096, V = 151,936, float
-// and bfloat16. Each figure is the smallest and the median time of `rounds` rounds (21), in which call and copy alternate;
-// `share` is the median of copy over call, so 1 is the memory's limit. Operands rotate over 512 MB, so no cache serves them.
+// Rows: dense reverse KL and JSD with their gradient, reverse KL's value alone, MC-64, top-64 with a sparse gradient;
+// N = 64 and 4,096, V = 151,936, float and bfloat16. Each figure is the smallest and the median time of `rounds`
+// rounds (21), in which call and copy alternate; `share` is the median of copy over call, so 1 is the memory's limit.
+// Operands rotate over 512 MB, so no cache serves them.
 //
-// Losses from hidden states, N = 64, 256, 1,024, 4,096, D = 1,024 and 4,096 of the teacher: reverse KL, value alone and with the gradients
-// of states and head, in float, TF32 and bfloat16. What bounds them is the matrix product: beside each call runs a product of
-// 8,192 x 8,192 x 8,192 by cuBLAS in the same arithmetic, and `share` is the median of operations a second over those of that product. Counted
-// are the operations that the call needs, 2NV(D_s + D_t), and 4NVD_s for the gradients.
+// Losses from hidden states, N = 64, 256, 1,024, 4,096, D = 1,024 and 4,096 of the teacher: reverse KL, value alone
+// and with the gradients of states and head, in float, TF32 and bfloat16. What bounds them is the matrix product:
+// beside each call runs a product of 8,192 x 8,192 x 8,192 by cuBLAS in the same arithmetic, and `share` is the
+// median of operations a second over those of that product. Counted are the operations that the call needs, 2NV(D_s +
+// D_t), and 4NVD_s for the gradients.
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
@@ -186,6 +188,10 @@ void all(const std::string& type, index_t rows, int rounds, std::vector<figure>&
     };
     // the least a call can move: what a row reads again may still be in L2
     note("reverse KL", 3 * row, [&](int i) { evaluate(be, o.student(i), o.teacher(i), reverse_kl{}, device_env{}); });
+    note("reverse KL, value", 2 * row, [&](int i) {
+        const student::logits<T, T, space::device> z{o.student(i).z, {}};
+        evaluate(be, z, o.teacher(i), reverse_kl{}, device_env{});
+    });
     note("JSD", 3 * row, [&](int i) { evaluate(be, o.student(i), o.teacher(i), jsd{}, device_env{}); });
     note("MC-64", 2 * row, [&](int i) { evaluate(be, o.student(i), samples, mc{reverse_kl{}}, device_env{}); });
     note("top-64, sparse gradient", std::size_t(rows) * entries * (4 + 4 + 32 + sizeof(T)), [&](int i) {

@@ -7,6 +7,8 @@
 # scripts/gpu.sh --pack    on the machine before it: copies the one header that is not CUDA's or opd's (doctest) to .gpu-pack/,
 #                          which git ignores, for a machine that has nothing but CUDA and a C++20 compiler
 # scripts/gpu.sh --build   compiles only; needs nvcc and no GPU
+# scripts/gpu.sh --run     runs what --build left in build/gpu/work, on another machine too: no time with a GPU goes to
+#                          the compiler
 #
 # Without a GPU it prints SKIPPED and builds nothing.
 set -uo pipefail
@@ -28,16 +30,16 @@ case ${1-} in
     mkdir -p "$pack/doctest" && cp "$header" "$pack/doctest/" && echo "packed $pack/doctest/doctest.h"
     exit
     ;;
-"" | --build) ;;
-*) die "gpu.sh takes --pack, --build or nothing" ;;
+"" | --build | --run) ;;
+*) die "gpu.sh takes --pack, --build, --run or nothing" ;;
 esac
 
-if [ "${1-}" = "" ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+if [ "${1-}" != --build ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
     echo "SKIPPED: no GPU on this machine"
     exit 0
 fi
 PATH=$PATH:/usr/local/cuda/bin
-command -v nvcc >/dev/null || die "nvcc was not found"
+[ "${1-}" = --run ] || command -v nvcc >/dev/null || die "nvcc was not found"
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .)
 arch=sm_${capability:-90}
 mkdir -p "$out" "$work" || exit 1
@@ -53,22 +55,31 @@ build() {
     # shellcheck disable=SC2086 # no main is no word
     timeout 400 nvcc -std=c++20 -O2 "-arch=$arch" "-I$root/include" "-I$root/tests" "-I$pack" -w "$source" $main -o "$work/$name" -lcublas
 }
-printf '#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN\n#include <doctest/doctest.h>\n' >"$work/main.cpp"
-say "$(nvidia-smi -L 2>/dev/null | head -1) $(nvcc --version | tail -1) $arch"
-nvcc -std=c++20 -O1 "-I$pack" -c "$work/main.cpp" -o "$work/main.o" 2>&1 | tee -a "$log"
-[ -e "$work/main.o" ] || die "doctest/doctest.h is missing: run scripts/gpu.sh --pack where it is installed"
-jobs_at_once=$(nproc)
-for name in $programs; do
-    rm -f "$work/$name"
-    build "$name" >"$work/$name.log" 2>&1 &
-    while [ "$(jobs -rp | wc -l)" -ge "$jobs_at_once" ]; do wait -n; done
-done
-wait
-for name in $programs; do
-    cat "$work/$name.log" >>"$log"
-    [ -x "$work/$name" ] || { cat "$work/$name.log" && die "$name does not build"; }
-done
-say "built after $((SECONDS - started)) s"
+say "$(nvidia-smi -L 2>/dev/null | head -1) $(nvcc --version 2>/dev/null | tail -1) $arch"
+build_all() {
+    printf '#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN\n#include <doctest/doctest.h>\n' >"$work/main.cpp"
+    nvcc -std=c++20 -O1 "-I$pack" -c "$work/main.cpp" -o "$work/main.o" 2>&1 | tee -a "$log"
+    [ -e "$work/main.o" ] || die "doctest/doctest.h is missing: run scripts/gpu.sh --pack where it is installed"
+    jobs_at_once=$(nproc)
+    for name in $programs; do
+        rm -f "$work/$name"
+        build "$name" >"$work/$name.log" 2>&1 &
+        while [ "$(jobs -rp | wc -l)" -ge "$jobs_at_once" ]; do wait -n; done
+    done
+    wait
+    for name in $programs; do
+        cat "$work/$name.log" >>"$log"
+        [ -x "$work/$name" ] || { cat "$work/$name.log" && die "$name does not build"; }
+    done
+    say "built after $((SECONDS - started)) s"
+}
+if [ "${1-}" = --run ]; then
+    for name in $programs; do
+        [ -x "$work/$name" ] || die "$work/$name is missing: run scripts/gpu.sh --build first"
+    done
+else
+    build_all
+fi
 [ "${1-}" = --build ] && exit 0
 
 # --- run ------------------------------------------------------------------------------------------------------------------
@@ -99,7 +110,7 @@ figures=$work/bench.json
 rm -f "$figures"
 run bench_cuda 150 "$work/bench_cuda" "$figures"
 if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    run torch 60 python3 "$root/bench/peer_torch.py"
+    run torch 90 python3 "$root/bench/peer_torch.py"
 fi
 {
     printf '{"arch":"%s","seconds":%d,"outcomes":{%s},"bench":' "$arch" $((SECONDS - started)) "$outcomes"

@@ -6,6 +6,7 @@
 //   OPD_CALLS_EITHER  before an OPD_HD template that calls a function of its caller's
 //   OPD_INLINE    always inlined where code is optimised: the innermost functions of the row kernels. Not at -O0, where
 //                 g++ takes up to 1.6 times as long for them, and nobody asks for speed
+//   OPD_UNROLL OPD_OF_KERNEL OPD_RARELY_CALLED  of device code alone
 //   OPD_ISA       name of an inline namespace for code whose machine code depends on -march (see below)
 //   detail::pin   the identity, opaque to the optimiser
 //
@@ -40,6 +41,19 @@
 #else
 #define OPD_INLINE inline
 #define OPD_INLINE_LAMBDA
+#endif
+// Of device code: before a loop of registers, a function that a kernel is made of, one that a kernel rarely calls.
+#if defined(__CUDACC__)
+#define OPD_OF_KERNEL __forceinline__
+#else
+#define OPD_OF_KERNEL
+#endif
+#if defined(__CUDA_ARCH__)
+#define OPD_UNROLL _Pragma("unroll")
+#define OPD_RARELY_CALLED __noinline__
+#else
+#define OPD_UNROLL
+#define OPD_RARELY_CALLED
 #endif
 #if defined(__GNUC__) || defined(__clang__)
 #define OPD_COLD __attribute__((cold)) // of what an error alone leads to: small, and quickly compiled

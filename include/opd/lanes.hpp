@@ -64,9 +64,15 @@ struct scalar {
     OPD_HD void store(T* p) const { *p = v; }
 
     OPD_HD friend constexpr scalar select(mask m, scalar a, scalar b) { return m ? a : b; }
+#if defined(__CUDA_ARCH__) // one instruction each; of a NaN the other
+    OPD_HD friend scalar max(scalar a, scalar b) { return raw(::fmax(a.v, b.v)); }
+    OPD_HD friend scalar min(scalar a, scalar b) { return raw(::fmin(a.v, b.v)); }
+    OPD_HD friend scalar abs(scalar a) { return raw(::fabs(a.v)); }
+#else
     OPD_HD friend constexpr scalar max(scalar a, scalar b) { return a.v < b.v ? b : a; }
     OPD_HD friend constexpr scalar min(scalar a, scalar b) { return b.v < a.v ? b : a; }
     OPD_HD friend constexpr scalar abs(scalar a) { return a.v < T(0) ? -a : a; }
+#endif
     OPD_HD friend scalar exp(scalar a) { return raw(::exp(a.v)); }
     OPD_HD friend scalar exp2(scalar a) { return raw(::exp2(a.v)); }
     OPD_HD friend scalar exp2_scaled(scalar x, scalar hi, scalar lo) {

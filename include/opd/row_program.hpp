@@ -104,6 +104,7 @@ struct raw_sums {
     index_t s = -1, t = -1;      ///< ids of the anchors: student's and teacher's top token, lowest id first
     double z_s = 0, y_s = 0;     ///< student and teacher logits at s, not yet divided by temperature
     double z_t = 0, y_t = 0;     ///< the same at t
+    double own_s = 1, own_t = 1; ///< 0: sums of a part of the row that the anchor does not lie in
     double inv_s = 1, inv_t = 1; ///< 1/temperature of the student and of the teacher
     double k = 1;                ///< exponent of student_power
     double phi_power = 0;        ///< a of φ in teacher_delta; 0: teacher_delta takes delta
@@ -166,8 +167,8 @@ struct raw_sums {
     /// student_fall after the anchor rose by -a. Of numbers that are pinned: were they shared with the masses'
     /// expressions, fast-math would reassociate the student's and not the teacher's, and equal rows would not be
     /// equal.
-    OPD_HD OPD_INLINE static double moved_fall(double fall, double e, double a, double mass) {
-        return e > 0 ? e * (fall + a * (1 + mass)) : 0; // a may be beyond every number
+    OPD_HD OPD_INLINE static double moved_fall(double fall, double e, double a, double full) {
+        return e > 0 ? e * (fall + a * full) : 0; // a may be beyond every number
     }
     /// Before the student's first token with mass, of logits z2, y2: p = 0 < q so far, and every delta is that of z =
     /// -1e30.
@@ -184,12 +185,12 @@ struct raw_sums {
             return;
         }
         const double a = (z_s - z2) * inv_s, b = (y_s - y2) * inv_t, g = a - b;
-        const double e = ::exp(a), full = 1 + student_mass;
+        const double e = ::exp(a), full = own_s + student_mass;
         teacher_delta +=
             phi(g) *
             (teacher_mass + phi_power * teacher_delta); // delta grows by g everywhere; t's own term is added at the end
         student_delta = e * (student_delta + g * full);
-        student_fall = moved_fall(student_fall, detail::pin(e), detail::pin(a), detail::pin(student_mass));
+        student_fall = moved_fall(student_fall, detail::pin(e), detail::pin(a), own_s + detail::pin(student_mass));
         const double f = ::exp(a - k * g);
         student_power = f * student_power + (k * g > -1 && k * g < 1 ? e * ::expm1(-k * g) : f - e) * full;
         student_mass = detail::pin(e) * detail::pin(full);
@@ -198,8 +199,8 @@ struct raw_sums {
     /// Moves the teacher's anchor to token `t2`.
     OPD_HD OPD_INLINE void rebase_teacher(index_t t2, double z2, double y2) {
         const double f = ::exp((y_t - y2) * inv_t);
-        teacher_delta = f * (teacher_delta + phi(delta_at_t()));
-        teacher_mass = detail::pin(f) * detail::pin(1 + teacher_mass); // as the student's, to the bit
+        teacher_delta = f * (teacher_delta + own_t * phi(delta_at_t()));
+        teacher_mass = detail::pin(f) * detail::pin(own_t + teacher_mass); // as the student's, to the bit
         t = t2, z_t = z2, y_t = y2;
     }
 };

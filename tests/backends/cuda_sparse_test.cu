@@ -110,7 +110,7 @@ TEST_CASE("on the device: token_logp") {
     for (float& x : z) x = float(3 * s.normal());
     std::vector<std::int64_t> ids(n * m);
     for (auto& i : ids) i = s.below(vocab);
-    ids[3] = -1;
+    ids[3] = vocab;
     float* device_out = memory.put(out);
     const result r = token_logp(memory.backend, device_view(memory.put(z), n, vocab),
                                 device_view(memory.put(ids), n, m), device_view(device_out, n, m), 1.5f)

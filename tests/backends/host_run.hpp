@@ -28,7 +28,24 @@ struct host_team {
     OPD_HD void move_to(index_t row) { state_.row = row; }
     template <class Phase, class Kernel>
     OPD_HD void fold(const Kernel& k) {
-        if (detail::is_due<Phase>(k, state_)) Phase::finish(k, state_, merged<Phase>(k, 0, threads));
+        if (!detail::is_due<Phase>(k, state_)) return;
+        const auto part = [&](int t) { return Phase::part(k, state_, detail::one_of{t, threads}); };
+        using partial = decltype(part(0));
+        if constexpr (requires { typename partial::agreed_type; }) { // as block_team has it, each part taken twice
+            using agreed = typename partial::agreed_type;
+            const agreed all = merged<agreed>([&](int t) { return part(t).proposed(); }, agreed::merge, 0, threads);
+            const auto moved = [&](int t) {
+                partial p = part(t);
+                p.agree(all);
+                return p;
+            };
+            using sums = typename partial::addends;
+            partial p = moved(0);
+            p.take(merged<sums>([&](int t) { return moved(t).summed(); }, sums::merge, 0, threads));
+            Phase::finish(k, state_, p);
+        } else {
+            Phase::finish(k, state_, merged<partial>(part, Phase::merge, 0, threads));
+        }
     }
     template <class Phase, class Kernel>
     OPD_HD void repeat(const Kernel& k) {
@@ -42,12 +59,11 @@ struct host_team {
 
 private:
     /// Threads first to first + count - 1.
-    template <class Phase, class Kernel>
-    OPD_HD auto merged(const Kernel& k, int first, int count)
-        -> decltype(Phase::part(k, state_, detail::one_of{first, count})) {
-        if (count == 1) return Phase::part(k, state_, detail::one_of{first, threads});
+    template <class T, class Of, class Merge>
+    OPD_HD T merged(const Of& of, const Merge& merge, int first, int count) {
+        if (count == 1) return of(first);
         const int left = tree ? count / 2 : count - 1;
-        return Phase::merge(merged<Phase>(k, first, left), merged<Phase>(k, first + left, count - left));
+        return merge(merged<T>(of, merge, first, left), merged<T>(of, merge, first + left, count - left));
     }
 };
 

@@ -11,7 +11,9 @@
 // To call from a translation unit that g++ compiles, instantiate cuda_backend::for_rows explicitly in a .cu file.
 #pragma once
 
+#include <cooperative_groups.h>
 #include <cub/block/block_reduce.cuh>
+#include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <memory>
@@ -24,16 +26,12 @@
 #include "opd/rows/rows.hpp"
 #include "opd/rows/tuning.hpp"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define OPD_HAS_CLUSTERS
+#endif
+
 namespace opd::detail {
 inline namespace OPD_ISA {
-
-template <class Phase>
-struct merge_of {
-    template <class T>
-    OPD_HD T operator()(const T& a, const T& b) const {
-        return Phase::merge(a, b);
-    }
-};
 
 /// Shared memory of a block, as bytes: its types have initialisers, which __shared__ does not take.
 template <class State>
@@ -43,37 +41,46 @@ struct block_memory {
     alignas(16) unsigned char scratch[scratch_bytes];
 };
 
-/// The team (rows/rows.hpp) of a block of GPU threads.
-template <class State>
-struct block_team {
-    block_memory<State>& memory;
+/// The team (rows/rows.hpp) of a block of GPU threads, or of a cluster's blocks: those read the state in the shared
+/// memory of the first.
+template <class State, int Threads>
+class block_team {
+public:
+    __device__ explicit block_team(block_memory<State>& memory) : memory_(memory), state_(memory.state) {
+#if defined(OPD_HAS_CLUSTERS)
+        const auto cluster = cooperative_groups::this_cluster();
+        blocks_ = int(cluster.num_blocks()), block_ = int(cluster.block_rank());
+        if (blocks_ > 1) state_ = cluster.map_shared_rank(memory.state, 0);
+#endif
+    }
+    __device__ int blocks() const { return blocks_; }
 
-    __device__ State& shared() const { return *reinterpret_cast<State*>(memory.state); }
     __device__ void begin(index_t row, std::byte* scratch) {
-        if (threadIdx.x == 0) {
+        if (leads()) {
             shared() = State{};
             shared().row = row;
             shared().scratch = scratch;
         }
-        __syncthreads();
+        sync();
     }
     __device__ void move_to(index_t row) {
-        if (threadIdx.x == 0) shared().row = row;
-        __syncthreads();
+        if (leads()) shared().row = row;
+        sync();
     }
     template <class Phase, class Kernel>
     __device__ void fold(const Kernel& k) {
         if (!is_due<Phase>(k, shared())) return; // the same for every thread
-        const one_of at{int(threadIdx.x), gpu_tuning::block_threads};
-        using partial = decltype(Phase::part(k, shared(), at));
-        using block_reduce = cub::BlockReduce<partial, gpu_tuning::block_threads, cub::BLOCK_REDUCE_WARP_REDUCTIONS>;
-        using storage = typename block_reduce::TempStorage;
-        static_assert(sizeof(storage) <= sizeof memory.scratch && alignof(storage) <= 16);
-        const partial mine = Phase::part(k, shared(), at);
-        const partial all = block_reduce(*reinterpret_cast<storage*>(memory.scratch)).Reduce(mine, merge_of<Phase>{});
-        __syncthreads();
-        if (threadIdx.x == 0) Phase::finish(k, shared(), all);
-        __syncthreads();
+        auto mine = Phase::part(k, shared(), at());
+        using partial = decltype(mine);
+        if constexpr (requires { typename partial::agreed_type; }) {
+            mine.agree(for_all(merged(mine.proposed())));
+            mine.take(merged(mine.summed()));
+            if (leads()) Phase::finish(k, shared(), mine);
+        } else {
+            const partial all = merged(mine, [](const partial& a, const partial& b) { return Phase::merge(a, b); });
+            if (leads()) Phase::finish(k, shared(), all);
+        }
+        sync();
     }
     template <class Phase, class Kernel>
     __device__ void repeat(const Kernel& k) {
@@ -82,34 +89,123 @@ struct block_team {
     template <class Phase, class Kernel, class... Extra>
     __device__ void each(const Kernel& k, Extra... extra) {
         if (!is_due<Phase>(k, shared())) return;
-        __syncthreads(); // a phase may change what it is due by
-        Phase::run(k, shared(), one_of{int(threadIdx.x), gpu_tuning::block_threads}, extra...);
+        sync(); // a phase may change what it is due by
+        Phase::run(k, shared(), at(), extra...);
+        sync();
+    }
+
+private:
+    block_memory<State>& memory_;
+    unsigned char* state_;
+    int blocks_ = 1, block_ = 0;
+
+    /// Of all threads' numbers, for the thread that leads.
+    template <class T, class Merge>
+    __device__ T merged(const T& mine, Merge merge) {
+        using block_reduce = cub::BlockReduce<T, Threads, cub::BLOCK_REDUCE_WARP_REDUCTIONS>;
+        using storage = typename block_reduce::TempStorage;
+        static_assert(sizeof(storage) <= sizeof memory_.scratch && alignof(storage) <= 16);
+        static_assert(sizeof(T) <= sizeof memory_.scratch && alignof(T) <= 16);
+        T all = block_reduce(*reinterpret_cast<storage*>(memory_.scratch)).Reduce(mine, merge);
+#if defined(OPD_HAS_CLUSTERS)
+        if (blocks_ > 1) {
+            if (threadIdx.x == 0) place<T>() = all;
+            sync();
+            if (leads())
+                for (int b = 1; b < blocks_; ++b) all = merge(all, place<T>(b));
+        }
+#endif
+        __syncthreads(); // the next may use the same memory
+        return all;
+    }
+    template <class T>
+    __device__ T merged(const T& mine) {
+        return merged(mine, [](const T& a, const T& b) { return T::merge(a, b); });
+    }
+    /// What the leading thread has, for all.
+    template <class T>
+    __device__ T for_all(const T& of_leader) {
+        if (leads()) place<T>() = of_leader;
+        sync();
+        const T all = place<T>(0);
+        sync();
+        return all;
+    }
+    /// A number in the scratch of a block of the team.
+    template <class T>
+    __device__ T& place() {
+        return *reinterpret_cast<T*>(memory_.scratch);
+    }
+    template <class T>
+    __device__ const T& place(int block) {
+#if defined(OPD_HAS_CLUSTERS)
+        if (blocks_ > 1)
+            return *reinterpret_cast<const T*>(
+                cooperative_groups::this_cluster().map_shared_rank(memory_.scratch, unsigned(block)));
+#endif
+        return place<T>();
+    }
+
+    __device__ State& shared() const { return *reinterpret_cast<State*>(state_); }
+    __device__ bool leads() const { return threadIdx.x == 0 && block_ == 0; }
+    __device__ one_of at() const { return {block_ * Threads + int(threadIdx.x), blocks_ * Threads, Threads}; }
+    __device__ void sync() const {
+#if defined(OPD_HAS_CLUSTERS)
+        if (blocks_ > 1) return cooperative_groups::this_cluster().sync();
+#endif
         __syncthreads();
     }
 };
 
 template <class Kernel>
-static __global__ void __launch_bounds__(gpu_tuning::block_threads) block_kernel(const Kernel k) {
+inline constexpr int threads_of = [] {
+    if constexpr (requires { Kernel::threads; }) return Kernel::threads;
+    return gpu_tuning::block_threads;
+}();
+
+template <class Kernel>
+static __global__ void __launch_bounds__(threads_of<Kernel>, gpu_tuning::threads_at_once / threads_of<Kernel>)
+    block_kernel(const Kernel k) {
     using state_type = typename Kernel::state_type;
     __shared__ block_memory<state_type> memory;
-    block_team<state_type> team{memory};
-    k.run(index_t{blockIdx.x}, team);
+    block_team<state_type, threads_of<Kernel>> team(memory);
+    k.run(index_t{blockIdx.x} / team.blocks(), team);
+}
+
+/// Whether a kernel's code for the current device knows clusters.
+inline bool has_clusters(const void* kernel) {
+    int device = 0, major = 0;
+    cuda_check("cudaGetDevice", cudaGetDevice(&device));
+    cuda_check("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    if (major < 9) return false;
+    cudaFuncAttributes code;
+    cuda_check("cudaFuncGetAttributes", cudaFuncGetAttributes(&code, kernel));
+    return code.ptxVersion >= 90; // else it was compiled for an older device
 }
 
 /// Enqueues kernels on a stream.
 struct stream_launcher {
     cudaStream_t stream;
     template <class Kernel>
-    void operator()(const Kernel& k, index_t blocks) const {
+    void operator()(const Kernel& k, index_t teams) const {
         static_assert(std::is_trivially_copyable_v<Kernel>,
                       "opd: a kernel's argument is copied to the device byte by byte");
-        if (blocks > 0x7fffffff)
+        const void* const code = reinterpret_cast<const void*>(&block_kernel<Kernel>);
+        index_t blocks = 1;
+        if constexpr (requires { k.blocks_of_team(); })
+            if (k.blocks_of_team() > 1 && has_clusters(code)) blocks = k.blocks_of_team();
+        if (teams > 0x7fffffff / blocks)
             throw invalid_input("env.offsets", "has more sequences than one launch has blocks (2^31 - 1)");
+        cudaLaunchAttribute cluster;
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim = {unsigned(blocks), 1, 1};
+        cudaLaunchConfig_t launch{};
+        launch.gridDim = dim3(unsigned(teams * blocks)), launch.blockDim = dim3(threads_of<Kernel>);
+        launch.stream = stream;
+        launch.attrs = &cluster, launch.numAttrs = blocks > 1;
         Kernel copy = k;
         void* arguments[] = {&copy};
-        cuda_check("kernel launch",
-                   cudaLaunchKernel(reinterpret_cast<const void*>(&block_kernel<Kernel>), dim3(unsigned(blocks)),
-                                    dim3(gpu_tuning::block_threads), arguments, 0, stream));
+        cuda_check("kernel launch", cudaLaunchKernelExC(&launch, code, arguments));
     }
 };
 

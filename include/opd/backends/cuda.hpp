@@ -14,8 +14,9 @@
 // at most, 8 bytes a sequence, and for supports and samples at most 2,048 times 112 bytes an entry of a row; losses
 // from hidden states (cuda_hidden.cuh) take their budgets and `product_workspace` beside it.
 //
-// The same call gives the same bits (run_to_run), on any device: blocks and merges depend on sizes alone, there are
-// no float atomics. (Losses from hidden states: on one kind of device with one cuBLAS.) Contents are counted, and
+// The same call gives the same bits (run_to_run): blocks and merges depend on sizes alone, there are no float atomics.
+// From compute capability 9.0 on two blocks share a long row where there are few; so bits may differ from an older
+// device's. (Losses from hidden states: on one kind of device with one cuBLAS.) Contents are counted, and
 // `fetch` throws for them by env.on_bad; check::contents and infinite::raise are refused. Offsets or weights that
 // make no sense make their rows bad.
 #pragma once

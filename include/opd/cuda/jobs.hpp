@@ -28,7 +28,7 @@ struct batch_totals {
     index_t kept = 0, sequences = 0;
 };
 
-/// How a batch lies in the workspace. It depends on sizes alone, so bits do not depend on the device.
+/// How a batch lies in the workspace. It depends on sizes alone.
 struct device_plan {
     index_t rows, sequences;
     index_t group, groups; ///< rows a block works through, one after the other; blocks
@@ -188,6 +188,19 @@ struct row_groups {
     std::byte* scratch = nullptr;
     std::size_t scratch_of_group = 0;
 
+    static constexpr int threads = [] {
+        if constexpr (requires { requires Rows::few_entries; }) return gpu_tuning::small_block_threads;
+        return gpu_tuning::block_threads;
+    }();
+    /// How many blocks a device that can lets share a row.
+    index_t blocks_of_team() const {
+        index_t blocks = 1;
+        if constexpr (requires { Rows::spreads; })
+            if (rows.frame.rows <= gpu_tuning::few_rows)
+                while (blocks < gpu_tuning::most_blocks && rows.vocab >= 2 * blocks * gpu_tuning::ids_of_block)
+                    blocks *= 2;
+        return blocks;
+    }
     template <class Team>
     OPD_HD void run(index_t group, Team& team) const {
         run_rows(rows, begin, end, group, team, scratch + scratch_of_group * static_cast<std::size_t>(group));

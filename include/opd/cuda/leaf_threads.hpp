@@ -50,10 +50,9 @@ struct search_step {
         const std::uint64_t middle = s.low + (s.high - s.low) / 2;
         const double level = s.now == cut_search::step::values ? double(of_ordered<value>(middle)) : s.z;
         const typename Rows::Z* z = k.z_row(st);
-        bool bad = false;
         double sum = 0;
         for (index_t i = at.id; i < k.vocab; i += at.count) {
-            const F x = load_logit<F>(z + i, bad).x;
+            const F x = load_number<F>(z + i);
             const double xi = double(x.v);
             if (!st.cut.keeps(xi, i)) continue;
             if (s.now == cut_search::step::values) {
@@ -109,7 +108,7 @@ struct search_step {
     }
 };
 
-struct thread_leaves {
+struct thread_leaves : scouts_first {
     static constexpr bool lists_best = false; ///< a team finds where they end, and then collects them
     template <class Z>
     using number = thread_number<Z>;
@@ -128,8 +127,7 @@ struct thread_leaves {
         OPD_HD index_t begin() const { return begin_; }
         OPD_HD int count() const { return count_; }
         OPD_HD double weight(int i) const {
-            bool bad = false; // such rows do not come here
-            const F x = load_logit<F>(z_ + begin_ + i, bad).x;
+            const F x = load_number<F>(z_ + begin_ + i);
             if (!limits_.cut.keeps(double(x.v), begin_ + i)) return 0;
             if (is_left_out(begin_ + i)) return 0;
             const double e = double(anchor_.student(x).v);
@@ -274,6 +272,10 @@ struct thread_leaves {
     }
 
     template <class Rows, class Tile>
+    OPD_HD static void sweep(const Rows&, const leaf_state&, row_sweep& p, const Tile& t, scout at) {
+        scout_thread<number<typename Rows::Z>, false>(p, t, at);
+    }
+    template <class Rows, class Tile>
     OPD_HD static void sweep(const Rows& k, const leaf_state&, row_sweep& p, const Tile& t, one_of at) {
         if constexpr (Rows::may_want_entropy)
             if (k.wants_entropy())
@@ -297,12 +299,11 @@ struct thread_leaves {
         const noise_row noise = k.noise(st.row);
         const typename Rows::Z* z = k.z_row(st);
         scored best;
-        bool bad = false;
         for (index_t first = index_t{4} * at.id; first < k.vocab; first += index_t{4} * at.count) {
             philox_block four{};
             bool drawn = false;
             for (index_t i = first; i < first + 4 && i < k.vocab; ++i) {
-                const double x = double(load_logit<F>(z + i, bad).x.v);
+                const double x = double(load_number<F>(z + i).v);
                 if (!st.cut.keeps(x, i)) continue;
                 const double log_p = times(x, k.inv_s);
                 if (best.id >= 0 && log_p + gumbel_maximum < best.score) continue;

@@ -29,14 +29,58 @@ namespace opd::detail {
 inline namespace OPD_ISA {
 
 /// dz = beta·dz + g
-template <class G>
-OPD_HD OPD_INLINE void store_gradient(G* dz, double g, float beta) {
+template <class F, class G>
+OPD_HD OPD_INLINE void store_gradient(G* dz, F g, float beta) {
     using value = arithmetic_t<G>;
-    const auto x = static_cast<value>(g);
+    const auto x = static_cast<value>(g.v);
     *dz = element<G>::store(beta == 0 ? x : value(beta) * element<G>::load(*dz) + x);
 }
 
-struct thread_engine {
+/// A thread's share of a swept tile: visit(z, y) of each entry, fold() after a batch of them.
+template <class F, int Size, class Tile, class Visit, class Fold>
+OPD_HD OPD_INLINE void eights(const Tile& t, one_of at, Visit visit, Fold fold) {
+    each_batch<F, true, Size, false>(
+        t, at,
+        [&](const batch_of_two<F, true, Size>& b, index_t) {
+            OPD_UNROLL
+            for (int i = 0; i < Size; ++i) visit(b.z.x[i], b.y.x[i]);
+            fold();
+        },
+        [&](index_t i) {
+            visit(load_number<F>(t.z + i), load_number<F>(t.y + i));
+            fold();
+        });
+}
+/// dz = beta·dz + of(z, y), or of(z, z) where there is no y, from the row's end: it is still in the cache. What dz
+/// lies over has been read.
+template <class F, bool Teacher, int Size, class Tile, class Of>
+OPD_HD OPD_INLINE void write_eights(const Tile& t, one_of at, float beta, Of of) {
+    const index_t step = at.step;
+    each_batch<F, Teacher, Size, true>(
+        t, at,
+        [&](const batch_of_two<F, Teacher, Size>& b, index_t first) {
+            auto* const dz = t.dz + first;
+            F g[Size];
+            OPD_UNROLL
+            for (int i = 0; i < Size; ++i) g[i] = of(b.z.x[i], Teacher ? b.y.x[i] : b.z.x[i]);
+            if (beta == 0) {
+                OPD_UNROLL
+                for (int i = 0; i < Size; ++i) store_gradient(dz + i * step, g[i], 0);
+            } else {
+                OPD_UNROLL
+                for (int i = 0; i < Size; ++i) store_gradient(dz + i * step, g[i], beta);
+            }
+        },
+        [&](index_t i) {
+            const F z = load_number<F>(t.z + i), y = Teacher ? load_number<F>(t.y + i) : z;
+            store_gradient(t.dz + i, of(z, y), beta);
+        });
+}
+/// Entries at a time of a program: one that takes several logarithms an entry would not fit the instruction cache.
+template <class Rows>
+inline constexpr int entries_of = Rows::single_sweep ? gpu_tuning::entries_at_a_time : 2;
+
+struct thread_engine : scouts_first {
     using leaves = thread_leaves; ///< rows that are drawn from and searched
     template <class... T>
     using number = thread_number<T...>;
@@ -53,6 +97,10 @@ struct thread_engine {
     OPD_HD static void sweep(row_sweep& p, const Tile& t, one_of at) {
         sweep_thread<F, Teacher, Need>(p, t, at);
     }
+    template <class F, bool Teacher, raw_sums_needed, class Tile>
+    OPD_HD static void sweep(row_sweep& p, const Tile& t, scout at) {
+        scout_thread<F, Teacher>(p, t, at);
+    }
 
     /// Of a row whose normalisers are known.
     template <class F, bool Teacher, class Tile>
@@ -61,29 +109,14 @@ struct thread_engine {
         const thread_anchors<F> a(s);
         const F inv_sum_s(1 / (1 + s.student_mass)), log_sum_s(::log1p(s.student_mass));
         const F inv_sum_t(1 / (1 + s.teacher_mass)), log_sum_t(::log1p(s.teacher_mass));
-        bool bad = false; // such rows do not come here
         for (index_t i = at.id; i < t.count; i += at.count) {
-            const F z = load_logit<F>(t.z + i, bad).x, p = a.student(z) * inv_sum_s;
+            const F z = load_number<F>(t.z + i), p = a.student(z) * inv_sum_s;
             out.student += double((p * max(pin(z - a.z_s) * a.inv_s - log_sum_s, F(-1e4))).v); // p is 0 long before
             if constexpr (Teacher) {
-                const F y = load_logit<F>(t.y + i, bad).x, q = a.teacher(y) * inv_sum_t;
+                const F y = load_number<F>(t.y + i), q = a.teacher(y) * inv_sum_t;
                 out.teacher += double((q * max(pin(y - a.y_t) * a.inv_t - log_sum_t, F(-1e4))).v);
                 out.overlap += double(min(p, q).v);
             }
-        }
-    }
-
-    /// Calls visit(z, y, i) for a thread's share of a tile, 8 at a time, and fold() after each 8.
-    template <class F, class Tile, class Visit, class Fold>
-    OPD_HD OPD_INLINE static void eights(const Tile& t, one_of at, Visit visit, Fold fold) {
-        bool bad = false; // such rows do not come here
-        for (index_t first = at.id; first < t.count; first += index_t{at.count} * gpu_tuning::entries_at_a_time) {
-            for (int i = 0; i < gpu_tuning::entries_at_a_time; ++i) {
-                const index_t here = first + index_t{i} * at.count;
-                if (here >= t.count) break;
-                visit(load_logit<F>(t.z + here, bad).x, load_logit<F>(t.y + here, bad).x);
-            }
-            fold();
         }
     }
     template <class Rows>
@@ -92,7 +125,7 @@ struct thread_engine {
         using F = typename Rows::F;
         const typename Rows::numbers n(st.swept.sums, k.program_of(st));
         F both(0.), apart(0.);
-        eights<F>(
+        eights<F, entries_of<Rows>>(
             t, at,
             [&](F z, F y) {
                 const dense_entry<F> e = n.template entry<false>(z, y);
@@ -108,10 +141,10 @@ struct thread_engine {
     OPD_HD static void terms(const Rows& k, const typename Rows::state_type& st, Sums& out,
                              const typename Rows::tile_type& t, one_of at) {
         using F = typename Rows::F;
-        const auto& formula = k.program_of(st);
+        const auto formula = k.program_of(st); // a copy: stores to dz could change what lies in memory
         const typename Rows::numbers n(st.swept.sums, formula);
         F loss(0.), c(0.);
-        eights<F>(
+        eights<F, entries_of<Rows>>(
             t, at,
             [&](F z, F y) {
                 const dense_entry<F> e = n.template entry<false>(z, y);
@@ -127,10 +160,10 @@ struct thread_engine {
     OPD_HD static void entrywise_terms(const Rows& k, const typename Rows::state_type& st, Sums& out,
                                        const typename Rows::tile_type& t, one_of at) {
         using F = typename Rows::F;
-        const auto& formula = k.program_of(st);
+        const auto formula = k.program_of(st); // a copy: stores to dz could change what lies in memory
         const auto n = k.entrywise(st);
         F loss(0.), c(0.);
-        eights<F>(
+        eights<F, entries_of<Rows>>(
             t, at,
             [&](F z, F y) {
                 const dense_entry<F> e = n.entry(z, y);
@@ -148,11 +181,11 @@ struct thread_engine {
                               const typename Rows::tile_type& t, one_of at) {
         using F = typename Rows::F;
         const raw_sums& s = st.swept.sums;
-        const auto& formula = k.program_of(st);
+        const auto formula = k.program_of(st); // a copy: stores to dz could change what lies in memory
         const typename Rows::numbers n(s, formula);
         const double shift = s.shift() + s.d_star();
         F loss(0.);
-        eights<F>(
+        eights<F, entries_of<Rows>>(
             t, at, [&](F z, F y) { loss += formula.nonnegative_term(entry_in_double<F>(n, z, y, s, shift)); },
             [&] {
                 total += double(loss.v);
@@ -165,22 +198,24 @@ struct thread_engine {
                                               const typename Rows::tile_type& t, one_of at, Entry entry,
                                               const row_constants<typename Rows::F>& row) {
         using F = typename Rows::F;
-        const auto& formula = k.program_of(st);
+        const auto formula = k.program_of(st); // a copy: stores to dz could change what lies in memory
         const F total(st.sum_c), g(st.factor * k.inv_s);
-        const float beta = k.frame.env.beta;
-        bool bad = false; // such rows do not come here
-        for (index_t i = at.id; i < t.count; i += at.count) {
-            const dense_entry<F> e = entry(load_logit<F>(t.z + i, bad).x, load_logit<F>(t.y + i, bad).x);
-            store_gradient(t.dz + i, double((g * (formula.c(row, e) - e.p * total)).v), beta);
-        }
+        write_eights<F, true, entries_of<Rows>>(t, at, k.frame.env.beta, [&](F z, F y) {
+            const dense_entry<F> e = entry(z, y);
+            return g * (formula.c(row, e) - e.p * total);
+        });
     }
     template <class Rows>
     OPD_HD static void gradient(const Rows& k, const typename Rows::state_type& st, const typename Rows::tile_type& t,
                                 one_of at) {
         using F = typename Rows::F;
         const typename Rows::numbers n(st.swept.sums, k.program_of(st));
-        gradient_of(
-            k, st, t, at, [&](F z, F y) { return n.template entry<false>(z, y); }, n.row);
+        if (n.anchor.near)
+            gradient_of(
+                k, st, t, at, [&](F z, F y) { return n.template entry<true>(z, y); }, n.row);
+        else
+            gradient_of(
+                k, st, t, at, [&](F z, F y) { return n.template entry<false>(z, y); }, n.row);
     }
     template <class Rows>
     OPD_HD static void entrywise_gradient(const Rows& k, const typename Rows::state_type& st,
@@ -229,6 +264,10 @@ struct thread_engine {
     OPD_HD static void sweep(row_sweep& p, const Tile& t, one_of at, const id_set& excluded) {
         sweep_thread<F, Teacher, Need>(p, t, at, excluded);
     }
+    template <class F, bool Teacher, raw_sums_needed, class Tile>
+    OPD_HD static void sweep(row_sweep& p, const Tile& t, scout at, const id_set& excluded) {
+        scout_thread<F, Teacher>(p, t, at, excluded);
+    }
 
     /// A thread's share of the slots that are the first of their id.
     OPD_HD static void merge_repeats(entry_c* e, const index_t& n, one_of at) {
@@ -268,9 +307,8 @@ struct thread_engine {
         using F = thread_number<std::remove_cvref_t<decltype(*t.z)>, std::remove_cvref_t<decltype(*t.dz)>>;
         const thread_anchors<F> a(s);
         const F factor(share);
-        bool bad = false;
-        for (index_t i = at.id; i < t.count; i += at.count)
-            store_gradient(t.dz + i, (factor * a.student(load_logit<F>(t.z + i, bad).x)).v, beta);
+        write_eights<F, false, gpu_tuning::entries_at_a_time>(t, at, beta,
+                                                              [&](F z, F) { return factor * a.student(z); });
     }
 };
 

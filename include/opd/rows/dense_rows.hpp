@@ -98,6 +98,7 @@ struct dense_rows {
     static constexpr bool single_sweep = single_sweep_divergence<Program>;
     static constexpr bool mixes = selector_mixes<Program>(); ///< a selector chooses the weights of a sum
     static constexpr bool overlaps = reads_overlap<Program>;
+    static constexpr bool spreads = true; ///< over several blocks of a GPU: no phase asks much of the team's state
     static constexpr bool one_tile = Student::one_tile && Teacher::one_tile;
     /// c, from the pass over the terms until the gradient's: as many numbers as a row has, so not where rows are made
     /// in tiles.
@@ -163,13 +164,13 @@ struct dense_rows {
         return {st.swept.sums, program_of(st), st.raised, exponent()};
     }
 
-    OPD_HD void row(auto& team) const {
+    OPD_HD OPD_OF_KERNEL void row(auto& team) const {
         value(team);
         gradient(team);
     }
     OPD_HD OPD_INLINE void value(auto& team) const {
         Bucket::sweep(*this, team);
-        team.template fold<sweep>(*this);
+        fold_sweep<Engine, sweep>(*this, team);
         if constexpr (has_selector<Program>) team.template fold<find_position>(*this);
         if constexpr (mixes) {
             team.template fold<measure>(*this);
@@ -198,9 +199,9 @@ struct dense_rows {
 
     /// Normalisers and raw sums; decides how the row goes on.
     struct sweep : if_good, over_tiles<sweep, false> {
-        OPD_HD static row_sweep start(const dense_rows& k, const state_type&) {
+        OPD_HD static row_sweep start(const dense_rows& k, const state_type& st) {
             const bool phi_power = k.student.has_gradient() ? need.phi_power : need_for_value.phi_power;
-            return row_sweep::begin(k.inv_s, k.inv_t, k.exponent(), phi_power);
+            return begun_sweep<Engine>(row_sweep::begin(k.inv_s, k.inv_t, k.exponent(), phi_power), st);
         }
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type&, row_sweep& p, const tile_type& t,
                                            auto at) {

@@ -148,8 +148,8 @@ struct draw_rows : leaf_rows_base<Frame, Job> {
             return job.design.columns() - st.certain;
     }
 
-    OPD_HD void row(auto& team) const {
-        team.template fold<leaf_sweep<Leaves, draw_rows>>(*this);
+    OPD_HD OPD_OF_KERNEL void row(auto& team) const {
+        fold_sweep<Leaves, leaf_sweep<Leaves, draw_rows>>(*this, team);
         if (has_uniforms()) team.template fold<check_uniforms>(*this);
         team.template each<leaf_masses<Leaves, draw_rows>>(*this);
         team.template each<add_up<draw_rows>>(*this);

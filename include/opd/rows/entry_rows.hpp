@@ -38,7 +38,9 @@ template <class Engine, class Rows, bool Excludes>
 struct student_sweep : over_tiles<student_sweep<Engine, Rows, Excludes>, false> {
     using state_type = typename Rows::state_type;
     OPD_HD static bool due(const Rows& k, const state_type& st) { return k.sweeps(st); }
-    OPD_HD static row_sweep start(const Rows& k, const state_type&) { return row_sweep::begin(k.inv_s, 1, 1, false); }
+    OPD_HD static row_sweep start(const Rows& k, const state_type& st) {
+        return begun_sweep<Engine>(row_sweep::begin(k.inv_s, 1, 1, false), st);
+    }
     OPD_HD OPD_INLINE static void tile(const Rows&, const state_type& st, row_sweep& p, const auto& t, auto at) {
         using F = typename Engine::template number<typename Rows::Z>;
         if constexpr (Excludes)

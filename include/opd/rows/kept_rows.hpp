@@ -30,7 +30,7 @@ struct kept_rows : leaf_rows_base<Frame, Job> {
         carver c{st.scratch};
         return {c, leaves_of(vocab)};
     }
-    OPD_HD void row(auto& team) const {
+    OPD_HD OPD_OF_KERNEL void row(auto& team) const {
         team.template each<take_cut>(*this);
         team.template each<count>(*this);
         team.template each<place>(*this);

@@ -66,7 +66,7 @@ struct kept_set_rows {
     OPD_HD auto slots_at(index_t row) const { return own_slots(frame, kept_set_of(teacher, row), vocab); }
     OPD_HD index_t width() const { return widest; }
 
-    OPD_HD void row(auto& team) const {
+    OPD_HD OPD_OF_KERNEL void row(auto& team) const {
         team.template fold<gather>(*this);
         team.template fold<inspect>(*this);
         team.template fold<normalise_kept_set>(*this);
@@ -233,7 +233,7 @@ struct kept_logp_rows {
             return job.z(st.row, of[j]);
     }
     OPD_HD double set_logit(const state_type& st, index_t j) const { return load_log(logit_at(st, set(st), j)); }
-    OPD_HD void row(auto& team) const {
+    OPD_HD OPD_OF_KERNEL void row(auto& team) const {
         team.template fold<check>(*this);
         team.template fold<normalise_kept_set>(*this);
         team.template fold<store>(*this);

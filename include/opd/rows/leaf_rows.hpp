@@ -139,7 +139,9 @@ struct leaf_arrays {
 template <class Leaves, class Rows>
 struct leaf_sweep : if_kept, over_tiles<leaf_sweep<Leaves, Rows>, false> {
     using state_type = leaf_state;
-    OPD_HD static row_sweep start(const Rows& k, const state_type&) { return row_sweep::begin(k.inv_s, 1, 1, false); }
+    OPD_HD static row_sweep start(const Rows& k, const state_type& st) {
+        return begun_sweep<Leaves>(row_sweep::begin(k.inv_s, 1, 1, false), st);
+    }
     OPD_HD OPD_INLINE static void tile(const Rows& k, const state_type& st, row_sweep& p, const auto& t, auto at) {
         Leaves::sweep(k, st, p, t, at);
     }

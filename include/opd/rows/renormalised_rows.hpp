@@ -83,6 +83,7 @@ struct renormalised_rows {
     using inner_rows =
         typename rows_on_support<Engine, typename whole_frame<Frame>::type, inner_student, source, Program>::type;
     using state_type = typename inner_rows::state_type;
+    static constexpr bool few_entries = Student::sparse_gradient; ///< a GPU's block need not be large
 
     Frame frame;
     Student student;
@@ -136,7 +137,7 @@ struct renormalised_rows {
     OPD_HD auto slots_at(index_t row) const { return own_slots(frame, slots_of(teacher, row), vocab); }
     OPD_HD index_t width() const { return slots(); }
 
-    OPD_HD void row(auto& team) const {
+    OPD_HD OPD_OF_KERNEL void row(auto& team) const {
         team.template fold<check_ids>(*this);
         team.template each<gather>(*this);
         team.template fold<inspect>(*this);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
 #include "opd/config.hpp"
 #include "opd/element.hpp"
@@ -26,24 +27,63 @@ OPD_HD OPD_INLINE F exp_scaled(F x, F hi, F lo) {
     return select(t < F(-800), F(0), fma(e, lost, e)); // 0 also where t or lost is beyond the number type
 }
 
+/// x -> e^(x/T) for x <= 0, of one T.
+template <class F>
+struct exp_over {
+    F hi, lo; // 1/T in two parts
+    OPD_HD explicit exp_over(double inv) : hi(inv), lo(inv - double(typename F::value_type(inv))) {}
+    OPD_HD OPD_INLINE F operator()(F x) const { return exp_scaled(x, hi, lo); }
+};
+/// By powers of two, as a GPU has them: the whole part of x/(T log 2) goes into the exponent's bits, the product's
+/// rounding into the rest. 0 below 2^-126.
+template <>
+struct exp_over<scalar<float>> {
+    using F = scalar<float>;
+    float hi, lo, least; // 1/(T log 2) in two parts; what is below is 0
+    OPD_HD explicit exp_over(double inv) {
+        const double by = inv * 1.4426950408889634074;
+        hi = float(by), lo = float(by - double(hi)), least = float(-150 / by);
+    }
+    OPD_HD OPD_INLINE F operator()(F x) const {
+        constexpr float whole_numbers = 0x1.8p23f; // floats of its size are whole, and their last bits count
+        const float u = max(x, F::raw(least)).v;
+        const float m = pin(::fmaf(u, hi, whole_numbers)), whole = m - whole_numbers;
+        const float rest = ::fmaf(u, lo, pin(::fmaf(u, hi, -whole)));
+        const float low = whole_numbers - 127; // 2^-127 as bits: 0
+        const std::uint32_t bits = (bit_cast<std::uint32_t>(m < low ? low : m) << 23) + 0x3f800000u;
+        return F::raw(two_to(rest) * bit_cast<float>(bits));
+    }
+
+private:
+    /// 2^x for |x| <= 1/2.
+    OPD_HD OPD_INLINE static float two_to(float x) {
+#if defined(__CUDA_ARCH__)
+        float y;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+        return y;
+#else
+        return ::exp2f(x);
+#endif
+    }
+};
+
 /// Anchors (row_program.hpp) as one thread's numbers.
 template <class F>
 struct thread_anchors {
-    using value = typename F::value_type;
-    F z_s, y_s, y_t, d0;
-    F inv_s, low_s, inv_t, low_t; // 1/T in two parts
-    bool near;                    // how delta is grouped: each form alone loses digits on some rows
+    F z_s, y_s, y_t, d0, inv_s, inv_t;
+    exp_over<F> exp_s, exp_t;
+    bool near; // how delta is grouped: each form alone loses digits on some rows
 
     OPD_HD explicit thread_anchors(const raw_sums& s)
-        : z_s(s.z_s), y_s(s.y_s), y_t(s.y_t), d0(s.z_s - s.y_s), inv_s(s.inv_s),
-          low_s(s.inv_s - double(value(s.inv_s))), inv_t(s.inv_t), low_t(s.inv_t - double(value(s.inv_t))),
-          near(s.inv_s == s.inv_t && s.z_s - s.y_s <= 16 && s.z_s - s.y_s >= -16) {}
+        : z_s(s.z_s), y_s(s.y_s), y_t(s.y_t), d0(s.z_s - s.y_s), inv_s(s.inv_s), inv_t(s.inv_t), exp_s(s.inv_s),
+          exp_t(s.inv_t), near(s.inv_s == s.inv_t && s.z_s - s.y_s <= 16 && s.z_s - s.y_s >= -16) {}
 
-    OPD_HD OPD_INLINE F student(F z) const { return exp_scaled(pin(z - z_s), inv_s, low_s); }
-    OPD_HD OPD_INLINE F teacher(F y) const { return exp_scaled(pin(y - y_t), inv_t, low_t); }
-    template <bool> // a thread's loops hold a branch as it is
+    OPD_HD OPD_INLINE F student(F z) const { return exp_s(pin(z - z_s)); }
+    OPD_HD OPD_INLINE F teacher(F y) const { return exp_t(pin(y - y_t)); }
+    /// Near: `near`, where a loop knows it.
+    template <bool Near>
     OPD_HD OPD_INLINE F delta(F z, F y) const {
-        if (near) return within(pin(pin(z - y) - d0) * inv_s);
+        if (Near || near) return within(pin(pin(z - y) - d0) * inv_s);
         return within(within(pin(z - z_s) * inv_s) - within(pin(y - y_s) * inv_t));
     }
     OPD_HD OPD_INLINE static F within(F x) { return min(max(x, F(-1e30)), F(1e30)); }

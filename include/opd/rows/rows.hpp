@@ -32,12 +32,12 @@ namespace opd::detail {
 inline namespace OPD_ISA {
 
 /// Which thread of its team one is: of the CPU's, which has no other, so that loops over `at.count` are plain ones;
-/// of a block's.
+/// of a GPU's, where `step` threads lie in a block, and a team is one block or several.
 struct alone {
     static constexpr int id = 0, count = 1;
 };
 struct one_of {
-    int id, count;
+    int id, count, step = count;
 };
 
 /// Whether a row in this state needs a phase.

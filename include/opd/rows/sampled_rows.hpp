@@ -95,9 +95,10 @@ struct sampled_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
     using F = typename Engine::template number<Z>;
     using sweep = student_sweep<Engine, sampled_rows, false>;
     using measure = measure_entropies<Engine, F, false>;
-    OPD_HD void row(auto& team) const {
+    static constexpr bool spreads = true;
+    OPD_HD OPD_OF_KERNEL void row(auto& team) const {
         team.template each<take_given>(*this);
-        team.template fold<sweep>(*this);
+        fold_sweep<Engine, sweep>(*this, team);
         team.template each<gather>(*this);
         team.template each<decide>(*this);
         team.template fold<measure>(*this);

@@ -54,8 +54,8 @@ struct score_rows : leaf_rows_base<Frame, Job> {
     OPD_HD bool wants_entropy() const { return !job.what.entropy.empty(); }
     OPD_HD bool wants_masses() const { return !job.what.log_tail.empty() || !job.what.top_log_tail.empty(); }
 
-    OPD_HD void row(auto& team) const {
-        team.template fold<leaf_sweep<Leaves, score_rows>>(*this);
+    OPD_HD OPD_OF_KERNEL void row(auto& team) const {
+        fold_sweep<Leaves, leaf_sweep<Leaves, score_rows>>(*this, team);
         team.template each<leaf_masses<Leaves, score_rows>>(*this);
         if (wants_entropy()) team.template each<store_entropy>(*this);
         team.template fold<store_listed>(*this);

@@ -42,10 +42,10 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
         typename Engine::id_set excluded = {};
     };
     using sweep = student_sweep<Engine, support_rows, true>;
-    OPD_HD void row(auto& team) const {
+    OPD_HD OPD_OF_KERNEL void row(auto& team) const {
         team.template fold<gather>(*this);
         team.template fold<exclude>(*this);
-        team.template fold<sweep>(*this);
+        fold_sweep<Engine, sweep>(*this, team);
         team.template each<decide>(*this);
         select_row(*this, team);
         pullback<Engine, support_rows>::run(*this, team);

@@ -79,6 +79,18 @@ struct over_tiles {
         return p;
     }
 };
+/// A phase that sweeps a row, after what the engine does before one: a GPU's looks for anchors.
+template <class Engine, class Sweep>
+OPD_HD OPD_INLINE void fold_sweep(const auto& k, auto& team) {
+    if constexpr (requires { Engine::template before<Sweep>(k, team); }) Engine::template before<Sweep>(k, team);
+    team.template fold<Sweep>(k);
+}
+/// Its sums before the first tile, with the anchors that the engine has found.
+template <class Engine>
+OPD_HD OPD_INLINE auto begun_sweep(auto sums, const auto& st) {
+    if constexpr (requires { Engine::begin_sweep(sums, st.swept); }) Engine::begin_sweep(sums, st.swept);
+    return sums;
+}
 /// The same where the sums begin with nothing and merge as they do.
 template <class Phase, class Sums, bool Backwards>
 struct sums_over_tiles : over_tiles<Phase, Backwards> {

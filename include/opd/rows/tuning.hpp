@@ -18,11 +18,16 @@ struct cpu_tuning {
 
 struct gpu_tuning {
     static constexpr int block_threads = 256;
-    static constexpr int entries_at_a_time = 8;   ///< of a thread, before their sum is folded into double
-    static constexpr index_t most_groups = 2048;  ///< blocks
-    static constexpr index_t chunk_of_ids = 8192; ///< of a row, that a block finishes where rows are few
-    static constexpr index_t tile_rows = 128;     ///< of a matrix product: blocks of rows are whole ones
-    static constexpr int id_words = 512;          ///< of 32 bits, of a support's set of ids in shared memory
+    static constexpr int small_block_threads = 64; ///< where rows have few entries
+    static constexpr int threads_at_once = 512;    ///< of a multiprocessor: what registers are rationed for
+    static constexpr index_t few_rows = 128;       ///< up to which blocks share a row, for there are not enough rows
+    static constexpr index_t ids_of_block = 16384; ///< of a row, before blocks share it
+    static constexpr index_t most_blocks = 2;      ///< that share a row: a cluster's
+    static constexpr int entries_at_a_time = 8;    ///< of a thread, before their sum is folded into double
+    static constexpr index_t most_groups = 2048;   ///< blocks
+    static constexpr index_t chunk_of_ids = 8192;  ///< of a row, that a block finishes where rows are few
+    static constexpr index_t tile_rows = 128;      ///< of a matrix product: blocks of rows are whole ones
+    static constexpr int id_words = 512;           ///< of 32 bits, of a support's set of ids in shared memory
 };
 
 } // namespace opd::detail
