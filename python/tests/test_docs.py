@@ -40,6 +40,7 @@ class Pages(unittest.TestCase):
         printed = self.run_page("python-sched.md")
         self.assertIn("start 7 0", printed)
         self.assertEqual(printed.count(" 16 ", printed.index("start 7 0")), 4)
+        self.assertIn("pops [0 1] [0 0]\n1 ", printed)
         self.assertIn("edf ", printed)
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "torch is not installed")

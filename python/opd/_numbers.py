@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Integers on their way to C, where ctypes would cut them to their type without a word."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from ._tensors import Borrowed, bfloat16, rows
+from .errors import refuse
+
+INT32 = (1 << 31) - 1
+UINT32 = (1 << 32) - 1
+INT64 = (1 << 63) - 1
+UINT64 = (1 << 64) - 1
+
+
+def integer(argument: str, x: Any, least: int, most: int) -> int:
+    """`x` as an int; InvalidInput names `argument` where it is none, or does not lie in [least, most]."""
+    try:
+        value = operator.index(x)
+    except TypeError:
+        raise refuse(argument, f"is {'None' if x is None else 'a ' + type(x).__name__}; it is an integer") from None
+    if not least <= value <= most:
+        raise refuse(argument, f"is {value}; it must lie in [{least}, {most}]")
+    return value
+
+
+def number(argument: str, x: Any) -> float:
+    """`x` as a float; InvalidInput names `argument` where it is none."""
+    try:
+        return float(x)
+    except (TypeError, ValueError):
+        raise refuse(argument, f"is {'None' if x is None else 'a ' + type(x).__name__}; it is a number") from None
+
+
+def array_of(argument: str, x: Any, dtype: Any = np.int64) -> Any:
+    """A list's numbers as an array of `dtype`, without rounding any; whatever has a type already as it is."""
+    if x is None:
+        raise refuse(argument, "is None; it is an array or a list of numbers")
+    if hasattr(x, "__dlpack__") or isinstance(x, bfloat16):
+        return x
+    found = np.asarray(x)
+    if found.size == 0:
+        return np.zeros(found.shape, dtype)
+    if found.dtype.kind not in ("iu" if np.dtype(dtype).kind in "iu" else "iuf"):
+        raise refuse(argument, f"has entries of {found.dtype}, which {np.dtype(dtype)} does not hold")
+    if found.dtype == np.uint64 and dtype == np.int64 and int(found.max()) > INT64:
+        raise refuse(argument, f"has the entry {found.max()}, which int64 does not hold")
+    return found.astype(dtype)
+
+
+def integers(argument: str, x: Any) -> Borrowed:
+    """Tokens, parents, offsets: (n) int32 or int64, which the library tells apart. Lists become int64."""
+    return rows(argument, array_of(argument, x))
+
+
+def int64s(argument: str, x: Any) -> np.ndarray:
+    """(n) int64 of an integer, a list or an array of any integer type."""
+    found = np.atleast_1d(np.asarray(array_of(argument, x)))
+    if found.dtype.kind not in "iu" or found.ndim != 1:
+        raise refuse(argument, f"is of {found.dtype} and shape {found.shape}; it is a line of integers")
+    if found.dtype == np.uint64 and found.size and int(found.max()) > INT64:
+        raise refuse(argument, f"has the entry {found.max()}, which int64 does not hold")
+    return np.ascontiguousarray(found, np.int64)
