@@ -53,13 +53,23 @@ def array_of(argument: str, x: Any, dtype: Any = np.int64) -> Any:
 
 
 def integers(argument: str, x: Any) -> Borrowed:
-    """Tokens, parents, offsets: (n) int32 or int64, which the library tells apart. Lists become int64."""
-    return rows(argument, array_of(argument, x))
+    """Tokens: (n) int32 or int64, which the library tells apart. Lists become int64."""
+    return line(argument, array_of(argument, x))
 
 
-def int64s(argument: str, x: Any) -> np.ndarray:
-    """(n) int64 of an integer, a list or an array of any integer type."""
-    found = np.atleast_1d(np.asarray(array_of(argument, x)))
+def line(argument: str, x: Any) -> Borrowed:
+    """Of one dimension, whatever its type."""
+    if len(x.shape) != 1:
+        raise refuse(argument, f"is of shape {tuple(x.shape)}; it has one dimension")
+    return rows(argument, x)
+
+
+def int64s(argument: str, x: Any, scalar: bool = False) -> np.ndarray:
+    """(n) int64 of a list or an array of any integer type; with `scalar` of one integer, too."""
+    found = array_of(argument, x)
+    found = np.from_dlpack(found) if not hasattr(found, "__array__") else np.asarray(found)
+    if scalar and found.ndim == 0:
+        found = found.reshape(1)
     if found.dtype.kind not in "iu" or found.ndim != 1:
         raise refuse(argument, f"is of {found.dtype} and shape {found.shape}; it is a line of integers")
     if found.dtype == np.uint64 and found.size and int(found.max()) > INT64:

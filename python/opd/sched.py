@@ -735,7 +735,7 @@ class StalenessQueue:
         """Items (n) under their permits, or one under one; all or none, without a wait. "pushed"; "stale": too old
         under "drop" and "retry"; "aborted". Unless "pushed", permits stay with the caller."""
         given = [permits] if isinstance(permits, Permit) else list(permits)
-        values = int64s("items", items)
+        values = int64s("items", items, scalar=True)
         if values.size != len(given):
             raise refuse("items", f"has {values.size} entries for {len(given)} permits")
         if not given:
