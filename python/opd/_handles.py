@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, TypeVar
 from . import _c_spec as c
 from ._c import opd_status
 from ._evaluate import not_zero
-from ._numbers import integer
+from ._numbers import integer, number
 from ._tensors import Borrowed
 from .errors import check, last_error, refuse
 
@@ -31,6 +31,17 @@ def default(struct: Any, member: str, argument: str, value: Any, most: int) -> N
     """An integer whose 0 in the C interface is the default."""
     if value is not None:
         setattr(struct, member, int(not_zero(argument, integer(argument, value, 0, most))))
+
+
+def default_number(struct: Any, member: str, argument: str, value: Any) -> None:
+    """A number whose 0 in the C interface is the default, which a small one must not become in float32."""
+    if value is not None:
+        setattr(struct, member, not_zero(argument, number(argument, value)))
+        if getattr(struct, member) == 0:
+            raise refuse(argument, f"is {value}, which is 0 in float32")
+
+
+Self = TypeVar("Self", bound="Handle")
 
 
 class Handle:
@@ -59,6 +70,9 @@ class Handle:
             getattr(c.lib(), f"opd_{self._kind}_destroy")(self._handle)
             self._handle = None
 
+    def __enter__(self: Self) -> Self:
+        return self
+
     def __exit__(self, *exc: Any) -> None:
         self.close()
 
@@ -67,15 +81,7 @@ class Handle:
             self.close()
 
 
-Self = TypeVar("Self", bound=Handle)
-
-
-class Entered(Handle):
-    def __enter__(self: Self) -> Self:
-        return self
-
-
-class Saved(Entered):
+class Saved(Handle):
     """State as bytes, for checkpoints."""
 
     def snapshot(self) -> bytes:

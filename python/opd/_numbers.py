@@ -42,7 +42,10 @@ def array_of(argument: str, x: Any, dtype: Any = np.int64) -> Any:
         raise refuse(argument, "is None; it is an array or a list of numbers")
     if hasattr(x, "__dlpack__") or isinstance(x, bfloat16):
         return x
-    found = np.asarray(x)
+    try:
+        found = np.asarray(x)
+    except ValueError:
+        raise refuse(argument, "has lists of different lengths") from None
     if found.size == 0:
         return np.zeros(found.shape, dtype)
     if found.dtype.kind not in ("iu" if np.dtype(dtype).kind in "iu" else "iuf"):
@@ -62,6 +65,14 @@ def line(argument: str, x: Any) -> Borrowed:
     if len(x.shape) != 1:
         raise refuse(argument, f"is of shape {tuple(x.shape)}; it has one dimension")
     return rows(argument, x)
+
+
+def float64s(argument: str, x: Any) -> np.ndarray:
+    """(n) float64 of a list or an array of numbers."""
+    found = np.asarray(array_of(argument, x, np.float64))
+    if found.dtype.kind not in "iuf" or found.ndim != 1:
+        raise refuse(argument, f"is of {found.dtype} and shape {found.shape}; it is a line of numbers")
+    return np.ascontiguousarray(found, np.float64)
 
 
 def int64s(argument: str, x: Any, scalar: bool = False) -> np.ndarray:

@@ -16,6 +16,8 @@ from .errors import refuse
 
 
 class Drafted(NamedTuple):
+    """What a table drafts."""
+
     tokens: np.ndarray  #: (n) int64
     matched: int  #: tokens that were found, after which these came
 
@@ -46,8 +48,11 @@ class NgramTable(Saved):
     _kind, _argument = "ngram_table", "table"
 
     def __init__(
-        self, memory: Optional[int] = None, shortest: Optional[int] = None, longest: Optional[int] = None
-    ):  # fmt: skip
+        self,
+        memory: Optional[int] = None,
+        shortest: Optional[int] = None,
+        longest: Optional[int] = None,
+    ):
         """memory: bytes, never more; 1 MiB. Tokens of a key: shortest 2, longest 5, which is at most 16."""
         o = sized(c.opd_ngram_options())
         default(o, "bytes", "options.bytes", memory, UINT64)

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, Optional, Sequence
 import numpy as np
 
 from . import _c_spec as c
-from ._evaluate import not_zero
-from ._handles import Entered, Saved, default, put, sized
-from ._numbers import INT32, INT64, UINT32, UINT64, array_of, integer, integers, line, number
+from ._handles import Handle, Saved, default, default_number, put, sized
+from ._numbers import INT32, INT64, UINT32, UINT64, array_of, float64s, integer, integers, line, number
 from ._spec_verify import Drafts, Verdict
 from ._tensors import rows
 from .errors import check, refuse
@@ -27,8 +26,8 @@ class FollowRates(Saved):
     def __init__(self, memory: Optional[float] = None, prior_weight: Optional[float] = None):
         """memory: trials of a cell that count, 200; prior_weight: trials that the prior is worth, 4."""
         o = sized(c.opd_follow_rates_options())
-        o.memory = not_zero("options.memory", memory)
-        o.prior_weight = not_zero("options.prior_weight", prior_weight)
+        default_number(o, "memory", "options.memory", memory)
+        default_number(o, "prior_weight", "options.prior_weight", prior_weight)
         self._make(byref(o))
 
     @staticmethod
@@ -101,8 +100,9 @@ class DraftLaw:
         s.seed = integer("law.seed", self.seed, 0, UINT64)
         s.sample = integer("law.sample", self.sample, 0, UINT64)
         default(s, "top_k", "law.top_k", self.top_k, INT64)
-        s.temperature = not_zero("law.temperature", self.temperature)
-        s.top_p, s.min_p = not_zero("law.top_p", self.top_p), number("law.min_p", self.min_p)
+        default_number(s, "temperature", "law.temperature", self.temperature)
+        default_number(s, "top_p", "law.top_p", self.top_p)
+        s.min_p = number("law.min_p", self.min_p)
         return s
 
 
@@ -111,6 +111,8 @@ GREEDY = DraftLaw(greedy=True)
 
 
 class Node(NamedTuple):
+    """Of a draft tree."""
+
     parent: int  #: -1: the prefix
     token: int
     depth: int  #: from 1
@@ -124,7 +126,7 @@ class Selected(NamedTuple):
     nodes: np.ndarray  #: (n) int64: their numbers in the tree
 
 
-class DraftTree(Entered):
+class DraftTree(Handle):
     """A tree that grows: begin, grow and graft, select, and after verification learn. Nodes are numbered as they
     come, -1 is the prefix. One a sequence, used again and again. For `follow`, or as "one_hot" (docs/spec/trees.md).
     """
@@ -208,7 +210,7 @@ class DraftTree(Entered):
         """What became of the nodes that were selected last."""
         if not isinstance(verdict, Verdict):
             raise refuse("verdict", f"is a {type(verdict).__name__}; it is what verify or follow returned for one tree")
-        v = c.opd_verdict(verdict.accepted, verdict.node, verdict.next, 0)
+        v = c.opd_verdict(*(integer("verdict", x, -INT32, INT32) for x in verdict[:3]), 0)
         self._call("learn", _rates(rates), byref(v))
 
 
@@ -228,17 +230,17 @@ def points_of(argument: str, points: Any) -> Any:
     return (c.opd_cost_point * len(found))(*(c.opd_cost_point(*x) for x in found)) if found else None
 
 
-def step_seconds(points: Sequence[tuple[int, float]], count: int) -> float:
-    """Seconds of a step of `count` rows by a cost that was measured: points (rows, seconds), rows rising, straight
+def step_seconds(points: Sequence[tuple[int, float]], rows: int) -> float:
+    """Seconds of a step of so many rows by a cost that was measured: points (rows, seconds), rows rising, straight
     lines between them, before the first its seconds, beyond the last its line, unless that falls."""
     at, seconds = points_of("points", points), c_double()
-    check(
-        c.lib().opd_step_seconds(at, 0 if at is None else len(at), integer("rows", count, 0, 1 << 40), byref(seconds))
-    )
+    check(c.lib().opd_step_seconds(at, 0 if at is None else len(at), integer("rows", rows, 0, 1 << 40), byref(seconds)))
     return seconds.value
 
 
 class Shares(NamedTuple):
+    """What draft_budget comes to."""
+
     drafted: np.ndarray  #: (R) int64: drafted tokens that each sequence verifies
     value: float  #: tokens, weighted, a second
 
@@ -266,7 +268,7 @@ def draft_budget(
 
     docs/spec/trees.md. Raises InvalidInput, whose row is the sequence's number.
     """
-    each = [np.asarray(array_of("budget.gains", g, np.float64), np.float64).reshape(-1) for g in gains]
+    each = [float64s("budget.gains", g) for g in gains]
     lengths = np.cumsum([0, *(g.size for g in each)]).astype(np.int64)
     together = np.concatenate([*each, np.zeros(0)])
     keep: list[Any] = []
@@ -274,8 +276,7 @@ def draft_budget(
     b.gains = put(keep, rows("budget.gains", together))
     b.offsets = put(keep, rows("budget.offsets", lengths))
     if remaining is not None:
-        left = np.ascontiguousarray(array_of("budget.remaining", remaining, np.float64), np.float64)
-        b.remaining = put(keep, rows("budget.remaining", left))
+        b.remaining = put(keep, rows("budget.remaining", float64s("budget.remaining", remaining)))
     points = points_of("budget.cost", cost)
     b.cost, b.cost_count = points, 0 if points is None else len(points)
     default(b, "most_rows", "budget.most_rows", most_rows, INT64)

@@ -7,8 +7,7 @@ from ctypes import byref, c_double, c_int32, c_int64
 from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
 
 from . import _c_spec as c
-from ._evaluate import not_zero
-from ._handles import Caught, Saved, default, sized
+from ._handles import Caught, Saved, default, default_number, sized
 from ._numbers import INT32, INT64, UINT64, int64s, integer, number
 from ._spec_trees import points_of
 from .errors import check, refuse
@@ -28,6 +27,7 @@ class Strategy(NamedTuple):
 
     @property
     def none(self) -> bool:
+        """No speculation."""
         return self.verify == 0
 
 
@@ -52,6 +52,16 @@ class Uniforms:
         return int(self._struct.asked)
 
 
+def _numbers_of(uniforms: Any) -> tuple[Any, Caught]:
+    """What a call takes, and who has what its callback raised."""
+    if uniforms is None:
+        return None, Caught()
+    if not isinstance(uniforms, Uniforms):
+        raise refuse("uniforms", f"is a {type(uniforms).__name__}; it is a Uniforms")
+    uniforms._caught.why = None
+    return byref(uniforms._struct), uniforms._caught
+
+
 def _strategy(strategy: Any, argument: str = "strategy") -> c.opd_strategy:
     try:
         depth, top_k, verify_ = strategy
@@ -74,7 +84,9 @@ class Tuner(Saved):
     def choose(self, batch: int, uniforms: Optional[Uniforms] = None) -> Strategy:
         """For a step of `batch` sequences. beg_mab and published_beg_mab need numbers."""
         chosen = c.opd_strategy()
-        self._ask("choose", integer("batch", batch, 1, INT32), uniforms, byref(chosen))
+        size = integer("batch", batch, 1, INT32)
+        with_, caught = _numbers_of(uniforms)
+        caught.check(c.lib().opd_tuner_choose(self.handle, size, with_, byref(chosen)))
         return Strategy(chosen.depth, chosen.top_k, chosen.verify)
 
     def heard(
@@ -88,21 +100,9 @@ class Tuner(Saved):
         """What the step came to: drafted tokens that a sequence kept in the mean, seconds. Of a strategy that is no
         arm nothing is learnt. published_beg_mab needs numbers."""
         of, size = _strategy(strategy), integer("batch", batch, 1, INT32)
-        self._ask("heard", byref(of), size, number("accepted", accepted), number("seconds", seconds), uniforms)
-
-    def _ask(self, name: str, *arguments: Any) -> None:
-        given: list[Any] = []
-        caught = None
-        for a in arguments:
-            if isinstance(a, Uniforms):
-                caught = a._caught
-                caught.why = None
-                a = byref(a._struct)
-            given.append(a)
-        code = getattr(c.lib(), f"opd_tuner_{name}")(self.handle, *given)
-        if caught is not None:
-            caught.check(code)
-        check(code)
+        kept, took = number("accepted", accepted), number("seconds", seconds)
+        with_, caught = _numbers_of(uniforms)
+        caught.check(c.lib().opd_tuner_heard(self.handle, byref(of), size, kept, took, with_))
 
     def predict(self, strategy: Strategy, batch: int) -> Prediction:
         """What cost_profile expects of a strategy; Unsupported of other tuners."""
@@ -114,6 +114,8 @@ class Tuner(Saved):
 
 
 class Prediction(NamedTuple):
+    """What cost_profile expects of a strategy."""
+
     tokens_per_second: float
     accepted: float  #: drafted tokens that a sequence keeps
     seconds: float  #: of a step
@@ -262,7 +264,8 @@ def cost_profile(
             setattr(o, name, found)
             setattr(o, name + "_count", len(found))
     default(o, "most_tokens", "options.most_tokens", most_tokens, INT64)
-    o.memory, o.doubt = not_zero("options.memory", memory), not_zero("options.doubt", doubt)
+    default_number(o, "memory", "options.memory", memory)
+    default_number(o, "doubt", "options.doubt", doubt)
     return Tuner(o)
 
 
@@ -329,7 +332,7 @@ class DrafterSelector(Saved):
         default(o, "drafters", "options.drafters", drafters, INT64)
         default(o, "tries", "options.tries", tries, INT32)
         default(o, "again", "options.again", again, INT32)
-        o.memory = not_zero("options.memory", memory)
+        default_number(o, "memory", "options.memory", memory)
         self._make(byref(o))
 
     def set_exists(self, drafter: int, now: bool = True) -> None:

@@ -263,7 +263,15 @@ class Verification(unittest.TestCase):
             def draw(self, weights):
                 raise KeyError("draw")
 
+        class Asks(Broken):  # other handles may be used
+            def accept(self, p):
+                return table.draft([1], 1).tokens.tolist() == [2]
+
+        table = spec.NgramTable(shortest=1)
+        table.learn([1, 2])
         p = np.full((2, 3), 1 / 3)
+        with self.assertRaisesRegex(KeyError, "draw"):  # of the row after the token, which was followed
+            spec.verify([1], p, drawn="one_hot", coins=Asks())
         with self.assertRaisesRegex(KeyError, "accept"):
             spec.verify([1], p, drawn="one_hot", coins=Broken())
         with self.assertRaisesRegex(KeyError, "draw"):
@@ -285,6 +293,7 @@ class VerificationRefuses(Refusals):
             ("drafts.tokens", {"tokens": [1.0, 2.0]}),
             ("drafts.tokens", {"tokens": [1, 2**31]}),
             ("drafts.tokens", {"tokens": [[1, 2]]}),
+            ("drafts.tokens", {"tokens": [[1], [1, 2]]}),
             ("drafts", {"tokens": [1, 4]}),
             ("drafts.parents", {"parents": [-1, 1]}),
             ("drafts.parents", {"parents": [-1]}),
@@ -432,6 +441,8 @@ class Trees(Refusals):
             ("law", lambda: tree.grow(-1, z, None, 1)),
             ("law.temperature", lambda: tree.grow(-1, z, spec.DraftLaw(temperature=0.0), 1)),
             ("law.temperature", lambda: tree.grow(-1, z, spec.DraftLaw(temperature=-1.0), 1)),
+            ("law.temperature", lambda: tree.grow(-1, z, spec.DraftLaw(temperature=1e-60), 1)),
+            ("law.top_p", lambda: tree.grow(-1, z, spec.DraftLaw(top_p="most"), 1)),
             ("law.seed", lambda: tree.grow(-1, z, spec.DraftLaw(seed=1, greedy=True), 1)),
             ("law.position", lambda: tree.grow(-1, z, spec.DraftLaw(position=2**32), 1)),
             ("chain", lambda: tree.graft([1.5], 1)),
@@ -447,6 +458,7 @@ class Trees(Refusals):
             ("cell", lambda: rates.learn(2**33, True)),
             ("options.memory", lambda: spec.FollowRates(memory=0.5)),
             ("options.memory", lambda: spec.FollowRates(memory=0)),
+            ("options.memory", lambda: spec.FollowRates(memory="long")),
         ):
             with self.subTest(argument=argument):
                 self.refused(argument, call)
@@ -492,6 +504,8 @@ class Trees(Refusals):
             self.assertAlmostEqual(found.value, value(found.drafted), delta=1e-12)
         self.refused("budget.gains", lambda: spec.draft_budget([[0.5], [0.2, 0.3]], cost), row=1)
         self.refused("budget.gains", lambda: spec.draft_budget([["a"]], cost))
+        self.refused("budget.gains", lambda: spec.draft_budget([[[0.5]]], cost))
+        self.refused("budget.gains", lambda: spec.draft_budget([np.array(["a"])], cost))
         self.refused("budget.remaining", lambda: spec.draft_budget([[0.5]], cost, remaining=[1, 2]))
         self.refused("budget.cost", lambda: spec.draft_budget([[0.5]], []))
         self.refused("budget.most_rows", lambda: spec.draft_budget([[0.5]], cost, most_rows=0))
@@ -798,6 +812,7 @@ class Tuners(Refusals):
             ("batch", lambda: tuner.choose(0, numbers)),
             ("batch", lambda: tuner.choose(None, numbers)),
             ("uniforms", lambda: tuner.choose(2)),
+            ("uniforms", lambda: tuner.choose(2, 0.5)),
             ("uniforms.draw", lambda: tuner.choose(2, spec.Uniforms(draw=lambda: 1.0))),
             ("draw", lambda: spec.Uniforms(1, 2, draw=lambda: 0.5)),
             ("seed", lambda: spec.Uniforms(-1, 2)),
