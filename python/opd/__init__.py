@@ -6,7 +6,8 @@
     r = opd.evaluate(z, opd.teacher.samples(ids, log_mu, log_q), opd.mc("reverse_kl", surrogate="ppo_clip"), mask=mask)
     r.loss, r.gradient, r.diagnostics.effective_sample_size
 
-`opd.torch` has the same as operators of PyTorch with autograd, `opd.losses` other libraries' losses under their names.
+`opd.torch` has the same as operators of PyTorch with autograd, `opd.losses` other libraries' losses under their names,
+`opd.sched` schedulers, `opd.spec` speculation.
 """
 
 from __future__ import annotations

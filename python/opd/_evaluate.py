@@ -212,80 +212,6 @@ def fill_teacher(call: Call, t: Teacher) -> None:
             call.put(s, "log_kept_q", rows("teacher.log_kept_q", t.kept.log_q, np.float32))
 
 
-def fill_env(
-    call: Call,
-    *,
-    reduction: str = "token_mean",
-    mask: Any = None,
-    ignore: Optional[int] = None,
-    weights: Any = None,
-    offsets: Any = None,
-    versions: Any = None,
-    version: int = 0,
-    on_infinite: str = "floor",
-    floor_at: Optional[float] = None,
-    normaliser: Optional[float] = None,
-    beta: float = 0.0,
-    beta_loss: float = 0.0,
-    given_lse: Any = None,
-    frozen: Optional[Frozen] = None,
-    on_bad: Union[str, float] = "count",
-    on_overflow: str = "skip_row",
-    loss_clamp: Optional[float] = None,
-    check_contents: bool = False,
-    determinism: str = "run_to_run",
-    drop_and_renormalise: bool = False,
-    measure_entropy: bool = False,
-    ratios: Any = None,
-) -> None:
-    e = call.env
-    e.reduction = choice("env.reduction", REDUCTIONS, reduction)
-    e.on_infinite = choice("env.on_infinite", INFINITE, on_infinite)
-    e.on_overflow = choice("env.on_overflow", OVERFLOW, on_overflow)
-    e.determinism = choice("env.determinism", DETERMINISM, determinism)
-    if ignore is not None:
-        if mask is None:
-            raise refuse("env.mask", "is needed beside ignore: the targets")
-        e.has_ignore, e.ignore = 1, ignore
-    if mask is not None:
-        call.put(e, "mask", rows("env.mask", mask, bool if ignore is None else np.int64))
-    if weights is not None:
-        call.put(e, "weights", rows("env.weights", weights, np.float64))
-    if offsets is not None:
-        call.put(e, "offsets", rows("env.offsets", offsets, np.int64))
-    if versions is not None:
-        call.put(e, "versions", rows("env.versions", versions, np.int32))
-    if given_lse is not None:
-        call.put(e, "given_lse", rows("env.given_lse", given_lse, np.float64))
-    if ratios is not None:
-        call.put(e, "ratios", rows("env.ratios", ratios, written=True))
-    if frozen is not None:
-        if frozen.keep is not None:
-            call.put(e, "frozen_keep", matrix("env.frozen_keep", frozen.keep, bool))
-        if frozen.weight is not None:
-            call.put(e, "frozen_weight", matrix("env.frozen_weight", frozen.weight, np.float64))
-        if frozen.sequence_log_ratio is not None:
-            call.put(
-                e,
-                "frozen_sequence_log_ratio",
-                rows("env.frozen_sequence_log_ratio", frozen.sequence_log_ratio, np.float64),
-            )
-        if frozen.advantage is not None:
-            call.put(e, "frozen_advantage", matrix("env.frozen_advantage", frozen.advantage, np.float64))
-    e.version, e.beta, e.beta_loss = version, beta, beta_loss
-    e.floor_at = not_zero("env.floor_at", floor_at)
-    e.normaliser = not_zero("env.normaliser", normaliser)
-    e.loss_clamp = not_zero("env.loss_clamp", loss_clamp)
-    if isinstance(on_bad, str):
-        e.raise_bad = choice("env.on_bad", {"count": 0, "raise": 1}, on_bad)
-    else:
-        if not 0 < on_bad < 1:
-            raise refuse("env.on_bad", f"is {on_bad!r}; it is count, raise or a share between 0 and 1, both excluded")
-        e.raise_bad, e.bad_share = 1, on_bad
-    e.check_contents, e.drop_and_renormalise = check_contents, drop_and_renormalise
-    e.measure_entropy = measure_entropy
-
-
 def evaluate(
     student: Union[Student, Any],
     teacher: Union[Teacher, Any],
@@ -350,32 +276,59 @@ def evaluate(
         raise refuse("engine", "is given beside threads; one of them will do")
     call.engine = engine if engine is not None else (engine_of(threads) if threads is not None else None)
     fill_teacher(call, t)
-    fill_env(
-        call,
-        reduction=reduction,
-        mask=mask,
-        ignore=ignore,
-        weights=weights,
-        offsets=offsets,
-        versions=versions,
-        version=version,
-        on_infinite=on_infinite,
-        floor_at=floor_at,
-        normaliser=normaliser,
-        beta=beta,
-        beta_loss=beta_loss,
-        given_lse=given_lse,
-        frozen=frozen,
-        on_bad=on_bad,
-        on_overflow=on_overflow,
-        loss_clamp=loss_clamp,
-        check_contents=check_contents,
-        determinism=determinism,
-        drop_and_renormalise=drop_and_renormalise,
-        measure_entropy=measure_entropy,
-        ratios=ratios,
-    )
+    e = call.env
+    e.reduction = choice("env.reduction", REDUCTIONS, reduction)
+    e.on_infinite = choice("env.on_infinite", INFINITE, on_infinite)
+    e.on_overflow = choice("env.on_overflow", OVERFLOW, on_overflow)
+    e.determinism = choice("env.determinism", DETERMINISM, determinism)
+    if ignore is not None:
+        if mask is None:
+            raise refuse("env.mask", "is needed beside ignore: the targets")
+        e.has_ignore, e.ignore = 1, ignore
+    if mask is not None:
+        call.put(e, "mask", rows("env.mask", mask, bool if ignore is None else np.int64))
+    if weights is not None:
+        call.put(e, "weights", rows("env.weights", weights, np.float64))
+    if offsets is not None:
+        call.put(e, "offsets", rows("env.offsets", offsets, np.int64))
+    if versions is not None:
+        call.put(e, "versions", rows("env.versions", versions, np.int32))
+    if given_lse is not None:
+        call.put(e, "given_lse", rows("env.given_lse", given_lse, np.float64))
+    if ratios is not None:
+        call.put(e, "ratios", rows("env.ratios", ratios, written=True))
+    if frozen is not None:
+        if frozen.keep is not None:
+            call.put(e, "frozen_keep", matrix("env.frozen_keep", frozen.keep, bool))
+        if frozen.weight is not None:
+            call.put(e, "frozen_weight", matrix("env.frozen_weight", frozen.weight, np.float64))
+        if frozen.sequence_log_ratio is not None:
+            call.put(
+                e,
+                "frozen_sequence_log_ratio",
+                rows("env.frozen_sequence_log_ratio", frozen.sequence_log_ratio, np.float64),
+            )
+        if frozen.advantage is not None:
+            call.put(e, "frozen_advantage", matrix("env.frozen_advantage", frozen.advantage, np.float64))
+    e.version, e.beta, e.beta_loss = version, beta, beta_loss
+    e.floor_at = not_zero("env.floor_at", floor_at)
+    e.normaliser = not_zero("env.normaliser", normaliser)
+    e.loss_clamp = not_zero("env.loss_clamp", loss_clamp)
+    if isinstance(on_bad, str):
+        e.raise_bad = choice("env.on_bad", {"count": 0, "raise": 1}, on_bad)
+    else:
+        if not 0 < on_bad < 1:
+            raise refuse("env.on_bad", f"is {on_bad!r}; it is count, raise or a share between 0 and 1, both excluded")
+        e.raise_bad, e.bad_share = 1, on_bad
+    e.check_contents, e.drop_and_renormalise = check_contents, drop_and_renormalise
+    e.measure_entropy = measure_entropy
+    return answer(call, s, gradient, losses, lse, beta, beta_loss)
 
+
+def answer(
+    call: Call, s: Student, gradient: Output, losses: Output, lse: Output, beta: float, beta_loss: float
+) -> Result:
+    """Gives the call its student and the outputs that are wanted, and runs it."""
     c = call.student
     c.kind, c.keep_padding, c.padding = int(s.kind), s.keep_padding, s.padding
     c.temperature = not_zero("student.temperature", s.temperature)

@@ -16,11 +16,12 @@ import numpy as np
 from . import student as _student
 from . import teacher as _teacher
 from ._evaluate import evaluate
-from ._tensors import _is_torch
+from ._numbers import integer
+from ._tensors import _is_torch, bfloat16
 from .errors import Unsupported, refuse
 from .estimators import Estimator, Of, renormalised, tail_bucket
 
-__all__ = ["generalized_jsd_loss", "kl_penalty", "liger_fused_linear_jsd", "top_logits_kl_loss"]
+__all__ = ["generalized_jsd_loss", "kl_penalty", "liger_fused_linear_jsd", "speculators_kl", "top_logits_kl_loss"]
 
 
 def _by_beta(beta: float) -> Of:
@@ -169,6 +170,62 @@ def _top(logits: Any, k: int, temperature: float) -> tuple[Any, Any, Any]:
         whole = np.logaddexp(top + np.log(np.exp(best - top[..., None]).sum(axis=-1)), rest)
     kind = np.float64 if array.dtype == np.float64 else np.float32
     return ids.astype(np.int64), (best - whole[..., None]).astype(kind), (rest - whole).astype(kind)
+
+
+def speculators_kl(
+    logits: Any,
+    targets: Any,
+    loss_mask: Any = None,
+    ttt_step: int = 0,
+    ttt_step_loss_decay: float = 1.0,
+) -> Any:
+    """speculators' loss of an EAGLE-3 drafter at one step k of its training-time test, by forward KL:
+
+        gamma^k / B sum_b 1/(n_b + 1e-5) sum_{t < T-k} m[b,t+k] KL(softmax(targets[b,t+k]) || softmax(logits[b,t]))
+
+    logits     (B,T,V) the drafter's, of step k: float32, float64, float16 or bfloat16
+    targets    (B,T,V) the verifier's; no gradient
+    loss_mask  (B,T) m, of the targets' positions: True or a weight where a token counts; None: all do.
+               n_b: its sum from position k on
+    ttt_step, ttt_step_loss_decay   k, in [0, T); gamma, at least 0
+
+    A drafter's loss is the sum over its steps. Without a tensor of torch the gradient is that of logits[:, :T-k]. The
+    mean over B is theirs, too, where B is 1: sequences are packed.
+    Source: vllm-project/speculators, kl_div_loss, exp_loss_decay and loss_function of models/metrics.py, align_for_step
+    of models/eagle3/metrics.py. Smooth L1 of hidden states (HASS) is not here.
+    """
+    if len(logits.shape) != 3 or tuple(targets.shape) != tuple(logits.shape):
+        raise refuse("targets", f"is {tuple(targets.shape)}, logits {tuple(logits.shape)}; both are (B,T,V)")
+    batch, length = (int(n) for n in logits.shape[:2])
+    k = integer("ttt_step", ttt_step, 0, max(length - 1, 0))
+    if not ttt_step_loss_decay >= 0:
+        raise refuse("ttt_step_loss_decay", f"is {ttt_step_loss_decay}; it is at least 0")
+    if loss_mask is not None and tuple(loss_mask.shape) != (batch, length):
+        raise refuse("loss_mask", f"is {tuple(loss_mask.shape)}, not {(batch, length)}")
+    if _is_torch(logits):
+        torch = sys.modules["torch"]
+        shape = (batch, length)
+        m = (
+            torch.ones(shape, dtype=torch.float64, device=logits.device)
+            if loss_mask is None
+            else loss_mask.detach().double()
+        )
+    else:
+        m = np.ones((batch, length)) if loss_mask is None else np.asarray(loss_mask, np.float64)
+    m = m[:, k:]
+    weights = m * (ttt_step_loss_decay**k / batch) / (m.sum(1) + 1e-5)[:, None]
+    env = {"reduction": "sum", "weights": weights, "mask": weights != 0}
+    return _run(_cut(logits, 0, length - k), _teacher.dense(_cut(targets, k, length)), _FORWARD_KL, 1.0, **env)
+
+
+_FORWARD_KL = Estimator("dense", "forward_kl")
+
+
+def _cut(x: Any, first: int, last: int) -> Any:
+    """x[:, first:last], whose rows follow one another."""
+    if isinstance(x, bfloat16):
+        return bfloat16(np.ascontiguousarray(x.bits[:, first:last]))
+    return x[:, first:last].contiguous() if _is_torch(x) else np.ascontiguousarray(x[:, first:last])
 
 
 def kl_penalty(logprob: Any, ref_logprob: Any, kl_penalty: str) -> Any:

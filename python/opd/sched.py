@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Schedulers of rollout, teacher and learner: events in, actions out; an asyncio driver; the virtual cluster.
+"""Schedulers of rollout, teacher and learner: events in, actions out; an asyncio driver; the staleness queue; the
+virtual cluster.
 
     with sched.Scheduler(sched.Settings(batch=16, policy="edf", tau=2)) as s:
         for action in s.on(sched.worker_up("rollout", 0, slots=8), now=0.0): ...
 
     async for step in sched.run(settings, rollout=..., score=..., train=..., sync=...): ...
+
+    with sched.StalenessQueue(sched.QueueSettings(batch=16, tau=2, policy="edf")) as q:
+        (permit,) = q.acquire()                                      # in a producer
+        q.push(permit, item)
+        batch = q.pop()                                              # in the learner
+        q.trained(batch), q.synchronised(batch)
 
     report = sched.simulate(sched.Cluster(rollout_workers=4, steps=50), settings)
     report.ledger.consumed_tokens, report.ledger.lost_tokens, report.ledger.idle
@@ -21,14 +28,16 @@ import json
 import logging
 import math
 import time
-from ctypes import byref, c_double, c_int32, c_size_t, c_uint32, c_void_p, sizeof
+from ctypes import byref, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
 from dataclasses import asdict, dataclass, fields
 from typing import Any, AsyncIterator, Awaitable, Callable, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
 from . import _c_sched as c
-from .errors import Error, check, refuse
+from ._c import opd_status
+from ._numbers import INT64, UINT64, int64s, integer, number
+from .errors import Error, check, last_error, refuse
 
 _log = logging.getLogger("opd.sched")
 
@@ -610,6 +619,249 @@ async def run(
         await asyncio.gather(*tasks, return_exceptions=True)
         if own:
             s.close()
+
+
+# --- the staleness queue
+
+
+@dataclass(frozen=True)
+class QueueSettings:
+    """None: the library's default. docs/sched/queue.md and docs/sched/policies.md have what each is."""
+
+    batch: Optional[int] = None  #: B, sequences a train batch; 256
+    tau: Optional[int] = None  #: in train batches; 4
+    outstanding: Union[int, str, None] = None  #: M, permits; or "policy", "widest", which here are the same
+    policy: Optional[str] = None  #: "capacity", and others of names("staleness_policy")
+    concurrency: Optional[int] = None  #: of the policy "areal"
+    group: Optional[int] = None  #: most permits taken at once; 1
+    negative_control: bool = False
+
+    BATCH = 256  # of opd_queue_settings, where `batch` is 0
+
+    def as_struct(self) -> c.opd_queue_settings:
+        s = c.opd_queue_settings()
+        s.struct_size = sizeof(s)
+        for name in ("batch", "tau", "concurrency", "group", "outstanding"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name == "outstanding" and isinstance(value, str):
+                if value not in ("policy", "widest"):
+                    raise refuse("settings.outstanding", f"is {value!r}; it is a number, policy or widest")
+                s.outstanding = OUTSTANDING[value]
+                continue
+            value = integer("settings." + name, value, 0, INT64)
+            if value == 0 and name != "tau":
+                raise refuse("settings." + name, "is 0; leave it out, or None, for the default")
+            setattr(s, name, c.ZERO if value == 0 else value)
+        if self.policy is not None:
+            s.policy = self.policy.encode()
+        s.negative_control = self.negative_control
+        return s
+
+
+class Permit(NamedTuple):
+    """Leave to generate one sequence. It is out until it was pushed and trained on, or released."""
+
+    permit: int  #: its number; 0: none
+    version: int  #: of the weights that its sequence starts with
+    slot: int  #: in [0, M), unique among outstanding sequences
+
+
+class Batch(NamedTuple):
+    """What the learner trains on next."""
+
+    batch: int  #: its number
+    version: int  #: of the weights before its update
+    items: np.ndarray  #: (n) int64; n is B, or less in the last batch of a queue that was shut down
+    versions: np.ndarray  #: (n) int64: of the weights that each was started with
+
+
+class Stale(NamedTuple):
+    """An item that became too old in the queue."""
+
+    item: int
+    version: int  #: of its start
+    permit: Optional[Permit]  #: of the policy "retry", restarted under the new version; of "drop" None
+
+
+PUSHES = ("pushed", "stale", "aborted")
+
+
+class StalenessQueue:
+    """A bounded queue between threads that generate and a learner: it bounds how many versions of the weights lie
+    between a sample's start and the update that consumes it (docs/sched/queue.md). Items are numbers of the caller's,
+    int64: keys of a dict, mostly. Any thread may call.
+
+    A `timeout` is in seconds: None for ever, 0 not at all. A wait lies in the library, where no signal interrupts it:
+    `shutdown` or `abort` of another thread does.
+    """
+
+    def __init__(self, settings: QueueSettings = QueueSettings()):
+        self._handle: Optional[c_void_p] = None
+        handle = c_void_p()
+        check(c.lib().opd_queue_create(byref(settings.as_struct()), byref(handle)))
+        self._take(settings, handle)
+
+    def _take(self, settings: QueueSettings, handle: c_void_p) -> None:
+        self._handle, self._most, self._group = handle, settings.batch or settings.BATCH, settings.group or 1
+
+    @classmethod
+    def restore(cls, settings: QueueSettings, snapshot: bytes) -> StalenessQueue:
+        """As it was, without the sequences whose permits were out: submit them again. Of other settings, and of bytes
+        that are damaged, InvalidInput."""
+        handle = c_void_p()
+        raw = _bytes(snapshot)
+        check(c.lib().opd_queue_restore(byref(settings.as_struct()), raw, len(raw), byref(handle)))
+        made = cls.__new__(cls)
+        made._take(settings, handle)
+        return made
+
+    @property
+    def handle(self) -> c_void_p:
+        if self._handle is None:
+            raise refuse("queue", "was closed")
+        return self._handle
+
+    def acquire(self, n: int = 1, timeout: Optional[float] = None) -> list[Permit]:
+        """`n` permits under the present version, all or none, first come first served. []: the time was over, or the
+        queue was shut down or aborted."""
+        n = integer("n", n, 1, self._group)
+        permits, got = (c.opd_permit * n)(), c_int32()
+        check(c.lib().opd_queue_acquire(self.handle, n, _seconds(timeout), permits, byref(got)))
+        return [_permit(p) for p in permits] if got.value else []
+
+    def push(self, permits: Union[Permit, Sequence[Permit]], items: Any) -> str:
+        """Items (n) under their permits, or one under one; all or none, without a wait. "pushed"; "stale": too old
+        under "drop" and "retry"; "aborted". Unless "pushed", permits stay with the caller."""
+        given = [permits] if isinstance(permits, Permit) else list(permits)
+        values = int64s("items", items, scalar=True)
+        if values.size != len(given):
+            raise refuse("items", f"has {values.size} entries for {len(given)} permits")
+        if not given:
+            raise refuse("permits", "has no entry; at least one item is pushed")
+        numbers = (c_uint64 * len(given))(*(_number("permits", p) for p in given))
+        pushed = c_int32()
+        at = values.ctypes.data_as(ctypes.POINTER(c_int64))
+        check(c.lib().opd_queue_push(self.handle, numbers, at, len(given), byref(pushed)))
+        return PUSHES[pushed.value]
+
+    def release(self, permit: Permit) -> None:
+        """Gives a permit back: its sequence failed."""
+        check(c.lib().opd_queue_release(self.handle, _number("permit", permit)))
+
+    def restart(self, permit: Permit, timeout: Optional[float] = None) -> Optional[Permit]:
+        """Its sequence starts again under the present version, once new weights are out. None: not in time, or the
+        queue was aborted; the permit is out as before."""
+        version = c_int64()
+        number_ = _number("permit", permit)
+        check(c.lib().opd_queue_restart(self.handle, number_, _seconds(timeout), byref(version)))
+        return None if version.value < 0 else Permit(permit.permit, version.value, permit.slot)
+
+    def pop(self, timeout: Optional[float] = None) -> Optional[Batch]:
+        """The next batch, as the policy chooses it. None: the time was over, or the queue was aborted, or shut down
+        and is empty. One batch is out at a time."""
+        items, versions = np.empty(self._most, np.int64), np.empty(self._most, np.int64)
+        out = c.opd_queue_batch()
+        out.struct_size = sizeof(out)
+        places = (x.ctypes.data_as(ctypes.POINTER(c_int64)) for x in (items, versions))
+        check(c.lib().opd_queue_pop(self.handle, _seconds(timeout), *places, self._most, byref(out)))
+        if out.batch == 0:
+            return None
+        return Batch(out.batch, out.version, items[: out.count].copy(), versions[: out.count].copy())
+
+    def trained(self, batch: Batch) -> None:
+        """It was trained on: until `synchronised` nothing starts on old weights."""
+        check(c.lib().opd_queue_trained(self.handle, batch.batch))
+
+    def synchronised(self, batch: Batch) -> list[Stale]:
+        """The new weights are out: the version moves, permits return. Returns what became too old by that, of the
+        policies "drop" and "retry"."""
+        check(c.lib().opd_queue_synchronised(self.handle, batch.batch))
+        room, count, found = (c.opd_stale * 64)(), c_size_t(1), []
+        while count.value:
+            check(c.lib().opd_queue_stale(self.handle, room, len(room), byref(count)))
+            for s in room[: count.value]:
+                found.append(Stale(s.item, s.version, _permit(s.permit) if s.permit.permit else None))
+        return found
+
+    def give_up(self, batch: Batch) -> None:
+        """Instead of `trained`: its items go back in front. Instead of `synchronised`: the queue aborts, since
+        weights that were trained are not out."""
+        check(c.lib().opd_queue_give_up(self.handle, batch.batch))
+
+    def shutdown(self) -> None:
+        """No more permits; what is out is still pushed and consumed, the last batch may be short."""
+        check(c.lib().opd_queue_close(self.handle))
+
+    def abort(self) -> np.ndarray:
+        """Ends every wait. Returns the items (n) int64 that lay in the queue."""
+        check(c.lib().opd_queue_abort(self.handle))
+        room, count, found = (c_int64 * 256)(), c_size_t(1), []
+        while count.value:
+            check(c.lib().opd_queue_aborted_items(self.handle, room, len(room), byref(count)))
+            found += room[: count.value]
+        return np.array(found, np.int64)
+
+    def state(self) -> dict[str, int]:
+        """Version and counts. At any moment acquired = consumed + returned + dropped + discarded + outstanding."""
+        s = c.opd_queue_state()
+        s.struct_size = sizeof(s)
+        check(c.lib().opd_queue_look(self.handle, byref(s)))
+        return {name: getattr(s, name) for name, *_ in s._fields_ if name != "struct_size"}
+
+    def snapshot(self) -> bytes:
+        """Version, counts and the items that lie in the queue. A batch that is out counts as put back until
+        `trained`."""
+        size = c_size_t()
+        while True:
+            check(c.lib().opd_queue_snapshot(self.handle, None, 0, byref(size)))
+            room = ctypes.create_string_buffer(max(1, size.value))
+            code = c.lib().opd_queue_snapshot(self.handle, room, len(room), byref(size))
+            if code == opd_status.OPD_OK:
+                return room.raw[: size.value]
+            why = last_error(code)
+            if getattr(why, "argument", "") != "capacity":  # else another thread pushed meanwhile
+                raise why
+
+    def close(self) -> None:
+        """Frees the queue and ends every wait in it."""
+        if self._handle is not None:
+            c.lib().opd_queue_destroy(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> StalenessQueue:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None and c is not None:  # None: the interpreter ends
+            self.close()
+
+
+def _permit(p: Any) -> Permit:
+    return Permit(p.permit, p.version, p.slot)
+
+
+def _number(argument: str, permit: Any) -> int:
+    if not isinstance(permit, Permit):
+        raise refuse(argument, f"is a {type(permit).__name__}; it is what acquire() returned")
+    return integer(argument, permit.permit, 0, UINT64)
+
+
+def _seconds(timeout: Optional[float]) -> float:
+    seconds = math.inf if timeout is None else number("timeout", timeout)
+    if not seconds >= 0:
+        raise refuse("timeout", f"is {seconds}; a wait is 0 or longer, or None: for ever")
+    return seconds
+
+
+def _bytes(snapshot: Any) -> bytes:
+    if not isinstance(snapshot, (bytes, bytearray, memoryview)):
+        raise refuse("snapshot", f"is a {type(snapshot).__name__}; it is what snapshot() returned")
+    return bytes(snapshot)
 
 
 # --- the virtual cluster

@@ -109,3 +109,11 @@ def ghost_token_kl(student, teacher, k, temperature=1.0, reverse=False, ghost=Tr
     else:
         p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
     return (p * np.log(p / q)).sum(-1) if reverse else (q * np.log(q / p)).sum(-1)
+
+
+def speculators_kl(logits, targets, loss_mask, step, decay):
+    """What speculators computes at a step of EAGLE-3's training-time test."""
+    end = logits.shape[1] - step
+    mask = (np.ones(logits.shape[:2]) if loss_mask is None else loss_mask.astype(np.float64))[:, step:]
+    each = kl(log_softmax(targets[:, step:]), log_softmax(logits[:, :end])) * mask * decay**step
+    return (each.sum(1) / (mask.sum(1) + 1e-5)).mean()

@@ -9,7 +9,7 @@ import re
 import unittest
 
 import opd
-from opd import _c_sched
+from opd import _c_sched, _c_spec
 
 PAGES = pathlib.Path(__file__).resolve().parents[2] / "docs/bindings"
 
@@ -40,7 +40,23 @@ class Pages(unittest.TestCase):
         printed = self.run_page("python-sched.md")
         self.assertIn("start 7 0", printed)
         self.assertEqual(printed.count(" 16 ", printed.index("start 7 0")), 4)
+        self.assertIn("pops [0 1] [0 0]\n1 ", printed)
         self.assertIn("edf ", printed)
+
+    def test_speculation(self):
+        try:
+            _c_spec.lib()
+        except opd.Unsupported as why:
+            self.skipTest(str(why))
+        printed = self.run_page("python-spec.md")
+        for said in (
+            "follow [1 2] [[9, 5], [4, 7, 1]]",
+            "drafted [8 9]",
+            "[3 1] Match(length=2,",
+            "chooses (",
+            "drafts, row 1: token 99 of a vocabulary of 50 drafts 1",
+        ):
+            self.assertIn(said, printed)
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "torch is not installed")
     def test_torch(self):

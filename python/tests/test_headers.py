@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""opd/_c.py against the headers of include/opd/c: members, their order and size, enumerators, functions."""
+"""opd/_c*.py against the headers of include/opd/c: members, their order and size, enumerators, functions."""
 
 import ctypes
 import enum
@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import unittest
 
-from opd import _c, _c_rows, _c_sched
+from opd import _c, _c_rows, _c_sched, _c_spec
 
 INCLUDE = pathlib.Path(__file__).resolve().parents[2] / "include"
 TYPES = {
@@ -30,15 +30,17 @@ TYPES = {
 }
 
 
+MIRRORS = (_c, _c_rows, _c_sched, _c_spec)
+
+
 def mirror_of(name):
-    return next(getattr(m, name) for m in (_c, _c_rows, _c_sched) if hasattr(m, name))
+    return next(getattr(m, name) for m in MIRRORS if hasattr(m, name))
 
 
 def has_mirror(name):
-    return any(hasattr(m, name) for m in (_c, _c_rows, _c_sched))
+    return any(hasattr(m, name) for m in MIRRORS)
 
 
-MIRRORS = (_c, _c_rows, _c_sched)
 HEADERS = [h for m in MIRRORS for h in m.HEADERS]
 FUNCTIONS = {name: f for m in MIRRORS for name, f in m.FUNCTIONS.items()}
 
@@ -52,6 +54,9 @@ def parse(text):
         members = []
         for line in filter(None, (x.strip() for x in m[1].split(";"))):
             line = re.sub(r"\b(const|struct)\b", "", line).strip()
+            if (callback := re.match(r"([\w*\s]+?)\s*\(\*(\w+)\)\((.*)\)$", line, re.S)) is not None:
+                members.append((callback[2], (callback[1], *callback[3].split(",")), 1))
+                continue
             kind, names = re.match(r"(\w+)\s*(.*)", line, re.S).groups()
             for name in names.split(","):
                 stars, name, count = re.match(r"\s*(\**)\s*(\w+)\s*(?:\[(\w+)\])?\s*$", name).groups()
@@ -66,6 +71,12 @@ def parse(text):
             values[name] = value
         enums[m[2]] = values
     return structs, enums, constants
+
+
+def types_of(callback):
+    """Of a pointer to a function: its result's and its arguments', whose names are left out."""
+    result, *arguments = callback
+    return [type_of(result), *(type_of(re.sub(r"\b\w+\s*$", "", a)) for a in arguments)]
 
 
 def type_of(text):
@@ -87,13 +98,17 @@ class Headers(unittest.TestCase):
             yield name, parse((INCLUDE / "opd/c" / name).read_text())
 
     def test_every_struct_and_its_members(self):
-        seen = 0
+        seen = callbacks = 0
         for header, (structs, _, _) in self.each_header():
             for struct, members in structs.items():
                 with self.subTest(header=header, struct=struct):
                     mirror = mirror_of(struct)
                     self.assertEqual([m[0] for m in members], [f[0] for f in mirror._fields_])
                     for (name, kind, count), (_, of_mirror) in zip(members, mirror._fields_):
+                        if isinstance(kind, tuple):
+                            self.assertEqual(types_of(kind), [of_mirror._restype_, *of_mirror._argtypes_], name)
+                            callbacks += 1
+                            continue
                         expected = type_of(kind)
                         if count == 1:
                             self.assertIs(expected, of_mirror, name)
@@ -101,6 +116,7 @@ class Headers(unittest.TestCase):
                             self.assertEqual((expected, count), (of_mirror._type_, of_mirror._length_), name)
                     seen += 1
         self.assertGreaterEqual(seen, 10)
+        self.assertEqual(callbacks, 4)  # of spec.h: accept, draw, draw, draw
 
     def test_every_enumerator(self):
         seen = 0
@@ -148,6 +164,13 @@ class Headers(unittest.TestCase):
                 for mine, theirs in zip(arguments, declared[name][1]):
                     self.assertIs(type_of(re.sub(r"\b\w+\s*$", "", theirs)), mine, theirs)
                 self.assertIs(None if declared[name][0] == "void" else type_of(declared[name][0]), result)
+
+    def test_every_function_of_speculation_and_of_the_queue_is_called(self):
+        for header, prefix in (("spec.h", "opd_"), ("sched.h", "opd_queue_")):
+            text = re.sub(r"/\*.*?\*/", " ", (INCLUDE / "opd/c" / header).read_text(), flags=re.S)
+            declared = {m[1] for m in re.finditer(r"OPD_C_API [\w\s*]+?\b(opd_\w+)\(", text) if m[1].startswith(prefix)}
+            self.assertGreaterEqual(len(declared), 17)
+            self.assertEqual(declared - set(FUNCTIONS), set())
 
     def test_a_compiler_agrees_about_sizes_and_offsets(self):
         compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")

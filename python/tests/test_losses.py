@@ -70,6 +70,37 @@ class Losses(unittest.TestCase):
         with self.assertRaisesRegex(opd.InvalidInput, "top_k"):
             losses.top_logits_kl_loss(self.z, self.y, top_k=32)
 
+    def test_speculators(self):
+        for kind in (np.bool_, np.float64):
+            mask = (self.rng.random((2, 4)) * (self.rng.random((2, 4)) < 0.7)).astype(kind)
+            mask[:, 3] = 1
+            for given in (None, mask):
+                for step in (0, 1, 3):
+
+                    def theirs(z):
+                        return formulas.speculators_kl(z, self.y.astype(np.float64), given, step, 0.8)
+
+                    r = losses.speculators_kl(self.z, self.y, given, step, 0.8)
+                    self.assertAlmostEqual(r.loss, theirs(self.z), delta=2e-6)
+                    slope = formulas.gradient(theirs, self.z)
+                    np.testing.assert_allclose(r.gradient, slope[:, : 4 - step], atol=2e-6)
+                    np.testing.assert_allclose(slope[:, 4 - step :], 0, atol=1e-10)
+        half = losses.speculators_kl(opd.bfloat16.rounded(self.z), opd.bfloat16.rounded(self.y), mask, 1)
+        z, y = (opd.bfloat16.rounded(x).float() for x in (self.z, self.y))
+        self.assertAlmostEqual(half.loss, formulas.speculators_kl(z, y, mask, 1, 1.0), delta=1e-5)
+        none = losses.speculators_kl(self.z, self.y, np.zeros((2, 4), bool), 1)
+        self.assertEqual((none.loss, np.abs(none.gradient).max()), (0, 0))
+        for argument, call in (
+            ("targets", lambda: losses.speculators_kl(self.z, self.y[:, :3])),
+            ("targets", lambda: losses.speculators_kl(self.z[0], self.y[0])),
+            ("loss_mask", lambda: losses.speculators_kl(self.z, self.y, mask[0])),
+            ("ttt_step", lambda: losses.speculators_kl(self.z, self.y, mask, 4)),
+            ("ttt_step_loss_decay", lambda: losses.speculators_kl(self.z, self.y, mask, 1, -0.5)),
+        ):
+            with self.assertRaises(opd.InvalidInput) as caught:
+                call()
+            self.assertEqual(caught.exception.argument, argument)
+
     def test_verl(self):
         p, q = -self.rng.exponential(2, (3, 5)), -self.rng.exponential(2, (3, 5))
         p[0, 0], q[0, 0] = -60, -1  # beyond both clamps

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""opd.sched: a run by hand, snapshots, the asyncio driver, the virtual cluster, and what is refused."""
+"""opd.sched: a run by hand, snapshots, the asyncio driver, the staleness queue, the virtual cluster, and what is
+refused."""
 
 import asyncio
+import gc
 import logging
 import math
+import threading
 import unittest
+
+import numpy as np
 
 import opd
 from opd import sched
@@ -189,6 +194,216 @@ class Asyncio(unittest.IsolatedAsyncioTestCase):
         with self.assertRaisesRegex(ValueError, "no such weights"):
             async for _ in sched.run(SETTINGS, rollout=rollout, train=train, sync=sync):
                 pass
+
+
+class Queue(unittest.TestCase):
+    def balances(self, q):
+        n = q.state()
+        parts = ("consumed", "returned", "dropped", "discarded", "outstanding")
+        self.assertEqual(n["acquired"], sum(n[name] for name in parts), n)
+        return n
+
+    def pushed(self, q, items):
+        permits = [q.acquire(timeout=0)[0] for _ in items]
+        for permit, item in zip(permits, items):
+            self.assertEqual(q.push(permit, item), "pushed")
+
+    def test_what_goes_in_comes_out_in_batches(self):
+        with sched.StalenessQueue(sched.QueueSettings(batch=2, tau=1, group=2)) as q:
+            permits = q.acquire(2)
+            self.assertEqual([(p.version, p.slot) for p in permits], [(0, 0), (0, 1)])
+            self.assertIsNone(q.pop(timeout=0))
+            self.assertEqual(q.push(permits, [-5, 2**62]), "pushed")
+            self.pushed(q, [7])
+            batch = q.pop()
+            self.assertEqual((batch.version, batch.items.tolist(), batch.versions.tolist()), (0, [-5, 2**62], [0, 0]))
+            self.assertEqual((batch.items.dtype, batch.versions.dtype), (np.int64, np.int64))
+            q.trained(batch)
+            self.assertEqual(q.acquire(timeout=0), [])  # nothing starts on old weights
+            self.assertEqual(q.synchronised(batch), [])
+            self.assertEqual(q.acquire(timeout=0)[0].version, 1)
+            n = self.balances(q)
+            self.assertEqual((n["version"], n["consumed"], n["ready"], n["outstanding"]), (1, 2, 1, 2))
+
+    def test_a_hard_bound_of_the_lag_over_a_run(self):
+        rng = np.random.default_rng(3)
+        for policy in ("edf", "in_order", "cohort_fifo", "drop", "retry"):
+            lags, item = [], 0
+            with sched.StalenessQueue(sched.QueueSettings(batch=3, tau=2, policy=policy)) as q:
+                out = []
+                while len(lags) < 60:
+                    while got := q.acquire(timeout=0):
+                        out += got
+                    if out:
+                        at = rng.integers(len(out))
+                        if (what := q.push(out[at], item)) == "pushed":
+                            out.pop(at)
+                        elif what == "stale":
+                            self.assertIn(policy, ("drop", "retry"))
+                            q.release(out.pop(at))
+                        item += 1
+                    if (batch := q.pop(timeout=0)) is not None:
+                        lags += (batch.version - batch.versions).tolist()
+                        q.trained(batch)
+                        out += [s.permit for s in q.synchronised(batch) if s.permit is not None]
+                self.balances(q)
+            self.assertLessEqual(max(lags), 2, policy)
+            self.assertGreater(max(lags), 0, policy)
+
+    def test_what_becomes_too_old(self):
+        for policy in ("drop", "retry"):
+            q = sched.StalenessQueue(sched.QueueSettings(batch=2, tau=0, outstanding=80, policy=policy))
+            late = q.acquire(timeout=0)[0]
+            self.pushed(q, range(79))
+            batch = q.pop(timeout=0)
+            q.trained(batch)
+            self.assertIsNone(q.restart(late, timeout=0))  # the gate is closed
+            stale = q.synchronised(batch)
+            self.assertEqual([s.item for s in stale], list(range(2, 79)))  # more than one call's room
+            self.assertEqual({s.version for s in stale}, {0})
+            self.assertEqual(q.push(late, 99), "stale")
+            again = q.restart(late)
+            self.assertEqual((again.permit, again.version), (late.permit, 1))
+            if policy == "drop":
+                self.assertEqual({s.permit for s in stale}, {None})
+            else:
+                self.assertEqual({s.permit.version for s in stale}, {1})
+                self.assertEqual(q.push([s.permit for s in stale[:1]], [5]), "pushed")
+            self.assertEqual(q.push(again, 99), "pushed")
+            self.balances(q)
+
+    def test_give_up_shut_down_abort(self):
+        q = sched.StalenessQueue(sched.QueueSettings(batch=2))
+        self.pushed(q, [1, 2, 3])
+        first = q.pop()
+        q.give_up(first)  # before it was trained on: its items are next again
+        second = q.pop()
+        self.assertEqual(second.items.tolist(), [1, 2])
+        with self.assertRaisesRegex(opd.InvalidInput, "is 1, which is not out"):
+            q.trained(first)
+        q.trained(second)
+        q.synchronised(second)
+        q.shutdown()
+        self.assertEqual(q.acquire(), [])
+        last = q.pop()
+        self.assertEqual(last.items.tolist(), [3])
+        q.trained(last)
+        q.synchronised(last)
+        self.assertIsNone(q.pop())
+        self.assertEqual(self.balances(q)["closed"], 1)
+
+        q = sched.StalenessQueue(sched.QueueSettings(batch=400, tau=1))
+        permit = q.acquire()[0]
+        self.pushed(q, range(300))
+        left = q.abort()
+        self.assertEqual((left.tolist(), left.dtype), (list(range(300)), np.int64))
+        self.assertEqual(q.push(permit, 1), "aborted")
+        self.assertIsNone(q.pop())
+        self.assertEqual(q.abort().tolist(), [])
+
+    def test_threads_wait_for_each_other(self):
+        with sched.StalenessQueue(sched.QueueSettings(batch=4, tau=1)) as q:
+            seen, items = [], iter(range(40))
+
+            def produce():
+                while got := q.acquire(timeout=30):
+                    try:
+                        item = next(items)
+                    except StopIteration:
+                        q.release(got[0])
+                        return q.shutdown()
+                    self.assertEqual(q.push(got[0], item), "pushed")
+
+            thread = threading.Thread(target=produce)
+            thread.start()
+            while (batch := q.pop(timeout=30)) is not None:
+                seen += batch.items.tolist()
+                q.trained(batch)
+                q.synchronised(batch)
+            thread.join()
+            self.assertEqual(seen, list(range(40)))
+            self.assertEqual(self.balances(q)["returned"], 1)
+
+    def test_a_wait_ends_with_its_time_or_with_the_queue(self):
+        q = sched.StalenessQueue(sched.QueueSettings(batch=2))
+        self.assertIsNone(q.pop(timeout=0.01))
+        found = []
+        thread = threading.Thread(target=lambda: found.append(q.pop()))
+        thread.start()
+        while not q.state()["waiting_learners"]:
+            pass
+        q.close()
+        thread.join(30)
+        self.assertEqual((thread.is_alive(), found), (False, [None]))
+
+    def test_a_snapshot_goes_on_as_it_was(self):
+        settings = sched.QueueSettings(batch=2, tau=1, policy="edf")
+        q = sched.StalenessQueue(settings)
+        self.pushed(q, [10, 11, 12])
+        batch = q.pop()
+        bytes_ = q.snapshot()
+        again = sched.StalenessQueue.restore(settings, bytes_)
+        self.assertEqual(again.pop(timeout=0).items.tolist(), batch.items.tolist())  # it was not trained on
+        self.balances(again)
+        with self.assertRaises(opd.InvalidInput):
+            sched.StalenessQueue.restore(settings, bytes_[:-1])
+        with self.assertRaises(opd.InvalidInput):
+            sched.StalenessQueue.restore(settings, bytes([bytes_[0] ^ 1]) + bytes_[1:])
+        with self.assertRaises(opd.InvalidInput) as caught:
+            sched.StalenessQueue.restore(sched.QueueSettings(batch=3), bytes_)
+        self.assertEqual(caught.exception.argument, "snapshot")
+
+    def test_what_is_refused(self):
+        def refused(argument, make):
+            with self.assertRaises(opd.InvalidInput) as caught:
+                make()
+            self.assertEqual(caught.exception.argument, argument)
+
+        make = sched.QueueSettings
+        for name, value in (
+            ("batch", 0), ("batch", -1), ("batch", 1.5), ("tau", -1), ("outstanding", "automatic"), ("group", 2**70)
+        ):  # fmt: skip
+            refused("settings." + name, lambda: sched.StalenessQueue(make(**{name: value})))
+        refused("settings.policy", lambda: sched.StalenessQueue(make(policy="no_such")))
+        self.assertEqual(make(tau=0).as_struct().tau, sched.c.ZERO)
+        q = sched.StalenessQueue(make(batch=2))
+        permit = q.acquire()[0]
+        before = q.state()
+        refused("n", lambda: q.acquire(2))
+        refused("n", lambda: q.acquire(0))
+        refused("timeout", lambda: q.acquire(timeout=-1))
+        refused("timeout", lambda: q.pop(timeout=math.nan))
+        refused("timeout", lambda: q.pop(timeout="soon"))
+        refused("items", lambda: q.push(permit, 1.5))
+        refused("items", lambda: q.push(permit, [1, 2]))
+        refused("items", lambda: q.push(permit, None))
+        refused("items", lambda: q.push(permit, np.array([2**64 - 1], np.uint64)))
+        refused("permits", lambda: q.push([], []))
+        refused("permits", lambda: q.push([permit, permit._replace(permit=9)], [1, 2]))
+        refused("permits", lambda: q.push([3], [1]))
+        refused("permit", lambda: q.release(permit._replace(permit=9)))
+        refused("snapshot", lambda: q.restore(make(batch=2), None))
+        self.assertEqual(q.state(), before)
+        self.assertEqual(q.push(permit, 1), "pushed")
+        refused("permits", lambda: q.push(permit, 1))
+        handle = q.handle
+        q.close()
+        q.close()
+        refused("queue", q.state)
+        q._handle = handle  # as who kept the handle: the library knows that it was freed
+        refused("queue", q.state)
+        q._handle = None
+
+    def test_who_lets_go_frees(self):
+        q = sched.StalenessQueue(sched.QueueSettings(batch=2))
+        handle = q.handle
+        del q
+        gc.collect()
+        other = sched.StalenessQueue.__new__(sched.StalenessQueue)
+        other._handle = handle
+        with self.assertRaisesRegex(opd.InvalidInput, "queue"):
+            other.state()
+        other._handle = None
 
 
 class Simulation(unittest.TestCase):

@@ -291,6 +291,21 @@ class OthersLosses(unittest.TestCase):
             self.assertAlmostEqual(loss.item(), expected, delta=2e-6)
             self.assertTrue(z.grad.any())
 
+    def test_speculators(self):
+        mask = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0]], dtype=torch.bool)
+        for given in (None, mask):
+            for step in (0, 2):
+                z, same = self.z.clone().requires_grad_(), self.z.double().requires_grad_()
+                loss = losses.speculators_kl(z, self.y, given, step, 0.7)
+                loss.backward()
+                m = (torch.ones(2, 4) if given is None else given.double())[:, step:]
+                log_p, q = same[:, : 4 - step].log_softmax(-1), self.y.double()[:, step:].softmax(-1)
+                each = torch.nn.functional.kl_div(log_p, q, reduction="none").sum(-1) * m * 0.7**step
+                expected = (each.sum(1) / (m.sum(1) + 1e-5)).mean()
+                expected.backward()
+                self.assertAlmostEqual(loss.item(), expected.item(), delta=1e-6)
+                torch.testing.assert_close(z.grad.double(), same.grad, rtol=0, atol=1e-6)
+
     def test_liger(self):
         x, w, tx, tw = (torch.randn(s) for s in ((8, 6), (31, 6), (8, 5), (31, 5)))
         x.requires_grad_(), w.requires_grad_()
