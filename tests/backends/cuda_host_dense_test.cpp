@@ -100,6 +100,56 @@ TEST_CASE("the rows that plain float gets wrong") {
     });
 }
 
+TEST_CASE("threads that begin with anchors of others' entries add up to the same sums") {
+    using detail::row_sweep;
+    source s(6);
+    const index_t vocab = 3001;
+    constexpr int threads = 16;
+    std::vector<float> z(vocab), y(vocab);
+    for (index_t v = 0; v < vocab; ++v) z[v] = float(3 * s.normal()), y[v] = float(3 * s.normal());
+    constexpr raw_sums_needed all{.student_delta = true, .student_power = true, .teacher_delta = true};
+    const auto swept = [&](const detail::row_anchors* begin, bool agree) {
+        std::vector<row_sweep> parts;
+        for (int t = 0; t < threads; ++t) {
+            parts.push_back(row_sweep::begin(1, 1 / 1.5, .5, false));
+            if (begin) parts.back().begin_at(*begin);
+            const detail::row_tile<float, float, float> tile{z.data(), y.data(), nullptr, 0, vocab};
+            detail::sweep_thread<scalar<float>, true, all>(parts.back(), tile, detail::one_of{t, threads});
+        }
+        if (agree) {
+            detail::row_anchors best;
+            for (const row_sweep& p : parts) best = detail::row_anchors::merge(best, p.proposed());
+            for (row_sweep& p : parts) p.agree(best);
+            for (int t = 1; t < threads; ++t)
+                parts[0].take(row_sweep::addends::merge(parts[0].summed(), parts[t].summed()));
+        } else {
+            for (int t = 1; t < threads; ++t) parts[0] = row_sweep::merge(parts[0], parts[t]);
+        }
+        return parts[0];
+    };
+    const row_sweep plain = swept(nullptr, false);
+    CHECK(plain.sums.own_s == 1);
+    for (int i = 0; i < 40; ++i) {
+        const index_t a = s.below(vocab), b = i == 0 ? plain.sums.t : s.below(vocab);
+        const index_t at_s = i == 1 ? plain.sums.s : a;
+        const detail::row_anchors begin{at_s, b, z[at_s], y[at_s], z[b], y[b]};
+        for (const bool agree : {false, true}) {
+            const row_sweep got = swept(&begin, agree);
+            CAPTURE(i);
+            CAPTURE(agree);
+            CHECK(got.sums.s == plain.sums.s);
+            CHECK(got.sums.t == plain.sums.t);
+            CHECK(got.sums.own_s == 1);
+            CHECK(got.sums.own_t == 1);
+            CHECK(got.sums.student_mass == doctest::Approx(plain.sums.student_mass).epsilon(1e-6));
+            CHECK(got.sums.teacher_mass == doctest::Approx(plain.sums.teacher_mass).epsilon(1e-6));
+            CHECK(got.sums.student_delta == doctest::Approx(plain.sums.student_delta).epsilon(1e-5));
+            CHECK(got.sums.student_power == doctest::Approx(plain.sums.student_power).epsilon(1e-5));
+            CHECK(got.sums.teacher_delta == doctest::Approx(plain.sums.teacher_delta).epsilon(1e-5));
+        }
+    }
+}
+
 TEST_CASE("sums of threads merge associatively, with the same anchors in any order") {
     source s(5);
     const index_t vocab = 4000;
