@@ -40,6 +40,7 @@
 #include "opd/hidden.hpp"
 #include "opd/id_overlap.hpp"
 #include "opd/lanes.hpp"
+#include "opd/offline_drift.hpp"
 #include "opd/penalties.hpp"
 #include "opd/ratio_sketch.hpp"
 #include "opd/rng.hpp"
