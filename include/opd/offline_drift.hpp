@@ -11,8 +11,8 @@
 //
 //   token     w = p/pi_ref               mean, standard deviation, chi-squared, K1, K3, effective sample size
 //   sequence  W = Π w, in logs           the same, and mean, deviation and extremes of log W
-//   chi-squared = E[(w - 1)²]            = E[w²] - 1 as E[w] = 1 under pi_ref. It cannot be negative, and with it the bound
-//                                        holds for the gradients of the sample itself; `diagnostics` has mean w² - 1
+//   chi-squared = E[(w - 1)²]            = E[w²] - 1 as E[w] = 1 under pi_ref. It cannot be negative, and with it the
+//                                        bound holds for the gradients of the sample itself; diagnostics: mean w² - 1
 //   K1 = -log w, K3 = w - 1 - log w      both KL(pi_ref‖p) of a token, in nats
 //   bound     |∇J_on - ∇J_off| ≤ G σ_A √chi²(p‖pi_ref)   of sequences, σ_A² = E[(Σ_t |A_t|)²], A = log q - log p
 //

@@ -49,6 +49,7 @@
 #include "opd/source.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
+#include "opd/teacher_probe.hpp"
 #include "opd/token.hpp"
 #include "opd/traits.hpp"
 #include "opd/version.hpp"
