@@ -141,6 +141,7 @@ struct offline_drift {
             add_sequence(x, !log_q.empty());
         }
     }
+
     /// Sums of other batches, threads or ranks; the clip is this one's.
     void merge(const offline_drift& o) {
         if (first_bad_token < 0) first_bad_token = o.first_bad_token;

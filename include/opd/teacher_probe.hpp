@@ -58,10 +58,10 @@ struct teacher_answers {
 };
 
 struct probe_settings {
-    double most_noise = 0.5;             ///< sigma_delta over mean gap: half adds an eighth to the advantage's variance
-    index_t least_tokens = 200;          ///< fewer decide neither noise nor shift
-    index_t least_lists = 32;            ///< fewer decide neither mass, temperature nor ids, unless one is bad
-    double mass_tolerance = 0.01;        ///< of a list's Σ exp: servers round log-probs
+    double most_noise = 0.5;      ///< sigma_delta over mean gap. At 0.5 noise has at most 1/8 of the mean square of A
+    index_t least_tokens = 200;   ///< fewer decide neither noise nor shift
+    index_t least_lists = 32;     ///< fewer decide neither mass, temperature nor ids, unless one is bad
+    double mass_tolerance = 0.01; ///< of a list's Σ exp: servers round log-probs
     double temperature_tolerance = 0.03; ///< of the slope 1/T
     double errors = 5;                   ///< standard errors that a fault must stand out by
 };
@@ -197,6 +197,7 @@ inline std::string to_string(const teacher_report& r) {
 }
 
 namespace detail {
+inline namespace OPD_ISA {
 
 inline bool is_log_prob(double x) { return is_finite(x) && x <= 1e-3 && x >= -9000; }
 
@@ -317,9 +318,6 @@ inline double temperature_of(const std::vector<std::vector<double>>& lists) {
             for (const double x : list) sum += std::exp(t * x) / double(lists.size());
         return sum;
     };
-    for (const auto& list : lists)
-        for (const double x : list)
-            if (x > 0) return 0; // the sum need not fall with T
     double low = 1.0 / 64, high = 64;
     if (lists.empty() || !(mass(low) > 1) || !(mass(high) < 1)) return 0;
     for (int i = 0; i < 100; ++i) (mass(0.5 * (low + high)) > 1 ? low : high) = 0.5 * (low + high);
@@ -418,7 +416,10 @@ inline void probe_lists(const teacher_answers& a, const probe_settings& settings
         r.temperature = probed::good;
 }
 
+} // namespace OPD_ISA
 } // namespace detail
+
+inline namespace OPD_ISA {
 
 /// Looks at what a teacher returned. Throws invalid_input, as every call does, for shapes that do not fit and settings
 /// out of range; what the teacher got wrong stands in the report, which throws when asked to.
@@ -436,5 +437,7 @@ inline teacher_report probe_teacher(const teacher_answers& answers, const probe_
     detail::probe_lists(answers, settings, r);
     return r;
 }
+
+} // namespace OPD_ISA
 
 } // namespace opd

@@ -204,6 +204,9 @@ TEST_CASE("each fault alone is found, named, and measured") {
         CHECK(r.heavy_lists > 500);
         CHECK(r.bad_tokens > 100); // scores above 0
         CHECK(r.reasons().find("logits") != std::string::npos);
+        numbers u(12);
+        const answers full(u, 100, 12, 12, 1.5, 0.5, true, {.logits = true}); // no T makes log-probs of these
+        CHECK(probe_teacher(full.all()).unnormalised_temperature == 0);
     }
     SUBCASE("off by one, either way") {
         for (const index_t by : {-1, 1})
@@ -330,6 +333,18 @@ TEST_CASE("by hand") {
     // ranks of q: 2, 1, 0; of p: 1.5/2 …: 0.5, 0.5 and 0 with the tie shared, so 1.5, 1.5, 0
     CHECK(r.correlation_here == doctest::Approx(1.5 / std::sqrt(2 * 1.5)).epsilon(1e-12));
 
+    // two sequences of two tokens: the error is theirs, no pair of neighbours spans them, and ties share a rank
+    const row q2{-1, -2, -3, -4, -1.1, -2.1, -3.3, -4.3}, p2{-1, -1, -2, -3};
+    const std::vector<std::int64_t> halves{0, 2, 4};
+    const teacher_answers b{.log_q = view(q2.data(), 2, 4), .log_p = view(p2.data(), 4), .offsets = halves};
+    r = probe_teacher(b);
+    CHECK(r.sigma_delta == doctest::Approx(std::sqrt(.05)).epsilon(1e-12));
+    CHECK(r.sigma_delta_error ==
+          doctest::Approx(std::sqrt(2 * 2 * .08 * .08) / 4 / (2 * std::sqrt(.05))).epsilon(1e-12));
+    CHECK(r.correlation_here == doctest::Approx(4.5 / std::sqrt(5 * 4.5)).epsilon(1e-12)); // 3 2 1 0 with 2.5 2.5 1 0
+    CHECK(r.correlation_after == doctest::Approx(1).epsilon(1e-12));
+    CHECK(r.correlation_before == doctest::Approx(1).epsilon(1e-12));
+
     const std::vector<index_t> ids{4, 7, 4, -1, 0, 1, 2, 3};
     const row list_q{std::log(.5), std::log(.25), std::log(.5), nan, std::log(.5), nan, -inf, std::log(.2)};
     const row tail{std::log(.25), std::log(.3)};
@@ -384,6 +399,15 @@ TEST_CASE("what numbers cannot tell apart") {
     // a teacher that is 1.4 times as sure as its student, in every logit, is the student at T = 1/1.4
     const answers w = teacher_with({.temperature = 1 / 1.4}, true);
     CHECK(probe_teacher(w.all()).temperature == probed::bad);
+    // a close student at T = 1 leaves room for a temperature of some percent: not good, not bad
+    numbers close(6);
+    const answers wide(close, 400, 40, 40, 1.5, 0.55, false, {});
+    const teacher_report some = probe_teacher(wide.all());
+    CAPTURE(some.list_correlation * some.list_correlation);
+    CHECK(some.list_correlation * some.list_correlation > 0.9);
+    CHECK(some.temperature == probed::unclear);
+    CHECK(some.most_temperature > 1.0);
+    CHECK(some.least_temperature < 0.95);
     // unrelated scores have no lag
     numbers u(4);
     answers v = teacher_with({});
@@ -397,6 +421,27 @@ TEST_CASE("what numbers cannot tell apart") {
         for (index_t j = 0; j < 2; ++j) v.log_q[std::size_t(j) * 600 + t] = x + 2 * u.normal();
     }
     CHECK(probe_teacher(v.all()).shift == probed::unclear);
+}
+
+TEST_CASE("what docs/offline.md shows") {
+    const index_t R = 2, N = 600, L = 600, k = 8, V = 151936;
+    const answers w = teacher_with({.noise = 1e-3});
+    const row &log_q = w.log_q, &log_p = w.log_p, &list_log_q = w.list_log_q, &list_log_p = w.list_log_p;
+    const auto &offsets = w.offsets, &list_ids = w.list_ids;
+    // [probe]
+    opd::teacher_answers answers;
+    answers.log_q = opd::view(log_q.data(), R, N); // the same N tokens, scored R times
+    answers.log_p = opd::view(log_p.data(), N);    // by the student
+    answers.offsets = opd::row_offsets<>(offsets);
+    answers.list_ids = opd::view(list_ids.data(), L, k); // what the server lists at L positions
+    answers.list_log_q = opd::view(list_log_q.data(), L, k);
+    answers.list_log_p = opd::view(list_log_p.data(), L, k); // by a reference: best the same weights, raw
+    answers.vocab = V;                                       // the student's
+    const opd::teacher_report report = opd::probe_teacher(answers);
+    report.check(); // throws opd::invalid_input: what is wrong, and the number behind it
+    // [/probe]
+    CHECK(report.noise == probed::good);
+    CHECK(report.ids == probed::good);
 }
 
 TEST_CASE("refused") {
