@@ -47,7 +47,7 @@ namespace opd {
 struct teacher_answers {
     matrix_view<const double> log_q = {}; ///< (R,N) log-probs of the same N tokens; each replica or repeat is a row
     vector_view<const double> log_p = {}; ///< (N) of the same tokens by the student, which is to learn from the gap
-    row_offsets<> offsets = {};           ///< (S+1) sequences within the tokens; left out: one sequence
+    row_offsets<> offsets = {};           ///< (S+1) sequences, beside which no token counts; left out: one
     row_mask<> mask = {};                 ///< (N) tokens that count
 
     matrix_view<const index_t> list_ids = {};     ///< (L,k) ids that were returned at L positions; -1: an unused slot
@@ -248,9 +248,13 @@ inline void probe_tokens(const teacher_answers& a, const probe_settings& setting
     r.replicas = replicas;
     if (replicas == 0) return;
     const bool compared = !a.log_p.empty();
+    const bool whole = a.offsets.size < 1;
+    const index_t sequences = whole ? 1 : a.offsets.size - 1;
+    const auto begin = [&](index_t s) { return whole ? 0 : a.offsets[s]; };
+    const auto end = [&](index_t s) { return whole ? n : a.offsets[s + 1]; };
     std::vector<double> q, p;                       // of good tokens
     std::vector<index_t> place(std::size_t(n), -1); // token -> its place there
-    for (index_t t = 0; t < n; ++t) {
+    for (index_t t = begin(0), last = sequences > 0 ? end(sequences - 1) : t; t < last; ++t) {
         if (!a.mask.kept(t)) continue;
         bool good = !compared || is_log_prob(a.log_p[t]);
         double mean = 0;
@@ -263,11 +267,8 @@ inline void probe_tokens(const teacher_answers& a, const probe_settings& setting
     }
     r.tokens = index_t(q.size());
 
-    // two passes over sequences: what scatters within tokens, and which pairs are neighbours
+    // by sequence: what scatters within tokens, and which pairs are neighbours
     const bool few = r.tokens < settings.least_tokens;
-    const index_t sequences = a.offsets.size > 1 ? a.offsets.size - 1 : 1;
-    const auto begin = [&](index_t s) { return a.offsets.size > 1 ? a.offsets[s] : 0; };
-    const auto end = [&](index_t s) { return a.offsets.size > 1 ? a.offsets[s + 1] : n; };
     clustered_mean by_sequence, by_token, gap;
     const std::vector<double> rank_q = ranks_of(q), rank_p = ranks_of(p);
     paired lag[3];

@@ -345,6 +345,18 @@ TEST_CASE("by hand") {
     CHECK(r.correlation_after == doctest::Approx(1).epsilon(1e-12));
     CHECK(r.correlation_before == doctest::Approx(1).epsilon(1e-12));
 
+    const std::vector<std::int64_t> inner{1, 3}, none{0}; // tokens of no sequence do not count
+    const auto with_offsets = [&](const std::vector<std::int64_t>& offsets) {
+        teacher_answers c = b;
+        c.offsets = row_offsets<>(offsets);
+        return probe_teacher(c);
+    };
+    CHECK(with_offsets(inner).tokens == 2);
+    CHECK(with_offsets(inner).sigma_delta == doctest::Approx(std::sqrt(.05)).epsilon(1e-12)); // of .1 and .3
+    CHECK(with_offsets(inner).mean_gap == doctest::Approx((1.05 + 1.15) / 2).epsilon(1e-12));
+    CHECK(with_offsets(none).tokens == 0);
+    CHECK(with_offsets(none).noise == probed::too_few);
+
     const std::vector<index_t> ids{4, 7, 4, -1, 0, 1, 2, 3};
     const row list_q{std::log(.5), std::log(.25), std::log(.5), nan, std::log(.5), nan, -inf, std::log(.2)};
     const row tail{std::log(.25), std::log(.3)};
