@@ -21,8 +21,8 @@ int run(const opd_call* of, opd_result* result, std::uint64_t* workspace) {
         const opd_estimator estimator = opd_c::read("estimator", call.estimator, true);
         const opd_env env = opd_c::read("env", call.env, true);
         opd_c::refuse_reserved("estimator", estimator);
+        if (result != nullptr) (void)opd_c::size_of("result", *result); // before anything is written
         opd_result r = {};
-        opd_c::write("result", result, r); // refuses its size before anything is written
         const int status = opd_c::with_engine("engine", call.engine, [&](void* backend) {
             return opd_c::kernels().evaluate(backend, student, teacher, estimator, env, r, workspace);
         });

@@ -83,8 +83,8 @@ std::span<const T> array(const std::string& name, const T* p, std::int64_t count
 class integers {
 public:
     integers() = default;
-    integers(const std::string& name, const DLTensor* t) : name_(name) {
-        need(name.c_str(), t);
+    integers(const char* name, const DLTensor* t) : name_(name) {
+        need(name, t);
         const dtype d = type_of(*t);
         if (d != dtype::int32 && d != dtype::int64) detail::refuse_type(name, *t, "int32 or int64");
         const any_vector v = vector_of(name, *t);
@@ -120,26 +120,26 @@ private:
     void put(index_t i, T x) const {
         std::memcpy(data_ + i * static_cast<index_t>(sizeof x), &x, sizeof x);
     }
-    std::string name_;
+    const char* name_ = "";
     char* data_ = nullptr;
     index_t size_ = 0;
     bool wide_ = false;
 };
 
 /// A copy of a tensor's tokens.
-inline void copy_tokens(const std::string& name, const DLTensor* t, std::vector<std::int32_t>& to) {
+inline void copy_tokens(const char* name, const DLTensor* t, std::vector<std::int32_t>& to) {
     const integers from(name, t);
     to.resize(static_cast<std::size_t>(from.size()));
     for (index_t i = 0; i < from.size(); ++i) to[static_cast<std::size_t>(i)] = from.token(i);
 }
-inline std::vector<std::int32_t> tokens_of(const std::string& name, const DLTensor* t) {
+inline std::vector<std::int32_t> tokens_of(const char* name, const DLTensor* t) {
     std::vector<std::int32_t> to;
     copy_tokens(name, t, to);
     return to;
 }
 
 /// First entry of each sequence, from 0 to `total`. Returns how many sequences there are.
-inline index_t check_offsets(const std::string& name, const integers& offsets, index_t total) {
+inline index_t check_offsets(const char* name, const integers& offsets, index_t total) {
     const index_t sequences = offsets.size() - 1;
     if (sequences < 0) refuse(name, "is empty; it has one entry more than there are sequences");
     if (offsets[0] != 0) throw opd::invalid_input(name, "begins with " + std::to_string(offsets[0]) + ", not 0", 0);

@@ -88,7 +88,7 @@ index_t with_logits(const char* name, const DLTensor* t, Body&& body) {
     }
 }
 
-std::vector<double> doubles_of(const std::string& name, const DLTensor* t) {
+std::vector<double> doubles_of(const char* name, const DLTensor* t) {
     const opd::vector_view<const double> v = vector<const double>(name, t);
     return {v.data, v.data + v.size};
 }

@@ -67,10 +67,10 @@ constexpr dtype type_for() {
 
 namespace detail {
 
-inline void check_place(const std::string& name, const DLTensor& t) {
+inline void check_place(const char* name, const DLTensor& t) {
     if (t.device.device_type != kDLCPU && t.device.device_type != kDLCUDAHost)
-        throw opd::unsupported("opd: " + name + ": lies on a device of type " + std::to_string(t.device.device_type) +
-                               "; this library has kernels for the CPU alone");
+        throw opd::unsupported(std::string("opd: ") + name + ": lies on a device of type " +
+                               std::to_string(t.device.device_type) + "; this library has kernels for the CPU alone");
     if (t.ndim < 0 || t.ndim > 64) refuse(name, "has " + std::to_string(t.ndim) + " dimensions");
     if (t.ndim > 0 && t.shape == nullptr) refuse(name, "has no shape");
     index_t numbers = 1;
@@ -105,7 +105,7 @@ inline bool in_order(const DLTensor& t, int first, int last, index_t& step) {
     }
     return true;
 }
-[[noreturn]] inline void refuse_type(const std::string& name, const DLTensor& t, const char* wanted) {
+[[noreturn]] inline void refuse_type(const char* name, const DLTensor& t, const char* wanted) {
     refuse(name, "is of " + name_of(t) + ", not " + wanted);
 }
 
@@ -116,7 +116,7 @@ struct any_matrix {
     void* data = nullptr;
     index_t rows = 0, cols = 0, stride = 0;
 };
-inline any_matrix matrix_of(const std::string& name, const DLTensor& t) {
+inline any_matrix matrix_of(const char* name, const DLTensor& t) {
     detail::check_place(name, t);
     if (t.ndim < 2) refuse(name, "has " + std::to_string(t.ndim) + " dimension(s); a matrix has at least 2");
     any_matrix m{detail::begin_of(t), 1, t.shape[t.ndim - 1], 0};
@@ -146,7 +146,7 @@ struct any_vector {
     void* data = nullptr;
     index_t size = 0;
 };
-inline any_vector vector_of(const std::string& name, const DLTensor& t) {
+inline any_vector vector_of(const char* name, const DLTensor& t) {
     detail::check_place(name, t);
     any_vector v{detail::begin_of(t), 1};
     for (int i = 0; i < t.ndim; ++i) v.size *= t.shape[i];
@@ -177,7 +177,7 @@ inline const char* wanted_name(dtype t) {
 
 /// A matrix of T; empty for NULL.
 template <class T>
-opd::matrix_view<T> matrix(const std::string& name, const DLTensor* t) {
+opd::matrix_view<T> matrix(const char* name, const DLTensor* t) {
     if (t == nullptr) return {};
     if (type_of(*t) != type_for<T>()) detail::refuse_type(name, *t, wanted_name(type_for<T>()));
     const any_matrix m = matrix_of(name, *t);
@@ -185,7 +185,7 @@ opd::matrix_view<T> matrix(const std::string& name, const DLTensor* t) {
     return {static_cast<T*>(m.data), m.rows, m.cols, m.stride};
 }
 template <class T>
-opd::vector_view<T> vector(const std::string& name, const DLTensor* t) {
+opd::vector_view<T> vector(const char* name, const DLTensor* t) {
     if (t == nullptr) return {};
     if (type_of(*t) != type_for<T>()) detail::refuse_type(name, *t, wanted_name(type_for<T>()));
     const any_vector v = vector_of(name, *t);
@@ -193,7 +193,7 @@ opd::vector_view<T> vector(const std::string& name, const DLTensor* t) {
     return {static_cast<T*>(v.data), v.size};
 }
 /// Bytes that say yes or no.
-inline opd::matrix_view<const std::uint8_t> flags(const std::string& name, const DLTensor* t) {
+inline opd::matrix_view<const std::uint8_t> flags(const char* name, const DLTensor* t) {
     if (t == nullptr) return {};
     if (const dtype d = type_of(*t); d != dtype::uint8 && d != dtype::boolean && d != dtype::int8)
         detail::refuse_type(name, *t, "uint8 or bool");
@@ -201,7 +201,7 @@ inline opd::matrix_view<const std::uint8_t> flags(const std::string& name, const
     return {static_cast<const std::uint8_t*>(m.data), m.rows, m.cols, m.stride};
 }
 
-inline opd::row_offsets<> offsets(const std::string& name, const DLTensor* t) {
+inline opd::row_offsets<> offsets(const char* name, const DLTensor* t) {
     opd::row_offsets<> to;
     if (t == nullptr) return to;
     const dtype d = type_of(*t);
@@ -210,7 +210,7 @@ inline opd::row_offsets<> offsets(const std::string& name, const DLTensor* t) {
     to.data = v.data, to.size = v.size, to.bytes = t->dtype.bits / 8;
     return to;
 }
-inline opd::row_mask<> mask(const std::string& name, const DLTensor* t, bool has_ignore, std::int64_t ignore) {
+inline opd::row_mask<> mask(const char* name, const DLTensor* t, bool has_ignore, std::int64_t ignore) {
     opd::row_mask<> to;
     if (t == nullptr) return to;
     if (t->dtype.lanes != 1 || !(t->dtype.code == kDLInt || t->dtype.code == kDLUInt || t->dtype.code == kDLBool) ||
@@ -223,7 +223,7 @@ inline opd::row_mask<> mask(const std::string& name, const DLTensor* t, bool has
     to.ignore = static_cast<std::int64_t>(static_cast<std::uint64_t>(ignore) << unused) >> unused;
     return to;
 }
-inline opd::row_weights<> weights(const std::string& name, const DLTensor* t) {
+inline opd::row_weights<> weights(const char* name, const DLTensor* t) {
     opd::row_weights<> to;
     if (t == nullptr) return to;
     const dtype d = type_of(*t);

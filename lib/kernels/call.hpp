@@ -76,7 +76,7 @@ opd::result with_selector(const opd_estimator& of, const Estimator& e, Body&& bo
 }
 
 /// The type of a tensor that must be there.
-inline dtype type_of(const std::string& name, const DLTensor* t) {
+inline dtype type_of(const char* name, const DLTensor* t) {
     if (t == nullptr) refuse(name, "is a null pointer");
     return opd_c::type_of(*t);
 }

@@ -33,11 +33,12 @@ opd::teacher::hidden<X> hidden_of(const opd_teacher& t) {
 }
 /// body(X{}) with the type of hidden states.
 template <class Body>
-opd::result with_state_type(const std::string& name, const DLTensor* x, Body&& body) {
+opd::result with_state_type(const char* name, const DLTensor* x, Body&& body) {
     const dtype d = kernel::type_of(name, x);
     if (d == dtype::float32) return body(float{});
     if (d == dtype::bfloat16) return body(opd::bfloat16{});
-    throw opd::unsupported("opd: " + name + " is of " + name_of(*x) + "; hidden states are float32 or bfloat16");
+    throw opd::unsupported(std::string("opd: ") + name + " is of " + name_of(*x) +
+                           "; hidden states are float32 or bfloat16");
 }
 
 } // namespace opd_c::kernel

@@ -19,7 +19,7 @@ inline std::vector<std::int64_t>& kept_ids_memory(int slot) {
     return memory[static_cast<std::size_t>(slot)];
 }
 
-inline opd::matrix_view<const std::int64_t> id_matrix(int slot, const std::string& name, const DLTensor* t) {
+inline opd::matrix_view<const std::int64_t> id_matrix(int slot, const char* name, const DLTensor* t) {
     if (t == nullptr) return {};
     if (opd_c::type_of(*t) == dtype::int64) return matrix<const std::int64_t>(name, t);
     if (opd_c::type_of(*t) != dtype::int32) opd_c::detail::refuse_type(name, *t, "int32 or int64");
@@ -30,7 +30,7 @@ inline opd::matrix_view<const std::int64_t> id_matrix(int slot, const std::strin
         for (index_t j = 0; j < from.cols; ++j) to[static_cast<std::size_t>(r * from.cols + j)] = from(r, j);
     return {to.data(), from.rows, from.cols, from.cols};
 }
-inline opd::vector_view<const std::int64_t> id_vector(int slot, const std::string& name, const DLTensor* t) {
+inline opd::vector_view<const std::int64_t> id_vector(int slot, const char* name, const DLTensor* t) {
     if (t == nullptr) return {};
     if (opd_c::type_of(*t) == dtype::int64) return vector<const std::int64_t>(name, t);
     if (opd_c::type_of(*t) != dtype::int32) opd_c::detail::refuse_type(name, *t, "int32 or int64");

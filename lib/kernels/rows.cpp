@@ -24,7 +24,7 @@ void rethrow_as(const char* call, const opd::invalid_input& e) {
     throw opd::invalid_input(std::string(call).append(".").append(name), text, e.row);
 }
 
-dtype logits_type(const std::string& name, const DLTensor* z) {
+dtype logits_type(const char* name, const DLTensor* z) {
     if (z == nullptr) refuse(name, "is a null pointer");
     const dtype type = opd_c::type_of(*z);
     using enum dtype;

@@ -155,8 +155,8 @@ struct any_rows {
 };
 
 /// The logits of a call: they must be there, and of one of the four types.
-dtype logits_type(const std::string& name, const DLTensor* z);
-inline any_matrix logits_matrix(const std::string& name, const DLTensor* z, dtype type) {
+dtype logits_type(const char* name, const DLTensor* z);
+inline any_matrix logits_matrix(const char* name, const DLTensor* z, dtype type) {
     using enum dtype;
     const auto plain = [](const auto& m) {
         return any_matrix{const_cast<void*>(static_cast<const void*>(m.data)), m.rows, m.cols, m.stride};
@@ -170,7 +170,7 @@ inline any_matrix logits_matrix(const std::string& name, const DLTensor* z, dtyp
 }
 /// body(source) of rows of float, bfloat16 or double.
 template <class Body>
-auto with_rows(const std::string& name, const DLTensor* z, opd::cpu_backend& be, call_memory& memory, Body&& body) {
+auto with_rows(const char* name, const DLTensor* z, opd::cpu_backend& be, call_memory& memory, Body&& body) {
     const dtype type = logits_type(name, z);
     const any_matrix m = logits_matrix(name, z, type);
     if (type == dtype::float64) return body(any_rows<double>{m.data, m.rows, m.cols, m.stride});
@@ -183,7 +183,7 @@ auto with_rows(const std::string& name, const DLTensor* z, opd::cpu_backend& be,
 }
 /// body(view) of rows whose logits are read one by one, each where it lies.
 template <class Body>
-auto with_view(const std::string& name, const DLTensor* z, Body&& body) {
+auto with_view(const char* name, const DLTensor* z, Body&& body) {
     const dtype type = logits_type(name, z);
     const any_matrix m = logits_matrix(name, z, type);
     const auto of = [&]<class Z>(const Z*) {
