@@ -34,6 +34,8 @@ struct caller {
           vocab(from.of<std::int64_t>({5, 1, 17, 40, 1030, 0})), slots(from.of<std::int64_t>({2, 1, 5, 0})),
           width(from.of<std::int64_t>({3, 1, 8, 0})) {}
 
+    static constexpr std::int64_t largest = 400000; ///< numbers of a tensor; a kept set's ids are rows times vocabulary
+
     enum class what { logits, log_p, ids, flags, offsets, doubles, floats, count };
     /// Mostly what a member wants; null where it may be left out, and once in a while where it may not.
     const DLTensor* of(what kind, std::vector<std::int64_t> shape, bool optional) {
@@ -62,7 +64,7 @@ struct caller {
         x.strides.resize(shape.size());
         for (std::int64_t i = n - 1; i >= 0; --i) {
             x.strides[std::size_t(i)] = step;
-            const std::int64_t size = std::clamp<std::int64_t>(shape[std::size_t(i)], 1, 5000);
+            const std::int64_t size = std::clamp<std::int64_t>(shape[std::size_t(i)], 1, largest);
             step = std::min<std::int64_t>(step * size, 1 << 20) + (i == n - 1 && c.once_in(4) ? 3 : 0);
         }
         const bool even = c.once_in(2);
@@ -74,11 +76,11 @@ struct caller {
         bool sane = true;
         for (std::int64_t i = 0, flat = 1; i < n; ++i) {
             const std::int64_t size = shape[std::size_t(i)];
-            sane &= size >= 0 && size <= 5000;
+            sane &= size >= 0 && size <= largest;
             if (!sane) break;
             flat *= std::max<std::int64_t>(size, 1);
             const std::int64_t of_dim = x.strides[std::size_t(i)];
-            sane &= flat <= 400000 && of_dim >= 0 && of_dim <= (1 << 21);
+            sane &= flat <= largest && of_dim >= 0 && of_dim <= (1 << 21);
             if (even)
                 last = flat;
             else if (sane)
