@@ -46,10 +46,8 @@ OPD_HD OPD_INLINE void eights(const Tile& t, one_of at, Visit visit, Fold fold) 
             for (int i = 0; i < Size; ++i) visit(b.z.x[i], b.y.x[i]);
             fold();
         },
-        [&](index_t i) {
-            visit(load_number<F>(t.z + i), load_number<F>(t.y + i));
-            fold();
-        });
+        [&](index_t i) { visit(load_number<F>(t.z + i), load_number<F>(t.y + i)); });
+    fold(); // what fills no batch is one: entries that add nothing could fill it, as unused slots of a support do
 }
 /// dz = beta·dz + of(z, y), or of(z, z) where there is no y, from the row's end: it is still in the cache. What dz
 /// lies over has been read.

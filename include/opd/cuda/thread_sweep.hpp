@@ -353,10 +353,14 @@ struct scout_before {
     template <class Rows>
     OPD_HD static row_anchors part(const Rows& k, const typename Rows::state_type& st, one_of at) {
         row_sweep p;
-        auto t = tile_of(k, st, 0, k.vocab);
-        const index_t of_team = index_t{at.count} * gpu_tuning::entries_at_a_time;
-        t.count = t.count < 2 * of_team ? 0 : (t.count / (16 * of_team) + 1) * of_team;
-        if (t.count > 0) Sweep::tile(k, st, p, t, scout{at});
+        if constexpr (!requires {
+                          k.student.gradient_from;
+                      }) { // not among a support's entries: unused slots change no bit
+            auto t = tile_of(k, st, 0, k.vocab);
+            const index_t of_team = index_t{at.count} * gpu_tuning::entries_at_a_time;
+            t.count = t.count < 2 * of_team ? 0 : (t.count / (16 * of_team) + 1) * of_team;
+            if (t.count > 0) Sweep::tile(k, st, p, t, scout{at});
+        }
         return p.proposed();
     }
     OPD_HD static row_anchors merge(const row_anchors& a, const row_anchors& b) { return row_anchors::merge(a, b); }
