@@ -150,6 +150,7 @@ inline any_vector vector_of(const char* name, const DLTensor& t) {
     detail::check_place(name, t);
     any_vector v{detail::begin_of(t), 1};
     for (int i = 0; i < t.ndim; ++i) v.size *= t.shape[i];
+    if (v.size > (index_t{1} << 59)) refuse(name, "is larger than any memory"); // at most 16 bytes a number
     index_t step = 0;
     if (v.size > 1 && !(detail::in_order(t, 0, t.ndim, step) && step == 1))
         refuse(name, "has gaps: it must be contiguous");

@@ -569,6 +569,15 @@ TEST_CASE("tensors: dimensions, strides and types") {
     call.student.z = &five, call.student.dz = &g, call.teacher.y = &y;
     CHECK(call.run() == OPD_INVALID_INPUT);
     CHECK(std::string(opd_last_error_argument()) == "student.dz");
+    // a line of ids that no memory holds
+    c_call listed;
+    std::vector<std::int32_t> ids(4);
+    std::vector<std::int64_t> begins{0, 1, 2, 3, 4, 4, 4};
+    const tensor endless(ids.data(), {std::int64_t{1} << 62}), log_q(b.y.data(), {4}), offsets(begins);
+    listed.student.z = &z, listed.student.dz = &g, listed.teacher.kind = OPD_RAGGED_SUPPORT;
+    listed.teacher.ids = &endless, listed.teacher.log_q = &log_q, listed.teacher.offsets = &offsets;
+    CHECK(listed.run() == OPD_INVALID_INPUT);
+    CHECK(std::string(opd_last_error_argument()) == "teacher.ids");
 }
 
 TEST_CASE("bad structs, names and pairings are answered by name, and nothing is written") {
