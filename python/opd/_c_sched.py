@@ -481,5 +481,7 @@ FUNCTIONS = {
 def lib() -> ctypes.CDLL:
     """libopd with its schedulers."""
     loaded = _c.lib()
-    _c.bind(loaded, FUNCTIONS, lambda name: Unsupported(f"opd: {_c.library_path()} has no schedulers: {name} is missing"))
+    _c.bind(
+        loaded, FUNCTIONS, lambda name: Unsupported(f"opd: {_c.library_path()} has no schedulers: {name} is missing")
+    )
     return loaded

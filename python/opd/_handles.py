@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the calls of include/opd/c/spec.h share: structs, handles and how they are freed, snapshots, callbacks."""
+"""What the calls of spec.h and sched.h share: structs, handles and how they are freed, snapshots, callbacks."""
 
 from __future__ import annotations
 
@@ -49,12 +49,16 @@ class Handle:
 
     _kind = ""
     _argument = ""  # what errors call it, as the library does
+    _library = staticmethod(c.lib)
+    _handle: Optional[c_void_p] = None
 
     def _make(self, *arguments: Any) -> None:
-        self._handle: Optional[c_void_p] = None
         handle = c_void_p()
-        check(getattr(c.lib(), f"opd_{self._kind}_create")(*arguments, byref(handle)))
+        check(self._function("create")(*arguments, byref(handle)))
         self._handle = handle
+
+    def _function(self, name: str) -> Any:
+        return getattr(self._library(), f"opd_{self._kind}_{name}")
 
     @property
     def handle(self) -> c_void_p:
@@ -63,11 +67,24 @@ class Handle:
         return self._handle
 
     def _call(self, name: str, *arguments: Any) -> None:
-        check(getattr(c.lib(), f"opd_{self._kind}_{name}")(self.handle, *arguments))
+        check(self._function(name)(self.handle, *arguments))
+
+    def _snapshot(self, room_argument: str) -> bytes:
+        """All of the state; asked for again where another thread has made it grow, of which errors name the room."""
+        size = c_size_t()
+        while True:
+            self._call("snapshot", None, 0, byref(size))
+            room = ctypes.create_string_buffer(max(1, size.value))
+            code = self._function("snapshot")(self.handle, room, len(room), byref(size))
+            if code == opd_status.OPD_OK:
+                return room.raw[: size.value]
+            why = last_error(code)
+            if getattr(why, "argument", "") != room_argument:
+                raise why
 
     def close(self) -> None:
         if self._handle is not None:
-            getattr(c.lib(), f"opd_{self._kind}_destroy")(self._handle)
+            self._function("destroy")(self._handle)
             self._handle = None
 
     def __enter__(self: Self) -> Self:
@@ -77,7 +94,7 @@ class Handle:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None and c is not None:  # None: the interpreter ends
+        if self._handle is not None and c is not None:  # None: the interpreter ends
             self.close()
 
 
@@ -86,16 +103,7 @@ class Saved(Handle):
 
     def snapshot(self) -> bytes:
         """All of the state."""
-        size = c_size_t()
-        while True:
-            self._call("snapshot", None, 0, byref(size))
-            room = ctypes.create_string_buffer(max(1, size.value))
-            code = getattr(c.lib(), f"opd_{self._kind}_snapshot")(self.handle, room, len(room), byref(size))
-            if code == opd_status.OPD_OK:
-                return room.raw[: size.value]
-            why = last_error(code)
-            if getattr(why, "argument", "") != "size":  # else another thread taught it something meanwhile
-                raise why
+        return self._snapshot("size")
 
     def restore(self, snapshot: bytes) -> None:
         """The state that `snapshot` returned, of one that was made with the same options. InvalidInput (`snapshot`)

@@ -35,9 +35,9 @@ from typing import Any, AsyncIterator, Awaitable, Callable, NamedTuple, Optional
 import numpy as np
 
 from . import _c_sched as c
-from ._c import opd_status
+from ._handles import Handle
 from ._numbers import INT64, UINT64, int64s, integer, number
-from .errors import Error, check, last_error, refuse
+from .errors import Error, check, refuse
 
 _log = logging.getLogger("opd.sched")
 
@@ -310,17 +310,17 @@ class Outstanding:
     where: str
 
 
-class Scheduler:
+class Scheduler(Handle):
     """A state machine without a clock: `on` takes an event and the time, and returns what is to be done, in order."""
 
-    def __init__(self, settings: Settings = Settings()):
-        self._handle: Optional[c_void_p] = None
-        handle = c_void_p()
-        check(c.lib().opd_scheduler_create(byref(settings.as_struct()), byref(handle)))
-        self._take(handle)
+    _kind = _argument = "scheduler"
+    _library = staticmethod(c.lib)
 
-    def _take(self, handle: c_void_p) -> None:
-        self._handle = handle
+    def __init__(self, settings: Settings = Settings()):
+        self._make(byref(settings.as_struct()))
+        self._begin()
+
+    def _begin(self) -> None:
         self._room = (c.opd_action * 64)()
         self._room[0].struct_size = sizeof(c.opd_action)
 
@@ -330,14 +330,9 @@ class Scheduler:
         handle = c_void_p()
         check(c.lib().opd_scheduler_restore(byref(settings.as_struct()), snapshot, len(snapshot), byref(handle)))
         made = cls.__new__(cls)
-        made._take(handle)
+        made._handle = handle
+        made._begin()
         return made
-
-    @property
-    def handle(self) -> c_void_p:
-        if self._handle is None:
-            raise refuse("scheduler", "was closed")
-        return self._handle
 
     def on(self, event: Event, now: float) -> list[Action]:
         """Takes an event at `now`, in seconds on a clock that never runs backwards, then what is due by then."""
@@ -387,11 +382,7 @@ class Scheduler:
 
     def snapshot(self) -> bytes:
         """All of the state, equal bytes for equal states. Refused while actions are unread."""
-        size = c_size_t()
-        check(c.lib().opd_scheduler_snapshot(self.handle, None, 0, byref(size)))
-        room = ctypes.create_string_buffer(max(1, size.value))
-        check(c.lib().opd_scheduler_snapshot(self.handle, room, size.value, byref(size)))
-        return room.raw[: size.value]
+        return self._snapshot("")
 
     def abandon_workers(self, keep_prefixes: bool = False, reopen: bool = False) -> None:
         check(c.lib().opd_scheduler_abandon_workers(self.handle, keep_prefixes, reopen))
@@ -414,21 +405,6 @@ class Scheduler:
     def check(self) -> None:
         """Recounts everything; raises InternalError with the broken invariant."""
         check(c.lib().opd_scheduler_check(self.handle))
-
-    def close(self) -> None:
-        if self._handle is not None:
-            c.lib().opd_scheduler_destroy(self._handle)
-            self._handle = None
-
-    def __enter__(self) -> Scheduler:
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None and c is not None:  # None: the interpreter ends
-            self.close()
 
 
 def _counters(s: Any) -> dict[str, Any]:
@@ -688,7 +664,7 @@ class Stale(NamedTuple):
 PUSHES = ("pushed", "stale", "aborted")
 
 
-class StalenessQueue:
+class StalenessQueue(Handle):
     """A bounded queue between threads that generate and a learner: it bounds how many versions of the weights lie
     between a sample's start and the update that consumes it (docs/sched/queue.md). Items are numbers of the caller's,
     int64: keys of a dict, mostly. Any thread may call.
@@ -697,14 +673,15 @@ class StalenessQueue:
     `shutdown` or `abort` of another thread does.
     """
 
-    def __init__(self, settings: QueueSettings = QueueSettings()):
-        self._handle: Optional[c_void_p] = None
-        handle = c_void_p()
-        check(c.lib().opd_queue_create(byref(settings.as_struct()), byref(handle)))
-        self._take(settings, handle)
+    _kind = _argument = "queue"
+    _library = staticmethod(c.lib)
 
-    def _take(self, settings: QueueSettings, handle: c_void_p) -> None:
-        self._handle, self._most, self._group = handle, settings.batch or settings.BATCH, settings.group or 1
+    def __init__(self, settings: QueueSettings = QueueSettings()):
+        self._make(byref(settings.as_struct()))
+        self._begin(settings)
+
+    def _begin(self, settings: QueueSettings) -> None:
+        self._most, self._group = settings.batch or settings.BATCH, settings.group or 1
 
     @classmethod
     def restore(cls, settings: QueueSettings, snapshot: bytes) -> StalenessQueue:
@@ -714,14 +691,9 @@ class StalenessQueue:
         raw = _bytes(snapshot)
         check(c.lib().opd_queue_restore(byref(settings.as_struct()), raw, len(raw), byref(handle)))
         made = cls.__new__(cls)
-        made._take(settings, handle)
+        made._handle = handle
+        made._begin(settings)
         return made
-
-    @property
-    def handle(self) -> c_void_p:
-        if self._handle is None:
-            raise refuse("queue", "was closed")
-        return self._handle
 
     def acquire(self, n: int = 1, timeout: Optional[float] = None) -> list[Permit]:
         """`n` permits under the present version, all or none, first come first served. []: the time was over, or the
@@ -813,32 +785,11 @@ class StalenessQueue:
     def snapshot(self) -> bytes:
         """Version, counts and the items that lie in the queue. A batch that is out counts as put back until
         `trained`."""
-        size = c_size_t()
-        while True:
-            check(c.lib().opd_queue_snapshot(self.handle, None, 0, byref(size)))
-            room = ctypes.create_string_buffer(max(1, size.value))
-            code = c.lib().opd_queue_snapshot(self.handle, room, len(room), byref(size))
-            if code == opd_status.OPD_OK:
-                return room.raw[: size.value]
-            why = last_error(code)
-            if getattr(why, "argument", "") != "capacity":  # else another thread pushed meanwhile
-                raise why
+        return self._snapshot("capacity")
 
     def close(self) -> None:
         """Frees the queue and ends every wait in it."""
-        if self._handle is not None:
-            c.lib().opd_queue_destroy(self._handle)
-            self._handle = None
-
-    def __enter__(self) -> StalenessQueue:
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None and c is not None:  # None: the interpreter ends
-            self.close()
+        super().close()
 
 
 def _permit(p: Any) -> Permit:

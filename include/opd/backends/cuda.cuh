@@ -248,3 +248,5 @@ template <plain_job Job>
 device_result cuda_backend::for_rows(const Job& job) { return detail::enqueue(*this, job); }
 
 } // namespace opd
+
+#undef OPD_HAS_CLUSTERS
