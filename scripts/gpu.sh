@@ -56,7 +56,11 @@ build() {
     timeout 400 nvcc -std=c++20 -O2 "-arch=$arch" "-I$root/include" "-I$root/tests" "-I$pack" -w "$source" $main -o "$work/$name" -lcublas
 }
 say "$(nvidia-smi -L 2>/dev/null | head -1) $(nvcc --version 2>/dev/null | tail -1) $arch"
-build_all() {
+if [ "${1-}" = --run ]; then
+    for name in $programs; do
+        [ -x "$work/$name" ] || die "$work/$name is missing: run scripts/gpu.sh --build first"
+    done
+else
     printf '#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN\n#include <doctest/doctest.h>\n' >"$work/main.cpp"
     nvcc -std=c++20 -O1 "-I$pack" -c "$work/main.cpp" -o "$work/main.o" 2>&1 | tee -a "$log"
     [ -e "$work/main.o" ] || die "doctest/doctest.h is missing: run scripts/gpu.sh --pack where it is installed"
@@ -72,13 +76,6 @@ build_all() {
         [ -x "$work/$name" ] || { cat "$work/$name.log" && die "$name does not build"; }
     done
     say "built after $((SECONDS - started)) s"
-}
-if [ "${1-}" = --run ]; then
-    for name in $programs; do
-        [ -x "$work/$name" ] || die "$work/$name is missing: run scripts/gpu.sh --build first"
-    done
-else
-    build_all
 fi
 [ "${1-}" = --build ] && exit 0
 
