@@ -122,6 +122,8 @@ inline any_matrix matrix_of(const char* name, const DLTensor& t) {
     any_matrix m{detail::begin_of(t), 1, t.shape[t.ndim - 1], 0};
     for (int i = 0; i + 1 < t.ndim; ++i) m.rows *= t.shape[i];
     m.stride = m.cols;
+    if (m.cols == 0 && m.rows > (index_t{1} << 32)) // takes no memory, but time to go through
+        refuse(name, "has " + std::to_string(m.rows) + " rows without a number");
     if (m.rows == 0 || m.cols == 0) return m;
     if (m.cols > 1 && detail::step_of(t, t.ndim - 1) != 1)
         refuse(name, "has a stride of " + std::to_string(detail::step_of(t, t.ndim - 1)) +

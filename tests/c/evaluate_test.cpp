@@ -554,6 +554,7 @@ TEST_CASE("tensors: dimensions, strides and types") {
     refuses(tensor(reinterpret_cast<double*>(b.z.data()), {3, 40}), "float64", OPD_UNSUPPORTED);
     refuses(tensor(b.z.data(), {1, std::int64_t{1} << 62, 8}), "larger than any memory");
     refuses(tensor(b.z.data(), {2, 40}, {std::int64_t{1} << 61, 1}), "larger than any memory");
+    refuses(tensor(b.z.data(), {std::int64_t{1} << 62, 0}), "rows without a number");
     tensor away(b.z_view());
     away.device = {kDLCUDA, 0};
     refuses(away, "device", OPD_UNSUPPORTED);
@@ -576,6 +577,11 @@ TEST_CASE("tensors: dimensions, strides and types") {
     const tensor endless(ids.data(), {std::int64_t{1} << 62}), log_q(b.y.data(), {4}), offsets(begins);
     listed.student.z = &z, listed.student.dz = &g, listed.teacher.kind = OPD_RAGGED_SUPPORT;
     listed.teacher.ids = &endless, listed.teacher.log_q = &log_q, listed.teacher.offsets = &offsets;
+    CHECK(listed.run() == OPD_INVALID_INPUT);
+    CHECK(std::string(opd_last_error_argument()) == "teacher.ids");
+    // and rows without ids, which nobody goes through
+    const tensor empty(ids.data(), {std::int64_t{1} << 62, 0});
+    listed.teacher.kind = OPD_SUPPORT, listed.teacher.ids = &empty, listed.teacher.offsets = nullptr;
     CHECK(listed.run() == OPD_INVALID_INPUT);
     CHECK(std::string(opd_last_error_argument()) == "teacher.ids");
 }

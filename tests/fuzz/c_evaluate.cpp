@@ -79,7 +79,7 @@ struct caller {
             sane &= size >= 0 && size <= largest;
             if (!sane) break;
             flat *= std::max<std::int64_t>(size, 1);
-            const std::int64_t of_dim = x.strides[std::size_t(i)];
+            const std::int64_t of_dim = size > 1 ? x.strides[std::size_t(i)] : 0; // one index has no next
             sane &= flat <= largest && of_dim >= 0 && of_dim <= (1 << 21);
             if (even)
                 last = flat;
