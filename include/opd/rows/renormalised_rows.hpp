@@ -154,7 +154,7 @@ struct renormalised_rows {
             const auto row = slots_of(k.teacher, st.row);
             for (index_t j = at.id; j < row.count; j += at.count) {
                 const index_t id = own_id(k.frame, static_cast<index_t>(row.ids[j]), k.vocab);
-                if constexpr (!makes_ids<Student>)
+                if constexpr (requires { &k.student.logit({st.row}, id); }) // else made as it is read
                     if (id >= 0 && id < k.vocab) Engine::fetch(&k.student.logit({st.row}, id));
             }
             return Engine::repeats(row.ids, row.count, whole_vocab(k.frame, k.vocab), k.at(st).set, at);
