@@ -14,6 +14,9 @@ install(EXPORT opdTargets NAMESPACE opd:: DESTINATION "${opd_package_dir}")
 if(TARGET opd_c)
     install(TARGETS opd_c opd_c_static EXPORT opdLibraryTargets
             LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+    if(TARGET opd_c_cuda)
+        install(TARGETS opd_c_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}") # libopd finds it beside itself
+    endif()
     install(EXPORT opdLibraryTargets NAMESPACE opd:: DESTINATION "${opd_package_dir}")
     # from where the file lies, since --prefix may say another place than the configuration did
     file(RELATIVE_PATH opd_prefix_from_pc "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Errors, names and engines of the C interface, and the choice of kernels.
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -109,7 +111,48 @@ void opd_c_set_error(int code, const char* text, const char* argument, std::int6
     }
 }
 
+namespace {
+
+std::string reason_of_loader() {
+    const char* const text = dlerror();
+    return text != nullptr ? text : "no reason given";
+}
+/// libopd_cuda, which the environment's OPD_CUDA_LIBRARY names, or which lies beside this library, or which the loader
+/// finds. It stays loaded.
+const opd_kernels* load_cuda() {
+    static constexpr const char* file = "libopd_cuda.so.1";
+    std::string tried;
+    const auto open = [&](const std::string& name) {
+        void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (library == nullptr) tried += (tried.empty() ? "" : "; ") + reason_of_loader();
+        return library;
+    };
+    void* library = nullptr;
+    if (const char* const asked = std::getenv("OPD_CUDA_LIBRARY"); asked != nullptr && *asked != '\0') {
+        library = open(asked);
+    } else {
+        Dl_info own = {};
+        if (dladdr(reinterpret_cast<const void*>(&opd_c_set_error), &own) != 0 && own.dli_fname != nullptr)
+            if (const std::string path = own.dli_fname; path.find('/') != std::string::npos)
+                library = open(path.substr(0, path.rfind('/') + 1) + file);
+        if (library == nullptr) library = open(file);
+    }
+    if (library == nullptr) throw opd::unsupported("opd: calls on a CUDA device need libopd_cuda: " + tried);
+    using entry = decltype(&opd_kernels_cuda);
+    const auto find = reinterpret_cast<entry>(dlsym(library, "opd_kernels_cuda"));
+    if (find == nullptr) throw opd::unsupported("opd: libopd_cuda has no kernels: " + reason_of_loader());
+    const opd_kernels* const k = find(&opd_c_set_error);
+    if (k->size != sizeof(opd_kernels)) throw opd::unsupported("opd: libopd_cuda is of another version than libopd");
+    return k;
+}
+
+} // namespace
+
 namespace opd_c {
+const opd_kernels& cuda_kernels() {
+    static const opd_kernels& of_this_process = *load_cuda(); // one that throws is tried again
+    return of_this_process;
+}
 const opd_kernels& kernels() {
     static const opd_kernels& of_this_process = chosen();
     return of_this_process;
@@ -165,6 +208,13 @@ int opd_engine_create(const opd_engine_options* options, opd_engine** out) {
         if (o.threads < 0 || o.threads > 10000)
             opd_c::refuse("options.threads", "is " + std::to_string(o.threads) + "; it must lie in [0, 10000]");
         if (o.arena == nullptr && o.arena_bytes != 0) opd_c::refuse("options.arena", "is a null pointer");
+        if (o.device_type != 0 && o.device_type != kDLCPU && o.device_type != kDLCUDA)
+            throw opd::unsupported("opd: options.device_type is " + std::to_string(o.device_type) +
+                                   "; engines are of kDLCPU (1) or kDLCUDA (2)");
+        if (o.device_type != kDLCUDA && (o.device_id != 0 || o.stream != nullptr || o.cublas != nullptr))
+            opd_c::refuse("options.device_type", "is the CPU, which has no device_id, stream or cublas");
+        if (o.device_type == kDLCUDA && o.threads != 0)
+            opd_c::refuse("options.threads", "is given, and the engine is of a device");
         *out = opd_c::handles<opd_engine>().add(std::make_shared<opd_engine>(o));
     });
 }

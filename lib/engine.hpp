@@ -3,7 +3,6 @@
 // Engines: a backend of the chosen kernels and whose turn it is.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
@@ -14,11 +13,14 @@
 
 struct opd_engine {
     std::mutex turn;
-    void* backend;
+    const opd_kernels& kernels;
+    void* backend = nullptr;
     explicit opd_engine(const opd_engine_options& o)
-        : backend(opd_c::kernels().make(std::max(1, o.threads), o.arena, o.arena_bytes)) {}
+        : kernels(o.device_type == kDLCUDA ? opd_c::cuda_kernels() : opd_c::kernels()) {
+        if (const int status = kernels.make(o, &backend); status != OPD_OK) throw opd_c::reported{status};
+    }
     opd_engine(const opd_engine&) = delete;
-    ~opd_engine() { opd_c::kernels().unmake(backend); }
+    ~opd_engine() { kernels.unmake(backend); }
 };
 
 namespace opd_c {
@@ -36,17 +38,17 @@ inline constexpr auto estimators = std::to_array<opd::choice::name<form>>({
     {"sampled_forward_kl", form::sampled_forward_kl, "forward KL from the teacher's own draws"},
 });
 
-/// body(backend) of an engine of the caller's, or, for NULL, of the calling thread's.
+/// body(kernels, backend) of an engine of the caller's, or, for NULL, of the calling thread's.
 template <class Body>
 auto with_engine(const char* name, opd_engine* engine, Body&& body) {
     if (engine == nullptr) {
         thread_local std::unique_ptr<opd_engine> own;
         if (!own) own = std::make_unique<opd_engine>(opd_engine_options{});
-        return body(own->backend);
+        return body(own->kernels, own->backend);
     }
     const auto held = handles<opd_engine>().of(name, engine);
     const std::lock_guard turn(held->turn);
-    return body(held->backend);
+    return body(held->kernels, held->backend);
 }
 
 } // namespace opd_c

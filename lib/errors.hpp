@@ -26,6 +26,11 @@ namespace opd_c {
     throw opd::invalid_input(argument, text);
 }
 
+/// Thrown where opd_c_set_error was called already.
+struct reported {
+    int status;
+};
+
 /// Runs body(); no exception leaves. `body` may return an opd_status.
 template <class Body>
 int guarded(Body&& body) noexcept {
@@ -38,6 +43,8 @@ int guarded(Body&& body) noexcept {
             return body();
         else
             return body(), OPD_OK;
+    } catch (const reported& r) {
+        return r.status;
     } catch (const opd::invalid_input& e) {
         return failed(OPD_INVALID_INPUT, e.what(), e.argument.c_str(), e.row);
     } catch (const opd::infinite_value& e) {

@@ -23,8 +23,8 @@ int run(const opd_call* of, opd_result* result, std::uint64_t* workspace) {
         opd_c::refuse_reserved("estimator", estimator);
         if (result != nullptr) (void)opd_c::size_of("result", *result); // before anything is written
         opd_result r = {};
-        const int status = opd_c::with_engine("engine", call.engine, [&](void* backend) {
-            return opd_c::kernels().evaluate(backend, student, teacher, estimator, env, r, workspace);
+        const int status = opd_c::with_engine("engine", call.engine, [&](const opd_kernels& k, void* backend) {
+            return k.evaluate(backend, student, teacher, estimator, env, result != nullptr ? &r : nullptr, workspace);
         });
         if (status == OPD_OK || status == OPD_BAD_CONTENTS || status == OPD_INFINITE_VALUE)
             opd_c::write("result", result, r);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What is compiled once for each instruction set, and chosen when the library is loaded. kernels/ has it; all of it
-// takes the caller's structs as they are, checked for their sizes alone.
+// What is compiled once for each instruction set, and chosen when the library is loaded; and once for CUDA, as a
+// library of its own. kernels/ has it; all of it takes the caller's structs as they are, checked for their sizes alone.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,13 @@ struct opd_token_table {
 };
 
 struct opd_kernels {
-    const char* name;                                             ///< "x86-64-v3"
-    void* (*make)(int threads, void* arena, std::uint64_t bytes); ///< a backend
+    std::size_t size; ///< of this struct: a library of its own may be of another version
+    const char* name; ///< "v3"
+    int (*make)(const opd_engine_options&, void** backend);
     void (*unmake)(void* backend);
     int (*evaluate)(void* backend, const opd_student&, const opd_teacher&, const opd_estimator&, const opd_env&,
-                    opd_result&, std::uint64_t* workspace); ///< workspace: only its bytes are asked for
+                    opd_result*, std::uint64_t* workspace); ///< workspace: only its bytes are asked for
+    // null where there is none
     int (*draw)(void* backend, const opd_draw_call&, opd_result&, std::uint64_t* workspace);
     int (*kept_ids)(void* backend, const opd_kept_ids_call&, std::int64_t* total, opd_result&,
                     std::uint64_t* workspace);
@@ -35,7 +37,15 @@ OPD_C_SHARED const opd_kernels* opd_kernels_base();
 OPD_C_SHARED const opd_kernels* opd_kernels_v3();
 OPD_C_SHARED const opd_kernels* opd_kernels_v4();
 
+/// libopd_cuda's only name, as dlsym finds it: its kernels, which report errors to `set_error`.
+extern "C" __attribute__((visibility("default"))) const opd_kernels*
+opd_kernels_cuda(void (*set_error)(int code, const char* text, const char* argument, std::int64_t row) noexcept);
+
 namespace opd_c {
+/// Those of libopd_cuda, loaded by the first call that wants them; throws unsupported, with the loader's reason, where
+/// there are none.
+const opd_kernels& cuda_kernels();
+
 /// Those that this process uses: the best that it can run, or what the environment's OPD_ISA names (base, v3, v4).
 const opd_kernels& kernels();
 } // namespace opd_c

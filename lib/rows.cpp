@@ -2,6 +2,7 @@
 //
 // Draws, kept sets and scores up to the kernels.
 #include <cstdint>
+#include <string>
 
 #include "engine.hpp"
 #include "kernels.hpp"
@@ -11,6 +12,14 @@
 namespace {
 
 using namespace opd_c;
+
+/// A function of the engine's kernels, which a device's may lack.
+template <class Function>
+Function of_engine(Function f, const char* what) {
+    if (f == nullptr)
+        throw opd::unsupported(std::string("opd: ") + what + " on a device: this library has opd_evaluate there alone");
+    return f;
+}
 
 /// Writes *result where a call has one to give.
 template <class Call>
@@ -26,8 +35,8 @@ int run_draw(const opd_draw_call* of, opd_result* result, std::uint64_t* workspa
     return opd_c::guarded([&] {
         const opd_draw_call call = opd_c::read("draw", of);
         return with_result(result, [&](opd_result& r) {
-            return opd_c::with_engine("draw.engine", call.engine, [&](void* backend) {
-                return opd_c::kernels().draw(backend, call, r, workspace);
+            return opd_c::with_engine("draw.engine", call.engine, [&](const opd_kernels& k, void* backend) {
+                return of_engine(k.draw, "draws")(backend, call, r, workspace);
             });
         });
     });
@@ -36,8 +45,8 @@ int run_kept_ids(const opd_kept_ids_call* of, std::int64_t* total, opd_result* r
     return opd_c::guarded([&] {
         const opd_kept_ids_call call = opd_c::read("kept", of);
         return with_result(result, [&](opd_result& r) {
-            return opd_c::with_engine("kept.engine", call.engine, [&](void* backend) {
-                return opd_c::kernels().kept_ids(backend, call, total, r, workspace);
+            return opd_c::with_engine("kept.engine", call.engine, [&](const opd_kernels& k, void* backend) {
+                return of_engine(k.kept_ids, "kept sets")(backend, call, total, r, workspace);
             });
         });
     });
@@ -46,8 +55,8 @@ int run_score(const opd_score_call* of, opd_result* result, std::uint64_t* works
     return opd_c::guarded([&] {
         const opd_score_call call = opd_c::read("score", of);
         return with_result(result, [&](opd_result& r) {
-            return opd_c::with_engine("score.engine", call.engine, [&](void* backend) {
-                return opd_c::kernels().score(backend, call, r, workspace);
+            return opd_c::with_engine("score.engine", call.engine, [&](const opd_kernels& k, void* backend) {
+                return of_engine(k.score, "scores")(backend, call, r, workspace);
             });
         });
     });

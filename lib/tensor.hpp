@@ -65,12 +65,26 @@ constexpr dtype type_for() {
         return dtype::int64;
 }
 
+/// Where tensors of a call lie: a DLDeviceType and which of them.
+struct place {
+    std::int32_t type = kDLCPU, id = 0;
+};
+
 namespace detail {
 
-inline void check_place(const char* name, const DLTensor& t) {
-    if (t.device.device_type != kDLCPU && t.device.device_type != kDLCUDAHost)
-        throw opd::unsupported(std::string("opd: ") + name + ": lies on a device of type " +
-                               std::to_string(t.device.device_type) + "; this library has kernels for the CPU alone");
+inline void check_place(const char* name, const DLTensor& t, place at) {
+    const auto type = t.device.device_type;
+    const bool host = type == kDLCPU || type == kDLCUDAHost;
+    if (at.type == kDLCPU && !host)
+        throw opd::unsupported(std::string("opd: ") + name + ": lies on a device of type " + std::to_string(type) +
+                               (type == kDLCUDA ? "; a call over it takes an engine of that device"
+                                                : "; this library has kernels for the CPU and for CUDA"));
+    if (at.type != kDLCPU && type != at.type && type != kDLCUDAManaged)
+        refuse(name, host ? "lies in the CPU's memory, and the engine is of a device"
+                          : "lies on a device of type " + std::to_string(type) + ", and the engine is of another");
+    if (type == at.type && type == kDLCUDA && t.device.device_id != at.id)
+        refuse(name, "lies on device " + std::to_string(t.device.device_id) + ", and the engine is of device " +
+                         std::to_string(at.id));
     if (t.ndim < 0 || t.ndim > 64) refuse(name, "has " + std::to_string(t.ndim) + " dimensions");
     if (t.ndim > 0 && t.shape == nullptr) refuse(name, "has no shape");
     index_t numbers = 1;
@@ -116,8 +130,8 @@ struct any_matrix {
     void* data = nullptr;
     index_t rows = 0, cols = 0, stride = 0;
 };
-inline any_matrix matrix_of(const char* name, const DLTensor& t) {
-    detail::check_place(name, t);
+inline any_matrix matrix_of(const char* name, const DLTensor& t, place at = {}) {
+    detail::check_place(name, t, at);
     if (t.ndim < 2) refuse(name, "has " + std::to_string(t.ndim) + " dimension(s); a matrix has at least 2");
     any_matrix m{detail::begin_of(t), 1, t.shape[t.ndim - 1], 0};
     for (int i = 0; i + 1 < t.ndim; ++i) m.rows *= t.shape[i];
@@ -148,8 +162,8 @@ struct any_vector {
     void* data = nullptr;
     index_t size = 0;
 };
-inline any_vector vector_of(const char* name, const DLTensor& t) {
-    detail::check_place(name, t);
+inline any_vector vector_of(const char* name, const DLTensor& t, place at = {}) {
+    detail::check_place(name, t, at);
     any_vector v{detail::begin_of(t), 1};
     for (int i = 0; i < t.ndim; ++i) v.size *= t.shape[i];
     if (v.size > (index_t{1} << 59)) refuse(name, "is larger than any memory"); // at most 16 bytes a number
@@ -179,59 +193,63 @@ inline const char* wanted_name(dtype t) {
 }
 
 /// A matrix of T; empty for NULL.
-template <class T>
-opd::matrix_view<T> matrix(const char* name, const DLTensor* t) {
+template <class T, opd::space S = opd::space::host>
+opd::matrix_view<T, S> matrix(const char* name, const DLTensor* t, place at = {}) {
     if (t == nullptr) return {};
     if (type_of(*t) != type_for<T>()) detail::refuse_type(name, *t, wanted_name(type_for<T>()));
-    const any_matrix m = matrix_of(name, *t);
+    const any_matrix m = matrix_of(name, *t, at);
     if (reinterpret_cast<std::uintptr_t>(m.data) % alignof(T) != 0) refuse(name, "is not aligned to its element type");
     return {static_cast<T*>(m.data), m.rows, m.cols, m.stride};
 }
-template <class T>
-opd::vector_view<T> vector(const char* name, const DLTensor* t) {
+template <class T, opd::space S = opd::space::host>
+opd::vector_view<T, S> vector(const char* name, const DLTensor* t, place at = {}) {
     if (t == nullptr) return {};
     if (type_of(*t) != type_for<T>()) detail::refuse_type(name, *t, wanted_name(type_for<T>()));
-    const any_vector v = vector_of(name, *t);
+    const any_vector v = vector_of(name, *t, at);
     if (reinterpret_cast<std::uintptr_t>(v.data) % alignof(T) != 0) refuse(name, "is not aligned to its element type");
     return {static_cast<T*>(v.data), v.size};
 }
 /// Bytes that say yes or no.
-inline opd::matrix_view<const std::uint8_t> flags(const char* name, const DLTensor* t) {
+template <opd::space S = opd::space::host>
+opd::matrix_view<const std::uint8_t, S> flags(const char* name, const DLTensor* t, place at = {}) {
     if (t == nullptr) return {};
     if (const dtype d = type_of(*t); d != dtype::uint8 && d != dtype::boolean && d != dtype::int8)
         detail::refuse_type(name, *t, "uint8 or bool");
-    const any_matrix m = matrix_of(name, *t);
+    const any_matrix m = matrix_of(name, *t, at);
     return {static_cast<const std::uint8_t*>(m.data), m.rows, m.cols, m.stride};
 }
 
-inline opd::row_offsets<> offsets(const char* name, const DLTensor* t) {
-    opd::row_offsets<> to;
+template <opd::space S = opd::space::host>
+opd::row_offsets<S> offsets(const char* name, const DLTensor* t, place at = {}) {
+    opd::row_offsets<S> to;
     if (t == nullptr) return to;
     const dtype d = type_of(*t);
     if (d != dtype::int32 && d != dtype::int64) detail::refuse_type(name, *t, "int32 or int64");
-    const any_vector v = vector_of(name, *t);
+    const any_vector v = vector_of(name, *t, at);
     to.data = v.data, to.size = v.size, to.bytes = t->dtype.bits / 8;
     return to;
 }
-inline opd::row_mask<> mask(const char* name, const DLTensor* t, bool has_ignore, std::int64_t ignore) {
-    opd::row_mask<> to;
+template <opd::space S = opd::space::host>
+opd::row_mask<S> mask(const char* name, const DLTensor* t, bool has_ignore, std::int64_t ignore, place at = {}) {
+    opd::row_mask<S> to;
     if (t == nullptr) return to;
     if (t->dtype.lanes != 1 || !(t->dtype.code == kDLInt || t->dtype.code == kDLUInt || t->dtype.code == kDLBool) ||
         !(t->dtype.bits == 8 || t->dtype.bits == 16 || t->dtype.bits == 32 || t->dtype.bits == 64))
         detail::refuse_type(name, *t, "bool or an integer of 8, 16, 32 or 64 bits");
-    const any_vector v = vector_of(name, *t);
+    const any_vector v = vector_of(name, *t, at);
     to.data = v.data, to.size = v.size, to.bytes = t->dtype.bits / 8;
     to.has_ignore = has_ignore;
     const int unused = 64 - t->dtype.bits; // a row_mask reads every type as a signed one
     to.ignore = static_cast<std::int64_t>(static_cast<std::uint64_t>(ignore) << unused) >> unused;
     return to;
 }
-inline opd::row_weights<> weights(const char* name, const DLTensor* t) {
-    opd::row_weights<> to;
+template <opd::space S = opd::space::host>
+opd::row_weights<S> weights(const char* name, const DLTensor* t, place at = {}) {
+    opd::row_weights<S> to;
     if (t == nullptr) return to;
     const dtype d = type_of(*t);
     if (d != dtype::float32 && d != dtype::float64) detail::refuse_type(name, *t, "float32 or float64");
-    const any_vector v = vector_of(name, *t);
+    const any_vector v = vector_of(name, *t, at);
     to.data = v.data, to.size = v.size, to.bytes = t->dtype.bits / 8;
     return to;
 }

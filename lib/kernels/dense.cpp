@@ -9,6 +9,6 @@ opd::result opd_c::kernel::dense(const call& c) {
         if (y != type_for<Z>())
             throw opd::unsupported("opd: teacher.y is of " + name_of(*c.teacher.y) + " beside logits of " +
                                    name_of(*c.student.z) + "; dense rows are of one type");
-        return divergence_of_sides(c, logits_of<Z, Z>(c.student), dense_teacher<Z>(c.teacher));
+        return dense_of<Z>(c);
     });
 }

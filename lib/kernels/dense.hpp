@@ -9,7 +9,7 @@
 namespace opd_c::kernel {
 
 template <class Y>
-opd::teacher::dense<Y> dense_teacher(const opd_teacher& t) {
+opd::teacher::dense<Y, where> dense_teacher(const opd_teacher& t) {
     return {matrix<const Y>("teacher.y", t.y), temperature_of(t.temperature)};
 }
 
@@ -24,17 +24,24 @@ opd::result divergence_of_sides(const call& c, const Student& s, const Teacher& 
         return c.run(s, t, opd::eopd(c.estimator.selector_a, c.estimator.selector_b));
     }
     const auto run = [&](const auto& e) { return c.run(s, t, e); };
+    const auto select = [&](const auto& divergence) { return with_selector(c.estimator, divergence, run); };
     if constexpr (opd::is_lumped<Teacher>) { // rows of a bucket name their divergence
         d.validate();
-        return d.visit([&](const auto& divergence) { return with_selector(c.estimator, divergence, run); });
+        return d.visit(select);
     } else {
-        return with_selector(c.estimator, d, run);
+        return with_divergence(d, select);
     }
 }
 
-template <class Z, class G, class Y>
+/// Of logits, gradient and teacher of one type. A device's are compiled in a unit for each type, cuda/dense_<type>.cu.
+template <class Z>
 opd::result dense_of(const call& c) {
-    return divergence_of_sides(c, logits_of<Z, G>(c.student), dense_teacher<Y>(c.teacher));
+    return divergence_of_sides(c, logits_of<Z, Z>(c.student), dense_teacher<Z>(c.teacher));
 }
+#if defined(OPD_KERNELS_CUDA)
+extern template opd::result dense_of<float>(const call&);
+extern template opd::result dense_of<opd::bfloat16>(const call&);
+extern template opd::result dense_of<opd::half>(const call&);
+#endif
 
 } // namespace opd_c::kernel

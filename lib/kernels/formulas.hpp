@@ -2,8 +2,12 @@
 //
 // What a divergence does to a tile of logits (opd/cpu/dense_machine.hpp), compiled in one unit for each set of types,
 // formulas_<type>.cpp, and used by every unit whose sources have these types.
+// A device has no such tiles.
 #pragma once
 
+#include "place.hpp"
+
+#if !defined(OPD_KERNELS_CUDA) && !defined(OPD_KERNELS_HOST_RUN)
 #include "opd/cpu/dense_machine.hpp"
 #include "opd/estimators/any.hpp"
 
@@ -24,4 +28,5 @@ OPD_C_FORMULAS(OPD_C_FORMULA_ELSEWHERE, float)
 OPD_C_FORMULAS(OPD_C_FORMULA_ELSEWHERE, double)
 OPD_C_FORMULAS(OPD_C_FORMULA_ELSEWHERE, opd::bfloat16)
 OPD_C_FORMULAS(OPD_C_FORMULA_ELSEWHERE, opd::half)
+#endif
 #endif

@@ -14,8 +14,8 @@ inline std::size_t budget_of(std::uint64_t bytes) {
     return or_default(static_cast<std::size_t>(bytes), std::size_t{256} << 20);
 }
 template <class X>
-opd::student::hidden<X> hidden_of(const opd_student& s) {
-    opd::student::hidden<X> to{matrix<const X>("student.x", s.x), matrix<const X>("student.w", s.w)};
+opd::student::hidden<X, float, where> hidden_of(const opd_student& s) {
+    opd::student::hidden<X, float, where> to{matrix<const X>("student.x", s.x), matrix<const X>("student.w", s.w)};
     to.dx = matrix<float>("student.dx", s.dx), to.dw = matrix<float>("student.dw", s.dw);
     to.bias = vector<const X>("student.bias", s.bias), to.db = vector<float>("student.db", s.db);
     to.temperature = temperature_of(s.temperature);
@@ -24,8 +24,8 @@ opd::student::hidden<X> hidden_of(const opd_student& s) {
     return to;
 }
 template <class X>
-opd::teacher::hidden<X> hidden_of(const opd_teacher& t) {
-    opd::teacher::hidden<X> to{matrix<const X>("teacher.x", t.x), matrix<const X>("teacher.w", t.w)};
+opd::teacher::hidden<X, where> hidden_of(const opd_teacher& t) {
+    opd::teacher::hidden<X, where> to{matrix<const X>("teacher.x", t.x), matrix<const X>("teacher.w", t.w)};
     to.bias = vector<const X>("teacher.bias", t.bias);
     to.temperature = temperature_of(t.temperature), to.soft_cap = static_cast<float>(t.soft_cap);
     to.budget = budget_of(t.budget_bytes);

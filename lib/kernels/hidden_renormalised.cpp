@@ -5,10 +5,12 @@
 #include "renormalised.hpp"
 
 opd::result opd_c::kernel::hidden_renormalised(const call& c) {
-    const opd::renormalised of{divergence_of(c.estimator)};
     return with_state_type("student.x", c.student.x, [&]<class X>(X) {
         const auto s = hidden_of<X>(c.student);
-        const auto t = ragged_of<float>(c.teacher, s.x.rows);
-        return with_selector(c.estimator, of, [&](const auto& e) { return c.run(s, t, e); });
+        return with_renormalised_support<float>(c.teacher, s.x.rows, s.w.rows, [&](const auto& t) {
+            return with_divergence(divergence_of(c.estimator), [&](const auto& of) {
+                return with_selector(c.estimator, opd::renormalised{of}, [&](const auto& e) { return c.run(s, t, e); });
+            });
+        });
     });
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Divergences of a support over which both sides are renormalised, with a dense or a sparse gradient. One form of
-// support is compiled, the ragged one: a support of k ids in each row is one, with the same bits.
+// Divergences of a support over which both sides are renormalised, with a dense or a sparse gradient. For the
+// processor one form of support is compiled, the ragged one: a support of k ids in each row is one, with the same
+// bits. A device's has both, since its offsets would have to be made there.
 #pragma once
 
 #include <algorithm>
@@ -14,20 +15,21 @@ namespace opd_c::kernel {
 
 /// Numbers row by row, without gaps: the caller's, or a copy in memory that the thread keeps.
 template <class L>
-opd::vector_view<const L> in_one_piece(opd::matrix_view<const L> m, std::vector<L>& copy) {
+opd::vector_view<const L, where> in_one_piece(opd::matrix_view<const L, where> m, std::vector<L>& copy) {
     if (m.data == nullptr) return {};
     if (m.stride == m.cols || m.rows <= 1) return {m.data, m.rows * m.cols};
     copy.resize(static_cast<std::size_t>(m.rows * m.cols) + 1);
-    for (index_t r = 0; r < m.rows; ++r) std::copy_n(m.row(r), m.cols, copy.data() + r * m.cols);
+    for (index_t r = 0; r < m.rows; ++r) std::copy_n(m.data + r * m.stride, m.cols, copy.data() + r * m.cols);
     return {copy.data(), m.rows * m.cols};
 }
 
 /// The caller's support as a ragged one.
 template <class L>
-opd::teacher::ragged_support<std::int64_t, L> ragged_of(const opd_teacher& t, index_t rows) {
+opd::teacher::ragged_support<std::int64_t, L, where> ragged_of(const opd_teacher& t, index_t rows, index_t vocab) {
     thread_local std::vector<std::int64_t> begins, ids;
     thread_local std::vector<L> log_q, log_mu;
-    opd::teacher::ragged_support<std::int64_t, L> to;
+    opd::teacher::ragged_support<std::int64_t, L, where> to;
+    to.widest = widest_of(t, vocab);
     to.chosen_by = chosen_by_of(t);
     to.log_tail = vector<const L>("teacher.log_tail", t.log_tail);
     if (t.kind == OPD_RAGGED_SUPPORT) {
@@ -53,11 +55,20 @@ opd::teacher::ragged_support<std::int64_t, L> ragged_of(const opd_teacher& t, in
     return to;
 }
 
+/// body(support), of the form that this place has.
+template <class L, class Body>
+opd::result with_renormalised_support(const opd_teacher& t, index_t rows, index_t vocab, Body&& body) {
+    if constexpr (on_device)
+        return with_support<L>(t, vocab, body);
+    else
+        return body(ragged_of<L>(t, rows, vocab));
+}
+
 /// The sparse gradient (N,k), or (total), as the (1,total) that a ragged support has.
 template <class G>
-opd::matrix_view<G> sparse_gradient(index_t numbers, const DLTensor* dz) {
+opd::matrix_view<G, where> sparse_gradient(index_t numbers, const DLTensor* dz) {
     if (dz == nullptr) return {};
-    const opd::vector_view<G> all = vector<G>("student.dz", dz);
+    const opd::vector_view<G, where> all = vector<G>("student.dz", dz);
     if (all.size != numbers)
         refuse("student.dz",
                "has " + std::to_string(all.size) + " numbers for a support of " + std::to_string(numbers));
@@ -66,19 +77,23 @@ opd::matrix_view<G> sparse_gradient(index_t numbers, const DLTensor* dz) {
 
 template <class Z>
 opd::result renormalised_of(const call& c) {
-    const opd::any_dense of = divergence_of(c.estimator);
-    of.validate();
-    opd::student::logits<Z, Z> s{.z = matrix<const Z>("student.z", c.student.z)};
-    const auto t = ragged_of<log_of<Z>>(c.teacher, s.z.rows);
-    if (c.student.kind == OPD_LOGITS) s = logits_of<Z, Z>(c.student);
-    opd::student::on_support<Z, Z> sparse{.z = s.z, .temperature = temperature_of(c.student.temperature)};
-    if (c.student.kind == OPD_ON_SUPPORT) {
-        if (c.student.padding != 0)
-            refuse("student.padding", "is of rows of dz, which a sparse gradient does not have");
-        sparse.dz = sparse_gradient<Z>(t.ids.size, c.student.dz);
-    }
-    return with_selector(c.estimator, opd::renormalised{of}, [&](const auto& e) {
-        return c.student.kind == OPD_LOGITS ? c.run(s, t, e) : c.run(sparse, t, e);
+    opd::student::logits<Z, Z, where> s{.z = matrix<const Z>("student.z", c.student.z)};
+    return with_renormalised_support<log_of<Z>>(c.teacher, s.z.rows, vocab_of(c.student), [&](const auto& t) {
+        if (c.student.kind == OPD_LOGITS) s = logits_of<Z, Z>(c.student);
+        opd::student::on_support<Z, Z, where> sparse{.z = s.z, .temperature = temperature_of(c.student.temperature)};
+        if (c.student.kind == OPD_ON_SUPPORT) {
+            if (c.student.padding != 0)
+                refuse("student.padding", "is of rows of dz, which a sparse gradient does not have");
+            if constexpr (requires { t.is_ragged; })
+                sparse.dz = sparse_gradient<Z>(t.ids.size, c.student.dz);
+            else
+                sparse.dz = matrix<Z>("student.dz", c.student.dz);
+        }
+        return with_divergence(divergence_of(c.estimator), [&](const auto& of) {
+            return with_selector(c.estimator, opd::renormalised{of}, [&](const auto& e) {
+                return c.student.kind == OPD_LOGITS ? c.run(s, t, e) : c.run(sparse, t, e);
+            });
+        });
     });
 }
 

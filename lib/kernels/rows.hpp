@@ -26,6 +26,7 @@
 #include "opd/c/rows.h"
 #include "opd/checks/spans.hpp"
 #include "opd/logits/logit_rows.hpp"
+#include "place.hpp"
 #include "structs.hpp"
 #include "tensor.hpp"
 

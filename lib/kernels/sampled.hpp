@@ -59,34 +59,38 @@ void fill(Cache& to, const opd_teacher& t) {
 
 /// body(cache) with the caller's tokens, under the wrappers that it names.
 template <class L, class Cache, class Body>
-opd::result with_wrappers(const opd_teacher& t, const Cache& cache, Body&& body) {
+opd::result with_wrappers(const opd_teacher& t, index_t vocab, const Cache& cache, Body&& body) {
     if (t.kept_ids == nullptr) {
         if (t.missing_mu) return body(opd::teacher::missing_mu{cache});
         return body(cache);
     }
     if (t.missing_mu) throw opd::unsupported("opd: teacher.missing_mu: this library has it without kept sets alone");
-    return body(opd::teacher::on_kept_sets{cache, id_vector(1, "teacher.kept_ids", t.kept_ids),
-                                           offsets("teacher.kept_offsets", t.kept_offsets),
-                                           vector<const L>("teacher.log_kept_q", t.log_kept_q)});
+    opd::teacher::on_kept_sets<Cache, std::int64_t> sets;
+    static_cast<Cache&>(sets) = cache;
+    sets.kept_ids = id_vector(1, "teacher.kept_ids", t.kept_ids);
+    sets.kept_offsets = offsets("teacher.kept_offsets", t.kept_offsets);
+    sets.log_kept_q = vector<const L>("teacher.log_kept_q", t.log_kept_q);
+    sets.widest = widest_of(t, vocab);
+    return body(sets);
 }
 template <class L, class Body>
-opd::result with_drawn(const opd_teacher& t, Body&& body) {
+opd::result with_drawn(const opd_teacher& t, index_t vocab, Body&& body) {
     if (t.kind == OPD_SAMPLES) {
-        opd::teacher::samples<std::int64_t, L> to;
+        opd::teacher::samples<std::int64_t, L, where> to;
         fill<L>(to, t);
-        return with_wrappers<L>(t, to, body);
+        return with_wrappers<L>(t, vocab, to, body);
     }
-    opd::teacher::weighted<std::int64_t, L> to;
+    opd::teacher::weighted<std::int64_t, L, where> to;
     fill<L>(to, t);
     to.weight = matrix<const L>("teacher.weight", t.weight);
     to.exact = flags("teacher.exact", t.exact);
     to.log_tail_mu = vector<const double>("teacher.log_tail_mu", t.log_tail_mu);
-    return with_wrappers<L>(t, to, body);
+    return with_wrappers<L>(t, vocab, to, body);
 }
 
 template <class L, class Student>
 opd::result sampled_of_student(const call& c, const Student& s) {
-    return with_drawn<L>(c.teacher, [&](const auto& t) {
+    return with_drawn<L>(c.teacher, vocab_of(c.student), [&](const auto& t) {
         const auto run = [&](const auto& of) {
             return with_selector(c.estimator, of, [&](const auto& e) { return c.run(s, t, e); });
         };

@@ -478,7 +478,8 @@ TEST_CASE("engines: threads change no bit, an arena is used, many threads share 
     };
     std::vector<float> dz(300 * 70), again(300 * 70);
     const double loss = run(nullptr, dz);
-    opd_engine_options o{sizeof(opd_engine_options), 3, 0, nullptr, 0};
+    opd_engine_options o = {};
+    o.struct_size = sizeof o, o.threads = 3;
     opd_engine* engine = nullptr;
     REQUIRE(opd_engine_create(&o, &engine) == OPD_OK);
     CHECK(run(engine, again) == loss);
@@ -497,7 +498,7 @@ TEST_CASE("engines: threads change no bit, an arena is used, many threads share 
     const tensor z(b.z_view()), y(b.y_view()), g(view(again.data(), 300, 70));
     call.student.z = &z, call.student.dz = &g, call.teacher.y = &y;
     std::vector<std::byte> arena(call.workspace());
-    o = {sizeof o, 1, 0, arena.data(), arena.size()};
+    o.threads = 1, o.arena = arena.data(), o.arena_bytes = arena.size();
     REQUIRE(opd_engine_create(&o, &engine) == OPD_OK);
     CHECK(run(engine, again) == loss);
     opd_engine_destroy(engine);

@@ -54,7 +54,8 @@ typedef enum {
     OPD_BAD_CONTENTS = 3,   /* more bad rows than the call allows; everything is written, with 0 in these rows */
     OPD_UNSUPPORTED = 4,    /* a combination or a guarantee that this library does not have */
     OPD_OUT_OF_MEMORY = 5,
-    OPD_INTERNAL = 6        /* a fault of the library's */
+    OPD_INTERNAL = 6,       /* a fault of the library's */
+    OPD_DEVICE_ERROR = 7    /* a call of CUDA or cuBLAS failed; opd_last_error() names it */
 } opd_status;
 
 /* Of the calling thread's last call that failed; "" before there was one. Good until its next call. */
@@ -73,7 +74,8 @@ OPD_C_API const char* opd_says(const char* table, int i);
 /* What a bug report needs, as JSON: versions, compiler, instruction sets compiled, supported and chosen, threads. */
 OPD_C_API const char* opd_config(void);
 
-/* Threads and memory of calls on the CPU: made by the first call, kept, grown where a call needs more. */
+/* Where calls run. On the CPU, threads and memory; on a device, a stream and its memory. Made by the first call, kept,
+ * grown where a call needs more. A device's engine takes opd_evaluate alone; docs/bindings/c-cuda.md. */
 typedef struct opd_engine opd_engine;
 typedef struct opd_engine_options {
     size_t struct_size;
@@ -81,6 +83,10 @@ typedef struct opd_engine_options {
     int32_t reserved;     /* 0 */
     void* arena;          /* the caller's memory for all that a call needs; NULL: the engine's own */
     uint64_t arena_bytes; /* a call that needs more is refused: opd_workspace_bytes() */
+    int32_t device_type;  /* a DLDeviceType: kDLCPU or kDLCUDA; 0: kDLCPU */
+    int32_t device_id;
+    void* stream; /* a cudaStream_t: what calls are enqueued on; NULL: the default stream */
+    void* cublas; /* a cublasHandle_t for hidden states; NULL: one of the engine's own */
 } opd_engine_options;
 /* `options` may be NULL. */
 OPD_C_API int opd_engine_create(const opd_engine_options* options, opd_engine** out);

@@ -100,6 +100,7 @@ typedef struct opd_teacher {
     const DLTensor* kept_ids;     /* (total) what the filter kept of each row; NULL: no kept sets */
     const DLTensor* kept_offsets; /* (N+1) */
     const DLTensor* log_kept_q;   /* (N) log of the teacher's mass on the set; NULL: log_q is over the vocabulary */
+    int64_t widest; /* most ids of a row, of a ragged support or kept sets: on a device, which cannot find it; 0: V */
 } opd_teacher;
 
 typedef struct opd_estimator {
@@ -166,6 +167,7 @@ typedef struct opd_env {
     int32_t drop_and_renormalise; /* 1: of vocabularies of different size the common ids count alone */
     int32_t measure_entropy;      /* 1: entropies and overlap in the diagnostics, for one more pass */
     const DLTensor* ratios;       /* (bins) int64: importance ratios are added to it, see opd/ratio_sketch.hpp */
+    const DLTensor* totals; /* (OPD_TOTALS) out, int64 or double: the loss, a double, and opd_diagnostics, as they are */
 } opd_env;
 
 /* Counts and sums that merge over micro-batches and ranks: opd/diagnostics.hpp says what each is. */
@@ -187,6 +189,9 @@ typedef struct opd_diagnostics {
     int64_t staleness[OPD_STALENESS_BINS], staleness_max, future_versions;
 } opd_diagnostics;
 
+/* Numbers of 8 bytes in env.totals. */
+#define OPD_TOTALS (1 + sizeof(opd_diagnostics) / 8)
+
 typedef struct opd_result {
     size_t struct_size;
     double loss; /* reduced */
@@ -202,7 +207,8 @@ typedef struct opd_call {
     const opd_env* env;             /* NULL: every row, weight 1, mean over rows */
 } opd_call;
 
-/* Loss and gradient. `result` may be NULL. */
+/* Loss and gradient. `result` may be NULL: on a device the call then only enqueues, and env.totals has what there is
+ * once the stream gets there. With a result it waits for the stream. */
 OPD_C_API int opd_evaluate(const opd_call* call, opd_result* result);
 /* Bytes of arena that the same call needs. */
 OPD_C_API int opd_workspace_bytes(const opd_call* call, uint64_t* bytes);
