@@ -7,6 +7,9 @@
 # scripts/gpu.sh --pack    on the machine before it: copies the one header that is not CUDA's or opd's (doctest) to .gpu-pack/,
 #                          which git ignores, for a machine that has nothing but CUDA and a C++20 compiler
 # scripts/gpu.sh --build   compiles only; needs nvcc and no GPU
+# scripts/gpu.sh --build-library [parts]   libopd and libopd_cuda, of these parts (ON: all; "dense;support") and of 9.0 or
+#                          the GPU's architecture: --run then tests them through PyTorch. Half an hour of two processors
+#                          for all
 # scripts/gpu.sh --run     runs what --build left in build/gpu/work, on another machine too: no time with a GPU goes to
 #                          the compiler
 #
@@ -30,11 +33,11 @@ case ${1-} in
     mkdir -p "$pack/doctest" && cp "$header" "$pack/doctest/" && echo "packed $pack/doctest/doctest.h"
     exit
     ;;
-"" | --build | --run) ;;
-*) die "gpu.sh takes --pack, --build, --run or nothing" ;;
+"" | --build | --build-library | --run) ;;
+*) die "gpu.sh takes --pack, --build, --build-library, --run or nothing" ;;
 esac
 
-if [ "${1-}" != --build ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+if [[ "${1-}" != --build* ]] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
     echo "SKIPPED: no GPU on this machine"
     exit 0
 fi
@@ -46,6 +49,16 @@ mkdir -p "$out" "$work" || exit 1
 log=$out/gpu.txt
 : >"$log"
 say() { printf '== %s\n' "$*" | tee -a "$log"; }
+
+if [ "${1-}" = --build-library ]; then
+    cmake -S "$root" -B "$root/build/gpu/library" -DCMAKE_BUILD_TYPE=Release -DOPD_BUILD_LIBRARY=ON "-DOPD_LIBRARY_CUDA=${2-ON}" \
+        "-DOPD_CUDA_ARCHITECTURES=${arch#sm_}" -DOPD_BUILD_TESTS=OFF -DOPD_BUILD_EXAMPLES=OFF -DOPD_BUILD_BENCHMARKS=OFF &&
+        cmake --build "$root/build/gpu/library" -j "$(nproc)" --target opd_c opd_c_cuda || die "libopd_cuda does not build"
+    mkdir -p "$work/lib"
+    find "$root/build/gpu/library" -name 'libopd*.so.1' -exec cp -L {} "$work/lib/" \;
+    ls -l "$work/lib"
+    exit
+fi
 
 # --- build: all programs at once ------------------------------------------------------------------------------------------
 programs="cuda_dense cuda_sparse cuda_draw cuda_hidden cuda_refusals bench_cuda"
@@ -108,6 +121,10 @@ rm -f "$figures"
 run bench_cuda 150 "$work/bench_cuda" "$figures"
 if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
     run torch 90 python3 "$root/bench/peer_torch.py"
+fi
+if [ -e "$work/lib/libopd.so.1" ]; then
+    export OPD_LIBRARY=$work/lib/libopd.so.1
+    run opd_torch 120 bash -c "cd '$root/python' && python3 -m unittest -v tests.test_torch_cuda"
 fi
 {
     printf '{"arch":"%s","seconds":%d,"outcomes":{%s},"bench":' "$arch" $((SECONDS - started)) "$outcomes"

@@ -15,10 +15,10 @@ from __future__ import annotations
 from . import student, teacher
 from ._config import config, show_config
 from ._memory import keep_memory
-from ._evaluate import Engine, Frozen, Result, evaluate
+from ._evaluate import TOTALS, Engine, Frozen, Result, evaluate
 from ._tensors import bfloat16
 from .diagnostics import Diagnostics
-from .errors import BadContents, Error, InfiniteValue, InternalError, InvalidInput, Unsupported
+from .errors import BadContents, DeviceError, Error, InfiniteValue, InternalError, InvalidInput, Unsupported
 from .estimators import (
     Divergence,
     Estimator,
@@ -41,6 +41,7 @@ from .teacher import Kept, Rollout
 
 __all__ = [
     "BadContents",
+    "DeviceError",
     "Diagnostics",
     "Divergence",
     "Drawn",
@@ -55,6 +56,7 @@ __all__ = [
     "Result",
     "Rollout",
     "Scores",
+    "TOTALS",
     "Unsupported",
     "alpha_divergence",
     "bfloat16",

@@ -79,6 +79,7 @@ class opd_status(IntEnum):
     OPD_UNSUPPORTED = 4
     OPD_OUT_OF_MEMORY = 5
     OPD_INTERNAL = 6
+    OPD_DEVICE_ERROR = 7
 
 
 class opd_engine_options(Structure):
@@ -88,6 +89,10 @@ class opd_engine_options(Structure):
         ("reserved", c_int32),
         ("arena", c_void_p),
         ("arena_bytes", c_uint64),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("stream", c_void_p),
+        ("cublas", c_void_p),
     ]
 
 
@@ -177,6 +182,7 @@ class opd_teacher(Structure):
         ("kept_ids", _tensor),
         ("kept_offsets", _tensor),
         ("log_kept_q", _tensor),
+        ("widest", c_int64),
     ]
 
 
@@ -262,6 +268,7 @@ class opd_env(Structure):
         ("drop_and_renormalise", c_int32),
         ("measure_entropy", c_int32),
         ("ratios", _tensor),
+        ("totals", _tensor),
     ]
 
 

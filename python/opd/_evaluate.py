@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""evaluate: loss and gradient of any estimator, over arrays of any package that lie in the CPU's memory."""
+"""evaluate: loss and gradient of any estimator, over arrays of any package, on the CPU or with an engine of a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ import numpy as np
 from . import _c
 from . import student as _student
 from . import teacher as _teacher
-from ._c import opd_determinism, opd_infinite, opd_overflow, opd_reduction, opd_student_kind, opd_teacher_kind
+from ._c import (
+    DLDeviceType,
+    opd_determinism,
+    opd_infinite,
+    opd_overflow,
+    opd_reduction,
+    opd_student_kind,
+    opd_teacher_kind,
+)
 from ._tensors import Borrowed, borrow, empty_like, matrix, rows
 from .diagnostics import Diagnostics
 from .errors import BadContents, check, last_error, refuse
@@ -37,6 +45,10 @@ DETERMINISM = {
     "not_guaranteed": opd_determinism.OPD_NOT_GUARANTEED,
     "tiling_invariant": opd_determinism.OPD_TILING_INVARIANT,
 }
+
+
+#: Numbers in `totals`: the loss, and what Diagnostics are made of.
+TOTALS = 1 + sizeof(_c.opd_diagnostics) // 8
 
 
 @dataclass
@@ -65,13 +77,23 @@ class Frozen:
 
 
 class Engine:
-    """Threads and memory, kept between calls. Calls that share one wait for each other."""
+    """Threads and memory, kept between calls. Calls that share one wait for each other.
 
-    def __init__(self, threads: int = 1):
+    device  of CUDA: calls run there, on `stream` (a cudaStream_t as a number; 0: the default stream)
+    cublas  a cublasHandle_t for losses from hidden states; 0: one of the engine's own
+    """
+
+    def __init__(self, threads: int = 1, *, device: Optional[int] = None, stream: int = 0, cublas: int = 0):
         if threads < 1:
             raise refuse("threads", f"is {threads}; it must be at least 1")
-        options = _c.opd_engine_options(threads=threads)
+        if device is None:
+            options = _c.opd_engine_options(threads=threads)
+            options.stream, options.cublas = stream or None, cublas or None
+        else:
+            options = _c.opd_engine_options(device_type=int(DLDeviceType.kDLCUDA), device_id=device)
+            options.stream, options.cublas = stream or None, cublas or None
         options.struct_size = sizeof(options)
+        self.device = device
         handle = c_void_p()
         self._handle: Optional[c_void_p] = None
         check(_c.lib().opd_engine_create(byref(options), byref(handle)))
@@ -123,6 +145,17 @@ def engine_of(threads: int) -> Engine:
         return _engines[threads]
 
 
+_cuda_engines: dict[tuple[int, int], Engine] = {}
+
+
+def cuda_engine_of(device: int, stream: int) -> Engine:
+    """The engine of a device's stream that the process shares."""
+    with _engines_lock:
+        if (device, stream) not in _cuda_engines:
+            _cuda_engines[device, stream] = Engine(device=device, stream=stream)
+        return _cuda_engines[device, stream]
+
+
 def choice(argument: str, table: dict[str, Any], value: Any) -> int:
     if value not in table:
         raise refuse(argument, f"is {value!r}; it is one of {', '.join(table)}")
@@ -149,6 +182,7 @@ class Call:
             s.struct_size = sizeof(s)
         self.estimator: Optional[_c.opd_estimator] = None
         self.engine: Optional[Engine] = None
+        self.waits = True
 
     def put(self, struct: Any, member: str, b: Borrowed) -> Borrowed:
         self.keep.append(b)
@@ -166,7 +200,7 @@ class Call:
         if self.estimator is not None:
             call.estimator = ctypes.pointer(self.estimator)
         result.struct_size = sizeof(result)
-        return int(_c.lib().opd_evaluate(byref(call), byref(result)))
+        return int(_c.lib().opd_evaluate(byref(call), byref(result) if self.waits else None))
 
 
 def fill_teacher(call: Call, t: Teacher) -> None:
@@ -177,6 +211,8 @@ def fill_teacher(call: Call, t: Teacher) -> None:
     s.soft_cap = not_zero("teacher.soft_cap", t.soft_cap)
     s.budget_bytes = int(not_zero("teacher.budget_bytes", t.budget_bytes))
     s.lumped, s.missing_mu = t.lumped, t.missing_mu
+    widest = t.widest if t.widest is not None or t.kept is None else t.kept.widest
+    s.widest = int(not_zero("teacher.widest", widest))
     if t.common is not None:
         if not t.lumped:
             raise refuse("teacher.common", "is for a teacher that is lumped")
@@ -244,6 +280,7 @@ def evaluate(
     drop_and_renormalise: bool = False,
     measure_entropy: bool = False,
     ratios: Any = None,
+    totals: Any = None,
 ) -> Result:
     """Loss, gradient and diagnostics of an estimator over a batch of rows.
 
@@ -265,6 +302,8 @@ def evaluate(
     on_overflow "skip_row", "saturate"
     loss_clamp, check_contents, determinism, drop_and_renormalise, measure_entropy: as in opd/batch.hpp
     given_lse   (N) float64; frozen: opd.Frozen; ratios: the (int64) bins of a sketch of importance ratios
+    totals      (opd.TOTALS) int64: the loss as a double and what Diagnostics are made of are written there. On a device
+                nobody waits then: the result's loss is NaN, and it has no diagnostics
 
     Raises InvalidInput (argument, row), InfiniteValue, BadContents (result), Unsupported.
     """
@@ -295,6 +334,9 @@ def evaluate(
         call.put(e, "versions", rows("env.versions", versions, np.int32))
     if given_lse is not None:
         call.put(e, "given_lse", rows("env.given_lse", given_lse, np.float64))
+    if totals is not None:
+        call.put(e, "totals", rows("env.totals", totals, written=True))
+        call.waits = call.engine is None or call.engine.device is None
     if ratios is not None:
         call.put(e, "ratios", rows("env.ratios", ratios, written=True))
     if frozen is not None:
@@ -382,6 +424,9 @@ def answer(
 
     result = _c.opd_result()
     code = call.run(result)
+    if code == _c.opd_status.OPD_OK and not call.waits:
+        out.loss = float("nan")
+        return out
     if code == _c.opd_status.OPD_OK:
         out.loss, out.diagnostics = result.loss, Diagnostics.of_struct(result.diagnostics)
         return out

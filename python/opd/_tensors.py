@@ -140,7 +140,7 @@ def _of_torch(name: str, x: Any) -> Borrowed:
     elif kind == "cuda":
         device = (DLDeviceType.kDLCUDA, x.device.index or 0)
     else:
-        raise refuse(name, f"lies on {x.device}; the library reads memory of the CPU")
+        raise refuse(name, f"lies on {x.device}; the library reads memory of the CPU and of CUDA devices")
     if x.is_conj() or x.is_neg():
         x = x.resolve_conj().resolve_neg()
     return Borrowed(x.data_ptr(), tuple(x.shape), x.stride(), _torch_types[x.dtype], device, x)

@@ -43,6 +43,10 @@ class Unsupported(Error, NotImplementedError):
     """A combination or a guarantee that this library does not have."""
 
 
+class DeviceError(Error, RuntimeError):
+    """A call of CUDA or cuBLAS failed."""
+
+
 class InternalError(Error, RuntimeError):
     """A fault of the library's."""
 
@@ -66,6 +70,8 @@ def last_error(code: int) -> Exception:
         return Unsupported(text)
     if code == opd_status.OPD_OUT_OF_MEMORY:
         return MemoryError(text)
+    if code == opd_status.OPD_DEVICE_ERROR:
+        return DeviceError(text)
     return InternalError(text)
 
 

@@ -37,6 +37,7 @@ class Kept:
     ids: Any  #: (total)
     offsets: Any  #: (N+1)
     log_q: Any = None  #: (N) log of the teacher's mass on the set; None: log_q is over the vocabulary
+    widest: Optional[int] = None  #: most ids of a row, which sets the memory of a call on a device
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Teacher:
     missing_mu: bool = False
     rollout: Optional[Rollout] = None
     kept: Optional[Kept] = None
+    widest: Optional[int] = None
 
 
 def dense(y: Any, temperature: float = 1.0, *, lumped: bool = False, common: Optional[int] = None) -> Teacher:
@@ -104,9 +106,17 @@ def support(ids: Any, log_q: Any, *, log_tail: Any = None, log_mu: Any = None, c
 
 
 def ragged_support(
-    ids: Any, log_q: Any, offsets: Any, *, log_tail: Any = None, log_mu: Any = None, chosen_by: str = "teacher"
+    ids: Any,
+    log_q: Any,
+    offsets: Any,
+    *,
+    log_tail: Any = None,
+    log_mu: Any = None,
+    chosen_by: str = "teacher",
+    widest: Optional[int] = None,
 ) -> Teacher:
-    """The same with as many ids in each row as there are: row r's are ids[offsets[r]] to ids[offsets[r+1]]."""
+    """The same with as many ids in each row as there are: row r's are ids[offsets[r]] to ids[offsets[r+1]]. `widest`:
+    most of a row, which sets the memory of a call on a device; None: the vocabulary there."""
     return Teacher(
         opd_teacher_kind.OPD_RAGGED_SUPPORT,
         ids=ids,
@@ -115,6 +125,7 @@ def ragged_support(
         log_tail=log_tail,
         log_mu=log_mu,
         chosen_by=chosen_by,
+        widest=widest,
     )
 
 

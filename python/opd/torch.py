@@ -28,7 +28,7 @@ from . import _c
 from . import student as _student
 from . import teacher as _teacher
 from ._c import opd_teacher_kind
-from ._evaluate import Frozen, engine_of, evaluate as _evaluate
+from ._evaluate import TOTALS, Engine, Frozen, cuda_engine_of, engine_of, evaluate as _evaluate
 from .diagnostics import Diagnostics
 from .errors import Unsupported, refuse
 from .estimators import Estimator, Of, as_estimator
@@ -164,6 +164,8 @@ def _pack(
         put("kept.ids", teacher.kept.ids)
         put("kept.offsets", teacher.kept.offsets)
         put("kept.log_q", teacher.kept.log_q)
+        if teacher.kept.widest is not None:
+            rest["widest"] = teacher.kept.widest
     for each in _ENV_TENSORS:
         put("env." + each, env.pop(each, None))
     if (frozen := env.pop("frozen", None)) is not None:
@@ -227,6 +229,34 @@ def _counts(d: Diagnostics) -> Tensor:
     return torch.frombuffer(bytearray(d.as_struct()), dtype=torch.int64)
 
 
+def _engine(x: Tensor) -> Engine:
+    """Of the CPU's threads, or of the current stream of the tensor's device."""
+    if x.device.type != "cuda":
+        return engine_of(torch.get_num_threads())
+    device = torch.cuda.current_device() if x.device.index is None else x.device.index
+    return cuda_engine_of(device, torch.cuda.current_stream(device).cuda_stream)
+
+
+def _beside(x: Tensor, others: Sequence[Tensor]) -> list[Tensor]:
+    """The call's other tensors as it reads them: in rows, where the student is, ids of a device as int64."""
+    found = [_rows_follow(t) if t.dim() > 1 else t for t in others]
+    if x.device.type != "cuda":
+        return found
+    moved = [t if t.device == x.device else t.to(x.device) for t in found]
+    return [t.long() if t.dtype == torch.int32 else t for t in moved]
+
+
+def _totals(x: Tensor) -> Optional[Tensor]:
+    """Where a call on a device leaves its loss and counts, for which nobody waits."""
+    return torch.empty(TOTALS, dtype=torch.int64, device=x.device) if x.device.type == "cuda" else None
+
+
+def _loss_and_counts(r: Any, totals: Optional[Tensor], kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    if totals is None:
+        return torch.tensor(r.loss, dtype=kind), _counts(r.diagnostics)
+    return totals[:1].view(torch.float64)[0].to(kind, copy=True), totals[1:]
+
+
 def _lse_wanted(spec: str) -> bool:
     return bool(_parsed(spec)["student"]["lse"])
 
@@ -239,7 +269,8 @@ def _loss(
     z: Tensor, others: Sequence[Tensor], spec: str, gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of logits: loss, losses, lse, counts, dz."""
-    teacher, estimator, student, env = _unpack([_rows_follow(t) if t.dim() > 1 else t for t in others], spec)
+    teacher, estimator, student, env = _unpack(_beside(z, others), spec)
+    totals = _totals(z)
     r = _evaluate(
         _student.logits(_rows_follow(z), student["temperature"]),
         teacher,
@@ -247,15 +278,16 @@ def _loss(
         gradient=gradient,
         losses=True,
         lse=student["lse"],
-        engine=engine_of(torch.get_num_threads()),
+        engine=_engine(z),
+        totals=totals,
         **env,
     )
-    assert r.diagnostics is not None
+    loss, counts = _loss_and_counts(r, totals, _loss_type(z))
     return (
-        torch.tensor(r.loss, dtype=_loss_type(z)),
+        loss,
         r.losses,
-        r.lse if student["lse"] else torch.empty(0, dtype=torch.float64),
-        _counts(r.diagnostics),
+        r.lse if student["lse"] else torch.empty(0, dtype=torch.float64, device=z.device),
+        counts,
         r.gradient if gradient else z.new_empty(0),
     )
 
@@ -276,7 +308,8 @@ def _hidden_loss(
     x: Tensor, w: Tensor, bias: Optional[Tensor], others: Sequence[Tensor], spec: str, dx: bool, dw: bool, db: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of hidden states and a head: loss, losses, lse, counts, dx, dw, db."""
-    teacher, estimator, student, env = _unpack([_rows_follow(t) if t.dim() > 1 else t for t in others], spec)
+    teacher, estimator, student, env = _unpack(_beside(x, others), spec)
+    totals = _totals(x)
     side = _student.hidden(
         _rows_follow(x),
         _rows_follow(w),
@@ -295,16 +328,17 @@ def _hidden_loss(
         gradient=dx or dw or db,
         losses=True,
         lse=student["lse"],
-        engine=engine_of(torch.get_num_threads()),
+        engine=_engine(x),
+        totals=totals,
         **env,
     )
-    assert r.diagnostics is not None
-    absent = functools.partial(torch.empty, 0, dtype=torch.float32)
+    loss, counts = _loss_and_counts(r, totals, torch.float32)
+    absent = functools.partial(torch.empty, 0, dtype=torch.float32, device=x.device)
     return (
-        torch.tensor(r.loss, dtype=torch.float32),
+        loss,
         r.losses,
-        r.lse if student["lse"] else torch.empty(0, dtype=torch.float64),
-        _counts(r.diagnostics),
+        r.lse if student["lse"] else torch.empty(0, dtype=torch.float64, device=x.device),
+        counts,
         r.dx if dx else absent(),
         r.dw if dw else absent(),
         r.db if db else absent(),
@@ -344,9 +378,9 @@ def _no_second_derivative(factor: Tensor) -> None:
 def _times(gradient: Tensor, factor: Tensor) -> Tensor:
     """gradient times the factor from above: in place where this is the graph's only use, untouched where the factor
     is 1."""
-    if _traced(gradient) or factor.device.type != "cpu":
+    if _traced(gradient):
         return (gradient * factor).to(gradient.dtype)
-    if bool((factor == 1).all()):
+    if factor.device.type == "cpu" and bool((factor == 1).all()):  # of a device's factor nobody knows yet
         return gradient if not _graph_is_kept() else gradient.clone()
     if _graph_is_kept():
         return (gradient * factor).to(gradient.dtype)
