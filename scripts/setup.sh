@@ -75,6 +75,15 @@ opd_jobs() {
     echo $((cores < memory ? cores : memory))
 }
 
+# Flags for g++ where memory is plenty: it then collects its garbage later, which saves a tenth of its time.
+opd_collects_late() {
+    local memory
+    memory=$(awk '/^MemAvailable:/ {print int($2 / 1000000)}' /proc/meminfo)
+    if [ "$memory" -ge $((5 * $(opd_jobs))) ] && "${CXX-c++}" --version 2>/dev/null | grep -q 'Free Software'; then
+        printf ' --param ggc-min-heapsize=1500000 --param ggc-min-expand=400'
+    fi
+}
+
 # opd_configure <folder under build/> <cmake arguments...>
 opd_configure() {
     local folder=$opd_root/build/$1

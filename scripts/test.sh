@@ -11,7 +11,7 @@ opd_setup test
 # What is tested says how it is optimised (tests/CMakeLists.txt); for all else -O1 will do, and for CUDA programs -O0 and plain PTX
 # (-G halves their time), from which a driver makes machine code where there is one; scripts/gpu.sh optimises. OPD_CI_RESULTS is set by
 # .ci/run, which also wants the benchmarks.
-opd_configure test -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG -G" \
+opd_configure test -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG$(opd_collects_late)" "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG -G" \
     -DOPD_CUDA_ARCHITECTURES=80-virtual "-DOPD_CI_RESULTS=${OPD_CI_RESULTS-}" \
     "-DOPD_BUILD_BENCHMARKS=$([ -n "${OPD_CI_RESULTS-}" ] && echo ON || echo OFF)"
 if [ $# = 0 ]; then

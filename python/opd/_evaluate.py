@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""evaluate: loss and gradient of any estimator, over arrays of any package, on the CPU or with an engine of a device."""
+"""evaluate: loss and gradient of any estimator over arrays of any package, on the CPU or a CUDA device."""
 
 from __future__ import annotations
 

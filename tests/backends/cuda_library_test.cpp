@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// libopd_cuda as a file, of one part (tests/CMakeLists.txt): it loads, exports one name, and says through it what it cannot do where
-// there is no device. Skipped without nvcc.
+// libopd_cuda as a file, of one part (tests/CMakeLists.txt): it loads, exports one name, and says through it what it
+// cannot do where there is no device. Skipped without nvcc.
 // optimise: no
 #include <cstdint>
 #include <cstdio>
