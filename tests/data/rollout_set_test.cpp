@@ -443,6 +443,8 @@ TEST_CASE("a set that grows keeps the order of the epoch that is running") {
         CHECK(more.sequences() == 10);
         add_small(more, 10, 15);
         CHECK(more.sequences() == 15);
+        more.flush(); // whole until then, and from here on until the writer finishes again not
+        refused("index.jsonl", [&] { data::rollout_set(dir / "set"); });
         more.finish();
     }
     const data::rollout_set set(dir / "set");
