@@ -2,7 +2,7 @@
 // optimise: no
 //
 // The first lines of docs/data.md: a set is written, read, evaluated with the bits of the same cache in memory, and read
-// by numpy with the page's ten lines.
+// by numpy with the page's ten lines. What surogate's files hold is converted to a set.
 #include "data/support.hpp"
 #include "support/compiled/support.hpp"
 
@@ -67,6 +67,14 @@ void write(const std::string& folder, const std::vector<scored_answer>& answers)
     // [/write]
 }
 
+/// An interpreter that has numpy; none: empty.
+std::string python() {
+    for (const char* name : {"/usr/bin/python3", "python3"})
+        if (std::system((name + std::string(" -c 'import numpy' 2>/dev/null")).c_str()) == 0) return name;
+    MESSAGE("no numpy on this machine (Debian: python3-numpy): nothing tested");
+    return {};
+}
+
 } // namespace
 
 TEST_CASE("written, read, evaluated") {
@@ -110,19 +118,13 @@ TEST_CASE("written, read, evaluated") {
 }
 
 TEST_CASE("read by numpy") {
-    std::string python;
-    for (const char* name : {"/usr/bin/python3", "python3"})
-        if (python.empty() && std::system((name + std::string(" -c 'import numpy' 2>/dev/null")).c_str()) == 0)
-            python = name;
-    if (python.empty()) {
-        MESSAGE("no numpy on this machine (Debian: python3-numpy): not read");
-        return;
-    }
+    const std::string interpreter = python();
+    if (interpreter.empty()) return;
     numbers u(8);
     const auto answers = answers_of_a_teacher(u);
     const folder dir;
     write(dir / "set", answers);
-    const std::string command = python + " " OPD_TEST_SOURCE_DIR "/tests/data/read_set.py " + (dir / "set");
+    const std::string command = interpreter + " " OPD_TEST_SOURCE_DIR "/tests/data/read_set.py " + (dir / "set");
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);
     REQUIRE(pipe != nullptr);
     long long sequences = 0, rows = 0, tokens = 0, ids = 0;
@@ -144,4 +146,46 @@ TEST_CASE("read by numpy") {
     CHECK(ids == all_ids);
     CHECK(log_q == doctest::Approx(all_log_q));
     CHECK(log_tail == doctest::Approx(all_log_tail));
+}
+
+TEST_CASE("a token shard and its .kd sidecar are converted") {
+    const std::string interpreter = python();
+    if (interpreter.empty()) return;
+    // two sequences, of 5 tokens and of 3, and 4 more tokens that were not captured; 3 ids a row
+    const std::int32_t n = 12, k = 3;
+    std::vector<std::int32_t> tokens(std::size_t(n)), positions{0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3};
+    std::iota(tokens.begin(), tokens.end(), 10);
+    std::vector<std::uint32_t> ids(std::size_t(n * k));
+    std::iota(ids.begin(), ids.end(), 100u);
+    std::vector<opd::half> log_q(ids.size(), opd::half(0.f));
+    for (std::size_t i = 0; i < std::size_t(8 * k); ++i) log_q[i] = opd::half(-1 - float(i) / 4);
+    const auto header = [](std::string magic, std::vector<std::int32_t> fields) {
+        magic.append(reinterpret_cast<const char*>(fields.data()), 4 * fields.size());
+        magic.resize(1024);
+        return magic;
+    };
+    const auto line = [](const auto& v) {
+        return std::string(reinterpret_cast<const char*>(v.data()), v.size() * sizeof v[0]);
+    };
+    const folder dir;
+    write_all(dir / "train-000.bin", header("BIN.TOK\n", {3, 4, n, 500, 0, 0}) + line(tokens) + line(positions));
+    write_all(dir / "train-000.bin.kd", header("KD.LOGP\n", {1, k, n, 500, 0, 0}) + line(ids) + line(log_q));
+    const std::string command = interpreter + " " OPD_TEST_SOURCE_DIR "/examples/convert/from_kd.py ";
+    REQUIRE(std::system((command + (dir / "set ") + (dir / "train-000.bin")).c_str()) == 0);
+    const opd::data::rollout_set set(dir / "set");
+    set.verify();
+    CHECK(set.description().vocab == 500);
+    REQUIRE(set.sequences() == 2);
+    opd::data::rollouts all = set.read(0, 2);
+    const auto c = all.cache<opd::teacher::support<std::int32_t, opd::half>>();
+    REQUIRE((all.rows() == 4 + 2 && c.ids.cols == k));
+    CHECK(all.row_tokens() == std::vector<std::int32_t>{11, 12, 13, 14, 16, 17});
+    const index_t from[] = {0, 1, 2, 3, 5, 6}; // the sidecar's rows
+    for (index_t r = 0; r < 6; ++r)
+        for (index_t j = 0; j < k; ++j) {
+            CHECK(c.ids(r, j) == std::int32_t(ids[std::size_t(from[r] * k + j)]));
+            CHECK(c.log_q(r, j) == log_q[std::size_t(from[r] * k + j)]);
+        }
+    write_all(dir / "train-000.bin.kd", header("KD.LOGP\n", {2, k, n, 500, 0, 0}));
+    CHECK(std::system((command + (dir / "other ") + (dir / "train-000.bin") + " 2>/dev/null").c_str()) != 0);
 }

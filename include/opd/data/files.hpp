@@ -124,18 +124,6 @@ public:
     std::span<const std::byte> bytes() const { return {data_, size_}; }
     std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
 
-    /// Has the system read a range ahead of its use. A hint: what it answers does not matter.
-    void expect(std::size_t begin, std::size_t end) const {
-        const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-        begin -= begin % page;
-        if (begin >= end) return;
-        auto* const p = const_cast<std::byte*>(data_) + begin;
-#if defined(MADV_POPULATE_READ)
-        if (::madvise(p, end - begin, MADV_POPULATE_READ) == 0) return;
-#endif
-        ::madvise(p, end - begin, MADV_WILLNEED);
-    }
-
 private:
     const std::byte* data_ = nullptr;
     std::size_t size_ = 0;

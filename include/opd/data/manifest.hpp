@@ -238,7 +238,7 @@ inline index_contents index_of(std::string_view text, const std::string& file, s
     for (std::size_t number = 1; all.good_bytes < text.size(); ++number) {
         const std::size_t end = text.find('\n', all.good_bytes);
         if (end == std::string_view::npos) {
-            all.torn = true;
+            all.torn = true, all.finished = false; // somebody was adding to it
             break;
         }
         const std::string in = file + ", line " + std::to_string(number);

@@ -44,15 +44,19 @@ void pack_ids(const char* name, const Id* ids, index_t n, int bits, std::vector<
             throw invalid_input(name, "holds " + std::to_string(id) + ", which " + std::to_string(bits) +
                                           " bits do not: ids lie in [0, " + std::to_string(all - 1) + "]");
     std::size_t at = static_cast<std::size_t>(have) * static_cast<std::size_t>(bits);
-    auto filled = static_cast<int>(at % 8); // bits of the last byte that are taken
+    auto filled = static_cast<int>(at % 8); // bits of the last byte that are taken; later, of `word`
     std::uint64_t word = filled > 0 ? std::to_integer<std::uint64_t>(stream[at / 8]) : 0;
     stream.resize(packed_bytes(have + n, bits));
     std::byte* to = stream.data() + at / 8;
     for (index_t i = 0; i < n; ++i) {
         word |= (static_cast<std::uint64_t>(static_cast<index_t>(ids[i])) & all) << filled;
-        for (filled += bits; filled >= 8; filled -= 8, word >>= 8) *to++ = static_cast<std::byte>(word & 255u);
+        filled += bits;
+        if (filled < 32) continue;
+        const auto four = static_cast<std::uint32_t>(word);
+        std::memcpy(to, &four, 4);
+        to += 4, filled -= 32, word >>= 32;
     }
-    if (filled > 0) *to = static_cast<std::byte>(word & 255u);
+    for (; filled > 0; filled -= 8, word >>= 8) *to++ = static_cast<std::byte>(word & 255u);
 }
 
 /// Ids [first, first + n) of a stream that holds them.
@@ -60,12 +64,21 @@ template <std::integral Id>
 void unpack_ids(std::span<const std::byte> stream, index_t first, index_t n, int bits, Id* to) {
     const auto all = (std::uint64_t{1} << bits) - 1;
     std::size_t at = static_cast<std::size_t>(first) * static_cast<std::size_t>(bits);
-    for (index_t i = 0; i < n; ++i, at += static_cast<std::size_t>(bits)) {
-        std::uint64_t word = 0;
-        const std::size_t left = stream.size() - at / 8;
-        std::memcpy(&word, stream.data() + at / 8, left < 8 ? left : 8);
+    const auto take = [&](std::uint64_t word) {
         const std::uint64_t id = (word >> at % 8) & all;
-        to[i] = id == all ? static_cast<Id>(-1) : static_cast<Id>(id);
+        at += static_cast<std::size_t>(bits);
+        return id == all ? static_cast<Id>(-1) : static_cast<Id>(id);
+    };
+    index_t i = 0;
+    for (; i < n && at / 8 + 8 <= stream.size(); ++i) {
+        std::uint64_t word;
+        std::memcpy(&word, stream.data() + at / 8, 8);
+        to[i] = take(word);
+    }
+    for (; i < n; ++i) { // the last eight bytes
+        std::uint64_t word = 0;
+        std::memcpy(&word, stream.data() + at / 8, stream.size() - at / 8);
+        to[i] = take(word);
     }
 }
 

@@ -21,6 +21,7 @@
 // its index for each shard. One rollout_set serves any number of readers and threads; a reader is one thread's.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -86,9 +87,6 @@ public:
         return at;
     }
     const std::string& path() const { return file_.path(); }
-    void expect(std::size_t c, std::size_t size, index_t begin, index_t end) const {
-        file_.expect(*columns_[c], static_cast<std::size_t>(begin) * size, static_cast<std::size_t>(end) * size);
-    }
 
 private:
     static constexpr std::int64_t most_entries = std::int64_t{1} << 48;
@@ -246,8 +244,13 @@ private:
     /// A column as T's, of one piece: from the file, or a copy.
     template <class T>
     const T* fetch(const std::string& name, index_t& n);
+    /// Memory that nobody has filled with zeros first.
+    struct copied {
+        std::unique_ptr<std::byte[]> bytes{};
+        index_t size = 0; ///< numbers
+    };
     template <class T>
-    void copy(const column& c, std::size_t at, std::vector<std::byte>& to);
+    void copy(const column& c, std::size_t at, copied& to);
     template <class T>
     T fact(const std::string& name) const;
     template <class View>
@@ -291,7 +294,7 @@ private:
     std::vector<detail::run> runs_;
     std::vector<index_t> numbers_;
     std::vector<std::int64_t> token_offsets_{0}, row_offsets_{0};
-    std::map<std::pair<std::size_t, dtype>, std::vector<std::byte>> copies_; ///< by column and type
+    std::map<std::pair<std::size_t, dtype>, copied> copies_; ///< by column and type
 };
 
 struct open_settings {
@@ -453,57 +456,63 @@ inline const set_description& rollouts::what() const {
 }
 
 template <class T>
-void rollouts::copy(const column& c, std::size_t at, std::vector<std::byte>& to) {
-    const auto more = [&](index_t n) {
-        to.resize(to.size() + static_cast<std::size_t>(n) * sizeof(T));
-        return reinterpret_cast<T*>(to.data() + to.size()) - n;
+void rollouts::copy(const column& c, std::size_t at, copied& to) {
+    const auto reserve = [&](std::size_t n) {
+        to.bytes = std::make_unique_for_overwrite<std::byte[]>(n * sizeof(T));
+        to.size = static_cast<index_t>(n);
+        return reinterpret_cast<T*>(to.bytes.get());
     };
     if constexpr (std::is_same_v<T, std::int64_t>)
         if (c.per == axis::bounds) { // counted from these rollouts' first entry
-            std::int64_t base = 0;
-            *more(1) = 0;
+            std::vector<std::int64_t> all{0};
             for (const detail::run& r : runs_) {
                 const auto [begin, end] = range_of(c, r);
                 const auto bounds = r.from->bounds(at, begin, end);
-                T* const p = more(end - begin);
-                for (std::size_t i = 1; i < bounds.size(); ++i) p[i - 1] = base + bounds[i] - bounds[0];
-                base += bounds.back() - bounds.front();
+                const std::int64_t base = all.back() - bounds.front();
+                for (std::size_t i = 1; i < bounds.size(); ++i) all.push_back(base + bounds[i]);
             }
+            std::copy(all.begin(), all.end(), reserve(all.size()));
             return;
         }
+    struct source {
+        std::span<const std::byte> bytes;
+        index_t n = 0, skipped = 0;
+    };
+    std::vector<source> sources; // all of them looked at before anything is reserved
+    std::size_t total = 0;
     for (const detail::run& r : runs_) {
         const auto [begin, end] = range_of(c, r);
-        const index_t n = end - begin;
-        if (c.type == dtype::packed) {
-            if constexpr (std::integral<T>) {
-                index_t skipped = 0;
-                const auto stream = r.from->packed(at, c.bits, begin, end, skipped);
-                detail::unpack_ids(stream, skipped, n, c.bits, more(n));
-            }
-            continue;
-        }
-        const auto bytes = r.from->numbers(at, size_of(c.type), begin, end);
-        T* const p = more(n);
-        const auto convert = [&]<class From>(From) {
-            for (index_t i = 0; i < n; ++i) {
-                From x;
-                std::memcpy(&x, bytes.data() + static_cast<std::size_t>(i) * sizeof(From), sizeof x);
+        source& s = sources.emplace_back();
+        s.n = end - begin;
+        s.bytes = c.type == dtype::packed ? r.from->packed(at, c.bits, begin, end, s.skipped)
+                                          : r.from->numbers(at, size_of(c.type), begin, end);
+        total += static_cast<std::size_t>(s.n);
+    }
+    T* to_here = reserve(total);
+    for (const source& s : sources) {
+        const auto convert = [&]<class From>(From x) {
+            for (index_t i = 0; i < s.n; ++i) {
+                std::memcpy(static_cast<void*>(&x), s.bytes.data() + static_cast<std::size_t>(i) * sizeof x, sizeof x);
                 if constexpr (std::integral<From>)
-                    p[i] = static_cast<T>(x);
+                    to_here[i] = static_cast<T>(x);
                 else
-                    p[i] = static_cast<T>(element<From>::load(x));
+                    to_here[i] = static_cast<T>(element<From>::load(x));
             }
         };
         if (c.type == dtype_of<T>()) {
-            if (n > 0) std::memcpy(static_cast<void*>(p), bytes.data(), bytes.size());
+            if (s.n > 0) std::memcpy(static_cast<void*>(to_here), s.bytes.data(), s.bytes.size());
         } else if constexpr (std::integral<T>) {
-            convert(std::int32_t{});
+            if (c.type == dtype::packed)
+                detail::unpack_ids(s.bytes, s.skipped, s.n, c.bits, to_here);
+            else
+                convert(std::int32_t{});
         } else if constexpr (std::floating_point<T>) {
-            if (c.type == dtype::f16) convert(half{});
-            if (c.type == dtype::bf16) convert(bfloat16{});
+            if (c.type == dtype::f16) convert(half{0.f});
+            if (c.type == dtype::bf16) convert(bfloat16{0.f});
             if constexpr (std::is_same_v<T, double>)
                 if (c.type == dtype::f32) convert(float{});
         }
+        to_here += s.n;
     }
 }
 
@@ -538,8 +547,8 @@ const T* rollouts::fetch(const std::string& name, index_t& n) {
             copies_.erase(found);
             throw;
         }
-    n = static_cast<index_t>(found->second.size() / sizeof(T));
-    return reinterpret_cast<const T*>(found->second.data());
+    n = found->second.size;
+    return reinterpret_cast<const T*>(found->second.bytes.get());
 }
 
 template <class T>

@@ -10,12 +10,13 @@
 // Ids are kept in int32, or in `id_bits` bits; log-probs, where `log_probs` says so, in half or bfloat16, rounded to
 // nearest even; all else as it is given, bit for bit.
 //
-// A shard is collected in memory (`shard_bytes`), written under a temporary name, synced, renamed, and then named in
-// the index, which is synced too: whatever happens, what the index names is whole. A folder that has a set already
+// A shard is collected in memory (`shard_bytes`), written under a temporary name by a thread of its own while the next
+// one is collected, synced, renamed, and then named in the index, which is synced too: whatever happens, what the index
+// names is whole. A folder that has a set already
 // is added to, after a crash or not: sequences() says how many it has, and so where to go on; what was half written is
 // removed, and recovered() names it. One writer at a time has the folder.
 //
-// Memory: a shard. Throws invalid_input, before anything is added, for a sequence that does not fit; opd::error where
+// Memory: two shards. Throws invalid_input, before anything is added, for a sequence that does not fit; opd::error where
 // the disk does not take it, after which the writer is closed and the folder is as if killed.
 #pragma once
 
@@ -23,6 +24,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <span>
 #include <string>
@@ -60,6 +62,13 @@ public:
     explicit rollout_writer(std::string folder, writer_settings settings = {});
     rollout_writer(const rollout_writer&) = delete;
     rollout_writer& operator=(const rollout_writer&) = delete;
+    /// A shard that was full is kept; what came after it is not, without flush() or finish().
+    ~rollout_writer() {
+        try {
+            end_writing();
+        } catch (...) { // the next writer finds what is there
+        }
+    }
 
     /// A matrix of the whole set, as a head: "hidden.w". Before the first sequence.
     template <class T>
@@ -85,7 +94,7 @@ public:
     /// The same with names of the caller's for the columns: two caches of one kind.
     template <class... Caches>
     void add_named(const rollout& sequence, std::pair<const char*, Caches>... caches) {
-        pending_.clear(), pending_facts_.clear();
+        pending_.clear(), pending_facts_.clear(); // views of the caller's, until the end of this call
         check_sequence(sequence);
         describe(sequence);
         (visit_columns(caches.second, caches.first, collector{*this}), ...);
@@ -93,7 +102,7 @@ public:
     }
 
     /// Sequences of the set, those of the shard that is not written yet too.
-    index_t sequences() const { return all_.sequences + open_sequences_; }
+    index_t sequences() const { return all_.sequences + busy_.sequences + open_.sequences; }
     /// Sequences that are on the disk and stay there.
     index_t kept_sequences() const { return all_.sequences; }
     /// Files and pieces of an earlier writer that it had not finished; removed.
@@ -110,16 +119,25 @@ private:
         std::vector<index_t> shape{};
         std::vector<std::byte> bytes{};
     };
-    /// A column's numbers of the shard that is being collected.
+    /// A column's numbers in a shard.
     struct buffer {
-        std::vector<std::byte> bytes;
+        std::vector<std::byte> bytes{};
         index_t numbers = 0;
     };
-    /// A column of the sequence that is being added.
+    struct collected {
+        std::vector<buffer> columns{};
+        std::vector<std::int64_t> token_offsets{0}, row_offsets{0};
+        index_t sequences = 0;
+        std::size_t bytes = 0;
+    };
+    /// A column of the sequence that is being added, as the caller has it.
     struct part {
         column what;
-        std::vector<std::byte> bytes;
-        index_t numbers = 0;
+        const void* data;
+        index_t rows, cols, stride;
+        void (*write)(const part&, buffer&);
+        std::vector<std::int64_t> own{}; ///< of bounds, which are counted anew
+        index_t numbers() const { return rows * cols; }
     };
 
     /// What visit_columns calls.
@@ -161,22 +179,66 @@ private:
         const auto* const p = reinterpret_cast<const std::byte*>(from);
         if (n > 0) to.insert(to.end(), p, p + static_cast<std::size_t>(n) * sizeof(T));
     }
-    /// A matrix's rows behind each other, each number as f(number).
+    /// A part's numbers behind each other, each as f(number).
     template <class To, class T, class F>
-    static void append_each(std::vector<std::byte>& to, matrix_view<const T> m, F&& f) {
+    static void append_each(std::vector<std::byte>& to, const part& p, F&& f) {
         std::size_t at = to.size();
-        to.resize(at + static_cast<std::size_t>(m.rows * m.cols) * sizeof(To));
-        for (index_t r = 0; r < m.rows; ++r)
-            for (index_t j = 0; j < m.cols; ++j, at += sizeof(To)) {
-                const To x = f(m(r, j));
+        to.resize(at + static_cast<std::size_t>(p.numbers()) * sizeof(To));
+        for (index_t r = 0; r < p.rows; ++r) {
+            const T* const row = static_cast<const T*>(p.data) + r * p.stride;
+            for (index_t j = 0; j < p.cols; ++j, at += sizeof(To)) {
+                const To x = f(row[j]);
                 std::memcpy(to.data() + at, &x, sizeof x);
             }
+        }
+    }
+    /// f(run of numbers, how many), in one run where they lie so.
+    template <class T, class F>
+    static void each_run(const part& p, F&& f) {
+        const T* const data = static_cast<const T*>(p.data);
+        if (p.stride == p.cols || p.rows == 1) return f(data, p.numbers());
+        for (index_t r = 0; r < p.rows; ++r) f(data + r * p.stride, p.cols);
+    }
+    template <class Id>
+    static void write_ids(const part& p, buffer& b) {
+        if (p.what.type == dtype::packed) {
+            index_t have = b.numbers;
+            each_run<Id>(p, [&](const Id* ids, index_t n) {
+                detail::pack_ids(p.what.name.c_str(), ids, n, p.what.bits, b.bytes, have);
+                have += n;
+            });
+        } else if constexpr (std::is_same_v<Id, std::int32_t>) {
+            each_run<Id>(p, [&](const Id* ids, index_t n) { append(b.bytes, ids, n); });
+        } else {
+            append_each<std::int32_t, Id>(b.bytes, p, [](Id id) { return static_cast<std::int32_t>(id); });
+        }
+    }
+    template <class T>
+    static void write_numbers(const part& p, buffer& b) {
+        if constexpr (std::is_same_v<stored_as<T>, float>) {
+            const auto load = [](T x) { return element<T>::load(x); };
+            if (p.what.type == dtype::f16) return append_each<half, T>(b.bytes, p, [&](T x) { return half(load(x)); });
+            if (p.what.type == dtype::bf16)
+                return append_each<bfloat16, T>(b.bytes, p, [&](T x) { return bfloat16(load(x)); });
+        }
+        each_run<T>(p, [&](const T* x, index_t n) { append(b.bytes, x, n); });
+    }
+    /// Counted on from the sequence before; what both end and begin with stands once.
+    static void write_bounds(const part& p, buffer& b) {
+        std::int64_t base = 0;
+        if (b.numbers > 0) std::memcpy(&base, b.bytes.data() + b.bytes.size() - 8, 8);
+        for (std::size_t r = b.numbers > 0 ? 1 : 0; r < p.own.size(); ++r) {
+            const std::int64_t at = base + p.own[r];
+            append(b.bytes, &at, 1);
+        }
+        if (b.numbers > 0) --b.numbers;
     }
 
-    part& new_part(column what, index_t numbers) {
+    part& new_part(part given) {
         for (const part& p : pending_)
-            if (p.what.name == what.name) throw invalid_input(what.name, "is given twice: name one of the caches");
-        pending_.push_back({std::move(what), {}, numbers});
+            if (p.what.name == given.what.name)
+                throw invalid_input(given.what.name, "is given twice: name one of the caches");
+        pending_.push_back(std::move(given));
         return pending_.back();
     }
     void check_constant(const std::string& name) const {
@@ -217,32 +279,26 @@ private:
         check_matrix(c, m);
         const int bits = settings_.id_bits;
         if (bits > 0) c.type = dtype::packed, c.bits = bits;
-        const std::string name = c.name;
-        part& p = new_part(std::move(c), m.rows * m.cols);
-        const index_t most = settings_.vocab > 0 ? settings_.vocab
-                             : bits > 0          ? largest_vocabulary(bits)
-                                                 : index_t{1} << 31;
-        append_each<std::int32_t>(p.bytes, m, [&](Id given) { // packed where it joins the shard, whose bits go on
-            const auto id = static_cast<index_t>(given);
-            if (id < -1 || id >= most)
-                throw invalid_input(name, "holds " + std::to_string(id) + ": ids are below " + std::to_string(most) +
-                                              ", an unused slot -1");
-            return static_cast<std::int32_t>(id);
+        const part& p = new_part({std::move(c), m.data, m.rows, m.cols, m.stride, &write_ids<Id>});
+        const index_t end = settings_.vocab > 0 ? settings_.vocab
+                            : bits > 0          ? largest_vocabulary(bits)
+                                                : index_t{1} << 31;
+        each_run<Id>(p, [&](const Id* ids, index_t n) {
+            index_t least = 0, most = 0;
+            for (index_t i = 0; i < n; ++i) {
+                const auto id = static_cast<index_t>(ids[i]);
+                least = id < least ? id : least, most = id > most ? id : most;
+            }
+            if (least < -1 || most >= end)
+                throw invalid_input(p.what.name, "holds " + std::to_string(least < -1 ? least : most) +
+                                                     ": ids are below " + std::to_string(end) + ", an unused slot -1");
         });
     }
     template <class T>
     void add_numbers(column c, matrix_view<const T> m) {
         check_matrix(c, m);
         if (c.type == dtype::f32 && c.name.find(".log_") != std::string::npos) c.type = settings_.log_probs;
-        const dtype type = c.type;
-        part& p = new_part(std::move(c), m.rows * m.cols);
-        if constexpr (std::is_same_v<stored_as<T>, float>) {
-            if (type == dtype::f16) return append_each<half>(p.bytes, m, [](T x) { return half(element<T>::load(x)); });
-            if (type == dtype::bf16)
-                return append_each<bfloat16>(p.bytes, m, [](T x) { return bfloat16(element<T>::load(x)); });
-        }
-        if (m.stride == m.cols || m.rows == 1) return append(p.bytes, m.data, m.rows * m.cols);
-        for (index_t r = 0; r < m.rows; ++r) append(p.bytes, m.row(r), m.cols);
+        new_part({std::move(c), m.data, m.rows, m.cols, m.stride, &write_numbers<T>});
     }
     void add_bounds(const std::string& name, const row_offsets<>& offsets);
 
@@ -252,7 +308,9 @@ private:
     void settle();
     void open_existing();
     void write_index(const std::string& text);
-    const std::string& path() const { return folder_; }
+    void begin_writing();
+    void end_writing();
+    detail::written_file write_shard(std::size_t number) const;
 
     std::string folder_;
     writer_settings settings_;
@@ -270,11 +328,9 @@ private:
     std::map<std::string, double> pending_facts_;
     std::map<std::string, std::pair<index_t, index_t>> lines_; ///< of offsets' columns: first and last
 
-    // the shard that is being collected
-    std::vector<buffer> buffers_;
-    std::vector<std::int64_t> token_offsets_{0}, row_offsets_{0};
-    index_t open_sequences_ = 0;
-    std::size_t open_bytes_ = 0;
+    collected open_;                            ///< the shard that is being collected
+    collected busy_;                            ///< the one that is being written
+    std::future<detail::written_file> writing_; ///< its file
 };
 
 inline rollout_writer::rollout_writer(std::string folder, writer_settings settings)
@@ -314,7 +370,7 @@ inline void rollout_writer::open_existing() {
         detail::each_fingerprint(
             [&](const char* name, const std::string& a, const std::string& b) { same(name, a == b); }, what_.prints,
             settings_.fingerprints);
-        buffers_.resize(what_.columns.size());
+        open_.columns.resize(what_.columns.size());
     } else if (detail::size_of_file(index) > 0) {
         detail::refuse(manifest, "is missing, and there is an index");
     }
@@ -369,11 +425,10 @@ inline void rollout_writer::add_bounds(const std::string& name, const row_offset
     if (offsets.data == nullptr || offsets.size != rows_ + 1)
         throw invalid_input(name, "has " + std::to_string(offsets.size) + " entries for " + std::to_string(rows_) +
                                       " rows and one more");
-    part& p = new_part({name, dtype::i64, axis::bounds, 0, 0, {}}, rows_ + 1);
+    part& p = new_part({{name, dtype::i64, axis::bounds, 0, 0, {}}, nullptr, rows_ + 1, 1, 1, &write_bounds});
     for (index_t r = 0; r <= rows_; ++r) {
         if (offsets[r] < 0 || (r > 0 && offsets[r] < offsets[r - 1])) throw invalid_input(name, "descends", r);
-        const std::int64_t entry = offsets[r] - offsets[0];
-        append(p.bytes, &entry, 1);
+        p.own.push_back(offsets[r] - offsets[0]);
     }
     lines_[name] = {offsets[0], offsets[rows_]};
 }
@@ -392,7 +447,7 @@ inline void rollout_writer::settle() {
     manifest.write(detail::bytes_of(detail::manifest_text(what_)));
     manifest.finish();
     all_.sum = what_.sum;
-    buffers_.resize(what_.columns.size());
+    open_.columns.resize(what_.columns.size());
     described_ = true;
 }
 
@@ -415,30 +470,17 @@ inline void rollout_writer::take(const rollout& s) {
     }
     // from here on nothing throws but for want of memory
     for (std::size_t i = 0; i < pending_.size(); ++i) {
-        part& p = pending_[i];
-        buffer& b = buffers_[i];
+        const part& p = pending_[i];
+        buffer& b = open_.columns[i];
         const std::size_t before = b.bytes.size();
-        if (p.what.type == dtype::packed) {
-            detail::pack_ids(p.what.name.c_str(), reinterpret_cast<const std::int32_t*>(p.bytes.data()), p.numbers,
-                             p.what.bits, b.bytes, b.numbers);
-        } else if (p.what.per == axis::bounds) { // counted on from the sequence before; the first 0 stands once
-            std::int64_t base = 0;
-            if (b.numbers > 0) std::memcpy(&base, b.bytes.data() + b.bytes.size() - 8, 8);
-            auto* const offsets = reinterpret_cast<std::int64_t*>(p.bytes.data());
-            for (index_t r = 0; r < p.numbers; ++r) offsets[r] += base;
-            const index_t skip = b.numbers > 0 ? 1 : 0;
-            append(b.bytes, offsets + skip, p.numbers - skip);
-            b.numbers -= skip;
-        } else {
-            b.bytes.insert(b.bytes.end(), p.bytes.begin(), p.bytes.end());
-        }
-        b.numbers += p.numbers;
-        open_bytes_ += b.bytes.size() - before;
+        p.write(p, b);
+        b.numbers += p.numbers();
+        open_.bytes += b.bytes.size() - before;
     }
-    token_offsets_.push_back(token_offsets_.back() + s.tokens.size);
-    row_offsets_.push_back(row_offsets_.back() + s.rows);
-    ++open_sequences_;
-    if (open_bytes_ >= settings_.shard_bytes) flush();
+    open_.token_offsets.push_back(open_.token_offsets.back() + s.tokens.size);
+    open_.row_offsets.push_back(open_.row_offsets.back() + s.rows);
+    ++open_.sequences;
+    if (open_.bytes >= settings_.shard_bytes) begin_writing();
 }
 
 inline void rollout_writer::write_index(const std::string& text) {
@@ -446,17 +488,15 @@ inline void rollout_writer::write_index(const std::string& text) {
     if (::fsync(index_.get()) != 0) detail::cannot_write(folder_ + "/" + detail::index_name, "cannot be synced");
 }
 
-inline void rollout_writer::flush() {
-    if (open_sequences_ == 0 || closed_) return;
-    closed_ = true; // until all is on the disk
-    const index_t tokens = token_offsets_.back(), rows = row_offsets_.back();
+inline detail::written_file rollout_writer::write_shard(std::size_t number) const {
     const auto line = [](const char* name, const std::vector<std::int64_t>& v) {
         return detail::piece{name, "I64", {static_cast<index_t>(v.size())}, 8, std::as_bytes(std::span(v))};
     };
-    std::vector<detail::piece> pieces{line("token_offsets", token_offsets_), line("row_offsets", row_offsets_)};
-    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    std::vector<detail::piece> pieces{line("token_offsets", busy_.token_offsets),
+                                      line("row_offsets", busy_.row_offsets)};
+    for (std::size_t i = 0; i < busy_.columns.size(); ++i) {
         const column& c = what_.columns[i];
-        const buffer& b = buffers_[i];
+        const buffer& b = busy_.columns[i];
         std::vector<index_t> shape{b.numbers};
         if (c.type == dtype::packed)
             shape = {static_cast<index_t>(b.bytes.size())};
@@ -464,18 +504,37 @@ inline void rollout_writer::flush() {
             shape = {b.numbers / c.width, c.width};
         pieces.push_back({c.name, name_of(c.type), shape, size_of(c.type), b.bytes});
     }
-    shard_line s;
-    s.sequences = open_sequences_, s.tokens = tokens, s.rows = rows;
-    s.file = detail::write_safetensors(folder_, detail::shard_name(all_.shards.size()), pieces,
-                                       {{"format", "opd.rollouts.shard"}, {"version", std::to_string(format_version)}});
+    return detail::write_safetensors(folder_, detail::shard_name(number), pieces,
+                                     {{"format", "opd.rollouts.shard"}, {"version", std::to_string(format_version)}});
+}
+
+/// Has what was collected written by a thread, once the shard before it is on the disk.
+inline void rollout_writer::begin_writing() {
+    end_writing();
+    std::swap(open_, busy_);
+    open_.columns.resize(busy_.columns.size()); // the memory of the one before, used again
+    for (buffer& b : open_.columns) b.bytes.clear(), b.numbers = 0;
+    open_.token_offsets.assign(1, 0), open_.row_offsets.assign(1, 0);
+    open_.sequences = 0, open_.bytes = 0;
+    writing_ = std::async([this, number = all_.shards.size()] { return write_shard(number); });
+}
+
+/// Waits for it, and names it in the index.
+inline void rollout_writer::end_writing() {
+    if (!writing_.valid()) return;
+    closed_ = true; // until all is on the disk
+    shard_line s{writing_.get(), busy_.sequences, busy_.token_offsets.back(), busy_.row_offsets.back()};
     write_index(detail::shard_text(s, all_.sum));
     all_.sequences += s.sequences, all_.tokens += s.tokens, all_.rows += s.rows;
     all_.shards.push_back(std::move(s));
-    all_.finished = false;
-    for (buffer& b : buffers_) b.bytes.clear(), b.numbers = 0;
-    token_offsets_.resize(1), row_offsets_.resize(1);
-    open_sequences_ = 0, open_bytes_ = 0;
-    closed_ = false;
+    all_.finished = closed_ = false;
+    busy_.sequences = 0;
+}
+
+inline void rollout_writer::flush() {
+    if (closed_) return;
+    if (open_.sequences > 0) begin_writing();
+    end_writing();
 }
 
 inline void rollout_writer::finish() {

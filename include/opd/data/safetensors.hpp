@@ -209,12 +209,6 @@ public:
     }
     std::span<const std::byte> bytes(const tensor& t) { return bytes(t, 0, t.end - t.begin); }
 
-    /// Has the system read a tensor's bytes [begin, end) soon.
-    void expect(const tensor& t, std::size_t begin, std::size_t end) const {
-        if (begin < end && end <= t.end - t.begin)
-            map_.expect(header_.data_begin + t.begin + begin, header_.data_begin + t.begin + end);
-    }
-
 private:
     std::span<const std::byte> data() const { return file_.subspan(header_.data_begin); }
 
