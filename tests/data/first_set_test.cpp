@@ -153,7 +153,7 @@ TEST_CASE("a token shard and its .kd sidecar are converted") {
     if (interpreter.empty()) return;
     // two sequences, of 5 tokens and of 3, and 4 more tokens that were not captured; 3 ids a row
     const std::int32_t n = 12, k = 3;
-    std::vector<std::int32_t> tokens(std::size_t(n)), positions{0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3};
+    std::vector<std::int32_t> tokens(12), positions{0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3};
     std::iota(tokens.begin(), tokens.end(), 10);
     std::vector<std::uint32_t> ids(std::size_t(n * k));
     std::iota(ids.begin(), ids.end(), 100u);

@@ -9,6 +9,7 @@
 #include "support/sanitized.hpp"
 
 #include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <doctest/doctest.h>
@@ -17,6 +18,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <sys/resource.h>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -161,6 +163,22 @@ void read_whole(const std::string& path) {
         some.tokens();
     }
 }
+
+/// No file grows beyond so many bytes.
+class file_limit {
+public:
+    explicit file_limit(rlim_t bytes) {
+        ::getrlimit(RLIMIT_FSIZE, &before_);
+        rlimit now = before_;
+        now.rlim_cur = bytes;
+        ::signal(SIGXFSZ, SIG_IGN);
+        ::setrlimit(RLIMIT_FSIZE, &now);
+    }
+    ~file_limit() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+
+private:
+    rlimit before_{};
+};
 
 index_t resident_kib() {
     std::ifstream in("/proc/self/statm");
@@ -518,6 +536,32 @@ TEST_CASE("a writer that was killed leaves what it had indexed, and another goes
     }
 }
 
+TEST_CASE("a disk that takes no more ends the writer, and what was indexed stays") {
+    const folder dir;
+    write_small(dir / "whole", 20);
+    const std::string path = dir / "set";
+    {
+        data::rollout_writer out(path, small_settings());
+        const float head[] = {1, 2, 3, 4, 5, 6};
+        out.add_constant("head", view(head, 3, 2));
+        add_small(out, 0, 6);
+        out.flush();
+        REQUIRE(out.kept_sequences() == 6);
+        const file_limit full(200);
+        CHECK_THROWS_AS((add_small(out, 6, 30), out.finish()), error);
+        refused("sequence", [&] { add_small(out, 30, 31); });
+        CHECK_THROWS_AS(out.finish(), error);
+    }
+    const data::rollout_set cut(path, {.unfinished = true});
+    CHECK(cut.sequences() == 6);
+    CHECK(cut.ignored().empty());
+    data::rollout_writer again(path, small_settings());
+    add_small(again, 6, 20);
+    again.finish();
+    for (const std::string& name : files_of(dir / "whole"))
+        CHECK_MESSAGE(read_all(path + "/" + name) == read_all(dir / ("whole/" + name)), name);
+}
+
 TEST_CASE("every flipped bit and every cut is found, and the file named") {
     const folder dir;
     write_small(dir / "set", 20);
@@ -721,8 +765,14 @@ TEST_CASE("a sequence that does not fit is refused, and the set is as before") {
     refused("support.log_tail", [&] { out.add({.tokens = tokens, .rows = 2}, longer); });
     const std::int32_t offsets[] = {0, 2, 1};
     refused("support.offsets", [&] {
-        out.add({.tokens = tokens, .rows = 2},
-                teacher::ragged_support<std::int32_t>{view(ids, 2), view(log_q, 2), view(offsets, 3)});
+        data::rollout_writer(dir / "ragged")
+            .add({.tokens = tokens, .rows = 2},
+                 teacher::ragged_support<std::int32_t>{view(ids, 2), view(log_q, 2), view(offsets, 3)});
+    });
+    refused("support.log_q", [&] {
+        data::rollout_writer(dir / "ragged")
+            .add({.tokens = tokens, .rows = 1},
+                 teacher::ragged_support<std::int32_t>{view(ids, 2), view(log_q, 1), view(offsets, 2)});
     });
     refused("constant", [&] { out.add_constant("constant", view(log_q, 2, 3)); });
     CHECK(out.sequences() == 1);

@@ -147,7 +147,7 @@ struct run {
 
 class rollout_set;
 
-/// Some sequences, and what is known of them.
+/// Some sequences, and what is known of them. Their set outlives them.
 class rollouts {
 public:
     rollouts() = default;

@@ -511,6 +511,7 @@ inline detail::written_file rollout_writer::write_shard(std::size_t number) cons
 /// Has what was collected written by a thread, once the shard before it is on the disk.
 inline void rollout_writer::begin_writing() {
     end_writing();
+    all_.finished = false;
     std::swap(open_, busy_);
     open_.columns.resize(busy_.columns.size()); // the memory of the one before, used again
     for (buffer& b : open_.columns) b.bytes.clear(), b.numbers = 0;
@@ -527,22 +528,24 @@ inline void rollout_writer::end_writing() {
     write_index(detail::shard_text(s, all_.sum));
     all_.sequences += s.sequences, all_.tokens += s.tokens, all_.rows += s.rows;
     all_.shards.push_back(std::move(s));
-    all_.finished = closed_ = false;
+    closed_ = false;
     busy_.sequences = 0;
 }
 
 inline void rollout_writer::flush() {
+    if (closed_ && !all_.finished) throw error("opd: " + folder_ + ": the disk has failed: the set is not finished");
     if (closed_) return;
     if (open_.sequences > 0) begin_writing();
     end_writing();
 }
 
 inline void rollout_writer::finish() {
-    if (closed_) return;
     if (!described_) throw invalid_input("sequences", "were added to " + folder_ + ": none; a set has one at least");
     flush();
+    if (closed_) return;
+    closed_ = true;
     if (!all_.finished) write_index(detail::end_text(all_, all_.sum));
-    all_.finished = closed_ = true;
+    all_.finished = true;
     index_ = {};
 }
 
