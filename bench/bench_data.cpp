@@ -3,7 +3,8 @@
 // Data sets beside what the disk gives: rows of a support of 64 ids, as given (int32, float: 516 bytes a token) and
 // packed (17 bits, half: 266), written and read whole, in a folder of the file system that is asked about. In the same
 // run, in turns, the same bytes through write() and read() in blocks of 1 MiB, as `dd bs=1M conv=fsync` does: that is
-// `plain`.
+// `plain`. A set syncs every shard, and the index and the folder after it: so `synced` is plain in files of 64 MiB,
+// each of them synced.
 //
 //   bench_data [folder] [MiB] [turns]
 //
@@ -76,6 +77,9 @@ void write_plain(const std::string& path, double megabytes) {
     if (::fsync(fd) != 0) std::abort();
     ::close(fd);
 }
+void write_synced(const std::string& path, double megabytes) {
+    for (double left = megabytes; left > 0; left -= 67.1) write_plain(path, std::min(left, 67.1));
+}
 void read_plain(const std::string& path) {
     const int fd = ::open(path.c_str(), O_RDONLY);
     while (::read(fd, some_bytes.data(), block) > 0) {}
@@ -137,8 +141,10 @@ int main(int argc, char** argv) {
             times["write"].push_back(seconds([&] { write_set(set, sequences, packed); }));
             size = megabytes_of(set);
             times["plain write"].push_back(seconds([&] { write_plain(plain, size); }));
+            times["synced"].push_back(seconds([&] { write_synced(plain, size); }));
             drop_all(set);
             times["cold"].push_back(seconds([&] { read(data::shuffle::stored, 1); }));
+            write_plain(plain, size);
             drop(plain);
             times["plain cold"].push_back(seconds([&] { read_plain(plain); }));
             times["warm"].push_back(seconds([&] { read(data::shuffle::stored, 1); }));
@@ -153,6 +159,8 @@ int main(int argc, char** argv) {
             std::printf("  %-9s %7.0f MB/s   plain %7.0f MB/s   ratio %.2f\n", what, size / ours, size / theirs,
                         theirs / ours);
         }
+        std::printf("  write     synced %7.0f MB/s   ratio %.2f\n", size / median(times["synced"]),
+                    median(times["synced"]) / median(times["write"]));
         if (kept == 0.5) std::puts("");
     }
     std::printf("resident memory, reading with 2 shards of 64 MiB mapped\n");

@@ -80,7 +80,18 @@ public:
     ~new_file() {
         if (!done_) ::unlink(temporary_.c_str());
     }
-    void write(std::span<const std::byte> bytes) { write_all(file_.get(), bytes, temporary_); }
+    void write(std::span<const std::byte> bytes) {
+        constexpr std::size_t most = std::size_t{8} << 20;
+        for (; !bytes.empty(); bytes = bytes.subspan(std::min(most, bytes.size()))) {
+            const auto part = bytes.first(std::min(most, bytes.size()));
+            write_all(file_.get(), part, temporary_);
+#if defined(SYNC_FILE_RANGE_WRITE) // a hint: the disk begins while the rest is copied
+            ::sync_file_range(file_.get(), static_cast<off_t>(written_), static_cast<off_t>(part.size()),
+                              SYNC_FILE_RANGE_WRITE);
+#endif
+            written_ += part.size();
+        }
+    }
     /// Its bytes first, then its name, then the folder that has the name.
     void finish() {
         if (::fsync(file_.get()) != 0) cannot_write(temporary_, "cannot be synced");
@@ -92,6 +103,7 @@ public:
 private:
     std::string folder_, path_, temporary_;
     descriptor file_;
+    std::size_t written_ = 0;
     bool done_ = false;
 };
 

@@ -514,7 +514,10 @@ inline void rollout_writer::begin_writing() {
     all_.finished = false;
     std::swap(open_, busy_);
     open_.columns.resize(busy_.columns.size()); // the memory of the one before, used again
-    for (buffer& b : open_.columns) b.bytes.clear(), b.numbers = 0;
+    for (std::size_t i = 0; i < open_.columns.size(); ++i) {
+        open_.columns[i].bytes.clear(), open_.columns[i].numbers = 0;
+        open_.columns[i].bytes.reserve(busy_.columns[i].bytes.size());
+    }
     open_.token_offsets.assign(1, 0), open_.row_offsets.assign(1, 0);
     open_.sequences = 0, open_.bytes = 0;
     writing_ = std::async([this, number = all_.shards.size()] { return write_shard(number); });
