@@ -5,7 +5,7 @@
 # termios.h, `small` of Windows, `major` and `minor` of sysmacros.h) are defined before the header: opd may not use them.
 #
 # backends/eigen.hpp and compressed.hpp need Eigen; backends/cuda.hpp the CUDA runtime's headers, *.cuh nvcc. A header with
-# other needs than these has no place in include/opd, except ranges.hpp, which needs range-v3.
+# other needs than these has no place in include/opd, except ranges.hpp, which needs range-v3, and data/: nlohmann-json.
 file(GLOB_RECURSE opd_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
      "${PROJECT_SOURCE_DIR}/include/opd/*.hpp")
 file(GLOB_RECURSE opd_device_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
@@ -22,6 +22,11 @@ if(TARGET opd::cuda)
 else()
     list(FILTER opd_headers EXCLUDE REGEX "opd/backends/cuda\\.hpp$")
 endif()
+if(TARGET opd::data)
+    list(APPEND opd_header_links opd::data)
+else()
+    list(FILTER opd_headers EXCLUDE REGEX "opd/data/")
+endif()
 find_package(range-v3 CONFIG QUIET)
 if(TARGET range-v3::range-v3)
     list(APPEND opd_header_links range-v3::range-v3)
@@ -36,12 +41,12 @@ function(opd_write path text)
     file(GENERATE OUTPUT "${path}" CONTENT "${text}")
 endfunction()
 
-# Headers outside backends/, ranges.hpp and compressed.hpp see opd::opd alone, as a caller without Eigen would.
+# Headers outside backends/, data/, ranges.hpp and compressed.hpp see opd::opd alone, as a caller without Eigen would.
 function(opd_header_programs name extension)
     set(includes "")
     foreach(header IN LISTS ARGN)
         string(MAKE_C_IDENTIFIER "${header}" id)
-        if(header MATCHES "^opd/(backends/|(ranges|compressed)\\.hpp$)")
+        if(header MATCHES "^opd/(backends/|data/|(ranges|compressed)\\.hpp$)")
             set(macros "") # what other libraries' headers use is not ours to judge
             set(group test_${name}_alone_backends)
             set(links ${opd_header_links})

@@ -2,7 +2,7 @@
 // optimise: no
 //
 // What the documentation shows is compiled and run. Every `cpp` and `cmake` block of README.md, CHANGELOG.md and docs/ names
-// the file that it is cut from, in a comment on the line before it: <!-- from examples/01_dense_kl.cpp -->. Its lines stand in
+// the file that it is cut from, in a comment on the line before it: <!-- from examples/01_dense_kl.cpp --> (a `python` block may). Its lines stand in
 // that file, in that order and together; a line that is only `…` behind a comment sign leaves lines out. Links within the
 // repository lead somewhere. The blocks that no example holds are cut from this file.
 #include "support/compiled/dense.hpp"
@@ -101,7 +101,10 @@ TEST_CASE("blocks of code are cut from files that are compiled") {
     for (const fs::path& page : pages()) {
         const auto lines = lines_of(page);
         for (std::size_t i = 0; i < lines.size(); ++i) {
-            if (lines[i] != "```cpp" && lines[i] != "```cmake" && lines[i] != "```c" && lines[i] != "```rust") continue;
+            const bool python = lines[i] == "```python" && i > 0 && lines[i - 1].starts_with("<!-- from ");
+            if (!python && lines[i] != "```cpp" && lines[i] != "```cmake" && lines[i] != "```c" &&
+                lines[i] != "```rust")
+                continue;
             ++blocks;
             CAPTURE(page.string());
             CAPTURE(i + 1);

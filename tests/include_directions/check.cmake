@@ -9,6 +9,7 @@
 #     estimators/                                 core, estimators/, checks/, rows/, the standard library
 #     sched/                                      core, sched/, the standard library, POSIX threads
 #     spec/                                       core, spec/, the standard library
+#     data/                                       core, data/, the standard library, POSIX, nlohmann-json
 #   How a call is done, each floor on those below it alone (and on core, whose files say what a call is):
 #     products/   arithmetic with fixed bits      core, products/
 #     rows/       what happens in a row           core, rows/, products/, POSIX
@@ -43,6 +44,8 @@ function(kind_of header result)
         set(kind sched)
     elseif(header MATCHES "^opd/spec/")
         set(kind spec)
+    elseif(header MATCHES "^opd/data/")
+        set(kind data)
     elseif(header STREQUAL "opd/backends/eigen.hpp")
         set(kind backend_eigen)
     elseif(header MATCHES "^opd/backends/cuda")
@@ -67,12 +70,14 @@ function(kind_of header result)
         set(kind standard)
     elseif(header MATCHES "^(([iex]mm|x86)intrin|arm_neon|cpuid)\\.h$")
         set(kind intrinsics)
-    elseif(header MATCHES "^(pthread|semaphore|sched|unistd)\\.h$|^sys/(mman|stat|syscall|types)\\.h$|^linux/")
+    elseif(header MATCHES "^(fcntl|pthread|semaphore|sched|unistd)\\.h$|^sys/(file|mman|stat|syscall|types)\\.h$|^linux/")
         set(kind posix)
     elseif(header MATCHES "^(unsupported/)?Eigen/")
         set(kind eigen)
     elseif(header MATCHES "^(cuda|cublas|cooperative_groups|driver_types|vector_types|curand|nvtx)|^(cub|thrust|cuda|nv)/")
         set(kind cuda_library)
+    elseif(header MATCHES "^nlohmann/")
+        set(kind json)
     elseif(header MATCHES "^range/v3/")
         set(kind range_v3)
     elseif(header MATCHES "^(doctest/|doctest\\.h|rapidcheck/|rapidcheck\\.h)")
@@ -90,6 +95,7 @@ set(may_compressed core products standard eigen)
 set(may_estimators core estimators rows checks standard)
 set(may_sched core sched standard posix)
 set(may_spec core spec standard)
+set(may_data core data standard posix json)
 set(may_products core products standard intrinsics posix)
 set(may_rows core rows products standard posix)
 set(may_checks core checks rows standard)
@@ -144,7 +150,7 @@ function(check file who)
     set(files ${files} PARENT_SCOPE)
 endfunction()
 
-set(rooms core umbrella ranges compressed estimators sched spec products rows checks logits cpu cuda shards backends backend_eigen
+set(rooms core umbrella ranges compressed estimators sched spec data products rows checks logits cpu cuda shards backends backend_eigen
           backend_cuda c)
 file(GLOB_RECURSE headers RELATIVE "${ROOT}" "${ROOT}/include/opd/*.hpp" "${ROOT}/include/opd/*.cuh"
      "${ROOT}/include/opd/*.h" "${ROOT}/include/opd/*.inl")
