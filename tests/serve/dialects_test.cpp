@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: no
 //
 // What servers answer, decoded: by hand from what they document, and against a formula that a server of each dialect
 // answers with, whatever is asked. Every shift, gap, sentinel and piece of nonsense is refused where it stands, or marked.

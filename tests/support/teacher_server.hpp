@@ -254,7 +254,9 @@ class teacher_server {
 public:
     serve::dialect speaks;
     toy_answers right;
-    std::function<reaction(int n)> react = [](int) { return reaction{}; }; ///< to request n, from 0; from any thread
+    /// To request n, from 0; from any thread.
+    std::function<reaction(int n, const json& asked)> react = [](int, const json&) { return reaction{}; };
+    std::atomic<int> deaf = 0; ///< so many connections are reset before anything is read
 
     explicit teacher_server(serve::dialect d) : speaks(d) {
         listener_ = ::socket(AF_INET, SOCK_STREAM, 0);
@@ -315,6 +317,13 @@ private:
                 ::close(s);
                 return;
             }
+            if (deaf > 0) {
+                --deaf;
+                const linger at_once{1, 0};
+                ::setsockopt(s, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+                ::close(s);
+                continue;
+            }
             open_.push_back(s);
             threads_.emplace_back([this, s] {
                 while (serve_one(s)) {}
@@ -354,7 +363,7 @@ private:
             const std::lock_guard lock(mutex_);
             asked_.push_back(q), head_ = in.substr(0, head);
         }
-        const bool keep = answer(s, react(n), q);
+        const bool keep = answer(s, react(n, q), q);
         --now_;
         return keep;
     }

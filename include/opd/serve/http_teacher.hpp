@@ -164,7 +164,7 @@ inline double backoff_of(const http_settings& s, int tries, std::uint64_t sequen
 
 inline http_settings checked(http_settings s) {
     const auto seconds = [](const char* name, double x) {
-        if (!(x > 0 && x <= 1e6)) throw invalid_input(name, "must lie in (0, 1e6] seconds");
+        if (!(x >= 1e-3 && x <= 1e6)) throw invalid_input(name, "must lie in [0.001, 1e6] seconds");
     };
     if (s.urls.empty()) throw invalid_input("urls", "are none");
     for (const std::string& url : s.urls) parsed_url(url);
@@ -411,12 +411,11 @@ private:
         for (const std::size_t i : group) some.push_back(c.sequences[i]);
         const request q = request_of(settings_.dialect, some, settings_.what);
         const time begin = clock::now();
-        const double left = std::max(0.001, seconds_between(begin, f.limit));
-        const auto limit = [&](double seconds) {
-            return std::chrono::duration_cast<std::chrono::microseconds>(
-                std::chrono::duration<double>(std::min(seconds, left)));
+        const auto limit = [](double seconds) {
+            return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::duration<double>(seconds));
         };
-        f.client->set_connection_timeout(limit(settings_.connect_seconds));
+        f.client->set_connection_timeout( // which alone cannot be broken off
+            limit(std::clamp(seconds_between(begin, f.limit), 0.001, settings_.connect_seconds)));
         f.client->set_read_timeout(limit(settings_.read_seconds));
         f.client->set_write_timeout(limit(settings_.read_seconds));
         httplib::Request post;
@@ -443,8 +442,8 @@ private:
             r.text = "is longer than " + std::to_string(settings_.most_answer_bytes) + " bytes";
         } else if (!sent) {
             const bool silent = error == httplib::Error::ConnectionTimeout ||
-                                (error == httplib::Error::Read &&
-                                 seconds_between(begin, clock::now()) >= std::min(settings_.read_seconds, left));
+                                (error == httplib::Error::Read && // its clock is not ours
+                                 seconds_between(begin, clock::now()) >= 0.9 * settings_.read_seconds);
             r.why = silent ? failure::timed_out : failure::connection;
             r.text = (silent ? "no answer in time: " : "the connection failed: ") + httplib::to_string(error);
         } else if (got.status != 200) {
