@@ -167,6 +167,24 @@ TEST_CASE("whatever is asked, in every dialect, is decoded to what was meant") {
     }
 }
 
+TEST_CASE("without the client") {
+    const std::vector<serve::sequence> sequences{{{3, 1, 4, 1, 5}, 2}};
+    const auto post = [](const serve::request& q) {
+        return toy_answers()(dialect::sglang, json::parse(q.body)).dump();
+    };
+    // [decode]
+    const opd::serve::wanted what{.top_k = 20};
+    const opd::serve::request question = opd::serve::request_of(opd::serve::dialect::sglang, sequences, what);
+    const std::string body = post(question); // question.body to question.path, by whatever client you have
+    const auto answers = opd::serve::decode(opd::serve::dialect::sglang, body, sequences, what);
+    if (answers[0].wrong) throw opd::serve::bad_answer(*answers[0].wrong);
+    const auto log_q = answers[0].scores.log_probs(); // (T) of tokens from, from + 1, …
+    const auto top = answers[0].scores.support();     // (T) rows: a teacher::ragged_support
+    // [/decode]
+    CHECK(log_q.size == 3);
+    CHECK(top.offsets[3] == 60);
+}
+
 TEST_CASE("by hand: vLLM") {
     const std::vector<serve::sequence> two{{{11, 12, 13}, 1}, {{21, 22}, 0}};
     const serve::wanted what{.top_k = 1, .model = "teacher"};

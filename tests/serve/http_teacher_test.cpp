@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <doctest/doctest.h>
 #include <map>
 #include <memory>
@@ -115,6 +116,26 @@ TEST_CASE("every dialect, over HTTP, at most so many at once") {
         CHECK(m.sent_bytes > 0);
         CHECK(m.busy_seconds > 0);
     }
+}
+
+TEST_CASE("the call") {
+    teacher_server server(dialect::vllm), replica(dialect::vllm);
+    const std::vector<serve::sequence> sequences = some_sequences(9);
+    std::stop_token stop;
+    // [call]
+    opd::serve::http_settings settings;
+    settings.urls = {server.url(), replica.url()}; // http://host[:port][/prefix]
+    settings.dialect = opd::serve::dialect::vllm;
+    settings.what.top_k = 20;
+    opd::serve::http_teacher teacher(settings);
+    const std::vector<opd::serve::outcome> scored = teacher.score(sequences, stop);
+    for (const opd::serve::outcome& o : scored)
+        if (!o) std::printf("%s: %s after %d tries\n", o.url.c_str(), o.text.c_str(), o.tries);
+    // [/call]
+    check_all_right(sequences, scored);
+    CHECK(server.requests() > 0); // 3 requests, in turn
+    CHECK(replica.requests() > 0);
+    CHECK(server.requests() + replica.requests() == 3);
 }
 
 TEST_CASE("what fails once is scored at the second try, and only that") {
