@@ -3,7 +3,8 @@
 // optimise: no
 //
 // What servers answer, decoded: by hand from what they document, and against a formula that a server of each dialect
-// answers with, whatever is asked. Every shift, gap, sentinel and piece of nonsense is refused where it stands, or marked.
+// answers with, whatever is asked. Every shift, gap, sentinel and piece of nonsense is refused where it stands, or
+// marked.
 #include "support/generators.hpp"
 #include "support/property.hpp"
 #include "support/teacher_server.hpp"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A teacher that is a formula, and a server of it in each dialect, written from what the servers document and not from the
-// decoders. What it does to its n-th request a test decides: answer, hang until it is let go, answer half, close, say a
-// status, or send whatever the test makes of the right answer.
+// A teacher that is a formula, and a server of it in each dialect, written from what the servers document and not from
+// the decoders. What it does to its n-th request a test decides: answer, hang until it is let go, answer half, close,
+// say a status, or send whatever the test makes of the right answer.
 #pragma once
 
 #include <algorithm>

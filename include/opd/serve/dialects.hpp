@@ -12,12 +12,13 @@
 //            prompt_logprob_start + 1 + i
 //   SGLang   entries from logprob_start_len on, the first always null, so the start asked for is one before `from`.
 //            Candidates: one list for all positions of a sequence, so the union is asked for and each row taken out
-//   llama.cpp  only what it generates is scored: the answer is forced by a grammar of token ids, n_probs gives the lists.
-//            Without that grammar, or with speculation (log-prob 0 for every token), the answer is refused
+//   llama.cpp  only what it generates is scored: the answer is forced by a grammar of token ids, n_probs gives the
+//            lists. Without that grammar, or with speculation (log-prob 0 for every token), the answer is refused
 //   echo     one entry a token, null for the first; texts in place of ids, so nothing but the count shows a shift
 //
 // Ids that come with log-probs are held against the tokens that were sent. What a server leaves out is marked: NaN in
-// log_q with scored = 0, id -1 in a list. An answer that cannot be right is refused for that sequence, the others stand.
+// log_q with scored = 0, id -1 in a list. An answer that cannot be right is refused for that sequence, the others
+// stand.
 #pragma once
 
 #include <algorithm>
@@ -425,8 +426,8 @@ std::vector<answer> each_answer(dialect d, std::size_t n, const Parts& parts, Re
 
 } // namespace detail
 
-/// The request that has these sequences scored. Throws invalid_input, as for ids out of range, with the sequence as row,
-/// and unsupported for what the server cannot give.
+/// The request that has these sequences scored. Throws invalid_input, as for ids out of range, with the sequence as
+/// row, and unsupported for what the server cannot give.
 inline request request_of(dialect d, std::span<const sequence> sequences, const wanted& what = {}) {
     using detail::json;
     detail::check_call(d, sequences, what);

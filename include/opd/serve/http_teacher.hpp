@@ -10,15 +10,15 @@
 //   a replica    the one with the fewest requests under way, in turn; after `quarantine_after` failures in a row it is
 //                left alone for quarantine_seconds, twice as long each time, then tried with one failure to spare. When
 //                all are, the one whose time ends first is asked
-//   a failure    no connection, silence, status 408, 425, 429 or 5xx, an answer that is none: tried again, the sequences
-//                it is about alone, after backoff · 2^(tries-1), at most most_backoff, times a factor of [1/2, 1) by the
-//                seed; not before Retry-After. Any other status is final, for a sequence alone: a request of several is
-//                asked again one by one
+//   a failure    no connection, silence, status 408, 425, 429 or 5xx, an answer that is none: tried again, the
+//                sequences it is about alone, after backoff · 2^(tries-1), at most most_backoff, times a factor of
+//                [1/2, 1) by the seed; not before Retry-After. Any other status is final, for a sequence alone: a
+//                request of several is asked again one by one
 //   a deadline   total_seconds from a sequence's first try, waits included. What is under way then is broken off
 //   a stop       breaks off what is under way; the outcomes that are there stay
 //
-// score() returns when every sequence has an outcome, and throws for its arguments alone. Any number of threads may call
-// it. It has threads of its own while it runs, which block SIGPIPE; a connection in the making is broken off after
+// score() returns when every sequence has an outcome, and throws for its arguments alone. Any number of threads may
+// call it. It has threads of its own while it runs, which block SIGPIPE; a connection in the making is broken off after
 // connect_seconds at the latest.
 //
 // Plain HTTP/1.1: TLS is not spoken; put a proxy beside you that does. This header alone needs cpp-httplib (0.11 or

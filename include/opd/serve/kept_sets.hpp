@@ -2,8 +2,8 @@
 //
 // What a rollout server kept of each row under top-k, top-p or min-p: its answer as teacher::on_kept_sets has it.
 //
-//   vLLM    /inference/v1/generate, --return-sampling-mask:  choices[].token_ids, choices[].sampling_mask: a list of ids
-//           for each token; as offsets too, {token_ids, offsets}, which is how vLLM holds it within the engine
+//   vLLM    /inference/v1/generate, --return-sampling-mask:  choices[].token_ids, choices[].sampling_mask: a list of
+//           ids for each token; as offsets too, {token_ids, offsets}, which is how vLLM holds it within the engine
 //   SGLang  /generate, return_sampling_mask:  output_ids, meta_info.output_token_sampling_mask, and of each drawn token
 //           the log-prob normalised over its set, output_token_sampling_logprobs
 //

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// An http_teacher as a teacher stage of the schedulers (opd/sched/stages.hpp): one object a worker, any number of them over
-// one teacher, whose concurrency they share.
+// An http_teacher as a teacher stage of the schedulers (opd/sched/stages.hpp): one object a worker, any number of them
+// over one teacher, whose concurrency they share.
 //
 //   auto served = std::make_shared<serve::http_teacher>(settings);
 //   driver.add_teacher(std::make_shared<serve::http_stage<response>>(served, [](const response& r) {
