@@ -380,11 +380,8 @@ TEST_CASE("a replica that fails is left alone, and taken back") {
 }
 
 TEST_CASE("nobody is there, or resets what is written: no signal, an outcome") {
-    std::string nowhere;
-    {
-        teacher_server gone(dialect::vllm);
-        nowhere = gone.url();
-    }
+    const teacher_server gone(dialect::vllm, false);
+    const std::string nowhere = gone.url();
     teacher_server server(dialect::vllm);
     serve::http_settings how = settings_for({&server});
     how.urls.push_back(nowhere);
