@@ -360,6 +360,7 @@ TEST_CASE("what a server does not say is not made up") {
         vllm, -1, "no base64", [&](json& a) { a[name] = "abc"; }, asked);
     refused(vllm, -1, "no .npy", matrix("a numpy array, or not"), asked);
     refused(vllm, -1, "another length", matrix(npy({-1, -2, -3, -4, -5}, 3, 2)), asked);
+    refused(vllm, -1, "another length", matrix(npy({-1, -2, -3, -4, -5, -6, -7, -8}, 3, 2)), asked);
     refused(vllm, -1, "another length", matrix(npy({-1}, std::size_t{1} << 62, 4)), asked);
     refused(vllm, -1, "2 rows, expected 3", matrix(npy({-1, -2, -3, -4}, 2, 2)), asked);
     refused(vllm, 2, "1 columns, expected 2", matrix(npy({-1, -2, -3}, 3, 1)), asked);

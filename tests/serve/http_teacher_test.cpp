@@ -177,7 +177,7 @@ TEST_CASE("what fails once is scored at the second try, and only that") {
         {"an error", failure::bad_answer, edit([](json& a) {
              a = {{"error", "engine is dead"}};
          })},
-        {"too long", failure::bad_answer, says(200, "", std::string(5000000, ' '))},
+        {"too long", failure::bad_answer, edit([](json& a) { a["padding"] = std::string(2000000, 'x'); })},
     };
     for (const fault& f : faults) {
         CAPTURE(f.name);
@@ -380,7 +380,7 @@ TEST_CASE("a replica that fails is left alone, and taken back") {
 }
 
 TEST_CASE("nobody is there, or resets what is written: no signal, an outcome") {
-    const teacher_server gone(dialect::vllm, false);
+    const teacher_server gone(dialect::vllm, teacher_server::presence::gone);
     const std::string nowhere = gone.url();
     teacher_server server(dialect::vllm);
     serve::http_settings how = settings_for({&server});
@@ -400,6 +400,15 @@ TEST_CASE("nobody is there, or resets what is written: no signal, an outcome") {
     const auto none = serve::http_teacher(how).score(some_sequences(1));
     CHECK(none[0].why == failure::connection);
     CHECK(none[0].url == nowhere);
+}
+
+TEST_CASE("a stop in the middle of a long request raises no signal") {
+    const teacher_server deaf(dialect::vllm, teacher_server::presence::deaf);
+    serve::http_settings how = settings_for({&deaf});
+    how.what.vocab = 0, how.total_seconds = 0.2;
+    const std::vector<serve::sequence> one{{std::vector<std::int32_t>(1000000, 1234567), 999999}}; // 8 MB
+    const auto r = serve::http_teacher(how).score(one);
+    CHECK(r[0].why == failure::timed_out);
 }
 
 TEST_CASE("what needs no server asks none") {

@@ -258,19 +258,23 @@ public:
     std::function<reaction(int n, const json& asked)> react = [](int, const json&) { return reaction{}; };
     std::atomic<int> deaf = 0; ///< so many connections are reset before anything is read
 
-    /// One that is not `there` has a port, at which nobody listens.
-    explicit teacher_server(serve::dialect d, bool there = true) : speaks(d) {
+    enum class presence {
+        serves,
+        deaf, ///< takes connections and reads nothing
+        gone  ///< has a port, at which nobody listens
+    };
+    explicit teacher_server(serve::dialect d, presence is = presence::serves) : speaks(d) {
         listener_ = ::socket(AF_INET, SOCK_STREAM, 0);
         sockaddr_in address{};
         address.sin_family = AF_INET;
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         socklen_t size = sizeof address;
         if (listener_ < 0 || ::bind(listener_, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-            (there && ::listen(listener_, 128) != 0) ||
+            (is != presence::gone && ::listen(listener_, 128) != 0) ||
             ::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size) != 0)
             throw std::runtime_error("no socket to listen on");
         port_ = ntohs(address.sin_port);
-        if (there) acceptor_ = std::thread([this] { accept_all(); });
+        if (is == presence::serves) acceptor_ = std::thread([this] { accept_all(); });
     }
     teacher_server(const teacher_server&) = delete;
     teacher_server& operator=(const teacher_server&) = delete;
