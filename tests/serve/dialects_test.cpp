@@ -314,8 +314,11 @@ TEST_CASE("an answer that is off by one is seen by its ids") {
     refused(dialect::vllm, 2, "off by one", [&](json& a) { shift(entries_of(dialect::vllm, a)); });
     refused(dialect::sglang, 2, "scores the token 1, sent was 4",
             [&](json& a) { shift(entries_of(dialect::sglang, a)); });
-    refused(dialect::llama_cpp, 2, "no grammar of token ids",
+    refused(dialect::llama_cpp, -1, "scores the token 5, which was not forced there",
             [&](json& a) { shift(entries_of(dialect::llama_cpp, a)); });
+    refused(dialect::llama_cpp, 3, "generated the token 9 where 1 was forced: it knows no grammar of token ids",
+            [&](json& a) { a["tokens"][1] = 9; });
+    refused(dialect::llama_cpp, -1, "more tokens than were forced", [&](json& a) { a["tokens"].push_back(9); });
     refused(dialect::openai_echo, -1, "off by one", [&](json& a) { shift(entries_of(dialect::openai_echo, a)); });
 }
 
@@ -370,6 +373,28 @@ TEST_CASE("what a server does not say is not made up") {
         sglang, [](json& a) { a[0]["meta_info"]["input_token_ids_logprobs"][3].erase(3); }, asked);
     REQUIRE_FALSE(left_out.wrong); // of the last token's 8 and 2, the union being 1, 2, 7, 8
     CHECK(left_out.scores.ids == std::vector<std::int32_t>{7, 1, -1, 2});
+}
+
+TEST_CASE("tokens within a character, which llama-server leaves out, are marked where they can be told") {
+    const auto scored = [](std::vector<std::int32_t> tokens, std::vector<std::size_t> left_out) {
+        const std::vector<serve::sequence> one{{std::move(tokens), 1}};
+        json a = toy_answers()(dialect::llama_cpp, json::parse(serve::request_of(dialect::llama_cpp, one).body));
+        for (const std::size_t i : left_out) a["completion_probabilities"].erase(i); // from the last
+        const serve::answer got = serve::decode(dialect::llama_cpp, a.dump(), one)[0];
+        REQUIRE_FALSE(got.wrong);
+        const toy_law law;
+        for (std::size_t t = 0; t < got.scores.scored.size(); ++t)
+            if (got.scores.scored[t] != 0)
+                CHECK(got.scores.log_q[t] ==
+                      float(law.log_probs({one[0].tokens.data(), t + 1})[std::size_t(one[0].tokens[t + 1])]));
+        return got.scores.scored;
+    };
+    using marks = std::vector<std::uint8_t>;
+    CHECK(scored({1, 13, 14, 15}, {}) == marks{1, 1, 1});
+    CHECK(scored({1, 13, 14, 15}, {1}) == marks{1, 0, 1});
+    CHECK(scored({1, 13, 14, 15}, {2, 0}) == marks{0, 1, 0});
+    CHECK(scored({1, 5, 5, 6}, {1}) == marks{0, 0, 1}); // which of the two?
+    CHECK(scored({1, 5, 6, 5, 5}, {3}) == marks{1, 1, 0, 0});
 }
 
 TEST_CASE("log-probs that speculation makes up are refused") {

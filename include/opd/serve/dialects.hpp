@@ -13,7 +13,8 @@
 //   SGLang   entries from logprob_start_len on, the first always null, so the start asked for is one before `from`.
 //            Candidates: one list for all positions of a sequence, so the union is asked for and each row taken out
 //   llama.cpp  only what it generates is scored: the answer is forced by a grammar of token ids, n_probs gives the
-//            lists. Without that grammar, or with speculation (log-prob 0 for every token), the answer is refused
+//            lists. Tokens within a character are left out, and marked. Without that grammar, or with speculation
+//            (log-prob 0 for every token), the answer is refused
 //   echo     one entry a token, null for the first; texts in place of ids, so nothing but the count shows a shift
 //
 // Ids that come with log-probs are held against the tokens that were sent. What a server leaves out is marked: NaN in
@@ -343,29 +344,61 @@ inline scores read_sglang(const json& one, const sequence& s, const wanted& what
     return sheet.take();
 }
 
+/// Which entry of an answer is of which generated token, -1: none, or it cannot be told. llama-server leaves tokens
+/// within a character out, so entries are some of the tokens, in order: an entry is certain where the first and the last
+/// way to place them agree.
+inline std::vector<index_t> placed(const std::vector<std::int32_t>& drawn, const json& entries,
+                                   const answer_reader& at) {
+    std::vector<std::size_t> first;
+    std::vector<std::int32_t> ids;
+    std::size_t place = 0;
+    for (const json& entry : entries) {
+        ids.push_back(at.id(at.member(entry, "id")));
+        while (place < drawn.size() && drawn[place] != ids.back()) ++place;
+        if (place == drawn.size())
+            at.fail("scores the token " + std::to_string(ids.back()) + ", which was not forced there");
+        first.push_back(place++);
+    }
+    std::vector<index_t> entry_of(drawn.size(), -1);
+    place = drawn.size();
+    for (std::size_t e = ids.size(); e-- > 0;) {
+        while (drawn[--place] != ids[e]) {}
+        if (place == first[e]) entry_of[place] = static_cast<index_t>(e);
+    }
+    return entry_of;
+}
+
 inline scores read_llama(const json& one, const sequence& s, const wanted& what, answer_reader at) {
     at.check_error(one);
     if (const auto cut = one.find("truncated"); cut != one.end() && *cut == true)
         at.fail("is of a prompt that the server cut");
     const index_t first = first_scored(s), all = static_cast<index_t>(s.tokens.size());
+    std::vector<std::int32_t> drawn(s.tokens.begin() + std::min(first, all), s.tokens.end());
+    if (const auto tokens = one.find("tokens"); tokens != one.end() && tokens->is_array() && !tokens->empty()) {
+        if (tokens->size() > drawn.size()) at.fail("generated more tokens than were forced");
+        for (std::size_t i = 0; i < tokens->size(); ++i) {
+            at.position = first + static_cast<index_t>(i);
+            if (const std::int32_t id = at.id((*tokens)[i]); id != drawn[i])
+                at.fail("generated the token " + std::to_string(id) + " where " + std::to_string(drawn[i]) +
+                        " was forced: it knows no grammar of token ids");
+        }
+        drawn.resize(tokens->size()); // it stops at an end token
+    }
+    at.position = -1;
     const json& entries = at.array(one, "completion_probabilities");
-    if (static_cast<index_t>(entries.size()) > std::max<index_t>(all - first, 0))
-        at.fail("has " + std::to_string(entries.size()) + " tokens, asked for were " + std::to_string(all - first));
+    const std::vector<index_t> entry_of = placed(drawn, entries, at);
     score_sheet sheet(s, what, at);
     std::vector<std::pair<float, std::int32_t>> list;
     index_t sure = 0;
     bool unsure = false;
     for (index_t p = s.from; p < all; ++p) {
         at.position = p;
-        if (p < first || p - first >= static_cast<index_t>(entries.size())) { // it stops at an end token
+        const index_t i = p - first;
+        if (i < 0 || i >= static_cast<index_t>(drawn.size()) || entry_of[std::size_t(i)] < 0) {
             sheet.nothing();
             continue;
         }
-        const json& entry = entries[std::size_t(p - first)];
-        const std::int32_t token = s.tokens[std::size_t(p)];
-        if (const std::int32_t id = at.id(at.member(entry, "id")); id != token)
-            at.fail("generated the token " + std::to_string(id) + " where " + std::to_string(token) +
-                    " was forced: it knows no grammar of token ids");
+        const json& entry = entries[std::size_t(entry_of[std::size_t(i)])];
         const float log_q = at.log_prob(at.member(entry, "logprob"));
         sure += log_q == 0, unsure = unsure || log_q != 0;
         sheet.own(log_q);
