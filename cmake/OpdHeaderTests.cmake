@@ -4,8 +4,9 @@
 # of them are linked into one program, which finds a missing `inline`. Names that system headers define as macros (`B0` of
 # termios.h, `small` of Windows, `major` and `minor` of sysmacros.h) are defined before the header: opd may not use them.
 #
-# backends/eigen.hpp and compressed.hpp need Eigen; backends/cuda.hpp the CUDA runtime's headers, *.cuh nvcc. A header with
-# other needs than these has no place in include/opd, except ranges.hpp, which needs range-v3, and data/: nlohmann-json.
+# backends/eigen.hpp and compressed.hpp need Eigen; backends/cuda.hpp the CUDA runtime's headers, *.cuh nvcc; data/ needs
+# nlohmann-json, serve/ cpp-httplib beside it. A header with other needs than these has no place in include/opd, except
+# ranges.hpp, which needs range-v3.
 file(GLOB_RECURSE opd_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
      "${PROJECT_SOURCE_DIR}/include/opd/*.hpp")
 file(GLOB_RECURSE opd_device_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
@@ -27,6 +28,11 @@ if(TARGET opd::data)
 else()
     list(FILTER opd_headers EXCLUDE REGEX "opd/data/")
 endif()
+if(TARGET opd::serve)
+    list(APPEND opd_header_links opd::serve)
+else()
+    list(FILTER opd_headers EXCLUDE REGEX "opd/serve/")
+endif()
 find_package(range-v3 CONFIG QUIET)
 if(TARGET range-v3::range-v3)
     list(APPEND opd_header_links range-v3::range-v3)
@@ -41,12 +47,12 @@ function(opd_write path text)
     file(GENERATE OUTPUT "${path}" CONTENT "${text}")
 endfunction()
 
-# Headers outside backends/, data/, ranges.hpp and compressed.hpp see opd::opd alone, as a caller without Eigen would.
+# Headers outside backends/, data/, serve/, ranges.hpp and compressed.hpp see opd::opd alone, as a caller without Eigen would.
 function(opd_header_programs name extension)
     set(includes "")
     foreach(header IN LISTS ARGN)
         string(MAKE_C_IDENTIFIER "${header}" id)
-        if(header MATCHES "^opd/(backends/|data/|(ranges|compressed)\\.hpp$)")
+        if(header MATCHES "^opd/(backends/|data/|serve/|(ranges|compressed)\\.hpp$)")
             set(macros "") # what other libraries' headers use is not ours to judge
             set(group test_${name}_alone_backends)
             set(links ${opd_header_links})

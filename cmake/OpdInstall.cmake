@@ -8,6 +8,7 @@ include(GNUInstallDirs)
 set(opd_package_dir "${CMAKE_INSTALL_DATADIR}/cmake/opd")
 
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/opd" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+install(FILES "${CMAKE_CURRENT_LIST_DIR}/opdServe.cmake" DESTINATION "${opd_package_dir}")
 install(TARGETS opd EXPORT opdTargets INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT opdTargets NAMESPACE opd:: DESTINATION "${opd_package_dir}")
 

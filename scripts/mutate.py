@@ -96,11 +96,15 @@ def plant(found, to):
         "#define OPD_MUTANT(n) (!__builtin_is_constant_evaluated() && opd_mutant == (n))\n")
 
 
-def eigen():
+def flags_of(package, what, otherwise):
     try:
-        return subprocess.check_output(["pkg-config", "--cflags", "eigen3"], text=True).split()
+        return subprocess.check_output(["pkg-config", what, package], text=True).split()
     except (OSError, subprocess.CalledProcessError):
-        return ["-I/usr/include/eigen3"]
+        return otherwise
+
+
+def eigen():
+    return flags_of("eigen3", "--cflags", ["-I/usr/include/eigen3"])
 
 
 def build(tests, folder, headers, jobs):
@@ -123,8 +127,10 @@ def build(tests, folder, headers, jobs):
             name = waiting.pop(0)
             area, _, stem = name.partition(".")
             source = ROOT / "tests" / area / f"{stem}_test.cpp"
+            httplib = [flags_of("cpp-httplib", what, []) if area == "serve" else [] for what in ("--cflags", "--libs")]
             running.append((name, subprocess.Popen(
-                [cxx, *flags, source, *support, "-o", folder / name, "-lrapidcheck", "-lpthread"])))
+                [cxx, *flags, *httplib[0], source, *support, "-o", folder / name, "-lrapidcheck", "-lpthread",
+                 *httplib[1]])))
             print("building", name, flush=True)
         name, process = running.pop(0)
         if process.wait() != 0:

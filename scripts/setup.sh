@@ -18,7 +18,7 @@ opd_die() {
 opd_packages() {
     local build="g++ cmake ninja-build libeigen3-dev"
     local trainer="libcli11-dev nlohmann-json3-dev libfmt-dev libspdlog-dev gnuplot-nox"
-    local tests="doctest-dev librapidcheck-dev librange-v3-dev"
+    local tests="doctest-dev librapidcheck-dev librange-v3-dev libcpp-httplib-dev"
     case $1 in
     demo) echo "$build $trainer" ;;
     test) echo "$build $trainer $tests" ;;

@@ -18,6 +18,8 @@
 #     cpu/        lanes, groups over threads      core, cpu/, logits/, checks/, rows/, products/, POSIX
 #     cuda/       threads of a block, kernels     core, cuda/, logits/, checks/, rows/, products/, CUDA, cuBLAS, CUB
 #     shards/     a vocabulary over ranks         core, shards/, rows/
+#     serve/      a teacher behind a server       core, serve/, nlohmann-json
+#     serve/http_teacher.hpp                      the same, cpp-httplib, POSIX
 #     backends/                                   all of these but cuda/, backends/ except eigen.hpp and cuda.*, POSIX
 #     backends/eigen.hpp                          the same, Eigen
 #     backends/cuda.*                             all of these but cpu/, backends/ except eigen.hpp, CUDA, cuBLAS, CUB
@@ -46,6 +48,10 @@ function(kind_of header result)
         set(kind spec)
     elseif(header MATCHES "^opd/data/")
         set(kind data)
+    elseif(header STREQUAL "opd/serve/http_teacher.hpp")
+        set(kind serve_http)
+    elseif(header MATCHES "^opd/serve/")
+        set(kind serve)
     elseif(header STREQUAL "opd/backends/eigen.hpp")
         set(kind backend_eigen)
     elseif(header MATCHES "^opd/backends/cuda")
@@ -78,6 +84,8 @@ function(kind_of header result)
         set(kind cuda_library)
     elseif(header MATCHES "^nlohmann/")
         set(kind json)
+    elseif(header STREQUAL "httplib.h")
+        set(kind httplib)
     elseif(header MATCHES "^range/v3/")
         set(kind range_v3)
     elseif(header MATCHES "^(doctest/|doctest\\.h|rapidcheck/|rapidcheck\\.h)")
@@ -96,6 +104,8 @@ set(may_estimators core estimators rows checks standard)
 set(may_sched core sched standard posix)
 set(may_spec core spec standard)
 set(may_data core data standard posix json)
+set(may_serve core serve serve_http standard json)
+set(may_serve_http core serve standard json httplib posix)
 set(may_products core products standard intrinsics posix)
 set(may_rows core rows products standard posix)
 set(may_checks core checks rows standard)
@@ -150,8 +160,8 @@ function(check file who)
     set(files ${files} PARENT_SCOPE)
 endfunction()
 
-set(rooms core umbrella ranges compressed estimators sched spec data products rows checks logits cpu cuda shards backends backend_eigen
-          backend_cuda c)
+set(rooms core umbrella ranges compressed estimators sched spec data serve serve_http products rows checks logits cpu cuda shards
+          backends backend_eigen backend_cuda c)
 file(GLOB_RECURSE headers RELATIVE "${ROOT}" "${ROOT}/include/opd/*.hpp" "${ROOT}/include/opd/*.cuh"
      "${ROOT}/include/opd/*.h" "${ROOT}/include/opd/*.inl")
 foreach(file IN LISTS headers)
