@@ -299,9 +299,10 @@ std::string study::plots(const std::string& directory) const {
         return examples::run_gnuplot(directory, name + ".gnuplot");
     };
     const auto begin = [](const std::string& name, const std::string& title) {
-        return fmt::format("set terminal svg size 1100,480 background rgb 'white'\nset output '{}.svg'\n", name) +
-               fmt::format("set multiplot layout 1,2 title \"{}\"\nset grid\nset key below\nset format y '%g'\n",
-                           title);
+        return fmt::format("set terminal svg size 1100,560 background rgb 'white'\nset output '{}.svg'\n", name) +
+               fmt::format(
+                   "set multiplot layout 1,2 title \"{}\"\nset grid\nset key below maxrows 5\nset format y '%g'\n",
+                   title);
     };
     const auto curve = [](const std::string& name, const std::string& points) {
         return fmt::format("${} << EOD\n{}EOD\n", name, points);
@@ -333,16 +334,16 @@ std::string study::plots(const std::string& directory) const {
 
     script = begin("variance-bias", "What does not average out");
     const int middle = std::min(entropies - 1, entropies / 2);
-    script += fmt::format(
-        "set logscale y\nset xlabel 'versions since the rollout'\nset title '|bias| / |dense gradient|, {} nats'\n",
-        s_.entropies[std::size_t(middle)]);
+    script += fmt::format("set logscale y\nset xlabel 'versions since the rollout + 1'\nset logscale x 2\nset title "
+                          "'|bias| / |dense gradient|, {} nats'\n",
+                          s_.entropies[std::size_t(middle)]);
     std::string plots;
     for (const char* name : {"mc_uncorrected", "mc_old", "mc_ppo", "mc_truncated", "mc_cispo", "mc_decoupled",
                              "mc_estr", "stale_tail_bucket", "top_tail_bucket"}) {
         std::string points;
         for (int k = 0; k < ages; ++k) {
             const double bias = over(index(name), -1, middle, k).bias;
-            if (bias > 1e-5) points += fmt::format("{} {}\n", s_.staleness[std::size_t(k)], bias);
+            if (bias > 1e-5) points += fmt::format("{} {}\n", s_.staleness[std::size_t(k)] + 1, bias);
         }
         if (points.empty()) continue;
         script += curve(name, points);
@@ -351,7 +352,7 @@ std::string study::plots(const std::string& directory) const {
     }
     script += "plot " + plots +
               "\nset logscale x 2\nset xlabel 'm'\n"
-              "set title 'variance of the loss that m draws leave of one, by AsyncOPD eq. 16, 17'\n";
+              "set title 'variance that m draws leave of one (AsyncOPD, eq. 16, 17)'\n";
     std::string points;
     for (const ratios& r : ratios_.all)
         points += fmt::format("{} {} {} {} {} {}\n", r.m, r.local.value, r.threshold.value, r.fixed.value,
