@@ -51,7 +51,7 @@ int run(int argc, char** argv) {
     const auto unless_given = [&](const char* option, auto& value, auto to) {
         if (app.count(option) == 0) value = to;
     };
-    unless_given("--trials", s.trials.trials, quick ? 48 : full ? 408 : 96);
+    unless_given("--trials", s.trials.trials, quick ? 48 : full ? 408 : 72);
     unless_given("--policies", s.policies, quick ? 2 : full ? 40 : 20);
     if (quick) {
         unless_given("--vocab", s.world.vocab, 2000);

@@ -129,7 +129,10 @@ policy make_policy(const shape_of_world& w, family f, double entropy, const std:
             for (double& y : x) y *= s;
             return x;
         };
-        z = scaled(root_of_falling(0.01, 100, [&](double s) { return entropy_of(log_softmax(scaled(s))) - entropy; }));
+        const auto left = [&](double s) { return entropy_of(log_softmax(scaled(s))) - entropy; };
+        constexpr double most = 50; // two tokens that nearly tie would need more: another policy instead
+        for (int i = 0; i < 100 && left(most) > 0; ++i) z = shape(f, w.vocab, random);
+        z = scaled(root_of_falling(0.01, most, left));
     }
     if (std::abs(entropy_of(log_softmax(z)) - entropy) > 1e-6)
         throw std::runtime_error("no policy over so few tokens has an entropy of that size");

@@ -347,8 +347,9 @@ std::string study::plots(const std::string& directory) const {
         }
         if (points.empty()) continue;
         script += curve(name, points);
-        plots += fmt::format("{}${} using 1:2 with linespoints lw 2 title \"{}\"", plots.empty() ? "" : ", ", name,
-                             all_[index(name)].says);
+        const bool nine = std::string(name) == "top_tail_bucket"; // gnuplot has eight colours
+        plots += fmt::format("{}${} using 1:2 with linespoints lw 2 {} title \"{}\"", plots.empty() ? "" : ", ", name,
+                             nine ? "lc 'gray40'" : "", all_[index(name)].says);
     }
     script += "plot " + plots +
               "\nset logscale x 2\nset xlabel 'm'\n"
