@@ -54,8 +54,8 @@ int run(int argc, char** argv) {
     unless_given("--trials", s.trials.trials, quick ? 48 : full ? 408 : 72);
     unless_given("--policies", s.policies, quick ? 2 : full ? 40 : 20);
     if (quick) {
-        unless_given("--vocab", s.world.vocab, 2000);
-        s.entropies = {1, 3, 5.8}, s.staleness = {0, 64};
+        unless_given("--vocab", s.world.vocab, 1000);
+        s.entropies = {1, 3, 5}, s.staleness = {0, 64};
         s.ratios.repeats = 80, s.ratios.paths = 4, s.ratios.sequences = 120, s.ratios.length = 32;
     } else if (full) {
         s.entropies = {0.1, 0.5, 1, 2, 3, 4, 5, 5.8, 6.5}, s.staleness = {0, 1, 4, 16, 64};
