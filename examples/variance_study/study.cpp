@@ -39,7 +39,7 @@ std::string markdown(const std::vector<std::vector<std::string>>& rows) {
         for (std::size_t i = 0; i < widths.size(); ++i) t += fmt::format("| {:<{}} ", rows[r][i], widths[i]);
         t += "|\n";
         if (r > 0) continue;
-        for (const std::size_t w : widths) t += "|" + std::string(w + 2, '-');
+        for (const std::size_t w : widths) t += fmt::format("|{:-<{}}", "", w + 2);
         t += "|\n";
     }
     return t;
@@ -50,7 +50,7 @@ std::string markdown(const std::vector<std::vector<std::string>>& rows) {
 void write_file(const std::string& path, const std::string& text) {
     std::ofstream file(path, std::ios::binary);
     file << text;
-    if (!file.flush()) throw std::runtime_error("cannot write " + path);
+    if (!file.flush()) throw std::runtime_error(fmt::format("cannot write {}", path));
 }
 
 study::study(const study_settings& s, opd::thread_team& team) : s_(s), all_(contenders()) {
@@ -129,7 +129,7 @@ double study::kl_of(int family, int entropy, int age) const {
 
 std::size_t study::index(const std::string& name) const {
     const auto at = std::find_if(all_.begin(), all_.end(), [&](const contender& c) { return c.name == name; });
-    if (at == all_.end()) throw std::runtime_error("no contender is called " + name);
+    if (at == all_.end()) throw std::runtime_error(fmt::format("no contender is called {}", name));
     return std::size_t(at - all_.begin());
 }
 
@@ -200,7 +200,7 @@ std::string study::tables() const {
             r.push_back({c.says + (c.knows_value ? " *" : "")});
             for (int h = 0; h < entropies; ++h) r.back().push_back(ratio_with_range(over(i, f, h, -1)));
         }
-        t += "\n" + markdown(r);
+        t += fmt::format("\n{}", markdown(r));
     }
     t += "\n* is told E_p[A], which 64 ids do not say: a bound.\n\n## Variance by age\n\nthreshold(64), all families; "
          "KL(p|mu) beside it.\n\n";
@@ -236,7 +236,7 @@ std::string study::tables() const {
                 if (c.support == on_support::none) r.back().back() += fmt::format(" var {:.2g}", x.variance);
             }
         }
-        t += "\n" + markdown(r);
+        t += fmt::format("\n{}", markdown(r));
     }
     t += "\n## Are the unbiased ones unbiased?\n\nThe largest distance of a measured bias from 0, in standard errors, "
          "over families, entropies and ages "
@@ -351,9 +351,8 @@ std::string study::plots(const std::string& directory) const {
         plots += fmt::format("{}${} using 1:2 with linespoints lw 2 {} title \"{}\"", plots.empty() ? "" : ", ", name,
                              nine ? "lc 'gray40'" : "", all_[index(name)].says);
     }
-    script += "plot " + plots +
-              "\nset logscale x 2\nset xlabel 'm'\n"
-              "set title 'variance that m draws leave of one (AsyncOPD, eq. 16, 17)'\n";
+    script += fmt::format("plot {}", plots) + "\nset logscale x 2\nset xlabel 'm'\n"
+                                              "set title 'variance that m draws leave of one (AsyncOPD, eq. 16, 17)'\n";
     std::string points;
     for (const ratios& r : ratios_.all)
         points += fmt::format("{} {} {} {} {} {}\n", r.m, r.local.value, r.threshold.value, r.fixed.value,
