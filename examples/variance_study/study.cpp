@@ -81,7 +81,7 @@ cell study::over(std::size_t which, int family, int entropy, int age) const {
     const std::size_t plain = index(c.forward ? "forward_mc" : "mc");
     cell out{.least = 1e300};
     double logs = 0, log_errors = 0, variances = 0, bias2 = 0, bias2_errors = 0, zs = 0, z_errors = 0, along_zs = 0;
-    int exact = 0, tested = 0;
+    int exact = 0, tested = 0, tested_along = 0;
     const bool draws = c.support == on_support::none;
     for (const place& at : places_) {
         if ((family >= 0 && at.family != family) || (entropy >= 0 && at.entropy != entropy) ||
@@ -103,8 +103,8 @@ cell study::over(std::size_t which, int family, int entropy, int age) const {
         if (f.bias2_error > rounding) { // each policy by the size of its own noise
             const double error = f.bias2_error / f.variance;
             ++tested, zs += f.bias2 / f.variance, z_errors += error * error;
-            along_zs += (f.along - 1) / f.along_error;
         }
+        if (f.along_error > 3e-6) ++tested_along, along_zs += (f.along - 1) / f.along_error; // more than floats round
     }
     const double n = out.prefixes;
     out.ratio = draws ? std::exp(logs / n) : 0;
@@ -113,7 +113,8 @@ cell study::over(std::size_t which, int family, int entropy, int age) const {
     out.variance = draws ? std::exp(variances / n) : 0;
     out.bias = std::sqrt(std::max(0.0, bias2 / n)), out.bias_is_exact = exact == out.prefixes;
     out.bias_most = std::sqrt(std::max(0.0, bias2 / n) + 2 * std::sqrt(bias2_errors) / n);
-    if (tested > 0) out.bias_z = zs / std::sqrt(z_errors), out.along_z = along_zs / std::sqrt(tested);
+    if (tested > 0) out.bias_z = zs / std::sqrt(z_errors);
+    if (tested_along > 0) out.along_z = along_zs / std::sqrt(tested_along);
     out.along /= n, out.distinct /= n;
     return out;
 }
