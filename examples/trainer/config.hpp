@@ -90,6 +90,8 @@ struct config {
         double loss_limit = 100;
     } run;
     struct {
+        std::string kind = "gcd"; // or grammar
+        int max_words = 48;       // grammar: of a response
         int max_operand = 199;
         int max_steps = 24;
         int held_out_one_in = 8;
@@ -232,12 +234,21 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("log_every", "--log-every", c.run.log_every, "steps between lines of log.jsonl and of progress", false);
     v.option("loss_limit", "--loss-limit", c.run.loss_limit, "stop with exit code 4 when a loss exceeds this", true);
 
-    v.group("task", "Task (greatest common divisor by repeated subtraction)");
-    v.option("max_operand", "--max-operand", c.task.max_operand, "largest operand", true);
-    v.option("max_steps", "--max-task-steps", c.task.max_steps, "keep pairs with at most so many subtractions", true);
-    v.option("held_out_one_in", "--held-out-one-in", c.task.held_out_one_in, "one pair in so many is held out", true);
+    v.group("task", "Task");
+    // what settings were before there was a choice is what they are with gcd
+    v.option("kind", "--task", c.task.kind,
+             "gcd: the greatest common divisor by repeated subtraction, 15 symbols, judged by right answers; grammar: "
+             "texts of the project's own grammar, some 2,300 words, judged by the KL to the teacher. It decides the "
+             "defaults of many settings",
+             c.task.kind != "gcd");
+    v.option("max_words", "--max-words", c.task.max_words, "grammar: most words of a response, its end among them",
+             c.task.kind == "grammar");
+    v.option("max_operand", "--max-operand", c.task.max_operand, "gcd: largest operand", c.task.kind == "gcd");
+    v.option("max_steps", "--max-task-steps", c.task.max_steps, "gcd: keep pairs with at most so many subtractions",
+             c.task.kind == "gcd");
+    v.option("held_out_one_in", "--held-out-one-in", c.task.held_out_one_in, "one prompt in so many is held out", true);
     v.option("vocabulary", "--vocabulary", c.task.vocabulary,
-             "ids that both models know: those beyond the task's 15 symbols are padding, which no text has and an "
+             "ids that both models know: those beyond the task's own are padding, which no text has and an "
              "untrained student draws like any other; 0: no padding",
              c.task.vocabulary > 0);
 
@@ -267,7 +278,9 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("warmup", "--student-warmup", c.student.warmup, "steps of linear warm-up of the rate", true);
     v.option("rate", "--student-rate", c.student.rate, "learning rate, constant", true);
     v.option("target_accuracy", "--student-target-accuracy", c.student.target_accuracy,
-             "stop at this greedy accuracy on training prompts", true);
+             "stop at this accuracy on training prompts: of greedy answers; grammar: the share of drawn ones that are "
+             "grammatical",
+             true);
     v.option("check_every", "--student-check-every", c.student.check_every, "steps between looks at it", true);
     v.option("check_prompts", "--student-check-prompts", c.student.check_prompts, "prompts of a look", true);
 
@@ -516,7 +529,10 @@ nlohmann::ordered_json to_json(const config& c);
 /// and, for a key, the nearest one that exists.
 void from_json(const nlohmann::json& j, const std::string& source, config& c);
 
-/// Changes the settings to those of a preset; an unknown name is a usage failure.
+/// Changes the settings to the defaults of a task; an unknown name is a usage failure.
+void apply_task(const std::string& name, config& c);
+
+/// Changes the settings to those of a preset of their task; an unknown name is a usage failure.
 void apply_preset(const std::string& name, config& c);
 
 /// Reads the text of a configuration into c. Returns what it says.

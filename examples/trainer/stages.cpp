@@ -12,11 +12,11 @@ namespace trainer {
 
 namespace sched = opd::sched;
 
-sampling sampling_of(const config& c, const gcd_task& task) {
+sampling sampling_of(const config& c, const any_task& task) {
     sampling o;
     o.temperature = c.distill.temperature;
     o.seed = c.run.seed;
-    o.end = gcd_task::end;
+    o.end = task.end_token();
     o.max_response = task.max_response();
     o.slots = c.distill.slots;
     o.prefill_chunk = c.distill.prefill_chunk;
@@ -44,8 +44,8 @@ speculation_options speculation_of(const config& c, const model_shape* target) {
     return o;
 }
 
-request request_of(const gcd_task& task, std::uint64_t seed, std::uint64_t sample, int answers) {
-    return {sample, task.text.encode(task.prompt(task.draw(seed, prompt_of(sample, answers))))};
+request request_of(const any_task& task, std::uint64_t seed, std::uint64_t sample, int answers) {
+    return {sample, task.prompt_tokens(task.training_problem(seed, prompt_of(sample, answers)))};
 }
 
 sched::token_versions versions_of(const trajectory& t) {

@@ -696,13 +696,13 @@ TEST_CASE("a run says what it will do and how long that takes, why a warm-up end
     CHECK(in_words(6000) == "about 1.7 hours");
     // a moment of each kind of work is measured; what it comes to is arithmetic
     const auto of = [&](std::initializer_list<const char*> more) {
-        return with_task_shapes(parse(with(loud, more)).settings, task_of(parse(loud).settings));
+        return with_task_shapes(parse(with(loud, more)).settings, *task_of(parse(loud).settings));
     };
     const config small = of({"--teacher-batch=4", "--student-batch=2", "--prompts=6", "--eval-prompts=10",
                              "--eval-samples=3", "--eval-every=0"});
     {
         opd::eigen_backend backend{.threads = 1};
-        const pace p = measured(small, task_of(small), transformer<float>(small.teacher_model),
+        const pace p = measured(small, *task_of(small), transformer<float>(small.teacher_model),
                                 transformer<float>(small.student_model), backend);
         for (const double part : {p.teacher.step, p.teacher.token, p.student.step, p.student.token})
             CHECK((part > 0 && part < 60));
