@@ -232,11 +232,15 @@ opd::any_sampled drawn_estimator(const config& c) {
         throw failure(exit_usage,
                       "--surrogate gspo: needs a pass over whole sequences (opd::gspo_fit), which this trainer "
                       "does not make");
-    if (e.reads_columns() != 0)
+    if ((e.reads_columns() & ~opd::column::log_prox) != 0)
         throw failure(exit_usage,
                       fmt::format("--shape {} --surrogate {} --baseline {}: reads what this trainer does not "
-                                  "record: a reference or proximal policy, a reward, a given baseline",
+                                  "record: a reference policy, a reward, a given baseline",
                                   d.shape, d.surrogate, d.baseline));
+    if (d.m2po > 0 && e.surrogate.which != opd::choice::surrogate::unclipped_is)
+        throw failure(
+            exit_usage,
+            fmt::format("--m2po: the tokens that it leaves are unclipped; not with --surrogate {}", d.surrogate));
     e.accept_bias = true; // checked above, for the law that the schedule draws under
     return e;
 }
@@ -328,7 +332,9 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(dense == kind::jsd, "distill", estimator, {"jsd_w", "jsd_o"});
     only(dense == kind::skew_forward_kl || dense == kind::skew_reverse_kl, "distill", estimator, {"skew"});
     only(dense == kind::alpha_divergence, "distill", estimator, {"alpha"});
-    only(part == part_estimator::topk || part == part_estimator::tail_bucket, "distill", estimator, {"k", "topk_from"});
+    const bool of_support = part == part_estimator::topk || part == part_estimator::tail_bucket;
+    only(of_support || part == part_estimator::topk_rw, "distill", estimator, {"k"});
+    only(of_support, "distill", estimator, {"topk_from"});
     only(part == part_estimator::mc, "distill", estimator, {"m"});
     only(part == part_estimator::threshold, "distill", estimator, {"budget"});
     only(dense.has_value(), "distill", estimator, {"teacher_cache"});
@@ -341,16 +347,17 @@ std::vector<unused_setting> unused_settings(const config& c) {
     const auto one_of = [](const std::string& x, std::initializer_list<const char*> names) {
         return std::find(names.begin(), names.end(), x) != names.end();
     };
-    only(drawn, "distill", estimator, {"shape", "surrogate", "baseline", "self_normalise", "accept_bias"});
+    only(drawn, "distill", estimator, {"shape", "surrogate", "baseline", "self_normalise", "accept_bias", "m2po"});
     const std::string by_shape = drawn ? "--shape " + shape : estimator;
     const std::string by_surrogate = drawn ? "--surrogate " + surrogate : estimator;
     only(drawn && one_of(shape, {"jsd", "skew_forward_kl", "skew_reverse_kl", "alpha_divergence", "clipped", "mixed",
                                  "box_cox", "scaled", "band"}),
          "distill", by_shape, {"shape_a"});
     only(drawn && shape == "jsd", "distill", by_shape, {"shape_b"});
-    only(drawn && one_of(surrogate, {"ppo_clip", "cispo", "a3po"}), "distill", by_surrogate, {"clip_low", "clip_high"});
+    only(drawn && one_of(surrogate, {"ppo_clip", "decoupled_ppo", "cispo", "a3po"}), "distill", by_surrogate,
+         {"clip_low", "clip_high"});
     only(drawn && surrogate == "ppo_clip", "distill", by_surrogate, {"dual_clip"});
-    only(drawn && one_of(surrogate, {"truncated_is", "a3po"}), "distill", by_surrogate, {"ratio_cap"});
+    only(drawn && one_of(surrogate, {"truncated_is", "decoupled_ppo", "a3po"}), "distill", by_surrogate, {"ratio_cap"});
 
     const std::string& selector = c.distill.selector;
     only(c.task.kind == "grammar", "task", "--task " + c.task.kind, {"max_words"});
@@ -601,6 +608,18 @@ void validate(const config& c) {
          fmt::format("--topk-from must be teacher or student, not '{}'", c.distill.topk_from));
     if (reads_draws(part_estimator_of(c))) drawn_estimator(c); // names what it refuses
     selector_of(c, 0);
+    not_negative("--m2po", c.distill.m2po);
+    not_negative("--loss-clamp", c.distill.loss_clamp);
+    at_least("--rollout-top-k", c.distill.rollout_top_k, 0);
+    need(c.distill.rollout_top_p > 0 && c.distill.rollout_top_p <= 1,
+         fmt::format("--rollout-top-p must lie in (0, 1], not {}", c.distill.rollout_top_p));
+    need(c.distill.rollout_min_p >= 0 && c.distill.rollout_min_p <= 1,
+         fmt::format("--rollout-min-p must lie in [0, 1], not {}", c.distill.rollout_min_p));
+    need(
+        !filters_rollout(c) || !dense_estimator(c) || cache == "dense",
+        fmt::format("--rollout-top-k, --rollout-top-p, --rollout-min-p: not with --teacher-cache {}, whose learner has "
+                    "no logits to tell what of them was kept",
+                    cache));
     count("--m", c.distill.m, 1);
     at_least("--budget", c.distill.budget, 1);
     count("--slots", c.distill.slots, 1);

@@ -58,10 +58,11 @@ decltype(auto) with_memory_for(const std::string& what, Work&& work) {
 inline constexpr int most_threads = 10'000;
 
 /// Estimators that read a part of the teacher's row; those of the whole row are opd::choice::divergences.
-enum class part_estimator { topk, tail_bucket, mc, threshold };
+enum class part_estimator { topk, topk_rw, tail_bucket, mc, threshold };
 // clang-format off
 inline constexpr opd::choice::name<part_estimator> part_estimators[] = {
     {"topk", part_estimator::topk, "KL(p||q), both renormalised on the k best ids of teacher or student"},
+    {"topk_rw", part_estimator::topk_rw, "topk of the stale student's ids, each times p/mu: does not repair it"},
     {"tail_bucket", part_estimator::tail_bucket, "KL(p||q) on the k best ids, all others lumped"},
     {"mc", part_estimator::mc, "m draws from the student; --shape, --surrogate and --baseline say what of them"},
     {"threshold", part_estimator::threshold, "likewise, of B weighted entries: the likely ones for certain"},
@@ -144,6 +145,11 @@ struct config {
         std::string selector = "all";
         double selector_a = 0, selector_b = 0;
         bool self_normalise = false, accept_bias = false;
+        double m2po = 0;       // the second moment; 0: none
+        double loss_clamp = 0; // nats; 0: none
+        // what rollout draws from
+        int rollout_top_k = 0;
+        double rollout_top_p = 1, rollout_min_p = 0;
         int slots = 32;
         int prefill_chunk = 8;
         int kv_tokens = 0; // a rollout worker; 0: all of every slot
@@ -210,6 +216,11 @@ struct config {
 
 /// Sequences a step of distillation learns from.
 inline int batch_of(const config& c) { return c.distill.prompts * c.distill.answers; }
+
+/// Rollout draws from a part of the row.
+inline bool filters_rollout(const config& c) {
+    return c.distill.rollout_top_k > 0 || c.distill.rollout_top_p < 1 || c.distill.rollout_min_p > 0;
+}
 
 /// Distillation's clock is the run's own.
 inline bool in_virtual_time(const config& c) { return c.schedule.driver == "virtual"; }
@@ -315,7 +326,7 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("skew", "--skew", c.distill.skew,
              "skew_forward_kl, skew_reverse_kl: share of the own distribution, in [0,1)", true);
     v.option("alpha", "--alpha", c.distill.alpha, "alpha_divergence: the exponent", true);
-    v.option("k", "--k", c.distill.k, "topk, tail_bucket: size of the support", true);
+    v.option("k", "--k", c.distill.k, "topk, topk_rw, tail_bucket: size of the support", true);
     v.option("topk_from", "--topk-from", c.distill.topk_from, "topk, tail_bucket: whose top k, teacher or student",
              true);
     v.option("m", "--m", c.distill.m, "mc: draws a position", true);
@@ -325,10 +336,12 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("shape_a", "--shape-a", c.distill.shape_a, "mc, threshold: first parameter of the shape", true);
     v.option("shape_b", "--shape-b", c.distill.shape_b, "mc, threshold: second parameter of the shape", true);
     v.option("surrogate", "--surrogate", c.distill.surrogate, "mc, threshold: what becomes of the ratio", true);
-    v.option("clip_low", "--clip-low", c.distill.clip_low, "clips: 1 - low is the least ratio", true);
-    v.option("clip_high", "--clip-high", c.distill.clip_high, "clips: 1 + high is the largest", true);
+    v.option("clip_low", "--clip-low", c.distill.clip_low,
+             "ppo_clip, decoupled_ppo, cispo, a3po: 1 - low is the least ratio", true);
+    v.option("clip_high", "--clip-high", c.distill.clip_high, "likewise: 1 + high is the largest", true);
     v.option("dual_clip", "--dual-clip", c.distill.dual_clip, "ppo_clip: largest ratio where A < 0; 0: none", true);
-    v.option("ratio_cap", "--ratio-cap", c.distill.ratio_cap, "truncated_is, a3po: the cap; a3po: 0 for none", true);
+    v.option("ratio_cap", "--ratio-cap", c.distill.ratio_cap,
+             "truncated_is, decoupled_ppo, a3po: the cap; 0: none, but of truncated_is", true);
     v.option("baseline", "--baseline", c.distill.baseline, "mc, threshold: subtracted from the advantage", true);
     v.option("selector", "--selector", c.distill.selector,
              "which rows count, by what the step finds out about them; --list-estimators says which", true);
@@ -339,6 +352,24 @@ void visit_options(Config& c, Visitor&& v) {
              "mc, threshold: weights divided by the sum of ratios of their row", true);
     v.option("accept_bias", "--accept-bias", c.distill.accept_bias,
              "mc, threshold: take an estimator that descends something else than its divergence", true);
+    // what settings were before there was a choice is what they are without
+    v.option(
+        "m2po", "--m2po", c.distill.m2po,
+        "mc, threshold: largest second moment of log p - log mu over the tokens of an update whose gradient pushes "
+        "them on; those that carry more are left out (M2PO, which has 0.04). 0: none are",
+        c.distill.m2po > 0);
+    v.option("loss_clamp", "--loss-clamp", c.distill.loss_clamp,
+             "largest loss of a row, in nats: beyond it the row counts as that, with gradient 0. 0: none",
+             c.distill.loss_clamp > 0);
+    const bool filtered = filters_rollout(c);
+    v.option("rollout_top_k", "--rollout-top-k", c.distill.rollout_top_k,
+             "rollout draws from the k most probable ids; what was kept is recorded, and mc and threshold compare the "
+             "student on it. 0: all",
+             filtered);
+    v.option("rollout_top_p", "--rollout-top-p", c.distill.rollout_top_p,
+             "likewise from the fewest ids whose mass is so much; 1: all", filtered);
+    v.option("rollout_min_p", "--rollout-min-p", c.distill.rollout_min_p,
+             "likewise from those at least so probable as a share of the most probable; 0: all", filtered);
     // in virtual time they decide how long rollout takes, and so what meets which weights
     v.option("slots", "--slots", c.distill.slots,
              "sequences decoded together. Results do not depend on it, but under --driver virtual", in_virtual_time(c));

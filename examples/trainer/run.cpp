@@ -13,6 +13,7 @@
 #include "describe_json.hpp"
 #include "files.hpp"
 #include "grammar_task.hpp"
+#include "opd/ratio_sketch.hpp"
 #include "opd/sched/metrics.hpp"
 #include "opd/version.hpp"
 #include "plots.hpp"
@@ -360,6 +361,10 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
             if (more->diagnostics.tokens > 0) {
                 line["ratio_mean"] = more->diagnostics.ratio_mean();
                 line["teacher_kl"] = more->diagnostics.teacher_kl();
+                for (const auto& [key, q] : {std::pair{"ratio_p50", 0.5}, {"ratio_p90", 0.9}, {"ratio_p99", 0.99}})
+                    if (!more->ratios.empty()) line[key] = opd::ratio_sketch::quantile(more->ratios, q);
+                line["ratio_max"] = more->diagnostics.ratio_max;
+                if (settings_.distill.m2po > 0) line["dropped"] = more->diagnostics.dropped;
                 line["effective_sample_share"] =
                     more->diagnostics.effective_sample_size() / static_cast<double>(more->diagnostics.tokens);
             }
@@ -367,6 +372,7 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
                 line["student_mass"] = more->diagnostics.student_mass();
                 line["teacher_mass"] = more->diagnostics.teacher_mass();
             }
+            if (settings_.distill.loss_clamp > 0) line["clamped_rows"] = more->diagnostics.clamped_rows;
             if (!schedule.is_null()) line["schedule"] = schedule;
         }
         log_.write(line.dump());

@@ -187,7 +187,9 @@ public:
     index_t train(std::span<const view> sequences, const opd::sched::train_call& call, std::stop_token);
 
 private:
-    learner_result update(std::span<const view> sequences, opd::sched::version_t version, int updates);
+    row_batch packed(std::span<const view> sequences) const;
+    learner_result update(std::span<const view> sequences, opd::sched::version_t version, int updates,
+                          std::vector<float> proximal);
 
     const config& settings_;
     learner& learn_;

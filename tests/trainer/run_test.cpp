@@ -783,13 +783,14 @@ TEST_CASE("an estimator takes its own settings and refuses those that it would i
         {"--jsd-o=0.5", {"jsd"}},
         {"--skew=0.1", {"skew_forward_kl", "skew_reverse_kl"}},
         {"--alpha=0.5", {"alpha_divergence"}},
-        {"--k=4", {"topk", "tail_bucket"}},
+        {"--k=4", {"topk", "topk_rw", "tail_bucket"}},
         {"--topk-from=teacher", {"topk", "tail_bucket"}},
         {"--m=4", {"mc"}},
         {"--budget=4", {"threshold"}},
         {"--shape=reverse_kl", {"mc", "threshold"}},
         {"--surrogate=unclipped_is", {"mc", "threshold"}},
         {"--baseline=exact_entries", {"mc", "threshold"}},
+        {"--m2po=0", {"mc", "threshold"}},
         {"--accept-bias", {"mc", "threshold"}}};
     for (const std::string_view e : estimators) {
         const std::string estimator = "--estimator=" + std::string(e);
