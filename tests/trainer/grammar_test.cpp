@@ -302,6 +302,13 @@ TEST_CASE("every estimator, cache, schedule and drafter takes two thousand words
         ends_in(name, settings);
         CHECK(all.insert(weights(name)).second); // what is kept of the teacher decides what is learnt
     }
+    // a drafter that learns reads the target's hidden states, and changes nothing either
+    REQUIRE(
+        opd::test::exit_of({"opd-train", "--run-dir", first, "--train-drafter", "--drafter-steps=2",
+                            "--drafter-batch=2", "--drafter-responses=4", "--drafter-held-out=4", "--drafter-heads=2",
+                            "--drafter-kv-heads=1", "--drafter-head-dim=4", "--drafter-ffn=8", "--quiet"}) == exit_ok);
+    ends_in("learned", {"--speculate=learned", "--draft-from=" + first + "/checkpoints/drafter.ckpt"});
+    CHECK(weights("learned") == weights("dense"));
     // under a schedule, in virtual time: drafts change nothing that is learnt under sync, and it all ends
     ends_in("drafts", {"--speculate=ngram"});
     CHECK(weights("drafts") == weights("dense"));
