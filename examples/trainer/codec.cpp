@@ -26,7 +26,7 @@ opd::matrix_view<const float> head_of(const teacher_codec& codec) { return codec
 namespace {
 
 // Responses number [first, first + count) of the teacher.
-row_batch own_responses(const config& c, const gcd_task& task, const transformer<float>& teacher,
+row_batch own_responses(const config& c, const any_task& task, const transformer<float>& teacher,
                         opd::thread_team& threads, int first, int count) {
     constexpr std::uint64_t own_samples = std::uint64_t{11} << 56; // apart from those of a run and of drafters
     sampling options = sampling_of(c, task);
@@ -57,7 +57,7 @@ double kl_of_codec(const config& c, const opd::codec& codes, const transformer<f
     return of_whole_rows(backend, {opd::choice::objective::forward_kl}, {}, q, true_q, env).loss;
 }
 
-teacher_codec calibrated_codec(const config& c, const gcd_task& task, const transformer<float>& teacher,
+teacher_codec calibrated_codec(const config& c, const any_task& task, const transformer<float>& teacher,
                                opd::eigen_backend& backend) {
     opd::thread_team& threads = backend.team();
     const int responses = c.distill.cache_calibration;

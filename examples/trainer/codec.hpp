@@ -25,7 +25,7 @@ struct teacher_codec {
 };
 
 /// The codec of --cache-rank and --cache-calibration.
-teacher_codec calibrated_codec(const config& c, const gcd_task& task, const transformer<float>& teacher,
+teacher_codec calibrated_codec(const config& c, const any_task& task, const transformer<float>& teacher,
                                opd::eigen_backend& backend);
 
 /// Mean over the rows of KL(teacher, coded teacher), at the temperature of distillation.

@@ -108,7 +108,7 @@ void compare_steps(const std::string& directory, const std::string& student, con
 }
 
 // Tokens a second of one thread that runs `batch` sequences at once.
-double machine_rate(const transformer<float>& student, const gcd_task& task, const config& c, index_t batch,
+double machine_rate(const transformer<float>& student, const any_task& task, const config& c, index_t batch,
                     std::size_t round) {
     sampling o = sampling_of(c, task);
     o.slots = static_cast<int>(batch);
@@ -127,7 +127,7 @@ double machine_rate(const transformer<float>& student, const gcd_task& task, con
 
 config config_of(const arguments& a) {
     const config c = parse_command_line(a).settings;
-    return with_task_shapes(c, task_of(c));
+    return with_task_shapes(c, *task_of(c));
 }
 
 constexpr std::array<index_t, 6> batches = {1, 2, 4, 8, 16, 32};
@@ -211,7 +211,7 @@ void compare(const std::string& directory, const std::set<std::string>& worlds, 
     const std::vector<way> all = {off, again, ngram(2), ngram(4), ngram(8), learned(2), learned(4), learned(8), best};
     if (worlds.contains("machine")) {
         const config c = config_of(preset);
-        const gcd_task task = task_of(c);
+        const auto task = task_of(c);
         transformer<float> model(c.student_model);
         model.weights = state_in(student).student_weights;
         model.weights_changed();
@@ -220,7 +220,7 @@ void compare(const std::string& directory, const std::set<std::string>& worlds, 
             rates[b].resize(all.size());
             for (int round = 0; round < rounds; ++round)
                 for (std::size_t w = 0; w < all.size(); ++w)
-                    rates[b][w].push_back(machine_rate(model, task, config_of(preset + all[w].settings), batches[b],
+                    rates[b][w].push_back(machine_rate(model, *task, config_of(preset + all[w].settings), batches[b],
                                                        static_cast<std::size_t>(round)));
         }
         print(directory, "machine", "Rollout on this machine, one thread", all, rates);

@@ -12,6 +12,7 @@
 
 #include "drafters.hpp"
 #include "files.hpp"
+#include "grammar.hpp"
 #include "nearest.hpp"
 #include "numbers.hpp"
 #include "opd/version.hpp"
@@ -231,11 +232,15 @@ opd::any_sampled drawn_estimator(const config& c) {
         throw failure(exit_usage,
                       "--surrogate gspo: needs a pass over whole sequences (opd::gspo_fit), which this trainer "
                       "does not make");
-    if (e.reads_columns() != 0)
+    if ((e.reads_columns() & ~opd::column::log_prox) != 0)
         throw failure(exit_usage,
                       fmt::format("--shape {} --surrogate {} --baseline {}: reads what this trainer does not "
-                                  "record: a reference or proximal policy, a reward, a given baseline",
+                                  "record: a reference policy, a reward, a given baseline",
                                   d.shape, d.surrogate, d.baseline));
+    if (d.m2po > 0 && e.surrogate.which != opd::choice::surrogate::unclipped_is)
+        throw failure(
+            exit_usage,
+            fmt::format("--m2po: the tokens that it leaves are unclipped; not with --surrogate {}", d.surrogate));
     e.accept_bias = true; // checked above, for the law that the schedule draws under
     return e;
 }
@@ -327,7 +332,9 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(dense == kind::jsd, "distill", estimator, {"jsd_w", "jsd_o"});
     only(dense == kind::skew_forward_kl || dense == kind::skew_reverse_kl, "distill", estimator, {"skew"});
     only(dense == kind::alpha_divergence, "distill", estimator, {"alpha"});
-    only(part == part_estimator::topk || part == part_estimator::tail_bucket, "distill", estimator, {"k", "topk_from"});
+    const bool of_support = part == part_estimator::topk || part == part_estimator::tail_bucket;
+    only(of_support || part == part_estimator::topk_rw, "distill", estimator, {"k"});
+    only(of_support, "distill", estimator, {"topk_from"});
     only(part == part_estimator::mc, "distill", estimator, {"m"});
     only(part == part_estimator::threshold, "distill", estimator, {"budget"});
     only(dense.has_value(), "distill", estimator, {"teacher_cache"});
@@ -340,18 +347,21 @@ std::vector<unused_setting> unused_settings(const config& c) {
     const auto one_of = [](const std::string& x, std::initializer_list<const char*> names) {
         return std::find(names.begin(), names.end(), x) != names.end();
     };
-    only(drawn, "distill", estimator, {"shape", "surrogate", "baseline", "self_normalise", "accept_bias"});
+    only(drawn, "distill", estimator, {"shape", "surrogate", "baseline", "self_normalise", "accept_bias", "m2po"});
     const std::string by_shape = drawn ? "--shape " + shape : estimator;
     const std::string by_surrogate = drawn ? "--surrogate " + surrogate : estimator;
     only(drawn && one_of(shape, {"jsd", "skew_forward_kl", "skew_reverse_kl", "alpha_divergence", "clipped", "mixed",
                                  "box_cox", "scaled", "band"}),
          "distill", by_shape, {"shape_a"});
     only(drawn && shape == "jsd", "distill", by_shape, {"shape_b"});
-    only(drawn && one_of(surrogate, {"ppo_clip", "cispo", "a3po"}), "distill", by_surrogate, {"clip_low", "clip_high"});
+    only(drawn && one_of(surrogate, {"ppo_clip", "decoupled_ppo", "cispo", "a3po"}), "distill", by_surrogate,
+         {"clip_low", "clip_high"});
     only(drawn && surrogate == "ppo_clip", "distill", by_surrogate, {"dual_clip"});
-    only(drawn && one_of(surrogate, {"truncated_is", "a3po"}), "distill", by_surrogate, {"ratio_cap"});
+    only(drawn && one_of(surrogate, {"truncated_is", "decoupled_ppo", "a3po"}), "distill", by_surrogate, {"ratio_cap"});
 
     const std::string& selector = c.distill.selector;
+    only(c.task.kind == "grammar", "task", "--task " + c.task.kind, {"max_words"});
+    only(c.task.kind == "gcd", "task", "--task " + c.task.kind, {"max_operand", "max_steps"});
     only(selector != "all", "distill", "--selector " + selector, {"selector_a"});
     only(one_of(selector, {"tip", "prefix", "eopd"}), "distill", "--selector " + selector, {"selector_b"});
 
@@ -400,6 +410,20 @@ void from_json(const nlohmann::json& j, const std::string& source, config& c) {
 
 namespace {
 
+// A run of minutes on two cores. Embeddings of 2,300 words are most of the models; tied, they are learnt sooner.
+void grammar_defaults(config& c) {
+    c.run.directory = "runs/grammar";
+    for (model_shape* m : {&c.teacher_model, &c.student_model}) m->width = 64, m->ffn = 192, m->tied = true;
+    c.teacher.steps = 2500, c.teacher.batch = 64, c.teacher.rate = 8e-3;
+    c.student.max_steps = 500, c.student.rate = 4e-3, c.student.target_accuracy = 0.25;
+    c.student.check_every = 50, c.student.check_prompts = 128;
+    c.distill.steps = 1200, c.distill.rate = 4e-3;
+    c.distill.k = 64, c.distill.m = 64, c.distill.budget = 64;
+    c.evaluation.prompts = 512, c.evaluation.samples = 0, c.evaluation.every_prompts = 128;
+}
+
+constexpr std::string_view task_names[] = {"gcd", "grammar"};
+
 // A task of two digits that both models learn within a minute.
 void quick(config& c) {
     c.task.max_operand = 99, c.task.max_steps = 10;
@@ -407,6 +431,14 @@ void quick(config& c) {
     c.student.max_steps = 400, c.student.target_accuracy = 0.4, c.student.check_prompts = 128;
     c.distill.steps = 1200, c.distill.rate = 4e-3;
     c.evaluation.prompts = 300, c.evaluation.samples = 0, c.evaluation.every = 100, c.evaluation.every_prompts = 100;
+}
+
+// The same task, with less of everything.
+void quick_grammar(config& c) {
+    c.teacher.steps = 500;
+    c.student.max_steps = 250;
+    c.distill.steps = 200;
+    c.evaluation.prompts = 128, c.evaluation.every = 100;
 }
 
 // A target that is deep beside its drafter's one layer; what it has learnt of the task is of no importance.
@@ -425,8 +457,24 @@ void speculative(config& c) {
 
 } // namespace
 
+static void task_named(const std::string& name) {
+    if (std::ranges::find(task_names, name) != std::end(task_names)) return;
+    const std::string near = nearest(name, {std::begin(task_names), std::end(task_names)});
+    throw failure(exit_usage, fmt::format("--task: '{}' is not one of {}{}", name, fmt::join(task_names, ", "),
+                                          near.empty() ? std::string() : fmt::format("; did you mean '{}'?", near)));
+}
+
+void apply_task(const std::string& name, config& c) {
+    task_named(name);
+    c.task.kind = name;
+    if (name == "grammar") grammar_defaults(c);
+}
+
 void apply_preset(const std::string& name, config& c) {
-    if (name == "quick") return quick(c);
+    const bool grammar = c.task.kind == "grammar";
+    if (name == "quick") return grammar ? quick_grammar(c) : quick(c);
+    if (name == "speculative" && grammar)
+        throw failure(exit_usage, "--preset speculative: its sizes are those of --task gcd; not with --task grammar");
     if (name == "speculative") return speculative(c);
     const std::vector<std::string> known = {"quick", "speculative"};
     const std::string near = nearest(name, known);
@@ -473,6 +521,9 @@ void validate(const config& c) {
     at_least("--checkpoint-every", c.run.checkpoint_every, 1);
     at_least("--log-every", c.run.log_every, 1);
     positive("--loss-limit", c.run.loss_limit);
+    task_named(c.task.kind);
+    need(c.task.max_words >= 12 && c.task.max_words <= grammar::longest,
+         fmt::format("--max-words must lie in [12, {}], not {}", grammar::longest, c.task.max_words));
     at_least("--max-operand", c.task.max_operand, 3);
     need(c.task.max_operand <= 9999, fmt::format("--max-operand must be at most 9999, not {}", c.task.max_operand));
     // no pair takes more subtractions than its larger operand
@@ -542,7 +593,8 @@ void validate(const config& c) {
              fmt::format("--cache-rank must lie in [1, {}], the teacher's width, not {}", c.teacher_model.width,
                          c.distill.cache_rank));
     count("--cache-calibration", c.distill.cache_calibration, 1);
-    const int row = static_cast<int>(sizeof(float)) * std::max(c.task.vocabulary, gcd_task::text.vocabulary());
+    const int known = c.task.kind == "grammar" ? grammar::shipped().vocabulary() : gcd_task::text.vocabulary();
+    const int row = static_cast<int>(sizeof(float)) * std::max(c.task.vocabulary, known);
     need(c.distill.hidden_budget >= row,
          fmt::format("--hidden-budget must be at least {}, the bytes of a row of logits, not {}", row,
                      c.distill.hidden_budget));
@@ -556,6 +608,18 @@ void validate(const config& c) {
          fmt::format("--topk-from must be teacher or student, not '{}'", c.distill.topk_from));
     if (reads_draws(part_estimator_of(c))) drawn_estimator(c); // names what it refuses
     selector_of(c, 0);
+    not_negative("--m2po", c.distill.m2po);
+    not_negative("--loss-clamp", c.distill.loss_clamp);
+    at_least("--rollout-top-k", c.distill.rollout_top_k, 0);
+    need(c.distill.rollout_top_p > 0 && c.distill.rollout_top_p <= 1,
+         fmt::format("--rollout-top-p must lie in (0, 1], not {}", c.distill.rollout_top_p));
+    need(c.distill.rollout_min_p >= 0 && c.distill.rollout_min_p <= 1,
+         fmt::format("--rollout-min-p must lie in [0, 1], not {}", c.distill.rollout_min_p));
+    need(
+        !filters_rollout(c) || !dense_estimator(c) || cache == "dense",
+        fmt::format("--rollout-top-k, --rollout-top-p, --rollout-min-p: not with --teacher-cache {}, whose learner has "
+                    "no logits to tell what of them was kept",
+                    cache));
     count("--m", c.distill.m, 1);
     at_least("--budget", c.distill.budget, 1);
     count("--slots", c.distill.slots, 1);
@@ -642,7 +706,7 @@ command parse_command_line(const std::vector<std::string>& arguments) {
 
 command parse_command_line(int argc, const char* const* argv) {
     command r;
-    std::string config_file, preset;
+    std::string config_file, preset, task;
     nlohmann::json file = nlohmann::json::object();
 
     // First what decides the defaults: a preset, a configuration file, or the run that is resumed.
@@ -653,6 +717,7 @@ command parse_command_line(int argc, const char* const* argv) {
         first.allow_config_extras();
         first.add_option("--config", config_file)->take_last();
         first.add_option("--preset", preset)->take_last();
+        first.add_option("--task", task)->take_last();
         first.add_option("--run-dir", r.settings.run.directory)->take_last();
         first.add_flag("--resume", r.resume);
         first.add_flag("--train-drafter", r.train_drafter);
@@ -663,18 +728,31 @@ command parse_command_line(int argc, const char* const* argv) {
         }
     }
     r.file = config_file;
+    const bool named = r.settings.run.directory != config{}.run.directory;
+    if (!named && !task.empty()) { // each task has a default of its own
+        config defaults;
+        apply_task(task, defaults);
+        r.settings.run.directory = defaults.run.directory;
+    }
+    const std::string directory = r.settings.run.directory, saved = directory + "/config.json";
+    const bool goes_on = config_file.empty() && (r.resume || r.train_drafter);
+    if (goes_on && std::filesystem::exists(saved)) r.file = saved;
+    if (!r.file.empty()) { // it says the task, where no flag does
+        config said;
+        load_config(r.file, said);
+        if (goes_on && !task.empty() && task != said.task.kind)
+            throw failure(exit_usage,
+                          fmt::format("--{}: {} is a run of --task {}, not {}", r.resume ? "resume" : "train-drafter",
+                                      directory, said.task.kind, task));
+        if (task.empty()) task = said.task.kind;
+    }
+    if (!task.empty()) apply_task(task, r.settings);
+    if (named || goes_on) r.settings.run.directory = directory;
     if (!preset.empty()) apply_preset(preset, r.settings);
-    if (!config_file.empty()) {
-        const std::string directory = r.settings.run.directory;
-        const bool named = directory != config{}.run.directory;
-        file = load_config(config_file, r.settings);
-        if (named) r.settings.run.directory = directory;
-    } else if (r.resume || r.train_drafter) {
-        const std::string directory = r.settings.run.directory;
-        const std::string saved = directory + "/config.json";
-        if (std::filesystem::exists(saved)) file = load_config(r.file = saved, r.settings);
-        r.settings.run.directory = directory;
-        if (r.train_drafter) file.erase("drafter"); // defaults, not choices: flags may choose otherwise
+    if (!r.file.empty()) {
+        file = load_config(r.file, r.settings);
+        if (named || goes_on) r.settings.run.directory = directory;
+        if (r.train_drafter && goes_on) file.erase("drafter"); // defaults, not choices: flags may choose otherwise
     }
 
     CLI::App app("Trains a teacher on an embedded task, warms a weak student up, and closes the gap between them by\n"

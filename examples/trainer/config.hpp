@@ -58,10 +58,11 @@ decltype(auto) with_memory_for(const std::string& what, Work&& work) {
 inline constexpr int most_threads = 10'000;
 
 /// Estimators that read a part of the teacher's row; those of the whole row are opd::choice::divergences.
-enum class part_estimator { topk, tail_bucket, mc, threshold };
+enum class part_estimator { topk, topk_rw, tail_bucket, mc, threshold };
 // clang-format off
 inline constexpr opd::choice::name<part_estimator> part_estimators[] = {
     {"topk", part_estimator::topk, "KL(p||q), both renormalised on the k best ids of teacher or student"},
+    {"topk_rw", part_estimator::topk_rw, "topk of the stale student's ids, each times p/mu: does not repair it"},
     {"tail_bucket", part_estimator::tail_bucket, "KL(p||q) on the k best ids, all others lumped"},
     {"mc", part_estimator::mc, "m draws from the student; --shape, --surrogate and --baseline say what of them"},
     {"threshold", part_estimator::threshold, "likewise, of B weighted entries: the likely ones for certain"},
@@ -90,6 +91,8 @@ struct config {
         double loss_limit = 100;
     } run;
     struct {
+        std::string kind = "gcd"; // or grammar
+        int max_words = 48;       // grammar: of a response
         int max_operand = 199;
         int max_steps = 24;
         int held_out_one_in = 8;
@@ -142,6 +145,11 @@ struct config {
         std::string selector = "all";
         double selector_a = 0, selector_b = 0;
         bool self_normalise = false, accept_bias = false;
+        double m2po = 0;       // the second moment; 0: none
+        double loss_clamp = 0; // nats; 0: none
+        // what rollout draws from
+        int rollout_top_k = 0;
+        double rollout_top_p = 1, rollout_min_p = 0;
         int slots = 32;
         int prefill_chunk = 8;
         int kv_tokens = 0; // a rollout worker; 0: all of every slot
@@ -209,6 +217,11 @@ struct config {
 /// Sequences a step of distillation learns from.
 inline int batch_of(const config& c) { return c.distill.prompts * c.distill.answers; }
 
+/// Rollout draws from a part of the row.
+inline bool filters_rollout(const config& c) {
+    return c.distill.rollout_top_k > 0 || c.distill.rollout_top_p < 1 || c.distill.rollout_min_p > 0;
+}
+
 /// Distillation's clock is the run's own.
 inline bool in_virtual_time(const config& c) { return c.schedule.driver == "virtual"; }
 
@@ -232,12 +245,21 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("log_every", "--log-every", c.run.log_every, "steps between lines of log.jsonl and of progress", false);
     v.option("loss_limit", "--loss-limit", c.run.loss_limit, "stop with exit code 4 when a loss exceeds this", true);
 
-    v.group("task", "Task (greatest common divisor by repeated subtraction)");
-    v.option("max_operand", "--max-operand", c.task.max_operand, "largest operand", true);
-    v.option("max_steps", "--max-task-steps", c.task.max_steps, "keep pairs with at most so many subtractions", true);
-    v.option("held_out_one_in", "--held-out-one-in", c.task.held_out_one_in, "one pair in so many is held out", true);
+    v.group("task", "Task");
+    // what settings were before there was a choice is what they are with gcd
+    v.option("kind", "--task", c.task.kind,
+             "gcd: the greatest common divisor by repeated subtraction, 15 symbols, judged by right answers; grammar: "
+             "texts of the project's own grammar, some 2,300 words, judged by the KL to the teacher. It decides the "
+             "defaults of many settings",
+             c.task.kind != "gcd");
+    v.option("max_words", "--max-words", c.task.max_words, "grammar: most words of a response, its end among them",
+             c.task.kind == "grammar");
+    v.option("max_operand", "--max-operand", c.task.max_operand, "gcd: largest operand", c.task.kind == "gcd");
+    v.option("max_steps", "--max-task-steps", c.task.max_steps, "gcd: keep pairs with at most so many subtractions",
+             c.task.kind == "gcd");
+    v.option("held_out_one_in", "--held-out-one-in", c.task.held_out_one_in, "one prompt in so many is held out", true);
     v.option("vocabulary", "--vocabulary", c.task.vocabulary,
-             "ids that both models know: those beyond the task's 15 symbols are padding, which no text has and an "
+             "ids that both models know: those beyond the task's own are padding, which no text has and an "
              "untrained student draws like any other; 0: no padding",
              c.task.vocabulary > 0);
 
@@ -267,7 +289,9 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("warmup", "--student-warmup", c.student.warmup, "steps of linear warm-up of the rate", true);
     v.option("rate", "--student-rate", c.student.rate, "learning rate, constant", true);
     v.option("target_accuracy", "--student-target-accuracy", c.student.target_accuracy,
-             "stop at this greedy accuracy on training prompts", true);
+             "stop at this accuracy on training prompts: of greedy answers; grammar: the share of drawn ones that are "
+             "grammatical",
+             true);
     v.option("check_every", "--student-check-every", c.student.check_every, "steps between looks at it", true);
     v.option("check_prompts", "--student-check-prompts", c.student.check_prompts, "prompts of a look", true);
 
@@ -302,7 +326,7 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("skew", "--skew", c.distill.skew,
              "skew_forward_kl, skew_reverse_kl: share of the own distribution, in [0,1)", true);
     v.option("alpha", "--alpha", c.distill.alpha, "alpha_divergence: the exponent", true);
-    v.option("k", "--k", c.distill.k, "topk, tail_bucket: size of the support", true);
+    v.option("k", "--k", c.distill.k, "topk, topk_rw, tail_bucket: size of the support", true);
     v.option("topk_from", "--topk-from", c.distill.topk_from, "topk, tail_bucket: whose top k, teacher or student",
              true);
     v.option("m", "--m", c.distill.m, "mc: draws a position", true);
@@ -312,10 +336,12 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("shape_a", "--shape-a", c.distill.shape_a, "mc, threshold: first parameter of the shape", true);
     v.option("shape_b", "--shape-b", c.distill.shape_b, "mc, threshold: second parameter of the shape", true);
     v.option("surrogate", "--surrogate", c.distill.surrogate, "mc, threshold: what becomes of the ratio", true);
-    v.option("clip_low", "--clip-low", c.distill.clip_low, "clips: 1 - low is the least ratio", true);
-    v.option("clip_high", "--clip-high", c.distill.clip_high, "clips: 1 + high is the largest", true);
+    v.option("clip_low", "--clip-low", c.distill.clip_low,
+             "ppo_clip, decoupled_ppo, cispo, a3po: 1 - low is the least ratio", true);
+    v.option("clip_high", "--clip-high", c.distill.clip_high, "likewise: 1 + high is the largest", true);
     v.option("dual_clip", "--dual-clip", c.distill.dual_clip, "ppo_clip: largest ratio where A < 0; 0: none", true);
-    v.option("ratio_cap", "--ratio-cap", c.distill.ratio_cap, "truncated_is, a3po: the cap; a3po: 0 for none", true);
+    v.option("ratio_cap", "--ratio-cap", c.distill.ratio_cap,
+             "truncated_is, decoupled_ppo, a3po: the cap; 0: none, but of truncated_is", true);
     v.option("baseline", "--baseline", c.distill.baseline, "mc, threshold: subtracted from the advantage", true);
     v.option("selector", "--selector", c.distill.selector,
              "which rows count, by what the step finds out about them; --list-estimators says which", true);
@@ -326,6 +352,24 @@ void visit_options(Config& c, Visitor&& v) {
              "mc, threshold: weights divided by the sum of ratios of their row", true);
     v.option("accept_bias", "--accept-bias", c.distill.accept_bias,
              "mc, threshold: take an estimator that descends something else than its divergence", true);
+    // what settings were before there was a choice is what they are without
+    v.option(
+        "m2po", "--m2po", c.distill.m2po,
+        "mc, threshold: largest second moment of log p - log mu over the tokens of an update whose gradient pushes "
+        "them on; those that carry more are left out (M2PO, which has 0.04). 0: none are",
+        c.distill.m2po > 0);
+    v.option("loss_clamp", "--loss-clamp", c.distill.loss_clamp,
+             "largest loss of a row, in nats: beyond it the row counts as that, with gradient 0. 0: none",
+             c.distill.loss_clamp > 0);
+    const bool filtered = filters_rollout(c);
+    v.option("rollout_top_k", "--rollout-top-k", c.distill.rollout_top_k,
+             "rollout draws from the k most probable ids; what was kept is recorded, and mc and threshold compare the "
+             "student on it. 0: all",
+             filtered);
+    v.option("rollout_top_p", "--rollout-top-p", c.distill.rollout_top_p,
+             "likewise from the fewest ids whose mass is so much; 1: all", filtered);
+    v.option("rollout_min_p", "--rollout-min-p", c.distill.rollout_min_p,
+             "likewise from those at least so probable as a share of the most probable; 0: all", filtered);
     // in virtual time they decide how long rollout takes, and so what meets which weights
     v.option("slots", "--slots", c.distill.slots,
              "sequences decoded together. Results do not depend on it, but under --driver virtual", in_virtual_time(c));
@@ -516,7 +560,10 @@ nlohmann::ordered_json to_json(const config& c);
 /// and, for a key, the nearest one that exists.
 void from_json(const nlohmann::json& j, const std::string& source, config& c);
 
-/// Changes the settings to those of a preset; an unknown name is a usage failure.
+/// Changes the settings to the defaults of a task; an unknown name is a usage failure.
+void apply_task(const std::string& name, config& c);
+
+/// Changes the settings to those of a preset of their task; an unknown name is a usage failure.
 void apply_preset(const std::string& name, config& c);
 
 /// Reads the text of a configuration into c. Returns what it says.

@@ -52,7 +52,7 @@ public:
               r.state_.rate)),
           metrics(sched::recorded()), recorder(metrics, &trace_) {
         metrics.transfers.bytes = static_cast<double>(r.student_.weights.size() * sizeof(float));
-        recorder.prompt_tokens = [this](sched::sample_t) { return run_.task_.prompt_length(); };
+        recorder.prompt_tokens = [this](sched::sample_t) { return run_.task_->prompt_length(); };
         recorder.after_step = [this](sched::version_t version, double) { measure(version); };
         run_.shown_seconds_ = 0;
         run_.shown_step_ = run_.state_.step;
@@ -63,7 +63,7 @@ public:
     /// Of a stage's class, which may want to be told more before that.
     template <class Stage, class... More>
     std::shared_ptr<Stage> rollout(More&&... more) {
-        return std::make_shared<Stage>(std::forward<More>(more)..., run_.task_, sampling_, run_.sample_base(), lanes,
+        return std::make_shared<Stage>(std::forward<More>(more)..., *run_.task_, sampling_, run_.sample_base(), lanes,
                                        weights_, run_.settings_.distill.answers, run_.settings_.schedule.park_after,
                                        drafts_);
     }
@@ -196,7 +196,7 @@ private:
     static std::shared_ptr<const teacher_codec> codec_for(run& r) {
         if (r.settings_.distill.teacher_cache != "hidden-lowrank" || !dense_estimator(r.settings_)) return {};
         auto made =
-            std::make_shared<const teacher_codec>(calibrated_codec(r.settings_, r.task_, r.teacher_, r.backend_));
+            std::make_shared<const teacher_codec>(calibrated_codec(r.settings_, *r.task_, r.teacher_, r.backend_));
         spdlog::info("teacher cache: {} numbers a token in place of {}, chosen on {} of the teacher's own; KL(teacher, "
                      "coded) {:.3g} on others",
                      made->codes.rank, made->codes.width, made->rows, made->kl_teacher);
@@ -256,8 +256,8 @@ private:
     std::map<sched::version_t, figures> measured_;
     const std::array<double, 3> before_ = clock_values();
     const std::shared_ptr<shared_counts> drafts_ = std::make_shared<shared_counts>();
-    speculation_counts all_drafts_;                                     // of the steps before
-    const sampling sampling_ = sampling_of(run_.settings_, run_.task_); // all workers share its drafter
+    speculation_counts all_drafts_;                                      // of the steps before
+    const sampling sampling_ = sampling_of(run_.settings_, *run_.task_); // all workers share its drafter
     sched::trace trace_{{.first = 20000, .last = 20000}};
 
 public:

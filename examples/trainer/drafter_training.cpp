@@ -336,16 +336,17 @@ followed_drafts follow_drafts(const config& c, const transformer<float>& target,
 // --- opd-train --train-drafter --------------------------------------------------------------------------------------
 
 exit_code train_drafter(const command& arguments) {
-    const gcd_task task = task_of(arguments.settings);
+    const auto own_task = task_of(arguments.settings);
+    const any_task& task = *own_task;
     const config c = with_task_shapes(arguments.settings, task);
     const auto& d = c.drafter;
     const std::string directory = c.run.directory, latest = directory + "/checkpoints/latest.ckpt";
     if (!std::filesystem::exists(latest))
         throw failure(exit_input, fmt::format("--train-drafter: there is no checkpoint {}", latest));
     const directory_lock lock(directory);
-    if (d.held_out > static_cast<int>(task.held_out().size()))
-        throw failure(exit_usage, fmt::format("--drafter-held-out must be at most the {} held-out pairs, not {}",
-                                              task.held_out().size(), d.held_out));
+    if (d.held_out > static_cast<int>(task.held_out_problems()))
+        throw failure(exit_usage, fmt::format("--drafter-held-out must be at most the {} held-out prompts, not {}",
+                                              task.held_out_problems(), d.held_out));
     std::string saved;
     const run_state state = load_checkpoint(latest, saved);
     const auto theirs = nlohmann::json::parse(saved), mine = nlohmann::json(results_json(c));
@@ -365,23 +366,23 @@ exit_code train_drafter(const command& arguments) {
     sampling options;
     options.temperature = c.distill.temperature;
     options.seed = c.run.seed;
-    options.end = gcd_task::end;
+    options.end = task.end_token();
     options.max_response = task.max_response();
     options.slots = c.distill.slots;
     options.prefill_chunk = c.distill.prefill_chunk;
-    const auto responses = [&](int count, std::uint64_t samples, auto pair) {
+    const auto responses = [&](int count, std::uint64_t samples, auto problem_of) {
         std::vector<request> requests;
         for (int i = 0; i < count; ++i)
-            requests.push_back({samples + static_cast<std::uint64_t>(i), task.text.encode(task.prompt(pair(i)))});
+            requests.push_back({samples + static_cast<std::uint64_t>(i), task.prompt_tokens(problem_of(i))});
         std::vector<trajectory> out = roll_out(target, backend.team(), requests, options);
         return out;
     };
     constexpr std::uint64_t own_samples = std::uint64_t{10} << 56; // apart from those of a run
     const std::vector<trajectory> learnt = responses(d.responses, own_samples, [&](int i) {
-        return task.draw(c.run.seed, own_samples + static_cast<std::uint64_t>(i));
+        return task.training_problem(c.run.seed, own_samples + static_cast<std::uint64_t>(i));
     });
     const std::vector<trajectory> held_out = responses(d.held_out, own_samples + (std::uint64_t{1} << 55), [&](int i) {
-        return task.held_out()[static_cast<std::size_t>(i)];
+        return task.held_out_problem(static_cast<std::size_t>(i));
     });
     const auto pointers = [](const std::vector<trajectory>& all) {
         std::vector<const trajectory*> r;

@@ -44,7 +44,7 @@ double forecast::after(stage s) const {
     return s == stage::finished ? 0 : from(s, stages[static_cast<std::size_t>(s)].steps);
 }
 
-pace measured(const config& c, const gcd_task& task, const transformer<float>& teacher,
+pace measured(const config& c, const any_task& task, const transformer<float>& teacher,
               const transformer<float>& student, opd::eigen_backend& backend) {
     // seconds of a supervised step of so many prompts
     const auto step = [&](const transformer<float>& like, int batch) {
@@ -70,7 +70,7 @@ pace measured(const config& c, const gcd_task& task, const transformer<float>& t
     pace p;
     constexpr int some = 200;
     for (std::uint64_t i = 0; i < some; ++i)
-        p.answer += static_cast<double>(task.solve(task.draw(c.run.seed, i)).size()) / some;
+        p.answer += static_cast<double>(task.solution_tokens(task.training_problem(c.run.seed, i)).size()) / some;
     const int answers = std::min(batch_of(c), c.distill.slots);
     p.teacher = {step(teacher, c.teacher.batch), token(teacher, answers)};
     p.student = {step(student, c.student.batch), token(student, answers)};

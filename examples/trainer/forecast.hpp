@@ -30,7 +30,7 @@ struct pace {
 };
 
 /// Measured on copies: the models only say how large they are.
-pace measured(const config& c, const gcd_task& task, const transformer<float>& teacher,
+pace measured(const config& c, const any_task& task, const transformer<float>& teacher,
               const transformer<float>& student, opd::eigen_backend& backend);
 
 struct forecast {

@@ -15,13 +15,26 @@ namespace {
 namespace sched = opd::sched;
 using sched::place;
 
+// What a filter left of each row: none, or at least the token.
+bool sets_fit(const trajectory& t, std::size_t drawn, int vocabulary) {
+    if (t.kept_counts.empty()) return t.kept_ids.empty();
+    std::int64_t all = 0;
+    for (const std::int32_t n : t.kept_counts) {
+        if (n < 1 || n > vocabulary) return false;
+        all += n;
+    }
+    return t.kept_counts.size() == drawn && all == std::ssize(t.kept_ids) &&
+           std::all_of(t.kept_ids.begin(), t.kept_ids.end(),
+                       [=](std::int32_t id) { return id >= 0 && id < vocabulary; });
+}
+
 // What the stages index by without looking again: one entry a response token in every list, draws for each or for none.
 bool fits(const trajectory& t, int vocabulary) {
     if (t.prompt_length == 0 || t.prompt_length > t.tokens.size()) return false;
     const std::size_t drawn = t.tokens.size() - t.prompt_length, entries = t.draw_ids.size();
     return t.log_mu.size() == drawn && t.versions.size() == drawn && t.draw_log_mu.size() == entries &&
            t.draw_weight.size() == entries && t.draw_exact.size() == entries &&
-           (drawn == 0 ? entries == 0 : entries % drawn == 0) &&
+           (drawn == 0 ? entries == 0 : entries % drawn == 0) && sets_fit(t, drawn, vocabulary) &&
            std::all_of(t.tokens.begin(), t.tokens.end(), [=](token id) { return id >= 0 && id < vocabulary; });
 }
 

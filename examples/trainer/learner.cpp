@@ -2,6 +2,7 @@
 #include "learner.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -9,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "opd/opd.hpp"
+#include "opd/ratio_sketch.hpp"
 
 namespace trainer {
 
@@ -27,6 +29,10 @@ void learner_result::add(const learner_result& o) {
     mismatched += o.mismatched;
     prefix.merge(o.prefix);
     diagnostics.merge(o.diagnostics);
+    if (ratios.empty())
+        ratios = o.ratios;
+    else
+        for (std::size_t i = 0; i < o.ratios.size(); ++i) ratios[i] += o.ratios[i];
     updates += o.updates;
 }
 
@@ -54,17 +60,23 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
     learner_result r;
     r.tokens = rows;
     r.rate = rate;
+    const bool filtered = !batch.kept_offsets.empty();
     double kl = 0;
     for (std::size_t i = 0; i < batch.mask.size(); ++i) {
         if (batch.mask[i] == 0) continue;
         kl += static_cast<double>(batch.log_mu[i]) - static_cast<double>(cache.next_log_q[i]);
-        r.mismatched += updates == 0 && batch.versions[i] == version && log_p_[i] != batch.log_mu[i];
+        // a filter's log mu and log p on the kept set are equal up to rounding
+        const float apart = std::abs(log_p_[i] - batch.log_mu[i]);
+        r.mismatched += updates == 0 && batch.versions[i] == version && !(apart <= (filtered ? 1e-4f : 0.0f));
     }
     r.kl = batch.kept > 0 ? kl / static_cast<double>(batch.kept) : 0;
 
     r.prefix.add(opd::view(std::as_const(log_p_).data(), rows), opd::view(batch.log_mu.data(), rows),
                  opd::row_offsets<>(batch.offsets), opd::row_mask(batch.mask));
-    const opd::result o = hidden ? loss_of_states(batch, cache, version) : loss_of_logits(batch, cache, version);
+    if (batch.entries > 0 && cache.what != teacher_cache::kind::support)
+        r.ratios.assign(static_cast<std::size_t>(opd::ratio_sketch::bins), 0);
+    const opd::result o =
+        hidden ? loss_of_states(batch, cache, version) : loss_of_logits(batch, cache, version, r.ratios);
     r.loss = o.loss;
     r.diagnostics = o.diagnostics;
     r.gradient_norm = adamw_step(settings_.optimizer, rate, gradient_, state_, model_);
@@ -73,10 +85,11 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
 }
 
 // Loss, and the gradient of the weights, from the logits of the last forward pass.
-opd::result learner::loss_of_logits(const row_batch& batch, const teacher_cache& cache, std::int32_t version) {
+opd::result learner::loss_of_logits(const row_batch& batch, const teacher_cache& cache, std::int32_t version,
+                                    std::span<index_t> ratios) {
     logits_at_once_ = std::max(logits_at_once_, sizeof(float) * (logits_.size() + cache.logits.size()));
     const opd::result r =
-        objective(backend_, settings_, batch, cache, logits_.data(), model_.shape.vocabulary, version);
+        objective(backend_, settings_, batch, cache, logits_.data(), model_.shape.vocabulary, version, ratios);
     pass_.backward(logits_.data(), gradient_);
     return r;
 }
@@ -109,6 +122,7 @@ policy learner::snapshot(std::int32_t version) const {
 // log p of the tokens that follow, from the logits of the last forward pass, by the call that rollout makes too.
 void learner::recompute(const row_batch& batch) {
     const index_t v = model_.shape.vocabulary;
+    if (!batch.kept_offsets.empty()) return kept_next_log_probs(backend_, settings_, batch, logits_.data(), v, log_p_);
     log_p_.assign(static_cast<std::size_t>(batch.rows), 0.0f);
     opd::token_logp(backend_, opd::view(static_cast<const float*>(logits_.data()), batch.rows, v),
                     opd::view(batch.next.data(), batch.rows, 1), opd::view(log_p_.data(), batch.rows, 1),
@@ -121,6 +135,15 @@ std::vector<float> learner::token_log_probs(const row_batch& batch) {
     pass_.forward(logits_.data());
     recompute(batch);
     return log_p_;
+}
+
+std::vector<float> learner::entry_log_probs(const row_batch& batch) {
+    const index_t rows = pass_.set_sequences(batch.inputs), v = model_.shape.vocabulary;
+    logits_.resize(static_cast<std::size_t>(rows * v));
+    pass_.forward(logits_.data());
+    std::vector<float> log_p;
+    trainer::entry_log_probs(backend_, settings_, batch, logits_.data(), v, log_p);
+    return log_p;
 }
 
 } // namespace trainer

@@ -4,6 +4,7 @@
 // the gradient over the student's logits, the model carries it to the weights.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,19 @@ cache_plan cache_for(const config& c);
 double rate_of(const config& c, const rate_change& from, std::int64_t step);
 
 /// Loss and gradient of the configured estimator. `logits` (N,V) are overwritten by the gradient.
+/// `ratios` (opd::ratio_sketch): those of drawn tokens are counted into it.
 opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
-                      float* logits, index_t vocabulary, std::int32_t version);
+                      float* logits, index_t vocabulary, std::int32_t version, std::span<index_t> ratios = {});
+
+/// Whether the estimator asks for the student that a step began with.
+bool reads_proximal(const config& c);
+
+/// log p of the recorded entries (N, entries), or of the tokens that follow (N): on what rollout's filter kept, where
+/// it filters.
+void entry_log_probs(opd::eigen_backend& backend, const config& c, const row_batch& batch, const float* logits,
+                     index_t vocabulary, std::vector<float>& log_p);
+void kept_next_log_probs(opd::eigen_backend& backend, const config& c, const row_batch& batch, const float* logits,
+                         index_t vocabulary, std::vector<float>& log_p);
 
 /// The same of a teacher that is kept in hidden states, whose head is `teacher_head` (V, D of the teacher): logits are made for a block of
 /// rows at a time. The gradient is that of what the student's head reads, and of that head.
@@ -47,6 +59,7 @@ struct learner_result : step_result {
     index_t mismatched = 0;            ///< tokens of the current version whose log p differs from rollout's log mu
     opd::prefix_staleness prefix = {}; ///< of the responses before each token
     opd::diagnostics diagnostics = {}; ///< of the estimator
+    std::vector<index_t> ratios = {};  ///< of drawn tokens, counted as opd::ratio_sketch does; else empty
     int updates = 0;                   ///< of the weights
 
     /// Those of another mini-batch: what is a mean stays one, over tokens; of the norms, over updates.
@@ -71,12 +84,16 @@ public:
     /// log p of the tokens that follow, at the current weights. (N) 0 where masked
     std::vector<float> token_log_probs(const row_batch& batch);
 
+    /// log p of the recorded entries, likewise. (N, entries)
+    std::vector<float> entry_log_probs(const row_batch& batch);
+
     /// Bytes of rows of V numbers that a step held at once, of student and teacher: the most so far.
     std::size_t logits_at_once() const { return logits_at_once_; }
 
 private:
     void recompute(const row_batch& batch);
-    opd::result loss_of_logits(const row_batch& batch, const teacher_cache& cache, std::int32_t version);
+    opd::result loss_of_logits(const row_batch& batch, const teacher_cache& cache, std::int32_t version,
+                               std::span<index_t> ratios);
     opd::result loss_of_states(const row_batch& batch, const teacher_cache& cache, std::int32_t version);
 
     const config& settings_;

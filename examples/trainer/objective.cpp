@@ -4,9 +4,11 @@
 #include "learner.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "opd/estimators/m2po.hpp"
 #include "opd/opd.hpp"
 #include "whole_rows.hpp"
 
@@ -20,6 +22,8 @@ draw_plan draws_for(const config& c) {
         return {draw_plan::kind::iid, c.distill.m};
     case part_estimator::threshold:
         return {draw_plan::kind::threshold, c.distill.budget};
+    case part_estimator::topk_rw:
+        return {draw_plan::kind::top_k, c.distill.k};
     case part_estimator::topk:
     case part_estimator::tail_bucket:
         if (c.distill.topk_from == "student") return {draw_plan::kind::top_k, c.distill.k};
@@ -45,10 +49,11 @@ cache_plan cache_for(const config& c) {
         plan.entries = c.distill.budget;
         break;
     case part_estimator::topk:
+    case part_estimator::topk_rw:
     case part_estimator::tail_bucket:
         plan.what = teacher_cache::kind::support;
         plan.entries = c.distill.k;
-        plan.teacher_top_k = c.distill.topk_from == "teacher";
+        plan.teacher_top_k = draws_for(c).what != draw_plan::kind::top_k;
         break;
     }
     return plan;
@@ -59,8 +64,9 @@ namespace {
 // A model that has gone to NaN is not trained on with a gradient of 0.
 constexpr opd::bad most_bad = opd::bad::raise_above(0.01);
 
-opd::env env_of(const row_batch& batch, std::int32_t version) {
+opd::env env_of(const config& c, const row_batch& batch, std::int32_t version) {
     opd::env env;
+    env.loss_clamp = c.distill.loss_clamp;
     env.reduction = opd::reduce::token_mean;
     env.mask = opd::row_mask(batch.mask);
     env.versions = opd::vector_view<const std::int32_t>(batch.versions);
@@ -72,6 +78,80 @@ opd::env env_of(const row_batch& batch, std::int32_t version) {
 
 } // namespace
 
+namespace {
+
+// f of a cache of drawn tokens, on what rollout's filter kept where it filters.
+template <class Cache, class F>
+auto on_sets(const row_batch& batch, const Cache& tokens, F&& f) {
+    if (batch.kept_offsets.empty()) return f(tokens);
+    return f(opd::teacher::on_kept_sets{tokens, opd::view(batch.kept_ids.data(), std::ssize(batch.kept_ids)),
+                                        opd::row_offsets<>(batch.kept_offsets)});
+}
+
+// f of the entries that rollout recorded, with what the teacher says of them.
+template <class F>
+auto of_drawn(const config& c, const row_batch& batch, const std::vector<float>& log_q, F&& f) {
+    const index_t n = batch.rows, k = batch.entries;
+    const auto of_entries = [&](const auto& column) { return opd::view(column.data(), n, k); };
+    const auto log_mu = of_entries(batch.entry_log_mu);
+    const auto with_proximal = [&](auto tokens) {
+        if (!batch.entry_log_prox.empty()) tokens.log_prox = of_entries(batch.entry_log_prox);
+        return on_sets(batch, tokens, f);
+    };
+    if (part_estimator_of(c) == part_estimator::mc)
+        return with_proximal(opd::teacher::samples{of_entries(batch.ids), log_mu, of_entries(log_q)});
+    return with_proximal(opd::teacher::weighted{of_entries(batch.ids), of_entries(batch.entry_weight), log_mu,
+                                                of_entries(log_q), of_entries(batch.entry_exact)});
+}
+
+template <class Cache>
+opd::result loss_of_drawn(opd::eigen_backend& backend, const config& c, const opd::student::logits<float>& student,
+                          const Cache& tokens, const opd::any_selector& rows, opd::env env) {
+    const opd::any_sampled estimator = drawn_estimator(c);
+    std::vector<std::uint8_t> keep;
+    if (c.distill.m2po > 0) { // an update's batch is whole here: the selection is over all of it
+        const index_t n = tokens.ids.rows, k = tokens.ids.cols;
+        std::vector<double> log_p(static_cast<std::size_t>(n * k), 0.0);
+        keep.assign(log_p.size(), 1);
+        opd::token_logp(backend, student.z, tokens, opd::view(log_p.data(), n, k), student.temperature, env.mask);
+        const auto table = opd::view(std::as_const(log_p).data(), n, k);
+        opd::m2po_fit fit{.tau = c.distill.m2po};
+        fit.add(table, tokens, env.mask, estimator.of);
+        fit.freeze().keep(table, tokens, env.mask, opd::view(keep.data(), n, k), estimator.of);
+        env.frozen.keep = opd::view(std::as_const(keep).data(), n, k);
+    }
+    return opd::evaluate(backend, student, tokens, opd::selected{estimator, rows}, env);
+}
+
+} // namespace
+
+bool reads_proximal(const config& c) {
+    const auto part = part_estimator_of(c);
+    return (part == part_estimator::mc || part == part_estimator::threshold) &&
+           (drawn_estimator(c).reads_columns() & opd::column::log_prox) != 0;
+}
+
+void entry_log_probs(opd::eigen_backend& backend, const config& c, const row_batch& batch, const float* logits,
+                     index_t v, std::vector<float>& log_p) {
+    log_p.assign(static_cast<std::size_t>(batch.rows * batch.entries), 0.0f);
+    of_drawn(c, batch, batch.entry_log_mu, [&](const auto& tokens) { // what the teacher says is not looked at
+        opd::token_logp(backend, opd::view(logits, batch.rows, v), tokens,
+                        opd::view(log_p.data(), batch.rows, batch.entries), static_cast<float>(c.distill.temperature),
+                        opd::row_mask(batch.mask));
+    });
+}
+
+void kept_next_log_probs(opd::eigen_backend& backend, const config& c, const row_batch& batch, const float* logits,
+                         index_t v, std::vector<float>& log_p) {
+    log_p.assign(static_cast<std::size_t>(batch.rows), 0.0f);
+    const auto log_mu = opd::view(batch.log_mu.data(), batch.rows, 1);
+    const opd::teacher::samples next{opd::view(batch.next.data(), batch.rows, 1), log_mu, log_mu};
+    on_sets(batch, next, [&](const auto& tokens) {
+        opd::token_logp(backend, opd::view(logits, batch.rows, v), tokens, opd::view(log_p.data(), batch.rows, 1),
+                        static_cast<float>(c.distill.temperature), opd::row_mask(batch.mask));
+    });
+}
+
 opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
                       opd::student::hidden<float> student, opd::matrix_view<const float> teacher_head,
                       std::int32_t version) {
@@ -82,14 +162,14 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
     opd::teacher::hidden<float> teacher{opd::view(cache.states.data(), batch.rows, cache.entries), teacher_head,
                                         static_cast<float>(c.distill.temperature)};
     teacher.budget = budget_of_logits(teacher, static_cast<std::size_t>(c.distill.hidden_budget));
-    return of_whole_rows(backend, *divergence, selector_of(c, version), student, teacher, env_of(batch, version));
+    return of_whole_rows(backend, *divergence, selector_of(c, version), student, teacher, env_of(c, batch, version));
 }
 
 opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
-                      float* logits, index_t v, std::int32_t version) {
+                      float* logits, index_t v, std::int32_t version, std::span<index_t> ratios) {
     const index_t n = batch.rows;
     const auto temperature = static_cast<float>(c.distill.temperature);
-    const opd::env env = env_of(batch, version);
+    opd::env env = env_of(c, batch, version);
     const row_choice rows = selector_of(c, version);
     const opd::student::logits student{opd::view(logits, n, v), opd::view(logits, n, v), temperature};
 
@@ -103,7 +183,7 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
     const auto of_entries = [&](const auto& column) { return opd::view(column.data(), n, k); };
     const auto ids = of_entries(cache.ids);
     const auto log_q = of_entries(cache.log_q);
-    const opd::teacher::support support{ids, log_q, opd::view(cache.log_tail.data(), n)};
+    opd::teacher::support support{ids, log_q, opd::view(cache.log_tail.data(), n)};
     switch (*part) {
     case part_estimator::topk:
         if (rows.eopd)
@@ -113,17 +193,18 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
                 env);
         return opd::evaluate(backend, student, support,
                              opd::selected{opd::renormalised{opd::reverse_kl{}}, rows.weights}, env);
+    case part_estimator::topk_rw:
+        support.log_mu = of_entries(batch.entry_log_mu);
+        support.chosen_by = opd::teacher::chosen_by::stale_student;
+        return opd::evaluate(backend, student, support, opd::selected{opd::reweighted{}, rows.weights}, env);
     case part_estimator::tail_bucket:
         return opd::evaluate(backend, student, support,
                              opd::selected{opd::tail_bucket{opd::reverse_kl{}}, rows.weights}, env);
-    case part_estimator::mc:
-        return opd::evaluate(backend, student, opd::teacher::samples{ids, of_entries(batch.entry_log_mu), log_q},
-                             opd::selected{drawn_estimator(c), rows.weights}, env);
     default:
-        return opd::evaluate(backend, student,
-                             opd::teacher::weighted{ids, of_entries(batch.entry_weight), of_entries(batch.entry_log_mu),
-                                                    log_q, of_entries(batch.entry_exact)},
-                             opd::selected{drawn_estimator(c), rows.weights}, env);
+        if (!ratios.empty()) env.measure.ratios = opd::view(ratios.data(), std::ssize(ratios));
+        return of_drawn(c, batch, cache.log_q, [&](const auto& tokens) {
+            return loss_of_drawn(backend, c, student, tokens, rows.weights, env);
+        });
     }
 }
 

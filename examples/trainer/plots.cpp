@@ -82,7 +82,9 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
     const auto value = [&](const char* who) {
         return evaluations.contains(who) ? evaluations[who].value("accuracy", 0.0) : 0.0;
     };
-    terminal("accuracy.svg", "Greedy accuracy on held-out prompts");
+    const bool by_kl = evaluations.contains("before") && evaluations["before"].contains("kl_on_teacher");
+    terminal("accuracy.svg",
+             by_kl ? "Grammatical responses to held-out prompts" : "Greedy accuracy on held-out prompts");
     script += "set xlabel 'distillation step'\nset ylabel 'share correct'\nset yrange [0:1]\nset key bottom right\n";
     std::string curves = fmt::format("{} with lines dt 2 lw 2 title 'teacher'", value("teacher"));
     data("accuracy", fmt::format("0 {}\n", value("before")) + accuracy);
@@ -105,7 +107,7 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
                                   histograms.empty() ? "" : ", ", who, who);
     }
     if (!histograms.empty()) {
-        terminal("lengths.svg", "Lengths of greedy responses");
+        terminal("lengths.svg", by_kl ? "Lengths of responses" : "Lengths of greedy responses");
         script += "set xlabel 'tokens'\nset ylabel 'responses'\nset key top right\nset yrange [0:*]\nplot " +
                   histograms + "\n";
     }

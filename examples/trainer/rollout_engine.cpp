@@ -113,6 +113,7 @@ void rollout_engine::check(const trajectory& t) const {
     need(t.tokens.size() >= t.prompt_length, "a prompt longer than the tokens");
     const std::size_t drawn = t.tokens.size() - t.prompt_length;
     const std::size_t entries = drawn * static_cast<std::size_t>(o_.plan.count);
+    need(t.kept_counts.size() == (o_.keep_sets ? drawn : 0), "not one kept set a token");
     need(t.log_mu.size() == drawn && t.versions.size() == drawn, "not one log_mu and one version a token");
     need(t.draw_ids.size() == entries && t.draw_log_mu.size() == entries && t.draw_weight.size() == entries &&
              t.draw_exact.size() == entries,

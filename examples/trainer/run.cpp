@@ -12,6 +12,8 @@
 
 #include "describe_json.hpp"
 #include "files.hpp"
+#include "grammar_task.hpp"
+#include "opd/ratio_sketch.hpp"
 #include "opd/sched/metrics.hpp"
 #include "opd/version.hpp"
 #include "plots.hpp"
@@ -23,9 +25,9 @@ namespace trainer {
 
 std::atomic<bool> interrupted{false};
 
-config with_task_shapes(config c, const gcd_task& task) {
+config with_task_shapes(config c, const any_task& task) {
     for (model_shape* m : {&c.teacher_model, &c.student_model}) {
-        m->vocabulary = std::max(c.task.vocabulary, gcd_task::text.vocabulary());
+        m->vocabulary = std::max(c.task.vocabulary, task.vocabulary());
         m->max_length = task.max_length();
     }
     return c;
@@ -33,7 +35,7 @@ config with_task_shapes(config c, const gcd_task& task) {
 
 namespace {
 
-transformer<float> model_of(const config& c, const gcd_task& task, bool teacher) {
+transformer<float> model_of(const config& c, const any_task& task, bool teacher) {
     const config shaped = with_task_shapes(c, task);
     return with_memory_for(fmt::format("the {} model: --{}-width, -layers, -heads, -head-dim and -ffn set its size",
                                        teacher ? "teacher" : "student", teacher ? "teacher" : "student"),
@@ -42,9 +44,10 @@ transformer<float> model_of(const config& c, const gcd_task& task, bool teacher)
 
 } // namespace
 
-gcd_task task_of(const config& c) {
+std::unique_ptr<const any_task> task_of(const config& c) {
     try {
-        return gcd_task(c.task.max_operand, c.task.max_steps, c.task.held_out_one_in);
+        if (c.task.kind == "grammar") return std::make_unique<grammar_task>(c.task.max_words, c.task.held_out_one_in);
+        return std::make_unique<gcd_task>(c.task.max_operand, c.task.max_steps, c.task.held_out_one_in);
     } catch (const std::invalid_argument& e) {
         throw failure(exit_usage, e.what());
     }
@@ -53,6 +56,14 @@ gcd_task task_of(const config& c) {
 namespace {
 
 std::string version_text() { return fmt::format("{}.{}.{}", OPD_VERSION_MAJOR, OPD_VERSION_MINOR, OPD_VERSION_PATCH); }
+
+constexpr std::uint64_t evaluation_samples = std::uint64_t{8} << 56; // apart from those of a stage
+
+std::vector<problem> held_out(const any_task& task, std::size_t most) {
+    std::vector<problem> r;
+    for (std::size_t i = 0; i < std::min(most, task.held_out_problems()); ++i) r.push_back(task.held_out_problem(i));
+    return r;
+}
 
 // The settings that results depend on, as text: a checkpoint's, and the run's that wants to go on from it.
 std::string result_settings(const config& c) { return results_json(c).dump(); }
@@ -76,25 +87,25 @@ std::string differences(const std::string& a, const std::string& b) {
 
 run::run(const command& arguments)
     : arguments_(arguments), settings_(arguments.settings), directory_(settings_.run.directory),
-      task_(task_of(settings_)), teacher_(model_of(settings_, task_, true)),
-      student_(model_of(settings_, task_, false)), progress_(arguments.quiet) {
-    settings_ = with_task_shapes(settings_, task_);
+      task_(task_of(settings_)), teacher_(model_of(settings_, *task_, true)),
+      student_(model_of(settings_, *task_, false)), progress_(arguments.quiet) {
+    settings_ = with_task_shapes(settings_, *task_);
     const int v = settings_.student_model.vocabulary;
     for (const auto& [flag, value] :
          {std::pair{"--k", settings_.distill.k}, std::pair{"--budget", settings_.distill.budget}})
         if (value > v)
             throw failure(exit_usage,
                           fmt::format("{} must be at most the vocabulary of {} symbols, not {}", flag, v, value));
-    if (settings_.evaluation.prompts > static_cast<int>(task_.held_out().size()))
-        throw failure(exit_usage, fmt::format("--eval-prompts must be at most the {} held-out pairs, not {}",
-                                              task_.held_out().size(), settings_.evaluation.prompts));
+    if (settings_.evaluation.prompts > static_cast<int>(task_->held_out_problems()))
+        throw failure(exit_usage, fmt::format("--eval-prompts must be at most the {} held-out prompts, not {}",
+                                              task_->held_out_problems(), settings_.evaluation.prompts));
     if (settings_.speculation.kind == "learned") {
         if (settings_.speculation.from.empty() && !arguments.resume)
             throw failure(exit_usage, "--speculate learned: a new run needs --draft-from, the drafter.ckpt that "
                                       "--train-drafter wrote in another run of the same student");
     }
     speculation_of(settings_); // a drafter that cannot be read is an error before anything is written
-    if (const index_t least = rollout_engine::least_memory(sampling_of(settings_, task_), task_.max_length());
+    if (const index_t least = rollout_engine::least_memory(sampling_of(settings_, *task_), task_->max_length());
         settings_.distill.kv_tokens > 0 && settings_.distill.kv_tokens < least)
         throw failure(exit_usage,
                       fmt::format("--kv-tokens must be at least {}, what a sequence and its drafts take, not {}", least,
@@ -350,6 +361,10 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
             if (more->diagnostics.tokens > 0) {
                 line["ratio_mean"] = more->diagnostics.ratio_mean();
                 line["teacher_kl"] = more->diagnostics.teacher_kl();
+                for (const auto& [key, q] : {std::pair{"ratio_p50", 0.5}, {"ratio_p90", 0.9}, {"ratio_p99", 0.99}})
+                    if (!more->ratios.empty()) line[key] = opd::ratio_sketch::quantile(more->ratios, q);
+                line["ratio_max"] = more->diagnostics.ratio_max;
+                if (settings_.distill.m2po > 0) line["dropped"] = more->diagnostics.dropped;
                 line["effective_sample_share"] =
                     more->diagnostics.effective_sample_size() / static_cast<double>(more->diagnostics.tokens);
             }
@@ -357,6 +372,7 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
                 line["student_mass"] = more->diagnostics.student_mass();
                 line["teacher_mass"] = more->diagnostics.teacher_mass();
             }
+            if (settings_.distill.loss_clamp > 0) line["clamped_rows"] = more->diagnostics.clamped_rows;
             if (!schedule.is_null()) line["schedule"] = schedule;
         }
         log_.write(line.dump());
@@ -374,7 +390,7 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
 // --- stages ---------------------------------------------------------------------------------------------------------
 
 void run::train_teacher() {
-    supervised teach(task_, teacher_, state_.teacher_optimizer, backend_);
+    supervised teach(*task_, teacher_, state_.teacher_optimizer, backend_);
     double& seconds = seconds_[static_cast<std::size_t>(clock_name::teacher_training)];
     shown_seconds_ = seconds;
     shown_step_ = state_.step;
@@ -398,13 +414,14 @@ void run::train_teacher() {
 }
 
 void run::warm_student_up() {
-    supervised teach(task_, student_, state_.student_optimizer, backend_);
+    supervised teach(*task_, student_, state_.student_optimizer, backend_);
     double& seconds = seconds_[static_cast<std::size_t>(clock_name::student_warmup)];
     shown_seconds_ = seconds;
     shown_step_ = state_.step;
-    std::vector<operands> prompts; // training prompts, apart from those of the steps
+    std::vector<problem> prompts; // training prompts, apart from those of the steps
     for (int i = 0; i < settings_.student.check_prompts; ++i)
-        prompts.push_back(task_.draw(settings_.run.seed, (std::uint64_t{9} << 56) + static_cast<std::uint64_t>(i)));
+        prompts.push_back(
+            task_->training_problem(settings_.run.seed, (std::uint64_t{9} << 56) + static_cast<std::uint64_t>(i)));
     bool reached = settings_.student.max_steps == 0;
     while (!reached && state_.step < settings_.student.max_steps) {
         step_result r;
@@ -415,7 +432,7 @@ void run::warm_student_up() {
             r = teach.step(settings_.run.seed, state_.next_sample, settings_.student.batch,
                            settings_.student.rate * ramp, settings_.optimizer);
             if ((state_.step + 1) % settings_.student.check_every == 0)
-                accuracy = evaluate_model(student_, backend_.team(), task_, prompts, 0, settings_.run.seed, 0,
+                accuracy = evaluate_model(student_, backend_.team(), *task_, prompts, 0, settings_.run.seed, 0,
                                           settings_.distill.slots)
                                .accuracy;
         });
@@ -431,9 +448,10 @@ void run::warm_student_up() {
     if (reached && state_.step > 0)
         spdlog::info("the student's warm-up ends after {} of at most {} steps: --student-target-accuracy {} is reached",
                      state_.step, settings_.student.max_steps, settings_.student.target_accuracy);
-    if (!reached)
-        spdlog::warn("the student did not reach --student-target-accuracy {} in {} steps",
-                     settings_.student.target_accuracy, settings_.student.max_steps);
+    if (!reached) // a task judged by KL has steps for its plan, and the accuracy ends it early
+        spdlog::log(task_->judged_by_kl() ? spdlog::level::info : spdlog::level::warn,
+                    "the student did not reach --student-target-accuracy {} in {} steps",
+                    settings_.student.target_accuracy, settings_.student.max_steps);
     evaluations_["before"] = to_json(evaluate(student_, "before"));
     state_.student_optimizer = {};
     finish_stage(stage::distill);
@@ -488,11 +506,10 @@ void run::look_at(std::int64_t step, const policy& student) {
     hear_of_look(true);
     looking_ = std::async(std::launch::async, [this, step, student] {
         const double begin = now();
-        const auto pairs =
-            std::span(task_.held_out())
-                .first(std::min(task_.held_out().size(), static_cast<std::size_t>(settings_.evaluation.every_prompts)));
-        auto e = evaluate_model(*student.model, look_backend_.team(), task_, pairs, 0, settings_.run.seed, 0,
+        const auto problems = held_out(*task_, static_cast<std::size_t>(settings_.evaluation.every_prompts));
+        auto e = evaluate_model(*student.model, look_backend_.team(), *task_, problems, 0, settings_.run.seed, 0,
                                 settings_.distill.slots, speculation_of(settings_));
+        if (task_->judged_by_kl()) e.kl = kl_to_teacher(*student.model, pack(e.responses, 0), look_backend_);
         return look{step, now() - begin, std::move(e)};
     });
     if (in_virtual_time(settings_)) hear_of_look(true);
@@ -509,31 +526,47 @@ void run::hear_of_look(bool wait) {
     line["stage"] = name_of(stage::distill);
     line["step"] = seen.step;
     line["accuracy"] = seen.student.accuracy;
+    if (task_->judged_by_kl()) line["kl_to_teacher"] = seen.student.kl;
     log_.write(line.dump());
+}
+
+// Mean KL to the teacher along responses, over the whole vocabulary at each token.
+double run::kl_to_teacher(const transformer<float>& model, const row_batch& batch, opd::eigen_backend& backend) {
+    std::vector<float> own, teachers;
+    teacher_scorer(model, backend).states(batch.inputs, own);
+    teacher_scorer(teacher_, backend).states(batch.inputs, teachers);
+    return mean_reverse_kl(backend, batch, model, own, teacher_, teachers,
+                           static_cast<std::size_t>(settings_.distill.hidden_budget));
+}
+
+// The teacher's own responses to the held-out prompts: those of its evaluation, drawn again.
+const row_batch& run::teacher_prefixes() {
+    if (teacher_prefixes_) return *teacher_prefixes_;
+    const auto problems = held_out(*task_, static_cast<std::size_t>(settings_.evaluation.prompts));
+    return teacher_prefixes_.emplace(
+        pack(evaluate_model(teacher_, backend_.team(), *task_, problems, 0, settings_.run.seed, evaluation_samples,
+                            settings_.distill.slots)
+                 .responses,
+             0));
 }
 
 evaluation_result run::evaluate(const transformer<float>& model, const char* who) {
     evaluation_result r;
-    const auto pairs = std::span(task_.held_out()).first(static_cast<std::size_t>(settings_.evaluation.prompts));
+    const auto problems = held_out(*task_, static_cast<std::size_t>(settings_.evaluation.prompts));
     timed(clock_name::evaluation, [&] {
-        r = evaluate_model(model, backend_.team(), task_, pairs, settings_.evaluation.samples, settings_.run.seed,
-                           std::uint64_t{8} << 56, settings_.distill.slots, speculation_of(settings_, &model.shape));
-        // KL to the teacher along the model's own greedy responses
-        const row_batch batch = pack(r.responses, 0);
-        std::vector<float> own, teachers;
-        teacher_scorer(model, backend_).states(batch.inputs, own);
-        teacher_scorer(teacher_, backend_).states(batch.inputs, teachers);
-        r.kl = mean_reverse_kl(backend_, batch, model, own, teacher_, teachers,
-                               static_cast<std::size_t>(settings_.distill.hidden_budget));
+        r = evaluate_model(model, backend_.team(), *task_, problems, settings_.evaluation.samples, settings_.run.seed,
+                           evaluation_samples, settings_.distill.slots, speculation_of(settings_, &model.shape));
+        r.kl = kl_to_teacher(model, pack(r.responses, 0), backend_);
+        if (task_->judged_by_kl()) r.kl_on_teacher = kl_to_teacher(model, teacher_prefixes(), backend_);
     });
     state_.tokens[static_cast<std::size_t>(clock_name::evaluation)] += r.tokens;
     std::string samples;
-    for (std::size_t i = 0; i < std::min<std::size_t>(20, pairs.size()); ++i) {
-        const std::string response = task_.text.decode(r.responses[i].response());
-        const verdict v = task_.judge(pairs[i], response);
+    for (std::size_t i = 0; i < std::min<std::size_t>(20, problems.size()); ++i) {
+        const auto response = r.responses[i].response();
+        const verdict v = task_->judged(problems[i], response);
         nlohmann::ordered_json line;
-        line["prompt"] = task_.prompt(pairs[i]);
-        line["response"] = response;
+        line["prompt"] = task_->written(task_->prompt_tokens(problems[i]));
+        line["response"] = task_->written(response);
         line["correct"] = v.correct;
         line["valid_steps"] = v.valid_steps;
         line["steps"] = v.steps;
@@ -586,8 +619,17 @@ void run::report() {
     const double teacher = number("teacher", "accuracy"), before = number("before", "accuracy"),
                  after = number("after", "accuracy");
     nlohmann::ordered_json j;
-    const bool gap = teacher > before;
-    j["gap_closed"] = gap ? nlohmann::ordered_json((after - before) / (teacher - before)) : nlohmann::ordered_json();
+    const bool by_kl = task_->judged_by_kl();
+    const double kl_before = by_kl ? held_out_kl(evaluations_["before"]) : 0,
+                 kl_after = by_kl ? held_out_kl(evaluations_["after"]) : 0;
+    const bool gap = by_kl ? kl_before > 0 : teacher > before;
+    const double closed = by_kl ? 1 - kl_after / kl_before : (after - before) / (teacher - before);
+    j["gap_closed"] = gap ? nlohmann::ordered_json(closed) : nlohmann::ordered_json();
+    if (by_kl) {
+        j["held_out_kl"] = {{"before", kl_before}, {"after", kl_after}};
+        for (const char* who : {"teacher", "before", "after"})
+            j["kl_on_teacher"][who] = evaluations_[who]["kl_on_teacher"];
+    }
     j["accuracy"] = {{"teacher", teacher}, {"before", before}, {"after", after}};
     for (const char* key :
          {"valid", "step_validity", "sampled_accuracy", "kl_to_teacher", "mean_length", "p50_length", "p99_length"})
@@ -611,20 +653,22 @@ void run::report() {
     if (state_.rate.step >= 0) j["steps_changed_at"] = state_.rate.step; // else the settings say all
     write_file(directory_ + "/report.json", j.dump(2) + "\n");
 
-    std::string t = fmt::format("\n{:<16}{:>10}{:>14}{:>12}{:>10}{:>12}{:>10}\n", "", "accuracy",
-                                settings_.evaluation.samples > 0 ? fmt::format("Avg@{}", settings_.evaluation.samples)
-                                                                 : std::string("sampled"),
-                                "all valid", "steps ok", "KL(.|teach)", "length");
+    std::string t = fmt::format(
+        "\n{:<16}{:>11}{:>13}{:>12}{:>10}{:>12}{:>10}\n", "", by_kl ? "grammatical" : "accuracy",
+        settings_.evaluation.samples > 0 ? fmt::format("Avg@{}", settings_.evaluation.samples) : std::string("sampled"),
+        "all valid", "steps ok", "KL(.|teach)", "length");
     for (const auto& [label, who] :
          {std::pair{"teacher", "teacher"}, std::pair{"student before", "before"}, std::pair{"student after", "after"}})
-        t += fmt::format("{:<16}{:>10.4f}{:>14}{:>12.4f}{:>10.4f}{:>12.5f}{:>10.1f}\n", label, number(who, "accuracy"),
+        t += fmt::format("{:<16}{:>11.4f}{:>13}{:>12.4f}{:>10.4f}{:>12.5f}{:>10.1f}\n", label, number(who, "accuracy"),
                          settings_.evaluation.samples > 0 ? fmt::format("{:.4f}", number(who, "sampled_accuracy"))
                                                           : std::string("-"),
                          number(who, "valid"), number(who, "step_validity"), number(who, "kl_to_teacher"),
                          number(who, "mean_length"));
-    t += gap ? fmt::format("\ngap closed      {:>10.3f}   ({} held-out prompts, greedy, {})\n\n",
-                           (after - before) / (teacher - before), settings_.evaluation.prompts,
-                           settings_.distill.estimator)
+    if (by_kl)
+        t += fmt::format("\nKL to the teacher, mean of its prefixes and the student's: {:.4f} before, {:.4f} after\n",
+                         kl_before, kl_after);
+    t += gap ? fmt::format("\ngap closed      {:>10.3f}   ({} held-out prompts, {}, {})\n\n", closed,
+                           settings_.evaluation.prompts, by_kl ? "KL" : "greedy", settings_.distill.estimator)
              : std::string("\ngap closed           none: the student before is not below the teacher\n\n");
     t += fmt::format("{:<16}{:>10}{:>14}\n", "stage", "seconds", "tokens/s");
     for (std::size_t i = 0; i < clock_names.size(); ++i)
@@ -637,9 +681,8 @@ void run::report() {
     fmt::print("{}", t);
     std::fflush(stdout);
 
-    const std::string ran =
-        fmt::format("{}, {}, {}", settings_.distill.estimator, settings_.schedule.kind,
-                    gap ? fmt::format("gap closed {:.3f}", (after - before) / (teacher - before)) : "no gap to close");
+    const std::string ran = fmt::format("{}, {}, {}", settings_.distill.estimator, settings_.schedule.kind,
+                                        gap ? fmt::format("gap closed {:.3f}", closed) : "no gap to close");
     if (const std::string problem = draw_plots(directory_, evaluations_, ran); !problem.empty())
         spdlog::warn("no plots: {}", problem);
     else
@@ -650,7 +693,7 @@ void run::report() {
 // What is to come, and how long it takes here.
 void run::tell_plan() {
     if (state_.stage == stage::finished || arguments_.quiet) return;
-    forecast_ = forecast_at(measured(settings_, task_, teacher_, student_, backend_), settings_);
+    forecast_ = forecast_at(measured(settings_, *task_, teacher_, student_, backend_), settings_);
     std::vector<std::string> what;
     const auto left = [&](int steps) { return steps - static_cast<int>(state_.step); };
     if (state_.stage == stage::teacher)

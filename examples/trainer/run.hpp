@@ -13,6 +13,7 @@
 #include <array>
 #include <atomic>
 #include <future>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,8 +39,8 @@ inline constexpr std::array<const char*, 6> clock_names = {"teacher_training", "
 extern std::atomic<bool> interrupted;
 
 /// The settings' task, and the settings with what models must know of it.
-gcd_task task_of(const config& c);
-config with_task_shapes(config c, const gcd_task& task);
+std::unique_ptr<const any_task> task_of(const config& c);
+config with_task_shapes(config c, const any_task& task);
 
 class run {
 public:
@@ -71,6 +72,8 @@ private:
     void report();
 
     evaluation_result evaluate(const transformer<float>& model, const char* who);
+    const row_batch& teacher_prefixes();
+    double kl_to_teacher(const transformer<float>& model, const row_batch& batch, opd::eigen_backend& backend);
     void evaluate_missing(); // what a start from another run has not, or of other prompts
     void look_at(std::int64_t step, const policy& student);
     void hear_of_look(bool wait);
@@ -88,7 +91,7 @@ private:
     command arguments_;
     config settings_;
     std::string directory_;
-    gcd_task task_;
+    std::unique_ptr<const any_task> task_;
     opd::eigen_backend backend_;
     std::optional<opd::eigen_backend> learner_backend_; // of --learner-threads, where they are others than backend_'s
     opd::eigen_backend look_backend_;
@@ -107,12 +110,13 @@ private:
     std::future<look> looking_; // at the student as it was after a step, on a thread of its own
     std::array<double, 6> seconds_{};
     nlohmann::json evaluations_ = nlohmann::json::object();
-    double shown_seconds_ = 0;      // of the stage when it was last shown
-    std::int64_t shown_step_ = 0;   // likewise
-    std::int64_t tokens_since_ = 0; // since then
-    double rate_ = 0;               // tokens/s, as last measured
-    double step_seconds_ = 0;       // likewise
-    std::int64_t steps_left_ = -1;  // negative: no limit
+    std::optional<row_batch> teacher_prefixes_; // the teacher's own responses to the held-out prompts, once made
+    double shown_seconds_ = 0;                  // of the stage when it was last shown
+    std::int64_t shown_step_ = 0;               // likewise
+    std::int64_t tokens_since_ = 0;             // since then
+    double rate_ = 0;                           // tokens/s, as last measured
+    double step_seconds_ = 0;                   // likewise
+    std::int64_t steps_left_ = -1;              // negative: no limit
 };
 
 } // namespace trainer

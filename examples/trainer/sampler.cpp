@@ -47,12 +47,24 @@ void sampler::draw(std::int32_t version) {
     const opd::draw_keys<> keys{
         o_.seed, opd::view(std::as_const(samples_).data(), n), opd::view(std::as_const(positions_).data(), n), {}};
     const opd::draw_options<> options{.filter = o_.filter()};
-    const opd::result drawn = o_.greedy ? opd::draw(backend_, z, opd::design::greedy{}, keys, columns(0, 1), options)
-                                        : opd::draw(backend_, z, opd::design::gumbel{}, keys, columns(0, 1), options);
+    opd::draw_options<> first = options;
+    if (o_.keep_sets) {
+        cut_.resize(static_cast<std::size_t>(n)), kept_.resize(static_cast<std::size_t>(n));
+        first.cut = opd::view(cut_.data(), n), first.kept = opd::view(kept_.data(), n);
+    }
+    const opd::result drawn = o_.greedy ? opd::draw(backend_, z, opd::design::greedy{}, keys, columns(0, 1), first)
+                                        : opd::draw(backend_, z, opd::design::gumbel{}, keys, columns(0, 1), first);
     if (const index_t r = drawn.diagnostics.first_bad_row; r >= 0) {
         const trajectory& t = *rows_[static_cast<std::size_t>(r)];
         throw failure(exit_numeric, fmt::format("rollout: logits of sample {} at position {} are not finite", t.sample,
                                                 t.tokens.size()));
+    }
+    if (o_.keep_sets) {
+        kept_first_.assign(1, 0);
+        for (const index_t k : kept_) kept_first_.push_back(kept_first_.back() + k);
+        kept_ids_.resize(static_cast<std::size_t>(kept_first_.back()));
+        opd::kept_ids(backend_, z, opd::view(std::as_const(cut_).data(), n), opd::row_offsets<>(kept_first_),
+                      opd::view(kept_ids_.data(), kept_first_.back()));
     }
     const int count = o_.plan.count;
     switch (o_.plan.what) {
@@ -81,6 +93,12 @@ void sampler::draw(std::int32_t version) {
         t.tokens.push_back(ids_[first]);
         t.log_mu.push_back(log_mu_[first]);
         t.versions.push_back(version);
+        if (o_.keep_sets) {
+            const auto row = static_cast<std::size_t>(r);
+            t.kept_counts.push_back(static_cast<std::int32_t>(kept_[row]));
+            t.kept_ids.insert(t.kept_ids.end(), kept_ids_.begin() + kept_first_[row],
+                              kept_ids_.begin() + kept_first_[row + 1]);
+        }
         for (std::size_t e = first + 1; e < end; ++e) {
             t.draw_ids.push_back(ids_[e]);
             t.draw_log_mu.push_back(ids_[e] < 0 ? 0.0f : log_mu_[e]);

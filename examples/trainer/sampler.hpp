@@ -20,8 +20,10 @@ using opd::index_t;
 struct sampling {
     bool greedy = false; ///< the most probable token, ties to the lower id
     double temperature = 1;
-    int top_k = 0;    ///< 0: all. What a filter leaves is drawn from, and log mu is of it; opd-train filters nothing
-    double top_p = 1; ///< 1: all
+    int top_k = 0;          ///< 0: all. What a filter leaves is drawn from, and log mu is of it
+    double top_p = 1;       ///< 1: all
+    double min_p = 0;       ///< 0: all
+    bool keep_sets = false; ///< the ids that the filter leaves are recorded
     std::uint64_t seed = 0;
     token end = 0;
     int max_response = 0;
@@ -32,7 +34,10 @@ struct sampling {
     speculation_options speculate = {}; ///< changes nothing but the time
 
     opd::filter filter() const {
-        return {.temperature = static_cast<float>(temperature), .top_k = top_k, .top_p = static_cast<float>(top_p)};
+        return {.temperature = static_cast<float>(temperature),
+                .top_k = top_k,
+                .top_p = static_cast<float>(top_p),
+                .min_p = static_cast<float>(min_p)};
     }
 };
 
@@ -60,6 +65,10 @@ private:
     std::vector<float> log_mu_;            // (n,width)
     std::vector<float> weight_;            // (n,width)
     std::vector<std::uint8_t> exact_;      // (n,width)
+    std::vector<opd::filter_cut> cut_;     // (n)
+    std::vector<index_t> kept_;            // (n)
+    std::vector<std::int64_t> kept_first_; // (n+1)
+    std::vector<std::int32_t> kept_ids_;   // (total)
 };
 
 } // namespace trainer

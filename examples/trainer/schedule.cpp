@@ -109,11 +109,14 @@ std::vector<std::string> advice_on(const config& c, int vocabulary) {
                                     ? "--estimator reverse_kl (V is small enough for dense logits)"
                                     : "--estimator reverse_kl --teacher-cache hidden, or --estimator threshold";
     std::vector<std::string> r;
-    if ((*part == part_estimator::topk || *part == part_estimator::tail_bucket) && c.distill.topk_from == "student")
-        r.push_back(
-            fmt::format("--topk-from student under --schedule {}: the ids are those that the weights of then held "
-                        "likely; what the student has moved to since lies outside. Better: --topk-from teacher, or {}",
-                        c.schedule.kind, instead));
+    if (*part == part_estimator::topk_rw ||
+        ((*part == part_estimator::topk || *part == part_estimator::tail_bucket) && c.distill.topk_from == "student"))
+        r.push_back(fmt::format(
+            "{} under --schedule {}: the ids are those that the weights of then held "
+            "likely; what the student has moved to since lies outside. Better: {}, or {}",
+            *part == part_estimator::topk_rw ? "--estimator topk_rw" : "--topk-from student", c.schedule.kind,
+            *part == part_estimator::topk_rw ? "--estimator topk --topk-from teacher" : "--topk-from teacher",
+            instead));
     else if ((*part == part_estimator::mc || *part == part_estimator::threshold) && vocabulary <= small)
         r.push_back(
             fmt::format("--estimator {} samples {} tokens: its gradient is that of the dense estimator with variance "

@@ -12,17 +12,19 @@ namespace trainer {
 
 namespace sched = opd::sched;
 
-sampling sampling_of(const config& c, const gcd_task& task) {
+sampling sampling_of(const config& c, const any_task& task) {
     sampling o;
     o.temperature = c.distill.temperature;
     o.seed = c.run.seed;
-    o.end = gcd_task::end;
+    o.end = task.end_token();
     o.max_response = task.max_response();
     o.slots = c.distill.slots;
     o.prefill_chunk = c.distill.prefill_chunk;
     o.plan = draws_for(c);
     o.speculate = speculation_of(c);
     o.kv_tokens = c.distill.kv_tokens;
+    o.top_k = c.distill.rollout_top_k, o.top_p = c.distill.rollout_top_p, o.min_p = c.distill.rollout_min_p;
+    o.keep_sets = filters_rollout(c);
     return o;
 }
 
@@ -44,8 +46,8 @@ speculation_options speculation_of(const config& c, const model_shape* target) {
     return o;
 }
 
-request request_of(const gcd_task& task, std::uint64_t seed, std::uint64_t sample, int answers) {
-    return {sample, task.text.encode(task.prompt(task.draw(seed, prompt_of(sample, answers))))};
+request request_of(const any_task& task, std::uint64_t seed, std::uint64_t sample, int answers) {
+    return {sample, task.prompt_tokens(task.training_problem(seed, prompt_of(sample, answers)))};
 }
 
 sched::token_versions versions_of(const trajectory& t) {
@@ -143,10 +145,16 @@ index_t learner_stage::train(std::span<const view> sequences, const sched::train
         learner_result r;
         if (!sequences.empty() && version < settings_.distill.steps) {
             const auto parts = static_cast<std::size_t>(settings_.distill.mini_batches);
-            for (std::size_t i = 0; i < parts; ++i) { // a short batch may leave some empty
-                const std::size_t first = sequences.size() * i / parts, end = sequences.size() * (i + 1) / parts;
-                if (first < end) r.add(update(sequences.subspan(first, end - first), version, r.updates));
-            }
+            std::vector<std::span<const view>> shares; // a short batch may leave some empty
+            for (std::size_t i = 0; i < parts; ++i)
+                if (const std::size_t first = sequences.size() * i / parts, end = sequences.size() * (i + 1) / parts;
+                    first < end)
+                    shares.push_back(sequences.subspan(first, end - first));
+            std::vector<std::vector<float>> proximal(shares.size()); // of the student that the step begins with
+            if (reads_proximal(settings_))
+                for (std::size_t i = 0; i < shares.size(); ++i) proximal[i] = learn_.entry_log_probs(packed(shares[i]));
+            for (std::size_t i = 0; i < shares.size(); ++i)
+                r.add(update(shares[i], version, r.updates, std::move(proximal[i])));
             if (after_) after_(r, sequences, version);
         }
         last_ = {call.from, std::move(samples), r.updates, learn_.snapshot(static_cast<std::int32_t>(version) + 1)};
@@ -158,14 +166,18 @@ index_t learner_stage::train(std::span<const view> sequences, const sched::train
     return last_.updates;
 }
 
-learner_result learner_stage::update(std::span<const view> sequences, sched::version_t version, int updates) {
+row_batch learner_stage::packed(std::span<const view> sequences) const {
     std::vector<const trajectory*> rolled;
+    for (const auto& s : sequences) rolled.push_back(s.rolled.get());
+    return pack(rolled, entries_);
+}
+
+learner_result learner_stage::update(std::span<const view> sequences, sched::version_t version, int updates,
+                                     std::vector<float> proximal) {
     std::vector<const scored_sequence*> scored;
-    for (const auto& s : sequences) {
-        rolled.push_back(s.rolled.get());
-        scored.push_back(s.scored.get());
-    }
-    const row_batch batch = pack(rolled, entries_);
+    for (const auto& s : sequences) scored.push_back(s.scored.get());
+    row_batch batch = packed(sequences);
+    batch.entry_log_prox = std::move(proximal);
     join(scored, cache_);
     return learn_.step(batch, cache_, rate_of(settings_, rate_, version), static_cast<std::int32_t>(version), updates);
 }

@@ -32,7 +32,7 @@
 namespace trainer {
 
 /// How distillation samples: from the run's settings.
-sampling sampling_of(const config& c, const gcd_task& task);
+sampling sampling_of(const config& c, const any_task& task);
 
 /// How its rollout drafts.
 speculation_options speculation_of(const config& c, const model_shape* target = nullptr);
@@ -63,7 +63,7 @@ constexpr std::uint64_t prompt_of(std::uint64_t sample, int answers) {
 }
 
 /// A sample and its prompt, which is a pure function of (seed, prompt_of(sample, answers)).
-request request_of(const gcd_task& task, std::uint64_t seed, std::uint64_t sample, int answers = 1);
+request request_of(const any_task& task, std::uint64_t seed, std::uint64_t sample, int answers = 1);
 
 /// Which versions drew a response.
 opd::sched::token_versions versions_of(const trajectory& t);
@@ -78,7 +78,7 @@ class rollout_stage {
 public:
     using rolled_type = trajectory;
 
-    rollout_stage(const gcd_task& task, const sampling& options, std::uint64_t first_sample, index_t lanes,
+    rollout_stage(const any_task& task, const sampling& options, std::uint64_t first_sample, index_t lanes,
                   const publication& weights, int answers = 1, int park_after = 0,
                   std::shared_ptr<shared_counts> counts = {})
         : task_(task), options_(options), first_sample_(first_sample), answers_(answers), weights_(weights),
@@ -130,7 +130,7 @@ public:
     }
 
 private:
-    const gcd_task& task_;
+    const any_task& task_;
     sampling options_;
     std::uint64_t first_sample_;
     int answers_;
@@ -187,7 +187,9 @@ public:
     index_t train(std::span<const view> sequences, const opd::sched::train_call& call, std::stop_token);
 
 private:
-    learner_result update(std::span<const view> sequences, opd::sched::version_t version, int updates);
+    row_batch packed(std::span<const view> sequences) const;
+    learner_result update(std::span<const view> sequences, opd::sched::version_t version, int updates,
+                          std::vector<float> proximal);
 
     const config& settings_;
     learner& learn_;

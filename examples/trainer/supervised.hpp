@@ -23,14 +23,14 @@ struct step_result {
 
 class supervised {
 public:
-    supervised(const gcd_task& task, transformer<float>& model, adamw_state& state, opd::eigen_backend& backend)
+    supervised(const any_task& task, transformer<float>& model, adamw_state& state, opd::eigen_backend& backend)
         : task_(task), model_(model), state_(state), backend_(backend), pass_(model, backend.team()) {}
 
-    /// One optimizer step on `batch` pairs, those of samples first_sample, first_sample + 1, ...
+    /// One optimizer step on `batch` problems, those of samples first_sample, first_sample + 1, ...
     step_result step(std::uint64_t seed, std::uint64_t first_sample, int batch, double rate, const adamw& optimizer);
 
 private:
-    const gcd_task& task_;
+    const any_task& task_;
     transformer<float>& model_;
     adamw_state& state_;
     opd::eigen_backend& backend_;
@@ -39,6 +39,7 @@ private:
     std::vector<token> targets_;     // (N) -1 on rows of the prompt
     std::vector<float> logits_;      // (N,V), then their gradient
     std::vector<double> normaliser_; // (N)
+    std::vector<double> losses_;     // (N) -log p of the targets, negated
     std::vector<float> gradient_;
 };
 

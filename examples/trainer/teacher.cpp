@@ -42,6 +42,12 @@ row_batch pack(std::span<const trajectory* const> trajectories, int entries) {
         b.kept += rows - prompt;
         behind(b.log_mu, prompt, 0.0f, t->log_mu);
         behind(b.versions, prompt, static_cast<std::int32_t>(t->versions.front()), t->versions);
+        if (!t->kept_counts.empty()) {
+            if (b.kept_offsets.empty()) b.kept_offsets.push_back(0);
+            b.kept_offsets.insert(b.kept_offsets.end(), static_cast<std::size_t>(prompt), b.kept_offsets.back());
+            for (const std::int32_t n : t->kept_counts) b.kept_offsets.push_back(b.kept_offsets.back() + n);
+            b.kept_ids.insert(b.kept_ids.end(), t->kept_ids.begin(), t->kept_ids.end());
+        }
         if (entries == 0) continue;
         for (index_t i = 0; i < prompt * entries; ++i) b.ids.push_back(static_cast<std::int32_t>(i % entries));
         b.ids.insert(b.ids.end(), t->draw_ids.begin(), t->draw_ids.end());

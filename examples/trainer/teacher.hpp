@@ -40,8 +40,12 @@ struct row_batch {
     int entries = 0;                        ///< B, m or k recorded a position; 0: none
     std::vector<std::int32_t> ids;          ///< (N, entries)
     std::vector<float> entry_log_mu;        ///< (N, entries)
+    std::vector<float> entry_log_prox;      ///< (N, entries) of the proximal policy, where an estimator reads it
     std::vector<float> entry_weight;        ///< (N, entries)
     std::vector<std::uint8_t> entry_exact;  ///< (N, entries)
+    std::vector<std::int64_t>
+        kept_offsets;                   ///< (N+1) of a rollout that filters: where a row's kept ids begin; else empty
+    std::vector<std::int32_t> kept_ids; ///< (their sum)
 };
 
 row_batch pack(std::span<const trajectory> trajectories, int entries);

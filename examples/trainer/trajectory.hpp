@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "opd/error.hpp"
 #include "tokenizer.hpp"
 
 namespace trainer {
@@ -33,19 +34,28 @@ struct trajectory {
     std::uint64_t sample = 0;
     std::vector<token> tokens; ///< prompt, then response
     std::size_t prompt_length = 0;
-    bool ended = false;                   ///< the end token came before the length limit
-    std::vector<float> log_mu;            ///< (response) of the tokens, at the sampling temperature
-    std::vector<std::int32_t> versions;   ///< (response) of the policy that drew them
-    std::vector<std::int32_t> draw_ids;   ///< (response, count); -1: unused slot
-    std::vector<float> draw_log_mu;       ///< (response, count)
-    std::vector<float> draw_weight;       ///< (response, count) of a threshold design: mu / inclusion
-    std::vector<std::uint8_t> draw_exact; ///< (response, count) included with certainty
+    bool ended = false;                    ///< the end token came before the length limit
+    std::vector<float> log_mu;             ///< (response) of the tokens, at the sampling temperature
+    std::vector<std::int32_t> versions;    ///< (response) of the policy that drew them
+    std::vector<std::int32_t> draw_ids;    ///< (response, count); -1: unused slot
+    std::vector<float> draw_log_mu;        ///< (response, count)
+    std::vector<float> draw_weight;        ///< (response, count) of a threshold design: mu / inclusion
+    std::vector<std::uint8_t> draw_exact;  ///< (response, count) included with certainty
+    std::vector<std::int32_t> kept_counts; ///< (response) ids that rollout's filter left, or none
+    std::vector<std::int32_t> kept_ids;    ///< (their sum) ascending within a token
 
     std::span<const token> response() const { return std::span(tokens).subspan(prompt_length); }
     bool operator==(const trajectory&) const = default;
     template <class A>
     void fields(A& a) {
-        a(sample, tokens, prompt_length, ended, log_mu, versions, draw_ids, draw_log_mu, draw_weight, draw_exact);
+        // kept sets are written where there are some: a byte says so that else says only whether it ended
+        auto marks = static_cast<std::uint8_t>(ended + 2 * !kept_counts.empty());
+        a(sample, tokens, prompt_length, marks, log_mu, versions, draw_ids, draw_log_mu, draw_weight, draw_exact);
+        if constexpr (A::reading) {
+            if (marks > 3) throw opd::invalid_input("snapshot", "is damaged: a value is none of its kind");
+            ended = (marks & 1) != 0;
+        }
+        if ((marks & 2) != 0) a(kept_counts, kept_ids);
     }
 };
 
