@@ -338,9 +338,9 @@ private:
             });
         }
     }
-    static bool send_all(int s, std::string_view text) {
+    static bool send_all(int s, std::string_view text, int flags = 0) {
         while (!text.empty()) {
-            const auto n = ::send(s, text.data(), text.size(), MSG_NOSIGNAL);
+            const auto n = ::send(s, text.data(), text.size(), MSG_NOSIGNAL | flags);
             if (n <= 0) return false;
             text.remove_prefix(static_cast<std::size_t>(n));
         }
@@ -368,11 +368,15 @@ private:
             const std::lock_guard lock(mutex_);
             asked_.push_back(q), head_ = in.substr(0, head);
         }
-        const bool keep = answer(s, react(n, q), q);
-        --now_;
+        bool over = false; // for the client, too: it has the last byte after that, and may ask again
+        const bool keep = answer(s, react(n, q), q, [&] {
+            if (!std::exchange(over, true)) --now_;
+        });
+        if (!over) --now_;
         return keep;
     }
-    bool answer(int s, const reaction& r, const json& q) {
+    template <class Leave>
+    bool answer(int s, const reaction& r, const json& q, Leave&& leave) {
         std::string body = r.body;
         if (r.does == reaction::closes) return false;
         if (r.does == reaction::hangs) {
@@ -401,7 +405,10 @@ private:
             }
             return false;
         }
-        return send_all(s, head + body);
+        const std::string all = head + body;
+        if (!send_all(s, std::string_view(all).substr(0, all.size() - 1), MSG_MORE)) return false;
+        leave();
+        return send_all(s, std::string_view(all).substr(all.size() - 1));
     }
 
     int listener_ = -1, port_ = 0;
