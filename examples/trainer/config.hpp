@@ -66,7 +66,7 @@ inline constexpr opd::choice::name<part_estimator> part_estimators[] = {
     {"tail_bucket", part_estimator::tail_bucket, "KL(p||q) on the k best ids, all others lumped"},
     {"mc", part_estimator::mc, "m draws from the student; --shape, --surrogate and --baseline say what of them"},
     {"threshold", part_estimator::threshold, "likewise, of B weighted entries: the likely ones for certain"},
-    {"lightning", part_estimator::lightning, "the drawn token, A = log q - log p clipped to --advantage-clip, no ratio"},
+    {"lightning", part_estimator::lightning, "the drawn token, log q - log p within --advantage-clip, no ratio"},
 };
 // clang-format on
 

@@ -2,8 +2,8 @@
 //
 // Distillation from a data set, with no teacher at hand while the student learns:
 //
-//   --write-offline   pi_ref, the warm student of a run, answers training prompts; a teacher scores every token once. A set of
-//                     opd/data/: tokens, log pi_ref, log q, and fingerprints of who made them
+//   --write-offline   pi_ref, the warm student of a run, answers training prompts; a teacher scores every token once. A
+//                     set of opd/data/: tokens, log pi_ref, log q, and fingerprints of who made them
 //   --offline         the learner alone, epoch after epoch; how far it has moved from pi_ref is in the log
 //
 // What is written depends on the two models, the settings and the number of sequences alone, not on threads or on where
@@ -34,7 +34,8 @@ nlohmann::ordered_json described(const opd::offline_drift& d);
 /// The set and the drift at the end of a run, for its table.
 std::string offline_told(const nlohmann::ordered_json& j);
 
-/// opd-train --write-offline. A shard is written when so many bytes are collected; a killed writer loses what is in no shard.
+/// opd-train --write-offline. A shard is written when so many bytes are collected; a killed writer loses what is in no
+/// shard.
 exit_code write_offline(const command& arguments, std::size_t shard_bytes = std::size_t{1} << 20);
 
 } // namespace trainer
