@@ -2,10 +2,12 @@
 #include "offline.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <optional>
 #include <span>
-#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
