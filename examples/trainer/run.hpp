@@ -5,8 +5,8 @@
 //
 //   distill:  prompts -> rollout -> trajectories -> teacher -> cache -> learner -> weights, version + 1
 //
-// Distillation's stages take turns or overlap, as --schedule says: distill.cpp. With --offline there is a learner alone,
-// whose batches come from a data set, and no teacher is in memory but while a model is evaluated: offline.cpp.
+// Distillation's stages take turns or overlap, as --schedule says: distill.cpp. With --offline there is a learner
+// alone, whose batches come from a data set, and no teacher is in memory but while a model is evaluated: offline.cpp.
 //
 // The run directory holds config.json, log.jsonl, consumed.jsonl, checkpoints/, samples/, plots/, timing.json and report.json.
 #pragma once
