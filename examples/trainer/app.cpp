@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "drafter_training.hpp"
+#include "offline.hpp"
 #include "opd/error.hpp"
 #include "run.hpp"
 
@@ -61,6 +62,10 @@ int app_main(int argc, const char* const* argv) {
         if (arguments.train_drafter) {
             listen();
             return train_drafter(arguments);
+        }
+        if (!arguments.write_offline.empty()) {
+            listen();
+            return write_offline(arguments);
         }
         const auto work = std::make_unique<run>(arguments);
         listen();

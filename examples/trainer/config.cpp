@@ -187,7 +187,8 @@ nlohmann::ordered_json to_json(const config& c) {
 
 namespace {
 
-bool reads_draws(std::optional<part_estimator> e) { return e == part_estimator::mc || e == part_estimator::threshold; }
+bool composes(std::optional<part_estimator> e) { return e == part_estimator::mc || e == part_estimator::threshold; }
+bool reads_draws(std::optional<part_estimator> e) { return composes(e) || e == part_estimator::lightning; }
 
 template <class Table>
 auto chosen(const char* flag, const Table& table, const std::string& text) {
@@ -204,6 +205,13 @@ auto chosen(const char* flag, const Table& table, const std::string& text) {
 opd::any_sampled drawn_estimator(const config& c) {
     const auto& d = c.distill;
     opd::any_sampled e;
+    if (part_estimator_of(c) == part_estimator::lightning) { // opd::lightning: its bias is its choice
+        e.of = {opd::choice::objective::clipped, d.advantage_clip};
+        e.surrogate.which = opd::choice::surrogate::score_function;
+        e.baseline = {opd::choice::baseline::exact_entries};
+        e.accept_bias = true;
+        return e;
+    }
     e.of = {chosen("--shape", opd::choice::objectives, d.shape), d.shape_a, d.shape_b};
     e.surrogate = {.which = chosen("--surrogate", opd::choice::surrogates, d.surrogate),
                    .low = d.clip_low,
@@ -218,7 +226,7 @@ opd::any_sampled drawn_estimator(const config& c) {
         const opd::teacher::samples<std::int32_t> samples{};
         const opd::teacher::weighted<std::int32_t> weighted{};
         const auto check = [&](const auto& cache) {
-            if (c.schedule.kind == "sync" && c.distill.mini_batches == 1)
+            if (c.schedule.kind == "sync" && c.distill.mini_batches == 1 && !is_offline(c))
                 e.validate_cache(opd::teacher::on_policy{cache});
             else
                 e.validate_cache(cache);
@@ -243,6 +251,20 @@ opd::any_sampled drawn_estimator(const config& c) {
             fmt::format("--m2po: the tokens that it leaves are unclipped; not with --surrogate {}", d.surrogate));
     e.accept_bias = true; // checked above, for the law that the schedule draws under
     return e;
+}
+
+std::vector<std::string> accepted_mismatches(const config& c) {
+    std::vector<std::string> names;
+    const std::string& all = c.distill.accept_mismatch;
+    for (std::size_t at = 0; at < all.size();) {
+        const std::size_t end = std::min(all.size(), all.find(',', at));
+        names.push_back(all.substr(at, end - at));
+        at = end + 1;
+        if (std::ranges::find(mismatches, names.back()) == std::end(mismatches))
+            throw failure(exit_usage, fmt::format("--accept-mismatch: '{}' is not one of {}", names.back(),
+                                                  fmt::join(mismatches, ", ")));
+    }
+    return names;
 }
 
 std::optional<opd::any_dense> dense_estimator(const config& c) {
@@ -342,7 +364,31 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(dense && cache != "dense", "distill", dense ? "--teacher-cache " + cache : estimator, {"hidden_budget"});
     only(dense && cache == "hidden-lowrank", "distill", dense ? "--teacher-cache " + cache : estimator,
          {"cache_rank", "cache_calibration"});
-    const bool drawn = reads_draws(part);
+    const bool drawn = composes(part);
+    only(part == part_estimator::lightning, "distill", estimator, {"advantage_clip"});
+    only(is_offline(c), "distill", "a run without --offline", {"accept_mismatch"});
+    only(!is_offline(c), "distill", "--offline", {"rollout_top_k", "rollout_top_p", "rollout_min_p"});
+    only(!is_offline(c), "schedule", "--offline",
+         {"kind",
+          "k",
+          "tau",
+          "staleness_policy",
+          "outstanding",
+          "concurrency",
+          "weight_update",
+          "park_after",
+          "rollout_workers",
+          "teachers",
+          "score_batch",
+          "score_flush",
+          "attempts",
+          "inject",
+          "inject_seconds",
+          "driver",
+          "rollout_deadline",
+          "teacher_deadline",
+          "sync_deadline",
+          "learner_deadline"});
     const std::string &shape = c.distill.shape, &surrogate = c.distill.surrogate;
     const auto one_of = [](const std::string& x, std::initializer_list<const char*> names) {
         return std::find(names.begin(), names.end(), x) != names.end();
@@ -608,6 +654,17 @@ void validate(const config& c) {
          fmt::format("--topk-from must be teacher or student, not '{}'", c.distill.topk_from));
     if (reads_draws(part_estimator_of(c))) drawn_estimator(c); // names what it refuses
     selector_of(c, 0);
+    positive("--advantage-clip", c.distill.advantage_clip);
+    accepted_mismatches(c);
+    if (is_offline(c)) {
+        const auto part = part_estimator_of(c);
+        need(part == part_estimator::lightning || (part == part_estimator::mc && c.distill.m == 1),
+             fmt::format("--offline: a data set has one draw a token: with --estimator lightning, or mc --m 1, not {}",
+                         part == part_estimator::mc ? fmt::format("--m {}", c.distill.m)
+                                                    : "--estimator " + c.distill.estimator));
+        need(!c.run.start_from.empty(),
+             "--offline: needs --start-from, the checkpoints/student.ckpt whose student drew the data set");
+    }
     not_negative("--m2po", c.distill.m2po);
     not_negative("--loss-clamp", c.distill.loss_clamp);
     at_least("--rollout-top-k", c.distill.rollout_top_k, 0);
@@ -721,6 +778,7 @@ command parse_command_line(int argc, const char* const* argv) {
         first.add_option("--run-dir", r.settings.run.directory)->take_last();
         first.add_flag("--resume", r.resume);
         first.add_flag("--train-drafter", r.train_drafter);
+        first.add_option("--write-offline", r.write_offline)->take_last();
         try {
             first.parse(argc, argv);
         } catch (const CLI::ParseError& e) {
@@ -735,15 +793,17 @@ command parse_command_line(int argc, const char* const* argv) {
         r.settings.run.directory = defaults.run.directory;
     }
     const std::string directory = r.settings.run.directory, saved = directory + "/config.json";
-    const bool goes_on = config_file.empty() && (r.resume || r.train_drafter);
+    const bool goes_on = config_file.empty() && (r.resume || r.train_drafter || !r.write_offline.empty());
     if (goes_on && std::filesystem::exists(saved)) r.file = saved;
     if (!r.file.empty()) { // it says the task, where no flag does
         config said;
         load_config(r.file, said);
         if (goes_on && !task.empty() && task != said.task.kind)
-            throw failure(exit_usage,
-                          fmt::format("--{}: {} is a run of --task {}, not {}", r.resume ? "resume" : "train-drafter",
-                                      directory, said.task.kind, task));
+            throw failure(exit_usage, fmt::format("--{}: {} is a run of --task {}, not {}",
+                                                  r.resume          ? "resume"
+                                                  : r.train_drafter ? "train-drafter"
+                                                                    : "write-offline",
+                                                  directory, said.task.kind, task));
         if (task.empty()) task = said.task.kind;
     }
     if (!task.empty()) apply_task(task, r.settings);
@@ -784,6 +844,21 @@ command parse_command_line(int argc, const char* const* argv) {
                  "train a drafter for the student in the run directory's last checkpoint, write "
                  "checkpoints/drafter.ckpt, say how much of its drafts is accepted, and exit")
         ->group("Files");
+    app.add_option("--write-offline", r.write_offline,
+                   "have the warm student of the run directory answer training prompts, have its teacher score each "
+                   "token, write both to this folder as a data set, and exit; what was begun is gone on with")
+        ->group("Files")
+        ->take_last();
+    CLI::Option* const sequences = app.add_option("--offline-sequences", r.offline_sequences,
+                                                  "--write-offline: sequences of the data set, 16384 unless given")
+                                       ->group("Files")
+                                       ->take_last()
+                                       ->check(CLI::Range(1, 1'000'000'000));
+    CLI::Option* const scorer =
+        app.add_option("--scoring-teacher", r.scoring_teacher,
+                       "--write-offline: a checkpoint whose teacher scores, in place of that of the run")
+            ->group("Files")
+            ->take_last();
     app.add_flag("--overwrite", r.overwrite, "replace the run that the run directory holds")->group("Files");
     app.add_flag("--quiet", r.quiet, "no progress, only warnings and the final table")->group("Files");
     app.add_flag("--version", version, "print the version and exit")->group("Files");
@@ -829,6 +904,15 @@ command parse_command_line(int argc, const char* const* argv) {
     if (r.train_drafter && (r.resume || r.overwrite))
         throw failure(exit_usage, std::string("--train-drafter and ") + (r.resume ? "--resume" : "--overwrite") +
                                       " exclude each other");
+    if (r.write_offline.empty()) {
+        for (const CLI::Option* o : {sequences, scorer})
+            if (o->count() > 0)
+                throw failure(exit_usage,
+                              fmt::format("{} is not used by a run without --write-offline", o->get_name()));
+    } else if (r.resume || r.overwrite || r.train_drafter) {
+        throw failure(exit_usage, "--write-offline excludes --resume, --overwrite and --train-drafter");
+    }
+    if (sequences->count() == 0) r.offline_sequences = 16'384;
     if (r.resume && r.overwrite) throw failure(exit_usage, "--resume and --overwrite exclude each other");
     visit_options(r.settings, file_check{app, file, r.in_file});
     try {

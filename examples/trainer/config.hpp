@@ -58,7 +58,7 @@ decltype(auto) with_memory_for(const std::string& what, Work&& work) {
 inline constexpr int most_threads = 10'000;
 
 /// Estimators that read a part of the teacher's row; those of the whole row are opd::choice::divergences.
-enum class part_estimator { topk, topk_rw, tail_bucket, mc, threshold };
+enum class part_estimator { topk, topk_rw, tail_bucket, mc, threshold, lightning };
 // clang-format off
 inline constexpr opd::choice::name<part_estimator> part_estimators[] = {
     {"topk", part_estimator::topk, "KL(p||q), both renormalised on the k best ids of teacher or student"},
@@ -66,6 +66,7 @@ inline constexpr opd::choice::name<part_estimator> part_estimators[] = {
     {"tail_bucket", part_estimator::tail_bucket, "KL(p||q) on the k best ids, all others lumped"},
     {"mc", part_estimator::mc, "m draws from the student; --shape, --surrogate and --baseline say what of them"},
     {"threshold", part_estimator::threshold, "likewise, of B weighted entries: the likely ones for certain"},
+    {"lightning", part_estimator::lightning, "the drawn token, log q - log p within --advantage-clip, no ratio"},
 };
 // clang-format on
 
@@ -145,8 +146,11 @@ struct config {
         std::string selector = "all";
         double selector_a = 0, selector_b = 0;
         bool self_normalise = false, accept_bias = false;
-        double m2po = 0;       // the second moment; 0: none
-        double loss_clamp = 0; // nats; 0: none
+        double advantage_clip = 5;   // nats, of lightning
+        std::string offline;         // a data set to learn from; empty: rollout and teacher run
+        std::string accept_mismatch; // names of fingerprints, separated by commas
+        double m2po = 0;             // the second moment; 0: none
+        double loss_clamp = 0;       // nats; 0: none
         // what rollout draws from
         int rollout_top_k = 0;
         double rollout_top_p = 1, rollout_min_p = 0;
@@ -221,6 +225,14 @@ inline int batch_of(const config& c) { return c.distill.prompts * c.distill.answ
 inline bool filters_rollout(const config& c) {
     return c.distill.rollout_top_k > 0 || c.distill.rollout_top_p < 1 || c.distill.rollout_min_p > 0;
 }
+
+/// The run learns from a data set: it rolls nothing out, and no teacher is asked.
+inline bool is_offline(const config& c) { return !c.distill.offline.empty(); }
+
+/// What --accept-mismatch takes: fingerprints of a data set (opd/data/manifest.hpp).
+inline constexpr std::string_view mismatches[] = {"scoring_teacher", "sft_teacher", "tokenizer", "reference_policy"};
+/// The names that --accept-mismatch has; one that does not exist is a usage failure.
+std::vector<std::string> accepted_mismatches(const config& c);
 
 /// Distillation's clock is the run's own.
 inline bool in_virtual_time(const config& c) { return c.schedule.driver == "virtual"; }
@@ -348,6 +360,18 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("selector_a", "--selector-a", c.distill.selector_a, "first parameter of the selector", true);
     v.option("selector_b", "--selector-b", c.distill.selector_b,
              "second parameter; prefix: updates after which it is a token longer, 0: it stays", true);
+    // what settings were before there was a choice is what they are without
+    v.option("advantage_clip", "--advantage-clip", c.distill.advantage_clip,
+             "lightning: largest |log q - log p| of a token, in nats", c.distill.estimator == "lightning");
+    v.option("offline", "--offline", c.distill.offline,
+             "learn from the data set of this folder, which --write-offline wrote with the student of --start-from: "
+             "nothing is rolled out, and no teacher is in memory while the student learns. With --estimator lightning, "
+             "or mc --m 1",
+             is_offline(c));
+    v.option("accept_mismatch", "--accept-mismatch", c.distill.accept_mismatch,
+             "--offline: fingerprints that may differ, separated by commas: scoring_teacher, sft_teacher, tokenizer, "
+             "reference_policy",
+             false);
     v.option("self_normalise", "--self-normalise", c.distill.self_normalise,
              "mc, threshold: weights divided by the sum of ratios of their row", true);
     v.option("accept_bias", "--accept-bias", c.distill.accept_bias,
@@ -589,6 +613,9 @@ struct command {
     bool quiet = false;
     bool print_config = false;
     bool train_drafter = false;
+    std::string write_offline;                  ///< folder of the data set that is to be written; empty: none
+    int offline_sequences = 0;                  ///< that it is to have
+    std::string scoring_teacher;                ///< a checkpoint; empty: that of the student
     std::string text;                           ///< what to print instead of running: --help, --version, --print-config
     std::vector<std::string> warnings;          ///< of what was given and does not count
     std::string file;                           ///< the configuration that was read; empty: none

@@ -87,12 +87,11 @@ forecast forecast_at(const pace& p, const config& c) {
                    whole * p.student.token};
     // in virtual time rollout has one thread
     const double alone = in_virtual_time(c) ? threads_of(c) : 1;
+    const double before = forward * p.teacher.step / c.teacher.batch + alone * p.answer * p.student.token;
     const double looks =
         c.evaluation.every > 0 ? c.evaluation.every_prompts * p.answer * p.student.token / c.evaluation.every : 0;
     f.stages[2] = {c.distill.steps,
-                   batch_of(c) * (p.student.step / c.student.batch + forward * p.teacher.step / c.teacher.batch +
-                                  alone * p.answer * p.student.token) +
-                       looks,
+                   batch_of(c) * (p.student.step / c.student.batch + (is_offline(c) ? 0 : before)) + looks,
                    whole * p.student.token};
     return f;
 }

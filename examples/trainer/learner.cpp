@@ -18,6 +18,16 @@ double rate_of(const config& c, const rate_change& from, std::int64_t step) {
     return planned_rate(from, c.distill.rate, 0.1, c.distill.warmup, step, c.distill.steps);
 }
 
+opd::offline_drift drift_of(const config& c, const row_batch& batch, const teacher_cache& cache,
+                            const std::vector<float>& log_p) {
+    opd::offline_drift d;
+    if (part_estimator_of(c) == part_estimator::lightning) d.clip = c.distill.advantage_clip;
+    const auto of = [&](const std::vector<float>& column) { return opd::view(column.data(), batch.rows); };
+    d.add(of(log_p), of(batch.log_mu), opd::row_offsets<>(batch.offsets), opd::row_mask(batch.mask),
+          of(cache.next_log_q));
+    return d;
+}
+
 void learner_result::add(const learner_result& o) {
     const auto mean = [](double a, double n, double b, double m) { return n > 0 ? (a * n + b * m) / (n + m) : b; };
     const auto mine = static_cast<double>(diagnostics.kept), theirs = static_cast<double>(o.diagnostics.kept);
@@ -29,6 +39,7 @@ void learner_result::add(const learner_result& o) {
     mismatched += o.mismatched;
     prefix.merge(o.prefix);
     diagnostics.merge(o.diagnostics);
+    drift.merge(o.drift);
     if (ratios.empty())
         ratios = o.ratios;
     else
@@ -73,6 +84,7 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
 
     r.prefix.add(opd::view(std::as_const(log_p_).data(), rows), opd::view(batch.log_mu.data(), rows),
                  opd::row_offsets<>(batch.offsets), opd::row_mask(batch.mask));
+    if (is_offline(settings_)) r.drift = drift_of(settings_, batch, cache, log_p_);
     if (batch.entries > 0 && cache.what != teacher_cache::kind::support)
         r.ratios.assign(static_cast<std::size_t>(opd::ratio_sketch::bins), 0);
     const opd::result o =

@@ -13,6 +13,7 @@
 #include "opd/backends/eigen.hpp"
 #include "opd/estimators/sequences.hpp"
 #include "opd/hidden.hpp"
+#include "opd/offline_drift.hpp"
 #include "optimizer.hpp"
 #include "publication.hpp"
 #include "supervised.hpp"
@@ -23,6 +24,10 @@ namespace trainer {
 /// What an estimator wants of rollout and of the teacher.
 draw_plan draws_for(const config& c);
 cache_plan cache_for(const config& c);
+
+/// The drift of a student whose log-probs are log_p (N), from the policy that drew the batch.
+opd::offline_drift drift_of(const config& c, const row_batch& batch, const teacher_cache& cache,
+                            const std::vector<float>& log_p);
 
 /// The rate of a step of distillation.
 double rate_of(const config& c, const rate_change& from, std::int64_t step);
@@ -60,6 +65,7 @@ struct learner_result : step_result {
     opd::prefix_staleness prefix = {}; ///< of the responses before each token
     opd::diagnostics diagnostics = {}; ///< of the estimator
     std::vector<index_t> ratios = {};  ///< of drawn tokens, counted as opd::ratio_sketch does; else empty
+    opd::offline_drift drift = {};     ///< of the student before the step from the policy that drew a data set
     int updates = 0;                   ///< of the weights
 
     /// Those of another mini-batch: what is a mean stays one, over tokens; of the norms, over updates.

@@ -20,6 +20,8 @@ draw_plan draws_for(const config& c) {
     switch (*part) {
     case part_estimator::mc:
         return {draw_plan::kind::iid, c.distill.m};
+    case part_estimator::lightning: // rollout's own token
+        return {draw_plan::kind::iid, 1};
     case part_estimator::threshold:
         return {draw_plan::kind::threshold, c.distill.budget};
     case part_estimator::topk_rw:
@@ -41,8 +43,9 @@ cache_plan cache_for(const config& c) {
     if (!part) return plan;
     switch (*part) {
     case part_estimator::mc:
+    case part_estimator::lightning:
         plan.what = teacher_cache::kind::samples;
-        plan.entries = c.distill.m;
+        plan.entries = draws_for(c).count;
         break;
     case part_estimator::threshold:
         plan.what = teacher_cache::kind::weighted;
@@ -98,7 +101,7 @@ auto of_drawn(const config& c, const row_batch& batch, const std::vector<float>&
         if (!batch.entry_log_prox.empty()) tokens.log_prox = of_entries(batch.entry_log_prox);
         return on_sets(batch, tokens, f);
     };
-    if (part_estimator_of(c) == part_estimator::mc)
+    if (part_estimator_of(c) != part_estimator::threshold)
         return with_proximal(opd::teacher::samples{of_entries(batch.ids), log_mu, of_entries(log_q)});
     return with_proximal(opd::teacher::weighted{of_entries(batch.ids), of_entries(batch.entry_weight), log_mu,
                                                 of_entries(log_q), of_entries(batch.entry_exact)});

@@ -13,6 +13,7 @@
 #include "describe_json.hpp"
 #include "files.hpp"
 #include "grammar_task.hpp"
+#include "offline.hpp"
 #include "opd/ratio_sketch.hpp"
 #include "opd/sched/metrics.hpp"
 #include "opd/version.hpp"
@@ -40,6 +41,18 @@ transformer<float> model_of(const config& c, const any_task& task, bool teacher)
     return with_memory_for(fmt::format("the {} model: --{}-width, -layers, -heads, -head-dim and -ffn set its size",
                                        teacher ? "teacher" : "student", teacher ? "teacher" : "student"),
                            [&] { return transformer<float>(teacher ? shaped.teacher_model : shaped.student_model); });
+}
+
+// In the place of a model that is not there.
+transformer<float> no_model() {
+    return transformer<float>({.vocabulary = 1,
+                               .width = 2,
+                               .layers = 1,
+                               .heads = 1,
+                               .kv_heads = 1,
+                               .head_dim = 2,
+                               .ffn = 1,
+                               .max_length = 1});
 }
 
 } // namespace
@@ -87,7 +100,7 @@ std::string differences(const std::string& a, const std::string& b) {
 
 run::run(const command& arguments)
     : arguments_(arguments), settings_(arguments.settings), directory_(settings_.run.directory),
-      task_(task_of(settings_)), teacher_(model_of(settings_, *task_, true)),
+      task_(task_of(settings_)), teacher_(is_offline(settings_) ? no_model() : model_of(settings_, *task_, true)),
       student_(model_of(settings_, *task_, false)), progress_(arguments.quiet) {
     settings_ = with_task_shapes(settings_, *task_);
     const int v = settings_.student_model.vocabulary;
@@ -130,10 +143,11 @@ run::run(const command& arguments)
 
 // --- the run directory ----------------------------------------------------------------------------------------------
 
-// Teacher, student and their evaluations, from state_.
+// Teacher, student and their evaluations, from state_. A run from a data set has no teacher.
 void run::take_models(const std::string& path) {
     for (auto [model, weights] :
          {std::pair{&teacher_, &state_.teacher_weights}, std::pair{&student_, &state_.student_weights}}) {
+        if (model == &teacher_ && is_offline(settings_)) continue;
         if (weights->size() != model->weights.size())
             throw failure(exit_input, fmt::format("{}: {} weights for a model of {}", path, weights->size(),
                                                   model->weights.size()));
@@ -161,7 +175,10 @@ void run::start_from(const std::string& path) {
                                               path, name_of(other.stage), other.step));
     state_ = {};
     state_.stage = stage::distill;
-    state_.teacher_weights = std::move(other.teacher_weights);
+    if (is_offline(settings_))
+        teacher_print_ = print_of_teacher(other.teacher_weights);
+    else
+        state_.teacher_weights = std::move(other.teacher_weights);
     state_.student_weights = std::move(other.student_weights);
     if (comparable) state_.evaluations = std::move(other.evaluations);
     take_models(path);
@@ -277,7 +294,7 @@ void run::open_logs() {
 
 void run::save(const std::string& name) {
     hear_of_look(true); // what it counts is in the checkpoint
-    state_.teacher_weights = teacher_.weights;
+    if (!is_offline(settings_)) state_.teacher_weights = teacher_.weights;
     state_.student_weights = student_.weights;
     state_.evaluations = evaluations_.dump();
     nlohmann::ordered_json timing;
@@ -372,6 +389,7 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
                 line["student_mass"] = more->diagnostics.student_mass();
                 line["teacher_mass"] = more->diagnostics.teacher_mass();
             }
+            if (is_offline(settings_)) line["drift"] = described(more->drift);
             if (settings_.distill.loss_clamp > 0) line["clamped_rows"] = more->diagnostics.clamped_rows;
             if (!schedule.is_null()) line["schedule"] = schedule;
         }
@@ -466,10 +484,12 @@ void run::distilled(const learner_result& r, const policy& student, const std::v
     const auto count = [&](clock_name what, std::int64_t tokens) {
         state_.tokens[static_cast<std::size_t>(what)] += tokens;
     };
-    count(clock_name::rollout, r.diagnostics.kept);
-    count(clock_name::teacher_scoring, r.tokens);
+    if (!is_offline(settings_)) {
+        count(clock_name::rollout, r.diagnostics.kept);
+        count(clock_name::teacher_scoring, r.tokens);
+    }
     count(clock_name::learner, r.tokens);
-    if (state_.kl.add(r.kl)) {
+    if (!is_offline(settings_) && state_.kl.add(r.kl)) { // of a set it is pi_ref's, whatever the student does
         progress_.clear();
         spdlog::warn("step {}: the KL to the teacher has risen for {} steps, to {:.4f}; reverse KL collapses where the "
                      "teacher has never seen the student's prefixes: a lower --rate or a stronger warm-up helps",
@@ -509,7 +529,8 @@ void run::look_at(std::int64_t step, const policy& student) {
         const auto problems = held_out(*task_, static_cast<std::size_t>(settings_.evaluation.every_prompts));
         auto e = evaluate_model(*student.model, look_backend_.team(), *task_, problems, 0, settings_.run.seed, 0,
                                 settings_.distill.slots, speculation_of(settings_));
-        if (task_->judged_by_kl()) e.kl = kl_to_teacher(*student.model, pack(e.responses, 0), look_backend_);
+        if (task_->judged_by_kl() && !is_offline(settings_))
+            e.kl = kl_to_teacher(*student.model, pack(e.responses, 0), look_backend_);
         return look{step, now() - begin, std::move(e)};
     });
     if (in_virtual_time(settings_)) hear_of_look(true);
@@ -526,8 +547,25 @@ void run::hear_of_look(bool wait) {
     line["stage"] = name_of(stage::distill);
     line["step"] = seen.step;
     line["accuracy"] = seen.student.accuracy;
-    if (task_->judged_by_kl()) line["kl_to_teacher"] = seen.student.kl;
+    if (task_->judged_by_kl() && !is_offline(settings_)) line["kl_to_teacher"] = seen.student.kl;
     log_.write(line.dump());
+}
+
+// The teacher of --start-from, which judges what a data set has made of its student; or nothing in its place.
+void run::recall_teacher(bool present) {
+    if (!is_offline(settings_)) return;
+    if (!present) {
+        teacher_ = no_model();
+        return;
+    }
+    std::string saved;
+    run_state other = load_checkpoint(settings_.run.start_from, saved);
+    teacher_ = model_of(settings_, *task_, true);
+    if (other.teacher_weights.size() != teacher_.weights.size())
+        throw failure(exit_input, fmt::format("{}: {} weights for a model of {}", settings_.run.start_from,
+                                              other.teacher_weights.size(), teacher_.weights.size()));
+    teacher_.weights = std::move(other.teacher_weights);
+    teacher_.weights_changed();
 }
 
 // Mean KL to the teacher along responses, over the whole vocabulary at each token.
@@ -553,12 +591,14 @@ const row_batch& run::teacher_prefixes() {
 evaluation_result run::evaluate(const transformer<float>& model, const char* who) {
     evaluation_result r;
     const auto problems = held_out(*task_, static_cast<std::size_t>(settings_.evaluation.prompts));
+    recall_teacher(true);
     timed(clock_name::evaluation, [&] {
         r = evaluate_model(model, backend_.team(), *task_, problems, settings_.evaluation.samples, settings_.run.seed,
                            evaluation_samples, settings_.distill.slots, speculation_of(settings_, &model.shape));
         r.kl = kl_to_teacher(model, pack(r.responses, 0), backend_);
         if (task_->judged_by_kl()) r.kl_on_teacher = kl_to_teacher(model, teacher_prefixes(), backend_);
     });
+    recall_teacher(false);
     state_.tokens[static_cast<std::size_t>(clock_name::evaluation)] += r.tokens;
     std::string samples;
     for (std::size_t i = 0; i < std::min<std::size_t>(20, problems.size()); ++i) {
@@ -676,12 +716,14 @@ void run::report() {
                          seconds_[i] > 0 ? fmt::format("{:.0f}", static_cast<double>(state_.tokens[i]) / seconds_[i])
                                          : std::string("-"));
     t += fmt::format("{:<16}{:>10.1f}\n", "total", total);
+    if (j["schedule"].contains("offline")) t += offline_told(j["schedule"]["offline"]);
     if (j["schedule"].contains("teacher_cache")) t += cache_told(j["schedule"]["teacher_cache"]);
     if (j["schedule"].contains("speculation")) t += drafts_paid(j["schedule"]["speculation"]);
     fmt::print("{}", t);
     std::fflush(stdout);
 
-    const std::string ran = fmt::format("{}, {}, {}", settings_.distill.estimator, settings_.schedule.kind,
+    const std::string ran = fmt::format("{}, {}, {}", settings_.distill.estimator,
+                                        is_offline(settings_) ? "offline" : settings_.schedule.kind,
                                         gap ? fmt::format("gap closed {:.3f}", closed) : "no gap to close");
     if (const std::string problem = draw_plots(directory_, evaluations_, ran); !problem.empty())
         spdlog::warn("no plots: {}", problem);
@@ -693,7 +735,8 @@ void run::report() {
 // What is to come, and how long it takes here.
 void run::tell_plan() {
     if (state_.stage == stage::finished || arguments_.quiet) return;
-    forecast_ = forecast_at(measured(settings_, *task_, teacher_, student_, backend_), settings_);
+    const transformer<float>& teacher = is_offline(settings_) ? student_ : teacher_; // which has no part in it
+    forecast_ = forecast_at(measured(settings_, *task_, teacher, student_, backend_), settings_);
     std::vector<std::string> what;
     const auto left = [&](int steps) { return steps - static_cast<int>(state_.step); };
     if (state_.stage == stage::teacher)
@@ -704,7 +747,8 @@ void run::tell_plan() {
                                                                               : settings_.student.max_steps));
     what.push_back(fmt::format("{} of distillation ({}, {})",
                                state_.stage == stage::distill ? left(settings_.distill.steps) : settings_.distill.steps,
-                               settings_.distill.estimator, settings_.schedule.kind));
+                               settings_.distill.estimator,
+                               is_offline(settings_) ? "from " + settings_.distill.offline : settings_.schedule.kind));
     spdlog::info("into {}: {}; {} here. Ctrl-C writes a checkpoint and leaves, --help lists every setting", directory_,
                  fmt::join(what, ", "), in_words(forecast_.from(state_.stage, state_.step)));
 }
@@ -732,7 +776,7 @@ exit_code run::go() {
         case stage::distill:
             with_memory_for(
                 "distillation: --prompts, --answers, --m, --slots, --eval-prompts and --eval-samples set how much",
-                [&] { evaluate_missing(), distill(); });
+                [&] { evaluate_missing(), is_offline(settings_) ? distill_offline() : distill(); });
             break;
         case stage::finished:
             break;

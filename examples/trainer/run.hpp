@@ -5,7 +5,8 @@
 //
 //   distill:  prompts -> rollout -> trajectories -> teacher -> cache -> learner -> weights, version + 1
 //
-// Distillation's stages take turns or overlap, as --schedule says: distill.cpp.
+// Distillation's stages take turns or overlap, as --schedule says: distill.cpp. With --offline there is a learner
+// alone, whose batches come from a data set, and no teacher is in memory but while a model is evaluated: offline.cpp.
 //
 // The run directory holds config.json, log.jsonl, consumed.jsonl, checkpoints/, samples/, plots/, timing.json and report.json.
 #pragma once
@@ -65,6 +66,7 @@ private:
     void warm_student_up();
     void distill(); // distill.cpp
     class distillation;
+    void distill_offline(); // offline.cpp
     void distill_on_threads();
     void distill_in_virtual_time();
     void distilled(const learner_result& r, const policy& student, const std::vector<std::uint64_t>& sequences,
@@ -73,6 +75,7 @@ private:
 
     evaluation_result evaluate(const transformer<float>& model, const char* who);
     const row_batch& teacher_prefixes();
+    void recall_teacher(bool present); // --offline: for an evaluation
     double kl_to_teacher(const transformer<float>& model, const row_batch& batch, opd::eigen_backend& backend);
     void evaluate_missing(); // what a start from another run has not, or of other prompts
     void look_at(std::int64_t step, const policy& student);
@@ -95,7 +98,8 @@ private:
     opd::eigen_backend backend_;
     std::optional<opd::eigen_backend> learner_backend_; // of --learner-threads, where they are others than backend_'s
     opd::eigen_backend look_backend_;
-    transformer<float> teacher_, student_;
+    transformer<float> teacher_, student_; // --offline: of the teacher nothing is there but while it judges
+    std::string teacher_print_;            // --offline: of --start-from's teacher
     run_state state_;
     std::optional<directory_lock> lock_;
     progress progress_;
