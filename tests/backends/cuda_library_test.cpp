@@ -26,14 +26,14 @@ void listen(int code, const char* text, const char* argument, std::int64_t) noex
 TEST_CASE("libopd_cuda: its table, engines and refusals") {
     void* const library = dlopen(OPD_TEST_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     INFO(std::string(library == nullptr ? dlerror() : ""));
-    REQUIRE(library != nullptr);
+    REQUIRE(bool(library != nullptr));
     const auto find = reinterpret_cast<decltype(&opd_kernels_cuda)>(dlsym(library, "opd_kernels_cuda"));
-    REQUIRE(find != nullptr);
-    CHECK(dlsym(library, "opd_c_set_error") == nullptr);
+    REQUIRE(bool(find != nullptr));
+    CHECK(bool(dlsym(library, "opd_c_set_error") == nullptr));
     const opd_kernels* const k = find(&listen);
     CHECK(k->size == sizeof(opd_kernels));
     CHECK(std::string(k->name) == "cuda");
-    CHECK(k->draw == nullptr);
+    CHECK(bool(k->draw == nullptr));
     opd_engine_options o = {};
     o.struct_size = sizeof o, o.device_type = kDLCUDA, o.device_id = 1000;
     void* engine = nullptr;
