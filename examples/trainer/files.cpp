@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "config.hpp"
+#include "opd/data/checksum.hpp"
 
 namespace trainer {
 
@@ -123,15 +124,6 @@ void make_directory(const std::string& path) {
     if (error) throw failure(exit_io, fmt::format("cannot create directory {}: {}", path, error.message()));
 }
 
-std::string hash128(std::string_view bytes) {
-    __extension__ using wide = unsigned __int128;
-    wide h = (wide{0x6c62272e07bb0142u} << 64) | 0x62b821756295c58du;
-    const wide prime = (wide{1} << 88) | 0x13bu;
-    for (char c : bytes) {
-        h ^= static_cast<unsigned char>(c);
-        h *= prime;
-    }
-    return fmt::format("{:016x}{:016x}", static_cast<std::uint64_t>(h >> 64), static_cast<std::uint64_t>(h));
-}
+std::string hash128(std::string_view bytes) { return opd::data::fingerprint_of(bytes); }
 
 } // namespace trainer
