@@ -15,8 +15,5 @@ if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
     shift
 fi
 
-opd_setup demo
-opd_configure demo -DCMAKE_BUILD_TYPE=Release -DOPD_NATIVE=ON -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF \
-    -DOPD_BUILD_BENCHMARKS=OFF
-opd_build demo --target opd-compression-study
+opd_demo_program opd-compression-study
 exec "$opd_root/build/demo/examples/compression_study/opd-compression-study" --out "$directory" --threads "$(nproc)" "$@"

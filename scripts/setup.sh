@@ -93,6 +93,14 @@ opd_configure() {
     cmake -S "$opd_root" -B "$folder" -G Ninja "${launcher[@]}" "$@"
 }
 
+# opd_demo_program <target>: sets up, and builds a program of the examples for this machine, in build/demo
+opd_demo_program() {
+    opd_setup demo
+    opd_configure demo -DCMAKE_BUILD_TYPE=Release -DOPD_NATIVE=ON -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF \
+        -DOPD_BUILD_BENCHMARKS=OFF
+    opd_build demo --target "$1"
+}
+
 # opd_build <folder under build/> <cmake --build arguments...>
 opd_build() {
     local folder=$opd_root/build/$1

@@ -15,9 +15,6 @@ if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
 fi
 [ $# -gt 0 ] || set -- --worlds=preset --rounds=1
 
-opd_setup demo
-opd_configure demo -DCMAKE_BUILD_TYPE=Release -DOPD_NATIVE=ON -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF \
-    -DOPD_BUILD_BENCHMARKS=OFF
-opd_build demo --target opd-compare-speculation
+opd_demo_program opd-compare-speculation
 mkdir -p "$directory"
 exec "$opd_root/build/demo/examples/trainer/opd-compare-speculation" "$directory" "$@"

@@ -12,10 +12,7 @@ set -euo pipefail
 directory=${1-$opd_root/runs/caches}
 train=${OPD_TRAIN-$opd_root/build/demo/examples/trainer/opd-train}
 if [ -z "${OPD_TRAIN-}" ]; then
-    opd_setup demo
-    opd_configure demo -DCMAKE_BUILD_TYPE=Release -DOPD_NATIVE=ON -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF \
-        -DOPD_BUILD_BENCHMARKS=OFF
-    opd_build demo --target opd-train
+    opd_demo_program opd-train
 fi
 mkdir -p "$directory"
 
