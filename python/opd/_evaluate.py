@@ -88,10 +88,11 @@ class Engine:
             raise refuse("threads", f"is {threads}; it must be at least 1")
         if device is None:
             options = _c.opd_engine_options(threads=threads)
-            options.stream, options.cublas = stream or None, cublas or None
+        elif threads != 1:
+            raise refuse("threads", f"is {threads}, and the engine is of a device")
         else:
             options = _c.opd_engine_options(device_type=int(DLDeviceType.kDLCUDA), device_id=device)
-            options.stream, options.cublas = stream or None, cublas or None
+        options.stream, options.cublas = stream or None, cublas or None
         options.struct_size = sizeof(options)
         self.device = device
         handle = c_void_p()

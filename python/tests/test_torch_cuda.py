@@ -24,7 +24,11 @@ class TestWithoutADevice(unittest.TestCase):
         except (opd.DeviceError, opd.InvalidInput) as e:
             self.assertTrue(str(e))
         else:
+            self.assertTrue(torch is None or torch.cuda.is_available())  # else it would be the CPU's
             engine.close()
+        for wrong in ({"device": 0, "threads": 2}, {"stream": 8}):
+            with self.assertRaises(opd.InvalidInput):
+                opd.Engine(**wrong)
 
     def test_totals_are_the_result(self) -> None:
         import numpy as np
