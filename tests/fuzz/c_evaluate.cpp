@@ -179,6 +179,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (t.kind == OPD_DENSE) t.y = k.of(w::logits, {n, c.once_in(8) ? v + 2 : v}, false);
     if (t.kind == OPD_TEACHER_HIDDEN)
         t.x = k.of(w::logits, {n, d}, false), t.w = k.of(w::logits, {v, d}, false), t.bias = k.of(w::logits, {v}, true);
+    t.widest = c.of<std::int64_t>({0, 1, -1, std::int64_t{1} << 40});
     t.lumped = c.once_in(8), t.common = c.once_in(8) ? c.of<std::int64_t>({1, -1, 99999}) : 0,
     t.chosen_by = k.kind_of(3);
     if (t.kind >= OPD_SUPPORT && t.kind <= OPD_WEIGHTED) {
@@ -218,6 +219,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     env.beta = k.number({0, 1, .5});
     env.beta_loss = k.number({0, 1});
     const DLTensor *losses = env.losses = k.of(w::floats, {n}, true), *lse = env.lse = k.of(w::doubles, {n}, true);
+    env.totals = k.of(w::doubles, {std::int64_t(OPD_TOTALS)}, true);
     env.given_lse = k.of(w::doubles, {n}, true), env.frozen_keep = k.of(w::flags, {n, m}, true),
     env.frozen_weight = k.of(w::doubles, {n, m}, true);
     env.frozen_sequence_log_ratio = k.of(w::doubles, {n}, true), env.frozen_advantage = k.of(w::doubles, {n, m}, true);
@@ -238,15 +240,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
             if (&x->t == of) return x->memory == x->before;
         return true;
     };
-    for (const DLTensor* of : {s.dz, dx, dw, db, losses, lse})
+    for (const DLTensor* of : {s.dz, dx, dw, db, losses, lse, env.totals})
         need(unchanged(of), "opd_workspace_bytes writes nothing");
     const int status = opd_evaluate(&call, c.once_in(8) ? nullptr : &r);
     need(status >= OPD_OK && status < OPD_INTERNAL, "an internal error");
     need(status == OPD_OK || opd_last_error()[0] != '\0', "an error has a sentence");
     if (status == OPD_INVALID_INPUT || status == OPD_UNSUPPORTED)
-        for (const DLTensor* of : {s.dz, dx, dw, db, losses, lse}) need(unchanged(of), "a refused call writes nothing");
+        for (const DLTensor* of : {s.dz, dx, dw, db, losses, lse, env.totals})
+            need(unchanged(of), "a refused call writes nothing");
     for (const auto& x : k.all) {
-        const bool out = &x->t == s.dz || &x->t == dx || &x->t == dw || &x->t == db || &x->t == losses || &x->t == lse;
+        const bool out = &x->t == s.dz || &x->t == dx || &x->t == dw || &x->t == db || &x->t == losses ||
+                         &x->t == lse || &x->t == env.totals;
         need(out || x->memory == x->before, "an input was written");
     }
     return 0;

@@ -12,9 +12,9 @@
 //
 // A shard is collected in memory (`shard_bytes`), written under a temporary name by a thread of its own while the next
 // one is collected, synced, renamed, and then named in the index, which is synced too: whatever happens, what the index
-// names is whole. A folder that has a set already
-// is added to, after a crash or not: sequences() says how many it has, and so where to go on; what was half written is
-// removed, and recovered() names it. One writer at a time has the folder.
+// names is whole. A folder that has a set already is added to, after a crash or not: sequences() says how many it has,
+// and so where to go on; what was half written is removed, and recovered() names it. One writer at a time has the
+// folder.
 //
 // Memory: two shards. Throws invalid_input, before anything is added, for a sequence that does not fit; opd::error where
 // the disk does not take it, after which the writer is closed and the folder is as if killed.
