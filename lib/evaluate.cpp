@@ -15,19 +15,21 @@ namespace {
 
 int run(const opd_call* of, opd_result* result, std::uint64_t* workspace) {
     return opd_c::guarded([&] {
-        const opd_call call = opd_c::read("call", of);
-        const opd_student student = opd_c::read("student", call.student);
-        const opd_teacher teacher = opd_c::read("teacher", call.teacher);
-        const opd_estimator estimator = opd_c::read("estimator", call.estimator, true);
-        const opd_env env = opd_c::read("env", call.env, true);
-        opd_c::refuse_reserved("estimator", estimator);
-        if (result != nullptr) (void)opd_c::size_of("result", *result); // before anything is written
-        opd_result r = {};
-        const int status = opd_c::with_engine("engine", call.engine, [&](const opd_kernels& k, void* backend) {
-            return k.evaluate(backend, student, teacher, estimator, env, result != nullptr ? &r : nullptr, workspace);
+        const opd_c::given call("call", of);
+        const opd_c::given student("student", call->student);
+        const opd_c::given teacher("teacher", call->teacher);
+        const opd_c::given estimator("estimator", call->estimator, true);
+        const opd_c::given env("env", call->env, true);
+        opd_c::refuse_reserved("estimator", *estimator);
+        // of another size: as much of it as the caller's struct has room for
+        const bool whole = result == nullptr || opd_c::size_of("result", *result) == sizeof(opd_result);
+        opd_result part;
+        if (!whole) part = {};
+        const int status = opd_c::with_engine("engine", call->engine, [&](const opd_kernels& k, void* backend) {
+            return k.evaluate(backend, *student, *teacher, *estimator, *env, whole ? result : &part, workspace);
         });
-        if (status == OPD_OK || status == OPD_BAD_CONTENTS || status == OPD_INFINITE_VALUE)
-            opd_c::write("result", result, r);
+        if (!whole && (status == OPD_OK || status == OPD_BAD_CONTENTS || status == OPD_INFINITE_VALUE))
+            opd_c::write("result", result, part);
         return status;
     });
 }

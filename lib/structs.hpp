@@ -50,6 +50,25 @@ Struct read(const char* name, const Struct* s, bool optional = false) {
     return copy;
 }
 
+/// What read() returns, without a copy where the caller's struct is of this version's size; the caller's struct stays
+/// as it is meanwhile.
+template <class Struct>
+class given {
+public:
+    given(const char* name, const Struct* s, bool optional = false) : at_(s) {
+        if (s != nullptr && s->struct_size == sizeof copy_) return;
+        copy_ = read(name, s, optional);
+        at_ = &copy_;
+    }
+    given(const given&) = delete;
+    const Struct& operator*() const { return *at_; }
+    const Struct* operator->() const { return at_; }
+
+private:
+    const Struct* at_;
+    Struct copy_; // set where it is needed
+};
+
 /// A member that later versions may give a meaning is 0 in this one.
 template <class Struct>
 void refuse_reserved(const char* name, const Struct& s) {

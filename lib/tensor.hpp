@@ -143,7 +143,9 @@ inline any_matrix matrix_of(const char* name, const DLTensor& t, place at = {}) 
         refuse(name, "has a stride of " + std::to_string(detail::step_of(t, t.ndim - 1)) +
                          " along its last dimension; it must be 1");
     index_t step = 0;
-    if (!detail::in_order(t, 0, t.ndim - 1, step))
+    if (t.ndim == 2)
+        step = detail::step_of(t, 0);
+    else if (!detail::in_order(t, 0, t.ndim - 1, step))
         refuse(name, "is not contiguous over its leading dimensions, which are its rows");
     if (m.rows > 1) {
         if (step < m.cols)

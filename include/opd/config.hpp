@@ -35,8 +35,19 @@
 #define OPD_CALLS_EITHER
 #endif
 
+// What kernels are made of. Clang inlines what must be inlined before it simplifies, and takes twice as long to compile as
+// where OPD_LET_COMPILER_INLINE leaves the choice to it, which from -O2 on it makes as well (at -O1 it inlines nothing
+// by itself); OPD_INLINE_ALWAYS is for what it then misses.
 #if (defined(__GNUC__) || defined(__clang__)) && (defined(__OPTIMIZE__) || defined(__CUDACC__))
-#define OPD_INLINE inline __attribute__((always_inline))
+#define OPD_INLINE_ALWAYS inline __attribute__((always_inline))
+#else
+#define OPD_INLINE_ALWAYS inline
+#endif
+#if defined(OPD_LET_COMPILER_INLINE)
+#define OPD_INLINE inline
+#define OPD_INLINE_LAMBDA
+#elif (defined(__GNUC__) || defined(__clang__)) && (defined(__OPTIMIZE__) || defined(__CUDACC__))
+#define OPD_INLINE OPD_INLINE_ALWAYS
 #define OPD_INLINE_LAMBDA __attribute__((always_inline)) // after a lambda's parameters
 #else
 #define OPD_INLINE inline

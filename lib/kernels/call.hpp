@@ -93,6 +93,7 @@ inline opd::any_dense divergence_of(const opd_estimator& e) {
     return {named("estimator.of", opd::choice::divergences, e.of, "reverse_kl"), e.a, e.b};
 }
 inline opd::any_selector selector_of(const opd_estimator& e) {
+    if (e.selector == nullptr) return {};
     return {named("estimator.selector", opd::choice::selectors, e.selector, "all"), e.selector_a, e.selector_b};
 }
 inline float temperature_of(double t) { return static_cast<float>(or_default(t, 1.0)); }

@@ -44,10 +44,9 @@ opd::basic_env<where> env_of(const opd_env& e) {
 
 /// What the caller's estimator is, of a cache of this kind.
 form form_of(const opd_estimator& e, int kind) {
-    const char* const by_default = kind == OPD_DENSE || kind == OPD_TEACHER_HIDDEN     ? "dense"
-                                   : kind == OPD_SUPPORT || kind == OPD_RAGGED_SUPPORT ? "renormalised"
-                                                                                       : "mc";
-    return named("estimator.estimator", estimators, e.estimator, by_default);
+    if (e.estimator != nullptr) return named("estimator.estimator", estimators, e.estimator, "");
+    if (kind == OPD_DENSE || kind == OPD_TEACHER_HIDDEN) return form::dense;
+    return kind == OPD_SUPPORT || kind == OPD_RAGGED_SUPPORT ? form::renormalised : form::mc;
 }
 
 opd::result run(const call& c) {

@@ -40,18 +40,18 @@ OPD_HD constexpr double widest() {
     return sizeof(typename F::value_type) == 4 ? 80 : 700;
 }
 template <class F>
-OPD_HD OPD_INLINE F bounded(F x) {
+OPD_HD OPD_INLINE_ALWAYS F bounded(F x) {
     return min(max(x, F(-widest<F>())), F(widest<F>()));
 }
 
 /// w (e^x - 1 - x) with w e^x = other: from `other` where x is large, for w may have underflowed.
 template <class F>
-OPD_HD OPD_INLINE F above_tangent(F w, F other, F x) {
+OPD_HD OPD_INLINE_ALWAYS F above_tangent(F w, F other, F x) {
     return select(x < F(1), w * expm1_rest(x), other - w * (F(1) + x));
 }
 
 /// |x|, or 1 if that is more
-OPD_HD OPD_INLINE double at_least_one(double x) { return x > 1 ? x : x < -1 ? -x : 1; }
+OPD_HD OPD_INLINE_ALWAYS double at_least_one(double x) { return x > 1 ? x : x < -1 ? -x : 1; }
 
 } // namespace detail
 
@@ -59,16 +59,16 @@ OPD_HD OPD_INLINE double at_least_one(double x) { return x > 1 ? x : x < -1 ? -x
 struct reverse_kl {
     static constexpr bool f_divergence = true;
     template <class F>
-    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return e.p * (e.delta + r.d_star);
     }
     template <class F>
-    OPD_HD OPD_INLINE F c(const row_constants<F>&, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F c(const row_constants<F>&, const dense_entry<F>& e) const {
         return e.p * e.delta;
     }
 
     template <class F>
-    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F nonnegative_term(const dense_entry<F>& e) const {
         return detail::above_tangent(e.p, e.q, -e.delta); // p (d + e^-d - 1)
     }
 
@@ -84,19 +84,19 @@ struct reverse_kl {
 struct forward_kl {
     static constexpr bool f_divergence = true;
     template <class F>
-    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return -e.q * (e.delta + r.d_star);
     }
     /// -(q - ratio·p): by expm1 where p and q are close, from q itself where they are not. Unanchored rows (ratio 0):
     /// -q.
     template <class F>
-    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         const F rp = r.ratio * e.p, near = select(r.ratio > F(0), F(1), F(0));
         return select(abs(e.delta) < near, rp * -expm1_near(-e.delta), rp - e.q);
     }
 
     template <class F>
-    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F nonnegative_term(const dense_entry<F>& e) const {
         return detail::above_tangent(e.q, e.p, e.delta); // q (e^d - 1 - d)
     }
 
@@ -129,12 +129,12 @@ struct jsd {
     double o = 0.5;
 
     template <class F>
-    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         const mixture<F> m = against_mixture<false>(detail::bounded(e.delta + r.d_star));
         return F(o) * e.q * m.log_q_ratio + F(1 - o) * e.p * m.log_p_ratio;
     }
     template <class F>
-    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         if (r.anchored) return e.p * (slope(detail::bounded(e.delta + r.d_star)) - r.slope_star);
         // of two ways to the log-ratio the one that rounds smaller numbers; exactly d* at s*
         const F d = select(abs(e.delta) < F(4), e.delta + r.d_star, e.log_p - e.log_q);
@@ -142,7 +142,7 @@ struct jsd {
     }
     /// Both KLs to the mixture by the form of reverse_kl's, Σ m being 1 too.
     template <class F>
-    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F nonnegative_term(const dense_entry<F>& e) const {
         const F d = detail::bounded(e.delta);
         const F m_over_p = log1p(F(w) * expm1(-d)), m_over_q = log1p(F(1 - w) * expm1(d));
         const F m = F(w) * e.q + F(1 - w) * e.p;
@@ -150,10 +150,10 @@ struct jsd {
     }
     /// Constant in a row; drivers that do not ask for it leave c unanchored, which (1) of row_program.hpp allows.
     template <class F>
-    OPD_HD OPD_INLINE F slope_star(const row_constants<F>& r) const {
+    OPD_HD OPD_INLINE_ALWAYS F slope_star(const row_constants<F>& r) const {
         return r.anchored ? slope(detail::bounded(r.d_anchor())) : slope_from_limit(r, r.d_anchor());
     }
-    OPD_INLINE void validate() const {
+    OPD_INLINE_ALWAYS void validate() const {
         if (!detail::is_finite(w) || !(w > 0 && w < 1))
             throw invalid_input("jsd.w", "must lie strictly between 0 and 1; the ends are forward_kl and reverse_kl");
         if (!detail::is_finite(o) || !(o >= 0 && o <= 1)) throw invalid_input("jsd.o", "must lie in [0, 1]");
@@ -170,7 +170,7 @@ private:
     /// that near 1: log p - log m has all its digits then, however small w or 1-w, which a sum of values does not
     /// need.
     template <bool of_slope, class F>
-    OPD_HD OPD_INLINE mixture<F> against_mixture(F d) const {
+    OPD_HD OPD_INLINE_ALWAYS mixture<F> against_mixture(F d) const {
         const auto by_p = d > (of_slope ? log(max(F(w / (1 - w)), F(1e-30))) : F(-1));
         const F wide = !of_slope ? F(0) : w <= 0.5 ? select(by_p, F(1), F(0)) : select(by_p, F(0), F(1));
         const F one = select(abs(d) < F(1), F(1), wide);
@@ -188,7 +188,7 @@ private:
         return m;
     }
     template <class F>
-    OPD_HD OPD_INLINE F slope(F d) const {
+    OPD_HD OPD_INLINE_ALWAYS F slope(F d) const {
         const mixture<F> m = against_mixture<true>(d);
         if (o == w) return F(1 - o) * m.log_p_ratio;
         const F near =
@@ -197,7 +197,7 @@ private:
         return select(abs(m.t) < F(0.15), near, far);
     }
     template <class F>
-    OPD_HD OPD_INLINE F slope_from_limit(const row_constants<F>& r, F d) const {
+    OPD_HD OPD_INLINE_ALWAYS F slope_from_limit(const row_constants<F>& r, F d) const {
         const F log_odds = log(F(w / (1 - w)));
         d = min(max(d, F(-detail::widest<F>()) + max(log_odds, F(0))), F(detail::widest<F>()));
         const F v = F(w / (1 - w)) * exp(-d), l = log1p(v);
@@ -209,7 +209,7 @@ private:
     }
     /// L - R, where L = 2 artanh(t) and R = 2t/(1+t): by t's series where they are close.
     template <class F>
-    OPD_HD OPD_INLINE static F log_excess(F l, F big_r, F t) {
+    OPD_HD OPD_INLINE_ALWAYS static F log_excess(F l, F big_r, F t) {
         const F s = t * t;
         F sum = F(2. / 9);
         if constexpr (sizeof(typename F::value_type) == 8) // of t^11 to t^19, which float does not see
@@ -225,22 +225,22 @@ struct skew_forward_kl {
     static constexpr bool f_divergence = true;
     double a = 0.1;
     template <class F>
-    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return jsd{a, 1}.term(r, e);
     }
     template <class F>
-    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return jsd{a, 1}.c(r, e);
     }
     template <class F>
-    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F nonnegative_term(const dense_entry<F>& e) const {
         return jsd{a, 1}.nonnegative_term(e);
     }
     template <class F>
-    OPD_HD OPD_INLINE F slope_star(const row_constants<F>& r) const {
+    OPD_HD OPD_INLINE_ALWAYS F slope_star(const row_constants<F>& r) const {
         return jsd{a, 1}.slope_star(r);
     }
-    OPD_INLINE void validate() const {
+    OPD_INLINE_ALWAYS void validate() const {
         if (!detail::is_finite(a) || !(a > 0 && a < 1))
             throw invalid_input("skew_forward_kl.a", "must lie strictly between 0 and 1");
     }
@@ -251,22 +251,22 @@ struct skew_reverse_kl {
     static constexpr bool f_divergence = true;
     double a = 0.1;
     template <class F>
-    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return jsd{1 - a, 0}.term(r, e);
     }
     template <class F>
-    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return jsd{1 - a, 0}.c(r, e);
     }
     template <class F>
-    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F nonnegative_term(const dense_entry<F>& e) const {
         return jsd{1 - a, 0}.nonnegative_term(e);
     }
     template <class F>
-    OPD_HD OPD_INLINE F slope_star(const row_constants<F>& r) const {
+    OPD_HD OPD_INLINE_ALWAYS F slope_star(const row_constants<F>& r) const {
         return jsd{1 - a, 0}.slope_star(r);
     }
-    OPD_INLINE void validate() const {
+    OPD_INLINE_ALWAYS void validate() const {
         if (!detail::is_finite(a) || !(a > 0 && a < 1))
             throw invalid_input("skew_reverse_kl.a", "must lie strictly between 0 and 1");
     }
@@ -276,18 +276,18 @@ struct skew_reverse_kl {
 struct total_variation {
     static constexpr bool f_divergence = true;
     template <class F>
-    OPD_HD OPD_INLINE F term(const row_constants<F>&, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F term(const row_constants<F>&, const dense_entry<F>& e) const {
         return F(0.5) * abs(e.p - e.q);
     }
     template <class F>
-    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         // the sign of d is that of p - q, also where both underflow; anchored, it is exactly 0 on the top token's side
         return e.p * (half_sign(e.delta + r.d_star) - half_sign(r.d_anchor()));
     }
 
 private:
     template <class F>
-    OPD_HD OPD_INLINE static F half_sign(F d) {
+    OPD_HD OPD_INLINE_ALWAYS static F half_sign(F d) {
         return select(d > F(0), F(0.5), select(d < F(0), F(-0.5), F(0)));
     }
 };
@@ -301,13 +301,13 @@ struct acceptance {
     static constexpr bool reads_overlap = true;
     OPD_HD static constexpr bool infinite_where_disjoint() { return true; }
     template <class F>
-    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return -r.log_overlap * e.p; // Σ p = 1
     }
     /// Relative to the top token's side. That side is p > q where the overlap is tiny, and then p/overlap, which may
     /// be beyond every number there, counts for nothing.
     template <class F>
-    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         F top = half_sign(r.d_anchor());
         if (r.far_apart) { // p* 1: there is no anchor, or there are no others
             const typename F::mask anchored = r.p_star < F(1), below = r.d_anchor() < F(0);
@@ -319,7 +319,7 @@ struct acceptance {
 
 private:
     template <class F>
-    OPD_HD OPD_INLINE static F half_sign(F d) {
+    OPD_HD OPD_INLINE_ALWAYS static F half_sign(F d) {
         return select(d > F(0), F(0.5), select(d < F(0), F(-0.5), F(0)));
     }
 };
@@ -332,7 +332,7 @@ struct alpha_divergence {
     double a = 0.5;
 
     template <class F>
-    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         if (is_forward()) return forward_kl{}.term(r, e);
         if (a == 1) return reverse_kl{}.term(r, e);
         const F scale(1 / (a * (a - 1))), d = e.delta + r.d_star;
@@ -340,7 +340,7 @@ struct alpha_divergence {
         return scale * e.p * expm1(detail::bounded(F(a - 1) * d));
     }
     template <class F>
-    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         if (is_forward()) return forward_kl{}.c(r, e);
         if (a == 1) return reverse_kl{}.c(r, e);
         const F star = exp(detail::bounded(F(a - 1) * r.d_anchor())), scale(1 / (a - 1));
@@ -355,7 +355,7 @@ struct alpha_divergence {
 
     /// Around p for a of at least a half, around q below: neither divides by what vanishes with a or a - 1.
     template <class F>
-    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F nonnegative_term(const dense_entry<F>& e) const {
         if (a == 0) return forward_kl{}.nonnegative_term(e);
         if (a == 1) return reverse_kl{}.nonnegative_term(e);
         // beyond the reach one power has vanished, and what is left of the two parts cancels in floats of that size
@@ -412,7 +412,7 @@ struct alpha_divergence {
         if (s.by_rest()) return a * value(s) - ::expm1((a - 1) * s.d_rest()) / (a - 1);
         return ::exp((a - 1) * s.d_star()) / (a - 1) * s.student_power / (1 + s.student_mass);
     }
-    OPD_INLINE void validate() const {
+    OPD_INLINE_ALWAYS void validate() const {
         if (!detail::is_finite(a) || a < -1000 || a > 1000)
             throw invalid_input("alpha_divergence.a", "must lie between -1000 and 1000");
     }
@@ -429,16 +429,16 @@ private:
 struct chi_squared {
     static constexpr bool f_divergence = true;
     template <class F>
-    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F term(const row_constants<F>& r, const dense_entry<F>& e) const {
         return F(2) * alpha_divergence{2}.term(r, e);
     }
     template <class F>
-    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return F(2) * alpha_divergence{2}.c(r, e);
     }
 
     template <class F>
-    OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const {
+    OPD_HD OPD_INLINE_ALWAYS F nonnegative_term(const dense_entry<F>& e) const {
         return F(2) * alpha_divergence{2}.nonnegative_term(e);
     }
 
