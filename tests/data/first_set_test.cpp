@@ -189,3 +189,45 @@ TEST_CASE("a token shard and its .kd sidecar are converted") {
     write_all(dir / "train-000.bin.kd", header("KD.LOGP\n", {2, k, n, 500, 0, 0}));
     CHECK(std::system((command + (dir / "other ") + (dir / "train-000.bin") + " 2>/dev/null").c_str()) != 0);
 }
+
+TEST_CASE("cached logits of Megatron-LM are converted, with the tokens of its indexed data set") {
+    const std::string interpreter = python();
+    if (interpreter.empty()) return;
+    if (std::system("zstd --version > /dev/null 2>&1") != 0) {
+        MESSAGE("no zstd on this machine (Debian: zstd): nothing tested");
+        return;
+    }
+    const std::string convert = interpreter + " " OPD_TEST_SOURCE_DIR "/examples/convert/from_megatron.py ";
+    for (const char* version : {"1", "2"}) {
+        CAPTURE(version);
+        const folder dir;
+        const std::string make = interpreter + " " OPD_TEST_SOURCE_DIR "/tests/data/megatron_files.py ";
+        REQUIRE(std::system((make + dir.path() + " " + version).c_str()) == 0);
+        const std::string from = " 131072 " + (dir / "tars ") + (dir / "text ") + (dir / "x-GPTDataset-train-");
+        REQUIRE(std::system((convert + (dir / "set") + from).c_str()) == 0);
+        const opd::data::rollout_set set(dir / "set");
+        set.verify();
+        constexpr index_t rows = 5, k = 3, sequences = 24;
+        REQUIRE(set.sequences() == sequences);
+        const std::string truth = read_all(dir / "truth.bin");
+        REQUIRE(truth.size() == 4 * sequences * (rows + 1 + 2 * rows * k));
+        const char* at = truth.data();
+        const auto next = [&]<class T>(T x) {
+            std::memcpy(static_cast<void*>(&x), at, sizeof x);
+            at += sizeof x;
+            return x;
+        };
+        for (index_t s = 0; s < sequences; ++s) {
+            opd::data::rollouts one = set.read(s, 1);
+            const auto c = one.cache<opd::teacher::support<std::int32_t, opd::half>>();
+            const auto tokens = one.tokens();
+            REQUIRE((tokens.size == rows + 1 && c.ids.rows == rows && c.ids.cols == k));
+            for (index_t i = 0; i <= rows; ++i) CHECK(tokens[i] == next(std::int32_t{}));
+            for (index_t i = 0; i < rows * k; ++i) CHECK(c.ids(i / k, i % k) == next(std::int32_t{}));
+            for (index_t i = 0; i < rows * k; ++i) CHECK(float(c.log_q(i / k, i % k)) == next(float{}));
+        }
+        const std::string second = *version == '1' ? "/cp0_dp1__1.tar" : "/dp1__0-24.tar";
+        fs::rename(dir / "tars" + second, dir / "tars/cp1_dp1__1.tar"); // half of each sequence
+        CHECK(std::system((convert + (dir / "other") + from + " 2>/dev/null").c_str()) != 0);
+    }
+}

@@ -9,6 +9,7 @@
 #include "support/sanitized.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +17,7 @@
 #include <fstream>
 #include <map>
 #include <numeric>
+#include <ranges>
 #include <set>
 #include <string>
 #include <sys/resource.h>
@@ -232,32 +234,105 @@ TEST_CASE("a fingerprint is FNV-1a of 128 bits") {
 }
 
 TEST_CASE("packed ids are bits of a stream, the lowest first") {
-    property("as bit by bit", [] {
+    property("as bit by bit, one by one and eight at a time", [] {
         numbers u(*rc::gen::arbitrary<std::uint64_t>());
         const int bits = 8 + int(u.below(24));
         std::vector<std::int32_t> ids(std::size_t(u.below(200)));
         for (auto& id : ids) id = std::int32_t(u.below(data::largest_vocabulary(bits) + 1) - 1);
+        const std::vector<std::int64_t> wide(ids.begin(), ids.end());
         std::vector<std::byte> stream;
+        data::detail::raw_bytes by_eight;
         for (std::size_t at = 0; at < ids.size();) { // in pieces
-            const auto n = std::min(ids.size() - at, std::size_t(u.below(20)));
-            data::detail::pack_ids("ids", ids.data() + at, index_t(n), bits, stream, index_t(at));
+            const auto n = std::min(ids.size() - at, std::size_t(u.below(60)));
+            data::detail::pack_ids("ids", ids.data() + at, index_t(n), bits, stream, index_t(at), false);
+            if (u.below(2) == 0)
+                data::detail::pack_ids("ids", ids.data() + at, index_t(n), bits, by_eight, index_t(at));
+            else
+                data::detail::pack_ids("ids", wide.data() + at, index_t(n), bits, by_eight, index_t(at));
             at += n;
         }
         RC_ASSERT(stream.size() == (ids.size() * std::size_t(bits) + 7) / 8);
+        RC_ASSERT(std::equal(by_eight.begin(), by_eight.end(), stream.begin(), stream.end()));
         for (std::size_t b = 0; b < stream.size() * 8; ++b) {
             const bool is = (std::to_integer<unsigned>(stream[b / 8]) >> b % 8 & 1u) != 0;
             const std::size_t id = b / std::size_t(bits);
             RC_ASSERT(is == (id < ids.size() && (std::uint32_t(ids[id]) >> b % std::size_t(bits) & 1u) != 0));
         }
         const index_t first = u.below(index_t(ids.size()) + 1), n = u.below(index_t(ids.size()) - first + 1);
-        std::vector<std::int64_t> back(std::size_t(n), 77);
-        data::detail::unpack_ids<std::int64_t>(stream, first, n, bits, back.data());
-        RC_ASSERT(std::equal(back.begin(), back.end(), ids.begin() + first));
+        for (const bool eight : {false, data::detail::has_avx2()}) {
+            std::vector<std::int64_t> back(std::size_t(n), 77);
+            data::detail::unpack_ids<std::int64_t>(stream, first, n, bits, back.data(), eight);
+            RC_ASSERT(std::equal(back.begin(), back.end(), ids.begin() + first));
+            std::vector<std::int32_t> narrow(std::size_t(n), 77);
+            data::detail::unpack_ids<std::int32_t>(stream, first, n, bits, narrow.data(), eight);
+            RC_ASSERT(std::equal(narrow.begin(), narrow.end(), ids.begin() + first));
+        }
     });
     std::vector<std::byte> stream;
     const std::int32_t large[] = {1, 255};
     refused("ids", [&] { data::detail::pack_ids("ids", large, 2, 8, stream, 0); });
     CHECK(stream.empty());
+}
+
+TEST_CASE("floats become half and come back as one by one, whatever the processor has") {
+    const auto all = std::views::iota(0u, 65536u); // every half, NaNs too
+    std::vector<half> halves(65536 + 3);
+    for (const unsigned b : all) halves[b + 3] = half::from_bits(std::uint16_t(b));
+    std::vector<float> floats(65536);
+    data::detail::halves_to_floats(reinterpret_cast<const std::byte*>(halves.data() + 3), 65536, floats.data());
+    bool same = true;
+    for (const unsigned b : all)
+        same = same && std::bit_cast<std::uint32_t>(floats[b]) == std::bit_cast<std::uint32_t>(float(halves[b + 3]));
+    CHECK(same);
+    property("of any bits, aligned or not", [] {
+        numbers u(*rc::gen::arbitrary<std::uint64_t>());
+        std::vector<float> x(std::size_t(u.below(100)));
+        for (float& f : x) { // NaNs, subnormals, halfway cases, and what log-probs are
+            const auto bits = std::uint32_t(u.below(index_t{1} << 32));
+            f = u.below(3) == 0
+                    ? std::bit_cast<float>(bits)
+                    : std::bit_cast<float>((bits & 0x8fffe000u) | 0x38000000u | std::uint32_t(u.below(3)) << 12);
+        }
+        std::vector<std::byte> one(2 * x.size() + 1, std::byte{7}), eight = one;
+        data::detail::floats_to_halves(x.data(), index_t(x.size()), one.data() + 1, false);
+        data::detail::floats_to_halves(x.data(), index_t(x.size()), eight.data() + 1);
+        RC_ASSERT(one == eight);
+        for (std::size_t i = 0; i < x.size(); ++i) {
+            const half h(x[i]);
+            RC_ASSERT(std::memcmp(one.data() + 1 + 2 * i, &h, 2) == 0);
+        }
+    });
+}
+
+TEST_CASE("memory for copies is used again, never by two at once, and outlives its set") {
+    const folder dir;
+    const auto tokens = some_tokens(64);
+    const index_t k = 128;
+    std::vector<std::int32_t> ids(std::size_t(64 * k));
+    const std::vector<float> log_q(ids.size(), -7);
+    {
+        data::rollout_writer out(dir / "set", {.id_bits = 17});
+        for (std::int32_t s = 0; s < 3; ++s) {
+            std::iota(ids.begin(), ids.end(), 1000 * s);
+            out.add({.tokens = tokens, .rows = 64},
+                    teacher::support<std::int32_t>{view(ids.data(), 64, k), view(log_q.data(), 64, k)});
+        }
+        out.finish();
+    }
+    auto set = std::make_unique<data::rollout_set>(dir / "set");
+    const auto first_of = [](data::rollouts& r) { return r.matrix<std::int32_t>("support.ids"); };
+    const std::int32_t* before = nullptr;
+    {
+        data::rollouts a = set->read(0, 1);
+        before = first_of(a).data;
+    }
+    data::rollouts b = set->read(1, 1), c = set->read(2, 1);
+    const auto of_b = first_of(b), of_c = first_of(c);
+    CHECK(of_b.data == before);
+    CHECK(of_c.data != before);
+    set.reset();
+    for (index_t i = 0; i < 64 * k; ++i)
+        if (of_b.data[i] != 1000 + i || of_c.data[i] != 2000 + i) FAIL("another's memory");
 }
 
 TEST_CASE("an order is a bijection, of seed and epoch alone") {

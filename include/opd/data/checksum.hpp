@@ -10,7 +10,9 @@
 // one case in 2^32. Neither function is a signature: whoever can write the files can make them fit.
 //
 // On x86-64 the processor's instruction is used where it has one, asked for at run time, so that a build for the base
-// instruction set has it too; four blocks go at once, since the instruction's latency is three times its throughput.
+// instruction set has it too. Its latency is three times its throughput, so a block goes in quarters, side by side:
+//
+//   crc(q0 q1 q2 q3) = crc(q0)·x³ⁿ + crc(q1)·x²ⁿ + crc(q2)·xⁿ + crc(q3)   mod the polynomial, n bits in a quarter
 #pragma once
 
 #include <algorithm>
@@ -59,6 +61,22 @@ inline std::uint32_t crc_by_table(std::uint32_t state, const std::byte* p, std::
     return state;
 }
 
+/// a·b modulo the polynomial, both reflected: the highest bit is x^0.
+constexpr std::uint32_t crc_product(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t product = 0;
+    for (int i = 31; i >= 0; --i) {
+        product ^= b & (0u - (a >> i & 1u));
+        b = b >> 1 ^ (0x82F63B78u & (0u - (b & 1u)));
+    }
+    return product;
+}
+/// x^(8 bytes), which a state is multiplied by where so many zeros follow; `bytes`: a power of two.
+constexpr std::uint32_t crc_of_zeros(std::size_t bytes) {
+    std::uint32_t power = 0x00800000u; // x^8
+    for (; bytes > 1; bytes /= 2) power = crc_product(power, power);
+    return power;
+}
+
 #if defined(__x86_64__)
 inline bool has_crc_instruction() {
     static const bool has = __builtin_cpu_supports("sse4.2") != 0;
@@ -66,7 +84,19 @@ inline bool has_crc_instruction() {
 }
 __attribute__((target("sse4.2"))) inline std::uint32_t crc_by_instruction(std::uint32_t state, const std::byte* p,
                                                                           std::size_t size) {
+    constexpr std::size_t quarter = checksum_block / 4;
+    constexpr std::uint32_t one = crc_of_zeros(quarter), two = crc_product(one, one), three = crc_product(two, one);
     std::uint64_t s = state, word;
+    for (; size >= checksum_block; size -= checksum_block, p += checksum_block) {
+        std::uint64_t q[4] = {s, 0, 0, 0};
+        for (std::size_t i = 0; i < quarter; i += 8)
+            for (std::size_t k = 0; k < 4; ++k) {
+                std::memcpy(&word, p + k * quarter + i, 8);
+                q[k] = __builtin_ia32_crc32di(q[k], word);
+            }
+        s = crc_product(static_cast<std::uint32_t>(q[0]), three) ^ crc_product(static_cast<std::uint32_t>(q[1]), two) ^
+            crc_product(static_cast<std::uint32_t>(q[2]), one) ^ q[3];
+    }
     for (; size >= 8; size -= 8, p += 8) {
         std::memcpy(&word, p, 8);
         s = __builtin_ia32_crc32di(s, word);
@@ -75,23 +105,11 @@ __attribute__((target("sse4.2"))) inline std::uint32_t crc_by_instruction(std::u
     for (; size > 0; --size, ++p) r = __builtin_ia32_crc32qi(r, std::to_integer<std::uint8_t>(*p));
     return r;
 }
-/// Four whole blocks, one after the other in memory.
-__attribute__((target("sse4.2"))) inline void crc_of_four(const std::byte* p, std::size_t block, std::uint32_t* out) {
-    std::uint64_t s[4] = {0xFFFFFFFFu, 0xFFFFFFFFu, 0xFFFFFFFFu, 0xFFFFFFFFu};
-    for (std::size_t i = 0; i < block; i += 8)
-        for (std::size_t b = 0; b < 4; ++b) {
-            std::uint64_t word;
-            std::memcpy(&word, p + b * block + i, 8);
-            s[b] = __builtin_ia32_crc32di(s[b], word);
-        }
-    for (std::size_t b = 0; b < 4; ++b) out[b] = ~static_cast<std::uint32_t>(s[b]);
-}
 #else
 inline bool has_crc_instruction() { return false; }
 inline std::uint32_t crc_by_instruction(std::uint32_t state, const std::byte* p, std::size_t size) {
     return crc_by_table(state, p, size);
 }
-inline void crc_of_four(const std::byte*, std::size_t, std::uint32_t*) {}
 #endif
 
 inline std::uint32_t crc_more(std::uint32_t state, const std::byte* p, std::size_t size) {
@@ -129,10 +147,6 @@ inline std::uint32_t crc32c(std::string_view text, std::uint32_t before = 0) {
 
 /// CRC-32C of each whole block of `bytes` and of the rest, to `out`: as many as there are blocks, the last one begun.
 inline void crc32c_of_blocks(std::span<const std::byte> bytes, std::uint32_t* out, std::size_t block = checksum_block) {
-    while (detail::has_crc_instruction() && bytes.size() >= 4 * block) {
-        detail::crc_of_four(bytes.data(), block, out);
-        bytes = bytes.subspan(4 * block), out += 4;
-    }
     while (!bytes.empty()) {
         const std::size_t n = std::min(block, bytes.size());
         *out++ = crc32c(bytes.first(n));

@@ -80,17 +80,27 @@ public:
     ~new_file() {
         if (!done_) ::unlink(temporary_.c_str());
     }
+    /// Behind what was written before.
     void write(std::span<const std::byte> bytes) {
-        constexpr std::size_t most = std::size_t{8} << 20;
-        for (; !bytes.empty(); bytes = bytes.subspan(std::min(most, bytes.size()))) {
-            const auto part = bytes.first(std::min(most, bytes.size()));
-            write_all(file_.get(), part, temporary_);
+        write_all(file_.get(), bytes, temporary_);
+        written_ += bytes.size();
 #if defined(SYNC_FILE_RANGE_WRITE) // a hint: the disk begins while the rest is copied
-            ::sync_file_range(file_.get(), static_cast<off_t>(written_), static_cast<off_t>(part.size()),
-                              SYNC_FILE_RANGE_WRITE);
+        constexpr std::size_t least = std::size_t{8} << 20;
+        if (written_ - begun_ < least) return;
+        ::sync_file_range(file_.get(), static_cast<off_t>(begun_), static_cast<off_t>(written_ - begun_),
+                          SYNC_FILE_RANGE_WRITE);
+        begun_ = written_;
 #endif
-            written_ += part.size();
-        }
+    }
+    /// Leaves room for so many bytes, before anything is written: write_front().
+    void skip(std::size_t bytes) {
+        if (::lseek(file_.get(), static_cast<off_t>(bytes), SEEK_SET) < 0)
+            cannot_write(temporary_, "cannot be sought in");
+        written_ = begun_ = bytes;
+    }
+    void write_front(std::span<const std::byte> bytes) {
+        if (::lseek(file_.get(), 0, SEEK_SET) < 0) cannot_write(temporary_, "cannot be sought in");
+        write_all(file_.get(), bytes, temporary_);
     }
     /// Its bytes first, then its name, then the folder that has the name.
     void finish() {
@@ -103,7 +113,7 @@ public:
 private:
     std::string folder_, path_, temporary_;
     descriptor file_;
-    std::size_t written_ = 0;
+    std::size_t written_ = 0, begun_ = 0; ///< begun_: what the disk was told to begin with
     bool done_ = false;
 };
 

@@ -11,14 +11,14 @@
 //
 // Views point into the files, as mapped, where what is asked for lies there: sequences that are neighbours in a shard,
 // columns of the very type. Else they point at copies that the `rollouts` hold: sequences from several places, packed
-// ids, half or bfloat16 read as float. They live as long as the `rollouts`.
+// ids, half or bfloat16 read as float. They live as long as the `rollouts`, whose memory the next ones use again.
 //
 // What is asked for is compared with its checksum, in blocks of 64 KiB, each once while its shard is mapped. Throws
 // invalid_input that names the file, and the tensor, for whatever was altered, cut or exchanged, and for what is not
 // in the set.
 //
-// Memory: `most_mapped` shards at most, apart from those that somebody still has rollouts of; and per set a line of
-// its index for each shard. One rollout_set serves any number of readers and threads; a reader is one thread's.
+// Memory: `most_mapped` shards at most, apart from those that somebody still has rollouts of; 64 MiB for copies at most,
+// apart from those of rollouts that live; and per set a line of its index for each shard. One rollout_set serves any number of readers and threads; a reader is one thread's.
 #pragma once
 
 #include <algorithm>
@@ -38,10 +38,12 @@
 #include <utility>
 #include <vector>
 
+#include "opd/data/halves.hpp"
 #include "opd/data/manifest.hpp"
 #include "opd/data/order.hpp"
 #include "opd/data/packed_ids.hpp"
 #include "opd/data/safetensors.hpp"
+#include "opd/data/spare_memory.hpp"
 
 namespace opd::data {
 
@@ -244,9 +246,8 @@ private:
     /// A column as T's, of one piece: from the file, or a copy.
     template <class T>
     const T* fetch(const std::string& name, index_t& n);
-    /// Memory that nobody has filled with zeros first.
     struct copied {
-        std::unique_ptr<std::byte[]> bytes{};
+        detail::spare_memory::piece bytes{};
         index_t size = 0; ///< numbers
     };
     template <class T>
@@ -291,6 +292,7 @@ private:
     }
 
     const rollout_set* set_ = nullptr;
+    std::shared_ptr<detail::spare_memory> spare_; ///< the set's
     std::vector<detail::run> runs_;
     std::vector<index_t> numbers_;
     std::vector<std::int64_t> token_offsets_{0}, row_offsets_{0};
@@ -368,6 +370,7 @@ private:
     std::vector<index_t> begins_; ///< (shards+1)
     std::vector<std::string> ignored_;
     std::unique_ptr<checked_tensors> constants_;
+    std::shared_ptr<detail::spare_memory> spare_ = std::make_shared<detail::spare_memory>(); ///< of copies
 
     mutable std::mutex mutex_;                                                          ///< of what follows
     mutable std::deque<std::pair<std::size_t, std::shared_ptr<detail::shard>>> mapped_; ///< the last used last
@@ -428,7 +431,7 @@ inline std::shared_ptr<detail::shard> rollout_set::mapped(std::size_t number) co
 
 inline rollouts rollout_set::read(std::span<const index_t> numbers) const {
     rollouts r;
-    r.set_ = this;
+    r.set_ = this, r.spare_ = spare_;
     std::size_t last = std::numeric_limits<std::size_t>::max(); // the shard of the last run
     for (const index_t number : numbers) {
         if (number < 0 || number >= sequences())
@@ -458,7 +461,7 @@ inline const set_description& rollouts::what() const {
 template <class T>
 void rollouts::copy(const column& c, std::size_t at, copied& to) {
     const auto reserve = [&](std::size_t n) {
-        to.bytes = std::make_unique_for_overwrite<std::byte[]>(n * sizeof(T));
+        to.bytes = spare_->take(n * sizeof(T));
         to.size = static_cast<index_t>(n);
         return reinterpret_cast<T*>(to.bytes.get());
     };
@@ -507,7 +510,12 @@ void rollouts::copy(const column& c, std::size_t at, copied& to) {
             else
                 convert(std::int32_t{});
         } else if constexpr (std::floating_point<T>) {
-            if (c.type == dtype::f16) convert(half{0.f});
+            if (c.type == dtype::f16) {
+                if constexpr (std::is_same_v<T, float>)
+                    detail::halves_to_floats(s.bytes.data(), s.n, to_here);
+                else
+                    convert(half{0.f});
+            }
             if (c.type == dtype::bf16) convert(bfloat16{0.f});
             if constexpr (std::is_same_v<T, double>)
                 if (c.type == dtype::f32) convert(float{});

@@ -20,6 +20,7 @@
 // the disk does not take it, after which the writer is closed and the folder is as if killed.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -33,8 +34,10 @@
 #include <utility>
 #include <vector>
 
+#include "opd/data/halves.hpp"
 #include "opd/data/manifest.hpp"
 #include "opd/data/packed_ids.hpp"
+#include "opd/data/raw_bytes.hpp"
 
 namespace opd::data {
 
@@ -121,7 +124,7 @@ private:
     };
     /// A column's numbers in a shard.
     struct buffer {
-        std::vector<std::byte> bytes{};
+        detail::raw_bytes bytes{};
         index_t numbers = 0;
     };
     struct collected {
@@ -174,14 +177,14 @@ private:
         void head(const std::string&, const Matrix&) const {} // add_constant
     };
 
-    template <class T>
-    static void append(std::vector<std::byte>& to, const T* from, index_t n) {
+    template <class Bytes, class T>
+    static void append(Bytes& to, const T* from, index_t n) {
         const auto* const p = reinterpret_cast<const std::byte*>(from);
         if (n > 0) to.insert(to.end(), p, p + static_cast<std::size_t>(n) * sizeof(T));
     }
     /// A part's numbers behind each other, each as f(number).
     template <class To, class T, class F>
-    static void append_each(std::vector<std::byte>& to, const part& p, F&& f) {
+    static void append_each(detail::raw_bytes& to, const part& p, F&& f) {
         std::size_t at = to.size();
         to.resize(at + static_cast<std::size_t>(p.numbers()) * sizeof(To));
         for (index_t r = 0; r < p.rows; ++r) {
@@ -204,7 +207,7 @@ private:
         if (p.what.type == dtype::packed) {
             index_t have = b.numbers;
             each_run<Id>(p, [&](const Id* ids, index_t n) {
-                detail::pack_ids(p.what.name.c_str(), ids, n, p.what.bits, b.bytes, have);
+                detail::append_ids(ids, n, p.what.bits, b.bytes, have);
                 have += n;
             });
         } else if constexpr (std::is_same_v<Id, std::int32_t>) {
@@ -217,7 +220,16 @@ private:
     static void write_numbers(const part& p, buffer& b) {
         if constexpr (std::is_same_v<stored_as<T>, float>) {
             const auto load = [](T x) { return element<T>::load(x); };
-            if (p.what.type == dtype::f16) return append_each<half, T>(b.bytes, p, [&](T x) { return half(load(x)); });
+            if (p.what.type == dtype::f16) {
+                if constexpr (std::is_same_v<T, float>)
+                    return each_run<T>(p, [&](const T* x, index_t n) {
+                        const std::size_t at = b.bytes.size();
+                        b.bytes.resize(at + static_cast<std::size_t>(n) * 2);
+                        detail::floats_to_halves(x, n, b.bytes.data() + at);
+                    });
+                else
+                    return append_each<half, T>(b.bytes, p, [&](T x) { return half(load(x)); });
+            }
             if (p.what.type == dtype::bf16)
                 return append_each<bfloat16, T>(b.bytes, p, [&](T x) { return bfloat16(load(x)); });
         }
@@ -284,12 +296,8 @@ private:
                             : bits > 0          ? largest_vocabulary(bits)
                                                 : index_t{1} << 31;
         each_run<Id>(p, [&](const Id* ids, index_t n) {
-            index_t least = 0, most = 0;
-            for (index_t i = 0; i < n; ++i) {
-                const auto id = static_cast<index_t>(ids[i]);
-                least = id < least ? id : least, most = id > most ? id : most;
-            }
-            if (least < -1 || most >= end)
+            const auto [least, most] = detail::range_of_ids(ids, n);
+            if (least < -1 || static_cast<index_t>(most) >= end)
                 throw invalid_input(p.what.name, "holds " + std::to_string(least < -1 ? least : most) +
                                                      ": ids are below " + std::to_string(end) + ", an unused slot -1");
         });
@@ -307,6 +315,7 @@ private:
     void take(const rollout& s);
     void settle();
     void open_existing();
+    void reserve(std::size_t shard);
     void write_index(const std::string& text);
     void begin_writing();
     void end_writing();
@@ -480,7 +489,18 @@ inline void rollout_writer::take(const rollout& s) {
     open_.token_offsets.push_back(open_.token_offsets.back() + s.tokens.size);
     open_.row_offsets.push_back(open_.row_offsets.back() + s.rows);
     ++open_.sequences;
-    if (open_.bytes >= settings_.shard_bytes) begin_writing();
+    if (open_.bytes >= settings_.shard_bytes)
+        begin_writing();
+    else if (open_.sequences == 1)
+        reserve(settings_.shard_bytes);
+}
+
+/// Room for a whole shard, shared out as the first sequence has it, so that no column moves as it grows; what nobody
+/// touches costs nothing.
+inline void rollout_writer::reserve(std::size_t shard) {
+    constexpr std::size_t most = std::size_t{1} << 30; // larger ones grow
+    const double times = double(std::min(shard, most)) / double(open_.bytes) * 1.02;
+    for (buffer& b : open_.columns) b.bytes.reserve(static_cast<std::size_t>(double(b.bytes.size()) * times) + 65536);
 }
 
 inline void rollout_writer::write_index(const std::string& text) {
@@ -516,7 +536,6 @@ inline void rollout_writer::begin_writing() {
     open_.columns.resize(busy_.columns.size()); // the memory of the one before, used again
     for (std::size_t i = 0; i < open_.columns.size(); ++i) {
         open_.columns[i].bytes.clear(), open_.columns[i].numbers = 0;
-        open_.columns[i].bytes.reserve(busy_.columns[i].bytes.size());
     }
     open_.token_offsets.assign(1, 0), open_.row_offsets.assign(1, 0);
     open_.sequences = 0, open_.bytes = 0;

@@ -160,21 +160,29 @@ inline written_file write_safetensors(const std::string& folder, const std::stri
         for (const piece& p : pieces)
             if (p.alignment == alignment) in_order.push_back(p);
     safetensors_header h{std::move(metadata), {}, 0};
-    block_checksums sums;
     std::size_t at = 0;
     for (const piece& p : in_order) {
         h.tensors.push_back({p.name, p.type, p.shape, at, at + p.bytes.size()});
         at += p.bytes.size();
-        sums.add(p.bytes);
     }
-    std::string digits;
-    for (const std::uint32_t sum : sums.finish()) digits += hexadecimal(sum, 8);
-    h.metadata["crc32c"] = digits;
+    h.metadata["crc32c"] = std::string(8 * ((at + checksum_block - 1) / checksum_block), '0'); // so many digits
     h.metadata["crc32c_block"] = std::to_string(checksum_block);
-    const std::string header = header_bytes(h);
     new_file file(folder, name);
-    file.write(bytes_of(header));
-    for (const piece& p : in_order) file.write(p.bytes);
+    file.skip(header_bytes(h).size());
+    block_checksums sums; // some blocks at a time, summed while they are copied: they come from memory once
+    at = 0;
+    for (const piece& p : in_order)
+        for (auto rest = p.bytes; !rest.empty();) {
+            const auto part = rest.first(std::min(rest.size(), 4 * checksum_block - at % checksum_block));
+            sums.add(part);
+            file.write(part);
+            at += part.size(), rest = rest.subspan(part.size());
+        }
+    std::string& digits = h.metadata["crc32c"];
+    digits.clear();
+    for (const std::uint32_t sum : sums.finish()) digits += hexadecimal(sum, 8);
+    const std::string header = header_bytes(h);
+    file.write_front(bytes_of(header));
     file.finish();
     return {name, header.size() + at, header.size(), crc32c(header)};
 }
