@@ -184,7 +184,8 @@ TEST_CASE("ranks ascend as the floats do, and every step has its code") {
         const auto x = std::uint16_t(b);
         REQUIRE(of_rank(rank_of(x)) == x);
         REQUIRE(step_of(code_of(x)) == x);
-        const float f = bfloat16_to_float(x), after = bfloat16_to_float(of_rank(std::uint16_t(rank_of(x) + 1)));
+        const float f = opd::detail::bfloat16_to_float(x),
+                    after = opd::detail::bfloat16_to_float(of_rank(std::uint16_t(rank_of(x) + 1)));
         if (!std::isnan(f) && !std::isnan(after)) REQUIRE((f < after || (f == 0 && after == 0)));
     }
     CHECK(rank_of(std::uint16_t{0x8000}) + 1 == rank_of(std::uint16_t{0})); // -0, +0

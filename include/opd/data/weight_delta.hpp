@@ -154,12 +154,24 @@ void put(std::vector<std::byte>& out, T x) {
 inline constexpr std::uint64_t most_unary = 8;
 inline constexpr std::size_t slack = 64; ///< bytes behind a buffer that its readers and writers may touch
 
-/// Memory of one block's coding: at most its elements, its streams.
-struct delta_scratch {
-    std::unique_ptr<std::uint32_t[]> at = std::make_unique_for_overwrite<std::uint32_t[]>(weight_block + slack);
-    std::unique_ptr<std::uint32_t[]> code = std::make_unique_for_overwrite<std::uint32_t[]>(weight_block + slack);
-    std::unique_ptr<std::uint32_t[]> low = std::make_unique_for_overwrite<std::uint32_t[]>(weight_block + slack);
-    std::unique_ptr<std::byte[]> body = std::make_unique_for_overwrite<std::byte[]>(16 * weight_block + 8 * slack);
+/// Memory of one block's coding: its elements, its streams.
+class delta_scratch {
+public:
+    std::unique_ptr<std::uint32_t[]> at, code, low;
+    std::unique_ptr<std::byte[]> body;
+
+    /// For the blocks of so many elements.
+    delta_scratch& with(std::uint64_t elements) {
+        const auto n = std::size_t(std::min<std::uint64_t>(elements, weight_block));
+        if (body && n <= room_) return *this;
+        room_ = n;
+        for (auto* x : {&at, &code, &low}) *x = std::make_unique_for_overwrite<std::uint32_t[]>(n + slack);
+        body = std::make_unique_for_overwrite<std::byte[]>(16 * n + 8 * slack);
+        return *this;
+    }
+
+private:
+    std::size_t room_ = 0;
 };
 
 // --- writing ------------------------------------------------------------------------------------------------------------
@@ -559,9 +571,9 @@ public:
         const std::size_t elements = next.bytes.size() / size_of(next.type);
         detail::part_sum base_sum(next.type, elements), next_sum(next.type, elements);
         head(next, 0);
-        if (!scratch_) scratch_ = std::make_unique<detail::delta_scratch>();
-        detail::with_size(
-            next.type, [&](auto size) { detail::put_delta<size()>(out_, base, next, *scratch_, base_sum, next_sum); });
+        detail::with_size(next.type, [&](auto size) {
+            detail::put_delta<size()>(out_, base, next, scratch_.with(elements), base_sum, next_sum);
+        });
         return part(next, base_sum.get(), next_sum.get());
     }
     /// A part of a version that goes from nothing.
@@ -608,7 +620,7 @@ private:
     std::int64_t next_;
     detail::version_sum base_sums_, next_sums_;
     std::vector<std::byte> out_;
-    std::unique_ptr<detail::delta_scratch> scratch_;
+    detail::delta_scratch scratch_;
 };
 
 /// From `was` to `is`, the same parts in the same order, as one piece: the messages one after the other. `base`: what
@@ -725,8 +737,8 @@ std::size_t take_changes(delta_body& in, std::size_t block, delta_scratch& s, co
     const auto jk = in.bytes(2);
     const auto j = std::to_integer<unsigned>(jk[0]), k = std::to_integer<unsigned>(jk[1]);
     if (j > 16 || k > bits) refuse_delta(in.name(), "has codes of more bits than an element");
-    const auto bytes_of_u = std::size_t(in.small(2 * weight_block));
-    const auto bytes_of_s = std::size_t(in.small(2 * weight_block));
+    const auto bytes_of_u = std::size_t(in.small(block / 4 + 8)); // as many bits as elements, twice
+    const auto bytes_of_s = std::size_t(in.small(9 * n / 8 + 8));
     const auto exceptions = std::size_t(in.small(n));
     const std::size_t bytes_of_l = (n * j + 7) / 8, bytes_of_m = (n * k + 7) / 8;
     const std::size_t all = bytes_of_u + bytes_of_l + bytes_of_s + bytes_of_m + exceptions * Size;
@@ -955,22 +967,22 @@ public:
 private:
     void step(const weight_delta_part& p, const std::byte* from, std::byte* to, std::size_t& done,
               detail::part_sum* base_sum, detail::part_sum* next_sum) {
-        if (!scratch_) scratch_ = std::make_unique<detail::delta_scratch>();
         detail::with_size(p.type, [&](auto size) {
-            detail::add_steps<size(), true>(p, from, to, *scratch_, done, base_sum, next_sum);
+            detail::add_steps<size(), true>(p, from, to, scratch_.with(p.elements), done, base_sum, next_sum);
         });
     }
     void take_back(const weight_delta_part& p, const weight_target& to, std::size_t done) {
         if (p.whole || done == 0) return;
         detail::with_size(p.type, [&](auto size) {
-            detail::add_steps<size(), false>(p, to.bytes.data(), to.bytes.data(), *scratch_, done, nullptr, nullptr);
+            detail::add_steps<size(), false>(p, to.bytes.data(), to.bytes.data(), scratch_.with(p.elements), done,
+                                             nullptr, nullptr);
         });
     }
 
     weight_version base_;
     std::int64_t next_ = 0;
     detail::version_sum base_sums_, next_sums_;
-    std::unique_ptr<detail::delta_scratch> scratch_;
+    detail::delta_scratch scratch_;
 };
 
 /// Applies all of a delta: `to[i]` from `base[i]`; where those are the same memory, in place. Returns what is held then.
