@@ -243,6 +243,46 @@ TEST_CASE("a chain of versions; a base that was missed is named, and nothing is 
     CHECK(worker == before); // the parts before it were written, and are what they were
 }
 
+TEST_CASE("the lines of docs/weights.md") {
+    numbers u(18);
+    const model before = random_model(u, 3, 3000);
+    model after = before, mine = before, other = before;
+    change(u, after);
+    const auto was = before.parts(), is = after.parts();
+    const auto parts = mine.targets(), elsewhere = other.targets();
+    {
+        data::weight_version held = data::version_of(was, 7); // later what the last call returned
+        const std::vector<std::byte> bytes = data::weight_delta(held, was, is, 8);
+        const auto now = data::apply_weight_delta(bytes, held, parts); // in place
+        data::apply_weight_delta(bytes, held, was, elsewhere);         // the same into other memory
+        CHECK(mine == after);
+        CHECK(other == after);
+        held = now;
+        mine = before;
+        const auto targets = mine.targets();
+        held =
+            data::apply_weight_delta(data::whole_weights(is, 8), {}, {}, targets); // who joins late, or missed a base
+        CHECK(held == now);
+        CHECK(mine == after);
+    }
+    mine = before;
+    const auto targets = mine.targets();
+    const data::weight_version held = data::version_of(was, 7);
+    std::vector<std::vector<std::byte>> sent;
+    const auto send = [&](std::span<const std::byte> m) { sent.emplace_back(m.begin(), m.end()); };
+    data::weight_delta_writer w(held, 8);
+    send(w.begin());
+    for (std::size_t i = 0; i < is.size(); ++i) send(w.add(was[i], is[i]));
+    send(w.end());
+    std::size_t next = 0;
+    const auto receive = [&]() -> std::span<const std::byte> { return sent[next++]; };
+    data::weight_delta_reader r(held, receive());
+    for (const data::weight_target& t : targets) r.apply(r.look(receive()), t.bytes, t); // in place
+    const data::weight_version now = r.end(receive());
+    CHECK(now == w.made());
+    CHECK(mine == after);
+}
+
 TEST_CASE("parts: a rank's own slice of a shard has deltas of its own") {
     numbers u(12);
     model::one whole{"w", weight_type::bf16, std::vector<std::byte>(2 * 40000)};
