@@ -260,8 +260,8 @@ TEST_CASE("the lines of docs/weights.md") {
         held = now;
         mine = before;
         const auto targets = mine.targets();
-        held =
-            data::apply_weight_delta(data::whole_weights(is, 8), {}, {}, targets); // who joins late, or missed a base
+        // who joins late, or missed a base
+        held = data::apply_weight_delta(data::whole_weights(is, 8), {}, {}, targets);
         CHECK(held == now);
         CHECK(mine == after);
     }
