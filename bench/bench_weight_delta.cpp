@@ -5,6 +5,7 @@
 //   bench_weight_delta [million elements] [turns] [share that changes]        prints a table, and no JSON
 //
 //   encode     weight_delta: both versions' checksums, what changed, its codes
+//   goes on    the same by a writer that made the base, and knows its checksums
 //   in place   apply_weight_delta on the base's own memory: both checksums compared
 //   to a copy  the same into other memory
 //
@@ -92,13 +93,17 @@ int main(int argc, char** argv) {
         const data::weight_part base = part(was), next = part(is);
         const data::weight_version held = data::version_of(std::span(&base, 1), 7);
         std::vector<std::byte> delta;
-        times memcpys, encode, in_place, to_copy;
+        times memcpys, encode, goes_on, in_place, to_copy;
         const auto need = [&](bool ok, const char* what) {
             if (!ok) std::printf("WRONG: %s\n", what), std::exit(1);
         };
         for (int turn = 0; turn < turns; ++turn) {
             timed(memcpys, [&] { std::memcpy(copy.data(), was.data(), bytes), benchmark::ClobberMemory(); });
             timed(encode, [&] { delta = data::weight_delta(held, std::span(&base, 1), std::span(&next, 1), 8); });
+            data::weight_delta_writer w({6, held.sum}, 7); // one that made the base
+            w.begin(), w.add(base, base), w.end();
+            w.go_on(8);
+            timed(goes_on, [&] { w.begin(), w.add(base, next), w.end(); });
             timed(in_place, [&] { data::apply_weight_delta(delta, held, std::span(&target, 1)); });
             need(std::memcmp(copy.data(), is.data(), bytes) == 0, "in place");
             timed(memcpys, [&] { std::memcpy(copy.data(), was.data(), bytes), benchmark::ClobberMemory(); });
@@ -113,6 +118,7 @@ int main(int argc, char** argv) {
                         1e3 * t.least(), double(bytes) / t.least() / 1e9, memcpys.least() / t.least(), 1e3 * t.median(),
                         memcpys.median() / t.median());
         };
-        line("memcpy", memcpys), line("encode", encode), line("in place", in_place), line("to a copy", to_copy);
+        line("memcpy", memcpys), line("encode", encode), line("goes on", goes_on), line("in place", in_place),
+            line("to a copy", to_copy);
     }
 }

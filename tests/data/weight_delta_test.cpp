@@ -283,6 +283,42 @@ TEST_CASE("the lines of docs/weights.md") {
     CHECK(mine == after);
 }
 
+TEST_CASE("a writer that goes on writes what a new one would, without the base's checksums") {
+    numbers u(19);
+    model now = random_model(u, 4, 150000), worker = now;
+    auto held = now.version(0);
+    data::weight_delta_writer goes_on(held, 1);
+    const auto all_of = [](data::weight_delta_writer& w, const model& was, const model& is) {
+        std::vector<std::byte> all;
+        const auto add = [&](std::span<const std::byte> m) { all.insert(all.end(), m.begin(), m.end()); };
+        add(w.begin());
+        for (std::size_t i = 0; i < is.all.size(); ++i) add(w.add(was.parts()[i], is.parts()[i]));
+        add(w.end());
+        return all;
+    };
+    for (std::int64_t v = 1; v < 6; ++v) {
+        const model was = now;
+        change(u, now);
+        const auto bytes = all_of(goes_on, was, now);
+        CHECK(bytes == data::weight_delta(held, was.parts(), now.parts(), v));
+        CHECK(goes_on.made() == now.version(v));
+        held = data::apply_weight_delta(bytes, held, worker.targets());
+        CHECK(worker == now);
+        goes_on.go_on(v + 1);
+    }
+    model altered = now, next = now; // since it was made
+    for (std::size_t i = 0; i < 4; ++i)
+        if (!now.all[i].bytes.empty())
+            altered.all[i].bytes[0] ^= std::byte{1}, next.all[i].bytes.back() ^= std::byte{2};
+    REQUIRE(altered.all != now.all);
+    const auto bytes = all_of(goes_on, altered, next);
+    CHECK(refused([&] { data::apply_weight_delta(bytes, held, worker.targets()); }).find("makes other weights") !=
+          std::string::npos);
+    CHECK(worker == now);
+    goes_on.go_on(7);
+    CHECK_THROWS_AS(all_of(goes_on, {{now.all[1], now.all[0], now.all[2], now.all[3]}}, now), invalid_input);
+}
+
 TEST_CASE("parts: a rank's own slice of a shard has deltas of its own") {
     numbers u(12);
     model::one whole{"w", weight_type::bf16, std::vector<std::byte>(2 * 40000)};

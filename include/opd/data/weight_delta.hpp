@@ -407,6 +407,7 @@ public:
     }
     void add(std::uint64_t block) { of_.push_back(block); }
     std::uint64_t get() const { return weight_sum(std::as_bytes(std::span(of_))); }
+    std::span<const std::uint64_t> blocks() const { return std::span(of_).subspan(2); }
 
 private:
     std::vector<std::uint64_t> of_;
@@ -451,9 +452,10 @@ inline std::uint64_t sum_and_soon(std::span<const std::byte> bytes, const std::b
     return state.end(bytes.size());
 }
 
-/// The checksums of two runs and where they differ, in steps that the fast memory holds.
+/// The checksums of two runs (that of the base where it is not known) and where they differ, in steps that the fast
+/// memory holds.
 template <std::size_t Size>
-std::size_t look_at_block(const std::byte* base, const std::byte* next, std::size_t n, delta_scratch& s,
+std::size_t look_at_block(const std::byte* base, const std::byte* next, std::size_t n, delta_scratch& s, bool known,
                           std::uint64_t& base_sum, std::uint64_t& next_sum) {
     const std::size_t bytes = n * Size, step = 4 * sum_chunk, ahead = look_ahead;
     sum_state of_base, of_next;
@@ -462,22 +464,24 @@ std::size_t look_at_block(const std::byte* base, const std::byte* next, std::siz
         const std::size_t here = std::min(step, bytes - at), whole = here / sum_chunk * sum_chunk;
         for (std::size_t i = 0; i < whole; i += sum_chunk) {
             soon_chunk(base + at + i + ahead), soon_chunk(next + at + i + ahead);
-            of_base.chunk(base + at + i), of_next.chunk(next + at + i);
+            if (!known) of_base.chunk(base + at + i);
+            of_next.chunk(next + at + i);
         }
         if (whole < here) {
-            of_base.last(base + at + whole, here - whole);
+            if (!known) of_base.last(base + at + whole, here - whole);
             of_next.last(next + at + whole, here - whole);
         }
         found +=
             places_of_changes<Size>(base + at, next + at, here / Size, std::uint32_t(at / Size), s.at.get() + found);
     }
-    base_sum = of_base.end(bytes), next_sum = of_next.end(bytes);
+    if (!known) base_sum = of_base.end(bytes);
+    next_sum = of_next.end(bytes);
     return found;
 }
 
 template <std::size_t Size>
 void put_delta(std::vector<std::byte>& out, const weight_part& base, const weight_part& next, delta_scratch& s,
-               part_sum& base_sum, part_sum& next_sum) {
+               part_sum& base_sum, part_sum& next_sum, std::span<const std::uint64_t> known) {
     using U = typename words<Size>::type;
     using loose = typename words<Size>::loose;
     const std::size_t elements = next.bytes.size() / Size;
@@ -485,8 +489,8 @@ void put_delta(std::vector<std::byte>& out, const weight_part& base, const weigh
     for (std::size_t first = 0; first < elements; first += weight_block) {
         const std::size_t n = std::min(weight_block, elements - first);
         const std::byte *a = base.bytes.data() + first * Size, *b = next.bytes.data() + first * Size;
-        std::uint64_t a_sum = 0, b_sum = 0;
-        const std::size_t changed = look_at_block<Size>(a, b, n, s, a_sum, b_sum);
+        std::uint64_t a_sum = known.empty() ? 0 : known[first / weight_block], b_sum = 0;
+        const std::size_t changed = look_at_block<Size>(a, b, n, s, !known.empty(), a_sum, b_sum);
         base_sum.add(a_sum), next_sum.add(b_sum);
         if (changed == 0) {
             ++unchanged;
@@ -573,9 +577,13 @@ public:
         const std::size_t elements = next.bytes.size() / size_of(next.type);
         detail::part_sum base_sum(next.type, elements), next_sum(next.type, elements);
         head(next, 0);
+        const std::size_t i = next_sums_.parts(), blocks = (elements + weight_block - 1) / weight_block;
+        std::span<const std::uint64_t> known;
+        if (i < blocks_.size() && blocks_[i].size() == blocks) known = blocks_[i];
         detail::with_size(next.type, [&](auto size) {
-            detail::put_delta<size()>(out_, base, next, scratch_.with(elements), base_sum, next_sum);
+            detail::put_delta<size()>(out_, base, next, scratch_.with(elements), base_sum, next_sum, known);
         });
+        made_.emplace_back(next_sum.blocks().begin(), next_sum.blocks().end());
         return part(next, base_sum.get(), next_sum.get());
     }
     /// A part of a version that goes from nothing.
@@ -584,6 +592,7 @@ public:
         if (base_.number >= 0) throw invalid_input(detail::quoted(next.name), "has no base, and the version has one");
         head(next, 1);
         out_.insert(out_.end(), next.bytes.begin(), next.bytes.end());
+        made_.emplace_back(); // to be computed
         return part(next, 0, detail::sum_of_part(next));
     }
     /// Throws invalid_input if the parts' base is not what the constructor was told.
@@ -596,6 +605,14 @@ public:
         detail::put(out_, next_sums_.get());
         detail::seal(out_);
         return out_;
+    }
+    /// After end(): goes on from what was made to number `next`, as a new writer from made() would, but that the base's
+    /// checksums are not computed again. A base that was altered since makes a delta that receivers refuse.
+    void go_on(std::int64_t next) {
+        weight_delta_writer w(made(), next);
+        base_ = w.base_, next_ = next;
+        blocks_ = std::move(made_), made_.clear();
+        base_sums_ = {}, next_sums_ = {};
     }
     /// After end(): what receivers hold then.
     weight_version made() const { return {next_, next_sums_.get()}; }
@@ -621,6 +638,7 @@ private:
     weight_version base_;
     std::int64_t next_;
     detail::version_sum base_sums_, next_sums_;
+    std::vector<std::vector<std::uint64_t>> blocks_, made_; // checksums of blocks: of the base, if known, and of next
     std::vector<std::byte> out_;
     detail::delta_scratch scratch_;
 };
