@@ -501,9 +501,11 @@ TEST_CASE("deltas: a worker that follows, one that joins late, one that missed t
     std::vector<std::shared_ptr<transformer<float>>> models;
     for (std::int32_t v = 0; v < 20; ++v) { // a few weights of each change
         models.push_back(std::make_shared<transformer<float>>(v == 0 ? model_of(shape, 1) : *models.back()));
-        auto& w = models.back()->weights;
-        for (std::size_t i = static_cast<std::size_t>(v); i < w.size(); i += 97) w[i] += 1e-3f;
-        w[0] = v % 2 == 0 ? 0.0f : -0.0f;
+        for (const opd::data::weight_target& p : parts_of(*models.back())) {
+            const std::span w(reinterpret_cast<float*>(p.bytes.data()), p.bytes.size() / sizeof(float));
+            for (std::size_t i = static_cast<std::size_t>(v); i < w.size(); i += 97) w[i] += 1e-3f;
+        }
+        models.back()->weights[0] = v % 2 == 0 ? 0.0f : -0.0f;
         models.back()->weights_changed();
     }
     publication board({true, true});
