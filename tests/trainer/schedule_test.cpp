@@ -526,11 +526,11 @@ TEST_CASE("deltas: workers with weights of their own, joined, killed and resumed
     CHECK(counts["checked"] > counts["deltas"]);
     CHECK_FALSE(nlohmann::json::parse(read_file(dir / "shared/schedule.json")).contains("publications"));
     {
-        run first(parse(dir / "parts", with(how, deltas)));
+        run first(parse(dir / "parts", how));
         first.stop_after(9);
         REQUIRE(go(first) == exit_interrupted);
     }
-    REQUIRE(complete(dir / "parts", with(how, {"--resume", "--publish=shared"})) == exit_ok);
+    REQUIRE(complete(dir / "parts", with(with(how, {"--resume"}), deltas)) == exit_ok); // all join again
     CHECK(weights_of(dir / "parts") == weights_of(dir / "shared"));
     REQUIRE(complete(dir / "threads", with(deltas, {"--schedule=step-off", "--schedule-k=1", "--rollout-workers=3"})) ==
             exit_ok);
