@@ -241,6 +241,15 @@ TEST_CASE("a chain of versions; a base that was missed is named, and nothing is 
     CHECK(refused([&] { data::apply_weight_delta(deltas[0], made[0], worker.targets()); }).find("part 'odd'") !=
           std::string::npos);
     CHECK(worker == before); // the parts before it were written, and are what they were
+
+    // altered where nothing changes
+    model two{{{"w", weight_type::bf16, std::vector<std::byte>(2 * 70000)}}}, next = two, altered = two;
+    set_word(next.all[0], 5, 1), set_word(altered.all[0], 69999, 1);
+    const auto bytes = data::weight_delta(two.version(0), two.parts(), next.parts(), 1);
+    const model as_it_was = altered;
+    CHECK(refused([&] { data::apply_weight_delta(bytes, two.version(0), altered.targets()); }) ==
+          "opd: delta, part 'w': goes from other weights than are held");
+    CHECK(altered == as_it_was);
 }
 
 TEST_CASE("the lines of docs/weights.md") {
@@ -509,6 +518,23 @@ TEST_CASE("sizes: nothing changed, some, all") {
     CHECK(size_with(0.02, true).second < 23.5); // 7.07 bits of place and 16 of value is what there is to say
     CHECK(size_with(1, false).second < 3);
     CHECK(size_with(1, true).first <= 2 * n + 200);
+}
+
+TEST_CASE("the bytes of a delta are the same whoever compiles") { // another number here is another format
+    std::uint64_t x = 1;
+    const auto next = [&x] { return (x = x * 6364136223846793005u + 1442695040888963407u) >> 33; };
+    model was;
+    for (const weight_type t : {weight_type::bf16, weight_type::f32, weight_type::bytes}) {
+        was.all.push_back({"p" + std::to_string(int(t)), t, std::vector<std::byte>(70000 * size_of(t))});
+        for (std::size_t i = 0; i < 70000; ++i) set_word(was.all.back(), i, std::uint32_t(next()));
+    }
+    model is = was;
+    for (model::one& p : is.all)
+        for (std::size_t i = std::size_t(next() % 90); i < 70000; i += 1 + std::size_t(next() % 90))
+            set_word(p, i, next() % 10 == 0 ? std::uint32_t(next()) : word_of(p, i) + 1);
+    const auto bytes = data::weight_delta(was.version(1), was.parts(), is.parts(), 2);
+    CHECK(bytes.size() == 6878);
+    CHECK(data::weight_sum(bytes) == 8339536022055666779u);
 }
 
 TEST_CASE("memory is that of one part's delta") {
