@@ -383,6 +383,7 @@ std::vector<unused_setting> unused_settings(const config& c) {
           "score_flush",
           "attempts",
           "inject",
+          "publish",
           "inject_seconds",
           "driver",
           "rollout_deadline",
@@ -426,6 +427,7 @@ std::vector<unused_setting> unused_settings(const config& c) {
          {"park_after"});
     only(async, "schedule", schedule, {"score_flush"});
     only(!s.inject.empty(), "schedule", "a run without --inject", {"inject_seconds"});
+    only(s.publish == "deltas", "schedule", "--publish " + s.publish, {"check_publications"});
     only(!in_virtual_time(c), "schedule", "--driver " + s.driver, {"learner_threads"});
     const std::string& speculate = c.speculation.kind;
     only(speculate != "off" && speculate != "auto", "speculation", "--speculate " + speculate, {"depth", "verify"});

@@ -176,6 +176,8 @@ struct config {
         int attempts = 3;
         std::string inject; // kill=…,delay=…,drop=…
         double inject_seconds = 0.05;
+        std::string publish = "shared";
+        bool check_publications = false;
         std::string driver = "threads";
         int learner_threads = 0; // 0: as many as threads
         // virtual seconds of a call, and of each of its rows
@@ -458,6 +460,15 @@ void visit_options(Config& c, Visitor&& v) {
              true);
     v.option("inject_seconds", "--inject-seconds", c.schedule.inject_seconds,
              "--inject: how late, and until a worker is back", true);
+    v.option(
+        "publish", "--publish", c.schedule.publish,
+        "how rollout workers get new weights: shared (the learner's memory), deltas (each has its own, and is sent "
+        "what changed). Results do not depend on it",
+        false);
+    v.option("check_publications", "--check-publications", c.schedule.check_publications,
+             "--publish deltas: every worker compares what it made with the learner's weights, bit for bit; other bits "
+             "end the run",
+             false);
     v.option(
         "driver", "--driver", c.schedule.driver,
         "threads; virtual: one thing after the other, in an order and at times that follow from the costs below, so "

@@ -40,6 +40,7 @@ public:
           learn_(r.settings_, r.student_, r.state_.student_optimizer,
                  r.learner_backend_ ? *r.learner_backend_ : r.backend_,
                  codec_ ? head_of(*codec_) : head_of(r.teacher_)),
+          weights_({r.settings_.schedule.publish == "deltas", r.settings_.schedule.check_publications}),
           keeps_flight(r.settings_.schedule.kind != "sync"), schedule(schedule_for(r)),
           workers(rollout_workers_of(r.settings_)), lanes(std::max(1, r.settings_.distill.slots / workers)),
           teachers(teachers_of(r.settings_)), faults(faults_of(r.settings_)),
@@ -162,6 +163,7 @@ public:
         const evaluation_result after = run_.evaluate(run_.student_, "after");
         run_.evaluations_["after"] = to_json(after);
         described_run["teacher_cache"] = described_cache(after);
+        if (weights_.how().deltas) described_run["publications"] = described(weights_.counts());
         write_file(run_.directory_ + "/schedule.json", described_run.dump() + "\n");
         run_.finish_stage(trainer::stage::finished, std::move(at_end_));
     }
@@ -233,6 +235,10 @@ private:
         for (std::size_t i = 0; i < c.chosen.size(); ++i)
             if (c.chosen[i] > 0) choices[choice_name(o, i)] = c.chosen[i];
         return j;
+    }
+    static nlohmann::ordered_json described(const publication_counts& c) {
+        return {{"deltas", c.deltas},           {"delta_bytes", c.delta_bytes}, {"whole", c.whole},
+                {"whole_bytes", c.whole_bytes}, {"missed", c.missed},           {"checked", c.checked}};
     }
     // What the learner is sent of the teacher, and how wide its memory is.
     nlohmann::ordered_json described_cache(const evaluation_result& after) const {

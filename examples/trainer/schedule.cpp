@@ -144,6 +144,8 @@ sched::settings schedule_of(const config& c) {
     need(s.teachers <= most_threads, fmt::format("--teachers must be at most {}, not {}", most_threads, s.teachers));
     need(s.learner_threads >= 0 && s.learner_threads <= most_threads,
          fmt::format("--learner-threads must lie in [0, {}], not {}", most_threads, s.learner_threads));
+    need(s.publish == "shared" || s.publish == "deltas",
+         fmt::format("--publish must be shared or deltas, not '{}'", s.publish));
     need(s.inject_seconds > 0 && s.inject_seconds <= 1e6,
          fmt::format("--inject-seconds must lie in (0, 1e6], not {}", s.inject_seconds));
     faults_of(c); // names what it refuses

@@ -90,7 +90,7 @@ void rollout_stage::abort(const sched::ticket& t) {
 }
 
 void rollout_stage::install(const sched::weights& w) {
-    const policy weights = weights_.get(w);
+    const policy weights = weights_.how().deltas ? received_.take(weights_, w) : weights_.get(w);
     if (engine_)
         engine_->install(weights);
     else

@@ -139,6 +139,7 @@ private:
     std::vector<opd::sched::ticket> tickets_; // by lane
     std::vector<std::uint64_t> had_;          // by lane: tokens of the response at its start
     opd::sched::weights installed_{.version = -1};
+    weight_receiver received_;             // --publish deltas
     std::optional<rollout_engine> engine_; // from the first weights on
     std::vector<lane_trajectory> finished_;
     index_t rows_ = 0, again_ = 0; // of the last step

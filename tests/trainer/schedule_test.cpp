@@ -510,6 +510,36 @@ TEST_CASE(
                       doctest::Contains("descends something else"));
 }
 
+TEST_CASE("deltas: workers with weights of their own, joined, killed and resumed, make the run that shares them") {
+    const scratch dir;
+    const flags how = with(virtually, {"--schedule=async", "--tau=3", "--inject=kill=0.04,drop=0.04", "--attempts=100",
+                                       "--inject-seconds=0.01", "--rollout-deadline=0.3", "--teacher-deadline=0.3",
+                                       "--learner-deadline=0.3"});
+    const flags deltas = {"--publish=deltas", "--check-publications"};
+    REQUIRE(complete(dir / "shared", how) == exit_ok);
+    REQUIRE(complete(dir / "deltas", with(how, deltas)) == exit_ok);
+    CHECK(weights_of(dir / "deltas") == weights_of(dir / "shared"));
+    CHECK(read_file(dir / "deltas/consumed.jsonl") == read_file(dir / "shared/consumed.jsonl"));
+    const auto counts = nlohmann::json::parse(read_file(dir / "deltas/schedule.json"))["publications"];
+    CHECK(counts["deltas"] > steps);
+    CHECK(counts["whole"] > 0);
+    CHECK(counts["checked"] > counts["deltas"]);
+    CHECK_FALSE(nlohmann::json::parse(read_file(dir / "shared/schedule.json")).contains("publications"));
+    {
+        run first(parse(dir / "parts", how));
+        first.stop_after(9);
+        REQUIRE(go(first) == exit_interrupted);
+    }
+    REQUIRE(complete(dir / "parts", with(with(how, {"--resume"}), deltas)) == exit_ok); // all join again
+    CHECK(weights_of(dir / "parts") == weights_of(dir / "shared"));
+    REQUIRE(complete(dir / "threads", with(deltas, {"--schedule=step-off", "--schedule-k=1", "--rollout-workers=3"})) ==
+            exit_ok);
+    REQUIRE(complete(dir / "plain", {"--schedule=step-off", "--schedule-k=1"}) == exit_ok);
+    CHECK(weights_of(dir / "threads") == weights_of(dir / "plain"));
+    CHECK_THROWS_WITH(parse(dir / "x", {"--publish=delta"}), doctest::Contains("--publish must be shared or deltas"));
+    CHECK_THROWS_WITH(parse(dir / "x", {"--check-publications"}), doctest::Contains("--publish shared"));
+}
+
 // --- faults ---------------------------------------------------------------------------------------------------------
 
 TEST_CASE("faults: whoever dies, dawdles or falls silent, every sequence is learnt from once") {

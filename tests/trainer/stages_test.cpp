@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -478,18 +479,109 @@ TEST_CASE("workers install exactly the publication that they are told of") {
         CHECK(out[0].ticket == ticket);
         return *out[0].sequence;
     };
-    publication board, other;
-    board.publish({1, 3}, {model(1), 1});
-    const trajectory of_first = drawn(board, {1, 3});
-    board.publish({1, 5}, {model(2), 1}); // of the same version, made again
-    board.publish({1, 3}, {model(1), 1}); // late
-    const trajectory of_second = drawn(board, {1, 5});
-    CHECK_FALSE(of_first == of_second);
-    other.publish({1, 1}, {model(2), 1});
-    CHECK(of_second == drawn(other, {1, 1}));
-    rollout_stage stage(small_task(), sampling_of(c, small_task()), first_sample, 1, board);
-    CHECK_THROWS_WITH(stage.install({1, 3}), doctest::Contains("version 1 of job 3 was asked for"));
-    CHECK_THROWS_WITH(stage.start(ticket, nullptr), doctest::Contains("before the first weights"));
+    for (const bool deltas : {false, true}) {
+        CAPTURE(deltas);
+        publication board({deltas, deltas}), other({deltas, deltas});
+        board.publish({1, 3}, {model(1), 1});
+        const trajectory of_first = drawn(board, {1, 3});
+        board.publish({1, 5}, {model(2), 1}); // of the same version, made again
+        board.publish({1, 3}, {model(1), 1}); // late
+        const trajectory of_second = drawn(board, {1, 5});
+        CHECK_FALSE(of_first == of_second);
+        other.publish({1, 1}, {model(2), 1});
+        CHECK(of_second == drawn(other, {1, 1}));
+        rollout_stage stage(small_task(), sampling_of(c, small_task()), first_sample, 1, board);
+        CHECK_THROWS_WITH(stage.install({1, 3}), doctest::Contains("version 1 of job 3 was asked for"));
+        CHECK_THROWS_WITH(stage.start(ticket, nullptr), doctest::Contains("before the first weights"));
+    }
+}
+
+TEST_CASE("deltas: a worker that follows, one that joins late, one that missed the base") {
+    const model_shape shape = settings("mc", "async").student_model;
+    std::vector<std::shared_ptr<transformer<float>>> models;
+    for (std::int32_t v = 0; v < 20; ++v) { // a few weights of each change
+        models.push_back(std::make_shared<transformer<float>>(v == 0 ? model_of(shape, 1) : *models.back()));
+        for (const opd::data::weight_target& p : parts_of(*models.back())) {
+            const std::span w(reinterpret_cast<float*>(p.bytes.data()), p.bytes.size() / sizeof(float));
+            for (std::size_t i = static_cast<std::size_t>(v); i < w.size(); i += 97) w[i] += 1e-3f;
+        }
+        models.back()->weights[0] = v % 2 == 0 ? 0.0f : -0.0f;
+        models.back()->weights_changed();
+    }
+    publication board({true, true});
+    weight_receiver follows, naps, sleeps, late;
+    const auto take = [&](weight_receiver& r, const sched::weights& name, const transformer<float>& what) {
+        const policy p = r.take(board, name);
+        CHECK(p.version == name.version);
+        CHECK(std::memcmp(p.model->weights.data(), what.weights.data(), what.weights.size() * sizeof(float)) == 0);
+        CHECK(p.model->weights.size() == what.weights.size());
+        CHECK(p.model.get() != &what); // memory of its own
+        const auto a = p.model->layout.head;
+        CHECK(std::memcmp(p.model->transposed_at(a), what.transposed_at(a), static_cast<std::size_t>(a.size()) * 4) ==
+              0);
+        return p;
+    };
+    for (std::int32_t v = 0; v < 20; ++v) {
+        const sched::weights name{v, static_cast<std::uint64_t>(v) + 1};
+        board.publish(name, {models[static_cast<std::size_t>(v)], v});
+        take(follows, name, *models[static_cast<std::size_t>(v)]);
+        if (v % 4 == 0) take(naps, name, *models[static_cast<std::size_t>(v)]);
+        if (v == 0 || v == 12) take(sleeps, name, *models[static_cast<std::size_t>(v)]);
+    }
+    publication_counts c = board.counts();
+    CHECK(c.whole == 4); // the first of each of three, and who slept for longer than deltas are kept
+    CHECK(c.missed == 1);
+    CHECK(c.deltas == 19 + 16);
+    CHECK(c.checked == 20 + 5 + 2);
+    CHECK(c.whole_bytes / c.whole > 4 * static_cast<std::int64_t>(models[0]->weights.size()));
+    CHECK(c.delta_bytes / c.deltas * 8 < c.whole_bytes / c.whole);
+    take(late, {19, 20}, *models[19]);
+    CHECK(board.counts().whole == 5);
+    CHECK(board.counts().missed == 1);
+    CHECK(board.counts().deltas == c.deltas);
+
+    // a version that is made again: by the same weights nothing is sent; by others from the version before
+    const policy before = follows.take(board, {19, 20});
+    board.publish({19, 21}, {models[19], 19});
+    CHECK(take(follows, {19, 21}, *models[19]).model == before.model);
+    c = board.counts();
+    board.publish({19, 22}, {models[5], 19});
+    weight_receiver of_18;
+    take(follows, {19, 22}, *models[5]);
+    CHECK(board.counts().missed == 2);
+    CHECK(board.counts().whole == c.whole + 1);
+    const std::vector<float> old(before.model->weights);
+    CHECK(old == models[19]->weights); // somebody may still draw from them
+}
+
+TEST_CASE("deltas: other bits than the learner's are noticed, on either side") {
+    const model_shape shape = settings("mc", "async").student_model;
+    const auto first = std::make_shared<transformer<float>>(model_of(shape, 1));
+    const auto second = std::make_shared<transformer<float>>(*first);
+    second->weights[7] += 1;
+    for (const bool check : {false, true}) {
+        publication board({true, check});
+        weight_receiver worker;
+        board.publish({0, 1}, {first, 0});
+        worker.take(board, {0, 1});
+        board.publish({1, 2}, {second, 1});
+        second->weights[9] += 1; // after it was published
+        if (check)
+            CHECK_THROWS_WITH(worker.take(board, {1, 2}), doctest::Contains("--check-publications: version 1"));
+        else
+            CHECK_NOTHROW(worker.take(board, {1, 2}));
+        second->weights[9] = first->weights[9];
+    }
+    publication board({true, false});
+    weight_receiver worker;
+    board.publish({0, 1}, {first, 0});
+    const policy held = worker.take(board, {0, 1});
+    board.publish({1, 2}, {second, 1});
+    auto& bits = const_cast<std::vector<float>&>(held.model->weights); // as a stray write would
+    bits[40] += 1;
+    CHECK_THROWS_AS(worker.take(board, {1, 2}), opd::invalid_input);
+    bits[40] = first->weights[40];
+    CHECK(worker.take(board, {1, 2}).model->weights == second->weights);
 }
 
 TEST_CASE("a rollout stage gives out what runs on it, and another one goes on from that") {
