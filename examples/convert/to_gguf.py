@@ -5,8 +5,8 @@ Qwen3 shape, so the server computes the same function, in its own order of sums.
 
     python3 to_gguf.py runs/base/checkpoints/student.ckpt teacher.gguf            # --student: the student
 
-Needs numpy and gguf (PyPI). llama.cpp wants an unknown, a begin and an end token: the last three ids, which must be
-padding of the run (--vocabulary); the task's own end is a token as any other, as the server must not stop there.
+Needs numpy and gguf (PyPI). The vocabulary is one without begin, end and unknown tokens: to the server the task's own end
+is a token as any other, where it does not stop.
 """
 import argparse
 import json
@@ -47,9 +47,7 @@ def main():
     if task.get("kind", "gcd") != "gcd":
         sys.exit("only runs of --task gcd: of other tasks the words are not in the checkpoint")
     symbols = "0123456789,=;#$"
-    vocabulary = task.get("vocabulary", 0)
-    if vocabulary < len(symbols) + 3:
-        sys.exit(f"the run has {vocabulary or len(symbols)} ids: --vocabulary must leave three of padding")
+    vocabulary = task.get("vocabulary", 0) or len(symbols)
     width, layers, heads, kv_heads = (shape[k] for k in ("width", "layers", "heads", "kv_heads"))
     head_dim, ffn = shape["head_dim"], shape["ffn"]
     q, kv = heads * head_dim, kv_heads * head_dim
@@ -77,17 +75,9 @@ def main():
     out.add_layer_norm_rms_eps(1e-6)
     out.add_rope_freq_base(10000.0)
     out.add_vocab_size(vocabulary)
-    out.add_tokenizer_model("llama")
-    tokens = list(symbols) + [f"<pad{i}>" for i in range(len(symbols), vocabulary - 3)] + ["<unk>", "<s>", "</s>"]
-    out.add_token_list(tokens)
-    out.add_token_scores([0.0] * vocabulary)
-    normal, unknown, control = gguf.TokenType.NORMAL, gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL
-    out.add_token_types([normal] * (vocabulary - 3) + [unknown, control, control])
-    out.add_unk_token_id(vocabulary - 3)
-    out.add_bos_token_id(vocabulary - 2)
-    out.add_eos_token_id(vocabulary - 1)
-    out.add_add_bos_token(False)
-    out.add_add_space_prefix(False)
+    out.add_tokenizer_model("rwkv")  # of llama.cpp's vocabularies the one without special ids
+    out.add_token_list(list(symbols) + [f"<pad{i}>" for i in range(len(symbols), vocabulary)])
+    out.add_token_types([gguf.TokenType.NORMAL] * vocabulary)
 
     out.add_tensor("token_embd.weight", tensor(vocabulary, width))
     for layer in range(layers):

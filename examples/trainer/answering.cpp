@@ -66,8 +66,8 @@ int integer_of(const json& j, const char* name, int otherwise, int least, int mo
 
 teacher_answers::teacher_answers(const transformer<float>& model, const any_task& task, int threads, int most_logprobs,
                                  std::string name)
-    : model_(model), most_logprobs_(std::min(most_logprobs, model.shape.vocabulary)), name_(std::move(name)),
-      backend_{.threads = threads}, scorer_(model, backend_) {
+    : model_(model), most_logprobs_(std::min(most_logprobs, model.shape.vocabulary)),
+      name_(std::move(name)), backend_{.threads = threads}, scorer_(model, backend_) {
     const int v = model.shape.vocabulary;
     for (token t = 0; t < v; ++t)
         escaped_.push_back(json(t < task.vocabulary() ? task.written(std::span(&t, 1)) : std::string())
@@ -110,11 +110,13 @@ std::vector<token> teacher_answers::ids_of(const json& list, const char* name) c
     std::vector<token> ids;
     for (const json& x : list) {
         if (!x.is_number_integer() || x < 0 || x >= model_.shape.vocabulary)
-            throw bad_request(fmt::format("{} has the id {}; the model knows {}", name, x.dump(), model_.shape.vocabulary));
+            throw bad_request(
+                fmt::format("{} has the id {}; the model knows {}", name, x.dump(), model_.shape.vocabulary));
         ids.push_back(x.get<token>());
     }
     if (std::ssize(ids) > model_.shape.max_length)
-        throw bad_request(fmt::format("{} has {} tokens; the model takes {}", name, ids.size(), model_.shape.max_length));
+        throw bad_request(
+            fmt::format("{} has {} tokens; the model takes {}", name, ids.size(), model_.shape.max_length));
     return ids;
 }
 
@@ -147,8 +149,8 @@ http_reply teacher_answers::completions(const json& q) {
         if (n > 0) opd::score(backend_, opd::view(std::as_const(logits_).data(), n, v), what);
         for (index_t r = 0; r < n; ++r) { // ties count for the lower id
             const float *const z = logits_.data() + r * v, mine = z[next[static_cast<std::size_t>(r)]];
-            const std::int64_t before = std::count_if(z, z + next[static_cast<std::size_t>(r)],
-                                                      [=](float x) { return x == mine; });
+            const std::int64_t before =
+                std::count_if(z, z + next[static_cast<std::size_t>(r)], [=](float x) { return x == mine; });
             rank[static_cast<std::size_t>(r)] =
                 static_cast<int>(1 + before + std::count_if(z, z + v, [=](float x) { return x > mine; }));
         }
@@ -158,7 +160,8 @@ http_reply teacher_answers::completions(const json& q) {
     const auto entry = [&](bool first, std::int32_t id, float x, std::int64_t place) {
         // as double: seventeen digits come back as this very float
         fmt::format_to(std::back_inserter(out), R"({}"{}":{{"logprob":{},"rank":{},"decoded_token":{}}})",
-                       first ? "" : ",", id, std::max(double{x}, -9999.0), place, escaped_[static_cast<std::size_t>(id)]);
+                       first ? "" : ",", id, std::max(double{x}, -9999.0), place,
+                       escaped_[static_cast<std::size_t>(id)]);
     };
     std::size_t row = 0;
     for (std::size_t i = 0; i < prompts.size(); ++i) {

@@ -42,9 +42,9 @@ private:
     const transformer<float>& model_;
     const int most_logprobs_;
     const std::string name_;
-    std::string models_;              // the body of /v1/models
+    std::string models_;               // the body of /v1/models
     std::vector<std::string> escaped_; // (V) a token's text as JSON
-    std::mutex mutex_;                // of what follows
+    std::mutex mutex_;                 // of what follows
     opd::eigen_backend backend_;
     teacher_scorer scorer_;
     std::vector<float> logits_;

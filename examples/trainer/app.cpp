@@ -83,27 +83,29 @@ int run_program(const char* name, const std::function<std::string(const failure&
 
 int app_main(int argc, const char* const* argv) {
     command arguments;
-    return run_program("opd-train", [&](const failure& e) { return told(arguments, e); }, [&]() -> int {
-        arguments = parse_command_line(argc, argv);
-        if (!arguments.text.empty()) {
-            std::fputs(arguments.text.c_str(), stdout);
-            return exit_ok;
-        }
-        if (arguments.quiet) spdlog::set_level(spdlog::level::warn);
-        for (const std::string& warning : arguments.warnings) spdlog::warn("{}", warning);
-        interrupted = false;
-        if (arguments.train_drafter) {
+    return run_program(
+        "opd-train", [&](const failure& e) { return told(arguments, e); },
+        [&]() -> int {
+            arguments = parse_command_line(argc, argv);
+            if (!arguments.text.empty()) {
+                std::fputs(arguments.text.c_str(), stdout);
+                return exit_ok;
+            }
+            if (arguments.quiet) spdlog::set_level(spdlog::level::warn);
+            for (const std::string& warning : arguments.warnings) spdlog::warn("{}", warning);
+            interrupted = false;
+            if (arguments.train_drafter) {
+                listen_to_signals();
+                return train_drafter(arguments);
+            }
+            if (!arguments.write_offline.empty()) {
+                listen_to_signals();
+                return write_offline(arguments);
+            }
+            const auto work = std::make_unique<run>(arguments);
             listen_to_signals();
-            return train_drafter(arguments);
-        }
-        if (!arguments.write_offline.empty()) {
-            listen_to_signals();
-            return write_offline(arguments);
-        }
-        const auto work = std::make_unique<run>(arguments);
-        listen_to_signals();
-        return work->go();
-    });
+            return work->go();
+        });
 }
 
 } // namespace trainer

@@ -726,8 +726,9 @@ void validate(const config& c) {
     schedule_of(c); // names what it refuses
     const auto& t = c.served;
     for (std::size_t at = 0; at < t.url.size(); at = std::min(t.url.size(), t.url.find(',', at)) + 1)
-        need(t.url.compare(at, 7, "http://") == 0,
-             fmt::format("--teacher-url: '{}' does not begin with http:// (TLS is a proxy's affair)", t.url.substr(at)));
+        need(
+            t.url.compare(at, 7, "http://") == 0,
+            fmt::format("--teacher-url: '{}' does not begin with http:// (TLS is a proxy's affair)", t.url.substr(at)));
     need(t.dialect == "vllm" || t.dialect == "sglang" || t.dialect == "llama_cpp" || t.dialect == "openai_echo",
          fmt::format("--teacher-dialect must be vllm, sglang, llama_cpp or openai_echo, not '{}'", t.dialect));
     need(t.requests >= 1 && t.requests <= 4096,

@@ -248,7 +248,7 @@ enum class served_lists { none, best, candidates };
 served_lists lists_for(const config& c);
 
 /// What --accept-teacher takes: what the probe of a served teacher (served.hpp) may find.
-inline constexpr std::string_view probe_verdicts[] = {"vocabulary", "tokenizer", "context", "ids",
+inline constexpr std::string_view probe_verdicts[] = {"vocabulary", "tokenizer", "context",     "ids",
                                                       "mass",       "shift",     "temperature", "noise"};
 /// The names that --accept-teacher has; one that does not exist is a usage failure.
 std::vector<std::string> accepted_verdicts(const config& c);

@@ -100,14 +100,16 @@ int serve_main(int argc, const char* const* argv) {
 
 int score_main(int argc, const char* const* argv) {
     return run_program("opd-score", told_plainly, [&] {
-        CLI::App app("Has a teacher score responses that are there already, and writes what it says as a data set that\n"
-                     "opd-train --offline, or any reader of opd/data/, learns from (docs/data.md). Called again it goes on.",
-                     "opd-score");
+        CLI::App app(
+            "Has a teacher score responses that are there already, and writes what it says as a data set that\n"
+            "opd-train --offline, or any reader of opd/data/, learns from (docs/data.md). Called again it goes on.",
+            "opd-score");
         score_settings s;
         auto& served = s.settings.served;
-        app.add_option("--responses", s.responses,
-                       "file of lines {\"prompt\": [ids], \"response\": [ids], \"log_mu\": [log-probs], \"sample\": n}; "
-                       "the last two may be left out, log_mu with --reference alone")
+        app.add_option(
+               "--responses", s.responses,
+               "file of lines {\"prompt\": [ids], \"response\": [ids], \"log_mu\": [log-probs], \"sample\": n}; "
+               "the last two may be left out, log_mu with --reference alone")
             ->required();
         app.add_option("--out", s.out, "folder of the data set")->required();
         app.add_option("--reference", s.reference,
@@ -120,7 +122,8 @@ int score_main(int argc, const char* const* argv) {
         app.add_option("--teacher-silence", served.silence, "seconds of silence after which it is asked again");
         app.add_option("--teacher-patience", served.patience, "seconds that a response is asked for again");
         app.add_option("--accept-teacher", served.accept, "verdicts of the probe to go on with, separated by commas");
-        app.add_option("--k", s.k, "also keep the teacher's k best ids of each row; 0: none")->check(CLI::Range(0, 65536));
+        app.add_option("--k", s.k, "also keep the teacher's k best ids of each row; 0: none")
+            ->check(CLI::Range(0, 65536));
         app.add_option("--temperature", s.settings.distill.temperature,
                        "of the reference, and of a teacher in this process");
         app.add_option("--vocabulary", s.vocabulary, "number of ids, where no checkpoint says it")

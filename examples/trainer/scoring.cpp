@@ -52,9 +52,9 @@ set_scorer scorer_for(const config& c, const any_task& task, const transformer<f
                 for (const auto& s : served->score(each)) r.push_back(std::move(*s));
                 return r;
             },
-            !is.teacher.empty() ? is.teacher
-                                : hash128(fmt::format("served: {} {}", c.served.dialect,
-                                                      is.model.empty() ? c.served.url : is.model))};
+            !is.teacher.empty()
+                ? is.teacher
+                : hash128(fmt::format("served: {} {}", c.served.dialect, is.model.empty() ? c.served.url : is.model))};
 }
 
 loaded_run load_run(const std::string& path) {
@@ -78,9 +78,9 @@ std::unique_ptr<transformer<float>> model_of_run(const model_shape& shape, const
                                                  const std::string& path) {
     auto model = std::make_unique<transformer<float>>(shape);
     if (weights.size() != model->weights.size())
-        throw failure(exit_input, fmt::format("{}: {} weights for a model of {}{}", path, weights.size(),
-                                              model->weights.size(),
-                                              weights.empty() ? ": a run without a teacher in its process keeps none" : ""));
+        throw failure(exit_input,
+                      fmt::format("{}: {} weights for a model of {}{}", path, weights.size(), model->weights.size(),
+                                  weights.empty() ? ": a run without a teacher in its process keeps none" : ""));
     model->weights = weights;
     model->weights_changed();
     return model;
@@ -244,7 +244,8 @@ exit_code score_responses(const score_settings& s) {
         }
         for (index_t i = out.sequences(); i > 0; --i)
             if (!lines.next())
-                throw failure(exit_usage, fmt::format("--out: {} has more sequences than {} has lines", s.out, s.responses));
+                throw failure(exit_usage,
+                              fmt::format("--out: {} has more sequences than {} has lines", s.out, s.responses));
         constexpr std::size_t some = 256;
         std::vector<std::uint8_t> mask;
         std::int64_t tokens = 0;

@@ -98,7 +98,8 @@ scored_sequence kept_of(const trajectory& t, const serve::scores& s, served_list
     std::copy(s.log_q.begin(), s.log_q.end(), c.next_log_q.begin() + static_cast<std::ptrdiff_t>(before));
     if (lists == served_lists::none) {
         if (!std::ranges::equal(t.draw_ids, t.response()))
-            throw std::logic_error(fmt::format("served_teacher: sample {} has draws that are not its tokens", t.sample));
+            throw std::logic_error(
+                fmt::format("served_teacher: sample {} has draws that are not its tokens", t.sample));
         c.ids.assign(rows, 0);
         std::copy(t.draw_ids.begin(), t.draw_ids.end(), c.ids.begin() + static_cast<std::ptrdiff_t>(before));
         c.log_q = c.next_log_q;
@@ -162,7 +163,8 @@ server_identity identity_of(const config& c, const std::string& url) {
     client.set_connection_timeout(seconds(std::min(5.0, c.served.silence)));
     client.set_read_timeout(seconds(c.served.silence));
     httplib::Headers headers;
-    if (const char* const key = std::getenv("OPD_TEACHER_KEY")) headers.emplace("Authorization", fmt::format("Bearer {}", key));
+    if (const char* const key = std::getenv("OPD_TEACHER_KEY"))
+        headers.emplace("Authorization", fmt::format("Bearer {}", key));
     std::string body;
     const auto end = std::chrono::steady_clock::now() + seconds(c.served.patience);
     for (bool told = false;;) {
@@ -268,7 +270,8 @@ served_probe served_teacher::probe(const any_task& task, const transformer<float
         const server_identity is = identity_of(c, url);
         if (is.vocabulary >= 0 && is.vocabulary < v)
             say("vocabulary", fmt::format("{} knows {} ids, the student {}", url, is.vocabulary, v));
-        if (!is.tokenizer.empty() && is.vocabulary == v && is.tokenizer != print_of_tokenizer(task, static_cast<int>(v)))
+        if (!is.tokenizer.empty() && is.vocabulary == v &&
+            is.tokenizer != print_of_tokenizer(task, static_cast<int>(v)))
             say("tokenizer", fmt::format("{} says that its ids mean something else", url));
         const bool generates = how.dialect == serve::dialect::vllm || how.dialect == serve::dialect::openai_echo;
         if (const int longest = task.max_length() + generates; is.context >= 0 && is.context < longest)
@@ -434,11 +437,12 @@ std::string served_teacher::told(const nlohmann::ordered_json& j) {
             faults += fmt::format("{}{} {}", faults.empty() ? "" : ", ", n.get<std::int64_t>(), name);
     }
     const auto requests = static_cast<double>(std::max<std::int64_t>(1, j["requests"].get<std::int64_t>()));
-    return fmt::format("\n{:<16}{:>10} requests ({}), {} responses scored, {} of them again; {:.1f} ms a request, {:.1f} "
-                       "MB received\n",
-                       "served teacher", j["requests"].get<std::int64_t>(), faults, j["scored"].get<std::int64_t>(),
-                       j["retries"].get<std::int64_t>(), 1e3 * j["busy_seconds"].get<double>() / requests,
-                       1e-6 * j["received_bytes"].get<double>());
+    return fmt::format(
+        "\n{:<16}{:>10} requests ({}), {} responses scored, {} of them again; {:.1f} ms a request, {:.1f} "
+        "MB received\n",
+        "served teacher", j["requests"].get<std::int64_t>(), faults, j["scored"].get<std::int64_t>(),
+        j["retries"].get<std::int64_t>(), 1e3 * j["busy_seconds"].get<double>() / requests,
+        1e-6 * j["received_bytes"].get<double>());
 }
 
 } // namespace trainer
