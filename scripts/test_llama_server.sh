@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
 # scripts/test_llama_server.sh: the client and the trainer against a real server of llama.cpp. In a virtual environment
-# (build/llama) PyPI's xllamacpp, which has llama-server's code in a wheel, serves the teacher of a small run: its weights
-# as GGUF (examples/convert/to_gguf.py). Then opd-train distils from it, with lists and without, opd-score writes a set
-# with it, and what it says is compared with the teacher in the trainer's process. Prints OK or what is wrong; SKIPPED
-# where PyPI cannot be had. llama-cpp-python is not used: it has to be compiled, and its own server takes text alone.
-# OPD_TRAIN, OPD_SCORE: programs to use as they are.
+# (build/llama) PyPI's xllamacpp, which has llama-server's code in a wheel, serves the teacher of a small run: its
+# weights as GGUF (examples/convert/to_gguf.py). Then opd-train distils from it, with lists and without, opd-score
+# writes a set with it, and what it says is compared with the teacher in the trainer's process. Prints OK or what is
+# wrong; SKIPPED where PyPI cannot be had. llama-cpp-python is not used: it has to be compiled, and its own server takes
+# text alone. OPD_TRAIN, OPD_SCORE: programs to use as they are.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -100,10 +100,12 @@ for estimator in ("lightning", "topk", "tail_bucket"):
     probe = told["probe"]
     expect(f"{estimator}: loss and KL within 1e-3, not {off}", off < 1e-3)
     expect(f"{estimator}: scored at the first try", told["retries"] == 0 and told["scored"] == 8 * 32)
-    expect(f"{estimator}: verdicts {probe}", all(probe[k] == "good" for k in ("noise", "mass", "temperature", "shift", "ids")))
+    verdicts = [probe[name] for name in ("noise", "mass", "temperature", "shift", "ids")]
+    expect(f"{estimator}: every verdict good, not {verdicts}", all(v == "good" for v in verdicts))
     expect(f"{estimator}: 15 ids, not {probe.get('vocabulary')}", probe.get("vocabulary") == 15)
     print(f"{estimator}: loss and KL of 8 steps off by at most {off:.2g}; sigma_Delta of a response "
-          f"{probe['sequence_sigma_delta']:.2g} nats between scorings, {probe['reference_sigma_delta']:.2g} from the trainer's")
+          f"{probe['sequence_sigma_delta']:.2g} nats between scorings, "
+          f"{probe['reference_sigma_delta']:.2g} from the trainer's")
 
 def column(name, where):
     parts = []
@@ -111,7 +113,8 @@ def column(name, where):
         raw = np.memmap(file, "u1", "r")
         data = 8 + int(raw[:8].view("<u8")[0])
         t = json.loads(bytes(raw[8:data]))[name]
-        parts.append(raw[data + t["data_offsets"][0]:data + t["data_offsets"][1]].view("<i4" if t["dtype"] == "I32" else "<f4"))
+        begin, end = t["data_offsets"]
+        parts.append(raw[data + begin:data + end].view("<i4" if t["dtype"] == "I32" else "<f4"))
     return np.concatenate(parts)
 
 for name, most in (("samples.log_q", 5e-3), ("support.log_q", 5e-3), ("support.ids", 0)):

@@ -5,8 +5,8 @@ Qwen3 shape, so the server computes the same function, in its own order of sums.
 
     python3 to_gguf.py runs/base/checkpoints/student.ckpt teacher.gguf            # --student: the student
 
-Needs numpy and gguf (PyPI). The vocabulary is one without begin, end and unknown tokens: to the server the task's own end
-is a token as any other, where it does not stop.
+Needs numpy and gguf (PyPI). The vocabulary has no begin, end and unknown tokens: to the server the task's own end is a
+token as any other, where it does not stop.
 """
 import argparse
 import json

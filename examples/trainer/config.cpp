@@ -872,7 +872,7 @@ command parse_command_line(int argc, const char* const* argv) {
                  "opd-train");
     app.footer(
         "Exit codes: 0 ok, 1 any other failure, 2 usage or configuration, 3 input file, 4 numeric guard, 5 output,\n"
-        "6 peer failure, 7 too little memory or too few threads, 130 interrupted (a checkpoint was written;\n"
+        "6 served teacher, 7 too little memory or too few threads, 130 interrupted (a checkpoint was written;\n"
         "--resume goes on).");
     bool version = false;
     app.add_option("--config", config_file, "JSON file with settings; flags override it")->group("Files")->take_last();

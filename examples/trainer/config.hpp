@@ -31,7 +31,7 @@ enum exit_code : int {
     exit_input = 3,        ///< an input file cannot be read or is damaged
     exit_numeric = 4,      ///< not a number, or divergence
     exit_io = 5,           ///< an output cannot be written
-    exit_peer = 6,         ///< a peer process failed (distributed modes)
+    exit_peer = 6,         ///< a served teacher stays away, or is refused by its probe
     exit_resources = 7,    ///< the system refuses memory or threads
     exit_interrupted = 130 ///< SIGINT or SIGTERM: a checkpoint was written, --resume goes on
 };
