@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
 //
 // A teacher over HTTP: opd-serve-teacher's answers, and a server of each dialect whose law is the same model. A run
 // with it ends in the bits of the run with the teacher in its process, under every schedule; of a server that hangs,
@@ -340,7 +339,9 @@ TEST_CASE("the probe refuses by name what is not the teacher, and goes on where 
     const scratch dir;
     const auto attempt = [&](const teacher_server& server, const flags& more = {}) {
         return base().served(dir / "run", server.url(),
-                             with({"--estimator=lightning", "--steps=1", "--overwrite"}, more));
+                             with({"--estimator=lightning", "--steps=1", "--overwrite",
+                                   std::string("--teacher-dialect=") + to_string(server.speaks)},
+                                  more));
     };
     const auto refused = [&](teacher_server& server, const std::string& verdict, bool goes_on = true) {
         CAPTURE(verdict);
@@ -359,10 +360,10 @@ TEST_CASE("the probe refuses by name what is not the teacher, and goes on where 
         refused(hot, "temperature");
     }
     {
-        teacher_server noisy(dialect::vllm);
+        teacher_server noisy(dialect::openai_echo);
         base().teach(noisy);
-        std::atomic<int> n = 0;
-        noisy.right.error = [&] { return n++ % 2 == 0 ? -3.0 : 0.0; }; // never above 0
+        std::atomic<std::uint64_t> n = 0;
+        noisy.right.error = [&] { return -8 * opd::test::toy_law::uniform(n++); }; // never above 0
         refused(noisy, "noise");
     }
     {
@@ -383,7 +384,7 @@ TEST_CASE("the probe refuses by name what is not the teacher, and goes on where 
             };
             return r;
         };
-        contains(refusal(attempt(late, {"--teacher-dialect=openai_echo"}), exit_peer), "shift: ");
+        contains(refusal(attempt(late), exit_peer), "shift: ");
     }
     const auto saying = [&](const std::function<void(json&)>& edit) { // of itself
         auto server = std::make_unique<teacher_server>(dialect::vllm);
