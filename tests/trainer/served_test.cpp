@@ -32,7 +32,6 @@
 #include "files.hpp"
 #include "offline.hpp"
 #include "opd/data/rollout_reader.hpp"
-#include "opd/opd.hpp"
 #include "programs.hpp"
 #include "scoring.hpp"
 #include "served.hpp"
@@ -101,32 +100,30 @@ struct warm {
                        with({"--teacher-url=" + url, "--teacher-silence=20", "--teacher-patience=60"}, more));
     }
     /// Makes it, or another model, the law of a server.
-    void teach(teacher_server& server, float temperature = 1, const transformer<float>* other = nullptr) const {
-        struct scorer {
-            explicit scorer(const transformer<float>& m) : score(m, backend) {}
+    void teach(teacher_server& server, double temperature = 1, teacher_answers* other = nullptr) const {
+        struct memory {
             std::mutex mutex;
-            opd::eigen_backend backend{.threads = 1};
-            teacher_scorer score;
-            std::map<std::vector<token>, std::vector<double>> known;
+            std::map<std::vector<token>, std::vector<double>> laws;
         };
-        const auto s = std::make_shared<scorer>(other ? *other : *teacher);
-        server.right.law.other = [s, temperature](std::span<const std::int32_t> prefix) {
-            const std::lock_guard lock(s->mutex);
-            std::vector<double>& law = s->known[{prefix.begin(), prefix.end()}];
-            if (law.empty()) {
-                const std::vector<std::vector<token>> input{{prefix.begin(), prefix.end()}};
-                std::vector<float> z;
-                s->score.logits(input, z);
-                const auto v = index_t{15}, n = std::ssize(z) / v;
-                std::vector<std::int32_t> ids(static_cast<std::size_t>(v));
-                for (index_t i = 0; i < v; ++i) ids[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i);
-                std::vector<float> log_p(ids.size());
-                opd::score(s->backend, opd::view(std::as_const(z).data() + (n - 1) * v, 1, v),
-                           opd::scores<>{.ids = opd::view(std::as_const(ids).data(), 1, v),
-                                         .log_p = opd::view(log_p.data(), 1, v)},
-                           temperature);
-                law.assign(log_p.begin(), log_p.end());
+        server.right.law.other = [=, known = std::make_shared<memory>(), says = other ? other : answers.get(),
+                                  longest = teacher->shape.max_length](std::span<const std::int32_t> prefix) {
+            const std::lock_guard lock(known->mutex);
+            std::vector<double>& law = known->laws[{prefix.begin(), prefix.end()}];
+            if (!law.empty()) return law;
+            law.assign(15, -std::log(15.0));
+            if (std::ssize(prefix) >= longest) return law; // of a token that nobody needs
+            std::vector<token> prompt(prefix.begin(), prefix.end());
+            prompt.push_back(0); // asked for all ids in its place
+            const json q = {{"prompt", json::array({prompt})}, {"prompt_logprobs", 15}};
+            const json a = json::parse((*says)("POST", "/v1/completions", q.dump()).body);
+            double sum = 0;
+            for (const auto& [id, entry] : a["choices"][0]["prompt_logprobs"].back().items()) {
+                double& x = law[std::stoul(id)];
+                x = entry["logprob"].get<double>() / temperature;
+                sum += std::exp(x);
             }
+            if (temperature != 1)
+                for (double& x : law) x -= std::log(sum);
             return law;
         };
     }
@@ -354,7 +351,7 @@ TEST_CASE("the probe refuses by name what is not the teacher, and goes on where 
     };
     {
         teacher_server hot(dialect::vllm); // processed with a temperature
-        base().teach(hot, 1.5f);
+        base().teach(hot, 1.5);
         refused(hot, "temperature");
     }
     {
@@ -370,8 +367,10 @@ TEST_CASE("the probe refuses by name what is not the teacher, and goes on where 
     }
     {
         teacher_server late(dialect::openai_echo); // each score is that of the token before
-        const auto same = model_of_run(base().of->settings.student_model, base().of->state.student_weights, "student");
-        base().teach(late, 1, same.get()); // the student's own scores, which show a shift best
+        const auto student =
+            model_of_run(base().of->settings.student_model, base().of->state.student_weights, base().student);
+        teacher_answers same(*student, *base().task, 1, 15, "student"); // whose scores show a shift best
+        base().teach(late, 1, &same);
         late.react = [](int, const json&) {
             reaction r;
             r.edit = [](json& a) {
