@@ -25,7 +25,6 @@ namespace {
 bool parsed(CLI::App& app, int argc, const char* const* argv) {
     app.set_version_flag("--version", fmt::format("{} {}.{}.{}", app.get_name(), OPD_VERSION_MAJOR, OPD_VERSION_MINOR,
                                                   OPD_VERSION_PATCH));
-    app.option_defaults()->take_last()->always_capture_default();
     try {
         app.parse(argc, argv);
         return true;
@@ -48,6 +47,7 @@ int serve_main(int argc, const char* const* argv) {
         CLI::App app("Serves the teacher of a checkpoint of opd-train over HTTP, in the form of a vLLM server\n"
                      "(docs/serve.md): log-probs of given token ids, the best ids, given candidates.",
                      "opd-serve-teacher");
+        app.option_defaults()->take_last()->always_capture_default();
         std::string checkpoint, host = "127.0.0.1", name = "teacher", url_file;
         int port = 8000, threads = 0, most = 20;
         bool student = false;
@@ -104,6 +104,7 @@ int score_main(int argc, const char* const* argv) {
             "Has a teacher score responses that are there already, and writes what it says as a data set that\n"
             "opd-train --offline, or any reader of opd/data/, learns from (docs/data.md). Called again it goes on.",
             "opd-score");
+        app.option_defaults()->take_last()->always_capture_default();
         score_settings s;
         auto& served = s.settings.served;
         app.add_option(
