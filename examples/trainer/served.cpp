@@ -331,7 +331,7 @@ served_probe served_teacher::probe(const any_task& task, const transformer<float
     for (const trajectory& t : drawn) {
         for (std::size_t p = t.prompt_length; p < t.tokens.size(); ++p, ++row) {
             const auto width = static_cast<std::size_t>(v);
-            const row_law law(std::span(logits).subspan((first + p - 1) * width, width));
+            const row_law law{std::span(logits).subspan((first + p - 1) * width, width)};
             log_reference.push_back(law(t.tokens[p]));
             for (std::size_t i = row * static_cast<std::size_t>(k); i < (row + 1) * static_cast<std::size_t>(k); ++i)
                 list_log_p[i] = law(static_cast<std::int32_t>(list_ids[i]));
