@@ -17,8 +17,8 @@ opd_die() {
 
 opd_packages() {
     local build="g++ cmake ninja-build libeigen3-dev"
-    local trainer="libcli11-dev nlohmann-json3-dev libfmt-dev libspdlog-dev gnuplot-nox"
-    local tests="doctest-dev librapidcheck-dev librange-v3-dev libcpp-httplib-dev"
+    local trainer="libcli11-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcpp-httplib-dev gnuplot-nox"
+    local tests="doctest-dev librapidcheck-dev librange-v3-dev"
     case $1 in
     demo) echo "$build $trainer" ;;
     test) echo "$build $trainer $tests" ;;
@@ -93,12 +93,12 @@ opd_configure() {
     cmake -S "$opd_root" -B "$folder" -G Ninja "${launcher[@]}" "$@"
 }
 
-# opd_demo_program <target>: sets up, and builds a program of the examples for this machine, in build/demo
+# opd_demo_program <targets>: sets up, and builds programs of the examples for this machine, in build/demo
 opd_demo_program() {
     opd_setup demo
     opd_configure demo -DCMAKE_BUILD_TYPE=Release -DOPD_NATIVE=ON -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF \
         -DOPD_BUILD_BENCHMARKS=OFF
-    opd_build demo --target "$1"
+    opd_build demo --target "$@"
 }
 
 # opd_build <folder under build/> <cmake --build arguments...>

@@ -35,43 +35,28 @@ std::string told(const command& arguments, const failure& e) {
     if (e.code == exit_usage || e.code == exit_resources) return as_given(arguments, e.what());
     const std::string& directory = arguments.settings.run.directory;
     std::error_code none;
-    if (e.code != exit_io || !std::filesystem::exists(directory + "/checkpoints/latest.ckpt", none)) return e.what();
+    if ((e.code != exit_io && e.code != exit_peer) ||
+        !std::filesystem::exists(directory + "/checkpoints/latest.ckpt", none))
+        return e.what();
     return fmt::format("{}. Once that is mended, --run-dir {} --resume goes on from the last checkpoint", e.what(),
                        directory);
 }
 
-int app_main(int argc, const char* const* argv) {
-    const auto log =
-        std::make_shared<spdlog::logger>("opd-train", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+void listen_to_signals() {
+    interrupted = false;
+    std::signal(SIGINT, on_signal);
+    std::signal(SIGTERM, on_signal);
+}
+
+int run_program(const char* name, const std::function<std::string(const failure&)>& said,
+                const std::function<int()>& work) {
+    const auto log = std::make_shared<spdlog::logger>(name, std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     log->set_pattern("%^%l%$: %v");
     spdlog::set_default_logger(log);
-    command arguments;
     try {
-        arguments = parse_command_line(argc, argv);
-        if (!arguments.text.empty()) {
-            std::fputs(arguments.text.c_str(), stdout);
-            return exit_ok;
-        }
-        if (arguments.quiet) spdlog::set_level(spdlog::level::warn);
-        for (const std::string& warning : arguments.warnings) spdlog::warn("{}", warning);
-        interrupted = false;
-        const auto listen = [] {
-            std::signal(SIGINT, on_signal);
-            std::signal(SIGTERM, on_signal);
-        };
-        if (arguments.train_drafter) {
-            listen();
-            return train_drafter(arguments);
-        }
-        if (!arguments.write_offline.empty()) {
-            listen();
-            return write_offline(arguments);
-        }
-        const auto work = std::make_unique<run>(arguments);
-        listen();
-        return work->go();
+        return work();
     } catch (const failure& e) {
-        log->error("{}", told(arguments, e));
+        log->error("{}", said(e));
         return e.code;
     } catch (const std::bad_alloc&) {
         log->error("not enough memory");
@@ -80,7 +65,7 @@ int app_main(int argc, const char* const* argv) {
         log->error("not enough memory: {}", e.what());
         return exit_resources;
     } catch (const opd::unsupported& e) { // of a thread team
-        log->error("{}", as_given(arguments, e.what() + std::string("; --threads sets how many")));
+        log->error("{}", said({exit_resources, e.what() + std::string("; --threads sets how many")}));
         return exit_resources;
     } catch (const std::filesystem::filesystem_error& e) {
         log->error("{}", e.what());
@@ -88,12 +73,39 @@ int app_main(int argc, const char* const* argv) {
     } catch (const std::system_error& e) {
         const bool thread = e.code() == std::errc::resource_unavailable_try_again; // of the scheduler's driver
         const std::string what = thread ? "the system refused a thread; --rollout-workers sets how many: " : "";
-        log->error("{}", as_given(arguments, what + e.what()));
+        log->error("{}", said({exit_resources, what + e.what()}));
         return thread ? exit_resources : exit_other;
     } catch (const std::exception& e) {
         log->error("{}", e.what());
         return exit_other;
     }
+}
+
+int app_main(int argc, const char* const* argv) {
+    command arguments;
+    return run_program(
+        "opd-train", [&](const failure& e) { return told(arguments, e); },
+        [&]() -> int {
+            arguments = parse_command_line(argc, argv);
+            if (!arguments.text.empty()) {
+                std::fputs(arguments.text.c_str(), stdout);
+                return exit_ok;
+            }
+            if (arguments.quiet) spdlog::set_level(spdlog::level::warn);
+            for (const std::string& warning : arguments.warnings) spdlog::warn("{}", warning);
+            interrupted = false;
+            if (arguments.train_drafter) {
+                listen_to_signals();
+                return train_drafter(arguments);
+            }
+            if (!arguments.write_offline.empty()) {
+                listen_to_signals();
+                return write_offline(arguments);
+            }
+            const auto work = std::make_unique<run>(arguments);
+            listen_to_signals();
+            return work->go();
+        });
 }
 
 } // namespace trainer

@@ -47,6 +47,7 @@ struct json_writer {
     std::string group_key = {};
     void group(const char* key, const char*) {
         group_key = key;
+        if (results_only && group_key == "served") return; // of a run without one they are what they were before
         out[group_key] = nlohmann::ordered_json::object();
     }
     template <class T>
@@ -253,18 +254,54 @@ opd::any_sampled drawn_estimator(const config& c) {
     return e;
 }
 
-std::vector<std::string> accepted_mismatches(const config& c) {
+// The names that stand in `all`, separated by commas; all of them are known.
+template <class Known>
+static std::vector<std::string> names_in(const char* flag, const std::string& all, const Known& known) {
     std::vector<std::string> names;
-    const std::string& all = c.distill.accept_mismatch;
     for (std::size_t at = 0; at < all.size();) {
         const std::size_t end = std::min(all.size(), all.find(',', at));
         names.push_back(all.substr(at, end - at));
         at = end + 1;
-        if (std::ranges::find(mismatches, names.back()) == std::end(mismatches))
-            throw failure(exit_usage, fmt::format("--accept-mismatch: '{}' is not one of {}", names.back(),
-                                                  fmt::join(mismatches, ", ")));
+        if (std::ranges::find(known, names.back()) == std::end(known))
+            throw failure(exit_usage,
+                          fmt::format("{}: '{}' is not one of {}", flag, names.back(), fmt::join(known, ", ")));
     }
     return names;
+}
+
+std::vector<std::string> accepted_mismatches(const config& c) {
+    return names_in("--accept-mismatch", c.distill.accept_mismatch, mismatches);
+}
+
+std::vector<std::string> accepted_verdicts(const config& c) {
+    return names_in("--accept-teacher", c.served.accept, probe_verdicts);
+}
+
+served_lists lists_for(const config& c) {
+    const auto part = part_estimator_of(c);
+    if (part == part_estimator::lightning || (part == part_estimator::mc && c.distill.m == 1))
+        return served_lists::none; // the one draw is rollout's own token
+    const bool best = (part == part_estimator::topk || part == part_estimator::tail_bucket);
+    return best && c.distill.topk_from == "teacher" ? served_lists::best : served_lists::candidates;
+}
+
+// Of the settings that distil from a served teacher; those of its server alone are validate()'s.
+static void validate_served(const config& c) {
+    const auto need = [](bool ok, const std::string& what) {
+        if (!ok) throw failure(exit_usage, "--teacher-url: " + what);
+    };
+    need(part_estimator_of(c).has_value(),
+         fmt::format("a served teacher says log-probs of given tokens and of its best, no whole row: with --estimator "
+                     "lightning, mc, threshold, topk, topk_rw or tail_bucket, not {}",
+                     c.distill.estimator));
+    need(c.distill.temperature == 1,
+         fmt::format("servers say log-probs at temperature 1: not with --temperature {}", c.distill.temperature));
+    need(lists_for(c) != served_lists::candidates || c.served.dialect == "vllm" || c.served.dialect == "sglang",
+         fmt::format("--estimator {} asks for the log-probs of ids that rollout recorded, which --teacher-dialect {} "
+                     "does not give: lightning, mc --m 1, or topk and tail_bucket with --topk-from teacher do without",
+                     c.distill.estimator, c.served.dialect));
+    need(!c.run.start_from.empty(),
+         "needs --start-from, the checkpoints/student.ckpt of a run, whose warm student is distilled into");
 }
 
 std::optional<opd::any_dense> dense_estimator(const config& c) {
@@ -390,6 +427,9 @@ std::vector<unused_setting> unused_settings(const config& c) {
           "teacher_deadline",
           "sync_deadline",
           "learner_deadline"});
+    only(!is_offline(c), "served", "--offline", {"url"});
+    only(is_served(c), "served", "a run without --teacher-url",
+         {"dialect", "model", "requests", "silence", "patience", "accept"});
     const std::string &shape = c.distill.shape, &surrogate = c.distill.surrogate;
     const auto one_of = [](const std::string& x, std::initializer_list<const char*> names) {
         return std::find(names.begin(), names.end(), x) != names.end();
@@ -686,6 +726,18 @@ void validate(const config& c) {
     need(c.distill.kv_tokens >= 0 && c.distill.kv_tokens <= 1'000'000'000,
          fmt::format("--kv-tokens must lie in [0, 1000000000], not {}", c.distill.kv_tokens));
     schedule_of(c); // names what it refuses
+    const auto& t = c.served;
+    for (std::size_t at = 0; at < t.url.size(); at = std::min(t.url.size(), t.url.find(',', at)) + 1)
+        need(
+            t.url.compare(at, 7, "http://") == 0,
+            fmt::format("--teacher-url: '{}' does not begin with http:// (TLS is a proxy's affair)", t.url.substr(at)));
+    need(t.dialect == "vllm" || t.dialect == "sglang" || t.dialect == "llama_cpp" || t.dialect == "openai_echo",
+         fmt::format("--teacher-dialect must be vllm, sglang, llama_cpp or openai_echo, not '{}'", t.dialect));
+    need(t.requests >= 1 && t.requests <= 4096,
+         fmt::format("--teacher-requests must lie in [1, 4096], not {}", t.requests));
+    within("--teacher-silence", t.silence, 1e-3, 1e6);
+    within("--teacher-patience", t.patience, 1e-3, 1e6);
+    accepted_verdicts(c);
     const auto& d = c.drafter;
     need(d.kind == "hidden" || d.kind == "model", fmt::format("--drafter must be hidden or model, not '{}'", d.kind));
     model({.width = d.kind == "model" ? d.width : c.student_model.width,
@@ -822,7 +874,7 @@ command parse_command_line(int argc, const char* const* argv) {
                  "opd-train");
     app.footer(
         "Exit codes: 0 ok, 1 any other failure, 2 usage or configuration, 3 input file, 4 numeric guard, 5 output,\n"
-        "6 peer failure, 7 too little memory or too few threads, 130 interrupted (a checkpoint was written;\n"
+        "6 served teacher, 7 too little memory or too few threads, 130 interrupted (a checkpoint was written;\n"
         "--resume goes on).");
     bool version = false;
     app.add_option("--config", config_file, "JSON file with settings; flags override it")->group("Files")->take_last();
@@ -919,6 +971,8 @@ command parse_command_line(int argc, const char* const* argv) {
     visit_options(r.settings, file_check{app, file, r.in_file});
     try {
         validate(r.settings);
+        if (is_served(r.settings) && !is_offline(r.settings) && r.write_offline.empty() && !r.train_drafter)
+            validate_served(r.settings);
         const std::vector<unused_setting> unused = unused_settings(r.settings);
         visit_options(r.settings, unused_check{unused, app, r.in_file});
     } catch (const failure& e) {

@@ -31,7 +31,7 @@ enum exit_code : int {
     exit_input = 3,        ///< an input file cannot be read or is damaged
     exit_numeric = 4,      ///< not a number, or divergence
     exit_io = 5,           ///< an output cannot be written
-    exit_peer = 6,         ///< a peer process failed (distributed modes)
+    exit_peer = 6,         ///< a served teacher stays away, or is refused by its probe
     exit_resources = 7,    ///< the system refuses memory or threads
     exit_interrupted = 130 ///< SIGINT or SIGTERM: a checkpoint was written, --resume goes on
 };
@@ -188,6 +188,14 @@ struct config {
         double cost_sync = 1e-5;
     } schedule;
     struct {
+        std::string url; // of replicas, separated by commas; empty: the teacher is in this process
+        std::string dialect = "vllm";
+        std::string model;
+        int requests = 8;
+        double silence = 30, patience = 600; // seconds
+        std::string accept;                  // verdicts of the probe, separated by commas
+    } served;
+    struct {
         std::string kind = "hidden"; // or model
         int width = 32;              // model
         int layers = 1, heads = 4, kv_heads = 2, head_dim = 16, ffn = 128;
@@ -230,6 +238,22 @@ inline bool filters_rollout(const config& c) {
 
 /// The run learns from a data set: it rolls nothing out, and no teacher is asked.
 inline bool is_offline(const config& c) { return !c.distill.offline.empty(); }
+
+/// The teacher is behind --teacher-url.
+inline bool is_served(const config& c) { return !c.served.url.empty(); }
+
+/// No teacher is in memory while the student learns; --start-from has the one that models are evaluated with.
+inline bool without_teacher(const config& c) { return is_offline(c) || is_served(c); }
+
+/// What an estimator wants a served teacher to say beside the log-probs of the tokens themselves.
+enum class served_lists { none, best, candidates };
+served_lists lists_for(const config& c);
+
+/// What --accept-teacher takes: what the probe of a served teacher (served.hpp) may find.
+inline constexpr std::string_view probe_verdicts[] = {"vocabulary", "tokenizer", "context",     "ids",
+                                                      "mass",       "shift",     "temperature", "noise"};
+/// The names that --accept-teacher has; one that does not exist is a usage failure.
+std::vector<std::string> accepted_verdicts(const config& c);
 
 /// What --accept-mismatch takes: fingerprints of a data set (opd/data/manifest.hpp).
 inline constexpr std::string_view mismatches[] = {"scoring_teacher", "sft_teacher", "tokenizer", "reference_policy"};
@@ -438,7 +462,7 @@ void visit_options(Config& c, Visitor&& v) {
     v.option(
         "teachers", "--teachers", c.schedule.teachers,
         "teachers, each on a thread of its own; 0: as many as threads under sync and controlled, whose stages take "
-        "turns, else 1, as under virtual",
+        "turns, 4 with --teacher-url, else 1, as under virtual",
         timed);
     v.option("score_batch", "--score-batch", c.schedule.score_batch,
              "sequences a teacher call scores; 0: 8, and of a whole batch no more than an equal share", timed);
@@ -496,6 +520,30 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("cost_train_row", "--cost-train-row", c.schedule.cost_train_row, "virtual: more for each token in it",
              true);
     v.option("cost_sync", "--cost-sync", c.schedule.cost_sync, "virtual: seconds of installing weights", true);
+
+    v.group("served", "Teacher over HTTP (docs/serve.md)");
+    v.option("url", "--teacher-url", c.served.url,
+             "http://host[:port][/prefix] of a server that scores responses in place of this process's teacher; of "
+             "several replicas separated by commas. Distillation needs --start-from then, and --estimator lightning, "
+             "mc, threshold, topk, topk_rw or tail_bucket. OPD_TEACHER_KEY in the environment is sent as bearer token",
+             false);
+    // another port is the same teacher; no teacher in the checkpoint is another run
+    v.option("dialect", "--teacher-dialect", c.served.dialect,
+             "what the server speaks: vllm, sglang, llama_cpp, openai_echo; candidates (mc, threshold, topk_rw, "
+             "--topk-from student) take vllm or sglang",
+             is_served(c));
+    v.option("model", "--teacher-model", c.served.model, "its name, where the server has several models", is_served(c));
+    v.option("requests", "--teacher-requests", c.served.requests, "requests under way at most", false);
+    v.option("silence", "--teacher-silence", c.served.silence, "seconds of silence after which it is asked again",
+             false);
+    v.option("patience", "--teacher-patience", c.served.patience,
+             "seconds that a response is asked for again, whatever fails; then the run ends with exit code 6, and "
+             "--resume goes on",
+             false);
+    v.option("accept", "--accept-teacher", c.served.accept,
+             "what the probe at the start may find and go on, separated by commas: vocabulary, tokenizer, context, "
+             "ids, mass, shift, temperature, noise",
+             false);
 
     v.group("drafter", "Drafter (--train-drafter)");
     v.option(

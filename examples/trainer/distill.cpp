@@ -26,6 +26,7 @@
 #include "opd/sched/timed_stages.hpp"
 #include "run.hpp"
 #include "schedule.hpp"
+#include "served.hpp"
 #include "stages.hpp"
 
 namespace trainer {
@@ -72,7 +73,7 @@ public:
     template <class Stage, class... More>
     std::shared_ptr<Stage> teacher(More&&... more) {
         return std::make_shared<Stage>(std::forward<More>(more)..., run_.teacher_, run_.settings_, threads_a_teacher_,
-                                       codec_, meter_);
+                                       codec_, meter_, run_.served_);
     }
 
     /// The student's weights, by the name that the sequences in flight of its checkpoint have for them.
@@ -164,6 +165,10 @@ public:
         run_.evaluations_["after"] = to_json(after);
         described_run["teacher_cache"] = described_cache(after);
         if (weights_.how().deltas) described_run["publications"] = described(weights_.counts());
+        if (run_.served_) {
+            described_run["served_teacher"] = run_.served_->described();
+            described_run["served_teacher"]["probe"] = run_.probed_;
+        }
         write_file(run_.directory_ + "/schedule.json", described_run.dump() + "\n");
         run_.finish_stage(trainer::stage::finished, std::move(at_end_));
     }
@@ -279,7 +284,24 @@ public:
     bool left = false; // interrupted, and a checkpoint is written
 };
 
-void run::distill() { in_virtual_time(settings_) ? distill_in_virtual_time() : distill_on_threads(); }
+void run::distill() {
+    if (is_served(settings_)) meet_teacher();
+    in_virtual_time(settings_) ? distill_in_virtual_time() : distill_on_threads();
+}
+
+// The served teacher, probed beside that of --start-from before anything is learnt from it.
+void run::meet_teacher() {
+    served_ = std::make_shared<served_teacher>(settings_);
+    recall_teacher(true);
+    const served_probe probe = served_->probe(*task_, student_, teacher_, backend_);
+    recall_teacher(false);
+    spdlog::info("teacher probe: {}", probe.told());
+    for (const std::string& sentence : probe.accepted) spdlog::warn("teacher probe: accepted: {}", sentence);
+    if (!probe.identity.teacher.empty() && !teacher_print_.empty() && probe.identity.teacher != teacher_print_)
+        spdlog::warn("the served teacher has other weights than that of --start-from, with which models are evaluated");
+    probed_ = probe.described();
+    log_.write(nlohmann::ordered_json({{"teacher_probe", probed_}}).dump());
+}
 
 // --- threads --------------------------------------------------------------------------------------------------------
 

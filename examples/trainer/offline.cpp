@@ -19,6 +19,7 @@
 #include "rollout.hpp"
 #include "run.hpp"
 #include "schedule.hpp"
+#include "scoring.hpp"
 #include "stages.hpp"
 
 namespace trainer {
@@ -122,18 +123,20 @@ exit_code write_offline(const command& arguments, std::size_t shard_bytes) {
     const std::string& scorer = arguments.scoring_teacher.empty() ? warm : arguments.scoring_teacher;
     if (!arguments.scoring_teacher.empty())
         state = checkpoint_like(c, "--scoring-teacher", scorer, {"task", "teacher_model"});
-    prints.scoring_teacher = print_of_teacher(state.teacher_weights);
     const transformer<float> teacher = model_with(c.teacher_model, std::move(state.teacher_weights), scorer);
-    if (prints.sft_teacher != prints.scoring_teacher)
-        spdlog::warn("{} has another teacher than {}: --offline will refuse the set without --accept-mismatch "
-                     "scoring_teacher",
-                     scorer, warm);
 
     opd::eigen_backend backend;
     backend.threads = threads_of(c);
+    if (is_served(c) && !arguments.scoring_teacher.empty())
+        throw failure(exit_usage, "--scoring-teacher and --teacher-url exclude each other");
+    const set_scorer by = scorer_for(c, task, &student, &teacher, backend);
+    prints.scoring_teacher = by.print;
+    if (prints.sft_teacher != prints.scoring_teacher)
+        spdlog::warn("{} has another teacher than {}: --offline will refuse the set without --accept-mismatch "
+                     "scoring_teacher",
+                     is_served(c) ? c.served.url : scorer, warm);
+
     const sampling options = sampling_of(c, task);
-    const cache_plan plan = cache_for(c);
-    teacher_scorer score(teacher, backend);
     const std::map<std::string, std::string> notes = {{"task", c.task.kind},
                                                       {"seed", std::to_string(c.run.seed)},
                                                       {"temperature", fmt::format("{}", c.distill.temperature)},
@@ -170,7 +173,7 @@ exit_code write_offline(const command& arguments, std::size_t shard_bytes) {
             rolled += now() - start;
             std::vector<const trajectory*> each;
             for (const trajectory& t : drawn) each.push_back(&t);
-            const std::vector<scored_sequence> scored = score.score(each, options.plan.count, plan);
+            const std::vector<scored_sequence> scored = by.score(each);
             for (std::size_t i = 0; i < drawn.size(); ++i) {
                 const trajectory& t = drawn[i];
                 const opd::index_t n = std::ssize(t.log_mu);

@@ -19,6 +19,7 @@
 #include "opd/version.hpp"
 #include "plots.hpp"
 #include "schedule.hpp"
+#include "served.hpp"
 #include "stages.hpp"
 #include "supervised.hpp"
 
@@ -100,7 +101,7 @@ std::string differences(const std::string& a, const std::string& b) {
 
 run::run(const command& arguments)
     : arguments_(arguments), settings_(arguments.settings), directory_(settings_.run.directory),
-      task_(task_of(settings_)), teacher_(is_offline(settings_) ? no_model() : model_of(settings_, *task_, true)),
+      task_(task_of(settings_)), teacher_(without_teacher(settings_) ? no_model() : model_of(settings_, *task_, true)),
       student_(model_of(settings_, *task_, false)), progress_(arguments.quiet) {
     settings_ = with_task_shapes(settings_, *task_);
     const int v = settings_.student_model.vocabulary;
@@ -143,11 +144,11 @@ run::run(const command& arguments)
 
 // --- the run directory ----------------------------------------------------------------------------------------------
 
-// Teacher, student and their evaluations, from state_. A run from a data set has no teacher.
+// Teacher, student and their evaluations, from state_. A run from a data set, or with a served teacher, has none.
 void run::take_models(const std::string& path) {
     for (auto [model, weights] :
          {std::pair{&teacher_, &state_.teacher_weights}, std::pair{&student_, &state_.student_weights}}) {
-        if (model == &teacher_ && is_offline(settings_)) continue;
+        if (model == &teacher_ && without_teacher(settings_)) continue;
         if (weights->size() != model->weights.size())
             throw failure(exit_input, fmt::format("{}: {} weights for a model of {}", path, weights->size(),
                                                   model->weights.size()));
@@ -175,7 +176,7 @@ void run::start_from(const std::string& path) {
                                               path, name_of(other.stage), other.step));
     state_ = {};
     state_.stage = stage::distill;
-    if (is_offline(settings_))
+    if (without_teacher(settings_))
         teacher_print_ = print_of_teacher(other.teacher_weights);
     else
         state_.teacher_weights = std::move(other.teacher_weights);
@@ -294,7 +295,7 @@ void run::open_logs() {
 
 void run::save(const std::string& name) {
     hear_of_look(true); // what it counts is in the checkpoint
-    if (!is_offline(settings_)) state_.teacher_weights = teacher_.weights;
+    if (!without_teacher(settings_)) state_.teacher_weights = teacher_.weights;
     state_.student_weights = student_.weights;
     state_.evaluations = evaluations_.dump();
     nlohmann::ordered_json timing;
@@ -529,7 +530,7 @@ void run::look_at(std::int64_t step, const policy& student) {
         const auto problems = held_out(*task_, static_cast<std::size_t>(settings_.evaluation.every_prompts));
         auto e = evaluate_model(*student.model, look_backend_.team(), *task_, problems, 0, settings_.run.seed, 0,
                                 settings_.distill.slots, speculation_of(settings_));
-        if (task_->judged_by_kl() && !is_offline(settings_))
+        if (task_->judged_by_kl() && !without_teacher(settings_))
             e.kl = kl_to_teacher(*student.model, pack(e.responses, 0), look_backend_);
         return look{step, now() - begin, std::move(e)};
     });
@@ -547,13 +548,13 @@ void run::hear_of_look(bool wait) {
     line["stage"] = name_of(stage::distill);
     line["step"] = seen.step;
     line["accuracy"] = seen.student.accuracy;
-    if (task_->judged_by_kl() && !is_offline(settings_)) line["kl_to_teacher"] = seen.student.kl;
+    if (task_->judged_by_kl() && !without_teacher(settings_)) line["kl_to_teacher"] = seen.student.kl;
     log_.write(line.dump());
 }
 
-// The teacher of --start-from, which judges what a data set has made of its student; or nothing in its place.
+// The teacher of --start-from, which judges what a data set or a served teacher has made of its student; or nothing in its place.
 void run::recall_teacher(bool present) {
-    if (!is_offline(settings_)) return;
+    if (!without_teacher(settings_)) return;
     if (!present) {
         teacher_ = no_model();
         return;
@@ -717,6 +718,7 @@ void run::report() {
                                          : std::string("-"));
     t += fmt::format("{:<16}{:>10.1f}\n", "total", total);
     if (j["schedule"].contains("offline")) t += offline_told(j["schedule"]["offline"]);
+    if (j["schedule"].contains("served_teacher")) t += served_teacher::told(j["schedule"]["served_teacher"]);
     if (j["schedule"].contains("teacher_cache")) t += cache_told(j["schedule"]["teacher_cache"]);
     if (j["schedule"].contains("speculation")) t += drafts_paid(j["schedule"]["speculation"]);
     fmt::print("{}", t);
@@ -735,7 +737,7 @@ void run::report() {
 // What is to come, and how long it takes here.
 void run::tell_plan() {
     if (state_.stage == stage::finished || arguments_.quiet) return;
-    const transformer<float>& teacher = is_offline(settings_) ? student_ : teacher_; // which has no part in it
+    const transformer<float>& teacher = without_teacher(settings_) ? student_ : teacher_; // which has no part in it
     forecast_ = forecast_at(measured(settings_, *task_, teacher, student_, backend_), settings_);
     std::vector<std::string> what;
     const auto left = [&](int steps) { return steps - static_cast<int>(state_.step); };

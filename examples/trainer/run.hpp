@@ -6,7 +6,8 @@
 //   distill:  prompts -> rollout -> trajectories -> teacher -> cache -> learner -> weights, version + 1
 //
 // Distillation's stages take turns or overlap, as --schedule says: distill.cpp. With --offline there is a learner
-// alone, whose batches come from a data set, and no teacher is in memory but while a model is evaluated: offline.cpp.
+// alone, whose batches come from a data set, and no teacher is in memory but while a model is evaluated: offline.cpp. With
+// --teacher-url another process is the teacher (served.hpp), and likewise none is in memory.
 //
 // The run directory holds config.json, log.jsonl, consumed.jsonl, checkpoints/, samples/, plots/, timing.json and report.json.
 #pragma once
@@ -30,6 +31,8 @@
 #include "task.hpp"
 
 namespace trainer {
+
+class served_teacher;
 
 /// What is timed apart, and the keys of report.json.
 enum class clock_name { teacher_training, student_warmup, rollout, teacher_scoring, learner, evaluation, count };
@@ -67,6 +70,7 @@ private:
     void distill(); // distill.cpp
     class distillation;
     void distill_offline(); // offline.cpp
+    void meet_teacher();
     void distill_on_threads();
     void distill_in_virtual_time();
     void distilled(const learner_result& r, const policy& student, const std::vector<std::uint64_t>& sequences,
@@ -75,7 +79,7 @@ private:
 
     evaluation_result evaluate(const transformer<float>& model, const char* who);
     const row_batch& teacher_prefixes();
-    void recall_teacher(bool present); // --offline: for an evaluation
+    void recall_teacher(bool present); // without_teacher(): for an evaluation
     double kl_to_teacher(const transformer<float>& model, const row_batch& batch, opd::eigen_backend& backend);
     void evaluate_missing(); // what a start from another run has not, or of other prompts
     void look_at(std::int64_t step, const policy& student);
@@ -98,8 +102,10 @@ private:
     opd::eigen_backend backend_;
     std::optional<opd::eigen_backend> learner_backend_; // of --learner-threads, where they are others than backend_'s
     opd::eigen_backend look_backend_;
-    transformer<float> teacher_, student_; // --offline: of the teacher nothing is there but while it judges
-    std::string teacher_print_;            // --offline: of --start-from's teacher
+    transformer<float> teacher_, student_; // without_teacher(): of the teacher nothing is there but while it judges
+    std::string teacher_print_;            // likewise: of --start-from's teacher, in a run that began in this process
+    std::shared_ptr<served_teacher> served_;
+    nlohmann::ordered_json probed_; // what its probe found
     run_state state_;
     std::optional<directory_lock> lock_;
     progress progress_;

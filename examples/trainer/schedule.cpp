@@ -70,6 +70,7 @@ int rollout_workers_of(const config& c) {
 
 int teachers_of(const config& c) {
     if (c.schedule.teachers > 0) return c.schedule.teachers;
+    if (is_served(c) && !in_virtual_time(c)) return 4; // who wait, and do nothing
     const bool in_turn = c.schedule.kind == "sync" || c.schedule.kind == "controlled";
     return in_turn && !in_virtual_time(c) ? threads_of(c) : 1;
 }

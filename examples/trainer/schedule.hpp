@@ -19,7 +19,7 @@ opd::sched::settings schedule_of(const config& c);
 int threads_of(const config& c);
 /// Rollout workers; unset, as many as threads, or in virtual time four.
 int rollout_workers_of(const config& c);
-/// Teachers, each on a thread of its own; unset, as many as threads where the stages take turns, else one.
+/// Teachers, each on a thread of its own; unset, as many as threads where the stages take turns, four of a served one, else one.
 int teachers_of(const config& c);
 /// The learner's threads.
 int learner_threads_of(const config& c);

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "drafter_training.hpp"
+#include "served.hpp"
 
 namespace trainer {
 
@@ -126,10 +127,15 @@ void rollout_stage::export_partials(std::vector<sched::partial_rollout<trajector
 // --- teacher --------------------------------------------------------------------------------------------------------
 
 std::vector<std::shared_ptr<const scored_sequence>>
-teacher_stage::score(std::span<const std::shared_ptr<const trajectory>> trajectories, std::stop_token) {
+teacher_stage::score(std::span<const std::shared_ptr<const trajectory>> trajectories, std::stop_token stop) {
     std::vector<const trajectory*> pointers;
     for (const auto& t : trajectories) pointers.push_back(t.get());
     std::vector<std::shared_ptr<const scored_sequence>> r;
+    if (served_) {
+        for (const auto& s : served_->score(pointers, std::move(stop)))
+            r.push_back(s ? cache_meter::counted(meter_, std::move(*s)) : nullptr);
+        return r;
+    }
     for (scored_sequence& s : scorer_.score(pointers, entries_, plan_))
         r.push_back(cache_meter::counted(meter_, std::move(s)));
     return r;

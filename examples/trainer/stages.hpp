@@ -31,6 +31,8 @@
 
 namespace trainer {
 
+class served_teacher;
+
 /// How distillation samples: from the run's settings.
 sampling sampling_of(const config& c, const any_task& task);
 
@@ -151,18 +153,19 @@ class teacher_stage {
 public:
     using scored_type = scored_sequence;
 
-    /// `codec`, if any, makes less of hidden states; `meter` counts what is scored.
+    /// `codec`, if any, makes less of hidden states; `meter` counts what is scored; `served` scores in this one's place.
     teacher_stage(const transformer<float>& teacher, const config& c, int threads,
-                  std::shared_ptr<const teacher_codec> codec = {}, std::shared_ptr<cache_meter> meter = {})
+                  std::shared_ptr<const teacher_codec> codec = {}, std::shared_ptr<cache_meter> meter = {},
+                  std::shared_ptr<served_teacher> served = {})
         : plan_(cache_for(c)), entries_(draws_for(c).count), backend_{.threads = threads}, scorer_(teacher, backend_),
-          codec_(std::move(codec)), meter_(std::move(meter)) {
+          codec_(std::move(codec)), meter_(std::move(meter)), served_(std::move(served)) {
         plan_.codec = codec_.get();
     }
     teacher_stage(const teacher_stage&) = delete; // the scorer refers to the backend
     teacher_stage& operator=(const teacher_stage&) = delete;
 
     std::vector<std::shared_ptr<const scored_sequence>>
-    score(std::span<const std::shared_ptr<const trajectory>> trajectories, std::stop_token = {});
+    score(std::span<const std::shared_ptr<const trajectory>> trajectories, std::stop_token stop = {});
 
 private:
     cache_plan plan_;
@@ -171,6 +174,7 @@ private:
     teacher_scorer scorer_;
     std::shared_ptr<const teacher_codec> codec_;
     std::shared_ptr<cache_meter> meter_;
+    std::shared_ptr<served_teacher> served_;
 };
 
 class learner_stage {

@@ -41,8 +41,10 @@ using nlohmann::json;
 struct toy_law {
     std::int32_t vocab = 32;
     double temperature = 1;
+    std::function<std::vector<double>(std::span<const std::int32_t>)> other = {}; ///< in place of it; from any thread
 
     std::vector<double> log_probs(std::span<const std::int32_t> prefix) const {
+        if (other) return other(prefix);
         std::uint64_t hash = 0x9E3779B97F4A7C15u;
         for (const std::int32_t id : prefix) hash = mixed(hash ^ static_cast<std::uint64_t>(id + 1));
         std::vector<double> z;
@@ -256,6 +258,7 @@ public:
     toy_answers right;
     /// To request n, from 0; from any thread.
     std::function<reaction(int n, const json& asked)> react = [](int, const json&) { return reaction{}; };
+    std::string models = {};   ///< what it says of itself at /v1/models; empty: nothing
     std::atomic<int> deaf = 0; ///< so many connections are reset before anything is read
 
     enum class presence {
@@ -360,6 +363,9 @@ private:
                 length = at < head ? std::stoul(in.substr(at + 16)) : 0;
             }
         }
+        if (in.rfind("GET ", 0) == 0) // of itself: no request to be counted
+            return send_all(s, std::string("HTTP/1.1 ") + (models.empty() ? "404 x" : "200 x") +
+                                   "\r\nContent-Length: " + std::to_string(models.size()) + "\r\n\r\n" + models);
         const int n = requests_++;
         const int now = ++now_;
         for (int most = most_; most < now && !most_.compare_exchange_weak(most, now);) {}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "programs.hpp"
+
+#include <csignal>
+#include <cstdio>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "answering.hpp"
+#include "app.hpp"
+#include "files.hpp"
+#include "opd/version.hpp"
+#include "run.hpp"
+#include "schedule.hpp"
+#include "scoring.hpp"
+
+namespace trainer {
+
+namespace {
+
+// Parses; false: there was a text to print, and that is all.
+bool parsed(CLI::App& app, int argc, const char* const* argv) {
+    app.set_version_flag("--version", fmt::format("{} {}.{}.{}", app.get_name(), OPD_VERSION_MAJOR, OPD_VERSION_MINOR,
+                                                  OPD_VERSION_PATCH));
+    try {
+        app.parse(argc, argv);
+        return true;
+    } catch (const CLI::CallForHelp&) {
+        std::fputs(app.help().c_str(), stdout);
+    } catch (const CLI::CallForVersion&) {
+        fmt::print("{}\n", app.version());
+    } catch (const CLI::ParseError& e) {
+        throw failure(exit_usage, fmt::format("{}\n{} --help lists every option", e.what(), app.get_name()));
+    }
+    return false;
+}
+
+std::string told_plainly(const failure& e) { return e.what(); }
+
+} // namespace
+
+int serve_main(int argc, const char* const* argv) {
+    return run_program("opd-serve-teacher", told_plainly, [&] {
+        CLI::App app("Serves the teacher of a checkpoint of opd-train over HTTP, in the form of a vLLM server\n"
+                     "(docs/serve.md): log-probs of given token ids, the best ids, given candidates.",
+                     "opd-serve-teacher");
+        app.option_defaults()->take_last()->always_capture_default();
+        std::string checkpoint, host = "127.0.0.1", name = "teacher", url_file;
+        int port = 8000, threads = 0, most = 20;
+        bool student = false;
+        app.add_option("--checkpoint", checkpoint, "a run's checkpoints/student.ckpt, or another that holds a teacher")
+            ->required();
+        app.add_flag("--student", student, "serve its student");
+        app.add_option("--host", host, "address to listen at; there is no TLS and no key, so keep to this machine");
+        app.add_option("--port", port, "0: one that is free")->check(CLI::Range(0, 65535));
+        app.add_option("--url-file", url_file, "file that the url is written to once it can be asked");
+        app.add_option("--model", name, "name of the model");
+        app.add_option("--max-logprobs", most, "most best ids of a position that may be asked for")
+            ->check(CLI::Range(1, 65536));
+        app.add_option("--threads", threads, "0: one per core")->check(CLI::Range(0, most_threads));
+        if (!parsed(app, argc, argv)) return exit_ok;
+        const loaded_run run = load_run(checkpoint);
+        const auto task = task_of(run.settings);
+        const auto model = student ? model_of_run(run.settings.student_model, run.state.student_weights, checkpoint)
+                                   : model_of_run(run.settings.teacher_model, run.state.teacher_weights, checkpoint);
+        config how;
+        how.run.threads = threads;
+        teacher_answers answers(*model, *task, threads_of(how), most, name);
+        http_service service(host, port, std::ref(answers));
+
+        sigset_t signals; // waited for, not caught: stopping takes locks
+        sigemptyset(&signals);
+        for (const int s : {SIGINT, SIGTERM}) sigaddset(&signals, s);
+        pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+        std::signal(SIGPIPE, SIG_IGN);
+        std::exception_ptr error;
+        std::thread server([&] {
+            try {
+                service.serve();
+            } catch (...) {
+                error = std::current_exception();
+            }
+            ::kill(::getpid(), SIGTERM); // whoever waits
+        });
+        spdlog::info("serving {} of {} at {}", student ? "the student" : "the teacher", checkpoint, service.url());
+        fmt::print("{}\n", service.url());
+        std::fflush(stdout);
+        if (!url_file.empty()) write_file(url_file, service.url() + "\n"); // bound: who asks now is answered
+        int caught = 0;
+        ::sigwait(&signals, &caught);
+        service.stop();
+        server.join();
+        if (error) std::rethrow_exception(error);
+        return exit_ok;
+    });
+}
+
+int score_main(int argc, const char* const* argv) {
+    return run_program("opd-score", told_plainly, [&] {
+        CLI::App app(
+            "Has a teacher score responses that are there already, and writes what it says as a data set that\n"
+            "opd-train --offline, or any reader of opd/data/, learns from (docs/data.md). Called again it goes on.",
+            "opd-score");
+        app.option_defaults()->take_last()->always_capture_default();
+        score_settings s;
+        auto& served = s.settings.served;
+        app.add_option(
+               "--responses", s.responses,
+               "file of lines {\"prompt\": [ids], \"response\": [ids], \"log_mu\": [log-probs], \"sample\": n}; "
+               "the last two may be left out, log_mu with --reference alone")
+            ->required();
+        app.add_option("--out", s.out, "folder of the data set")->required();
+        app.add_option("--reference", s.reference,
+                       "a run's checkpoints/student.ckpt, whose student drew the responses: its log-probs are log_mu");
+        app.add_option("--teacher", s.teacher, "a checkpoint whose teacher scores, in place of that of --reference");
+        app.add_option("--teacher-url", served.url, "servers that score instead, separated by commas (docs/serve.md)");
+        app.add_option("--teacher-dialect", served.dialect, "vllm, sglang, llama_cpp, openai_echo");
+        app.add_option("--teacher-model", served.model, "its name, where the server has several models");
+        app.add_option("--teacher-requests", served.requests, "requests under way at most");
+        app.add_option("--teacher-silence", served.silence, "seconds of silence after which it is asked again");
+        app.add_option("--teacher-patience", served.patience, "seconds that a response is asked for again");
+        app.add_option("--accept-teacher", served.accept, "verdicts of the probe to go on with, separated by commas");
+        app.add_option("--k", s.k, "also keep the teacher's k best ids of each row; 0: none")
+            ->check(CLI::Range(0, 65536));
+        app.add_option("--temperature", s.settings.distill.temperature,
+                       "of the reference, and of a teacher in this process");
+        app.add_option("--vocabulary", s.vocabulary, "number of ids, where no checkpoint says it")
+            ->check(CLI::Range(0, 1 << 30));
+        app.add_option("--id-bits", s.id_bits, "bits an id, 8 to 31; 0: int32")->check(CLI::Range(0, 31));
+        app.add_option("--log-probs", s.log_probs, "how log-probs are kept: f32, f16, bf16")
+            ->check(CLI::IsMember({"f32", "f16", "bf16"}));
+        app.add_option("--threads", s.settings.run.threads, "0: one per core")->check(CLI::Range(0, most_threads));
+        if (!parsed(app, argc, argv)) return exit_ok;
+        listen_to_signals();
+        return score_responses(s);
+    });
+}
+
+} // namespace trainer
