@@ -335,7 +335,7 @@ std::string study::plot(const std::string& directory) const {
         if (!plots.empty()) script += fmt::format("set title '{}' noenhanced\nplot {}\n", title, plots);
     };
     script += "set key noenhanced\n";
-    panel("divergences over the whole vocabulary, and the teacher's ids", {"divergences"});
+    panel("divergences: whole rows, and top ids of the teacher", {"divergences"});
     panel("surrogates of one draw", {"surrogates"});
     panel("drawn ids, with IS and without", {"drawn"});
     panel("supports, filters, controls (cut at -20)", {"supports", "controls"});
