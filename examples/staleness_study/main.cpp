@@ -20,6 +20,8 @@ using trainer::operator+;
 struct options {
     std::string directory = "runs/staleness_study";
     int threads = 2, budget = 16;
+    int steps = 160, prompts = 8;
+    double rate = 5e-4;
     bool tiny = false, full = false;
     std::vector<int> ks;
     std::vector<std::uint64_t> seeds;
@@ -53,7 +55,8 @@ arguments base_of(const options& o) {
                                   "--mini-batches=2",
                                   "--warmup=1",
                                   "--steps=5"};
-    return common + arguments{"--prompts=8", "--mini-batches=2", "--warmup=10", o.full ? "--steps=400" : "--steps=160"};
+    return common + arguments{fmt::format("--prompts={}", o.prompts), fmt::format("--steps={}", o.steps),
+                              fmt::format("--rate={}", o.rate), "--mini-batches=2", "--warmup=10"};
 }
 
 void run(const options& o) {
@@ -106,12 +109,16 @@ int main(int argc, char** argv) {
         ->capture_default_str();
     app.add_flag("--tiny", o.tiny, "Tiny models, some seconds: to see that it runs");
     app.add_flag("--full", o.full, "More k, seeds, steps and contenders: hours")->excludes("--tiny");
+    app.add_option("--steps", o.steps, "Of a cell; --full 400")->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_option("--prompts", o.prompts, "A step")->check(CLI::Range(2, 4096))->capture_default_str();
+    app.add_option("--rate", o.rate, "Largest learning rate")->check(CLI::PositiveNumber)->capture_default_str();
     app.add_option("--k", o.ks, "Versions, separated by commas; at least two")
         ->delimiter(',')
         ->check(CLI::Range(0, 100000));
     app.add_option("--seeds", o.seeds, "Separated by commas")->delimiter(',');
     app.add_option("--only", o.only, "Contenders, by their names in cells.csv, separated by commas")->delimiter(',');
     return trainer::comparison_main(app, argc, argv, [&] {
+        if (o.full && app.count("--steps") == 0) o.steps = 400;
         if (o.ks.empty())
             o.ks = o.tiny   ? std::vector{0, 2}
                    : o.full ? std::vector{0, 1, 2, 4, 8, 16, 32, 64}

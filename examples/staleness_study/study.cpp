@@ -271,7 +271,10 @@ std::string study::statements() const {
         const estimate d = mean_at(0, apart);
         t +=
             fmt::format("- hidden states, reverse KL: slope {:.2f} ± {:.2f}, {}; k = {} less k = {}: {:.2f} ± {:.2f}\n",
-                        s.value, s.half_width(), std::abs(s.value) <= s.half_width() ? "flat" : "not flat",
+                        s.value, s.half_width(),
+                        y.size() < 2                          ? "of one seed"
+                        : std::abs(s.value) <= s.half_width() ? "flat"
+                                                              : "not flat",
                         g_.ks.back(), g_.ks.front(), d.value, d.half_width());
         if (const contender* dense = find("dense")) {
             bool same = true;
@@ -296,7 +299,8 @@ std::string study::statements() const {
             values += fmt::format("{}{:.2f} ± {:.2f} (k = {})", i ? ", " : "", e.value, e.half_width(), g_.ks[i]);
         }
         t += fmt::format("- {} less {}: {}{}\n", mine->says, theirs->says, values,
-                         *verdict ? fmt::format(": {} {}", holds ? "nowhere" : "SOMEWHERE", verdict) : std::string());
+                         *verdict && y.size() > 1 ? fmt::format(": {} {}", holds ? "nowhere" : "SOMEWHERE", verdict)
+                                                  : std::string());
     };
     for (const contender& c : g_.contenders)
         if (c.name.starts_with("threshold")) against(c.name, "mc" + c.name.substr(9), "worse");
