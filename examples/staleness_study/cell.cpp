@@ -242,8 +242,8 @@ cell run_cell(const world& w, const contender& c, int k, std::uint64_t seed) {
                 make_entries(c.what, count, s.batch, *mu.model, w.teacher, seed, samples, backend);
             }
             teacher.score(s.batch, plan, s.cache);
-            if (c.what == twist::constant) // log q - log mu = 1, which --shape old takes for the advantage
-                for (std::size_t i = 0; i < s.cache.log_q.size(); ++i) s.cache.log_q[i] = s.batch.entry_log_mu[i] + 1;
+            if (c.what == twist::constant) // log q - log mu = -1, which --shape old takes for the advantage
+                for (std::size_t i = 0; i < s.cache.log_q.size(); ++i) s.cache.log_q[i] = s.batch.entry_log_mu[i] - 1;
             if (c.what == twist::estr) s.mu_entropy = entropies(logits_at(*mu.model, s.batch, backend), s.batch);
             if (reads_proximal(learnt)) s.batch.entry_log_prox = learn.entry_log_probs(s.batch);
 

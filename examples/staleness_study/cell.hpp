@@ -32,7 +32,7 @@ enum class twist {
     head_tail,       ///< half of the entries are mu's most probable ids, for certain, the others draws from its rest
     teacher_forward, ///< the entries are the teacher's most probable ids S: -Σ_S q log p, a gradient c = -q on S
     estr,            ///< a draw counts where (log p - log mu)²/(H_mu + .01) ≤ .05 (opd::estr)
-    constant,        ///< every advantage is 1: the expected gradient is 0, where ratios are right
+    constant,        ///< every advantage is -1: the expected gradient is 0, where ratios are right
     no_sets          ///< what rollout's filter kept is forgotten: ratios are p/mu~
 };
 

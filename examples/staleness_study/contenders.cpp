@@ -72,8 +72,8 @@ std::vector<contender> contenders(int budget) {
         {"mc" + b + "_top_p_no_sets", "MC-" + b + ", top-p .9, sets ignored", "supports",
          mc(budget, {"--rollout-top-p=0.9"}), twist::no_sets},
 
-        {"constant", "A = 1, MC-" + b, "controls", mc(budget, old), twist::constant},
-        {"constant_no_is", "A = 1, MC-" + b + ", no IS", "controls", mc(budget, both(old, fresh)), twist::constant},
+        {"constant", "A = -1, MC-" + b, "controls", mc(budget, old), twist::constant},
+        {"constant_no_is", "A = -1, MC-" + b + ", no IS", "controls", mc(budget, both(old, fresh)), twist::constant},
     };
     r.insert(r.end(), wide.begin(), wide.end());
     if (budget != 64) {

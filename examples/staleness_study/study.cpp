@@ -163,8 +163,7 @@ study::study(const world& w, grid g, const std::string& directory, int threads) 
                 trainer::write_file(cells, csv());
             } catch (...) {
                 const std::lock_guard lock(mutex);
-                if (!error) error = std::current_exception();
-                next = missing.size();
+                if (!error) error = std::current_exception(); // told at the end: the other cells are made
             }
         }
     };
