@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// optimise: no
 //
 // The cells of the staleness study (examples/staleness_study) are opd-train's controlled schedule: the same weights, bit for bit. Lags ramp to k
 // and stay; what is made of batches beside opd-train's options is what it says; slopes and their errors are those of regression.
