@@ -72,9 +72,9 @@ struct row_mask {
     index_t size = 0;
     int bytes = 0; ///< element width: 1, 2, 4, 8
     bool has_ignore = false;
-    std::int64_t ignore = 0; ///< kept unless equal to this (has_ignore), else kept unless 0
-    bool has_route = false;  ///< kept where equal to `ignore`; of the others, see of_route
+    bool has_route = false; ///< kept where equal to `ignore`; of the others, see of_route
     bool clears = true;
+    std::int64_t ignore = 0; ///< kept unless equal to this (has_ignore), else kept unless 0
 
     row_mask() = default;
     template <class T>

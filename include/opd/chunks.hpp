@@ -5,15 +5,17 @@
 //   token_bytes{offsets, bytes}          a vocabulary as bytes: token v's are bytes[offsets[v]] to bytes[offsets[v+1]]
 //   align_chunks(mine, ids, theirs, their_ids, chunks)
 //   chunk_advantages(chunks, log_p, log_q, A)      A_t = Σ_{j in chunk} log q_j - Σ_{i in chunk} log p_i for each of the
-//                                        chunk's student tokens t
+//                                        chunk's student tokens t; or the sum of all chunks for each (chunk_credit)
 //
 // A chunk is the shortest stretch that ends at the same byte in both: between two neighbouring chunks both tokenizers
 // have a border, within one they share none. With equal tokenizers every chunk is a token, and A_t = log q - log p.
 //
 // A is an advantage from outside: give it as samples.advantage (N,1) and evaluate with mc{advantage::outside{}}, or
-// beside a reward with advantage::mixed. With a text of one chunk the mean gradient on fresh samples is that of Σ_y p(y)
-// (log p(y) - log q(text of y)), the sequences' reverse KL; with more it leaves out, as every loss of a row does, what
-// a token does to the chunks behind it, which `credit` (sequences.hpp) adds of chunks' values put on their last tokens.
+// beside a reward with advantage::mixed. What it descends: with chunk_credit::text, the sum over the text's chunks for
+// every token of it, the mean gradient on fresh samples is that of Σ_y p(y) (log p(y) - log q(text of y)), the
+// sequences' reverse KL, exactly and at the variance of a whole sequence's return. With chunk_credit::own a token
+// answers for its own chunk, as a row's loss does for its own token: less variance, and biased, by what it does to the
+// chunks behind it, and because where a chunk ends may depend on what comes next.
 // The teacher is judged at the one cut that its tokenizer makes: its other cuts of the same text are not summed.
 //
 // Tokens without bytes (beginning and end of text): where both sides have one it is a chunk, else it joins the chunk
@@ -148,10 +150,14 @@ void align_chunks(const token_bytes& mine, vector_view<const Mine> ids, const to
     }
 }
 
-/// A (n,1) of the student's tokens: log q less log p of their chunk. `log_p` (n), `log_q` (n') of the teacher's tokens.
+/// What a token answers for: its own chunk, or all of the text's.
+enum class chunk_credit { own, text };
+
+/// A (n,1) of the student's tokens: log q less log p of their chunk, or of the text. `log_p` (n), `log_q` (n') of the
+/// teacher's tokens.
 template <class P, class Q, class L>
 void chunk_advantages(const std::vector<chunk>& chunks, vector_view<const P> log_p, vector_view<const Q> log_q,
-                      matrix_view<L> advantage) {
+                      matrix_view<L> advantage, chunk_credit credit = chunk_credit::own) {
     index_t mine = 0, theirs = 0;
     for (const chunk& c : chunks) {
         if (c.student != mine || c.student_end < mine || c.teacher != theirs || c.teacher_end < theirs)
@@ -168,13 +174,20 @@ void chunk_advantages(const std::vector<chunk>& chunks, vector_view<const P> log
         throw invalid_input("advantage", "is (" + std::to_string(advantage.rows) + ", " +
                                              std::to_string(advantage.cols) + "), not (" + std::to_string(mine) +
                                              ", 1)");
+    const auto put = [&](const chunk& c, double ratio) {
+        for (index_t i = c.student; i < c.student_end; ++i)
+            advantage(i, 0) = element<L>::store(static_cast<arithmetic_t<L>>(ratio));
+    };
+    double text = 0;
     for (const chunk& c : chunks) {
         double ratio = 0;
         for (index_t j = c.teacher; j < c.teacher_end; ++j) ratio += double(element<Q>::load(log_q[j]));
         for (index_t i = c.student; i < c.student_end; ++i) ratio -= double(element<P>::load(log_p[i]));
-        for (index_t i = c.student; i < c.student_end; ++i)
-            advantage(i, 0) = element<L>::store(static_cast<arithmetic_t<L>>(ratio));
+        text += ratio;
+        put(c, ratio);
     }
+    if (credit == chunk_credit::text)
+        for (const chunk& c : chunks) put(c, text);
 }
 
 } // namespace opd

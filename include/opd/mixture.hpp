@@ -58,89 +58,120 @@ share(Teacher, Weight...) -> share<Teacher>;
 namespace detail {
 inline namespace OPD_ISA {
 
-/// A row of a part: leaves of 1,024 logits as floats; what is -inf, or below, becomes -1e30.
+/// A row of a part: leaves of 1,024 logits as floats, in place where they are floats within ±1e30 and fill a leaf, else
+/// through a buffer, in which -inf, and what is below -1e30, is -1e30.
 template <class Y>
 class mixed_row {
 public:
     static constexpr int leaf = 1024;
-    mixed_row(const Y* y, index_t n, float temperature) : y_(y), n_(n), inv_(1 / temperature) {}
+    mixed_row(const Y* y, index_t n, float temperature) : y_(y), n_(n) {
+        const double by = 1.44269504088896340736 / double(temperature); // log2 e
+        hi_ = float(by), lo_ = float(by - double(hi_)), inv_ = 1 / temperature;
+    }
 
-    /// top_ and the normaliser; false: the row has NaN, +inf, or no mass.
+    /// The anchor and the normaliser; false: the row has NaN, +inf, or no mass.
     bool measure() {
         double total = 0;
         float buffer[leaf];
         for (index_t begin = 0; begin < n_; begin += leaf) {
-            const int count = static_cast<int>(std::min<index_t>(leaf, n_ - begin));
-            if (!stage(begin, count, buffer)) return false;
-            lanes best(-1e30);
-            for (int i = 0; i < leaf; i += lanes::width) best = max(best, lanes::load(buffer + i));
-            const float most = max_lane(best);
+            const float* const x = read<true>(begin, buffer);
+            if (x == nullptr) return false;
+            lanes best[4] = {lanes(-1e30), lanes(-1e30), lanes(-1e30), lanes(-1e30)};
+            for (int i = 0; i < leaf; i += 4 * lanes::width)
+                for (int k = 0; k < 4; ++k) best[k] = max(best[k], lanes::load(x + i + k * lanes::width));
+            const float most = max_lane(max(max(best[0], best[1]), max(best[2], best[3])));
             if (most > top_) {
                 total *= std::exp(double(top_ - most) * double(inv_));
                 top_ = most;
             }
             if (top_ <= -1e30f) continue;
-            lanes part(0.);
-            const lanes top{double(top_)}, inv{double(inv_)};
-            for (int i = 0; i < leaf; i += lanes::width) part += exp(pin(lanes::load(buffer + i) - top) * inv);
-            total += double(sum(part));
+            const lanes top{double(top_)}, hi{double(hi_)}, lo{double(lo_)}, floor{-160 / double(hi_)};
+            lanes part[2] = {lanes(0.), lanes(0.)};
+            for (int i = 0; i < leaf; i += 2 * lanes::width)
+                for (int k = 0; k < 2; ++k)
+                    part[k] += exp2_scaled(pin(lanes::load(x + i + k * lanes::width) - top), hi, lo, floor);
+            total += double(sum(part[0] + part[1]));
         }
         log_sum_ = std::log(total);
         return top_ > -1e30f;
     }
-    /// log w q of a leaf, of which what lies beyond `count` means nothing.
-    void log_shares(index_t begin, int count, double log_weight, float* to) {
-        (void)stage(begin, count, to);
-        const lanes top{double(top_)}, inv{double(inv_)}, by{log_weight - log_sum_};
-        for (int i = 0; i < leaf; i += lanes::width) {
-            const lanes y = lanes::load(to + i);
-            select(y > lanes(-1e30), pin(y - top) * inv + by, lanes(-1e30)).store(to + i);
+    /// Where a leaf's logits are, and how log w q follows from them: (y - top) inv + by.
+    struct shares {
+        const float* y;
+        lanes top, inv, by;
+        OPD_INLINE lanes at(int i) const {
+            const lanes x = lanes::load(y + i);
+            return select(x > lanes(-1e30), pin(x - top) * inv + by, lanes(-1e30));
         }
+    };
+    shares of_leaf(index_t begin, double log_weight, float* buffer) {
+        return {read<false>(begin, buffer), lanes(double(top_)), lanes(double(inv_)), lanes(log_weight - log_sum_)};
     }
 
 private:
     const Y* y_;
     index_t n_;
-    float inv_, top_ = -1e30f;
+    float hi_, lo_, inv_, top_ = -1e30f;
     double log_sum_ = 0;
+    bool plain_ = true; ///< every number of the row lies within ±1e30
 
-    /// A leaf padded with -1e30; false where it holds NaN or +inf, by the bits.
-    bool stage(index_t begin, int count, float* to) {
-        std::uint32_t worst = 0;
+    /// A leaf, padded with -1e30. `Looks`: null where it holds NaN or +inf, by the bits.
+    template <bool Looks>
+    const float* read(index_t begin, float* to) {
+        const int count = static_cast<int>(std::min<index_t>(leaf, n_ - begin));
+        std::uint32_t worst = 0, above = 0;
+        if constexpr (std::is_same_v<Y, float>) {
+            if (!Looks && plain_ && count == leaf) return y_ + begin;
+            for (int i = 0; Looks && i < count; ++i) {
+                const std::uint32_t size = bit_cast<std::uint32_t>(y_[begin + i]) & 0x7fffffffu;
+                worst = size > worst ? size : worst;
+            }
+            if (Looks && worst < limit && count == leaf) return y_ + begin;
+        }
         for (int i = 0; i < count; ++i) {
             const float x = static_cast<float>(element<Y>::load(y_[begin + i]));
             const auto bits = bit_cast<std::uint32_t>(x);
             const std::uint32_t size = bits & 0x7fffffffu;
-            const bool below = (bits >> 31) != 0 && size >= 0x7149f2cau && size <= 0x7f800000u; // -1e30 and below, -inf
+            const bool below = (bits >> 31) != 0 && size >= limit && size <= 0x7f800000u;
             const std::uint32_t counted = below ? 0 : size;
-            worst = counted > worst ? counted : worst;
+            above = counted > above ? counted : above;
+            worst = size > worst ? size : worst;
             to[i] = below ? -1e30f : x;
         }
         for (int i = count; i < leaf; ++i) to[i] = -1e30f;
-        return worst < 0x7f800000u;
+        plain_ = plain_ && (!Looks || worst < limit);
+        return !Looks || above < 0x7f800000u ? to : nullptr;
     }
+    static constexpr std::uint32_t limit = 0x7149f2cau; // 1e30
 };
 
-/// to[v] = log Σ_i e^(log w_i q_i[v]) of a leaf of `parts` rows, `leaf` numbers each.
-inline void log_of_shares(const float* shares, int parts, float* to, int count) {
-    constexpr int leaf = mixed_row<float>::leaf;
-    float all[leaf];
-    for (int i = 0; i < leaf; i += lanes::width) {
-        lanes m;
-        if (parts == 1) {
-            m = lanes::load(shares + i);
-        } else if (parts == 2) {
-            const lanes a = lanes::load(shares + i), b = lanes::load(shares + leaf + i);
-            m = max(a, b) + log1p(exp(min(a, b) - max(a, b)));
-        } else {
-            lanes top = lanes::load(shares + i), sum(0.);
-            for (int k = 1; k < parts; ++k) top = max(top, lanes::load(shares + k * leaf + i));
-            for (int k = 0; k < parts; ++k) sum += exp(lanes::load(shares + k * leaf + i) - top);
-            m = top + log(sum);
-        }
-        m.store(all + i);
-    }
-    for (int i = 0; i < count; ++i) to[i] = all[i] > -1e29f ? all[i] : neg_inf<float>();
+/// to[v] = log Σ_i e^(log w_i q_i[v]) of a leaf's `count` ids; -1e30 where nobody has mass.
+template <class... Shares>
+void log_of_shares(float* to, int count, const Shares&... of) {
+    const auto one = [&](int i) {
+        const auto mixed = [](auto first, auto... rest) {
+            if constexpr (sizeof...(rest) == 0) {
+                return first;
+            } else if constexpr (sizeof...(rest) == 1) {
+                const lanes second = (rest, ...), top = max(first, second);
+                return top + log1p(exp(min(first, second) - top));
+            } else {
+                lanes top = first;
+                ((top = max(top, rest)), ...);
+                lanes sum = exp(first - top);
+                ((sum += exp(rest - top)), ...);
+                return top + log(sum);
+            }
+        };
+        const lanes m = mixed(of.at(i)...);
+        return select(m > lanes(-1e29), m, lanes(-1e30));
+    };
+    int i = 0;
+    for (; i + lanes::width <= count; i += lanes::width) one(i).store(to + i);
+    if (i == count) return;
+    float last[lanes::width];
+    one(i).store(last);
+    std::copy_n(last, count - i, to + i);
 }
 
 /// Rows that can be read from end to end.
@@ -318,13 +349,11 @@ private:
         }
         const double all = (weights[I] + ...);
         const std::array<double, K> log_w{std::log(weights[I] / all)...};
-        float shares[K * std::size_t(leaf)];
+        float buffers[K][leaf];
         const index_t v = vocab();
-        for (index_t first = 0; first < v; first += leaf) {
-            const int count = static_cast<int>(std::min<index_t>(leaf, v - first));
-            (std::get<I>(rows).log_shares(first, count, log_w[I], shares + I * std::size_t(leaf)), ...);
-            opd::detail::log_of_shares(shares, int(K), to + first, count);
-        }
+        for (index_t first = 0; first < v; first += leaf)
+            opd::detail::log_of_shares(to + first, static_cast<int>(std::min<index_t>(leaf, v - first)),
+                                       std::get<I>(rows).of_leaf(first, log_w[I], buffers[I])...);
     }
 };
 template <class... Parts>

@@ -78,20 +78,12 @@ public:
         for (index_t r = 0; r < n; ++r) {
             const auto to = mask.kept(r) ? static_cast<std::int32_t>(which[r]) : -1;
             routes_[std::size_t(r)] = to;
-            if (to >= 0) ++first_[std::size_t(to) + 1];
+            places_[std::size_t(r)] = to < 0 ? -1 : first_[std::size_t(to) + 1]++;
         }
         for (std::size_t i = 1; i < first_.size(); ++i) first_[i] += first_[i - 1];
-        std::vector<index_t> next(first_.begin(), first_.end() - 1);
-        for (index_t r = 0; r < n; ++r) {
-            const std::int32_t of = routes_[std::size_t(r)];
-            if (of < 0) {
-                places_[std::size_t(r)] = -1;
-                continue;
-            }
-            index_t& at = next[std::size_t(of)];
-            places_[std::size_t(r)] = at - first_[std::size_t(of)];
-            rows_[std::size_t(at++)] = r;
-        }
+        for (index_t r = 0; r < n; ++r)
+            if (const std::int32_t of = routes_[std::size_t(r)]; of >= 0)
+                rows_[std::size_t(first_[std::size_t(of)] + places_[std::size_t(r)])] = r;
     }
 
     index_t rows() const { return static_cast<index_t>(routes_.size()); }

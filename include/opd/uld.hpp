@@ -32,9 +32,9 @@
 #include "opd/checks/spans.hpp"
 #include "opd/config.hpp"
 #include "opd/element.hpp"
-#include "opd/estimators/divergences.hpp"
 #include "opd/logits/logit_blocks.hpp"
 #include "opd/logits/own_rows.hpp"
+#include "opd/row_program.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
 #include "opd/threads.hpp"
@@ -42,16 +42,22 @@
 
 namespace opd {
 
-/// Σ |p - q|, total_variation twice.
+/// Σ |p - q|, twice the total variation.
 struct uld {
     static constexpr bool f_divergence = true;
     template <class F>
-    OPD_HD OPD_INLINE F term(const row_constants<F>& r, const dense_entry<F>& e) const {
-        return F(2) * total_variation{}.term(r, e);
+    OPD_HD OPD_INLINE F term(const row_constants<F>&, const dense_entry<F>& e) const {
+        return abs(e.p - e.q);
     }
     template <class F>
-    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const {
-        return F(2) * total_variation{}.c(r, e);
+    OPD_HD OPD_INLINE F c(const row_constants<F>& r, const dense_entry<F>& e) const { // anchored, as total_variation's
+        return e.p * (sign(e.delta + r.d_star) - sign(r.d_anchor()));
+    }
+
+private:
+    template <class F>
+    OPD_HD OPD_INLINE static F sign(F d) {
+        return select(d > F(0), F(1), select(d < F(0), F(-1), F(0)));
     }
 };
 
