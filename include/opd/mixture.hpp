@@ -76,21 +76,13 @@ public:
         for (index_t begin = 0; begin < n_; begin += leaf) {
             const float* const x = read<true>(begin, buffer);
             if (x == nullptr) return false;
-            lanes best[4] = {lanes(-1e30), lanes(-1e30), lanes(-1e30), lanes(-1e30)};
-            for (int i = 0; i < leaf; i += 4 * lanes::width)
-                for (int k = 0; k < 4; ++k) best[k] = max(best[k], lanes::load(x + i + k * lanes::width));
-            const float most = max_lane(max(max(best[0], best[1]), max(best[2], best[3])));
-            if (most > top_) {
-                total *= std::exp(double(top_ - most) * double(inv_));
-                top_ = most;
+            leaf_sum of = sum_of(x);
+            if ((of.most - top_) * inv_ > 8) { // beyond what a float's sum carries well: from a new anchor
+                total *= std::exp(double(top_ - of.most) * double(inv_));
+                top_ = of.most;
+                of = sum_of(x);
             }
-            if (top_ <= -1e30f) continue;
-            const lanes top{double(top_)}, hi{double(hi_)}, lo{double(lo_)}, floor{-160 / double(hi_)};
-            lanes part[2] = {lanes(0.), lanes(0.)};
-            for (int i = 0; i < leaf; i += 2 * lanes::width)
-                for (int k = 0; k < 2; ++k)
-                    part[k] += exp2_scaled(pin(lanes::load(x + i + k * lanes::width) - top), hi, lo, floor);
-            total += double(sum(part[0] + part[1]));
+            if (top_ > -1e30f) total += double(of.sum);
         }
         log_sum_ = std::log(total);
         return top_ > -1e30f;
@@ -114,6 +106,25 @@ private:
     float hi_, lo_, inv_, top_ = -1e30f;
     double log_sum_ = 0;
     bool plain_ = true; ///< every number of the row lies within ±1e30
+
+    struct leaf_sum {
+        float most, sum;
+    };
+    /// A leaf's largest logit and Σ e^((y - anchor)/T), of which nothing can be said where the former is far above it.
+    leaf_sum sum_of(const float* x) const {
+        const lanes top{double(top_)}, hi{double(hi_)}, lo{double(lo_)}, floor{-160 / double(hi_)},
+            roof{100 / double(hi_)};
+        lanes best[4], part[4];
+        for (int k = 0; k < 4; ++k) best[k] = lanes(-1e30), part[k] = lanes(0.);
+        for (int i = 0; i < leaf; i += 4 * lanes::width)
+            for (int k = 0; k < 4; ++k) {
+                const lanes y = lanes::load(x + i + k * lanes::width);
+                best[k] = max(best[k], y);
+                part[k] += exp2_scaled(min(pin(y - top), roof), hi, lo, floor);
+            }
+        return {max_lane(max(max(best[0], best[1]), max(best[2], best[3]))),
+                sum((part[0] + part[1]) + (part[2] + part[3]))};
+    }
 
     /// A leaf, padded with -1e30. `Looks`: null where it holds NaN or +inf, by the bits.
     template <bool Looks>
@@ -154,7 +165,7 @@ void log_of_shares(float* to, int count, const Shares&... of) {
                 return first;
             } else if constexpr (sizeof...(rest) == 1) {
                 const lanes second = (rest, ...), top = max(first, second);
-                return top + log1p(exp(min(first, second) - top));
+                return top + log1p(exp(min(first, second) - top)); // one exponential and one logarithm for two
             } else {
                 lanes top = first;
                 ((top = max(top, rest)), ...);
@@ -209,8 +220,9 @@ struct mixture : opd::detail::made_of_parts {
 
     std::tuple<Parts...> parts;
     std::array<double, K> weights;
-    float temperature = 1;                      ///< of the mixture: q = softmax(m / temperature)
-    std::size_t budget = std::size_t{16} << 20; ///< bytes
+    float temperature = 1; ///< of the mixture: q = softmax(m / temperature)
+    /// bytes; a head is read once a block, logits had better not leave the cache
+    std::size_t budget = std::size_t{(made_source<Parts> || ...) ? 256 : 16} << 20;
 
     explicit mixture(share<Parts>... of) : parts(of.teacher...), weights{of.weight...} {}
 
