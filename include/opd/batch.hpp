@@ -64,14 +64,16 @@ struct misspelt {
 
 enum class reduce { sum, token_mean, sequence_mean, sequence_sum_mean, constant };
 
-/// Whether a row counts. From any contiguous run of bool or integers (non-zero: kept), or from targets with an ignored
-/// value: `row_mask::ignoring(targets, -100)`.
+/// Whether a row counts. From any contiguous run of bool or integers (non-zero: kept), from targets with an ignored
+/// value: `row_mask::ignoring(targets, -100)`, or from the numbers of routes: `row_mask::of_route(routes, 2)`.
 template <space Space = space::host>
 struct row_mask {
     const void* data = nullptr;
     index_t size = 0;
     int bytes = 0; ///< element width: 1, 2, 4, 8
     bool has_ignore = false;
+    bool has_route = false; ///< kept where equal to `ignore`; of the others, see of_route
+    bool clears = true;
     std::int64_t ignore = 0; ///< kept unless equal to this (has_ignore), else kept unless 0
 
     row_mask() = default;
@@ -93,9 +95,23 @@ struct row_mask {
         m.ignore = static_cast<std::int64_t>(value) << unused >> unused;
         return m;
     }
+    /// The rows of one route (routes.hpp). Rows of another route, a number of at least 0, are another call's: nothing
+    /// of theirs is written or counted. Those of none, below 0, are masked ones; unless `clears`, another call's too.
+    template <class T>
+    static constexpr row_mask of_route(vector_view<T, Space> routes, index_t route, bool clears = true) {
+        static_assert(std::signed_integral<std::remove_const_t<T>>, "opd: routes are signed: -1 is none");
+        row_mask m(routes);
+        m.has_route = true, m.ignore = route, m.clears = clears;
+        return m;
+    }
 
     OPD_HD constexpr bool empty() const { return data == nullptr; }
     OPD_HD bool kept(index_t r) const { return data == nullptr || kept_of(r, r + 1) == 1; }
+    /// Whether a row is another call's.
+    OPD_HD bool foreign(index_t r) const {
+        if (!has_route || data == nullptr || kept(r)) return false;
+        return !clears || number(r) >= 0;
+    }
     /// How many of the rows begin, begin + step, ... below `end` are kept.
     OPD_HD index_t kept_of(index_t begin, index_t end, index_t step = 1) const {
         if (begin >= end) return 0;
@@ -116,10 +132,22 @@ private:
     template <class T>
     OPD_HD index_t count(index_t begin, index_t end, index_t step) const {
         const T* const rows = static_cast<const T*>(data);
-        const std::int64_t dropped = has_ignore ? ignore : 0;
+        const std::int64_t value = has_ignore || has_route ? ignore : 0;
         index_t n = 0;
-        for (index_t r = begin; r < end; r += step) n += std::int64_t{rows[r]} != dropped;
+        for (index_t r = begin; r < end; r += step) n += (std::int64_t{rows[r]} == value) == has_route;
         return n;
+    }
+    OPD_HD std::int64_t number(index_t r) const {
+        switch (bytes) {
+        case 1:
+            return static_cast<const std::int8_t*>(data)[r];
+        case 2:
+            return static_cast<const std::int16_t*>(data)[r];
+        case 4:
+            return static_cast<const std::int32_t*>(data)[r];
+        default:
+            return static_cast<const std::int64_t*>(data)[r];
+        }
     }
 };
 

@@ -44,6 +44,7 @@ concept own_storage = requires(const Teacher& t, index_t row) {
 template <class Teacher>
 OPD_HD OPD_INLINE auto slots_of(const Teacher& t, index_t row) {
     row_slots<typename Teacher::id_type, typename Teacher::log_type> s;
+    row = cache_row(t, row);
     if constexpr (own_storage<Teacher>) {
         s = t.slots(row);
     } else if constexpr (is_ragged<Teacher>) {

@@ -87,6 +87,14 @@ constexpr space space_of() {
 namespace detail {
 inline namespace OPD_ISA {
 
+/// A device sends gradients of hidden states back for whole blocks of rows.
+template <class Student, space S>
+void check_routes(const basic_env<S>& e) {
+    if constexpr (S == space::device && in_blocks<Student>)
+        if (e.mask.has_route)
+            throw unsupported("opd: rows of several routes with student::hidden are not offered on a device");
+}
+
 /// Whether the types of a call fit each other; if not, one sentence says why.
 template <class Backend, class Student, class Teacher, class Estimator>
 constexpr bool types_fit() {
@@ -115,6 +123,9 @@ constexpr bool types_fit() {
             "opd: a source of rows answers rows(), vocab(), tile_size(), tile(place, begin), logit(place, id), has "
             "one_tile and temperature; a student's also has_gradient(), gradient_tile(place, begin) and "
             "gradient_at(place, id); see docs/concepts/source.md");
+    else if constexpr (Student::sparse_gradient && is_ragged<Teacher> && has_row_map<Teacher>)
+        static_assert(never<Student>, "opd: a gradient on the ids of a ragged_support lies where they do, so rows of "
+                                      "teacher::at_rows would share it: use student::logits");
     else if constexpr (Student::memory_space != Backend::memory_space || Teacher::memory_space != Backend::memory_space)
         static_assert(never<Student>,
                       "opd: student and teacher views must lie in the backend's memory space (view for host, "
@@ -170,11 +181,13 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
             if (teacher.common > 0) vocab = teacher.common;
         }
         detail::check_env(e, n);
+        detail::check_routes<Student>(e);
         detail::check_overlaps(student, teacher, e);
         detail::validate_estimator(estimator);
         detail::check_selector<cache_kind::dense>(estimator, e, n);
         if constexpr (Space == space::host) {
             detail::check_env_contents(e, n);
+            detail::check_row_map_contents(teacher, e.mask, n);
             if (e.checks == check::contents || e.on_infinite.act == infinite::action::raise)
                 for (index_t r = 0; r < n; ++r)
                     if (e.mask.kept(r)) {
@@ -191,6 +204,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         detail::check_slots(teacher, student, n);
         detail::check_frozen<Teacher::kind>(e.frozen, n, detail::most_slots(teacher));
         detail::check_env(e, n);
+        detail::check_routes<Student>(e);
         detail::check_overlaps(student, teacher, e);
         detail::validate_estimator(estimator);
         detail::check_needs(teacher, estimator, e, n);
@@ -198,6 +212,7 @@ auto checked_job(const Backend&, Student student, Teacher teacher, const Estimat
         detail::check_normalisers(teacher, estimator, e);
         if constexpr (Space == space::host) {
             detail::check_env_contents(e, n);
+            detail::check_row_map_contents(teacher, e.mask, n);
             if constexpr (Teacher::kind == cache_kind::weighted) detail::check_tails(teacher, e, n);
             if (e.checks == check::contents || e.on_infinite.act == infinite::action::raise)
                 for (index_t r = 0; r < n; ++r)

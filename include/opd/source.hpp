@@ -69,6 +69,11 @@ template <class Source>
 inline constexpr bool in_blocks = requires {
     Source::in_blocks;
 };
+/// Whether it fills them itself, whole rows alone (logits/own_rows.hpp).
+template <class Source>
+concept fills_rows = requires {
+    Source::fills_rows;
+};
 /// Whether it makes them a tile of the vocabulary at a time too, and what a tile held is gone when the next one comes.
 template <class Source>
 inline constexpr bool made_in_tiles = requires {

@@ -10,6 +10,7 @@
 //                                                                     E[Σ w f(a)] = E_mu[f]
 //
 //   teacher::lumped{dense}         student and teacher have vocabularies of different size: the rest of either is one bucket
+//   teacher::at_rows{cache, map}   the cache's rows are others than the student's: row r of the student has map[r]
 //   teacher::on_policy{cache}      the drawn tokens are the current student's own; else they are taken for stale
 //   teacher::of_teacher{cache}     they are the teacher's
 //   teacher::on_kept_sets{cache, kept_ids, kept_offsets}   they were drawn under a filter, and this is what it kept
@@ -206,6 +207,34 @@ lumped(Cache) -> lumped<Cache>;
 template <class Cache, std::integral I>
 lumped(Cache, I) -> lumped<Cache>;
 
+/// A cache whose rows are not the student's: row r of the student has row map[r] of the cache, which may have fewer
+/// rows or more, and one may serve several. For a teacher that read other prefixes (a hint, a solution: privileged or
+/// self-distillation), that scored some of the rows alone (routes.hpp), or once for a whole group. Logits, hidden
+/// states and supports; of drawn tokens the cache is by the student's rows anyway. The map of a masked row is not read.
+/// On the host.
+template <class Cache>
+struct at_rows : Cache {
+    static_assert(Cache::memory_space == space::host, "opd: teacher::at_rows is of caches in the host's memory");
+    static_assert(Cache::kind == cache_kind::dense || Cache::kind == cache_kind::support,
+                  "opd: teacher::at_rows is of logits, hidden states or supports: drawn tokens are the student's, so "
+                  "their cache has its rows; give log_q of the rows that are this teacher's");
+    static constexpr bool has_row_map = true;
+    using cache_type = Cache;
+    static constexpr bool whole_rows = opd::detail::whole_rows<Cache>;
+    row_offsets<> map; ///< (N) int32 or int64
+
+    index_t rows() const { return map.size; }
+    index_t cache_row(index_t row) const { return map[row]; }
+    auto tile(row_place at, index_t begin) const requires row_source<Cache> {
+        return Cache::tile({map[at.row], at.scratch}, begin);
+    }
+    auto logit(row_place at, index_t id) const requires row_source<Cache> {
+        return Cache::logit({map[at.row], at.scratch}, id);
+    }
+};
+template <class Cache, class Map>
+at_rows(Cache, Map) -> at_rows<Cache>;
+
 /// A cache of tokens that the student of the call drew itself, with the weights that it has now.
 template <class Cache>
 struct on_policy : Cache {
@@ -276,6 +305,12 @@ inline constexpr bool is_ragged = requires {
     Cache::is_ragged;
 };
 
+/// Whether a cache's rows are found by a map.
+template <class Cache>
+inline constexpr bool has_row_map = requires {
+    Cache::has_row_map;
+};
+
 /// The law of a cache's tokens; stale unless it says otherwise.
 template <class Cache>
 constexpr law law_of() {
@@ -290,6 +325,15 @@ template <class Y, space S>
 inline constexpr bool materialised<teacher::dense<Y, S>> = true;
 template <class Cache>
 inline constexpr bool materialised<teacher::lumped<Cache>> = materialised<Cache>;
+
+/// The cache's row that belongs to a row of the student.
+template <class Cache>
+OPD_HD OPD_INLINE index_t cache_row(const Cache& t, index_t row) {
+    if constexpr (has_row_map<Cache>)
+        return t.cache_row(row);
+    else
+        return row;
+}
 } // namespace detail
 
 } // namespace opd

@@ -147,6 +147,8 @@ row_job<Student, Teacher, Estimator, space::host> checked_shard_job(const vocab_
     else
         check_frozen<Teacher::kind>(e.frozen, n, most_slots(teacher));
     check_env(e, n);
+    if (e.mask.has_route) throw unsupported("opd: a call of several routes (routes.hpp) is not one of shards");
+    check_row_map_contents(teacher, e.mask, n);
     check_overlaps(student, teacher, e);
     validate_estimator(estimator);
     check_selector<Teacher::kind>(estimator, e, n);

@@ -227,7 +227,7 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
         if (raises && !shared && infinite_where_disjoint(est)) throw infinite_value(r);
     } else {
         const bool inferred = t.log_tail.empty(); // and never 0
-        const double log_tail = inferred ? -1 : load_log(t.log_tail[r]);
+        const double log_tail = inferred ? -1 : load_log(t.log_tail[cache_row(t, r)]);
         if (inferred && (shared || !raises || !infinite_where_disjoint(est))) return;
         if (contents && (is_nan(log_tail) || log_tail > 1e-3))
             throw invalid_input("teacher.log_tail", "is not a log-probability", r);

@@ -120,9 +120,47 @@ void check_student(const Student& s, const Teacher& t) {
         check_logits(s, s.rows(), most_slots(t));
     }
 }
+/// The map of a cache whose rows are others than the student's, and how many it has of its own.
+template <class Teacher>
+void check_row_map(const Teacher& t, index_t rows) {
+    check_vector("teacher.map", t.map, rows);
+    if (t.map.empty() && rows > 0) throw invalid_input("teacher.map", "is left out");
+}
+template <class Teacher>
+index_t cache_rows(const Teacher& t, index_t rows) {
+    if constexpr (!has_row_map<Teacher>)
+        return rows;
+    else if constexpr (is_ragged<Teacher>)
+        return t.offsets.size > 0 ? t.offsets.size - 1 : 0;
+    else if constexpr (requires { t.ids.rows; })
+        return t.ids.rows;
+    else if constexpr (requires { t.y.rows; })
+        return t.y.rows;
+    else if constexpr (requires { t.x.rows; })
+        return t.x.rows;
+    else
+        return static_cast<const typename Teacher::cache_type&>(t).rows();
+}
+/// Its entries, of kept rows.
+template <class Teacher>
+void check_row_map_contents(const Teacher& t, const row_mask<>& mask, index_t rows) {
+    if constexpr (requires { t.check_rows(mask, rows); }) t.check_rows(mask, rows); // of its parts
+    if constexpr (has_row_map<Teacher>) {
+        const index_t of_cache = cache_rows(t, rows);
+        for (index_t r = 0; r < rows; ++r)
+            if (mask.kept(r) && (t.map[r] < 0 || t.map[r] >= of_cache))
+                throw invalid_input(
+                    "teacher.map",
+                    "is " + std::to_string(t.map[r]) + " for a cache of " + std::to_string(of_cache) + " rows", r);
+    }
+}
 template <class Teacher>
 void check_dense_teacher(const Teacher& t, index_t rows) {
-    if constexpr (!materialised<Teacher>)
+    if constexpr (has_row_map<Teacher>) check_row_map(t, rows);
+    if constexpr (has_row_map<Teacher> && requires { t.y; }) {
+        check_matrix("teacher.y", t.y, t.y.rows, -1);
+        check_temperature("teacher.temperature", t.temperature);
+    } else if constexpr (!materialised<Teacher>)
         return check_source("teacher", t, rows);
     else {
         check_matrix("teacher.y", t.y, rows, -1);
@@ -285,6 +323,10 @@ void check_teacher(const Teacher& t, const Student& s, index_t n, index_t k) {
 /// Shapes of a cache of few ids a row, n rows over the student's vocabulary; of a ragged one the longest row is found.
 template <class Teacher, class Student>
 void check_slots(Teacher& t, const Student& s, index_t n) {
+    if constexpr (has_row_map<Teacher>) {
+        check_row_map(t, n);
+        n = cache_rows(t, n);
+    }
     if constexpr (own_storage<Teacher>)
         t.validate(n, s.vocab());
     else if constexpr (is_ragged<Teacher>)

@@ -96,14 +96,18 @@ private:
 /// What logits are made of (hidden.hpp); of a head of the caller's own nothing is known.
 template <class Hidden>
 void read_states(call_spans& spans, const Hidden& h) {
-    const auto of = [&spans](const char* of_student, const char* of_teacher, const auto& v) {
-        spans.reads(
-            requires { Hidden::kind; } ? of_teacher : of_student, v);
-    };
-    of("student.x", "teacher.x", h.x), of("student.bias", "teacher.bias", h.bias);
-    if constexpr (is_matrix<decltype(base_of(h.w))>) of("student.w", "teacher.w", base_of(h.w));
-    if constexpr (is_lora<decltype(h.w)>)
-        of("student.w.b", "teacher.w.b", h.w.b), of("student.w.a", "teacher.w.a", h.w.a);
+    if constexpr (fills_rows<Hidden>) {
+        h.reads(spans);
+    } else {
+        const auto of = [&spans](const char* of_student, const char* of_teacher, const auto& v) {
+            spans.reads(
+                requires { Hidden::kind; } ? of_teacher : of_student, v);
+        };
+        of("student.x", "teacher.x", h.x), of("student.bias", "teacher.bias", h.bias);
+        if constexpr (is_matrix<decltype(base_of(h.w))>) of("student.w", "teacher.w", base_of(h.w));
+        if constexpr (is_lora<decltype(h.w)>)
+            of("student.w.b", "teacher.w.b", h.w.b), of("student.w.a", "teacher.w.a", h.w.a);
+    }
 }
 
 /// dz on z exactly is allowed; any other overlap is none.
@@ -142,8 +146,10 @@ void check_overlaps(const Student& s, const Teacher& t, const basic_env<S>& e) {
     spans.writes("env.lse", e.lse);
     spans.writes("env.measure.ratios", e.measure.ratios);
     if constexpr (views) spans.reads(z, s.z);
+    if constexpr (has_row_map<Teacher>) spans.reads("teacher.map", t.map);
     if constexpr (Teacher::kind == cache_kind::dense) {
-        if constexpr (materialised<Teacher>) spans.reads("teacher.y", t.y);
+        if constexpr (materialised<Teacher> || (has_row_map<Teacher> && requires { t.y; }))
+            spans.reads("teacher.y", t.y);
     } else {
         spans.reads("teacher.ids", t.ids);
         spans.reads("teacher.log_q", t.log_q);

@@ -107,7 +107,8 @@ inline constexpr bool may_tile = false;
 template <class Student, class Teacher, class Estimator>
 inline constexpr bool may_tile<row_job<Student, Teacher, Estimator, space::host>> =
     (divergence<Estimator> || is_any_formula<Estimator>)&&Teacher::kind == cache_kind::dense && !is_lumped<Teacher> &&
-    !has_scratch<Student> && !has_scratch<Teacher> && has_blocks<row_job<Student, Teacher, Estimator, space::host>>;
+    !has_scratch<Student> && !has_scratch<Teacher> &&
+    !fills_rows<Teacher> && has_blocks<row_job<Student, Teacher, Estimator, space::host>>;
 
 /// A job as its rows see it; logits that are made here have no memory yet.
 template <class Job>
@@ -242,9 +243,10 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
         });
     // a head's gradient in tiles is summed over rows in 32s: blocks of whole ones change no bit
     each_made(job, [&](const auto& side) {
-        if constexpr (in_tiles<std::remove_cvref_t<decltype(side)>> && requires { side.dw; })
-            if (!side.dw.empty() && plan.block < n && plan.block > tile_cuts::side)
-                plan.block -= plan.block % tile_cuts::side;
+        if constexpr (requires { side.dw; })
+            if constexpr (in_tiles<std::remove_cvref_t<decltype(side)>>)
+                if (!side.dw.empty() && plan.block < n && plan.block > tile_cuts::side)
+                    plan.block -= plan.block % tile_cuts::side;
     });
     each_made(job, [&](const auto& side) { plan.blocks += bytes(side, plan.block, plan.tile); });
     if constexpr (may_tile<Job>)
@@ -303,7 +305,7 @@ void run_made(const Job& job, host_frame frame, const host_plan& plan, thread_te
          begin += plan.block) { // without rows a head's gradient is 0 all the same
         const index_t end = std::min(begin + plan.block, plan.rows);
         sides.move_to(begin, end);
-        sides.begin_back(beta);
+        sides.begin_back(beta, frame.env.mask);
         const auto made = sides.template job_of_rows<may_tile<Job>>(job);
         if constexpr (may_tile<Job>)
             if (states != nullptr) {
@@ -315,7 +317,7 @@ void run_made(const Job& job, host_frame frame, const host_plan& plan, thread_te
         sides.ready([&](index_t r) { return frame.env.mask.kept(r); });
         sides.make_all();
         run_groups(made, frame, plan, begin, end, team, scratch);
-        sides.back_all();
+        sides.back_all(frame.env.mask);
         sides.finish();
     }
 }

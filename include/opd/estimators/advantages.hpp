@@ -8,6 +8,8 @@
 //   advantage::shaped{shape}     shape(log q - log p)                                       the shape's divergence: shapes.hpp
 //   advantage::extrapolated{λ}   λ (log q - log p_ref) - (log p - log p_ref)                KL to the tilted teacher q^λ p_ref^(1-λ), less log of
 //                                                                                           its normaliser          G-OPD, ExOPD
+//   advantage::contrast{a, b}    a (log q - log p) - b (log q' - log p), log q' in the column log_ref: two teachers     a KL(p‖q) - b KL(p‖q'): RLCSD
+//                                                                                           (arXiv 2606.11709) for a = b = 1
 //   advantage::of_divergence{D}  -slope of D at (p, q), 0 where p = q                       D: any of divergences.hpp, or any Σ term(p, q)
 //   advantage::outside           the cache's column `advantage`                             a task's reward: REINFORCE, GRPO, …
 //   advantage::mixed{w_o, w_t}   w_o · the column + w_t (log q - log p)
@@ -19,6 +21,7 @@
 
 #include <cmath>
 #include <concepts>
+#include <string>
 
 #include "opd/config.hpp"
 #include "opd/entries.hpp"
@@ -27,6 +30,7 @@
 #include "opd/estimators/shapes.hpp"
 #include "opd/lanes.hpp"
 #include "opd/row_program.hpp"
+#include "opd/teacher.hpp"
 #include "opd/traits.hpp"
 
 namespace opd {
@@ -112,6 +116,23 @@ struct extrapolated {
     OPD_INLINE void validate() const {
         if (!detail::is_finite(lambda) || lambda < 0)
             throw invalid_input("advantage::extrapolated.lambda", "must be finite and at least 0");
+    }
+};
+
+struct contrast {
+    double plus = 1, minus = 1;
+    static constexpr estimator_traits traits(law) {
+        return {.value = meaning::value_estimate, .exact_zero_at_equality = false, .descends = descent::divergence};
+    }
+    OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
+    OPD_HD static constexpr unsigned reads_columns() { return column::log_ref; }
+    OPD_HD OPD_INLINE double operator()(const sampled_entry& x) const {
+        return plus * x.log_q - minus * x.log_ref - (plus - minus) * x.log_p;
+    }
+    OPD_HD OPD_INLINE double value(const sampled_entry& x) const { return -(*this)(x); }
+    OPD_INLINE void validate() const {
+        if (!detail::is_finite(plus) || !detail::is_finite(minus) || plus < 0 || minus < 0)
+            throw invalid_input("advantage::contrast", "the weights must be finite and at least 0");
     }
 };
 
@@ -204,6 +225,26 @@ struct reward {
 };
 
 } // namespace advantage
+
+/// Two caches of the same drawn tokens as one of advantage::contrast: `plus` with log_q of `minus` as its log_ref.
+/// (N,m) both. Throws invalid_input, with the row, where their ids differ.
+template <class Cache>
+Cache contrasted(Cache plus, const Cache& minus) {
+    static_assert(Cache::memory_space == space::host && Cache::kind != cache_kind::dense &&
+                      Cache::kind != cache_kind::support,
+                  "opd: contrasted() is of two caches of drawn tokens, in the host's memory");
+    if (minus.ids.rows != plus.ids.rows || minus.ids.cols != plus.ids.cols)
+        throw invalid_input("minus.ids", "are (" + std::to_string(minus.ids.rows) + ", " +
+                                             std::to_string(minus.ids.cols) + "), those of plus (" +
+                                             std::to_string(plus.ids.rows) + ", " + std::to_string(plus.ids.cols) +
+                                             ")");
+    for (index_t r = 0; r < plus.ids.rows; ++r)
+        for (index_t j = 0; j < plus.ids.cols; ++j)
+            if (plus.ids(r, j) != minus.ids(r, j))
+                throw invalid_input("minus.ids", "are others than those of plus in column " + std::to_string(j), r);
+    plus.log_ref = minus.log_q;
+    return plus;
+}
 
 // clang-format off
 /// A token's worth. See the head of this file.

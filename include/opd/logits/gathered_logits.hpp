@@ -175,7 +175,7 @@ index_t kept_of_update(const Hidden& h) {
 }
 
 /// Gradients of hidden states and head from those of the rows' ids, rows.slots_at(r) of row r; 0 in rows that have
-/// none. `update`: kept_of_update(h) numbers a row.
+/// none; another call's rows are left alone. `update`: kept_of_update(h) numbers a row.
 template <class Hidden, class Rows>
 void drain_gathered(const gathered_side<Hidden>& from, const Rows& rows, index_t begin, index_t end, float beta,
                     bool first_block, float* update, thread_team& team) {
@@ -183,8 +183,10 @@ void drain_gathered(const gathered_side<Hidden>& from, const Rows& rows, index_t
     const index_t d = h.x.cols, v = h.vocab(), rank = rank_of(h.w);
     const auto gradient = [&](index_t r) -> const float* { return from.gradient_row(r); };
     const auto t_of = [&](index_t r) { return update + (r - begin) * 2 * rank; };
+    const auto foreign = [&](index_t r) { return rows.frame.env.mask.foreign(r); };
     team.run(end - begin, [&](index_t i, int) {
         const index_t r = begin + i;
+        if (foreign(r)) return;
         const auto slots = rows.slots_at(r);
         if (!h.dx.empty()) {
             float* const dx = h.dx.row(r);
@@ -211,11 +213,12 @@ void drain_gathered(const gathered_side<Hidden>& from, const Rows& rows, index_t
         if (!h.w.da.empty())
             team.run(rank, [&](index_t j, int) {
                 for (index_t r = begin; r < end; ++r)
-                    if (t_of(r)[j] != 0) add_scaled(h.w.da.row(j), t_of(r)[j], h.x.row(r), d);
+                    if (!foreign(r) && t_of(r)[j] != 0) add_scaled(h.w.da.row(j), t_of(r)[j], h.x.row(r), d);
             });
     const index_t parts = 8 * static_cast<index_t>(team.size()), together = 16; // ids of a part that lie side by side
     team.run(std::min(parts, (v + together - 1) / together), [&](index_t part, int) {
         for (index_t r = begin; r < end; ++r) {
+            if (foreign(r)) continue;
             const auto slots = rows.slots_at(r);
             const float* g = gradient(r);
             for (index_t j = 0; j < slots.count; ++j) {

@@ -81,7 +81,9 @@ index_t sums_of_states(const Hidden& h, index_t rows) {
 /// Bytes that a worker needs for a side's products.
 template <class Hidden>
 std::size_t worker_bytes(const Hidden& h, index_t rows) {
-    if constexpr (in_tiles<Hidden>)
+    if constexpr (fills_rows<Hidden>)
+        return h.bytes_of_worker(rows);
+    else if constexpr (in_tiles<Hidden>)
         return tile_scratch(rows, tile_parts<typename decltype(h.w)::number>);
     else
         return worker_floats::bytes(rows, product_columns(h));
@@ -98,6 +100,7 @@ struct block_memory {
     float *update = nullptr, *back = nullptr;   ///< u and t, (rows, R)
     float* update_along = nullptr;              ///< u packed
     index_t *wanted = nullptr, *live = nullptr; ///< rows
+    index_t* of_cache = nullptr;                ///< the wanted ones as a teacher's map has them
     index_t* in_32 = nullptr;                   ///< tile_rows of those with a gradient
     std::size_t bytes = 0;
 
@@ -107,6 +110,7 @@ struct block_memory {
         const index_t rank = rank_of(h.w), ids = ids_of(h, tile);
         logits = gradient = from.take<float>(rows * ids);
         wanted = live = from.take<index_t>(rows);
+        if constexpr (has_row_map<Hidden>) of_cache = from.take<index_t>(rows);
         if (rank > 0) update = from.take<float>(rows * rank);
         if (!drains(h)) {
             across = from.take<float>(packed_there(h, rows));
@@ -152,9 +156,14 @@ template <class Hidden>
 void ready_states(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, index_t begin, thread_team& team,
                   worker_floats workers) {
     const index_t d = h.x.cols, width = product_columns(h);
+    row_list from = rows; // of x
+    if constexpr (has_row_map<Hidden>) {
+        for (index_t i = 0; i < rows.count; ++i) memory.of_cache[i] = h.cache_row(rows.at[i]);
+        from.at = memory.of_cache;
+    }
     if constexpr (in_tiles<Hidden>)
-        return pack_pairs<depth_there<Hidden>>(h.x.data, h.x.stride, rows, d, memory.across, team);
-    pack_states_across(h.x.data, h.x.stride, rows, d, memory.across, width, 0, team);
+        return pack_pairs<depth_there<Hidden>>(h.x.data, h.x.stride, from, d, memory.across, team);
+    pack_states_across(h.x.data, h.x.stride, from, d, memory.across, width, 0, team);
     if constexpr (is_lora<decltype(h.w)>) {
         const index_t rank = rank_of(h.w);
         const auto at = [&](index_t r) { return memory.update + (r - begin) * rank; };
@@ -211,10 +220,12 @@ void scale_head_gradient(const Hidden& h, thread_team& team, bool product_follow
 /// Before the gradients of rows [begin, end) go back: dx = beta dx; `first_block`: dw and db are what they were
 /// before the call.
 template <class Hidden>
-void begin_drain(const Hidden& h, index_t begin, index_t end, float beta, bool first_block, thread_team& team) {
+void begin_drain(const Hidden& h, index_t begin, index_t end, float beta, bool first_block, const row_mask<>& mask,
+                 thread_team& team) {
     if (first_block) scale_head_gradient(h, team, true);
     if (h.dx.empty()) return;
     team.run(end - begin, [&](index_t i, int) {
+        if (mask.foreign(begin + i)) return;
         float* const dx = h.dx.row(begin + i);
         if (beta == 0)
             std::fill_n(dx, h.x.cols, 0.0f);
@@ -340,13 +351,13 @@ void drain(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, i
     });
 }
 /// Which rows of a block have a gradient, now that they are done: not those whose every entry of the first `common`
-/// is 0.
+/// is 0, nor another call's.
 template <class Hidden>
 row_list rows_with_gradient(const block_memory<Hidden>& memory, index_t begin, index_t end, index_t stride,
-                            index_t common, thread_team& team) {
+                            index_t common, const row_mask<>& mask, thread_team& team) {
     team.run(end - begin, [&](index_t i, int) {
         const float* const g = memory.gradient + i * stride;
-        memory.live[i] = std::any_of(g, g + common, [](float x) { return x != 0; });
+        memory.live[i] = !mask.foreign(begin + i) && std::any_of(g, g + common, [](float x) { return x != 0; });
     });
     return list_of(begin, end, memory.live, [&](index_t r) { return memory.live[r - begin] != 0; });
 }

@@ -4,11 +4,13 @@
 // hand.
 //
 //   move_to(begin, end)     the block: rows [begin, end)
-//   begin_back(beta)        dx = beta dx; before the first block also the head's gradients, by beta_head
+//   begin_back(beta, mask)  dx = beta dx of rows that are not another call's; before the first block also the head's gradients, by
+//                           beta_head
 //   ready(wanted, back)     which of the block's rows are meant from here on; `back`: their gradient goes back too
 //   make(first, count)      logits of ids [first, first + count); those of the last call are gone
 //   back(first, count)      the gradient of these ids goes back to states and head
-//   make_all(), back_all()  the same of every id; back_all() of rows that have a gradient
+//   make_all()              the same of every id
+//   back_all(mask)          and of those of its rows that have a gradient
 //   finish()                what no tile has written: the head's rows without a gradient
 //
 // Rows see a side as a block, of which each row is one tile (block_sides.hpp), or as tiles in order (tile_by_tile),
@@ -153,9 +155,9 @@ public:
         each([&](auto& of) { of.begin = begin; });
     }
     /// Before a gradient goes back: what was there before, dx = beta dx.
-    void begin_back(float beta) {
+    void begin_back(float beta, const row_mask<>& mask = {}) {
         written_ = false;
-        if_drains([&](auto& of) { begin_drain(of.side, begin_, end_, beta, first_block(), *team_); });
+        if_drains([&](auto& of) { begin_drain(of.side, begin_, end_, beta, first_block(), mask, *team_); });
     }
     template <class Wanted>
     void ready(Wanted&& wanted, bool back = false) {
@@ -179,9 +181,9 @@ public:
         });
     }
     /// Of rows that are done: those whose every entry is 0 have no gradient.
-    void back_all() {
+    void back_all(const row_mask<>& mask = {}) {
         if_drains([&](auto& of) {
-            of.rows = rows_with_gradient(of.memory, begin_, end_, of.ids, ids_back(of), *team_);
+            of.rows = rows_with_gradient(of.memory, begin_, end_, of.ids, ids_back(of), mask, *team_);
             ready_back(of.side, of.memory, of.rows, begin_, *team_);
             written_ = true;
             back(0, ids_back(of));

@@ -166,8 +166,9 @@ struct row_state {
     index_t row = 0;
     std::byte* scratch = nullptr; ///< the rows' scratch_bytes(), this team's alone
     bool kept = false;
-    bool live = false; ///< rows of entries: there is a gradient
-    double factor = 0; ///< w_r f_r
+    bool foreign = false; ///< another call's: nothing is written
+    bool live = false;    ///< rows of entries: there is a gradient
+    double factor = 0;    ///< w_r f_r
     row_report report = {};
     result partial = {};
 
@@ -207,6 +208,8 @@ struct begin_row : by_one<begin_row<Rows>> {
         st.report = {};
         st.live = false;
         st.kept = k.frame.env.mask.kept(st.row);
+        st.foreign = k.frame.env.mask.foreign(st.row);
+        if (st.foreign) return;
         diagnostics& d = st.partial.diagnostics;
         ++d.rows;
         if (!st.kept) return;
@@ -220,6 +223,7 @@ struct begin_row : by_one<begin_row<Rows>> {
 template <class Rows>
 struct end_row : by_one<end_row<Rows>> {
     OPD_HD static void once(const Rows& k, typename Rows::state_type& st) {
+        if (st.foreign) return;
         const auto& e = k.frame.env;
         const index_t r = st.row;
         const float old = e.losses.empty() || e.beta_loss == 0 ? 0 : e.beta_loss * e.losses[r];
@@ -268,6 +272,7 @@ OPD_HD void run_rows(const Rows& k, index_t begin, index_t end, index_t g, Team&
     const index_t first = begin + g * k.frame.group;
     team.begin(first, scratch);
     for (index_t r = first; r < first + k.frame.group && r < end; ++r) {
+        if (k.frame.env.mask.foreign(r)) continue;
         team.move_to(r);
         team.template each<begin_row<Rows>>(k);
         k.row(team);

@@ -97,7 +97,7 @@ struct support_rows : rows_of_entries<Engine, Frame, Student, Teacher, Estimator
                 ++n;
             }
             if (n == 0) return;
-            const L* stated = k.teacher.log_tail.empty() ? nullptr : &k.teacher.log_tail[st.row];
+            const L* stated = k.teacher.log_tail.empty() ? nullptr : &k.teacher.log_tail[cache_row(k.teacher, st.row)];
             const raw_sums& tail = st.swept.sums;
             const support_answer all =
                 answer_support(k.estimator, tail, a.log_p, a.log_q, k.teacher.log_mu.empty() ? nullptr : a.log_mu, a.h,

@@ -119,7 +119,7 @@ template <class Rows>
 struct zero_tiles {
     static constexpr bool writes_gradient = true;
     OPD_HD static bool due(const Rows& k, const typename Rows::state_type& st) {
-        return k.student.has_gradient() && !k.live(st);
+        return k.student.has_gradient() && !k.live(st) && !st.foreign;
     }
     OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, auto at) {
         each_tile<true>(k, [&](index_t begin, index_t count) {
@@ -132,6 +132,7 @@ struct zero_tiles {
 template <class Rows>
 struct clear_rest {
     static constexpr bool writes_gradient = true;
+    OPD_HD static bool due(const Rows&, const typename Rows::state_type& st) { return !st.foreign; }
     OPD_HD static void run(const Rows& k, const typename Rows::state_type& st, auto at) {
         if constexpr (materialised<std::remove_cvref_t<decltype(k.student)>>)
             clear_columns(k.student, st.row, k.vocab, k.frame.env.beta, at);

@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The divergence of a mixture of teachers: D(p ‖ Σ_i w_i q_i), for every divergence.
+//
+//   teacher::mixture{share{t0, .7}, share{t1, .3}}     m[v] = log Σ_i w_i q_i[v],  q_i = softmax(y_i / T_i)
+//
+// stands where teacher::dense does. A part is a cache of logits, hidden states, either through teacher::at_rows, or a
+// source of whole rows; parts may differ in kind, type, width and temperature, not in their vocabulary. Weights are
+// positive and relative: m is normalised. The mean of the divergences, Σ_i w_i D(p ‖ q_i), is evaluate_mean's
+// (routes.hpp): by convexity it is at least as large, and it wants what all teachers allow where the mixture wants
+// what any of them does.
+//
+// Shapes: (N,V) each. The rows of m are made a block at a time within .budget bytes, V·4 a row and as much for every
+// part but one that is hidden states. Beside the parts' products it costs two reads of each part's row, an exponential
+// an entry and part in the first, which is spared where `lse` is known, and as much in the second with a logarithm.
+//
+// m is rounded to float: 2^-24 of |log q| an entry. Sums are float within 1,024 entries and double above. No bit
+// depends on threads or the budget. A row is bad where a part holds NaN or +inf, or no mass.
+//
+// Throws invalid_input, before anything is written, that names teacher.mixture, or a part's members as `teacher`'s. On
+// the CPU backends; not teacher::lumped{mixture}.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "opd/checks/shapes.hpp"
+#include "opd/checks/spans.hpp"
+#include "opd/config.hpp"
+#include "opd/element.hpp"
+#include "opd/error.hpp"
+#include "opd/lanes.hpp"
+#include "opd/logits/logit_blocks.hpp"
+#include "opd/logits/own_rows.hpp"
+#include "opd/source.hpp"
+#include "opd/teacher.hpp"
+#include "opd/threads.hpp"
+#include "opd/view.hpp"
+
+namespace opd {
+
+/// A part of a mixture: a teacher and its weight. `lse` (N), by the student's rows: log-sum-exp of its logits at its
+/// temperature, where it is known; saves a pass over them.
+template <class Teacher>
+struct share {
+    Teacher teacher;
+    double weight = 1;
+    vector_view<const double> lse = {};
+};
+template <class Teacher>
+share(Teacher) -> share<Teacher>;
+template <class Teacher, std::convertible_to<double> Weight, class... Lse>
+share(Teacher, Weight, Lse...) -> share<Teacher>;
+
+namespace detail {
+inline namespace OPD_ISA {
+
+/// A row of a part: leaves of 1,024 logits as floats, in place where they are floats within ±1e30 and fill a leaf, else
+/// through a buffer, in which -inf, and what is below -1e30, is -1e30.
+template <class Y>
+class mixed_row {
+public:
+    static constexpr int leaf = 1024;
+    mixed_row(const Y* y, index_t n, float temperature) : y_(y), n_(n) {
+        const double by = 1.44269504088896340736 / double(temperature); // log2 e
+        hi_ = float(by), lo_ = float(by - double(hi_)), inv_ = 1 / temperature;
+    }
+
+    /// The anchor and the normaliser; false: the row has NaN, +inf, or no mass.
+    bool measure() {
+        double total = 0;
+        float buffer[leaf];
+        for (index_t begin = 0; begin < n_; begin += leaf) {
+            const float* const x = read<true>(begin, buffer);
+            if (x == nullptr) return false;
+            leaf_sum of = sum_of(x);
+            if ((of.most - top_) * inv_ > 8) { // beyond what a float's sum carries well: from a new anchor
+                total *= std::exp(double(top_ - of.most) * double(inv_));
+                top_ = of.most;
+                of = sum_of(x);
+            }
+            if (top_ > -1e30f) total += double(of.sum);
+        }
+        log_sum_ = std::log(total);
+        return top_ > -1e30f;
+    }
+    /// Instead of `measure`: the log-sum-exp is known. The leaves are looked at when they are read.
+    bool take(double lse) {
+        if (!is_finite(lse)) return false;
+        top_ = static_cast<float>(lse / double(inv_));
+        log_sum_ = lse - double(top_) * double(inv_);
+        looks_ = true;
+        return is_finite(top_);
+    }
+    /// Whether a leaf that was read held NaN or +inf.
+    bool bad() const { return bad_; }
+    /// Where a leaf's logits are, and how log w q follows from them: (y - top) inv + by.
+    struct shares {
+        const float* y;
+        lanes top, inv, by;
+        OPD_INLINE lanes at(int i) const {
+            const lanes x = lanes::load(y + i);
+            return select(x > lanes(-1e30), pin(x - top) * inv + by, lanes(-1e30));
+        }
+    };
+    shares of_leaf(index_t begin, double log_weight, float* buffer) {
+        const float* y = looks_ ? read<true>(begin, buffer) : read<false>(begin, buffer);
+        bad_ = bad_ || y == nullptr;
+        return {y != nullptr ? y : buffer, lanes(double(top_)), lanes(double(inv_)), lanes(log_weight - log_sum_)};
+    }
+
+private:
+    const Y* y_;
+    index_t n_;
+    float hi_, lo_, inv_, top_ = -1e30f;
+    double log_sum_ = 0;
+    bool plain_ = true; ///< every number of the row lies within ±1e30
+    bool looks_ = false, bad_ = false;
+
+    struct leaf_sum {
+        float most, sum;
+    };
+    /// A leaf's largest logit and Σ e^((y - anchor)/T), of which nothing can be said where the former is far above it.
+    leaf_sum sum_of(const float* x) const {
+        const lanes top{double(top_)}, hi{double(hi_)}, lo{double(lo_)}, floor{-160 / double(hi_)},
+            roof{100 / double(hi_)};
+        lanes best[4], part[4];
+        for (int k = 0; k < 4; ++k) best[k] = lanes(-1e30), part[k] = lanes(0.);
+        for (int i = 0; i < leaf; i += 4 * lanes::width)
+            for (int k = 0; k < 4; ++k) {
+                const lanes y = lanes::load(x + i + k * lanes::width);
+                best[k] = max(best[k], y);
+                part[k] += exp2_scaled(min(pin(y - top), roof), hi, lo, floor);
+            }
+        return {max_lane(max(max(best[0], best[1]), max(best[2], best[3]))),
+                sum((part[0] + part[1]) + (part[2] + part[3]))};
+    }
+
+    /// A leaf, padded with -1e30. `Looks`: null where it holds NaN or +inf, by the bits.
+    template <bool Looks>
+    const float* read(index_t begin, float* to) {
+        const int count = static_cast<int>(std::min<index_t>(leaf, n_ - begin));
+        std::uint32_t worst = 0, above = 0;
+        if constexpr (std::is_same_v<Y, float>) {
+            if (!Looks && plain_ && count == leaf) return y_ + begin;
+            for (int i = 0; Looks && i < count; ++i) {
+                const std::uint32_t size = bit_cast<std::uint32_t>(y_[begin + i]) & 0x7fffffffu;
+                worst = size > worst ? size : worst;
+            }
+            if (Looks && worst < limit && count == leaf) return y_ + begin;
+        }
+        for (int i = 0; i < count; ++i) {
+            const float x = static_cast<float>(element<Y>::load(y_[begin + i]));
+            const auto bits = bit_cast<std::uint32_t>(x);
+            const std::uint32_t size = bits & 0x7fffffffu;
+            const bool below = (bits >> 31) != 0 && size >= limit && size <= 0x7f800000u;
+            const std::uint32_t counted = below ? 0 : size;
+            above = counted > above ? counted : above;
+            worst = size > worst ? size : worst;
+            to[i] = below ? -1e30f : x;
+        }
+        for (int i = count; i < leaf; ++i) to[i] = -1e30f;
+        plain_ = plain_ && (!Looks || worst < limit);
+        return !Looks || above < 0x7f800000u ? to : nullptr;
+    }
+    static constexpr std::uint32_t limit = 0x7149f2cau; // 1e30
+};
+
+/// to[v] = log Σ_i e^(log w_i q_i[v]) of a leaf's `count` ids; -1e30 where nobody has mass.
+template <class... Shares>
+void log_of_shares(float* to, int count, const Shares&... of) {
+    const auto one = [&](int i) {
+        const auto mixed = [](auto first, auto... rest) {
+            if constexpr (sizeof...(rest) == 0) {
+                return first;
+            } else if constexpr (sizeof...(rest) == 1) {
+                const lanes second = (rest, ...), top = max(first, second);
+                return top + log1p(exp(min(first, second) - top)); // one exponential and one logarithm for two
+            } else {
+                lanes top = first;
+                ((top = max(top, rest)), ...);
+                lanes sum = exp(first - top);
+                ((sum += exp(rest - top)), ...);
+                return top + log(sum);
+            }
+        };
+        const lanes m = mixed(of.at(i)...);
+        return select(m > lanes(-1e29), m, lanes(-1e30));
+    };
+    int i = 0;
+    for (; i + lanes::width <= count; i += lanes::width) one(i).store(to + i);
+    if (i == count) return;
+    float last[lanes::width];
+    one(i).store(last);
+    std::copy_n(last, count - i, to + i);
+}
+
+/// Rows that can be read from end to end.
+template <class Source>
+inline constexpr bool has_whole_rows = [] {
+    if constexpr (made_source<Source>)
+        return true;
+    else if constexpr (row_source<Source>)
+        return bool(Source::one_tile) && !has_scratch<Source>;
+    else
+        return false;
+}();
+
+/// What an own maker of rows and its memory have from here: their names are looked up in this namespace.
+struct made_of_parts {};
+
+} // namespace OPD_ISA
+} // namespace detail
+
+namespace teacher {
+
+/// See the head of this file.
+template <class... Parts>
+struct mixture : opd::detail::made_of_parts {
+    static constexpr std::size_t K = sizeof...(Parts);
+    static_assert(K > 0 && ((Parts::kind == cache_kind::dense && Parts::memory_space == space::host) && ...),
+                  "opd: teacher::mixture is of teachers whose logits are known, in the host's memory: teacher::dense, "
+                  "teacher::hidden, teacher::at_rows of one of them");
+    static_assert((opd::detail::has_whole_rows<Parts> && ...), "opd: a part of teacher::mixture has whole rows");
+    static_assert((!is_lumped<Parts> && ...), "opd: the parts of teacher::mixture are of one vocabulary");
+    static constexpr cache_kind kind = cache_kind::dense;
+    using logit_type = float;
+    static constexpr space memory_space = space::host;
+    static constexpr bool in_blocks = true, fills_rows = true;
+
+    std::tuple<Parts...> parts;
+    std::array<double, K> weights;
+    std::array<vector_view<const double>, K> lse;
+    float temperature = 1; ///< of the mixture: q = softmax(m / temperature)
+    /// bytes; a head is read once a block, logits had better not leave the cache
+    std::size_t budget = std::size_t{(made_source<Parts> || ...) ? 256 : 16} << 20;
+
+    explicit mixture(share<Parts>... of) : parts(of.teacher...), weights{of.weight...}, lse{of.lse...} {}
+
+    index_t rows() const { return std::get<0>(parts).rows(); }
+    index_t vocab() const { return std::get<0>(parts).vocab(); }
+    void validate() const {
+        for (const double w : weights)
+            if (!opd::detail::is_finite(w) || !(w >= 1e-30 && w <= 1e30))
+                throw invalid_input("teacher.mixture", "weights must be above 0, between 1e-30 and 1e30");
+        for (const auto& known : lse) opd::detail::check_vector("teacher.mixture.lse", known, rows());
+        each([&](const auto& part, std::size_t) {
+            opd::detail::check_dense_teacher(part, rows());
+            if (part.vocab() != vocab())
+                throw invalid_input("teacher.mixture", "parts have " + std::to_string(vocab()) + " and " +
+                                                           std::to_string(part.vocab()) + " ids");
+        });
+    }
+    void check_rows(const row_mask<>& mask, index_t n) const {
+        each([&](const auto& part, std::size_t) { opd::detail::check_row_map_contents(part, mask, n); });
+    }
+    void reads(opd::detail::call_spans& spans) const {
+        for (const auto& known : lse) spans.reads("teacher.mixture.lse", known);
+        each([&](const auto& part, std::size_t) {
+            if constexpr (made_source<std::remove_cvref_t<decltype(part)>>)
+                opd::detail::read_states(spans, part);
+            else if constexpr (requires { part.y; })
+                spans.reads("teacher.y", part.y);
+            if constexpr (has_row_map<std::remove_cvref_t<decltype(part)>>) spans.reads("teacher.map", part.map);
+        });
+    }
+
+    /// Memory of a block: of each hidden part what its logits take; m takes the place of the last one's.
+    struct block {
+        template <class Part>
+        struct of_part {
+            struct none {
+                none(const Part&, index_t, std::byte*) {}
+                static constexpr std::size_t bytes = 0;
+            };
+            struct made : opd::detail::block_memory<Part> {
+                made(const Part& p, index_t rows, std::byte* at) : opd::detail::block_memory<Part>(p, rows, 0, at) {}
+            };
+            using type = std::conditional_t<made_source<Part>, made, none>;
+        };
+        float* logits = nullptr;
+        std::size_t bytes = 0;
+        std::tuple<typename of_part<Parts>::type...> made;
+        block(const mixture& of, index_t rows, std::byte* at)
+            : block(of, rows, at, std::index_sequence_for<Parts...>()) {}
+
+    private:
+        template <class Part>
+        typename of_part<Part>::type next(const Part& p, index_t rows, std::byte* at) {
+            typename of_part<Part>::type m(p, rows, at != nullptr ? at + bytes : nullptr);
+            bytes += (m.bytes + 63) / 64 * 64;
+            if constexpr (made_source<Part>) logits = m.logits;
+            return m;
+        }
+        template <std::size_t... I>
+        block(const mixture& of, index_t rows, std::byte* at, std::index_sequence<I...>)
+            : made{next(std::get<I>(of.parts), rows, at)...} { // in order: braces
+            if constexpr (!(made_source<Parts> || ...)) {
+                opd::detail::carver from{at};
+                logits = from.take<float>(rows * of.vocab());
+                bytes = from.used;
+            }
+        }
+    };
+
+    void ready(const block& memory, opd::detail::row_list rows, index_t begin, thread_team& team,
+               opd::detail::worker_floats workers) const {
+        each_made(memory, [&](const auto& part, const auto& of) {
+            opd::detail::ready_states(part, static_cast<const block_of<decltype(part)>&>(of), rows, begin, team,
+                                      workers);
+        });
+    }
+    void fill_rows(const block& memory, opd::detail::row_list rows, index_t begin, thread_team& team,
+                   opd::detail::worker_floats workers) const {
+        const index_t v = vocab();
+        each_made(memory, [&](const auto& part, const auto& of) {
+            opd::detail::fill(part, static_cast<const block_of<decltype(part)>&>(of), rows, begin, v, 0, v, team,
+                              workers);
+        });
+        team.run(rows.count, [&](index_t i, int) {
+            const index_t r = rows.at[i];
+            mix(memory, r, begin, memory.logits + (r - begin) * v, std::index_sequence_for<Parts...>());
+        });
+    }
+    std::size_t bytes_of_worker(index_t rows) const {
+        std::size_t most = 0;
+        each([&](const auto& part, std::size_t) {
+            if constexpr (made_source<std::remove_cvref_t<decltype(part)>>)
+                most = std::max(most, opd::detail::worker_bytes(part, rows));
+        });
+        return most;
+    }
+
+private:
+    template <class Part>
+    using block_of = opd::detail::block_memory<std::remove_cvref_t<Part>>;
+
+    template <class Visit>
+    void each(Visit&& visit) const {
+        [&]<std::size_t... I>(std::index_sequence<I...>) { (visit(std::get<I>(parts), I), ...); }
+        (std::index_sequence_for<Parts...>());
+    }
+    template <class Visit>
+    void each_made(const block& memory, Visit&& visit) const {
+        each_of(
+            memory,
+            [&](const auto& part, const auto& of) {
+                if constexpr (made_source<std::remove_cvref_t<decltype(part)>>) visit(part, of);
+            },
+            std::index_sequence_for<Parts...>());
+    }
+    template <class Visit, std::size_t... I>
+    void each_of(const block& memory, Visit&& visit, std::index_sequence<I...>) const {
+        (visit(std::get<I>(parts), std::get<I>(memory.made)), ...);
+    }
+    template <std::size_t I>
+    auto row_of(const block& memory, index_t r, index_t begin) const {
+        const auto& part = std::get<I>(parts);
+        const float temperature_of = part.temperature;
+        if constexpr (made_source<std::remove_cvref_t<decltype(part)>>)
+            return opd::detail::mixed_row<float>(std::get<I>(memory.made).logits + (r - begin) * vocab(), vocab(),
+                                                 temperature_of);
+        else
+            return opd::detail::mixed_row<typename std::remove_cvref_t<decltype(part)>::logit_type>(
+                part.tile({r}, 0), vocab(), temperature_of);
+    }
+    template <std::size_t... I>
+    void mix(const block& memory, index_t r, index_t begin, float* to, std::index_sequence<I...>) const {
+        constexpr int leaf = opd::detail::mixed_row<float>::leaf;
+        std::tuple rows{row_of<I>(memory, r, begin)...};
+        if (!((lse[I].empty() ? std::get<I>(rows).measure() : std::get<I>(rows).take(lse[I][r])) && ...)) {
+            to[0] = opd::detail::quiet_nan<float>(); // the row is bad
+            return;
+        }
+        const double all = (weights[I] + ...);
+        const std::array<double, K> log_w{std::log(weights[I] / all)...};
+        float buffers[K][leaf];
+        const index_t v = vocab();
+        for (index_t first = 0; first < v; first += leaf)
+            opd::detail::log_of_shares(to + first, static_cast<int>(std::min<index_t>(leaf, v - first)),
+                                       std::get<I>(rows).of_leaf(first, log_w[I], buffers[I])...);
+        if ((std::get<I>(rows).bad() || ...)) to[0] = opd::detail::quiet_nan<float>();
+    }
+};
+template <class... Parts>
+mixture(share<Parts>...) -> mixture<Parts...>;
+
+} // namespace teacher
+
+} // namespace opd
