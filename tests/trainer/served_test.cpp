@@ -272,6 +272,7 @@ TEST_CASE("the same in every other dialect") {
                                      with(ask, {"--overwrite", std::string("--teacher-dialect=") + to_string(d)})));
             CHECK(far.student == own.student);
             CHECK(far.consumed == own.consumed);
+            CHECK(far.report["schedule"]["served_teacher"]["probe"]["tokens"].get<int>() > 900);
         }
     }
 }
