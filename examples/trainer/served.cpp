@@ -290,7 +290,12 @@ served_probe served_teacher::probe(const any_task& task, const transformer<float
         prompts.push_back({i, task.prompt_tokens(task.training_problem(c.run.seed, i))});
     std::vector<trajectory> drawn = roll_out(student, backend.team(), prompts, draw);
     if (how.dialect == serve::dialect::sglang) // which names its last id only where it is told which that is
-        std::erase_if(drawn, [&](const trajectory& t) { return std::ranges::find(t.tokens, v - 1) != t.tokens.end(); });
+        for (trajectory& t : drawn) {
+            const std::span<const token> response = t.response();
+            const auto n = static_cast<std::size_t>(std::ranges::find(response, v - 1) - response.begin());
+            t.tokens.resize(t.prompt_length + n), t.log_mu.resize(n);
+        }
+    std::erase_if(drawn, [&](const trajectory& t) { return t.log_mu.empty(); });
     r.sequences = std::ssize(drawn);
     std::vector<serve::sequence> questions;
     std::vector<std::vector<token>> inputs;

@@ -272,6 +272,7 @@ TEST_CASE("the same in every other dialect") {
                                      with(ask, {"--overwrite", std::string("--teacher-dialect=") + to_string(d)})));
             CHECK(far.student == own.student);
             CHECK(far.consumed == own.consumed);
+            CHECK(far.report["schedule"]["served_teacher"]["probe"]["tokens"].get<int>() > 900);
         }
     }
 }
@@ -319,7 +320,7 @@ TEST_CASE("a server that stays away ends the run, which goes on with another") {
             return n < 40 ? reaction{} : reaction{reaction::says, 503, {}, "{\"detail\": \"gone\"}"};
         };
         const flags first = base().served(dir / "parts", server.url(),
-                                          with(with(ask, schedule), {"--overwrite", "--teacher-patience=2"}));
+                                          with(with(ask, schedule), {"--overwrite", "--teacher-patience=4"}));
         const std::string text = refusal(first, exit_peer);
         contains(text, server.url());
         contains(text, "gone");
