@@ -11,8 +11,8 @@
 // what any of them does.
 //
 // Shapes: (N,V) each. The rows of m are made a block at a time within .budget bytes, V·4 a row and as much for every
-// part but one that is hidden states. Beside the parts' products it costs two reads of each part's row, an exponential
-// an entry and part in the first, which is spared where `lse` is known, and as much in the second with a logarithm.
+// part but one that is hidden states. Beside the parts' products it costs two reads of each part's row and an
+// exponential an entry and part, twice.
 //
 // m is rounded to float: 2^-24 of |log q| an entry. Sums are float within 1,024 entries and double above. No bit
 // depends on threads or the budget. A row is bad where a part holds NaN or +inf, or no mass.
@@ -43,22 +43,17 @@
 #include "opd/source.hpp"
 #include "opd/teacher.hpp"
 #include "opd/threads.hpp"
-#include "opd/view.hpp"
 
 namespace opd {
 
-/// A part of a mixture: a teacher and its weight. `lse` (N), by the student's rows: log-sum-exp of its logits at its
-/// temperature, where it is known; saves a pass over them.
+/// A part of a mixture: a teacher and its weight.
 template <class Teacher>
 struct share {
     Teacher teacher;
     double weight = 1;
-    vector_view<const double> lse = {};
 };
-template <class Teacher>
-share(Teacher) -> share<Teacher>;
-template <class Teacher, std::convertible_to<double> Weight, class... Lse>
-share(Teacher, Weight, Lse...) -> share<Teacher>;
+template <class Teacher, std::convertible_to<double>... Weight>
+share(Teacher, Weight...) -> share<Teacher>;
 
 namespace detail {
 inline namespace OPD_ISA {
@@ -92,16 +87,6 @@ public:
         log_sum_ = std::log(total);
         return top_ > -1e30f;
     }
-    /// Instead of `measure`: the log-sum-exp is known. The leaves are looked at when they are read.
-    bool take(double lse) {
-        if (!is_finite(lse)) return false;
-        top_ = static_cast<float>(lse / double(inv_));
-        log_sum_ = lse - double(top_) * double(inv_);
-        looks_ = true;
-        return is_finite(top_);
-    }
-    /// Whether a leaf that was read held NaN or +inf.
-    bool bad() const { return bad_; }
     /// Where a leaf's logits are, and how log w q follows from them: (y - top) inv + by.
     struct shares {
         const float* y;
@@ -112,9 +97,7 @@ public:
         }
     };
     shares of_leaf(index_t begin, double log_weight, float* buffer) {
-        const float* y = looks_ ? read<true>(begin, buffer) : read<false>(begin, buffer);
-        bad_ = bad_ || y == nullptr;
-        return {y != nullptr ? y : buffer, lanes(double(top_)), lanes(double(inv_)), lanes(log_weight - log_sum_)};
+        return {read<false>(begin, buffer), lanes(double(top_)), lanes(double(inv_)), lanes(log_weight - log_sum_)};
     }
 
 private:
@@ -123,7 +106,6 @@ private:
     float hi_, lo_, inv_, top_ = -1e30f;
     double log_sum_ = 0;
     bool plain_ = true; ///< every number of the row lies within ±1e30
-    bool looks_ = false, bad_ = false;
 
     struct leaf_sum {
         float most, sum;
@@ -238,12 +220,11 @@ struct mixture : opd::detail::made_of_parts {
 
     std::tuple<Parts...> parts;
     std::array<double, K> weights;
-    std::array<vector_view<const double>, K> lse;
     float temperature = 1; ///< of the mixture: q = softmax(m / temperature)
     /// bytes; a head is read once a block, logits had better not leave the cache
     std::size_t budget = std::size_t{(made_source<Parts> || ...) ? 256 : 16} << 20;
 
-    explicit mixture(share<Parts>... of) : parts(of.teacher...), weights{of.weight...}, lse{of.lse...} {}
+    explicit mixture(share<Parts>... of) : parts(of.teacher...), weights{of.weight...} {}
 
     index_t rows() const { return std::get<0>(parts).rows(); }
     index_t vocab() const { return std::get<0>(parts).vocab(); }
@@ -251,7 +232,6 @@ struct mixture : opd::detail::made_of_parts {
         for (const double w : weights)
             if (!opd::detail::is_finite(w) || !(w >= 1e-30 && w <= 1e30))
                 throw invalid_input("teacher.mixture", "weights must be above 0, between 1e-30 and 1e30");
-        for (const auto& known : lse) opd::detail::check_vector("teacher.mixture.lse", known, rows());
         each([&](const auto& part, std::size_t) {
             opd::detail::check_dense_teacher(part, rows());
             if (part.vocab() != vocab())
@@ -263,7 +243,6 @@ struct mixture : opd::detail::made_of_parts {
         each([&](const auto& part, std::size_t) { opd::detail::check_row_map_contents(part, mask, n); });
     }
     void reads(opd::detail::call_spans& spans) const {
-        for (const auto& known : lse) spans.reads("teacher.mixture.lse", known);
         each([&](const auto& part, std::size_t) {
             if constexpr (made_source<std::remove_cvref_t<decltype(part)>>)
                 opd::detail::read_states(spans, part);
@@ -376,7 +355,7 @@ private:
     void mix(const block& memory, index_t r, index_t begin, float* to, std::index_sequence<I...>) const {
         constexpr int leaf = opd::detail::mixed_row<float>::leaf;
         std::tuple rows{row_of<I>(memory, r, begin)...};
-        if (!((lse[I].empty() ? std::get<I>(rows).measure() : std::get<I>(rows).take(lse[I][r])) && ...)) {
+        if (!(std::get<I>(rows).measure() && ...)) {
             to[0] = opd::detail::quiet_nan<float>(); // the row is bad
             return;
         }
@@ -387,7 +366,6 @@ private:
         for (index_t first = 0; first < v; first += leaf)
             opd::detail::log_of_shares(to + first, static_cast<int>(std::min<index_t>(leaf, v - first)),
                                        std::get<I>(rows).of_leaf(first, log_w[I], buffers[I])...);
-        if ((std::get<I>(rows).bad() || ...)) to[0] = opd::detail::quiet_nan<float>();
     }
 };
 template <class... Parts>
