@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/offline_study.sh [directory]: sets up a fresh Debian 12, builds the reference trainer for this machine, and on each task distils the same
-# warm student twice with Lightning OPD's estimator: online, and from a data set that this student and its teacher wrote before, with the same
-# batches, optimiser, rate and steps. Prints what each closes of the gap, the share of it that offline keeps, how far the offline student
-# has drifted from the policy that drew the set, and what each takes: the table of docs/offline.md. Runs that the directory (runs/offline unless
-# given) holds are not made again. OPD_TRAIN: a program to use as it is. OPD_TASKS: "gcd grammar" unless given; OPD_RATES: "4e-3 1e-3".
+# scripts/offline_study.sh [directory]: sets up a fresh Debian 12, builds the reference trainer for this machine, and does on its two tasks what
+# Lightning OPD (arXiv 2604.13010) does on language models. Two teachers a task, which differ in their seed alone; a student of each, SFT on the
+# teacher's own answers; data sets of each student's rollouts, scored by each teacher. Every student then learns from every teacher, online and
+# from the data set, with the same batches, optimiser, rate and steps. Three tables, as Markdown on the terminal and as CSV in the directory:
+#   twins.csv        what offline closes beside online, with the drawn tokens' log-probs (lightning) and with the teacher's best ids (tail_bucket),
+#                    and how far the offline student has moved from pi_ref (the paper's table 1, figure 3a); drift.svg
+#   consistency.csv  SFT teacher x scoring teacher, online and offline (tables 3 and 4); consistency.svg, and teacher-consistency.svg, which
+#                    explains what is crossed
+#   cost.csv         seconds of SFT, rollout and scoring, learning (table 2)
+# The directory is runs/offline unless given; runs that it holds are not made again. OPD_TRAIN: a program to use as it is. OPD_TASKS: "gcd grammar"
+# unless given. OPD_SEEDS: seeds of distillation and of its data sets, 1 unless given. OPD_JOBS: runs at a time, each on one thread, 2
+# unless given. Ten minutes on two cores. docs/plots/offline-* are copies.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -14,43 +21,74 @@ directory=${1-$opd_root/runs/offline}
 train=${OPD_TRAIN-$opd_root/build/demo/examples/trainer/opd-train}
 if [ -z "${OPD_TRAIN-}" ]; then
     opd_demo_program opd-train
+    opd_setup python
 fi
 mkdir -p "$directory"
 
-declare -A tasks=([gcd]="--preset quick" [grammar]="--task grammar --preset quick")
-declare -A sequences=([gcd]=16384 [grammar]=6400) # 2.3 epochs of the steps, and one
+common="--preset=quick --threads=1 --eval-every=0 --eval-samples=4 --quiet"
+declare -A task=([gcd]="--task=gcd --eval-prompts=499" [grammar]="--task=grammar --eval-prompts=512")
+declare -A warmup=(
+    [gcd]="--student-max-steps=1200 --student-target-accuracy=0.7"
+    [grammar]="--student-batch=64 --student-max-steps=600 --student-target-accuracy=1")
+declare -A distill=(
+    [gcd]="--steps=150 --prompts=128 --rate=5e-4 --warmup=10 --log-every=5"
+    [grammar]="--steps=150 --prompts=64 --rate=3e-4 --warmup=10 --log-every=5")
+declare -A sequences=([gcd]=19200 [grammar]=9600) # as many as the steps learn from
+declare -A own=(
+    [gcd-lightning]="--advantage-clip=0.3" [grammar-lightning]="--advantage-clip=5"
+    [gcd-tail_bucket]="--k=8" [grammar-tail_bucket]="--k=64")
+declare -A teacher=([A]="" [B]="--teacher-seed=77")
 
-printf '%-8s %5s %11s %11s %6s %9s %8s %8s %9s %9s %10s %9s\n' task rate "gap online" "gap offl." share "KL before" \
-    online offline "mean w" "chi-sq." "eff. share" seconds
-for task in ${OPD_TASKS-gcd grammar}; do
-    # shellcheck disable=SC2206
-    settings=(${tasks[$task]} --eval-every=0 --quiet)
-    base=$directory/$task data=$directory/$task-set
-    [ -f "$base/report.json" ] || "$train" --run-dir "$base" --overwrite "${settings[@]}" --steps=0 >/dev/null
-    "$train" --run-dir "$base" --write-offline "$data" --offline-sequences="${sequences[$task]}" --quiet
-    for rate in ${OPD_RATES-4e-3 1e-3}; do
+base() { # task, SFT teacher
+    local run=$directory/$1-$2
+    if [ -f "$run/report.json" ]; then return; fi
+    # shellcheck disable=SC2086
+    "$train" --run-dir "$run" --overwrite $common ${task[$1]} ${warmup[$1]} ${teacher[$2]} --warmup-data=teacher \
+        --steps=0 >/dev/null
+}
+
+cell() { # task, SFT teacher, scoring teacher, seed: a data set, and the twins
+    local run=$directory/$1-$2$3-$4 student=$directory/$1-$2/checkpoints/student.ckpt
+    local scorer=() accept=()
+    if [ "$2" != "$3" ]; then
+        scorer=(--scoring-teacher "$directory/$1-$3/checkpoints/student.ckpt") accept=(--accept-mismatch scoring_teacher)
+    fi
+    if [ ! -f "$run-set.log" ]; then
+        rm -rf "$run-set"
+        # shellcheck disable=SC2086
+        "$train" --run-dir "$run" --start-from "$student" --write-offline "$run-set" ${task[$1]} --preset=quick \
+            --warmup-data=teacher --offline-sequences="${sequences[$1]}" --estimator=tail_bucket \
+            ${own[$1-tail_bucket]} --seed="$4" --threads=1 "${scorer[@]}" >"$run-set.part" 2>&1 ||
+            { cat "$run-set.part"; return 1; }
+        mv "$run-set.part" "$run-set.log"
+    fi
+    local estimators=(lightning) kind from estimator
+    [ "$2" != "$3" ] || estimators+=(tail_bucket)
+    for estimator in "${estimators[@]}"; do
         for kind in online offline; do
-            run=$directory/$task-$kind-$rate
+            if [ -f "$run-$estimator-$kind/report.json" ]; then continue; fi
             from=()
-            [ "$kind" = online ] || from=(--offline "$data")
-            [ -f "$run/report.json" ] ||
-                "$train" --run-dir "$run" --overwrite "${settings[@]}" --start-from "$base/checkpoints/student.ckpt" \
-                    --estimator=lightning --rate="$rate" "${from[@]}" >/dev/null
+            [ "$kind" = online ] || from=(--offline "$run-set")
+            # shellcheck disable=SC2086
+            "$train" --run-dir "$run-$estimator-$kind" --overwrite $common ${task[$1]} --start-from "$student" \
+                --estimator="$estimator" ${own[$1-$estimator]} ${distill[$1]} --seed="$4" "${from[@]}" "${scorer[@]}" \
+                "${accept[@]}" >/dev/null
         done
-        python3 - "$task" "$rate" "$directory" <<'PYTHON'
-import json, sys
-task, rate, directory = sys.argv[1:]
-online, offline = (json.load(open(f"{directory}/{task}-{kind}-{rate}/report.json")) for kind in ("online", "offline"))
-def kl(report, when): # the mean along both kinds of prefixes, or along the student's own
-    return report.get("held_out_kl", report["kl_to_teacher"])[when]
-def seconds(report):
-    return sum(report["seconds"][stage] for stage in ("rollout", "teacher_scoring", "learner"))
-drift = offline["schedule"]["offline"]["drift"]
-closed = [report["gap_closed"] for report in (online, offline)]
-share = "%.0f%%" % (100 * closed[1] / closed[0]) if closed[0] > 0 else "-"
-print("%-8s %5s %11.3f %11.3f %6s %9.3f %8.3f %8.3f %9.3f %9.3g %10.3f %5.0f/%-3.0f" % (
-    task, rate, *closed, share, kl(online, "before"), kl(online, "after"), kl(offline, "after"), drift["ratio_mean"],
-    drift["chi_squared"], drift["effective_share"], seconds(online), seconds(offline)))
-PYTHON
     done
-done
+}
+
+lanes() { # lines of commands, so many at a time
+    local line
+    while read -r line; do
+        while [ "$(jobs -rp | wc -l)" -ge "${OPD_JOBS-2}" ]; do wait -n || opd_die "a run failed, see above"; done
+        $line &
+    done
+    while [ -n "$(jobs -rp)" ]; do wait -n || opd_die "a run failed, see above"; done
+}
+
+lanes < <(for t in ${OPD_TASKS-gcd grammar}; do printf "base $t %s\n" A B; done)
+lanes < <(for seed in ${OPD_SEEDS-1}; do
+    for t in ${OPD_TASKS-gcd grammar}; do printf "cell $t %s $seed\n" "A A" "B B" "A B" "B A"; done
+done)
+# shellcheck disable=SC2086
+python3 "$opd_root/scripts/offline_study.py" "$directory" --tasks ${OPD_TASKS-gcd grammar} --seeds ${OPD_SEEDS-1}

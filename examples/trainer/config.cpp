@@ -403,7 +403,8 @@ std::vector<unused_setting> unused_settings(const config& c) {
          {"cache_rank", "cache_calibration"});
     const bool drawn = composes(part);
     only(part == part_estimator::lightning, "distill", estimator, {"advantage_clip"});
-    only(is_offline(c), "distill", "a run without --offline", {"accept_mismatch"});
+    only(is_offline(c) || !c.run.scoring_teacher.empty(), "distill", "a run without --offline or --scoring-teacher",
+         {"accept_mismatch"});
     only(!is_offline(c), "distill", "--offline", {"rollout_top_k", "rollout_top_p", "rollout_min_p"});
     only(!is_offline(c), "schedule", "--offline",
          {"kind",
@@ -647,6 +648,8 @@ void validate(const config& c) {
     count("--teacher-batch", c.teacher.batch, 1);
     at_least("--teacher-warmup", c.teacher.warmup, 0);
     positive("--teacher-rate", c.teacher.rate);
+    need(c.student.data == "solutions" || c.student.data == "teacher",
+         fmt::format("--warmup-data must be solutions or teacher, not '{}'", c.student.data));
     at_least("--student-max-steps", c.student.max_steps, 0);
     count("--student-batch", c.student.batch, 1);
     at_least("--student-warmup", c.student.warmup, 0);
@@ -700,10 +703,15 @@ void validate(const config& c) {
     accepted_mismatches(c);
     if (is_offline(c)) {
         const auto part = part_estimator_of(c);
-        need(part == part_estimator::lightning || (part == part_estimator::mc && c.distill.m == 1),
-             fmt::format("--offline: a data set has one draw a token: with --estimator lightning, or mc --m 1, not {}",
-                         part == part_estimator::mc ? fmt::format("--m {}", c.distill.m)
-                                                    : "--estimator " + c.distill.estimator));
+        const bool lists = part == part_estimator::topk || part == part_estimator::tail_bucket;
+        need(part == part_estimator::lightning || (part == part_estimator::mc && c.distill.m == 1) ||
+                 (lists && c.distill.topk_from == "teacher"),
+             fmt::format(
+                 "--offline: a data set has one draw a token, and where it was asked for the teacher's best ids: "
+                 "with --estimator lightning, mc --m 1, or topk and tail_bucket, not {}",
+                 part == part_estimator::mc ? fmt::format("--m {}", c.distill.m)
+                 : lists                    ? "--topk-from " + c.distill.topk_from
+                                            : "--estimator " + c.distill.estimator));
         need(!c.run.start_from.empty(),
              "--offline: needs --start-from, the checkpoints/student.ckpt whose student drew the data set");
     }
@@ -867,6 +875,7 @@ command parse_command_line(int argc, const char* const* argv) {
         file = load_config(r.file, r.settings);
         if (named || goes_on) r.settings.run.directory = directory;
         if (r.train_drafter && goes_on) file.erase("drafter"); // defaults, not choices: flags may choose otherwise
+        if (!r.write_offline.empty() && goes_on) file.erase("distill"); // likewise: of another estimator
     }
 
     CLI::App app("Trains a teacher on an embedded task, warms a weak student up, and closes the gap between them by\n"
@@ -908,11 +917,6 @@ command parse_command_line(int argc, const char* const* argv) {
                                        ->group("Files")
                                        ->take_last()
                                        ->check(CLI::Range(1, 1'000'000'000));
-    CLI::Option* const scorer =
-        app.add_option("--scoring-teacher", r.scoring_teacher,
-                       "--write-offline: a checkpoint whose teacher scores, in place of that of the run")
-            ->group("Files")
-            ->take_last();
     app.add_flag("--overwrite", r.overwrite, "replace the run that the run directory holds")->group("Files");
     app.add_flag("--quiet", r.quiet, "no progress, only warnings and the final table")->group("Files");
     app.add_flag("--version", version, "print the version and exit")->group("Files");
@@ -959,10 +963,10 @@ command parse_command_line(int argc, const char* const* argv) {
         throw failure(exit_usage, std::string("--train-drafter and ") + (r.resume ? "--resume" : "--overwrite") +
                                       " exclude each other");
     if (r.write_offline.empty()) {
-        for (const CLI::Option* o : {sequences, scorer})
-            if (o->count() > 0)
-                throw failure(exit_usage,
-                              fmt::format("{} is not used by a run without --write-offline", o->get_name()));
+        if (sequences->count() > 0)
+            throw failure(exit_usage, "--offline-sequences is not used by a run without --write-offline");
+        if (!r.settings.run.scoring_teacher.empty() && r.settings.run.start_from.empty())
+            throw failure(exit_usage, "--scoring-teacher is not used by a run without --start-from or --write-offline");
     } else if (r.resume || r.overwrite || r.train_drafter) {
         throw failure(exit_usage, "--write-offline excludes --resume, --overwrite and --train-drafter");
     }

@@ -84,7 +84,8 @@ const char* estimator_help();
 struct config {
     struct {
         std::string directory = "runs/gcd";
-        std::string start_from; // empty: train a teacher and warm a student up
+        std::string start_from;      // empty: train a teacher and warm a student up
+        std::string scoring_teacher; // empty: start_from's own
         std::uint64_t seed = 1;
         int threads = 0; // 0: all cores
         int checkpoint_every = 500;
@@ -105,8 +106,10 @@ struct config {
         int batch = 32;
         int warmup = 50;
         double rate = 4e-3;
+        std::uint64_t seed = 0; // 0: the run's
     } teacher;
     struct {
+        std::string data = "solutions"; // or teacher
         int max_steps = 1500;
         int batch = 32;
         int warmup = 50;
@@ -277,6 +280,11 @@ void visit_options(Config& c, Visitor&& v) {
              "checkpoints/student.ckpt of another run of the same task and models: its teacher and student are taken, "
              "and distillation starts at once",
              true);
+    v.option(
+        "scoring_teacher", "--scoring-teacher", c.run.scoring_teacher,
+        "a checkpoint whose teacher scores and judges, in place of the one that --start-from's student was warmed "
+        "up beside (or, with --write-offline, of the run's): needs --accept-mismatch scoring_teacher to learn from",
+        !c.run.scoring_teacher.empty());
     v.option("seed", "--seed", c.run.seed, "seed of weights, prompts and sampling", true);
     v.option("threads", "--threads", c.run.threads, "threads; 0: one per core. Results do not depend on it", false);
     v.option("checkpoint_every", "--checkpoint-every", c.run.checkpoint_every, "steps between checkpoints", false);
@@ -320,8 +328,17 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("batch", "--teacher-batch", c.teacher.batch, "prompts a step", true);
     v.option("warmup", "--teacher-warmup", c.teacher.warmup, "steps of linear warm-up of the rate", true);
     v.option("rate", "--teacher-rate", c.teacher.rate, "learning rate, then a cosine to a tenth", true);
+    // what settings were before there was a choice is what they are without; likewise the student's data
+    v.option(
+        "seed", "--teacher-seed", c.teacher.seed,
+        "seed of the teacher's weights and prompts, so that one student can be warmed up beside several; 0: --seed",
+        c.teacher.seed != 0);
 
     v.group("student", "Student warm-up (supervised, until it reaches an accuracy)");
+    v.option("data", "--warmup-data", c.student.data,
+             "what it learns from: solutions: the task's; teacher: the teacher's own answers to training prompts, each "
+             "drawn once at --temperature (SFT on the teacher's trajectories, Lightning OPD)",
+             c.student.data != "solutions");
     v.option("max_steps", "--student-max-steps", c.student.max_steps, "most steps; 0: no warm-up", true);
     v.option("batch", "--student-batch", c.student.batch, "prompts a step", true);
     v.option("warmup", "--student-warmup", c.student.warmup, "steps of linear warm-up of the rate", true);
@@ -392,11 +409,11 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("offline", "--offline", c.distill.offline,
              "learn from the data set of this folder, which --write-offline wrote with the student of --start-from: "
              "nothing is rolled out, and no teacher is in memory while the student learns. With --estimator lightning, "
-             "or mc --m 1",
+             "mc --m 1, or topk and tail_bucket from a set that was written with them",
              is_offline(c));
     v.option("accept_mismatch", "--accept-mismatch", c.distill.accept_mismatch,
-             "--offline: fingerprints that may differ, separated by commas: scoring_teacher, sft_teacher, tokenizer, "
-             "reference_policy",
+             "--offline, --scoring-teacher: fingerprints that may differ, separated by commas: scoring_teacher, "
+             "sft_teacher, tokenizer, reference_policy",
              false);
     v.option("self_normalise", "--self-normalise", c.distill.self_normalise,
              "mc, threshold: weights divided by the sum of ratios of their row", true);
@@ -674,7 +691,6 @@ struct command {
     bool train_drafter = false;
     std::string write_offline;                  ///< folder of the data set that is to be written; empty: none
     int offline_sequences = 0;                  ///< that it is to have
-    std::string scoring_teacher;                ///< a checkpoint; empty: that of the student
     std::string text;                           ///< what to print instead of running: --help, --version, --print-config
     std::vector<std::string> warnings;          ///< of what was given and does not count
     std::string file;                           ///< the configuration that was read; empty: none

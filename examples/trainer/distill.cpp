@@ -297,7 +297,7 @@ void run::meet_teacher() {
     recall_teacher(false);
     spdlog::info("teacher probe: {}", probe.told());
     for (const std::string& sentence : probe.accepted) spdlog::warn("teacher probe: accepted: {}", sentence);
-    if (!probe.identity.teacher.empty() && !teacher_print_.empty() && probe.identity.teacher != teacher_print_)
+    if (!probe.identity.teacher.empty() && !scoring_print_.empty() && probe.identity.teacher != scoring_print_)
         spdlog::warn("the served teacher has other weights than that of --start-from, with which models are evaluated");
     probed_ = probe.described();
     log_.write(nlohmann::ordered_json({{"teacher_probe", probed_}}).dump());

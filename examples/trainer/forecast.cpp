@@ -83,7 +83,8 @@ forecast forecast_at(const pace& p, const config& c) {
     forecast f;
     f.stages[0] = {c.teacher.steps, p.teacher.step, whole * p.teacher.token};
     f.stages[1] = {c.student.max_steps,
-                   p.student.step + c.student.check_prompts * p.answer * p.student.token / c.student.check_every,
+                   p.student.step + c.student.check_prompts * p.answer * p.student.token / c.student.check_every +
+                       (c.student.data == "teacher" ? c.student.batch * p.answer * p.teacher.token : 0),
                    whole * p.student.token};
     // in virtual time rollout has one thread
     const double alone = in_virtual_time(c) ? threads_of(c) : 1;

@@ -2,11 +2,13 @@
 #include "offline.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <span>
 #include <utility>
 
@@ -94,6 +96,24 @@ transformer<float> model_with(const model_shape& shape, std::vector<float> weigh
     return model;
 }
 
+// How far two teachers are apart along what pi_ref draws: Delta = log q_sft - log q of a token, and
+// sigma_Delta² = E[(sum over a sequence of |Delta|)²] (assumption 3.4, with |Delta| in the sum: docs/offline.md).
+struct teacher_gap {
+    std::int64_t sequences = 0, tokens = 0;
+    double sum = 0, squares = 0;
+    void add(std::size_t n, std::span<const float> sft, std::span<const float> scoring) { // of its last n tokens
+        double of_sequence = 0;
+        for (std::size_t i = 0; i < n; ++i) {
+            const double a = sft[sft.size() - n + i], b = scoring[scoring.size() - n + i];
+            of_sequence += std::abs(a - b);
+        }
+        ++sequences, tokens += static_cast<std::int64_t>(n);
+        sum += of_sequence, squares += of_sequence * of_sequence;
+    }
+    double mean() const { return sum / static_cast<double>(tokens); }
+    double sigma() const { return std::sqrt(squares / static_cast<double>(sequences)); }
+};
+
 } // namespace
 
 // --- opd-train --write-offline --------------------------------------------------------------------------------------
@@ -103,7 +123,15 @@ exit_code write_offline(const command& arguments, std::size_t shard_bytes) {
     const auto own_task = task_of(c);
     const any_task& task = *own_task;
     c = with_task_shapes(c, task);
+    const auto part = part_estimator_of(c);
+    const bool lists = part == part_estimator::topk || part == part_estimator::tail_bucket; // the teacher's k best ids
+    if (lists && c.distill.topk_from != "teacher")
+        throw failure(exit_usage,
+                      "--write-offline: --topk-from student: a set outlives the student whose ids those are");
+    config scored_as = c;              // has log q of the tokens in any case
     c.distill.estimator = "lightning"; // whose one draw a token is the token itself
+    if (!lists) scored_as = c;
+    const cache_plan plan = cache_for(scored_as);
     if (filters_rollout(c))
         throw failure(exit_usage, "--write-offline: not with --rollout-top-k, --rollout-top-p, --rollout-min-p: pi_ref "
                                   "draws from the whole vocabulary");
@@ -120,16 +148,17 @@ exit_code write_offline(const command& arguments, std::size_t shard_bytes) {
     prints.reference_policy = print_of_policy(state.student_weights, c.distill.temperature);
     prints.tokenizer = print_of_tokenizer(task, c.student_model.vocabulary);
     const transformer<float> student = model_with(c.student_model, std::move(state.student_weights), warm);
-    const std::string& scorer = arguments.scoring_teacher.empty() ? warm : arguments.scoring_teacher;
-    if (!arguments.scoring_teacher.empty())
+    const std::string& scorer = c.run.scoring_teacher.empty() ? warm : c.run.scoring_teacher;
+    const transformer<float> sft = model_with(c.teacher_model, state.teacher_weights, warm);
+    if (!c.run.scoring_teacher.empty())
         state = checkpoint_like(c, "--scoring-teacher", scorer, {"task", "teacher_model"});
     const transformer<float> teacher = model_with(c.teacher_model, std::move(state.teacher_weights), scorer);
 
     opd::eigen_backend backend;
     backend.threads = threads_of(c);
-    if (is_served(c) && !arguments.scoring_teacher.empty())
+    if (is_served(c) && !c.run.scoring_teacher.empty())
         throw failure(exit_usage, "--scoring-teacher and --teacher-url exclude each other");
-    const set_scorer by = scorer_for(c, task, &student, &teacher, backend);
+    const set_scorer by = scorer_for(scored_as, task, &student, &teacher, backend);
     prints.scoring_teacher = by.print;
     if (prints.sft_teacher != prints.scoring_teacher)
         spdlog::warn("{} has another teacher than {}: --offline will refuse the set without --accept-mismatch "
@@ -137,10 +166,14 @@ exit_code write_offline(const command& arguments, std::size_t shard_bytes) {
                      is_served(c) ? c.served.url : scorer, warm);
 
     const sampling options = sampling_of(c, task);
-    const std::map<std::string, std::string> notes = {{"task", c.task.kind},
-                                                      {"seed", std::to_string(c.run.seed)},
-                                                      {"temperature", fmt::format("{}", c.distill.temperature)},
-                                                      {"answers", std::to_string(c.distill.answers)}};
+    teacher_scorer score_again(sft, backend);
+    teacher_gap gap;
+    std::map<std::string, std::string> notes = {{"task", c.task.kind},
+                                                {"seed", std::to_string(c.run.seed)},
+                                                {"temperature", fmt::format("{}", c.distill.temperature)},
+                                                {"answers", std::to_string(c.distill.answers)}};
+    if (lists) notes["k"] = std::to_string(plan.entries);
+    if (c.student.data != "solutions") notes["warmup_data"] = c.student.data; // what sft_teacher is the teacher of
     return of_set(exit_io, [&] {
         opd::data::rollout_writer out(
             folder,
@@ -174,17 +207,31 @@ exit_code write_offline(const command& arguments, std::size_t shard_bytes) {
             std::vector<const trajectory*> each;
             for (const trajectory& t : drawn) each.push_back(&t);
             const std::vector<scored_sequence> scored = by.score(each);
+            if (prints.sft_teacher != prints.scoring_teacher && gap.sequences < 1024)
+                for (const std::vector<scored_sequence> other = score_again.score(each, options.plan.count, plan);
+                     const std::size_t i : std::views::iota(std::size_t{0}, drawn.size()))
+                    gap.add(drawn[i].log_mu.size(), other[i].cache.next_log_q, scored[i].cache.next_log_q);
             for (std::size_t i = 0; i < drawn.size(); ++i) {
                 const trajectory& t = drawn[i];
                 const opd::index_t n = std::ssize(t.log_mu);
                 const std::vector<float>& q = scored[i].cache.next_log_q; // of prompt and response
                 mask.assign(static_cast<std::size_t>(n), 1);
-                out.add({.tokens = opd::view(t.tokens.data(), std::ssize(t.tokens)),
-                         .rows = n,
-                         .mask = opd::view(std::as_const(mask).data(), n),
-                         .sample = static_cast<std::int64_t>(t.sample)},
-                        opd::teacher::samples{opd::view(t.draw_ids.data(), n, 1), opd::view(t.log_mu.data(), n, 1),
-                                              opd::view(q.data() + (std::ssize(q) - n), n, 1)});
+                const opd::data::rollout sequence{.tokens = opd::view(t.tokens.data(), std::ssize(t.tokens)),
+                                                  .rows = n,
+                                                  .mask = opd::view(std::as_const(mask).data(), n),
+                                                  .sample = static_cast<std::int64_t>(t.sample)};
+                const opd::index_t prompt = std::ssize(q) - n, k = scored[i].cache.entries;
+                const opd::teacher::samples drawn_token{opd::view(t.draw_ids.data(), n, 1),
+                                                        opd::view(t.log_mu.data(), n, 1),
+                                                        opd::view(q.data() + prompt, n, 1)};
+                const auto& s = scored[i].cache;
+                if (lists)
+                    out.add(sequence, drawn_token,
+                            opd::teacher::support{opd::view(s.ids.data() + prompt * k, n, k),
+                                                  opd::view(s.log_q.data() + prompt * k, n, k),
+                                                  opd::view(s.log_tail.data() + prompt, n)});
+                else
+                    out.add(sequence, drawn_token);
                 tokens += n;
             }
             if (!arguments.quiet && (out.sequences() / some) % 8 == 0)
@@ -200,6 +247,10 @@ exit_code write_offline(const command& arguments, std::size_t shard_bytes) {
         spdlog::info("{}: {} sequences, {} tokens of responses in this call: {:.1f} s of rollout, {:.1f} s of scoring "
                      "and writing",
                      folder, out.sequences(), tokens, rolled, seconds - rolled);
+        if (gap.sequences > 0)
+            spdlog::info("along {} of them the two teachers differ by {:.4f} nats a token (mean |log q_sft - log q|); "
+                         "sigma_Delta is {:.3g} nats",
+                         gap.sequences, gap.mean(), gap.sigma());
         return exit_ok;
     });
 }
@@ -293,6 +344,11 @@ private:
         };
         if (samples.ids.cols != 1 || samples.log_mu.rows != some.rows() || samples.log_q.rows != some.rows())
             refuse(0, "has not the log-probs of one drawn token a row, under pi_ref and the teacher");
+        const index_t k = lists_ ? c_.distill.k : 0; // of the teacher's best ids
+        opd::teacher::support<std::int32_t> lists{};
+        if (lists_) lists = some.cache<opd::teacher::support<std::int32_t>>();
+        if (lists_ && (lists.ids.rows != some.rows() || lists.log_tail.size != some.rows() || lists.ids.cols != k))
+            refuse(0, fmt::format("has {} of the teacher's best ids a row, not --k {}", lists.ids.cols, k).c_str());
         const auto tokens = some.tokens();
         const auto mask = some.mask();
         std::vector<trajectory> drawn(static_cast<std::size_t>(some.sequences()));
@@ -316,24 +372,39 @@ private:
             t.draw_weight.assign(static_cast<std::size_t>(n), 1.0f);
             t.draw_exact.assign(static_cast<std::size_t>(n), 0);
         }
-        offline_batch b{pack(drawn, 1), {}};
-        b.cache.what = teacher_cache::kind::samples, b.cache.entries = 1, b.cache.ids = b.rows.ids;
+        offline_batch b{pack(drawn, draws_for(c_).count), {}};
+        b.cache.what = lists_ ? teacher_cache::kind::support : teacher_cache::kind::samples;
+        b.cache.entries = lists_ ? static_cast<int>(k) : 1;
+        if (lists_) {
+            b.cache.ids.assign(static_cast<std::size_t>(b.rows.rows * k), -1);
+            b.cache.log_q.assign(b.cache.ids.size(), 0.0f);
+            b.cache.log_tail.assign(static_cast<std::size_t>(b.rows.rows), 0.0f);
+        } else {
+            b.cache.ids = b.rows.ids;
+        }
         b.cache.next_log_q.assign(static_cast<std::size_t>(b.rows.rows), 0.0f);
         for (std::size_t s = 0, r = 0; s < drawn.size(); ++s) {
             auto to = static_cast<std::size_t>(b.rows.offsets[s]) + drawn[s].prompt_length - 1;
             for (std::size_t i = 0; i < drawn[s].log_mu.size(); ++i, ++r, ++to) {
                 const auto row = static_cast<opd::index_t>(r);
                 b.cache.next_log_q[to] = *samples.log_q.row(row);
+                if (lists_) {
+                    const auto first = static_cast<std::ptrdiff_t>(to) * k;
+                    std::copy_n(lists.ids.row(row), k, b.cache.ids.begin() + first);
+                    std::copy_n(lists.log_q.row(row), k, b.cache.log_q.begin() + first);
+                    b.cache.log_tail[to] = lists.log_tail[row];
+                }
                 if (mask.empty() || mask[row] != 0) continue;
                 b.rows.mask[to] = 0, --b.rows.kept;
             }
         }
-        b.cache.log_q = b.cache.next_log_q;
+        if (!lists_) b.cache.log_q = b.cache.next_log_q;
         return b;
     }
 
     const config& c_;
     const any_task& task_;
+    const bool lists_ = cache_for(c_).what == teacher_cache::kind::support;
     std::unique_ptr<const opd::data::rollout_set> set_;
     std::string print_;
     std::optional<opd::data::rollout_reader> reader_;
@@ -345,8 +416,8 @@ void run::distill_offline() {
     const config& c = settings_;
     offline_source set(c, *task_);
     if (state_.in_flight.empty()) // a run that goes on has compared them
-        for (const std::string& line : set.check({.sft_teacher = teacher_print_,
-                                       .scoring_teacher = teacher_print_,
+        for (const std::string& line : set.check({.sft_teacher = sft_print_,
+                                       .scoring_teacher = scoring_print_,
                                        .tokenizer = print_of_tokenizer(*task_, c.student_model.vocabulary),
                                        .reference_policy = print_of_policy(student_.weights, c.distill.temperature)}))
             spdlog::warn("--offline: {}", line);

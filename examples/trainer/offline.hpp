@@ -3,7 +3,8 @@
 // Distillation from a data set, with no teacher at hand while the student learns:
 //
 //   --write-offline   pi_ref, the warm student of a run, answers training prompts; a teacher scores every token once. A
-//                     set of opd/data/: tokens, log pi_ref, log q, and fingerprints of who made them
+//                     set of opd/data/: tokens, log pi_ref, log q, fingerprints of who made them; with --estimator topk
+//                     or tail_bucket the teacher's k best ids at each token, too
 //   --offline         the learner alone, epoch after epoch; how far it has moved from pi_ref is in the log
 //
 // What is written depends on the two models, the settings and the number of sequences alone, not on threads or on where

@@ -21,7 +21,6 @@
 #include "schedule.hpp"
 #include "served.hpp"
 #include "stages.hpp"
-#include "supervised.hpp"
 
 namespace trainer {
 
@@ -137,7 +136,7 @@ run::run(const command& arguments)
             throw failure(exit_resources, e.what() + std::string("; --learner-threads sets how many"));
         }
     }
-    teacher_.initialise(settings_.run.seed);
+    teacher_.initialise(teacher_seed());
     student_.initialise(settings_.run.seed + 1);
     open_directory();
 }
@@ -168,7 +167,9 @@ void run::start_from(const std::string& path) {
             throw failure(exit_usage, fmt::format("--start-from: {} was made with another {}", path, group));
     // what was measured on other prompts does not stand beside what will be measured on this run's
     const auto evaluation = theirs.value("evaluation", nlohmann::json::object());
-    const bool comparable = evaluation.value("prompts", -1) == settings_.evaluation.prompts &&
+    std::vector<float> teacher = scoring_teacher(other.teacher_weights);
+    const bool comparable = teacher == other.teacher_weights &&
+                            evaluation.value("prompts", -1) == settings_.evaluation.prompts &&
                             evaluation.value("samples", -1) == settings_.evaluation.samples;
     if (other.stage != stage::distill || other.step != 0)
         throw failure(exit_usage, fmt::format("--start-from: {} is of {} step {}, not a warm student; a run writes "
@@ -176,15 +177,38 @@ void run::start_from(const std::string& path) {
                                               path, name_of(other.stage), other.step));
     state_ = {};
     state_.stage = stage::distill;
-    if (without_teacher(settings_))
-        teacher_print_ = print_of_teacher(other.teacher_weights);
-    else
-        state_.teacher_weights = std::move(other.teacher_weights);
+    sft_print_ = print_of_teacher(other.teacher_weights);
+    scoring_print_ = print_of_teacher(teacher);
+    if (!is_offline(settings_)) {
+        if (sft_print_ != scoring_print_) { // a data set is asked for its own
+            const auto accepted = accepted_mismatches(settings_);
+            if (std::ranges::find(accepted, "scoring_teacher") == accepted.end())
+                throw failure(exit_usage, fmt::format("--scoring-teacher: {} has another teacher than {}, beside which "
+                                                      "the student was warmed up; to go on, --accept-mismatch "
+                                                      "scoring_teacher",
+                                                      settings_.run.scoring_teacher, path));
+            spdlog::warn("the teacher of {} scores, not that of {}", settings_.run.scoring_teacher, path);
+        }
+    }
+    if (!without_teacher(settings_)) state_.teacher_weights = std::move(teacher);
     state_.student_weights = std::move(other.student_weights);
     if (comparable) state_.evaluations = std::move(other.evaluations);
     take_models(path);
     spdlog::info("starting from {}{}", path,
                  comparable ? "" : ", whose models are evaluated again on this run's prompts");
+}
+
+// Of another run, whose teacher has the shape of this one's.
+std::vector<float> run::scoring_teacher(std::vector<float> own) {
+    const std::string& path = settings_.run.scoring_teacher;
+    if (path.empty()) return own;
+    std::string saved;
+    run_state other = load_checkpoint(path, saved);
+    const auto theirs = nlohmann::json::parse(saved), mine = nlohmann::json::parse(result_settings(settings_));
+    for (const char* group : {"task", "teacher_model"})
+        if (theirs.value(group, nlohmann::json()) != mine[group])
+            throw failure(exit_usage, fmt::format("--scoring-teacher: {} was made with another {}", path, group));
+    return std::move(other.teacher_weights);
 }
 
 // A checkpoint of other settings: if --steps is all that differs, and asks for more than was done, the run goes on to there;
@@ -416,7 +440,7 @@ void run::train_teacher() {
     while (state_.step < settings_.teacher.steps) {
         step_result r;
         timed(clock_name::teacher_training, [&] {
-            r = teach.step(settings_.run.seed, state_.next_sample, settings_.teacher.batch,
+            r = teach.step(teacher_seed(), state_.next_sample, settings_.teacher.batch,
                            cosine_rate(settings_.teacher.rate, 0.1, settings_.teacher.warmup, state_.step,
                                        settings_.teacher.steps),
                            settings_.optimizer);
@@ -430,6 +454,22 @@ void run::train_teacher() {
     }
     evaluations_["teacher"] = to_json(evaluate(teacher_, "teacher"));
     finish_stage(stage::student);
+}
+
+// The task's solutions, or the teacher's own answers, each a function of its weights, seed and sample: a resumed run
+// draws those that it would have drawn.
+std::vector<example> run::warmup_texts() {
+    const int batch = settings_.student.batch;
+    if (settings_.student.data != "teacher") return solutions(*task_, settings_.run.seed, state_.next_sample, batch);
+    sampling o = sampling_of(settings_, *task_); // the teacher's whole policy: no filter, no drafts
+    o.top_k = 0, o.top_p = 1, o.min_p = 0, o.keep_sets = false, o.plan = {}, o.speculate = {}, o.kv_tokens = 0;
+    std::vector<request> requests;
+    for (int i = 0; i < batch; ++i)
+        requests.push_back(request_of(*task_, settings_.run.seed, state_.next_sample + static_cast<std::uint64_t>(i)));
+    std::vector<example> texts;
+    for (trajectory& t : roll_out(teacher_, backend_.team(), requests, o))
+        texts.push_back({std::move(t.tokens), t.prompt_length});
+    return texts;
 }
 
 void run::warm_student_up() {
@@ -448,8 +488,7 @@ void run::warm_student_up() {
         timed(clock_name::student_warmup, [&] {
             const double ramp = std::min(1.0, static_cast<double>(state_.step + 1) /
                                                   std::max(1.0, static_cast<double>(settings_.student.warmup)));
-            r = teach.step(settings_.run.seed, state_.next_sample, settings_.student.batch,
-                           settings_.student.rate * ramp, settings_.optimizer);
+            r = teach.step(warmup_texts(), settings_.student.rate * ramp, settings_.optimizer);
             if ((state_.step + 1) % settings_.student.check_every == 0)
                 accuracy = evaluate_model(student_, backend_.team(), *task_, prompts, 0, settings_.run.seed, 0,
                                           settings_.distill.slots)
@@ -562,10 +601,11 @@ void run::recall_teacher(bool present) {
     std::string saved;
     run_state other = load_checkpoint(settings_.run.start_from, saved);
     teacher_ = model_of(settings_, *task_, true);
-    if (other.teacher_weights.size() != teacher_.weights.size())
+    std::vector<float> weights = scoring_teacher(std::move(other.teacher_weights));
+    if (weights.size() != teacher_.weights.size())
         throw failure(exit_input, fmt::format("{}: {} weights for a model of {}", settings_.run.start_from,
-                                              other.teacher_weights.size(), teacher_.weights.size()));
-    teacher_.weights = std::move(other.teacher_weights);
+                                              weights.size(), teacher_.weights.size()));
+    teacher_.weights = std::move(weights);
     teacher_.weights_changed();
 }
 

@@ -28,6 +28,7 @@
 #include "learner.hpp"
 #include "progress.hpp"
 #include "schedule.hpp"
+#include "supervised.hpp"
 #include "task.hpp"
 
 namespace trainer {
@@ -79,7 +80,8 @@ private:
 
     evaluation_result evaluate(const transformer<float>& model, const char* who);
     const row_batch& teacher_prefixes();
-    void recall_teacher(bool present); // without_teacher(): for an evaluation
+    void recall_teacher(bool present);                          // without_teacher(): for an evaluation
+    std::vector<float> scoring_teacher(std::vector<float> own); // the weights that --scoring-teacher names, or own
     double kl_to_teacher(const transformer<float>& model, const row_batch& batch, opd::eigen_backend& backend);
     void evaluate_missing(); // what a start from another run has not, or of other prompts
     void look_at(std::int64_t step, const policy& student);
@@ -90,6 +92,8 @@ private:
     void check_numbers(const step_result& r) const;
     void show(const step_result& r, std::int64_t steps, double seconds, double staleness, double accuracy,
               const learner_result* more, const nlohmann::ordered_json& schedule);
+    std::uint64_t teacher_seed() const { return settings_.teacher.seed ? settings_.teacher.seed : settings_.run.seed; }
+    std::vector<example> warmup_texts(); // of the next step of the student's warm-up
     std::uint64_t sample_base() const { return (static_cast<std::uint64_t>(state_.stage) + 1) << 56; }
 
     template <class Work>
@@ -102,8 +106,8 @@ private:
     opd::eigen_backend backend_;
     std::optional<opd::eigen_backend> learner_backend_; // of --learner-threads, where they are others than backend_'s
     opd::eigen_backend look_backend_;
-    transformer<float> teacher_, student_; // without_teacher(): of the teacher nothing is there but while it judges
-    std::string teacher_print_;            // likewise: of --start-from's teacher, in a run that began in this process
+    transformer<float> teacher_, student_;  // without_teacher(): of the teacher nothing is there but while it judges
+    std::string sft_print_, scoring_print_; // likewise: of --start-from's teacher, and of the one that judges
     std::shared_ptr<served_teacher> served_;
     nlohmann::ordered_json probed_; // what its probe found
     run_state state_;

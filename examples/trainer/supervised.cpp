@@ -8,18 +8,26 @@
 
 namespace trainer {
 
-step_result supervised::step(std::uint64_t seed, std::uint64_t first_sample, int batch, double rate,
-                             const adamw& optimizer) {
-    inputs_.resize(static_cast<std::size_t>(batch));
+std::vector<example> solutions(const any_task& task, std::uint64_t seed, std::uint64_t first_sample, int batch) {
+    std::vector<example> r(static_cast<std::size_t>(batch));
+    for (std::size_t i = 0; i < r.size(); ++i) {
+        const problem p = task.training_problem(seed, first_sample + i);
+        r[i].tokens = task.prompt_tokens(p);
+        r[i].prompt_length = r[i].tokens.size();
+        const std::vector<token> solution = task.solution_tokens(p);
+        r[i].tokens.insert(r[i].tokens.end(), solution.begin(), solution.end());
+    }
+    return r;
+}
+
+step_result supervised::step(std::span<const example> texts, double rate, const adamw& optimizer) {
+    inputs_.resize(texts.size());
     targets_.clear();
     std::size_t kept = 0;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
-        const problem p = task_.training_problem(seed, first_sample + i);
         std::vector<token>& tokens = inputs_[i];
-        tokens = task_.prompt_tokens(p);
-        const std::size_t prompt = tokens.size();
-        const std::vector<token> solution = task_.solution_tokens(p);
-        tokens.insert(tokens.end(), solution.begin(), solution.end());
+        tokens = texts[i].tokens;
+        const std::size_t prompt = texts[i].prompt_length;
         for (std::size_t t = 1; t < tokens.size(); ++t) targets_.push_back(t < prompt ? -1 : tokens[t]);
         kept += tokens.size() - prompt;
         tokens.pop_back(); // the last token is only a target

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Supervised steps on the task's own solutions: how the teacher is made and the student warmed up.
+// Supervised steps: how the teacher is made, of the task's own solutions, and the student warmed up, of those or of the
+// teacher's own answers (SFT, Lightning OPD, arXiv 2604.13010, equations 5 and 6).
 //
 //   loss = mean over response positions of -log p[next token]        dz = (p - one_hot(next)) / positions
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "model.hpp"
@@ -21,13 +24,26 @@ struct step_result {
     std::int64_t tokens = 0; ///< rows computed
 };
 
+/// A text to learn from: a prompt, and a response to it.
+struct example {
+    std::vector<token> tokens; ///< both
+    std::size_t prompt_length = 0;
+};
+
+/// The task's solutions to the problems of samples first_sample, first_sample + 1, ...
+std::vector<example> solutions(const any_task& task, std::uint64_t seed, std::uint64_t first_sample, int batch);
+
 class supervised {
 public:
     supervised(const any_task& task, transformer<float>& model, adamw_state& state, opd::eigen_backend& backend)
         : task_(task), model_(model), state_(state), backend_(backend), pass_(model, backend.team()) {}
 
-    /// One optimizer step on `batch` problems, those of samples first_sample, first_sample + 1, ...
-    step_result step(std::uint64_t seed, std::uint64_t first_sample, int batch, double rate, const adamw& optimizer);
+    /// One optimizer step on some texts, at least one of whose responses is not empty.
+    step_result step(std::span<const example> texts, double rate, const adamw& optimizer);
+    /// The same on `batch` solutions.
+    step_result step(std::uint64_t seed, std::uint64_t first_sample, int batch, double rate, const adamw& optimizer) {
+        return step(solutions(task_, seed, first_sample, batch), rate, optimizer);
+    }
 
 private:
     const any_task& task_;

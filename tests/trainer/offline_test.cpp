@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Distillation from a data set: what is written is the same however it was interrupted, and is what rollout and teacher
-// say; a run from it begins where the online run begins, is resumed bit for bit, tells how far it has drifted, and
-// refuses sets that are damaged or not its own, by name.
+// say; a run from it begins where the online run begins, is resumed bit for bit, also after SIGKILL, tells how far it has
+// drifted, and refuses sets that are damaged or not its own, by name. Students that learn from the teacher's own answers
+// first, and teachers that are not the one they learnt from.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -22,6 +25,8 @@
 #include "offline.hpp"
 #include "opd/data/rollout_reader.hpp"
 #include "opd/data/rollout_writer.hpp"
+#include "rollout.hpp"
+#include "supervised.hpp"
 #include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 
@@ -388,5 +393,273 @@ TEST_CASE("from a set alone the gap to the teacher falls, nearly as far as onlin
     const double online = closed(dir / "online", {}), offline = closed(dir / "offline", {"--offline=" + dir / "set"});
     MESSAGE("of the KL to the teacher " << online << " is closed online, " << offline << " offline");
     CHECK(online > 0.8);
-    CHECK(offline > 0.85 * online);
+    CHECK(offline > 0.9 * online);
+}
+
+TEST_CASE("a set that was asked for the teacher's best ids has them, and a run learns from them as online") {
+    const scratch dir;
+    const flags lists = {"--estimator=tail_bucket", "--k=4"};
+    REQUIRE(base().write(dir / "set", batch, lists) == exit_ok);
+    // the same tokens as without; the ids by hand
+    const opd::data::rollout_set set(dir / "set"), plain(shared_set());
+    auto with_lists = set.read(0, batch), without = plain.read(0, batch);
+    const auto support = with_lists.cache<opd::teacher::support<std::int32_t>>();
+    const auto drawn = with_lists.cache<opd::teacher::samples<std::int32_t>>(),
+               as_before = without.cache<opd::teacher::samples<std::int32_t>>();
+    REQUIRE(support.ids.cols == 4);
+    REQUIRE(support.ids.rows == without.rows());
+    std::string saved;
+    run_state state = load_checkpoint(base().student, saved);
+    const config c = with_task_shapes(parse_command_line(base().learner(dir / "none", {})).settings,
+                                      *task_of(parse_command_line(base().learner(dir / "none", {})).settings));
+    transformer<float> teacher(c.teacher_model);
+    teacher.weights = state.teacher_weights;
+    teacher.weights_changed();
+    opd::eigen_backend backend;
+    std::vector<std::vector<token>> inputs;
+    for (opd::index_t s = 0; s < batch; ++s) {
+        const auto from = with_lists.token_offsets()[s], to = with_lists.token_offsets()[s + 1];
+        inputs.emplace_back(with_lists.tokens().data + from, with_lists.tokens().data + to - 1);
+    }
+    std::vector<float> logits;
+    teacher_scorer(teacher, backend).logits(inputs, logits);
+    const opd::index_t v = c.teacher_model.vocabulary;
+    opd::index_t first = 0; // row of the logits
+    for (opd::index_t s = 0; s < batch; ++s) {
+        const auto tokens = std::ssize(inputs[static_cast<std::size_t>(s)]);
+        const opd::index_t begin = with_lists.row_offsets()[s], n = with_lists.row_offsets()[s + 1] - begin;
+        for (opd::index_t r = 0; r < n; ++r) {
+            CHECK(*drawn.log_q.row(begin + r) == *as_before.log_q.row(begin + r));
+            CHECK(*drawn.log_mu.row(begin + r) == *as_before.log_mu.row(begin + r));
+            const float* z = logits.data() + (first + tokens - n + r) * v;
+            std::vector<std::pair<double, int>> order; // best first, ties to the lower id
+            double sum = 0, tail = 0;
+            for (int id = 0; id < v; ++id)
+                order.push_back({-static_cast<double>(z[id]), id}), sum += std::exp(double{z[id]});
+            std::ranges::sort(order);
+            for (int i = 0; i < v; ++i) {
+                const double log_q = -order[static_cast<std::size_t>(i)].first - std::log(sum);
+                if (i >= 4) tail += std::exp(log_q);
+                if (i >= 4) continue;
+                CHECK(support.ids.row(begin + r)[i] == order[static_cast<std::size_t>(i)].second);
+                CHECK(support.log_q.row(begin + r)[i] == doctest::Approx(log_q).epsilon(1e-4));
+            }
+            CHECK(std::exp(double{support.log_tail[begin + r]}) == doctest::Approx(tail).epsilon(1e-3));
+        }
+        first += tokens;
+    }
+
+    run online(parse_command_line(base().learner(dir / "online", with(lists, {"--steps=1"}))));
+    REQUIRE(go(online) == exit_ok);
+    run offline(
+        parse_command_line(base().learner(dir / "offline", with(lists, {"--steps=6", "--offline=" + dir / "set"}))));
+    REQUIRE(go(offline) == exit_ok);
+    const auto a = steps_of(dir / "online"), b = steps_of(dir / "offline");
+    for (const char* key : {"loss", "gradient_norm", "kl", "teacher_mass"})
+        CHECK(b[0][key].get<double>() == doctest::Approx(a[0][key].get<double>()).epsilon(1e-4));
+    CHECK(b[0]["drift"]["ratio_mean"] == 1.0);
+    CHECK(b[5]["drift"]["chi_squared"].get<double>() > 1e-6);
+    stopped(base().learner(dir / "parts", with(lists, {"--steps=6", "--offline=" + dir / "set"})), 3);
+    run rest(parse_command_line({"--run-dir=" + dir / "parts", "--resume", "--quiet"}));
+    REQUIRE(go(rest) == exit_ok);
+    CHECK(read_file(dir / "parts/checkpoints/latest.ckpt") == read_file(dir / "offline/checkpoints/latest.ckpt"));
+
+    const auto refused = [&](const std::string& folder, const flags& more, exit_code code, const std::string& part) {
+        contains(refusal(base().learner(dir / "no",
+                                        with(with(lists, {"--steps=1", "--overwrite", "--offline=" + folder}), more)),
+                         code),
+                 part);
+    };
+    refused(dir / "set", {"--k=5"}, exit_input, "has 4 of the teacher's best ids a row, not --k 5");
+    refused(shared_set(), {}, exit_input, "support");
+    refused(dir / "set", {"--topk-from=student"}, exit_usage, "not --topk-from student");
+    contains(
+        [&] {
+            try {
+                base().write(dir / "x", 4, with(lists, {"--topk-from=student"}));
+            } catch (const failure& e) {
+                return std::string(e.what());
+            }
+            return std::string();
+        }(),
+        "--topk-from student");
+    // lightning reads the drawn tokens of either set
+    run same(parse_command_line(base().learner(dir / "same", {"--steps=1", "--offline=" + dir / "set"})));
+    CHECK(go(same) == exit_ok);
+}
+
+// --- students of the teacher's own answers; other teachers -----------------------------------------------------------
+
+namespace {
+
+// The same teacher, and a student of its answers.
+const flags sft = {"--teacher-steps=60",          "--student-max-steps=10",    "--warmup-data=teacher",
+                   "--student-target-accuracy=1", "--student-check-prompts=4", "--student-batch=6"};
+
+run_state state_in(const std::string& path) {
+    std::string settings;
+    return load_checkpoint(path, settings);
+}
+
+} // namespace
+
+TEST_CASE("a student's warm-up on the teacher's answers learns from what the teacher draws, whatever interrupts it") {
+    const scratch dir;
+    const flags warm_up = with(sft, {"--steps=0", "--temperature=0.9"});
+    run whole(parse_command_line(tiny(dir / "whole", warm_up)));
+    REQUIRE(go(whole) == exit_ok);
+    const run_state made = state_in(dir / "whole/checkpoints/student.ckpt");
+
+    // by hand: the teacher answers prompts of the stage's samples, the student learns from them
+    const config c = parse_command_line(tiny(dir / "none", warm_up)).settings;
+    const auto task = task_of(c);
+    const config shaped = with_task_shapes(c, *task);
+    transformer<float> teacher(shaped.teacher_model), student(shaped.student_model);
+    teacher.weights = state_in(dir / "whole/checkpoints/teacher.ckpt").teacher_weights;
+    teacher.weights_changed();
+    student.initialise(c.run.seed + 1);
+    opd::eigen_backend backend;
+    adamw_state optimizer;
+    supervised learn(*task, student, optimizer, backend);
+    sampling o;
+    o.seed = c.run.seed, o.temperature = 0.9, o.end = task->end_token(), o.max_response = task->max_response();
+    std::uint64_t sample = std::uint64_t{2} << 56;
+    std::size_t unlike = 0;
+    for (int step = 0; step < 10; ++step) {
+        std::vector<request> requests;
+        for (int i = 0; i < 6; ++i, ++sample)
+            requests.push_back({sample, task->prompt_tokens(task->training_problem(c.run.seed, sample))});
+        std::vector<example> texts;
+        for (const trajectory& t : roll_out(teacher, backend.team(), requests, o)) {
+            texts.push_back({t.tokens, t.prompt_length});
+            const auto solution = task->solution_tokens(task->training_problem(c.run.seed, t.sample));
+            unlike += !std::ranges::equal(t.response(), solution);
+        }
+        const double ramp = std::min(1.0, (step + 1) / static_cast<double>(c.student.warmup));
+        learn.step(texts, c.student.rate * ramp, c.optimizer);
+    }
+    CHECK(unlike > 20); // a teacher of 60 steps errs: its answers are not the solutions
+    CHECK(student.weights == made.student_weights);
+    run solved(parse_command_line(tiny(dir / "solved", with(warm_up, {"--warmup-data=solutions"}))));
+    REQUIRE(go(solved) == exit_ok);
+    CHECK(state_in(dir / "solved/checkpoints/student.ckpt").student_weights != made.student_weights);
+
+    stopped(tiny(dir / "parts", with(warm_up, {"--threads=1"})), 60 + 4); // in the warm-up
+    run rest(parse_command_line({"--run-dir=" + dir / "parts", "--resume", "--quiet", "--threads=2"}));
+    REQUIRE(go(rest) == exit_ok);
+    CHECK(read_file(dir / "parts/checkpoints/student.ckpt") == read_file(dir / "whole/checkpoints/student.ckpt"));
+    contains(refusal(tiny(dir / "x", {"--warmup-data=both"}), exit_usage), "must be solutions or teacher, not 'both'");
+
+    // the set says so, and who the teacher was
+    REQUIRE(write_offline(parse_command_line({"--run-dir=" + dir / "whole", "--quiet", "--write-offline=" + dir / "set",
+                                              "--offline-sequences=4"})) == exit_ok);
+    const auto description = opd::data::rollout_set(dir / "set").description();
+    CHECK(description.notes.at("warmup_data") == "teacher");
+    CHECK(description.prints.sft_teacher == print_of_teacher(made.teacher_weights));
+}
+
+TEST_CASE("a run from a set that is killed ends in the bytes of one that was left alone") {
+    const scratch dir;
+    const auto settings = [&](const std::string& directory) {
+        return base().learner(directory,
+                              {"--offline=" + shared_set(), "--steps=400", "--checkpoint-every=7", "--log-every=40"});
+    };
+    run whole(parse_command_line(settings(dir / "whole")));
+    REQUIRE(go(whole) == exit_ok);
+    const auto done = [&] {
+        std::int64_t n = 0;
+        std::ifstream lines(dir / "killed/consumed.jsonl");
+        for (std::string line; std::getline(lines, line);) ++n;
+        return n;
+    };
+    int kills = 0;
+    for (const std::int64_t until : {20, 90, 200}) {
+        const bool resume = fs::exists(dir / "killed/checkpoints/latest.ckpt");
+        const pid_t child = ::fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            try {
+                run r(parse_command_line(resume ? flags{"--run-dir=" + dir / "killed", "--resume", "--quiet"}
+                                                : with(settings(dir / "killed"), {"--overwrite"})));
+                ::_exit(go(r));
+            } catch (const std::exception&) {
+                ::_exit(99);
+            }
+        }
+        int status = 0;
+        bool over = false;
+        while (done() < until && !(over = ::waitpid(child, &status, WNOHANG) == child))
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
+        REQUIRE_FALSE(over);
+        REQUIRE(::kill(child, SIGKILL) == 0);
+        REQUIRE(::waitpid(child, &status, 0) == child);
+        kills += WIFSIGNALED(status);
+    }
+    CHECK(kills == 3);
+    run rest(parse_command_line({"--run-dir=" + dir / "killed", "--resume", "--quiet"}));
+    REQUIRE(go(rest) == exit_ok);
+    for (const char* name : {"checkpoints/distill.ckpt", "checkpoints/latest.ckpt", "consumed.jsonl", "schedule.json"})
+        CHECK(read_file(dir / "killed/" + name) == read_file(dir / "whole/" + name));
+}
+
+TEST_CASE("another teacher for one student: seeded by itself, scoring by name, online and from a set") {
+    const scratch dir;
+    const auto warm_up = [&](const char* name, const flags& more) {
+        run r(parse_command_line(tiny(dir / name, with(with(sft, {"--steps=0"}), more))));
+        REQUIRE(go(r) == exit_ok);
+        return dir / name + "/checkpoints/student.ckpt";
+    };
+    const std::string first = warm_up("first", {}), second = warm_up("second", {"--teacher-seed=9"}),
+                      alone = warm_up("alone", {"--seed=9"});
+    const run_state a = state_in(first), b = state_in(second);
+    CHECK(b.teacher_weights == state_in(alone).teacher_weights); // its weights, and the prompts that it learnt from
+    CHECK(a.teacher_weights != b.teacher_weights);
+    const run_state before_a = state_in(dir / "first/checkpoints/teacher.ckpt"),
+                    before_b = state_in(dir / "second/checkpoints/teacher.ckpt");
+    CHECK(before_a.student_weights == before_b.student_weights); // one student to begin with
+    CHECK(a.student_weights != b.student_weights);
+
+    const auto learner = [&](const char* name, const flags& more) {
+        return tiny(
+            dir / name,
+            with(with(sft, {"--start-from=" + first, "--estimator=lightning", "--steps=3", "--overwrite"}), more));
+    };
+    const std::string scorer = "--scoring-teacher=" + second, accept = "--accept-mismatch=scoring_teacher";
+    contains(refusal(learner("no", {scorer}), exit_usage), "to go on, --accept-mismatch scoring_teacher");
+    const auto teacher_of = [](const flags& arguments) {
+        run r(parse_command_line(arguments));
+        CHECK(go(r) == exit_ok);
+        return r.state().teacher_weights;
+    };
+    CHECK(teacher_of(learner("online", {"--scoring-teacher=" + first})) == a.teacher_weights); // the student's own
+    CHECK(teacher_of(learner("online", {scorer, accept})) == b.teacher_weights);
+    contains(refusal(tiny(dir / "x", {scorer}), exit_usage), "--scoring-teacher is not used by a run without");
+    teacher_of(tiny(dir / "wide", {"--steps=0", "--teacher-ffn=16"}));
+    contains(refusal(learner("no", {"--scoring-teacher=" + dir / "wide/checkpoints/student.ckpt"}), exit_usage),
+             "was made with another teacher_model");
+
+    // from a set: the same tokens, the other teacher's scores; by whose measure the run begins where the online run does
+    const auto write = [&](const char* name, const flags& more) {
+        REQUIRE(write_offline(parse_command_line(with(
+                    {"--run-dir=" + dir / "first", "--quiet", "--offline-sequences=8", "--write-offline=" + dir / name},
+                    more))) == exit_ok);
+        return dir / name;
+    };
+    const std::string own = write("own", {}), crossed = write("crossed", {scorer});
+    const opd::data::rollout_set x(own), y(crossed);
+    CHECK(y.description().prints.sft_teacher == print_of_teacher(a.teacher_weights));
+    CHECK(y.description().prints.scoring_teacher == print_of_teacher(b.teacher_weights));
+    auto of_x = x.read(0, 8), of_y = y.read(0, 8);
+    CHECK(std::ranges::equal(std::span(of_x.tokens().data, static_cast<std::size_t>(of_x.tokens().size)),
+                             std::span(of_y.tokens().data, static_cast<std::size_t>(of_y.tokens().size))));
+    contains(refusal(learner("offline", {"--offline=" + crossed}), exit_usage), "--accept-mismatch scoring_teacher");
+    contains(refusal(learner("offline", {"--offline=" + crossed, scorer}), exit_usage),
+             "--accept-mismatch scoring_teacher");
+    CHECK(teacher_of(learner("offline", {"--offline=" + crossed, scorer, accept})).empty());
+    const auto report = [&](const char* name) { return nlohmann::json::parse(read_file(dir / name + "/report.json")); };
+    CHECK(report("offline")["kl_to_teacher"]["before"] == report("online")["kl_to_teacher"]["before"]);
+    CHECK(report("offline")["accuracy"]["teacher"] == report("online")["accuracy"]["teacher"]);
+    CHECK(report("offline")["kl_to_teacher"]["before"] != report("first")["kl_to_teacher"]["before"]);
+    CHECK(steps_of(dir / "offline")[0]["loss"].get<double>() ==
+          doctest::Approx(steps_of(dir / "online")[0]["loss"].get<double>()).epsilon(1e-4));
 }
