@@ -15,6 +15,7 @@
 #include "grammar.hpp"
 #include "nearest.hpp"
 #include "numbers.hpp"
+#include "opd/estimators/correction_presets.hpp"
 #include "opd/version.hpp"
 #include "schedule.hpp"
 #include "task.hpp"
@@ -201,6 +202,26 @@ auto chosen(const char* flag, const Table& table, const std::string& text) {
                                           near.empty() ? std::string() : fmt::format("; did you mean '{}'?", near)));
 }
 
+opd::choice::surrogate surrogate_of(opd::correction_loss loss) {
+    switch (loss) {
+    case opd::correction_loss::ppo_clip:
+        return opd::choice::surrogate::ppo_clip;
+    case opd::correction_loss::score_function:
+        return opd::choice::surrogate::score_function;
+    default:
+        return opd::choice::surrogate::unclipped_is;
+    }
+}
+
+const opd::correction_preset* correction_of(const config& c) {
+    const std::string& name = c.distill.correction;
+    if (name.empty()) return nullptr;
+    (void)chosen("--correction", opd::correction_presets, name);
+    for (const opd::correction_preset& p : opd::correction_presets)
+        if (p.text == name) return &p;
+    return nullptr; // not reached
+}
+
 } // namespace
 
 opd::any_sampled drawn_estimator(const config& c) {
@@ -219,6 +240,12 @@ opd::any_sampled drawn_estimator(const config& c) {
                    .high = d.clip_high,
                    .dual = d.dual_clip,
                    .cap = d.ratio_cap};
+    const opd::correction_preset* preset = correction_of(c);
+    if (preset != nullptr) {
+        e.surrogate.which = surrogate_of(preset->loss);
+        e.surrogate.correct = preset->which;
+        e.surrogate.correct.passed = true; // loss_of_drawn makes the pass
+    }
     e.baseline = {chosen("--baseline", opd::choice::baselines, d.baseline)};
     e.weighting = {d.self_normalise};
     e.accept_bias = d.accept_bias;
@@ -234,9 +261,17 @@ opd::any_sampled drawn_estimator(const config& c) {
         };
         part_estimator_of(c) == part_estimator::mc ? check(samples) : check(weighted);
     } catch (const opd::invalid_input& refused) {
-        throw failure(exit_usage, fmt::format("--shape {} --surrogate {} --baseline {}: {}", d.shape, d.surrogate,
-                                              d.baseline, refused.what()));
+        throw failure(exit_usage,
+                      fmt::format("--shape {} {} --baseline {}: {}", d.shape,
+                                  preset != nullptr ? "--correction " + d.correction : "--surrogate " + d.surrogate,
+                                  d.baseline, refused.what()));
     }
+    if (preset != nullptr && preset->which.needs_pass() && d.m != 1)
+        throw failure(exit_usage, fmt::format("--correction {}: decides over sequences of one draw a position; needs "
+                                              "--m 1",
+                                              d.correction));
+    if (preset != nullptr && d.m2po > 0)
+        throw failure(exit_usage, "--m2po: the tokens that it leaves are unclipped; not with --correction");
     if (e.surrogate.which == opd::choice::surrogate::gspo)
         throw failure(exit_usage,
                       "--surrogate gspo: needs a pass over whole sequences (opd::gspo_fit), which this trainer "
@@ -371,6 +406,13 @@ std::string list_estimators() {
     const char* of_drawn = " (with --estimator mc or threshold)";
     table(std::string("--shape") + of_drawn, opd::choice::objectives);
     table(std::string("--surrogate") + of_drawn, opd::choice::surrogates);
+    out += "\n--correction (with --estimator mc; S: PPO's clip, or what the line says):\n";
+    for (const opd::correction_preset& p : opd::correction_presets)
+        out += fmt::format("  {:<26} {}{}; {}\n", p.text, opd::says(p.which),
+                           p.loss == opd::correction_loss::ppo_clip         ? ""
+                           : p.loss == opd::correction_loss::score_function ? ", S = score_function"
+                                                                            : ", S = unclipped_is",
+                           p.source);
     table(std::string("--baseline") + of_drawn, opd::choice::baselines);
     table("--selector (a, b: --selector-a, --selector-b)", opd::choice::selectors);
     return out + "\nPairs that do not compose are refused with the reason.\n";
@@ -436,16 +478,23 @@ std::vector<unused_setting> unused_settings(const config& c) {
         return std::find(names.begin(), names.end(), x) != names.end();
     };
     only(drawn, "distill", estimator, {"shape", "surrogate", "baseline", "self_normalise", "accept_bias", "m2po"});
+    only(part == part_estimator::mc, "distill", estimator, {"correction"});
+    const opd::correction_preset* preset = drawn ? correction_of(c) : nullptr;
+    only(preset == nullptr, "distill", "--correction " + c.distill.correction, {"surrogate"});
     const std::string by_shape = drawn ? "--shape " + shape : estimator;
-    const std::string by_surrogate = drawn ? "--surrogate " + surrogate : estimator;
+    const std::string by_surrogate = preset != nullptr ? "--correction " + c.distill.correction
+                                     : drawn           ? "--surrogate " + surrogate
+                                                       : estimator;
+    const bool clips = preset != nullptr ? preset->loss == opd::correction_loss::ppo_clip
+                                         : one_of(surrogate, {"ppo_clip", "decoupled_ppo", "cispo", "a3po"});
     only(drawn && one_of(shape, {"jsd", "skew_forward_kl", "skew_reverse_kl", "alpha_divergence", "clipped", "mixed",
                                  "box_cox", "scaled", "band"}),
          "distill", by_shape, {"shape_a"});
     only(drawn && shape == "jsd", "distill", by_shape, {"shape_b"});
-    only(drawn && one_of(surrogate, {"ppo_clip", "decoupled_ppo", "cispo", "a3po"}), "distill", by_surrogate,
-         {"clip_low", "clip_high"});
-    only(drawn && surrogate == "ppo_clip", "distill", by_surrogate, {"dual_clip"});
-    only(drawn && one_of(surrogate, {"truncated_is", "decoupled_ppo", "a3po"}), "distill", by_surrogate, {"ratio_cap"});
+    only(drawn && clips, "distill", by_surrogate, {"clip_low", "clip_high"});
+    only(drawn && clips && (preset != nullptr || surrogate == "ppo_clip"), "distill", by_surrogate, {"dual_clip"});
+    only(drawn && preset == nullptr && one_of(surrogate, {"truncated_is", "decoupled_ppo", "a3po"}), "distill",
+         by_surrogate, {"ratio_cap"});
 
     const std::string& selector = c.distill.selector;
     only(c.task.kind == "grammar", "task", "--task " + c.task.kind, {"max_words"});

@@ -153,6 +153,7 @@ struct config {
         std::string offline;         // a data set to learn from; empty: rollout and teacher run
         std::string accept_mismatch; // names of fingerprints, separated by commas
         double m2po = 0;             // the second moment; 0: none
+        std::string correction;      // a name of opd/estimators/correction_presets.hpp; empty: none
         double loss_clamp = 0;       // nats; 0: none
         // what rollout draws from
         int rollout_top_k = 0;
@@ -425,6 +426,11 @@ void visit_options(Config& c, Visitor&& v) {
         "mc, threshold: largest second moment of log p - log mu over the tokens of an update whose gradient pushes "
         "them on; those that carry more are left out (M2PO, which has 0.04). 0: none are",
         c.distill.m2po > 0);
+    v.option(
+        "correction", "--correction", c.distill.correction,
+        "mc: what a trainer does about rollout's own log-probs, instead of --surrogate: 'recompute' and 'bypass' put "
+        "the policy that the step began with, or rollout's, under the ratio; --list-estimators has all",
+        !c.distill.correction.empty());
     v.option("loss_clamp", "--loss-clamp", c.distill.loss_clamp,
              "largest loss of a row, in nats: beyond it the row counts as that, with gradient 0. 0: none",
              c.distill.loss_clamp > 0);

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "opd/estimators/correction_rules.hpp"
 #include "opd/estimators/m2po.hpp"
 #include "opd/opd.hpp"
 #include "whole_rows.hpp"
@@ -123,7 +124,28 @@ opd::result loss_of_drawn(opd::eigen_backend& backend, const config& c, const op
         fit.freeze().keep(table, tokens, env.mask, opd::view(keep.data(), n, k), estimator.of);
         env.frozen.keep = opd::view(std::as_const(keep).data(), n, k);
     }
-    return opd::evaluate(backend, student, tokens, opd::selected{estimator, rows}, env);
+    std::vector<double> weight;
+    index_t uncounted = 0; // tokens that a correction takes out of the count
+    if (const opd::correction& correct = estimator.surrogate.correct; correct.needs_pass()) { // likewise
+        const index_t n = tokens.ids.rows, sequences = env.offsets.size - 1;
+        std::vector<double> log_p(static_cast<std::size_t>(n), 0.0);
+        std::vector<index_t> sequence(log_p.size(), 0);
+        for (index_t s = 0; s < sequences; ++s)
+            std::fill(sequence.begin() + env.offsets[s], sequence.begin() + env.offsets[s + 1], s);
+        opd::token_logp(backend, student.z, tokens, opd::view(log_p.data(), n, 1), student.temperature, env.mask);
+        const auto table = opd::view(std::as_const(log_p).data(), n, 1);
+        keep.assign(log_p.size(), 1), weight.assign(log_p.size(), 1.0);
+        opd::correction_fit fit{correct};
+        fit.add(table, tokens, sequence, env.mask);
+        const opd::correction_selection chosen = fit.freeze();
+        chosen.apply(table, tokens, sequence, env.mask, opd::view(keep.data(), n, 1), opd::view(weight.data(), n, 1));
+        env.frozen.keep = opd::view(std::as_const(keep).data(), n, 1);
+        env.frozen.weight = opd::view(std::as_const(weight).data(), n, 1);
+        if (correct.shrinks) env.mask = opd::row_mask(keep), uncounted = chosen.rejected_tokens;
+    }
+    opd::result r = opd::evaluate(backend, student, tokens, opd::selected{estimator, rows}, env);
+    r.diagnostics.dropped += uncounted;
+    return r;
 }
 
 } // namespace

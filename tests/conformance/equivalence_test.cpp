@@ -1131,7 +1131,7 @@ TEST_CASE("the index names every page") {
                   return line.find("](" + name + ")") != std::string::npos;
               }) == 1);
     }
-    CHECK(count == 6);
+    CHECK(count == 11);
 }
 
 TEST_CASE("numbers for the cross-check") {

@@ -114,6 +114,29 @@ TEST_CASE("decoupled PPO clips against the student that its step began with") {
     CHECK(refused({"--estimator=mc", "--shape=extrapolated"}).find("a reference policy") != std::string::npos);
 }
 
+TEST_CASE("corrections of rollout's log-probs by a preset's name") {
+    const flags late = {"--estimator=mc", "--m=1", "--schedule=controlled", "--schedule-k=2"};
+    const auto correct = [&](const char* name, const flags& more = {}) {
+        return trained(with(late, with({std::string("--correction=") + name}, more)));
+    };
+    const ended bypass = correct("bypass"), tis = correct("tis");
+    CHECK(bypass.weights == trained(with(late, {"--surrogate=ppo_clip"})).weights);
+    CHECK(tis.weights == trained(with(late, {"--surrogate=decoupled_ppo", "--ratio-cap=2"})).weights);
+    CHECK(tis.weights != bypass.weights);
+    CHECK(correct("recompute", {"--accept-bias"}).weights != tis.weights); // without the weight
+    const ended srs = correct("srs-k3-corr");
+    CHECK(sum_of(srs, "dropped") > 0); // sequences of the step before the last
+    CHECK(srs.weights != bypass.weights);
+    CHECK(sum_of(correct("decoupled_k3_rs_token_tis"), "dropped") > 0); // out of the count
+    CHECK(refused(with(late, {"--correction=recompute"})).find("accept_bias") != std::string::npos);
+    CHECK(refused({"--estimator=mc", "--m=4", "--correction=srs-k3-corr"}) ==
+          "--correction srs-k3-corr: decides over sequences of one draw a position; needs --m 1");
+    CHECK(refused({"--estimator=mc", "--surrogate=ppo_clip", "--correction=bypass"}) ==
+          "--surrogate is not used by --correction bypass");
+    CHECK(refused({"--estimator=mc", "--correction=bypas"}).find("did you mean 'bypass'?") != std::string::npos);
+    CHECK(refused({"--correction=bypass"}) == "--correction is not used by --estimator reverse_kl");
+}
+
 TEST_CASE("a stale student's support, reweighted") {
     const flags stale = {"--schedule=controlled", "--schedule-k=2", "--k=3"};
     const ended rw = trained(with(stale, {"--estimator=topk_rw"}));

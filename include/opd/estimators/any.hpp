@@ -27,6 +27,7 @@
 #include "opd/diagnostics.hpp"
 #include "opd/entries.hpp"
 #include "opd/error.hpp"
+#include "opd/estimators/correction_rules.hpp"
 #include "opd/estimators/divergences.hpp"
 #include "opd/estimators/sampled.hpp"
 #include "opd/estimators/selectors.hpp"
@@ -266,13 +267,15 @@ struct any_objective {
     }
 };
 
-/// A surrogate of the table choice::surrogates; with estr_tau > 0 on the tokens that ESTR keeps.
+/// A surrogate of the table choice::surrogates; with estr_tau > 0 on the tokens that ESTR keeps; under a correction of
+/// training-inference mismatch, which correct.active says.
 struct any_surrogate {
     choice::surrogate which = choice::surrogate::unclipped_is;
     double low = 0.2, high = 0.2, dual = 0;
     double cap = 0;
     over_cap over = over_cap::truncate;
     double estr_tau = 0, estr_epsilon = 0;
+    correction correct = {};
 
     OPD_CALLS_EITHER
     template <class F>
@@ -285,9 +288,14 @@ struct any_surrogate {
         }
     }
     OPD_HD token_out operator()(const token_in& x) const {
-        return visit([&](const auto& s) -> token_out {
-            return estr_tau > 0 ? estr<std::remove_cvref_t<decltype(s)>>{estr_tau, estr_epsilon, s}(x) : s(x);
+        token_in moved{};
+        const bool by_old = correct.active && correct.old == old_policy::recompute;
+        if (by_old) moved = detail::against_old(x);
+        const token_in& seen = by_old ? moved : x;
+        const token_out out = visit([&](const auto& s) -> token_out {
+            return estr_tau > 0 ? estr<std::remove_cvref_t<decltype(s)>>{estr_tau, estr_epsilon, s}(seen) : s(seen);
         });
+        return correct.active ? correct.finish(x, out) : out;
     }
     OPD_HD bool has_advantage() const {
         return visit([](const auto& s) -> bool {
@@ -296,16 +304,21 @@ struct any_surrogate {
     }
     OPD_HD unsigned reads_columns() const {
         return visit([](const auto& s) -> unsigned { return detail::columns_of(s); }) |
-               (estr_tau > 0 ? column::mu_entropy : 0);
+               (estr_tau > 0 ? column::mu_entropy : 0) | correct.reads_columns();
     }
     estimator_traits traits_under(law drawn) const {
-        return visit([&](const auto& s) {
+        const estimator_traits t = visit([&](const auto& s) {
             using S = std::remove_cvref_t<decltype(s)>;
             return estr_tau > 0 ? traits_of<estr<S>>(drawn) : traits_of<S>(drawn);
         });
+        return correct.traits_under(drawn, t, which != choice::surrogate::score_function);
     }
     void validate() const {
         visit([](const auto& s) { detail::validate_all(s); });
+        correct.validate();
+        if (correct.active &&
+            (!has_advantage() || which == choice::surrogate::decoupled_ppo || which == choice::surrogate::a3po))
+            throw invalid_input("any_surrogate.correct", "corrects a surrogate of p/mu with an advantage");
         if (estr_tau != 0 || estr_epsilon != 0) estr<>{estr_tau, estr_epsilon}.validate();
     }
 };
@@ -489,7 +502,8 @@ struct any_sampled {
 
     OPD_HD const any_objective& worth() const { return of; }
     OPD_HD bool values_divergence() const {
-        return surrogate.which == choice::surrogate::unclipped_is && surrogate.estr_tau == 0 && of.has_value();
+        return surrogate.which == choice::surrogate::unclipped_is && surrogate.estr_tau == 0 &&
+               !surrogate.correct.active && of.has_value();
     }
     OPD_HD entry_row row(sampled_entry* e, int m, entry_facts facts, diagnostics& d) const {
         d.baseline_missing += m == 1 && baseline.pairs_now();
