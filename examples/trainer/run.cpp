@@ -400,6 +400,11 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
             line["mismatched"] = more->mismatched;
             line["prefix_log_ratio"] = more->prefix.log_ratio();
             line["prefix_effective_share"] = more->prefix.effective_share();
+            if (!settings_.distill.correction.empty()) {
+                line["dropped"] = more->diagnostics.dropped; // by what was decided over sequences
+                line["masked"] = more->diagnostics.masked;
+                line["truncated"] = more->diagnostics.truncated;
+            }
             if (more->diagnostics.tokens > 0) {
                 line["ratio_mean"] = more->diagnostics.ratio_mean();
                 line["teacher_kl"] = more->diagnostics.teacher_kl();
@@ -407,11 +412,6 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
                     if (!more->ratios.empty()) line[key] = opd::ratio_sketch::quantile(more->ratios, q);
                 line["ratio_max"] = more->diagnostics.ratio_max;
                 if (settings_.distill.m2po > 0) line["dropped"] = more->diagnostics.dropped;
-                if (!settings_.distill.correction.empty()) {
-                    line["dropped"] = more->diagnostics.dropped; // by what was decided over sequences
-                    line["masked"] = more->diagnostics.masked;
-                    line["truncated"] = more->diagnostics.truncated;
-                }
                 line["effective_sample_share"] =
                     more->diagnostics.effective_sample_size() / static_cast<double>(more->diagnostics.tokens);
             }
