@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "opd/estimators/correction_rules.hpp"
+#include "opd/estimators/correction_fit.hpp"
 #include "opd/estimators/m2po.hpp"
 #include "opd/opd.hpp"
 #include "whole_rows.hpp"

@@ -42,6 +42,7 @@
 #include "opd/lanes.hpp"
 #include "opd/rows/rows.hpp"
 #include "opd/student.hpp"
+#include "opd/threads.hpp"
 #include "opd/view.hpp"
 
 namespace opd {
@@ -146,8 +147,8 @@ void logs_of(const double* x, index_t n, double sum, T* to) {
         }
         for (int i = 0; i < count; ++i) {
             const double p = x[begin + i] / sum;
-            const bool small = std::is_same_v<T, double> || !(p > 1e-37);
-            to[begin + i] = p == 0 ? neg_inf<T>() : small ? T(std::log(x[begin + i]) - std::log(sum)) : T(a[i]);
+            const bool tiny = std::is_same_v<T, double> || !(p > 1e-37);
+            to[begin + i] = p == 0 ? neg_inf<T>() : tiny ? T(std::log(x[begin + i]) - std::log(sum)) : T(a[i]);
         }
     }
 }

@@ -22,6 +22,7 @@
 
 #include <opd/backends/cpu.hpp>
 #include <opd/estimators/any.hpp>
+#include <opd/estimators/correction_fit.hpp>
 #include <opd/estimators/correction_presets.hpp>
 #include <opd/evaluate.hpp>
 

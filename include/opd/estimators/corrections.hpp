@@ -15,7 +15,7 @@
 //   anchored<S>{tau}         S + tau log² r_rollout, differentiated           prime-rl's kl_tau
 //
 // They nest, the outermost first: tis{2, 0, recompute{ppo_clip{}}} is VeXact's TIS, bit for bit
-// decoupled_ppo{.cap = 2}. What decides over whole sequences is correction_fit (correction_rules.hpp). Bounds belong to
+// decoupled_ppo{.cap = 2}. What decides over whole sequences is correction_fit (correction_fit.hpp). Bounds belong to
 // the statistic that is named and lie inside the band; K1 = -log r, K2, K3 are k1, k2, k3 of k_forms.hpp. Ratios
 // saturate at e^±80, counted.
 //
