@@ -24,7 +24,7 @@ opd_packages() {
     test) echo "$build $trainer $tests" ;;
     bench) echo "$build nlohmann-json3-dev libbenchmark-dev libtbb-dev" ;;
     python) echo "python3 python3-numpy" ;;
-    ci) echo "$build $trainer $tests libbenchmark-dev libtbb-dev git clang-19 libclang-rt-19-dev clang-format python3 python3-numpy" ;;
+    ci) echo "$build $trainer $tests libbenchmark-dev libtbb-dev git clang-19 libclang-rt-19-dev clang-format python3 python3-numpy zstd" ;;
     *) opd_die "opd_packages: no set of packages is called '$1'" ;;
     esac
 }
