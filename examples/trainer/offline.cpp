@@ -86,16 +86,6 @@ run_state checkpoint_like(const config& c, const char* flag, const std::string& 
     return state;
 }
 
-transformer<float> model_with(const model_shape& shape, std::vector<float> weights, const std::string& path) {
-    transformer<float> model(shape);
-    if (weights.size() != model.weights.size())
-        throw failure(exit_input,
-                      fmt::format("{}: {} weights for a model of {}", path, weights.size(), model.weights.size()));
-    model.weights = std::move(weights);
-    model.weights_changed();
-    return model;
-}
-
 // How far two teachers are apart along what pi_ref draws: Delta = log q_sft - log q of a token, and
 // sigma_Delta² = E[(sum over a sequence of |Delta|)²] (assumption 3.4, with |Delta| in the sum: docs/offline.md).
 struct teacher_gap {
@@ -182,16 +172,11 @@ exit_code write_offline(const command& arguments, std::size_t shard_bytes) {
         const opd::index_t all = arguments.offline_sequences, before = out.sequences();
         if (before > 0) { // fingerprints were compared; what else decides the tokens was not
             const opd::data::rollout_set set(folder, {.unfinished = true});
-            for (const auto& [name, value] : notes)
-                if (const auto had = set.description().notes.find(name);
-                    had == set.description().notes.end() || had->second != value)
-                    throw failure(exit_usage,
-                                  fmt::format("--write-offline: {} was begun with another {}", folder, name));
+            refuse_other_notes("--write-offline", folder, set, notes);
             spdlog::info("{} has {} of {} sequences", folder, before, all);
         }
         constexpr opd::index_t some = 256; // sequences at once: whatever it is, the set is the same
         const std::uint64_t base = (static_cast<std::uint64_t>(stage::distill) + 1) << 56; // the online run's samples
-        std::vector<std::uint8_t> mask;
         std::int64_t tokens = 0;
         const double begin = now();
         double rolled = 0;
@@ -211,29 +196,7 @@ exit_code write_offline(const command& arguments, std::size_t shard_bytes) {
                 for (const std::vector<scored_sequence> other = score_again.score(each, options.plan.count, plan);
                      const std::size_t i : std::views::iota(std::size_t{0}, drawn.size()))
                     gap.add(drawn[i].log_mu.size(), other[i].cache.next_log_q, scored[i].cache.next_log_q);
-            for (std::size_t i = 0; i < drawn.size(); ++i) {
-                const trajectory& t = drawn[i];
-                const opd::index_t n = std::ssize(t.log_mu);
-                const std::vector<float>& q = scored[i].cache.next_log_q; // of prompt and response
-                mask.assign(static_cast<std::size_t>(n), 1);
-                const opd::data::rollout sequence{.tokens = opd::view(t.tokens.data(), std::ssize(t.tokens)),
-                                                  .rows = n,
-                                                  .mask = opd::view(std::as_const(mask).data(), n),
-                                                  .sample = static_cast<std::int64_t>(t.sample)};
-                const opd::index_t prompt = std::ssize(q) - n, k = scored[i].cache.entries;
-                const opd::teacher::samples drawn_token{opd::view(t.draw_ids.data(), n, 1),
-                                                        opd::view(t.log_mu.data(), n, 1),
-                                                        opd::view(q.data() + prompt, n, 1)};
-                const auto& s = scored[i].cache;
-                if (lists)
-                    out.add(sequence, drawn_token,
-                            opd::teacher::support{opd::view(s.ids.data() + prompt * k, n, k),
-                                                  opd::view(s.log_q.data() + prompt * k, n, k),
-                                                  opd::view(s.log_tail.data() + prompt, n)});
-                else
-                    out.add(sequence, drawn_token);
-                tokens += n;
-            }
+            for (std::size_t i = 0; i < drawn.size(); ++i) tokens += add_scored(out, drawn[i], scored[i].cache, lists);
             if (!arguments.quiet && (out.sequences() / some) % 8 == 0)
                 spdlog::info("{} of {} sequences", out.sequences(), all);
         }

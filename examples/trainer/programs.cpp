@@ -64,11 +64,11 @@ int serve_main(int argc, const char* const* argv) {
         if (!parsed(app, argc, argv)) return exit_ok;
         const loaded_run run = load_run(checkpoint);
         const auto task = task_of(run.settings);
-        const auto model = student ? model_of_run(run.settings.student_model, run.state.student_weights, checkpoint)
-                                   : model_of_run(run.settings.teacher_model, run.state.teacher_weights, checkpoint);
+        const auto model = student ? model_with(run.settings.student_model, run.state.student_weights, checkpoint)
+                                   : model_with(run.settings.teacher_model, run.state.teacher_weights, checkpoint);
         config how;
         how.run.threads = threads;
-        teacher_answers answers(*model, *task, threads_of(how), most, name);
+        teacher_answers answers(model, *task, threads_of(how), most, name);
         http_service service(host, port, std::ref(answers));
 
         sigset_t signals; // waited for, not caught: stopping takes locks

@@ -74,16 +74,43 @@ loaded_run load_run(const std::string& path) {
     return r;
 }
 
-std::unique_ptr<transformer<float>> model_of_run(const model_shape& shape, const std::vector<float>& weights,
-                                                 const std::string& path) {
-    auto model = std::make_unique<transformer<float>>(shape);
-    if (weights.size() != model->weights.size())
+transformer<float> model_with(const model_shape& shape, std::vector<float> weights, const std::string& path) {
+    transformer<float> model(shape);
+    if (weights.size() != model.weights.size())
         throw failure(exit_input,
-                      fmt::format("{}: {} weights for a model of {}{}", path, weights.size(), model->weights.size(),
+                      fmt::format("{}: {} weights for a model of {}{}", path, weights.size(), model.weights.size(),
                                   weights.empty() ? ": a run without a teacher in its process keeps none" : ""));
-    model->weights = weights;
-    model->weights_changed();
+    model.weights = std::move(weights);
+    model.weights_changed();
     return model;
+}
+
+void refuse_other_notes(const char* flag, const std::string& folder, const opd::data::rollout_set& set,
+                        const std::map<std::string, std::string>& notes) {
+    for (const auto& [name, value] : notes)
+        if (const auto had = set.description().notes.find(name);
+            had == set.description().notes.end() || had->second != value)
+            throw failure(exit_usage, fmt::format("{}: {} was begun with another {}", flag, folder, name));
+}
+
+index_t add_scored(opd::data::rollout_writer& out, const trajectory& t, const teacher_cache& q, bool lists) {
+    const index_t n = std::ssize(t.log_mu), k = q.entries;
+    const index_t skip = std::ssize(q.next_log_q) - n; // the prompt's rows
+    const std::vector<std::uint8_t> mask(static_cast<std::size_t>(n), 1);
+    const opd::data::rollout sequence{.tokens = opd::view(t.tokens.data(), std::ssize(t.tokens)),
+                                      .rows = n,
+                                      .mask = opd::view(mask.data(), n),
+                                      .sample = static_cast<std::int64_t>(t.sample)};
+    const opd::teacher::samples own_tokens{opd::view(t.draw_ids.data(), n, 1), opd::view(t.log_mu.data(), n, 1),
+                                           opd::view(q.next_log_q.data() + skip, n, 1)};
+    if (lists)
+        out.add(sequence, own_tokens,
+                opd::teacher::support{opd::view(q.ids.data() + skip * k, n, k),
+                                      opd::view(q.log_q.data() + skip * k, n, k),
+                                      opd::view(q.log_tail.data() + skip, n)});
+    else
+        out.add(sequence, own_tokens);
+    return n;
 }
 
 namespace {
@@ -200,21 +227,22 @@ exit_code score_responses(const score_settings& s) {
     backend.threads = threads_of(c);
 
     opd::data::fingerprints prints;
-    std::unique_ptr<transformer<float>> student, teacher;
+    std::optional<transformer<float>> student, teacher;
     if (reference) {
-        student = model_of_run(reference->settings.student_model, reference->state.student_weights, s.reference);
+        student = model_with(reference->settings.student_model, reference->state.student_weights, s.reference);
         prints.reference_policy = print_of_policy(student->weights, c.distill.temperature);
         if (!reference->state.teacher_weights.empty()) {
             prints.sft_teacher = print_of_teacher(reference->state.teacher_weights);
-            teacher = model_of_run(reference->settings.teacher_model, reference->state.teacher_weights, s.reference);
+            teacher = model_with(reference->settings.teacher_model, reference->state.teacher_weights, s.reference);
         }
     }
-    if (scorer) teacher = model_of_run(scorer->settings.teacher_model, scorer->state.teacher_weights, s.teacher);
+    if (scorer) teacher = model_with(scorer->settings.teacher_model, scorer->state.teacher_weights, s.teacher);
     if (any) prints.tokenizer = print_of_tokenizer(*own_task, static_cast<int>(v));
-    need(served || teacher != nullptr, fmt::format("--reference: {} holds no teacher's weights: --teacher names a "
-                                                   "checkpoint that does",
-                                                   s.reference));
-    const set_scorer by = scorer_for(c, *own_task, student.get(), teacher.get(), backend);
+    need(served || teacher.has_value(), fmt::format("--reference: {} holds no teacher's weights: --teacher names a "
+                                                    "checkpoint that does",
+                                                    s.reference));
+    const set_scorer by =
+        scorer_for(c, *own_task, student ? &*student : nullptr, teacher ? &*teacher : nullptr, backend);
     prints.scoring_teacher = by.print;
     std::optional<teacher_scorer> policy; // pi_ref, as the teacher of its own tokens
     cache_plan own{.what = teacher_cache::kind::samples, .entries = 1, .temperature = c.distill.temperature};
@@ -236,10 +264,7 @@ exit_code score_responses(const score_settings& s) {
         for (const std::string& piece : out.recovered()) spdlog::info("removed: {}", piece);
         if (out.sequences() > 0) {
             const opd::data::rollout_set set(s.out, {.unfinished = true});
-            for (const auto& [name, value] : notes)
-                if (const auto had = set.description().notes.find(name);
-                    had == set.description().notes.end() || had->second != value)
-                    throw failure(exit_usage, fmt::format("--out: {} was begun with another {}", s.out, name));
+            refuse_other_notes("--out", s.out, set, notes);
             spdlog::info("{} has {} sequences", s.out, out.sequences());
         }
         for (index_t i = out.sequences(); i > 0; --i)
@@ -247,7 +272,6 @@ exit_code score_responses(const score_settings& s) {
                 throw failure(exit_usage,
                               fmt::format("--out: {} has more sequences than {} has lines", s.out, s.responses));
         constexpr std::size_t some = 256;
-        std::vector<std::uint8_t> mask;
         std::int64_t tokens = 0;
         for (bool more = true; more && !interrupted;) {
             std::vector<trajectory> drawn;
@@ -276,28 +300,8 @@ exit_code score_responses(const score_settings& s) {
                 }
             }
             const std::vector<scored_sequence> scored = by.score(each);
-            for (std::size_t i = 0; i < drawn.size(); ++i) {
-                const trajectory& t = drawn[i];
-                const index_t n = std::ssize(t.log_mu);
-                const teacher_cache& q = scored[i].cache;
-                mask.assign(static_cast<std::size_t>(n), 1);
-                const opd::data::rollout sequence{.tokens = opd::view(t.tokens.data(), std::ssize(t.tokens)),
-                                                  .rows = n,
-                                                  .mask = opd::view(std::as_const(mask).data(), n),
-                                                  .sample = static_cast<std::int64_t>(t.sample)};
-                const index_t skip = q.rows() - n; // the prompt's rows
-                const opd::teacher::samples own_tokens{opd::view(t.draw_ids.data(), n, 1),
-                                                       opd::view(t.log_mu.data(), n, 1),
-                                                       opd::view(q.next_log_q.data() + skip, n, 1)};
-                if (s.k == 0)
-                    out.add(sequence, own_tokens);
-                else
-                    out.add(sequence, own_tokens,
-                            opd::teacher::support{opd::view(q.ids.data() + skip * s.k, n, index_t{s.k}),
-                                                  opd::view(q.log_q.data() + skip * s.k, n, index_t{s.k}),
-                                                  opd::view(q.log_tail.data() + skip, n)});
-                tokens += n;
-            }
+            for (std::size_t i = 0; i < drawn.size(); ++i)
+                tokens += add_scored(out, drawn[i], scored[i].cache, s.k > 0);
         }
         if (interrupted) {
             spdlog::warn("stopped: {} keeps {} sequences; the same command goes on", s.out, out.kept_sequences());

@@ -12,13 +12,15 @@
 
 #include <cstddef>
 #include <functional>
-#include <memory>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "checkpoint.hpp"
 #include "config.hpp"
+#include "opd/data/rollout_reader.hpp"
+#include "opd/data/rollout_writer.hpp"
 #include "teacher.hpp"
 
 namespace trainer {
@@ -41,8 +43,13 @@ struct loaded_run {
 };
 loaded_run load_run(const std::string& path);
 /// One of its models. No weights, or others than its shape has, are a failure of kind exit_input.
-std::unique_ptr<transformer<float>> model_of_run(const model_shape& shape, const std::vector<float>& weights,
-                                                 const std::string& path);
+transformer<float> model_with(const model_shape& shape, std::vector<float> weights, const std::string& path);
+
+/// A set that goes on was begun with the same notes; else a failure of kind exit_usage that names the first other.
+void refuse_other_notes(const char* flag, const std::string& folder, const opd::data::rollout_set& set,
+                        const std::map<std::string, std::string>& notes);
+/// Writes a scored response: its own tokens, and with `lists` the teacher's k best ids. Returns its rows.
+opd::index_t add_scored(opd::data::rollout_writer& out, const trajectory& t, const teacher_cache& q, bool lists);
 
 struct score_settings {
     std::string responses; ///< the file of lines

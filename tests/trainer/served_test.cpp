@@ -83,7 +83,8 @@ struct warm {
         run r(parse_command_line(tiny(dir / "base", {"--steps=0"})));
         REQUIRE(go(r) == exit_ok);
         of = std::make_unique<loaded_run>(load_run(student));
-        teacher = model_of_run(of->settings.teacher_model, of->state.teacher_weights, student);
+        teacher = std::make_unique<transformer<float>>(
+            model_with(of->settings.teacher_model, of->state.teacher_weights, student));
         task = task_of(of->settings);
         answers = std::make_unique<teacher_answers>(*teacher, *task, 1, 15, "teacher");
         service = std::make_unique<http_service>("127.0.0.1", 0, std::ref(*answers));
@@ -372,8 +373,8 @@ TEST_CASE("the probe refuses by name what is not the teacher, and goes on where 
     {
         teacher_server late(dialect::openai_echo); // each score is that of the token before
         const auto student =
-            model_of_run(base().of->settings.student_model, base().of->state.student_weights, base().student);
-        teacher_answers same(*student, *base().task, 1, 15, "student"); // whose scores show a shift best
+            model_with(base().of->settings.student_model, base().of->state.student_weights, base().student);
+        teacher_answers same(student, *base().task, 1, 15, "student"); // whose scores show a shift best
         base().teach(late, 1, &same);
         late.react = [](int, const json&) {
             reaction r;
