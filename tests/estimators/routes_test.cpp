@@ -7,6 +7,7 @@
 #include "support/hidden_sides.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"
+#include "support/refusal.hpp"
 
 #include <cmath>
 #include <cstdint>
@@ -21,6 +22,8 @@
 #include <opd/routes.hpp>
 
 using namespace opd;
+using opd::test::refusal;
+using opd::test::says;
 using namespace opd::test;
 
 namespace {
@@ -41,15 +44,6 @@ bool equal_results(const result& a, const result& b) {
     });
     return equal;
 }
-std::string refusal(auto&& call) {
-    try {
-        call();
-    } catch (const error& e) {
-        return e.what();
-    }
-    return "";
-}
-bool says(const std::string& message, const char* what) { return message.find(what) != std::string::npos; }
 
 constexpr index_t N = 13, V = 37, K = 3;
 const std::vector<std::int32_t> which{0, 2, 1, -1, 2, 0, 0, 1, 2, -1, 0, 2, 0};

@@ -3,6 +3,7 @@
 //
 // Weights of rows and tokens by the rules of 2026, and a teacher's stream of versions: numbers by hand, definitions by brute force.
 #include "support/property.hpp"
+#include "support/refusal.hpp"
 #include "support/textbook.hpp"
 
 #include <cmath>
@@ -16,19 +17,9 @@
 
 using namespace opd;
 using opd::sched::teacher_stream;
+using opd::test::refusal;
+using opd::test::says;
 using doubles = std::vector<double>;
-
-namespace {
-std::string refusal(auto&& call) {
-    try {
-        call();
-    } catch (const error& e) {
-        return e.what();
-    }
-    return "";
-}
-bool says(const std::string& message, const char* what) { return message.find(what) != std::string::npos; }
-} // namespace
 
 TEST_CASE("IW-OPD: weights fall with the gap behind a token") {
     // the numbers of TRL's own test of its trainer

@@ -9,6 +9,7 @@
 #include "support/hidden_sides.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"
+#include "support/refusal.hpp"
 #include "support/textbook.hpp"
 
 #include <algorithm>
@@ -30,6 +31,8 @@
 #include <opd/vocab_projection.hpp>
 
 using namespace opd;
+using opd::test::refusal;
+using opd::test::says;
 using namespace opd::test;
 
 namespace {
@@ -75,15 +78,6 @@ double farthest(const auto& a, const auto& b) {
     for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(double(a[i]) - double(b[i])));
     return most;
 }
-std::string refusal(auto&& call) {
-    try {
-        call();
-    } catch (const error& e) {
-        return e.what();
-    }
-    return "";
-}
-bool says(const std::string& message, const char* what) { return message.find(what) != std::string::npos; }
 
 } // namespace
 

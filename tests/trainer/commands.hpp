@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdio>
+#include <doctest/doctest.h>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,19 @@ inline trainer::exit_code go(trainer::run& r) {
     } silence;
     trainer::interrupted = false;
     return r.go();
+}
+
+/// What a run that ends with a failure of this kind says.
+inline std::string refusal(const flags& arguments, trainer::exit_code code) {
+    try {
+        trainer::run r(trainer::parse_command_line(arguments));
+        go(r);
+    } catch (const trainer::failure& e) {
+        CHECK(e.code == code);
+        return e.what();
+    }
+    FAIL_CHECK("it was not refused");
+    return {};
 }
 
 /// Of the whole program; the first argument is its name.

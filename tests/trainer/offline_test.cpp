@@ -34,6 +34,7 @@ using namespace trainer;
 using opd::test::exit_of;
 using opd::test::flags;
 using opd::test::go;
+using opd::test::refusal;
 using opd::test::scratch;
 using opd::test::small_models;
 using opd::test::with;
@@ -98,17 +99,6 @@ std::vector<nlohmann::json> steps_of(const std::string& directory) {
     return r;
 }
 
-std::string refusal(const flags& arguments, exit_code code) {
-    try {
-        run r(parse_command_line(arguments));
-        go(r);
-    } catch (const failure& e) {
-        CHECK(e.code == code);
-        return e.what();
-    }
-    FAIL("it was not refused");
-    return {};
-}
 // Ends, with its lock, after so many steps.
 void stopped(const flags& arguments, int steps) {
     run r(parse_command_line(arguments));

@@ -45,6 +45,7 @@ using opd::test::exit_of;
 using opd::test::flags;
 using opd::test::go;
 using opd::test::reaction;
+using opd::test::refusal;
 using opd::test::scratch;
 using opd::test::small_models;
 using opd::test::teacher_server;
@@ -160,17 +161,6 @@ std::map<std::int64_t, int> learnt(const std::string& consumed) {
     return times;
 }
 
-std::string refusal(const flags& arguments, exit_code code) {
-    try {
-        run r(parse_command_line(arguments));
-        go(r);
-    } catch (const failure& e) {
-        CHECK(e.code == code);
-        return e.what();
-    }
-    FAIL_CHECK("it was not refused");
-    return {};
-}
 void contains(const std::string& text, const std::string& part) {
     CAPTURE(text);
     CHECK(text.find(part) != std::string::npos);
