@@ -272,7 +272,6 @@ OPD_HD void run_rows(const Rows& k, index_t begin, index_t end, index_t g, Team&
     const index_t first = begin + g * k.frame.group;
     team.begin(first, scratch);
     for (index_t r = first; r < first + k.frame.group && r < end; ++r) {
-        if (k.frame.env.mask.foreign(r)) continue;
         team.move_to(r);
         team.template each<begin_row<Rows>>(k);
         k.row(team);
