@@ -402,6 +402,49 @@ TEST_CASE("a sparse projection: the value, and the pullback by central differenc
              {.cases = 80});
 }
 
+TEST_CASE("the pullback of a gradient of one's own, whose rows need not sum to 0") {
+    property("against W p in long double",
+             [] {
+                 numbers u(*rc::gen::arbitrary<std::uint64_t>());
+                 const index_t v = 1 + u.below(20), v_t = 1 + u.below(25);
+                 const random_projection w(u, v, v_t, u.below(2) == 0);
+                 doubles z, g, zp(std::size_t(v_t), 0.0), dz(std::size_t(v), 0.0);
+                 for (index_t i = 0; i < v; ++i) z.push_back(2 * u.normal());
+                 for (index_t i = 0; i < v_t; ++i) g.push_back(u.normal());
+                 const double t = 0.6 + u.uniform();
+                 cpu_backend be;
+                 project(be, w.of(), view(std::as_const(z).data(), 1, v), t, view(zp.data(), 1, v_t));
+                 pull_back(be, w.of(), view(std::as_const(z).data(), 1, v), t, view(std::as_const(g).data(), 1, v_t), 0,
+                           view(dz.data(), 1, v));
+                 const auto log_mass = [&](const reals& x) {
+                     reals scaled, mass(std::size_t(v_t), 0);
+                     for (const real a : x) scaled.push_back(a / real(t));
+                     const reals log_p = textbook::log_softmax(scaled);
+                     for (index_t i = 0; i < v; ++i)
+                         for (auto k = w.offsets[std::size_t(i)]; k < w.offsets[std::size_t(i) + 1]; ++k)
+                             mass[std::size_t(w.ids[std::size_t(k)])] +=
+                                 real(w.shares[std::size_t(k)]) * std::exp(log_p[std::size_t(i)]);
+                     for (real& m : mass) m = std::log(m);
+                     return mass;
+                 };
+                 const reals x(z.begin(), z.end()), exact = log_mass(x);
+                 for (std::size_t i = 0; i < zp.size(); ++i)
+                     RC_ASSERT((std::isinf(exact[i]) ? zp[i] == double(exact[i])
+                                                     : std::abs(zp[i] - double(exact[i])) < 1e-12));
+                 const doubles wanted = gradient_of(
+                     [&](const reals& at) {
+                         real sum = 0;
+                         const reals of = log_mass(at);
+                         for (std::size_t i = 0; i < of.size(); ++i)
+                             if (!std::isinf(of[i])) sum += real(g[i]) * of[i];
+                         return sum;
+                     },
+                     x);
+                 RC_ASSERT(farthest(dz, wanted) < 2e-8);
+             },
+             {.cases = 80});
+}
+
 TEST_CASE("projections in float: the identity is the dense call, in place, bad rows, refusals") {
     const index_t n = 5, v = 1500;
     numbers u(3);
