@@ -596,6 +596,87 @@ TEST_CASE("no cut into micro-batches, ranks or threads changes a bit") {
     CHECK(std::equal(keep.begin(), keep.end(), all.keep.begin() + half));
 }
 
+TEST_CASE("each statistic of a sequence against its formula, whatever the order of its tokens") {
+    using enum correction_level;
+    numbers u(20250601);
+    for (int round = 0; round < 300; ++round) {
+        const std::size_t n = 1 + std::size_t(u.below(24));
+        std::vector<correction_fit::entry> tokens;
+        for (std::size_t i = 0; i < n; ++i)
+            tokens.push_back({0, -1 + 0.5 * u.normal(), -1 + 0.5 * u.normal(), -1 + 0.5 * u.normal()});
+        std::vector<correction_fit::entry> turned(tokens.rbegin(), tokens.rend());
+        std::rotate(turned.begin(), turned.begin() + std::ptrdiff_t(n / 3), turned.end());
+        const auto verdict = [](const correction& c, const std::vector<correction_fit::entry>& of) {
+            correction_fit fit{c};
+            fit.tokens = of;
+            return fit.freeze().of.at(0);
+        };
+        for (const ratio_of of : {ratio_of::corr, ratio_of::rollout, ratio_of::train}) {
+            CAPTURE(int(of));
+            std::vector<long double> log_r;
+            for (const auto& t : tokens)
+                log_r.push_back(of == ratio_of::corr      ? (long double)t.log_prox - t.log_mu
+                                : of == ratio_of::rollout ? (long double)t.log_p - t.log_mu
+                                                          : (long double)t.log_p - t.log_prox);
+            for (const statistic by : {statistic::ratio, statistic::k1, statistic::k2, statistic::k3})
+                for (const correction_level at : {sum, mean, greatest, least}) {
+                    CAPTURE(int(by));
+                    CAPTURE(int(at));
+                    long double total = 0, most = -1e9L, fewest = 1e9L;
+                    for (const long double l : log_r) {
+                        const long double x = by == statistic::ratio ? l
+                                              : by == statistic::k1  ? -l
+                                              : by == statistic::k2  ? l * l / 2
+                                                                     : std::expm1(l) - l;
+                        total += x, most = std::max(most, x), fewest = std::min(fewest, x);
+                    }
+                    long double k = at == sum        ? total
+                                    : at == mean     ? total / (long double)(n)
+                                    : at == greatest ? most
+                                                     : fewest;
+                    if (by == statistic::ratio) k = std::exp(k);
+                    const double near_by = 1e-9 * (1 + std::abs(double(k)));
+                    correction c{.active = true};
+                    const auto kept = [&](double low, double high) {
+                        c.reject[1] = {.at = at, .by = by, .of = of, .low = low, .high = high};
+                        const auto v = verdict(c, tokens);
+                        CHECK(v.kept_tokens == (v.keep ? index_t(n) : 0));
+                        CHECK(verdict(c, turned).keep == v.keep);
+                        return v.keep;
+                    };
+                    CHECK(kept(double(k) - near_by, double(k) + near_by));
+                    CHECK(!kept(double(k) + near_by, 1e9));
+                    CHECK(!kept(-1e9, double(k) - near_by));
+                    if (by != statistic::ratio || at == greatest || at == least) continue;
+                    c.reject[1] = {};
+                    c.weight = {.at = at, .of = of};
+                    const double w = verdict(c, tokens).weight;
+                    CHECK(near(w, double(k), 1e-12));
+                    CHECK(bits(verdict(c, turned).weight) == bits(w));
+                    c.weight.low = double(k) + near_by;
+                    CHECK(verdict(c, tokens).weight == c.weight.low);
+                    c.weight.outside = beyond::zero;
+                    CHECK(verdict(c, tokens).weight == 0);
+                }
+        }
+    }
+}
+
+TEST_CASE("a surrogate under recompute sees p_old in mu's place") {
+    const auto read = [](const token_in& x) { return token_out{x.log_mu, x.log_ratio, 0}; };
+    const token_in x{.log_p = -1,
+                     .log_mu = -3,
+                     .log_prox = -1.5,
+                     .log_ref = 0,
+                     .log_q = 0,
+                     .log_ratio = 2,
+                     .advantage = 0,
+                     .age = 0};
+    const token_out seen = recompute{read}(x);
+    CHECK(seen.loss == -1.5);
+    CHECK(seen.c == 0.5);
+}
+
 TEST_CASE("what does not fit is refused, by name") {
     const tree w(3, 0.2);
     const correction srs = *choice::find(correction_presets, "srs-k3-corr");
