@@ -106,14 +106,14 @@ struct row_mask {
     }
 
     OPD_HD constexpr bool empty() const { return data == nullptr; }
-    OPD_HD bool kept(index_t r) const { return data == nullptr || kept_of(r, r + 1) == 1; }
+    OPD_HD OPD_INLINE bool kept(index_t r) const { return data == nullptr || keeps(number(r)); }
     /// Whether a row is another call's.
-    OPD_HD bool foreign(index_t r) const {
+    OPD_HD OPD_INLINE bool foreign(index_t r) const {
         if (!has_route || data == nullptr || kept(r)) return false;
         return !clears || number(r) >= 0;
     }
     /// How many of the rows begin, begin + step, ... below `end` are kept.
-    OPD_HD index_t kept_of(index_t begin, index_t end, index_t step = 1) const {
+    OPD_HD OPD_INLINE index_t kept_of(index_t begin, index_t end, index_t step = 1) const {
         if (begin >= end) return 0;
         if (data == nullptr) return (end - begin + step - 1) / step;
         switch (bytes) { // sign only matters against `ignore`
@@ -130,14 +130,16 @@ struct row_mask {
 
 private:
     template <class T>
-    OPD_HD index_t count(index_t begin, index_t end, index_t step) const {
+    OPD_HD OPD_INLINE index_t count(index_t begin, index_t end, index_t step) const {
         const T* const rows = static_cast<const T*>(data);
-        const std::int64_t value = has_ignore || has_route ? ignore : 0;
         index_t n = 0;
-        for (index_t r = begin; r < end; r += step) n += (std::int64_t{rows[r]} == value) == has_route;
+        for (index_t r = begin; r < end; r += step) n += keeps(rows[r]);
         return n;
     }
-    OPD_HD std::int64_t number(index_t r) const {
+    OPD_HD OPD_INLINE bool keeps(std::int64_t number) const {
+        return (number == (has_ignore || has_route ? ignore : 0)) == has_route;
+    }
+    OPD_HD OPD_INLINE std::int64_t number(index_t r) const {
         switch (bytes) {
         case 1:
             return static_cast<const std::int8_t*>(data)[r];
