@@ -240,9 +240,8 @@ opd::row_mask<S> mask(const char* name, const DLTensor* t, bool has_ignore, std:
         detail::refuse_type(name, *t, "bool or an integer of 8, 16, 32 or 64 bits");
     const any_vector v = vector_of(name, *t, at);
     to.data = v.data, to.size = v.size, to.bytes = t->dtype.bits / 8;
-    to.has_ignore = has_ignore;
     const int unused = 64 - t->dtype.bits; // a row_mask reads every type as a signed one
-    to.ignore = static_cast<std::int64_t>(static_cast<std::uint64_t>(ignore) << unused) >> unused;
+    if (has_ignore) to.ignore = static_cast<std::int64_t>(static_cast<std::uint64_t>(ignore) << unused) >> unused;
     return to;
 }
 template <opd::space S = opd::space::host>

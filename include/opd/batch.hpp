@@ -70,11 +70,10 @@ template <space Space = space::host>
 struct row_mask {
     const void* data = nullptr;
     index_t size = 0;
-    int bytes = 0; ///< element width: 1, 2, 4, 8
-    bool has_ignore = false;
-    bool has_route = false; ///< kept where equal to `ignore`; of the others, see of_route
+    int bytes = 0;          ///< element width: 1, 2, 4, 8
+    bool has_route = false; ///< the rows of `ignore` are those that are kept; of the others, see of_route
     bool clears = true;
-    std::int64_t ignore = 0; ///< kept unless equal to this (has_ignore), else kept unless 0
+    std::int64_t ignore = 0; ///< rows of this number are left out
 
     row_mask() = default;
     template <class T>
@@ -90,7 +89,6 @@ struct row_mask {
     static constexpr row_mask ignoring(vector_view<T, Space> targets,
                                        std::type_identity_t<std::remove_const_t<T>> value) {
         row_mask m(targets);
-        m.has_ignore = true;
         constexpr int unused = 64 - 8 * int(sizeof(T)); // `kept` reads every type as a signed one
         m.ignore = static_cast<std::int64_t>(value) << unused >> unused;
         return m;
@@ -136,9 +134,7 @@ private:
         for (index_t r = begin; r < end; r += step) n += keeps(rows[r]);
         return n;
     }
-    OPD_HD OPD_INLINE bool keeps(std::int64_t number) const {
-        return (number == (has_ignore || has_route ? ignore : 0)) == has_route;
-    }
+    OPD_HD OPD_INLINE bool keeps(std::int64_t value) const { return (value == ignore) == has_route; }
     OPD_HD OPD_INLINE std::int64_t number(index_t r) const {
         switch (bytes) {
         case 1:

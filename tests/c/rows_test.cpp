@@ -160,7 +160,8 @@ struct random_mask {
     void put(Call& c) {
         if (kind == 0) return;
         c.mask = kind == 1 ? &flags.tensor : &targets.tensor;
-        if (kind == 2) c.has_ignore = 1, c.ignore = -100;
+        c.ignore = kind == 2 ? -100 : 1; // which says nothing without has_ignore
+        c.has_ignore = kind == 2;
     }
 };
 template <class Call>

@@ -79,6 +79,11 @@ struct warm {
     std::unique_ptr<http_service> service;
     std::thread serving;
     std::string models; ///< what it says at /v1/models
+    struct memory {
+        std::mutex mutex;
+        std::map<std::vector<token>, std::vector<double>> laws;
+    };
+    std::shared_ptr<memory> laws = std::make_shared<memory>(); ///< a forward pass a prefix: once for all servers of it
 
     warm() {
         run r(parse_command_line(tiny(dir / "base", {"--steps=0"})));
@@ -103,15 +108,10 @@ struct warm {
         return learner(directory,
                        with({"--teacher-url=" + url, "--teacher-silence=20", "--teacher-patience=60"}, more));
     }
-    struct memory {
-        std::mutex mutex;
-        std::map<std::vector<token>, std::vector<double>> laws;
-    };
     /// Makes it, or another model, the law of a server.
     void teach(teacher_server& server, double temperature = 1, teacher_answers* other = nullptr) const {
-        static const auto common = std::make_shared<memory>(); // all its servers': a forward pass a prefix takes long
         server.right.law.other = [=, says = other ? other : answers.get(),
-                                  known = other || temperature != 1 ? std::make_shared<memory>() : common,
+                                  known = other || temperature != 1 ? std::make_shared<memory>() : laws,
                                   longest = teacher->shape.max_length](std::span<const std::int32_t> prefix) {
             const std::lock_guard lock(known->mutex);
             std::vector<double>& law = known->laws[{prefix.begin(), prefix.end()}];
