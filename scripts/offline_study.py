@@ -26,7 +26,12 @@ def error(values):  # standard, of the mean
 
 
 def with_error(values, digits, factor=1):
-    return f"{factor * mean(values):.{digits}f} ± {factor * error(values):.{digits}f}"
+    text = f"{factor * mean(values):.{digits}f}"
+    return text if math.isnan(error(values)) else f"{text} ± {factor * error(values):.{digits}f}"
+
+
+def mean_and_error(text):  # for gnuplot: no bar where one run has no error
+    return (text.split(" ± ") + ["0"])[:2]
 
 
 class Study:
@@ -164,8 +169,7 @@ def plot_consistency(study, rows):
         of = [row for row in rows if row["task"] == task]
         data = directory_data(study, f"consistency-{task}.dat", (
             " ".join([f"\"{row['SFT teacher']}, {row['scoring teacher']}\"", row["SFT"],
-                      *row["online"].replace("nan", "0").split(" ± "), *row["offline"].replace("nan", "0").split(" ± "),
-                      row["teacher"]])
+                      *mean_and_error(row["online"]), *mean_and_error(row["offline"]), row["teacher"]])
             for row in of))
         panels.append(
             f"set title '{task}'\nset ylabel 'right answers, %'\nset xlabel 'SFT teacher, scoring teacher'\n"
