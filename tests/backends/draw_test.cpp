@@ -197,12 +197,14 @@ TEST_CASE("log mu has the bits of token_logp, whatever the batch, the threads an
                             }
                         }
                     };
-                    one(design::greedy{});
-                    one(design::gumbel{});
                     one(design::iid{5});
                     one(design::threshold{9});
-                    one(design::head_tail{3, 4});
-                    one(design::gumbel_top{6});
+                    if constexpr (std::is_same_v<Z, float>) { // of all types: draw_types_test.cpp
+                        one(design::greedy{});
+                        one(design::gumbel{});
+                        one(design::head_tail{3, 4});
+                        one(design::gumbel_top{6});
+                    }
                 });
             },
             {.cases = 30});
@@ -218,8 +220,8 @@ TEST_CASE("log mu has the bits of token_logp, whatever the batch, the threads an
 TEST_CASE("keyed draws are those of the row's own stream") {
     const index_t n = 3, vocab = 1500;
     numbers u(4);
-    std::vector<double> z;
-    for (index_t i = 0; i < n * vocab; ++i) z.push_back(2 * u.normal());
+    std::vector<float> z;
+    for (index_t i = 0; i < n * vocab; ++i) z.push_back(float(2 * u.normal()));
     const auto logits = view(std::as_const(z).data(), n, vocab);
     const keyed_rows rows(n, 1000);
     on_both([&](auto& be, const char* engine) {
@@ -293,7 +295,7 @@ TEST_CASE("every combination of filters on one row") {
                     CAPTURE(p);
                     CAPTURE(least);
                     const row_law l(z.data(), vocab, double(f.temperature));
-                    outputs<double> out(1, 40);
+                    outputs<> out(1, 40);
                     draw(be, view(z.data(), 1, vocab), design::iid{40}, rows.keys(1), out.to(), out.options(f));
                     const auto n = std::size_t(out.kept[0]);
                     CHECK(l.keeps(f, n, 1e-5));
@@ -301,7 +303,7 @@ TEST_CASE("every combination of filters on one row") {
                     for (std::size_t j = 0; j < 40; ++j) {
                         const auto at = std::size_t(std::find(l.ids.begin(), l.ids.end(), out.ids[j]) - l.ids.begin());
                         CHECK(at < n);
-                        CHECK(std::abs(out.log_mu[j] - std::log(l.mu[at] / l.mass(n))) < 1e-5);
+                        CHECK(std::abs(double(out.log_mu[j]) - std::log(l.mu[at] / l.mass(n))) < 1e-5);
                     }
                 }
     });
