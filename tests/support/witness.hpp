@@ -16,14 +16,11 @@
 #include <vector>
 
 #include "opd/sched/scheduler_checks.hpp"
+#include "support/dice.hpp"
 
 namespace opd::test {
 
 using namespace opd::sched;
-
-struct violation : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
 
 /// The largest start lag that the schedule promises; none under capacity and areal.
 inline std::optional<version_t> promised_lag(const plan& p, index_t most_permits) {

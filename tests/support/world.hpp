@@ -19,28 +19,12 @@
 #include "opd/sched/scheduler_checks.hpp"
 #include "opd/sched/simulated_cluster.hpp"
 #include "opd/sched/virtual_driver.hpp"
-#include "support/sanitized.hpp"
+#include "support/dice.hpp"
 #include "support/witness.hpp"
 
 namespace opd::test {
 
 using namespace opd::sched;
-
-/// Random numbers of one world.
-struct dice {
-    std::uint64_t seed = 0;
-    std::uint64_t next = 0;
-    double operator()() { return keyed_uniform(seed, draw_of::own, next++); }
-    bool operator()(double probability) { return (*this)() < probability; }
-    index_t of(index_t low, index_t high) { // both included
-        return std::min(high, low + static_cast<index_t>((*this)() * static_cast<double>(high - low + 1)));
-    }
-    double in(double low, double high) { return low * std::pow(high / low, (*this)()); }
-    template <class T>
-    T one(std::initializer_list<T> list) {
-        return list.begin()[of(0, static_cast<index_t>(list.size()) - 1)];
-    }
-};
 
 /// How often things go wrong.
 struct fault_rates {
@@ -312,26 +296,6 @@ template <class Driver>
 void run_to_end(Driver& d, std::uint64_t most_events = 200000) {
     if (d.run(most_events)) return;
     throw violation(d.next() == forever ? "deadlock" : "livelock");
-}
-
-/// The message of what went wrong; empty: nothing.
-template <class F>
-std::string outcome(F&& f) {
-    try {
-        f();
-        return {};
-    } catch (const std::exception& e) {
-        return e.what();
-    }
-}
-
-/// What a sanitized build takes a share of, since there each world costs seven times as much: the plain build runs all.
-inline constexpr std::uint64_t worlds_share = OPD_TEST_SANITIZED ? 4 : 1;
-
-/// A number in the environment.
-inline std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
-    const char* text = std::getenv(variable);
-    return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
 } // namespace opd::test

@@ -437,7 +437,8 @@ inline void spot_coordinator::hear(const spot_report& r, double now, spot_output
             w.contributed = true;
         }
     }
-    if (w.doubted && r.order >= first_order_) w.doubted = false;
+    // It obeys this process, and the slice that it was in has ended.
+    if (w.doubted && r.order >= first_order_ && (r.state != spot_state::training || w.granted != 0)) w.doubted = false;
     if (r.state != spot_state::training && r.since > w.granted) {
         w.granted = 0;
         leave(r.worker, true, out);
