@@ -48,7 +48,7 @@ T copied(const T& from, T into) {
     w(from);
     archive_reader r(w.bytes);
     r(into);
-    REQUIRE(r.done());
+    if (!r.done()) throw violation("bytes are left of what was read");
     return into;
 }
 
@@ -381,7 +381,7 @@ private:
                 if (t.what == spot_task::kind::slice &&
                     (p.part_epoch != t.epoch || p.part_round != t.round || p.left <= 0)) {
                     p.part_epoch = t.epoch, p.part_round = t.round;
-                    p.left = static_cast<int>(dice_.of(1, 3));
+                    p.left = calm() ? 2 : dice_.one({1, 2, 3, 40}); // 40: longer than a lease
                 }
                 ++met.slices;
                 at(now_ + options_.slice * dice_(),
@@ -687,7 +687,7 @@ TEST_CASE("worlds of idle workers: released within the bound, one leader an epoc
     for (const std::int64_t n :
          {c.epochs, c.updates, c.dropped, c.joined, c.late, c.expired, all.expired, all.clears, all.worker_deaths,
           all.coordinator_deaths, all.wants, all.copies, all.discarded, all.lost_publications})
-        CHECK(n > 100);
+        CHECK(n > 30);
     CHECK(all.used_bound > 0.9); // the bound is near what happens
 }
 
