@@ -202,26 +202,48 @@ inline std::byte* put_low(const std::uint32_t* x, std::size_t n, unsigned bits, 
 /// So many zeros, a one.
 struct unary_bits {
     std::byte* p;
-    std::uint64_t open = 0;
-    std::uint64_t filled = 0;
+    std::uint64_t open = 0, filled = 0; // 7 bits at most
+
     void add(std::uint64_t zeros) {
-        filled += zeros;
-        while (filled >= 64) flush();
-        open |= std::uint64_t{1} << filled;
-        ++filled;
+        for (; zeros > 55; zeros -= 56) append(0, 56);
+        append(std::uint64_t{1} << zeros, zeros + 1);
     }
-    std::byte* end() {
-        if (filled == 64) flush();
-        std::memcpy(p, &open, 8);
-        return p + (filled + 7) / 8;
+    /// Four numbers: no step waits for one before it but the last.
+    void add(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t d) {
+        const std::uint64_t second = a + b + 1, third = second + c + 1, fourth = third + d + 1;
+        if (fourth > 55) return add(a), add(b), add(c), add(d);
+        append(std::uint64_t{1} << a | std::uint64_t{1} << second | std::uint64_t{1} << third |
+                   std::uint64_t{1} << fourth,
+               fourth + 1);
     }
+    std::byte* end() const { return p + (filled > 0); }
 
 private:
-    void flush() {
+    void append(std::uint64_t bits, std::uint64_t n) { // n <= 56
+        open |= bits << filled, filled += n;
         std::memcpy(p, &open, 8);
-        p += 8, open = 0, filled -= 64;
+        p += filled >> 3, open >>= filled & ~std::uint64_t{7}, filled &= 7;
     }
 };
+/// Lines of two runs that are read soon: asked for while something is computed, as memory has nothing else to do.
+struct soon_lines {
+    const std::byte *a, *b;
+    std::size_t left; ///< of each
+    void ask() {
+        if (left == 0) return;
+        __builtin_prefetch(a, 0, 2), __builtin_prefetch(b, 0, 2);
+        a += 64, b += 64, --left;
+    }
+};
+/// The numbers f(i) in unary; returns their end.
+template <class F>
+std::byte* put_unary(std::size_t n, std::byte* p, soon_lines& soon, F&& f) {
+    unary_bits out{p};
+    std::size_t i = 0;
+    for (; i + 4 <= n; i += 4) soon.ask(), out.add(f(i), f(i + 1), f(i + 2), f(i + 3));
+    for (; i < n; ++i) out.add(f(i));
+    return out.end();
+}
 inline std::byte* put_small(std::byte* p, std::uint64_t n) {
     for (; n >= 128; n >>= 7) *p++ = std::byte(n & 127u) | std::byte{128};
     *p++ = std::byte(n);
@@ -284,13 +306,14 @@ std::uint64_t changes_of_64(const std::byte* a, const std::byte* b) {
 #endif
 }
 
-/// Places at which two runs differ, ascending, counted from `first`; returns how many.
+/// Places at which two runs differ, ascending, counted from `first`; returns how many. `soon`, as long, is read next.
 template <std::size_t Size>
 std::size_t places_of_changes(const std::byte* a, const std::byte* b, std::size_t n, std::uint32_t first,
-                              std::uint32_t* at) {
+                              std::uint32_t* at, const std::byte* soon) {
     std::uint32_t* out = at;
     std::size_t i = 0;
     for (; i + 64 <= n; i += 64) {
+        for (std::size_t l = 0; l < Size; ++l) __builtin_prefetch(soon + Size * i + 64 * l, 0, 2);
         std::uint64_t left = changes_of_64<Size>(a + Size * i, b + Size * i);
         std::uint32_t* o = out;
         out += std::popcount(left);
@@ -335,25 +358,16 @@ inline unsigned best_rice(const std::uint32_t* x, std::size_t n, unsigned bits, 
 
 inline constexpr std::size_t look_ahead = 8 * sum_chunk; ///< bytes that memory is asked for early
 
-/// The streams of form 1, from its number of changed elements on; returns their end.
+/// The streams of form 1, from its number of changed elements on; returns their end. What look_at_block found: places, both
+/// words.
 template <std::size_t Size>
-std::byte* put_changes(const std::byte* base_, const std::byte* next_, std::size_t n, delta_scratch& s,
-                       std::byte* out) {
+std::byte* put_changes(std::size_t n, delta_scratch& s, std::byte* out, soon_lines soon) {
     using U = typename words<Size>::type;
-    using loose = typename words<Size>::loose;
-    const auto *base = reinterpret_cast<const loose*>(base_), *next = reinterpret_cast<const loose*>(next_);
     constexpr unsigned bits = 8 * Size;
-    std::uint32_t *gap = s.at.get(), *code = s.code.get();
-    std::uint32_t from = 0;
-    // Two fifths of the next block, behind what look_at_block asks for: memory has nothing else to do now.
-    constexpr std::size_t soon = weight_block * Size + look_ahead, lines = weight_block * Size / 64 * 2 / 5;
-    for (std::size_t i = 0; i < n; ++i) {
-        const std::uint32_t at = gap[i];
-        if (i < lines) __builtin_prefetch(base_ + soon + 64 * i, 0, 2), __builtin_prefetch(next_ + soon + 64 * i, 0, 2);
-        code[i] = code_of(U(rank_of(U(next[at])) - rank_of(U(base[at]))));
-        gap[i] = at - from;
-        from = at + 1;
-    }
+    std::uint32_t *const at = s.at.get(), *const code = s.code.get(), *const gap = s.low.get();
+    for (std::size_t i = 0; i < n; ++i) code[i] = code_of(U(rank_of(U(gap[i])) - rank_of(U(code[i]))));
+    gap[0] = at[0];
+    for (std::size_t i = 1; i < n; ++i) gap[i] = at[i] - at[i - 1] - 1;
     const unsigned j = best_rice(gap, n, 16, false), k = best_rice(code, n, bits, true);
     out = put_small(out, n - 1);
     *out++ = std::byte(j), *out++ = std::byte(k);
@@ -368,25 +382,19 @@ std::byte* put_changes(const std::byte* base_, const std::byte* next_, std::size
         p += n * Size;
         k_is_all = true;
     } else if (k > 0) {
-        std::uint32_t* const low = s.low.get();
-        for (std::size_t i = 0; i < n; ++i) low[i] = code[i] >> k < most_unary ? code[i] : 0;
-        p = put_low(low, n, k, p);
+        for (std::size_t i = 0; i < n; ++i) at[i] = code[i] >> k < most_unary ? code[i] : 0;
+        p = put_low(at, n, k, p);
     }
-    unary_bits u{p};
-    for (std::size_t i = 0; i < n; ++i) u.add(gap[i] >> j);
-    const auto bytes_of_u = std::size_t(u.end() - p);
-    p += bytes_of_u;
+    std::byte* const u = p;
+    p = put_unary(n, u, soon, [=](std::size_t i) { return std::uint64_t{gap[i] >> j}; });
+    const auto bytes_of_u = std::size_t(p - u);
     std::size_t bytes_of_s = 0, exceptions = 0;
     if (!k_is_all) {
-        unary_bits q{p};
-        std::uint64_t over = 0;
-        for (std::size_t i = 0; i < n; ++i) {
-            const std::uint64_t zeros = code[i] >> k;
-            over += zeros < most_unary ? 0 : 1;
-            q.add(zeros < most_unary ? zeros : most_unary);
-        }
-        bytes_of_s = std::size_t(q.end() - p);
-        p += bytes_of_s;
+        std::byte* const q = p;
+        p = put_unary(n, q, soon, [=](std::size_t i) { return std::min<std::uint64_t>(code[i] >> k, most_unary); });
+        bytes_of_s = std::size_t(p - q);
+        std::size_t over = 0;
+        for (std::size_t i = 0; i < n; ++i) over += code[i] >> k < most_unary ? 0 : 1;
         for (std::size_t i = 0; exceptions < over; ++i)
             if (code[i] >> k >= most_unary) {
                 const U x = U(code[i]);
@@ -443,27 +451,20 @@ decltype(auto) with_size(weight_type t, F&& f) {
 inline void soon_chunk(const std::byte* p) {
     for (std::size_t l = 0; l < sum_chunk; l += 64) __builtin_prefetch(p + l, 0, 2);
 }
-/// weight_sum, and memory of the same size that is read next.
-inline std::uint64_t sum_and_soon(std::span<const std::byte> bytes, const std::byte* soon) {
-    sum_state state;
-    std::size_t at = 0;
-    for (; at + sum_chunk <= bytes.size(); at += sum_chunk) soon_chunk(soon + at), state.chunk(bytes.data() + at);
-    if (at < bytes.size()) state.last(bytes.data() + at, bytes.size() - at);
-    return state.end(bytes.size());
-}
-
-/// The checksums of two runs (that of the base where it is not known) and where they differ, in steps that the fast
-/// memory holds.
+/// The checksums of two runs (that of the base where it is not known), where they differ and the words there: to s.at,
+/// s.code and s.low. In steps that the fast memory holds, of which each asks for what a later one reads: checksums for the
+/// base, the comparison for the other run.
 template <std::size_t Size>
 std::size_t look_at_block(const std::byte* base, const std::byte* next, std::size_t n, delta_scratch& s, bool known,
                           std::uint64_t& base_sum, std::uint64_t& next_sum) {
+    using loose = typename words<Size>::loose;
     const std::size_t bytes = n * Size, step = 4 * sum_chunk, ahead = look_ahead;
     sum_state of_base, of_next;
     std::size_t found = 0;
     for (std::size_t at = 0; at < bytes; at += step) {
         const std::size_t here = std::min(step, bytes - at), whole = here / sum_chunk * sum_chunk;
         for (std::size_t i = 0; i < whole; i += sum_chunk) {
-            soon_chunk(base + at + i + ahead), soon_chunk(next + at + i + ahead);
+            soon_chunk(base + at + i + ahead);
             if (!known) of_base.chunk(base + at + i);
             of_next.chunk(next + at + i);
         }
@@ -471,8 +472,13 @@ std::size_t look_at_block(const std::byte* base, const std::byte* next, std::siz
             if (!known) of_base.last(base + at + whole, here - whole);
             of_next.last(next + at + whole, here - whole);
         }
-        found +=
-            places_of_changes<Size>(base + at, next + at, here / Size, std::uint32_t(at / Size), s.at.get() + found);
+        const std::size_t before = found;
+        found += places_of_changes<Size>(base + at, next + at, here / Size, std::uint32_t(at / Size),
+                                         s.at.get() + found, next + at + ahead);
+        for (std::size_t i = before; i < found; ++i) {
+            s.code[i] = reinterpret_cast<const loose*>(base)[s.at[i]];
+            s.low[i] = reinterpret_cast<const loose*>(next)[s.at[i]];
+        }
     }
     if (!known) base_sum = of_base.end(bytes);
     next_sum = of_next.end(bytes);
@@ -503,7 +509,9 @@ void put_delta(std::vector<std::byte>& out, const weight_part& base, const weigh
         p += 4;
         std::byte* const form = p++;
         *form = std::byte{1};
-        std::byte* end = put_changes<Size>(a, b, changed, s, p);
+        // behind what look_at_block asked for already
+        const soon_lines soon{a + n * Size + look_ahead, b + n * Size + look_ahead, (n * Size) / 64 / 2};
+        std::byte* end = put_changes<Size>(changed, s, p, soon);
         if (std::size_t(end - p) >= n * Size) {
             *form = std::byte{0};
             for (std::size_t i = 0; i < n; ++i) {
@@ -808,8 +816,89 @@ std::size_t take_changes(delta_body& in, std::size_t block, delta_scratch& s, co
     return n;
 }
 
-/// Adds the steps to `to` (sign +1), or takes those of the first `most` blocks away again. Forward it compares the base
-/// block by block, before it writes there, and says in `done` how many blocks it has written.
+/// Stores past the caches what is not read again soon: 1,024 bytes at once, or any number without.
+class past_caches {
+public:
+    static constexpr std::size_t from = std::size_t{4} << 20; ///< bytes of a part; less may be wanted in the cache
+
+    past_caches(const std::byte* to, std::size_t bytes) {
+        const auto place = reinterpret_cast<std::uintptr_t>(to);
+        if (bytes >= from) width_ = place % sizeof(sum_vector) == 0 ? sizeof(sum_vector) : place % 16 == 0 ? 16 : 0;
+    }
+    past_caches(const past_caches&) = delete;
+    ~past_caches() {
+#if defined(__SSE2__)
+        if (width_ != 0) __builtin_ia32_sfence(); // before whoever is told of it
+#endif
+    }
+    void store(std::byte* to, const std::byte* p, std::size_t bytes) const {
+#if defined(__SSE2__)
+        if (width_ != 0 && bytes == sum_chunk) {
+#if defined(__clang__)
+            if (width_ == sizeof(sum_vector)) return chunk<sum_vector>(to, p);
+#endif
+            return chunk<pair>(to, p);
+        }
+#endif
+        std::memcpy(to, p, bytes);
+    }
+
+private:
+    typedef long long pair __attribute__((vector_size(16)));
+    template <class V>
+    static void chunk(std::byte* to, const std::byte* p) {
+        typedef V stored __attribute__((may_alias));
+        for (std::size_t at = 0; at < sum_chunk; at += sizeof(V)) {
+            V x;
+            std::memcpy(&x, p + at, sizeof x);
+#if defined(__clang__)
+            __builtin_nontemporal_store(x, reinterpret_cast<stored*>(to + at));
+#elif defined(__SSE2__)
+            __builtin_ia32_movntdq(reinterpret_cast<stored*>(to + at), x);
+#endif
+        }
+    }
+    std::size_t width_ = 0; ///< bytes of a store; 0: as any others
+};
+
+/// A block that is done and the one behind it, chunk by chunk: the checksum of either (of the former if `sums`, for where it
+/// is unchanged it is known), and where a copy is made, what is done goes out and the next comes in its place.
+struct two_blocks {
+    std::byte* done;
+    std::size_t done_bytes;
+    bool sums;
+    const std::byte* next;
+    std::size_t next_bytes;
+    std::byte* out; ///< null: in place, without copies
+
+    struct checksums {
+        std::uint64_t done, next;
+    };
+    checksums pass(const past_caches& store) const {
+        sum_state of_done, of_next;
+        for (std::size_t at = 0; at < done_bytes || at < next_bytes; at += sum_chunk) {
+            if (at < done_bytes) {
+                const std::size_t n = std::min(sum_chunk, done_bytes - at);
+                if (sums) add(of_done, done + at, n);
+                if (out != nullptr) store.store(out + at, done + at, n);
+            }
+            if (at < next_bytes) {
+                const std::size_t n = std::min(sum_chunk, next_bytes - at);
+                soon_chunk(next + at + look_ahead);
+                add(of_next, next + at, n);
+                if (out != nullptr) std::memcpy(done + at, next + at, n);
+            }
+        }
+        return {of_done.end(done_bytes), of_next.end(next_bytes)};
+    }
+
+private:
+    static void add(sum_state& to, const std::byte* p, std::size_t n) { n == sum_chunk ? to.chunk(p) : to.last(p, n); }
+};
+
+/// Adds the steps to `to` (Forward), or takes those of the first `done` blocks away again. Forward it compares the base
+/// block by block, before it writes there, and says in `done` how many blocks it has written. Elsewhere than in place a
+/// block is made in memory of its own, and stored when its checksum is taken.
 template <std::size_t Size, bool Forward>
 void add_steps(const weight_delta_part& part, const std::byte* from, std::byte* to, delta_scratch& s, std::size_t& done,
                part_sum* base_sum, part_sum* next_sum) {
@@ -818,6 +907,13 @@ void add_steps(const weight_delta_part& part, const std::byte* from, std::byte* 
     const std::size_t elements = std::size_t(part.elements);
     const std::size_t blocks = (elements + weight_block - 1) / weight_block;
     const std::size_t most = Forward ? blocks : done;
+    const bool copies = from != to;
+    std::unique_ptr<std::byte[]> apart;
+    if (copies) apart = std::make_unique_for_overwrite<std::byte[]>(std::min(weight_block, elements) * Size);
+    const past_caches store(to, copies ? elements * Size : 0);
+    const auto bytes_of = [&](std::size_t b) {
+        return b < blocks ? std::min(weight_block, elements - b * weight_block) * Size : 0;
+    };
     delta_body in(part.body, part.name);
     std::size_t changed = 0; // the next block that is
     std::uint32_t expected = 0;
@@ -831,48 +927,49 @@ void add_steps(const weight_delta_part& part, const std::byte* from, std::byte* 
         expected = take<std::uint32_t>(in.bytes(4), 0);
     };
     next_changed(0);
+    std::uint64_t sum = 0; // of the block in the base
+    if constexpr (Forward)
+        sum = two_blocks{apart.get(), 0, false, from, bytes_of(0), copies ? to : nullptr}.pass(store).next;
     for (std::size_t b = 0; b < most; ++b) {
-        const std::size_t first = b * weight_block, n = std::min(weight_block, elements - first), bytes = n * Size;
-        std::byte* const out = to + first * Size;
-        const std::byte* const was = from + first * Size;
+        const std::size_t bytes = bytes_of(b), n = bytes / Size;
+        std::byte* const out = to + b * weight_block * Size;
+        std::byte* const made = copies ? apart.get() : out;
+        const std::byte* const behind = from + b * weight_block * Size + bytes;
         if constexpr (Forward) {
-            const std::uint64_t sum = weight_sum({was, bytes});
             base_sum->add(sum);
             if (b == changed && std::uint32_t(sum) != expected)
                 refuse_delta(part.name, "goes from other weights than are held: a block has another checksum");
-            if (b != changed) next_sum->add(sum);
         }
-        if (b != changed) {
-            if (Forward && was != out) std::memcpy(out, was, bytes);
-            continue;
-        }
-        auto* const words_of = reinterpret_cast<loose*>(out);
-        const auto go = [](U rank, U step) { return Forward ? U(rank + step) : U(rank - step); };
-        const std::byte form = in.bytes(1)[0];
-        if (form == std::byte{0}) {
-            const auto steps = in.bytes(bytes);
-            if (Forward && was != out) std::memcpy(out, was, bytes);
-            for (std::size_t i = 0; i < n; ++i) {
-                U step;
-                std::memcpy(&step, steps.data() + i * Size, Size);
-                words_of[i] = of_rank(go(rank_of(U(words_of[i])), step));
+        if (b == changed) {
+            auto* const words_of = reinterpret_cast<loose*>(made);
+            const auto go = [](U rank, U step) { return Forward ? U(rank + step) : U(rank - step); };
+            const std::byte form = in.bytes(1)[0];
+            if (form == std::byte{0}) {
+                const auto steps = in.bytes(bytes);
+                for (std::size_t i = 0; i < n; ++i) {
+                    U step;
+                    std::memcpy(&step, steps.data() + i * Size, Size);
+                    words_of[i] = of_rank(go(rank_of(U(words_of[i])), step));
+                }
+            } else if (form == std::byte{1}) {
+                const std::size_t changes = take_changes<Size>(in, n, s, behind);
+                const std::uint32_t *at = s.at.get(), *code = s.code.get();
+                for (std::size_t i = 0; i < changes; ++i) {
+                    const std::uint32_t e = at[i];
+                    words_of[e] = of_rank(go(rank_of(U(words_of[e])), step_of(U(code[i]))));
+                }
+            } else {
+                refuse_delta(part.name, "has a block of a form that this version does not know");
             }
-        } else if (form == std::byte{1}) {
-            const std::size_t changes = take_changes<Size>(in, n, s, was + bytes);
-            if (Forward && was != out) std::memcpy(out, was, bytes);
-            const std::uint32_t *at = s.at.get(), *code = s.code.get();
-            for (std::size_t i = 0; i < changes; ++i) {
-                const std::uint32_t e = at[i];
-                words_of[e] = of_rank(go(rank_of(U(words_of[e])), step_of(U(code[i]))));
-            }
-        } else {
-            refuse_delta(part.name, "has a block of a form that this version does not know");
         }
         if constexpr (Forward) {
-            done = b + 1;
-            next_sum->add(sum_and_soon({out, bytes}, was + bytes));
+            if (b == changed) done = b + 1;
+            const auto sums =
+                two_blocks{made, bytes, b == changed, behind, bytes_of(b + 1), copies ? out : nullptr}.pass(store);
+            next_sum->add(b == changed ? sums.done : sum);
+            sum = sums.next;
         }
-        if (Forward || b + 1 < most) next_changed(b + 1);
+        if (b == changed && (Forward || b + 1 < most)) next_changed(b + 1);
     }
 }
 
