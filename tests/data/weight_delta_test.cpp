@@ -200,6 +200,26 @@ TEST_CASE("ranks ascend as the floats do, and every step has its code") {
     }
 }
 
+TEST_CASE("large parts are copied past the caches to any place, and long gaps are written") {
+    numbers u(18);
+    const std::size_t n = (data::detail::past_caches::from >> 1) + 33;
+    model was{{{"w", weight_type::bf16, std::vector<std::byte>(2 * n)}}};
+    for (std::size_t i = 0; i < n; ++i) set_word(was.all[0], i, std::uint32_t(i * 2654435761u >> 16));
+    model is = was;
+    for (std::size_t i = 5; i < n; i += std::size_t(1 + u.below(i < n / 2 ? 90 : 40000)))
+        set_word(is.all[0], i, word_of(was.all[0], i) + 1);
+    const auto held = was.version(1);
+    const auto bytes = data::weight_delta(held, was.parts(), is.parts(), 2);
+    std::vector<std::byte> memory(2 * n + 128);
+    const auto place = reinterpret_cast<std::uintptr_t>(memory.data());
+    for (const std::size_t off : {0, 16, 2}) {
+        const auto to = std::span(memory).subspan((64 - place % 64) % 64 + off, 2 * n);
+        const data::weight_target target{"w", weight_type::bf16, to};
+        CHECK(data::apply_weight_delta(bytes, held, was.parts(), std::span(&target, 1)) == is.version(2));
+        CHECK(std::equal(to.begin(), to.end(), is.all[0].bytes.begin()));
+    }
+}
+
 TEST_CASE("a chain of versions; a base that was missed is named, and nothing is written") {
     numbers u(11);
     std::vector<model> versions = {random_model(u, 3, 3000)};

@@ -138,6 +138,36 @@ TEST_CASE("the divergence of a mixture is that of log Σ w q") {
         {.cases = 60});
 }
 
+TEST_CASE("what a mixture hardly gives keeps its logarithm, whenever its parts' best logit comes") {
+    numbers u(41);
+    for (const index_t v : {40, 1024, 2500}) {
+        const floats z = logits(u, v, 2);
+        floats y[2];
+        for (floats& of : y) {
+            of = logits(u, v, 2);
+            for (float& x : of)
+                if (u.below(3) == 0) x -= float(150 * u.uniform());
+            of[std::size_t(u.below(v))] += 20;
+        }
+        y[0].back() += 60; // all before it is little, in exponentials of another anchor
+        doubles m;
+        const doubles a = log_softmax(y[0].data(), v, 1), b = log_softmax(y[1].data(), v, 1);
+        for (std::size_t i = 0; i < a.size(); ++i)
+            m.push_back(double(std::log(0.25L * std::exp(real(a[i])) + 0.75L * std::exp(real(b[i])))));
+        const auto seen = [&](const floats& x) { return teacher::dense{view(x.data(), 1, v)}; };
+        cpu_backend be{.threads = 1};
+        naive_backend exact;
+        const doubles z64(z.begin(), z.end());
+        const double got = evaluate(be, student::logits{view(z.data(), 1, v)},
+                                    teacher::mixture{share{seen(y[0]), 1}, share{seen(y[1]), 3}}, reverse_kl{})
+                               .loss;
+        const double truth = evaluate(exact, student::logits{view(z64.data(), 1, v)},
+                                      teacher::dense{view(std::as_const(m).data(), 1, v)}, reverse_kl{})
+                                 .loss;
+        CHECK(std::abs(got - truth) <= 1e-6 * std::max(1.0, truth));
+    }
+}
+
 TEST_CASE("a mixture of hidden heads of two widths and logits has the bits of their logits") {
     const index_t n = 7, v = 1100;
     const side s(n, v, 8, 1, true), a(3, v, 5, 2, true, 2.0f), b(n, v, 13, 3);

@@ -306,14 +306,13 @@ std::uint64_t changes_of_64(const std::byte* a, const std::byte* b) {
 #endif
 }
 
-/// Places at which two runs differ, ascending, counted from `first`; returns how many. `soon`, as long, is read next.
+/// Places at which two runs differ, ascending, counted from `first`; returns how many.
 template <std::size_t Size>
 std::size_t places_of_changes(const std::byte* a, const std::byte* b, std::size_t n, std::uint32_t first,
-                              std::uint32_t* at, const std::byte* soon) {
+                              std::uint32_t* at) {
     std::uint32_t* out = at;
     std::size_t i = 0;
     for (; i + 64 <= n; i += 64) {
-        for (std::size_t l = 0; l < Size; ++l) __builtin_prefetch(soon + Size * i + 64 * l, 0, 2);
         std::uint64_t left = changes_of_64<Size>(a + Size * i, b + Size * i);
         std::uint32_t* o = out;
         out += std::popcount(left);
@@ -356,7 +355,9 @@ inline unsigned best_rice(const std::uint32_t* x, std::size_t n, unsigned bits, 
     return best;
 }
 
-inline constexpr std::size_t look_ahead = 8 * sum_chunk; ///< bytes that memory is asked for early
+/// Share of a block that memory is asked for while the one before it is looked at; the rest while that one is coded. Asked
+/// for at an even pace, for memory is the slower of the two.
+inline constexpr std::size_t early = 5, early_of = 8;
 
 /// The streams of form 1, from its number of changed elements on; returns their end. What look_at_block found: places, both
 /// words.
@@ -448,33 +449,28 @@ decltype(auto) with_size(weight_type t, F&& f) {
 }
 
 /// Asks for memory that is read soon, while something else is computed.
-inline void soon_chunk(const std::byte* p) {
-    for (std::size_t l = 0; l < sum_chunk; l += 64) __builtin_prefetch(p + l, 0, 2);
+inline void soon_bytes(const std::byte* p, std::size_t bytes) {
+    for (std::size_t l = 0; l < bytes; l += 64) __builtin_prefetch(p + l, 0, 2);
 }
+
 /// The checksums of two runs (that of the base where it is not known), where they differ and the words there: to s.at,
-/// s.code and s.low. In steps that the fast memory holds, of which each asks for what a later one reads: checksums for the
-/// base, the comparison for the other run.
+/// s.code and s.low. Chunk by chunk, which the first cache holds.
 template <std::size_t Size>
 std::size_t look_at_block(const std::byte* base, const std::byte* next, std::size_t n, delta_scratch& s, bool known,
                           std::uint64_t& base_sum, std::uint64_t& next_sum) {
     using loose = typename words<Size>::loose;
-    const std::size_t bytes = n * Size, step = 4 * sum_chunk, ahead = look_ahead;
+    const std::size_t bytes = n * Size;
     sum_state of_base, of_next;
     std::size_t found = 0;
-    for (std::size_t at = 0; at < bytes; at += step) {
-        const std::size_t here = std::min(step, bytes - at), whole = here / sum_chunk * sum_chunk;
-        for (std::size_t i = 0; i < whole; i += sum_chunk) {
-            soon_chunk(base + at + i + ahead);
-            if (!known) of_base.chunk(base + at + i);
-            of_next.chunk(next + at + i);
-        }
-        if (whole < here) {
-            if (!known) of_base.last(base + at + whole, here - whole);
-            of_next.last(next + at + whole, here - whole);
-        }
+    for (std::size_t at = 0; at < bytes; at += sum_chunk) {
+        const std::size_t here = std::min(sum_chunk, bytes - at), soon = bytes + at / early_of * early;
+        soon_bytes(base + soon, sum_chunk / early_of * early);
+        if (!known) of_base.add(base + at, here);
+        soon_bytes(next + soon, sum_chunk / early_of * early);
+        of_next.add(next + at, here);
         const std::size_t before = found;
-        found += places_of_changes<Size>(base + at, next + at, here / Size, std::uint32_t(at / Size),
-                                         s.at.get() + found, next + at + ahead);
+        found +=
+            places_of_changes<Size>(base + at, next + at, here / Size, std::uint32_t(at / Size), s.at.get() + found);
         for (std::size_t i = before; i < found; ++i) {
             s.code[i] = reinterpret_cast<const loose*>(base)[s.at[i]];
             s.low[i] = reinterpret_cast<const loose*>(next)[s.at[i]];
@@ -509,8 +505,8 @@ void put_delta(std::vector<std::byte>& out, const weight_part& base, const weigh
         p += 4;
         std::byte* const form = p++;
         *form = std::byte{1};
-        // behind what look_at_block asked for already
-        const soon_lines soon{a + n * Size + look_ahead, b + n * Size + look_ahead, (n * Size) / 64 / 2};
+        const std::size_t bytes = n * Size, rest = bytes + bytes / early_of * early; // what is asked for now
+        const soon_lines soon{a + rest, b + rest, (2 * bytes - rest) / 64};
         std::byte* end = put_changes<Size>(changed, s, p, soon);
         if (std::size_t(end - p) >= n * Size) {
             *form = std::byte{0};
@@ -756,7 +752,7 @@ inline std::uint64_t bits_at(const std::byte* p, std::uint64_t bit, std::uint64_
     return load64(p + (bit >> 3)) >> (bit & 7) & mask;
 }
 
-/// Form 1, to places and codes; returns how many. `soon` is read next: memory has nothing else to do meanwhile.
+/// Form 1, to places and codes; returns how many. `soon`, half a block, is read next: memory has nothing else to do.
 template <std::size_t Size>
 std::size_t take_changes(delta_body& in, std::size_t block, delta_scratch& s, const std::byte* soon) {
     using U = typename words<Size>::type;
@@ -777,7 +773,7 @@ std::size_t take_changes(delta_body& in, std::size_t block, delta_scratch& s, co
     const std::byte* const x = q + bytes_of_s;
     std::uint32_t *at = s.at.get(), *code = s.code.get();
 
-    constexpr std::size_t lines = weight_block * Size / 64;
+    constexpr std::size_t lines = weight_block * Size / 64 / 2; // of half a block
     std::uint64_t lows = 0, last = 0;
     const std::uint64_t mask_j = (std::uint64_t{1} << j) - 1, mask_k = (std::uint64_t{1} << k) - 1;
     if (!each_unary(u, bytes_of_u, n, [&](std::size_t i, std::uint64_t, std::uint64_t zeros) {
@@ -879,21 +875,18 @@ struct two_blocks {
         for (std::size_t at = 0; at < done_bytes || at < next_bytes; at += sum_chunk) {
             if (at < done_bytes) {
                 const std::size_t n = std::min(sum_chunk, done_bytes - at);
-                if (sums) add(of_done, done + at, n);
+                if (sums) of_done.add(done + at, n);
                 if (out != nullptr) store.store(out + at, done + at, n);
             }
             if (at < next_bytes) {
                 const std::size_t n = std::min(sum_chunk, next_bytes - at);
-                soon_chunk(next + at + look_ahead);
-                add(of_next, next + at, n);
+                soon_bytes(next + next_bytes + at / 2, sum_chunk / 2); // the first half of the block behind that
+                of_next.add(next + at, n);
                 if (out != nullptr) std::memcpy(done + at, next + at, n);
             }
         }
         return {of_done.end(done_bytes), of_next.end(next_bytes)};
     }
-
-private:
-    static void add(sum_state& to, const std::byte* p, std::size_t n) { n == sum_chunk ? to.chunk(p) : to.last(p, n); }
 };
 
 /// Adds the steps to `to` (Forward), or takes those of the first `done` blocks away again. Forward it compares the base
@@ -952,7 +945,7 @@ void add_steps(const weight_delta_part& part, const std::byte* from, std::byte* 
                     words_of[i] = of_rank(go(rank_of(U(words_of[i])), step));
                 }
             } else if (form == std::byte{1}) {
-                const std::size_t changes = take_changes<Size>(in, n, s, behind);
+                const std::size_t changes = take_changes<Size>(in, n, s, behind + bytes / 2);
                 const std::uint32_t *at = s.at.get(), *code = s.code.get();
                 for (std::size_t i = 0; i < changes; ++i) {
                     const std::uint32_t e = at[i];

@@ -79,6 +79,8 @@ struct sum_state {
         std::memcpy(filled, p, bytes);
         chunk(filled);
     }
+    /// A chunk, or the last bytes.
+    void add(const std::byte* p, std::size_t bytes) { bytes == sum_chunk ? chunk(p) : last(p, bytes); }
     void fold(const void* products, const void* words) {
         std::uint64_t n[8], t[8];
         std::memcpy(n, products, 64), std::memcpy(t, words, 64);
