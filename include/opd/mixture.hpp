@@ -13,7 +13,7 @@
 // Shapes: (N,V) each. The rows of m are made a block at a time within .budget bytes, V·4 a row and as much for every
 // part but one that is hidden states. Beside the parts' products it costs a read of each part's row, an exponential an
 // entry and part, which is kept until the row's normalisers are known (4 V bytes a part and thread), and a logarithm an
-// entry; an exponential less where the mixture gives less than 1e-27, there from the logits again.
+// entry. What the mixture gives less than 1e-27 is formed from the logits again.
 //
 // m is rounded to float: 2^-24 of |log q| an entry, and has 2^-22 of its exponentials. Sums are float within 1,024 entries and double above. No bit
 // depends on threads or the budget. A row is bad where a part holds NaN or +inf, or no mass.
