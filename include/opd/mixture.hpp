@@ -15,7 +15,8 @@
 // entry and part, which is kept until the row's normalisers are known (4 V bytes a part and thread), and a logarithm an
 // entry. What the mixture gives less than 1e-27 is formed from the logits again.
 //
-// m is rounded to float: 2^-24 of |log q| an entry, and has 2^-22 of its exponentials. Sums are float within 1,024 entries and double above. No bit
+// m is rounded to float: 2^-24 of |log q| an entry, and has 2^-22 of its exponentials. Sums are
+// float within 1,024 entries and double above. No bit
 // depends on threads or the budget. A row is bad where a part holds NaN or +inf, or no mass.
 //
 // Throws invalid_input, before anything is written, that names teacher.mixture, or a part's members as `teacher`'s. On
@@ -145,8 +146,8 @@ private:
         float most, sum;
         std::int32_t worst;
     };
-    /// A leaf's largest logit, Σ e^((y - anchor)/T), of which nothing can be said where the former is far above it, and the
-    /// bits of the largest magnitude, or of a NaN.
+    /// A leaf's largest logit, Σ e^((y - anchor)/T), of which nothing can be said where the former is far above it, and
+    /// the bits of the largest magnitude, or of a NaN.
     template <bool Keeps>
     leaf_sum sum_of(const float* x, index_t begin) const {
         const lanes top{double(top_)}, hi{double(hi_)}, lo{double(lo_)}, floor{-160 / double(hi_)},
@@ -208,7 +209,8 @@ OPD_INLINE lanes log_of_shares(lanes first, Rest... rest) {
     }
     return select(m > lanes(-1e29), m, lanes(-1e30));
 }
-/// to[v] = log Σ_i w_i q_i[v] of the `count` ids of the leaf that begins at `begin`. `to` may be where a part's logits are.
+/// to[v] = log Σ_i w_i q_i[v] of the `count` ids of the leaf that begins at `begin`. `to` may be where a part's
+/// logits are.
 template <std::size_t... I, class... Rows>
 void mix_leaf(float* to, index_t begin, int count, std::index_sequence<I...>, Rows&... rows) {
     constexpr int leaf = mixed_row<float>::leaf;

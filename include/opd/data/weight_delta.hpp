@@ -355,12 +355,12 @@ inline unsigned best_rice(const std::uint32_t* x, std::size_t n, unsigned bits, 
     return best;
 }
 
-/// Share of a block that memory is asked for while the one before it is looked at; the rest while that one is coded. Asked
-/// for at an even pace, for memory is the slower of the two.
+/// Share of a block that memory is asked for while the one before it is looked at; the rest while that one is coded.
+/// Asked for at an even pace, for memory is the slower of the two.
 inline constexpr std::size_t early = 5, early_of = 8;
 
-/// The streams of form 1, from its number of changed elements on; returns their end. What look_at_block found: places, both
-/// words.
+/// The streams of form 1, from its number of changed elements on; returns their end. What look_at_block found: places,
+/// both words.
 template <std::size_t Size>
 std::byte* put_changes(std::size_t n, delta_scratch& s, std::byte* out, soon_lines soon) {
     using U = typename words<Size>::type;
@@ -857,8 +857,8 @@ private:
     std::size_t width_ = 0; ///< bytes of a store; 0: as any others
 };
 
-/// A block that is done and the one behind it, chunk by chunk: the checksum of either (of the former if `sums`, for where it
-/// is unchanged it is known), and where a copy is made, what is done goes out and the next comes in its place.
+/// A block that is done and the one behind it, chunk by chunk: the checksum of either (of the former if `sums`, for where
+/// it is unchanged it is known), and where a copy is made, what is done goes out and the next comes in its place.
 struct two_blocks {
     std::byte* done;
     std::size_t done_bytes;
