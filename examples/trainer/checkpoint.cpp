@@ -139,6 +139,7 @@ std::string checkpoint_bytes(const run_state& state, const std::string& settings
     w("settings", settings);
     w("fingerprint", hash128(settings));
     visit_sections(state, w);
+    if (!state.drafter.empty()) w("drafter", state.drafter);
     w.raw(bytes_of(hash128(w.out)));
     return std::move(w.out);
 }
@@ -159,6 +160,7 @@ run_state checkpoint_of(std::string_view file, const std::string& path, std::str
     r("fingerprint", fingerprint_text);
     if (fingerprint_text != hash128(settings)) r.damaged("its fingerprint does not fit its settings");
     visit_sections(state, r);
+    if (!r.in.empty()) r("drafter", state.drafter);
     if (!r.in.empty()) r.damaged("it is too long");
     if (state.stage > stage::finished || state.step < 0) r.damaged("there is no such stage and step");
     if (!(state.rate.rate >= 0 && state.rate.rate <= std::numeric_limits<double>::max())) r.damaged("its rate is none");

@@ -42,6 +42,7 @@ struct run_state {
     std::int64_t tokens[6] = {};    ///< by clock_name
     std::string evaluations = "{}"; ///< JSON: teacher, before, after
     std::string in_flight; ///< the scheduler and what is between the stages of distillation, where they overlap
+    std::string drafter;   ///< --adapt-drafter: spot_trainer::state(); empty: none, and none in the file
 };
 
 /// The file's bytes, and what they say: bytes that are damaged, or that no run writes, are a failure of kind exit_input that

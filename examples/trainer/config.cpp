@@ -529,6 +529,13 @@ std::vector<unused_setting> unused_settings(const config& c) {
          {"cost_step", "cost_step_row", "cost_score", "cost_score_row", "cost_train", "cost_train_row", "cost_sync"});
     only(in_virtual_time(c) && (speculate == "learned" || speculate == "auto"), "schedule",
          fmt::format("--driver {} --speculate {}", s.driver, speculate), {"cost_draft", "cost_draft_row"});
+    const bool learns = speculate == "learned" || speculate == "auto", adapts = learns && c.speculation.adapt;
+    only(learns, "speculation", "--speculate " + speculate, {"adapt"});
+    only(adapts, "speculation", "a run without --adapt-drafter",
+         {"adapt_rate", "adapt_rows", "adapt_memory", "adapt_slices"});
+    only(in_virtual_time(c) && adapts, "schedule",
+         in_virtual_time(c) ? "a run without --adapt-drafter" : "--driver " + s.driver,
+         {"cost_adapt", "cost_adapt_row"});
 
     const auto& d = c.drafter;
     only(d.kind == "model", "drafter", "--drafter " + d.kind, {"width"});
@@ -830,6 +837,11 @@ void validate(const config& c) {
         need(value >= 1 && value <= most_drafts,
              fmt::format("{} must lie in [1, {}], not {}", flag, most_drafts, value));
     count("--draft-running", g.running, 1);
+    positive("--adapt-rate", g.adapt_rate);
+    count("--adapt-rows", g.adapt_rows, 1);
+    need(g.adapt_memory >= g.adapt_rows && g.adapt_memory <= 500'000'000,
+         fmt::format("--adapt-memory must lie in [--adapt-rows, 500000000], not {}", g.adapt_memory));
+    at_least("--adapt-slices", g.adapt_slices, 0);
     need(g.history >= 1 && g.history <= 500'000'000,
          fmt::format("--draft-history must lie in [1, 500000000], not {}", g.history));
     within("--beta1", c.optimizer.beta1, 0, 0.9999999);

@@ -187,6 +187,7 @@ struct config {
         // virtual seconds of a call, and of each of its rows
         double cost_step = 1.5e-6, cost_step_row = 2.25e-6;
         double cost_draft = 1e-6, cost_draft_row = 1.2e-6;
+        double cost_adapt = 2e-5, cost_adapt_row = 4e-6;
         double cost_score = 1e-5, cost_score_row = 1.5e-6;
         double cost_train = 1e-4, cost_train_row = 5.3e-6;
         double cost_sync = 1e-5;
@@ -222,6 +223,11 @@ struct config {
         std::string from; // empty: the run directory's own drafter
         int running = 32;
         int history = 1'000'000; // tokens
+        bool adapt = false;
+        double adapt_rate = 1e-3;
+        int adapt_rows = 256;      // of a slice
+        int adapt_memory = 16'384; // rows
+        int adapt_slices = 32;     // of a policy version; 0: no limit
     } speculation;
     adamw optimizer;
     struct {
@@ -536,6 +542,10 @@ void visit_options(Config& c, Visitor&& v) {
              "virtual: seconds of a pass through a learned drafter, one for each depth of the drafts", true);
     v.option("cost_draft_row", "--cost-draft-row", c.schedule.cost_draft_row, "virtual: more for each token in it",
              true);
+    v.option("cost_adapt", "--cost-adapt", c.schedule.cost_adapt,
+             "virtual: seconds of a slice of the drafter's training (--adapt-drafter)", true);
+    v.option("cost_adapt_row", "--cost-adapt-row", c.schedule.cost_adapt_row, "virtual: more for each token in it",
+             true);
     v.option("cost_score", "--cost-score", c.schedule.cost_score, "virtual: seconds of a teacher call", true);
     v.option("cost_score_row", "--cost-score-row", c.schedule.cost_score_row, "virtual: more for each token in it",
              true);
@@ -568,34 +578,35 @@ void visit_options(Config& c, Visitor&& v) {
              "ids, mass, shift, temperature, noise",
              false);
 
-    v.group("drafter", "Drafter (--train-drafter)");
+    v.group("drafter", "Drafter (--train-drafter, --adapt-drafter)");
+    const bool learns = in_virtual_time(c) && c.speculation.adapt; // what is drafted decides how long rollout takes
     v.option(
         "kind", "--drafter", c.drafter.kind,
         "hidden: layers on the target's hidden states, with its embedding and head; model: a small model of its own",
-        false);
-    v.option("width", "--drafter-width", c.drafter.width, "model: width of the residual stream", false);
-    v.option("layers", "--drafter-layers", c.drafter.layers, "layers", false);
-    v.option("heads", "--drafter-heads", c.drafter.heads, "query heads", false);
-    v.option("kv_heads", "--drafter-kv-heads", c.drafter.kv_heads, "key-value heads; divides the query heads", false);
-    v.option("head_dim", "--drafter-head-dim", c.drafter.head_dim, "width of a head, even", false);
-    v.option("ffn", "--drafter-ffn", c.drafter.ffn, "feed-forward width", false);
+        learns);
+    v.option("width", "--drafter-width", c.drafter.width, "model: width of the residual stream", learns);
+    v.option("layers", "--drafter-layers", c.drafter.layers, "layers", learns);
+    v.option("heads", "--drafter-heads", c.drafter.heads, "query heads", learns);
+    v.option("kv_heads", "--drafter-kv-heads", c.drafter.kv_heads, "key-value heads; divides the query heads", learns);
+    v.option("head_dim", "--drafter-head-dim", c.drafter.head_dim, "width of a head, even", learns);
+    v.option("ffn", "--drafter-ffn", c.drafter.ffn, "feed-forward width", learns);
     v.option("steps", "--drafter-steps", c.drafter.steps, "steps", false);
     v.option("batch", "--drafter-batch", c.drafter.batch, "responses a step", false);
-    v.option("warmup", "--drafter-warmup", c.drafter.warmup, "steps of linear warm-up of the rate", false);
-    v.option("rate", "--drafter-rate", c.drafter.rate, "learning rate, then a cosine to a tenth", false);
+    v.option("warmup", "--drafter-warmup", c.drafter.warmup, "steps of linear warm-up of the rate", learns);
+    v.option("rate", "--drafter-rate", c.drafter.rate, "learning rate, then a cosine to a tenth", learns);
     v.option("responses", "--drafter-responses", c.drafter.responses,
              "responses of the target to learn from, drawn at --temperature", false);
     v.option("depth", "--drafter-depth", c.drafter.depth, "tokens of a draft, in the weights and in what is measured",
-             false);
-    v.option("acceptance", "--drafter-acceptance", c.drafter.acceptance, "weight of -log sum min(p, q)", false);
-    v.option("kl", "--drafter-kl", c.drafter.kl, "weight of KL(target, drafter)", false);
+             learns);
+    v.option("acceptance", "--drafter-acceptance", c.drafter.acceptance, "weight of -log sum min(p, q)", learns);
+    v.option("kl", "--drafter-kl", c.drafter.kl, "weight of KL(target, drafter)", learns);
     v.option("hidden", "--drafter-hidden", c.drafter.hidden,
-             "hidden: weight of the smooth L1 distance to the target's hidden states", false);
+             "hidden: weight of the smooth L1 distance to the target's hidden states", learns);
     v.option("weights", "--drafter-weights", c.drafter.weights,
-             "what a row counts by its place in its draft: accepted_length, decaying, none", false);
-    v.option("gamma", "--drafter-gamma", c.drafter.gamma, "decaying: rows to 1/e", false);
+             "what a row counts by its place in its draft: accepted_length, decaying, none", learns);
+    v.option("gamma", "--drafter-gamma", c.drafter.gamma, "decaying: rows to 1/e", learns);
     v.option("smoothing", "--drafter-smoothing", c.drafter.smoothing,
-             "accepted_length: share of rows that count as accepted, whatever they are, in [0, 1]", false);
+             "accepted_length: share of rows that count as accepted, whatever they are, in [0, 1]", learns);
     v.option("held_out", "--drafter-held-out", c.drafter.held_out, "held-out prompts to measure with", false);
 
     // as with slots: drafts decide how long rollout takes, and nothing else
@@ -617,6 +628,19 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("history", "--draft-history", c.speculation.history,
              "tokens of prompts and responses that each rollout worker drafts from, about 200 bytes each",
              in_virtual_time(c));
+    v.option(
+        "adapt", "--adapt-drafter", c.speculation.adapt,
+        "learned, auto: rollout workers train the drafter while they have nothing to run, on what the target's head "
+        "reads in responses of this step and the last; begins with --draft-from, or knowing nothing",
+        in_virtual_time(c));
+    v.option("adapt_rate", "--adapt-rate", c.speculation.adapt_rate, "learning rate of that, after --drafter-warmup",
+             in_virtual_time(c));
+    v.option("adapt_rows", "--adapt-rows", c.speculation.adapt_rows,
+             "tokens of a slice, after which a worker looks whether rollout wants it", in_virtual_time(c));
+    v.option("adapt_memory", "--adapt-memory", c.speculation.adapt_memory,
+             "tokens whose hidden states are kept at most", in_virtual_time(c));
+    v.option("adapt_slices", "--adapt-slices", c.speculation.adapt_slices,
+             "slices between two versions of the student at most; 0: as many as there is time for", in_virtual_time(c));
 
     v.group("optimizer", "Optimizer (AdamW)");
     v.option("beta1", "--beta1", c.optimizer.beta1, "decay of the mean", true);

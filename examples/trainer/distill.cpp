@@ -58,16 +58,17 @@ public:
         recorder.after_step = [this](sched::version_t version, double) { measure(version); };
         run_.shown_seconds_ = 0;
         run_.shown_step_ = run_.state_.step;
+        if (!spot_) run_.state_.drafter.clear();
     }
     distillation(const distillation&) = delete;
     distillation& operator=(const distillation&) = delete;
 
     /// Of a stage's class, which may want to be told more before that.
     template <class Stage, class... More>
-    std::shared_ptr<Stage> rollout(More&&... more) {
+    std::shared_ptr<Stage> rollout(std::int32_t worker, More&&... more) {
         return std::make_shared<Stage>(std::forward<More>(more)..., *run_.task_, sampling_, run_.sample_base(), lanes,
                                        weights_, run_.settings_.distill.answers, run_.settings_.schedule.park_after,
-                                       drafts_);
+                                       drafts_, spot_, worker);
     }
 
     template <class Stage, class... More>
@@ -103,8 +104,10 @@ public:
         const std::int64_t over = keeps_flight ? totals.admitted : totals.consumed + totals.failed;
         run_.state_.next_sample = run_.sample_base() + schedule.first_sample + static_cast<std::uint64_t>(over);
         const speculation_counts drafts = drafts_->take();
-        if (!f.line.is_null() && sampling_.speculate.on())
+        if (!f.line.is_null() && sampling_.speculate.on()) {
             f.line["speculation"] = described(drafts, sampling_.speculate);
+            if (spot_) f.line["speculation"]["drafter"] = described(drafts, spot_->counts());
+        }
         all_drafts_.add(drafts);
         run_.distilled(last_, weights_.latest(), sequences, seconds, f.line);
     }
@@ -114,13 +117,17 @@ public:
     bool checkpoint(sched::version_t version, Bytes&& in_flight) {
         if (left) return false;
         const auto bytes = [&] { return keeps_flight ? in_flight() : std::string(); };
-        if (version == run_.settings_.distill.steps) at_end_ = bytes(); // --resume with more steps goes on from it
+        if (version == run_.settings_.distill.steps) { // --resume with more steps goes on from it
+            at_end_ = bytes();
+            if (spot_) drafter_at_end_ = spot_->state();
+        }
         if (version >= run_.settings_.distill.steps) return true;
         if (run_.steps_left_ > 0 && --run_.steps_left_ == 0) interrupted = true;
         left = interrupted;
         if (left || run_.state_.step % run_.settings_.run.checkpoint_every == 0) {
             if (left) run_.progress_.clear();
             run_.state_.in_flight = bytes();
+            if (spot_) run_.state_.drafter = spot_->state();
             run_.save("latest.ckpt");
         }
         return !left;
@@ -161,6 +168,15 @@ public:
         auto described_run = examples::described(metrics);
         all_drafts_.add(drafts_->take());
         if (sampling_.speculate.on()) described_run["speculation"] = described(all_drafts_, sampling_.speculate);
+        if (spot_) {
+            auto& j = described_run["speculation"]["drafter"] = described(all_drafts_, spot_->counts());
+            // what rollout left of its workers' time, and how much of that was used
+            const double idle =
+                workers * (metrics.stages.wall_time() - metrics.stages.stage_time(sched::stage::rollout));
+            j["idle_seconds"] = idle;
+            j["idle_used"] =
+                idle > 0 ? nlohmann::ordered_json(metrics.spare_seconds() / idle) : nlohmann::ordered_json();
+        }
         const evaluation_result after = run_.evaluate(run_.student_, "after");
         run_.evaluations_["after"] = to_json(after);
         described_run["teacher_cache"] = described_cache(after);
@@ -170,7 +186,7 @@ public:
             described_run["served_teacher"]["probe"] = run_.probed_;
         }
         write_file(run_.directory_ + "/schedule.json", described_run.dump() + "\n");
-        run_.finish_stage(trainer::stage::finished, std::move(at_end_));
+        run_.finish_stage(trainer::stage::finished, std::move(at_end_), std::move(drafter_at_end_));
     }
 
 private:
@@ -216,7 +232,7 @@ private:
     learner learn_;
     publication weights_;
     learner_result last_;
-    std::string at_end_;
+    std::string at_end_, drafter_at_end_;
     struct figures {
         nlohmann::ordered_json line;
         std::array<double, 3> busy;
@@ -240,6 +256,27 @@ private:
         for (std::size_t i = 0; i < c.chosen.size(); ++i)
             if (c.chosen[i] > 0) choices[choice_name(o, i)] = c.chosen[i];
         return j;
+    }
+    static nlohmann::ordered_json described(const speculation_counts& c, const spot_counts& s) {
+        return {{"updates", s.updates},
+                {"age", c.aged > 0 ? nlohmann::ordered_json(c.mean_age()) : nlohmann::ordered_json()},
+                {"recorded", s.recorded},
+                {"slices", s.slices},
+                {"stopped", s.stopped},
+                {"rows", s.rows},
+                {"loss", s.loss},
+                {"acceptance", s.acceptance}};
+    }
+    std::shared_ptr<spot_trainer> spot_for() const {
+        if (!run_.settings_.speculation.adapt || !sampling_.speculate.learned) return {};
+        auto r = std::make_shared<spot_trainer>(run_.settings_, sampling_.speculate.learned, workers);
+        if (run_.state_.drafter.empty()) return r;
+        try {
+            r->restore(run_.state_.drafter);
+        } catch (const opd::invalid_input& e) {
+            throw failure(exit_input, fmt::format("the checkpoint's drafter: {}", e.what()));
+        }
+        return r;
     }
     static nlohmann::ordered_json described(const publication_counts& c) {
         return {{"deltas", c.deltas},           {"delta_bytes", c.delta_bytes}, {"whole", c.whole},
@@ -279,6 +316,7 @@ public:
     const int teachers;
     const fault_plan faults;
     const std::shared_ptr<learner_stage> lesson;
+    const std::shared_ptr<spot_trainer> spot_ = spot_for(); // null: the drafter stays as it is
     sched::run_metrics metrics;
     sched::recorder recorder;
     bool left = false; // interrupted, and a checkpoint is written
@@ -352,7 +390,7 @@ void run::distill_on_threads() {
             all.faults, [&](sched::stage s, std::int32_t w) { running->kill(s, w); },
             [&](sched::stage s, std::int32_t w) { running->revive(s, w); });
     for (int w = 0; w < all.workers; ++w)
-        driver->add_rollout(all.rollout<unreliable_rollout>(w, faults), static_cast<std::int32_t>(all.lanes));
+        driver->add_rollout(all.rollout<unreliable_rollout>(w, w, faults), static_cast<std::int32_t>(all.lanes));
     for (int w = 0; w < all.teachers; ++w) driver->add_teacher(all.teacher<unreliable_teacher>(w, faults));
     driver->set_learner(std::make_shared<unreliable_learner>(all.lesson, faults));
     driver->observe(all.recorder);
@@ -371,14 +409,19 @@ void run::distill_on_threads() {
 
 namespace {
 
-sched::stage_costs<trajectory, rollout_work> costs_of(const config& c) {
+using costs_type = sched::stage_costs<trajectory, rollout_work, slice_work>;
+
+costs_type costs_of(const config& c) {
     const auto s = c.schedule;
     const auto rows = [](sched::stage_costs<trajectory>::batch sequences) {
         std::size_t r = 0;
         for (const auto& t : sequences) r += t->tokens.size() - 1;
         return static_cast<double>(r);
     };
-    sched::stage_costs<trajectory, rollout_work> r;
+    costs_type r;
+    r.spare = [s](std::int32_t, const slice_work& w) {
+        return s.cost_adapt + s.cost_adapt_row * static_cast<double>(w.rows);
+    };
     r.step = [s](std::int32_t, const rollout_work& w) {
         return s.cost_step + s.cost_step_row * static_cast<double>(w.rows) +
                s.cost_draft * static_cast<double>(w.drafting.passes) +
@@ -441,7 +484,7 @@ void run::distill_in_virtual_time() {
     distillation all(*this, threads_of(settings_)); // the teacher is alone while it scores
     // one call at a time: all teachers are one
     virtual_model model(
-        all.faults, [&](std::int32_t) { return all.rollout<rollout_stage>(); },
+        all.faults, [&](std::int32_t w) { return all.rollout<rollout_stage>(w); },
         std::vector(static_cast<std::size_t>(all.teachers), all.teacher<teacher_stage>()), all.lesson,
         costs_of(settings_));
     const bool resumed = all.keeps_flight && !state_.in_flight.empty();

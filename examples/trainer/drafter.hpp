@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,6 +28,7 @@
 
 namespace trainer {
 
+struct draft_model;
 using opd::index_t;
 
 /// What a step did to a sequence.
@@ -69,6 +71,9 @@ public:
     /// It leaves. Finished: it has its last token, of which it was heard.
     virtual void end(index_t lane, const trajectory& t, bool finished) = 0;
     virtual draft_work propose(std::span<const draft_wish> wishes) = 0;
+
+    /// Another model to draft with, of the same shape; nothing to a drafter without one.
+    virtual void adapt(const std::shared_ptr<const draft_model>&) {}
 
     /// What a checkpoint must hold of it, and how it is read again, by a new drafter of the same kind.
     virtual std::string state() const = 0;

@@ -108,24 +108,53 @@ drafter_trainer::drafter_trainer(const config& c, const transformer<float>& targ
     if (!(d.target == target.shape)) throw std::invalid_argument("drafter_trainer: a drafter for another target");
 }
 
+namespace {
+
+std::vector<drafter_text> texts_of(std::span<const trajectory* const> responses) {
+    std::vector<drafter_text> r;
+    for (const trajectory* t : responses) r.push_back({t->tokens, t->prompt_length});
+    return r;
+}
+
+} // namespace
+
 // Both laws at the rows that the drafter has: of a layer, those that have a position before them.
-void drafter_trainer::forward(std::span<const trajectory* const> responses) {
-    const row_batch batch = pack(responses, 0);
+void drafter_trainer::forward(std::span<const drafter_text> texts) {
     const index_t v = target_.shape.vocabulary, d = target_.shape.width;
-    target_rows(target_, backend_.team(), std::span<const std::vector<token>>(batch.inputs), target_logits_, hidden_);
+    inputs_.clear(), hidden_.clear();
+    bool known = !texts.empty();
+    for (const drafter_text& t : texts) {
+        if (t.prompt_length < 1 || t.tokens.size() <= t.prompt_length)
+            throw std::invalid_argument("drafter_trainer: a text without prompt or response");
+        if (!t.hidden.empty() && t.hidden.size() != (t.tokens.size() - 1) * static_cast<std::size_t>(d))
+            throw std::invalid_argument("drafter_trainer: hidden states of another number of positions");
+        inputs_.emplace_back(t.tokens.begin(), t.tokens.end() - 1);
+        known = known && !t.hidden.empty();
+    }
+    if (known) {
+        for (const drafter_text& t : texts) hidden_.insert(hidden_.end(), t.hidden.begin(), t.hidden.end());
+        const auto rows = static_cast<index_t>(hidden_.size()) / d;
+        target_logits_.resize(static_cast<std::size_t>(rows * v));
+        head_logits(target_, hidden_.data(), rows, target_logits_.data());
+    } else {
+        target_rows(target_, backend_.team(), std::span<const std::vector<token>>(inputs_), target_logits_, hidden_);
+    }
     q_.clear(), mask_.clear(), expected_.clear();
     firsts_.assign(1, 0);
     const bool layer = drafter_.kind == drafter_kind::hidden;
     std::vector<along<float>> hidden;
-    for (std::size_t s = 0; s < batch.inputs.size(); ++s) {
-        const auto first = batch.offsets[s], n = batch.offsets[s + 1] - first;
+    std::vector<std::uint8_t> counts;
+    index_t first = 0;
+    for (std::size_t s = 0; s < inputs_.size(); ++s) {
+        const auto n = static_cast<index_t>(inputs_[s].size());
         const auto part = [&](const std::vector<float>& all, index_t width) {
             return along<float>{
                 0, width,
                 std::span(all).subspan(static_cast<std::size_t>(first * width), static_cast<std::size_t>(n * width))};
         };
-        const along<std::uint8_t> kept{
-            0, 1, std::span(batch.mask).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n))};
+        counts.assign(inputs_[s].size(), 1);
+        std::fill_n(counts.begin(), texts[s].prompt_length - 1, std::uint8_t{0});
+        const along<std::uint8_t> kept{0, 1, counts};
         const auto take = [&](const auto& logits, const auto& counted) {
             q_.insert(q_.end(), logits.data(), logits.data() + logits.rows() * v);
             mask_.insert(mask_.end(), counted.data(), counted.data() + counted.rows());
@@ -139,8 +168,9 @@ void drafter_trainer::forward(std::span<const trajectory* const> responses) {
         } else {
             take(around<0>(part(target_logits_, v), 0, n), around<0>(kept, 0, n));
         }
+        first += n;
     }
-    rows_ = layer ? on_hidden_.set_sequences(hidden, batch.inputs) : pass_.set_sequences(batch.inputs);
+    rows_ = layer ? on_hidden_.set_sequences(hidden, inputs_) : pass_.set_sequences(inputs_);
     z_.resize(static_cast<std::size_t>(rows_ * v));
     layer ? on_hidden_.forward(z_.data()) : pass_.forward(z_.data());
 }
@@ -159,8 +189,15 @@ std::vector<float> drafter_trainer::losses() {
 }
 
 drafter_step drafter_trainer::step(std::span<const trajectory* const> responses, double rate, std::int64_t number) {
+    drafter_step r = gradient(texts_of(responses), number, gradient_);
+    if (r.rows > 0) r.gradient_norm = adamw_step(settings_.optimizer, rate, gradient_, state_, drafter_.weights);
+    return r;
+}
+
+drafter_step drafter_trainer::gradient(std::span<const drafter_text> texts, std::int64_t number,
+                                       std::vector<float>& out) {
     const auto& d = settings_.drafter;
-    forward(responses);
+    forward(texts);
     drafter_step r;
     const std::vector<float> refused = losses();
     for (std::size_t i = 0; i < mask_.size(); ++i)
@@ -200,7 +237,7 @@ drafter_step drafter_trainer::step(std::span<const trajectory* const> responses,
         opd::weighted_sum{opd::forward_kl{}, opd::acceptance{}, d.kl, d.acceptance}, e);
     r.loss = o.loss;
     if (drafter_.kind == drafter_kind::model) {
-        pass_.backward(z_.data(), gradient_);
+        pass_.backward(z_.data(), out);
     } else if (d.hidden > 0) {
         // smooth L1, mean over rows and columns
         const index_t width = target_.shape.width;
@@ -214,11 +251,10 @@ drafter_step drafter_trainer::step(std::span<const trajectory* const> responses,
             apart_[i] = counts ? share * std::clamp(gap, -1.0f, 1.0f) : 0;
         }
         r.loss += sum * static_cast<double>(share);
-        on_hidden_.backward(z_.data(), apart_.data(), gradient_);
+        on_hidden_.backward(z_.data(), apart_.data(), out);
     } else {
-        on_hidden_.backward(z_.data(), nullptr, gradient_);
+        on_hidden_.backward(z_.data(), nullptr, out);
     }
-    r.gradient_norm = adamw_step(settings_.optimizer, rate, gradient_, state_, drafter_.weights);
     return r;
 }
 
@@ -228,7 +264,7 @@ expected_acceptance drafter_trainer::measure(std::span<const trajectory* const> 
     double sum = 0, rows = 0;
     const auto at_once = static_cast<std::size_t>(settings_.drafter.batch);
     for (std::size_t i = 0; i < responses.size(); i += at_once) {
-        forward(responses.subspan(i, std::min(at_once, responses.size() - i)));
+        forward(texts_of(responses.subspan(i, std::min(at_once, responses.size() - i))));
         const std::vector<float> refused = losses();
         for (std::size_t s = 0; s + 1 < firsts_.size(); ++s)
             for (auto at = firsts_[s]; at < firsts_[s + 1]; ++at) {

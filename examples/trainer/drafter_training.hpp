@@ -75,6 +75,13 @@ struct followed_drafts {
 followed_drafts follow_drafts(const config& c, const transformer<float>& target, std::shared_ptr<const draft_model> d,
                               opd::thread_team& threads, std::span<const trajectory* const> responses, index_t stride);
 
+/// A text of the target's, and what its head read at all positions but the last, if that is known.
+struct drafter_text {
+    std::span<const token> tokens; ///< prompt, then response
+    std::size_t prompt_length = 0;
+    std::span<const float> hidden = {}; ///< (tokens - 1, D); empty: the target is asked
+};
+
 class drafter_trainer {
 public:
     drafter_trainer(const config& c, const transformer<float>& target, draft_model& d, opd::eigen_backend& backend);
@@ -82,10 +89,13 @@ public:
     /// One update on some of the target's responses; `number` says where drafts begin.
     drafter_step step(std::span<const trajectory* const> responses, double rate, std::int64_t number);
 
+    /// The gradient of such a step alone, flat as the drafter's weights.
+    drafter_step gradient(std::span<const drafter_text> texts, std::int64_t number, std::vector<float>& out);
+
     expected_acceptance measure(std::span<const trajectory* const> responses);
 
 private:
-    void forward(std::span<const trajectory* const> responses);
+    void forward(std::span<const drafter_text> texts);
     std::vector<float> losses();
 
     const config& settings_;
@@ -97,6 +107,7 @@ private:
     adamw_state state_;
     // of the last forward pass
     index_t rows_ = 0;
+    std::vector<std::vector<token>> inputs_; // (sequences) all tokens but the last
     std::vector<float> target_logits_, hidden_;
     std::vector<float> z_, q_;            // (N,V) the drafter's logits, then their gradient; the target's
     std::vector<std::uint8_t> mask_;      // (N)

@@ -33,6 +33,9 @@ public:
 
     /// Other weights of the same shape: every cache is rebuilt.
     void install(std::shared_ptr<const draft_model> d);
+    void adapt(const std::shared_ptr<const draft_model>& d) override {
+        if (d != drafter_) install(d);
+    }
 
     bool reads_hidden() const override { return drafter_->kind == drafter_kind::hidden; }
     void begin(index_t lane, const trajectory&) override { place_of(lane).clear(); }

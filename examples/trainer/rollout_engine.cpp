@@ -93,6 +93,12 @@ void rollout_engine::draft_with(drafters all, const speculation_options& o) {
                                                  index_t{o_.max_response});
 }
 
+void rollout_engine::record_with(std::shared_ptr<response_recorder> r) {
+    if (running_ > 0 || !speculation_)
+        throw std::invalid_argument("rollout_engine: an engine without drafts, or one that runs, records nothing");
+    speculation_->record_with(std::move(r));
+}
+
 rollout_engine::lane_state& rollout_engine::at(index_t lane) {
     if (lane < 0 || lane >= lanes())
         throw std::invalid_argument(fmt::format("rollout_engine: lane {} of {}", lane, lanes()));

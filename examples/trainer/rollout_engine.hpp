@@ -55,10 +55,18 @@ public:
     /// --speculate off.
     void draft_with(drafters all, const speculation_options& o);
 
+    /// Before anything runs, of an engine that drafts: who is told of its sequences' hidden states.
+    void record_with(std::shared_ptr<response_recorder> r);
+    /// Another model for the drafter that learnt, of the same shape; what it made of running sequences is made again.
+    void adapt(const std::shared_ptr<const draft_model>& d) {
+        if (speculation_) speculation_->adapt(d);
+    }
+
     index_t lanes() const { return static_cast<index_t>(lanes_.size()); }
     index_t running() const { return running_; }
     bool busy(index_t lane) const { return at(lane).busy; }
     std::int32_t version() const { return weights_.version; }
+    const policy& weights() const { return weights_; }
 
     /// A prompt, or a response that was begun elsewhere, enters a free lane.
     void start(index_t lane, trajectory sequence);

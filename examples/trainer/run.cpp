@@ -113,9 +113,10 @@ run::run(const command& arguments)
         throw failure(exit_usage, fmt::format("--eval-prompts must be at most the {} held-out prompts, not {}",
                                               task_->held_out_problems(), settings_.evaluation.prompts));
     if (settings_.speculation.kind == "learned") {
-        if (settings_.speculation.from.empty() && !arguments.resume)
-            throw failure(exit_usage, "--speculate learned: a new run needs --draft-from, the drafter.ckpt that "
-                                      "--train-drafter wrote in another run of the same student");
+        if (settings_.speculation.from.empty() && !arguments.resume && !settings_.speculation.adapt)
+            throw failure(exit_usage,
+                          "--speculate learned: a new run needs --adapt-drafter or --draft-from, the drafter.ckpt that "
+                          "--train-drafter wrote in another run of the same student");
     }
     speculation_of(settings_); // a drafter that cannot be read is an error before anything is written
     if (const index_t least = rollout_engine::least_memory(sampling_of(settings_, *task_), task_->max_length());
@@ -359,16 +360,16 @@ bool run::end_of_step() {
     return true;
 }
 
-// `in_flight` is for --resume: the stage's own checkpoint is what the stage made.
-void run::finish_stage(stage next, std::string in_flight) {
+// `in_flight` and `drafter` are for --resume: the stage's own checkpoint is what the stage made.
+void run::finish_stage(stage next, std::string in_flight, std::string drafter) {
     progress_.clear();
     const std::string name = name_of(state_.stage);
     state_.stage = next;
     state_.step = 0;
     state_.next_sample = sample_base();
-    state_.in_flight.clear();
+    state_.in_flight.clear(), state_.drafter.clear();
     save(name + ".ckpt");
-    state_.in_flight = std::move(in_flight);
+    state_.in_flight = std::move(in_flight), state_.drafter = std::move(drafter);
     save("latest.ckpt");
     shown_step_ = 0;
     tokens_since_ = 0;

@@ -86,7 +86,7 @@ private:
     void evaluate_missing(); // what a start from another run has not, or of other prompts
     void look_at(std::int64_t step, const policy& student);
     void hear_of_look(bool wait);
-    void finish_stage(stage next, std::string in_flight = {});
+    void finish_stage(stage next, std::string in_flight = {}, std::string drafter = {});
     void save(const std::string& name);
     bool end_of_step(); // checkpoints where due; false: leave
     void check_numbers(const step_result& r) const;

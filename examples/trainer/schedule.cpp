@@ -156,11 +156,13 @@ sched::settings schedule_of(const config& c) {
     for (const auto& [flag, value] :
          {std::pair{"--cost-step", s.cost_step}, std::pair{"--cost-step-row", s.cost_step_row},
           std::pair{"--cost-draft", s.cost_draft}, std::pair{"--cost-draft-row", s.cost_draft_row},
+          std::pair{"--cost-adapt", s.cost_adapt}, std::pair{"--cost-adapt-row", s.cost_adapt_row},
           std::pair{"--cost-score", s.cost_score}, std::pair{"--cost-score-row", s.cost_score_row},
           std::pair{"--cost-train", s.cost_train}, std::pair{"--cost-train-row", s.cost_train_row},
           std::pair{"--cost-sync", s.cost_sync}})
         need(value >= 0 && value <= 1e6, fmt::format("{} must lie in [0, 1e6], not {}", flag, value));
     need(s.cost_step + s.cost_step_row >= 1e-12, "--cost-step and --cost-step-row must not both be 0");
+    need(s.cost_adapt >= 1e-12, "--cost-adapt must be positive"); // else a slice that was stopped takes no time
     need(c.distill.slots >= s.rollout_workers,
          fmt::format("--slots ({}) must be at least --rollout-workers ({})", c.distill.slots, s.rollout_workers));
     const auto policies = sched::staleness_policies();

@@ -8,6 +8,7 @@
 
 #include "learned_drafter.hpp"
 #include "opd/rng.hpp"
+#include "spot_training.hpp"
 
 namespace trainer {
 
@@ -112,19 +113,23 @@ speculation::speculation(const speculation_options& o, drafters all, const opd::
 
 void speculation::begin(index_t lane, const trajectory& t) {
     for (source& s : sources_) s.drafter->begin(lane, t);
+    if (recorder_) recorder_->begin(lane);
 }
 
 void speculation::end(index_t lane, const trajectory& t, bool finished) {
     if (finished) lengths_.heard(static_cast<index_t>(t.response().size()));
     for (source& s : sources_) s.drafter->end(lane, t, finished);
+    if (recorder_) recorder_->end(lane, t, finished);
 }
 
 bool speculation::reads_hidden() const {
-    return std::any_of(sources_.begin(), sources_.end(), [](const source& s) { return s.drafter->reads_hidden(); });
+    return recorder_ ||
+           std::any_of(sources_.begin(), sources_.end(), [](const source& s) { return s.drafter->reads_hidden(); });
 }
 
 void speculation::hear(std::span<const lane_news> news, const policy& target) {
     for (source& s : sources_) s.drafter->hear(news, target);
+    if (recorder_) recorder_->hear(news, target);
 }
 
 speculation::pause& speculation::pause_now() {

@@ -34,7 +34,7 @@
 
 namespace trainer {
 
-struct draft_model;
+class response_recorder;
 
 struct speculation_options {
     using kind = drafting;
@@ -126,6 +126,12 @@ public:
     /// After it, of each of them: which of those the target drew as well, and how many tokens the step drew for the sequence.
     void verified(index_t lane, const opd::spec::verdict& v, index_t tokens);
     bool reads_hidden() const;
+    /// Who is told of every sequence what a drafter with hidden states is.
+    void record_with(std::shared_ptr<response_recorder> r) { recorder_ = std::move(r); }
+    /// Another model for the drafter that learnt.
+    void adapt(const std::shared_ptr<const draft_model>& d) {
+        for (source& s : sources_) s.drafter->adapt(d);
+    }
     void hear(std::span<const lane_news> news, const policy& target);
     /// What drafting for the step took.
     const draft_work& work() const { return work_; }
@@ -206,6 +212,7 @@ private:
 
     speculation_options options_;
     std::vector<source> sources_;
+    std::shared_ptr<response_recorder> recorder_;
     opd::spec::draft_law law_; // but for sample and position
     index_t max_response_;
     std::vector<plan> plans_; // by lane

@@ -27,6 +27,9 @@ struct speculation_counts {
         double seconds = 0;
         double without = 0; ///< that such steps would take without drafts
     } timed;
+    std::int64_t
+        aged = 0,
+        age = 0; ///< sequence steps with drafts of an adapted drafter; policy versions that it was behind in these
     std::array<std::int64_t, choices> chosen = {}; ///< steps of the engine, by what they were to do: choice_name()
 
     void add(const speculation_counts& o) {
@@ -42,6 +45,8 @@ struct speculation_counts {
     /// Tokens a second of steps with drafts, and of steps without for the same sequences; 0: there were none.
     double tokens_per_second() const { return ratio(timed.tokens, timed.seconds); }
     double tokens_per_second_without() const { return ratio(timed.sequences, timed.without); }
+    /// Mean age of the drafter that drafted.
+    double mean_age() const { return ratio(age, aged); }
 
     template <class A>
     void fields(A& a) {
@@ -55,6 +60,7 @@ private:
         f(accepted, o.accepted), f(tokens, o.tokens);
         f(timed.sequences, o.timed.sequences), f(timed.tokens, o.timed.tokens);
         f(timed.seconds, o.timed.seconds), f(timed.without, o.timed.without);
+        f(aged, o.aged), f(age, o.age);
         for (std::size_t i = 0; i < choices; ++i) f(chosen[i], o.chosen[i]);
     }
     template <class T, class U>

@@ -35,9 +35,14 @@ speculation_options speculation_of(const config& c, const model_shape* target) {
     for (const drafting_name& line : draftings)
         if (s.kind == line.text) o.what = line.what;
     o.fixed = {s.depth, s.kind == "learned" ? s.children : 1, s.verify};
-    if (o.what == drafting::learned || (o.what == drafting::automatic && !s.from.empty())) {
-        const std::string path = s.from.empty() ? c.run.directory + "/checkpoints/drafter.ckpt" : s.from;
+    const std::string path = s.from.empty() ? c.run.directory + "/checkpoints/drafter.ckpt" : s.from;
+    const bool learns = o.what == drafting::learned || o.what == drafting::automatic;
+    if (learns && (!s.from.empty() || (o.what == drafting::learned && !s.adapt))) {
         o.learned = std::make_shared<const draft_model>(load_drafter(path));
+    } else if (learns && s.adapt) {
+        o.learned = std::make_shared<const draft_model>(c, c.student_model); // which learns from nothing
+    }
+    if (o.learned) {
         if (!(o.learned->target == c.student_model))
             throw failure(exit_input, fmt::format("{}: a drafter for a student of another shape", path));
         if (target && !(*target == c.student_model)) o.what = drafting::off, o.learned.reset();
@@ -65,12 +70,29 @@ sched::token_versions versions_of(const trajectory& t) {
 
 // --- rollout --------------------------------------------------------------------------------------------------------
 
+void rollout_stage::count() {
+    speculation_counts c = engine_->take_counts();
+    if (spot_) c.aged = c.verified_steps, c.age = c.aged * std::max<std::int64_t>(0, engine_->version() - trained_on_);
+    counts_->add(c);
+}
+
+void rollout_stage::draft_with(const drafter_version& d) {
+    engine_->adapt(d.model);
+    trained_on_ = d.trained_on;
+}
+
+std::optional<slice_work> rollout_stage::spare(std::stop_token stop) {
+    if (!spot_ || !engine_) return {};
+    return spot_->slice(number_, engine_->weights(), std::move(stop));
+}
+
 void rollout_stage::start(const sched::ticket& t, std::shared_ptr<const trajectory> prefix) {
     if (!engine_) throw std::logic_error("rollout_stage: a start before the first weights");
     const std::uint64_t sample = first_sample_ + t.sample;
     if (prefix && prefix->sample != sample)
         throw std::invalid_argument(
             fmt::format("rollout_stage: a prefix of sample {} for sample {}", prefix->sample, sample));
+    if (spot_ && engine_->running() == 0) draft_with(spot_->take(number_));
     engine_->start(t.lane, prefix ? *prefix : begin_response(request_of(task_, options_.seed, sample, answers_)));
     tickets_[static_cast<std::size_t>(t.lane)] = t;
     had_[static_cast<std::size_t>(t.lane)] = prefix ? prefix->response().size() : 0;
@@ -91,12 +113,21 @@ void rollout_stage::abort(const sched::ticket& t) {
 }
 
 void rollout_stage::install(const sched::weights& w) {
+    take_weights(w);
+    if (spot_) draft_with(spot_->take(number_));
+}
+
+void rollout_stage::take_weights(const sched::weights& w) {
     const policy weights = weights_.how().deltas ? received_.take(weights_, w) : weights_.get(w);
-    if (engine_)
+    const bool first = !engine_;
+    if (!first)
         engine_->install(weights);
     else
         engine_.emplace(weights, options_, static_cast<index_t>(tickets_.size()), task_.max_length());
     installed_ = w;
+    if (spot_ && first)
+        engine_->record_with(
+            std::make_shared<response_recorder>([spot = spot_](recorded_response r) { spot->record(std::move(r)); }));
 }
 
 rollout_work rollout_stage::step(std::vector<sched::finished_rollout<trajectory>>& out, std::stop_token) {

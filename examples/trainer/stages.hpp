@@ -26,6 +26,7 @@
 #include "opd/sched/stages.hpp"
 #include "publication.hpp"
 #include "rollout_engine.hpp"
+#include "spot_training.hpp"
 #include "task.hpp"
 #include "teacher.hpp"
 
@@ -82,10 +83,11 @@ public:
 
     rollout_stage(const any_task& task, const sampling& options, std::uint64_t first_sample, index_t lanes,
                   const publication& weights, int answers = 1, int park_after = 0,
-                  std::shared_ptr<shared_counts> counts = {})
+                  std::shared_ptr<shared_counts> counts = {}, std::shared_ptr<spot_trainer> spot = {},
+                  std::int32_t number = 0)
         : task_(task), options_(options), first_sample_(first_sample), answers_(answers), weights_(weights),
           park_after_(static_cast<std::size_t>(park_after)), tickets_(static_cast<std::size_t>(lanes)),
-          had_(static_cast<std::size_t>(lanes)), counts_(std::move(counts)) {}
+          had_(static_cast<std::size_t>(lanes)), counts_(std::move(counts)), spot_(std::move(spot)), number_(number) {}
 
     /// Whom a sequence answers: tickets of one group have the same.
     std::uint64_t prompt_of(const opd::sched::ticket& t) const {
@@ -110,11 +112,13 @@ public:
     void took(double seconds) {
         if (engine_) {
             engine_->took(seconds);
-            if (counts_) counts_->add(engine_->take_counts());
+            if (counts_) count();
         }
         cost_.add(static_cast<double>(rows_ - again_), static_cast<double>(again_), seconds);
     }
     double elasticity() { return cost_.elasticity(); }
+    /// A slice of the drafter's training, while there is nothing to roll out.
+    std::optional<slice_work> spare(std::stop_token stop);
     index_t running() const { return engine_ ? engine_->running() : 0; }
     void export_partials(std::vector<opd::sched::partial_rollout<trajectory>>& out) const;
 
@@ -124,14 +128,19 @@ public:
         auto installed = installed_;
         a(installed);
         if constexpr (A::reading)
-            if (installed.version >= 0) install(installed);
+            if (installed.version >= 0) take_weights(installed);
         for (opd::sched::ticket& t : tickets_) a(t);
         for (std::uint64_t& n : had_) a(n);
         a(rows_, again_, cost_);
+        if constexpr (A::reading)
+            if (engine_ && spot_) draft_with(spot_->taken(number_));
         if (engine_) a(*engine_);
     }
 
 private:
+    void take_weights(const opd::sched::weights& w);
+    void count();
+    void draft_with(const drafter_version& d);
     const any_task& task_;
     sampling options_;
     std::uint64_t first_sample_;
@@ -147,6 +156,9 @@ private:
     index_t rows_ = 0, again_ = 0; // of the last step
     opd::sched::rollout_cost cost_;
     std::shared_ptr<shared_counts> counts_;
+    std::shared_ptr<spot_trainer> spot_; // null: nothing is trained
+    std::int32_t number_;                // of this worker
+    std::int32_t trained_on_ = 0;        // policy version that the drafter learnt from last
 };
 
 class teacher_stage {

@@ -26,6 +26,7 @@
 #include "rollout.hpp"
 #include "rollout_engine.hpp"
 #include "row_kernels.hpp"
+#include "spot_training.hpp"
 #include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 #include "trainer/small_task.hpp"
@@ -484,6 +485,246 @@ TEST_CASE("drafts of any weights change no bit of what rollout draws and records
         }
 }
 
+// --- while the student learns ----------------------------------------------------------------------------------------
+
+namespace {
+
+/// Finished responses of an engine that drafts with fresh weights, and what it recorded of them; the target changes on the way.
+std::vector<recorded_response> recorded(drafter_kind kind, std::vector<policy> targets, int memory,
+                                        std::map<std::uint64_t, trajectory>* got = nullptr, bool adapts = false) {
+    std::vector<recorded_response> r;
+    sampling o = opd::test::small_sampling(opd::test::draw_plans[0], 1);
+    o.kv_tokens = memory;
+    o.speculate.what = speculation_options::kind::learned, o.speculate.fixed = {3, 1, 3};
+    o.speculate.learned = std::make_shared<const draft_model>(fresh(kind, 11));
+    rollout_engine engine(targets[0], o, 3, small_task().max_length());
+    engine.record_with(std::make_shared<response_recorder>([&](recorded_response x) { r.push_back(std::move(x)); }));
+    std::uint64_t next = 0;
+    std::vector<lane_trajectory> done;
+    std::mt19937 random(3);
+    for (int step = 0; next < 24 || engine.running() > 0; ++step) {
+        for (index_t lane = 0; lane < 3; ++lane)
+            if (!engine.busy(lane) && next < 24) engine.start(lane, prompt_of(700 + next++));
+        if (step % 23 == 11 && engine.running() > 0) { // one is taken out, and goes on at once
+            const auto all = engine.partials();
+            engine.abort(all.front().lane);
+            engine.start(all.front().lane, all.front().sequence);
+        }
+        if (targets.size() > 1 && step == 20) engine.install(targets[1]);
+        if (adapts) engine.adapt(std::make_shared<const draft_model>(fresh(kind, random())));
+        engine.step(done);
+        for (const auto& d : done)
+            if (got) (*got)[d.sequence.sample] = d.sequence;
+        done.clear();
+    }
+    return r;
+}
+
+recorded_response response_of(std::uint64_t sample, std::int32_t version, int tokens, index_t width) {
+    return {sample, version, random_tokens(15, tokens, sample), 2,
+            coefficients<float>((tokens - 1) * width, sample + 1)};
+}
+
+} // namespace
+
+TEST_CASE("what is recorded of a response is what the target's head reads of it, bit for bit") {
+    const std::vector<policy> targets = {small_weights(1, 7), small_weights(2, 8)};
+    opd::thread_team one(1);
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model})
+        for (const int memory : {0, 96}) {
+            std::map<std::uint64_t, trajectory> got;
+            const auto all = recorded(kind, targets, memory, &got);
+            REQUIRE(all.size() == 24);
+            std::array<int, 2> of{};
+            for (const recorded_response& r : all) {
+                CHECK(r.tokens == got.at(r.sample).tokens);
+                CHECK(r.prompt_length == got.at(r.sample).prompt_length);
+                REQUIRE((r.version == 7 || r.version == 8));
+                ++of[static_cast<std::size_t>(r.version - 7)];
+                const std::vector<token> inputs(r.tokens.begin(), r.tokens.end() - 1);
+                std::vector<float> logits, hidden;
+                target_rows(*targets[static_cast<std::size_t>(r.version - 7)].model, one, std::span(&inputs, 1), logits,
+                            hidden);
+                CHECK(hidden == r.hidden);
+            }
+            CHECK(of[0] > 2);
+            CHECK(of[1] > 2);
+            // and what is learnt from it has the bits of what is learnt from the target itself
+            draft_model d = fresh(kind, 4);
+            config c;
+            opd::eigen_backend backend{.threads = 1};
+            drafter_trainer train(c, *targets[1].model, d, backend);
+            std::vector<drafter_text> known, asked;
+            for (const recorded_response& r : all)
+                if (r.version == 8) {
+                    known.push_back({r.tokens, static_cast<std::size_t>(r.prompt_length), r.hidden});
+                    asked.push_back({r.tokens, static_cast<std::size_t>(r.prompt_length)});
+                }
+            std::vector<float> a, b;
+            const drafter_step x = train.gradient(known, 5, a), y = train.gradient(asked, 5, b);
+            CHECK(a == b);
+            CHECK(x.loss == y.loss);
+            CHECK(x.acceptance == y.acceptance);
+            CHECK(x.rows > 100);
+        }
+}
+
+TEST_CASE("whatever drafter an engine is given between two steps, it draws and records the same") {
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model}) {
+        std::map<std::uint64_t, trajectory> plain, adapted;
+        recorded(kind, {small_weights(1, 7)}, 0, &plain);
+        recorded(kind, {small_weights(1, 7)}, 0, &adapted, true);
+        CHECK(plain == adapted);
+    }
+}
+
+TEST_CASE("the buffer keeps two versions within its rows, and gives what was taken least, the longest first") {
+    struct naive { // in the order in which they came
+        std::vector<std::pair<recorded_response, int>> all;
+        std::int32_t newest = 0;
+    };
+    std::mt19937 random(1);
+    int given_up = 0;
+    for (int world = 0; world < 60; ++world) {
+        const index_t most = 20 + static_cast<index_t>(random() % 80);
+        response_buffer buffer(most);
+        naive want;
+        std::int32_t version = 0;
+        for (std::uint64_t i = 0; i < 60; ++i) {
+            if (random() % 8 == 0) ++version;
+            if (random() % 3 != 0) {
+                const auto lag = static_cast<std::int32_t>(random() % 4 == 0) * 2;
+                const recorded_response r =
+                    response_of(i, std::max(0, version - lag), 3 + static_cast<int>(random() % 20), 2);
+                buffer.add(std::make_shared<const recorded_response>(r));
+                want.newest = std::max(want.newest, r.version);
+                want.all.emplace_back(r, 0);
+                std::erase_if(want.all, [&](const auto& e) { return e.first.version + 1 < want.newest; });
+                const auto rows = [&] {
+                    index_t n = 0;
+                    for (const auto& e : want.all) n += e.first.rows();
+                    return n;
+                };
+                while (rows() > most && want.all.size() > 1) {
+                    std::size_t worst = 0;
+                    for (std::size_t k = 1; k < want.all.size(); ++k) {
+                        const auto &a = want.all[k].first, &b = want.all[worst].first;
+                        if (a.version < b.version || (a.version == b.version && a.rows() < b.rows())) worst = k;
+                    }
+                    want.all.erase(want.all.begin() + static_cast<std::ptrdiff_t>(worst));
+                    ++given_up;
+                }
+                CHECK(buffer.rows() == rows());
+                CHECK((buffer.rows() <= most || buffer.size() == 1));
+            } else {
+                const index_t rows = 1 + static_cast<index_t>(random() % 30);
+                const auto got = buffer.take(rows);
+                CHECK(got.empty() == want.all.empty());
+                index_t had = 0;
+                std::vector<bool> taken(want.all.size());
+                for (const auto& g : got) {
+                    // nobody who would have fitted as well comes before it
+                    std::size_t best = want.all.size();
+                    for (std::size_t k = 0; k < want.all.size(); ++k) {
+                        const auto& [a, used] = want.all[k];
+                        if (taken[k] || (had > 0 && had + a.rows() > rows)) continue;
+                        if (best == want.all.size()) best = k;
+                        const auto& [b, least] = want.all[best];
+                        if (used < least || (used == least && a.rows() > b.rows())) best = k;
+                    }
+                    REQUIRE(best < want.all.size());
+                    CHECK(want.all[best].second == [&] {
+                        for (const auto& [a, used] : want.all)
+                            if (a.sample == g->sample) return used;
+                        return -1;
+                    }());
+                    CHECK(want.all[best].first.rows() == g->rows());
+                    for (std::size_t k = 0; k < want.all.size(); ++k)
+                        if (want.all[k].first.sample == g->sample) taken[k] = true;
+                    had += g->rows();
+                }
+                for (std::size_t k = 0; k < want.all.size(); ++k) want.all[k].second += taken[k];
+            }
+            if (random() % 10 == 0) { // written and read
+                opd::sched::archive_writer out;
+                out(buffer);
+                response_buffer other(most);
+                opd::sched::archive_reader in(out.bytes);
+                in(other);
+                CHECK(in.done());
+                CHECK(other.rows() == buffer.rows());
+                opd::sched::archive_writer again;
+                again(other);
+                CHECK(again.bytes == out.bytes);
+                buffer = std::move(other);
+            }
+        }
+    }
+    CHECK(given_up > 100);
+}
+
+TEST_CASE("a spot trainer: slices are applied whole, when they are over or not at all, and its state is all of it") {
+    config c;
+    c.student_model = opd::test::small_shape();
+    c.schedule.driver = "virtual";
+    c.speculation.kind = "learned", c.speculation.adapt = true;
+    c.speculation.adapt_rows = 40, c.speculation.adapt_slices = 6, c.drafter.warmup = 0;
+    const policy target = small_weights(1, 3);
+    const auto first = std::make_shared<const draft_model>(fresh(drafter_kind::hidden, 11));
+    const auto make = [&] { return std::make_unique<spot_trainer>(c, first, 3); };
+    auto spot = make();
+    CHECK_FALSE(spot->slice(0, target, {})); // nothing to learn from
+    CHECK_THROWS_AS(spot->slice(3, target, {}), std::invalid_argument);
+    CHECK_THROWS_AS(spot->record(response_of(1, 3, 20, 23)), std::logic_error);
+    const index_t width = target.model->shape.width;
+    for (std::uint64_t i = 0; i < 6; ++i) spot->record(response_of(i, 2 + static_cast<int>(i % 2), 20, width));
+    CHECK(spot->counts().recorded == 6);
+    // a slice changes nothing until it is over
+    CHECK(spot->slice(0, target, {})->rows > 10);
+    CHECK(spot->newest().updates == 0);
+    CHECK(spot->newest().model == first);
+    spot->settle(1); // another one's
+    CHECK(spot->newest().updates == 0);
+    spot->settle(0);
+    CHECK(spot->newest().updates == 1);
+    CHECK(spot->newest().trained_on == 3);
+    CHECK(spot->newest().model->weights.weights != first->weights.weights);
+    spot->settle(0);
+    CHECK(spot->newest().updates == 1);
+    CHECK(spot->taken(1).updates == 1); // none was taken yet
+    CHECK(spot->take(1).updates == 1);
+    // what is stopped is not there at all
+    std::stop_source stop;
+    stop.request_stop();
+    CHECK(spot->slice(0, target, stop.get_token())->rows == 0);
+    CHECK(spot->take(0).updates == 1);
+    CHECK(spot->counts().stopped == 1);
+    // two at once: each is applied to what the other left
+    CHECK(spot->slice(0, target, {}));
+    CHECK(spot->slice(2, target, {}));
+    // what was written and read goes on as it would have, to the last bit
+    auto copy = make();
+    copy->restore(spot->state());
+    CHECK(copy->state() == spot->state());
+    CHECK(copy->taken(1).updates == 1);
+    CHECK(copy->taken(1).model->weights.weights == spot->taken(1).model->weights.weights);
+    for (spot_trainer* t : {spot.get(), copy.get()}) {
+        t->settle(2);
+        CHECK(t->slice(1, target, {}));
+        CHECK(t->take(0).updates == 3);
+        CHECK(t->slice(2, target, {}));
+        CHECK_FALSE(t->slice(2, target, {})); // six of this version were begun
+        CHECK(t->slice(2, {target.model, 4}, {}));
+    }
+    CHECK(copy->state() == spot->state());
+    CHECK(spot->counts().updates == 4); // the last two are not over
+    const std::string bytes = spot->state();
+    for (std::size_t n = 0; n < bytes.size(); n += 97)
+        CHECK_THROWS_AS(make()->restore(std::string_view(bytes).substr(0, n)), opd::error);
+    CHECK_THROWS_AS(make()->restore(bytes + "x"), opd::invalid_input);
+    CHECK_THROWS_WITH(spot_trainer(c, first, 2).restore(bytes), doctest::Contains("another drafter"));
+}
+
 // --- training and files ---------------------------------------------------------------------------------------------
 
 namespace {
@@ -684,6 +925,21 @@ TEST_CASE("settings of drafters are strict, and a preset is a beginning that fla
     CHECK(with({"--driver=virtual", "--speculate=ngram", "--cost-draft-row=1"}) ==
           "--cost-draft-row is not used by --driver virtual --speculate ngram");
     CHECK(with({"--speculate=ngram", "--draft-from=x"}) == "--draft-from is not used by --speculate ngram");
+    CHECK(with({"--speculate=ngram", "--adapt-drafter"}) == "--adapt-drafter is not used by --speculate ngram");
+    CHECK(with({"--adapt-drafter"}) == "--adapt-drafter is not used by --speculate off");
+    CHECK(with({"--speculate=auto", "--adapt-rows=8"}) == "--adapt-rows is not used by a run without --adapt-drafter");
+    CHECK(with({"--speculate=auto", "--adapt-drafter", "--cost-adapt=1"}) ==
+          "--cost-adapt is not used by --driver threads");
+    CHECK(with({"--speculate=auto", "--driver=virtual", "--cost-adapt-row=1"}) ==
+          "--cost-adapt-row is not used by a run without --adapt-drafter");
+    CHECK(with({"--speculate=auto", "--adapt-drafter", "--adapt-rows=0"}).find("--adapt-rows") != std::string::npos);
+    CHECK(with({"--speculate=auto", "--adapt-drafter", "--adapt-memory=9"}).find("[--adapt-rows, 500000000], not 9") !=
+          std::string::npos);
+    CHECK(with({"--speculate=auto", "--adapt-drafter", "--adapt-rate=0"}).find("--adapt-rate") != std::string::npos);
+    CHECK(with({"--speculate=auto", "--adapt-drafter", "--adapt-slices=-1"}).find("--adapt-slices") !=
+          std::string::npos);
+    CHECK(with({"--speculate=learned", "--adapt-drafter", "--driver=virtual", "--cost-adapt=0"}) ==
+          "--cost-adapt must be positive");
     CHECK(with({"--preset=speculativ"}).find("did you mean 'speculative'?") != std::string::npos);
     CHECK(with({"--preset=quik"}).find("did you mean 'quick'?") != std::string::npos);
     CHECK(parse_command_line({"--preset", "quick", "--steps=7"}).settings.distill.steps == 7);

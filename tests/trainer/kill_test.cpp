@@ -175,11 +175,17 @@ TEST_CASE("kills at random moments lose and double no sequence, and change no by
                                {{"--schedule=async", "--tau=4", "--prompts=2", "--answers=3", "--park-after=3"}, true},
                                {{"--schedule=sync", "--mini-batches=2"}, true},
                                {{"--schedule=async", "--tau=3", "--prompts=2", "--answers=3", "--park-after=4"}},
-                               {{"--schedule=async", "--tau=3", "--prompts=2", "--answers=3", "--park-after=3"}, true}};
+                               {{"--schedule=async", "--tau=3", "--prompts=2", "--answers=3", "--park-after=3"}, true},
+                               {{"--speculate=learned"}, true},
+                               {{"--schedule=async", "--tau=3", "--speculate=auto"}, true}};
     const auto also = [&kinds](std::size_t i, const std::vector<std::string>& more) {
         kinds[i].schedule.insert(kinds[i].schedule.end(), more.begin(), more.end());
     };
-    for (std::size_t i : {7, 8, 10, 12, 15}) also(i, in_virtual_time);
+    for (std::size_t i : {7, 8, 10, 12, 15, 17}) also(i, in_virtual_time);
+    // a drafter that learns meanwhile
+    for (std::size_t i : {16, 17})
+        also(i, {"--adapt-drafter", "--adapt-rows=60", "--adapt-slices=3", "--drafter-heads=2", "--drafter-kv-heads=1",
+                 "--drafter-head-dim=4", "--drafter-ffn=8"});
     // workers that die, dawdle and fall silent, in a process that is killed
     for (std::size_t i : {13, 14, 15})
         also(i, {"--inject=kill=0.01,delay=0.01,drop=0.005", "--inject-seconds=0.004", "--attempts=1000",

@@ -730,23 +730,34 @@ std::string drafts_of(const std::string& directory) {
 
 } // namespace
 
+namespace {
+
+// A drafter that learns from nothing while the student does.
+const flags adapted = {"--adapt-drafter",   "--adapt-rows=40",      "--adapt-slices=5",
+                       "--adapt-rate=1e-2", "--drafter-warmup=0",   "--drafter-heads=2",
+                       "--drafter-ffn=8",   "--drafter-kv-heads=1", "--drafter-head-dim=4"};
+
+} // namespace
+
 TEST_CASE("a run that drafts ends in the bytes of one that does not") {
     const opd::test::scratch dir;
     const flags strategies[] = {{"--speculate=ngram", "--draft-depth=1", "--draft-verify=1"},
                                 {"--speculate=ngram", "--draft-history=1"},
                                 {"--speculate=ngram", "--draft-depth=3", "--draft-verify=5"},
                                 {"--speculate=auto"},
-                                {"--speculate=auto", "--draft-running=2"}};
+                                {"--speculate=auto", "--draft-running=2"},
+                                with({"--speculate=learned", "--draft-depth=3"}, adapted),
+                                with({"--speculate=auto"}, adapted)};
     const flags schedules[] = {{},
                                {"--schedule=step-off", "--schedule-k=1"},
                                {"--schedule=controlled", "--schedule-k=2"},
                                {"--schedule=async", "--tau=0"}};
     const flags virtually = {"--driver=virtual", "--rollout-workers=2"};
     std::map<std::string, std::string> plain; // directories by flags
-    std::int64_t accepted = 0;
+    std::int64_t accepted = 0, updates = 0;
     int number = 0;
     //            temperature, answers, slots, strategy, schedule, virtual, parked, resumed, memory
-    for (const auto& f : covering({3, 2, 3, 5, 4, 2, 2, 2, 2}, strength())) {
+    for (const auto& f : covering({3, 2, 3, 7, 4, 2, 2, 2, 2}, strength())) {
         const bool virtual_time = f[5] == 1, resumed = f[7] == 1;
         flags base = {std::array{"--temperature=0.01", "--temperature=0.6", "--temperature=1"}[f[0]],
                       std::array{"--answers=1", "--answers=3"}[f[1]],
@@ -765,6 +776,8 @@ TEST_CASE("a run that drafts ends in the bytes of one that does not") {
         complete(drafted, with(with(base, strategies[f[3]]), f[8] == 1 ? flags{"--kv-tokens=100"} : flags{}), resumed);
         const auto line = nlohmann::json::parse(read_file(drafted + "/schedule.json"));
         accepted += line.at("speculation").at("accepted").get<std::int64_t>();
+        if (line.at("speculation").contains("drafter"))
+            updates += line["speculation"]["drafter"].at("updates").get<std::int64_t>();
         CHECK(read_file(drafted + "/consumed.jsonl") == read_file(plain[key] + "/consumed.jsonl"));
         if (!virtual_time) { // there the strategy is one of the settings
             for (const char* name : {"teacher", "student", "distill"})
@@ -776,8 +789,9 @@ TEST_CASE("a run that drafts ends in the bytes of one that does not") {
         CHECK(mine.student_weights == theirs.student_weights);
         CHECK(checkpoint_bytes(mine, "") == checkpoint_bytes(theirs, ""));
     }
-    MESSAGE(number << " runs, " << accepted << " drafts followed");
+    MESSAGE(number << " runs, " << accepted << " drafts followed, " << updates << " updates of drafters");
     CHECK(accepted > 200);
+    CHECK(updates > 200);
 }
 
 TEST_CASE("in virtual time a run that drafts is the same, interrupted or not") {
@@ -787,17 +801,32 @@ TEST_CASE("in virtual time a run that drafts is the same, interrupted or not") {
                      "--cost-step=1e-3",  "--cost-step-row=1e-5", "--cost-train=1.1e-2",
                      "--cost-score=2e-3", "--cost-sync=1e-4"};
     complete(dir / "off", f, false);
-    for (const flags& s : {flags{"--speculate=ngram"}, flags{"--speculate=auto"}}) {
-        complete(dir / (s[0] + "whole"), with(f, s), false);
-        complete(dir / (s[0] + "parts"), with(f, s), true);
-        CHECK(read_file(dir / (s[0] + "whole/checkpoints/distill.ckpt")) ==
-              read_file(dir / (s[0] + "parts/checkpoints/distill.ckpt")));
-        CHECK(read_file(dir / (s[0] + "whole/checkpoints/latest.ckpt")) ==
-              read_file(dir / (s[0] + "parts/checkpoints/latest.ckpt")));
-        CHECK(drafts_of(dir / (s[0] + "whole")) == drafts_of(dir / (s[0] + "parts")));
-        CHECK(drafts_of(dir / (s[0] + "whole")).find("accepted_per_step") != std::string::npos);
+    const flags learns = with({"--speculate=learned", "--draft-depth=3", "--cost-draft=1e-5", "--cost-draft-row=1e-5",
+                               "--cost-adapt=1e-4", "--cost-adapt-row=2e-6"},
+                              adapted);
+    const flags small = with(learns, {"--drafter=model", "--drafter-width=8"});
+    int number = 0;
+    for (const flags& s : {flags{"--speculate=ngram"}, flags{"--speculate=auto"}, learns, small}) {
+        const std::string whole = dir / ("whole" + std::to_string(number)),
+                          parts = dir / ("parts" + std::to_string(number));
+        CAPTURE(number);
+        ++number;
+        complete(whole, with(f, s), false);
+        complete(parts, with(f, s), true);
+        for (const char* file : {"/checkpoints/distill.ckpt", "/checkpoints/latest.ckpt", "/consumed.jsonl"})
+            CHECK_MESSAGE(read_file(whole + file) == read_file(parts + file), file);
+        CHECK(drafts_of(whole) == drafts_of(parts));
+        CHECK(drafts_of(whole).find("accepted_per_step") != std::string::npos);
         // other weights meet other prefixes where steps bring more tokens
-        CHECK(state_of(dir / (s[0] + "whole")).student_weights != state_of(dir / "off").student_weights);
+        CHECK(state_of(whole).student_weights != state_of(dir / "off").student_weights);
+        if (s.size() < 3) continue;
+        const auto told = nlohmann::json::parse(read_file(whole + "/schedule.json"))["speculation"]["drafter"];
+        CHECK(told["updates"] > 10);
+        CHECK(told["recorded"] > 10);
+        CHECK(told["age"].get<double>() >= 0);
+        CHECK(told["age"].get<double>() < 4);
+        CHECK(told["idle_used"].get<double>() > 0);
+        CHECK(told["idle_used"].get<double>() <= 1 + 1e-9);
     }
     CHECK(drafts_of(dir / "off").find("accepted_per_step") == std::string::npos);
 }

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// A drafter that learns while the student does: --adapt-drafter. Rollout workers record what the target's head reads while it verifies,
+// and train the drafter in slices while they have nothing to run (opd/sched/stages.hpp, spare()).
+//
+//   recorder   of one engine: hidden states of what runs on its lanes; a response that is finished goes to the buffer
+//   buffer     finished responses of the newest policy version that was heard of and of the one before: of the present step only the
+//              short ones are there, the long ones are the last step's. Bounded by rows. A slice takes those that were taken least often, the
+//              longest first
+//   slice      the gradient of one micro-batch, on the drafter as it is when the slice begins. It is applied (AdamW) when the worker is
+//              next heard of: what others have applied meanwhile stays, and it is whole or, where the slice was stopped, not there
+//   streams    a drafter's version is how many updates made it, beside the policy's. Workers take the newest drafter when they
+//              install weights, or begin to run something: then nothing that it has read is lost. Its age is how many policy versions
+//              it is behind: those since the newest response that it learnt from
+//
+// What a drafter is, and how old, is never a matter of correctness (speculation.hpp). The laws that it learns are those of the head of the
+// policy that the worker has, on recorded states: those of the last step are one policy version old.
+// In virtual time all of it is a function of the settings; state() is a part of the checkpoint. Any thread may call spot_trainer.
+//
+// Source: Hu et al. 2025, TLT, sections 4.2 and 4.3 (spot trainer, DataBuffer, one-step offset).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "drafter.hpp"
+#include "drafter_training.hpp"
+
+namespace trainer {
+
+/// A finished response, for a drafter to learn from.
+struct recorded_response {
+    std::uint64_t sample = 0;
+    std::int32_t version = 0; ///< of the policy whose hidden states these are
+    std::vector<token> tokens;
+    std::uint64_t prompt_length = 0;
+    std::vector<float> hidden; ///< (tokens - 1, D)
+    index_t rows() const { return static_cast<index_t>(tokens.size()) - 1; }
+    template <class A>
+    void fields(A& a) {
+        a(sample, version, tokens, prompt_length, hidden);
+    }
+};
+
+/// Keeps the hidden states of what runs on an engine's lanes, which tells it what it tells a drafter.
+class response_recorder {
+public:
+    using sink = std::function<void(recorded_response)>;
+    explicit response_recorder(sink to) : to_(std::move(to)) {}
+
+    void begin(index_t lane) { hidden_of(lane).clear(); }
+    void hear(std::span<const lane_news> news, const policy& target);
+    /// Of one that is finished, all positions but the last have been heard of.
+    void end(index_t lane, const trajectory& t, bool finished);
+
+private:
+    std::vector<float>& hidden_of(index_t lane) {
+        if (static_cast<std::size_t>(lane) >= lanes_.size()) lanes_.resize(static_cast<std::size_t>(lane) + 1);
+        return lanes_[static_cast<std::size_t>(lane)];
+    }
+    sink to_;
+    std::int32_t version_ = 0;
+    std::vector<std::vector<float>> lanes_;
+};
+
+class response_buffer {
+public:
+    using pointer = std::shared_ptr<const recorded_response>;
+    /// Keeps so many rows at most, but always one response.
+    explicit response_buffer(index_t most_rows) : most_(most_rows) {}
+
+    /// One that is older than the last version but one is not kept. Of too many rows the oldest version's go first, the shortest of them
+    /// before others.
+    void add(pointer r);
+    /// Responses of about so many rows, at least one if there is any: those that were taken least often, the longest of them first.
+    std::vector<pointer> take(index_t rows);
+
+    index_t rows() const { return rows_; }
+    std::size_t size() const { return entries_.size(); }
+    std::int32_t version() const { return newest_; }
+
+    template <class A>
+    void fields(A& a) {
+        a(newest_);
+        auto count = static_cast<std::uint64_t>(entries_.size());
+        a(count);
+        if constexpr (A::reading) entries_.clear(), rows_ = 0;
+        for (std::uint64_t i = 0; i < count; ++i) {
+            entry e = A::reading ? entry{} : entries_[static_cast<std::size_t>(i)];
+            recorded_response r;
+            if constexpr (!A::reading) r = *e.response;
+            a(e.taken, r);
+            if constexpr (A::reading) {
+                if (r.tokens.size() < 2 || r.prompt_length < 1 || r.prompt_length >= r.tokens.size() || e.taken < 0)
+                    throw opd::invalid_input("snapshot", "is damaged: a recorded response has no tokens");
+                e.response = std::make_shared<const recorded_response>(std::move(r));
+                rows_ += e.response->rows();
+                entries_.push_back(std::move(e));
+            }
+        }
+    }
+
+private:
+    struct entry {
+        pointer response;
+        std::int64_t taken = 0;
+    };
+    void forget(std::size_t i) {
+        rows_ -= entries_[i].response->rows();
+        entries_.erase(entries_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    index_t most_, rows_ = 0;
+    std::int32_t newest_ = 0;
+    std::vector<entry> entries_; // in the order in which they came
+};
+
+/// What a slice computed; of one that was stopped, nothing.
+struct slice_work {
+    index_t rows = 0; ///< that went through the drafter
+};
+
+struct spot_counts {
+    std::int64_t recorded = 0, slices = 0, stopped = 0, rows = 0, updates = 0;
+    double loss = 0, acceptance = 0; ///< of the last slice
+    template <class A>
+    void fields(A& a) {
+        a(recorded, slices, stopped, rows, updates, loss, acceptance);
+    }
+};
+
+/// A drafter and when it was made.
+struct drafter_version {
+    std::shared_ptr<const draft_model> model;
+    std::int64_t updates = 0;    ///< that made it
+    std::int32_t trained_on = 0; ///< newest policy version that it learnt from
+};
+
+class spot_trainer {
+public:
+    /// `workers` rollout workers, numbered from 0.
+    spot_trainer(const config& c, std::shared_ptr<const draft_model> first, std::int32_t workers);
+
+    /// A response is finished; its worker is not at a slice.
+    void record(recorded_response r);
+
+    /// A slice by a worker that has nothing to run: none where there is nothing to learn from, or where it was done often enough for this
+    /// policy version (--adapt-slices).
+    std::optional<slice_work> slice(std::int32_t worker, const policy& target, std::stop_token stop);
+    /// The worker's last slice is over.
+    void settle(std::int32_t worker);
+
+    /// The newest drafter, for the worker to draft with; and the one that it took last.
+    drafter_version take(std::int32_t worker);
+    drafter_version taken(std::int32_t worker) const;
+
+    spot_counts counts() const;
+    drafter_version newest() const;
+
+    /// What a checkpoint holds of it. Bytes that no trainer of these settings wrote are an opd::invalid_input.
+    std::string state() const;
+    void restore(std::string_view bytes);
+
+private:
+    struct pending {
+        bool any = false;
+        std::int32_t version = 0; // newest that it learnt from
+        drafter_step step;
+        std::vector<float> gradient;
+    };
+    // What a slice is computed with, by the worker that it belongs to.
+    struct tools {
+        policy target;
+        draft_model own;
+        opd::eigen_backend backend{.threads = 1};
+        drafter_trainer trainer;
+        tools(const config& c, const policy& p, const draft_model& shape)
+            : target(p), own(shape), trainer(c, *p.model, own, backend) {}
+    };
+    struct worker_state {
+        pending made;
+        drafter_version drafts; // that it drafts with
+        std::unique_ptr<tools> with;
+    };
+    worker_state& of(std::int32_t worker) const;
+    void apply(pending& made);
+
+    const config& settings_;
+    const index_t width_;      // of the target
+    mutable std::mutex mutex_; // of all below, but for what a worker computes with
+    drafter_version newest_;
+    adamw_state optimizer_;
+    response_buffer buffer_;
+    std::int32_t slices_version_ = -1; // policy version that
+    std::int64_t slices_made_ = 0;     // so many slices were begun for
+    spot_counts counts_;
+    mutable std::vector<worker_state> workers_;
+};
+
+} // namespace trainer
