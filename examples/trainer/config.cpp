@@ -532,7 +532,7 @@ std::vector<unused_setting> unused_settings(const config& c) {
     const bool learns = speculate == "learned" || speculate == "auto", adapts = learns && c.speculation.adapt;
     only(learns, "speculation", "--speculate " + speculate, {"adapt"});
     only(adapts, "speculation", "a run without --adapt-drafter",
-         {"adapt_rate", "adapt_rows", "adapt_memory", "adapt_slices"});
+         {"adapt_rate", "adapt_rows", "adapt_memory", "adapt_slices", "adapt_checkpoint_every"});
     only(in_virtual_time(c) && adapts, "schedule",
          in_virtual_time(c) ? "a run without --adapt-drafter" : "--driver " + s.driver,
          {"cost_adapt", "cost_adapt_row"});
@@ -842,6 +842,7 @@ void validate(const config& c) {
     need(g.adapt_memory >= g.adapt_rows && g.adapt_memory <= 500'000'000,
          fmt::format("--adapt-memory must lie in [--adapt-rows, 500000000], not {}", g.adapt_memory));
     at_least("--adapt-slices", g.adapt_slices, 0);
+    at_least("--adapt-checkpoint-every", g.adapt_checkpoint_every, 1);
     need(g.history >= 1 && g.history <= 500'000'000,
          fmt::format("--draft-history must lie in [1, 500000000], not {}", g.history));
     within("--beta1", c.optimizer.beta1, 0, 0.9999999);

@@ -228,6 +228,7 @@ struct config {
         int adapt_rows = 256;      // of a slice
         int adapt_memory = 16'384; // rows
         int adapt_slices = 32;     // of a policy version; 0: no limit
+        int adapt_checkpoint_every = 10;
     } speculation;
     adamw optimizer;
     struct {
@@ -639,6 +640,9 @@ void visit_options(Config& c, Visitor&& v) {
              "tokens of a slice, after which a worker looks whether rollout wants it", in_virtual_time(c));
     v.option("adapt_memory", "--adapt-memory", c.speculation.adapt_memory,
              "tokens whose hidden states are kept at most", in_virtual_time(c));
+    v.option("adapt_checkpoint_every", "--adapt-checkpoint-every", c.speculation.adapt_checkpoint_every,
+             "updates of the drafter between its files (checkpoints/drafter.ckpt), which a thread of its own writes",
+             false);
     v.option("adapt_slices", "--adapt-slices", c.speculation.adapt_slices,
              "slices between two versions of the student at most; 0: as many as there is time for", in_virtual_time(c));
 

@@ -11,6 +11,7 @@
 // Under sync nothing is in flight between two steps: a checkpoint holds the weights alone, and a scheduler begins there.
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <mutex>
 
@@ -58,7 +59,7 @@ public:
         recorder.after_step = [this](sched::version_t version, double) { measure(version); };
         run_.shown_seconds_ = 0;
         run_.shown_step_ = run_.state_.step;
-        if (!spot_) run_.state_.drafter.clear();
+        run_.state_.drafter.clear(); // until the next checkpoint
     }
     distillation(const distillation&) = delete;
     distillation& operator=(const distillation&) = delete;
@@ -119,7 +120,7 @@ public:
         const auto bytes = [&] { return keeps_flight ? in_flight() : std::string(); };
         if (version == run_.settings_.distill.steps) { // --resume with more steps goes on from it
             at_end_ = bytes();
-            if (spot_) drafter_at_end_ = spot_->state();
+            drafter_at_end_ = drafter_state();
         }
         if (version >= run_.settings_.distill.steps) return true;
         if (run_.steps_left_ > 0 && --run_.steps_left_ == 0) interrupted = true;
@@ -127,7 +128,7 @@ public:
         if (left || run_.state_.step % run_.settings_.run.checkpoint_every == 0) {
             if (left) run_.progress_.clear();
             run_.state_.in_flight = bytes();
-            if (spot_) run_.state_.drafter = spot_->state();
+            run_.state_.drafter = drafter_state();
             run_.save("latest.ckpt");
         }
         return !left;
@@ -160,6 +161,7 @@ public:
             if (!error) throw failure(exit_io, e.what());
         }
         if (error) std::rethrow_exception(error); // what came first
+        if (spot_) spot_->save();
         if (left) return;
         if (!ended())
             throw std::runtime_error(fmt::format("distillation ended at step {} of {}: {} sequences were given up",
@@ -269,14 +271,23 @@ private:
     }
     std::shared_ptr<spot_trainer> spot_for() const {
         if (!run_.settings_.speculation.adapt || !sampling_.speculate.learned) return {};
-        auto r = std::make_shared<spot_trainer>(run_.settings_, sampling_.speculate.learned, workers);
-        if (run_.state_.drafter.empty()) return r;
+        const std::string file = run_.directory_ + "/checkpoints/drafter.ckpt";
+        drafter_progress came;
+        std::optional<draft_model> before;
+        const bool anew = !run_.arguments_.resume || in_virtual_time(run_.settings_);
+        if (!anew && std::filesystem::exists(file)) before = load_drafter(file, &came);
+        auto r = std::make_shared<spot_trainer>(run_.settings_, sampling_.speculate.learned, workers, file);
         try {
-            r->restore(run_.state_.drafter);
-        } catch (const opd::invalid_input& e) {
-            throw failure(exit_input, fmt::format("the checkpoint's drafter: {}", e.what()));
+            if (before) r->go_on(std::move(*before), std::move(came));
+            if (anew && !run_.state_.drafter.empty()) r->restore(run_.state_.drafter);
+        } catch (const std::exception& e) {
+            throw failure(exit_input, fmt::format("the drafter of the run that is resumed: {}", e.what()));
         }
         return r;
+    }
+    // Of a run that can be repeated.
+    std::string drafter_state() const {
+        return spot_ && in_virtual_time(run_.settings_) ? spot_->state() : std::string();
     }
     static nlohmann::ordered_json described(const publication_counts& c) {
         return {{"deltas", c.deltas},           {"delta_bytes", c.delta_bytes}, {"whole", c.whole},

@@ -54,18 +54,21 @@ draft_model::draft_model(const config& c, const model_shape& of)
     weights.initialise(c.run.seed + 2);
 }
 
-std::string drafter_bytes(const draft_model& d) {
+std::string drafter_bytes(const draft_model& d, const drafter_progress* progress) {
     opd::sched::archive_writer w;
     model_shape target = d.target, own = d.weights.shape;
     w(d.kind);
     list(w, target);
     list(w, own);
     w(d.weights.weights);
+    if (progress)
+        w(progress->updates, progress->trained_on, progress->optimizer.m, progress->optimizer.v,
+          progress->optimizer.step);
     std::string out = std::string(mark) + w.bytes;
     return out + hash128(out);
 }
 
-draft_model drafter_of(std::string_view file, const std::string& path) {
+draft_model drafter_of(std::string_view file, const std::string& path, drafter_progress* progress) {
     const auto refuse = [&](const std::string& why) { return failure(exit_input, fmt::format("{}: {}", path, why)); };
     if (file.substr(0, mark.size()) != mark) throw refuse("not a drafter of opd-train");
     if (file.size() < mark.size() + 32 || hash128(file.substr(0, file.size() - 32)) != file.substr(file.size() - 32))
@@ -79,7 +82,12 @@ draft_model drafter_of(std::string_view file, const std::string& path) {
         list(r, target);
         list(r, own);
         r(weights);
+        drafter_progress came;
+        if (!r.done()) r(came.updates, came.trained_on, came.optimizer.m, came.optimizer.v, came.optimizer.step);
         if (!r.done()) throw refuse("damaged drafter (it is too long)");
+        if (came.updates < 0 || came.optimizer.step < 0 || came.optimizer.m.size() != came.optimizer.v.size() ||
+            (!came.optimizer.m.empty() && came.optimizer.m.size() != weights.size()))
+            throw refuse("damaged drafter (its optimizer is that of another)");
         const bool sound = own.heads > 0 && own.kv_heads > 0 && own.heads % own.kv_heads == 0 && own.head_dim > 0 &&
                            own.head_dim % 2 == 0 && own.width > 0 && own.ffn > 0 && own.layers > 0 &&
                            own.layers <= 1024 && own.max_length == target.max_length && target.width > 0 &&
@@ -90,6 +98,7 @@ draft_model drafter_of(std::string_view file, const std::string& path) {
         draft_model d(kind, target, own);
         d.weights.weights = std::move(weights);
         d.weights.weights_changed();
+        if (progress) *progress = std::move(came);
         return d;
     } catch (const opd::invalid_input& e) {
         throw refuse(fmt::format("damaged drafter ({})", e.what()));
@@ -97,7 +106,9 @@ draft_model drafter_of(std::string_view file, const std::string& path) {
 }
 
 void save_drafter(const std::string& path, const draft_model& d) { write_file(path, drafter_bytes(d)); }
-draft_model load_drafter(const std::string& path) { return drafter_of(read_file(path), path); }
+draft_model load_drafter(const std::string& path, drafter_progress* progress) {
+    return drafter_of(read_file(path), path, progress);
+}
 
 // --- a step ---------------------------------------------------------------------------------------------------------
 

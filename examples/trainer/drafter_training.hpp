@@ -45,11 +45,19 @@ struct draft_model {
         : kind(k), target(target), weights(own) {}
 };
 
-/// The file's bytes and back; bytes that are damaged, or of no drafter, are a failure of kind exit_input that names `path`.
-std::string drafter_bytes(const draft_model& d);
-draft_model drafter_of(std::string_view bytes, const std::string& path);
+/// How far a drafter's training had come that goes on.
+struct drafter_progress {
+    std::int64_t updates = 0;
+    std::int32_t trained_on = 0; ///< newest policy version that it learnt from
+    adamw_state optimizer;
+};
+
+/// The file's bytes and back; bytes that are damaged, or of no drafter, are a failure of kind exit_input that names `path`. What is trained
+/// alone: embedding and head of a layer are the target's. `progress` is written, and read, if it is asked for and there.
+std::string drafter_bytes(const draft_model& d, const drafter_progress* progress = nullptr);
+draft_model drafter_of(std::string_view bytes, const std::string& path, drafter_progress* progress = nullptr);
 void save_drafter(const std::string& path, const draft_model& d);
-draft_model load_drafter(const std::string& path);
+draft_model load_drafter(const std::string& path, drafter_progress* progress = nullptr);
 
 struct drafter_step {
     double loss = 0;

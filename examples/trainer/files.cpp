@@ -77,6 +77,61 @@ void write_file(const std::string& path, std::string_view bytes) {
     if (directory.fd < 0 || ::fsync(directory.fd) != 0) fail(exit_io, "cannot sync", parent);
 }
 
+background_file::~background_file() {
+    {
+        const std::lock_guard lock(mutex_);
+        stops_ = true;
+    }
+    changed_.notify_all();
+    writer_.join();
+}
+
+void background_file::rethrow(std::unique_lock<std::mutex>& lock) {
+    const std::exception_ptr failed = std::exchange(failed_, {});
+    if (!failed) return;
+    lock.unlock();
+    std::rethrow_exception(failed);
+}
+
+void background_file::write(std::function<std::string()> bytes) {
+    std::unique_lock lock(mutex_);
+    rethrow(lock);
+    next_ = std::move(bytes);
+    changed_.notify_all();
+}
+
+void background_file::flush() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !next_ && !busy_; });
+    rethrow(lock);
+}
+
+std::int64_t background_file::written() const {
+    const std::lock_guard lock(mutex_);
+    return written_;
+}
+
+void background_file::run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        changed_.wait(lock, [this] { return next_ || stops_; });
+        if (!next_) return;
+        const auto bytes = std::exchange(next_, {});
+        busy_ = true;
+        lock.unlock();
+        std::exception_ptr failed;
+        try {
+            write_file(path_, bytes());
+        } catch (...) {
+            failed = std::current_exception();
+        }
+        lock.lock();
+        busy_ = false;
+        failed ? void(failed_ = failed) : void(++written_);
+        changed_.notify_all();
+    }
+}
+
 bool line_file::open(const std::string& path, const std::function<bool(const std::string&)>& keep) {
     std::string kept;
     if (keep && std::filesystem::exists(path)) {

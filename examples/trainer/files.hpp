@@ -3,10 +3,16 @@
 // Files that are either the old or the new one, never half of each: written under a temporary name, synced, renamed.
 #pragma once
 
+#include <condition_variable>
+#include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
+#include <utility>
 
 namespace trainer {
 
@@ -15,6 +21,36 @@ std::string read_file(const std::string& path);
 
 /// Replaces the file; a failure of kind exit_io names it, says why, and leaves the old one and no other.
 void write_file(const std::string& path, std::string_view bytes);
+
+/// A file that another thread writes: who asks for it goes on at once. A request that waits gives way to a newer one; the file is always
+/// whole, and what was asked for last is written when this is gone.
+class background_file {
+public:
+    explicit background_file(std::string path) : path_(std::move(path)), writer_([this] { run(); }) {}
+    background_file(const background_file&) = delete;
+    background_file& operator=(const background_file&) = delete;
+    ~background_file();
+
+    /// `bytes` is asked by the other thread. A failure of what was asked for before is thrown here, once.
+    void write(std::function<std::string()> bytes);
+    /// Waits until all is written; throws likewise.
+    void flush();
+    /// Files that were written.
+    std::int64_t written() const;
+
+private:
+    void run();
+    void rethrow(std::unique_lock<std::mutex>& lock);
+
+    const std::string path_;
+    mutable std::mutex mutex_; // of all below
+    std::condition_variable changed_;
+    std::function<std::string()> next_;
+    std::exception_ptr failed_;
+    std::int64_t written_ = 0;
+    bool busy_ = false, stops_ = false;
+    std::thread writer_; // the last: it uses the others
+};
 
 /// A file that grows by lines, each handed to the system at once: a process that is killed loses none.
 class line_file {

@@ -74,10 +74,12 @@ std::vector<response_buffer::pointer> response_buffer::take(index_t rows) {
 
 // --- the trainer ----------------------------------------------------------------------------------------------------
 
-spot_trainer::spot_trainer(const config& c, std::shared_ptr<const draft_model> first, std::int32_t workers)
+spot_trainer::spot_trainer(const config& c, std::shared_ptr<const draft_model> first, std::int32_t workers,
+                           const std::string& file)
     : settings_(c), width_(first ? first->target.width : 0), newest_{std::move(first)},
       buffer_(c.speculation.adapt_memory), workers_(static_cast<std::size_t>(workers)) {
     if (!newest_.model) throw std::invalid_argument("spot_trainer: there is no drafter");
+    if (!file.empty()) file_.emplace(file);
 }
 
 spot_trainer::worker_state& spot_trainer::of(std::int32_t worker) const {
@@ -161,6 +163,33 @@ void spot_trainer::apply(pending& made) {
                                   newest_.updates, made.step.loss, made.step.gradient_norm));
     counts_.loss = made.step.loss, counts_.acceptance = made.step.acceptance;
     newest_ = {std::move(next), newest_.updates + 1, std::max(newest_.trained_on, made.version)};
+    counts_.updates = newest_.updates;
+    if (newest_.updates % settings_.speculation.adapt_checkpoint_every == 0) write();
+}
+
+// The weights are never changed again, so that the other thread can read them while training goes on; the optimizer's state is copied.
+void spot_trainer::write() {
+    if (!file_) return;
+    file_->write([model = newest_.model, progress = drafter_progress{newest_.updates, newest_.trained_on, optimizer_}] {
+        return drafter_bytes(*model, &progress);
+    });
+}
+
+void spot_trainer::save() {
+    {
+        const std::lock_guard lock(mutex_);
+        write();
+    }
+    if (file_) file_->flush();
+}
+
+void spot_trainer::go_on(draft_model d, drafter_progress progress) {
+    const std::lock_guard lock(mutex_);
+    const draft_model& mine = *newest_.model;
+    if (d.kind != mine.kind || !(d.target == mine.target) || !(d.weights.shape == mine.weights.shape))
+        throw std::invalid_argument("spot_trainer: it was a drafter of another shape");
+    newest_ = {std::make_shared<const draft_model>(std::move(d)), progress.updates, progress.trained_on};
+    optimizer_ = std::move(progress.optimizer);
     counts_.updates = newest_.updates;
 }
 

@@ -15,7 +15,9 @@
 //
 // What a drafter is, and how old, is never a matter of correctness (speculation.hpp). The laws that it learns are those of the head of the
 // policy that the worker has, on recorded states: those of the last step are one policy version old.
-// In virtual time all of it is a function of the settings; state() is a part of the checkpoint. Any thread may call spot_trainer.
+// In virtual time all of it is a function of the settings; state() is a part of the checkpoint. On threads nobody's timing is repeated:
+// a resumed run goes on from the drafter's own file, which is written beside the run and holds what is trained and its optimizer.
+// Any thread may call spot_trainer.
 //
 // Source: Hu et al. 2025, TLT, sections 4.2 and 4.3 (spot trainer, DataBuffer, one-step offset).
 #pragma once
@@ -33,6 +35,7 @@
 
 #include "drafter.hpp"
 #include "drafter_training.hpp"
+#include "files.hpp"
 
 namespace trainer {
 
@@ -145,8 +148,10 @@ struct drafter_version {
 
 class spot_trainer {
 public:
-    /// `workers` rollout workers, numbered from 0.
-    spot_trainer(const config& c, std::shared_ptr<const draft_model> first, std::int32_t workers);
+    /// `workers` rollout workers, numbered from 0. `file`: where the drafter is written to, every --adapt-checkpoint-every updates, by a
+    /// thread of its own; empty: nowhere.
+    spot_trainer(const config& c, std::shared_ptr<const draft_model> first, std::int32_t workers,
+                 const std::string& file = {});
 
     /// A response is finished; its worker is not at a slice.
     void record(recorded_response r);
@@ -163,6 +168,11 @@ public:
 
     spot_counts counts() const;
     drafter_version newest() const;
+
+    /// Writes the drafter as it is, and waits for it.
+    void save();
+    /// Goes on from such a file, with nothing to learn from.
+    void go_on(draft_model d, drafter_progress progress);
 
     /// What a checkpoint holds of it. Bytes that no trainer of these settings wrote are an opd::invalid_input.
     std::string state() const;
@@ -191,6 +201,7 @@ private:
     };
     worker_state& of(std::int32_t worker) const;
     void apply(pending& made);
+    void write();
 
     const config& settings_;
     const index_t width_;      // of the target
@@ -201,6 +212,7 @@ private:
     std::int32_t slices_version_ = -1; // policy version that
     std::int64_t slices_made_ = 0;     // so many slices were begun for
     spot_counts counts_;
+    std::optional<background_file> file_;
     mutable std::vector<worker_state> workers_;
 };
 

@@ -725,6 +725,93 @@ TEST_CASE("a spot trainer: slices are applied whole, when they are over or not a
     CHECK_THROWS_WITH(spot_trainer(c, first, 2).restore(bytes), doctest::Contains("another drafter"));
 }
 
+TEST_CASE("packed sequences: each has the bits that it has alone, and padding would change none of them") {
+    const auto target = jittered<double>(target_shape(), 3);
+    const auto drafter = jittered<double>(own_shape(2), 4);
+    opd::thread_team threads(2);
+    const std::vector<std::vector<std::int32_t>> texts = {random_tokens(7, 3, 1), random_tokens(7, 17, 2),
+                                                          random_tokens(7, 9, 3), random_tokens(7, 2, 4)};
+    struct pass {
+        std::vector<double> logits, gradient;
+    };
+    // the gradient of fixed coefficients of the first `counts` rows of each
+    const auto run = [&](const std::vector<std::vector<std::int32_t>>& t, const std::vector<std::size_t>& counts,
+                         std::size_t first) {
+        const seen<double> s(target, threads, t);
+        hidden_training<double> training(drafter, target, threads);
+        const index_t rows = training.set_sequences(s.runs, s.tokens);
+        pass r;
+        std::vector<double> all(static_cast<std::size_t>(rows * 7)), d(all.size(), 0),
+            e(static_cast<std::size_t>(rows * 6), 0);
+        training.forward(all.data());
+        for (std::size_t q = 0; q < t.size(); ++q) {
+            const auto own = coefficients<double>(static_cast<index_t>(counts[q]) * 13, 90 + first + q);
+            const auto at = static_cast<std::size_t>(training.first_row(q));
+            std::copy_n(own.begin(), counts[q] * 7, d.begin() + static_cast<std::ptrdiff_t>(at * 7));
+            std::copy_n(own.begin() + static_cast<std::ptrdiff_t>(counts[q] * 7), counts[q] * 6,
+                        e.begin() + static_cast<std::ptrdiff_t>(at * 6));
+            r.logits.insert(r.logits.end(), all.begin() + static_cast<std::ptrdiff_t>(at * 7),
+                            all.begin() + static_cast<std::ptrdiff_t>((at + counts[q]) * 7));
+        }
+        training.backward(d.data(), e.data(), r.gradient);
+        return r;
+    };
+    std::vector<std::size_t> counts;
+    for (const auto& t : texts) counts.push_back(t.size() - 1);
+    const pass packed = run(texts, counts, 0);
+    // alone: logits are the same bits, gradients add up to one that was summed in another order
+    std::vector<double> logits, sum(packed.gradient.size(), 0);
+    for (std::size_t q = 0; q < texts.size(); ++q) {
+        const pass alone = run({texts[q]}, {counts[q]}, q);
+        logits.insert(logits.end(), alone.logits.begin(), alone.logits.end());
+        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += alone.gradient[i];
+    }
+    CHECK(logits == packed.logits);
+    double worst = 0, largest = 0;
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+        worst = std::max(worst, std::abs(sum[i] - packed.gradient[i]));
+        largest = std::max(largest, std::abs(sum[i]));
+    }
+    CHECK(largest > 0.1);
+    CHECK(worst < 1e-13 * largest);
+    // padded to the longest: rows that do not count add nothing
+    std::vector<std::vector<std::int32_t>> padded = texts;
+    for (auto& t : padded)
+        for (const std::int32_t x : random_tokens(7, 17, 9))
+            if (t.size() < 17) t.push_back(x);
+    const pass with_padding = run(padded, counts, 0);
+    CHECK(with_padding.logits == packed.logits);
+    CHECK(with_padding.gradient == packed.gradient);
+}
+
+TEST_CASE("a file in the background is whole at any time, the newest in the end, and says what went wrong") {
+    const opd::test::scratch dir;
+    {
+        background_file file(dir / "x");
+        const auto text = [](int i) {
+            return std::string(static_cast<std::size_t>(1000 + 100 * i), static_cast<char>('a' + i % 26));
+        };
+        for (int i = 0; i < 100; ++i) {
+            file.write([&, i] { return text(i); });
+            if (!std::filesystem::exists(dir / "x")) continue;
+            const std::string now = read_file(dir / "x");
+            const int which = static_cast<int>(now.size() - 1000) / 100;
+            CHECK(now == text(which));
+        }
+        file.flush();
+        CHECK(read_file(dir / "x") == text(99));
+        CHECK(file.written() >= 1);
+        CHECK(file.written() <= 100);
+        file.write([] { return std::string("last"); });
+    }
+    CHECK(read_file(dir / "x") == "last"); // also of one that is gone
+    background_file bad(dir / "none/x");
+    bad.write([] { return std::string("x"); });
+    CHECK_THROWS_AS(bad.flush(), failure);
+    bad.flush();
+    CHECK(bad.written() == 0);
+}
+
 // --- training and files ---------------------------------------------------------------------------------------------
 
 namespace {
@@ -879,6 +966,40 @@ TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same b
             CHECK(read_file(chosen + "/checkpoints/latest.ckpt") == read_file(plain + "/checkpoints/latest.ckpt"));
         }
 
+    // one that learns on threads: what it has learnt is in its own file, from which a resumed run goes on, and others begin
+    const std::string learning = dir / "learning";
+    const auto part = [&](const flags& more, int stop) {
+        flags arguments =
+            with(tiny(learning, {"--start-from", start, "--speculate=learned", "--adapt-drafter", "--steps=12",
+                                 "--adapt-rows=40", "--adapt-checkpoint-every=3", "--drafter-heads=2",
+                                 "--drafter-kv-heads=1", "--drafter-head-dim=4", "--drafter-ffn=8"}),
+                 more);
+        arguments.erase(arguments.begin());
+        trainer::run r(parse_command_line(arguments));
+        if (stop > 0) r.stop_after(stop);
+        return opd::test::go(r);
+    };
+    REQUIRE(part({}, 6) == exit_interrupted);
+    drafter_progress first_half, whole;
+    const draft_model half = load_drafter(learning + "/checkpoints/drafter.ckpt", &first_half);
+    CHECK(first_half.updates > 0);
+    CHECK(first_half.optimizer.step == first_half.updates);
+    CHECK(first_half.trained_on <= 6);
+    CHECK(drafter_bytes(half, &first_half) == read_file(learning + "/checkpoints/drafter.ckpt"));
+    {
+        std::string damaged = drafter_bytes(half, &first_half);
+        damaged[damaged.size() - 60] = static_cast<char>(damaged[damaged.size() - 60] ^ 1);
+        CHECK_THROWS_AS(drafter_of(damaged, "x"), failure);
+    }
+    REQUIRE(part({"--resume"}, 0) == exit_ok);
+    load_drafter(learning + "/checkpoints/drafter.ckpt", &whole);
+    CHECK(whole.updates > first_half.updates);
+    CHECK(whole.optimizer.step == whole.updates);
+    const auto told = nlohmann::json::parse(read_file(learning + "/schedule.json"))["speculation"]["drafter"];
+    CHECK(told["updates"] == whole.updates);
+    REQUIRE(exit_of(tiny(dir / "begins", {"--start-from", start, "--speculate=learned", "--draft-from",
+                                          learning + "/checkpoints/drafter.ckpt"})) == exit_ok);
+
     // what is refused, and by what code
     CHECK(exit_of({"opd-train", "--run-dir", dir / "none", "--train-drafter"}) == exit_input);
     CHECK(exit_of({"opd-train", "--run-dir", run, "--quiet", "--train-drafter", "--drafter-held-out=6",
@@ -940,6 +1061,8 @@ TEST_CASE("settings of drafters are strict, and a preset is a beginning that fla
           std::string::npos);
     CHECK(with({"--speculate=learned", "--adapt-drafter", "--driver=virtual", "--cost-adapt=0"}) ==
           "--cost-adapt must be positive");
+    CHECK(with({"--speculate=auto", "--adapt-drafter", "--adapt-checkpoint-every=0"}).find("checkpoint-every") !=
+          std::string::npos);
     CHECK(with({"--preset=speculativ"}).find("did you mean 'speculative'?") != std::string::npos);
     CHECK(with({"--preset=quik"}).find("did you mean 'quick'?") != std::string::npos);
     CHECK(parse_command_line({"--preset", "quick", "--steps=7"}).settings.distill.steps == 7);
