@@ -540,6 +540,8 @@ std::vector<unused_setting> unused_settings(const config& c) {
     const auto& d = c.drafter;
     only(d.kind == "model", "drafter", "--drafter " + d.kind, {"width"});
     only(d.kind == "hidden", "drafter", "--drafter " + d.kind, {"hidden"});
+    only(d.loss == "lk", "drafter", "--drafter-loss " + d.loss, {"acceptance", "kl", "weights", "gamma", "smoothing"});
+    only(d.loss == "eagle" || d.loss == "hass", "drafter", "--drafter-loss " + d.loss, {"ce"});
     only(d.weights == "decaying", "drafter", "--drafter-weights " + d.weights, {"gamma"});
     only(d.weights == "accepted_length", "drafter", "--drafter-weights " + d.weights, {"smoothing"});
     return r;
@@ -820,6 +822,11 @@ void validate(const config& c) {
     not_negative("--drafter-acceptance", d.acceptance);
     not_negative("--drafter-kl", d.kl);
     not_negative("--drafter-hidden", d.hidden);
+    need(d.loss == "lk" || d.loss == "eagle" || d.loss == "hass" || d.loss == "osd",
+         fmt::format("--drafter-loss must be lk, eagle, hass or osd, not '{}'", d.loss));
+    need(d.loss != "hass" || d.kind == "hidden",
+         "--drafter-loss hass is of a drafter on hidden states, not --drafter model");
+    positive("--drafter-ce", d.ce);
     need(d.acceptance + d.kl > 0, "--drafter-acceptance and --drafter-kl must not both be 0");
     need(d.weights == "accepted_length" || d.weights == "decaying" || d.weights == "none",
          fmt::format("--drafter-weights must be accepted_length, decaying or none, not '{}'", d.weights));

@@ -210,7 +210,8 @@ struct config {
         double rate = 3e-3;
         int responses = 512;
         int depth = 8;
-        double acceptance = 1, kl = 0.2, hidden = 1;
+        std::string loss = "lk"; // eagle, hass, osd
+        double acceptance = 1, kl = 0.2, hidden = 1, ce = 0.1;
         std::string weights = "accepted_length"; // decaying, none
         double gamma = 4, smoothing = 0.5;
         int held_out = 64;
@@ -599,6 +600,12 @@ void visit_options(Config& c, Visitor&& v) {
              "responses of the target to learn from, drawn at --temperature", false);
     v.option("depth", "--drafter-depth", c.drafter.depth, "tokens of a draft, in the weights and in what is measured",
              learns);
+    v.option("loss", "--drafter-loss", c.drafter.loss,
+             "lk: expected acceptance, KL and hidden states; eagle: cross-entropy of the target's tokens and hidden "
+             "states; hass: that over three passes, on its own expectations; osd: KL and hidden states where its draft "
+             "would be rejected",
+             learns);
+    v.option("ce", "--drafter-ce", c.drafter.ce, "eagle, hass: weight of the cross-entropy", learns);
     v.option("acceptance", "--drafter-acceptance", c.drafter.acceptance, "weight of -log sum min(p, q)", learns);
     v.option("kl", "--drafter-kl", c.drafter.kl, "weight of KL(target, drafter)", learns);
     v.option("hidden", "--drafter-hidden", c.drafter.hidden,

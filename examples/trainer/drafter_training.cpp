@@ -123,7 +123,7 @@ namespace {
 
 std::vector<drafter_text> texts_of(std::span<const trajectory* const> responses) {
     std::vector<drafter_text> r;
-    for (const trajectory* t : responses) r.push_back({t->tokens, t->prompt_length});
+    for (const trajectory* t : responses) r.push_back({t->tokens, t->prompt_length, {}, t->sample});
     return r;
 }
 
@@ -205,6 +205,135 @@ drafter_step drafter_trainer::step(std::span<const trajectory* const> responses,
     return r;
 }
 
+// The token of which a row is the law.
+token drafter_trainer::next_of(std::span<const drafter_text> texts, std::size_t text, std::int64_t row) const {
+    const std::int64_t ahead = drafter_.kind == drafter_kind::hidden ? 2 : 1;
+    return texts[text].tokens[static_cast<std::size_t>(row - firsts_[text] + ahead)];
+}
+
+// Of the rows those alone whose token the drafter would not have drafted.
+void drafter_trainer::keep_rejected(std::span<const drafter_text> texts) {
+    const index_t v = target_.shape.vocabulary, ahead = drafter_.kind == drafter_kind::hidden ? 2 : 1;
+    const opd::spec::follow_rates rates;
+    opd::spec::draft_builder tree;
+    for (std::size_t s = 0; s + 1 < firsts_.size(); ++s)
+        for (auto row = firsts_[s]; row < firsts_[s + 1]; ++row) {
+            if (!mask_[static_cast<std::size_t>(row)]) continue;
+            const opd::spec::draft_law law{.filter = {.temperature = static_cast<float>(settings_.distill.temperature)},
+                                           .seed = settings_.run.seed,
+                                           .sample = texts[s].sample,
+                                           .position = static_cast<std::uint32_t>(row - firsts_[s] + ahead)};
+            tree.begin(rates);
+            tree.grow(-1, opd::vector_view<const float>(z_.data() + row * v, v), law, 1);
+            mask_[static_cast<std::size_t>(row)] = tree.token(0) != next_of(texts, s, row);
+        }
+}
+
+// Every position's h is what the last pass expected of it.
+void drafter_trainer::forward_on_own() {
+    const index_t d = target_.shape.width;
+    own_ = hidden_;
+    std::vector<along<float>> hidden;
+    index_t first = 0;
+    for (std::size_t s = 0; s < inputs_.size(); ++s) {
+        const auto n = static_cast<index_t>(inputs_[s].size());
+        std::copy_n(on_hidden_.predicted() + firsts_[s] * d, (n - 1) * d, own_.data() + (first + 1) * d);
+        hidden.push_back(
+            {0, d, std::span(own_).subspan(static_cast<std::size_t>(first * d), static_cast<std::size_t>(n * d))});
+        first += n;
+    }
+    on_hidden_.set_sequences(hidden, inputs_);
+    on_hidden_.forward(z_.data());
+}
+
+// Of the rows that count; z_ is its gradient then.
+double drafter_trainer::loss_of_laws(std::span<const drafter_text> texts, const std::vector<float>& refused,
+                                     std::int64_t number) {
+    const auto& d = settings_.drafter;
+    const index_t v = target_.shape.vocabulary;
+    const auto t = static_cast<float>(settings_.distill.temperature);
+    const auto counted = static_cast<std::int64_t>(std::count(mask_.begin(), mask_.end(), 1));
+    if (d.loss == "eagle" || d.loss == "hass") {
+        // -log p[x], p at the temperature
+        double sum = 0;
+        const double share = d.ce / static_cast<double>(counted);
+        for (std::size_t s = 0; s + 1 < firsts_.size(); ++s)
+            for (auto row = firsts_[s]; row < firsts_[s + 1]; ++row) {
+                float* z = z_.data() + row * v;
+                if (!mask_[static_cast<std::size_t>(row)]) {
+                    std::fill_n(z, v, 0.0f);
+                    continue;
+                }
+                const token x = next_of(texts, s, row);
+                const double most = *std::max_element(z, z + v), of_x = z[x];
+                double all = 0;
+                for (index_t i = 0; i < v; ++i) all += std::exp((static_cast<double>(z[i]) - most) / t);
+                sum += std::log(all) - (of_x - most) / t;
+                for (index_t i = 0; i < v; ++i)
+                    z[i] = static_cast<float>(share / t *
+                                              (std::exp((static_cast<double>(z[i]) - most) / t) / all - (i == x)));
+            }
+        return share * sum;
+    }
+    weights_.assign(refused.size(), 1.0f);
+    if (d.loss == "lk") {
+        // drafts: a prompt is one, and none of its rows counts; the first of a response is shorter, elsewhere in every step
+        std::vector<std::int64_t> drafts{0};
+        for (std::size_t s = 0; s + 1 < firsts_.size(); ++s) {
+            const auto end = firsts_[s + 1];
+            auto at = firsts_[s];
+            while (at < end && !mask_[static_cast<std::size_t>(at)]) ++at;
+            if (at > drafts.back()) drafts.push_back(at);
+            at += 1 + (number * 5 + static_cast<std::int64_t>(s) * 3) % d.depth;
+            for (; at < end; at += d.depth) drafts.push_back(at);
+            if (end > drafts.back()) drafts.push_back(end);
+        }
+        const std::span<const std::int64_t> offsets(drafts);
+        if (d.weights == "decaying") opd::fill_draft_weights(opd::decaying{d.gamma}, offsets, weights_);
+        if (d.weights == "accepted_length")
+            opd::fill_draft_weights(opd::accepted_length{d.smoothing}, offsets, refused, weights_);
+        double all = 0;
+        for (std::size_t i = 0; i < mask_.size(); ++i) all += mask_[i] ? static_cast<double>(weights_[i]) : 0;
+        for (float& w : weights_) w *= static_cast<float>(static_cast<double>(counted) / all);
+    }
+    const double kl = d.loss == "osd" ? 1 : d.kl, acceptance = d.loss == "osd" ? 0 : d.acceptance;
+    opd::env e{.reduction = opd::reduce::token_mean};
+    e.mask = opd::row_mask<>(mask_);
+    e.weights = weights_;
+    return opd::evaluate(backend_,
+                         opd::student::logits<float>{opd::view(std::as_const(z_).data(), rows_, v),
+                                                     opd::view(z_.data(), rows_, v), t},
+                         opd::teacher::dense<float>{opd::view(std::as_const(q_).data(), rows_, v), t},
+                         opd::weighted_sum{opd::forward_kl{}, opd::acceptance{}, kl, acceptance}, e)
+        .loss;
+}
+
+// From z_, the gradient of the laws' loss, and of a layer that of the distance to the target's states, which is returned.
+double drafter_trainer::backward(std::vector<float>& out) {
+    if (drafter_.kind == drafter_kind::model) {
+        pass_.backward(z_.data(), out);
+        return 0;
+    }
+    if (!(settings_.drafter.hidden > 0)) {
+        on_hidden_.backward(z_.data(), nullptr, out);
+        return 0;
+    }
+    // smooth L1, mean over rows and columns
+    const index_t width = target_.shape.width;
+    const auto counted = static_cast<std::int64_t>(std::count(mask_.begin(), mask_.end(), 1));
+    const auto share = static_cast<float>(settings_.drafter.hidden / static_cast<double>(counted * width));
+    double sum = 0;
+    apart_.resize(expected_.size());
+    for (std::size_t i = 0; i < apart_.size(); ++i) {
+        const float gap = on_hidden_.predicted()[i] - expected_[i], size = std::abs(gap);
+        const bool counts = mask_[i / static_cast<std::size_t>(width)] != 0;
+        sum += counts ? static_cast<double>(size < 1 ? 0.5f * gap * gap : size - 0.5f) : 0;
+        apart_[i] = counts ? share * std::clamp(gap, -1.0f, 1.0f) : 0;
+    }
+    on_hidden_.backward(z_.data(), apart_.data(), out);
+    return sum * static_cast<double>(share);
+}
+
 drafter_step drafter_trainer::gradient(std::span<const drafter_text> texts, std::int64_t number,
                                        std::vector<float>& out) {
     const auto& d = settings_.drafter;
@@ -215,57 +344,23 @@ drafter_step drafter_trainer::gradient(std::span<const drafter_text> texts, std:
         if (mask_[i]) ++r.rows, r.acceptance += std::exp(-static_cast<double>(refused[i]));
     if (r.rows == 0) return r;
     r.acceptance /= static_cast<double>(r.rows);
-
-    // drafts: a prompt is one, and none of its rows counts; the first of a response is shorter, elsewhere in every step
-    std::vector<std::int64_t> drafts{0};
-    for (std::size_t s = 0; s + 1 < firsts_.size(); ++s) {
-        const auto end = firsts_[s + 1];
-        auto at = firsts_[s];
-        while (at < end && !mask_[static_cast<std::size_t>(at)]) ++at;
-        if (at > drafts.back()) drafts.push_back(at);
-        at += 1 + (number * 5 + static_cast<std::int64_t>(s) * 3) % d.depth;
-        for (; at < end; at += d.depth) drafts.push_back(at);
-        if (end > drafts.back()) drafts.push_back(end);
+    if (d.loss == "osd") {
+        keep_rejected(texts);
+        r.rows = std::count(mask_.begin(), mask_.end(), 1);
+        if (r.rows == 0) return r; // it would have drafted all of it
     }
-    weights_.assign(refused.size(), 1.0f);
-    const std::span<const std::int64_t> offsets(drafts);
-    if (d.weights == "decaying") opd::fill_draft_weights(opd::decaying{d.gamma}, offsets, weights_);
-    if (d.weights == "accepted_length")
-        opd::fill_draft_weights(opd::accepted_length{d.smoothing}, offsets, refused, weights_);
-    double all = 0;
-    for (std::size_t i = 0; i < mask_.size(); ++i) all += mask_[i] ? static_cast<double>(weights_[i]) : 0;
-    for (float& w : weights_) w *= static_cast<float>(static_cast<double>(r.rows) / all);
-
-    const index_t v = target_.shape.vocabulary;
-    const auto t = static_cast<float>(settings_.distill.temperature);
-    opd::env e{.reduction = opd::reduce::token_mean};
-    e.mask = opd::row_mask<>(mask_);
-    e.weights = weights_;
-    const opd::result o = opd::evaluate(
-        backend_,
-        opd::student::logits<float>{opd::view(std::as_const(z_).data(), rows_, v), opd::view(z_.data(), rows_, v), t},
-        opd::teacher::dense<float>{opd::view(std::as_const(q_).data(), rows_, v), t},
-        opd::weighted_sum{opd::forward_kl{}, opd::acceptance{}, d.kl, d.acceptance}, e);
-    r.loss = o.loss;
-    if (drafter_.kind == drafter_kind::model) {
-        pass_.backward(z_.data(), out);
-    } else if (d.hidden > 0) {
-        // smooth L1, mean over rows and columns
-        const index_t width = target_.shape.width;
-        const auto share = static_cast<float>(d.hidden / static_cast<double>(r.rows * width));
-        double sum = 0;
-        apart_.resize(expected_.size());
-        for (std::size_t i = 0; i < apart_.size(); ++i) {
-            const float gap = on_hidden_.predicted()[i] - expected_[i], size = std::abs(gap);
-            const bool counts = mask_[i / static_cast<std::size_t>(width)] != 0;
-            sum += counts ? static_cast<double>(size < 1 ? 0.5f * gap * gap : size - 0.5f) : 0;
-            apart_[i] = counts ? share * std::clamp(gap, -1.0f, 1.0f) : 0;
-        }
-        r.loss += sum * static_cast<double>(share);
-        on_hidden_.backward(z_.data(), apart_.data(), out);
-    } else {
-        on_hidden_.backward(z_.data(), nullptr, out);
+    r.loss = loss_of_laws(texts, refused, number);
+    r.loss += backward(out);
+    if (d.loss != "hass") return r;
+    constexpr int passes = 3;
+    for (int pass = 1; pass < passes; ++pass) {
+        forward_on_own();
+        r.loss += loss_of_laws(texts, refused, number);
+        r.loss += backward(part_);
+        for (std::size_t i = 0; i < out.size(); ++i) out[i] += part_[i];
     }
+    r.loss /= passes;
+    for (float& g : out) g /= static_cast<float>(passes);
     return r;
 }
 
@@ -275,7 +370,8 @@ expected_acceptance drafter_trainer::measure(std::span<const trajectory* const> 
     double sum = 0, rows = 0;
     const auto at_once = static_cast<std::size_t>(settings_.drafter.batch);
     for (std::size_t i = 0; i < responses.size(); i += at_once) {
-        forward(texts_of(responses.subspan(i, std::min(at_once, responses.size() - i))));
+        const auto texts = texts_of(responses.subspan(i, std::min(at_once, responses.size() - i)));
+        forward(texts);
         const std::vector<float> refused = losses();
         for (std::size_t s = 0; s + 1 < firsts_.size(); ++s)
             for (auto at = firsts_[s]; at < firsts_[s + 1]; ++at) {

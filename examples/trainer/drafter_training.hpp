@@ -2,7 +2,11 @@
 //
 // Training of a drafter for a target that stays as it is: opd-train --train-drafter.
 //
-//   loss = mean over response rows of w (a (-log Σ min(p, q)) + b KL(q‖p)) + r smooth_L1(h^ - h)
+//   lk     loss = mean over response rows of w (a (-log Σ min(p, q)) + b KL(q‖p)) + r smooth_L1(h^ - h)
+//   eagle  c (-log p[x]) + r smooth_L1(h^ - h), x what the target drew
+//   hass   the mean of eagle's over three passes: in the second and the third each position's h is what the pass before expected of it, as a
+//          constant. (In HASS positions that are looked back at keep the target's h but for the last ones; here none does.)
+//   osd    KL(q‖p) + r smooth_L1(h^ - h) of the rows alone whose token the drafter would not have drafted, with the target's noise
 //   p      the drafter's law, q the target's, at --temperature
 //   h^     of a layer: what it expects of the target, mean over columns. Drafts go on from it, so it had better be near
 //   w      by the row's place in its draft (opd/estimators/draft_weights.hpp), scaled to a mean of 1
@@ -11,7 +15,8 @@
 // --drafter-depth rows, elsewhere in every step, for the weights alone.
 //
 // A drafter is either a small model of the trainer's kind over the same tokens, or a layer on the target's hidden states
-// (hidden_drafter.hpp). Source: the loss is LK's (arXiv 2602.23881), a mixture as there.
+// (hidden_drafter.hpp). Sources: lk is LK's loss (arXiv 2602.23881), a mixture as there; eagle that of Li et al. 2024; hass Zhang et al. 2024;
+// osd Liu et al. 2023.
 #pragma once
 
 #include <cstdint>
@@ -88,6 +93,7 @@ struct drafter_text {
     std::span<const token> tokens; ///< prompt, then response
     std::size_t prompt_length = 0;
     std::span<const float> hidden = {}; ///< (tokens - 1, D); empty: the target is asked
+    std::uint64_t sample = 0;           ///< keys the noise that drew the response
 };
 
 class drafter_trainer {
@@ -104,6 +110,11 @@ public:
 
 private:
     void forward(std::span<const drafter_text> texts);
+    void forward_on_own();
+    token next_of(std::span<const drafter_text> texts, std::size_t text, std::int64_t row) const;
+    void keep_rejected(std::span<const drafter_text> texts);
+    double loss_of_laws(std::span<const drafter_text> texts, const std::vector<float>& refused, std::int64_t number);
+    double backward(std::vector<float>& out);
     std::vector<float> losses();
 
     const config& settings_;
@@ -121,7 +132,7 @@ private:
     std::vector<std::uint8_t> mask_;      // (N)
     std::vector<std::int64_t> firsts_;    // (sequences + 1)
     std::vector<float> expected_, apart_; // (N,D) of a layer: the target's h, and the gradient towards it
-    std::vector<float> gradient_, weights_;
+    std::vector<float> gradient_, weights_, own_, part_;
 };
 
 /// Trains a drafter for the student in the run directory's last checkpoint and writes checkpoints/drafter.ckpt beside it.

@@ -126,7 +126,7 @@ std::optional<slice_work> spot_trainer::slice(std::int32_t worker, const policy&
     slice_work did;
     for (const auto& r : batch) {
         did.rows += r->rows();
-        texts.push_back({r->tokens, static_cast<std::size_t>(r->prompt_length), r->hidden});
+        texts.push_back({r->tokens, static_cast<std::size_t>(r->prompt_length), r->hidden, r->sample});
         made.version = std::max(made.version, r->version);
     }
     const bool whole = !stop.stop_requested();

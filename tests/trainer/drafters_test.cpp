@@ -784,6 +784,132 @@ TEST_CASE("packed sequences: each has the bits that it has alone, and padding wo
     CHECK(with_padding.gradient == packed.gradient);
 }
 
+namespace {
+
+// The responses of a small target, as a drafter learns from them.
+struct small_lesson {
+    policy target = small_weights(1, 7);
+    std::vector<trajectory> responses;
+    std::vector<drafter_text> texts;
+    small_lesson() {
+        opd::thread_team one(1);
+        std::vector<request> prompts;
+        for (std::uint64_t i = 0; i < 12; ++i) prompts.push_back(prompt_of(300 + i));
+        for (trajectory& t :
+             roll_out(*target.model, one, prompts, opd::test::small_sampling(opd::test::draw_plans[0]), 7))
+            if (t.response().size() > 2) responses.push_back(std::move(t));
+        for (const trajectory& t : responses) texts.push_back({t.tokens, t.prompt_length, {}, t.sample});
+    }
+};
+
+} // namespace
+
+TEST_CASE("the gradient of each loss of a drafter is its slope") {
+    const small_lesson lesson;
+    opd::eigen_backend backend{.threads = 1};
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model})
+        for (const std::string loss : {"lk", "eagle", "osd"})
+            for (const double temperature : {1.0, 0.7}) {
+                CAPTURE(loss);
+                CAPTURE(temperature);
+                config c;
+                c.run.seed = 5, c.drafter.loss = loss, c.drafter.ce = 0.7, c.drafter.weights = "none";
+                c.distill.temperature = temperature;
+                draft_model d = fresh(kind, 4);
+                drafter_trainer train(c, *lesson.target.model, d, backend);
+                std::vector<float> g, unused;
+                const drafter_step at = train.gradient(lesson.texts, 1, g);
+                REQUIRE(at.rows > 50);
+                double square = 0;
+                for (const float x : g) square += double(x) * x;
+                const std::vector<float> w = d.weights.weights;
+                const auto loss_at = [&](double step) {
+                    for (std::size_t i = 0; i < w.size(); ++i)
+                        d.weights.weights[i] = static_cast<float>(w[i] + step * double(g[i]));
+                    d.weights.weights_changed();
+                    const drafter_step r = train.gradient(lesson.texts, 1, unused);
+                    CHECK(r.rows == at.rows); // the same were rejected
+                    return r.loss;
+                };
+                const double apart = loss == "osd" ? 1e-4 : 1e-3; // what is rejected must stay so
+                const double step = apart / square;
+                CHECK((loss_at(step) - loss_at(-step)) / (2 * apart) == doctest::Approx(1).epsilon(0.03));
+            }
+}
+
+TEST_CASE("three passes on its own expectations are three passes of which each is given them") {
+    const small_lesson lesson;
+    opd::eigen_backend backend{.threads = 1};
+    config c;
+    c.drafter.hidden = 0, c.drafter.ce = 1; // cross-entropy, which asks nothing of the target's states
+    draft_model d = fresh(drafter_kind::hidden, 4);
+    std::vector<std::vector<token>> inputs;
+    for (const drafter_text& t : lesson.texts) inputs.emplace_back(t.tokens.begin(), t.tokens.end() - 1);
+    std::vector<float> logits, hidden;
+    target_rows(*lesson.target.model, backend.team(), std::span<const std::vector<token>>(inputs), logits, hidden);
+    const index_t width = lesson.target.model->shape.width;
+    double loss = 0;
+    std::vector<float> sum, part;
+    for (int pass = 0; pass < 3; ++pass) {
+        std::vector<drafter_text> texts = lesson.texts;
+        std::vector<along<float>> runs;
+        std::size_t at = 0;
+        for (std::size_t q = 0; q < texts.size(); ++q) {
+            texts[q].hidden = std::span(hidden).subspan(at, inputs[q].size() * static_cast<std::size_t>(width));
+            runs.push_back({0, width, texts[q].hidden});
+            at += texts[q].hidden.size();
+        }
+        c.drafter.loss = "eagle";
+        drafter_trainer train(c, *lesson.target.model, d, backend);
+        loss += train.gradient(texts, 0, part).loss / 3;
+        sum.resize(part.size());
+        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part[i] / 3;
+        hidden_training<float> layer(d.weights, *lesson.target.model, backend.team());
+        const index_t rows = layer.set_sequences(runs, inputs);
+        std::vector<float> z(static_cast<std::size_t>(rows * 15)), next = hidden;
+        layer.forward(z.data());
+        at = 0;
+        for (std::size_t q = 0; q < inputs.size(); ++q) {
+            const auto n = static_cast<index_t>(inputs[q].size());
+            std::copy_n(layer.predicted() + layer.first_row(q) * width, (n - 1) * width,
+                        next.begin() + static_cast<std::ptrdiff_t>(at) + width);
+            at += static_cast<std::size_t>(n * width);
+        }
+        hidden = std::move(next);
+    }
+    c.drafter.loss = "hass";
+    drafter_trainer train(c, *lesson.target.model, d, backend);
+    std::vector<float> g;
+    CHECK(train.gradient(lesson.texts, 0, g).loss == doctest::Approx(loss).epsilon(1e-6));
+    double apart = 0, largest = 0;
+    for (std::size_t i = 0; i < g.size(); ++i) {
+        apart = std::max(apart, std::abs(double(g[i]) - sum[i]));
+        largest = std::max(largest, std::abs(double(g[i])));
+    }
+    CHECK(largest > 1e-3);
+    CHECK(apart < 1e-5 * largest);
+}
+
+TEST_CASE("rejected positions are those at which the drafter's draft is not followed") {
+    const small_lesson lesson;
+    opd::eigen_backend backend{.threads = 1};
+    std::vector<const trajectory*> all;
+    for (const trajectory& t : lesson.responses) all.push_back(&t);
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model}) {
+        config c;
+        c.run.seed = 5, c.drafter.loss = "osd", c.drafter.depth = 1;
+        const auto d = std::make_shared<const draft_model>(fresh(kind, 4));
+        draft_model own = *d;
+        drafter_trainer train(c, *lesson.target.model, own, backend);
+        std::vector<float> g;
+        const drafter_step r = train.gradient(lesson.texts, 0, g);
+        const followed_drafts f = follow_drafts(c, *lesson.target.model, d, backend.team(), all, 1);
+        CHECK(r.rows > 20);
+        CHECK(r.rows < f.drafts - 20);
+        CHECK(r.rows == std::llround(static_cast<double>(f.drafts) * (1 - f.by_depth.at(0))));
+    }
+}
+
 TEST_CASE("a file in the background is whole at any time, the newest in the end, and says what went wrong") {
     const opd::test::scratch dir;
     {
@@ -966,6 +1092,28 @@ TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same b
             CHECK(read_file(chosen + "/checkpoints/latest.ckpt") == read_file(plain + "/checkpoints/latest.ckpt"));
         }
 
+    // other losses teach it as well
+    for (const std::string loss : {"eagle", "hass", "osd"}) {
+        flags learn = {"opd-train",
+                       "--run-dir",
+                       run,
+                       "--quiet",
+                       "--train-drafter",
+                       "--drafter-loss",
+                       loss,
+                       "--drafter-steps=60",
+                       "--drafter-batch=8",
+                       "--drafter-responses=24",
+                       "--drafter-held-out=6",
+                       "--drafter-depth=4",
+                       "--drafter-rate=5e-3"};
+        if (loss != "osd") learn.push_back("--drafter-ce=1");
+        REQUIRE(exit_of(learn) == exit_ok);
+        std::vector<nlohmann::json> log;
+        std::istringstream lines(read_file(run + "/drafter.jsonl"));
+        for (std::string line; std::getline(lines, line);) log.push_back(nlohmann::json::parse(line));
+        CHECK(log[29]["acceptance"].get<double>() > log[0]["acceptance"].get<double>() + 0.05);
+    }
     // one that learns on threads: what it has learnt is in its own file, from which a resumed run goes on, and others begin
     const std::string learning = dir / "learning";
     const auto part = [&](const flags& more, int stop) {
@@ -1061,6 +1209,11 @@ TEST_CASE("settings of drafters are strict, and a preset is a beginning that fla
           std::string::npos);
     CHECK(with({"--speculate=learned", "--adapt-drafter", "--driver=virtual", "--cost-adapt=0"}) ==
           "--cost-adapt must be positive");
+    CHECK(with({"--drafter-loss=osd", "--drafter-kl=1"}) == "--drafter-kl is not used by --drafter-loss osd");
+    CHECK(with({"--drafter-ce=1"}) == "--drafter-ce is not used by --drafter-loss lk");
+    CHECK(with({"--drafter-loss=gkd"}) == "--drafter-loss must be lk, eagle, hass or osd, not 'gkd'");
+    CHECK(with({"--drafter-loss=hass", "--drafter=model"}).find("hidden states, not --drafter model") !=
+          std::string::npos);
     CHECK(with({"--speculate=auto", "--adapt-drafter", "--adapt-checkpoint-every=0"}).find("checkpoint-every") !=
           std::string::npos);
     CHECK(with({"--preset=speculativ"}).find("did you mean 'speculative'?") != std::string::npos);
