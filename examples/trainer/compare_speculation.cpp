@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// opd-compare-speculation DIRECTORY [--worlds=preset,machine,virtual] [--rounds=3] [--steps=40]: rollout with drafts beside rollout
-// without, from one teacher, one warm student of 6 layers (`opd-train --preset speculative`) and one drafter trained for it.
+// opd-compare-speculation DIRECTORY [--worlds=preset,machine,virtual,adaptation] [--rounds=3] [--steps=40]: rollout with drafts
+// beside rollout without, from one teacher, one warm student of 6 layers (`opd-train --preset speculative`) and one drafter
+// trained for it.
 //
 //   preset    whole steps of distillation on this machine, by responses a step: the same final weights (their digest), and what each takes
 //   machine   rollout alone, one thread, by how many sequences run at once: the long tail of a rollout is its first rows
 //   virtual   rollout, and whole steps, with the costs of a GPU (--cost-* of opd-train, `gpu` below)
+//   adaptation   if asked for: a small student that is distilled from little, with the drafter that it began with and with one
+//             that learns while rollout idles (--adapt-drafter), in virtual time with those costs, ten times --steps
 //
 // Teacher, student and drafter are trained once and kept in DIRECTORY/base; plots are DIRECTORY/*.svg. Contenders take turns within a
 // round; figures are medians over rounds of tokens a second, ratios within a round: median, smallest, largest. `off again` shows what
@@ -18,6 +21,7 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,13 +55,13 @@ std::string digest(const std::vector<float>& weights) {
     return hash128({reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(float)});
 }
 
-std::string drafter_in(const std::string& base) {
+std::string drafter_in(const std::string& base, const arguments& settings) {
     const std::string drafter = base + "/checkpoints/drafter.ckpt";
     if (std::filesystem::exists(drafter)) return drafter;
     fmt::print("training a drafter, once\n");
     std::fflush(stdout);
     if (const exit_code code =
-            train_drafter(parse_command_line(preset + arguments{"--run-dir=" + base, "--train-drafter"}));
+            train_drafter(parse_command_line(settings + arguments{"--run-dir=" + base, "--train-drafter"}));
         code != exit_ok)
         throw failure(code, "the training of the drafter was interrupted");
     return drafter;
@@ -194,8 +198,120 @@ std::pair<double, double> virtual_rates(const std::string& directory, const std:
     return {tokens / report["busy_seconds"]["rollout"].get<double>(), tokens / report["wall_seconds"].get<double>()};
 }
 
+// --- a student that moves ---------------------------------------------------------------------------------------------
+
+// Steps whose rollout has a long tail: four workers, whose learner and teacher follow it.
+const arguments moving = {"--preset=quick", "--quiet", "--student-max-steps=40"},
+                long_tail = {"--driver=virtual",    "--rollout-workers=4",     "--slots=32",
+                             "--speculate=learned", "--draft-depth=6",         "--draft-verify=6",
+                             "--eval-prompts=64",   "--eval-samples=0",        "--eval-every=0",
+                             "--log-every=1",       "--checkpoint-every=1000", "--drafter-ffn=96"},
+                gpu_spot = {"--cost-adapt=2e-3", "--cost-adapt-row=1.8e-5"};
+
+nlohmann::json schedule_in(const std::string& where) {
+    return nlohmann::json::parse(read_file(where + "/schedule.json"));
+}
+
+// Mean over the last tenth of the steps of tokens that a sequence got of a pass.
+double tokens_at_the_end(const std::string& where) {
+    std::vector<double> all;
+    std::istringstream lines(read_file(where + "/log.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+        const auto j = nlohmann::json::parse(line);
+        if (j.contains("schedule") && j["schedule"].contains("speculation"))
+            all.push_back(j["schedule"]["speculation"]["tokens_per_step"].get<double>());
+    }
+    const std::size_t n = std::max<std::size_t>(1, all.size() / 10);
+    double sum = 0;
+    for (std::size_t i = all.size() - n; i < all.size(); ++i) sum += all[i];
+    return sum / static_cast<double>(n);
+}
+
+// A drafter for a student, on held-out prompts.
+struct judged_drafter {
+    expected_acceptance expected;
+    followed_drafts followed;
+};
+judged_drafter judged(const config& c, const any_task& task, const transformer<float>& student,
+                      const std::shared_ptr<const draft_model>& d) {
+    sampling o = sampling_of(c, task);
+    o.speculate = {}, o.plan = {};
+    std::vector<request> prompts;
+    for (std::size_t i = 0; i < 64; ++i)
+        prompts.push_back({(std::uint64_t{10} << 56) + i, task.prompt_tokens(task.held_out_problem(i))});
+    opd::eigen_backend backend{.threads = threads_of(c)};
+    const auto responses = roll_out(student, backend.team(), prompts, o);
+    std::vector<const trajectory*> all;
+    for (const trajectory& t : responses)
+        if (t.response().size() > 1) all.push_back(&t);
+    draft_model own = *d;
+    return {drafter_trainer(c, student, own, backend).measure(all),
+            follow_drafts(c, student, d, backend.team(), all, 3)};
+}
+
+// One run distils the student with a drafter that learns, and stops now and then; what it began with is judged beside it, on the same
+// student. Two more say what drafts bring in each case, and a last one what slices delay where they change no drafter.
+void compare_adaptation(const std::string& directory, int steps) {
+    const std::string base = directory + "/moving", student = student_in(base, moving);
+    const std::string frozen = drafter_in(base, moving + arguments{"--drafter-ffn=96", "--drafter-steps=200"});
+    const arguments common = moving + long_tail + gpu + gpu_drafter +
+                             arguments{"--start-from=" + student, "--draft-from=" + frozen,
+                                       fmt::format("--steps={}", steps)},
+                    learning = common + gpu_spot + arguments{"--adapt-drafter", "--adapt-slices=0"};
+    const std::string adapted = directory + "/adapted", stays = directory + "/frozen", idle = directory + "/delayed";
+    const config c = config_of(learning);
+    const auto task = task_of(c);
+    const auto first = std::make_shared<const draft_model>(load_drafter(frozen));
+    transformer<float> model(c.student_model);
+    fmt::print(
+        "a student that moves, {} steps: drafts of its first drafter and of one that learns while rollout idles, "
+        "on 64 held-out prompts\n{:>6}{:>10}{:>16}{:>9}{:>9}   accepted by depth, drafted with the target's noise\n",
+        steps, "step", "drafter", "updates", "top 3", "tokens");
+    constexpr int looks = 5;
+    for (int look = 0; look <= looks; ++look) {
+        std::int64_t updates = 0;
+        std::shared_ptr<const draft_model> now = first;
+        if (look > 0) {
+            const int at = steps * look / looks, before = steps * (look - 1) / looks;
+            train(learning + arguments{"--run-dir=" + adapted, look == 1 ? "--overwrite" : "--resume"},
+                  look < looks ? at - before : 0);
+            drafter_progress progress;
+            now = std::make_shared<const draft_model>(load_drafter(adapted + "/checkpoints/drafter.ckpt", &progress));
+            updates = progress.updates;
+        }
+        model.weights = state_in(look > 0 ? adapted + "/checkpoints/latest.ckpt" : student).student_weights;
+        model.weights_changed();
+        for (const auto& [name, d] : {std::pair{"as it was", first}, {"adapted", now}}) {
+            const judged_drafter j = judged(c, *task, model, d);
+            fmt::print("{:>6}{:>16}{:>10}{:>9.3f}{:>9.2f}  ", steps * look / looks, name, d == first ? 0 : updates,
+                       j.expected.top_3, 1 + j.followed.length);
+            for (const double share : j.followed.by_depth) fmt::print("{:>7.3f}", share);
+            fmt::print("\n");
+        }
+        std::fflush(stdout);
+    }
+    train(common + arguments{"--run-dir=" + stays, "--overwrite"});
+    train(learning + arguments{"--run-dir=" + idle, "--overwrite", "--adapt-rate=1e-30"});
+    if (state_in(adapted + "/checkpoints/distill.ckpt").student_weights !=
+        state_in(stays + "/checkpoints/distill.ckpt").student_weights)
+        throw failure(exit_numeric, "the student depends on its drafter");
+    const double mine = tokens_at_the_end(adapted), theirs = tokens_at_the_end(stays);
+    const auto told = schedule_in(adapted)["speculation"]["drafter"], delayed = schedule_in(idle);
+    fmt::print("tokens a pass in the last tenth of the steps: {:.2f} adapted, {:.2f} as it was: {:.2f} times\n", mine,
+               theirs, mine / theirs);
+    fmt::print(
+        "of what rollout leaves idle {:.3f} is used; slices that change no drafter make the run {:.2f} % longer; "
+        "its drafter is {:.2f} versions old in the mean\n",
+        delayed["speculation"]["drafter"]["idle_used"].get<double>(),
+        100 * (delayed["wall_seconds"].get<double>() / schedule_in(stays)["wall_seconds"].get<double>() - 1),
+        told["age"].get<double>());
+}
+
 void compare(const std::string& directory, const std::set<std::string>& worlds, int rounds, int steps) {
-    const std::string base = directory + "/base", student = student_in(base, preset), drafter = drafter_in(base);
+    if (worlds.contains("adaptation")) compare_adaptation(directory, 10 * steps);
+    if (worlds.size() == worlds.count("adaptation")) return;
+    const std::string base = directory + "/base", student = student_in(base, preset),
+                      drafter = drafter_in(base, preset);
     const arguments from = {"--draft-from=" + drafter};
     const auto ngram = [](int depth) {
         return way{fmt::format("ngram {}", depth), {"--speculate=ngram", fmt::format("--draft-depth={}", depth)}};
@@ -246,7 +362,7 @@ int main(int argc, char** argv) {
     std::string directory;
     std::set<std::string> worlds = {"preset", "machine", "virtual"};
     int rounds = 3, steps = 40;
-    comparison_options(app, directory, worlds, {"preset", "machine", "virtual"});
+    comparison_options(app, directory, worlds, {"preset", "machine", "virtual", "adaptation"});
     app.add_option("--rounds", rounds)->check(CLI::PositiveNumber)->capture_default_str();
     app.add_option("--steps", steps)->check(CLI::PositiveNumber)->capture_default_str();
     return comparison_main(app, argc, argv, [&] { compare(directory, worlds, rounds, steps); });

@@ -29,9 +29,10 @@ inline arguments operator+(arguments a, const arguments& b) {
     return a;
 }
 
-// A run whose own table is not shown.
-inline void train(const arguments& a) {
+// A run whose own table is not shown; it leaves after so many steps, if that is more than 0.
+inline void train(const arguments& a, std::int64_t stop_after = 0) {
     run work(parse_command_line(a));
+    if (stop_after > 0) work.stop_after(stop_after);
     std::fflush(stdout);
     const int shown = ::dup(STDOUT_FILENO);
     const bool hidden = std::freopen("/dev/null", "w", stdout) != nullptr;
@@ -39,7 +40,10 @@ inline void train(const arguments& a) {
     std::fflush(stdout);
     if (hidden) ::dup2(shown, STDOUT_FILENO);
     ::close(shown);
-    if (code != exit_ok) throw failure(code, "a run was interrupted");
+    if (code == exit_interrupted && stop_after > 0)
+        interrupted = false;
+    else if (code != exit_ok)
+        throw failure(code, "a run was interrupted");
 }
 
 struct spread {

@@ -367,7 +367,8 @@ drafter_step drafter_trainer::gradient(std::span<const drafter_text> texts, std:
 expected_acceptance drafter_trainer::measure(std::span<const trajectory* const> responses) {
     const auto depth = static_cast<std::size_t>(settings_.drafter.depth);
     std::vector<double> reached(depth), followed(depth);
-    double sum = 0, rows = 0;
+    double sum = 0, rows = 0, among_3 = 0;
+    const index_t v = target_.shape.vocabulary;
     const auto at_once = static_cast<std::size_t>(settings_.drafter.batch);
     for (std::size_t i = 0; i < responses.size(); i += at_once) {
         const auto texts = texts_of(responses.subspan(i, std::min(at_once, responses.size() - i)));
@@ -383,11 +384,14 @@ expected_acceptance drafter_trainer::measure(std::span<const trajectory* const> 
                     followed[k] += reach;
                 }
                 sum += std::exp(-static_cast<double>(refused[static_cast<std::size_t>(at)])), ++rows;
+                const float* z = z_.data() + at * v;
+                const token next = next_of(texts, s, at);
+                among_3 += std::count_if(z, z + v, [&](float x) { return x > z[next]; }) < 3;
             }
     }
     expected_acceptance r;
     if (rows == 0) return r;
-    r.mean = sum / rows;
+    r.mean = sum / rows, r.top_3 = among_3 / rows;
     double reach = 1;
     for (std::size_t k = 0; k < depth && reached[k] > 0; ++k) {
         r.by_depth.push_back(followed[k] / reached[k]);

@@ -76,6 +76,7 @@ struct expected_acceptance {
     double mean = 0;              ///< of Σ min(p, q)
     std::vector<double> by_depth; ///< of the d-th token, given that those before it were
     double length = 0;            ///< accepted tokens of a draft of that depth
+    double top_3 = 0;             ///< share of the target's tokens that are among the drafter's three likeliest
 };
 
 /// What becomes of drafts along the target's own responses: chains as rollout drafts them, on what the drafter expects of the target and
