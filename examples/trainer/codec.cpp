@@ -31,6 +31,7 @@ row_batch own_responses(const config& c, const any_task& task, const transformer
     constexpr std::uint64_t own_samples = std::uint64_t{11} << 56; // apart from those of a run and of drafters
     sampling options = sampling_of(c, task);
     options.plan = {};
+    options.inject = {};
     options.speculate = {};
     options.kv_tokens = 0;
     std::vector<request> requests;

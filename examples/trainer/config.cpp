@@ -13,6 +13,7 @@
 #include "drafters.hpp"
 #include "files.hpp"
 #include "grammar.hpp"
+#include "injection.hpp"
 #include "nearest.hpp"
 #include "numbers.hpp"
 #include "opd/estimators/correction_presets.hpp"
@@ -447,7 +448,8 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(part == part_estimator::lightning, "distill", estimator, {"advantage_clip"});
     only(is_offline(c) || !c.run.scoring_teacher.empty(), "distill", "a run without --offline or --scoring-teacher",
          {"accept_mismatch"});
-    only(!is_offline(c), "distill", "--offline", {"rollout_top_k", "rollout_top_p", "rollout_min_p"});
+    only(!is_offline(c), "distill", "--offline",
+         {"rollout_top_k", "rollout_top_p", "rollout_min_p", "inject_mismatch"});
     only(!is_offline(c), "schedule", "--offline",
          {"kind",
           "k",
@@ -785,6 +787,7 @@ void validate(const config& c) {
         fmt::format("--rollout-top-k, --rollout-top-p, --rollout-min-p: not with --teacher-cache {}, whose learner has "
                     "no logits to tell what of them was kept",
                     cache));
+    injection_of(c); // names what it refuses
     count("--m", c.distill.m, 1);
     at_least("--budget", c.distill.budget, 1);
     count("--slots", c.distill.slots, 1);

@@ -155,6 +155,7 @@ struct config {
         double m2po = 0;             // the second moment; 0: none
         std::string correction;      // a name of opd/estimators/correction_presets.hpp; empty: none
         double loss_clamp = 0;       // nats; 0: none
+        std::string inject_mismatch; // kinds of injection.hpp, separated by commas; empty: none
         // what rollout draws from
         int rollout_top_k = 0;
         double rollout_top_p = 1, rollout_min_p = 0;
@@ -246,6 +247,11 @@ inline int batch_of(const config& c) { return c.distill.prompts * c.distill.answ
 /// Rollout draws from a part of the row.
 inline bool filters_rollout(const config& c) {
     return c.distill.rollout_top_k > 0 || c.distill.rollout_top_p < 1 || c.distill.rollout_min_p > 0;
+}
+
+/// The log has figures of the mismatch between rollout and learner.
+inline bool tells_mismatch(const config& c) {
+    return c.distill.offline.empty() && !(c.distill.correction.empty() && c.distill.inject_mismatch.empty());
 }
 
 /// The run learns from a data set: it rolls nothing out, and no teacher is asked.
@@ -451,6 +457,12 @@ void visit_options(Config& c, Visitor&& v) {
              "likewise from the fewest ids whose mass is so much; 1: all", filtered);
     v.option("rollout_min_p", "--rollout-min-p", c.distill.rollout_min_p,
              "likewise from those at least so probable as a share of the most probable; 0: all", filtered);
+    v.option("inject_mismatch", "--inject-mismatch", c.distill.inject_mismatch,
+             "rollout computes otherwise than the learner, to see what that does: bf16 (weights and logits), split=4 "
+             "(products' sums in so many runs), temperature=1.02 (times --temperature), noise=0.02 (heavy-tailed, on "
+             "logits), filter (what it kept is not reported); several separated by commas. The log then has figures "
+             "of the mismatch",
+             !c.distill.inject_mismatch.empty());
     // in virtual time they decide how long rollout takes, and so what meets which weights
     v.option("slots", "--slots", c.distill.slots,
              "sequences decoded together. Results do not depend on it, but under --driver virtual", in_virtual_time(c));

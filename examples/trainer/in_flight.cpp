@@ -15,6 +15,10 @@ namespace {
 namespace sched = opd::sched;
 using sched::place;
 
+bool known(const std::vector<token>& ids, int vocabulary) {
+    return std::all_of(ids.begin(), ids.end(), [=](token id) { return id >= 0 && id < vocabulary; });
+}
+
 // What a filter left of each row: none, or at least the token.
 bool sets_fit(const trajectory& t, std::size_t drawn, int vocabulary) {
     if (t.kept_counts.empty()) return t.kept_ids.empty();
@@ -23,9 +27,7 @@ bool sets_fit(const trajectory& t, std::size_t drawn, int vocabulary) {
         if (n < 1 || n > vocabulary) return false;
         all += n;
     }
-    return t.kept_counts.size() == drawn && all == std::ssize(t.kept_ids) &&
-           std::all_of(t.kept_ids.begin(), t.kept_ids.end(),
-                       [=](std::int32_t id) { return id >= 0 && id < vocabulary; });
+    return t.kept_counts.size() == drawn && all == std::ssize(t.kept_ids) && known(t.kept_ids, vocabulary);
 }
 
 // What the stages index by without looking again: one entry a response token in every list, draws for each or for none.
@@ -35,7 +37,8 @@ bool fits(const trajectory& t, int vocabulary) {
     return t.log_mu.size() == drawn && t.versions.size() == drawn && t.draw_log_mu.size() == entries &&
            t.draw_weight.size() == entries && t.draw_exact.size() == entries &&
            (drawn == 0 ? entries == 0 : entries % drawn == 0) && sets_fit(t, drawn, vocabulary) &&
-           std::all_of(t.tokens.begin(), t.tokens.end(), [=](token id) { return id >= 0 && id < vocabulary; });
+           (t.top_ids.empty() || t.top_ids.size() == drawn) && known(t.top_ids, vocabulary) &&
+           known(t.tokens, vocabulary);
 }
 
 template <class A>

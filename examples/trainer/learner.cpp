@@ -37,6 +37,7 @@ void learner_result::add(const learner_result& o) {
     rate = o.rate;
     tokens += o.tokens;
     mismatched += o.mismatched;
+    mismatch.merge(o.mismatch);
     prefix.merge(o.prefix);
     diagnostics.merge(o.diagnostics);
     drift.merge(o.drift);
@@ -85,6 +86,21 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
     r.prefix.add(opd::view(std::as_const(log_p_).data(), rows), opd::view(batch.log_mu.data(), rows),
                  opd::row_offsets<>(batch.offsets), opd::row_mask(batch.mask));
     if (is_offline(settings_)) r.drift = drift_of(settings_, batch, cache, log_p_);
+    if (!batch.log_old.empty()) {
+        std::vector<float> advantage(log_p_.size(), 0.0f); // of reverse KL
+        for (std::size_t i = 0; i < log_p_.size(); ++i)
+            if (batch.mask[i] != 0) advantage[i] = cache.next_log_q[i] - log_p_[i];
+        const auto of = []<class T>(const std::vector<T>& column) {
+            return column.empty() ? opd::vector_view<const T>() : opd::view(column.data(), std::ssize(column));
+        };
+        r.mismatch.add(opd::mismatch_columns<float>{.log_mu = of(batch.log_mu),
+                                                    .log_old = of(batch.log_old),
+                                                    .log_p = of(log_p_),
+                                                    .advantage = of(advantage),
+                                                    .rollout_top = of(batch.top),
+                                                    .old_top = of(batch.old_top),
+                                                    .mask = opd::row_mask(batch.mask)});
+    }
     if (batch.entries > 0 && cache.what != teacher_cache::kind::support)
         r.ratios.assign(static_cast<std::size_t>(opd::ratio_sketch::bins), 0);
     const opd::result o =
@@ -139,6 +155,23 @@ void learner::recompute(const row_batch& batch) {
     opd::token_logp(backend_, opd::view(static_cast<const float*>(logits_.data()), batch.rows, v),
                     opd::view(batch.next.data(), batch.rows, 1), opd::view(log_p_.data(), batch.rows, 1),
                     static_cast<float>(settings_.distill.temperature), opd::row_mask(batch.mask));
+}
+
+void learner::look_back(row_batch& batch) {
+    const bool entries = reads_proximal(settings_), next = tells_mismatch(settings_);
+    if (!entries && !next) return;
+    const index_t rows = pass_.set_sequences(batch.inputs), v = model_.shape.vocabulary;
+    logits_.resize(static_cast<std::size_t>(rows * v));
+    pass_.forward(logits_.data());
+    if (entries) trainer::entry_log_probs(backend_, settings_, batch, logits_.data(), v, batch.entry_log_prox);
+    if (!next) return;
+    recompute(batch);
+    batch.log_old = log_p_;
+    batch.old_top.clear();
+    for (std::size_t r = 0; r < batch.top.size(); ++r) {
+        const auto row = logits_.begin() + static_cast<std::ptrdiff_t>(r) * v;
+        batch.old_top.push_back(static_cast<token>(std::max_element(row, row + v) - row));
+    }
 }
 
 std::vector<float> learner::token_log_probs(const row_batch& batch) {

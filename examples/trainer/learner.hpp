@@ -11,6 +11,7 @@
 #include "config.hpp"
 #include "model.hpp"
 #include "opd/backends/eigen.hpp"
+#include "opd/estimators/mismatch.hpp"
 #include "opd/estimators/sequences.hpp"
 #include "opd/hidden.hpp"
 #include "opd/offline_drift.hpp"
@@ -66,6 +67,7 @@ struct learner_result : step_result {
     opd::diagnostics diagnostics = {}; ///< of the estimator
     std::vector<index_t> ratios = {};  ///< of drawn tokens, counted as opd::ratio_sketch does; else empty
     opd::offline_drift drift = {};     ///< of the student before the step from the policy that drew a data set
+    opd::mismatch mismatch = {};       ///< of rollout from the student before the step, where it is measured
     int updates = 0;                   ///< of the weights
 
     /// Those of another mini-batch: what is a mean stays one, over tokens; of the norms, over updates.
@@ -92,6 +94,10 @@ public:
 
     /// log p of the recorded entries, likewise. (N, entries)
     std::vector<float> entry_log_probs(const row_batch& batch);
+
+    /// What the settings ask for of the student as it is, which a step begins with, from one forward pass: entry_log_prox,
+    /// log_old and old_top of the batch; nothing of it, nothing is done. Call it for all mini-batches before the first step.
+    void look_back(row_batch& batch);
 
     /// Bytes of rows of V numbers that a step held at once, of student and teacher: the most so far.
     std::size_t logits_at_once() const { return logits_at_once_; }

@@ -26,9 +26,27 @@ constexpr index_t row_tile = 48;
 
 index_t round_up(index_t n, index_t to) { return (n + to - 1) / to * to; }
 
+// The same product in another order of its sums: each run of inputs by itself, then the runs' sums in order.
+template <class T>
+void linear_in_runs(const transformer<T>& model, const tensor& w, const T* x, index_t rows, T* y, bool accumulate) {
+    std::vector<T> part(static_cast<std::size_t>(rows * w.rows));
+    for (index_t run = 0; run < model.split; ++run) {
+        const index_t first = w.columns * run / model.split, end = w.columns * (run + 1) / model.split;
+        if (first == end) continue; // fewer inputs than runs
+        product(serial_executor{}, product_nn(rows, w.rows, end - first, x + first, w.columns,
+                                              model.transposed_at(w) + first * w.rows, w.rows, part.data(), w.rows));
+        if (accumulate)
+            add_row(part.data(), rows * w.rows, y);
+        else
+            std::copy(part.begin(), part.end(), y);
+        accumulate = true;
+    }
+}
+
 // y (R,out) (+)= x (R,in) W^T
 template <class T>
 void linear(const transformer<T>& model, const tensor& w, const T* x, index_t rows, T* y, bool accumulate = false) {
+    if (model.split > 1) return linear_in_runs(model, w, x, rows, y, accumulate);
     product(serial_executor{},
             product_nn(rows, w.rows, w.columns, x, w.columns, model.transposed_at(w), w.rows, y, w.rows, accumulate));
 }

@@ -95,6 +95,7 @@ public:
     model_shape shape;
     model_layout layout;
     std::vector<T> weights; // flat, tensors as (out, in)
+    int split = 1;          // of the forward pass's products: runs of inputs that are summed apart (injection.hpp)
 
     const T* at(const tensor& t) const { return weights.data() + t.offset; }
     const T* transposed_at(const tensor& t) const { return transposed_.data() + t.offset; } // (in, out)

@@ -400,8 +400,7 @@ void run::distill_offline() {
         std::vector<offline_batch> batches;
         for (std::size_t i = 0; i < parts; ++i)
             batches.push_back(set.read(std::span(numbers).subspan(i * share, share)));
-        if (reads_proximal(c)) // of the student that the step begins with
-            for (offline_batch& b : batches) b.rows.entry_log_prox = learn.entry_log_probs(b.rows);
+        for (offline_batch& b : batches) learn.look_back(b.rows);
         learner_result r;
         for (const offline_batch& b : batches)
             r.add(learn.step(b.rows, b.cache, rate_of(c, state_.rate, state_.step), version, r.updates));

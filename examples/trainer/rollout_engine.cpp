@@ -20,8 +20,8 @@ void need_model(const policy& weights) {
 } // namespace
 
 rollout_engine::rollout_engine(const policy& weights, const sampling& options, index_t lanes, index_t length)
-    : weights_((need_model(weights), weights)), o_(options), length_(length),
-      sampler_(options, weights.model->shape.vocabulary) {
+    : weights_((need_model(weights), weights)), o_(options), model_(injected(options.inject, weights.model)),
+      length_(length), sampler_(options, weights.model->shape.vocabulary) {
     if (lanes < 1) throw std::invalid_argument(fmt::format("rollout_engine: lanes must be at least 1, not {}", lanes));
     if (options.max_response < 1) throw std::invalid_argument("rollout: max_response must be at least 1");
     if (options.prefill_chunk < 1) throw std::invalid_argument("rollout: prefill_chunk must be at least 1");
@@ -120,6 +120,7 @@ void rollout_engine::check(const trajectory& t) const {
     const std::size_t drawn = t.tokens.size() - t.prompt_length;
     const std::size_t entries = drawn * static_cast<std::size_t>(o_.plan.count);
     need(t.kept_counts.size() == (o_.keep_sets ? drawn : 0), "not one kept set a token");
+    need(t.top_ids.size() == (o_.keep_tops ? drawn : 0), "not one most probable id a token");
     need(t.log_mu.size() == drawn && t.versions.size() == drawn, "not one log_mu and one version a token");
     need(t.draw_ids.size() == entries && t.draw_log_mu.size() == entries && t.draw_weight.size() == entries &&
              t.draw_exact.size() == entries,
@@ -169,8 +170,9 @@ void rollout_engine::install(const policy& weights) {
             fmt::format("rollout_engine: version {} after version {}", weights.version, weights_.version));
     const bool others = weights.model != weights_.model;
     weights_ = weights;
-    if (others)
-        for (index_t lane = 0; lane < lanes(); ++lane) forget(lane);
+    if (!others) return;
+    model_ = injected(o_.inject, weights_.model);
+    for (index_t lane = 0; lane < lanes(); ++lane) forget(lane);
 }
 
 // What the model has read of a sequence is gone, and so is what a drafter made of it.
@@ -182,7 +184,7 @@ void rollout_engine::forget(index_t lane) {
 }
 
 void rollout_engine::forward() {
-    const transformer<float>& model = *weights_.model;
+    const transformer<float>& model = *model_;
     logits_.resize(tokens_.size() * static_cast<std::size_t>(model.shape.vocabulary));
     forward_rows(model, std::span<const segment>(segments_), std::span<const std::int32_t>(tokens_), cache_, state_,
                  false, logits_.data());

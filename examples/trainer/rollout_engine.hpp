@@ -161,6 +161,7 @@ private:
 
     policy weights_;
     sampling o_;
+    std::shared_ptr<const transformer<float>> model_; // what computes: weights_' model, or what was injected into it
     index_t length_;
     sampler sampler_;
     std::vector<lane_state> lanes_;

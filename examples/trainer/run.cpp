@@ -78,6 +78,29 @@ std::vector<problem> held_out(const any_task& task, std::size_t most) {
     return r;
 }
 
+// The figures of docs/estimators/corrections.md; shares and means over the tokens of a step.
+nlohmann::ordered_json described(const opd::mismatch& m) {
+    const auto ratio = [](const opd::ratio_figures& r) {
+        return nlohmann::ordered_json{{"k1", r.k1()},
+                                      {"k2", r.k2()},
+                                      {"k3", r.k3()},
+                                      {"contribution_positive", r.contribution(true)},
+                                      {"contribution_negative", r.contribution(false)}};
+    };
+    nlohmann::ordered_json j;
+    j["tokens"] = m.delta.tokens;
+    j["delta_mean"] = m.delta.mean();
+    j["delta_abs_mean"] = m.delta.abs_mean();
+    j["delta_max"] = m.delta.abs_max;
+    for (const auto& [key, q] : {std::pair{"delta_p50", 0.5}, {"delta_p90", 0.9}, {"delta_p99", 0.99}})
+        j[key] = m.quantile(q);
+    j["exact"] = static_cast<double>(m.exact) / static_cast<double>(std::max<index_t>(1, m.delta.tokens));
+    if (m.compared > 0) j["argmax_flips"] = m.flip_share();
+    if (m.bad > 0) j["bad"] = m.bad;
+    j["corr"] = ratio(m.corr), j["train"] = ratio(m.train), j["rollout"] = ratio(m.rollout);
+    return j;
+}
+
 // The settings that results depend on, as text: a checkpoint's, and the run's that wants to go on from it.
 std::string result_settings(const config& c) { return results_json(c).dump(); }
 
@@ -406,6 +429,7 @@ void run::show(const step_result& r, std::int64_t steps, double seconds, double 
                 line["masked"] = more->diagnostics.masked;
                 line["truncated"] = more->diagnostics.truncated;
             }
+            if (tells_mismatch(settings_)) line["mismatch"] = described(more->mismatch);
             if (more->diagnostics.tokens > 0) {
                 line["ratio_mean"] = more->diagnostics.ratio_mean();
                 line["teacher_kl"] = more->diagnostics.teacher_kl();
@@ -468,7 +492,8 @@ std::vector<example> run::warmup_texts() {
     const int batch = settings_.student.batch;
     if (settings_.student.data != "teacher") return solutions(*task_, settings_.run.seed, state_.next_sample, batch);
     sampling o = sampling_of(settings_, *task_); // the teacher's whole policy: no filter, no drafts
-    o.top_k = 0, o.top_p = 1, o.min_p = 0, o.keep_sets = false, o.plan = {}, o.speculate = {}, o.kv_tokens = 0;
+    o.top_k = 0, o.top_p = 1, o.min_p = 0, o.keep_sets = o.keep_tops = false;
+    o.inject = {}, o.plan = {}, o.speculate = {}, o.kv_tokens = 0;
     std::vector<request> requests;
     for (int i = 0; i < batch; ++i)
         requests.push_back(request_of(*task_, settings_.run.seed, state_.next_sample + static_cast<std::uint64_t>(i)));
@@ -541,7 +566,7 @@ void run::distilled(const learner_result& r, const policy& student, const std::v
                      "teacher has never seen the student's prefixes: a lower --rate or a stronger warm-up helps",
                      state_.step, kl_watch::block * kl_watch::limit, state_.kl.last_mean);
     }
-    if (r.mismatched > 0 && !mismatch_told_) {
+    if (r.mismatched > 0 && !mismatch_told_ && settings_.distill.inject_mismatch.empty()) {
         mismatch_told_ = true;
         progress_.clear();
         spdlog::warn("step {}: {} tokens have another log-probability in the learner than in rollout", state_.step,

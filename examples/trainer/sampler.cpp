@@ -22,6 +22,9 @@ void sampler::clear() {
 void sampler::add(trajectory& t, const float* z) {
     rows_.push_back(&t);
     z_.insert(z_.end(), z, z + v_);
+    if (o_.inject.changes_logits())
+        inject(o_.inject, o_.seed, t.sample, static_cast<std::uint32_t>(t.tokens.size()),
+               std::span(z_).last(static_cast<std::size_t>(v_)));
 }
 
 void sampler::draw(std::int32_t version) {
@@ -93,6 +96,10 @@ void sampler::draw(std::int32_t version) {
         t.tokens.push_back(ids_[first]);
         t.log_mu.push_back(log_mu_[first]);
         t.versions.push_back(version);
+        if (o_.keep_tops) {
+            const auto row = z_.begin() + r * v_;
+            t.top_ids.push_back(static_cast<token>(std::max_element(row, row + v_) - row));
+        }
         if (o_.keep_sets) {
             const auto row = static_cast<std::size_t>(r);
             t.kept_counts.push_back(static_cast<std::int32_t>(kept_[row]));

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "injection.hpp"
 #include "opd/backends/eigen.hpp"
 #include "speculation.hpp"
 #include "trajectory.hpp"
@@ -24,6 +25,7 @@ struct sampling {
     double top_p = 1;       ///< 1: all
     double min_p = 0;       ///< 0: all
     bool keep_sets = false; ///< the ids that the filter leaves are recorded
+    bool keep_tops = false; ///< the most probable id is recorded
     std::uint64_t seed = 0;
     token end = 0;
     int max_response = 0;
@@ -32,9 +34,10 @@ struct sampling {
     int kv_tokens = 0;     ///< keys and values that an engine has memory for, over all sequences; 0: all of each
     draw_plan plan = {};
     speculation_options speculate = {}; ///< changes nothing but the time
+    injection inject = {};              ///< of the model and its logits, which engine and sampler are given exact
 
     opd::filter filter() const {
-        return {.temperature = static_cast<float>(temperature),
+        return {.temperature = static_cast<float>(temperature * inject.temperature),
                 .top_k = top_k,
                 .top_p = static_cast<float>(top_p),
                 .min_p = static_cast<float>(min_p)};

@@ -25,7 +25,9 @@ sampling sampling_of(const config& c, const any_task& task) {
     o.speculate = speculation_of(c);
     o.kv_tokens = c.distill.kv_tokens;
     o.top_k = c.distill.rollout_top_k, o.top_p = c.distill.rollout_top_p, o.min_p = c.distill.rollout_min_p;
-    o.keep_sets = filters_rollout(c);
+    o.inject = injection_of(c);
+    o.keep_sets = filters_rollout(c) && !o.inject.filter;
+    o.keep_tops = !c.distill.inject_mismatch.empty();
     return o;
 }
 
@@ -187,11 +189,9 @@ index_t learner_stage::train(std::span<const view> sequences, const sched::train
                 if (const std::size_t first = sequences.size() * i / parts, end = sequences.size() * (i + 1) / parts;
                     first < end)
                     shares.push_back(sequences.subspan(first, end - first));
-            std::vector<std::vector<float>> proximal(shares.size()); // of the student that the step begins with
-            if (reads_proximal(settings_))
-                for (std::size_t i = 0; i < shares.size(); ++i) proximal[i] = learn_.entry_log_probs(packed(shares[i]));
-            for (std::size_t i = 0; i < shares.size(); ++i)
-                r.add(update(shares[i], version, r.updates, std::move(proximal[i])));
+            std::vector<row_batch> batches;
+            for (const auto& share : shares) learn_.look_back(batches.emplace_back(packed(share)));
+            for (std::size_t i = 0; i < shares.size(); ++i) r.add(update(shares[i], version, r.updates, batches[i]));
             if (after_) after_(r, sequences, version);
         }
         last_ = {call.from, std::move(samples), r.updates, learn_.snapshot(static_cast<std::int32_t>(version) + 1)};
@@ -210,11 +210,9 @@ row_batch learner_stage::packed(std::span<const view> sequences) const {
 }
 
 learner_result learner_stage::update(std::span<const view> sequences, sched::version_t version, int updates,
-                                     std::vector<float> proximal) {
+                                     const row_batch& batch) {
     std::vector<const scored_sequence*> scored;
     for (const auto& s : sequences) scored.push_back(s.scored.get());
-    row_batch batch = packed(sequences);
-    batch.entry_log_prox = std::move(proximal);
     join(scored, cache_);
     return learn_.step(batch, cache_, rate_of(settings_, rate_, version), static_cast<std::int32_t>(version), updates);
 }

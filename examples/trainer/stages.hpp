@@ -206,7 +206,7 @@ public:
 private:
     row_batch packed(std::span<const view> sequences) const;
     learner_result update(std::span<const view> sequences, opd::sched::version_t version, int updates,
-                          std::vector<float> proximal);
+                          const row_batch& batch);
 
     const config& settings_;
     learner& learn_;

@@ -42,6 +42,7 @@ row_batch pack(std::span<const trajectory* const> trajectories, int entries) {
         b.kept += rows - prompt;
         behind(b.log_mu, prompt, 0.0f, t->log_mu);
         behind(b.versions, prompt, static_cast<std::int32_t>(t->versions.front()), t->versions);
+        if (!t->top_ids.empty()) behind(b.top, prompt, token{0}, t->top_ids);
         if (!t->kept_counts.empty()) {
             if (b.kept_offsets.empty()) b.kept_offsets.push_back(0);
             b.kept_offsets.insert(b.kept_offsets.end(), static_cast<std::size_t>(prompt), b.kept_offsets.back());

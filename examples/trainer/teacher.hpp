@@ -46,6 +46,10 @@ struct row_batch {
     std::vector<std::int64_t>
         kept_offsets;                   ///< (N+1) of a rollout that filters: where a row's kept ids begin; else empty
     std::vector<std::int32_t> kept_ids; ///< (their sum)
+    std::vector<token> top;             ///< (N) rollout's most probable id, where it was recorded; else empty
+    // the learner's own at the weights that its step began with, for the figures of mismatch; empty: none are asked for
+    std::vector<float> log_old; ///< (N) log p of the token that follows; 0 where masked
+    std::vector<token> old_top; ///< (N) the most probable id, where `top` is
 };
 
 row_batch pack(std::span<const trajectory> trajectories, int entries);

@@ -43,19 +43,21 @@ struct trajectory {
     std::vector<std::uint8_t> draw_exact;  ///< (response, count) included with certainty
     std::vector<std::int32_t> kept_counts; ///< (response) ids that rollout's filter left, or none
     std::vector<std::int32_t> kept_ids;    ///< (their sum) ascending within a token
+    std::vector<std::int32_t> top_ids;     ///< (response) rollout's most probable id at each token, or none
 
     std::span<const token> response() const { return std::span(tokens).subspan(prompt_length); }
     bool operator==(const trajectory&) const = default;
     template <class A>
     void fields(A& a) {
-        // kept sets are written where there are some: a byte says so that else says only whether it ended
-        auto marks = static_cast<std::uint8_t>(ended + 2 * !kept_counts.empty());
+        // kept sets and top ids are written where there are some: a byte says so that else says only whether it ended
+        auto marks = static_cast<std::uint8_t>(ended + 2 * !kept_counts.empty() + 4 * !top_ids.empty());
         a(sample, tokens, prompt_length, marks, log_mu, versions, draw_ids, draw_log_mu, draw_weight, draw_exact);
         if constexpr (A::reading) {
-            if (marks > 3) throw opd::invalid_input("snapshot", "is damaged: a value is none of its kind");
+            if (marks > 7) throw opd::invalid_input("snapshot", "is damaged: a value is none of its kind");
             ended = (marks & 1) != 0;
         }
         if ((marks & 2) != 0) a(kept_counts, kept_ids);
+        if ((marks & 4) != 0) a(top_ids);
     }
 };
 
