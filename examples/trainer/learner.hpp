@@ -95,8 +95,8 @@ public:
     /// log p of the recorded entries, likewise. (N, entries)
     std::vector<float> entry_log_probs(const row_batch& batch);
 
-    /// What the settings ask for of the student as it is, which a step begins with, from one forward pass: entry_log_prox,
-    /// log_old and old_top of the batch; nothing of it, nothing is done. Call it for all mini-batches before the first step.
+    /// What the settings ask for of the student as it is, which a step begins with, from one forward pass: the batch's
+    /// entry_log_prox, log_old and old_top. For all mini-batches of a step before the first of its updates.
     void look_back(row_batch& batch);
 
     /// Bytes of rows of V numbers that a step held at once, of student and teacher: the most so far.

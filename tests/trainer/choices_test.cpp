@@ -2,11 +2,15 @@
 //
 // What the trainer takes of the library beside its divergences: decoupled PPO, M2PO, the reweighted support, the clamp
 // of losses, filters of rollout with the sets that they kept, quantiles of ratios. Each changes what it should, and is
-// refused by name elsewhere.
+// refused by name elsewhere. And what is done to rollout on purpose (--inject-mismatch), in runs and in the cells of the
+// mismatch study (examples/mismatch_study).
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <string>
@@ -15,7 +19,9 @@
 #include "config.hpp"
 #include "files.hpp"
 #include "in_flight.hpp"
+#include "injection.hpp"
 #include "learner.hpp"
+#include "mismatch_study/study.hpp"
 #include "opd/ratio_sketch.hpp"
 #include "rollout.hpp"
 #include "trainer/commands.hpp"
@@ -245,9 +251,266 @@ TEST_CASE("sequences in flight keep their sets through a checkpoint") {
     CHECK(weights("part") == weights("whole"));
 }
 
+namespace {
+
+std::vector<trajectory> rolled_with(const injection& what, const policy& weights, sampling o = {}, int threads = 1) {
+    opd::thread_team team(threads);
+    sampling base = opd::test::small_sampling({draw_plan::kind::iid, 3}, 0.9);
+    base.inject = what, base.keep_tops = true, base.slots = o.slots, base.prefill_chunk = o.prefill_chunk;
+    base.speculate = o.speculate;
+    base.top_k = o.top_k;
+    std::vector<request> requests;
+    for (std::uint64_t i = 0; i < 9; ++i) requests.push_back(opd::test::small_prompt(i));
+    return roll_out(*weights.model, team, requests, base, weights.version);
+}
+
+// log softmax of a row of logits, in double.
+std::vector<double> log_probs(const float* z, std::size_t v, double temperature) {
+    std::vector<double> p;
+    for (std::size_t i = 0; i < v; ++i) p.push_back(double(z[i]) / temperature);
+    const double most = *std::ranges::max_element(p);
+    double sum = 0;
+    for (const double x : p) sum += std::exp(x - most);
+    for (double& x : p) x -= most + std::log(sum);
+    return p;
+}
+
+// To nearest, ties to even: by the float's bits.
+float to_bf16(float x) {
+    auto bits = std::bit_cast<std::uint32_t>(x);
+    bits += 0x7fffu + (bits >> 16 & 1u);
+    return std::bit_cast<float>(bits & 0xffff0000u);
+}
+
+} // namespace
+
+TEST_CASE(
+    "an injected mismatch is the law that rollout draws from, and r_corr and its figures are those of enumeration") {
+    constexpr std::size_t v = 15;
+    constexpr double temperature = 0.9;
+    const policy weights = opd::test::small_weights(3, 0);
+    config c;
+    c.student_model = opd::test::small_shape();
+    c.distill.temperature = temperature, c.distill.estimator = "mc", c.distill.m = 3;
+    c.distill.inject_mismatch = "noise=0"; // the learner's figures; its weights are exact whatever rollout does
+    std::vector<std::pair<const char*, injection>> kinds = {
+        {"none", {}},
+        {"bf16", {.bf16 = true}},
+        {"split", {.split = 5}},
+        {"temperature", {.temperature = 1.3}},
+        {"noise", {.noise = 0.2}},
+        {"filter", {.filter = true}},
+        {"all", {.bf16 = true, .split = 3, .temperature = 0.8, .noise = 0.1}}};
+    for (const auto& [name, what] : kinds) {
+        CAPTURE(name);
+        sampling how;
+        how.top_k = what.filter ? 4 : 0;
+        const auto rolled = rolled_with(what, weights, how);
+        transformer<float> student = *weights.model, engine = *weights.model;
+        engine.split = what.split;
+        if (what.bf16)
+            for (float& w : engine.weights) w = to_bf16(w);
+        engine.weights_changed();
+        adamw_state state;
+        opd::eigen_backend backend{.threads = 1};
+        learner learn(c, student, state, backend);
+        row_batch batch = pack(rolled, 3);
+        learn.look_back(batch);
+        std::vector<float> exact, other;
+        teacher_scorer(*weights.model, backend).logits(batch.inputs, exact);
+        teacher_scorer(engine, backend).logits(batch.inputs, other);
+        double sum = 0, k3 = 0, most = 0, flips = 0, n = 0;
+        for (std::size_t s = 0; s < rolled.size(); ++s)
+            for (std::int64_t at = batch.offsets[s]; at < batch.offsets[s + 1]; ++at) {
+                const auto r = std::size_t(at);
+                if (batch.mask[r] == 0) continue;
+                float* z = other.data() + r * v;
+                inject({.noise = what.noise}, 5, rolled[s].sample, std::uint32_t(at - batch.offsets[s] + 1), {z, v});
+                if (what.bf16)
+                    for (std::size_t i = 0; i < v; ++i) z[i] = to_bf16(z[i]);
+                const std::vector<double> p = log_probs(exact.data() + r * v, v, temperature);
+                std::vector<double> mu = log_probs(z, v, temperature * what.temperature);
+                if (what.filter) { // the four most probable ids, ties to the lower
+                    std::vector<std::size_t> order(v);
+                    std::iota(order.begin(), order.end(), 0u);
+                    std::ranges::stable_sort(order, [&](auto a, auto b) { return z[a] > z[b]; });
+                    double mass = 0;
+                    for (int i = 0; i < 4; ++i) mass += std::exp(mu[order[std::size_t(i)]]);
+                    for (std::size_t i = 0; i < v; ++i)
+                        mu[order[i]] = i < 4 ? mu[order[i]] - std::log(mass) : -std::numeric_limits<double>::infinity();
+                }
+                const auto y = std::size_t(batch.next[r]);
+                CHECK(double(batch.log_mu[r]) == doctest::Approx(mu[y]).epsilon(2e-5));
+                CHECK(double(batch.log_old[r]) == doctest::Approx(p[y]).epsilon(2e-5));
+                const auto top = [&](const float* row) { return token(std::max_element(row, row + v) - row); };
+                CHECK(batch.top[r] == top(z));
+                CHECK(batch.old_top[r] == top(exact.data() + r * v));
+                const double d = p[y] - mu[y];
+                n += 1, sum += d, most = std::max(most, std::abs(d)), k3 += std::exp(d) - 1 - d;
+                flips += batch.top[r] != batch.old_top[r];
+            }
+        teacher_cache cache;
+        teacher_scorer(*opd::test::small_weights(8, 0).model, backend).score(batch, cache_for(c), cache);
+        const opd::mismatch m = learn.step(batch, cache, 1e-3, 0).mismatch;
+        CHECK(double(m.delta.tokens) == n);
+        CHECK(m.delta.mean() == doctest::Approx(sum / n).epsilon(1e-3).scale(1e-4));
+        CHECK(m.delta.abs_max == doctest::Approx(most).epsilon(1e-3).scale(1e-2));
+        CHECK(m.corr.k3() == doctest::Approx(k3 / n).epsilon(1e-2).scale(1e-6));
+        CHECK(m.train.k3() == 0);
+        CHECK(double(m.flips) == flips);
+        CHECK(m.compared == m.delta.tokens);
+        const bool none = std::string(name) == "none";
+        CHECK((m.exact == m.delta.tokens) == none);
+        CHECK((m.rollout.contribution_size(true) > 0) == !none);
+        if (std::string(name) == "split") CHECK(m.delta.abs_max < 1e-4);
+        if (what.filter) CHECK(m.delta.mean() < -1e-3); // mu has more of each id that it left
+        if (std::string(name) == "noise") CHECK(m.delta.abs_max > 5 * m.quantile(0.5));
+        // as rollout is, a function of weights, seed and sample: threads, slots, chunks and drafts change nothing
+        how.slots = 3, how.prefill_chunk = 2;
+        CHECK(rolled_with(what, weights, how, 2) == rolled);
+        how.speculate.what = drafting::ngram;
+        CHECK(rolled_with(what, weights, how) == rolled);
+    }
+}
+
+TEST_CASE("injected noise is Student's t of two degrees, keyed by sample, position and id") {
+    std::vector<float> all;
+    for (std::uint64_t sample = 0; sample < 40; ++sample)
+        for (std::uint32_t position = 0; position < 20; ++position) {
+            std::vector<float> z(30, 0.0f), again(11, 0.0f);
+            inject({.noise = 0.5}, 7, sample, position, z);
+            inject({.noise = 0.5}, 7, sample, position, again);
+            CHECK(std::equal(again.begin(), again.end(), z.begin()));
+            all.insert(all.end(), z.begin(), z.end());
+        }
+    CHECK(std::set(all.begin(), all.end()).size() > all.size() * 99 / 100);
+    for (const double a : {0.5, 1.0, 3.0, 8.0}) { // P(|x| > a) = 1 - a / sqrt(2 + a²)
+        const double expected = 1 - a / std::sqrt(2 + a * a), n = double(all.size());
+        const double share = double(std::ranges::count_if(all, [&](float x) { return std::abs(x) > 0.5 * a; })) / n;
+        CHECK(std::abs(share - expected) < 4 * std::sqrt(expected * (1 - expected) / n));
+    }
+    CHECK(std::abs(double(std::ranges::count_if(all, [](float x) { return x > 0; })) / double(all.size()) - 0.5) <
+          0.013);
+    std::vector<float> z = {1, 2, 3};
+    inject({}, 7, 1, 1, z);
+    CHECK(z == std::vector<float>{1, 2, 3});
+}
+
+TEST_CASE("runs with an injected mismatch: figures in the log, none where nothing is injected, the same when resumed") {
+    const flags mc = {"--estimator=mc", "--m=1", "--correction=tis"};
+    const ended plain = trained(mc), nothing = trained(with(mc, {"--inject-mismatch=noise=0,split=1,temperature=1"}));
+    CHECK(nothing.weights == plain.weights);
+    CHECK(nothing.log[0]["mismatch"]["argmax_flips"] == 0);
+    CHECK_FALSE(plain.log[0]["mismatch"].contains("argmax_flips")); // rollout's ids are not recorded
+    CHECK_FALSE(trained({"--estimator=mc", "--m=1"}).log[0].contains("mismatch"));
+    for (const ended* exact : {&plain, &nothing})
+        for (const auto& line : exact->log) {
+            const auto& m = line["mismatch"];
+            CHECK(m["delta_max"] == 0);
+            CHECK(m["exact"] == 1);
+            CHECK(m["tokens"].get<int>() > 10);
+            CHECK(m["corr"]["k3"] == 0);
+            CHECK(m["train"]["k3"].get<double>() > 0); // of the second mini-batch
+            CHECK(m["train"] == m["rollout"]);
+        }
+    for (const flags& kind : {flags{"--inject-mismatch=bf16"}, flags{"--inject-mismatch=split=4"},
+                              flags{"--inject-mismatch=temperature=1.2"}, flags{"--inject-mismatch=noise=0.1"},
+                              flags{"--inject-mismatch=filter", "--rollout-top-k=4"}}) {
+        CAPTURE(kind[0]);
+        const ended other = trained(with(mc, kind));
+        CHECK(other.weights != plain.weights);
+        CHECK(sum_of(other, "mismatched") > 0);
+        const auto& m = other.log[0]["mismatch"];
+        CHECK(m["delta_max"].get<double>() > 0);
+        CHECK(m["delta_max"].get<double>() >= m["delta_abs_mean"].get<double>());
+        CHECK(m["delta_p50"].get<double>() <= m["delta_p99"].get<double>());
+        CHECK(m["corr"]["k3"].get<double>() > 0);
+        CHECK(m["train"] != m["rollout"]);
+        CHECK(trained(with(kind, {"--teacher-cache=dense"})).log[0]["mismatch"]["tokens"].get<int>() > 10);
+    }
+    // in flight, with what was recorded of it
+    const scratch dir;
+    const flags settings = with(mc, {"--inject-mismatch=bf16,split=2,noise=0.1,temperature=1.2", "--schedule=async",
+                                     "--tau=2", "--driver=virtual"});
+    const auto weights = [&](const std::string& name) {
+        std::string text;
+        return load_checkpoint(dir / (name + "/checkpoints/distill.ckpt"), text).student_weights;
+    };
+    run whole(parse_command_line(tiny(dir / "whole", settings)));
+    REQUIRE(go(whole) == exit_ok);
+    {
+        run first(parse_command_line(tiny(dir / "part", settings)));
+        first.stop_after(7); // 4 of the teacher, 3 of distillation
+        REQUIRE(go(first) == exit_interrupted);
+    }
+    run second(parse_command_line(flags{"--run-dir=" + (dir / "part"), "--resume", "--quiet"}));
+    REQUIRE(go(second) == exit_ok);
+    CHECK(weights("part") == weights("whole"));
+
+    CHECK(refused({"--inject-mismatch=bf17"}).find("did you mean 'bf16'?") != std::string::npos);
+    CHECK(refused({"--inject-mismatch=bf16=1"}) ==
+          "--inject-mismatch takes bf16 and filter without a number, not 'bf16=1'");
+    CHECK(refused({"--inject-mismatch=split=1.5"}).find("n an integer from 1 to 64, not 'split=1.5'") !=
+          std::string::npos);
+    CHECK(refused({"--inject-mismatch=split"}).find("not 'split'") != std::string::npos);
+    CHECK(refused({"--inject-mismatch=temperature=0"}).find("f in [0.1, 10]") != std::string::npos);
+    CHECK(refused({"--inject-mismatch=noise=-1"}).find("s in [0, 10]") != std::string::npos);
+    CHECK(refused({"--inject-mismatch=filter"}).find("needs --rollout-top-k") != std::string::npos);
+    CHECK(refused({"--offline=x", "--start-from=y", "--estimator=lightning", "--inject-mismatch=bf16"}) ==
+          "--inject-mismatch is not used by --offline");
+}
+
+TEST_CASE("a cell of the mismatch study is a run of opd-train, bit for bit, and its windows are read as written") {
+    using namespace mismatch_study;
+    const scratch dir;
+    const flags settings = with(small_models(), {"--quiet", "--steps=5", "--prompts=4", "--rate=0.05", "--warmup=0",
+                                                 "--eval-prompts=4", "--eval-samples=0", "--eval-every=0",
+                                                 "--threads=1", "--teacher-batch=4", "--estimator=mc", "--m=1"});
+    {
+        run base(parse_command_line(with(settings, {"--run-dir=" + (dir / "base")})));
+        REQUIRE(go(base) == exit_ok);
+    }
+    const std::string student = dir / "base/checkpoints/student.ckpt";
+    const world w(student, settings);
+    const auto all = treatments();
+    const auto treated = [&](const std::string& name) {
+        return *std::ranges::find(all, name, &mismatch_study::choice::name);
+    };
+    for (const auto& engine : engines()) {
+        const auto treatment = treated(engine.name == "noise"  ? "reinforce"
+                                       : engine.name == "bf16" ? "tis_srs_k3_corr"
+                                                               : "recompute");
+        CAPTURE(engine.name);
+        const std::string where = dir / engine.name;
+        run alone(parse_command_line(with(with(with(settings, engine.options), treatment.options),
+                                          {"--run-dir=" + where, "--start-from=" + student, "--seed=7"})));
+        REQUIRE(go(alone) == exit_ok);
+        std::string text;
+        const auto weights = load_checkpoint(where + "/checkpoints/latest.ckpt", text).student_weights;
+        const auto cell = run_cell(w, engine, treatment, 7, 2);
+        REQUIRE(cell.size() == 2);
+        CHECK(cell[0].step == 3);
+        CHECK(cell[1].step == 5);
+        CHECK(cell[1].weights ==
+              hash128({reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(float)}));
+        CHECK(run_cell(w, engine, treatment, 8, 1)[0].weights != cell[1].weights);
+        for (const window& one : cell) {
+            const told_window told{engine.name, treatment.name, 7, one};
+            CHECK(line_of(window_of(line_of(told))) == line_of(told));
+            CHECK((one.x[figure::delta_max] == 0) == (engine.name == "exact"));
+        }
+    }
+    CHECK_THROWS_WITH_AS(window_of("exact,tis"), doctest::Contains("fields"), failure);
+    std::string damaged = line_of({"exact", "tis", 1, {.weights = "abc"}});
+    damaged.replace(damaged.find(",0,0"), 4, ",0,x");
+    CHECK_THROWS_WITH_AS(window_of(damaged), doctest::Contains("'x' is no number"), failure);
+    CHECK(pooled_error({{1, 3}, {5, 5}}) == doctest::Approx(std::sqrt(2.0 / 2 / 2)));
+    CHECK(std::isnan(pooled_error({{1}, {2}})));
+}
+
 TEST_CASE("settings that are not chosen leave a run's settings as they were") {
     const auto settings = results_json(parse_command_line(flags{}).settings)["distill"];
-    for (const char* key : {"m2po", "loss_clamp", "rollout_top_k", "rollout_top_p", "rollout_min_p"})
+    for (const char* key : {"m2po", "loss_clamp", "rollout_top_k", "rollout_top_p", "rollout_min_p", "inject_mismatch"})
         CHECK_FALSE(settings.contains(key));
     const auto chosen = results_json(parse_command_line(flags{"--rollout-top-k=4", "--loss-clamp=2"}).settings);
     CHECK(chosen["distill"]["rollout_top_k"] == 4);
