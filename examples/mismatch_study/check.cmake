@@ -63,8 +63,12 @@ foreach(treatment recompute tis icepop srs_k3_corr tis_srs_k1_corr tis_srs_k3_co
 endforeach()
 foreach(treatment IN LISTS treatments)
     foreach(engine IN LISTS engines)
-        if(weights_${engine}_${treatment}_1 STREQUAL weights_${engine}_${treatment}_2)
+        if(NOT treatment MATCHES "srs" # which rejects all of some engines
+           AND weights_${engine}_${treatment}_1 STREQUAL weights_${engine}_${treatment}_2)
             message(FATAL_ERROR "${engine}, ${treatment}: two seeds end in the same weights")
+        endif()
+        if("${treatment}" MATCHES "^(reinforce|recompute)$")
+            continue() # log mu is not read, and so few tokens may all be the same
         endif()
         if(NOT engine STREQUAL "exact" AND weights_${engine}_${treatment}_1 STREQUAL weights_exact_${treatment}_1)
             message(FATAL_ERROR "${engine}, ${treatment}: the engine changes nothing")

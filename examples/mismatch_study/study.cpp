@@ -224,7 +224,7 @@ std::string study::tables() const {
     t += "\n## The mismatch\n\nOf the runs with the first treatment, over all windows; the largest of all seeds.\n\n";
     const choice& first = g_.treatments.front();
     std::vector<std::vector<std::string>> rows = {
-        {"", "mean δ", "mean |δ|", "99 % of |δ|", "max |δ|", "δ = 0, %", "argmax flips, %", "K3(r_corr)"}};
+        {"", "mean δ", "mean size of δ", "99 % of it", "largest", "δ = 0, %", "argmax flips, %", "K3(r_corr)"}};
     for (const choice& e : g_.engines) {
         const auto of = [&](figure::id f) { return mean(e, first, f); };
         double most = 0;
