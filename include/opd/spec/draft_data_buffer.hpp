@@ -282,7 +282,9 @@ private:
     static std::vector<item*> queue_of(half& h) {
         std::vector<item*> all;
         for (item& x : h.items) all.push_back(&x);
-        std::stable_sort(all.begin(), all.end(), [](const item* a, const item* b) { return a->uses < b->uses; });
+        std::sort(all.begin(), all.end(), [](const item* a, const item* b) {
+            return a->uses != b->uses ? a->uses < b->uses : before(a->response, b->response);
+        });
         return all;
     }
     static void check_read(const half& h) {

@@ -163,8 +163,9 @@ inline graph_plan plan_graphs(std::span<const graph_use> uses, std::span<const i
     }
     std::vector<planned_graph*> order;
     for (planned_graph& g : p.graphs) order.push_back(&g);
-    std::stable_sort(order.begin(), order.end(), [](const planned_graph* a, const planned_graph* b) {
-        return a->worth / static_cast<double>(a->bytes) > b->worth / static_cast<double>(b->bytes);
+    std::sort(order.begin(), order.end(), [](const planned_graph* a, const planned_graph* b) {
+        const double x = a->worth / static_cast<double>(a->bytes), y = b->worth / static_cast<double>(b->bytes);
+        return x != y ? x > y : a->key < b->key;
     });
     double worth = 0;
     planned_graph* best = nullptr;
@@ -275,12 +276,10 @@ private:
         if (needs > room - kept) return launch::eager;
         entry& e = others_[k];
         if (++e.missed < capture_after_) return launch::eager;
-        while (needs > room - on_demand_) {
+        while (needs > room - on_demand_) { // beside those of this step there is room, and they are the last to go
             auto last = others_.end();
             for (auto i = others_.begin(); i != others_.end(); ++i)
-                if (i->second.bytes > 0 && i->second.used != now_ &&
-                    (last == others_.end() || i->second.used < last->second.used))
-                    last = i;
+                if (i->second.bytes > 0 && (last == others_.end() || i->second.used < last->second.used)) last = i;
             on_demand_ -= last->second.bytes;
             s.drop.push_back(last->first);
             ++totals_.drops;
