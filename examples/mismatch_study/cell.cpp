@@ -12,6 +12,7 @@
 #include "files.hpp"
 #include "learner.hpp"
 #include "run.hpp"
+#include "scoring.hpp"
 #include "stages.hpp"
 
 namespace mismatch_study {
@@ -28,16 +29,6 @@ std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
 
 std::string print_of(const std::vector<float>& weights) {
     return hash128({reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(float)});
-}
-
-transformer<float> model_of(const model_shape& shape, std::vector<float> weights, const std::string& path) {
-    transformer<float> m(shape);
-    if (m.weights.size() != weights.size())
-        throw failure(exit_input,
-                      fmt::format("{}: {} weights for a model of {}", path, weights.size(), m.weights.size()));
-    m.weights = std::move(weights);
-    m.weights_changed();
-    return m;
 }
 
 // What a window adds up.
@@ -110,8 +101,8 @@ world::world(const std::string& checkpoint, const arguments& base_arguments)
     if (task->judged_by_kl()) throw failure(exit_usage, "the study is of a task with right answers: --task=gcd");
     std::string ignored;
     run_state state = load_checkpoint(checkpoint, ignored);
-    teacher = model_of(settings.teacher_model, std::move(state.teacher_weights), checkpoint);
-    student = model_of(settings.student_model, std::move(state.student_weights), checkpoint);
+    teacher = model_with(settings.teacher_model, std::move(state.teacher_weights), checkpoint);
+    student = model_with(settings.student_model, std::move(state.student_weights), checkpoint);
     const auto most = std::min(size(settings.evaluation.prompts), task->held_out_problems());
     for (std::size_t i = 0; i < most; ++i) problems_.push_back(task->held_out_problem(i));
     opd::eigen_backend backend{.threads = threads_of(settings)};

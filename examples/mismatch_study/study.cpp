@@ -2,20 +2,18 @@
 #include "study.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <limits>
 #include <mutex>
 #include <optional>
 #include <sstream>
-#include <thread>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "at_once.hpp"
 #include "files.hpp"
 #include "gnuplot.hpp"
 #include "numbers.hpp"
@@ -114,30 +112,16 @@ study::study(const world& w, grid g, const std::string& directory, int threads) 
         for (const choice& t : g_.treatments)
             for (const choice& e : g_.engines)
                 if (!cells_.contains({e.name, t.name, seed})) missing.push_back({&e, &t, seed});
-    std::mutex mutex;
-    std::exception_ptr error;
-    std::atomic<std::size_t> next{0};
-    const auto work = [&] {
-        for (std::size_t i = next++; i < missing.size(); i = next++) {
-            const auto& [e, t, seed] = missing[i];
-            try {
-                std::vector<window> done = run_cell(w, *e, *t, seed, g_.windows);
-                const std::lock_guard lock(mutex);
-                fmt::print(stderr, "{:>4}/{} {:<12} {:<16} seed {} accuracy {:.4f}\n", i + 1, missing.size(), e->name,
-                           t->name, seed, done.back().x[figure::accuracy]);
-                cells_[{e->name, t->name, seed}] = std::move(done);
-                trainer::write_file(cells, csv());
-            } catch (...) {
-                const std::lock_guard lock(mutex);
-                if (!error) error = std::current_exception(); // told at the end: the other cells are made
-            }
-        }
-    };
-    {
-        std::vector<std::jthread> team;
-        for (int i = 0; i < threads; ++i) team.emplace_back(work);
-    }
-    if (error) std::rethrow_exception(error);
+    std::mutex mutex; // of the cells
+    examples::at_once(threads, missing.size(), [&](std::size_t i) {
+        const auto& [e, t, seed] = missing[i];
+        std::vector<window> done = run_cell(w, *e, *t, seed, g_.windows);
+        const std::lock_guard lock(mutex);
+        fmt::print(stderr, "{:>4}/{} {:<12} {:<16} seed {} accuracy {:.4f}\n", i + 1, missing.size(), e->name, t->name,
+                   seed, done.back().x[figure::accuracy]);
+        cells_[{e->name, t->name, seed}] = std::move(done);
+        trainer::write_file(cells, csv());
+    });
     trainer::write_file(cells, csv());
 }
 

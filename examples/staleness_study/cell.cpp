@@ -16,6 +16,7 @@
 #include "opd/opd.hpp"
 #include "opd/ratio_sketch.hpp"
 #include "run.hpp"
+#include "scoring.hpp"
 #include "stages.hpp"
 #include "whole_rows.hpp"
 
@@ -36,16 +37,6 @@ arguments operator+(arguments a, const arguments& b) {
     return a;
 }
 std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
-
-transformer<float> model_of(const model_shape& shape, std::vector<float> weights, const std::string& path) {
-    transformer<float> m(shape);
-    if (m.weights.size() != weights.size())
-        throw failure(exit_input,
-                      fmt::format("{}: {} weights for a model of {}", path, weights.size(), m.weights.size()));
-    m.weights = std::move(weights);
-    m.weights_changed();
-    return m;
-}
 
 std::vector<float> logits_at(const transformer<float>& model, const row_batch& batch, opd::eigen_backend& backend) {
     std::vector<float> z;
@@ -148,8 +139,8 @@ world::world(const std::string& checkpoint, const arguments& base_arguments)
     if (!task->judged_by_kl()) throw failure(exit_usage, "the study is of a task that is judged by KL: --task=grammar");
     std::string ignored;
     run_state state = load_checkpoint(checkpoint, ignored);
-    teacher = model_of(settings.teacher_model, std::move(state.teacher_weights), checkpoint);
-    student = model_of(settings.student_model, std::move(state.student_weights), checkpoint);
+    teacher = model_with(settings.teacher_model, std::move(state.teacher_weights), checkpoint);
+    student = model_with(settings.student_model, std::move(state.student_weights), checkpoint);
     const auto most = std::min(size(settings.evaluation.prompts), task->held_out_problems());
     for (std::size_t i = 0; i < most; ++i) problems_.push_back(task->held_out_problem(i));
     opd::eigen_backend backend{.threads = threads_of(settings)};

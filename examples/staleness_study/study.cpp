@@ -2,19 +2,17 @@
 #include "study.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <limits>
 #include <mutex>
 #include <sstream>
-#include <thread>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "at_once.hpp"
 #include "files.hpp"
 #include "gnuplot.hpp"
 #include "numbers.hpp"
@@ -148,30 +146,16 @@ study::study(const world& w, grid g, const std::string& directory, int threads) 
                 if (std::ranges::count(seeds, seed) > 0 && !cells_.contains({c.name, k, seed}))
                     missing.push_back({&c, k, seed});
             }
-    std::mutex mutex;
-    std::exception_ptr error;
-    std::atomic<std::size_t> next{0};
-    const auto work = [&] {
-        for (std::size_t i = next++; i < missing.size(); i = next++) {
-            const auto& [c, k, seed] = missing[i];
-            try {
-                cell done = run_cell(w, *c, k, seed);
-                const std::lock_guard lock(mutex);
-                fmt::print(stderr, "{:>4}/{} {:<24} k {:<3} seed {} gap closed {:.4f}\n", i + 1, missing.size(),
-                           c->name, k, seed, done.gap_closed);
-                cells_[{c->name, k, seed}] = std::move(done);
-                trainer::write_file(cells, csv());
-            } catch (...) {
-                const std::lock_guard lock(mutex);
-                if (!error) error = std::current_exception(); // told at the end: the other cells are made
-            }
-        }
-    };
-    {
-        std::vector<std::jthread> team;
-        for (int i = 0; i < threads; ++i) team.emplace_back(work);
-    }
-    if (error) std::rethrow_exception(error);
+    std::mutex mutex; // of the cells
+    examples::at_once(threads, missing.size(), [&](std::size_t i) {
+        const auto& [c, k, seed] = missing[i];
+        cell done = run_cell(w, *c, k, seed);
+        const std::lock_guard lock(mutex);
+        fmt::print(stderr, "{:>4}/{} {:<24} k {:<3} seed {} gap closed {:.4f}\n", i + 1, missing.size(), c->name, k,
+                   seed, done.gap_closed);
+        cells_[{c->name, k, seed}] = std::move(done);
+        trainer::write_file(cells, csv());
+    });
     trainer::write_file(cells, csv());
 }
 
