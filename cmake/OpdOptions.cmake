@@ -23,6 +23,8 @@ set(OPD_WITH_CUDA AUTO CACHE STRING "CUDA backend: AUTO (if nvcc is found), ON (
 set(OPD_CUDA_ARCHITECTURES "80;90" CACHE STRING "Architectures for opd's own CUDA programs")
 set(OPD_SANITIZE "" CACHE STRING "Sanitizers for opd's own programs, as in -fsanitize=: e.g. address,undefined")
 set(OPD_TEST_SUBSET all CACHE STRING "Tests to build: all, compiler (what another compiler or instruction set may judge differently), or those marked `// build: ofast`, sanitize or tsan")
+option(OPD_TEST_WHOLE "Also build the tests marked `// build: whole-<subset>`" OFF)
+set(OPD_BENCH_OPTIMIZE -O3 -march=native CACHE STRING "Optimisation flags of the benchmarks; .ci/run, which runs none, has -O0")
 set(OPD_TEST_OPTIMIZE "" CACHE STRING "Optimisation flags of the test programs; empty: -O2 for tests/backends, -O1 for the others, -O0 where a test says so")
 
 set_property(CACHE OPD_WITH_CUDA PROPERTY STRINGS AUTO ON OFF)

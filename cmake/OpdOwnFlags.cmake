@@ -54,3 +54,12 @@ if(OPD_CUDA_LANGUAGE)
         add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Werror>")
     endif()
 endif()
+
+# opd_computes(<targets>...): where all is compiled with -O0 (scripts/test.sh), these are with -O1, since they run for long.
+function(opd_computes)
+    if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O0")
+        foreach(target IN LISTS ARGN)
+            target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O1>")
+        endforeach()
+    endif()
+endfunction()

@@ -21,7 +21,7 @@ opd_packages() {
     local tests="doctest-dev librapidcheck-dev librange-v3-dev"
     case $1 in
     demo) echo "$build $trainer" ;;
-    test) echo "$build $trainer $tests" ;;
+    test) echo "$build $trainer $tests clang-19 zstd" ;;
     bench) echo "$build nlohmann-json3-dev libbenchmark-dev libtbb-dev" ;;
     python) echo "python3 python3-numpy" ;;
     ci) echo "$build $trainer $tests libbenchmark-dev libtbb-dev git clang-19 libclang-rt-19-dev clang-format python3 python3-numpy zstd" ;;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: ofast
+// optimise: always
 //
 // Accuracy of the CPU backend's float path at V = 151,936 against float64, on the rows where plain float sums go wrong:
 //

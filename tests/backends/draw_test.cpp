@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: ofast sanitize
+// build: whole-ofast sanitize
+// optimise: always
 //
 // Draws and filters on the CPU's lanes and on the GPU's rows run by a host loop (draw_types_test.cpp goes through the types): inclusion
 // probabilities by enumeration, laws of keyed draws; that log mu has the bits of token_logp; rows without a law; what is refused.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: always
 //
 // Processes and an unreliable channel between them (support/channel_world.hpp): ten thousand worlds end, and nothing is lost,
 // learnt from twice, or started on weights that are not there. Schedulers from which a cure is taken are caught.

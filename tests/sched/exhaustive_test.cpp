@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: always
 //
 // Every interleaving of small configurations. A state is the scheduler together with what the world owes it: attempts that
 // run, calls that were made, weights that are under way. From each state every answer is tried, and as long as the budget

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: always
 //
 // Tens of thousands of random virtual worlds: every schedule, policy and weight update under constant to heavy-tailed
 // durations, faults of every kind, pauses, resizes, deaths, closes, stops, cuts with resumption and crashes. After every
