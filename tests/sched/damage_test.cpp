@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: always
 //
 // Damaged snapshots, of every kind that the library writes as bytes: each single bit that is flipped and each length that is cut is refused by
 // invalid_input before anything is made of it. A seal is no signature: bytes that are changed and sealed again are refused too, or

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: always
 //
 // Snapshots of the scheduler. In random runs with random faults a scheduler that is saved and restored after every event does
 // what the one does that never was. Damaged, cut and foreign bytes are refused. After a crash at any event (the snapshot is
