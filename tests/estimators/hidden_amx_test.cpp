@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: whole-sanitize
 // optimise: no
 //
 // Heads for the processor's matrix tiles, the tiles here being the manual's in plain arithmetic (backends.amx holds the processor's against
