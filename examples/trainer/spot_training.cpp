@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -34,52 +35,41 @@ void response_recorder::end(index_t lane, const trajectory& t, bool finished) {
     to_({t.sample, version_, t.tokens, t.prompt_length, std::move(hidden)});
 }
 
-void response_buffer::add(pointer r) {
-    newest_ = std::max(newest_, r->version);
-    if (r->version + 1 >= newest_) {
-        rows_ += r->rows();
-        entries_.push_back({std::move(r)});
-    }
-    for (std::size_t i = entries_.size(); i-- > 0;)
-        if (entries_[i].response->version + 1 < newest_) forget(i);
-    while (rows_ > most_ && entries_.size() > 1) {
-        const auto goes = std::min_element(entries_.begin(), entries_.end(), [](const entry& a, const entry& b) {
-            const auto key = [](const entry& e) { return std::pair{e.response->version, e.response->rows()}; };
-            return key(a) < key(b);
-        });
-        forget(static_cast<std::size_t>(goes - entries_.begin()));
-    }
+namespace {
+
+opd::spec::draft_response kept(recorded_response r) {
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(r.hidden.data());
+    return {r.sample,
+            std::move(r.tokens),
+            static_cast<index_t>(r.prompt_length),
+            r.version,
+            {bytes, bytes + r.hidden.size() * sizeof(float)},
+            0};
 }
 
-std::vector<response_buffer::pointer> response_buffer::take(index_t rows) {
-    std::vector<std::size_t> order(entries_.size());
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-        const auto key = [&](std::size_t i) {
-            const entry& e = entries_[i];
-            return std::tuple{e.taken, -e.response->rows(), e.response->sample, i};
-        };
-        return key(a) < key(b);
-    });
-    std::vector<pointer> r;
-    index_t had = 0;
-    for (const std::size_t i : order) {
-        if (!r.empty() && had + entries_[i].response->rows() > rows) continue; // a shorter one may fit yet
-        had += entries_[i].response->rows();
-        ++entries_[i].taken;
-        r.push_back(entries_[i].response);
-    }
-    return r;
+recorded_response recorded(const opd::spec::draft_response& r) {
+    std::vector<float> hidden(r.hidden.size() / sizeof(float));
+    std::memcpy(hidden.data(), r.hidden.data(), hidden.size() * sizeof(float));
+    return {r.id, static_cast<std::int32_t>(r.policy), r.tokens, static_cast<std::uint64_t>(r.first),
+            std::move(hidden)};
 }
+
+} // namespace
 
 // --- the trainer ----------------------------------------------------------------------------------------------------
 
 spot_trainer::spot_trainer(const config& c, std::shared_ptr<const draft_model> first, std::int32_t workers,
                            const std::string& file)
-    : settings_(c), width_(first ? first->target.width : 0), newest_{std::move(first)},
-      buffer_(c.speculation.adapt_memory), workers_(static_cast<std::size_t>(workers)) {
+    : settings_(c), width_(first ? first->target.width : 0), newest_{std::move(first)}, buffer_(empty_buffer()),
+      workers_(static_cast<std::size_t>(workers)) {
     if (!newest_.model) throw std::invalid_argument("spot_trainer: there is no drafter");
     if (!file.empty()) file_.emplace(file);
+}
+
+// --adapt-memory counts tokens.
+opd::spec::draft_data_buffer spot_trainer::empty_buffer() const {
+    const index_t token_bytes = static_cast<index_t>(sizeof(token)) + width_ * static_cast<index_t>(sizeof(float));
+    return opd::spec::draft_data_buffer({.most_bytes = settings_.speculation.adapt_memory * token_bytes});
 }
 
 spot_trainer::worker_state& spot_trainer::of(std::int32_t worker) const {
@@ -96,13 +86,16 @@ void spot_trainer::record(recorded_response r) {
     if (r.rows() < 2) return;
     const std::lock_guard lock(mutex_);
     ++counts_.recorded;
-    buffer_.add(std::make_shared<const recorded_response>(std::move(r)));
+    buffer_.begin_step(std::max<std::int64_t>(buffer_.step(), r.version));
+    // what a worker that died had finished may finish again
+    if (r.version + 1 < buffer_.step() || buffer_.contains({false, r.sample})) return;
+    buffer_.add(kept(std::move(r)));
 }
 
 std::optional<slice_work> spot_trainer::slice(std::int32_t worker, const policy& target, std::stop_token stop) {
     settle(worker);
     worker_state& mine = of(worker);
-    std::vector<response_buffer::pointer> batch;
+    std::vector<recorded_response> batch;
     drafter_version from;
     std::int64_t number = 0;
     {
@@ -110,7 +103,8 @@ std::optional<slice_work> spot_trainer::slice(std::int32_t worker, const policy&
         if (std::exchange(slices_version_, std::max(slices_version_, target.version)) < target.version)
             slices_made_ = 0;
         if (settings_.speculation.adapt_slices > 0 && slices_made_ >= settings_.speculation.adapt_slices) return {};
-        batch = buffer_.take(settings_.speculation.adapt_rows);
+        const index_t room = std::max<index_t>(settings_.speculation.adapt_rows, buffer_.longest());
+        for (const auto& place : buffer_.choose(room)) batch.push_back(recorded(buffer_.at(place)));
         if (batch.empty()) return {};
         ++slices_made_;
         number = counts_.slices + counts_.stopped;
@@ -124,10 +118,10 @@ std::optional<slice_work> spot_trainer::slice(std::int32_t worker, const policy&
     std::vector<drafter_text> texts;
     pending made;
     slice_work did;
-    for (const auto& r : batch) {
-        did.rows += r->rows();
-        texts.push_back({r->tokens, static_cast<std::size_t>(r->prompt_length), r->hidden, r->sample});
-        made.version = std::max(made.version, r->version);
+    for (const recorded_response& r : batch) {
+        did.rows += r.rows();
+        texts.push_back({r.tokens, static_cast<std::size_t>(r.prompt_length), r.hidden, r.sample});
+        made.version = std::max(made.version, r.version);
     }
     const bool whole = !stop.stop_requested();
     if (whole) made.step = with.trainer.gradient(texts, number, made.gradient);
@@ -260,12 +254,18 @@ void spot_trainer::restore(std::string_view bytes) {
         all.push_back(std::move(d));
     }
     adamw_state optimizer;
-    response_buffer buffer(settings_.speculation.adapt_memory);
+    opd::spec::draft_data_buffer buffer = empty_buffer();
     std::int32_t version = 0;
     std::int64_t made = 0;
     spot_counts counts;
     r(optimizer.m, optimizer.v, optimizer.step, buffer, version, made, counts);
     need(optimizer.m.size() == optimizer.v.size() && (optimizer.m.empty() || optimizer.m.size() == size));
+    for (const bool previous : {false, true})
+        for (const std::uint64_t id : buffer.ids(previous)) {
+            const opd::spec::draft_response& x = buffer.at({previous, id});
+            need(x.first >= 1 && x.first < x.length() &&
+                 x.hidden.size() == static_cast<std::size_t>((x.length() - 1) * width_) * sizeof(float));
+        }
     std::uint64_t workers = 0;
     r(workers);
     need(workers == workers_.size());

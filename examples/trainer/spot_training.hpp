@@ -4,9 +4,8 @@
 // and train the drafter in slices while they have nothing to run (opd/sched/stages.hpp, spare()).
 //
 //   recorder   of one engine: hidden states of what runs on its lanes; a response that is finished goes to the buffer
-//   buffer     finished responses of the newest policy version that was heard of and of the one before: of the present step only the
-//              short ones are there, the long ones are the last step's. Bounded by rows. A slice takes those that were taken least often, the
-//              longest first
+//   buffer     opd/spec/draft_data_buffer.hpp: what finished since a policy version was first heard of, and since the one before. Of the
+//              present step only the short ones are there; the long ones are the last step's
 //   slice      the gradient of one micro-batch, on the drafter as it is when the slice begins. It is applied (AdamW) when the worker is
 //              next heard of: what others have applied meanwhile stays, and it is whole or, where the slice was stopped, not there
 //   streams    a drafter's version is how many updates made it, beside the policy's. Workers take the newest drafter when they
@@ -36,6 +35,7 @@
 #include "drafter.hpp"
 #include "drafter_training.hpp"
 #include "files.hpp"
+#include "opd/spec/draft_data_buffer.hpp"
 
 namespace trainer {
 
@@ -47,10 +47,6 @@ struct recorded_response {
     std::uint64_t prompt_length = 0;
     std::vector<float> hidden; ///< (tokens - 1, D)
     index_t rows() const { return static_cast<index_t>(tokens.size()) - 1; }
-    template <class A>
-    void fields(A& a) {
-        a(sample, version, tokens, prompt_length, hidden);
-    }
 };
 
 /// Keeps the hidden states of what runs on an engine's lanes, which tells it what it tells a drafter.
@@ -72,57 +68,6 @@ private:
     sink to_;
     std::int32_t version_ = 0;
     std::vector<std::vector<float>> lanes_;
-};
-
-class response_buffer {
-public:
-    using pointer = std::shared_ptr<const recorded_response>;
-    /// Keeps so many rows at most, but always one response.
-    explicit response_buffer(index_t most_rows) : most_(most_rows) {}
-
-    /// One that is older than the last version but one is not kept. Of too many rows the oldest version's go first, the shortest of them
-    /// before others.
-    void add(pointer r);
-    /// Responses of about so many rows, at least one if there is any: those that were taken least often, the longest of them first.
-    std::vector<pointer> take(index_t rows);
-
-    index_t rows() const { return rows_; }
-    std::size_t size() const { return entries_.size(); }
-    std::int32_t version() const { return newest_; }
-
-    template <class A>
-    void fields(A& a) {
-        a(newest_);
-        auto count = static_cast<std::uint64_t>(entries_.size());
-        a(count);
-        if constexpr (A::reading) entries_.clear(), rows_ = 0;
-        for (std::uint64_t i = 0; i < count; ++i) {
-            entry e = A::reading ? entry{} : entries_[static_cast<std::size_t>(i)];
-            recorded_response r;
-            if constexpr (!A::reading) r = *e.response;
-            a(e.taken, r);
-            if constexpr (A::reading) {
-                if (r.tokens.size() < 2 || r.prompt_length < 1 || r.prompt_length >= r.tokens.size() || e.taken < 0)
-                    throw opd::invalid_input("snapshot", "is damaged: a recorded response has no tokens");
-                e.response = std::make_shared<const recorded_response>(std::move(r));
-                rows_ += e.response->rows();
-                entries_.push_back(std::move(e));
-            }
-        }
-    }
-
-private:
-    struct entry {
-        pointer response;
-        std::int64_t taken = 0;
-    };
-    void forget(std::size_t i) {
-        rows_ -= entries_[i].response->rows();
-        entries_.erase(entries_.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-    index_t most_, rows_ = 0;
-    std::int32_t newest_ = 0;
-    std::vector<entry> entries_; // in the order in which they came
 };
 
 /// What a slice computed; of one that was stopped, nothing.
@@ -200,6 +145,7 @@ private:
         std::unique_ptr<tools> with;
     };
     worker_state& of(std::int32_t worker) const;
+    opd::spec::draft_data_buffer empty_buffer() const;
     void apply(pending& made);
     void write();
 
@@ -208,7 +154,7 @@ private:
     mutable std::mutex mutex_; // of all below, but for what a worker computes with
     drafter_version newest_;
     adamw_state optimizer_;
-    response_buffer buffer_;
+    opd::spec::draft_data_buffer buffer_;
     std::int32_t slices_version_ = -1; // policy version that
     std::int64_t slices_made_ = 0;     // so many slices were begun for
     spot_counts counts_;

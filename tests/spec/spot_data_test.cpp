@@ -206,6 +206,26 @@ TEST_CASE("hidden states come later, count, and may displace others") {
     CHECK(b.size() == 0);
 }
 
+TEST_CASE("hidden states have a row a token, or none for the last; the longest response is known") {
+    draft_data_buffer b({.most_bytes = 10000});
+    CHECK(b.longest() == 0);
+    draft_response r = response(1, 9);
+    for (const std::size_t rows : {8, 9}) {
+        r.id = rows, r.hidden.assign(rows * 20, std::uint8_t(rows));
+        CHECK(b.add(r));
+        CHECK(b.at({false, rows}).hidden.size() == rows * 20);
+    }
+    r.id = 3, r.hidden.resize(7 * 20);
+    CHECK(says(refusal([&] { b.add(r); }), "hidden: has 140 bytes for 9 tokens"));
+    CHECK(copied(b).bytes() == b.bytes());
+    b.begin_step(1);
+    CHECK(b.longest() == 9);
+    b.add(response(4, 5));
+    CHECK(b.longest() == 9);
+    b.add(response(5, 11));
+    CHECK(b.longest() == 11);
+}
+
 TEST_CASE("what is no response, option or snapshot is refused by name, and changes nothing") {
     CHECK(says(refusal([] { draft_data_buffer({.most_bytes = 0}); }), "most_bytes"));
     CHECK(says(refusal([] { draft_data_buffer({.previous_share = 1}); }), "previous_share"));

@@ -3,7 +3,8 @@
 // What a drafter is trained on while rollout idles: the responses of this step that are finished already, and of the
 // step before the long ones, since whoever finishes early is short and a drafter that saw no long response drafts badly
 // where it counts. (TLT's DataBuffer, "one-step offset".) With each response may come what the target computed of it:
-// hidden states as bytes, or a number by which the caller finds them.
+// hidden states as bytes, one row a token (the last one may lack its row: no engine computes it before it goes on), or
+// a number by which the caller finds them.
 //
 //   draft_data_buffer b({.most_bytes = 1 << 26});
 //   b.begin_step(step);              what was of this step is now of the last one, what was of the last is forgotten
@@ -24,7 +25,7 @@
 // renamed.
 //
 // Errors: invalid_input: `most_bytes`, `previous_share`; `step` where it goes back; `tokens` (none), `first` (outside the
-// tokens), `id` (twice in a step, or at() where nothing is), `hidden` (not the same number of bytes for each token);
+// tokens), `id` (twice in a step, or at() where nothing is), `hidden` (not the same number of bytes in each row);
 // `snapshot`. What is refused changes nothing.
 //
 // Source: TLT section 4.2 (spot training with DataBuffer); SPEC section 11.
@@ -48,7 +49,7 @@ struct draft_response {
     std::vector<std::int32_t> tokens = {}; ///< prompt and response
     index_t first = 0;                     ///< of the response
     std::int64_t policy = 0;               ///< version that drew it
-    std::vector<std::uint8_t> hidden = {}; ///< one row of bytes a token; none: not known
+    std::vector<std::uint8_t> hidden = {}; ///< rows of bytes; none: not known
     std::uint64_t reference = 0;           ///< where the caller has more of it
     index_t length() const { return static_cast<index_t>(tokens.size()); }
     template <class A>
@@ -189,6 +190,13 @@ public:
     std::int64_t step() const { return step_; }
     index_t bytes() const { return current_.bytes + previous_.bytes; }
     index_t size() const { return static_cast<index_t>(current_.items.size() + previous_.items.size()); }
+    /// Tokens of the longest response; 0 where there is none.
+    index_t longest() const {
+        index_t most = 0;
+        for (const half* h : {&current_, &previous_})
+            if (!h->items.empty()) most = std::max(most, h->items.front().response.length());
+        return most;
+    }
     /// Ids, the longest first.
     std::vector<std::uint64_t> ids(bool previous) const {
         std::vector<std::uint64_t> all;
@@ -253,8 +261,12 @@ private:
         return at == h.items.end() ? nullptr : &*at;
     }
     static item* find(half& h, std::uint64_t id) { return const_cast<item*>(find(std::as_const(h), id)); }
+    // A row for each token, or for each but the last.
+    static bool in_rows(std::size_t bytes, std::size_t tokens) {
+        return bytes % tokens == 0 || (tokens > 1 && bytes % (tokens - 1) == 0);
+    }
     static void check_hidden(const draft_response& r, const std::vector<std::uint8_t>& hidden) {
-        if (hidden.size() % r.tokens.size() != 0)
+        if (!in_rows(hidden.size(), r.tokens.size()))
             throw invalid_input("hidden", "has " + std::to_string(hidden.size()) + " bytes for " +
                                               std::to_string(r.tokens.size()) + " tokens");
     }
@@ -291,7 +303,7 @@ private:
         index_t bytes = 0;
         for (std::size_t i = 0; i < h.items.size(); ++i) {
             const draft_response& r = h.items[i].response;
-            if (r.tokens.empty() || r.hidden.size() % r.tokens.size() != 0 || r.first < 0 || r.first > r.length() ||
+            if (r.tokens.empty() || !in_rows(r.hidden.size(), r.tokens.size()) || r.first < 0 || r.first > r.length() ||
                 h.items[i].uses < 0 || (i > 0 && !before(h.items[i - 1].response, r)))
                 throw invalid_input("snapshot", "is of no buffer");
             bytes += bytes_of(r);
