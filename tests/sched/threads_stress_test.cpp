@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: tsan
+// optimise: always
 //
 // The thread driver under stress: random schedules, workers and tiny work; stages that throw, answer double, in part or late;
 // deadlines that expire; workers killed and revived, pauses, checkpoints and questions from another thread; stops at random

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: tsan, sanitize
+// optimise: always
 //
 // The scheduler on real threads with toy stages that check what they are given: every schedule runs to its end and consumes
 // every sequence once, on the weights that the scheduler says; sync, k = 0 and tau = 0 are the same run; every fault has its
