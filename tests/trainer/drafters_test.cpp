@@ -594,8 +594,10 @@ TEST_CASE("a spot trainer: slices are applied whole, when they are over or not a
     const index_t width = target.model->shape.width;
     for (std::uint64_t i = 0; i < 6; ++i) spot->record(response_of(i, 2 + static_cast<int>(i % 2), 20, width));
     CHECK(spot->counts().recorded == 6);
+    CHECK_NOTHROW(spot->record(response_of(5, 3, 20, width))); // finished again, by whom took it over
+    spot->record(response_of(7, 1, 60, width));                // of weights that are too old
     // a slice changes nothing until it is over
-    CHECK(spot->slice(0, target, {})->rows > 10);
+    CHECK(spot->slice(0, target, {})->rows == 38); // two responses: what --adapt-rows has room for
     CHECK(spot->newest().updates == 0);
     CHECK(spot->newest().model == first);
     spot->settle(1); // another one's
