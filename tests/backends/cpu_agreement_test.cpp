@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: ofast
+// build: whole-ofast
 //
 // The CPU backend against the naive float64 one: every divergence on float, bfloat16 and double storage, and the mixes of
 // element types on three divergences of different kind; random shapes, strides, temperatures, masks and -inf patterns.
