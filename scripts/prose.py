@@ -32,7 +32,7 @@ GLOSSARY = "docs/glossary.md"
 # everyday use by a script, and are not here.
 PRIVATE = {
     r"leaf|(?:the|of|few|all|these|their|redone) leaves": "a chunk of 1,024 entries",
-    r"lumped|lumps?": "a bucket for the rest of the vocabulary",
+    r"lumped(?! dense\b)|lumps?": "a bucket for the rest of the vocabulary",
     r"floored": "clamped",
     r"careful rows?": "a row computed again in float64",
     r"sweeps?|swept": "a pass over the row; online softmax",
