@@ -31,7 +31,7 @@ GLOSSARY = "docs/glossary.md"
 # What stands for what. Everyday words that were once ours as well (given, entries, share, due, walk) cannot be told from
 # everyday use by a script, and are not here.
 PRIVATE = {
-    r"leaf|(?:the|of|few|all|these|their|redone|\w+'s) leaves": "a chunk of 1,024 entries",
+    r"leaf|(?:the|of|few|all|these|their|redone|\w+'s) leaves|leaves of 1,024": "a chunk of 1,024 entries",
     r"lumped(?! dense\b)|lumps?": "a bucket for the rest of the vocabulary",
     r"floored": "clamped",
     r"careful rows?": "a row computed again in float64",
