@@ -19,6 +19,7 @@ prose.py --self-test        fails where this script counts wrongly
 """
 
 import argparse
+import functools
 import pathlib
 import re
 import sys
@@ -47,6 +48,7 @@ PRIVATE = {
     r"incarnations?": "an epoch",
     r"laws?": "a distribution",
 }
+ANY_PRIVATE = re.compile(r"\b(?:" + "|".join(f"({p})" for p in PRIVATE) + r")\b", re.IGNORECASE)
 
 
 def pages(root):
@@ -133,9 +135,8 @@ class page_counts:
                 if length > LONGEST:
                     self.long.append((number, f"{length} words: {sentence}"))
             if name != GLOSSARY:
-                for pattern, instead in PRIVATE.items():
-                    for match in re.finditer(rf"\b(?:{pattern})\b", text, re.IGNORECASE):
-                        self.private.append((number, f"{match.group()}: {instead}"))
+                for match in ANY_PRIVATE.finditer(text):
+                    self.private.append((number, f"{match.group()}: {list(PRIVATE.values())[match.lastindex - 1]}"))
         for number, line in enumerate(lines, 1):
             if len(line) > WIDEST and not line.lstrip().startswith("|"):
                 self.wide.append((number, f"{len(line)} columns"))
@@ -159,8 +160,14 @@ def slugs(lines):
     return set(found)
 
 
+@functools.lru_cache(maxsize=None)
 def read(path):
     return path.read_text(encoding="utf-8").splitlines()
+
+
+@functools.lru_cache(maxsize=None)
+def headings(path):
+    return slugs(read(path))
 
 
 def broken_links(path, lines):
@@ -172,7 +179,7 @@ def broken_links(path, lines):
             to = (path.parent / file) if file else path
             if not to.exists():
                 yield number, f"no file {target}"
-            elif heading and to.suffix == ".md" and heading not in slugs(read(to)):
+            elif heading and to.suffix == ".md" and heading not in headings(to.resolve()):
                 yield number, f"no heading {target}"
 
 
@@ -212,6 +219,7 @@ def main():
             for number, what in broken_links(path, read(path)):
                 print(f"{path.relative_to(root)}:{number}: {what}")
                 failed = True
+        return 1 if failed else None
     counts = {str(p.relative_to(root)): page_counts(str(p.relative_to(root)), read(p)) for p in chosen}
     if arguments.list:
         for name, c in counts.items():
@@ -220,7 +228,7 @@ def main():
         return None
     total = {k: sum(len(getattr(c, k)) for c in counts.values()) for k in ("long", "wide", "private")}
     count = sum(c.sentences for c in counts.values())
-    if not arguments.check and not arguments.links:
+    if not arguments.check:
         print(f"{'page':42}{'words':>8}{'sentences':>11}{'long':>6}{'share':>7}{'wide':>6}{'private':>9}")
         for name, c in counts.items():
             print(f"{name:42}{c.words:8}{c.sentences:11}{len(c.long):6}{len(c.long) / max(c.sentences, 1):7.1%}"
