@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
 # scripts/test_torch.sh [libopd.so]: a virtual environment with torch in build/venv-torch (or OPD_TORCH_VENV), and in it all tests of the
-# Python package, those of opd.torch with them. TRL and Liger are compared with where pip can install them. Prints SKIPPED where PyPI or
-# torch cannot be had.
+# Python package, those of opd.torch with them. TRL and Liger are compared with where pip can install them; where it can install
+# transformers, examples/python/distil_hf.py must close a fifth of the divergence. Prints SKIPPED where PyPI or torch cannot be had.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -23,9 +23,17 @@ if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
         timeout 900 "$venv/bin/pip" install -q numpy ml_dtypes torch || skipped "pip cannot install torch"
     "$venv/bin/python" -c 'import torch' || skipped "torch cannot be imported"
 fi
-for peer in trl liger_kernel; do
+for peer in trl liger_kernel transformers; do
     "$venv/bin/python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$peer') is None)" ||
         timeout 300 "$venv/bin/pip" install -q "$peer" || opd_say "SKIPPED $peer: pip cannot install it"
 done
 "$venv/bin/python" -c 'import torch; print("torch", torch.__version__)'
 PYTHON=$venv/bin/python "$opd_root/scripts/test_python.sh" "$library" -v tests.test_torch tests.test_docs tests.test_losses
+
+if ! "$venv/bin/python" -c 'import transformers' 2>/dev/null; then
+    opd_say "SKIPPED examples/python/distil_hf.py: no transformers"
+    exit 0
+fi
+made=$(OPD_LIBRARY=$library PYTHONPATH=$opd_root/python "$venv/bin/python" "$opd_root/examples/python/distil_hf.py" --steps 30 | tee /dev/stderr)
+awk '/held-out/ { before = $(NF - 3); after = $(NF - 1) } END { exit !(before > 0 && after < .8 * before) }' <<<"$made" ||
+    opd_die "distil_hf.py did not close a fifth of the divergence"

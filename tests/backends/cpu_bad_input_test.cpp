@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: ofast, sanitize
+// build: ofast, sanitize, whole-compiler
 // optimise: no
 //
 // Bad input. Shapes, strides, options, null pointers, overlaps: `invalid_input` naming argument and row, thrown before anything

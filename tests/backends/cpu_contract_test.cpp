@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: sanitize, whole-compiler
 //
 // The call contract on the CPU backend: reductions, masks of every kind, weights, beta, aliasing, padding, log-sum-exp given and
 // returned, unequal vocabularies, threads, micro-batches, 64-bit indices. Bits are compared where bits are promised.

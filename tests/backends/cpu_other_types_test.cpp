@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: whole-compiler
 //
 // Other libraries' 16-bit types: each gives the bits that opd::bfloat16 or opd::half gives, by the same loads and stores.
 // CUDA's and PyTorch's are stand-ins of the same name and layout, one declared before opd is included and one after.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: sanitize, whole-compiler
 //
 // Threads, row blocks and memory of the CPU backend, for every kind of call: the same bits on 1, 2 and 3 threads, several rows
 // a block, the number of threads changed between calls, an arena of exactly the size asked for; and its matrix product.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: ofast
+// build: ofast, whole-compiler
 //
 // Wild input: logits in ±1e4, one-hot rows, -inf everywhere but somewhere, denormals, the largest floats, V = 1, N = 0, all
 // masked. Nothing may be NaN or infinite, in the loss, the gradient or the log-sum-exp, also under -Ofast; what is masked may

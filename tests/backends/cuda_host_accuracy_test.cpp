@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: whole-compiler
 // optimise: always
 //
 // The rows on which float loses digits (support/accuracy.hpp) on the GPU's dense kernels, run on the host in a loop over thread

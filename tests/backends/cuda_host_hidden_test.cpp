@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: sanitize, whole-compiler
 // optimise: no
 //
 // Losses from hidden states as a device computes them, run on the host (hidden_cases.hpp): every product through the arguments

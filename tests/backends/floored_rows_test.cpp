@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: whole-ofast
+// build: whole-ofast, whole-compiler
 //
 // Rows with holes: teacher logits of -inf where the student has mass (a padded vocabulary, a filtered teacher), student logits
 // of -inf where the teacher has. Value and gradient are those of the naive float64 backend, on the CPU and in the device's

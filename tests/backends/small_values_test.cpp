@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: ofast
+// build: ofast, whole-compiler
 // optimise: always
 //
 // Values near p = q against long double, the stored logits being the truth: right to 1e-3 of themselves at 1e-8 (to 1e-4 from

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: sanitize, whole-compiler
 // optimise: no
 //
 // What the slots of a sparse cache may hold, on the CPU backend and on the GPU's kernels run on the host: an id of -1 is an

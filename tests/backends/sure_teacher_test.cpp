@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: whole-compiler
 // optimise: always
 //
 // An untrained student and a teacher that is sure of the student's first choice, or against it: the entry at which a row's sums are
