@@ -8,7 +8,7 @@
 #   conan      `conan create` with its test package, by a Conan from PyPI in an environment of its own
 #   debian     dpkg-buildpackage -b: libopd-dev
 #   vcpkg      vcpkg with the overlay port; without one, the port's own commands with CMake alone (tests/packages/vcpkg.cmake)
-#   bazel      `bazel build` of a program; without one, the files are read as the language that they are in
+#   bazel      `bazel run` of a program; without a Bazel of modules (7), the files are read as the language that they are in
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -101,7 +101,9 @@ try_vcpkg() {
 }
 
 try_bazel() {
-    if ! command -v bazel >/dev/null; then
+    local release
+    release=$(command -v bazel >/dev/null && bazel --version | sed 's/^bazel \([0-9]*\).*/\1/') || true
+    if [ "${release:-0}" -lt 7 ]; then # older ones know no modules
         python3 tests/packages/bazel.py MODULE.bazel BUILD.bazel
         return
     fi
@@ -117,6 +119,10 @@ X
 load("@rules_cc//cc:defs.bzl", "cc_binary")
 cc_binary(name = "core_only", srcs = ["core_only.cpp"], copts = ["-std=c++20"], deps = ["@opd"])
 X
+    if ! (cd "$work/bazel" && bazel mod graph >/dev/null); then
+        skipped "Bazel could not get its modules"
+        return
+    fi
     (cd "$work/bazel" && bazel run //:core_only)
 }
 

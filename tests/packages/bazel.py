@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""bazel.py MODULE.bazel BUILD.bazel: where there is no Bazel, its files are read as the calls that they are (its language is a
+"""bazel.py MODULE.bazel BUILD.bazel: where there is no Bazel of modules, its files are read as the calls that they are (its language is a
 part of Python's grammar), and every pattern of a glob finds headers; all headers are found by one."""
 import ast
 import pathlib
@@ -36,4 +36,4 @@ for pattern in ast.literal_eval(value(library, "hdrs").args[0]):
     found |= here
 missing = {path for path in pathlib.Path("include").rglob("*") if path.is_file()} - found
 assert not missing, f"no glob finds {missing}"
-print(f"no bazel: read, not built; {len(found)} headers")
+print(f"no Bazel 7 or later: read, not built; {len(found)} headers")
