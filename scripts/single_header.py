@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One header of all that needs the standard library alone, or one source file of a program and the headers that it needs.
+"""One header of all that needs the standard library alone, or one source file of a program and its headers.
 
     scripts/single_header.py -o opd_single.hpp                     losses, schedulers, speculation, the CPU backend
     scripts/single_header.py -o few.hpp opd/opd.hpp                these headers, and what they include
-    scripts/single_header.py -o one.cpp --program examples/03_your_own_divergence.cpp      to paste into Compiler Explorer
+    scripts/single_header.py -o one.cpp --program examples/03_your_own_divergence.cpp      for Compiler Explorer
 
 Each header stands once, where it is first included, behind a #line, so that an error names the header and its line. The
 standard headers are gathered at the head; what is included under a condition stays where it is. --bare leaves out lines
@@ -111,7 +111,8 @@ class Single:
 
 def version(include):
     text = (include / "opd/version.hpp").read_text()
-    return ".".join(re.search(rf"#define OPD_VERSION_{part} (\d+)", text)[1] for part in ("MAJOR", "MINOR", "PATCH"))
+    parts = ("MAJOR", "MINOR", "PATCH")
+    return ".".join(re.search(rf"#define OPD_VERSION_{part} (\d+)", text)[1] for part in parts)
 
 
 def everything(include):
@@ -124,7 +125,7 @@ def everything(include):
 def main():
     root = pathlib.Path(__file__).resolve().parent.parent
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("headers", nargs="*", help="opd/opd.hpp, … (default: all that need the standard library alone)")
+    options.add_argument("headers", nargs="*", help="opd/opd.hpp, … (default: all that is said above)")
     options.add_argument("-o", "--output", required=True, type=pathlib.Path)
     options.add_argument("--program", type=pathlib.Path, help="a source file, which says itself what it needs")
     options.add_argument("--bare", action="store_true", help="without the headers' lines of comment")
@@ -138,7 +139,7 @@ def main():
     head = [
         "// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception",
         "//",
-        f"// {name}: opd {version(chosen.include)} in one file, made by scripts/single_header.py. Edit include/opd instead.",
+        f"// {name}: opd {version(chosen.include)} in one file, made by scripts/single_header.py.",
     ]
     if chosen.program:
         try:
@@ -152,7 +153,7 @@ def main():
         if not chosen.headers:
             head += ["// In place of opd/….hpp, not beside it: either has all that the other has. Left out:"]
             head += [f"//     {left}: {why}" for left, why in sorted(LEFT_OUT.items())]
-            head += ["//     data/, serve/, backends/{amx,eigen}.hpp, cuda: what needs a library or a processor of its own"]
+            head += ["//     data/, serve/, backends/{amx,eigen}.hpp, cuda: they need a library or a processor of their own"]
         head += ["#pragma once", "", "#if defined(__CUDACC__)",
                  f'#error "{name} is for the processor; under nvcc include opd/backends/cuda.cuh"', "#endif"]
     made = chosen.output.with_name(f".{name}.{os.getpid()}")

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The two ends of scripts/site.sh; the standard library alone.
 
-    site.py stage FOLDER   the pages as mkdocs wants them: docs/, and below repository/ what they link to outside of it (a source
-                           file becomes a page that shows it). Pages that mkdocs.yml does not name stand under `More`.
-    site.py check FOLDER   that every link of the built site leads to a file and an anchor of it, that a page asks no other
-                           host for anything, that no Markdown is left in a page, and that the search knows every page
+    site.py stage FOLDER   the pages as mkdocs wants them: docs/, and below repository/ what they link to outside of it
+                           (a source file becomes a page that shows it). Pages that mkdocs.yml does not name stand
+                           under `More`.
+    site.py check FOLDER   that every link of the built site leads to a file and an anchor of it, that a page asks no
+                           other host for anything, that no Markdown is left in a page, and that the search knows
+                           every page
 """
 import html.parser
 import pathlib
@@ -17,8 +19,8 @@ import urllib.parse
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # a link or image, and its target; not in code
 LINK = re.compile(r"(```.*?^```|`[^`\n]*`)|(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s]+)\)", re.S | re.M)
-LANGUAGES = {".cpp": "cpp", ".hpp": "cpp", ".cu": "cpp", ".cuh": "cpp", ".c": "c", ".h": "c", ".rs": "rust", ".py": "python",
-             ".sh": "bash", ".cmake": "cmake", ".yml": "yaml"}
+LANGUAGES = {".cpp": "cpp", ".hpp": "cpp", ".cu": "cpp", ".cuh": "cpp", ".c": "c", ".h": "c", ".rs": "rust",
+             ".py": "python", ".sh": "bash", ".cmake": "cmake", ".yml": "yaml"}
 
 
 class Stage:
@@ -74,7 +76,7 @@ class Stage:
         place.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
             text = re.sub(r"\A<!-- SPDX.*?-->\n", "", path.read_text())
-            # a list that interrupts a paragraph is a list on the usual hosts, and to Python's Markdown if a line is empty
+            # a list that interrupts a paragraph is a list on the usual hosts; Python's Markdown wants an empty line
             text = re.sub(r"^(?!\s*[-*>#]|\s*\d+\. )(.*\S.*\n)(?=([-*]|\d+\.) \S)", r"\1\n", text, flags=re.M)
             place.write_text(self.links(path, text))
         elif place.suffix == ".md":
@@ -115,8 +117,10 @@ class Page(html.parser.HTMLParser):
         a = dict(attributes)
         if tag in ("article", "pre", "code"):
             self.within.append(tag)
-        self.anchors |= {a[key] for key in ("id", "name") if a.get(key) and not (key == "name" and tag in ("meta", "input"))}
-        loads = tag in ("script", "img", "source", "iframe") or tag == "link" and a.get("rel") not in ("canonical", "prev", "next")
+        self.anchors |= {a["id"]} if a.get("id") else set()
+        self.anchors |= {a["name"]} if tag == "a" and a.get("name") else set()
+        loads = tag in ("script", "img", "source", "iframe")
+        loads = loads or tag == "link" and a.get("rel") not in ("canonical", "prev", "next")
         for key in ("href", "src", "data-src"):
             if a.get(key):
                 (self.loaded if loads else self.links).append(a[key])
@@ -136,7 +140,8 @@ def check(site):
     for path, page in pages.items():
         if path.name == "404.html":  # its links begin at the host's root
             continue
-        wrong += [(path, left, "Markdown that is left") for left in re.findall(r"^\|.*|^[-*] .*|.*(?:\*\*|\]\(|`).*", page.prose, re.M)]
+        left = re.findall(r"^\|.*|^[-*] .*|.*(?:\*\*|\]\(|`).*", page.prose, re.M)
+        wrong += [(path, line, "Markdown that is left") for line in left]
         for link in page.links + page.loaded:
             parts = urllib.parse.urlsplit(link)
             if parts.scheme in ("http", "https") or parts.netloc:

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/site.sh: the documentation as a site in build/site, by the distribution's mkdocs and mkdocs-material (scripts/setup.sh
-# site installs them). A warning is an error; every link and anchor is followed; no page asks another host for anything.
-# `python3 -m http.server -d build/site` shows it.
+# scripts/site.sh: the documentation as a site in build/site, by the distribution's mkdocs and mkdocs-material
+# (scripts/setup.sh site installs them). A warning is an error; every link and anchor is followed; no page asks
+# another host for anything. `python3 -m http.server -d build/site` shows it.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -7,8 +7,10 @@
 #   versions   every package has include/opd/version.hpp's version
 #   conan      `conan create` with its test package, by a Conan from PyPI in an environment of its own
 #   debian     dpkg-buildpackage -b: libopd-dev
-#   vcpkg      vcpkg with the overlay port; without one, the port's own commands with CMake alone (tests/packages/vcpkg.cmake)
-#   bazel      `bazel run` of a program; without a Bazel of modules (7), the files are read as the language that they are in
+#   vcpkg      vcpkg with the overlay port; without VCPKG_ROOT, the port's own commands with CMake alone
+#              (tests/packages/vcpkg.cmake)
+#   bazel      `bazel run` of a program; without a Bazel of modules (7), the files are read as the language that they
+#              are in (tests/packages/bazel.py)
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -59,7 +61,11 @@ try_conan() {
     local home=$work/conan
     if [ ! -x "$home/venv/bin/conan" ]; then
         python3 -m venv "$home/venv" 2>/dev/null || { skipped "no venv (Debian: python3-venv)"; return; }
-        "$home/venv/bin/pip" -q install --retries 1 --timeout 30 'conan>=2,<3' || { rm -rf "$home/venv"; skipped "Conan could not be installed from PyPI"; return; }
+        if ! "$home/venv/bin/pip" -q install --retries 1 --timeout 30 'conan>=2,<3'; then
+            rm -rf "$home/venv"
+            skipped "Conan could not be installed from PyPI"
+            return
+        fi
     fi
     export CONAN_HOME=$home/home
     rm -rf "$CONAN_HOME" "$home/build"
@@ -79,11 +85,15 @@ try_debian() {
     mkdir -p "$work/debian/opd"
     cp -r CMakeLists.txt LICENSE README.md cmake include scripts "$work/debian/opd"
     cp -r packaging/debian "$work/debian/opd/debian"
-    (cd "$work/debian/opd" && dpkg-buildpackage -b -us -uc) || return
-    dpkg-deb -x "$work/debian/libopd-dev_$version-1_all.deb" "$work/debian/there"
-    dpkg-deb -c "$work/debian/libopd-dev_$version-1_all.deb" | awk '$6 !~ /\/$|^\.\/usr\/(include\/opd|share\/(cmake\/opd|doc\/libopd-dev|pkgconfig))\// { print "not its place: " $6; bad = 1 } END { exit bad }'
+    (cd "$work/debian/opd" && dpkg-buildpackage -b -us -uc)
+    local package=$work/debian/libopd-dev_$version-1_all.deb
+    dpkg-deb -x "$package" "$work/debian/there"
+    if (cd "$work/debian/there" && find . -type f) |
+        grep -vE '^\./usr/(include/opd|share/(cmake/opd|doc/libopd-dev|pkgconfig))/'; then
+        opd_die "these files are not in their place"
+    fi
     used "$work/debian/there/usr"
-    if command -v lintian >/dev/null; then lintian --fail-on error "$work/debian/libopd-dev_$version-1_all.deb"; fi
+    if command -v lintian >/dev/null; then lintian --fail-on error "$package"; fi
 }
 
 try_vcpkg() {

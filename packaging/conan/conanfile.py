@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Conan 2: `conan create packaging/conan`. The package is what `cmake --install` installs: headers and opd's own CMake package,
-so find_package(opd CONFIG COMPONENTS …) asks for the same components as elsewhere; it takes Eigen, nlohmann-json and cpp-httplib
-from wherever the caller has them."""
+"""Conan 2: `conan create packaging/conan`. The package is what `cmake --install` installs: headers and opd's own CMake
+package, so find_package(opd CONFIG COMPONENTS …) asks for the same components as elsewhere. It takes Eigen,
+nlohmann-json and cpp-httplib from wherever the caller has them."""
 import os
 import re
 
@@ -27,7 +27,8 @@ class Opd(ConanFile):
 
     def set_version(self):
         text = load(self, os.path.join(self._root(), "include", "opd", "version.hpp"))
-        self.version = ".".join(re.search(rf"OPD_VERSION_{part} (\d+)", text)[1] for part in ("MAJOR", "MINOR", "PATCH"))
+        numbers = (re.search(rf"OPD_VERSION_{part} (\d+)", text)[1] for part in ("MAJOR", "MINOR", "PATCH"))
+        self.version = ".".join(numbers)
 
     def export_sources(self):
         for pattern in ("CMakeLists.txt", "LICENSE", "cmake/*", "include/*"):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""bazel.py MODULE.bazel BUILD.bazel: where there is no Bazel of modules, its files are read as the calls that they are (its language is a
-part of Python's grammar), and every pattern of a glob finds headers; all headers are found by one."""
+"""bazel.py MODULE.bazel BUILD.bazel: where there is no Bazel of modules, its files are read as the calls that they are
+(its language is a part of Python's grammar), and every pattern of a glob finds headers, and one finds each."""
 import ast
 import pathlib
 import sys
@@ -26,7 +26,8 @@ loads = [ast.literal_eval(call.args[0]) for name, call in calls(build) if name =
 selects = [ast.literal_eval(key) for name, call in calls(build) if name == "cc_library"
            for node in ast.walk(call) if isinstance(node, ast.Dict) for key in node.keys]
 for label in loads + selects:
-    assert not label.startswith("@") or label[1:].split("//")[0] in deps, f"{label}: {sys.argv[1]} has no such bazel_dep"
+    known_here = not label.startswith("@") or label[1:].split("//")[0] in deps
+    assert known_here, f"{label}: {sys.argv[1]} has no such bazel_dep"
 library = next(call for name, call in calls(build) if name == "cc_library")
 assert ast.literal_eval(value(library, "includes")) == ["include"]
 found = set()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# cmake -DPORT_FILE=<portfile.cmake> -DWORK=<folder> -P vcpkg.cmake: what vcpkg does with a port of one build type, as its
-# documentation says, where there is no vcpkg: the commands that the port calls, with vcpkg's folders. What the port leaves behind is
-# held to vcpkg's post-build checks. It proves no more than that: vcpkg's own commands do more.
+# cmake -DPORT_FILE=<portfile.cmake> -DWORK=<folder> -P vcpkg.cmake: what vcpkg does with a port of one build type, as
+# its documentation says, where there is no vcpkg: the commands that the port calls, with vcpkg's folders. What the
+# port leaves behind is held to vcpkg's post-build checks. It proves no more than that: vcpkg's own commands do more.
 cmake_minimum_required(VERSION 3.25)
 set(PORT opd)
 set(CURRENT_PACKAGES_DIR "${WORK}/packages/${PORT}")
@@ -40,7 +40,8 @@ function(vcpkg_cmake_config_fixup)
     foreach(file IN LISTS files) # one folder nearer to the prefix than the files were written for
         file(READ "${file}" text)
         string(REPLACE [[get_filename_component(_IMPORT_PREFIX "${CMAKE_CURRENT_LIST_FILE}" PATH)
-get_filename_component(_IMPORT_PREFIX "${_IMPORT_PREFIX}" PATH)]] [[get_filename_component(_IMPORT_PREFIX "${CMAKE_CURRENT_LIST_FILE}" PATH)]] text "${text}")
+get_filename_component(_IMPORT_PREFIX "${_IMPORT_PREFIX}" PATH)]]
+                       [[get_filename_component(_IMPORT_PREFIX "${CMAKE_CURRENT_LIST_FILE}" PATH)]] text "${text}")
         string(REPLACE [[${CMAKE_CURRENT_LIST_DIR}/../../../]] [[${CMAKE_CURRENT_LIST_DIR}/../../]] text "${text}")
         file(WRITE "${file}" "${text}")
     endforeach()

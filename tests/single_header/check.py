@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """check.py <c++> <repository> <work folder> [programs]: what scripts/single_header.py makes.
 
-Every line of every header stands in it once, where its #line says; it is the same wherever it is made; the compiler takes it
-without a warning, and example 01 runs with it in place of the headers. What cannot stand in one file is refused by name.
+Every line of every header stands in it once, where its #line says; it is the same wherever it is made; the compiler
+takes it without a warning, and example 01 runs with it in place of the headers. What cannot stand in one file is
+refused by name.
 `programs`: also the examples for Compiler Explorer, each as one source file.
 """
 import pathlib
@@ -18,7 +19,8 @@ INCLUDE = re.compile(r'\s*#\s*include\s*[<"]([^>"]+)')
 
 
 def make(output, *arguments):
-    return subprocess.run([sys.executable, root / "scripts/single_header.py", "-o", output, *arguments], text=True, capture_output=True)
+    command = [sys.executable, root / "scripts/single_header.py", "-o", output, *arguments]
+    return subprocess.run(command, text=True, capture_output=True)
 
 
 def lines_of(header):
@@ -53,8 +55,10 @@ def everything():
     assert make(work / "elsewhere/opd_single.hpp").returncode == 0
     assert made.read_bytes() == (work / "elsewhere/opd_single.hpp").read_bytes()
     headers = root / "include/opd"
-    wanted = {path.relative_to(headers.parent).as_posix()
-              for room in (headers.glob("*.hpp"), *((headers / r).rglob("*.hpp") for r in ("estimators", "sched", "spec"))) for path in room}
+    paths = [*headers.glob("*.hpp")]
+    for room in ("estimators", "sched", "spec"):
+        paths += (headers / room).rglob("*.hpp")
+    wanted = {path.relative_to(headers.parent).as_posix() for path in paths}
     wanted -= {"opd/compressed.hpp", "opd/product.hpp", "opd/ranges.hpp"}
     missing = wanted - compare(made).keys()
     assert not missing, f"not in the single header: {sorted(missing)}"
@@ -86,16 +90,17 @@ def programs():
 
 def refusals():
     tree = work / "tree"
-    for where, new, words in (("opd/view.hpp", ("#pragma once\n", "\n"), "opd/view.hpp has no #pragma once"),
-                              ("opd/view.hpp", ("#pragma once\n", '#pragma once\n#if X\n#include "opd/error.hpp"\n#endif\n'), "opd/view.hpp:.* under a condition: #if X"),
-                              ("opd/view.hpp", ("#pragma once\n", "#pragma once\n#include <Eigen/Core>\n"), "opd/view.hpp:.*Eigen/Core is neither"),
-                              ("opd/view.hpp", ("#pragma once\n", "#pragma once\n#include OPD_WHAT\n"), "not a plain name"),
-                              ("opd/view.hpp", ("#pragma once\n", '#pragma once\n#include "opd/gone.hpp"\n'), "there is no opd/gone.hpp")):
+    for instead, words in (
+            ("", "opd/view.hpp has no #pragma once"),
+            ('#pragma once\n#if X\n#include "opd/error.hpp"\n#endif', "opd/view.hpp:.* under a condition: #if X"),
+            ("#pragma once\n#include <Eigen/Core>", "opd/view.hpp:.*Eigen/Core is neither"),
+            ("#pragma once\n#include OPD_WHAT", "not a plain name"),
+            ('#pragma once\n#include "opd/gone.hpp"', "there is no opd/gone.hpp")):
         shutil.rmtree(tree, ignore_errors=True)
         shutil.copytree(root / "include", tree)
-        text = (tree / where).read_text()
-        assert new[0] in text
-        (tree / where).write_text(text.replace(*new))
+        text = (tree / "opd/view.hpp").read_text()
+        assert "\n#pragma once\n" in text
+        (tree / "opd/view.hpp").write_text(text.replace("\n#pragma once\n", f"\n{instead}\n"))
         answer = make(work / "refused.hpp", "--include", tree)
         assert answer.returncode != 0 and re.search(words, answer.stderr), answer
         assert not (work / "refused.hpp").exists()
