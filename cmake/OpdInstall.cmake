@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# Headers, and a package for find_package(opd CONFIG). The package is the same on every machine: it looks for Eigen and
-# CUDA where it is used, not where it was installed from.
+# Headers, and a package for find_package(opd CONFIG) and pkg-config (opd-headers; opd where there is a library). The package
+# is the same on every machine: it looks for Eigen and CUDA where it is used, not where it was installed from.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -12,6 +12,11 @@ install(FILES "${CMAKE_CURRENT_LIST_DIR}/opdServe.cmake" DESTINATION "${opd_pack
 install(TARGETS opd EXPORT opdTargets INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT opdTargets NAMESPACE opd:: DESTINATION "${opd_package_dir}")
 
+# A .pc names its files from where it lies, since --prefix may say another place than the configuration did.
+file(RELATIVE_PATH opd_prefix_from_headers_pc "/${CMAKE_INSTALL_DATADIR}/pkgconfig" "/")
+configure_file("${CMAKE_CURRENT_LIST_DIR}/opd-headers.pc.in" "${CMAKE_CURRENT_BINARY_DIR}/opd-headers.pc" @ONLY)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/opd-headers.pc" DESTINATION "${CMAKE_INSTALL_DATADIR}/pkgconfig")
+
 if(TARGET opd_c)
     install(TARGETS opd_c opd_c_static EXPORT opdLibraryTargets
             LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
@@ -19,7 +24,6 @@ if(TARGET opd_c)
         install(TARGETS opd_c_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}") # libopd finds it beside itself
     endif()
     install(EXPORT opdLibraryTargets NAMESPACE opd:: DESTINATION "${opd_package_dir}")
-    # from where the file lies, since --prefix may say another place than the configuration did
     file(RELATIVE_PATH opd_prefix_from_pc "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
     configure_file("${CMAKE_CURRENT_LIST_DIR}/opd.pc.in" "${CMAKE_CURRENT_BINARY_DIR}/opd.pc" @ONLY)
     install(FILES "${CMAKE_CURRENT_BINARY_DIR}/opd.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")

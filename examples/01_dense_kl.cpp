@@ -10,13 +10,12 @@
 #include <cstdio>
 #include <vector>
 
-#include "opd/backends/eigen.hpp"
 #include "opd/opd.hpp"
 
 // [distil]
 /// logits (N,V) in rows of P, overwritten by the gradient, padding too; teacher (N,V) in rows of P; keep (N): 1 for response tokens.
 /// `tokens` is the count to divide by: the whole batch's, so that micro-batches add up. Returns the mean KL in nats.
-double distil(opd::eigen_backend& backend, float* logits, const float* teacher, const std::uint8_t* keep, long N,
+double distil(opd::cpu_backend& backend, float* logits, const float* teacher, const std::uint8_t* keep, long N,
               long V, long P, double tokens) {
     const auto rows = opd::padded_view(logits, N, V, P); // P - V columns of padding, whose gradient is zero
     const opd::student::logits student{rows, rows};      // in and out
@@ -40,7 +39,7 @@ int main() {
         if (i % P >= V) weights[i] = 7; // what the output layer makes of rows of its matrix that no token has
     const std::vector<std::uint8_t> keep{0, 1, 1, 1, 1, 1}; // row 0 belongs to the prompt
 
-    opd::eigen_backend backend{.threads = 2}; // keep it: it owns threads and scratch memory
+    opd::cpu_backend backend{.threads = 2}; // keep it: it owns threads and scratch memory
     double first = 0, last = 0;
     for (int step = 0; step <= 300; ++step) {
         work = weights;

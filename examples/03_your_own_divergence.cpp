@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <vector>
 
-#include "opd/backends/eigen.hpp"
 #include "opd/opd.hpp"
 
 // [le_cam]
@@ -45,7 +44,7 @@ int main() {
         z[i] = 2 * std::sin(1.7 * double(i)) + 0.1 * double(i % 7);
         y[i] = 2 * std::sin(1.7 * double(i) + 0.6);
     }
-    opd::eigen_backend backend;
+    opd::cpu_backend backend;
     const opd::env sum{.reduction = opd::reduce::sum};
     int failures = 0;
     const auto check = [&](const char* name, auto loss) { // central differences against the gradient

@@ -12,7 +12,6 @@
 #include <numeric>
 #include <vector>
 
-#include "opd/backends/eigen.hpp"
 #include "opd/opd.hpp"
 
 // [soft_clip]
@@ -53,7 +52,7 @@ int main() {
         z[i] = stale[i] + float(0.3 * std::sin(0.7 * double(i)));
         y[i] = float(2 * std::sin(1.3 * double(i) + 0.4));
     }
-    opd::eigen_backend backend;
+    opd::cpu_backend backend;
     std::vector<std::int32_t> ids(N * m);           // (N,m)
     std::vector<float> log_mu(N * m), log_q(N * m); // (N,m)
     std::vector<std::uint64_t> sample(N);           // (N) unique in a run

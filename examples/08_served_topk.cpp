@@ -10,7 +10,6 @@
 #include <numeric>
 #include <vector>
 
-#include "opd/backends/eigen.hpp"
 #include "opd/opd.hpp"
 
 namespace {
@@ -23,7 +22,7 @@ struct answer {
     std::vector<float> log_probs;
 };
 
-std::vector<answer> ask(opd::eigen_backend& backend, const std::vector<float>& logits) {
+std::vector<answer> ask(opd::cpu_backend& backend, const std::vector<float>& logits) {
     std::vector<std::int32_t> ids(N * K);
     std::vector<float> log_q(N * K);
     opd::top_k(backend, opd::view(logits.data(), N, V), opd::view(ids.data(), N, K), opd::view(log_q.data(), N, K));
@@ -47,7 +46,7 @@ int main() {
             teacher[i] = float(zipf + 0.4 * std::sin(2.1 * double(i)));
             z[i] = float(zipf + 0.7 * std::sin(2.1 * double(i) + 0.6));
         }
-    opd::eigen_backend backend{.threads = 2};
+    opd::cpu_backend backend{.threads = 2};
     const std::vector<answer> served = ask(backend, teacher);
 
     // [pack]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
 # What the other scripts share: installing what a build needs on Debian 12, and configuring a build folder. By itself,
-# `scripts/setup.sh [test|demo|bench|python|ci]...` installs and does nothing else. Nothing is installed that is there already.
+# `scripts/setup.sh [test|demo|bench|python|site|ci]...` installs and does nothing else. Nothing is installed that is there already.
 
 # Without these ccache keeps nothing that was compiled with a precompiled header.
 export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS-pch_defines,time_macros}
@@ -19,12 +19,14 @@ opd_packages() {
     local build="g++ cmake ninja-build libeigen3-dev"
     local trainer="libcli11-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcpp-httplib-dev gnuplot-nox"
     local tests="doctest-dev librapidcheck-dev librange-v3-dev"
+    local site="python3 mkdocs mkdocs-material"
     case $1 in
     demo) echo "$build $trainer" ;;
-    test) echo "$build $trainer $tests clang-19 zstd" ;;
+    test) echo "$build $trainer $tests $site clang-19 zstd" ;;
     bench) echo "$build nlohmann-json3-dev libbenchmark-dev libtbb-dev" ;;
     python) echo "python3 python3-numpy" ;;
-    ci) echo "$build $trainer $tests libbenchmark-dev libtbb-dev git clang-19 libclang-rt-19-dev clang-format python3 python3-numpy zstd" ;;
+    site) echo "$site" ;;
+    ci) echo "$build $trainer $tests $site debhelper pkg-config python3-venv libbenchmark-dev libtbb-dev git clang-19 libclang-rt-19-dev clang-format python3-numpy zstd" ;;
     *) opd_die "opd_packages: no set of packages is called '$1'" ;;
     esac
 }

@@ -2,7 +2,7 @@
 #
 # cmake -DMODE=find_package|add_subdirectory|fetch_content -DSOURCE=<opd> -DBUILD=<opd's build tree> -DWORK=<folder> -DCOMPILER=<c++>
 #       -DGENERATOR=<name> -P run.cmake
-# Installs opd (find_package), then configures, builds and tests the consumer project from nothing; opd's headers must be
+# Installs opd (find_package; there also found by pkg-config), then configures, builds and tests the consumer project from nothing; opd's headers must be
 # system headers there. An installed package that lacks what it needs must say what that is.
 cmake_minimum_required(VERSION 3.25)
 
@@ -37,6 +37,14 @@ if(MODE STREQUAL find_package)
             message(FATAL_ERROR "without ${package}, find_package(opd COMPONENTS ${component}) said: ${output}")
         endif()
     endforeach()
+    find_program(pkg_config pkg-config)
+    if(pkg_config)
+        set(ENV{PKG_CONFIG_PATH} "${WORK}/prefix/share/pkgconfig")
+        execute_process(COMMAND "${pkg_config}" --cflags --libs opd-headers OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE
+                        COMMAND_ERROR_IS_FATAL ANY)
+        separate_arguments(flags UNIX_COMMAND "${flags}")
+        step("${COMPILER}" -std=c++20 -fsyntax-only "${SOURCE}/tests/consumer/core_only.cpp" ${flags})
+    endif()
 elseif(MODE STREQUAL add_subdirectory)
     list(APPEND arguments "-DOPD_CONSUMER_SOURCE=${SOURCE}")
 elseif(MODE STREQUAL fetch_content)

@@ -20,7 +20,7 @@ if(NOT pkg_config)
     message(STATUS "no pkg-config: opd.pc is not tried")
     return()
 endif()
-file(GLOB_RECURSE pc "${WORK}/there/*.pc")
+file(GLOB_RECURSE pc "${WORK}/there/*/opd.pc")
 cmake_path(GET pc PARENT_PATH folder)
 set(ENV{PKG_CONFIG_PATH} "${folder}")
 execute_process(COMMAND "${pkg_config}" --cflags --libs opd OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE

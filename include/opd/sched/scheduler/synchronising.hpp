@@ -107,10 +107,10 @@ inline void scheduler::end_stale(actions& out) {
 }
 
 inline std::uint64_t scheduler::needed_from() const {
-    std::uint64_t job = weights_.job;
+    std::uint64_t from = weights_.job;
     installs_.each(
-        [&](std::uint32_t w) { job = std::min(job, roster_.at(stage::rollout, static_cast<std::int32_t>(w)).told); });
-    return job;
+        [&](std::uint32_t w) { from = std::min(from, roster_.at(stage::rollout, static_cast<std::int32_t>(w)).told); });
+    return from;
 }
 
 inline void scheduler::tell(std::int32_t number, const sched::weights& what, actions& out) {
