@@ -19,12 +19,13 @@ opd_packages() {
     local build="g++ cmake ninja-build libeigen3-dev"
     local trainer="libcli11-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcpp-httplib-dev gnuplot-nox"
     local tests="doctest-dev librapidcheck-dev librange-v3-dev"
+    local engines="libzmq3-dev cppzmq-dev python3" # examples/engines
     case $1 in
     demo) echo "$build $trainer" ;;
-    test) echo "$build $trainer $tests clang-19 zstd" ;;
+    test) echo "$build $trainer $tests $engines clang-19 zstd" ;;
     bench) echo "$build nlohmann-json3-dev libbenchmark-dev libtbb-dev" ;;
     python) echo "python3 python3-numpy" ;;
-    ci) echo "$build $trainer $tests libbenchmark-dev libtbb-dev git clang-19 libclang-rt-19-dev clang-format python3 python3-numpy zstd" ;;
+    ci) echo "$build $trainer $tests $engines libbenchmark-dev libtbb-dev git clang-19 libclang-rt-19-dev clang-format python3 python3-numpy zstd" ;;
     *) opd_die "opd_packages: no set of packages is called '$1'" ;;
     esac
 }
