@@ -140,7 +140,7 @@ public:
         need_keys(endpoint, keys);
         // A longer message ends its connection before memory is taken for it; so many wait of one peer.
         socket_.set(zmq::sockopt::maxmsgsize, static_cast<std::int64_t>(most_bytes));
-        socket_.set(zmq::sockopt::rcvhwm, 256);
+        socket_.set(zmq::sockopt::rcvhwm, 64);
         socket_.set(zmq::sockopt::sndhwm, 1024);
         socket_.set(zmq::sockopt::linger, 200);
         socket_.set(zmq::sockopt::ipv6, endpoint.find('[') != std::string::npos);
