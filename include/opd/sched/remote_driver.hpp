@@ -33,6 +33,8 @@
 // score for a sequence that it was not asked about, versions that it cannot have, or bytes that are no message end the
 // session. Who may speak at all is the transport's to say (keys).
 //
+// It offers no spare work (stages.hpp), and asks for no prefixes at a snapshot: what was in rollout starts again.
+//
 // Errors: invalid_input: an option; `epoch` 0; `message` where a command exceeds options.message; what the settings or
 // the snapshot are refused for. A hook's exceptions go through. After one the driver is not to be used.
 #pragma once
