@@ -29,9 +29,10 @@
 // is sent before that snapshot is written, and publications are needed as long as it names them, so the learner is told
 // that a publication is of no use (remote_worker::keep_from) only after a later snapshot is safe.
 //
-// Whoever speaks is believed what it says within its session and no more: a ticket that its worker was not given, a
-// score for a sequence that it was not asked about, versions that it cannot have, or bytes that are no message end the
-// session. Who may speak at all is the transport's to say (keys).
+// Whoever speaks is believed what it says within its session and no more. A ticket that its worker was not given, or
+// has answered, is counted and dropped; versions that it cannot have are a failed attempt; a score for a sequence
+// that it was not asked about, another worker's word, or bytes that are no message end the session. Who may speak at
+// all is the transport's to say (keys).
 //
 // It offers no spare work (stages.hpp), and asks for no prefixes at a snapshot: what was in rollout starts again.
 //
