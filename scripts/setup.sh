@@ -20,13 +20,14 @@ opd_packages() {
     local trainer="libcli11-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcpp-httplib-dev gnuplot-nox"
     local tests="doctest-dev librapidcheck-dev librange-v3-dev"
     local site="python3 mkdocs mkdocs-material"
+    local engines="libzmq3-dev cppzmq-dev python3" # examples/engines
     case $1 in
     demo) echo "$build $trainer" ;;
-    test) echo "$build $trainer $tests $site clang-19 zstd" ;;
+    test) echo "$build $trainer $tests $site $engines clang-19 zstd" ;;
     bench) echo "$build nlohmann-json3-dev libbenchmark-dev libtbb-dev" ;;
     python) echo "python3 python3-numpy" ;;
     site) echo "$site" ;;
-    ci) echo "$build $trainer $tests $site debhelper pkg-config python3-venv libbenchmark-dev libtbb-dev git clang-19 libclang-rt-19-dev clang-format python3-numpy zstd" ;;
+    ci) echo "$build $trainer $tests $site $engines debhelper pkg-config python3-venv libbenchmark-dev libtbb-dev git clang-19 libclang-rt-19-dev clang-format python3-numpy zstd" ;;
     *) opd_die "opd_packages: no set of packages is called '$1'" ;;
     esac
 }

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The scheduler's process: the remote driver over a ROUTER socket. Its state is one file, written anew after steps; a
+// process that finds one goes on from it. SIGTERM ends it there and then, SIGUSR1 lets nothing more begin, so that the
+// run ends when what is outstanding is learnt from.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+
+#include "opd/sched/remote_driver.hpp"
+#include "workers.hpp"
+
+namespace engine {
+
+inline double cpu_seconds() {
+    rusage u{};
+    getrusage(RUSAGE_SELF, &u);
+    return static_cast<double>(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           1e-6 * static_cast<double>(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+using run_state = sched::run_snapshot<payload_ref, payload_ref>;
+
+/// The state's file, and the lock that keeps a second scheduler away from it.
+class state_file {
+public:
+    explicit state_file(const std::filesystem::path& folder) : path_(folder / "schedule.state") {
+        std::filesystem::create_directories(folder);
+        lock_ = ::open((folder / "schedule.lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
+        if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0)
+            throw std::runtime_error(folder.string() + ": another scheduler runs there");
+    }
+    ~state_file() { ::close(lock_); }
+    state_file(const state_file&) = delete;
+    state_file& operator=(const state_file&) = delete;
+
+    bool there() const { return std::filesystem::exists(path_); }
+    void read(std::uint64_t& epoch, run_state& state) const {
+        std::ifstream in(path_, std::ios::binary);
+        std::ostringstream bytes;
+        bytes << in.rdbuf();
+        const std::string sealed = std::move(bytes).str();
+        sched::archive_reader from(sched::unseal(sealed));
+        from(epoch, state);
+    }
+    void write(std::uint64_t epoch, const run_state& state) const {
+        sched::archive_writer out;
+        out(epoch, state);
+        const std::string sealed = sched::seal(std::move(out.bytes)), half = path_.string() + ".new";
+        const int file = ::open(half.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
+        bool whole = file >= 0;
+        for (std::size_t at = 0; whole && at < sealed.size();) {
+            const auto n = ::write(file, sealed.data() + at, sealed.size() - at);
+            whole = n > 0;
+            at += whole ? static_cast<std::size_t>(n) : 0;
+        }
+        whole = whole && ::fsync(file) == 0; // before the name is its: power may fail
+        if (file >= 0) ::close(file);
+        if (!whole) throw std::runtime_error(half + ": cannot be written");
+        std::filesystem::rename(half, path_);
+    }
+
+private:
+    std::filesystem::path path_;
+    int lock_ = -1;
+};
+
+struct schedule_hooks {
+    const state_file* file = nullptr; ///< null: nothing is kept
+    std::uint64_t epoch = 0;
+    bool talks = true;
+    double largest_lag = 0;
+    std::int64_t promised = -1; ///< -1: nothing
+    std::int64_t consumed = 0;
+    double first = 0, last = 0, cpu_first = 0, cpu_last = 0; // at the end of the first and of the last step
+    std::int64_t consumed_first = 0;
+    bool broken = false;
+
+    void save(const run_state& s) const {
+        if (file) file->write(epoch, s);
+    }
+    void step(const sched::action& a, std::span<const sched::consumed_sequence> all, const auto&) {
+        for (const sched::consumed_sequence& c : all) {
+            const auto lag = static_cast<double>(a.version - 1 - c.start);
+            largest_lag = std::max(largest_lag, lag);
+            broken = broken || (promised >= 0 && lag > static_cast<double>(promised));
+        }
+        consumed += static_cast<std::int64_t>(all.size());
+        last = now(), cpu_last = cpu_seconds();
+        if (first == 0) first = last, cpu_first = cpu_last, consumed_first = consumed;
+    }
+    void said(sched::stage s, std::int32_t worker, const std::string& what) const {
+        if (talks) std::fprintf(stderr, "%s %d: %s\n", name_of(s), worker, what.c_str());
+    }
+};
+
+inline sched::settings settings_of(arguments& a) {
+    sched::settings s;
+    s.batch = a.integer("batch", 16);
+    s.sequences = a.integer("sequences", 1600);
+    s.teacher_batch = a.integer("teacher-batch", 8);
+    const auto depth = a.integer("tau", 2); // k of step_off
+    const std::string kind = a.text("schedule", "async"), policy = a.text("policy", "in_order");
+    if (kind == "sync") {
+        s.schedule = sched::sync{};
+    } else if (kind == "step_off") {
+        s.schedule = sched::step_off{depth};
+    } else if (kind == "async") {
+        sched::async how{.tau = depth};
+        bool found = false;
+        for (const sched::staleness_policy p : sched::staleness_policies())
+            if (policy == name_of(p)) how.policy = p, found = true;
+        if (!found) throw std::invalid_argument("there is no policy " + policy);
+        s.schedule = how;
+    } else {
+        throw std::invalid_argument("--schedule is sync, step_off or async");
+    }
+    const double deadline = a.seconds("deadline", 60); // of a call, an attempt: a stage that hangs. Processes that die
+                                                       // are noticed by their silence
+    s.rollout_deadline = s.abort_deadline = s.teacher_deadline = s.learner_deadline = s.sync_deadline = deadline;
+    s.rollout_attempts = s.teacher_attempts = s.learner_attempts = static_cast<int>(a.integer("attempts", 3));
+    s.most_workers = 4096, s.most_slots = 4096;
+    return s;
+}
+/// The largest lag that the schedule promises each sequence; -1: none.
+inline std::int64_t promised_lag(const sched::settings& s) {
+    const sched::plan p = plan_of(s);
+    if (!p.streaming) return p.depth;
+    return p.policy == sched::staleness_policy::capacity || p.policy == sched::staleness_policy::areal ? -1 : p.depth;
+}
+
+inline int run_schedule(int count, char** words) try {
+    if (count == 3 && std::string(words[1]) == "--make-keys") {
+        make_keys(words[2]);
+        return 0;
+    }
+    arguments a(count, words);
+    connection c(a);
+    const sched::settings how = settings_of(a);
+    const std::string folder = a.text("folder", "run");
+    const bool keeps = a.integer("keep-state", 1) != 0;
+    c.options.save_every = static_cast<std::int32_t>(a.integer("save-every", 1));
+    const double gather = a.seconds("gather", 0.001); // what comes within it is answered together
+    a.done();
+    c.options.check();
+    on_signals();
+
+    const state_file file(folder);
+    schedule_hooks hooks;
+    hooks.file = keeps ? &file : nullptr;
+    hooks.promised = promised_lag(how);
+    run_state state;
+    const bool resumes = keeps && file.there();
+    if (resumes) file.read(hooks.epoch, state);
+    // Higher than every epoch before: after the last one, and by the clock where the state was thrown away.
+    hooks.epoch =
+        std::max(hooks.epoch + 1, static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(
+                                                                 std::chrono::system_clock::now().time_since_epoch())
+                                                                 .count()));
+
+    zmq::context_t context(1);
+    std::unique_ptr<gate> door;
+    if (!c.keys.empty()) door = std::make_unique<gate>(context, c.keys);
+    {
+        router wire(context, c.endpoint, c.keys, c.options.frame);
+        std::fprintf(stderr, "opd-schedule: %s, %s%s\n", c.endpoint.c_str(),
+                     c.keys.empty() ? "no keys: loopback alone" : "by keys alone", resumes ? ", goes on" : "");
+        using driver_type = sched::remote_driver<payload_ref, payload_ref, router, schedule_hooks>;
+        const auto driver = resumes ? std::make_unique<driver_type>(how, state, c.options, hooks.epoch, wire, hooks)
+                                    : std::make_unique<driver_type>(how, c.options, hooks.epoch, wire, hooks);
+        while (!driver->done(now()) && !asked_to_stop && !hooks.broken) {
+            std::vector<zmq::pollitem_t> items = {wire.item()};
+            wait_for(items, driver->next_deadline() - now());
+            if (items[0].revents != 0) std::this_thread::sleep_for(std::chrono::duration<double>(gather));
+            double time = now();
+            wire.receive(10000,
+                         [&](const std::string& peer, std::string_view bytes) { driver->hear(peer, bytes, time); });
+            if (asked_to_close) {
+                asked_to_close = 0;
+                driver->tell(sched::event::of(sched::event::kind::close), now());
+            }
+            driver->tick(now());
+        }
+        const sched::counters& t = driver->scheduler().totals();
+        const sched::remote_counts n = driver->counts();
+        const double sequences = static_cast<double>(hooks.consumed - hooks.consumed_first);
+        std::printf("%s version %lld job %llu consumed %lld failed %lld lag %g\n",
+                    driver->scheduler().finished() ? "finished" : "stopped",
+                    static_cast<long long>(driver->scheduler().version()),
+                    static_cast<unsigned long long>(driver->scheduler().weights().job),
+                    static_cast<long long>(t.consumed), static_cast<long long>(t.failed), hooks.largest_lag);
+        std::printf("frames %lld in, %lld out; sessions %lld, silent %lld, replaced %lld, overdue %lld, refused %lld; "
+                    "broken %lld, stale %lld, repeated %lld\n",
+                    static_cast<long long>(n.received), static_cast<long long>(n.sent),
+                    static_cast<long long>(n.sessions), static_cast<long long>(n.silent),
+                    static_cast<long long>(n.replaced), static_cast<long long>(n.overdue),
+                    static_cast<long long>(n.refused), static_cast<long long>(n.broken),
+                    static_cast<long long>(n.stale), static_cast<long long>(n.repeated));
+        if (sequences > 0 && hooks.last > hooks.first)
+            std::printf("%.0f sequences/s, %.2f us of CPU a sequence in this process\n",
+                        sequences / (hooks.last - hooks.first), 1e6 * (hooks.cpu_last - hooks.cpu_first) / sequences);
+        if (hooks.broken) {
+            std::fprintf(stderr, "opd-schedule: a sequence was staler than the schedule promises\n");
+            return 3;
+        }
+        if (driver->scheduler().finished())
+            run_folder(folder).write("finished", std::to_string(driver->scheduler().weights().job) + ' ' +
+                                                     std::to_string(t.consumed) + ' ' + std::to_string(t.failed) +
+                                                     '\n');
+    }
+    return 0;
+} catch (const std::exception& e) {
+    std::fprintf(stderr, "%s: %s\n", words[0], e.what());
+    return 1;
+}
+
+} // namespace engine
