@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Compiler and instruction-set facts, and the few macros of the library.
+// Facts about compiler and instruction set, and the few macros of the library.
 //
-//   OPD_HD        callable on the host and, under nvcc, on the device
-//   OPD_CALLS_EITHER  before an OPD_HD template that calls a function of its caller's
-//   OPD_INLINE    always inlined where code is optimised: the innermost functions of the row kernels. Not at -O0, where
-//                 g++ takes up to 1.6 times as long for them, and nobody asks for speed
-//   OPD_UNROLL OPD_OF_KERNEL OPD_RARELY_CALLED  of device code alone
-//   OPD_ISA       name of an inline namespace for code whose machine code depends on -march (see below)
-//   detail::pin   the identity, opaque to the optimiser
+//   OPD_HD        the function can be called on the host and, under nvcc, on the device
+//   OPD_CALLS_EITHER  before an OPD_HD template that calls a function of its caller
+//   OPD_INLINE    always inlined in optimised code: the innermost functions of the row kernels. Not at -O0, where g++
+//                 takes up to 1.6 times as long for them and speed does not matter
+//   OPD_UNROLL OPD_OF_KERNEL OPD_RARELY_CALLED  for device code alone
+//   OPD_ISA       the name of an inline namespace for code whose machine code depends on -march (below)
+//   detail::pin   the identity function, opaque to the optimiser
 //
-// Two translation units built with different -march flags must not share an inline function, or the linker keeps either
-// of them: one that crashes on an older machine or one that is slow. Everything that uses lanes therefore lives in
-// `inline namespace OPD_ISA`, named after the instruction set, and links side by side.
+// Two translation units that were built with different -march flags must not share an inline function. The linker
+// would keep either of the two versions: one that crashes on an older machine, or one that is slow. So everything that
+// uses SIMD lanes lives in `inline namespace OPD_ISA`, named after the instruction set, and both versions link.
 #pragma once
 
 #if (defined(_MSVC_LANG) ? _MSVC_LANG : __cplusplus) < 202002L

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The one call: loss and gradient of an estimator over a batch of rows.
+// The one call: the loss of an estimator and its gradient over a batch of rows.
 //
 //   auto r = opd::evaluate(be, student, teacher, estimator, env);
 //
-//   be         cpu_backend, cuda_backend, or your own (see docs/concepts/backend.md). Keep it: a temporary,
-//              evaluate(cpu_backend{}, …), starts its threads and finds its memory anew
+//   be         cpu_backend, cuda_backend, or your own (docs/concepts/backend.md). Keep the backend between calls: a
+//              temporary, evaluate(cpu_backend{}, …), starts its threads and allocates its memory in every call
 //   student    student::logits{view(z,N,V), view(dz,N,V)}, …
 //   teacher    teacher::dense | support | samples | weighted
 //   estimator  reverse_kl{}, jsd{.w = .3, .o = .3}, renormalised{reverse_kl{}}, mc{reverse_kl{}}, …
 //   env        reduction, mask, weights, beta, policies; basic_env<space>
 //
-// In: logits and what the teacher cache holds. Out: r.loss (reduced), r.diagnostics, dz, and what env asks for.
-// Inputs are never written; calling twice gives the same bits. Nothing V-sized is allocated, nothing at all in steady
-// state.
+// In: the logits and the teacher cache. Out: r.loss (reduced), r.diagnostics, dz, and the outputs that env names.
+// evaluate writes no input. Two equal calls give the same bits. evaluate allocates nothing of size V, and in steady
+// state nothing at all.
 //
-// Throws invalid_input before anything is written: shapes, strides, null pointers, numbers outside their range, an
-// output over any other span of the call but dz on z; and under check::contents also NaN, +inf, rows without mass,
-// bad ids. Rows with bad contents are otherwise counted, with loss 0 and gradient 0; env.on_bad throws for them after
-// everything is written.
+// evaluate throws invalid_input before it writes anything, for shapes, strides, null pointers, numbers outside their
+// range, and outputs that overlap another span of the call (dz on z is allowed). Under check::contents it also throws
+// for NaN, +inf, rows without mass and bad ids. Otherwise it counts rows with bad contents, whose loss and gradient
+// are 0; env.on_bad throws for them after everything is written.
 #pragma once
 
 #include <concepts>

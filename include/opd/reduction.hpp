@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// From an env to one factor a row, w_r f_r (batch.hpp), and the checks that need no logits.
+// The reduction: from an env to one factor a row, w_r f_r (formulas: batch.hpp), and the checks of env that need no
+// logits.
 #pragma once
 
 #include <cstddef>

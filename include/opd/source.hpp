@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a source of rows is: logits that need not lie in memory as one matrix (docs/concepts/source.md).
-// `student::logits`, `teacher::dense` and hidden states are sources; a struct of yours that answers the same stands in
-// their place.
+// What a source of rows is: a struct that hands out logits, which need not lie in memory as one matrix
+// (docs/concepts/source.md). `student::logits`, `teacher::dense` and hidden states are sources. A struct of yours with
+// the same members stands in their place.
 #pragma once
 
 #include <concepts>

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Student sources: where the student's logits come from and where their gradient goes. The gradient sink is part of the
-// source, so that a forgotten one shows at the call.
+// Student sources: where the student's logits come from and where their gradient goes. The gradient's place is part of
+// the source, so a forgotten gradient shows at the call.
 //
 //   student::logits{view(z,N,V), view(dz,N,V)}     (N,V) in, (N,V) out
 //   student::logits{view(z,N,V)}                   value only
-//   student::on_support{view(z,N,V), view(dz,N,k)} (N,V) in, a sparse gradient out: dz[r,j] belongs to the support's
-//                                                  ids[r,j]; for losses on a renormalised support, which need no other.
-//                                                  Of a ragged support dz is (1,total), as its ids are
+//   student::on_support{view(z,N,V), view(dz,N,k)} (N,V) in, a sparse gradient out: dz[r,j] belongs to logit ids[r,j]
+//                                                  of the support. For losses on a renormalised support, which need no
+//                                                  other logit. For a ragged support dz is (1,total), as its ids are
 //
-// Options are named: student::logits{.z = z, .dz = dz, .temperature = 0.7f, .pad = padding::keep}; the temperature
-// may also stand third. nvcc deduces no types from named members: there name them, logits<float, float,
-// space::device>{.z = …}, or assign the member afterwards.
+// Options are named: student::logits{.z = z, .dz = dz, .temperature = 0.7f, .pad = padding::keep}. The temperature may
+// also stand third. nvcc deduces no types from named members: in a .cu file write the types,
+// logits<float, float, space::device>{.z = …}, or assign the member afterwards.
 //
-// Element types of z and dz are independent. dz may be z itself (same pointer, type and stride; not with beta != 0);
-// no other output may overlap anything else of the call. The padding that the view dz says it has (view.hpp) is
-// zeroed or, with `padding::keep`, left alone; columns beyond it are never touched. In place, rows with columns of
-// which nothing is said would leave logits where a backward pass that reads whole rows expects a gradient: that is an
-// error.
+// z and dz may have different element types. dz may be z itself (same pointer, type and stride; not with beta != 0). No
+// other output may overlap another span of the call. The call zeroes the padding that the view dz names (view.hpp), or
+// leaves it alone with `padding::keep`; it never touches columns beyond the padding. In place, a view with a stride
+// must say whose the columns between the rows are: otherwise logits would stay where a backward pass over whole rows
+// expects a gradient, and the call is refused.
 #pragma once
 
 #include <type_traits>

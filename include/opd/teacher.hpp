@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Teacher caches: what is known of the teacher at each row, and so which objectives are available.
+// Teacher caches: what is known of the teacher at each row. The cache decides which objectives are available.
 //
-//   teacher::dense     V logits a row                                 every divergence
-//   teacher::support   k ids, teacher log-probs, (log tail mass)      divergences on a support
-//   teacher::ragged_support   the same with as many ids in each row as there are: offsets
-//   teacher::samples   m ids drawn i.i.d. from mu, log mu, log q      sampled reverse KL, weights 1/m
-//   teacher::weighted  ids with entry weights w, log mu, log q        sampled reverse KL, any design with
-//                                                                     E[Σ w f(a)] = E_mu[f]
+//   teacher::dense            V logits a row                                every divergence
+//   teacher::support          k ids, teacher log-probs, (log tail mass)     divergences on a support
+//   teacher::ragged_support   the same, with offsets: each row has its own number of ids
+//   teacher::samples          m ids drawn i.i.d. from mu, log mu, log q     losses of drawn tokens, weights 1/m
+//   teacher::weighted         ids with entry weights w, log mu, log q       losses of drawn tokens, any sampling design
+//                                                                           with E[Σ w f(a)] = E_mu[f]
 //
-//   teacher::lumped{dense}         student and teacher have vocabularies of different size: the rest of either is one bucket
-//   teacher::at_rows{cache, map}   the cache's rows are others than the student's: row r of the student has map[r]
-//   teacher::on_policy{cache}      the drawn tokens are the current student's own; else they are taken for stale
-//   teacher::of_teacher{cache}     they are the teacher's
-//   teacher::on_kept_sets{cache, kept_ids, kept_offsets}   they were drawn under a filter, and this is what it kept
+//   teacher::lumped{dense}         student and teacher have vocabularies of different size: a bucket holds the rest of
+//                                  either one
+//   teacher::at_rows{cache, map}   row r of the student has row map[r] of the cache
+//   teacher::on_policy{cache}      the current student drew the tokens; without this the tokens count as stale
+//   teacher::of_teacher{cache}     the teacher drew the tokens
+//   teacher::on_kept_sets{cache, kept_ids, kept_offsets}   the tokens were drawn under a filter, which kept these ids
 //
-// ids may be any integer type; they are checked against the vocabulary. In supports and `weighted` an id of -1 marks
-// an unused slot, whose other fields are not read; any other negative id, and a row without a used slot, are bad.
-// Log-probs are those of the full distribution at the temperature that the loss is meant at ("processed"); log-probs
-// recorded raw while sampling at another temperature bias every importance ratio, which diagnostics::mu_mismatch()
-// shows.
+// ids may be of any integer type; the call checks them against the vocabulary. In supports and `weighted` the id -1
+// marks an unused slot, whose other fields are not read. Any other negative id makes the row bad, and so does a row
+// without a used slot. Log-probs are those of the full distribution at the temperature that the loss is meant at.
+// Log-probs that were recorded raw while sampling ran at another temperature bias every importance ratio;
+// diagnostics::mu_mismatch() shows it.
 #pragma once
 
 #include <concepts>

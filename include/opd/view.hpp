@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Views over the caller's memory: pointer, shape, row stride. Nothing here owns or allocates.
+// Views over the caller's memory: pointer, shape, row stride. A view owns and allocates nothing.
 //
-//   view(p, n)                   (n)        vector_view
+//   view(p, n)                   (n)         vector_view
 //   view(p, rows, cols)          (rows,cols) row-major, unit inner stride
-//   view(p, rows, cols, stride)  the same, stride >= cols elements from row to row; what lies between belongs to others
-//   view(p, rows, cols, {.stride = P, .padding = n})  the same, n columns after the last belonging to each row
-//   padded_view(p, rows, cols, P)                     rows of P of which cols are real: .padding = P - cols
+//   view(p, rows, cols, stride)  the same, stride >= cols elements from row to row; columns between are others'
+//   view(p, rows, cols, {.stride = P, .padding = n})  the same, and n columns after the last belong to each row
+//   padded_view(p, rows, cols, P)                     rows of P columns, of which cols are real: .padding = P - cols
 //   device_view(...), padded_device_view(...)         the same, in device memory
 //
-// Padding is never read. A gradient's padding is set to zero (student.hpp); no column beyond a view's padding is
-// touched.
+// No call reads padding. A call sets a gradient's padding to zero (student.hpp), and touches no column beyond it.
 //
-// The memory space is part of the type: a host view cannot be passed where a device view is meant. Element (r,c) lies
-// at data[r*stride + c]; the arithmetic is 64-bit, whatever integer type the caller counts in.
+// The memory space is part of the type, so a host view does not compile where a device view is meant. Element (r,c) is
+// data[r*stride + c]; the arithmetic is 64-bit, whatever integer type the caller counts in.
 #pragma once
 
 #include <concepts>

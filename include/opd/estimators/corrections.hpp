@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Corrections for training-inference mismatch, as wrappers of any surrogate S. Three policies: mu drew the tokens and
-// says log_mu; p_old is the trainer's own before this batch's updates and says log_prox; p is the student now.
+// Corrections for training-inference mismatch, as wrappers of any surrogate S. Three policies: mu drew the tokens
+// (log_mu); p_old is the trainer's own policy before this batch's updates (log_prox); p is the student now.
 //
 //   delta = log p_old - log mu    r_corr = e^delta    r_train = p/p_old    r_rollout = p/mu          VeXact eq. 1, 3
 //
@@ -15,13 +15,13 @@
 //   anchored<S>{tau}         S + tau log² r_rollout, differentiated           prime-rl's kl_tau
 //
 // They nest, the outermost first: tis{2, 0, recompute{ppo_clip{}}} is VeXact's TIS, bit for bit
-// decoupled_ppo{.cap = 2}. What decides over whole sequences is correction_fit (correction_fit.hpp). Bounds belong to
-// the statistic that is named and lie inside the band; K1 = -log r, K2, K3 are k1, k2, k3 of k_forms.hpp. Ratios
-// saturate at e^±80, counted.
+// decoupled_ppo{.cap = 2}. Decisions over whole sequences are correction_fit's (correction_fit.hpp). Each bound is a
+// bound of the named statistic, and the bound itself lies inside the band; K1 = -log r, K2 and K3 are k1, k2, k3 of
+// k_forms.hpp. Ratios saturate at e^±80, counted.
 //
 // What they descend (traits): mu drew the tokens, so S of r_train needs the weight r_corr, and S of r_rollout has it
 // already. recompute alone, and tis or mis around a surrogate of p/mu, descend something else on stale tokens and need
-// accept_bias; tis and mis of recompute descend what S does less what they cut. A rejection changes no such thing.
+// accept_bias; tis and mis of recompute descend what S does, less what they cut. A rejection does not change that.
 #pragma once
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The divergences between student p and teacher q at one prefix, each a small struct of two functions: `term`, summed
-// over the vocabulary, is the value; `c` is dL/dlog p[v]. With slope = d(value)/dp[v] and c = p·slope:
+// The divergences between student p and teacher q at one prefix. Each is a small struct of two functions: the sum of
+// `term` over the vocabulary is the value; `c` is dL/dlog p[v]. With slope = d(value)/dp[v] and c = p·slope:
 //
 //   forward_kl        Σ q (log q - log p)                 slope -q/p                    AsyncOPD eq. 1
 //   reverse_kl        Σ p (log p - log q)                 log p - log q                 AsyncOPD eq. 2-3
@@ -13,14 +13,14 @@
 //   chi_squared       Σ p²/q - 1                          2 p/q                         Lightning OPD thm 3.5
 //   acceptance        -log Σ min(p, q)                    -[p < q]/Σ min(p, q), half that where equal     LK (arXiv 2602.23881)
 //
-// Shapes: logits (N,V) and (N,V); one value a row. Additive constants in the slope are dropped: (1) of
-// row_program.hpp removes them. Every c is returned anchored at the student's top token s*, as p·(slope - slope*),
-// from delta by expm1 and log1p, so that it is exact to float precision near p = q. Where p* and q* are far apart
-// alpha's is anchored at the mean slope, where it sums to 0, forward KL's not at all: it is -q; and where s* is
-// unlike the rest of the row, at the rest (`by_rest`). No T² factor is applied.
+// Shapes: logits (N,V) and (N,V); one value a row. Additive constants in the slope are dropped, since (1) of
+// row_program.hpp removes them. Every c is returned relative to the student's top token s* (the reference token), as
+// p·(slope - slope*), from delta by expm1 and log1p; so it is exact to float precision near p = q. Where p* and q* are
+// far apart, alpha's c is relative to the mean slope, and then sums to 0; forward KL's c is -q, without a reference.
+// Where s* is unlike the rest of the row, the reference is the rest (`by_rest`). No T² factor is applied.
 //
-// Exact: all of them. A float row whose probabilities differ by more than e^80 at some token that matters is redone in
-// float64 by the driver (counted in diagnostics.careful_rows).
+// Exact: all of them. If a float row's probabilities differ by more than e^80 at a token that matters, the backend
+// computes the row again in float64 (counted in diagnostics.careful_rows).
 #pragma once
 
 #include <cmath>

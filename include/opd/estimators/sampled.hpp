@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Divergences from drawn tokens: the gradient of KL(p‖q), or of any other divergence, at a prefix from a few actions
-// drawn from a behaviour policy mu.
+// Divergences from drawn tokens: the gradient of KL(p‖q), or of any other divergence, at a prefix, from a few actions
+// that a behaviour policy mu drew.
 //
-// One rule covers every sampling design, every divergence and every surrogate: entries a carry weights w with E[Σ w
-// f(a)] = E_mu[f];
+// One rule covers every sampling design, divergence and surrogate. Entries a carry weights w with
+// E[Σ w f(a)] = E_mu[f]; then
 //
 //   c[a] = w c_s(a; A - b)        A = log q - log p for reverse KL, -f'(p/q) for Σ q f(p/q)        (advantages.hpp)
 //
@@ -13,13 +13,15 @@
 //     on teacher::weighted       any design that states its weights                       threshold(B) of draw.hpp
 //   sampled_forward_kl           c = -w q/mu, loss Σ w (q/mu) log(q/p)                    RS-KD (arXiv 2503.16870); y ~ q: c = -1/m
 //
-// surrogate c_s: surrogates.hpp; baseline b: baselines.hpp; weighting: w as drawn, or self-normalised, w_i / Σ_j w_j
-// rho_j, which is consistent and not unbiased.
+// Surrogate c_s: surrogates.hpp. Baseline b: baselines.hpp. Weighting: w as drawn, or self-normalised,
+// w_i / Σ_j w_j rho_j, which is consistent and not unbiased.
 //
-// Unbiased for the dense gradient with unclipped_is, at any staleness of mu, whatever the baseline. The loss with
-// unclipped_is is Σ w rho f(r)/r, r = p/q, whose mean is the divergence; with other surrogates it is theirs. It never
-// uses the baseline. Shapes: ids, log mu, log q (N,m); a dense gradient (N,V), since every logit moves the
-// normaliser. Repeated ids are legal and summed in sample order. log rho saturates at ±80, counted.
+// With unclipped_is the gradient is unbiased for the dense gradient, at any staleness of mu and with any baseline. The
+// loss with unclipped_is is Σ w rho f(r)/r, r = p/q, whose mean is the divergence. With another surrogate the loss is
+// the surrogate's. The loss never uses the baseline.
+//
+// Shapes: ids, log mu, log q (N,m). The gradient is dense, (N,V), since every logit moves the normaliser. An id may be
+// drawn several times; its entries are summed in sample order. log rho saturates at ±80, counted.
 #pragma once
 
 #include <cmath>

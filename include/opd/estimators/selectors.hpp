@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Which rows count, and how much, by what the call itself finds out about them:
+// Selectors: a selector gives each row a weight from facts that the call itself computes about the row:
 //
 //   L = Σ_r f_r w_r g(facts_r) L_r        g a constant: no gradient flows through it
 //
@@ -19,9 +19,9 @@
 //   double operator()(const row_facts&) const            the row's weight: any finite number; 0: no gradient, and no pass for it
 //   sum_weights mix(const row_facts&) const              optional: a and b of a weighted_sum, before its value is known
 //
-// on the device with OPD_HD. The normaliser stays the caller's: a batch of which half is kept has half the loss;
-// mean_selector_weight() of the diagnostics says how much was kept. A weight that is NaN or infinite makes its row
-// bad. Bias: what is left out is left out; of each row that counts the gradient is its estimator's.
+// with OPD_HD to run on the device. The caller keeps the normaliser: a batch of which half is kept has half the loss;
+// mean_selector_weight() of the diagnostics says how much was kept. A weight that is NaN or infinite makes its row bad.
+// Bias: rows that are left out add nothing; the gradient of each other row is its estimator's.
 #pragma once
 
 #include <cmath>

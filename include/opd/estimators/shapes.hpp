@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Shapes: what becomes of the log-ratio x = log q - log p of a drawn token before it is an advantage.
+// Shapes: a shape is the function that turns the log-ratio x = log q - log p of a drawn token into its advantage.
 //
 // For every divergence D = Σ q f(r), r = p/q:   ∇D = E_p[f'(r) ∇log p] = E_mu[rho f'(r) ∇log p]. So an advantage that
 // is a function of q/p alone and does not fall as q/p grows is exactly -f' of a divergence (f is then convex):
@@ -14,14 +14,15 @@
 //   scaled{s}      s x, s > 0                      s KL(p‖q)
 //   band{a}        x where |x| ≤ a, else 0         none: it falls at ±a, so no f has it; needs accept_bias
 //
-// With the current p in x (advantage::theta); with log mu in its place it is no such derivative. The theorem and its
-// proof: docs/estimators/divergences-from-samples.md.
+// x holds the current p (advantage::theta). With log mu in place of log p, the advantage is no such derivative. Theorem
+// and proof: docs/estimators/divergences-from-samples.md.
 //
 // A shape is two functions of x and a promise:
 //   operator()(x)      A
-//   value(x)           what a draw adds to the divergence, over rho: f(r)/r with f(1) = 0 and, where it is finite, f(0) = 0, which a
-//                      multiple of r - 1 achieves and no divergence notices: then tokens that the student never draws add nothing
-//   monotone           A never falls as x grows, whatever the parameters that validate() lets pass
+//   value(x)           what a draw adds to the divergence, over rho: f(r)/r with f(1) = 0 and, where f(0) is finite,
+//                      f(0) = 0. A multiple of r - 1 gives f that form and changes no divergence; so tokens that the
+//                      student never draws add nothing
+//   monotone           A never falls as x grows, for all parameters that validate() accepts
 #pragma once
 
 #include <cmath>

@@ -3,25 +3,26 @@
 // Divergences on a support S of k ids a row, from a teacher::support cache. Z_p = Σ_S p, Z_q = Σ_S q.
 //
 //   renormalised{D}   D(p/Z_p, q/Z_q) on S                                   AsyncOPD eq. 8-10
-//     needs z[S] alone: O(k) a row, with a sparse gradient through student::on_support; blind to the mass outside S
-//   tail_bucket{D}    D over S and one bucket holding the rest
-//     c[v] = p[v] (slope_v - slope_rest) on S, 0 elsewhere; dense gradient. The student's tail mass is summed directly over
-//     v not in S, relative to its own largest logit, so that it never underflows; the teacher's comes with the cache, else
-//     log1p(-Z_q) floored at k·eps of its type (counted). A lower bound of D, exact for k = V. A tail where every student logit
-//     is -inf has p = 0 as any bucket: reverse KL gets 0 from it, forward KL is infinite if the teacher has mass there (policy
-//     of env.on_infinite), the others get their own finite term. Its c moves no logit and is left out.
-//
+//     reads z[S] alone: O(k) a row, with a sparse gradient through student::on_support; blind to the mass outside S
+//   tail_bucket{D}    D over S and one bucket that holds the rest
+//     c[v] = p[v] (slope_v - slope_rest) on S, 0 elsewhere; dense gradient. A lower bound of D, exact for k = V.
+//     The student's tail mass is summed over v not in S, relative to the largest logit there, so it never underflows.
+//     The teacher's tail comes with the cache; else it is log1p(-Z_q), at least k·eps of its type (counted).
+//     If every student logit of the tail is -inf, the bucket has p = 0: reverse KL gets 0 from it, forward KL is
+//     infinite if the teacher has mass there (env.on_infinite), the others get their finite term. The bucket's c then
+//     moves no logit and is left out.
 //   generalised{D}    Σ_S of D's Bregman terms, q (f(r) - f'(1)(r - 1)), r = p/q; for KL p log(p/q) - p + q
-//     a divergence on S of the unnormalised p and q: never negative, 0 only at p = q on S. c[v] = p (slope - slope at p = q) on S,
-//     0 elsewhere. Mass that the teacher has outside S pulls nothing; mass that the student has there is not pushed away either.
-//   reweighted{}      c[v] = sg(p/mu) p̃ log(p̃/q̃) on a stale student's support, p̃ = p/Z_p; AsyncOPD fig. 6, "Top-k + RW": to show that
-//     reweighting does not repair one. Biased. Reads the cache's log_mu and wants chosen_by::stale_student
-//   truncated_biased{D}  Σ_S p log(p/q), or Σ_S q log(q/p), as several trainers ship it: no divergence, it can be negative and has a
-//     gradient at p = q. c = p (log(p/q) + 1), or -q, on S
+//     a divergence on S of the unnormalised p and q: never negative, 0 only at p = q on S. c[v] = p (slope - slope at
+//     p = q) on S, 0 elsewhere. Teacher mass outside S pulls nothing; student mass there is not pushed away.
+//   reweighted{}      c[v] = sg(p/mu) p̃ log(p̃/q̃) on a stale student's support, p̃ = p/Z_p     AsyncOPD fig. 6
+//     biased ("Top-k + RW"): it shows that reweighting does not repair a stale support.
+//     Reads the cache's log_mu, and wants chosen_by::stale_student
+//   truncated_biased{D}  Σ_S p log(p/q), or Σ_S q log(q/p), as several trainers ship it
+//     no divergence: it can be negative and has a gradient at p = q. c = p (log(p/q) + 1), or -q, on S
 //
-// Shapes: ids, log_q (N,k), log_tail (N); of a teacher::ragged_support k is each row's own. Ids are distinct and in
-// range, or -1 for an unused slot, else the row is bad; so it is with a log-prob above 0 (by more than 1e-3) and
-// without a used slot. The divergence is any of divergences.hpp or your own. Z_p, Z_q and the overlap on S go to the
+// Shapes: ids, log_q (N,k), log_tail (N); a teacher::ragged_support has its own k in each row. Ids are distinct and in
+// range, or -1 for an unused slot. Another id, a log-prob above 0 (by more than 1e-3), or a row without a used slot
+// makes the row bad. D is any divergence of divergences.hpp or your own. Z_p, Z_q and the overlap on S go to the
 // diagnostics; renormalised knows Z_p where env.given_lse is set.
 #pragma once
 

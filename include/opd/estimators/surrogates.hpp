@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Surrogates: token-level scalar functions from one sampled action's log-probs to its loss and c = dL/dlog p. A
-// surrogate is one function, `token_out operator()(const token_in&) const`, host and device; the sampled estimators
-// weight its results and do the rest. rho = p/mu; sg: held constant; clip(r) = r within [1-low, 1+high].
+// Surrogates: scalar functions that turn the log-probs of one sampled action into its loss and c = dL/dlog p. A
+// surrogate is one function, `token_out operator()(const token_in&) const`, for host and device. The sampled estimators
+// weight its results and do the pullback. rho = p/mu; sg: held constant; clip(r) = r within [1-low, 1+high].
 //
 //                    loss                                          c
 //   unclipped_is     -rho A                                        -rho A
@@ -20,14 +20,15 @@
 // In every clip the inequality is strict: at a ratio exactly on a bound the gradient flows. Ratios saturate at e^±80,
 // counted.
 //
-// What they descend: AsyncOPD eq. 6-7, 15 for unclipped_is, with theta KL(p‖q) at the visited prefix whatever mu.
-// Those that cut or clip follow the same direction less what they cut. score_function is Lightning OPD's objective
-// (eq. 4): right on the student's own tokens, on stale ones it descends something else and needs accept_bias. ESTR
-// (arXiv 2607.22186) was not read: its formula is a second-hand summary's, and so it has no defaults.
+// What they descend: unclipped_is with advantage::theta descends KL(p‖q) at the visited prefix, for any mu (AsyncOPD
+// eq. 6-7, 15). Surrogates that cut or clip descend the same less what they cut. score_function is Lightning OPD's
+// objective (eq. 4): right on the student's own tokens; on stale tokens it descends something else and needs
+// accept_bias. The paper of ESTR (arXiv 2607.22186) was not read: the formula comes from a summary, and so ESTR has no
+// defaults.
 //
-// gspo: the ratio of a sequence is an earlier pass's (env.frozen.sequence_log_ratio, gspo_fit), and 1/length is
-// reduce::sequence_mean, applied once. With env.frozen.advantage = the sequence's mean advantage it is GSPO; with
-// each token's own, which is the default here, its token form.
+// gspo: an earlier pass computes the ratio of a sequence (env.frozen.sequence_log_ratio, gspo_fit), and
+// reduce::sequence_mean applies 1/length, once. With env.frozen.advantage = the sequence's mean advantage this is GSPO;
+// with each token's own advantage, the default here, it is GSPO's token form.
 #pragma once
 
 #include <cmath>

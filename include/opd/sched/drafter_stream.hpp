@@ -14,7 +14,7 @@
 //
 // Throws invalid_input: `policy`, `drafter` where a version goes back; `drafted`, `kept` below 0 or kept > drafted.
 //
-// Source: TLT section 4.2 (an evolving target makes a drafter stale); SPEC section 11.
+// Source: TLT section 4.2 (an evolving target makes a drafter stale).
 #pragma once
 
 #include <algorithm>

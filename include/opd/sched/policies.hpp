@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The staleness policies: which scored sequences make the next batch. What one is stands in policies/policy.hpp, what
-// each promises at the head of its own file. This is the one list of them: settings, ledger, scheduler, queue and
-// command lines ask it.
+// The list of staleness policies: a policy chooses which scored sequences make the next batch. policies/policy.hpp says
+// what a policy is; the head of each policy's own file states its theorem. Settings, ledger, scheduler, queue and
+// command lines read this list, and there is no other.
 #pragma once
 
 #include <array>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a user chooses of a schedule, and which choices are refused.
+// The settings of a schedule, and which settings are refused.
 //
-//   sync           rollout, score, train, synchronise, in strict sequence                       lag 0
+//   sync           rollout, score, train, synchronise, one after the other                      lag 0
 //   step_off{k}    whole batches; the batch trained at version v was started at version v - k    lag min(v, k), exactly
-//   controlled{k}  as step_off{k} without overlap: staleness as the only variable                lag min(v, k), exactly
-//                  (batches at the end of a run that make up for failures: less)
-//   async{tau}     sequences stream under M permits; which of them make a batch is the policy's choice, how many
-//                  permits there are the scheduler's
+//   controlled{k}  as step_off{k} without overlap: staleness is the only variable                lag min(v, k), exactly
+//                  (less for batches at the end of a run that make up for failures)
+//   async{tau}     sequences stream under M permits. The staleness policy chooses which of them make a batch; the
+//                  scheduler chooses how many permits there are
 //
 // Source: AsyncOPD section 7, appendix G (sync, step-off, async) and appendix B (controlled staleness).
 #pragma once

@@ -47,7 +47,7 @@
 // contradicts itself; `version` where the policy goes back; `now` where time does; `snapshot`.
 //
 // Source: TLT section 4.2 (worker coordinator: states, threshold, leader election, joiners, halt; a round every few
-// steps), SPEC section 11. What is ours: leases, numbered reports and orders, lives, the commit.
+// steps). What is ours: leases, numbered reports and orders, lives, the commit.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A bounded queue between threads that make samples and a learner, in the unit of staleness: versions of the weights.
+// A bounded queue between threads that make samples and a learner. It bounds staleness: versions of the weights.
 //
 //     staleness_queue<sample> queue({.batch = 256, .schedule = {.tau = 4, .policy = staleness_policy::edf}});
 //     producer:  while (permit p = queue.acquire(stop)) { sample s = generate(p.version()); queue.push(p, std::move(s)); }
@@ -12,19 +12,19 @@
 //                }
 //
 // At most M = outstanding permits are out, so the queue never holds more than M items and push() never waits. The
-// policy decides which items make a batch, and with it how stale they are; the theorems are in policies/. One batch
-// is out at a time: a second one would be consumed a version later than it was chosen for, and no bound would hold.
+// policy chooses which items make a batch, and so bounds how stale they are; the theorems are in policies/. One batch
+// is out at a time: a second batch would be consumed a version later than it was chosen for, and no bound would hold.
 //
-// Stale items (drop, retry): push() refuses them and leaves permit and item with the producer; those that lie in the
-// queue when the version moves are given back by synchronised(). Under drop their permits are returned, under retry
-// they come along, restarted.
+// Stale items (drop, retry): push() refuses a stale item and leaves permit and item with the producer. When the version
+// moves, synchronised() gives back the stale items of the queue. Under drop their permits return; under retry the
+// permits come along, restarted.
 //
-// Ends: close() gives no more permits; what is out is still pushed and consumed, the last batch may be short, then
-// pop() returns nothing. abort() ends all waits at once and gives back what lay in the queue. A batch that is
-// destroyed untrained puts its items back in front. An update that is destroyed between trained() and synchronised()
+// Ends: after close() the queue gives no more permits; what is out is still pushed and consumed, the last batch may be
+// short, and then pop() returns nothing. abort() ends all waits at once and gives back the queue's items. A batch that
+// is destroyed untrained puts its items back in front. An update that is destroyed between trained() and synchronised()
 // aborts the queue: the weights that its items made are not out, so nothing may start any more. Destroying a queue
-// discards its items; permits and batches may outlive it, threads that wait in it may not. Source: AsyncOPD section 7
-// and appendix G (permits, sync gate).
+// discards its items. Permits and batches may outlive the queue; threads that wait in it may not. Source: AsyncOPD
+// section 7 and appendix G (permits, sync gate).
 #pragma once
 
 #include <algorithm>

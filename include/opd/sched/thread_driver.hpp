@@ -1,44 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Runs a scheduler on threads. One loop, on the thread of run(), owns the scheduler with the payloads
-// (dispatcher.hpp) and the time; each worker is a loop of messages on a thread of its own (thread_workers.hpp), with
-// a mailbox. Threads wait on condition variables; nothing polls, nothing sleeps.
+// Runs a scheduler on threads. One loop, on the thread of run(), owns the scheduler, the payloads (dispatcher.hpp) and
+// the time. Each worker is a message loop with a mailbox, on a thread of its own (thread_workers.hpp). Threads wait on
+// condition variables; no thread polls.
 //
 //                         commands
 //           run() ------------------------> mailbox of each worker  -> start, step, install | score | train, hooks
 //             ^                                                              |
 //             +----------------- one mailbox of replies <--------------------+
 //
-// Stages are called by their own thread alone, hooks by the learner's, between two updates. Payloads are
+// A stage is called by its own thread alone. The learner's thread calls the hooks, between two updates. Payloads are
 // shared_ptr<const T>.
 //
-// Faults, beside what the scheduler makes of them (attempts, deadlines):
-//   start() throws      the sequence's attempt fails
-//   step() throws       what it had appended is finished, every other attempt on that worker fails
-//   install() throws    the worker's life is over, and it begins another; after the third time in a row it stays away.
-//                       Unless other weights are to be installed already: then it goes on to those
-//   score(), train()    throw: the call failed. A score() with another number of entries than sequences: likewise
-//   a missed deadline   the worker counts as lost and its call is asked to stop. If the call ever returns, its answer
-//                       is counted as late and the worker begins its next life. What a learner publishes late has the
-//                       name of a job that nobody will ask for
-//   on_step or          the run stops: what they write down is part of it. What an observer throws stops nothing, and is
-//   on_checkpoint       counted (observer_exceptions)
+// Faults, beside what the scheduler does about them (attempts, deadlines):
+//   start() throws      this attempt of the sequence fails
+//   step() throws       what step() had appended is finished; every other attempt on that worker fails
+//   install() throws    the worker clears itself and begins another epoch; after the third time in a row it stays away.
+//                       If other weights are waiting to be installed already, the worker goes on to those
+//   score(), train()    throw: the call failed; likewise a score() with another number of entries than sequences
+//   a missed deadline   the worker counts as lost, and its call is asked to stop. If the call returns later, its answer
+//                       is counted as late, and the worker begins its next epoch. Weights that a learner publishes late
+//                       bear the name of a job that nobody will ask for
+//   on_step or          the run stops, since what these hooks write down is part of the run. An exception of an
+//   on_checkpoint       observer stops nothing, and is counted (observer_exceptions)
 //   throws
-// A stage that always fails ends the run as failed (settings.fruitless_steps); so do installs, when every rollout
-// worker stays away. The first exception is kept for the report, and the last of a stage that failed; those of calls
-// that were asked to stop count for nothing.
+// If a stage always fails, the run ends as failed (settings.fruitless_steps); likewise if every rollout worker stays
+// away. The report keeps the first exception, and the last one of a stage that failed. Exceptions of calls that were
+// asked to stop do not count.
 //
-// Shutdown: request_stop() closes the scheduler (nothing new is admitted, what is outstanding is finished) for at
-// most `drain_seconds`; then everything outstanding is given up, and threads have `shutdown_seconds` to return. Those
-// that do not are left behind, each with shared ownership of its stage and of the driver's state, and are named in
-// the report. What a stage refers to must then outlive its thread.
+// Shutdown: request_stop() closes the scheduler (it admits nothing new and finishes what is outstanding) for at most
+// `drain_seconds`. Then the driver gives up everything outstanding, and threads have `shutdown_seconds` to return. A
+// thread that does not return is left behind and named in the report; it shares ownership of its stage and of the
+// driver's state. What the stage refers to must outlive the thread.
 //
 // Checkpoints: `on_checkpoint` gets the scheduler's state and all payloads at a completed step: all workers have the
-// new weights, the learner is not training. Stages with export_partials() are asked for the prefixes of what is
-// running when they install these weights; what finishes after that and before the snapshot is in it as finished. A
-// driver made from such a snapshot goes on from it: nothing is lost, nothing is consumed twice.
+// new weights, and the learner is not training. A stage with export_partials() is asked for the prefixes of its running
+// sequences when it installs these weights. A sequence that finishes after that and before the snapshot is in the
+// snapshot as finished. A driver made from the snapshot goes on from it: it loses nothing and consumes nothing twice.
 //
-// Order: with whole batches or tau = 0 the sets that are consumed, and at which versions, do not depend on timing.
+// Order: with whole batches or tau = 0, timing does not change which sets are consumed, nor at which versions.
 #pragma once
 
 #include <algorithm>

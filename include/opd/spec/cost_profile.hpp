@@ -14,7 +14,7 @@
 // No chance: equal steps give equal choices. Where a bandit has to try every arm at every range of batches, this one
 // carries what it knows from one batch to another; the price is a profile that has the right shape.
 //
-// Source: SPEC section 11 (a measured cost profile maximising E[accepted + 1]/cost).
+// Source: this project (a measured cost profile maximising E[accepted + 1]/cost).
 #pragma once
 
 #include <algorithm>

@@ -13,7 +13,7 @@
 // steps. Ties go to fewer rows, then to the earlier sequence. Pure: no clock, no chance. Time n log n in the number
 // of nodes; allocates only as that grows.
 //
-// Source: SPEC section 11 (strategies by cost); TLT section 2 (the long tail is where a rollout's time is).
+// Source: this project (strategies by cost); TLT section 2 (the long tail is where a rollout's time is).
 #pragma once
 
 #include <algorithm>

@@ -28,7 +28,7 @@
 // tokens), `id` (twice in a step, or at() where nothing is), `hidden` (not the same number of bytes in each row);
 // `snapshot`. What is refused changes nothing.
 //
-// Source: TLT section 4.2 (spot training with DataBuffer); SPEC section 11.
+// Source: TLT section 4.2 (spot training with DataBuffer).
 #pragma once
 
 #include <algorithm>

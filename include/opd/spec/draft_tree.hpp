@@ -25,7 +25,7 @@
 //
 // Exact: nothing that is written depends on drafts (verify.hpp). The filter's cut is that of filter.hpp up to the
 // rounding of a sum.
-// Sources: SPEC section 11; Li et al. 2024, EAGLE-2 (trees by cumulated confidence); Daliri et al. 2025 (drafts with
+// Sources: Li et al. 2024, EAGLE-2 (trees by cumulated confidence); Daliri et al. 2025 (drafts with
 // the target's noise).
 #pragma once
 

@@ -12,7 +12,7 @@
 // over `again` times in a row drafts once, so that it is noticed when it has become better. Neither is left to
 // chance: equal steps give equal choices.
 //
-// Source: SPEC section 11 (retrieval until the learned drafter exists, and whenever its predicted tokens a second are
+// Source: this project (retrieval until the learned drafter exists, and whenever its predicted tokens a second are
 // more).
 #pragma once
 

@@ -26,7 +26,7 @@
 // Errors: invalid_input: `buckets` (none, or not rising from at least 1), `uses` with its number (a range that is none, a
 // share below 0, an arm without depth), `budget`, `bytes_of` (less than 1), `batch`, `arm`, `capture_after`.
 //
-// Source: TLT section 5.1 (bucketed CUDAGraph capture), figure 10, table 5; SPEC section 16.
+// Source: TLT section 5.1 (bucketed CUDAGraph capture), figure 10, table 5.
 #pragma once
 
 #include <algorithm>

@@ -16,7 +16,7 @@
 // Unlike a suffix automaton (suffix_automaton.hpp) it does not grow, forgets by itself and can be shared by all
 // prompts; but it matches no more than `longest` tokens.
 //
-// Source: Boyer and Moore 1981 (the vote); SPEC section 11.
+// Source: Boyer and Moore 1981 (the vote).
 #pragma once
 
 #include <algorithm>

@@ -11,7 +11,7 @@
 //             room, groups that nothing is written to are forgotten, the one that was begun longest ago first; if that is not enough, nothing more
 //             is learnt, and drafts go on from what was
 //
-// Source: SPEC section 11 (retrieval over the prompt and the answers of its group).
+// Source: this project (retrieval over the prompt and the answers of its group).
 #pragma once
 
 #include <algorithm>

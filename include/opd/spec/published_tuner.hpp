@@ -14,7 +14,7 @@
 // nothing is ever chosen: a table by batch (`published_arms`). Their numbers come from one generator a rank, so ranks
 // may disagree; here they come from the caller.
 //
-// Source: the code that accompanies TLT (Taming the Long Tail), as of 2026; SPEC section 11.
+// Source: the code that accompanies TLT (Taming the Long Tail), as of 2026.
 #pragma once
 
 #include <algorithm>

@@ -14,7 +14,7 @@
 // Two texts of one group share what they have in common. Earlier texts go first: of several occurrences the draft
 // follows the first.
 //
-// Source: Blumer et al. 1985 (suffix automata), Mohri, Moreno and Weinstein 2009 (of several texts); SPEC section 11.
+// Source: Blumer et al. 1985 (suffix automata), Mohri, Moreno and Weinstein 2009 (of several texts).
 #pragma once
 
 #include <algorithm>

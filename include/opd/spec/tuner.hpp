@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Which speculation pays now. A *strategy* is how deep to draft, how many children a node has, and how many drafted
-// tokens to verify; what it is worth depends on the batch (a large one leaves no room to verify more) and on how well
-// the drafter does today. Choosers are state machines without a clock and without chance of their own: the caller
-// says how long a step took, and hands in numbers from (0, 1).
+// Tuners choose how much to speculate, step by step. A *strategy* says how deep to draft, how many children a node has,
+// and how many drafted tokens to verify. Its worth depends on the batch (a large batch leaves no room to verify more)
+// and on how well the drafter does today. A tuner is a state machine without a clock and without random numbers of its
+// own: the caller says how long a step took, and hands in numbers from (0, 1).
 //
-//   beg_mab         bucketed epsilon-greedy (TLT, algorithm 1): the arms of the batch's bucket, the one with the largest median reward over its last
-//                   `window` steps, and with probability epsilon any of them
+//   beg_mab         bucketed epsilon-greedy (TLT, algorithm 1): of the arms of the batch's bucket the one with the
+//                   largest median reward over its last `window` steps; with probability epsilon any of them
 //   ucb1            the same buckets; the largest mean reward plus a bonus for what was tried little (Auer et al. 2002)
 //   fixed_table     a strategy for each range of batches
 //   elastic_switch  whether to speculate at all, by how many sequences run, with hysteresis
 //
-// Buckets: arms are grouped by the tokens that they verify, the groups in descending order get the ranges of batches
-// [t_1, t_2), [t_2, t_3), …, the last one has no end. Below t_1, and where no arm of the bucket keeps verify * batch
-// within `most_tokens`, there is no speculation.
+// Buckets: arms that verify equally many tokens form a group. The groups in descending order get the ranges of batches
+// [t_1, t_2), [t_2, t_3), …; the last range has no end. There is no speculation below t_1, nor where no arm of the
+// bucket keeps verify * batch within `most_tokens`.
 //
-// Reward of a step: (accepted + 1)·batch/seconds, accepted the mean number of drafted tokens that a sequence kept
-// (TLT), or that over the batch, the default: inside a bucket batches differ, and the first one rewards an arm for
-// having been tried on larger ones.
+// Reward of a step: (accepted + 1)·batch/seconds (TLT), accepted the mean number of drafted tokens that a sequence
+// kept. The default divides that by the batch: batches of one bucket differ, and TLT's reward favours an arm that was
+// tried on larger ones.
 //
-// published_tuner.hpp has beg_mab as its authors' code has it, cost_profile.hpp a chooser by measured costs,
+// published_tuner.hpp has beg_mab as its authors' code has it, cost_profile.hpp a tuner by measured costs,
 // any_tuner.hpp all of them in one type.
 //
-// Ranks that decode together need one decision. Choosers are functions of what they were told: those that are asked
-// for the same batches, hear the same steps and are given the same numbers choose alike. So each rank hears `merged`
-// of all ranks' steps (one all-gather of three numbers a step), is asked for its `batch`, and draws from
-// `keyed_uniforms` of the step. Or one rank chooses, and says so.
+// Ranks that decode together need one decision. A tuner is a function of what it was told: two tuners that are asked
+// for the same batches, hear the same steps and get the same numbers choose alike. So each rank hears `merged` of all
+// ranks' steps (one all-gather of three numbers a step), is asked for its `batch`, and draws from `keyed_uniforms` of
+// the step. Or one rank chooses, and tells the others.
 //
-// Source: TLT (Taming the Long Tail), section 5 and algorithm 1; SPEC section 11.
+// Source: TLT (Taming the Long Tail), section 5 and algorithm 1.
 #pragma once
 
 #include <algorithm>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Verification of drafted tokens: which of them the target follows, and which token comes after them, so that what is
-// written is distributed exactly as if the target had drawn every token itself.
+// Verification of drafted tokens: which of them the target accepts, and which token comes after them. What is written
+// is distributed exactly as if the target had drawn every token itself.
 //
-// Drafts are a tree below the last token of a prefix (a chain is one where every node has one child). p_n: the
-// target's law after node n, with the temperature, filters and penalties of plain decoding; node -1 is the prefix.
-// From the root on, at node n with children x_1, x_2, … in the order in which they were drafted, P = p_n:
+// Drafts are a tree below the last token of a prefix (a chain is a tree where every node has one child). p_n: the
+// target's distribution after node n, with the temperature, filters and penalties of plain decoding; node -1 is the
+// prefix. From the root on, at node n with children x_1, x_2, … in the order in which they were drafted, P = p_n:
 //
 //   kind                  a child x is followed with      after x was refused                              drafts are
 //   one_hot               P(x)                            P(x) = 0, normalised                             any distinct tokens that P's coins had no part in
@@ -13,20 +13,21 @@
 //   iid_siblings          min(1, P(x)/q(x))               P = (P - q)₊, normalised                         drawn from q each
 //   without_replacement   min(1, P(x)/q(x))               likewise, then q(x) = 0, normalised              drawn from q, without those before
 //
-// If no child is followed the next token is drawn from P, and that is the end; likewise below a leaf. How drafts were
-// drawn is part of their type: siblings that were drawn in one way and judged in another are biased (by up to 0.03 in
-// total variation on four tokens), and an argmax that is judged as if drawn from its softmax by 0.3.
+// If no child is accepted, the next token is drawn from P, and that is the end; likewise at a node without children.
+// How drafts were drawn is part of their type. Siblings that were drawn in one way and judged in another are biased (by
+// up to 0.03 in total variation on four tokens); an argmax that is judged as if drawn from its softmax is off by 0.3.
 //
-//   follow          the target draws its own token at each node, and follows it while it is a child: exact for any drafts whatever. With keyed
-//                   noise (rng.hpp) this token is that of plain decoding, so the output is the same bit for bit, not in law alone
+//   follow          the target draws its own token at each node, and goes on while that token is a child: exact for any
+//                   drafts. With keyed noise (rng.hpp) the token is that of plain decoding, so the text is the same bit
+//                   for bit, not only in distribution
 //   verify          the rules above
 //   verify_block    chains of `dense`: rho_i = min(1, rho_{i-1} p_i(x_i)/q_i(x_i)), M_i = Σ (rho_i p_{i+1} - q_{i+1})₊,
-//                   h_i = M_i/(M_i + 1 - rho_i), the last one rho; followed up to the last i that is taken with h_i, then from
-//                   (rho_i p_{i+1} - q_{i+1})₊: never fewer in the mean than `verify`
+//                   h_i = M_i/(M_i + 1 - rho_i), the last one rho. Accepted up to the last i that is taken with h_i;
+//                   the next token from (rho_i p_{i+1} - q_{i+1})₊. In the mean it accepts no fewer than `verify`
 //
 // Sources: Leviathan et al. 2023 and Chen et al. 2023 (dense); Miao et al. 2024, SpecInfer (iid_siblings); Chen et
 // al. 2024, Sequoia, and Yang et al. 2024 (without_replacement); Li et al. 2024, EAGLE (one_hot); Sun et al. 2024,
-// "Block verification accelerates speculative decoding" (verify_block); SPEC sections 11 and 13.
+// "Block verification accelerates speculative decoding" (verify_block).
 #pragma once
 
 #include <algorithm>
