@@ -131,7 +131,7 @@ def unknown_to_normalizer():
     nfc = normalizers.NFC()
     every = (chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
     return {c for c in every if any(nfc.normalize_str(s) != unicodedata.normalize("NFC", s)
-                                    for s in (c, "a" + c, c + "\u0301\u0323", "\U00011935" + c))}
+                                    for s in (c, "a" + c, "x\u0301" + c, c + "\u0301\u0323", c + "\u0334", "\U00011935" + c))}
 
 
 def mixed_lines(count):

@@ -282,6 +282,11 @@ TEST_CASE("a word of any length takes n log n") { // the square of it would be m
     CHECK(t.decode(all) == std::string(300'000, 'a'));
     // the pattern is asked for its longest match, and has much to try again
     CHECK(t.decode(t.encode(std::string(300'000, ' ') + "x")).size() == 300'001);
+    std::string numbers; // more words than are remembered
+    for (int i = 0; i < 140'000; ++i) numbers += std::to_string(i) += ' ';
+    const bpe_tokenizer digits(small_tokenizer({{"1", "2"}, {"12", "3"}}).dump());
+    CHECK(digits.decode(digits.encode(numbers)) == numbers);
+    CHECK(digits.encode("12345 123") == ids{257, '4', '5', ' ', 257});
     const bpe_tokenizer qwen(golden("qwen.json"));
     std::string marks = "x"; // to be sorted by the normalizer
     for (int i = 0; i < 50'000; ++i) marks += "\xCC\x81\xCC\xA3";
