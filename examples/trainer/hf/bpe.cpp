@@ -510,7 +510,7 @@ void bpe_tokenizer::parts::cut_out_added(const finder& find, std::string_view te
         if (t.lstrip)
             while (begin > done) {
                 const std::size_t last = last_character(text.substr(0, begin));
-                if (last < done || !is_white_space(utf8_at(text, last).code)) break;
+                if (!is_white_space(utf8_at(text, last).code)) break;
                 begin = last;
             }
         if (t.rstrip)
@@ -582,9 +582,8 @@ void bpe_tokenizer::parts::merge_word(std::string_view word, std::vector<token>&
         symbol& left = symbols[best.at];
         if (left.id == none || left.next >= n) continue;
         symbol& right = symbols[left.next];
-        // of a pair that is no more `tokenizers` asks what it would become, not its rank; so does this
         const auto found = merges.find(pair_of(left.id, right.id));
-        if (found == merges.end() || found->second.into != best.into) continue;
+        if (found == merges.end() || found->second.into != best.into) continue; // its pair is no more
         left.id = best.into;
         left.next = right.next;
         right.id = none;
