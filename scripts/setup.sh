@@ -17,7 +17,7 @@ opd_die() {
 
 opd_packages() {
     local build="g++ cmake ninja-build libeigen3-dev"
-    local trainer="libcli11-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcpp-httplib-dev gnuplot-nox"
+    local trainer="libcli11-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcpp-httplib-dev libpcre2-dev libutf8proc-dev gnuplot-nox"
     local tests="doctest-dev librapidcheck-dev librange-v3-dev"
     local site="python3 mkdocs mkdocs-material"
     local engines="libzmq3-dev cppzmq-dev python3" # examples/engines
