@@ -519,7 +519,7 @@ TEST_CASE("options, and messages that are too long") {
     CHECK(refused([](remote_options& o) { o.waiting = o.message - 1; }) == "waiting");
     CHECK(refused([](remote_options& o) { o.window = 0; }) == "window");
     CHECK(refused([](remote_options& o) { o.peers = 0; }) == "peers");
-    CHECK(refused([](remote_options& o) { o.save_every = 0; }) == "save_every");
+    CHECK(refused([](remote_options& o) { o.save_every = -1; }) == "save_every");
     remote_options o;
     o.message = 100;
     remote_link link(o);

@@ -140,8 +140,8 @@ inline int run_schedule(int count, char** words) try {
     connection c(a);
     const sched::settings how = settings_of(a);
     const std::string folder = a.text("folder", "run");
-    const bool keeps = a.integer("keep-state", 1) != 0;
-    c.options.save_every = static_cast<std::int32_t>(a.integer("save-every", 1));
+    c.options.save_every = static_cast<std::int32_t>(a.integer("save-every", 1)); // 0: nothing is kept
+    const bool keeps = c.options.save_every > 0;
     const double gather = a.seconds("gather", 0.001); // what comes within it is answered together
     a.done();
     c.options.check();

@@ -580,7 +580,8 @@ private:
         if (p->link.clogged()) end(*p, counts_.clogged);
     }
     void save() {
-        if constexpr (requires(const snapshot_type& s) { hooks_.save(s); }) hooks_.save(work_.snapshot());
+        if constexpr (requires(const snapshot_type& s) { hooks_.save(s); })
+            if (options_.save_every > 0) hooks_.save(work_.snapshot());
         const std::uint64_t from = work_.scheduler().needed_from();
         if (from == kept_from_) return;
         kept_from_ = from;

@@ -50,7 +50,7 @@ struct remote_options {
     std::uint64_t waiting = 256 << 20; ///< most bytes that a session has to send and were not acknowledged
     std::uint32_t window = 64;         ///< most frames under way in a session
     std::int32_t peers = 4096;         ///< most processes that the scheduler's keeps track of
-    std::int32_t save_every = 1;       ///< steps from one snapshot to the next
+    std::int32_t save_every = 1;       ///< steps from one snapshot to the next; 0: none is made
 
     void check() const {
         if (!(resend > 0 && resend < silence)) throw invalid_input("resend", "must be positive, and less than silence");
@@ -61,7 +61,7 @@ struct remote_options {
         if (waiting < message) throw invalid_input("waiting", "must be at least message, or none could be sent");
         if (window < 1) throw invalid_input("window", "must be at least 1");
         if (peers < 1) throw invalid_input("peers", "must be at least 1");
-        if (save_every < 1) throw invalid_input("save_every", "must be at least 1");
+        if (save_every < 0) throw invalid_input("save_every", "must be at least 0");
     }
 };
 
