@@ -134,7 +134,7 @@ TEST_CASE("a row pairs h[t] with the token after it, and says what comes after t
                 for (index_t j = 0; j < d; ++j)
                     y[static_cast<std::size_t>(j)] += h[i] * drafter.at(drafter.layout.embedding)[i * d + j] +
                                                       e[i] * drafter.at(drafter.layout.embedding)[(d + i) * d + j];
-            rms_norm(y.data(), target.at(target.layout.norm_f), d, n.data());
+            rms_norm(y.data(), target.at(target.layout.norm_f), d, target.shape.norm_epsilon, n.data());
             for (index_t v = 0; v < 7; ++v)
                 worst =
                     std::max(worst, std::abs(dot(target.at(target.layout.head) + v * d, n.data(), d) -
