@@ -7,11 +7,13 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include "answering.hpp"
 #include "app.hpp"
 #include "files.hpp"
+#include "hf/model_files.hpp"
 #include "opd/version.hpp"
 #include "run.hpp"
 #include "schedule.hpp"
@@ -136,6 +138,46 @@ int score_main(int argc, const char* const* argv) {
         if (!parsed(app, argc, argv)) return exit_ok;
         listen_to_signals();
         return score_responses(s);
+    });
+}
+
+int model_main(int argc, const char* const* argv) {
+    return run_program("opd-model", told_plainly, [&] {
+        CLI::App app(
+            "Says what a model directory of transformers (Qwen3, Qwen2, Llama) holds and what memory it takes,\n"
+            "once all of it was found to be as its config.json says; with --out writes it anew.",
+            "opd-model");
+        app.option_defaults()->take_last()->always_capture_default();
+        std::string directory, out;
+        hf::write_options how;
+        int max_length = 0;
+        app.add_option("directory", directory, "config.json and model.safetensors, or an index of several")->required();
+        app.add_option("--max-length", max_length, "positions to hold, for the memory; 0: all that config.json has");
+        app.add_option("--out", out, "directory to write, which may not be there yet; tokenizer files go along");
+        app.add_option("--type", how.type, "of the weights in --out")->check(CLI::IsMember({"float32", "bfloat16"}));
+        app.add_option("--shard-bytes", how.shard_bytes, "most bytes of a file in --out")
+            ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 50));
+        if (!parsed(app, argc, argv)) return exit_ok;
+        const hf::model_directory found(directory, max_length);
+        const hf::model_source& from = found.source();
+        const hf::model_bytes bytes = hf::bytes_of(found.shape());
+        const auto gigabytes = [](std::int64_t n) { return static_cast<double>(n) / 1e9; };
+        fmt::print(
+            "{}\nmemory: {:.3g} GB for the model with {} positions; {:.3g} GB more to train all of it, activations "
+            "on top\n",
+            from.describe(), gigabytes(bytes.model), found.shape().max_length, gigabytes(bytes.training));
+        if (!from.config.unknown.empty())
+            fmt::print("keys of config.json that are kept and not known here: {}\n",
+                       fmt::join(from.config.unknown, ", "));
+        if (out.empty()) return exit_ok;
+        const hf::read_model model = hf::read_model_directory(directory);
+        try {
+            hf::write_model_directory(out, model.shape, model.weights, &model.source, how);
+        } catch (const opd::invalid_input& e) { // weights that bfloat16 has no number for
+            throw failure(exit_input, fmt::format("{}: {}", directory, e.what()));
+        }
+        fmt::print("written: {} as {}\n", out, how.type);
+        return exit_ok;
     });
 }
 

@@ -1141,3 +1141,23 @@ TEST_CASE("settings of drafters are strict, and a preset is a beginning that fla
     CHECK(c.student_model.layers == 7);
     CHECK(c.student_model.width == 256);
 }
+
+TEST_CASE("a drafter's file says which family its target is of, where that is not Qwen3's") {
+    const model_shape plain{
+        .vocabulary = 7, .width = 6, .layers = 1, .heads = 2, .kv_heads = 1, .head_dim = 4, .ffn = 8};
+    model_shape llama = plain;
+    llama.qk_norm = false, llama.attention_bias = llama.output_bias = true, llama.norm_epsilon = 1e-5;
+    llama.rope = {.base = 5e5, .how = rope::scaling::llama3, .factor = 8, .low = 1, .high = 4, .original_length = 32};
+    for (const model_shape& target : {plain, llama}) {
+        draft_model d(drafter_kind::model, target, plain);
+        d.weights.initialise(1);
+        const std::string bytes = drafter_bytes(d);
+        CHECK(bytes.starts_with(target.qk_norm ? "OPDDRAFT 1\n" : "OPDDRAFT 2\n"));
+        const draft_model again = drafter_of(bytes, "a");
+        CHECK(again.target == target);
+        CHECK(again.weights.shape == plain);
+        CHECK(drafter_bytes(again) == bytes);
+        d.target.rope.factor = 0;
+        CHECK_THROWS_AS(drafter_of(drafter_bytes(d), "a"), failure);
+    }
+}
