@@ -19,7 +19,11 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
 #include "config.hpp"
+#include "hf/distil.hpp"
 #include "hf/model_files.hpp"
 #include "opd/element.hpp"
 #include "trainer/scratch.hpp"
@@ -703,4 +707,84 @@ TEST_CASE("the memory of a model is known before it is taken") {
     const std::string said = d.source().describe();
     says(said, "qwen2, 2 layers, 16 wide, 4 heads of 6 over 2, 28 in the feed-forward part, 40 ids, head tied");
     says(said, std::to_string(d.source().numbers) + " weights in F32 (1 file)");
+}
+
+TEST_CASE("a student learns from a teacher of another family, in a directory that is read again") {
+    const scratch dir;
+    const auto golden = [](const std::string& name) { return OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/" + name; };
+    std::string lines;
+    for (int i = 0; i < 40; ++i) lines += fmt::format("{{\"prompt\": [{}, {}, 3], \"id\": {}}}\n", i, (7 * i) % 40, i);
+    put(dir / "prompts.jsonl", lines);
+    hf::distil_settings s;
+    s.student = golden("qwen2"), s.teacher = golden("llama"), s.prompts = dir / "prompts.jsonl", s.out = dir / "out";
+    s.log = dir / "log.jsonl";
+    s.ends = {5, 9};
+    s.max_response = 12, s.held_out = 8, s.say_every = 0;
+    auto& d = s.settings.distill;
+    d.steps = 30, d.prompts = 8, d.answers = 2, d.warmup = 2, d.rate = 2e-2;
+    s.settings.run.threads = 2;
+    spdlog::set_level(spdlog::level::warn);
+    const hf::distil_report r = hf::distil(s);
+    CHECK(r.kl_before > 1);
+    CHECK(r.kl_after < 0.6 * r.kl_before);
+    CHECK(r.tokens > 30 * 16);
+
+    std::vector<json> log;
+    std::istringstream in(text_of(dir / "log.jsonl"));
+    for (std::string line; std::getline(in, line);) log.push_back(json::parse(line));
+    REQUIRE(log.size() == 30);
+    std::int64_t tokens = 0;
+    for (const json& line : log) {
+        CHECK(line["mismatched"] == 0); // the learner's log p has the bits of rollout's
+        tokens += line["tokens"].get<std::int64_t>();
+    }
+    CHECK(tokens == r.tokens);
+    model_shape shape;
+    const auto learnt = weights_of(s.out, &shape), start = weights_of(s.student);
+    CHECK(shape == model_directory(s.student).shape());
+    CHECK(!same_bits(learnt, start));
+    CHECK(text_of(s.out + "/tokenizer_config.json") == text_of(s.student + "/tokenizer_config.json"));
+
+    // the same once more, from one thread: the same bits
+    s.out = dir / "again", s.settings.run.threads = 1, s.log.clear();
+    hf::distil(s);
+    CHECK(same_bits(weights_of(s.out), learnt));
+
+    for (const char* estimator : {"jsd", "mc", "topk", "lightning"}) {
+        CAPTURE(estimator);
+        s.out = dir / estimator, d.estimator = estimator, d.steps = 2;
+        hf::distil(s);
+        CHECK(!same_bits(weights_of(s.out), start));
+    }
+    d.estimator = "reverse_kl", d.rollout_top_k = 5, s.out = dir / "filtered";
+    hf::distil(s);
+    CHECK(!same_bits(weights_of(s.out), start));
+
+    const auto refuses = [&](const std::string& said, exit_code code,
+                             const std::function<void(hf::distil_settings&)>& edit) {
+        hf::distil_settings other = s;
+        other.out = dir / "refused";
+        edit(other);
+        says(refused([&] { hf::distil(other); }, code), said);
+        CHECK(!fs::exists(other.out + "/config.json"));
+    };
+    refuses("--out", exit_io, [&](auto& o) { o.out = dir / "again", fs::remove(dir / "again/config.json"); });
+    refuses("--max-response", exit_usage, [](auto& o) { o.max_response = 64; });
+    refuses("--held-out", exit_usage, [](auto& o) { o.held_out = 40; });
+    refuses("--estimator", exit_usage, [](auto& o) { o.settings.distill.estimator = "kl"; });
+    refuses("--steps", exit_usage, [](auto& o) { o.settings.distill.steps = 0; });
+    refuses("--end: id 40", exit_usage, [](auto& o) { o.ends = {40}; });
+    refuses("--end: neither", exit_usage, [](auto& o) { o.ends.clear(); });
+    refuses("id 40 of a model of 40", exit_input, [&](auto&) { put(s.prompts, lines + "{\"prompt\": [40]}\n"); });
+    refuses("line 41: its prompt is empty", exit_input, [&](auto&) { put(s.prompts, lines + "{\"prompt\": []}\n"); });
+    refuses("line 1", exit_input, [&](auto&) { put(s.prompts, "{\"prompt\": [-1]}\n"); });
+    refuses("line 1", exit_input, [&](auto&) { put(s.prompts, "[1, 2]\n"); });
+    refuses("no list of ids", exit_input, [&](auto&) { put(s.prompts, "{\"prompt\": 1}\n"); });
+    refuses("60 ids; 52 are the most", exit_input, [&](auto&) {
+        put(s.prompts, json{{"prompt", std::vector<int>(60, 1)}}.dump() + "\n");
+    });
+    refuses("has no prompt", exit_input, [&](auto&) { put(s.prompts, ""); });
+    refuses("cannot open", exit_input, [](auto& o) { o.prompts = "/nowhere"; });
+    CHECK(hf::end_tokens(model_directory(golden("llama")).source()) == std::vector<token>{2});
+    CHECK(hf::end_tokens(model_directory(golden("qwen2")).source()).empty());
 }
