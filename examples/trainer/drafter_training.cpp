@@ -40,11 +40,29 @@ model_shape shape_of(const config& c, const model_shape& target) {
     return d.kind == "hidden" ? hidden_drafter_shape(target, own) : own;
 }
 
-constexpr std::string_view mark = "OPDDRAFT 1\n";
+// The second also says what models of other families than Qwen3 have (model.hpp).
+constexpr std::string_view mark = "OPDDRAFT 1\n", mark_of_families = "OPDDRAFT 2\n";
 
 template <class A>
 void list(A& a, model_shape& s) {
     a(s.vocabulary, s.width, s.layers, s.heads, s.kv_heads, s.head_dim, s.ffn, s.tied, s.max_length);
+}
+template <class A>
+void list_family(A& a, model_shape& s) {
+    a(s.qk_norm, s.attention_bias, s.output_bias, s.norm_epsilon, s.rope.base, s.rope.how, s.rope.factor, s.rope.low,
+      s.rope.high, s.rope.original_length);
+}
+bool is_of_family(const model_shape& s) {
+    model_shape plain = s;
+    const model_shape none;
+    plain.qk_norm = none.qk_norm, plain.attention_bias = none.attention_bias, plain.output_bias = none.output_bias;
+    plain.norm_epsilon = none.norm_epsilon, plain.rope = none.rope;
+    return !(plain == s);
+}
+bool is_sound_family(const model_shape& s) {
+    const auto in = [](double x, double least) { return x >= least && x <= 1e12; };
+    return in(s.norm_epsilon, 0) && in(s.rope.base, 1) && in(s.rope.factor, 1) && in(s.rope.low, 0) &&
+           in(s.rope.high - s.rope.low, 1e-6) && in(s.rope.original_length, 1) && s.rope.how <= rope::scaling::llama3;
 }
 
 } // namespace
@@ -60,17 +78,20 @@ std::string drafter_bytes(const draft_model& d, const drafter_progress* progress
     w(d.kind);
     list(w, target);
     list(w, own);
+    const bool families = is_of_family(target) || is_of_family(own);
+    if (families) list_family(w, target), list_family(w, own);
     w(d.weights.weights);
     if (progress)
         w(progress->updates, progress->trained_on, progress->optimizer.m, progress->optimizer.v,
           progress->optimizer.step);
-    std::string out = std::string(mark) + w.bytes;
+    std::string out = std::string(families ? mark_of_families : mark) + w.bytes;
     return out + hash128(out);
 }
 
 draft_model drafter_of(std::string_view file, const std::string& path, drafter_progress* progress) {
     const auto refuse = [&](const std::string& why) { return failure(exit_input, fmt::format("{}: {}", path, why)); };
-    if (file.substr(0, mark.size()) != mark) throw refuse("not a drafter of opd-train");
+    const bool families = file.substr(0, mark.size()) == mark_of_families;
+    if (!families && file.substr(0, mark.size()) != mark) throw refuse("not a drafter of opd-train");
     if (file.size() < mark.size() + 32 || hash128(file.substr(0, file.size() - 32)) != file.substr(file.size() - 32))
         throw refuse("damaged drafter (its checksum does not fit)");
     try {
@@ -81,6 +102,7 @@ draft_model drafter_of(std::string_view file, const std::string& path, drafter_p
         r(kind);
         list(r, target);
         list(r, own);
+        if (families) list_family(r, target), list_family(r, own);
         r(weights);
         drafter_progress came;
         if (!r.done()) r(came.updates, came.trained_on, came.optimizer.m, came.optimizer.v, came.optimizer.step);
@@ -93,7 +115,8 @@ draft_model drafter_of(std::string_view file, const std::string& path, drafter_p
                            own.layers <= 1024 && own.max_length == target.max_length && target.width > 0 &&
                            own.vocabulary == (kind == drafter_kind::hidden ? 2 * target.width : target.vocabulary) &&
                            (kind == drafter_kind::model || own == hidden_drafter_shape(target, own));
-        if (!sound || model_layout(own).size != static_cast<index_t>(weights.size()))
+        if (!sound || !is_sound_family(target) || !is_sound_family(own) ||
+            model_layout(own).size != static_cast<index_t>(weights.size()))
             throw refuse("damaged drafter (its weights are of no such model)");
         draft_model d(kind, target, own);
         d.weights.weights = std::move(weights);

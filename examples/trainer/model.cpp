@@ -63,6 +63,17 @@ void linear_backward(const transformer<T>& model, const tensor& w, const T* dy, 
 
 #ifndef TRAINER_NUMBERS // double in opd_trainer_double, for tests: this file again, for what depends on it
 #define TRAINER_NUMBERS float
+double rope::frequency(index_t i, index_t head_dim) const {
+    const double plain = std::pow(base, -static_cast<double>(i) / static_cast<double>(head_dim / 2));
+    if (how == scaling::none) return plain;
+    if (how == scaling::linear) return plain / factor;
+    const double turns = original_length * plain / (2 * 3.14159265358979324); // original_length / wavelength
+    if (turns < low) return plain / factor;
+    if (turns > high) return plain;
+    const double s = (turns - low) / (high - low);
+    return (1 - s) * plain / factor + s * plain;
+}
+
 model_layout::model_layout(const model_shape& s) {
     const auto place = [this](index_t rows, index_t columns) {
         const tensor t{size, rows, columns};
@@ -74,9 +85,11 @@ model_layout::model_layout(const model_shape& s) {
         layer_tensors t;
         t.norm1 = place(s.width, 1);
         t.wqkv = place(s.qkv_width(), s.width);
-        t.q_norm = place(s.head_dim, 1);
-        t.k_norm = place(s.head_dim, 1);
+        t.bqkv = place(s.attention_bias ? s.qkv_width() : 0, 1);
+        t.q_norm = place(s.qk_norm ? s.head_dim : 0, 1);
+        t.k_norm = place(s.qk_norm ? s.head_dim : 0, 1);
         t.wo = place(s.width, s.q_width());
+        t.bo = place(s.output_bias ? s.width : 0, 1);
         t.norm2 = place(s.width, 1);
         t.wgu = place(2 * index_t{s.ffn}, s.width);
         t.wdown = place(s.width, s.ffn);
@@ -91,12 +104,13 @@ template <class T>
 transformer<T>::transformer(const model_shape& s)
     : shape(s), layout(s), weights(static_cast<std::size_t>(layout.size)), transposed_(weights.size()) {
     const index_t half = s.head_dim / 2;
-    cosines_.resize(static_cast<std::size_t>(s.max_length * half));
+    cosines_.resize(static_cast<std::size_t>(index_t{s.max_length} * half));
     sines_.resize(cosines_.size());
+    std::vector<double> frequencies;
+    for (index_t i = 0; i < half; ++i) frequencies.push_back(s.rope.frequency(i, s.head_dim));
     for (index_t position = 0; position < s.max_length; ++position)
         for (index_t i = 0; i < half; ++i) {
-            const double angle =
-                static_cast<double>(position) * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half));
+            const double angle = static_cast<double>(position) * frequencies[static_cast<std::size_t>(i)];
             cosines_[static_cast<std::size_t>(position * half + i)] = static_cast<T>(std::cos(angle));
             sines_[static_cast<std::size_t>(position * half + i)] = static_cast<T>(std::sin(angle));
         }
@@ -389,8 +403,11 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
         // queries, keys and values; the keys and values of all rows are in the cache before any row attends
         for (index_t r = 0; r < rows; ++r)
             l->inv1[static_cast<std::size_t>(r)] =
-                rms_norm(l->x.data() + r * d, model.at(w.norm1), d, l->n1.data() + r * d);
+                rms_norm(l->x.data() + r * d, model.at(w.norm1), d, s.norm_epsilon, l->n1.data() + r * d);
         linear(model, w.wqkv, l->n1.data(), rows, l->qkv.data());
+        if (s.attention_bias)
+            for (index_t r = 0; r < rows; ++r)
+                add_row(model.at(w.bqkv), s.qkv_width(), l->qkv.data() + r * s.qkv_width());
         index_t row = 0;
         state.apart = false;
         for (const segment& g : segments)
@@ -399,9 +416,12 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
                 const T* raw = l->qkv.data() + row * s.qkv_width();
                 T* qk = l->qk.data() + row * qk_width;
                 for (index_t h = 0; h < qk_heads; ++h) {
-                    l->invqk[static_cast<std::size_t>(row * qk_heads + h)] =
-                        rms_norm(raw + h * s.head_dim, model.at(h < s.heads ? w.q_norm : w.k_norm), s.head_dim,
-                                 qk + h * s.head_dim);
+                    if (s.qk_norm)
+                        l->invqk[static_cast<std::size_t>(row * qk_heads + h)] =
+                            rms_norm(raw + h * s.head_dim, model.at(h < s.heads ? w.q_norm : w.k_norm), s.head_dim,
+                                     s.norm_epsilon, qk + h * s.head_dim);
+                    else
+                        std::copy_n(raw + h * s.head_dim, s.head_dim, qk + h * s.head_dim);
                     rotate(qk + h * s.head_dim, model.cosines(position), model.sines(position), T(1), s.head_dim / 2);
                 }
                 for (index_t kv = 0; kv < s.kv_heads; ++kv) {
@@ -427,9 +447,10 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
             const index_t n = std::min(row_tile, rows - r0);
             std::copy_n(l->x.data() + r0 * d, n * d, l->x2.data() + r0 * d);
             linear(model, w.wo, l->att.data() + r0 * s.q_width(), n, l->x2.data() + r0 * d, true);
+            for (index_t r = r0; r < r0 + n && s.output_bias; ++r) add_row(model.at(w.bo), d, l->x2.data() + r * d);
             for (index_t r = r0; r < r0 + n; ++r)
                 l->inv2[static_cast<std::size_t>(r)] =
-                    rms_norm(l->x2.data() + r * d, model.at(w.norm2), d, l->n2.data() + r * d);
+                    rms_norm(l->x2.data() + r * d, model.at(w.norm2), d, s.norm_epsilon, l->n2.data() + r * d);
             linear(model, w.wgu, l->n2.data() + r0 * d, n, l->gu.data() + r0 * 2 * f);
             for (index_t r = r0; r < r0 + n; ++r)
                 swiglu(l->gu.data() + r * 2 * f, l->gu.data() + r * 2 * f + f, f, l->h.data() + r * f);
@@ -445,8 +466,8 @@ template <class T>
 void final_norm(const transformer<T>& model, forward_state<T>& state, index_t rows) {
     const index_t d = model.shape.width;
     for (index_t r = 0; r < rows; ++r)
-        state.inv[static_cast<std::size_t>(r)] =
-            rms_norm(state.x.data() + r * d, model.at(model.layout.norm_f), d, state.n.data() + r * d);
+        state.inv[static_cast<std::size_t>(r)] = rms_norm(state.x.data() + r * d, model.at(model.layout.norm_f), d,
+                                                          model.shape.norm_epsilon, state.n.data() + r * d);
 }
 
 } // namespace
@@ -567,6 +588,16 @@ struct attention_backward {
     }
 };
 
+// What has no product of its own for its gradient.
+std::array<const tensor*, 6> rest(const layer_tensors& w) {
+    return {&w.norm1, &w.bqkv, &w.q_norm, &w.k_norm, &w.bo, &w.norm2};
+}
+index_t rest_of(const layer_tensors& w) {
+    index_t r = 0;
+    for (const tensor* t : rest(w)) r += t->size();
+    return r;
+}
+
 // The gradient of the logits (R,V), or of what the head reads (R,D), or of what leaves the last layer (R,D): the others are null.
 template <class T>
 void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, const T* d_logits, const T* d_n,
@@ -598,11 +629,13 @@ void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, cons
         grow(g.gu, rows * 2 * f);
         grow(g.x2, rows * d);
         grow(g.qkv, rows * qkv);
-        g.norm.assign(static_cast<std::size_t>(2 * d + 2 * hd), T(0));
-        T* d_norm1 = g.norm.data();
-        T* d_norm2 = d_norm1 + d;
-        T* d_q_norm = d_norm2 + d;
-        T* d_k_norm = d_q_norm + hd;
+        g.rest.assign(static_cast<std::size_t>(rest_of(w)), T(0));
+        T* d_norm1 = g.rest.data();
+        T* d_bqkv = d_norm1 + w.norm1.size();
+        T* d_q_norm = d_bqkv + w.bqkv.size();
+        T* d_k_norm = d_q_norm + w.q_norm.size();
+        T* d_bo = d_k_norm + w.k_norm.size();
+        T* d_norm2 = d_bo + w.bo.size();
 
         // x = x2 + silu(gate) up Wdown^T
         std::copy_n(dx, rows * d, g.out.data());
@@ -622,17 +655,23 @@ void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, cons
             linear_backward(model, w.wo, dx + r0 * d, n, d_att + r0 * q_width);
         }
         std::copy_n(dx, rows * d, g.x2.data());
+        for (index_t r = 0; r < rows && s.output_bias; ++r) add_row(dx + r * d, d, d_bo);
 
         attention_backward<T>{s, pass, layer, attention_scratch}.run(d_att, d_qk, g.qkv.data());
         for (index_t r = 0; r < rows; ++r)
             for (index_t h = 0; h < s.heads + s.kv_heads; ++h) {
                 T* dy = d_qk + r * qk_width + h * hd;
                 rotate(dy, model.cosines(r), model.sines(r), T(-1), hd / 2);
+                if (!s.qk_norm) {
+                    std::copy_n(dy, hd, g.qkv.data() + r * qkv + h * hd);
+                    continue;
+                }
                 rms_norm_backward(dy, l.qkv.data() + r * qkv + h * hd, model.at(h < s.heads ? w.q_norm : w.k_norm),
                                   l.invqk[static_cast<std::size_t>(r * (s.heads + s.kv_heads) + h)], hd,
                                   static_cast<const T*>(nullptr), g.qkv.data() + r * qkv + h * hd,
                                   h < s.heads ? d_q_norm : d_k_norm);
             }
+        for (index_t r = 0; r < rows && s.attention_bias; ++r) add_row(g.qkv.data() + r * qkv, qkv, d_bqkv);
         linear_backward(model, w.wqkv, g.qkv.data(), rows, dn);
         for (index_t r = 0; r < rows; ++r)
             rms_norm_backward(dn + r * d, l.x.data() + r * d, model.at(w.norm1), l.inv1[static_cast<std::size_t>(r)], d,
@@ -760,7 +799,7 @@ void training_pass<T>::backward_layers(const T* dx, std::vector<T>& grad, T* d_x
 template <class T>
 void training_pass<T>::weight_gradients(part what, const T* d_logits, std::vector<T>& grad) {
     const model_shape& s = model_.shape;
-    const index_t d = s.width, hd = s.head_dim, v = s.vocabulary;
+    const index_t d = s.width, v = s.vocabulary;
     // Weight gradients: dW (out,in) += dY^T X over the rows of all sequences in order, shared out by output tiles.
     if (what == part::before_head) {
         const tensor& head = model_.layout.head;
@@ -818,16 +857,16 @@ void training_pass<T>::weight_gradients(part what, const T* d_logits, std::vecto
         for (std::size_t i = 0; i < count_; ++i) opd::product_tile(operands(t, sequences_[i]), t.tile);
     });
 
-    // Norm weights and embedding rows: small, in the order of the sequences.
+    // Norm weights, biases and embedding rows: small, in the order of the sequences.
     for (std::size_t i = 0; i < count_; ++i) {
         const sequence_pass<T>& pass = sequences_[i];
         for (int layer = 0; layer < s.layers; ++layer) {
             const layer_tensors& w = model_.layout.layers[static_cast<std::size_t>(layer)];
-            const T* part = pass.layers[static_cast<std::size_t>(layer)].norm.data();
-            add_row(part, d, grad.data() + w.norm1.offset);
-            add_row(part + d, d, grad.data() + w.norm2.offset);
-            add_row(part + 2 * d, hd, grad.data() + w.q_norm.offset);
-            add_row(part + 2 * d + hd, hd, grad.data() + w.k_norm.offset);
+            const T* part = pass.layers[static_cast<std::size_t>(layer)].rest.data();
+            for (const tensor* t : rest(w)) {
+                add_row(part, t->size(), grad.data() + t->offset);
+                part += t->size();
+            }
         }
         if (what == part::layers) continue;
         add_row(pass.norm_f.data(), d, grad.data() + model_.layout.norm_f.offset);

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A decoder-only transformer in the Qwen3 shape, forward and backward by hand.
+// A decoder-only transformer of the Qwen3, Qwen2 and Llama families, forward and backward by hand.
 //
 //   x   = embedding[token]                                              (R,D)
 //   per layer
 //       n1  = rmsnorm(x) * norm1                                        (R,D)
-//       qkv = n1 Wqkv^T                                                 (R,Q+2KV)   Q = heads * head_dim, KV = kv_heads * head_dim
-//       q, k = rotary(rmsnorm per head(q, k) * q_norm, k_norm)
+//       qkv = n1 Wqkv^T (+ bqkv)                                        (R,Q+2KV)   Q = heads * head_dim, KV = kv_heads * head_dim
+//       q, k = rotary(rmsnorm per head(q, k) * q_norm, k_norm)                      or of q and k as they are
 //       att = softmax(q k^T / sqrt(head_dim), causal) v                 (R,Q)       head h reads kv head h / (heads / kv_heads)
-//       x2  = x + att Wo^T                                              (R,D)
+//       x2  = x + att Wo^T (+ bo)                                       (R,D)
 //       n2  = rmsnorm(x2) * norm2                                       (R,D)
 //       gu  = n2 Wgu^T, h = silu(gate) * up                             (R,2F), (R,F)
 //       x   = x2 + h Wdown^T                                            (R,D)
 //   logits = rmsnorm(x) * norm_f  Whead^T                               (R,V)       Whead = embedding if tied
+//
+// rmsnorm(x) = x / sqrt(mean(x^2) + norm_epsilon). What stands in brackets, and the norms of q and k, are there where the shape says so.
+// rotary turns the pair (x[i], x[i + head_dim/2]) of a row at position p by the angle p * rope::frequency(i).
 //
 // Shapes: R rows (one token each) of one or more segments; D width, F feed-forward width, V vocabulary.
 //
@@ -23,6 +26,7 @@
 // out sequences and output tiles, so their number changes no bit either.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -35,6 +39,27 @@ namespace trainer {
 
 using opd::index_t;
 
+/// By how much a position turns each pair of a head's numbers.
+///
+///   frequency(i) = base^(-2i / head_dim), then by `how`
+///       linear    / factor
+///       llama3    / factor where its wavelength, 2 pi / frequency, is above original_length / low; itself where it is below
+///                 original_length / high; between the two (1 - s) / factor + s times itself,
+///                 s = (original_length / wavelength - low) / (high - low)
+///
+/// Base: Su et al., RoFormer, 2021 (arXiv 2104.09864), section 3.4. llama3: transformers 5.24, modeling_rope_utils.py.
+struct rope {
+    enum class scaling : std::int32_t { none = 0, linear = 1, llama3 = 2 };
+    double base = 10000;
+    scaling how = scaling::none;
+    double factor = 1;             // linear, llama3
+    double low = 1, high = 4;      // llama3
+    double original_length = 8192; // llama3: positions of the model before it was stretched
+
+    double frequency(index_t i, index_t head_dim) const;
+    bool operator==(const rope&) const = default;
+};
+
 struct model_shape {
     int vocabulary = 0; // V
     int width = 48;     // D
@@ -45,6 +70,11 @@ struct model_shape {
     int ffn = 128;     // F
     bool tied = false; // the head is the embedding
     int max_length = 256;
+    bool qk_norm = true;         // q and k are normalised per head
+    bool attention_bias = false; // of q, k and v
+    bool output_bias = false;    // of what attention puts out
+    double norm_epsilon = 1e-6;  // of every norm
+    trainer::rope rope = {};
 
     index_t q_width() const { return index_t{heads} * head_dim; }
     index_t kv_width() const { return index_t{kv_heads} * head_dim; }
@@ -63,12 +93,19 @@ struct tensor {
 struct layer_tensors {
     tensor norm1;  // (D)
     tensor wqkv;   // (Q+2KV,D)
+    tensor bqkv;   // (Q+2KV); as the next three, of no size where the shape has none
     tensor q_norm; // (head_dim)
     tensor k_norm; // (head_dim)
     tensor wo;     // (D,Q)
+    tensor bo;     // (D)
     tensor norm2;  // (D)
     tensor wgu;    // (2F,D)
     tensor wdown;  // (D,F)
+
+    /// All of them, in the order of the weights.
+    std::array<const tensor*, 10> all() const {
+        return {&norm1, &wqkv, &bqkv, &q_norm, &k_norm, &wo, &bo, &norm2, &wgu, &wdown};
+    }
 };
 
 struct model_layout {
@@ -165,7 +202,7 @@ struct layer_rows {
     std::vector<T> x;     // (R,D) the residual stream that enters
     std::vector<T> inv1;  // (R) 1 / rms
     std::vector<T> n1;    // (R,D)
-    std::vector<T> qkv;   // (R,Q+2KV) before the norms of q and k
+    std::vector<T> qkv;   // (R,Q+2KV) before the norms of q and k; with the bias
     std::vector<T> invqk; // (R,heads+kv_heads)
     std::vector<T> qk;    // (R,Q+KV) normalised and rotated
     std::vector<T> peak;  // (R,heads) maximum of the scores
@@ -187,7 +224,7 @@ struct layer_gradients {
     std::vector<T> gu;   // (R,2F)
     std::vector<T> x2;   // (R,D) of att Wo^T
     std::vector<T> qkv;  // (R,Q+2KV)
-    std::vector<T> norm; // (2D + 2 head_dim) this sequence's share of norm1, norm2, q_norm, k_norm
+    std::vector<T> rest; // what this sequence adds to norm1, bqkv, q_norm, k_norm, bo and norm2, one after the other
 };
 
 /// Scratch memory and results of one forward pass over some rows.

@@ -43,7 +43,7 @@ double adamw_step(const adamw& o, double rate, std::vector<float>& gradient, ada
     };
     update(model.layout.embedding);
     for (const auto& l : model.layout.layers)
-        for (const tensor* t : {&l.norm1, &l.wqkv, &l.q_norm, &l.k_norm, &l.wo, &l.norm2, &l.wgu, &l.wdown}) update(*t);
+        for (const tensor* t : l.all()) update(*t);
     update(model.layout.norm_f);
     if (!model.shape.tied) update(model.layout.head);
     model.weights_changed();

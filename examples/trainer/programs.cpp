@@ -7,11 +7,14 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include "answering.hpp"
 #include "app.hpp"
 #include "files.hpp"
+#include "hf/distil.hpp"
+#include "hf/model_files.hpp"
 #include "opd/version.hpp"
 #include "run.hpp"
 #include "schedule.hpp"
@@ -136,6 +139,97 @@ int score_main(int argc, const char* const* argv) {
         if (!parsed(app, argc, argv)) return exit_ok;
         listen_to_signals();
         return score_responses(s);
+    });
+}
+
+int model_main(int argc, const char* const* argv) {
+    return run_program("opd-model", told_plainly, [&] {
+        CLI::App app(
+            "Says what a model directory of transformers (Qwen3, Qwen2, Llama) holds and what memory it takes,\n"
+            "once all of it was found to be as its config.json says; with --out writes it anew.",
+            "opd-model");
+        app.option_defaults()->take_last()->always_capture_default();
+        std::string directory, out;
+        hf::write_options how;
+        int max_length = 0;
+        app.add_option("directory", directory, "config.json and model.safetensors, or an index of several")->required();
+        app.add_option("--max-length", max_length, "positions to hold, for the memory; 0: all that config.json has");
+        app.add_option("--out", out, "directory to write, which may not be there yet; tokenizer files go along");
+        app.add_option("--type", how.type, "of the weights in --out")->check(CLI::IsMember({"float32", "bfloat16"}));
+        app.add_option("--shard-bytes", how.shard_bytes, "most bytes of a file in --out")
+            ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 50));
+        if (!parsed(app, argc, argv)) return exit_ok;
+        const hf::model_directory found(directory, max_length);
+        const hf::model_source& from = found.source();
+        const hf::model_bytes bytes = hf::bytes_of(found.shape());
+        const auto gigabytes = [](std::int64_t n) { return static_cast<double>(n) / 1e9; };
+        fmt::print(
+            "{}\nmemory: {:.3g} GB for the model with {} positions; {:.3g} GB more to train all of it, activations "
+            "on top\n",
+            from.describe(), gigabytes(bytes.model), found.shape().max_length, gigabytes(bytes.training));
+        if (!from.config.unknown.empty())
+            fmt::print("keys of config.json that are kept and not known here: {}\n",
+                       fmt::join(from.config.unknown, ", "));
+        if (out.empty()) return exit_ok;
+        const hf::read_model model = hf::read_model_directory(directory);
+        try {
+            hf::write_model_directory(out, model.shape, model.weights, &model.source, how);
+        } catch (const opd::invalid_input& e) { // weights that bfloat16 has no number for
+            throw failure(exit_input, fmt::format("{}: {}", directory, e.what()));
+        }
+        fmt::print("written: {} as {}\n", out, how.type);
+        return exit_ok;
+    });
+}
+
+int distil_main(int argc, const char* const* argv) {
+    return run_program("opd-distil", told_plainly, [&] {
+        CLI::App app(
+            "Distils a model directory of transformers from another, on the student's own answers to prompts of\n"
+            "token ids, and writes the student as a third. Qwen3, Qwen2 and Llama; rollout, teacher and learner\n"
+            "take turns; all weights are trained, in float.",
+            "opd-distil");
+        app.option_defaults()->take_last()->always_capture_default();
+        hf::distil_settings s;
+        auto& d = s.settings.distill;
+        d.rate = 1e-5, d.steps = 100, d.prompts = 8, d.warmup = 5; // of models that know something
+        app.add_option("--student", s.student, "model directory")->required();
+        app.add_option("--teacher", s.teacher, "model directory of the same vocabulary")->required();
+        app.add_option("--prompts", s.prompts, "file of lines {\"prompt\": [ids]}")->required();
+        app.add_option("--out", s.out, "directory to write, which may not be there yet")->required();
+        app.add_option("--type", s.how.type, "of the weights in --out")->check(CLI::IsMember({"float32", "bfloat16"}));
+        app.add_option("--log", s.log, "file of a line of JSON a step");
+        app.add_option("--steps", d.steps, "updates");
+        app.add_option("--batch", d.prompts, "prompts a step")->check(CLI::Range(1, 65536));
+        app.add_option("--answers", d.answers, "answers a prompt")->check(CLI::Range(1, 4096));
+        app.add_option("--max-response", s.max_response, "tokens of an answer");
+        app.add_option("--end", s.ends,
+                       "ids that end an answer, separated by commas; none: those of the student's files")
+            ->delimiter(',')
+            ->take_all();
+        app.add_option("--held-out", s.held_out, "prompts, the last of the file, that are measured on alone");
+        app.add_option("--estimator", d.estimator, fmt::format("{}", fmt::join(estimators, ", ")));
+        app.add_option("--k", d.k, "of topk, topk_rw and tail_bucket")->check(CLI::Range(1, 65536));
+        app.add_option("--m", d.m, "of mc")->check(CLI::Range(1, 65536));
+        app.add_option("--rate", d.rate, "learning rate, after the warm-up");
+        app.add_option("--warmup", d.warmup, "steps of the warm-up")->check(CLI::NonNegativeNumber);
+        app.add_option("--decay", s.settings.optimizer.decay, "AdamW's")->check(CLI::NonNegativeNumber);
+        app.add_option("--clip", s.settings.optimizer.clip, "of the gradient's norm; 0: none")
+            ->check(CLI::NonNegativeNumber);
+        app.add_option("--temperature", d.temperature, "of student and teacher");
+        app.add_option("--top-k", d.rollout_top_k, "of what rollout draws from; 0: all")->check(CLI::NonNegativeNumber);
+        app.add_option("--top-p", d.rollout_top_p, "likewise; 1: all")->check(CLI::Range(1e-6, 1.0));
+        app.add_option("--min-p", d.rollout_min_p, "likewise; 0: all")->check(CLI::Range(0.0, 1.0));
+        app.add_option("--slots", d.slots, "answers decoded together")->check(CLI::Range(1, 65536));
+        app.add_option("--seed", s.settings.run.seed, "of draws and of the prompts' order");
+        app.add_option("--threads", s.settings.run.threads, "0: one per core")->check(CLI::Range(0, most_threads));
+        app.add_option("--say-every", s.say_every, "steps between two lines of progress; 0: first and last alone");
+        if (!parsed(app, argc, argv)) return exit_ok;
+        listen_to_signals();
+        const hf::distil_report r = hf::distil(s);
+        fmt::print("KL(student, teacher) on held-out prompts: {:.4f} nats a token before, {:.4f} after\n", r.kl_before,
+                   r.kl_after);
+        return exit_ok;
     });
 }
 

@@ -15,11 +15,13 @@ namespace {
 // f(name, place) of every tensor, in the order of the weights.
 template <class F>
 void each_tensor(const model_layout& l, F&& f) {
-    static constexpr std::string_view names[] = {"norm1", "wqkv", "q_norm", "k_norm", "wo", "norm2", "wgu", "wdown"};
+    static constexpr std::string_view names[] = {"norm1", "wqkv", "bqkv",  "q_norm", "k_norm",
+                                                 "wo",    "bo",   "norm2", "wgu",    "wdown"};
     f("embedding", l.embedding);
     for (const layer_tensors& t : l.layers) {
-        const tensor* const tensors[] = {&t.norm1, &t.wqkv, &t.q_norm, &t.k_norm, &t.wo, &t.norm2, &t.wgu, &t.wdown};
-        for (std::size_t i = 0; i < std::size(names); ++i) f(names[i], *tensors[i]);
+        const auto tensors = t.all();
+        for (std::size_t i = 0; i < std::size(names); ++i)
+            if (tensors[i]->size() > 0) f(names[i], *tensors[i]);
     }
     f("norm_f", l.norm_f);
     if (l.head.offset != l.embedding.offset) f("head", l.head);

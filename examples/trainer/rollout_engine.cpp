@@ -107,7 +107,7 @@ rollout_engine::lane_state& rollout_engine::at(index_t lane) {
 
 bool rollout_engine::complete(const trajectory& t) const {
     const std::size_t drawn = t.tokens.size() - t.prompt_length;
-    return drawn > 0 && (t.tokens.back() == o_.end || drawn >= static_cast<std::size_t>(o_.max_response));
+    return drawn > 0 && (o_.ends(t.tokens.back()) || drawn >= static_cast<std::size_t>(o_.max_response));
 }
 
 void rollout_engine::check(const trajectory& t) const {
@@ -362,7 +362,7 @@ index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
         if (speculation_)
             speculation_->verified(g.slot, w.at.found(), static_cast<index_t>(s.sequence.tokens.size() - w.tokens));
         if (!complete(s.sequence)) continue;
-        s.sequence.ended = s.sequence.tokens.back() == o_.end;
+        s.sequence.ended = o_.ends(s.sequence.tokens.back());
         if (speculation_) speculation_->end(g.slot, s.sequence, true);
         finished.push_back({g.slot, std::move(s.sequence)});
         give_back(g.slot);

@@ -48,13 +48,11 @@ inline void add_row(const T* x, index_t n, T* y) {
     each_lane<T>(n, [&](index_t i, auto load, auto store) { store(load(y + i) + load(x + i), y + i); });
 }
 
-inline constexpr double norm_epsilon = 1e-6;
-
 /// y = x / rms(x) * weight; returns 1 / rms.
 template <class T>
-inline T rms_norm(const T* x, const T* weight, index_t n, T* y) {
+inline T rms_norm(const T* x, const T* weight, index_t n, double epsilon, T* y) {
     using Num = number<T>;
-    const T inv = T(1) / std::sqrt(dot(x, x, n) / static_cast<T>(n) + static_cast<T>(norm_epsilon));
+    const T inv = T(1) / std::sqrt(dot(x, x, n) / static_cast<T>(n) + static_cast<T>(epsilon));
     each_lane<T>(n, [&](index_t i, auto load, auto store) { store(load(x + i) * Num(inv) * load(weight + i), y + i); });
     return inv;
 }

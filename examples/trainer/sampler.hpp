@@ -6,6 +6,7 @@
 // together.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct sampling {
     bool keep_tops = false; ///< the most probable id is recorded
     std::uint64_t seed = 0;
     token end = 0;
+    std::vector<token> more_ends = {}; ///< ids that end a response as `end` does
     int max_response = 0;
     int slots = 32;        ///< sequences decoded together, all threads
     int prefill_chunk = 8; ///< prompt tokens a decoding step takes
@@ -36,6 +38,9 @@ struct sampling {
     speculation_options speculate = {}; ///< changes nothing but the time
     injection inject = {};              ///< of the model and its logits, which engine and sampler are given exact
 
+    bool ends(token id) const {
+        return id == end || std::find(more_ends.begin(), more_ends.end(), id) != more_ends.end();
+    }
     opd::filter filter() const {
         return {.temperature = static_cast<float>(temperature * inject.temperature),
                 .top_k = top_k,

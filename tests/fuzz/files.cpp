@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The readers of files: checkpoints, sequences in flight, configurations, traces. A file that a program would write is damaged by
+// The readers of files: checkpoints, sequences in flight, configurations, traces, config.json of transformers. A file that a program would write is damaged by
 // a list of edits and its checksum made to fit again, so that what lies behind it is reached. A reader refuses it with its own
 // kind of error, or what it read is written as the same bytes, or the same configuration, again.
 #include <memory>
@@ -15,6 +15,7 @@
 #include "trainer/checkpoint.hpp"
 #include "trainer/config.hpp"
 #include "trainer/files.hpp"
+#include "trainer/hf/model_config.hpp"
 #include "trainer/in_flight.hpp"
 
 namespace {
@@ -112,6 +113,48 @@ void trainer_config(choices& c) {
     need(trainer::to_json(again) == trainer::to_json(read), "a configuration is printed as another one");
 }
 
+void model_config(choices& c) {
+    using nlohmann::json;
+    const auto family = c.of({"llama", "qwen2", "qwen3"});
+    json j = {{"model_type", family},
+              {"vocab_size", 40},
+              {"hidden_size", 16},
+              {"intermediate_size", 28},
+              {"num_hidden_layers", 2},
+              {"num_attention_heads", 4},
+              {"num_key_value_heads", 2},
+              {"head_dim", 6},
+              {"hidden_act", "silu"},
+              {"max_position_embeddings", 64},
+              {"rms_norm_eps", 1e-5},
+              {"tie_word_embeddings", true},
+              {"eos_token_id", {1, 2}},
+              {"rope_parameters", {{"rope_type", c.of({"default", "linear", "llama3"})}, {"rope_theta", 1e4}}}};
+    json& rope = j["rope_parameters"];
+    if (rope["rope_type"] != "default") rope["factor"] = 8;
+    if (rope["rope_type"] == "llama3")
+        rope["low_freq_factor"] = 1, rope["high_freq_factor"] = 4, rope["original_max_position_embeddings"] = 32;
+    const std::string text = damaged_json(c, j);
+    trainer::hf::model_config read;
+    try {
+        read = trainer::hf::config_of(text, "config.json");
+    } catch (const opd::invalid_input& e) {
+        return need(std::string(e.what()).find("config.json") != std::string::npos, "a refusal does not name its file");
+    }
+    const auto again = [](const json& written) { return trainer::hf::config_of(written.dump(), "again.json"); };
+    json written;
+    try {
+        written = trainer::hf::config_for(read.shape, nullptr, "float32");
+        need(again(written).shape == read.shape, "a shape is written as another one");
+        written = trainer::hf::config_for(read.shape, &read, "bfloat16");
+    } catch (const opd::invalid_input& e) { // what transformers takes of no llama
+        return need(e.argument == "shape", "a shape is refused as something else");
+    }
+    need(again(written).shape == read.shape, "a config.json is written as one of another shape");
+    for (const auto& [key, value] : read.all.items())
+        need(key == "torch_dtype" || key == "dtype" || written.at(key) == value, "a key is written as another one");
+}
+
 // --- the schedulers -----------------------------------------------------------------------------------------------------
 
 void trace(choices& c) {
@@ -154,7 +197,7 @@ void cluster_config(choices& c) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     choices c(data, size);
-    switch (c.below(5)) {
+    switch (c.below(6)) {
     case 0:
         checkpoint(c);
         break;
@@ -166,6 +209,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         break;
     case 3:
         trace(c);
+        break;
+    case 4:
+        model_config(c);
         break;
     default:
         cluster_config(c);

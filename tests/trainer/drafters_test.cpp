@@ -134,7 +134,7 @@ TEST_CASE("a row pairs h[t] with the token after it, and says what comes after t
                 for (index_t j = 0; j < d; ++j)
                     y[static_cast<std::size_t>(j)] += h[i] * drafter.at(drafter.layout.embedding)[i * d + j] +
                                                       e[i] * drafter.at(drafter.layout.embedding)[(d + i) * d + j];
-            rms_norm(y.data(), target.at(target.layout.norm_f), d, n.data());
+            rms_norm(y.data(), target.at(target.layout.norm_f), d, target.shape.norm_epsilon, n.data());
             for (index_t v = 0; v < 7; ++v)
                 worst =
                     std::max(worst, std::abs(dot(target.at(target.layout.head) + v * d, n.data(), d) -
@@ -1140,4 +1140,24 @@ TEST_CASE("settings of drafters are strict, and a preset is a beginning that fla
     const config c = parse_command_line({"--preset", "speculative", "--student-layers=7"}).settings;
     CHECK(c.student_model.layers == 7);
     CHECK(c.student_model.width == 256);
+}
+
+TEST_CASE("a drafter's file says which family its target is of, where that is not Qwen3's") {
+    const model_shape plain{
+        .vocabulary = 7, .width = 6, .layers = 1, .heads = 2, .kv_heads = 1, .head_dim = 4, .ffn = 8};
+    model_shape llama = plain;
+    llama.qk_norm = false, llama.attention_bias = llama.output_bias = true, llama.norm_epsilon = 1e-5;
+    llama.rope = {.base = 5e5, .how = rope::scaling::llama3, .factor = 8, .low = 1, .high = 4, .original_length = 32};
+    for (const model_shape& target : {plain, llama}) {
+        draft_model d(drafter_kind::model, target, plain);
+        d.weights.initialise(1);
+        const std::string bytes = drafter_bytes(d);
+        CHECK(bytes.starts_with(target.qk_norm ? "OPDDRAFT 1\n" : "OPDDRAFT 2\n"));
+        const draft_model again = drafter_of(bytes, "a");
+        CHECK(again.target == target);
+        CHECK(again.weights.shape == plain);
+        CHECK(drafter_bytes(again) == bytes);
+        d.target.rope.factor = 0;
+        CHECK_THROWS_AS(drafter_of(drafter_bytes(d), "a"), failure);
+    }
 }

@@ -46,6 +46,17 @@ model_shape small_shape(bool tied) {
             .max_length = 64};
 }
 
+// Without the norms of q and k, with biases, other angles and another epsilon: the other families.
+model_shape other_family(model_shape s, rope::scaling how, bool output_bias) {
+    s.qk_norm = false;
+    s.attention_bias = true;
+    s.output_bias = output_bias;
+    s.norm_epsilon = 1e-3;
+    // pairs below, between and above the two limits, where there are three
+    s.rope = {.base = 100, .how = how, .factor = 4, .low = 1, .high = 4, .original_length = 16};
+    return s;
+}
+
 // sum of coefficient * logit, a loss whose gradient with respect to the logits is the coefficients
 double loss_of(const transformer<double>& model, opd::thread_team& threads,
                const std::vector<std::vector<std::int32_t>>& sequences) {
@@ -62,11 +73,16 @@ double loss_of(const transformer<double>& model, opd::thread_team& threads,
 } // namespace
 
 TEST_CASE("the gradient of every weight equals central differences") {
-    for (bool tied : {false, true}) {
+    const model_shape shapes[] = {small_shape(false), small_shape(true),
+                                  other_family(small_shape(true), rope::scaling::linear, false),
+                                  other_family(small_shape(false), rope::scaling::llama3, true)};
+    for (const model_shape& shape : shapes) {
+        const bool tied = shape.tied;
         CAPTURE(tied);
-        transformer<double> model(small_shape(tied));
+        CAPTURE(shape.qk_norm);
+        transformer<double> model(shape);
         model.initialise(3);
-        // norms start at 1: move them, so that a missing factor shows
+        // norms start at 1 and biases at 0: move them, so that a missing factor shows
         const auto jitter = coefficients<double>(model.layout.size);
         for (std::size_t i = 0; i < model.weights.size(); ++i) model.weights[i] += 0.2 * jitter[i];
         model.weights_changed();
@@ -100,14 +116,13 @@ TEST_CASE("the gradient of every weight equals central differences") {
         check(model.layout.norm_f);
         if (!tied) check(model.layout.head);
         for (const auto& l : model.layout.layers)
-            for (const tensor* t : {&l.norm1, &l.wqkv, &l.q_norm, &l.k_norm, &l.wo, &l.norm2, &l.wgu, &l.wdown})
-                check(*t);
+            for (const tensor* t : l.all()) check(*t);
         CHECK(worst < 1e-5);
     }
 }
 
 TEST_CASE("float follows double") {
-    const auto shape = small_shape(false);
+    const auto shape = other_family(small_shape(false), rope::scaling::llama3, true);
     transformer<double> exact(shape);
     exact.initialise(5);
     transformer<float> model(shape);
@@ -139,16 +154,23 @@ TEST_CASE("float follows double") {
 // The one property that plain, batched and later speculative rollout rest on: a (sequence, position) has one set of
 // logits, bit for bit.
 TEST_CASE("logits are the same bits for every batch size, chunk size and path") {
-    const model_shape shape{.vocabulary = 15,
-                            .width = 40,
-                            .layers = 2,
-                            .heads = 4,
-                            .kv_heads = 2,
-                            .head_dim = 12,
-                            .ffn = 72,
-                            .max_length = 64};
+    model_shape shape{.vocabulary = 15,
+                      .width = 40,
+                      .layers = 2,
+                      .heads = 4,
+                      .kv_heads = 2,
+                      .head_dim = 12,
+                      .ffn = 72,
+                      .max_length = 64};
+    SUBCASE("with norms of q and k") {}
+    SUBCASE("with biases") { shape = other_family(shape, rope::scaling::llama3, true); }
     transformer<float> model(shape);
     model.initialise(7);
+    if (shape.attention_bias) { // biases start at 0
+        const auto jitter = coefficients<float>(model.layout.size);
+        for (std::size_t i = 0; i < model.weights.size(); ++i) model.weights[i] += 0.2F * jitter[i];
+        model.weights_changed();
+    }
     opd::thread_team one(1), two(2), three(3);
     std::vector<std::vector<std::int32_t>> sequences;
     for (int i = 0; i < 33; ++i) sequences.push_back(random_sequences(15, {i + 3})[0]);
@@ -246,6 +268,31 @@ TEST_CASE("weight gradients do not depend on the number of threads") {
         if (size == 1) first = grad;
         CHECK(std::memcmp(first.data(), grad.data(), grad.size() * sizeof(float)) == 0);
     }
+}
+
+TEST_CASE("each pair of numbers turns by its own frequency, stretched as the model says") {
+    const auto all = [](const rope& r) {
+        std::vector<double> f;
+        for (index_t i = 0; i < 8; ++i) f.push_back(r.frequency(i, 16));
+        return f;
+    };
+    const auto near = [](double x) { return doctest::Approx(x).epsilon(1e-13); };
+    const rope plain{.base = 5e5};
+    for (index_t i = 0; i < 8; ++i) CHECK(plain.frequency(i, 16) == near(std::pow(5e5, -static_cast<double>(i) / 8)));
+    const auto linear = all({.base = 5e5, .how = rope::scaling::linear, .factor = 3});
+    for (std::size_t i = 0; i < 8; ++i) CHECK(linear[i] == near(all(plain)[i] / 3));
+    // Llama 3.1's own numbers: transformers 5.24 in float64 (scripts/make_hf_golden.py, rope_frequencies)
+    const rope llama{
+        .base = 5e5, .how = rope::scaling::llama3, .factor = 8, .low = 1, .high = 4, .original_length = 8192};
+    const double expected[] = {1.0,
+                               0.19392274474868576,
+                               0.03760603093086393,
+                               0.0072926647372171085,
+                               0.0005248461609929547,
+                               3.428102195952591e-05,
+                               6.647869871181236e-06,
+                               1.2891731721515574e-06};
+    for (index_t i = 0; i < 8; ++i) CHECK(llama.frequency(8 * i, 128) == near(expected[i]));
 }
 
 TEST_CASE("without the head: the gradient of what it reads gives the others, and adds to a tied head's") {
