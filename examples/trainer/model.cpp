@@ -501,7 +501,8 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
             for (index_t r = 0; r < rows && taps[static_cast<std::size_t>(tap)] == layer + 1; ++r) {
                 const T* x = next + r * d;
                 T* to = state.taps.data() + (r * 3 + tap) * d;
-                const number<T> inv(T(1) / std::sqrt(dot(x, x, d) / static_cast<T>(d) + static_cast<T>(s.norm_epsilon)));
+                const number<T> inv(T(1) /
+                                    std::sqrt(dot(x, x, d) / static_cast<T>(d) + static_cast<T>(s.norm_epsilon)));
                 each_lane<T>(d, [&](index_t i, auto load, auto store) { store(load(x + i) * inv, to + i); });
             }
     }

@@ -50,6 +50,7 @@ using opd::index_t;
 /// Base: Su et al., RoFormer, 2021 (arXiv 2104.09864), section 3.4. llama3: transformers 5.24, modeling_rope_utils.py.
 struct rope {
     enum class scaling : std::int32_t { none = 0, linear = 1, llama3 = 2 };
+    friend constexpr scaling last_of(scaling) { return scaling::llama3; } // for archives
     double base = 10000;
     scaling how = scaling::none;
     double factor = 1;             // linear, llama3
