@@ -15,8 +15,8 @@
 // [distil]
 /// logits (N,V) in rows of P, overwritten by the gradient, padding too; teacher (N,V) in rows of P; keep (N): 1 for response tokens.
 /// `tokens` is the count to divide by: the whole batch's, so that micro-batches add up. Returns the mean KL in nats.
-double distil(opd::cpu_backend& backend, float* logits, const float* teacher, const std::uint8_t* keep, long N,
-              long V, long P, double tokens) {
+double distil(opd::cpu_backend& backend, float* logits, const float* teacher, const std::uint8_t* keep, long N, long V,
+              long P, double tokens) {
     const auto rows = opd::padded_view(logits, N, V, P); // P - V columns of padding, whose gradient is zero
     const opd::student::logits student{rows, rows};      // in and out
     const opd::teacher::dense known{opd::view(teacher, N, V, P)};
