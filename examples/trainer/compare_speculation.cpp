@@ -285,7 +285,7 @@ double seconds_of(F&& f) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// --- drafters by loss -------------------------------------------------------------------------------------------------
+// --- drafters by loss ------------------------------------------------------------------------------------------------
 
 const arguments deep = {"--preset=quick",      "--quiet",          "--student-layers=6", "--student-max-steps=200",
                         "--student-warmup=20", "--drafter-ffn=96", "--drafter-depth=7",  "--drafter-batch=16"};
@@ -377,7 +377,7 @@ void compare_drafters(const std::string& directory, int updates) {
     }
 }
 
-// --- a slice ----------------------------------------------------------------------------------------------------------
+// --- a slice ---------------------------------------------------------------------------------------------------------
 
 void compare_slices(const std::string& directory, int rounds) {
     const std::string student = student_in(directory + "/moving", moving);
