@@ -273,20 +273,8 @@ void model_directory::read(std::span<T> weights) const {
     });
 }
 
-template <class T>
-transformer<T> model_directory::model() const {
-    return with_memory_for(source_.path, [&] {
-        transformer<T> r(shape_);
-        read(std::span<T>(r.weights));
-        r.weights_changed();
-        return r;
-    });
-}
-
 template void model_directory::read(std::span<float>) const;
 template void model_directory::read(std::span<double>) const;
-template transformer<float> model_directory::model() const;
-template transformer<double> model_directory::model() const;
 
 read_model read_model_directory(const std::string& path, int max_length) {
     const model_directory directory(path, max_length);

@@ -33,6 +33,7 @@
 #include <string>
 #include <vector>
 
+#include "config.hpp"
 #include "hf/model_config.hpp"
 #include "model.hpp"
 #include "opd/data/safetensors.hpp"
@@ -74,7 +75,14 @@ public:
 
     /// The same in a model that is ready to run.
     template <class T>
-    transformer<T> model() const;
+    transformer<T> model() const {
+        return with_memory_for(source_.path, [&] {
+            transformer<T> r(shape_);
+            read(std::span<T>(r.weights));
+            r.weights_changed();
+            return r;
+        });
+    }
 
 private:
     struct file {
