@@ -185,8 +185,8 @@ int model_main(int argc, const char* const* argv) {
 int distil_main(int argc, const char* const* argv) {
     return run_program("opd-distil", told_plainly, [&] {
         CLI::App app(
-            "Distils a model directory of transformers from another, on the student's own answers to prompts of\n"
-            "token ids, and writes the student as a third. Qwen3, Qwen2 and Llama; rollout, teacher and learner\n"
+            "Distils a model directory of transformers from another, on the student's own answers to\n"
+            "prompts, and writes the student as a third. Qwen3, Qwen2 and Llama; rollout, teacher and learner\n"
             "take turns; all weights are trained, in float.",
             "opd-distil");
         app.option_defaults()->take_last()->always_capture_default();
@@ -195,7 +195,12 @@ int distil_main(int argc, const char* const* argv) {
         d.rate = 1e-5, d.steps = 100, d.prompts = 8, d.warmup = 5; // of models that know something
         app.add_option("--student", s.student, "model directory")->required();
         app.add_option("--teacher", s.teacher, "model directory of the same vocabulary")->required();
-        app.add_option("--prompts", s.prompts, "file of lines {\"prompt\": [ids]}")->required();
+        app.add_option("--prompts", s.prompts,
+                       "file of lines {\"ids\": […]}, or with the student's tokenizer.json {\"text\": \"…\"}, "
+                       "{\"messages\": [{\"role\": …, \"content\": …}]}")
+            ->required();
+        app.add_flag("--accept-tokenizer", s.accept_tokenizer,
+                     "go on where the two directories' tokenizer.json have different vocabularies");
         app.add_option("--out", s.out, "directory to write, which may not be there yet")->required();
         app.add_option("--type", s.how.type, "of the weights in --out")->check(CLI::IsMember({"float32", "bfloat16"}));
         app.add_option("--log", s.log, "file of a line of JSON a step");
@@ -223,7 +228,8 @@ int distil_main(int argc, const char* const* argv) {
         app.add_option("--slots", d.slots, "answers decoded together")->check(CLI::Range(1, 65536));
         app.add_option("--seed", s.settings.run.seed, "of draws and of the prompts' order");
         app.add_option("--threads", s.settings.run.threads, "0: one per core")->check(CLI::Range(0, most_threads));
-        app.add_option("--say-every", s.say_every, "steps between two lines of progress; 0: first and last alone");
+        app.add_option("--say-every", s.say_every,
+                       "steps between two lines of progress and answers; 0: first and last alone");
         if (!parsed(app, argc, argv)) return exit_ok;
         listen_to_signals();
         const hf::distil_report r = hf::distil(s);

@@ -713,7 +713,7 @@ TEST_CASE("a student learns from a teacher of another family, in a directory tha
     const scratch dir;
     const auto golden = [](const std::string& name) { return OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/" + name; };
     std::string lines;
-    for (int i = 0; i < 40; ++i) lines += fmt::format("{{\"prompt\": [{}, {}, 3], \"id\": {}}}\n", i, (7 * i) % 40, i);
+    for (int i = 0; i < 40; ++i) lines += fmt::format("{{\"ids\": [{}, {}, 3]}}\n", i, (7 * i) % 40);
     put(dir / "prompts.jsonl", lines);
     hf::distil_settings s;
     s.student = golden("qwen2"), s.teacher = golden("llama"), s.prompts = dir / "prompts.jsonl", s.out = dir / "out";
@@ -728,6 +728,12 @@ TEST_CASE("a student learns from a teacher of another family, in a directory tha
     CHECK(r.kl_before > 1);
     CHECK(r.kl_after < 0.6 * r.kl_before);
     CHECK(r.tokens > 30 * 16);
+    CHECK(r.sample_before != r.sample_after);
+    for (const std::string& answer : {r.sample_before, r.sample_after}) { // ids: there is no tokenizer
+        const auto ids = json::parse(answer).get<std::vector<int>>();
+        CHECK(ids.size() >= 1);
+        CHECK(ids.size() <= 12);
+    }
 
     std::vector<json> log;
     std::istringstream in(text_of(dir / "log.jsonl"));
@@ -775,16 +781,132 @@ TEST_CASE("a student learns from a teacher of another family, in a directory tha
     refuses("--steps", exit_usage, [](auto& o) { o.settings.distill.steps = 0; });
     refuses("--end: id 40", exit_usage, [](auto& o) { o.ends = {40}; });
     refuses("--end: neither", exit_usage, [](auto& o) { o.ends.clear(); });
-    refuses("id 40 of a model of 40", exit_input, [&](auto&) { put(s.prompts, lines + "{\"prompt\": [40]}\n"); });
-    refuses("line 41: its prompt is empty", exit_input, [&](auto&) { put(s.prompts, lines + "{\"prompt\": []}\n"); });
-    refuses("line 1", exit_input, [&](auto&) { put(s.prompts, "{\"prompt\": [-1]}\n"); });
-    refuses("line 1", exit_input, [&](auto&) { put(s.prompts, "[1, 2]\n"); });
-    refuses("no list of ids", exit_input, [&](auto&) { put(s.prompts, "{\"prompt\": 1}\n"); });
-    refuses("60 ids; 52 are the most", exit_input, [&](auto&) {
-        put(s.prompts, json{{"prompt", std::vector<int>(60, 1)}}.dump() + "\n");
+    refuses("line 41: ids[0]: must be an id from 0 to 39", exit_input,
+            [&](auto&) { put(s.prompts, lines + "{\"ids\": [40]}\n"); });
+    refuses("line 41: has no tokens", exit_input, [&](auto&) { put(s.prompts, lines + "{\"ids\": []}\n"); });
+    refuses("line 1: has 60 tokens; the most is 52", exit_input, [&](auto&) {
+        put(s.prompts, json{{"ids", std::vector<int>(60, 1)}}.dump() + "\n");
     });
-    refuses("has no prompt", exit_input, [&](auto&) { put(s.prompts, ""); });
+    refuses("qwen2/tokenizer.json; give ids", exit_input,
+            [&](auto&) { put(s.prompts, lines + "{\"text\": \"Hi\"}\n"); });
+    refuses("has no chat_template: give prompts as ids", exit_input,
+            [&](auto&) { put(s.prompts, lines + "{\"messages\": []}\n"); });
+    refuses("has no prompts", exit_input, [&](auto&) { put(s.prompts, ""); });
     refuses("cannot open", exit_input, [](auto& o) { o.prompts = "/nowhere"; });
     CHECK(hf::end_tokens(model_directory(golden("llama")).source()) == std::vector<token>{2});
     CHECK(hf::end_tokens(model_directory(golden("qwen2")).source()).empty());
+}
+
+namespace {
+
+/// A random model of 800 ids that has golden/text/NAME.json as its tokenizer and a chat template of ChatML.
+void write_text_model(const std::string& path, const std::string& tokenizer, unsigned seed) {
+    const std::string golden = OPD_TEST_SOURCE_DIR "/tests/trainer/golden/text/";
+    model_shape shape = model_directory(OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/qwen3").shape();
+    shape.vocabulary = 800, shape.layers = 1;
+    std::mt19937 random(seed);
+    std::normal_distribution<float> number(0, 0.3F);
+    std::vector<float> weights(static_cast<std::size_t>(model_layout(shape).size));
+    for (float& w : weights) w = number(random);
+    hf::write_model_directory(path, shape, weights, nullptr);
+    put(path + "/tokenizer.json", text_of(golden + tokenizer + ".json"));
+    const json chats = json::parse(text_of(golden + "chats.json"));
+    put(path + "/tokenizer_config.json", json{{"chat_template", chats["templates"]["chatml"]}}.dump());
+}
+
+} // namespace
+
+TEST_CASE("prompts of text are encoded by the student's own tokenizer, and answers are shown as text") {
+    const scratch dir;
+    write_text_model(dir / "student", "qwen", 1);
+    write_text_model(dir / "teacher", "qwen", 2);
+    const bpe_tokenizer tokenizer(text_of(dir / "student/tokenizer.json"));
+    // the same prompts as text and as ids
+    const std::vector<std::string> texts = {"Once upon a time", "Grüße aus Köln", "x = 3;", "the end of it"};
+    std::string text, ids;
+    for (const std::string& t : texts) {
+        text += json{{"text", t}}.dump() + "\n";
+        ids += json{{"ids", tokenizer.encode(t)}}.dump() + "\n";
+    }
+    text += R"({"messages": [{"role": "user", "content": "Hi"}]})"
+            "\n";
+    ids +=
+        json{{"ids", tokenizer.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", false)}}.dump() + "\n";
+    hf::distil_settings s;
+    s.student = dir / "student", s.teacher = dir / "teacher", s.prompts = dir / "prompts.jsonl";
+    s.ends = {799};
+    s.max_response = 8, s.held_out = 2, s.say_every = 1;
+    s.settings.distill.steps = 2, s.settings.distill.prompts = 2, s.settings.distill.rate = 5e-2;
+    s.settings.run.threads = 1;
+    spdlog::set_level(spdlog::level::warn);
+    const auto run = [&](const std::string& out, const std::string& lines) {
+        put(s.prompts, lines);
+        s.out = dir / out;
+        return hf::distil(s);
+    };
+    const hf::distil_report of_text = run("text", text), of_ids = run("ids", ids);
+    CHECK(same_bits(weights_of(dir / "text"), weights_of(dir / "ids")));
+    CHECK(of_text.sample_before == of_ids.sample_before);
+    CHECK(text_of(dir / "text/tokenizer.json") == text_of(dir / "student/tokenizer.json"));
+
+    // without the files the same answers come as ids, of which the text was
+    for (const char* name : {"student", "teacher"}) fs::remove(fs::path(dir / name) / "tokenizer.json");
+    const hf::distil_report bare = run("bare", ids);
+    CHECK(same_bits(weights_of(dir / "bare"), weights_of(dir / "ids")));
+    for (const auto& [shown, answer] :
+         {std::pair(of_text.sample_before, bare.sample_before), std::pair(of_text.sample_after, bare.sample_after)}) {
+        text_stream stream(tokenizer);
+        std::string again;
+        for (const token id : json::parse(answer).get<std::vector<token>>()) again += stream.add(id);
+        CHECK(shown == again);
+    }
+    says(refused([&] { run("refused", text); }, exit_input), "student/tokenizer.json; give ids");
+
+    // a file that is not supported is of no matter to ids, and named to text
+    put(dir / "student/tokenizer.json", R"({"model": {"type": "Unigram", "vocab": []}})");
+    CHECK(run("unigram", ids).sample_before == bare.sample_before);
+    says(refused([&] { run("refused", text); }, exit_input), "student/tokenizer.json: has no pre_tokenizer");
+    CHECK(!fs::exists(dir / "refused"));
+}
+
+TEST_CASE("a teacher of another tokenizer is refused, unless it is accepted") {
+    const scratch dir;
+    write_text_model(dir / "student", "qwen", 1);
+    write_text_model(dir / "teacher", "qwen", 2);
+    const auto source = [&](const char* name) { return model_directory(dir / name).source(); };
+    const auto edited = [&](const std::function<void(json&)>& edit) {
+        json j = json::parse(text_of(dir / "student/tokenizer.json"));
+        edit(j);
+        put(dir / "teacher/tokenizer.json", j.dump());
+    };
+    const auto check = [&] { hf::check_same_tokenizer(source("student"), source("teacher")); };
+    check(); // the same bytes
+    edited([](json& j) { j["normalizer"] = nullptr; });
+    check(); // other bytes, the same tokens
+    edited([](json& j) { std::swap(j["model"]["vocab"]["a"], j["model"]["vocab"]["b"]); });
+    const std::string said = refused(check, exit_input);
+    says(said, dir / "teacher/tokenizer.json");
+    says(said, dir / "student/tokenizer.json");
+    says(said, "2 tokens of the one have no or another id in the other, 2 of the other in the one");
+    edited([](json& j) { j["added_tokens"].erase(j["added_tokens"].size() - 1); });
+    says(refused(check, exit_input), "0 tokens of the one have no or another id in the other, 1 of the other");
+    edited([](json& j) { j["model"].erase("vocab"); });
+    says(refused(check, exit_input), "teacher/tokenizer.json: model: has no 'vocab'");
+    put(dir / "teacher/tokenizer.json", "{");
+    says(refused(check, exit_input), "teacher/tokenizer.json: is no JSON");
+
+    hf::distil_settings s;
+    s.student = dir / "student", s.teacher = dir / "teacher", s.prompts = dir / "prompts.jsonl", s.out = dir / "out";
+    s.ends = {799};
+    s.max_response = 4, s.held_out = 1;
+    s.settings.distill.steps = 1, s.settings.distill.prompts = 1, s.settings.run.threads = 1;
+    put(s.prompts, "{\"text\": \"a\"}\n{\"text\": \"b\"}\n");
+    spdlog::set_level(spdlog::level::warn);
+    says(refused([&] { hf::distil(s); }, exit_input), "teacher/tokenizer.json");
+    CHECK(!fs::exists(s.out));
+    s.accept_tokenizer = true;
+    hf::distil(s);
+    CHECK(fs::exists(s.out + "/model.safetensors"));
+    fs::remove(dir / "teacher/tokenizer.json");
+    check(); // one file alone
 }

@@ -5,10 +5,12 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -16,6 +18,8 @@
 #include <spdlog/spdlog.h>
 
 #include "files.hpp"
+#include "hf/prompts.hpp"
+#include "hf/strict_json.hpp"
 #include "learner.hpp"
 #include "opd/data/json.hpp"
 #include "opd/data/order.hpp"
@@ -32,10 +36,6 @@ using nlohmann::json;
 namespace data = opd::data::detail;
 
 double gigabytes(std::int64_t n) { return static_cast<double>(n) / 1e9; }
-
-[[noreturn]] void refuse_line(const std::string& path, std::size_t line, const std::string& why) {
-    throw failure(exit_input, fmt::format("{}, line {}: {}", path, line, why));
-}
 
 std::vector<token> ids_of(const json& j, const std::string& name, const std::string& file) {
     std::vector<token> r;
@@ -89,35 +89,83 @@ double held_out_kl(const transformer<float>& student, const transformer<float>& 
     return mean_reverse_kl(backend, rows, student, of_student, teacher, of_teacher, budget);
 }
 
+// One answer, as it is shown. A character that its last token did not complete is left out.
+std::string sample_of(const transformer<float>& student, opd::eigen_backend& backend, const std::vector<token>& prompt,
+                      sampling how, const text_files& text) {
+    how.plan = {};
+    how.seed = ~how.seed; // as in held_out_kl()
+    const request r{0, prompt};
+    const trajectory t = roll_out(student, backend.team(), {&r, 1}, how).front();
+    const std::vector<token> answer(t.response().begin(), t.response().end());
+    if (!text.tokenizer) return json(answer).dump();
+    std::string shown;
+    text_stream stream(*text.tokenizer);
+    for (const token id : answer) shown += stream.add(id);
+    return shown;
+}
+// On one line, quoted where it is text.
+std::string on_a_line(const std::string& sample, const text_files& text) {
+    return text.tokenizer ? json(sample).dump(-1, ' ', false, json::error_handler_t::replace) : sample;
+}
+
 } // namespace
 
-std::vector<std::vector<token>> read_prompts(const std::string& path, int vocabulary, int longest) {
-    std::ifstream in(path);
-    if (!in) throw failure(exit_input, fmt::format("cannot open {}", path));
-    std::vector<std::vector<token>> r;
-    std::size_t line = 0;
-    for (std::string text; std::getline(in, text);) {
-        ++line;
-        const std::string where = fmt::format("{}, line {}", path, line);
-        std::vector<token>& prompt = r.emplace_back();
-        try {
-            const json j = data::parse_json(text, where);
-            const json& ids = data::member(j, "prompt", where);
-            if (!ids.is_array()) refuse_line(path, line, "its 'prompt' is no list of ids");
-            prompt = ids_of(ids, "prompt", where);
-        } catch (const opd::invalid_input& e) {
-            throw failure(exit_input, e.what());
-        }
-        if (prompt.empty()) refuse_line(path, line, "its prompt is empty");
-        if (std::ssize(prompt) > longest)
-            refuse_line(path, line,
-                        fmt::format("its prompt has {} ids; {} are the most, with the answer behind it", prompt.size(),
-                                    longest));
-        for (const token id : prompt)
-            if (id >= vocabulary) refuse_line(path, line, fmt::format("id {} of a model of {}", id, vocabulary));
+text_files text_files_of(const model_source& source) {
+    text_files r;
+    const auto kept = [&](const char* name) -> const std::string* {
+        const auto at = source.kept.find(name);
+        return at == source.kept.end() ? nullptr : &at->second;
+    };
+    const std::string tokenizer = source.path + "/tokenizer.json", config = source.path + "/tokenizer_config.json";
+    try {
+        if (const std::string* const json = kept("tokenizer.json"))
+            r.tokenizer.emplace(*json, tokenizer);
+        else
+            r.no_tokenizer = fmt::format("there is no {}; give ids", tokenizer);
+    } catch (const failure& e) {
+        r.no_tokenizer = e.what();
     }
-    if (r.empty()) throw failure(exit_input, fmt::format("{} has no prompt", path));
+    try {
+        const std::string *const json = kept("tokenizer_config.json"), *const jinja = kept("chat_template.jinja");
+        r.chat = chat_template_of(json ? *json : "{}", config,
+                                  jinja ? std::optional<std::string_view>(*jinja) : std::nullopt);
+    } catch (const failure& e) {
+        r.no_chat = e.what();
+    }
     return r;
+}
+
+void check_same_tokenizer(const model_source& student, const model_source& teacher) {
+    const auto mine = student.kept.find("tokenizer.json"), theirs = teacher.kept.find("tokenizer.json");
+    if (mine == student.kept.end() || theirs == teacher.kept.end() || mine->second == theirs->second) return;
+    const std::string my_file = student.path + "/tokenizer.json", their_file = teacher.path + "/tokenizer.json";
+    const auto ids = [](const std::string& text, const std::string& file) {
+        const json j = strict_json(text, file);
+        const json_value all(j, file), vocab = all.at("model").at("vocab");
+        std::map<std::string, json> r; // of a token; a list, as of a unigram model, is one entry
+        if (vocab.raw().is_object())
+            r = vocab.raw().get<std::map<std::string, json>>();
+        else
+            r[""] = vocab.raw();
+        if (all.has("added_tokens"))
+            for (std::size_t i = 0; i < all.at("added_tokens").list().size(); ++i) {
+                const json_value t = all.at("added_tokens").at(i);
+                r[t.at("content").text()] = t.at("id").raw();
+            }
+        return r;
+    };
+    const auto a = ids(mine->second, my_file), b = ids(theirs->second, their_file);
+    const auto other = [](const auto& in, const auto& of) {
+        return std::count_if(in.begin(), in.end(), [&](const auto& t) {
+            const auto at = of.find(t.first);
+            return at == of.end() || at->second != t.second;
+        });
+    };
+    if (a != b)
+        throw failure(exit_input, fmt::format("--teacher: {} and {} have different vocabularies: {} tokens of the one "
+                                              "have no or another id in the other, {} of the other in the one; "
+                                              "--accept-tokenizer goes on where that is meant",
+                                              their_file, my_file, other(b, a), other(a, b)));
 }
 
 std::vector<token> end_tokens(const model_source& source) {
@@ -157,7 +205,17 @@ distil_report distil(const distil_settings& s) {
     if (s.max_response < 1 || s.max_response >= positions)
         throw failure(exit_usage,
                       fmt::format("--max-response must lie in [1, {}], not be {}", positions - 1, s.max_response));
-    const auto prompts = read_prompts(s.prompts, student_shape.vocabulary, positions - s.max_response);
+    if (!s.accept_tokenizer) check_same_tokenizer(of_student.source(), of_teacher.source());
+    const text_files text = text_files_of(of_student.source());
+    std::vector<std::vector<token>> prompts;
+    for (prompt& p : prompts_of(read_file(s.prompts), s.prompts,
+                                {.vocabulary = student_shape.vocabulary,
+                                .most_tokens = static_cast<std::size_t>(positions - s.max_response),
+                                .tokenizer = text.tokenizer ? &*text.tokenizer : nullptr,
+                                .chat = text.chat ? &*text.chat : nullptr,
+                                .no_tokenizer = text.no_tokenizer,
+                                .no_chat = text.no_chat}))
+        prompts.push_back(std::move(p.ids));
     const auto held_out = static_cast<std::size_t>(std::max(s.held_out, 0));
     if (s.held_out < 1 || held_out >= prompts.size())
         throw failure(exit_usage, fmt::format("--held-out must lie in [1, {}], as {} has {} prompts, not be {}",
@@ -215,6 +273,15 @@ distil_report distil(const distil_settings& s) {
     report.kl_before = held_out_kl(student, teacher, backend, kept_back, how, budget);
     spdlog::info("before: KL(student, teacher) {:.4f} nats a token of answers to {} held-out prompts", report.kl_before,
                  held_out);
+    const auto say_sample = [&] {
+        const std::string r = sample_of(student, backend, kept_back.front(), how, text);
+        spdlog::info("answer: {}", on_a_line(r, text));
+        return r;
+    };
+    if (!text.tokenizer) spdlog::info("answers are shown as ids: {}", text.no_tokenizer);
+    spdlog::info("prompt: {}", text.tokenizer ? on_a_line(text.tokenizer->decode(kept_back.front()), text)
+                                              : json(kept_back.front()).dump());
+    report.sample_before = say_sample();
     const auto begin = std::chrono::steady_clock::now();
     teacher_cache cache;
     for (std::int64_t step = 0; step < c.distill.steps; ++step) {
@@ -242,12 +309,15 @@ distil_report distil(const distil_settings& s) {
                            {"mismatched", r.mismatched},
                            {"seconds", took.count()}}
                           .dump());
-        if (step == 0 || step + 1 == c.distill.steps || (s.say_every > 0 && step % s.say_every == 0))
+        const bool at_interval = s.say_every > 0 && step % s.say_every == 0;
+        if (step == 0 || step + 1 == c.distill.steps || at_interval)
             spdlog::info("step {}: loss {:.4f}, {} tokens in all, {:.0f} a second", step, r.loss, report.tokens,
                          static_cast<double>(report.tokens) / std::max(took.count(), 1e-9));
+        if (at_interval && step > 0 && step + 1 < c.distill.steps) say_sample();
     }
     report.kl_after = held_out_kl(student, teacher, backend, kept_back, how, budget);
     spdlog::info("after: KL(student, teacher) {:.4f} nats a token", report.kl_after);
+    report.sample_after = say_sample();
     write_model_directory(s.out, student.shape, student.weights, &of_student.source(), s.how);
     spdlog::info("written: {} as {}", s.out, s.how.type);
     return report;

@@ -2,7 +2,9 @@
 //
 // opd-distil: from two model directories of transformers and a file of prompts to a third directory.
 //
-//   {"prompt": [12, 3, …]}        a line of JSON for each prompt, of token ids; other keys are passed over
+// Prompts are lines of hf/prompts.hpp: {"ids": […]}, {"text": "…"}, {"messages": […]}. The student's directory has the
+// tokenizer.json and the chat template; a file of ids needs neither. Where both directories have a tokenizer.json, the
+// two must have the same tokens under the same ids: a loss between rows of two vocabularies says nothing.
 //
 // Each step takes the next prompts of a shuffled epoch, draws the student's answers, has the teacher look at every row
 // of them, and makes one update, as opd-train does under --schedule sync: rollout, teacher and learner are its own. A
@@ -10,22 +12,35 @@
 // end tokens, or at its longest.
 //
 // Before and after, the mean over the tokens of answers to held-out prompts, drawn with the same noise, of
-// KL(student || teacher) over the whole vocabulary is measured. What memory it takes is said before it is taken.
+// KL(student || teacher) over the whole vocabulary is measured. The answer to the first of these prompts is shown then
+// and at intervals, always drawn with the same noise. What memory it takes is said before it is taken.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "config.hpp"
+#include "hf/bpe.hpp"
+#include "hf/chat_template.hpp"
 #include "hf/model_files.hpp"
 #include "tokenizer.hpp"
 
 namespace trainer::hf {
 
-/// The prompts of a file. A line that is none, an id outside [0, vocabulary), a prompt of more than `longest` ids and a
-/// file without any are failures of kind exit_input that name file and line.
-std::vector<std::vector<token>> read_prompts(const std::string& path, int vocabulary, int longest);
+/// What a model directory has for text.
+struct text_files {
+    std::optional<bpe_tokenizer> tokenizer;
+    std::optional<chat_template> chat;
+    std::string no_tokenizer, no_chat; ///< why there is none, with the file's name
+};
+/// Never fails: a tokenizer or a template that is not supported is of no matter to prompts of ids.
+text_files text_files_of(const model_source& source);
+
+/// Refuses a teacher whose tokenizer.json has other tokens, or other ids for them, than the student's: a failure of kind
+/// exit_input that names both files. Compared are model.vocab and added_tokens; a directory without the file passes.
+void check_same_tokenizer(const model_source& student, const model_source& teacher);
 
 /// The ids that end a text, as generation_config.json says, or config.json where that says none. Empty: neither does.
 std::vector<token> end_tokens(const model_source& source);
@@ -38,14 +53,16 @@ struct distil_settings {
     std::string log;                            ///< file of a line of JSON a step; empty: none
     std::vector<token> ends;                    ///< empty: end_tokens() of the student
     int max_response = 256;
-    int held_out = 16;  ///< of the prompts, the last
-    int say_every = 10; ///< steps; 0: the first and the last alone
+    int held_out = 16;             ///< of the prompts, the last
+    int say_every = 10;            ///< steps; 0: the first and the last alone
+    bool accept_tokenizer = false; ///< without check_same_tokenizer()
     write_options how;
     config settings; ///< distill, optimizer, run.seed, run.threads
 };
 struct distil_report {
-    double kl_before = 0, kl_after = 0; ///< held out, nats a token
-    std::int64_t tokens = 0;            ///< answered in training
+    double kl_before = 0, kl_after = 0;      ///< held out, nats a token
+    std::int64_t tokens = 0;                 ///< answered in training
+    std::string sample_before, sample_after; ///< the answer to the first held-out prompt: text, or ids as [5, 6]
 };
 distil_report distil(const distil_settings& s);
 

@@ -17,9 +17,9 @@ std::vector<token> ids_of(const json_value& line, const prompt_settings& how) {
         for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = value.at(i).id(how.vocabulary - 1);
         return ids;
     }
-    if (!how.tokenizer) value.refuse("there is no tokenizer; give ids");
+    if (!how.tokenizer) value.refuse(how.no_tokenizer);
     if (key == "text") return how.tokenizer->encode(value.text());
-    if (!how.chat) value.refuse("there is no chat template: give ids, or text in the model's format");
+    if (!how.chat) value.refuse(how.no_chat);
     std::vector<chat_message> messages;
     for (std::size_t i = 0; i < value.list().size(); ++i) {
         const json_value m = value.at(i);

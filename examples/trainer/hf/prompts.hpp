@@ -30,6 +30,9 @@ struct prompt_settings {
     std::size_t most_tokens = 0;              ///< of a prompt; 0: any number
     const bpe_tokenizer* tokenizer = nullptr; ///< without one, lines of text are refused
     const chat_template* chat = nullptr;      ///< without one, lines of messages are refused
+    /// What refusals of such lines say.
+    std::string no_tokenizer = "there is no tokenizer; give ids";
+    std::string no_chat = "there is no chat template: give ids, or text in the model's format";
 };
 
 std::vector<prompt> prompts_of(std::string_view lines, const std::string& name, const prompt_settings& how);
