@@ -6,13 +6,14 @@
 //                                                         one of chatml, llama-3 and plain
 //   opd-tokenize --decode TOKENIZER.json IDS.jsonl        {"text": "…"} a line
 //   opd-tokenize --time TOKENIZER.json PROMPTS.jsonl      of lines of text: how fast they are encoded and decoded
-#include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <iostream>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -33,7 +34,6 @@ std::string read(const std::string& path) {
 }
 
 void time(const std::string& tokenizer_json, const std::string& lines) {
-    using clock = std::chrono::steady_clock;
     std::vector<std::string> texts;
     std::size_t bytes = 0;
     std::istringstream in(lines);
@@ -41,10 +41,9 @@ void time(const std::string& tokenizer_json, const std::string& lines) {
         texts.push_back(nlohmann::json::parse(line).at("text"));
         bytes += texts.back().size();
     }
-    auto lap = [begin = clock::now()]() mutable {
-        const std::chrono::duration<double> r = clock::now() - begin;
-        begin = clock::now();
-        return r.count();
+    auto lap = [begin = std::clock()]() mutable { // of the processor: others may be using the machine
+        const std::clock_t from = std::exchange(begin, std::clock());
+        return static_cast<double>(begin - from) / CLOCKS_PER_SEC;
     };
     const bpe_tokenizer tokenizer(tokenizer_json);
     const double reading = lap();
