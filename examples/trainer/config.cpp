@@ -543,6 +543,9 @@ std::vector<unused_setting> unused_settings(const config& c) {
     const auto& d = c.drafter;
     only(d.kind == "model", "drafter", "--drafter " + d.kind, {"width"});
     only(d.kind == "hidden", "drafter", "--drafter " + d.kind, {"hidden"});
+    only(d.loss != "eagle3", "drafter", "--drafter-loss " + d.loss, {"hidden"});
+    only(d.loss == "hass" || d.loss == "eagle3", "drafter", "--drafter-loss " + d.loss, {"test_steps"});
+    only(d.loss == "hass", "drafter", "--drafter-loss " + d.loss, {"top_k"});
     only(d.loss == "lk", "drafter", "--drafter-loss " + d.loss, {"acceptance", "kl", "weights", "gamma", "smoothing"});
     only(d.loss == "eagle" || d.loss == "hass", "drafter", "--drafter-loss " + d.loss, {"ce"});
     only(d.weights == "decaying", "drafter", "--drafter-weights " + d.weights, {"gamma"});
@@ -809,7 +812,8 @@ void validate(const config& c) {
     within("--teacher-patience", t.patience, 1e-3, 1e6);
     accepted_verdicts(c);
     const auto& d = c.drafter;
-    need(d.kind == "hidden" || d.kind == "model", fmt::format("--drafter must be hidden or model, not '{}'", d.kind));
+    need(d.kind == "hidden" || d.kind == "eagle3" || d.kind == "model",
+         fmt::format("--drafter must be hidden, eagle3 or model, not '{}'", d.kind));
     model({.width = d.kind == "model" ? d.width : c.student_model.width,
            .layers = d.layers,
            .heads = d.heads,
@@ -826,10 +830,13 @@ void validate(const config& c) {
     not_negative("--drafter-acceptance", d.acceptance);
     not_negative("--drafter-kl", d.kl);
     not_negative("--drafter-hidden", d.hidden);
-    need(d.loss == "lk" || d.loss == "eagle" || d.loss == "hass" || d.loss == "osd",
-         fmt::format("--drafter-loss must be lk, eagle, hass or osd, not '{}'", d.loss));
-    need(d.loss != "hass" || d.kind == "hidden",
-         "--drafter-loss hass is of a drafter on hidden states, not --drafter model");
+    need(d.loss == "lk" || d.loss == "eagle" || d.loss == "hass" || d.loss == "eagle3" || d.loss == "osd",
+         fmt::format("--drafter-loss must be lk, eagle, hass, eagle3 or osd, not '{}'", d.loss));
+    need((d.loss != "hass" && d.loss != "eagle3") || d.kind != "model",
+         fmt::format("--drafter-loss {} is of a drafter on hidden states, not --drafter model", d.loss));
+    need(d.test_steps >= 0 && d.test_steps <= 64,
+         fmt::format("--drafter-test-steps must lie in [0, 64], not {}", d.test_steps));
+    at_least("--drafter-top-k", d.top_k, 0);
     positive("--drafter-ce", d.ce);
     need(d.acceptance + d.kl > 0, "--drafter-acceptance and --drafter-kl must not both be 0");
     need(d.weights == "accepted_length" || d.weights == "decaying" || d.weights == "none",

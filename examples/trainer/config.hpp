@@ -184,7 +184,7 @@ struct config {
         std::string accept;                  // verdicts of the probe, separated by commas
     } served;
     struct {
-        std::string kind = "hidden"; // or model
+        std::string kind = "hidden"; // eagle3, model
         int width = 32;              // model
         int layers = 1, heads = 4, kv_heads = 2, head_dim = 16, ffn = 128;
         int steps = 400;
@@ -193,7 +193,9 @@ struct config {
         double rate = 3e-3;
         int responses = 512;
         int depth = 8;
-        std::string loss = "lk"; // eagle, hass, osd
+        std::string loss = "lk"; // eagle, hass, eagle3, osd
+        int test_steps = 0;      // 0: as published
+        int top_k = 10;
         double acceptance = 1, kl = 0.2, hidden = 1, ce = 0.1;
         std::string weights = "accepted_length"; // decaying, none
         double gamma = 4, smoothing = 0.5;
@@ -578,7 +580,8 @@ void visit_options(Config& c, Visitor&& v) {
     const bool learns = in_virtual_time(c) && c.speculation.adapt; // what is drafted decides how long rollout takes
     v.option(
         "kind", "--drafter", c.drafter.kind,
-        "hidden: layers on the target's hidden states, with its embedding and head; model: a small model of its own",
+        "hidden: layers on the target's hidden states, with its embedding and head; eagle3: on three of its layers; "
+        "model: a small model of its own",
         learns);
     v.option("width", "--drafter-width", c.drafter.width, "model: width of the residual stream", learns);
     v.option("layers", "--drafter-layers", c.drafter.layers, "layers", learns);
@@ -596,9 +599,13 @@ void visit_options(Config& c, Visitor&& v) {
              learns);
     v.option("loss", "--drafter-loss", c.drafter.loss,
              "lk: expected acceptance, KL and hidden states; eagle: cross-entropy of the target's tokens and hidden "
-             "states; hass: that over three passes, on its own expectations; osd: KL and hidden states where its draft "
-             "would be rejected",
+             "states; hass: that and the likeliest ids, in a training-time test of three steps; eagle3: KL in one of "
+             "seven; osd: KL and hidden states where its draft would be rejected",
              learns);
+    v.option("test_steps", "--drafter-test-steps", c.drafter.test_steps,
+             "hass, eagle3: steps of the training-time test; 0: as published", learns);
+    v.option("top_k", "--drafter-top-k", c.drafter.top_k,
+             "hass: ids of the target's that its distillation is of; 0: none", learns);
     v.option("ce", "--drafter-ce", c.drafter.ce, "eagle, hass: weight of the cross-entropy", learns);
     v.option("acceptance", "--drafter-acceptance", c.drafter.acceptance, "weight of -log sum min(p, q)", learns);
     v.option("kl", "--drafter-kl", c.drafter.kl, "weight of KL(target, drafter)", learns);

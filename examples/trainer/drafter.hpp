@@ -38,7 +38,9 @@ struct lane_news {
     index_t rows = 0;  ///< that count
     std::span<const token> drawn =
         {}; ///< the tokens after the last of them: none where the prefix is not read to its end
-    std::span<const float> hidden = {}; ///< (rows, D) what the target's head reads there; empty unless reads_hidden()
+    /// (rows, D) what the target's head reads there, or (rows, 4D) with what three of its layers leave
+    /// (append_features()) if anybody reads_layers(); empty unless anybody reads_hidden()
+    std::span<const float> hidden = {};
 };
 
 /// Whose next tokens are wanted.
@@ -65,6 +67,9 @@ public:
     virtual ~drafter() = default;
 
     virtual bool reads_hidden() const { return false; }
+    virtual bool reads_layers() const { return false; }
+    /// Whether draft_wish::children is of any use to it.
+    virtual bool branches() const { return false; }
     /// A sequence, new or as far as it is, enters a lane.
     virtual void begin(index_t lane, const trajectory& t) = 0;
     virtual void hear(std::span<const lane_news> news, const policy& target) = 0;

@@ -37,7 +37,22 @@ model_shape shape_of(const config& c, const model_shape& target) {
                           .head_dim = d.head_dim,
                           .ffn = d.ffn,
                           .max_length = target.max_length};
-    return d.kind == "hidden" ? hidden_drafter_shape(target, own) : own;
+    return d.kind == "hidden"   ? hidden_drafter_shape(target, own)
+           : d.kind == "eagle3" ? fused_drafter_shape(target, own)
+                                : own;
+}
+
+drafter_kind kind_of(const config& c) {
+    return c.drafter.kind == "hidden"   ? drafter_kind::hidden
+           : c.drafter.kind == "eagle3" ? drafter_kind::eagle3
+                                        : drafter_kind::model;
+}
+
+// Steps of the training-time test, and what each counts of the one before.
+std::pair<index_t, double> test_of(const config& c) {
+    const auto& d = c.drafter;
+    const index_t published = d.loss == "hass" ? 3 : d.loss == "eagle3" ? 7 : 1;
+    return {published > 1 && d.test_steps > 0 ? d.test_steps : published, d.loss == "eagle3" ? 0.8 : 1};
 }
 
 // The second also says what models of other families than Qwen3 have (model.hpp).
@@ -67,8 +82,7 @@ bool is_sound_family(const model_shape& s) {
 
 } // namespace
 
-draft_model::draft_model(const config& c, const model_shape& of)
-    : draft_model(c.drafter.kind == "hidden" ? drafter_kind::hidden : drafter_kind::model, of, shape_of(c, of)) {
+draft_model::draft_model(const config& c, const model_shape& of) : draft_model(kind_of(c), of, shape_of(c, of)) {
     weights.initialise(c.run.seed + 2);
 }
 
@@ -113,8 +127,9 @@ draft_model drafter_of(std::string_view file, const std::string& path, drafter_p
         const bool sound = own.heads > 0 && own.kv_heads > 0 && own.heads % own.kv_heads == 0 && own.head_dim > 0 &&
                            own.head_dim % 2 == 0 && own.width > 0 && own.ffn > 0 && own.layers > 0 &&
                            own.layers <= 1024 && own.max_length == target.max_length && target.width > 0 &&
-                           own.vocabulary == (kind == drafter_kind::hidden ? 2 * target.width : target.vocabulary) &&
-                           (kind == drafter_kind::model || own == hidden_drafter_shape(target, own));
+                           (kind == drafter_kind::hidden   ? own == hidden_drafter_shape(target, own)
+                            : kind == drafter_kind::eagle3 ? own == fused_drafter_shape(target, own)
+                                                           : own.vocabulary == target.vocabulary);
         if (!sound || !is_sound_family(target) || !is_sound_family(own) ||
             model_layout(own).size != static_cast<index_t>(weights.size()))
             throw refuse("damaged drafter (its weights are of no such model)");
@@ -153,38 +168,41 @@ std::vector<drafter_text> texts_of(std::span<const trajectory* const> responses)
 } // namespace
 
 // Both laws at the rows that the drafter has: of a layer, those that have a position before them.
-void drafter_trainer::forward(std::span<const drafter_text> texts) {
-    const index_t v = target_.shape.vocabulary, d = target_.shape.width;
+void drafter_trainer::forward(std::span<const drafter_text> texts, index_t steps) {
+    const index_t v = target_.shape.vocabulary, d = target_.shape.width, width = drafter_.features();
     inputs_.clear(), hidden_.clear();
     bool known = !texts.empty();
     for (const drafter_text& t : texts) {
         if (t.prompt_length < 1 || t.tokens.size() <= t.prompt_length)
             throw std::invalid_argument("drafter_trainer: a text without prompt or response");
-        if (!t.hidden.empty() && t.hidden.size() != (t.tokens.size() - 1) * static_cast<std::size_t>(d))
+        if (!t.hidden.empty() && t.hidden.size() != (t.tokens.size() - 1) * static_cast<std::size_t>(width))
             throw std::invalid_argument("drafter_trainer: hidden states of another number of positions");
         inputs_.emplace_back(t.tokens.begin(), t.tokens.end() - 1);
         known = known && !t.hidden.empty();
     }
     if (known) {
         for (const drafter_text& t : texts) hidden_.insert(hidden_.end(), t.hidden.begin(), t.hidden.end());
-        const auto rows = static_cast<index_t>(hidden_.size()) / d;
+        const auto rows = static_cast<index_t>(hidden_.size()) / width;
+        std::vector<float> n(static_cast<std::size_t>(rows * d)); // what the head reads, of each row the first
+        for (index_t r = 0; r < rows; ++r) std::copy_n(hidden_.data() + r * width, d, n.data() + r * d);
         target_logits_.resize(static_cast<std::size_t>(rows * v));
-        head_logits(target_, hidden_.data(), rows, target_logits_.data());
+        head_logits(target_, n.data(), rows, target_logits_.data());
     } else {
-        target_rows(target_, backend_.team(), std::span<const std::vector<token>>(inputs_), target_logits_, hidden_);
+        target_rows(target_, backend_.team(), std::span<const std::vector<token>>(inputs_), target_logits_, hidden_,
+                    width > d);
     }
     q_.clear(), mask_.clear(), expected_.clear();
     firsts_.assign(1, 0);
-    const bool layer = drafter_.kind == drafter_kind::hidden;
+    const bool layer = drafter_.is_layer();
     std::vector<along<float>> hidden;
     std::vector<std::uint8_t> counts;
     index_t first = 0;
     for (std::size_t s = 0; s < inputs_.size(); ++s) {
         const auto n = static_cast<index_t>(inputs_[s].size());
-        const auto part = [&](const std::vector<float>& all, index_t width) {
-            return along<float>{
-                0, width,
-                std::span(all).subspan(static_cast<std::size_t>(first * width), static_cast<std::size_t>(n * width))};
+        const auto part = [&](const std::vector<float>& all, index_t columns) {
+            return along<float>{0, columns,
+                                std::span(all).subspan(static_cast<std::size_t>(first * columns),
+                                                       static_cast<std::size_t>(n * columns))};
         };
         counts.assign(inputs_[s].size(), 1);
         std::fill_n(counts.begin(), texts[s].prompt_length - 1, std::uint8_t{0});
@@ -195,18 +213,39 @@ void drafter_trainer::forward(std::span<const drafter_text> texts) {
             firsts_.push_back(firsts_.back() + logits.rows());
         };
         if (layer) {
-            hidden.push_back(part(hidden_, d));
+            hidden.push_back(part(hidden_, width));
             const auto expected = around<1>(hidden.back(), 0, n - 1);
-            expected_.insert(expected_.end(), expected.data(), expected.data() + (n - 1) * d);
+            for (index_t r = 0; r < n - 1; ++r) expected_.insert(expected_.end(), expected.row(r), expected.row(r) + d);
             take(around<1>(part(target_logits_, v), 0, n - 1), around<1>(kept, 0, n - 1));
         } else {
             take(around<0>(part(target_logits_, v), 0, n), around<0>(kept, 0, n));
         }
         first += n;
     }
-    rows_ = layer ? on_hidden_.set_sequences(hidden, inputs_) : pass_.set_sequences(inputs_);
+    rows_ = layer ? on_hidden_.set_sequences(hidden, inputs_, steps, settings_.drafter.loss == "eagle3")
+                  : pass_.set_sequences(inputs_);
     z_.resize(static_cast<std::size_t>(rows_ * v));
     layer ? on_hidden_.forward(z_.data()) : pass_.forward(z_.data());
+}
+
+// f(row, its number among those of the step): rows of step j are those of a sequence but the first j.
+template <class F>
+void drafter_trainer::each_row_of(index_t step, F&& f) const {
+    index_t at = 0;
+    for (std::size_t s = 0; s + 1 < firsts_.size(); ++s)
+        for (auto row = firsts_[s] + step; row < firsts_[s + 1]; ++row) f(static_cast<index_t>(row), at++);
+}
+
+// The next step of the training-time test; rows that it has not do not count from here on.
+void drafter_trainer::forward_step(index_t step) {
+    const index_t v = target_.shape.vocabulary;
+    std::vector<float> z(static_cast<std::size_t>(on_hidden_.rows(step) * v));
+    on_hidden_.forward(step, z.data());
+    std::fill(z_.begin(), z_.end(), 0.0f);
+    each_row_of(step, [&](index_t row, index_t at) { std::copy_n(z.data() + at * v, v, z_.data() + row * v); });
+    for (std::size_t s = 0; s + 1 < firsts_.size(); ++s)
+        for (auto row = firsts_[s]; row < std::min(firsts_[s] + step, firsts_[s + 1]); ++row)
+            mask_[static_cast<std::size_t>(row)] = 0;
 }
 
 // -log Σ min(p, q) of each row
@@ -230,13 +269,13 @@ drafter_step drafter_trainer::step(std::span<const trajectory* const> responses,
 
 // The token of which a row is the law.
 token drafter_trainer::next_of(std::span<const drafter_text> texts, std::size_t text, std::int64_t row) const {
-    const std::int64_t ahead = drafter_.kind == drafter_kind::hidden ? 2 : 1;
+    const std::int64_t ahead = drafter_.is_layer() ? 2 : 1;
     return texts[text].tokens[static_cast<std::size_t>(row - firsts_[text] + ahead)];
 }
 
 // Of the rows those alone whose token the drafter would not have drafted.
 void drafter_trainer::keep_rejected(std::span<const drafter_text> texts) {
-    const index_t v = target_.shape.vocabulary, ahead = drafter_.kind == drafter_kind::hidden ? 2 : 1;
+    const index_t v = target_.shape.vocabulary, ahead = drafter_.is_layer() ? 2 : 1;
     const opd::spec::follow_rates rates;
     opd::spec::draft_builder tree;
     for (std::size_t s = 0; s + 1 < firsts_.size(); ++s)
@@ -252,23 +291,6 @@ void drafter_trainer::keep_rejected(std::span<const drafter_text> texts) {
         }
 }
 
-// Every position's h is what the last pass expected of it.
-void drafter_trainer::forward_on_own() {
-    const index_t d = target_.shape.width;
-    own_ = hidden_;
-    std::vector<along<float>> hidden;
-    index_t first = 0;
-    for (std::size_t s = 0; s < inputs_.size(); ++s) {
-        const auto n = static_cast<index_t>(inputs_[s].size());
-        std::copy_n(on_hidden_.predicted() + firsts_[s] * d, (n - 1) * d, own_.data() + (first + 1) * d);
-        hidden.push_back(
-            {0, d, std::span(own_).subspan(static_cast<std::size_t>(first * d), static_cast<std::size_t>(n * d))});
-        first += n;
-    }
-    on_hidden_.set_sequences(hidden, inputs_);
-    on_hidden_.forward(z_.data());
-}
-
 // Of the rows that count; z_ is its gradient then.
 double drafter_trainer::loss_of_laws(std::span<const drafter_text> texts, const std::vector<float>& refused,
                                      std::int64_t number) {
@@ -277,9 +299,12 @@ double drafter_trainer::loss_of_laws(std::span<const drafter_text> texts, const 
     const auto t = static_cast<float>(settings_.distill.temperature);
     const auto counted = static_cast<std::int64_t>(std::count(mask_.begin(), mask_.end(), 1));
     if (d.loss == "eagle" || d.loss == "hass") {
-        // -log p[x], p at the temperature
+        // -log p[x], p at the temperature; and of HASS, -Σ q[v] log p[v] of the ids v that are likeliest of q
         double sum = 0;
-        const double share = d.ce / static_cast<double>(counted);
+        const double share = d.ce / static_cast<double>(counted), of_top = 1 / static_cast<double>(counted);
+        const auto top = static_cast<std::ptrdiff_t>(d.loss == "hass" ? std::min<index_t>(d.top_k, v) : 0);
+        likeliest_.resize(static_cast<std::size_t>(v));
+        std::vector<double> wanted(static_cast<std::size_t>(v));
         for (std::size_t s = 0; s + 1 < firsts_.size(); ++s)
             for (auto row = firsts_[s]; row < firsts_[s + 1]; ++row) {
                 float* z = z_.data() + row * v;
@@ -291,12 +316,32 @@ double drafter_trainer::loss_of_laws(std::span<const drafter_text> texts, const 
                 const double most = *std::max_element(z, z + v), of_x = z[x];
                 double all = 0;
                 for (index_t i = 0; i < v; ++i) all += std::exp((static_cast<double>(z[i]) - most) / t);
-                sum += std::log(all) - (of_x - most) / t;
+                sum += share * (std::log(all) - (of_x - most) / t);
+                // weights of -log p, by id
+                std::fill(wanted.begin(), wanted.end(), 0.0);
+                wanted[static_cast<std::size_t>(x)] = share;
+                double weight = share;
+                if (top > 0) {
+                    const float* q = q_.data() + row * v;
+                    const double peak = *std::max_element(q, q + v);
+                    double mass = 0;
+                    for (index_t i = 0; i < v; ++i) mass += std::exp((static_cast<double>(q[i]) - peak) / t);
+                    std::iota(likeliest_.begin(), likeliest_.end(), index_t{0});
+                    std::partial_sort(likeliest_.begin(), likeliest_.begin() + top, likeliest_.end(),
+                                      [q](index_t a, index_t b) { return q[a] != q[b] ? q[a] > q[b] : a < b; });
+                    for (std::ptrdiff_t k = 0; k < top; ++k) {
+                        const index_t i = likeliest_[static_cast<std::size_t>(k)];
+                        const double p = of_top * std::exp((static_cast<double>(q[i]) - peak) / t) / mass;
+                        sum += p * (std::log(all) - (static_cast<double>(z[i]) - most) / t);
+                        wanted[static_cast<std::size_t>(i)] += p, weight += p;
+                    }
+                }
                 for (index_t i = 0; i < v; ++i)
-                    z[i] = static_cast<float>(share / t *
-                                              (std::exp((static_cast<double>(z[i]) - most) / t) / all - (i == x)));
+                    z[i] = static_cast<float>((weight * std::exp((static_cast<double>(z[i]) - most) / t) / all -
+                                               wanted[static_cast<std::size_t>(i)]) /
+                                              t);
             }
-        return share * sum;
+        return sum;
     }
     weights_.assign(refused.size(), 1.0f);
     if (d.loss == "lk") {
@@ -319,7 +364,7 @@ double drafter_trainer::loss_of_laws(std::span<const drafter_text> texts, const 
         for (std::size_t i = 0; i < mask_.size(); ++i) all += mask_[i] ? static_cast<double>(weights_[i]) : 0;
         for (float& w : weights_) w *= static_cast<float>(static_cast<double>(counted) / all);
     }
-    const double kl = d.loss == "osd" ? 1 : d.kl, acceptance = d.loss == "osd" ? 0 : d.acceptance;
+    const double kl = d.loss == "lk" ? d.kl : 1, acceptance = d.loss == "lk" ? d.acceptance : 0;
     opd::env e{.reduction = opd::reduce::token_mean};
     e.mask = opd::row_mask<>(mask_);
     e.weights = weights_;
@@ -331,36 +376,36 @@ double drafter_trainer::loss_of_laws(std::span<const drafter_text> texts, const 
         .loss;
 }
 
-// From z_, the gradient of the laws' loss, and of a layer that of the distance to the target's states, which is returned.
-double drafter_trainer::backward(std::vector<float>& out) {
-    if (drafter_.kind == drafter_kind::model) {
-        pass_.backward(z_.data(), out);
-        return 0;
-    }
-    if (!(settings_.drafter.hidden > 0)) {
-        on_hidden_.backward(z_.data(), nullptr, out);
-        return 0;
-    }
-    // smooth L1, mean over rows and columns
-    const index_t width = target_.shape.width;
+// Of what the step expects of the target's h, smooth L1, mean over the rows that count and columns; apart_ is its
+// gradient then, and empty where it is not asked for.
+double drafter_trainer::distance(index_t step) {
+    const auto& d = settings_.drafter;
+    std::vector<float>& apart = apart_[static_cast<std::size_t>(step)];
+    apart.clear();
     const auto counted = static_cast<std::int64_t>(std::count(mask_.begin(), mask_.end(), 1));
-    const auto share = static_cast<float>(settings_.drafter.hidden / static_cast<double>(counted * width));
+    if (!(d.hidden > 0) || d.loss == "eagle3" || drafter_.kind != drafter_kind::hidden || counted == 0) return 0;
+    const index_t width = target_.shape.width;
+    const auto share = static_cast<float>(d.hidden / static_cast<double>(counted * width));
     double sum = 0;
-    apart_.resize(expected_.size());
-    for (std::size_t i = 0; i < apart_.size(); ++i) {
-        const float gap = on_hidden_.predicted()[i] - expected_[i], size = std::abs(gap);
-        const bool counts = mask_[i / static_cast<std::size_t>(width)] != 0;
-        sum += counts ? static_cast<double>(size < 1 ? 0.5f * gap * gap : size - 0.5f) : 0;
-        apart_[i] = counts ? share * std::clamp(gap, -1.0f, 1.0f) : 0;
-    }
-    on_hidden_.backward(z_.data(), apart_.data(), out);
+    apart.assign(static_cast<std::size_t>(on_hidden_.rows(step) * width), 0.0f);
+    each_row_of(step, [&](index_t row, index_t at) {
+        if (!mask_[static_cast<std::size_t>(row)]) return;
+        for (index_t i = 0; i < width; ++i) {
+            const float gap = on_hidden_.predicted(step)[at * width + i] -
+                              expected_[static_cast<std::size_t>(row * width + i)],
+                        size = std::abs(gap);
+            sum += static_cast<double>(size < 1 ? 0.5f * gap * gap : size - 0.5f);
+            apart[static_cast<std::size_t>(at * width + i)] = share * std::clamp(gap, -1.0f, 1.0f);
+        }
+    });
     return sum * static_cast<double>(share);
 }
 
 drafter_step drafter_trainer::gradient(std::span<const drafter_text> texts, std::int64_t number,
                                        std::vector<float>& out) {
     const auto& d = settings_.drafter;
-    forward(texts);
+    const auto [steps, decay] = test_of(settings_);
+    forward(texts, steps);
     drafter_step r;
     const std::vector<float> refused = losses();
     for (std::size_t i = 0; i < mask_.size(); ++i)
@@ -372,18 +417,36 @@ drafter_step drafter_trainer::gradient(std::span<const drafter_text> texts, std:
         r.rows = std::count(mask_.begin(), mask_.end(), 1);
         if (r.rows == 0) return r; // it would have drafted all of it
     }
-    r.loss = loss_of_laws(texts, refused, number);
-    r.loss += backward(out);
-    if (d.loss != "hass") return r;
-    constexpr int passes = 3;
-    for (int pass = 1; pass < passes; ++pass) {
-        forward_on_own();
-        r.loss += loss_of_laws(texts, refused, number);
-        r.loss += backward(part_);
-        for (std::size_t i = 0; i < out.size(); ++i) out[i] += part_[i];
+    if (!drafter_.is_layer()) {
+        r.loss = loss_of_laws(texts, refused, number);
+        pass_.backward(z_.data(), out);
+        return r;
     }
-    r.loss /= passes;
-    for (float& g : out) g /= static_cast<float>(passes);
+    const index_t v = target_.shape.vocabulary;
+    d_logits_.resize(static_cast<std::size_t>(steps)), apart_.resize(d_logits_.size());
+    double all = 0;
+    for (index_t step = 0; step < steps; ++step) all += std::pow(decay, step);
+    for (index_t step = 0; step < steps; ++step) {
+        if (step > 0) forward_step(step);
+        std::vector<float>& dz = d_logits_[static_cast<std::size_t>(step)];
+        dz.assign(static_cast<std::size_t>(on_hidden_.rows(step) * v), 0.0f);
+        const double share = std::pow(decay, step) / all;
+        const double apart = distance(step);
+        if (std::count(mask_.begin(), mask_.end(), 1) == 0) continue; // all responses are over
+        r.loss += share * (loss_of_laws(texts, refused, number) + apart);
+        each_row_of(step, [&](index_t row, index_t at) {
+            for (index_t i = 0; i < v; ++i)
+                dz[static_cast<std::size_t>(at * v + i)] =
+                    static_cast<float>(share) * z_[static_cast<std::size_t>(row * v + i)];
+        });
+        for (float& x : apart_[static_cast<std::size_t>(step)]) x *= static_cast<float>(share);
+    }
+    for (index_t step = steps - 1; step >= 0; --step) {
+        const std::vector<float>& apart = apart_[static_cast<std::size_t>(step)];
+        on_hidden_.backward(step, d_logits_[static_cast<std::size_t>(step)].data(),
+                            apart.empty() ? nullptr : apart.data());
+    }
+    on_hidden_.gradient(out);
     return r;
 }
 
@@ -425,7 +488,7 @@ expected_acceptance drafter_trainer::measure(std::span<const trajectory* const> 
 
 followed_drafts follow_drafts(const config& c, const transformer<float>& target, std::shared_ptr<const draft_model> d,
                               opd::thread_team& threads, std::span<const trajectory* const> responses, index_t stride) {
-    const auto depth = static_cast<std::size_t>(c.drafter.depth), width = static_cast<std::size_t>(target.shape.width);
+    const auto depth = static_cast<std::size_t>(c.drafter.depth), width = static_cast<std::size_t>(d->features());
     const policy weights{{std::shared_ptr<void>(), &target}, 0}; // the caller keeps the model
     const opd::spec::follow_rates rates;
     const auto pieces = static_cast<std::size_t>(threads.size());
@@ -446,7 +509,8 @@ followed_drafts follow_drafts(const config& c, const transformer<float>& target,
         std::vector<opd::spec::draft_builder> trees(mine.size());
         for (std::size_t i = 0; i < mine.size(); ++i) {
             const std::vector<token> inputs(mine[i]->tokens.begin(), mine[i]->tokens.end() - 1);
-            target_rows(target, alone, std::span(&inputs, 1), logits, hidden[i]);
+            target_rows(target, alone, std::span(&inputs, 1), logits, hidden[i],
+                        width > static_cast<std::size_t>(target.shape.width));
             longest = std::max(longest, mine[i]->response().size());
             drafter.begin(static_cast<index_t>(i), *mine[i]);
         }

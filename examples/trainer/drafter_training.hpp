@@ -4,8 +4,10 @@
 //
 //   lk     loss = mean over response rows of w (a (-log Σ min(p, q)) + b KL(q‖p)) + r smooth_L1(h^ - h)
 //   eagle  c (-log p[x]) + r smooth_L1(h^ - h), x what the target drew
-//   hass   the mean of eagle's over three passes: in the second and the third each position's h is what the pass before expected of it, as a
-//          constant. (In HASS positions that are looked back at keep the target's h but for the last ones; here none does.)
+//   hass   the mean over the three steps of a training-time test (hidden_drafter.hpp) of eagle's and -Σ q[v] log p[v]
+//          over the K ids that the target finds likeliest, --drafter-top-k
+//   eagle3 KL(q‖p), which has the gradient of the cross-entropy, over seven steps of such a test, of which the j-th,
+//          from 0, counts .8^j; the gradient goes through what a step hands on, and no h is asked for
 //   osd    KL(q‖p) + r smooth_L1(h^ - h) of the rows alone whose token the drafter would not have drafted, with the target's noise
 //   p      the drafter's law, q the target's, at --temperature
 //   h^     of a layer: what it expects of the target, mean over columns. Drafts go on from it, so it had better be near
@@ -14,9 +16,9 @@
 // Rows are those of the target's own responses, teacher-forced: the drafter sees what the target drew. A response is cut into drafts of
 // --drafter-depth rows, elsewhere in every step, for the weights alone.
 //
-// A drafter is either a small model of the trainer's kind over the same tokens, or a layer on the target's hidden states
-// (hidden_drafter.hpp). Sources: lk is LK's loss (arXiv 2602.23881), a mixture as there; eagle that of Li et al. 2024; hass Zhang et al. 2024;
-// osd Liu et al. 2023.
+// A drafter is a small model of the trainer's kind over the same tokens, or a layer on the target's hidden states, or
+// one on three of its layers (hidden_drafter.hpp). Sources: lk is LK's loss (arXiv 2602.23881), a mixture as there;
+// eagle that of Li et al. 2024; hass Zhang et al. 2024; eagle3 Li et al. 2025; osd Liu et al. 2023.
 #pragma once
 
 #include <cstdint>
@@ -35,19 +37,23 @@
 
 namespace trainer {
 
-enum class drafter_kind : std::uint32_t { hidden, model };
-constexpr drafter_kind last_of(drafter_kind) { return drafter_kind::model; }
+enum class drafter_kind : std::uint32_t { hidden, model, eagle3 };
+constexpr drafter_kind last_of(drafter_kind) { return drafter_kind::eagle3; }
 
 /// What drafts: weights, and of what kind.
 struct draft_model {
     drafter_kind kind = drafter_kind::hidden;
     model_shape target;         ///< the shape of the models that it drafts for
-    transformer<float> weights; ///< hidden: of hidden_drafter_shape
+    transformer<float> weights; ///< hidden: of hidden_drafter_shape; eagle3: of fused_drafter_shape
 
     /// As the settings have it, with fresh weights.
     draft_model(const config& c, const model_shape& target);
     draft_model(drafter_kind k, const model_shape& target, const model_shape& own)
         : kind(k), target(target), weights(own) {}
+
+    bool is_layer() const { return kind != drafter_kind::model; }
+    /// Numbers that it, or its training, reads of a position of the target (append_features()): D or 4D.
+    index_t features() const { return is_layer() ? features_of(weights.shape) : target.width; }
 };
 
 /// How far a drafter's training had come that goes on.
@@ -93,7 +99,7 @@ followed_drafts follow_drafts(const config& c, const transformer<float>& target,
 struct drafter_text {
     std::span<const token> tokens; ///< prompt, then response
     std::size_t prompt_length = 0;
-    std::span<const float> hidden = {}; ///< (tokens - 1, D); empty: the target is asked
+    std::span<const float> hidden = {}; ///< (tokens - 1, features()); empty: the target is asked
     std::uint64_t sample = 0;           ///< keys the noise that drew the response
 };
 
@@ -110,12 +116,14 @@ public:
     expected_acceptance measure(std::span<const trajectory* const> responses);
 
 private:
-    void forward(std::span<const drafter_text> texts);
-    void forward_on_own();
+    void forward(std::span<const drafter_text> texts, index_t steps = 1);
+    void forward_step(index_t step);
     token next_of(std::span<const drafter_text> texts, std::size_t text, std::int64_t row) const;
     void keep_rejected(std::span<const drafter_text> texts);
     double loss_of_laws(std::span<const drafter_text> texts, const std::vector<float>& refused, std::int64_t number);
-    double backward(std::vector<float>& out);
+    double distance(index_t step);
+    template <class F>
+    void each_row_of(index_t step, F&& f) const;
     std::vector<float> losses();
 
     const config& settings_;
@@ -129,11 +137,14 @@ private:
     index_t rows_ = 0;
     std::vector<std::vector<token>> inputs_; // (sequences) all tokens but the last
     std::vector<float> target_logits_, hidden_;
-    std::vector<float> z_, q_;            // (N,V) the drafter's logits, then their gradient; the target's
-    std::vector<std::uint8_t> mask_;      // (N)
-    std::vector<std::int64_t> firsts_;    // (sequences + 1)
-    std::vector<float> expected_, apart_; // (N,D) of a layer: the target's h, and the gradient towards it
-    std::vector<float> gradient_, weights_, own_, part_;
+    std::vector<float> z_, q_;         // (N,V) the drafter's logits, then their gradient; the target's
+    std::vector<std::uint8_t> mask_;   // (N)
+    std::vector<std::int64_t> firsts_; // (sequences + 1)
+    std::vector<float> expected_;      // (N,D) of a layer: the target's h
+    std::vector<float> gradient_, weights_;
+    std::vector<index_t> likeliest_;
+    // of a layer, by step of the training-time test: gradients of its logits, and towards the target's h
+    std::vector<std::vector<float>> d_logits_, apart_;
 };
 
 /// Trains a drafter for the student in the run directory's last checkpoint and writes checkpoints/drafter.ckpt beside it.

@@ -57,7 +57,7 @@ void learned_drafter::hear(std::span<const lane_news> news, const policy& target
         throw std::invalid_argument("learned_drafter: a target of another shape than it was trained for");
     target_ = target;
     if (!reads_hidden()) return;
-    const index_t d = drafter_->target.width;
+    const index_t d = drafter_->features();
     for (const lane_news& n : news) {
         place& p = place_of(n.lane);
         if (n.first != 0 && n.first != p.heard)
@@ -93,7 +93,10 @@ void learned_drafter::add_rows(const growing& g, index_t first) {
     }
     const place& p = places_[static_cast<std::size_t>(g.wish->lane)];
     pairs_.resize(static_cast<std::size_t>(rows_ * 2 * d));
-    drafter_pairs(*target_.model, around<0>(along<float>{0, d, p.hidden}, first, n),
+    states_.resize(static_cast<std::size_t>(n * d));
+    drafter_states(drafter_->weights, around<0>(along<float>{0, drafter_->features(), p.hidden}, first, n).data(), n,
+                   states_.data());
+    drafter_pairs(*target_.model, around<0>(along<float>{first, d, states_}, first, n),
                   around<1>(along<token>{0, 1, all}, first, n), pairs_.data() + (rows_ - n) * 2 * d);
 }
 
@@ -205,13 +208,12 @@ draft_work learned_drafter::propose(std::span<const draft_wish> wishes) {
                 g.chain = g.chain && g.parents.back() == static_cast<std::int32_t>(g.parents.size()) - 2;
             }
             if (g.nodes.size() == g.computed) continue;
-            const std::size_t first = g.chain ? g.computed : 0;
-            for (std::size_t n = first; n < g.nodes.size(); ++n) add_node(g, n);
+            const auto known = static_cast<index_t>(g.computed), nodes = static_cast<index_t>(g.nodes.size());
+            for (std::size_t n = g.computed; n < g.nodes.size(); ++n) add_node(g, n);
             if (g.chain)
-                segments_.push_back(
-                    {g.wish->lane, g.rows + static_cast<index_t>(first), static_cast<index_t>(g.nodes.size() - first)});
+                segments_.push_back({g.wish->lane, g.rows + known, nodes - known});
             else
-                segments_.push_back({g.wish->lane, g.rows, 0, g.parents});
+                segments_.push_back({g.wish->lane, g.rows, 0, g.parents, known});
             for (std::size_t n = g.computed; n < g.nodes.size(); ++n)
                 wanted_.push_back(rows_ - static_cast<index_t>(g.nodes.size() - n));
         }

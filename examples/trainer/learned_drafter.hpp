@@ -6,7 +6,7 @@
 // token t + 1. Rows of what the target has drawn are computed once, those of drafts behind them at every call, and a layer's are
 // computed again from the target's own h when it is heard of. All sequences go through the layers together: first what is new of each,
 // whose last row names the first drafts, then depth by depth the best of those that were named (draft_builder::best_of_depth).
-// Of a tree that branches all rows so far are computed at every depth, of a chain only the last.
+// Each depth computes the rows of the drafts that it goes on from, once.
 //
 // What is drafted is a function of the drafter's weights, the target's hidden states and the tokens: batches, chunks and
 // whether the cache was rebuilt change nothing. What it costs is a function of that and of how far each sequence had been
@@ -37,7 +37,9 @@ public:
         if (d != drafter_) install(d);
     }
 
-    bool reads_hidden() const override { return drafter_->kind == drafter_kind::hidden; }
+    bool reads_hidden() const override { return drafter_->is_layer(); }
+    bool reads_layers() const override { return drafter_->kind == drafter_kind::eagle3; }
+    bool branches() const override { return true; }
     void begin(index_t lane, const trajectory&) override { place_of(lane).clear(); }
     void hear(std::span<const lane_news> news, const policy& target) override;
     void end(index_t lane, const trajectory&, bool) override { place_of(lane).clear(); }
@@ -51,7 +53,7 @@ private:
         index_t read = 0;          // rows of the sequence that were counted
         index_t cached = 0;        // of these, in the cache
         bool restored = false;     // and h is not known yet
-        std::vector<float> hidden; // (heard, D)
+        std::vector<float> hidden; // (heard, features())
         void forget(index_t from) { read = std::min(read, from), cached = std::min(cached, from); }
         void clear() { heard = read = cached = 0, restored = false, hidden.clear(); } // its memory is for the next
     };
@@ -85,6 +87,7 @@ private:
     std::size_t count_ = 0;
     std::vector<segment> segments_;
     std::vector<token> tokens_;   // (R) of a model
+    std::vector<float> states_;   // (n,D) of a sequence, of a layer
     std::vector<float> pairs_;    // (R,2D) of a layer
     std::vector<index_t> wanted_; // rows whose logits are looked at
     forward_state<float> head_;   // x, inv and n of these

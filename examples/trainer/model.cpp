@@ -98,6 +98,8 @@ model_layout::model_layout(const model_shape& s) {
     norm_f = place(s.width, 1);
     head = s.tied ? embedding : place(s.vocabulary, s.width);
 }
+
+std::array<index_t, 3> tapped_layers(index_t layers) { return {(layers + 2) / 3, (2 * layers + 2) / 3, layers}; }
 #endif
 
 template <class T>
@@ -312,6 +314,35 @@ void attend(const T* q, index_t q_stride, index_t rows, const sight& seen, kv_ca
     }
 }
 
+// As attend() with the heads of one row, which sees the columns before `trunk` and then those of `path`: in a cache of
+// one page. Its sums are those of a row that finds all of these in order.
+template <class T>
+void attend_along(const T* q, index_t heads, index_t trunk, std::span<const index_t> path, kv_cache<T>& cache,
+                  index_t layer, index_t slot, index_t kv, index_t kv_width, index_t head_dim, T* scores, T* peak,
+                  T* scale, T* out) {
+    using Num = number<T>;
+    const index_t stride = cache.capacity(), seen = trunk + std::ssize(path);
+    const T* keys = cache.keys(layer, slot, kv);
+    const T* values = cache.values(layer, slot) + kv * head_dim;
+    const auto score = [&](index_t columns, index_t from, T* to) {
+        product(serial_executor{}, product_nn(heads, columns, head_dim, q, head_dim, keys + from, stride, to, stride));
+    };
+    score(trunk, 0, scores);
+    for (index_t i = trunk; i < seen; ++i) score(1, path[static_cast<std::size_t>(i - trunk)], scores + i);
+    for (index_t h = 0; h < heads; ++h)
+        softmax_scores(scores + h * stride, seen, seen, T(1) / std::sqrt(static_cast<T>(head_dim)), peak[h], scale[h]);
+    const auto sum = [&](index_t columns, index_t at, index_t from) {
+        product(serial_executor{}, product_nn(heads, head_dim, columns, scores + at, stride, values + from * kv_width,
+                                              kv_width, out, head_dim, at > 0));
+    };
+    sum(trunk, 0, 0);
+    for (index_t i = trunk; i < seen; ++i) sum(1, i, path[static_cast<std::size_t>(i - trunk)]);
+    for (index_t h = 0; h < heads; ++h)
+        each_lane<T>(head_dim, [&](index_t i, auto load, auto store) {
+            store(load(out + h * head_dim + i) * Num(scale[h]) + Num(0), out + h * head_dim + i);
+        });
+}
+
 template <class T>
 void attend_segment(const model_shape& s, const segment& g, index_t row, index_t layer, kv_cache<T>& cache,
                     layer_rows<T>& l, forward_state<T>& state) {
@@ -319,26 +350,36 @@ void attend_segment(const model_shape& s, const segment& g, index_t row, index_t
     T* scores = state.scores.data();
     const index_t rows = g.rows(), *ends = state.path_ends.data() + 1; // row -1 has an end as well
     for (index_t kv = 0; kv < s.kv_heads; ++kv) {
-        if (rows == 1) { // the heads that share these keys are the rows
-            const index_t head = kv * group;
-            attend(l.qk.data() + row * stride + head * s.head_dim, index_t{s.head_dim}, group, sight{g.start + 1},
-                   cache, layer, g.slot, kv, s.kv_width(), s.head_dim, scores, l.peak.data() + row * s.heads + head,
-                   l.scale.data() + row * s.heads + head, 1, l.att.data() + row * s.q_width() + head * s.head_dim,
-                   s.head_dim);
+        const index_t head = kv * group;
+        if (g.step > 0) {
+            for (index_t r = row; r < row + rows; ++r) {
+                const index_t trunk = g.start + r - row - g.step + 1;
+                attend_along(l.qk.data() + r * stride + head * s.head_dim, group, trunk,
+                             std::span(state.paths.data() + ends[r - 1], state.paths.data() + ends[r]), cache, layer,
+                             g.slot, kv, s.kv_width(), s.head_dim, scores, l.peak.data() + r * s.heads + head,
+                             l.scale.data() + r * s.heads + head, l.att.data() + r * s.q_width() + head * s.head_dim);
+            }
             continue;
         }
-        for (index_t head = kv * group; head < (kv + 1) * group; ++head)
+        if (rows == 1 && ends[row - 1] == ends[row]) { // the heads that share these keys are the rows
+            attend(l.qk.data() + row * stride + head * s.head_dim, index_t{s.head_dim}, group,
+                   sight{g.start + g.known + 1}, cache, layer, g.slot, kv, s.kv_width(), s.head_dim, scores,
+                   l.peak.data() + row * s.heads + head, l.scale.data() + row * s.heads + head, 1,
+                   l.att.data() + row * s.q_width() + head * s.head_dim, s.head_dim);
+            continue;
+        }
+        for (index_t h = head; h < head + group; ++h)
             for (index_t i = 0; i < rows; i += query_tile) {
                 const index_t r = row + i;
-                const sight seen{g.start + i + 1,
+                const sight seen{g.start + g.known + i + 1,
                                  1,
                                  g.start + g.count,
                                  state.paths.data(),
                                  g.parents.empty() ? nullptr : ends + r,
                                  state.apart && !g.parents.empty()};
-                attend(l.qk.data() + r * stride + head * s.head_dim, stride, std::min(query_tile, rows - i), seen,
-                       cache, layer, g.slot, kv, s.kv_width(), s.head_dim, scores, l.peak.data() + r * s.heads + head,
-                       l.scale.data() + r * s.heads + head, s.heads, l.att.data() + r * s.q_width() + head * s.head_dim,
+                attend(l.qk.data() + r * stride + h * s.head_dim, stride, std::min(query_tile, rows - i), seen, cache,
+                       layer, g.slot, kv, s.kv_width(), s.head_dim, scores, l.peak.data() + r * s.heads + h,
+                       l.scale.data() + r * s.heads + h, s.heads, l.att.data() + r * s.q_width() + h * s.head_dim,
                        s.q_width());
             }
     }
@@ -361,27 +402,22 @@ void place_rows(std::span<const segment> segments, forward_state<T>& state) {
     std::vector<index_t>&paths = state.paths, &ends = state.path_ends;
     for (const segment& g : segments) {
         for (index_t i = 0; i < g.count; ++i) {
+            const index_t trunk = g.start + i - g.step; // last position of step 0 that it sees
             state.positions.push_back(g.start + i);
-            ends.push_back(ends.back());
-        }
-        const index_t trunk = g.start + g.count;
-        const std::size_t first = ends.size();
-        const auto nodes = static_cast<std::int32_t>(g.parents.size());
-        bool chain = true; // whose columns are its positions
-        for (std::int32_t n = 0; n < nodes; ++n) {
-            const std::int32_t parent = g.parents[static_cast<std::size_t>(n)];
-            chain = chain && parent == n - 1;
-            if (parent >= 0) { // its parent's path, and then itself
-                const std::size_t at = first + static_cast<std::size_t>(parent);
-                for (index_t i = ends[at - 1]; i < ends[at]; ++i) paths.push_back(paths[static_cast<std::size_t>(i)]);
-            }
-            paths.push_back(trunk + n);
+            for (index_t step = 1; step <= g.step; ++step) paths.push_back(step * g.stride + trunk + step);
             ends.push_back(static_cast<index_t>(paths.size()));
-            state.positions.push_back(trunk - 1 + ends.back() - ends[ends.size() - 2]);
         }
-        if (!chain) continue;
-        for (std::size_t n = first; n < ends.size(); ++n) ends[n] = ends[first - 1];
-        paths.resize(static_cast<std::size_t>(ends.back()));
+        const index_t trunk = g.start + g.count, nodes = std::ssize(g.parents);
+        bool chain = true; // whose columns are its positions
+        for (index_t n = 0; n < nodes; ++n) chain = chain && g.parents[static_cast<std::size_t>(n)] == n - 1;
+        for (index_t n = g.known; n < nodes; ++n) {
+            const auto before = static_cast<std::ptrdiff_t>(paths.size());
+            for (index_t m = n; m >= 0 && !chain; m = g.parents[static_cast<std::size_t>(m)])
+                paths.push_back(trunk + m);
+            std::reverse(paths.begin() + before, paths.end());
+            state.positions.push_back(chain ? trunk + n : trunk - 1 + std::ssize(paths) - before);
+            ends.push_back(static_cast<index_t>(paths.size()));
+        }
     }
 }
 
@@ -393,6 +429,8 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
     const model_shape& s = model.shape;
     const index_t d = s.width, f = s.ffn, qk_width = s.q_width() + s.kv_width(), qk_heads = s.heads + s.kv_heads;
     const index_t page = cache.page();
+    const auto taps = tapped_layers(s.layers);
+    if (state.tapped) grow(state.taps, rows * 3 * d);
     place_rows(segments, state);
 
     layer_rows<T>* l = &state.layers[0];
@@ -412,7 +450,8 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
         state.apart = false;
         for (const segment& g : segments)
             for (index_t i = 0; i < g.rows(); ++i, ++row) {
-                const index_t column = g.start + i, position = state.positions[static_cast<std::size_t>(row)];
+                const index_t column = g.step * g.stride + g.start + g.known + i,
+                              position = state.positions[static_cast<std::size_t>(row)];
                 const T* raw = l->qkv.data() + row * s.qkv_width();
                 T* qk = l->qk.data() + row * qk_width;
                 for (index_t h = 0; h < qk_heads; ++h) {
@@ -431,7 +470,8 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
                 }
                 std::copy_n(raw + qk_width, s.kv_width(),
                             cache.values(layer, g.slot, column / page) + column % page * s.kv_width());
-                state.apart = state.apart || (i >= g.count && !all_finite(raw + qk_width, s.kv_width()));
+                // what is known may be anything
+                state.apart = state.apart || g.known > 0 || (i >= g.count && !all_finite(raw + qk_width, s.kv_width()));
             }
         row = 0;
         for (const segment& g : segments) {
@@ -457,6 +497,14 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
             std::copy_n(l->x2.data() + r0 * d, n * d, next + r0 * d);
             linear(model, w.wdown, l->h.data() + r0 * f, n, next + r0 * d, true);
         }
+        for (index_t tap = 0; state.tapped && tap < std::ssize(taps); ++tap)
+            for (index_t r = 0; r < rows && taps[static_cast<std::size_t>(tap)] == layer + 1; ++r) {
+                const T* x = next + r * d;
+                T* to = state.taps.data() + (r * 3 + tap) * d;
+                const number<T> inv(T(1) /
+                                    std::sqrt(dot(x, x, d) / static_cast<T>(d) + static_cast<T>(s.norm_epsilon)));
+                each_lane<T>(d, [&](index_t i, auto load, auto store) { store(load(x + i) * inv, to + i); });
+            }
     }
 }
 
@@ -586,6 +634,46 @@ struct attention_backward {
             }
         }
     }
+
+    // The same of a later step of a training-time test: row by row, since each sees other columns. `steps` are the
+    // passes of the sequence up to this one; what is due to keys and values of those before is added to their `seen`.
+    void run_ahead(std::span<sequence_pass<T>* const> steps, const T* d_att, T* d_qk, T* d_qkv) {
+        const index_t rows = pass.rows(), group = s.heads / s.kv_heads, hd = s.head_dim, own = pass.start;
+        const index_t q_width = s.q_width(), kv_width = s.kv_width(), qk_width = q_width + kv_width,
+                      qkv = s.qkv_width();
+        const layer_rows<T>& l = pass.forward.layers[static_cast<std::size_t>(layer)];
+        const T factor = T(1) / std::sqrt(static_cast<T>(hd));
+        const auto add = [hd](T a, const T* x, T* y) {
+            using Num = number<T>;
+            each_lane<T>(
+                hd, [&](index_t i, auto load, auto store) { store(fma(Num(a), load(x + i), load(y + i)), y + i); });
+        };
+        std::fill_n(d_qk, rows * qk_width, T(0));
+        for (index_t r = 0; r < rows; ++r) std::fill_n(d_qkv + r * qkv + qk_width, kv_width, T(0));
+        for (index_t r = 0; r < rows; ++r)
+            for (index_t head = 0; head < s.heads; ++head) {
+                const index_t kv = head / group, trunk = r; // last position of step 0 that it sees
+                const T* q = l.qk.data() + r * qk_width + head * hd;
+                const T* d_out = d_att + r * q_width + head * hd;
+                const auto at = static_cast<std::size_t>(r * s.heads + head);
+                const T mean = dot(d_out, l.att.data() + r * q_width + head * hd, hd);
+                for (index_t column = 0; column <= trunk + own; ++column) {
+                    const index_t step = std::max<index_t>(0, column - trunk), row = column - step;
+                    sequence_pass<T>& from = *steps[static_cast<std::size_t>(step)];
+                    const layer_rows<T>& its = from.forward.layers[static_cast<std::size_t>(layer)];
+                    const T* key = its.qk.data() + row * qk_width + q_width + kv * hd;
+                    const T* value = its.qkv.data() + row * qkv + qk_width + kv * hd;
+                    const T prob = std::exp(dot(q, key, hd) * factor - l.peak[at]) * l.scale[at];
+                    const T score = prob * (dot(d_out, value, hd) - mean) * factor;
+                    T* seen = from.layers[static_cast<std::size_t>(layer)].seen.data() + row * 2 * kv_width + kv * hd;
+                    T* d_key = step == own ? d_qk + row * qk_width + q_width + kv * hd : seen;
+                    T* d_value = step == own ? d_qkv + row * qkv + qk_width + kv * hd : seen + kv_width;
+                    add(score, key, d_qk + r * qk_width + head * hd);
+                    add(score, q, d_key);
+                    add(prob, d_out, d_value);
+                }
+            }
+    }
 };
 
 // What has no product of its own for its gradient.
@@ -599,9 +687,11 @@ index_t rest_of(const layer_tensors& w) {
 }
 
 // The gradient of the logits (R,V), or of what the head reads (R,D), or of what leaves the last layer (R,D): the others are null.
+// The last of `steps`: a sequence is of one, but in a training-time test.
 template <class T>
-void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, const T* d_logits, const T* d_n,
-                       const T* d_last, std::vector<T>& scratch, std::vector<T>& attention_scratch) {
+void backward_sequence(const transformer<T>& model, std::span<sequence_pass<T>* const> steps, const T* d_logits,
+                       const T* d_n, const T* d_last, std::vector<T>& scratch, std::vector<T>& attention_scratch) {
+    sequence_pass<T>& pass = *steps.back();
     const model_shape& s = model.shape;
     const index_t rows = pass.rows(), d = s.width, f = s.ffn, hd = s.head_dim;
     const index_t q_width = s.q_width(), qk_width = q_width + s.kv_width(), qkv = s.qkv_width();
@@ -657,11 +747,18 @@ void backward_sequence(const transformer<T>& model, sequence_pass<T>& pass, cons
         std::copy_n(dx, rows * d, g.x2.data());
         for (index_t r = 0; r < rows && s.output_bias; ++r) add_row(dx + r * d, d, d_bo);
 
-        attention_backward<T>{s, pass, layer, attention_scratch}.run(d_att, d_qk, g.qkv.data());
+        attention_backward<T> attention{s, pass, layer, attention_scratch};
+        pass.start > 0 ? attention.run_ahead(steps, d_att, d_qk, g.qkv.data())
+                       : attention.run(d_att, d_qk, g.qkv.data());
+        for (index_t r = 0; r < rows && !g.seen.empty(); ++r) {
+            const T* seen = g.seen.data() + r * 2 * s.kv_width();
+            add_row(seen, s.kv_width(), d_qk + r * qk_width + q_width);
+            add_row(seen + s.kv_width(), s.kv_width(), g.qkv.data() + r * qkv + qk_width);
+        }
         for (index_t r = 0; r < rows; ++r)
             for (index_t h = 0; h < s.heads + s.kv_heads; ++h) {
                 T* dy = d_qk + r * qk_width + h * hd;
-                rotate(dy, model.cosines(r), model.sines(r), T(-1), hd / 2);
+                rotate(dy, model.cosines(pass.start + r), model.sines(pass.start + r), T(-1), hd / 2);
                 if (!s.qk_norm) {
                     std::copy_n(dy, hd, g.qkv.data() + r * qkv + h * hd);
                     continue;
@@ -701,17 +798,49 @@ index_t training_pass<T>::set_sequences(std::span<const std::vector<std::int32_t
                                         " tokens; the model takes 1 to " + std::to_string(model_.shape.max_length));
         sequences_[i].tokens = tokens;
         sequences_[i].row = rows_;
+        sequences_[i].start = 0;
+        for (auto& g : sequences_[i].layers) g.seen.clear();
         rows_ += sequences_[i].rows();
     }
     order_sequences();
     return rows_;
 }
 
+// Passes step by step; a sequence that is over has none.
 template <class T>
-index_t training_pass<T>::set_lengths(std::span<const index_t> lengths) {
+void training_pass<T>::set_steps(std::span<const index_t> lengths, index_t steps) {
     std::vector<std::vector<std::int32_t>> none;
-    for (const index_t n : lengths) none.emplace_back(static_cast<std::size_t>(n), 0);
-    return set_sequences(none);
+    std::vector<index_t> before(lengths.size(), -1);
+    before_.clear(), step_rows_.clear();
+    of_step_.assign(static_cast<std::size_t>(steps), {});
+    for (index_t step = 0; step < steps; ++step)
+        for (std::size_t i = 0; i < lengths.size(); ++i) {
+            if (lengths[i] <= step) continue;
+            before_.push_back(std::exchange(before[i], std::ssize(none)));
+            none.emplace_back(static_cast<std::size_t>(lengths[i] - step), 0);
+        }
+    set_sequences(none);
+    index_t pass = 0;
+    for (index_t step = 0; step < steps; ++step) {
+        index_t row = 0;
+        for (const index_t length : lengths) {
+            if (length <= step) continue;
+            sequence_pass<T>& p = sequences_[static_cast<std::size_t>(pass)];
+            p.row = std::exchange(row, row + p.rows()), p.start = step;
+            ++pass;
+        }
+        step_rows_.push_back(row);
+    }
+    for (const index_t i : order_)
+        of_step_[static_cast<std::size_t>(sequences_[static_cast<std::size_t>(i)].start)].push_back(i);
+}
+
+template <class T>
+std::vector<sequence_pass<T>*> training_pass<T>::steps_to(index_t pass) {
+    std::vector<sequence_pass<T>*> r;
+    for (; pass >= 0; pass = before_[static_cast<std::size_t>(pass)])
+        r.insert(r.begin(), &sequences_[static_cast<std::size_t>(pass)]);
+    return r;
 }
 
 template <class T>
@@ -750,30 +879,37 @@ void training_pass<T>::forward_states(T* n) {
 }
 
 template <class T>
-void training_pass<T>::forward_layers(const T* x0, T* x) {
-    const index_t d = model_.shape.width;
-    threads_.run(static_cast<index_t>(count_), [&](index_t piece, int) {
-        sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
+void training_pass<T>::forward_layers(index_t step, const T* x0, T* x) {
+    const index_t d = model_.shape.width, steps = std::ssize(of_step_);
+    const std::vector<index_t>& passes = of_step_[static_cast<std::size_t>(step)];
+    threads_.run(std::ssize(passes), [&](index_t piece, int) {
+        const auto all = steps_to(passes[static_cast<std::size_t>(piece)]);
+        sequence_pass<T>&first = *all.front(), &pass = *all.back();
         const index_t rows = pass.rows();
-        pass.cache.resize(model_.shape, 1, rows);
-        pass.forward.resize(model_.shape, rows, pass.cache.capacity(), true);
+        if (step == 0) first.cache.resize(model_.shape, 1, steps * rows);
+        pass.forward.resize(model_.shape, rows, first.cache.capacity(), true);
+        if (steps > 1) {
+            pass.layers.resize(static_cast<std::size_t>(model_.shape.layers));
+            for (auto& g : pass.layers) g.seen.assign(static_cast<std::size_t>(rows * 2 * model_.shape.kv_width()), 0);
+        }
         std::copy_n(x0 + pass.row * d, rows * d, pass.forward.layers[0].x.data());
-        const segment whole{0, 0, rows};
-        trainer::forward_layers(model_, std::span(&whole, 1), rows, pass.cache, pass.forward, true);
+        const segment whole{.start = step, .count = rows, .step = step, .stride = first.rows()};
+        trainer::forward_layers(model_, std::span(&whole, 1), rows, first.cache, pass.forward, true);
         std::copy_n(pass.forward.x.data(), rows * d, x + pass.row * d);
     });
 }
 
-// d_out (N,width): of the logits, of what the head reads, or of what leaves the last layer.
+// d_out (N,width): of the logits, or of what the head reads.
 template <class T>
 void training_pass<T>::backward(part what, const T* d_out, index_t width, std::vector<T>& grad) {
     threads_.run(static_cast<index_t>(count_), [&](index_t piece, int thread) {
         sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
         const T* mine = d_out + pass.row * width;
-        const auto if_of = [&](part p) { return what == p ? mine : nullptr; };
-        backward_sequence(model_, pass, if_of(part::all), if_of(part::before_head), if_of(part::layers),
-                          scratch_[static_cast<std::size_t>(2 * thread)],
-                          scratch_[static_cast<std::size_t>(2 * thread + 1)]);
+        sequence_pass<T>* const alone = &pass;
+        backward_sequence<T>(model_, std::span(&alone, 1), what == part::all ? mine : nullptr,
+                             what == part::before_head ? mine : nullptr, nullptr,
+                             scratch_[static_cast<std::size_t>(2 * thread)],
+                             scratch_[static_cast<std::size_t>(2 * thread + 1)]);
     });
     weight_gradients(what, what == part::all ? d_out : nullptr, grad);
 }
@@ -789,11 +925,22 @@ void training_pass<T>::backward_states(const T* dn, std::vector<T>& grad) {
 }
 
 template <class T>
-void training_pass<T>::backward_layers(const T* dx, std::vector<T>& grad, T* d_x0) {
+void training_pass<T>::backward_layers(index_t step, const T* dx, T* d_x0) {
     const index_t d = model_.shape.width;
-    backward(part::layers, dx, d, grad);
-    for (std::size_t i = 0; i < count_; ++i)
-        std::copy_n(sequences_[i].d_x0.data(), sequences_[i].rows() * d, d_x0 + sequences_[i].row * d);
+    const std::vector<index_t>& passes = of_step_[static_cast<std::size_t>(step)];
+    threads_.run(std::ssize(passes), [&](index_t piece, int thread) {
+        const auto all = steps_to(passes[static_cast<std::size_t>(piece)]);
+        sequence_pass<T>& pass = *all.back();
+        backward_sequence<T>(model_, all, nullptr, nullptr, dx + pass.row * d,
+                             scratch_[static_cast<std::size_t>(2 * thread)],
+                             scratch_[static_cast<std::size_t>(2 * thread + 1)]);
+        std::copy_n(pass.d_x0.data(), pass.rows() * d, d_x0 + pass.row * d);
+    });
+}
+
+template <class T>
+void training_pass<T>::layers_gradient(std::vector<T>& grad) {
+    weight_gradients(part::layers, nullptr, grad);
 }
 
 template <class T>

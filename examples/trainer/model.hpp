@@ -50,6 +50,7 @@ using opd::index_t;
 /// Base: Su et al., RoFormer, 2021 (arXiv 2104.09864), section 3.4. llama3: transformers 5.24, modeling_rope_utils.py.
 struct rope {
     enum class scaling : std::int32_t { none = 0, linear = 1, llama3 = 2 };
+    friend constexpr scaling last_of(scaling) { return scaling::llama3; } // for archives
     double base = 10000;
     scaling how = scaling::none;
     double factor = 1;             // linear, llama3
@@ -193,7 +194,13 @@ struct segment {
     index_t start = 0;
     index_t count = 1;
     std::span<const std::int32_t> parents = {}; // (nodes)
-    index_t rows() const { return count + static_cast<index_t>(parents.size()); }
+    /// The first so many nodes are in their columns already, and have no rows; then count is 0.
+    index_t known = 0;
+    /// Step `step` of a training-time test, from 0, of a sequence of `stride` rows a step: the row at position t >=
+    /// step is in column step * stride + t. It sees what a draft of that depth sees: of step 0 the positions up to t -
+    /// step, then of each later step, up to its own, one position. As each would in a chain, bit for bit.
+    index_t step = 0, stride = 0;
+    index_t rows() const { return count + static_cast<index_t>(parents.size()) - known; }
 };
 
 /// What one layer computes for R rows. Decoding shares one of these between the layers, training keeps one per layer.
@@ -225,6 +232,7 @@ struct layer_gradients {
     std::vector<T> x2;   // (R,D) of att Wo^T
     std::vector<T> qkv;  // (R,Q+2KV)
     std::vector<T> rest; // what this sequence adds to norm1, bqkv, q_norm, k_norm, bo and norm2, one after the other
+    std::vector<T> seen; // (R,2KV) of keys and values, from the rows of later steps of a training-time test
 };
 
 /// Scratch memory and results of one forward pass over some rows.
@@ -239,10 +247,23 @@ struct forward_state {
     std::vector<index_t> paths;     // columns of the ancestors of trees' nodes and their own, ascending, node by node
     std::vector<index_t> path_ends; // (R) where a row's end; as the row before: it sees all columns up to its own
 
-    bool apart = false; // a draft's values are not finite
+    bool apart = false;  // a draft's values are not finite
+    bool tapped = false; // keep what some layers leave:
+    std::vector<T> taps; // (R,3D) after tapped_layers(), each divided by its root mean square
 
     void resize(const model_shape& shape, index_t rows, index_t capacity, bool keep);
 };
+
+/// A low, a middle and the last layer, counted from 1, of which there are so many: a third, two thirds, all of them,
+/// rounded up.
+std::array<index_t, 3> tapped_layers(index_t layers);
+
+/// What a drafter reads of a row r, at the end of `to`: what the head reads, and if state.tapped, the taps. (D) or (4D)
+template <class T>
+void append_features(const forward_state<T>& state, index_t d, index_t r, std::vector<T>& to) {
+    to.insert(to.end(), state.n.data() + r * d, state.n.data() + (r + 1) * d);
+    if (state.tapped) to.insert(to.end(), state.taps.data() + r * 3 * d, state.taps.data() + (r + 1) * 3 * d);
+}
 
 /// Logits of all rows of all segments, in order. Writes the rows' keys and values into the cache.
 template <class T>
@@ -276,12 +297,14 @@ template <class T>
 void backward_head(const transformer<T>& model, const T* x, const T* inv, const T* d_logits, const T* d_n, index_t rows,
                    T* dn, T* dx, T* norm_f); // x, d_n, dn (R,D); inv (R)
 
-/// One sequence of a training batch: its tokens, the forward pass and the gradients of its products' outputs.
+/// One sequence of a training batch, or a step of it: its tokens, the forward pass and the gradients of its products'
+/// outputs.
 template <class T>
 struct sequence_pass {
     std::vector<std::int32_t> tokens; // (R) inputs
-    index_t row = 0;                  // its first row in the batch's logits
-    kv_cache<T> cache;
+    index_t row = 0;                  // its first row in the batch's logits, or in the step's
+    index_t start = 0;                // position of the first, which is the number of the step
+    kv_cache<T> cache;                // of all steps: the first one's
     forward_state<T> forward;
     std::vector<layer_gradients<T>> layers;
     std::vector<T> d_x0;   // (R,D) of the embedding's rows
@@ -300,11 +323,17 @@ public:
     index_t rows() const { return rows_; }
     index_t first_row(std::size_t sequence) const { return sequences_[sequence].row; }
 
-    /// Takes sequences of these lengths, whose rows are not the model's tokens: for the layers alone.
-    index_t set_lengths(std::span<const index_t> lengths);
-    /// The layers alone: what leaves the last of them, and the gradients of what entered the first, of it and of the layers' weights.
-    void forward_layers(const T* x0, T* x);                           // (N,D), (N,D)
-    void backward_layers(const T* dx, std::vector<T>& grad, T* d_x0); // (N,D), flat as the weights, (N,D)
+    /// Takes sequences of these lengths, whose rows are not the model's tokens, for the layers alone, in a
+    /// training-time test of so many steps (1: none). In step j a sequence has the rows of its positions j, j + 1, …,
+    /// which see what segment::step says.
+    void set_steps(std::span<const index_t> lengths, index_t steps);
+    index_t step_rows(index_t step) const { return step_rows_[static_cast<std::size_t>(step)]; } // N of a step
+    /// The layers alone, step by step from 0: what leaves the last of them.
+    void forward_layers(index_t step, const T* x0, T* x); // (N,D), (N,D)
+    /// Then from the last step to 0: the gradient of what entered the first; and of the layers' weights, over all
+    /// steps.
+    void backward_layers(index_t step, const T* dx, T* d_x0); // (N,D), (N,D)
+    void layers_gradient(std::vector<T>& grad);               // flat as the weights
 
     /// Logits of all rows, kept for backward.
     void forward(T* logits); // (N,V)
@@ -321,6 +350,8 @@ public:
 private:
     enum class part { all, before_head, layers }; // what a gradient is of
     void order_sequences();
+    // Those of a sequence up to this one, which is of its last step so far.
+    std::vector<sequence_pass<T>*> steps_to(index_t pass);
     void backward(part what, const T* d_out, index_t width, std::vector<T>& grad);
     void weight_gradients(part what, const T* d_logits, std::vector<T>& grad);
 
@@ -330,6 +361,9 @@ private:
     std::vector<index_t> order_;              // longest first: threads finish together
     std::size_t count_ = 0;
     index_t rows_ = 0;
+    // of a training-time test: passes by step, longest first; of each pass the one of the step before
+    std::vector<std::vector<index_t>> of_step_;
+    std::vector<index_t> before_, step_rows_;
     std::vector<std::vector<T>> scratch_; // two per thread
 };
 

@@ -186,6 +186,7 @@ void rollout_engine::forget(index_t lane) {
 void rollout_engine::forward() {
     const transformer<float>& model = *model_;
     logits_.resize(tokens_.size() * static_cast<std::size_t>(model.shape.vocabulary));
+    state_.tapped = speculation_ && speculation_->reads_layers();
     forward_rows(model, std::span<const segment>(segments_), std::span<const std::int32_t>(tokens_), cache_, state_,
                  false, logits_.data());
 }
@@ -278,16 +279,14 @@ void rollout_engine::follow() {
 void rollout_engine::tell_drafter() {
     news_.clear();
     hidden_.clear();
-    const index_t d = weights_.model->shape.width;
+    const index_t d = weights_.model->shape.width, width = state_.tapped ? 4 * d : d;
     const bool hidden = speculation_->reads_hidden();
     std::size_t walking = 0;
     index_t row = 0;
     for (std::size_t i = 0; i < segments_.size(); ++i) {
         const segment& g = segments_[i];
         lane_news n{.lane = g.slot, .first = g.start, .rows = g.count};
-        const auto keep = [&](index_t r) {
-            hidden_.insert(hidden_.end(), state_.n.data() + r * d, state_.n.data() + (r + 1) * d);
-        };
+        const auto keep = [&](index_t r) { append_features(state_, d, r, hidden_); };
         if (hidden)
             for (index_t r = 0; r < g.count; ++r) keep(row + r);
         if (walking < walking_ && walks_[walking].segment == i) {
@@ -303,7 +302,7 @@ void rollout_engine::tell_drafter() {
     }
     if (hidden) {
         const float* at = hidden_.data();
-        for (lane_news& n : news_) n.hidden = {at, static_cast<std::size_t>(n.rows * d)}, at += n.rows * d;
+        for (lane_news& n : news_) n.hidden = {at, static_cast<std::size_t>(n.rows * width)}, at += n.rows * width;
     }
     speculation_->hear(news_, weights_);
 }

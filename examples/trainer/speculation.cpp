@@ -16,12 +16,14 @@ namespace spec = opd::spec;
 
 namespace {
 
-// Chains: one child a node. More sequences, fewer tokens each; how many a node may have only says to which batches an arm belongs, for
-// draft_budget gives none that does not pay.
-spec::tuner_options arms() {
+// Chains, one child a node, and for few sequences and a drafter that can, a tree: turns in which it was asked for say
+// whether it pays, its rows and the drafter's among what they took. More sequences, fewer tokens each; how many a node
+// may have only says to which batches an arm belongs, for draft_budget gives none that does not pay.
+spec::tuner_options arms(bool branches) {
     spec::tuner_options o;
-    o.arms = {{8, 1, 8}, {5, 1, 8}, {3, 1, 8}, {7, 1, 7}, {5, 1, 7},
-              {3, 1, 7}, {5, 1, 5}, {3, 1, 5}, {2, 1, 2}, {1, 1, 2}};
+    o.arms = {{8, 1, 8}, {5, 1, 8}, {3, 1, 8}, {5, 2, 8}, {7, 1, 7}, {5, 1, 7},
+              {3, 1, 7}, {3, 2, 7}, {5, 1, 5}, {3, 1, 5}, {2, 1, 2}, {1, 1, 2}};
+    if (!branches) std::erase_if(o.arms, [](const spec::strategy& s) { return s.top_k > 1; });
     o.thresholds = {1, 5, 17, 33};
     o.window = 40, o.tries = 2; // turns
     return o;
@@ -44,7 +46,7 @@ constexpr std::size_t of_fixed = speculation_counts::choices - 2, of_none = spec
 std::int32_t speculation_options::most() const {
     if (what != kind::automatic) return on() ? fixed.verify : 0;
     std::int32_t r = 0;
-    for (const spec::strategy& s : arms().arms) r = std::max(r, s.verify);
+    for (const spec::strategy& s : arms(true).arms) r = std::max(r, s.verify);
     return r;
 }
 
@@ -63,10 +65,12 @@ drafters make_drafters(const speculation_options& o) {
 
 std::string choice_name(const speculation_options& o, std::size_t choice) {
     if (choice == of_none) return "none";
-    const auto all = arms().arms;
     // of the two among which auto chooses
-    const auto who = choice == of_fixed ? o.what : choice < all.size() ? drafting::ngram : drafting::learned;
-    const spec::strategy& s = choice == of_fixed ? o.fixed : all.at(choice % all.size());
+    const auto chains = arms(false).arms, all = arms(true).arms;
+    const auto who = choice == of_fixed ? o.what : choice < chains.size() ? drafting::ngram : drafting::learned;
+    const spec::strategy& s = choice == of_fixed       ? o.fixed
+                              : choice < chains.size() ? chains[choice]
+                                                       : all.at(choice - chains.size());
     return fmt::format("{} {}/{}/{}", draftings[static_cast<std::size_t>(who)].text, s.depth, s.top_k, s.verify);
 }
 
@@ -104,10 +108,11 @@ speculation::speculation(const speculation_options& o, drafters all, const opd::
       plans_(static_cast<std::size_t>(lanes)),
       which_({.drafters = static_cast<index_t>(all.size()), .memory = 20, .tries = 1, .again = 50}), // turns
       switch_({.on_at = o.running, .off_at = o.running + o.running / 4}), lengths_(max_response) {
-    static_assert(speculation_counts::choices >= 22); // two drafters of ten arms, and two
+    static_assert(speculation_counts::choices >= 24); // a drafter of ten arms, one of twelve, and two
     for (auto& d : all) {
         which_.exists(static_cast<index_t>(sources_.size()), true);
-        sources_.push_back({std::move(d), spec::follow_rates(), spec::beg_mab(arms()), step_fit()});
+        const bool branches = d->branches();
+        sources_.push_back({std::move(d), spec::follow_rates(), spec::beg_mab(arms(branches)), step_fit()});
     }
 }
 
@@ -125,6 +130,10 @@ void speculation::end(index_t lane, const trajectory& t, bool finished) {
 bool speculation::reads_hidden() const {
     return recorder_ ||
            std::any_of(sources_.begin(), sources_.end(), [](const source& s) { return s.drafter->reads_hidden(); });
+}
+
+bool speculation::reads_layers() const {
+    return std::any_of(sources_.begin(), sources_.end(), [](const source& s) { return s.drafter->reads_layers(); });
 }
 
 void speculation::hear(std::span<const lane_news> news, const policy& target) {
@@ -288,7 +297,8 @@ std::size_t speculation::choice() const {
     if (strategy_.none()) return of_none;
     if (options_.what != speculation_options::kind::automatic) return of_fixed;
     const auto& all = sources_[using_].tuner.options().arms;
-    return using_ * all.size() + static_cast<std::size_t>(std::find(all.begin(), all.end(), strategy_) - all.begin());
+    const std::size_t before = using_ == 0 ? 0 : sources_.front().tuner.options().arms.size();
+    return before + static_cast<std::size_t>(std::find(all.begin(), all.end(), strategy_) - all.begin());
 }
 
 void speculation::end_turn() {

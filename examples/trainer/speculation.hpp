@@ -126,6 +126,7 @@ public:
     /// After it, of each of them: which of those the target drew as well, and how many tokens the step drew for the sequence.
     void verified(index_t lane, const opd::spec::verdict& v, index_t tokens);
     bool reads_hidden() const;
+    bool reads_layers() const;
     /// Who is told of every sequence what a drafter with hidden states is.
     void record_with(std::shared_ptr<response_recorder> r) { recorder_ = std::move(r); }
     /// Another model for the drafter that learnt.

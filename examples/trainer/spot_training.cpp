@@ -19,7 +19,7 @@ void response_recorder::hear(std::span<const lane_news> news, const policy& targ
     version_ = target.version;
     for (const lane_news& n : news) {
         std::vector<float>& hidden = hidden_of(n.lane);
-        const std::size_t width = static_cast<std::size_t>(target.model->shape.width);
+        const std::size_t width = n.rows > 0 ? n.hidden.size() / static_cast<std::size_t>(n.rows) : 1;
         const std::size_t from = static_cast<std::size_t>(n.first) * width;
         if (from != 0 && from != hidden.size())
             throw std::logic_error(fmt::format("response_recorder: position {} after {} of lane {}", n.first,
@@ -60,7 +60,7 @@ recorded_response recorded(const opd::spec::draft_response& r) {
 
 spot_trainer::spot_trainer(const config& c, std::shared_ptr<const draft_model> first, std::int32_t workers,
                            const std::string& file)
-    : settings_(c), width_(first ? first->target.width : 0), newest_{std::move(first)}, buffer_(empty_buffer()),
+    : settings_(c), width_(first ? first->features() : 0), newest_{std::move(first)}, buffer_(empty_buffer()),
       workers_(static_cast<std::size_t>(workers)) {
     if (!newest_.model) throw std::invalid_argument("spot_trainer: there is no drafter");
     if (!file.empty()) file_.emplace(file);

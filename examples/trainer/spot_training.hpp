@@ -45,7 +45,7 @@ struct recorded_response {
     std::int32_t version = 0; ///< of the policy whose hidden states these are
     std::vector<token> tokens;
     std::uint64_t prompt_length = 0;
-    std::vector<float> hidden; ///< (tokens - 1, D)
+    std::vector<float> hidden; ///< (tokens - 1, D), or 4D for a drafter that reads layers
     index_t rows() const { return static_cast<index_t>(tokens.size()) - 1; }
 };
 
@@ -150,7 +150,7 @@ private:
     void write();
 
     const config& settings_;
-    const index_t width_;      // of the target
+    const index_t width_;      // of what is recorded of a position
     mutable std::mutex mutex_; // of all below, but for what a worker computes with
     drafter_version newest_;
     adamw_state optimizer_;

@@ -47,6 +47,9 @@ speculation_options speculation_of(const config& c, const model_shape* target) {
     if (o.learned) {
         if (!(o.learned->target == c.student_model))
             throw failure(exit_input, fmt::format("{}: a drafter for a student of another shape", path));
+        if (s.adapt && !o.learned->is_layer() && (c.drafter.loss == "hass" || c.drafter.loss == "eagle3"))
+            throw failure(exit_usage, fmt::format("--drafter-loss {} is of a drafter on hidden states; {} is none",
+                                                  c.drafter.loss, path));
         if (target && !(*target == c.student_model)) o.what = drafting::off, o.learned.reset();
     }
     o.running = s.running;

@@ -63,8 +63,9 @@ model_shape target_shape() {
             .ffn = 10,
             .max_length = 40};
 }
-model_shape own_shape(int layers = 1) {
-    return hidden_drafter_shape(target_shape(), {.layers = layers, .heads = 4, .kv_heads = 2, .head_dim = 2, .ffn = 8});
+model_shape own_shape(int layers = 1, bool fused = false) {
+    const model_shape own{.layers = layers, .heads = 4, .kv_heads = 2, .head_dim = 2, .ffn = 8};
+    return fused ? fused_drafter_shape(target_shape(), own) : hidden_drafter_shape(target_shape(), own);
 }
 
 template <class T>
@@ -84,13 +85,14 @@ struct seen {
     std::vector<T> logits, hidden;
     std::vector<along<T>> runs; // of hidden states
 
-    seen(const transformer<T>& target, opd::thread_team& threads, std::vector<std::vector<std::int32_t>> t)
+    seen(const transformer<T>& target, opd::thread_team& threads, std::vector<std::vector<std::int32_t>> t,
+         bool tapped = false)
         : tokens(std::move(t)) {
-        target_rows(target, threads, std::span<const std::vector<std::int32_t>>(tokens), logits, hidden);
+        target_rows(target, threads, std::span<const std::vector<std::int32_t>>(tokens), logits, hidden, tapped);
         std::size_t row = 0;
-        const auto d = static_cast<std::size_t>(target.shape.width);
+        const auto d = static_cast<std::size_t>((tapped ? 4 : 1) * target.shape.width);
         for (const auto& s : tokens) {
-            runs.push_back({0, target.shape.width, std::span<const T>(hidden).subspan(row * d, s.size() * d)});
+            runs.push_back({0, static_cast<index_t>(d), std::span<const T>(hidden).subspan(row * d, s.size() * d)});
             row += s.size();
         }
     }
@@ -221,21 +223,145 @@ TEST_CASE("the gradient of every weight of the layer equals central differences"
     }
 }
 
-TEST_CASE("the number of threads changes no bit of a drafter's training") {
-    const auto target = jittered<float>(target_shape(), 3), drafter = jittered<float>(own_shape(), 4);
-    std::vector<float> logits[2], grad[2];
-    for (const int n : {1, 3}) {
-        opd::thread_team threads(n);
-        const seen<float> s(target, threads,
-                            {random_tokens(7, 30, 1), random_tokens(7, 3, 2), random_tokens(7, 17, 3)});
-        hidden_training<float> training(drafter, target, threads);
-        auto& z = logits[n == 3];
-        z.resize(static_cast<std::size_t>(training.set_sequences(s.runs, s.tokens) * 7));
-        training.forward(z.data());
-        training.backward(coefficients<float>(static_cast<index_t>(z.size())).data(), nullptr, grad[n == 3]);
+namespace {
+
+/// A training-time test whose loss is linear in every step's logits and expectations. Sequences of 2, 3, 9 and 14
+/// tokens: two are over before the last step.
+template <class T>
+struct linear_test {
+    const transformer<T>& target;
+    const transformer<T>& drafter;
+    opd::thread_team& threads;
+    index_t steps;
+    seen<T> s;
+    std::vector<std::vector<T>> a, b, logits; // by step
+    std::vector<T> grad;
+
+    linear_test(const transformer<T>& t, const transformer<T>& d, opd::thread_team& team, index_t n)
+        : target(t), drafter(d), threads(team), steps(n),
+          s(t, team, {random_tokens(7, 2, 1), random_tokens(7, 3, 4), random_tokens(7, 9, 2), random_tokens(7, 14, 3)},
+            is_fused(d.shape)),
+          logits(static_cast<std::size_t>(n)) {
+        for (index_t j = 0; j < n; ++j) {
+            index_t rows = 0;
+            for (const auto& x : s.tokens) rows += std::max<index_t>(0, std::ssize(x) - 1 - j);
+            a.push_back(coefficients<T>(rows * 7, 20 + static_cast<std::uint64_t>(j)));
+            b.push_back(coefficients<T>(rows * 6, 40 + static_cast<std::uint64_t>(j)));
+        }
     }
-    CHECK(logits[0] == logits[1]);
-    CHECK(grad[0] == grad[1]);
+
+    /// The loss; and, if it is wanted, its gradient, in which h^ is a constant or not (through).
+    T run(bool wanted, bool through) {
+        hidden_training<T> training(drafter, target, threads);
+        training.set_sequences(s.runs, s.tokens, steps, through);
+        T loss = 0;
+        for (index_t j = 0; j < steps; ++j) {
+            auto& z = logits[static_cast<std::size_t>(j)];
+            const auto &of_z = a[static_cast<std::size_t>(j)], &of_h = b[static_cast<std::size_t>(j)];
+            REQUIRE(training.rows(j) * 7 == std::ssize(of_z));
+            z.resize(of_z.size());
+            training.forward(j, z.data());
+            for (std::size_t i = 0; i < z.size(); ++i) loss += of_z[i] * z[i];
+            for (std::size_t i = 0; i < of_h.size(); ++i) loss += of_h[i] * training.predicted(j)[i];
+        }
+        if (!wanted) return loss;
+        for (index_t j = steps - 1; j >= 0; --j)
+            training.backward(j, a[static_cast<std::size_t>(j)].data(), b[static_cast<std::size_t>(j)].data());
+        training.gradient(grad);
+        return loss;
+    }
+};
+
+} // namespace
+
+TEST_CASE("the gradient of a training-time test equals central differences") {
+    for (const bool fused : {false, true})
+        for (const int layers : {1, 2}) {
+            const auto target = jittered<double>(target_shape(), 3);
+            auto drafter = jittered<double>(own_shape(layers, fused), 4);
+            opd::thread_team threads(2);
+            linear_test<double> test(target, drafter, threads, layers == 1 ? 7 : 3);
+            test.run(true, true);
+            const std::vector<double> grad = test.grad;
+            double worst = 0, largest = 0;
+            const auto check = [&](const tensor& t, index_t apart) {
+                for (index_t i = 0; i < t.size(); i += apart) {
+                    double& w = drafter.weights[static_cast<std::size_t>(t.offset + i)];
+                    const double before = w, step = 1e-5;
+                    const auto at = [&](double x) {
+                        w = x;
+                        drafter.weights_changed();
+                        return test.run(false, true);
+                    };
+                    const double expected = (at(before + step) - at(before - step)) / (2 * step),
+                                 got = grad[static_cast<std::size_t>(t.offset + i)];
+                    at(before);
+                    largest = std::max(largest, std::abs(expected));
+                    worst = std::max(worst, std::abs(got - expected) / (1e-3 + std::abs(expected)));
+                }
+            };
+            check(drafter.layout.embedding, 5); // E, and F
+            for (const auto& l : drafter.layout.layers)
+                for (const tensor* t : {&l.norm1, &l.wqkv, &l.q_norm, &l.k_norm, &l.wo, &l.norm2, &l.wgu, &l.wdown})
+                    check(*t, t->columns == 1 ? 1 : 7);
+            CHECK(largest > 1);
+            CHECK(worst < 1e-5);
+        }
+}
+
+TEST_CASE("the number of threads changes no bit of a drafter's training") {
+    for (const bool fused : {false, true})
+        for (const index_t steps : {1, 3}) {
+            const auto target = jittered<float>(target_shape(), 3), drafter = jittered<float>(own_shape(1, fused), 4);
+            std::vector<std::vector<float>> logits[2];
+            std::vector<float> grad[2];
+            for (const int n : {1, 3}) {
+                opd::thread_team threads(n);
+                linear_test<float> test(target, drafter, threads, steps);
+                test.run(true, fused);
+                logits[n == 3] = test.logits, grad[n == 3] = test.grad;
+            }
+            CHECK(logits[0] == logits[1]);
+            CHECK(grad[0] == grad[1]);
+        }
+}
+
+TEST_CASE("what a step expects is a constant to the next one, unless the gradient goes through it") {
+    // with a last step that alone counts, what differs is what goes into the rows of the step before
+    const auto target = jittered<double>(target_shape(), 3), drafter = jittered<double>(own_shape(), 4);
+    opd::thread_team threads(1);
+    linear_test<double> test(target, drafter, threads, 2);
+    test.run(true, true);
+    const std::vector<double> whole = test.grad;
+    test.run(true, false);
+    const std::vector<double> constant = test.grad;
+    // by hand: the gradient of the second step's h, row by row, as one of what the first expects
+    hidden_training<double> training(drafter, target, threads);
+    training.set_sequences(test.s.runs, test.s.tokens, 2, true);
+    for (index_t j = 0; j < 2; ++j) training.forward(j, test.logits[static_cast<std::size_t>(j)].data());
+    training.backward(1, test.a[1].data(), test.b[1].data());
+    std::vector<double> more = test.b[0];
+    std::size_t row = 0, next = 0;
+    for (const auto& x : test.s.tokens) {
+        const std::size_t n = x.size() - 1;
+        for (std::size_t r = 0; r + 1 < n; ++r, ++next)
+            for (std::size_t i = 0; i < 6; ++i) more[(row + r) * 6 + i] += training.d_states()[next * 6 + i];
+        row += n;
+    }
+    hidden_training<double> apart(drafter, target, threads);
+    apart.set_sequences(test.s.runs, test.s.tokens, 2, false);
+    for (index_t j = 0; j < 2; ++j) apart.forward(j, test.logits[static_cast<std::size_t>(j)].data());
+    apart.backward(1, test.a[1].data(), test.b[1].data());
+    apart.backward(0, test.a[0].data(), more.data());
+    std::vector<double> sum;
+    apart.gradient(sum);
+    double worst = 0, differ = 0;
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+        worst = std::max(worst, std::abs(sum[i] - whole[i]));
+        differ = std::max(differ, std::abs(constant[i] - whole[i]));
+    }
+    CHECK(worst < 1e-12);
+    CHECK(differ > 1e-2);
 }
 
 // --- drafts ---------------------------------------------------------------------------------------------------------
@@ -250,13 +376,16 @@ draft_model fresh(drafter_kind kind, std::uint64_t seed) {
     const model_shape target = opd::test::small_shape();
     const model_shape own{.vocabulary = target.vocabulary,
                           .width = 16,
-                          .layers = kind == drafter_kind::hidden ? 1 : 2,
+                          .layers = kind == drafter_kind::model ? 2 : 1,
                           .heads = 2,
                           .kv_heads = 1,
                           .head_dim = 8,
                           .ffn = 24,
                           .max_length = target.max_length};
-    draft_model d(kind, target, kind == drafter_kind::hidden ? hidden_drafter_shape(target, own) : own);
+    draft_model d(kind, target,
+                  kind == drafter_kind::hidden   ? hidden_drafter_shape(target, own)
+                  : kind == drafter_kind::eagle3 ? fused_drafter_shape(target, own)
+                                                 : own);
     d.weights.initialise(seed);
     return d;
 }
@@ -265,13 +394,33 @@ sampling options(double temperature) { return opd::test::small_sampling({draw_pl
 
 request prompt_of(std::uint64_t sample) { return opd::test::small_prompt(sample); }
 
-/// The drafter's logits after a sequence and some drafts, all of it in one pass.
-std::vector<float> logits_after(const draft_model& d, const transformer<float>& target,
+/// A layer of the same weights that is given what stands for h.
+draft_model without_fusion(const draft_model& fused) {
+    const model_shape& s = fused.weights.shape;
+    draft_model d(drafter_kind::hidden, fused.target, hidden_drafter_shape(fused.target, s));
+    const auto copy = [&](const tensor& from, const tensor& to) {
+        std::copy_n(fused.weights.at(from), to.size(), d.weights.weights.data() + to.offset);
+    };
+    const model_layout &a = fused.weights.layout, &b = d.weights.layout;
+    copy(a.embedding, b.embedding);
+    for (std::size_t l = 0; l < a.layers.size(); ++l) {
+        const layer_tensors &x = a.layers[l], &y = b.layers[l];
+        copy(x.norm1, y.norm1), copy(x.wqkv, y.wqkv), copy(x.q_norm, y.q_norm), copy(x.k_norm, y.k_norm);
+        copy(x.wo, y.wo), copy(x.norm2, y.norm2), copy(x.wgu, y.wgu), copy(x.wdown, y.wdown);
+    }
+    d.weights.weights_changed();
+    return d;
+}
+
+/// The drafter's logits after a sequence and some drafts, all of it in one causal pass, without a training-time test.
+std::vector<float> logits_after(const draft_model& given, const transformer<float>& target,
                                 const std::vector<token>& sequence, const std::vector<token>& drafts) {
     opd::thread_team threads(1);
     std::vector<token> all = sequence;
     const index_t v = target.shape.vocabulary, w = target.shape.width;
     std::vector<float> z, hidden;
+    const bool fused = given.kind == drafter_kind::eagle3;
+    const draft_model d = fused ? without_fusion(given) : given;
     if (d.kind == drafter_kind::model) {
         all.insert(all.end(), drafts.begin(), drafts.end());
         target_rows(d.weights, threads, std::span(&all, 1), z, hidden);
@@ -279,7 +428,12 @@ std::vector<float> logits_after(const draft_model& d, const transformer<float>& 
     }
     // the target's own hidden states of all tokens but the last, then what the drafter expected, one after the other
     std::vector<token> before(all.begin(), all.end() - 1);
-    target_rows(target, threads, std::span(&before, 1), z, hidden);
+    target_rows(target, threads, std::span(&before, 1), z, hidden, fused);
+    if (fused) {
+        std::vector<float> states(before.size() * static_cast<std::size_t>(w));
+        drafter_states(given.weights, static_cast<const float*>(hidden.data()), std::ssize(before), states.data());
+        hidden = std::move(states);
+    }
     for (std::size_t i = 0;; ++i) {
         std::vector<token> tokens = all;
         tokens.resize(all.size(), 0);
@@ -302,7 +456,7 @@ std::vector<float> logits_after(const draft_model& d, const transformer<float>& 
 TEST_CASE("what is drafted is what whole passes say, along every branch") {
     const policy target = small_weights(1, 3);
     opd::spec::follow_rates rates;
-    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model})
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model, drafter_kind::eagle3})
         for (const std::int32_t children : {1, 2, 3}) {
             const auto d = std::make_shared<const draft_model>(fresh(kind, 9));
             learned_drafter drafter(d, 0);
@@ -321,12 +475,13 @@ TEST_CASE("what is drafted is what whole passes say, along every branch") {
                 const auto& all = sequences[static_cast<std::size_t>(lane)].tokens;
                 std::vector<token> before(all.begin(), all.begin() + first + rows);
                 std::vector<float> z, hidden;
-                target_rows(*target.model, threads, std::span(&before, 1), z, hidden);
-                const lane_news n{lane,
-                                  first,
-                                  rows,
-                                  {},
-                                  std::span<const float>(hidden).subspan(static_cast<std::size_t>(first * 24))};
+                target_rows(*target.model, threads, std::span(&before, 1), z, hidden, drafter.reads_layers());
+                const lane_news n{
+                    lane,
+                    first,
+                    rows,
+                    {},
+                    std::span<const float>(hidden).subspan(static_cast<std::size_t>(first * d->features()))};
                 drafter.hear(std::span(&n, 1), target);
             };
             std::vector<opd::spec::draft_builder> trees(2);
@@ -392,9 +547,45 @@ TEST_CASE("what is drafted is what whole passes say, along every branch") {
         }
 }
 
+TEST_CASE("a step of the training-time test has the bits of drafting at that depth, from every position") {
+    const policy target = small_weights(1, 3);
+    opd::thread_team threads(2);
+    constexpr index_t steps = 7;
+    const std::vector<std::vector<token>> texts = {random_tokens(15, 13, 1), random_tokens(15, 4, 2)};
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::eagle3}) {
+        const draft_model d = fresh(kind, 9);
+        const index_t width = d.features();
+        std::vector<float> z, hidden;
+        target_rows(*target.model, threads, std::span(texts), z, hidden, width > 24);
+        std::vector<along<float>> runs;
+        std::size_t at = 0;
+        for (const auto& t : texts) {
+            const std::size_t size = t.size() * static_cast<std::size_t>(width);
+            runs.push_back({0, width, std::span<const float>(hidden).subspan(at, size)});
+            at += size;
+        }
+        hidden_training<float> training(d.weights, *target.model, threads);
+        training.set_sequences(runs, texts, steps);
+        int compared = 0;
+        for (index_t step = 0; step < steps; ++step) {
+            z.resize(static_cast<std::size_t>(training.rows(step) * 15));
+            training.forward(step, z.data());
+            auto row = z.begin();
+            for (const auto& t : texts)
+                for (index_t p = step; p + 1 < std::ssize(t); ++p, row += 15, ++compared) {
+                    const auto anchor = t.begin() + (p - step) + 2; // a sequence that ends here, then drafts
+                    CHECK(std::vector<float>(row, row + 15) ==
+                          logits_after(d, *target.model, {t.begin(), anchor}, {anchor, anchor + step}));
+                }
+            CHECK(row == z.end());
+        }
+        CHECK(compared == 12 + 11 + 10 + 9 + 8 + 7 + 6 + 3 + 2 + 1);
+    }
+}
+
 TEST_CASE("drafts of any weights change no bit of what rollout draws and records") {
     const policy first = small_weights(1, 7), second = small_weights(2, 8);
-    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model})
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model, drafter_kind::eagle3})
         for (const double temperature : {0.0, 0.7, 1.0}) {
             const auto d = std::make_shared<const draft_model>(fresh(kind, 11));
             std::vector<request> prompts;
@@ -530,7 +721,7 @@ recorded_response response_of(std::uint64_t sample, std::int32_t version, int to
 TEST_CASE("what is recorded of a response is what the target's head reads of it, bit for bit") {
     const std::vector<policy> targets = {small_weights(1, 7), small_weights(2, 8)};
     opd::thread_team one(1);
-    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model})
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model, drafter_kind::eagle3})
         for (const int memory : {0, 96}) {
             std::map<std::uint64_t, trajectory> got;
             const auto all = recorded(kind, targets, memory, &got);
@@ -544,7 +735,7 @@ TEST_CASE("what is recorded of a response is what the target's head reads of it,
                 const std::vector<token> inputs(r.tokens.begin(), r.tokens.end() - 1);
                 std::vector<float> logits, hidden;
                 target_rows(*targets[static_cast<std::size_t>(r.version - 7)].model, one, std::span(&inputs, 1), logits,
-                            hidden);
+                            hidden, kind == drafter_kind::eagle3);
                 CHECK(hidden == r.hidden);
             }
             CHECK(of[0] > 2);
@@ -570,7 +761,7 @@ TEST_CASE("what is recorded of a response is what the target's head reads of it,
 }
 
 TEST_CASE("whatever drafter an engine is given between two steps, it draws and records the same") {
-    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model}) {
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model, drafter_kind::eagle3}) {
         std::map<std::uint64_t, trajectory> plain, adapted;
         recorded(kind, {small_weights(1, 7)}, 0, &plain);
         recorded(kind, {small_weights(1, 7)}, 0, &adapted, true);
@@ -724,13 +915,15 @@ struct small_lesson {
 TEST_CASE("the gradient of each loss of a drafter is its slope") {
     const small_lesson lesson;
     opd::eigen_backend backend{.threads = 1};
-    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model})
-        for (const std::string loss : {"lk", "eagle", "osd"})
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model, drafter_kind::eagle3})
+        for (const std::string loss : {"lk", "eagle", "osd", "hass", "eagle3"})
             for (const double temperature : {1.0, 0.7}) {
+                if (kind == drafter_kind::model && (loss == "hass" || loss == "eagle3")) continue;
                 CAPTURE(loss);
                 CAPTURE(temperature);
                 config c;
                 c.run.seed = 5, c.drafter.loss = loss, c.drafter.ce = 0.7, c.drafter.weights = "none";
+                if (loss == "hass") c.drafter.test_steps = 1, c.drafter.top_k = 4; // h^ is a constant to later steps
                 c.distill.temperature = temperature;
                 draft_model d = fresh(kind, 4);
                 drafter_trainer train(c, *lesson.target.model, d, backend);
@@ -754,54 +947,63 @@ TEST_CASE("the gradient of each loss of a drafter is its slope") {
             }
 }
 
-TEST_CASE("three passes on its own expectations are three passes of which each is given them") {
+TEST_CASE("HASS is the mean of three steps' cross-entropy, of rows whose draft had begun") {
     const small_lesson lesson;
     opd::eigen_backend backend{.threads = 1};
     config c;
-    c.drafter.hidden = 0, c.drafter.ce = 1; // cross-entropy, which asks nothing of the target's states
+    c.drafter.loss = "hass", c.drafter.hidden = 0, c.drafter.ce = 1, c.drafter.top_k = 0;
     draft_model d = fresh(drafter_kind::hidden, 4);
+    std::vector<drafter_text> texts = lesson.texts;
+    texts[0].prompt_length = 1,
+    texts[0].tokens = texts[0].tokens.first(6); // rows at its beginning count, but in no later step
+    texts[1].prompt_length = 2, texts[1].tokens = texts[1].tokens.first(3); // over after the first
     std::vector<std::vector<token>> inputs;
-    for (const drafter_text& t : lesson.texts) inputs.emplace_back(t.tokens.begin(), t.tokens.end() - 1);
+    for (const drafter_text& t : texts) inputs.emplace_back(t.tokens.begin(), t.tokens.end() - 1);
     std::vector<float> logits, hidden;
     target_rows(*lesson.target.model, backend.team(), std::span<const std::vector<token>>(inputs), logits, hidden);
-    const index_t width = lesson.target.model->shape.width;
-    double loss = 0;
-    std::vector<float> sum, part;
-    for (int pass = 0; pass < 3; ++pass) {
-        std::vector<drafter_text> texts = lesson.texts;
-        std::vector<along<float>> runs;
-        std::size_t at = 0;
-        for (std::size_t q = 0; q < texts.size(); ++q) {
-            texts[q].hidden = std::span(hidden).subspan(at, inputs[q].size() * static_cast<std::size_t>(width));
-            runs.push_back({0, width, texts[q].hidden});
-            at += texts[q].hidden.size();
-        }
-        c.drafter.loss = "eagle";
-        drafter_trainer train(c, *lesson.target.model, d, backend);
-        loss += train.gradient(texts, 0, part).loss / 3;
-        sum.resize(part.size());
-        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part[i] / 3;
-        hidden_training<float> layer(d.weights, *lesson.target.model, backend.team());
-        const index_t rows = layer.set_sequences(runs, inputs);
-        std::vector<float> z(static_cast<std::size_t>(rows * 15)), next = hidden;
-        layer.forward(z.data());
-        at = 0;
-        for (std::size_t q = 0; q < inputs.size(); ++q) {
-            const auto n = static_cast<index_t>(inputs[q].size());
-            std::copy_n(layer.predicted() + layer.first_row(q) * width, (n - 1) * width,
-                        next.begin() + static_cast<std::ptrdiff_t>(at) + width);
-            at += static_cast<std::size_t>(n * width);
-        }
-        hidden = std::move(next);
+    std::vector<along<float>> runs;
+    std::size_t at = 0;
+    for (const auto& t : inputs) {
+        runs.push_back({0, 24, std::span<const float>(hidden).subspan(at, t.size() * 24)});
+        at += t.size() * 24;
     }
-    c.drafter.loss = "hass";
+    hidden_training<float> layer(d.weights, *lesson.target.model, backend.team());
+    layer.set_sequences(runs, inputs, 3);
+    double loss = 0;
+    std::vector<std::vector<float>> steps;
+    for (index_t step = 0; step < 3; ++step) {
+        std::vector<float>& z = steps.emplace_back(static_cast<std::size_t>(layer.rows(step) * 15));
+        layer.forward(step, z.data());
+        int count = 0;
+        double sum = 0;
+        float* row = z.data();
+        for (const drafter_text& t : texts)
+            for (std::size_t p = static_cast<std::size_t>(step); p + 2 < t.tokens.size(); ++p, row += 15) {
+                if (p + 2 < t.prompt_length) {
+                    std::fill_n(row, 15, 0.0f);
+                    continue;
+                }
+                double all = 0;
+                for (int i = 0; i < 15; ++i) all += std::exp(double(row[i]));
+                sum += std::log(all) - double(row[t.tokens[p + 2]]);
+                for (int i = 0; i < 15; ++i)
+                    row[i] = static_cast<float>(std::exp(double(row[i])) / all - (i == t.tokens[p + 2]));
+                ++count;
+            }
+        REQUIRE(row == z.data() + z.size());
+        for (float& x : z) x /= 3 * static_cast<float>(count);
+        loss += sum / (3 * count);
+    }
+    std::vector<float> want, got;
+    for (index_t step = 2; step >= 0; --step)
+        layer.backward(step, steps[static_cast<std::size_t>(step)].data(), nullptr);
+    layer.gradient(want);
     drafter_trainer train(c, *lesson.target.model, d, backend);
-    std::vector<float> g;
-    CHECK(train.gradient(lesson.texts, 0, g).loss == doctest::Approx(loss).epsilon(1e-6));
+    CHECK(train.gradient(texts, 0, got).loss == doctest::Approx(loss).epsilon(1e-6));
     double apart = 0, largest = 0;
-    for (std::size_t i = 0; i < g.size(); ++i) {
-        apart = std::max(apart, std::abs(double(g[i]) - sum[i]));
-        largest = std::max(largest, std::abs(double(g[i])));
+    for (std::size_t i = 0; i < got.size(); ++i) {
+        apart = std::max(apart, std::abs(double(got[i]) - want[i]));
+        largest = std::max(largest, std::abs(double(want[i])));
     }
     CHECK(largest > 1e-3);
     CHECK(apart < 1e-5 * largest);
@@ -1009,8 +1211,8 @@ TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same b
             CHECK(read_file(chosen + "/checkpoints/latest.ckpt") == read_file(plain + "/checkpoints/latest.ckpt"));
         }
 
-    // other losses teach it as well
-    for (const std::string loss : {"eagle", "hass", "osd"}) {
+    // other losses teach it as well, and so they do one that reads three layers
+    for (const std::string loss : {"eagle", "hass", "osd", "eagle3"}) {
         flags learn = {"opd-train",
                        "--run-dir",
                        run,
@@ -1024,12 +1226,35 @@ TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same b
                        "--drafter-held-out=6",
                        "--drafter-depth=4",
                        "--drafter-rate=5e-3"};
-        if (loss != "osd") learn.push_back("--drafter-ce=1");
+        if (loss == "eagle" || loss == "hass") learn.push_back("--drafter-ce=1");
+        if (loss == "eagle3") learn.push_back("--drafter=eagle3");
         REQUIRE(exit_of(learn) == exit_ok);
         std::vector<nlohmann::json> log;
         std::istringstream lines(read_file(run + "/drafter.jsonl"));
         for (std::string line; std::getline(lines, line);) log.push_back(nlohmann::json::parse(line));
         CHECK(log[29]["acceptance"].get<double>() > log[0]["acceptance"].get<double>() + 0.05);
+    }
+    {
+        const draft_model fused = load_drafter(made);
+        CHECK(fused.kind == drafter_kind::eagle3);
+        CHECK(drafter_bytes(fused) == read_file(made));
+        REQUIRE(exit_of(tiny(dir / "fused", {"--start-from", start, "--speculate=learned", "--draft-from", made})) ==
+                exit_ok);
+        CHECK(read_file(dir / "fused/checkpoints/latest.ckpt") == read_file(plain + "/checkpoints/latest.ckpt"));
+        // a drafter without hidden states cannot learn by what goes on from them
+        const draft_model own(drafter_kind::model, fused.target,
+                              {.vocabulary = fused.target.vocabulary,
+                               .width = 8,
+                               .layers = 1,
+                               .heads = 2,
+                               .kv_heads = 1,
+                               .head_dim = 4,
+                               .ffn = 8,
+                               .max_length = fused.target.max_length});
+        save_drafter(dir / "own.ckpt", own);
+        CHECK(exit_of(tiny(dir / "refused", {"--start-from", start, "--speculate=learned", "--draft-from",
+                                             dir / "own.ckpt", "--adapt-drafter", "--drafter-loss=hass"})) ==
+              exit_usage);
     }
     // one that learns on threads: what it has learnt is in its own file, from which a resumed run goes on, and others begin
     const std::string learning = dir / "learning";
@@ -1091,7 +1316,7 @@ TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same b
 
 TEST_CASE("settings of drafters are strict, and a preset is a beginning that flags change") {
     const auto with = [](const std::vector<std::string>& more) { return usage_failure(more); };
-    CHECK(with({"--drafter=tree"}).find("hidden or model") != std::string::npos);
+    CHECK(with({"--drafter=tree"}).find("hidden, eagle3 or model") != std::string::npos);
     CHECK(with({"--drafter-width=64"}) == "--drafter-width is not used by --drafter hidden");
     CHECK(with({"--drafter=model", "--drafter-width=64"}) == "none");
     CHECK(with({"--drafter=model", "--drafter-hidden=1"}) == "--drafter-hidden is not used by --drafter model");
@@ -1128,7 +1353,17 @@ TEST_CASE("settings of drafters are strict, and a preset is a beginning that fla
           "--cost-adapt must be positive");
     CHECK(with({"--drafter-loss=osd", "--drafter-kl=1"}) == "--drafter-kl is not used by --drafter-loss osd");
     CHECK(with({"--drafter-ce=1"}) == "--drafter-ce is not used by --drafter-loss lk");
-    CHECK(with({"--drafter-loss=gkd"}) == "--drafter-loss must be lk, eagle, hass or osd, not 'gkd'");
+    CHECK(with({"--drafter-loss=gkd"}) == "--drafter-loss must be lk, eagle, hass, eagle3 or osd, not 'gkd'");
+    CHECK(with({"--drafter-loss=eagle3", "--drafter-hidden=1"}) ==
+          "--drafter-hidden is not used by --drafter-loss eagle3");
+    CHECK(with({"--drafter=eagle3", "--drafter-hidden=1"}) == "--drafter-hidden is not used by --drafter eagle3");
+    CHECK(with({"--drafter-test-steps=2"}) == "--drafter-test-steps is not used by --drafter-loss lk");
+    CHECK(with({"--drafter-loss=eagle3", "--drafter-test-steps=65"}).find("[0, 64], not 65") != std::string::npos);
+    CHECK(with({"--drafter-loss=eagle3", "--drafter-top-k=2"}) ==
+          "--drafter-top-k is not used by --drafter-loss eagle3");
+    CHECK(with({"--drafter-loss=hass", "--drafter-top-k=-1"}).find("--drafter-top-k") != std::string::npos);
+    CHECK(with({"--drafter-loss=eagle3", "--drafter=model"}).find("hidden states, not --drafter model") !=
+          std::string::npos);
     CHECK(with({"--drafter-loss=hass", "--drafter=model"}).find("hidden states, not --drafter model") !=
           std::string::npos);
     CHECK(with({"--speculate=auto", "--adapt-drafter", "--adapt-checkpoint-every=0"}).find("checkpoint-every") !=

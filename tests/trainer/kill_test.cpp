@@ -186,6 +186,7 @@ TEST_CASE("kills at random moments lose and double no sequence, and change no by
     for (std::size_t i : {16, 17})
         also(i, {"--adapt-drafter", "--adapt-rows=60", "--adapt-slices=3", "--drafter-heads=2", "--drafter-kv-heads=1",
                  "--drafter-head-dim=4", "--drafter-ffn=8"});
+    also(16, {"--drafter-loss=hass"}), also(17, {"--drafter=eagle3", "--drafter-loss=eagle3"});
     // workers that die, dawdle and fall silent, in a process that is killed
     for (std::size_t i : {13, 14, 15})
         also(i, {"--inject=kill=0.01,delay=0.01,drop=0.005", "--inject-seconds=0.004", "--attempts=1000",
