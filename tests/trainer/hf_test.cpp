@@ -789,8 +789,6 @@ TEST_CASE("a student learns from a teacher of another family, in a directory tha
     });
     refuses("qwen2/tokenizer.json; give ids", exit_input,
             [&](auto&) { put(s.prompts, lines + "{\"text\": \"Hi\"}\n"); });
-    refuses("has no chat_template: give prompts as ids", exit_input,
-            [&](auto&) { put(s.prompts, lines + "{\"messages\": []}\n"); });
     refuses("has no prompts", exit_input, [&](auto&) { put(s.prompts, ""); });
     refuses("cannot open", exit_input, [](auto& o) { o.prompts = "/nowhere"; });
     CHECK(hf::end_tokens(model_directory(golden("llama")).source()) == std::vector<token>{2});
@@ -848,6 +846,11 @@ TEST_CASE("prompts of text are encoded by the student's own tokenizer, and answe
     CHECK(same_bits(weights_of(dir / "text"), weights_of(dir / "ids")));
     CHECK(of_text.sample_before == of_ids.sample_before);
     CHECK(text_of(dir / "text/tokenizer.json") == text_of(dir / "student/tokenizer.json"));
+
+    put(dir / "student/tokenizer_config.json", "{}");
+    says(refused([&] { run("refused", text); }, exit_input),
+         "line 5: messages: " + (dir / "student/tokenizer_config.json") +
+             ": has no chat_template: give prompts as ids");
 
     // without the files the same answers come as ids, of which the text was
     for (const char* name : {"student", "teacher"}) fs::remove(fs::path(dir / name) / "tokenizer.json");

@@ -62,7 +62,7 @@ struct distil_settings {
 struct distil_report {
     double kl_before = 0, kl_after = 0;      ///< held out, nats a token
     std::int64_t tokens = 0;                 ///< answered in training
-    std::string sample_before, sample_after; ///< the answer to the first held-out prompt: text, or ids as [5, 6]
+    std::string sample_before, sample_after; ///< the answer to the first held-out prompt: text, or ids as [5,6]
 };
 distil_report distil(const distil_settings& s);
 
