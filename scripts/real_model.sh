@@ -43,8 +43,8 @@ convert=("$venv/bin/python" "$opd_root/examples/convert/from_glassllm.py")
     opd_die "the converted tokenizer encodes otherwise than glassllm's"
 said=$directory/said
 "$distil" --student "$directory/student" --teacher "$directory/teacher" --prompts "$directory/text.jsonl" \
-    --out "$directory/distilled" --log "$directory/steps.jsonl" --steps 300 --batch 32 --max-response 48 --held-out 64 \
-    --rate 1e-3 --warmup 10 --slots 64 --say-every 50 "$@" | tee "$said"
+    --out "$directory/distilled" --log "$directory/steps.jsonl" --steps 500 --batch 32 --max-response 48 --held-out 64 \
+    --rate 2e-3 --warmup 20 --slots 64 --say-every 50 "$@" | tee "$said"
 awk -v seconds=$((SECONDS - begin)) '
     /^KL\(student, teacher\) on held-out prompts/ { before = $6; after = $11 }
     END {
