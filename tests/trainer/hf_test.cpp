@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// optimise: no
 //
 // Model directories of transformers: what it computes with three of them in float64 (scripts/make_hf_golden.py), read
 // and written, and whatever else may be in such a directory, refused by name. scripts/test_hf.sh runs the first two
