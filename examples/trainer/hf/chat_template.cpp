@@ -44,17 +44,22 @@ chat_template llama3(std::string_view bos) {
             .trims = true};
 }
 
-std::string replaced(std::string text, std::string_view what, std::string_view by) {
-    for (std::size_t at = 0; (at = text.find(what, at)) != text.npos; at += by.size())
-        text.replace(at, what.size(), by);
-    return text;
+std::string replaced(std::string_view text, std::string_view what, std::string_view by) {
+    std::string r;
+    for (std::size_t at = 0;;) {
+        const std::size_t next = text.find(what, at);
+        r.append(text.substr(at, next - at)); // to the end where there is none
+        if (next == std::string_view::npos) return r;
+        r.append(by);
+        at = next + what.size();
+    }
 }
 
 // A Jinja program, as its markers are looked for.
 class program {
 public:
     program(std::string_view jinja, const std::string& name)
-        : text_(replaced(std::string(jinja), "\\n", "\n")), name_(name) {
+        : text_(replaced(jinja, "\\n", "\n")), name_(name) {
         for (const char c : text_)
             if (c != ' ') dense_ += c == '"' ? '\'' : c;
     }
