@@ -58,8 +58,7 @@ std::string replaced(std::string_view text, std::string_view what, std::string_v
 // A Jinja program, as its markers are looked for.
 class program {
 public:
-    program(std::string_view jinja, const std::string& name)
-        : text_(replaced(jinja, "\\n", "\n")), name_(name) {
+    program(std::string_view jinja, const std::string& name) : text_(replaced(jinja, "\\n", "\n")), name_(name) {
         for (const char c : text_)
             if (c != ' ') dense_ += c == '"' ? '\'' : c;
     }
