@@ -267,7 +267,7 @@ private:
             if (h.number < p.begun || h.stage != p.stage || h.worker != p.number) return;
             if (!p.alive) return send(name, with(h, remote_kind::gone));
             p.heard = now_;
-            return answer(p);
+            return notify(p, remote_kind::welcome);
         }
         peer* before = session(h.stage, h.worker);
         if (before && before->name != name) {
@@ -296,20 +296,17 @@ private:
         p.link = remote_link(options_);
         all[at] = &p;
         ++counts_.sessions;
-        answer(p);
+        notify(p, remote_kind::welcome);
         if (p.stage == stage::learner) tell_kept(p);
     }
     remote_head with(const remote_head& h, remote_kind what) const {
         return {
             .what = what, .stage = h.stage, .worker = h.worker, .life = h.life, .epoch = epoch_, .number = h.number};
     }
-    void answer(const peer& p) {
-        send(p.name, {.what = remote_kind::welcome,
-                      .stage = p.stage,
-                      .worker = p.number,
-                      .life = p.life,
-                      .epoch = epoch_,
-                      .number = p.begun});
+    /// What its session has become: welcome, or gone.
+    void notify(const peer& p, remote_kind what) {
+        send(p.name,
+             {.what = what, .stage = p.stage, .worker = p.number, .life = p.life, .epoch = epoch_, .number = p.begun});
     }
     // For one peer more; whoever ended first is forgotten for it.
     bool room() {
@@ -330,12 +327,7 @@ private:
         sessions_[static_cast<std::size_t>(p.stage)][static_cast<std::size_t>(p.number)] = nullptr;
         if (told) downs_.push_back(event::down(p.stage, p.number).of_life(p.life));
         emptied_.push_back(&p);
-        send(p.name, {.what = remote_kind::gone,
-                      .stage = p.stage,
-                      .worker = p.number,
-                      .life = p.life,
-                      .epoch = epoch_,
-                      .number = p.begun});
+        notify(p, remote_kind::gone);
     }
     void settle() {
         while (!downs_.empty()) {
