@@ -138,6 +138,9 @@ void model_config(choices& c) {
     trainer::hf::model_config read;
     try {
         read = trainer::hf::config_of(text, "config.json");
+    } catch (const trainer::failure& e) { // no JSON
+        return need(e.code == trainer::exit_input && std::string(e.what()).find("config.json") != std::string::npos,
+                    "a refusal does not name its file");
     } catch (const opd::invalid_input& e) {
         return need(std::string(e.what()).find("config.json") != std::string::npos, "a refusal does not name its file");
     }

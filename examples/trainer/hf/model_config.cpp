@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "hf/strict_json.hpp"
 #include "opd/data/json.hpp"
 
 namespace trainer::hf {
@@ -193,7 +194,7 @@ const char* name_of(family f) {
 
 model_config config_of(std::string_view text, const std::string& file) {
     model_config r;
-    r.all = data::parse_json(text, file);
+    r.all = strict_json(text, file);
     if (!r.all.is_object()) data::refuse(file, "is no object");
     const keys_of in{r.all, file};
 

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "config.hpp"
+#include "hf/strict_json.hpp"
 #include "opd/data/json.hpp"
 #include "opd/element.hpp"
 
@@ -188,7 +189,7 @@ void model_directory::open_files() {
     const std::string index = source_.path + "/" + index_file;
     if (data::size_of_file(index) < 0)
         data::refuse(source_.path, fmt::format("has neither {} nor {}", one_file, index_file));
-    const json j = data::parse_json(text_of_file(index, largest_json), index);
+    const json j = strict_json(text_of_file(index, largest_json), index);
     const json& map = data::member(j, "weight_map", index);
     if (!map.is_object()) data::refuse(index, "has no object as 'weight_map'");
     std::map<std::string, std::set<std::string>> names; // of each file
