@@ -111,6 +111,27 @@ opd_build() {
     cmake --build "$folder" -j "$(opd_jobs)" "$@"
 }
 
+# opd_venv <folder> "<modules>" <pip's arguments...>: a virtual environment whose Python imports these modules; pip installs
+# what they need where it does not yet. Prints SKIPPED, with the reason, and returns 1 where that cannot be had.
+opd_venv() {
+    local folder=$1 imports="import ${2// /, }" cpu=()
+    shift 2
+    "$folder/bin/python" -c "$imports" 2>/dev/null && return 0
+    if ! "${PYTHON:-python3}" -m venv "$folder" >/dev/null 2>&1; then
+        echo "SKIPPED: ${PYTHON:-python3} makes no virtual environment here (Debian: python3-venv)"
+        return 1
+    fi
+    opd_say "installing $* into $folder"
+    case " $* " in *' torch '*) cpu=(--extra-index-url https://download.pytorch.org/whl/cpu) ;; esac # without CUDA's libraries
+    local pip=(timeout 900 "$folder/bin/pip" install -q --retries 1 --timeout 30 "$@")
+    if { "${pip[@]}" "${cpu[@]}" || "${pip[@]}"; } >"$folder/pip.log" 2>&1 &&
+        "$folder/bin/python" -c "$imports" 2>>"$folder/pip.log"; then
+        return 0
+    fi
+    echo "SKIPPED: $* cannot be had from PyPI, $folder/pip.log says why"
+    return 1
+}
+
 # opd_programs <build folder> <ctest arguments...>: the files, among those that the build makes, that the commands of
 # these tests name; one a line.
 opd_programs() {

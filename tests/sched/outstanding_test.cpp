@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: whole-sanitize
 //
 // Automatic M: within its bounds whatever it sees; the two lemmas of docs/sched/outstanding.md; that it follows a load down and up;
 // in snapshots; what is refused.
