@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: whole-sanitize, whole-compiler
 //
 // How far a policy has moved from the one that drew an offline data set: every figure against sums over all sequences
 // (V ≤ 4, at most 4 tokens, with and without an end token), standard errors against the exact variance over all pairs,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: whole-sanitize
 //
 // Automatic M: within its bounds whatever it sees; lemmas 1 and 2 of opd/sched/outstanding.hpp; that it follows a load
 // down and up; in snapshots; what is refused.

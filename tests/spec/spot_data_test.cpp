@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: whole-compiler
 // optimise: no
 //
 // What spot training reads and what speculation captures: the buffer of responses against a list of all that ever came,
