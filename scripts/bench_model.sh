@@ -15,7 +15,7 @@ program=${OPD_COMPARE_MODEL-$opd_root/build/demo/examples/trainer/opd-compare-mo
 if [ -z "${OPD_COMPARE_MODEL-}" ]; then opd_demo_program opd-compare-model; fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-export HF_HUB_OFFLINE=1 HF_HUB_DISABLE_PROGRESS_BARS=1 TRANSFORMERS_VERBOSITY=error
+export HF_HUB_OFFLINE=1 HF_HUB_DISABLE_PROGRESS_BARS=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
 threads=${OPD_THREADS:-$(nproc)}
 peer=("$venv/bin/python" "$opd_root/bench/peer_torch_model.py" "$folder")
 "${peer[@]}" --make "${OPD_SHAPE:-768,12,32000}"
