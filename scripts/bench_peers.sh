@@ -24,9 +24,7 @@ done
 python=${PYTHON-}
 if [ -z "$python" ]; then
     python=$opd_root/build/peers/bin/python
-    if [ ! -x "$python" ]; then
-        python3 -m venv build/peers && build/peers/bin/pip install --quiet torch numpy
-    fi
+    opd_venv "$opd_root/build/peers" 'torch numpy' torch numpy || exit 0
 fi
 [ $what = hidden ] || [ ${#amx[@]} = 0 ] || opd_die "--amx is of heads: not with --dense"
 opd_setup bench

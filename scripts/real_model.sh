@@ -17,17 +17,7 @@ if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
     shift
 fi
 venv=${OPD_GLASS_VENV:-$opd_root/build/venv-glass}
-if ! "$venv/bin/python" -c 'import glassllm' 2>/dev/null; then
-    if ! "${PYTHON:-python3}" -m venv "$venv" >/dev/null 2>&1; then
-        echo "SKIPPED real_model: python3 makes no virtual environment here (Debian: python3-venv)"
-        exit 0
-    fi
-    opd_say "installing glassllm into $venv"
-    if ! timeout 300 "$venv/bin/pip" install -q glassllm==0.1.0 >"$venv/pip.log" 2>&1; then
-        echo "SKIPPED real_model: glassllm cannot be had from PyPI, $venv/pip.log says why"
-        exit 0
-    fi
-fi
+opd_venv "$venv" glassllm glassllm==0.1.0 || exit 0
 programs=$opd_root/build/demo/examples/trainer
 distil=${OPD_DISTIL-$programs/opd-distil} tokenize=${OPD_TOKENIZE-$programs/opd-tokenize}
 if [ -z "${OPD_DISTIL-}" ] || [ -z "${OPD_TOKENIZE-}" ]; then opd_demo_program opd-distil opd-tokenize; fi

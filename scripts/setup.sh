@@ -96,11 +96,12 @@ opd_configure() {
     cmake -S "$opd_root" -B "$folder" -G Ninja "${launcher[@]}" "$@"
 }
 
-# opd_demo_program <targets>: sets up, and builds programs of the examples for this machine, in build/demo
+# opd_demo_program <targets>: sets up, and builds programs of the examples for this machine, in build/demo; a warning of a
+# compiler that we have not seen stops nobody
 opd_demo_program() {
     opd_setup demo
     opd_configure demo -DCMAKE_BUILD_TYPE=Release -DOPD_NATIVE=ON -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF \
-        -DOPD_BUILD_BENCHMARKS=OFF
+        -DOPD_BUILD_BENCHMARKS=OFF -DOPD_WERROR=OFF
     opd_build demo --target "$@"
 }
 
@@ -109,6 +110,27 @@ opd_build() {
     local folder=$opd_root/build/$1
     shift
     cmake --build "$folder" -j "$(opd_jobs)" "$@"
+}
+
+# opd_venv <folder> "<modules>" <pip's arguments...>: a virtual environment whose Python imports these modules; pip installs
+# what they need where it does not yet. Prints SKIPPED, with the reason, and returns 1 where that cannot be had.
+opd_venv() {
+    local folder=$1 imports="import ${2// /, }" cpu=()
+    shift 2
+    "$folder/bin/python" -c "$imports" 2>/dev/null && return 0
+    if ! "${PYTHON:-python3}" -m venv "$folder" >/dev/null 2>&1; then
+        echo "SKIPPED: ${PYTHON:-python3} makes no virtual environment here (Debian: python3-venv)"
+        return 1
+    fi
+    opd_say "installing $* into $folder"
+    case " $* " in *' torch '*) cpu=(--extra-index-url https://download.pytorch.org/whl/cpu) ;; esac # without CUDA's libraries
+    local pip=(timeout 900 "$folder/bin/pip" install -q --retries 1 --timeout 30 "$@")
+    if { "${pip[@]}" "${cpu[@]}" || "${pip[@]}"; } >"$folder/pip.log" 2>&1 &&
+        "$folder/bin/python" -c "$imports" 2>>"$folder/pip.log"; then
+        return 0
+    fi
+    echo "SKIPPED: $* cannot be had from PyPI, $folder/pip.log says why"
+    return 1
 }
 
 # opd_programs <build folder> <ctest arguments...>: the files, among those that the build makes, that the commands of

@@ -13,19 +13,7 @@ set -euo pipefail
 program=${1:-$opd_root/build/test/tests/test_trainer_hf}
 [ -x "$program" ] || opd_die "there is no $program; scripts/test.sh -R trainer.hf builds it"
 venv=${OPD_HF_VENV:-$opd_root/build/venv-hf}
-if ! "$venv/bin/python" -c 'import torch, transformers' 2>/dev/null; then
-    if ! "${PYTHON:-python3}" -m venv "$venv" >/dev/null 2>&1; then
-        echo "SKIPPED test_hf: python3 makes no virtual environment here (Debian: python3-venv)"
-        exit 0
-    fi
-    opd_say "installing torch and transformers into $venv"
-    if ! timeout 900 "$venv/bin/pip" install -q torch transformers \
-        --extra-index-url https://download.pytorch.org/whl/cpu >"$venv/pip.log" 2>&1 &&
-        ! timeout 900 "$venv/bin/pip" install -q torch transformers >"$venv/pip.log" 2>&1; then
-        echo "SKIPPED test_hf: torch and transformers cannot be had from PyPI, $venv/pip.log says why"
-        exit 0
-    fi
-fi
+opd_venv "$venv" 'torch transformers' torch transformers || exit 0
 golden=("$venv/bin/python" "$opd_root/scripts/make_hf_golden.py")
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -15,14 +15,7 @@ folder=$opd_root/build/text
 venv=${OPD_TEXT_VENV:-$opd_root/build/venv-text}
 tokenize=${OPD_TOKENIZE-$opd_root/build/demo/examples/trainer/opd-tokenize}
 mkdir -p "$folder"
-if [ ! -x "$venv/bin/python" ] && ! python3 -m venv "$venv" >"$folder/pip.log" 2>&1; then
-    echo "SKIPPED: python3 makes no virtual environment here (Debian: python3-venv)"
-    exit 0
-fi
-if ! "$venv/bin/pip" install -q --only-binary :all: tokenizers jinja2 >"$folder/pip.log" 2>&1; then
-    echo "SKIPPED: tokenizers and jinja2 cannot be had from PyPI, $folder/pip.log says why"
-    exit 0
-fi
+opd_venv "$venv" 'tokenizers jinja2' --only-binary :all: tokenizers jinja2 || exit 0
 if [ -z "${OPD_TOKENIZE-}" ]; then opd_demo_program opd-tokenize; fi
 
 "$venv/bin/python" "$opd_root/scripts/make_bpe_golden.py" --lines "${1-12000}" "$folder"

@@ -15,14 +15,7 @@ folder=$opd_root/build/llama
 programs=$opd_root/build/demo/examples/trainer
 train=${OPD_TRAIN-$programs/opd-train} score=${OPD_SCORE-$programs/opd-score}
 mkdir -p "$folder"
-if [ ! -x "$folder/env/bin/python" ] && ! python3 -m venv "$folder/env" >"$folder/pip.log" 2>&1; then
-    echo "SKIPPED: python3 makes no virtual environment here (Debian: python3-venv)"
-    exit 0
-fi
-if ! "$folder/env/bin/pip" install -q --only-binary :all: xllamacpp gguf numpy >"$folder/pip.log" 2>&1; then
-    echo "SKIPPED: xllamacpp, gguf and numpy cannot be had from PyPI, $folder/pip.log says why"
-    exit 0
-fi
+opd_venv "$folder/env" 'xllamacpp gguf numpy' --only-binary :all: xllamacpp gguf numpy || exit 0
 if [ -z "${OPD_TRAIN-}" ]; then opd_demo_program opd-train opd-score; fi
 
 # a teacher that knows something, and a student that knows less

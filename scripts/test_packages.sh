@@ -59,14 +59,7 @@ PY
 
 try_conan() {
     local home=$work/conan
-    if [ ! -x "$home/venv/bin/conan" ]; then
-        python3 -m venv "$home/venv" 2>/dev/null || { skipped "no venv (Debian: python3-venv)"; return; }
-        if ! "$home/venv/bin/pip" -q install --retries 1 --timeout 30 'conan>=2,<3'; then
-            rm -rf "$home/venv"
-            skipped "Conan could not be installed from PyPI"
-            return
-        fi
-    fi
+    opd_venv "$home/venv" conan 'conan>=2,<3' || return 0
     export CONAN_HOME=$home/home
     rm -rf "$CONAN_HOME" "$home/build"
     "$home/venv/bin/conan" profile detect >/dev/null

@@ -8,21 +8,10 @@ set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-skipped() {
-    printf 'SKIPPED test_torch: %s\n' "$*"
-    exit 0
-}
 library=${1:-${OPD_LIBRARY:-$opd_root/build/test/lib/libopd.so}}
 [ -f "$library" ] || opd_die "there is no $library; build libopd with -DOPD_BUILD_LIBRARY=ON and name it"
 venv=${OPD_TORCH_VENV:-$opd_root/build/venv-torch}
-base=${PYTHON:-python3}
-if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
-    "$base" -m venv "$venv" || skipped "$base has no venv"
-    opd_say "installing numpy, ml_dtypes and torch into $venv"
-    timeout 900 "$venv/bin/pip" install -q numpy ml_dtypes torch --extra-index-url https://download.pytorch.org/whl/cpu ||
-        timeout 900 "$venv/bin/pip" install -q numpy ml_dtypes torch || skipped "pip cannot install torch"
-    "$venv/bin/python" -c 'import torch' || skipped "torch cannot be imported"
-fi
+opd_venv "$venv" 'numpy ml_dtypes torch' numpy ml_dtypes torch || exit 0
 for peer in trl liger_kernel transformers; do
     "$venv/bin/python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$peer') is None)" ||
         timeout 300 "$venv/bin/pip" install -q "$peer" || opd_say "SKIPPED $peer: pip cannot install it"

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Draws what ran when as an SVG picture: one lane per worker, a colour per stage, sync gates and holds as vertical bands,
-// faults as marks, queue depths as curves below, a time axis, each lane's share of busy time. The picture follows the
+// Draws what ran when as an SVG picture: one lane per worker, a colour per stage and one for spare work (a drafter's training
+// while rollout idles), sync gates and holds as vertical bands, faults as marks, queue depths as curves below, a time axis, each lane's share of busy time. The picture follows the
 // viewer's light or dark scheme, uses the viewer's fonts and loads nothing.
 //
-// Exact: lanes' busy shares (union of the spans over the window). Approximate: what is narrower than a third of a pixel is
+// Exact: lanes' busy shares (union of the spans over the window, without spare work). Approximate: what is narrower than a third of a pixel is
 // joined with its neighbour or drawn a third of a pixel wide, so that a long run stays a small file; of more than
 // `max_lanes` workers in a stage, that many are drawn, spread evenly, and the picture says so.
 #pragma once
@@ -36,7 +36,8 @@ struct timeline_span {
     stage where = stage::rollout;
     std::int64_t worker = 0;
     double begin = 0, end = 0;
-    std::string label; ///< drawn where it fits
+    std::string label;  ///< drawn where it fits
+    bool spare = false; ///< what a worker does that has nothing to do
 };
 /// Across all lanes: a closed sync gate, or the learner held back.
 struct timeline_band {
@@ -78,7 +79,8 @@ inline timeline timeline_of(const opd::sched::trace& recorded) {
         if (e.where == wait_track && e.name == hold_name) out.holds.push_back({e.begin, end});
         for (int s = 0; s < stage_count; ++s)
             if (e.where.process == process_of(static_cast<stage>(s)))
-                out.spans.push_back({static_cast<stage>(s), e.where.thread, e.begin, end, e.name});
+                out.spans.push_back(
+                    {static_cast<stage>(s), e.where.thread, e.begin, end, e.name, e.name == spare_name});
     });
     std::map<std::string, std::size_t> curves;
     recorded.each_mark([&](const trace_event& e) {
@@ -207,14 +209,14 @@ private:
                ".in{font-size:10px;fill:#fff;text-anchor:middle}\n"
                "rect{stroke-width:0}.page{fill:#fff}.lane{fill:#f0f2f5}.grid{stroke:#d1d9e0;stroke-width:1}\n"
                ".rollout{fill:#2f6fca;stroke:#2f6fca}.teacher{fill:#b8690b;stroke:#b8690b}.learner{fill:#22834e;stroke:"
-               "#22834e}\n"
+               "#22834e}.spare{fill:#8250df;stroke:#8250df}\n"
                ".gate{fill:#57606a;stroke:#57606a;opacity:.38}.hold{fill:#cf222e;stroke:#cf222e;opacity:.2}\n"
                ".fault{stroke:#cf222e;stroke-width:2;fill:none}\n"
                ".curve{fill:#8250df;fill-opacity:.25;stroke:#8250df;stroke-width:1}\n"
                "@media (prefers-color-scheme:dark){text{fill:#9198a1}.title{fill:#e6edf3}.in{fill:#0d1117}\n"
                ".page{fill:#0d1117}.lane{fill:#1b2129}.grid{stroke:#30363d}\n"
                ".rollout{fill:#6ea8ff;stroke:#6ea8ff}.teacher{fill:#f0ad4e;stroke:#f0ad4e}.learner{fill:#56c98a;stroke:"
-               "#56c98a}\n"
+               "#56c98a}.spare{fill:#bc8cff;stroke:#bc8cff}\n"
                ".gate{fill:#c9d1d9;stroke:#c9d1d9;opacity:.33}.hold{fill:#ff7b72;stroke:#ff7b72;opacity:.25}.fault{"
                "stroke:#ff7b72}\n"
                ".curve{fill:#bc8cff;stroke:#bc8cff}}\n";
@@ -305,6 +307,7 @@ private:
                 words += " (" + std::to_string(drawn_[s]) + " of " + std::to_string(workers_[s]) + " workers)";
             entry(name_of(static_cast<stage>(s)), words);
         }
+        if (std::ranges::any_of(data_.spans, &timeline_span::spare)) entry("spare", "spare work");
         if (!data_.gates.empty()) entry("gate", opd::sched::gate_name);
         if (!data_.holds.empty()) entry("hold", std::string("learner ") + opd::sched::hold_name);
         if (!data_.faults.empty()) {
@@ -388,21 +391,22 @@ private:
         const std::string name = std::string(name_of(l.where)).append(" ").append(std::to_string(l.worker));
         if (tall || first) text(tall ? "end" : "small end", left_ - 8, baseline, name);
 
-        intervals times, pixels;
+        intervals times, pixels, spare;
         for (const timeline_span* s : l.spans) {
-            times.push_back({std::max(s->begin, from_), std::min(s->end, to_)});
-            pixels.push_back({x(s->begin), x(s->end)});
+            if (!s->spare) times.push_back({std::max(s->begin, from_), std::min(s->end, to_)});
+            (s->spare ? spare : pixels).push_back({x(s->begin), x(s->end)});
         }
         double busy = 0;
         for (const auto& [begin, end] : merged(std::move(times))) busy += end - begin;
         if (tall || first)
             text("small end", options_.width - 10, baseline, coordinate(100 * busy / (to_ - from_), 0) + " %");
+        if (!spare.empty()) boxes("spare", joined(std::move(spare)), l.y, lane_height_);
         if (pixels.empty()) return;
         boxes(name_of(l.where), joined(std::move(pixels)), l.y, lane_height_);
         if (!options_.labels || !tall) return;
         for (const timeline_span* s : l.spans) {
             const double w = x(s->end) - x(s->begin);
-            if (s->label.empty() || labels_ >= 400 || w < 5.8 * double(s->label.size()) + 6) continue;
+            if (s->label.empty() || s->spare || labels_ >= 400 || w < 5.8 * double(s->label.size()) + 6) continue;
             ++labels_;
             text("in", (x(s->begin) + x(s->end)) / 2, l.y + lane_height_ / 2 + 3.5, s->label);
         }

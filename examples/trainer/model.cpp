@@ -19,6 +19,18 @@ using opd::product;
 using opd::product_nn;
 using opd::serial_executor;
 
+// Products that many bytes of weights go into are worth waking threads for.
+constexpr std::size_t shared_bytes = std::size_t{1} << 20;
+
+// Output tiles on a team's threads.
+struct shared_executor {
+    opd::thread_team& team;
+    template <class Function>
+    void parallel_for(index_t count, Function&& f) const {
+        team.run(count, [&](index_t i, int) { f(i); });
+    }
+};
+
 // Query rows that attention handles together.
 constexpr index_t query_tile = 12;
 // Rows that a layer handles together while they lie in the first-level cache.
@@ -45,10 +57,14 @@ void linear_in_runs(const transformer<T>& model, const tensor& w, const T* x, in
 
 // y (R,out) (+)= x (R,in) W^T
 template <class T>
-void linear(const transformer<T>& model, const tensor& w, const T* x, index_t rows, T* y, bool accumulate = false) {
+void linear(const transformer<T>& model, const tensor& w, const T* x, index_t rows, T* y, opd::thread_team* threads,
+            bool accumulate = false) {
     if (model.split > 1) return linear_in_runs(model, w, x, rows, y, accumulate);
-    product(serial_executor{},
-            product_nn(rows, w.rows, w.columns, x, w.columns, model.transposed_at(w), w.rows, y, w.rows, accumulate));
+    const auto o =
+        product_nn(rows, w.rows, w.columns, x, w.columns, model.transposed_at(w), w.rows, y, w.rows, accumulate);
+    if (threads != nullptr && static_cast<std::size_t>(w.size()) * sizeof(T) >= shared_bytes)
+        return product(shared_executor{*threads}, o);
+    product(serial_executor{}, o);
 }
 
 // dx (R,in) = dy (R,out) W
@@ -442,7 +458,7 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
         for (index_t r = 0; r < rows; ++r)
             l->inv1[static_cast<std::size_t>(r)] =
                 rms_norm(l->x.data() + r * d, model.at(w.norm1), d, s.norm_epsilon, l->n1.data() + r * d);
-        linear(model, w.wqkv, l->n1.data(), rows, l->qkv.data());
+        linear(model, w.wqkv, l->n1.data(), rows, l->qkv.data(), state.threads);
         if (s.attention_bias)
             for (index_t r = 0; r < rows; ++r)
                 add_row(model.at(w.bqkv), s.qkv_width(), l->qkv.data() + r * s.qkv_width());
@@ -486,16 +502,16 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
         for (index_t r0 = 0; r0 < rows; r0 += row_tile) {
             const index_t n = std::min(row_tile, rows - r0);
             std::copy_n(l->x.data() + r0 * d, n * d, l->x2.data() + r0 * d);
-            linear(model, w.wo, l->att.data() + r0 * s.q_width(), n, l->x2.data() + r0 * d, true);
+            linear(model, w.wo, l->att.data() + r0 * s.q_width(), n, l->x2.data() + r0 * d, state.threads, true);
             for (index_t r = r0; r < r0 + n && s.output_bias; ++r) add_row(model.at(w.bo), d, l->x2.data() + r * d);
             for (index_t r = r0; r < r0 + n; ++r)
                 l->inv2[static_cast<std::size_t>(r)] =
                     rms_norm(l->x2.data() + r * d, model.at(w.norm2), d, s.norm_epsilon, l->n2.data() + r * d);
-            linear(model, w.wgu, l->n2.data() + r0 * d, n, l->gu.data() + r0 * 2 * f);
+            linear(model, w.wgu, l->n2.data() + r0 * d, n, l->gu.data() + r0 * 2 * f, state.threads);
             for (index_t r = r0; r < r0 + n; ++r)
                 swiglu(l->gu.data() + r * 2 * f, l->gu.data() + r * 2 * f + f, f, l->h.data() + r * f);
             std::copy_n(l->x2.data() + r0 * d, n * d, next + r0 * d);
-            linear(model, w.wdown, l->h.data() + r0 * f, n, next + r0 * d, true);
+            linear(model, w.wdown, l->h.data() + r0 * f, n, next + r0 * d, state.threads, true);
         }
         for (index_t tap = 0; state.tapped && tap < std::ssize(taps); ++tap)
             for (index_t r = 0; r < rows && taps[static_cast<std::size_t>(tap)] == layer + 1; ++r) {
@@ -521,14 +537,14 @@ void final_norm(const transformer<T>& model, forward_state<T>& state, index_t ro
 } // namespace
 
 template <class T>
-void head_logits(const transformer<T>& model, const T* n, index_t rows, T* logits) {
-    linear(model, model.layout.head, n, rows, logits);
+void head_logits(const transformer<T>& model, const T* n, index_t rows, T* logits, opd::thread_team* threads) {
+    linear(model, model.layout.head, n, rows, logits, threads);
 }
 
 template <class T>
 void forward_head(const transformer<T>& model, forward_state<T>& state, index_t rows, T* logits) {
     final_norm(model, state, rows);
-    head_logits(model, state.n.data(), rows, logits);
+    head_logits(model, state.n.data(), rows, logits, state.threads);
 }
 
 template <class T>
@@ -548,7 +564,7 @@ template <class T>
 void forward_rows(const transformer<T>& model, std::span<const segment> segments, std::span<const std::int32_t> tokens,
                   kv_cache<T>& cache, forward_state<T>& state, bool keep, T* logits) {
     forward_states(model, segments, tokens, cache, state, keep);
-    head_logits(model, state.n.data(), static_cast<index_t>(tokens.size()), logits);
+    head_logits(model, state.n.data(), static_cast<index_t>(tokens.size()), logits, state.threads);
 }
 
 // --- backward --------------------------------------------------------------------------------------------------------
@@ -1033,7 +1049,7 @@ template void forward_layers(const transformer<real>&, std::span<const segment>,
                              forward_state<real>&, bool);
 template void forward_states(const transformer<real>&, std::span<const segment>, std::span<const std::int32_t>,
                              kv_cache<real>&, forward_state<real>&, bool);
-template void head_logits(const transformer<real>&, const real*, index_t, real*);
+template void head_logits(const transformer<real>&, const real*, index_t, real*, opd::thread_team*);
 template void forward_head(const transformer<real>&, forward_state<real>&, index_t, real*);
 template void backward_head(const transformer<real>&, const real*, const real*, const real*, const real*, index_t,
                             real*, real*, real*);

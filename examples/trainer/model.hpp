@@ -247,6 +247,9 @@ struct forward_state {
     std::vector<index_t> paths;     // columns of the ancestors of trees' nodes and their own, ascending, node by node
     std::vector<index_t> path_ends; // (R) where a row's end; as the row before: it sees all columns up to its own
 
+    /// Whose threads share out what large products put out; null: the caller's alone. No bit depends on it.
+    opd::thread_team* threads = nullptr;
+
     bool apart = false;  // a draft's values are not finite
     bool tapped = false; // keep what some layers leave:
     std::vector<T> taps; // (R,3D) after tapped_layers(), each divided by its root mean square
@@ -285,7 +288,8 @@ void forward_states(const transformer<T>& model, std::span<const segment> segmen
 
 /// Logits of what the head reads: the bits of forward_rows(), whatever rows come together.
 template <class T>
-void head_logits(const transformer<T>& model, const T* n, index_t rows, T* logits); // (R,D), (R,V)
+void head_logits(const transformer<T>& model, const T* n, index_t rows, T* logits, // (R,D), (R,V)
+                 opd::thread_team* threads = nullptr);
 
 /// Logits of rows that left the last layer; state.n is what the head reads.
 template <class T>

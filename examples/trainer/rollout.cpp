@@ -12,6 +12,13 @@
 
 namespace trainer {
 
+namespace {
+
+// Weights that no cache holds: threads then read them once a step together, not once each.
+constexpr std::size_t large_model = std::size_t{1} << 24;
+
+} // namespace
+
 std::vector<trajectory> roll_out(const transformer<float>& model, opd::thread_team& threads,
                                  std::span<const request> requests, const sampling& options, std::int32_t version) {
     std::vector<trajectory> out(requests.size());
@@ -22,13 +29,16 @@ std::vector<trajectory> roll_out(const transformer<float>& model, opd::thread_te
         longest = std::max(longest, r.prompt.size());
     }
     const index_t length = static_cast<index_t>(longest) + options.max_response;
-    const index_t lanes = // no thread takes more than all of them
-        std::clamp<index_t>(options.slots / threads.size(), 1, std::max<index_t>(1, std::ssize(requests)));
+    const bool together = model.weights.size() >= large_model;
+    const int engines = together ? 1 : threads.size();
+    const index_t lanes = // no engine takes more than all of them
+        std::clamp<index_t>(options.slots / engines, 1, std::max<index_t>(1, std::ssize(requests)));
     const policy weights{{std::shared_ptr<void>(), &model}, version}; // the caller keeps the model
     std::atomic<std::size_t> next{0};
-    threads.run(threads.size(), [&](index_t, int) {
+    threads.run(engines, [&](index_t, int) { // of one the caller is the thread, and the team is free
         if (next >= requests.size()) return;
         rollout_engine engine(weights, options, lanes, length);
+        if (together) engine.share_products(&threads);
         std::vector<std::size_t> place(static_cast<std::size_t>(lanes)); // of the lane's sequence in `out`
         std::vector<lane_trajectory> finished;
         for (;;) {

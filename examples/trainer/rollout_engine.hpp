@@ -62,6 +62,10 @@ public:
         if (speculation_) speculation_->adapt(d);
     }
 
+    /// Large products share out what they put out on these threads, of a team that outlives the engine and does nothing
+    /// else while it steps.
+    void share_products(opd::thread_team* threads) { state_.threads = threads; }
+
     index_t lanes() const { return static_cast<index_t>(lanes_.size()); }
     index_t running() const { return running_; }
     bool busy(index_t lane) const { return at(lane).busy; }

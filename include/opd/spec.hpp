@@ -6,6 +6,7 @@
 #pragma once
 
 #include "opd/spec/any_tuner.hpp"
+#include "opd/spec/captured_graphs.hpp"
 #include "opd/spec/cost_profile.hpp"
 #include "opd/spec/draft_budget.hpp"
 #include "opd/spec/draft_data_buffer.hpp"

@@ -14,8 +14,10 @@
 #include "backends/cuda_device.cuh"
 #include "backends/host_run.hpp"
 #include "opd/backends/cuda.cuh"
+#include "opd/backends/cuda_graphs.hpp"
 #include "opd/draw.hpp"
 #include "opd/score.hpp"
+#include "opd/spec/captured_graphs.hpp"
 
 namespace {
 
@@ -143,6 +145,45 @@ TEST_CASE("on the device: scores and best ids as in the host run") {
         CHECK((tail[r] == want_tail[r] || std::abs(tail[r] - want_tail[r]) <= 1e-5F));
         CHECK((top_tail[r] == want_top_tail[r] || std::abs(top_tail[r] - want_top_tail[r]) <= 1e-5F));
     }
+}
+
+TEST_CASE("on the device: a captured call, replayed on other logits, is the call") {
+    if (!device_present()) return;
+    device_memory memory;
+    REQUIRE(cudaStreamCreate(&memory.backend.stream) == cudaSuccess);
+    batch b;
+    constexpr index_t k = 20;
+    std::vector<std::int32_t> top(rows * k), want_top(rows * k);
+    float* d_z = memory.put(b.z);
+    std::int32_t* d_top = memory.put(top);
+    const std::vector<index_t> buckets{rows};
+    const spec::linear_graph_bytes bytes{1, 1, 1, 1};
+    {
+        spec::captured_graphs<cuda_graph_api> graphs(
+            spec::graph_pool(spec::plan_graphs({}, buckets, bytes, index_t{1} << 20), bytes),
+            cuda_graph_api{memory.backend.stream});
+        for (int step = 0; step < 3; ++step) {
+            for (float& x : b.z) x = -x;
+            REQUIRE(cudaMemcpy(d_z, b.z.data(), b.z.size() * sizeof(float), cudaMemcpyHostToDevice) == cudaSuccess);
+            const auto s = graphs.run(rows, {}, [&](const spec::graph_key&, bool) {
+                score(memory.backend, device_view(d_z, rows, vocab),
+                      scores<std::int32_t, float, space::device>{.top_ids = device_view(d_top, rows, k)}, 1.5F);
+            });
+            using launch = spec::graph_step::launch;
+            CHECK(s.parts.at(0).how == (step == 0 ? launch::capture : launch::replay));
+            REQUIRE(cudaStreamSynchronize(memory.backend.stream) == cudaSuccess);
+            memory.get(top, d_top);
+            host_run_backend host{256};
+            score(host, view(std::as_const(b.z).data(), rows, vocab),
+                  scores<>{.top_ids = view(want_top.data(), rows, k)}, 1.5F);
+            CHECK(top == want_top);
+        }
+        CHECK(graphs.captured() == 1);
+        CHECK_THROWS_AS(graphs.run(rows, {1, 1, 1}, [](const spec::graph_key&, bool) { throw 1; }), int);
+        CHECK(graphs.captured() == 1);
+    }
+    REQUIRE(cudaStreamDestroy(memory.backend.stream) == cudaSuccess);
+    memory.backend.stream = nullptr;
 }
 
 TEST_CASE("on the device: kept ids, ascending, in the room that their counts ask for") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize, whole-compiler
+// build: whole-compiler, whole-sanitize
 // optimise: no
 //
 // The GPU's kernels, run on the host, where random rows do not go: unused slots, ties and repeats, factors that make no sense,

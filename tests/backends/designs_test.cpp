@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: whole-ofast sanitize whole-compiler
+// build: whole-ofast, whole-compiler, whole-sanitize
 //
 // Head + tail and Gumbel top-m against float64, on the CPU's lanes and on the GPU's rows run by a host loop: which ids, with what
 // weight, what is said of the tail and of the threshold; keyed draws against their law; what a cache must not leave out.

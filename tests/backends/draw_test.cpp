@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: whole-ofast sanitize
+// build: whole-ofast, sanitize, whole-compiler
 // optimise: always
 //
 // Draws and filters on the CPU's lanes and on the GPU's rows run by a host loop (draw_types_test.cpp goes through the types): inclusion

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize, whole-compiler
+// build: whole-compiler, whole-sanitize
 // optimise: no
 //
 // Gradients beyond float where logits are made from hidden states (gradient_range_test.cpp: where they lie in memory): an infinite row,

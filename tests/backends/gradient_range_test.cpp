@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: whole-ofast sanitize whole-compiler
+// build: whole-ofast, whole-compiler, whole-sanitize
 // optimise: no
 //
 // Gradients that their storage does not hold, on both engines (gradient_range_made_test.cpp: of hidden states): an infinite row,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: whole-ofast sanitize whole-compiler
+// build: whole-ofast, whole-compiler, whole-sanitize
 //
 // What diagnostics report beside the loss, against float64 and by hand, on the CPU's lanes and on the GPU's rows run by a host
 // loop: entropies, overlap, quantiles of the ratio, teacher KL, counts by sign, the variance of a draw's loss; that asking for them

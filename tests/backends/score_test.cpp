@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: whole-ofast sanitize
+// build: whole-ofast, whole-sanitize
 //
 // Scoring against float64, on the CPU's lanes and on the GPU's rows run by a host loop: log p of given ids, the best ids, the mass
 // outside either, lists of different lengths; that what is asked beside changes no bit; rows without a law; what is refused.

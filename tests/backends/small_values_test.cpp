@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: ofast, whole-compiler
+// build: whole-compiler, whole-ofast
 // optimise: always
 //
 // Values near p = q against long double, the stored logits being the truth: right to 1e-3 of themselves at 1e-8 (to 1e-4 from

@@ -4,12 +4,14 @@
 // sums to 0. For every estimator, cache and storage type, over rows of every
 // kind, temperatures from 0.01 to 100, m > V, N > 256 and N = 0:
 //
-//   |Σ dz| <= 8 eps (Σ |dz| + g c (1 + |loss|)) + V·tiny       g = 1/(kept T)
+//   |Σ dz| <= 8 eps (Σ |dz| + g c (1 + |loss| + log V / 4)) + V·tiny       g = 1/(kept T)
 //
 // with eps and half the smallest step, tiny, of the gradient's own type. The
 // second term is the rounding of what dz is the difference of: log-ratios of
 // the size of the loss, before p Σc is taken from c; c is 4 for powers of the
-// ratio, else 1.
+// ratio, else 1. log V / 4: each of the two normalisers is a logarithm of up to
+// log V, rounded twice, to half an eps of itself each, and every p of its row
+// errs by as much: 2 eps g log V in all.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"
@@ -61,7 +63,8 @@ index_t sums_to_zero(Buffers& b, double conditioning, Call call) {
             sum += x, size += std::abs(x);
         }
         const double loss = std::abs(double(losses[std::size_t(row)]));
-        const double bound = 8 * eps * (size + g * conditioning * (1 + loss)) + double(p.vocab) * tiny;
+        const double bound =
+            8 * eps * (size + g * conditioning * (1 + loss + std::log(double(p.vocab)) / 4)) + double(p.vocab) * tiny;
         if (!(std::abs(sum) <= bound))
             RC_FAIL("row " + std::to_string(row) + " of loss " + std::to_string(loss) + " sums to " +
                     std::to_string(sum / bound) + " bounds, " + std::to_string(sum / size) + " of its size");

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: whole-compiler
 // optimise: no
 //
 // Sequences to rows and back: offsets, packed columns, kept rows, zipped columns, entries of a cache; the parts of a batch add up to it

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: whole-sanitize
 // optimise: no
 //
 // Scores and draws from hidden states: every output has the bits that the materialised logits give, whatever the budget and the threads.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: whole-sanitize
 // optimise: no
 //
 // Several teachers: routed calls against a call for each teacher's rows alone, bit for bit, for every kind of cache and hidden heads of

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: whole-sanitize
 // optimise: no
 //
 // Teachers of several kinds and of other tokenizers, against their definitions in float64 and long double: the mixture, two teachers held

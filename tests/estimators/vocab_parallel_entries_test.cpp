@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: whole-sanitize
 // optimise: no
 //
 // A vocabulary in shards beyond dense logits: supports and drawn tokens whose ids lie in some shard, hidden states whose head lies in shards,

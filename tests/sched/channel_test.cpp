@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: whole-sanitize
 // optimise: always
 //
 // Processes and an unreliable channel between them (support/channel_world.hpp): ten thousand worlds end, and nothing is lost,

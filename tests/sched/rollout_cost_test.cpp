@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: whole-sanitize
 // optimise: no
 //
 // The cost of a rollout worker's quanta, fitted: exact where it is linear, never negative, and what follows for the pace.

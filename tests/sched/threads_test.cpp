@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: tsan, sanitize
+// build: tsan, whole-sanitize
 // optimise: always
 //
 // The scheduler on real threads with toy stages that check what they are given: every schedule runs to its end and consumes

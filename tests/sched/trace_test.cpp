@@ -483,6 +483,7 @@ TEST_CASE("a trace's timeline has its spans, gates, holds, faults and counters")
     trace t;
     t.span(stage::rollout, 1, "decode", 0, 4);
     t.span(stage::learner, 0, "update", 4, 6);
+    t.span(stage::rollout, 1, spare_name, 5, 6);
     t.span(sequence_track({1, 2, 0, 0, 0}), "life", 0, 6); // not a worker's
     t.gate(6, 7, 1);
     t.hold(3, 4);
@@ -491,7 +492,8 @@ TEST_CASE("a trace's timeline has its spans, gates, holds, faults and counters")
     t.fault(stage::rollout, 1, 2, "died");
     t.instant(worker_track(stage::rollout, 1), "else", 2);
     const timeline data = timeline_of(t);
-    REQUIRE(data.spans.size() == 2);
+    REQUIRE(data.spans.size() == 3);
+    CHECK(std::ranges::count(data.spans, true, &examples::timeline_span::spare) == 1);
     CHECK(data.spans[0].where == stage::rollout);
     CHECK(data.spans[0].worker == 1);
     CHECK(data.spans[0].end == 4.0);
@@ -504,4 +506,8 @@ TEST_CASE("a trace's timeline has its spans, gates, holds, faults and counters")
     CHECK(data.faults[0].t == 2.0);
     REQUIRE(data.curves.size() == 1);
     CHECK(data.curves[0].points == std::vector<std::pair<double, double>>{{1, 2.5}, {2, 5}});
+    // spare work has a colour of its own, and is no busy time: 4 of 6 seconds
+    const std::string svg = timeline_svg(data);
+    CHECK(of_class(parse_xml(svg), "path", "spare").size() == 1u);
+    CHECK(svg.find(">67 %<") != std::string::npos);
 }

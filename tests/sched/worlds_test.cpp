@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: whole-sanitize
 // optimise: always
 //
 // Tens of thousands of random virtual worlds: every schedule, policy and weight update under constant to heavy-tailed

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: tsan, sanitize
+// build: tsan, whole-sanitize
 // optimise: no
 //
 // A teacher over HTTP against a server that hangs, answers half, closes, refuses, is overloaded, lies, and comes back:

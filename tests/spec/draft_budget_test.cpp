@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: whole-compiler
 //
 // Shares of a step's rows against all shares that there are, and what long sequences and costs change.
 #include <algorithm>

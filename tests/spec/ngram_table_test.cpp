@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: sanitize, whole-compiler
 //
 // Against a map of keys that forgets nothing; and with so little memory that every key is in every other's place.
 #include <algorithm>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: whole-compiler
 // optimise: no
 //
 // What spot training reads and what speculation captures: the buffer of responses against a list of all that ever came,
@@ -10,10 +11,12 @@
 #include <map>
 #include <random>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "opd/sched/archive.hpp"
+#include "opd/spec/captured_graphs.hpp"
 #include "opd/spec/draft_data_buffer.hpp"
 #include "opd/spec/graph_pool.hpp"
 #include "support/property.hpp"
@@ -485,4 +488,96 @@ TEST_CASE("a plan is refused by the argument that is wrong") {
     CHECK(pool.use(1, {}).parts.at(0).how == graph_step::launch::capture);
     CHECK(pool.use(1, {}).parts.at(0).how == graph_step::launch::replay);
     CHECK(pool.totals().replays == 1);
+}
+
+namespace {
+/// What a device would do: graphs are numbers, of which each stands for what was enqueued while it was captured.
+struct device {
+    std::vector<graph_key> enqueued;             // at once
+    std::map<int, std::vector<graph_key>> alive; // captured, not destroyed
+    std::vector<graph_key> being_captured;
+    bool captures = false, out_of_memory = false;
+    int made = 0, abandoned = 0;
+
+    void enqueue(const graph_key& k) { (captures ? being_captured : enqueued).push_back(k); }
+};
+struct device_api {
+    device* d;
+    void begin() {
+        REQUIRE(!d->captures);
+        d->captures = true, d->being_captured.clear();
+    }
+    int end() {
+        REQUIRE(d->captures);
+        d->captures = false;
+        if (d->out_of_memory) throw std::runtime_error("no memory");
+        d->alive[++d->made] = d->being_captured;
+        return d->made;
+    }
+    void abandon() noexcept { d->captures = false, ++d->abandoned; }
+    void launch(int g) {
+        for (const graph_key& k : d->alive.at(g)) d->enqueued.push_back(k);
+    }
+    void destroy(int g) noexcept { d->alive.erase(g); }
+};
+} // namespace
+
+TEST_CASE("captured graphs: what runs is what was asked for, whatever is captured, dropped, or fails") {
+    std::int64_t drops = 0, failures = 0;
+    property(
+        "as without graphs",
+        [&] {
+            const std::vector<index_t> buckets{1, 2, 4};
+            const std::vector<graph_use> uses{{{2, 2, 4}, 1, 1}, {{}, 4, 4}};
+            const linear_graph_bytes cost{*rc::gen::inRange<index_t>(1, 20), 1, *rc::gen::inRange<index_t>(1, 20), 1};
+            const index_t budget = *rc::gen::inRange<index_t>(0, 200);
+            device d;
+            {
+                captured_graphs<device_api> graphs(graph_pool(plan_graphs(uses, buckets, cost, budget), cost, 1), {&d});
+                const auto record = [&](const graph_key& k, bool captured) {
+                    REQUIRE(captured == d.captures);
+                    d.enqueue(k);
+                };
+                graphs.capture_at_start(record);
+                graphs.capture_at_start(record);
+                RC_ASSERT(d.enqueued.empty());
+                const auto at_start = graphs.captured();
+                for (const planned_graph& g : graphs.pool().plan().graphs)
+                    RC_ASSERT(graphs.pool().holds(g.key) == g.at_start);
+                RC_ASSERT(at_start == std::ranges::count(graphs.pool().plan().graphs, true, &planned_graph::at_start));
+                for (int step = 0; step < 40; ++step) {
+                    const index_t batch = *rc::gen::inRange<index_t>(1, 6);
+                    const strategy arm = *arms();
+                    const bool throws = *rc::gen::inRange(0, 8) == 0;
+                    d.out_of_memory = *rc::gen::inRange(0, 8) == 0;
+                    d.enqueued.clear();
+                    const int made = d.made, abandoned = d.abandoned;
+                    bool failed = false;
+                    try {
+                        graphs.run(batch, arm, [&](const graph_key& k, bool captured) {
+                            if (throws && captured) throw std::runtime_error("of the caller");
+                            record(k, captured);
+                        });
+                    } catch (const std::runtime_error&) {
+                        failed = true, ++failures;
+                    }
+                    RC_ASSERT(!d.captures);
+                    RC_ASSERT(graphs.captured() == static_cast<index_t>(d.alive.size()));
+                    RC_ASSERT(d.abandoned - abandoned == (failed && throws));
+                    if (failed) {
+                        RC_ASSERT(d.made == made || !throws);
+                        d.out_of_memory = false, d.enqueued.clear();
+                        graphs.run(batch, arm, record); // again
+                    }
+                    RC_ASSERT(d.enqueued == graph_keys(arm, bucket_of(buckets, batch)));
+                    for (const auto& [number, keys] : d.alive)
+                        RC_ASSERT(keys.size() == 1u && graphs.pool().holds(keys[0]));
+                }
+                drops += graphs.pool().totals().drops;
+            }
+            RC_ASSERT(d.alive.empty());
+        },
+        {.cases = 60});
+    CHECK(drops > 60);
+    CHECK(failures > 60);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: sanitize
+// build: sanitize, whole-compiler
 //
 // Against looking through all texts: the longest end that occurred before, and what came next there.
 #include <algorithm>

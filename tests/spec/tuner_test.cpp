@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: whole-compiler
 //
 // Which strategy is chosen: by hand, step by step; and what choosing costs against the best that could have been fixed beforehand.
 #include <algorithm>

@@ -5,8 +5,8 @@
 // late; the scheduler dies and comes back from its last snapshot; what a learner published is lost with it. After a
 // while nothing goes wrong any more, and the run must end.
 //
-// The process that drives the scheduler is a dispatcher (opd/sched/dispatcher.hpp), and does what
-// docs/sched/drivers.md asks of a driver, and no more:
+// The process that drives the scheduler is a dispatcher (opd/sched/dispatcher.hpp), and does what the head of that
+// header asks of a driver, and no more:
 //   - a worker says that it is there until it has been heard, again and again; it begins a new life when it is told that
 //     the present one is over, and when it hears of another life of the scheduler
 //   - who speaks in a life that is over is told so

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// build: tsan
+// build: whole-tsan
 //
 // Whole runs with overlapping stages, on threads and in virtual time: the schedules that promise it end in the weights of
 // sync, every sequence is learnt from once, interrupted or not, and the run directory says what happened. In virtual time

@@ -70,13 +70,17 @@ private:
 };
 
 inline int run_load(int count, char** words) {
+    CLI::App app("Many workers whose stages take no time, in one process: to measure opd-schedule.");
+    connection c(app);
+    std::int32_t workers = 64, teachers = 7, slots = 32;
+    app.add_option("--workers", workers, "One learner, the teachers, rollout workers")->capture_default_str();
+    app.add_option("--teachers", teachers, "Among them")->capture_default_str();
+    app.add_option("--slots", slots, "Sequences at a time of a rollout worker")
+        ->capture_default_str()
+        ->check(CLI::PositiveNumber);
+    CLI11_PARSE(app, count, words)
     try {
-        arguments a(count, words);
-        const connection c(a);
-        const auto workers = static_cast<std::int32_t>(a.integer("workers", 64));
-        const auto teachers = static_cast<std::int32_t>(a.integer("teachers", 7));
-        const auto slots = static_cast<std::int32_t>(a.integer("slots", 32));
-        a.done();
+        c.check();
         if (teachers < 1 || workers < teachers + 2)
             throw std::invalid_argument("--workers are at least one rollout worker, the teachers and a learner");
         on_signals();

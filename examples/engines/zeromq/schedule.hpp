@@ -96,34 +96,49 @@ struct schedule_hooks {
     }
 };
 
-inline sched::settings settings_of(arguments& a) {
-    sched::settings s;
-    s.batch = a.integer("batch", 16);
-    s.sequences = a.integer("sequences", 1600);
-    s.teacher_batch = a.integer("teacher-batch", 8);
-    const auto depth = a.integer("tau", 2); // k of step_off
-    const std::string kind = a.text("schedule", "async"), policy = a.text("policy", "in_order");
-    if (kind == "sync") {
-        s.schedule = sched::sync{};
-    } else if (kind == "step_off") {
-        s.schedule = sched::step_off{depth};
-    } else if (kind == "async") {
-        sched::async how{.tau = depth};
-        bool found = false;
-        for (const sched::staleness_policy p : sched::staleness_policies())
-            if (policy == name_of(p)) how.policy = p, found = true;
-        if (!found) throw std::invalid_argument("there is no policy " + policy);
-        s.schedule = how;
-    } else {
-        throw std::invalid_argument("--schedule is sync, step_off or async");
+/// What opd-schedule is told of the schedule.
+struct schedule_options {
+    sched::settings settings;
+    std::string kind = "async", policy = "in_order";
+    std::int64_t depth = 2;
+    double deadline = 60;
+    int attempts = 3;
+
+    explicit schedule_options(CLI::App& app) {
+        settings.batch = 16, settings.sequences = 1600, settings.teacher_batch = 8;
+        std::vector<std::string> policies;
+        for (const sched::staleness_policy p : sched::staleness_policies()) policies.emplace_back(name_of(p));
+        app.add_option("--batch", settings.batch, "Sequences a step")->capture_default_str();
+        app.add_option("--sequences", settings.sequences, "Of the run")->capture_default_str();
+        app.add_option("--teacher-batch", settings.teacher_batch, "Sequences a call of a teacher")
+            ->capture_default_str();
+        app.add_option("--schedule", kind)->capture_default_str()->check(CLI::IsMember({"sync", "step_off", "async"}));
+        app.add_option("--tau", depth, "Largest lag of async; the k of step_off")->capture_default_str();
+        app.add_option("--policy", policy, "Of async")->capture_default_str()->check(CLI::IsMember(policies));
+        app.add_option("--deadline", deadline,
+                       "Seconds of a call, an attempt: for a stage that hangs; processes that die are silent")
+            ->capture_default_str();
+        app.add_option("--attempts", attempts, "At a sequence, a batch")->capture_default_str();
     }
-    const double deadline = a.seconds("deadline", 60); // of a call, an attempt: a stage that hangs. Processes that die
-                                                       // are noticed by their silence
-    s.rollout_deadline = s.abort_deadline = s.teacher_deadline = s.learner_deadline = s.sync_deadline = deadline;
-    s.rollout_attempts = s.teacher_attempts = s.learner_attempts = static_cast<int>(a.integer("attempts", 3));
-    s.most_workers = 4096, s.most_slots = 4096;
-    return s;
-}
+    /// Once the command line is read.
+    sched::settings of() const {
+        sched::settings s = settings;
+        if (kind == "sync") {
+            s.schedule = sched::sync{};
+        } else if (kind == "step_off") {
+            s.schedule = sched::step_off{depth};
+        } else {
+            sched::async how{.tau = depth};
+            for (const sched::staleness_policy p : sched::staleness_policies())
+                if (policy == name_of(p)) how.policy = p;
+            s.schedule = how;
+        }
+        s.rollout_deadline = s.abort_deadline = s.teacher_deadline = s.learner_deadline = s.sync_deadline = deadline;
+        s.rollout_attempts = s.teacher_attempts = s.learner_attempts = attempts;
+        s.most_workers = 4096, s.most_slots = 4096;
+        return s;
+    }
+};
 /// The largest lag that the schedule promises each sequence; -1: none.
 inline std::int64_t promised_lag(const sched::settings& s) {
     const sched::plan p = plan_of(s);
@@ -132,19 +147,26 @@ inline std::int64_t promised_lag(const sched::settings& s) {
 }
 
 inline int run_schedule(int count, char** words) try {
-    if (count == 3 && std::string(words[1]) == "--make-keys") {
-        make_keys(words[2]);
+    CLI::App app(
+        "Schedules a run whose rollout, teachers and learner are processes (opd-rollout, opd-teacher, opd-learn).");
+    connection c(app);
+    schedule_options told(app);
+    std::string folder = "run", keys_to_make;
+    double gather = 0.001;
+    app.add_option("--folder", folder, "Where the run's state is; goes on from one that is there")
+        ->capture_default_str();
+    app.add_option("--save-every", c.options.save_every, "Steps between two states on disk; 0: nothing is kept")
+        ->default_val(1);
+    app.add_option("--gather", gather, "Seconds: what comes within them is answered together")->capture_default_str();
+    app.add_option("--make-keys", keys_to_make, "Write keys into this folder, and end");
+    CLI11_PARSE(app, count, words)
+    if (!keys_to_make.empty()) {
+        make_keys(keys_to_make);
         return 0;
     }
-    arguments a(count, words);
-    connection c(a);
-    const sched::settings how = settings_of(a);
-    const std::string folder = a.text("folder", "run");
-    c.options.save_every = static_cast<std::int32_t>(a.integer("save-every", 1)); // 0: nothing is kept
+    c.check();
+    const sched::settings how = told.of();
     const bool keeps = c.options.save_every > 0;
-    const double gather = a.seconds("gather", 0.001); // what comes within it is answered together
-    a.done();
-    c.options.check();
     on_signals();
 
     const state_file file(folder);

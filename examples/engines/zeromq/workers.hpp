@@ -20,7 +20,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "arguments.hpp"
+#include <CLI/CLI.hpp>
+
 #include "opd/sched/mailbox.hpp"
 #include "opd/sched/remote_worker.hpp"
 #include "opd/sched/worker_loop.hpp"
@@ -42,16 +43,30 @@ inline void on_signals() {
 
 /// What all processes take; both sides of a run need the same limits.
 struct connection {
-    std::string endpoint, keys;
+    std::string endpoint = "tcp://127.0.0.1:5555", keys;
     sched::remote_options options;
-    explicit connection(arguments& a) : endpoint(a.text("endpoint", "tcp://127.0.0.1:5555")), keys(a.text("keys", "")) {
-        options.silence = a.seconds("silence", 5);
+
+    explicit connection(CLI::App& app) {
+        app.add_option("--endpoint", endpoint, "The scheduler's, as ZeroMQ writes it")->capture_default_str();
+        app.add_option("--keys", keys, "Folder of the keys (opd-schedule --make-keys); without: loopback alone");
+        app.add_option("--silence", options.silence, "Seconds after which a peer counts as dead")
+            ->default_val(5.)
+            ->check(CLI::PositiveNumber);
+        app.add_option("--message-mib", mib_, "Size of the largest message")
+            ->capture_default_str()
+            ->check(CLI::Range(1, 1 << 20));
+    }
+    /// Once the command line is read.
+    void check() {
         options.beat = options.silence / 5;
         options.resend = options.silence / 10;
-        options.message = static_cast<std::uint64_t>(a.integer("message-mib", 64)) << 20;
+        options.message = static_cast<std::uint64_t>(mib_) << 20;
         options.waiting = 4 * options.message;
         options.check();
     }
+
+private:
+    int mib_ = 64;
 };
 
 /// Between the two threads: commands one way, replies the other, where a byte wakes who polls the socket.
@@ -147,16 +162,24 @@ inline int serve(sched::stage s, std::int32_t number, std::int32_t slots, const 
 
 /// main() of a worker's program.
 inline int run_worker(sched::stage s, int count, char** words) {
+    CLI::App app(std::string("A ") + name_of(s) + " worker of a run whose scheduler is opd-schedule.");
+    connection c(app);
+    std::int32_t number = 0, slots = s == sched::stage::rollout ? 8 : 1;
+    std::string folder = "run";
+    double quantum = 0.001;
+    if (s != sched::stage::learner) { // of which there is one, with one place
+        app.add_option("--number", number, "Which worker of its stage this is")
+            ->capture_default_str()
+            ->check(CLI::NonNegativeNumber);
+        app.add_option("--slots", slots, "Sequences at a time")->capture_default_str()->check(CLI::PositiveNumber);
+    }
+    app.add_option("--folder", folder, "Shared by all processes: payloads, weights")->capture_default_str();
+    app.add_option("--quantum", quantum, "Seconds of a step, a call: what a real stage would compute")
+        ->capture_default_str()
+        ->check(CLI::NonNegativeNumber);
+    CLI11_PARSE(app, count, words)
     try {
-        arguments a(count, words);
-        const connection c(a);
-        const bool learner = s == sched::stage::learner;
-        const auto number = learner ? 0 : static_cast<std::int32_t>(a.integer("number", 0));
-        const auto slots =
-            learner ? 1 : static_cast<std::int32_t>(a.integer("slots", s == sched::stage::rollout ? 8 : 1));
-        const std::string folder = a.text("folder", "run");
-        const double quantum = a.seconds("quantum", 0.001); // of a step, a call: what a real stage would compute
-        a.done();
+        c.check();
         return serve(s, number, slots, c, [&](channel& between, const std::atomic<std::uint64_t>& keep_from) {
             if (s == sched::stage::rollout) {
                 sched::rollout_actor<rollout_stage, payload_ref> actor(

@@ -19,6 +19,22 @@
 //     refused(exception_ptr)      of hear() alone: the scheduler cannot take what the worker said, or carry_out() threw
 //
 // What a worker says is kept if its life is the present one; the conveyor drops what is of another attempt.
+//
+// What a driver owes the scheduler. Messages may get lost, late, doubled and reordered, and workers and the scheduler's
+// process may die; remote_driver.hpp does all of this:
+//   lives          a worker counts its lives from 1, begins one whenever it starts with nothing, and names it in every
+//                  message. It repeats worker_up until it has been heard
+//   the dead       a worker that speaks in a past life (is_up() says no, incarnation_of() is as high or higher) is told
+//                  so, as by `lost`, and begins another
+//   a restart      of the scheduler begins another life of each worker: commands carry a number of its process
+//   commands       that come twice are carried out once (a ticket, a job). One of another life is ignored, and so are
+//                  weights of a lower job than the installed ones
+//   payloads       are keyed by slot, sample and attempt, and kept only if attempt and life are the present ones
+//   deadlines      cover what never comes: set all six in `settings` (0, none, by default)
+//   publications   have their job's name and outlive their learner: keep them from job needed_from() on. If one is lost
+//                  with its source, say weights_lost{job}
+//   snapshots      scheduler.snapshot() is saved with the payloads at a `step`. After a restart restore(),
+//                  abandon_workers(), save again, and only then ask for anything
 #pragma once
 
 #include <algorithm>

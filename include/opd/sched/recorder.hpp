@@ -70,7 +70,7 @@ public:
             const auto node = spare_since_.extract(worker_track(s, worker));
             if (!node) return;
             metrics_.spare(std::max(t - node.mapped(), 0.0));
-            if (trace_) trace_->span(s, worker, "spare", node.mapped(), std::max(t, node.mapped()));
+            if (trace_) trace_->span(s, worker, spare_name, node.mapped(), std::max(t, node.mapped()));
         } else {
             end_span(s, worker, t);
             metrics_.stages.end(s, worker, t);

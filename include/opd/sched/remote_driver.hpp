@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The driver for workers in other processes: what docs/sched/drivers.md asks of one, but for the connections, which are
+// The driver for workers in other processes: what dispatcher.hpp asks of one, but for the connections, which are
 // a transport's. A state machine: time is an argument, and the loop around it is yours.
 //
 //   Transport   void send(const std::string& peer, std::string frame)     may lose, double, delay, reorder, damage it

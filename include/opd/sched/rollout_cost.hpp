@@ -14,7 +14,7 @@
 // than fuller steps save: then fewer sequences at once are faster. Rows that do not depend on n (prompts) belong to
 // `drawn`.
 //
-// Source: lemma 3 of docs/sched/outstanding.md.
+// Source: lemma 3 of outstanding.hpp.
 #pragma once
 
 #include <algorithm>

@@ -119,6 +119,7 @@ inline constexpr track wait_track{scheduler_process, 1};
 inline constexpr const char* gate_name = "sync gate";
 inline constexpr const char* hold_name = "held back";
 inline constexpr const char* fault_name = "fault";
+inline constexpr const char* spare_name = "spare"; // a span of spare work
 
 /// One argument of an event: a name, and a number, a truth or a text.
 struct trace_arg {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Which graphs of launches a speculative rollout captures, when, and what they cost in memory: a planner, and the books
-// of a pool that follows it. No device is needed; capturing itself is the caller's, and not in this library.
+// of a pool that follows it. No device is needed; captured_graphs.hpp captures, launches and destroys as it says.
 //
 //   bucket   batches are rounded up to the next of `buckets`; beyond the last there is no graph
 //   target   one graph a (bucket, tokens a sequence): tokens = verify + 1, the drafted ones and the one before them;

@@ -25,6 +25,15 @@
 //                   h_i = M_i/(M_i + 1 - rho_i), the last one rho. Accepted up to the last i that is taken with h_i;
 //                   the next token from (rho_i p_{i+1} - q_{i+1})₊. In the mean it accepts no fewer than `verify`
 //
+// Why it is exact. One token: draw x from q and follow it with probability min(1, P(x)/q(x)); if x is refused, draw from
+// R = (P - q)₊ / Σ (P - q)₊. Then v is written with probability min(P(v), q(v)) + (1 - Σ min(P, q)) R(v) = P(v).
+// Siblings: after a refusal the next one must write R. It does, by the same statement, if its distribution given the
+// earlier siblings is known: q, or q without the earlier tokens. R does not depend on which token was refused. A token
+// that was not drawn is followed with P(x), and else the token comes from P without x. Trees: below the followed child
+// the same holds with the longer prefix and fresh coins. follow: with keyed noise the token that plain decoding writes
+// after a text is a function of the text; `follow` asks each node for it, goes on where it is a child, else writes it and
+// stops, so by induction the texts are equal. verify_block: the theorem of its source.
+//
 // Sources: Leviathan et al. 2023 and Chen et al. 2023 (dense); Miao et al. 2024, SpecInfer (iid_siblings); Chen et
 // al. 2024, Sequoia, and Yang et al. 2024 (without_replacement); Li et al. 2024, EAGLE (one_hot); Sun et al. 2024,
 // "Block verification accelerates speculative decoding" (verify_block).

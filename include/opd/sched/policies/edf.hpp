@@ -5,9 +5,11 @@
 // The deadline of a sequence of version u is the step at version u + tau. A batch is accepted if for every j >= 1 at
 // most B·(j - 1) others have their deadline within the next j steps.
 //
-// Theorem: start lag <= tau, and no deadlock. What is admitted at v has its deadline at v + tau, and at most tau·B
-// others are outstanding then; so feasibility is kept by every step, and once all are scored the B of lowest version
-// are always accepted.
+// Theorem: start lag <= tau, and no deadlock. Call a state feasible if for every j >= 1 at most B·j sequences have
+// version <= v + j - 1 - tau. An accepted batch leaves a feasible state at v + 1. Admissions have version v; they count
+// from j = tau + 1 on only, where at most M <= (tau + 1)·B are outstanding. Failures and retries shrink the counts. So
+// states stay feasible, and j = 1 says that everything due now fits the batch. Once all outstanding sequences are
+// scored, taking the B of lowest version leaves max(0, B·j - B) in every count: accepted.
 //
 // Source: the feasibility test is that of earliest-deadline-first scheduling (Liu and Layland 1973) for jobs of one
 // batch slot each.
