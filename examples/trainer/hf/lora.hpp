@@ -14,7 +14,7 @@
 // saves is AdamW's moments of W. Kept besides are A, B, their moments, and W0: as bfloat16 where it has no other
 // numbers, else as float.
 //
-// Source: Hu et al., LoRA, 2021 (arXiv 2106.09685), section 4.1; start and file format: peft 0.17, tuners/lora.
+// Source: Hu et al., LoRA, 2021 (arXiv 2106.09685), section 4.1; start and file format: peft 0.21, tuners/lora.
 #pragma once
 
 #include <cstdint>
