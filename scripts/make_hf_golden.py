@@ -6,6 +6,7 @@
     scripts/make_hf_golden.py --check             compares what is there with what this transformers computes
     scripts/make_hf_golden.py --random 24 DIR     as many random configurations, in DIR
     scripts/make_hf_golden.py --loads DIR MODELS  DIR/NAME-float32 and -bfloat16, which the trainer wrote of MODELS/NAME
+    scripts/make_hf_golden.py --adapters DIR      DIR/NAME-lora, merged, and its adapter/ on hf_golden/NAME by peft
 
 Beside each model directory NAME stands NAME.expected.safetensors: `tokens` (S,L), `teacher` (S,L,V), `logits` (S,L,V),
 `log_probs` (S,L,V), and `gradient.TENSOR` of the loss
@@ -218,12 +219,39 @@ def loads(directory, golden_directory):
           "float32, {bfloat16:.1e} in bfloat16".format(**worst))
 
 
+def adapters(directory):
+    """A merged model and its base with the adapter beside it, as peft loads that."""
+    try:
+        import peft
+    except ImportError as absent:
+        print(f"SKIPPED adapters: {absent}")
+        return
+    worst, count = 0.0, 0
+    for merged in sorted(pathlib.Path(directory).glob("*-lora")):
+        def load(path):
+            return transformers.AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval()
+
+        base = load(GOLDEN / merged.name.removesuffix("-lora"))
+        tokens = torch.arange(24).reshape(2, 12)
+        with torch.no_grad():
+            before = base(input_ids=tokens).logits
+            adapted = peft.PeftModel.from_pretrained(base, merged / "adapter").eval()
+            logits, expected = adapted(input_ids=tokens).logits, load(merged)(input_ids=tokens).logits
+        error, moved = ((x - expected).abs().max().item() for x in (logits, before))
+        assert moved > 1e-2, f"{merged}: the adapter moves logits by {moved} alone"
+        assert error <= 1e-4, f"{merged}: base and adapter are {error} off the merged model"
+        worst, count = max(worst, error), count + 1
+    assert count > 0, f"no NAME-lora in {directory}"
+    print(f"{count} adapters: peft's logits are those of the merged models to {worst:.1e}")
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--check", action="store_true")
     p.add_argument("--random", type=int, metavar="N")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--loads", metavar="DIR")
+    p.add_argument("--adapters", metavar="DIR")
     p.add_argument("directory", nargs="?")
     a = p.parse_args()
     torch.set_num_threads(1)
@@ -234,6 +262,8 @@ def main():
         random_models(a.random, a.directory, a.seed)
     elif a.loads:
         loads(a.loads, a.directory)
+    elif a.adapters:
+        adapters(a.adapters)
     else:
         golden()
 

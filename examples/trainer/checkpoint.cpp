@@ -12,6 +12,8 @@
 
 #include "config.hpp"
 #include "files.hpp"
+#include "opd/data/checksum.hpp"
+#include "opd/data/files.hpp"
 
 namespace trainer {
 
@@ -57,8 +59,12 @@ std::span<const char> bytes_of(const T& x) {
 }
 
 struct writer {
-    std::string out;
-    void raw(std::span<const char> bytes) { out.append(bytes.data(), bytes.size()); }
+    const piece_sink& out;
+    opd::data::running_fingerprint sum = {};
+    void raw(std::span<const char> bytes) {
+        sum.add(std::as_bytes(bytes));
+        out({bytes.data(), bytes.size()});
+    }
     template <class T>
     void operator()(std::string_view name, const T& x) {
         const auto bytes = bytes_of(x);
@@ -132,16 +138,22 @@ bool kl_watch::add(double kl) {
     return rises == limit; // once per rise, however long
 }
 
-std::string checkpoint_bytes(const run_state& state, const std::string& settings) {
-    writer w;
+// Piece by piece: of a large model its bytes are not in memory twice.
+static void write_checkpoint(const run_state& state, const std::string& settings, const piece_sink& out) {
+    writer w{out};
     w.raw(std::span(magic.data(), magic.size()));
     w.raw(bytes_of(format_version));
     w("settings", settings);
     w("fingerprint", hash128(settings));
     visit_sections(state, w);
     if (!state.drafter.empty()) w("drafter", state.drafter);
-    w.raw(bytes_of(hash128(w.out)));
-    return std::move(w.out);
+    w.raw(bytes_of(w.sum.text()));
+}
+
+std::string checkpoint_bytes(const run_state& state, const std::string& settings) {
+    std::string r;
+    write_checkpoint(state, settings, [&r](std::string_view piece) { r += piece; });
+    return r;
 }
 
 run_state checkpoint_of(std::string_view file, const std::string& path, std::string& settings) {
@@ -169,11 +181,18 @@ run_state checkpoint_of(std::string_view file, const std::string& path, std::str
 }
 
 void save_checkpoint(const std::string& path, const run_state& state, const std::string& settings) {
-    write_file(path, checkpoint_bytes(state, settings));
+    write_pieces(path, [&](const piece_sink& out) { write_checkpoint(state, settings, out); });
 }
 
 run_state load_checkpoint(const std::string& path, std::string& settings) {
-    return checkpoint_of(read_file(path), path, settings);
+    const opd::data::detail::mapped_file file = [&] {
+        try {
+            return opd::data::detail::mapped_file(path);
+        } catch (const opd::invalid_input& e) {
+            throw failure(exit_input, e.what());
+        }
+    }();
+    return checkpoint_of(file.text(), path, settings);
 }
 
 } // namespace trainer

@@ -181,7 +181,43 @@ struct command_line {
     }
 };
 
+// Some of the settings, under other names.
+struct some_options {
+    command_line all;
+    const option_names& names;
+    void group(const char* key, const char* title) { all.group(key, title); }
+    template <class T>
+    void option(const char* key, const std::string& flag, T& value, const char* help, bool affects_results) {
+        if (const auto at = names.find(flag); at != names.end())
+            all.option(key, at->second, value, renamed(help, names).c_str(), affects_results);
+    }
+};
+struct some_unused {
+    const std::vector<unused_setting>& unused;
+    const CLI::App& app;
+    const option_names& names;
+    std::string group_key = {};
+    void group(const char* key, const char*) { group_key = key; }
+    template <class T>
+    void option(const char* key, const std::string& flag, const T&, const char*, bool) const {
+        const auto at = names.find(flag);
+        if (at == names.end() || app.count(at->second) == 0) return;
+        for (const unused_setting& u : unused)
+            if (u.group == group_key && u.key == key)
+                throw failure(exit_usage, fmt::format("{} is not used by {}", at->second, renamed(u.by, names)));
+    }
+};
+
 } // namespace
+
+void add_options(CLI::App& app, config& c, const option_names& names) {
+    visit_options(c, some_options{{app, ""}, names});
+}
+
+void refuse_unused(const CLI::App& app, const config& c, const option_names& names) {
+    const std::vector<unused_setting> unused = unused_settings(c);
+    visit_options(c, some_unused{unused, app, names});
+}
 
 nlohmann::ordered_json to_json(const config& c) {
     json_writer w{.unused = unused_settings(c)};
@@ -450,7 +486,7 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(is_offline(c) || !c.run.scoring_teacher.empty(), "distill", "a run without --offline or --scoring-teacher",
          {"accept_mismatch"});
     only(!is_offline(c), "distill", "--offline",
-         {"rollout_top_k", "rollout_top_p", "rollout_min_p", "inject_mismatch"});
+         {"rollout_top_k", "rollout_top_p", "rollout_min_p", "inject_mismatch", "micro_batch"});
     only(!is_offline(c), "schedule", "--offline",
          {"kind",
           "k",
@@ -737,6 +773,15 @@ void validate(const config& c) {
     need(c.distill.mini_batches >= 1 && batch_of(c) % c.distill.mini_batches == 0,
          fmt::format("--mini-batches must divide --prompts times --answers, {}, not be {}", batch_of(c),
                      c.distill.mini_batches));
+    at_least("--micro-batch", c.distill.micro_batch, 0);
+    if (c.distill.micro_batch > 0) {
+        const auto whole = [&](bool ok, const std::string& by) { // what is decided over all tokens of an update
+            need(ok, fmt::format("--micro-batch: not with {}, which looks at the whole update", by));
+        };
+        whole(!(c.distill.m2po > 0), "--m2po");
+        whole(c.distill.correction.empty(), "--correction");
+        whole(c.distill.selector == "all", "--selector " + c.distill.selector);
+    }
     at_least("--warmup", c.distill.warmup, 0);
     positive("--rate", c.distill.rate);
     within("--temperature", c.distill.temperature, 1e-6, 1e6); // what the library takes; likewise alpha
@@ -882,19 +927,36 @@ nlohmann::ordered_json results_json(const config& c) {
 
 std::string fingerprint(const config& c) { return hash128(results_json(c).dump()); }
 
-std::string as_given(const command& c, const std::string& text) {
+std::string renamed(const std::string& text, const option_names& names) {
     std::string r;
-    bool replaced = false;
     for (std::size_t at = 0; at < text.size();) {
         const std::size_t end =
             std::min(text.size(), text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-", at));
-        const auto found = c.in_file.find(text.substr(at, end - at));
-        replaced |= found != c.in_file.end();
-        r += found != c.in_file.end() ? found->second : text.substr(at, end - at);
+        const auto found = names.find(text.substr(at, end - at));
+        r += found != names.end() ? found->second : text.substr(at, end - at);
         if (end < text.size()) r += text[end];
         at = end + 1;
     }
-    return replaced ? c.file + ": " + r : r;
+    return r;
+}
+
+std::string as_given(const command& c, const std::string& text) {
+    const std::string r = renamed(text, c.in_file);
+    return r != text ? c.file + ": " + r : r;
+}
+
+std::string differences(const std::string& a, const std::string& b) {
+    const auto x = nlohmann::json::parse(a, nullptr, false), y = nlohmann::json::parse(b, nullptr, false);
+    std::string r;
+    const auto add = [&](const nlohmann::json& these, const nlohmann::json& those, bool both) {
+        for (const auto& [group, settings] : these.items())
+            for (const auto& [key, value] : settings.items())
+                if (!those.contains(group) || !those[group].contains(key) || (both && those[group][key] != value))
+                    r += (r.empty() ? "" : ", ") + group + "." + key;
+    };
+    add(y, x, true);
+    add(x, y, false); // settings that only the one has
+    return r;
 }
 
 command parse_command_line(const std::vector<std::string>& arguments) {

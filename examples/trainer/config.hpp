@@ -22,6 +22,10 @@
 #include "opd/estimators/any.hpp"
 #include "optimizer.hpp"
 
+namespace CLI {
+class App;
+}
+
 namespace trainer {
 
 /// Calls work(). Where the system refuses memory in it, the failure says for what.
@@ -107,6 +111,7 @@ struct config {
         int answers = 1; // a prompt
         int mini_batches = 1;
         int warmup = 50;
+        int micro_batch = 0; // sequences; 0: all of an update
         double rate = 2e-3;
         double temperature = 1;
         std::string teacher_cache = "dense"; // of a divergence over the whole vocabulary
@@ -358,6 +363,12 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("mini_batches", "--mini-batches", c.distill.mini_batches,
              "optimizer updates a step, each from an equal share of its sequences: from the second on they are stale",
              true);
+    // what settings were before there was a choice is what they are without
+    v.option(
+        "micro_batch", "--micro-batch", c.distill.micro_batch,
+        "sequences of an update whose activations the learner holds at once; their gradients are summed, each token "
+        "with its weight in the whole update. 0: all",
+        c.distill.micro_batch > 0);
     v.option("warmup", "--warmup", c.distill.warmup, "steps of linear warm-up of the rate", true);
     v.option("rate", "--rate", c.distill.rate, "learning rate, then a cosine to a tenth", true);
     v.option("temperature", "--temperature", c.distill.temperature, "of rollout, student and teacher", true);
@@ -722,6 +733,18 @@ nlohmann::ordered_json results_json(const config& c);
 
 /// The settings that results depend on, as 32 hexadecimal digits.
 std::string fingerprint(const config& c);
+
+/// Settings of the table that another program takes: opd-train's flag, and its own.
+using option_names = std::map<std::string, std::string>;
+/// Adds their options.
+void add_options(CLI::App& app, config& c, const option_names& names);
+/// A usage failure if one was given that is not looked at.
+void refuse_unused(const CLI::App& app, const config& c, const option_names& names);
+/// A sentence about opd-train's flags as that program says it.
+std::string renamed(const std::string& text, const option_names& names);
+
+/// Settings as text, as results_json(c).dump() has them: "distill.rate, task.max_steps", where two differ.
+std::string differences(const std::string& a, const std::string& b);
 
 /// What the command line asks for.
 struct command {

@@ -134,24 +134,6 @@ public:
         return !left;
     }
 
-    /// What a process that goes on needs of it besides the weights: nothing of this one's clock and workers, and nothing at all where the
-    /// next step can begin as the first did.
-    std::string kept(in_flight state) const {
-        sched::scheduler machine = sched::scheduler::restore(schedule, state.scheduler);
-        const auto learnt = static_cast<sched::sample_t>(schedule.batch * state.weights.version);
-        if (state.sequences.empty() && machine.cursor() == learnt) return {};
-        machine.abandon_workers(true, true);
-        state.scheduler = machine.snapshot();
-        return to_bytes(std::move(state));
-    }
-
-    /// The schedule of a scheduler that was kept: it began at the step at which nothing was in flight, and counts from there.
-    void go_on(const in_flight& state) {
-        const sched::scheduler machine = sched::scheduler::restore(schedule, state.scheduler);
-        schedule.first_sample = machine.cursor() - static_cast<sched::sample_t>(machine.totals().admitted);
-        schedule.sequences -= static_cast<index_t>(schedule.first_sample);
-    }
-
     /// The driver has returned at `time`.
     void finish(std::exception_ptr error, std::int64_t given_up, double time) {
         run_.progress_.clear();
@@ -371,7 +353,7 @@ void run::distill_on_threads() {
     };
     hooks.on_checkpoint = [&](in_flight state) {
         if (all.left) return;
-        const bool goes_on = all.checkpoint(state.weights.version, [&] { return all.kept(state); });
+        const bool goes_on = all.checkpoint(state.weights.version, [&] { return kept(all.schedule, state); });
         if (!goes_on || (all.ended() && !state.sequences.empty())) running->stop_now();
     };
     // each step may be the one after which it is time to leave
@@ -382,7 +364,7 @@ void run::distill_on_threads() {
         const in_flight from = in_flight_of(
             state_.in_flight, [&](auto t) { return teacher->score(t); }, settings_.student_model.vocabulary);
         all.publish(from.weights);
-        all.go_on(from);
+        all.schedule = going_on(all.schedule, from);
         driver = std::make_unique<driver_type>(all.schedule, from, how, hooks);
     } else {
         all.publish({.version = state_.step});

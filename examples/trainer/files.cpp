@@ -50,6 +50,10 @@ std::string read_file(const std::string& path) {
 }
 
 void write_file(const std::string& path, std::string_view bytes) {
+    write_pieces(path, [bytes](const piece_sink& write) { write(bytes); });
+}
+
+void write_pieces(const std::string& path, const std::function<void(const piece_sink&)>& content) {
     const std::string temporary = path + ".tmp";
     struct unlinked { // whatever goes wrong, half a file takes no room
         const std::string& path;
@@ -61,12 +65,14 @@ void write_file(const std::string& path, std::string_view bytes) {
     {
         const descriptor file{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
         if (file.fd < 0) fail(exit_io, "cannot create", temporary);
-        while (!bytes.empty()) {
-            const ssize_t n = ::write(file.fd, bytes.data(), bytes.size());
-            if (n < 0 && errno == EINTR) continue;
-            if (n < 0) fail(exit_io, "cannot write", temporary);
-            bytes.remove_prefix(static_cast<std::size_t>(n));
-        }
+        content([&](std::string_view bytes) {
+            while (!bytes.empty()) {
+                const ssize_t n = ::write(file.fd, bytes.data(), bytes.size());
+                if (n < 0 && errno == EINTR) continue;
+                if (n < 0) fail(exit_io, "cannot write", temporary);
+                bytes.remove_prefix(static_cast<std::size_t>(n));
+            }
+        });
         if (::fsync(file.fd) != 0) fail(exit_io, "cannot sync", temporary);
     }
     if (std::rename(temporary.c_str(), path.c_str()) != 0) fail(exit_io, "cannot rename to", path);

@@ -22,6 +22,10 @@ std::string read_file(const std::string& path);
 /// Replaces the file; a failure of kind exit_io names it, says why, and leaves the old one and no other.
 void write_file(const std::string& path, std::string_view bytes);
 
+/// The same of bytes that come in pieces: `content` hands them to its argument, one after the other.
+using piece_sink = std::function<void(std::string_view)>;
+void write_pieces(const std::string& path, const std::function<void(const piece_sink&)>& content);
+
 /// A file that another thread writes: who asks for it goes on at once. A request that waits gives way to a newer one; the file is always
 /// whole, and what was asked for last is written when this is gone.
 class background_file {

@@ -84,4 +84,20 @@ in_flight in_flight_of(std::string_view bytes,
     return r;
 }
 
+std::string kept(const sched::settings& schedule, in_flight state) {
+    sched::scheduler machine = sched::scheduler::restore(schedule, state.scheduler);
+    const auto learnt = static_cast<sched::sample_t>(schedule.batch * state.weights.version);
+    if (state.sequences.empty() && machine.cursor() == learnt) return {};
+    machine.abandon_workers(true, true);
+    state.scheduler = machine.snapshot();
+    return to_bytes(std::move(state));
+}
+
+sched::settings going_on(sched::settings schedule, const in_flight& state) {
+    const sched::scheduler machine = sched::scheduler::restore(schedule, state.scheduler);
+    schedule.first_sample = machine.cursor() - static_cast<sched::sample_t>(machine.totals().admitted);
+    schedule.sequences -= static_cast<index_t>(schedule.first_sample);
+    return schedule;
+}
+
 } // namespace trainer

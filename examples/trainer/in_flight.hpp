@@ -26,4 +26,11 @@ in_flight in_flight_of(std::string_view bytes,
                            std::span<const std::shared_ptr<const trajectory>>)>& score,
                        int vocabulary = gcd_task::text.vocabulary());
 
+/// What a process that goes on under the schedule needs of it besides the weights: nothing of this one's clock and
+/// workers, and nothing at all where the next step can begin as the first did.
+std::string kept(const opd::sched::settings& schedule, in_flight state);
+
+/// The schedule of what was kept: it began at the step at which nothing was in flight, and counts from there.
+opd::sched::settings going_on(opd::sched::settings schedule, const in_flight& state);
+
 } // namespace trainer

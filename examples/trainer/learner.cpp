@@ -50,6 +50,22 @@ void learner_result::add(const learner_result& o) {
 
 learner_result learner::step(const row_batch& batch, const teacher_cache& cache, double rate, std::int32_t version,
                              int updates) {
+    learner_result r = accumulate(batch, cache, version, updates);
+    finish(r, rate);
+    return r;
+}
+
+void learner::finish(learner_result& r, double rate) {
+    std::vector<float>& gradient = parts_ > 1 ? sum_ : gradient_;
+    r.gradient_norm =
+        update_ ? update_(rate, gradient) : adamw_step(settings_.optimizer, rate, gradient, state_, model_);
+    r.rate = rate;
+    r.updates = 1;
+    parts_ = 0;
+}
+
+learner_result learner::accumulate(const row_batch& batch, const teacher_cache& cache, std::int32_t version,
+                                   int updates) {
     if (cache.rows() != batch.rows)
         throw std::invalid_argument(
             fmt::format("learner: a batch of {} rows and a teacher cache of {}", batch.rows, cache.rows()));
@@ -57,6 +73,7 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
     if (hidden && teacher_head_.cols != cache.entries)
         throw std::invalid_argument(fmt::format("learner: hidden states of {} numbers, and a teacher's head for {}",
                                                 cache.entries, teacher_head_.cols));
+    if (parts_ == 1) std::swap(sum_, gradient_);
     const index_t rows = pass_.set_sequences(batch.inputs);
     if (hidden) {
         states_.resize(static_cast<std::size_t>(rows * model_.shape.width));
@@ -71,7 +88,6 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
 
     learner_result r;
     r.tokens = rows;
-    r.rate = rate;
     const bool filtered = !batch.kept_offsets.empty();
     double kl = 0;
     for (std::size_t i = 0; i < batch.mask.size(); ++i) {
@@ -107,8 +123,8 @@ learner_result learner::step(const row_batch& batch, const teacher_cache& cache,
         hidden ? loss_of_states(batch, cache, version) : loss_of_logits(batch, cache, version, r.ratios);
     r.loss = o.loss;
     r.diagnostics = o.diagnostics;
-    r.gradient_norm = adamw_step(settings_.optimizer, rate, gradient_, state_, model_);
-    r.updates = 1;
+    if (++parts_ > 1)
+        for (std::size_t i = 0; i < sum_.size(); ++i) sum_[i] += gradient_[i];
     return r;
 }
 

@@ -4,8 +4,10 @@
 // the gradient over the student's logits, the model carries it to the weights.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config.hpp"
@@ -82,9 +84,19 @@ public:
         : settings_(settings), model_(model), state_(state), backend_(backend), pass_(model, backend.team()),
           teacher_head_(teacher_head) {}
 
+    /// What changes the weights, from the rate and the gradient of all of them, and returns that gradient's norm or its
+    /// own; instead of AdamW on all weights.
+    using update = std::function<double(double rate, std::vector<float>& gradient)>;
+    void update_with(update f) { update_ = std::move(f); }
+
     /// One update. The model's weights are those of `version`, after so many `updates` on the way to the next.
     learner_result step(const row_batch& batch, const teacher_cache& cache, double rate, std::int32_t version,
                         int updates = 0);
+
+    /// The same in parts, whose activations are there one after the other: each adds its gradient, and its loss is its
+    /// share of the whole where batch.normaliser is the whole's kept rows; then one update by the sum.
+    learner_result accumulate(const row_batch& part, const teacher_cache& cache, std::int32_t version, int updates = 0);
+    void finish(learner_result& whole, double rate);
 
     /// A copy of the weights as they are, which no later step changes.
     policy snapshot(std::int32_t version) const;
@@ -118,6 +130,9 @@ private:
     std::vector<float> states_, d_states_; // (N,D) of a hidden teacher: what the student's head reads, and its gradient
     std::vector<float> log_p_;             // (N)
     std::vector<float> gradient_;
+    std::vector<float> sum_; // of the parts before the last, where there are several
+    int parts_ = 0;          // since the last update
+    update update_;
     std::size_t logits_at_once_ = 0;
 };
 

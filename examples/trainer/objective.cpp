@@ -72,6 +72,7 @@ opd::env env_of(const config& c, const row_batch& batch, std::int32_t version) {
     opd::env env;
     env.loss_clamp = c.distill.loss_clamp;
     env.reduction = opd::reduce::token_mean;
+    env.normaliser = batch.normaliser;
     env.mask = opd::row_mask(batch.mask);
     env.versions = opd::vector_view<const std::int32_t>(batch.versions);
     env.version = version;

@@ -8,9 +8,9 @@
 
 namespace trainer {
 
-double adamw_step(const adamw& o, double rate, std::vector<float>& gradient, adamw_state& state,
-                  transformer<float>& model) {
-    const std::size_t n = model.weights.size();
+double adamw_step(const adamw& o, double rate, const std::vector<float>& gradient, adamw_state& state,
+                  std::vector<float>& weights, std::span<const weight_range> ranges) {
+    const std::size_t n = weights.size();
     state.m.resize(n);
     state.v.resize(n);
     // in blocks folded into double: the norm of many small gradients keeps its digits
@@ -27,26 +27,33 @@ double adamw_step(const adamw& o, double rate, std::vector<float>& gradient, ada
     const auto correct1 = static_cast<float>(1 / (1 - std::pow(o.beta1, static_cast<double>(state.step))));
     const auto correct2 = static_cast<float>(1 / (1 - std::pow(o.beta2, static_cast<double>(state.step))));
     const auto epsilon = static_cast<float>(o.epsilon), step = static_cast<float>(rate);
-
-    const auto update = [&](const tensor& t) {
-        const auto decay = static_cast<float>(t.columns > 1 ? o.decay : 0);
-        float* w = model.weights.data() + t.offset;
-        float* m = state.m.data() + t.offset;
-        float* v = state.v.data() + t.offset;
-        const float* g = gradient.data() + t.offset;
-        for (index_t i = 0; i < t.size(); ++i) {
+    for (const weight_range& r : ranges) {
+        const auto decay = static_cast<float>(r.decays ? o.decay : 0);
+        float* w = weights.data() + r.offset;
+        float* m = state.m.data() + r.offset;
+        float* v = state.v.data() + r.offset;
+        const float* g = gradient.data() + r.offset;
+        for (index_t i = 0; i < r.size; ++i) {
             const float gi = g[i] * shrink;
             m[i] = b1 * m[i] + (1 - b1) * gi;
             v[i] = b2 * v[i] + (1 - b2) * gi * gi;
             w[i] -= step * (m[i] * correct1 / (std::sqrt(v[i] * correct2) + epsilon) + decay * w[i]);
         }
-    };
-    update(model.layout.embedding);
+    }
+    return norm;
+}
+
+double adamw_step(const adamw& o, double rate, std::vector<float>& gradient, adamw_state& state,
+                  transformer<float>& model) {
+    std::vector<weight_range> ranges;
+    const auto add = [&](const tensor& t) { ranges.push_back({t.offset, t.size(), t.columns > 1}); };
+    add(model.layout.embedding);
     for (const auto& l : model.layout.layers)
-        for (const tensor* t : l.all()) update(*t);
-    update(model.layout.norm_f);
-    if (!model.shape.tied) update(model.layout.head);
-    model.weights_changed();
+        for (const tensor* t : l.all()) add(*t);
+    add(model.layout.norm_f);
+    if (!model.shape.tied) add(model.layout.head);
+    const double norm = adamw_step(o, rate, gradient, state, model.weights, ranges);
+    if (std::isfinite(norm)) model.weights_changed();
     return norm;
 }
 

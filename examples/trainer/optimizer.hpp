@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "model.hpp"
@@ -30,7 +31,18 @@ struct adamw_state {
     std::int64_t step = 0;
 };
 
-/// Changes the model's weights; returns the gradient's norm before clipping. A norm that is not finite changes nothing.
+/// Weights that lie together, and whether they decay.
+struct weight_range {
+    index_t offset = 0, size = 0;
+    bool decays = true;
+};
+
+/// The update above, of flat weights; what is in no range stays as it is. Returns the gradient's norm before clipping.
+/// A norm that is not finite changes nothing.
+double adamw_step(const adamw& options, double rate, const std::vector<float>& gradient, adamw_state& state,
+                  std::vector<float>& weights, std::span<const weight_range> ranges);
+
+/// The same of a model, whose matrices decay.
 double adamw_step(const adamw& options, double rate, std::vector<float>& gradient, adamw_state& state,
                   transformer<float>& model);
 

@@ -184,15 +184,15 @@ int model_main(int argc, const char* const* argv) {
 
 int distil_main(int argc, const char* const* argv) {
     return run_program("opd-distil", told_plainly, [&] {
-        CLI::App app(
-            "Distils a model directory of transformers from another, on the student's own answers to\n"
-            "prompts, and writes the student as a third. Qwen3, Qwen2 and Llama; rollout, teacher and learner\n"
-            "take turns; all weights are trained, in float.",
-            "opd-distil");
+        CLI::App app("Distils a model directory of transformers from another, on the student's own answers to\n"
+                     "prompts, and writes the student as a third. Qwen3, Qwen2 and Llama; all weights or LoRA, in\n"
+                     "float; rollout, teacher and learner take turns or overlap (--schedule).",
+                     "opd-distil");
         app.option_defaults()->take_last()->always_capture_default();
         hf::distil_settings s;
         auto& d = s.settings.distill;
         d.rate = 1e-5, d.steps = 100, d.prompts = 8, d.warmup = 5; // of models that know something
+        s.settings.run.checkpoint_every = 50;
         app.add_option("--student", s.student, "model directory")->required();
         app.add_option("--teacher", s.teacher, "model directory of the same vocabulary")->required();
         app.add_option("--prompts", s.prompts,
@@ -204,37 +204,45 @@ int distil_main(int argc, const char* const* argv) {
         app.add_option("--out", s.out, "directory to write, which may not be there yet")->required();
         app.add_option("--type", s.how.type, "of the weights in --out")->check(CLI::IsMember({"float32", "bfloat16"}));
         app.add_option("--log", s.log, "file of a line of JSON a step");
+        app.add_option("--checkpoint", s.checkpoint,
+                       "file that a run which stops or dies can go on from: weights or adapters, AdamW's moments and "
+                       "what is in flight, every --checkpoint-every steps and when it is interrupted; removed once "
+                       "--out is there");
+        app.add_flag("--resume", s.resume, "go on from --checkpoint, with the settings that it was made with");
+        app.add_option("--lora", s.lora_rank,
+                       "rank of LoRA on all linear layers; --out is merged, and has the adapter in adapter/, as PEFT "
+                       "reads it; 0: all weights are trained")
+            ->check(CLI::Range(0, 65536));
+        CLI::Option* const alpha =
+            app.add_option("--lora-alpha", s.lora_alpha, "of LoRA, whose scale is alpha / rank; 0: twice the rank")
+                ->check(CLI::NonNegativeNumber);
         app.add_option("--steps", d.steps, "updates");
-        app.add_option("--batch", d.prompts, "prompts a step")->check(CLI::Range(1, 65536));
-        app.add_option("--answers", d.answers, "answers a prompt")->check(CLI::Range(1, 4096));
         app.add_option("--max-response", s.max_response, "tokens of an answer");
         app.add_option("--end", s.ends,
                        "ids that end an answer, separated by commas; none: those of the student's files")
             ->delimiter(',')
             ->take_all();
         app.add_option("--held-out", s.held_out, "prompts, the last of the file, that are measured on alone");
-        app.add_option("--estimator", d.estimator, fmt::format("{}", fmt::join(estimators, ", ")));
-        app.add_option("--k", d.k, "of topk, topk_rw and tail_bucket")->check(CLI::Range(1, 65536));
-        app.add_option("--m", d.m, "of mc")->check(CLI::Range(1, 65536));
-        app.add_option("--rate", d.rate, "learning rate, after the warm-up");
-        app.add_option("--warmup", d.warmup, "steps of the warm-up")->check(CLI::NonNegativeNumber);
-        app.add_option("--decay", s.settings.optimizer.decay, "AdamW's")->check(CLI::NonNegativeNumber);
-        app.add_option("--clip", s.settings.optimizer.clip, "of the gradient's norm; 0: none")
-            ->check(CLI::NonNegativeNumber);
-        app.add_option("--temperature", d.temperature, "of student and teacher");
-        app.add_option("--top-k", d.rollout_top_k, "of what rollout draws from; 0: all")->check(CLI::NonNegativeNumber);
-        app.add_option("--top-p", d.rollout_top_p, "likewise; 1: all")->check(CLI::Range(1e-6, 1.0));
-        app.add_option("--min-p", d.rollout_min_p, "likewise; 0: all")->check(CLI::Range(0.0, 1.0));
-        app.add_option("--slots", d.slots, "answers decoded together")->check(CLI::Range(1, 65536));
-        app.add_option("--seed", s.settings.run.seed, "of draws and of the prompts' order");
-        app.add_option("--threads", s.settings.run.threads, "0: one per core")->check(CLI::Range(0, most_threads));
         app.add_option("--say-every", s.say_every,
                        "steps between two lines of progress and answers; 0: first and last alone");
+        add_options(app, s.settings, hf::distil_options());
         if (!parsed(app, argc, argv)) return exit_ok;
+        const auto unused = [&](const char* flag, const std::string& by) {
+            if (app.count(flag) > 0) throw failure(exit_usage, fmt::format("{} is not used by {}", flag, by));
+        };
+        if (s.lora_rank == 0 && alpha->count() > 0) unused("--lora-alpha", "a run without --lora");
+        if (s.checkpoint.empty()) unused("--checkpoint-every", "a run without --checkpoint");
+        if (s.settings.schedule.kind == "sync") // all threads take turns
+            for (const char* flag : {"--rollout-workers", "--teachers", "--score-batch", "--learner-threads"})
+                unused(flag, "--schedule sync");
+        s.settings = hf::settled(s.settings);
+        refuse_unused(app, s.settings, hf::distil_options());
         listen_to_signals();
         const hf::distil_report r = hf::distil(s);
         fmt::print("KL(student, teacher) on held-out prompts: {:.4f} nats a token before, {:.4f} after\n", r.kl_before,
                    r.kl_after);
+        if (s.settings.schedule.kind != "sync")
+            fmt::print("lag: {:.2f} updates, the mean over the tokens learnt from\n", r.lag);
         return exit_ok;
     });
 }

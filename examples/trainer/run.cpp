@@ -104,21 +104,6 @@ nlohmann::ordered_json described(const opd::mismatch& m) {
 // The settings that results depend on, as text: a checkpoint's, and the run's that wants to go on from it.
 std::string result_settings(const config& c) { return results_json(c).dump(); }
 
-// "distill.rate, task.max_steps": where two settings differ
-std::string differences(const std::string& a, const std::string& b) {
-    const auto x = nlohmann::json::parse(a, nullptr, false), y = nlohmann::json::parse(b, nullptr, false);
-    std::string r;
-    const auto add = [&](const nlohmann::json& these, const nlohmann::json& those, bool both) {
-        for (const auto& [group, settings] : these.items())
-            for (const auto& [key, value] : settings.items())
-                if (!those.contains(group) || !those[group].contains(key) || (both && those[group][key] != value))
-                    r += (r.empty() ? "" : ", ") + group + "." + key;
-    };
-    add(y, x, true);
-    add(x, y, false); // settings that only the one has
-    return r;
-}
-
 } // namespace
 
 run::run(const command& arguments)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "stages.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -186,15 +187,7 @@ index_t learner_stage::train(std::span<const view> sequences, const sched::train
     if (version != last_.from.version) {
         learner_result r;
         if (!sequences.empty() && version < settings_.distill.steps) {
-            const auto parts = static_cast<std::size_t>(settings_.distill.mini_batches);
-            std::vector<std::span<const view>> shares; // a short batch may leave some empty
-            for (std::size_t i = 0; i < parts; ++i)
-                if (const std::size_t first = sequences.size() * i / parts, end = sequences.size() * (i + 1) / parts;
-                    first < end)
-                    shares.push_back(sequences.subspan(first, end - first));
-            std::vector<row_batch> batches;
-            for (const auto& share : shares) learn_.look_back(batches.emplace_back(packed(share)));
-            for (std::size_t i = 0; i < shares.size(); ++i) r.add(update(shares[i], version, r.updates, batches[i]));
+            r = learn(sequences, version);
             if (after_) after_(r, sequences, version);
         }
         last_ = {call.from, std::move(samples), r.updates, learn_.snapshot(static_cast<std::int32_t>(version) + 1)};
@@ -206,18 +199,55 @@ index_t learner_stage::train(std::span<const view> sequences, const sched::train
     return last_.updates;
 }
 
+learner_result learner_stage::learn(std::span<const view> sequences, sched::version_t version) {
+    const auto shares = static_cast<std::size_t>(settings_.distill.mini_batches);
+    std::vector<std::vector<part>> updates;  // looked back from before the first of them
+    for (std::size_t i = 0; i < shares; ++i) // a short batch may leave some empty
+        if (const std::size_t first = sequences.size() * i / shares, end = sequences.size() * (i + 1) / shares;
+            first < end)
+            updates.push_back(parts_of(sequences.subspan(first, end - first)));
+    learner_result r;
+    for (const auto& parts : updates) r.add(update(parts, version, r.updates));
+    return r;
+}
+
+std::vector<learner_stage::part> learner_stage::parts_of(std::span<const view> update) {
+    const auto most = static_cast<std::size_t>(settings_.distill.micro_batch);
+    const std::size_t at_once = most == 0 ? update.size() : most;
+    std::vector<part> r;
+    index_t kept = 0;
+    for (std::size_t first = 0; first < update.size(); first += at_once) {
+        part& p = r.emplace_back();
+        p.sequences = update.subspan(first, std::min(at_once, update.size() - first));
+        p.batch = packed(p.sequences);
+        learn_.look_back(p.batch);
+        kept += p.batch.kept;
+    }
+    if (r.size() > 1)
+        for (part& p : r) p.batch.normaliser = static_cast<std::int32_t>(kept);
+    return r;
+}
+
 row_batch learner_stage::packed(std::span<const view> sequences) const {
     std::vector<const trajectory*> rolled;
     for (const auto& s : sequences) rolled.push_back(s.rolled.get());
     return pack(rolled, entries_);
 }
 
-learner_result learner_stage::update(std::span<const view> sequences, sched::version_t version, int updates,
-                                     const row_batch& batch) {
-    std::vector<const scored_sequence*> scored;
-    for (const auto& s : sequences) scored.push_back(s.scored.get());
-    join(scored, cache_);
-    return learn_.step(batch, cache_, rate_of(settings_, rate_, version), static_cast<std::int32_t>(version), updates);
+learner_result learner_stage::update(std::span<const part> parts, sched::version_t version, int updates) {
+    learner_result r;
+    double loss = 0;
+    for (const part& p : parts) {
+        std::vector<const scored_sequence*> scored;
+        for (const auto& s : p.sequences) scored.push_back(s.scored.get());
+        join(scored, cache_);
+        const learner_result of_part = learn_.accumulate(p.batch, cache_, static_cast<std::int32_t>(version), updates);
+        loss += of_part.loss; // each its share of the update's
+        r.add(of_part);
+    }
+    r.loss = loss;
+    learn_.finish(r, rate_of(settings_, rate_, version));
+    return r;
 }
 
 } // namespace trainer

@@ -203,10 +203,18 @@ public:
     /// the run's last step, the weights stay what they are. Asked again for the step that it made last, in another call, it publishes what it has in that one's name.
     index_t train(std::span<const view> sequences, const opd::sched::train_call& call, std::stop_token);
 
+    /// The updates of such a step alone: nothing is published or reported.
+    learner_result learn(std::span<const view> sequences, opd::sched::version_t version);
+
 private:
+    // What the learner's activations are of at once: --micro-batch sequences of an update.
+    struct part {
+        std::span<const view> sequences;
+        row_batch batch;
+    };
     row_batch packed(std::span<const view> sequences) const;
-    learner_result update(std::span<const view> sequences, opd::sched::version_t version, int updates,
-                          const row_batch& batch);
+    std::vector<part> parts_of(std::span<const view> update);
+    learner_result update(std::span<const part> parts, opd::sched::version_t version, int updates);
 
     const config& settings_;
     learner& learn_;

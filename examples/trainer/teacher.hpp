@@ -38,6 +38,7 @@ struct row_batch {
     std::vector<float> log_mu;              ///< (N) of it; 0 where masked
     std::vector<std::int32_t> versions;     ///< (N) of the policy that drew it
     int entries = 0;                        ///< B, m or k recorded a position; 0: none
+    std::int32_t normaliser = 0;            ///< of a part of an update: the whole's kept; 0: all are here
     std::vector<std::int32_t> ids;          ///< (N, entries)
     std::vector<float> entry_log_mu;        ///< (N, entries)
     std::vector<float> entry_log_prox;      ///< (N, entries) of the proximal policy, where an estimator reads it

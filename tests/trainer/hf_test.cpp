@@ -1,30 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Model directories of transformers: what it computes with three of them in float64 (scripts/make_hf_golden.py), read
-// and written, and whatever else may be in such a directory, refused by name. scripts/test_hf.sh runs the first two
-// cases on random models (OPD_HF_MODELS), and has transformers load what they write (OPD_HF_WRITE).
+// and written, and whatever else may be in such a directory, refused by name; opd-distil on them. scripts/test_hf.sh runs
+// the first two cases on random models (OPD_HF_MODELS), and has transformers load what they write (OPD_HF_WRITE), and
+// peft an adapter.
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <random>
+#include <set>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "config.hpp"
 #include "hf/distil.hpp"
+#include "hf/lora.hpp"
 #include "hf/model_files.hpp"
 #include "opd/element.hpp"
+#include "programs.hpp"
+#include "rollout.hpp"
+#include "stages.hpp"
 #include "trainer/scratch.hpp"
 
 namespace {
@@ -911,4 +923,509 @@ TEST_CASE("a teacher of another tokenizer is refused, unless it is accepted") {
     CHECK(fs::exists(s.out + "/model.safetensors"));
     fs::remove(dir / "teacher/tokenizer.json");
     check(); // one file alone
+}
+
+namespace {
+
+/// qwen2 learns from llama, on prompts of three ids: 10 steps of 8 answers.
+hf::distil_settings small_run(const scratch& dir, const std::string& out) {
+    const std::string golden = OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/";
+    hf::distil_settings s;
+    s.student = golden + "qwen2", s.teacher = golden + "llama";
+    s.prompts = dir / "prompts.jsonl", s.out = dir / out, s.log = dir / (out + ".jsonl");
+    s.ends = {5, 9};
+    s.max_response = 10, s.held_out = 4, s.say_every = 4;
+    auto& d = s.settings.distill;
+    d.steps = 10, d.prompts = 4, d.answers = 2, d.warmup = 2, d.rate = 1e-2;
+    s.settings.run.threads = 2, s.settings.run.checkpoint_every = 4;
+    std::string lines;
+    for (int i = 0; i < 20; ++i) lines += fmt::format("{{\"ids\": [{}, {}, 3]}}\n", i, (7 * i) % 40);
+    put(s.prompts, lines);
+    spdlog::set_level(spdlog::level::warn);
+    return s;
+}
+
+std::vector<json> lines_of(const std::string& path) {
+    std::vector<json> r;
+    std::istringstream in(text_of(path));
+    for (std::string line; std::getline(in, line);) r.push_back(json::parse(line));
+    return r;
+}
+/// Without what depends on the clock, and on what is not said where stages take turns.
+std::vector<json> timeless(std::vector<json> lines) {
+    for (json& line : lines) line.erase("seconds"), line.erase("samples");
+    return lines;
+}
+
+struct named_run {
+    const char* name;
+    std::function<void(hf::distil_settings&)> how;
+    bool same_bits = true; // timing decides nothing
+};
+const std::vector<named_run>& run_kinds() {
+    static const auto schedule = [](const char* kind, int k) {
+        return [=](hf::distil_settings& s) {
+            s.settings.schedule.kind = kind, s.settings.schedule.k = s.settings.schedule.tau = k;
+            s.settings.schedule.rollout_workers = 2;
+        };
+    };
+    static const std::vector<named_run> kinds = {{"sync", [](auto&) {}},
+                                                 {"lora",
+                                                  [](auto& s) {
+                                                      s.lora_rank = 2, s.settings.distill.mini_batches = 2,
+                                                      s.settings.distill.estimator = "mc";
+                                                      s.settings.distill.rollout_top_k = 12;
+                                                  }},
+                                                 {"step-off", schedule("step-off", 2)},
+                                                 {"controlled", schedule("controlled", 1)},
+                                                 {"async-0",
+                                                  [](auto& s) {
+                                                      schedule("async", 0)(s);
+                                                      s.lora_rank = 3, s.lora_alpha = 1;
+                                                  }},
+                                                 {"async-2", schedule("async", 2), false}};
+    return kinds;
+}
+
+} // namespace
+
+TEST_CASE("a run that stops, again and again, and goes on ends in the bits of an unbroken one") {
+    for (const named_run& kind : run_kinds()) {
+        CAPTURE(kind.name);
+        const scratch dir;
+        hf::distil_settings s = small_run(dir, "whole");
+        kind.how(s);
+        const hf::distil_report whole = hf::distil(s);
+        s.out = dir / "parts", s.log = dir / "parts.jsonl", s.checkpoint = dir / "run.ckpt";
+        for (const int threads : {1, 2}) {
+            s.stop_after = 3, s.settings.run.threads = threads;
+            says(refused([&] { hf::distil(s); }, exit_interrupted), "--resume goes on from " + s.checkpoint);
+            CHECK(!fs::exists(s.out));
+            s.resume = true;
+        }
+        CHECK(lines_of(s.log).size() == 6);
+        s.stop_after = -1;
+        const hf::distil_report parts = hf::distil(s);
+        CHECK(!fs::exists(s.checkpoint)); // nothing is left to go on with
+        CHECK(parts.kl_before == whole.kl_before);
+        CHECK(parts.sample_before == whole.sample_before);
+        const auto log = lines_of(s.log);
+        std::int64_t tokens = 0;
+        REQUIRE(log.size() == 10);
+        for (std::size_t i = 0; i < log.size(); ++i) {
+            CHECK(log[i]["step"] == i);
+            tokens += log[i]["tokens"].get<std::int64_t>();
+        }
+        CHECK(tokens == parts.tokens);
+        std::set<int> samples; // each once
+        for (const json& line : log)
+            if (line.contains("samples"))
+                for (const int n : line["samples"]) CHECK(samples.insert(n).second);
+        if (s.settings.schedule.kind != "sync") {
+            CHECK(samples.size() == 80);
+            CHECK(*samples.rbegin() == 79);
+        }
+        if (!kind.same_bits) continue;
+        CHECK(same_bits(weights_of(dir / "parts"), weights_of(dir / "whole")));
+        CHECK(timeless(log) == timeless(lines_of(dir / "whole.jsonl")));
+        CHECK(parts.kl_after == whole.kl_after);
+        CHECK(parts.sample_after == whole.sample_after);
+        CHECK(parts.tokens == whole.tokens);
+        if (s.lora_rank > 0)
+            CHECK(text_of(dir / "parts/adapter/adapter_model.safetensors") ==
+                  text_of(dir / "whole/adapter/adapter_model.safetensors"));
+    }
+}
+
+TEST_CASE("a run that is killed without warning goes on from its last checkpoint, bit for bit") {
+    for (const char* schedule : {"sync", "step-off"}) {
+        CAPTURE(schedule);
+        const scratch dir;
+        hf::distil_settings s = small_run(dir, "whole");
+        s.settings.schedule.kind = schedule, s.settings.schedule.k = 1;
+        s.settings.distill.steps = 60, s.settings.run.checkpoint_every = 3, s.say_every = 0;
+        hf::distil(s);
+        s.out = dir / "parts", s.log = dir / "parts.jsonl", s.checkpoint = dir / "run.ckpt";
+        const pid_t child = ::fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            try {
+                hf::distil(s);
+            } catch (...) {
+                ::_exit(1);
+            }
+            ::_exit(0);
+        }
+        const auto steps = [&] {
+            std::ifstream lines(s.log);
+            return std::count(std::istreambuf_iterator<char>(lines), {}, '\n');
+        };
+        int status = 0;
+        bool ended = false;
+        while (!ended && steps() < 5) {
+            ended = ::waitpid(child, &status, WNOHANG) == child;
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
+        }
+        REQUIRE_MESSAGE(!ended, "it ended before the fifth step");
+        REQUIRE(::kill(child, SIGKILL) == 0);
+        REQUIRE(::waitpid(child, &status, 0) == child);
+        REQUIRE(WIFSIGNALED(status)); // else too few steps to be killed in
+        CHECK(!fs::exists(s.out));
+        s.resume = true, s.settings.run.threads = 1;
+        hf::distil(s);
+        CHECK(same_bits(weights_of(dir / "parts"), weights_of(dir / "whole")));
+        CHECK(timeless(lines_of(s.log)) == timeless(lines_of(dir / "whole.jsonl")));
+    }
+}
+
+TEST_CASE("a checkpoint of another run, or in a place that is none, is refused and stays") {
+    const scratch dir;
+    hf::distil_settings s = small_run(dir, "out");
+    s.checkpoint = dir / "run.ckpt";
+    const auto refuses = [&](const std::string& said, exit_code code,
+                             const std::function<void(hf::distil_settings&)>& edit) {
+        hf::distil_settings other = s;
+        edit(other);
+        says(refused([&] { hf::distil(other); }, code), said);
+        CHECK(!fs::exists(other.out));
+    };
+    refuses("--resume: there is no checkpoint", exit_input, [](auto& o) { o.resume = true; });
+    refuses("--resume needs --checkpoint", exit_usage, [](auto& o) { o.resume = true, o.checkpoint.clear(); });
+    refuses("--checkpoint: there is no directory", exit_io, [](auto& o) { o.checkpoint = "/nowhere/a"; });
+    refuses("stopped after 2 steps: nothing is written", exit_interrupted,
+            [](auto& o) { o.stop_after = 2, o.checkpoint.clear(); });
+    s.stop_after = 2;
+    says(refused([&] { hf::distil(s); }, exit_interrupted), "stopped after 2 steps");
+    s.stop_after = -1;
+    const std::string bytes = text_of(s.checkpoint);
+    refuses("is there already; --resume goes on with it", exit_usage, [](auto&) {});
+    s.resume = true;
+    refuses("distill.rate", exit_usage, [](auto& o) { o.settings.distill.rate = 1; });
+    refuses("schedule.kind", exit_usage, [](auto& o) { o.settings.schedule.kind = "async"; });
+    refuses("models.teacher", exit_usage,
+            [](auto& o) { o.teacher = OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/qwen2"; });
+    refuses("answers.max_response", exit_usage, [](auto& o) { o.max_response = 9; });
+    refuses("answers.held_out", exit_usage, [](auto& o) { o.held_out = 5; });
+    refuses("answers.ends", exit_usage, [](auto& o) { o.ends = {5}; });
+    refuses("lora.rank", exit_usage, [](auto& o) { o.lora_rank = 1; });
+    CHECK(text_of(s.checkpoint) == bytes);
+    const std::string prompts = text_of(s.prompts);
+    put(s.prompts, prompts + prompts);
+    refuses("answers.prompts", exit_usage, [](auto&) {});
+    put(s.prompts, prompts);
+    for (const std::size_t size : {std::size_t{0}, std::size_t{40}, bytes.size() - 1}) {
+        put(s.checkpoint, bytes.substr(0, size));
+        refuses(s.checkpoint, exit_input, [](auto&) {});
+    }
+    std::string flipped = bytes;
+    flipped[bytes.size() / 2] = static_cast<char>(flipped[bytes.size() / 2] ^ 1);
+    put(s.checkpoint, flipped);
+    refuses("its checksum does not fit", exit_input, [](auto&) {});
+    put(s.checkpoint, bytes);
+    hf::distil(s); // and whole it is gone on with
+    CHECK(fs::exists(s.out));
+}
+
+TEST_CASE("stages that overlap learn from answers as old as the schedule says") {
+    const scratch dir;
+    const auto run = [&](const std::string& name, const char* kind, int k, int more = 0) {
+        hf::distil_settings s = small_run(dir, name);
+        s.settings.schedule.kind = kind, s.settings.schedule.k = s.settings.schedule.tau = k;
+        s.settings.schedule.rollout_workers = more, s.settings.schedule.teachers = more;
+        s.settings.schedule.staleness_policy = "edf";
+        return hf::distil(s);
+    };
+    const hf::distil_report sync = run("sync", "sync", 0);
+    CHECK(sync.lag == 0);
+    // no lag is no difference
+    run("off-0", "step-off", 0), run("async-0", "async", 0, 2);
+    for (const char* name : {"off-0", "async-0"}) {
+        CHECK(same_bits(weights_of(dir / name), weights_of(dir / "sync")));
+        CHECK(timeless(lines_of(dir / (std::string(name) + ".jsonl"))) == timeless(lines_of(dir / "sync.jsonl")));
+    }
+    // k updates, exactly, whether they overlap or not
+    for (const char* kind : {"step-off", "controlled"}) {
+        const hf::distil_report r = run(kind, kind, 2, 2);
+        CHECK(r.lag == doctest::Approx(2 - 3.0 / 10).epsilon(0.05)); // 0, 1, 2, 2, … over steps of nearly equal size
+        for (const json& line : lines_of(dir / (std::string(kind) + ".jsonl"))) {
+            const std::int64_t expected = std::min<std::int64_t>(2, line["step"].get<std::int64_t>());
+            CHECK(line["lag"] == expected);
+            CHECK(line["lag_most"] == expected);
+            CHECK((line["effective_share"].get<double>() < 1) == (expected > 0));
+        }
+        CHECK(r.kl_after < r.kl_before);
+    }
+    CHECK(same_bits(weights_of(dir / "step-off"), weights_of(dir / "controlled")));
+    CHECK(!same_bits(weights_of(dir / "step-off"), weights_of(dir / "sync")));
+    const hf::distil_report r = run("async", "async", 2, 2);
+    CHECK(r.kl_after < r.kl_before);
+    CHECK(r.lag <= 2);
+    for (const json& line : lines_of(dir / "async.jsonl")) CHECK(line["lag_most"].get<int>() <= 2);
+
+    // ratios are of the weights that drew to those that learn: 1 where these are the same, else a cap cuts them
+    for (const char* kind : {"sync", "step-off"}) {
+        CAPTURE(kind);
+        for (const double cap : {1.001, 5.0}) {
+            const std::string name = fmt::format("{}-{}", kind, cap);
+            hf::distil_settings s = small_run(dir, name);
+            s.settings.schedule.kind = kind, s.settings.schedule.k = 1;
+            auto& d = s.settings.distill;
+            d.steps = 4, d.estimator = "mc", d.surrogate = "truncated_is", d.ratio_cap = cap, d.rollout_top_p = 0.9;
+            hf::distil(s);
+        }
+        const std::string at = dir / kind;
+        CHECK(same_bits(weights_of(at + "-1.001"), weights_of(at + "-5")) == (std::string(kind) == "sync"));
+    }
+}
+
+TEST_CASE("LoRA's gradient is that of the weights, projected; merged weights are base and product") {
+    const auto model = model_directory(OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/qwen3", 16).model<float>();
+    opd::thread_team threads(2);
+    std::mt19937 random(7);
+    std::normal_distribution<float> number(0, 1);
+    hf::lora adapters(model, 3, 6, 11);
+    transformer<float> merged = model;
+    for (const hf::linear_part& p : hf::linear_parts(model.shape))
+        std::fill_n(merged.weights.begin() + p.place.offset, p.place.size(), 7.0F);
+    adapters.merge(merged, threads);
+    CHECK(same_bits(merged.weights, model.weights)); // B is 0
+    CHECK(std::ssize(hf::linear_parts(model.shape)) == 7 * model.shape.layers);
+
+    // f = <G, W(A,B)> is bilinear, so that a difference over any distance is the derivative
+    std::vector<float> g(model.weights.size()), d;
+    for (float& x : g) x = number(random);
+    for (float& x : adapters.values) x = number(random) / 4;
+    const auto f = [&](const std::vector<float>& values) {
+        hf::lora at = adapters;
+        at.values = values;
+        at.merge(merged, threads);
+        double r = 0;
+        for (const hf::linear_part& p : hf::linear_parts(model.shape))
+            for (index_t i = p.place.offset; i < p.place.offset + p.place.size(); ++i) {
+                const auto n = static_cast<std::size_t>(i);
+                r += static_cast<double>(g[n]) * (static_cast<double>(merged.weights[n]) - model.weights[n]);
+            }
+        return r;
+    };
+    adapters.gradient(g, d, threads);
+    REQUIRE(d.size() == adapters.values.size());
+    double largest = 0;
+    for (const float x : d) largest = std::max(largest, std::abs(static_cast<double>(x)));
+    for (std::size_t i = 0; i < d.size(); i += 13) {
+        std::vector<float> up = adapters.values, down = up;
+        up[i] += 1, down[i] -= 1;
+        CHECK(std::abs((f(up) - f(down)) / 2 - static_cast<double>(d[i])) <= 1e-4 * largest);
+    }
+    // and of all values at once
+    std::vector<float> up = adapters.values, down = up;
+    double expected = 0;
+    for (std::size_t i = 0; i < d.size(); ++i) {
+        const float direction = number(random) / 64;
+        up[i] += direction, down[i] -= direction;
+        expected += static_cast<double>(direction) * static_cast<double>(d[i]);
+    }
+    CHECK((f(up) - f(down)) / 2 == doctest::Approx(expected).epsilon(1e-3));
+
+    CHECK_THROWS_WITH_AS(hf::lora(model, 0, 1, 1), doctest::Contains("rank: must lie in [1, "), opd::invalid_input);
+    CHECK_THROWS_AS(hf::lora(model, 1000, 1, 1), opd::invalid_input);
+    CHECK_THROWS_WITH_AS(hf::lora(model, 1, NAN, 1), doctest::Contains("alpha: must be positive"), opd::invalid_input);
+}
+
+TEST_CASE("LoRA learns, leaves everything else alone, and is written merged and as PEFT reads it") {
+    const scratch dir;
+    for (const std::string student : {"qwen2", "qwen3"}) { // the one's weights are float, the other's bfloat16
+        CAPTURE(student);
+        hf::distil_settings s = small_run(dir, student);
+        s.out = setting("OPD_HF_WRITE", dir.path.string()) + "/" + student + "-lora";
+        s.student = OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/" + student;
+        s.lora_rank = 2, s.lora_alpha = 3, s.settings.distill.rate = 5e-2;
+        const hf::distil_report r = hf::distil(s);
+        CHECK(r.kl_after < 0.95 * r.kl_before);
+        model_shape shape;
+        std::vector<float> base = weights_of(s.student, &shape), learnt = weights_of(s.out);
+
+        const json config = json::parse(text_of(s.out + "/adapter/adapter_config.json"));
+        CHECK(config["peft_type"] == "LORA");
+        CHECK(config["r"] == 2);
+        CHECK(config["lora_alpha"] == 3);
+        CHECK(config["base_model_name_or_path"] == s.student);
+        CHECK(config["target_modules"] ==
+              json({"down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"}));
+        const std::string path = s.out + "/adapter/adapter_model.safetensors", bytes = text_of(path);
+        const auto h = opd::data::read_safetensors(std::as_bytes(std::span(bytes.data(), bytes.size())), path);
+        CHECK(std::ssize(h.tensors) == 2 * 7 * shape.layers);
+        const auto matrix = [&](const std::string& name, index_t rows, index_t columns) {
+            const auto* t = h.find("base_model.model." + name);
+            REQUIRE(t);
+            CHECK(t->shape == std::vector<index_t>{rows, columns});
+            std::vector<float> v(static_cast<std::size_t>(rows * columns));
+            REQUIRE(t->end - t->begin == v.size() * sizeof(float));
+            std::memcpy(v.data(), bytes.data() + h.data_begin + t->begin, v.size() * sizeof(float));
+            return v;
+        };
+        double moved = 0;
+        for (const hf::linear_part& p : hf::linear_parts(shape)) {
+            const index_t in = p.place.columns;
+            const auto a = matrix(p.module + ".lora_A.weight", 2, in),
+                       b = matrix(p.module + ".lora_B.weight", p.place.rows, 2);
+            double worst = 0;
+            for (index_t i = 0; i < p.place.rows; ++i)
+                for (index_t j = 0; j < in; ++j) {
+                    const auto at = static_cast<std::size_t>(p.place.offset + i * in + j);
+                    double expected = static_cast<double>(base[at]);
+                    for (index_t k = 0; k < 2; ++k)
+                        expected += 1.5 * static_cast<double>(b[static_cast<std::size_t>(2 * i + k)]) *
+                                    static_cast<double>(a[static_cast<std::size_t>(k * in + j)]);
+                    worst = std::max(worst, std::abs(expected - static_cast<double>(learnt[at])));
+                    moved = std::max(moved, std::abs(static_cast<double>(learnt[at]) - static_cast<double>(base[at])));
+                    learnt[at] = base[at];
+                }
+            CHECK(worst <= 2e-6);
+        }
+        CHECK(moved > 1e-4);
+        CHECK(same_bits(learnt, base)); // all that is in no linear layer
+    }
+    hf::distil_settings s = small_run(dir, "no");
+    s.lora_rank = 1000;
+    says(refused([&] { hf::distil(s); }, exit_usage), "--lora must lie in [1, ");
+    s.lora_rank = 2, s.lora_alpha = -1;
+    says(refused([&] { hf::distil(s); }, exit_usage), "--lora-alpha must be positive");
+    CHECK(!fs::exists(s.out));
+}
+
+TEST_CASE("an update in parts has the gradient of the whole, each token with its weight in it") {
+    const std::string golden = OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/";
+    transformer<float> student = model_directory(golden + "qwen2", 24).model<float>();
+    const auto teacher = model_directory(golden + "llama", 24).model<float>();
+    opd::eigen_backend backend{.threads = 1};
+    for (const char* estimator : {"reverse_kl", "mc", "tail_bucket"}) {
+        CAPTURE(estimator);
+        config c;
+        c.distill.estimator = estimator;
+        c = hf::settled(c);
+        sampling how;
+        how.seed = 3, how.end = 5, how.more_ends = {9, 1, 2, 3}, how.max_response = 16, how.plan = draws_for(c);
+        std::vector<request> requests;
+        for (int i = 0; i < 7; ++i) requests.push_back({static_cast<std::uint64_t>(i), {i, 4, 6}});
+        teacher_scorer scorer(teacher, backend);
+        std::vector<trajectory> rolled = roll_out(student, backend.team(), requests, how);
+        std::vector<const trajectory*> answers;
+        for (const trajectory& t : rolled) answers.push_back(&t);
+        auto scored = scorer.score(answers, how.plan.count, cache_for(c));
+        std::vector<learner_stage::view> views(rolled.size());
+        std::set<std::size_t> lengths;
+        for (std::size_t i = 0; i < views.size(); ++i) {
+            lengths.insert(rolled[i].response().size());
+            views[i].rolled = std::make_shared<const trajectory>(rolled[i]);
+            views[i].scored = std::make_shared<const scored_sequence>(scored[i]);
+        }
+        REQUIRE(lengths.size() > 2); // else a mean of means would do
+        std::vector<float> gradient;
+        const auto learnt = [&](int micro_batch) {
+            c.distill.micro_batch = micro_batch;
+            adamw_state state;
+            learner learn(c, student, state, backend, head_of(teacher));
+            learn.update_with([&](double, std::vector<float>& g) {
+                gradient = g;
+                return 1.0;
+            });
+            publication none;
+            learner_stage lesson(c, learn, none, {});
+            lesson.learn(views, 0);
+            return lesson.learn(views, 0); // what an update leaves behind is not in the next
+        };
+        const learner_result whole = learnt(0);
+        const std::vector<float> expected = gradient;
+        const std::vector<double> as_double(expected.begin(), expected.end());
+        for (const int n : {1, 3, 6, 7, 100}) {
+            CAPTURE(n);
+            const learner_result r = learnt(n);
+            CHECK(difference(gradient.data(), as_double, 1e-6) <= 1e-5);
+            CHECK(r.loss == doctest::Approx(whole.loss).epsilon(1e-6));
+            CHECK(r.kl == doctest::Approx(whole.kl).epsilon(1e-6));
+            CHECK(r.tokens == whole.tokens);
+            CHECK(r.updates == 1);
+            CHECK(r.mismatched == 0);
+            if (n >= 7) CHECK(same_bits(gradient, expected));
+        }
+    }
+    const auto refuses = [](const std::string& said, const std::function<void(config&)>& edit) {
+        config c;
+        c.distill.micro_batch = 2, c.distill.estimator = "mc";
+        edit(c);
+        says(refused([&] { hf::settled(c); }, exit_usage), said);
+    };
+    refuses("--micro-batch: not with --m2po", [](config& c) { c.distill.m2po = 0.04; });
+    refuses("--micro-batch: not with --correction", [](config& c) { c.distill.correction = "recompute"; });
+    refuses("--micro-batch: not with --selector", [](config& c) { c.distill.selector = "entropy"; });
+    refuses("--micro-batch must be at least 0", [](config& c) { c.distill.micro_batch = -1; });
+    refuses("--batch must lie in", [](config& c) { c.distill.prompts = 0; });
+    refuses("--top-p must lie in", [](config& c) { c.distill.rollout_top_p = 0; });
+    refuses("opd-distil has no drafter", [](config& c) { c.speculation.kind = "learned"; });
+    refuses("opd-distil runs on threads", [](config& c) { c.schedule.driver = "virtual"; });
+}
+
+TEST_CASE("the program does what its options say, and refuses those that nothing looks at") {
+    const scratch dir;
+    hf::distil_settings s = small_run(dir, "api");
+    s.lora_rank = 2, s.lora_alpha = 8;
+    auto& d = s.settings.distill;
+    d.steps = 3, d.micro_batch = 3, d.estimator = "jsd", d.jsd_w = 0.3, d.answers = 2, d.kv_tokens = 64;
+    s.settings.schedule.kind = "step-off", s.settings.schedule.k = 1, s.settings.speculation.kind = "ngram";
+    s.settings.optimizer.decay = 0.1, s.settings.run.seed = 5;
+    hf::distil(s);
+    const auto exits = [&](const std::string& out, const std::vector<std::string>& more) {
+        std::vector<std::string> words = {"opd-distil", "--student",   s.student,           "--teacher",
+                                          s.teacher,    "--prompts",   s.prompts,           "--out",
+                                          dir / out,    "--end=5,9",   "--max-response=10", "--held-out=4",
+                                          "--batch=4",  "--answers=2", "--threads=2"};
+        words.insert(words.end(), more.begin(), more.end());
+        std::vector<const char*> argv;
+        for (const std::string& w : words) argv.push_back(w.c_str());
+        return distil_main(static_cast<int>(argv.size()), argv.data());
+    };
+    CHECK(exits("main", {"--steps=3",
+                         "--rate=1e-2",
+                         "--warmup=2",
+                         "--lora=2",
+                         "--lora-alpha=8",
+                         "--micro-batch=3",
+                         "--estimator=jsd",
+                         "--jsd-w=0.3",
+                         "--kv-tokens=64",
+                         "--schedule=step-off",
+                         "--schedule-k=1",
+                         "--speculate=ngram",
+                         "--decay=0.1",
+                         "--seed=5",
+                         "--rollout-workers=1",
+                         "--teachers=2",
+                         "--learner-threads=1",
+                         "--checkpoint=" + dir / "c",
+                         "--checkpoint-every=1",
+                         "--type=float32"}) == exit_ok);
+    CHECK(same_bits(weights_of(dir / "main"), weights_of(dir / "api")));
+    CHECK(!fs::exists(dir / "c"));
+    for (const std::vector<std::string>& more :
+         std::vector<std::vector<std::string>>{{"--lora-alpha=2"},
+                                               {"--checkpoint-every=2"},
+                                               {"--rollout-workers=1"},
+                                               {"--teachers=1"},
+                                               {"--score-batch=2"},
+                                               {"--learner-threads=1"},
+                                               {"--schedule=step-off", "--tau=2"},
+                                               {"--schedule=async", "--schedule-k=2"},
+                                               {"--k=3"},
+                                               {"--m=2"},
+                                               {"--estimator=mc", "--hidden-budget=100000"},
+                                               {"--top-k=3", "--hidden-budget=100000"},
+                                               {"--draft-depth=2"},
+                                               {"--resume"},
+                                               {"--mini-batches=3"},
+                                               {"--estimator=topk", "--k=41"},
+                                               {"--kv-tokens=8"}}) {
+        CAPTURE(more.back());
+        CHECK(exits("refused", more) == exit_usage);
+    }
+    CHECK(!fs::exists(dir / "refused"));
 }

@@ -4,28 +4,34 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include "files.hpp"
+#include "hf/lora.hpp"
 #include "hf/prompts.hpp"
 #include "hf/strict_json.hpp"
+#include "in_flight.hpp"
 #include "learner.hpp"
+#include "offline.hpp"
 #include "opd/data/json.hpp"
 #include "opd/data/order.hpp"
+#include "opd/sched/thread_driver.hpp"
 #include "rollout.hpp"
 #include "run.hpp"
 #include "schedule.hpp"
+#include "stages.hpp"
 #include "teacher.hpp"
 
 namespace trainer::hf {
@@ -44,35 +50,43 @@ std::vector<token> ids_of(const json& j, const std::string& name, const std::str
     return r;
 }
 
-// The trainer's settings, for models of these shapes.
-config with_shapes(config c, const model_shape& student, const model_shape& teacher) {
-    c.student_model = student, c.teacher_model = teacher;
-    const auto need = [](bool ok, const std::string& what) {
-        if (!ok) throw failure(exit_usage, what);
-    };
-    need(c.distill.steps >= 1, "--steps must be at least 1");
-    need(c.distill.prompts >= 1 && c.distill.answers >= 1, "--batch and --answers must be at least 1");
-    need(c.distill.rate > 0, "--rate must be positive");
-    need(c.distill.temperature > 0, "--temperature must be positive");
-    need(std::find(estimators.begin(), estimators.end(), c.distill.estimator) != estimators.end(),
-         fmt::format("--estimator: '{}' is not one of {}", c.distill.estimator, fmt::join(estimators, ", ")));
-    if (dense_estimator(c) && !filters_rollout(c)) c.distill.teacher_cache = "hidden";
-    return c;
-}
-
-// Prompts of training, epoch after epoch, each in an order of its own.
-class prompt_order {
+// Prompts of training, epoch after epoch, each in an order of its own; those that are measured on alone stand behind.
+// A problem is a prompt's number in the file. Answers have no judge.
+class prompt_task : public any_task {
 public:
-    prompt_order(std::span<const std::vector<token>> prompts, std::uint64_t seed) : prompts_(prompts), seed_(seed) {}
-    const std::vector<token>& at(std::int64_t n) const {
-        const std::int64_t count = std::ssize(prompts_);
-        const opd::data::permutation order(count, seed_, static_cast<std::uint64_t>(n / count));
-        return prompts_[static_cast<std::size_t>(order(n % count))];
+    prompt_task(std::vector<std::vector<token>> prompts, std::size_t held_out, int vocabulary, token end, int most)
+        : prompts_(std::move(prompts)), held_out_(held_out), vocabulary_(vocabulary), end_(end), most_(most) {
+        for (const auto& p : prompts_) longest_ = std::max(longest_, static_cast<int>(p.size()));
     }
+    int vocabulary() const override { return vocabulary_; }
+    token end_token() const override { return end_; }
+    int prompt_length() const override { return longest_; }
+    int max_response() const override { return most_; }
+    problem training_problem(std::uint64_t seed, std::uint64_t n) const override {
+        const std::uint64_t count = prompts_.size() - held_out_;
+        const opd::data::permutation order(static_cast<std::int64_t>(count), seed, n / count);
+        return {static_cast<std::uint64_t>(order(static_cast<std::int64_t>(n % count))), 0};
+    }
+    std::size_t held_out_problems() const override { return held_out_; }
+    problem held_out_problem(std::size_t i) const override { return {prompts_.size() - held_out_ + i, 0}; }
+    std::vector<token> prompt_tokens(problem p) const override { return prompts_[p.prompt]; }
+    std::vector<token> solution_tokens(problem) const override { return {}; }
+    std::string written(std::span<const token> tokens) const override {
+        return json(std::vector<token>(tokens.begin(), tokens.end())).dump();
+    }
+    verdict judged(problem, std::span<const token>) const override { return {}; }
+    bool judged_by_kl() const override { return true; }
+
+    std::span<const std::vector<token>> held_out() const { return std::span(prompts_).last(held_out_); }
+    /// Tells files of prompts apart.
+    std::string print() const { return hash128(json(prompts_).dump()); }
 
 private:
-    std::span<const std::vector<token>> prompts_;
-    std::uint64_t seed_;
+    std::vector<std::vector<token>> prompts_;
+    std::size_t held_out_;
+    int vocabulary_, longest_ = 0;
+    token end_;
+    int most_;
 };
 
 // KL(student || teacher) over whole rows, of answers that the student draws with noise of their own.
@@ -192,135 +206,466 @@ std::int64_t activation_bytes(const model_shape& s, std::int64_t rows) {
     return static_cast<std::int64_t>(sizeof(float)) * rows * (s.layers * (forward + 2 * kv + backward) + 4 * d);
 }
 
-distil_report distil(const distil_settings& s) {
+const option_names& distil_options() {
+    static const option_names names = [] {
+        option_names r = {{"--prompts", "--batch"},
+                          {"--rollout-top-k", "--top-k"},
+                          {"--rollout-top-p", "--top-p"},
+                          {"--rollout-min-p", "--min-p"},
+                          {"--weight-decay", "--decay"}};
+        std::istringstream same(
+            "--seed --threads --checkpoint-every --estimator --answers --mini-batches --micro-batch "
+            "--warmup --rate --temperature --hidden-budget --jsd-w --jsd-o --skew --alpha --k "
+            "--topk-from --m --budget --shape --shape-a --shape-b --surrogate --clip-low --clip-high "
+            "--dual-clip --ratio-cap --baseline --selector --selector-a --selector-b "
+            "--advantage-clip --self-normalise --accept-bias --m2po --correction --loss-clamp "
+            "--slots --prefill-chunk --kv-tokens --schedule --schedule-k --tau --staleness-policy "
+            "--outstanding --concurrency --weight-update --park-after --rollout-workers --teachers "
+            "--score-batch --score-flush --learner-threads --speculate --draft-depth --draft-verify "
+            "--draft-running --draft-history --beta1 --beta2 --epsilon --clip");
+        for (std::string flag; same >> flag;) r[flag] = flag;
+        return r;
+    }();
+    return names;
+}
+
+config settled(config c) {
+    c.distill.teacher_cache = dense_estimator(c) && !filters_rollout(c) ? "hidden" : "dense";
+    try {
+        validate(c);
+    } catch (const failure& e) {
+        throw failure(e.code, renamed(e.what(), distil_options()));
+    }
+    const auto need = [](bool ok, const std::string& what) {
+        if (!ok) throw failure(exit_usage, what);
+    };
+    need(c.distill.steps >= 1, "--steps must be at least 1");
+    need(c.speculation.kind != "learned", "--speculate learned: opd-distil has no drafter; off, ngram or auto");
+    need(!in_virtual_time(c), "--driver virtual: opd-distil runs on threads");
+    need(!is_served(c) && !is_offline(c), "--teacher-url, --offline: opd-distil's teacher is a directory");
+    need(c.distill.inject_mismatch.empty() && c.schedule.inject.empty(), "--inject: opd-distil has no faults");
+    return c;
+}
+
+namespace {
+
+namespace sched = opd::sched;
+
+// Where a directory or file that will be written can be.
+void need_parent(const char* flag, const std::string& path) {
+    std::error_code none;
+    const auto parent = std::filesystem::path(path).parent_path();
+    if (!parent.empty() && !std::filesystem::is_directory(parent, none))
+        throw failure(exit_io, fmt::format("{}: there is no directory {}", flag, parent.string()));
+}
+
+class distillation {
+public:
+    explicit distillation(const distil_settings& s);
+    distil_report go();
+
+private:
+    void say_memory() const;
+    std::string settings_text() const;
+    void take_checkpoint();
+    void save(std::string in_flight);
+    void check_numbers(const learner_result& r) const;
+    void stepped(const learner_result& r, std::span<const learner_stage::view> sequences);
+    template <class Bytes>
+    bool goes_on(Bytes&& in_flight);
+    void in_turns();
+    void on_threads();
+    std::string say_sample();
+    // What is learnt: adapters, or all weights.
+    std::vector<float>& learnt() { return lora_ ? lora_->values : student_->weights; }
+    bool overlaps() const { return c_.schedule.kind != "sync"; }
+    std::int64_t steps() const { return c_.distill.steps; }
+
+    const distil_settings& s_;
+    config c_;
+    std::optional<model_directory> of_student_, of_teacher_; // then with no more positions than there will be
+    std::optional<text_files> text_;
+    std::optional<prompt_task> task_;
+    std::vector<token> ends_;
+    sampling how_;
+    std::optional<transformer<float>> student_, teacher_;
+    std::optional<lora> lora_;
+    opd::eigen_backend backend_;
+    std::optional<learner> learn_;
+    run_state state_; // of it the step, the optimizer and what is in flight
+    distil_report report_;
+    line_file log_;
+    double lags_ = 0; // over the tokens since the start of the process
+    std::int64_t lagged_ = 0;
+    std::chrono::steady_clock::time_point begin_;
+    std::string settings_; // settings_text() of the start
+    std::int64_t stop_after_;
+    bool left_ = false; // interrupted
+};
+
+distillation::distillation(const distil_settings& s) : s_(s), stop_after_(s.stop_after) {
     std::error_code none;
     if (std::filesystem::exists(s.out, none) && !std::filesystem::is_empty(s.out, none)) // said now, not after hours
         throw failure(exit_io, fmt::format("--out: {} is there already, and is no empty directory", s.out));
-    const model_directory of_student(s.student), of_teacher(s.teacher);
-    model_shape student_shape = of_student.shape(), teacher_shape = of_teacher.shape();
-    if (student_shape.vocabulary != teacher_shape.vocabulary)
-        throw failure(exit_input, fmt::format("--teacher: {} has {} ids, and {} has {}", s.teacher,
-                                              teacher_shape.vocabulary, s.student, student_shape.vocabulary));
-    const int positions = std::min(student_shape.max_length, teacher_shape.max_length);
+    if (s.resume && s.checkpoint.empty())
+        throw failure(exit_usage, "--resume needs --checkpoint, the file to go on from");
+    if (!s.checkpoint.empty()) {
+        need_parent("--checkpoint", s.checkpoint);
+        const bool there = std::filesystem::exists(s.checkpoint, none);
+        if (s.resume && !there)
+            throw failure(exit_input, fmt::format("--resume: there is no checkpoint {}", s.checkpoint));
+        if (!s.resume && there)
+            throw failure(exit_usage, fmt::format("--checkpoint: {} is there already; --resume goes on with it, or "
+                                                  "remove it",
+                                                  s.checkpoint));
+    }
+    of_student_.emplace(s.student), of_teacher_.emplace(s.teacher);
+    const model_shape mine = of_student_->shape(), theirs = of_teacher_->shape();
+    if (mine.vocabulary != theirs.vocabulary)
+        throw failure(exit_input, fmt::format("--teacher: {} has {} ids, and {} has {}", s.teacher, theirs.vocabulary,
+                                              s.student, mine.vocabulary));
+    const int positions = std::min(mine.max_length, theirs.max_length);
     if (s.max_response < 1 || s.max_response >= positions)
         throw failure(exit_usage,
                       fmt::format("--max-response must lie in [1, {}], not be {}", positions - 1, s.max_response));
-    if (!s.accept_tokenizer) check_same_tokenizer(of_student.source(), of_teacher.source());
-    const text_files text = text_files_of(of_student.source());
+    if (!s.accept_tokenizer) check_same_tokenizer(of_student_->source(), of_teacher_->source());
+    text_.emplace(text_files_of(of_student_->source()));
     std::vector<std::vector<token>> prompts;
     for (prompt& p : prompts_of(read_file(s.prompts), s.prompts,
-                                {.vocabulary = student_shape.vocabulary,
+                                {.vocabulary = mine.vocabulary,
                                 .most_tokens = static_cast<std::size_t>(positions - s.max_response),
-                                .tokenizer = text.tokenizer ? &*text.tokenizer : nullptr,
-                                .chat = text.chat ? &*text.chat : nullptr,
-                                .no_tokenizer = text.no_tokenizer,
-                                .no_chat = text.no_chat}))
+                                .tokenizer = text_->tokenizer ? &*text_->tokenizer : nullptr,
+                                .chat = text_->chat ? &*text_->chat : nullptr,
+                                .no_tokenizer = text_->no_tokenizer,
+                                .no_chat = text_->no_chat}))
         prompts.push_back(std::move(p.ids));
-    const auto held_out = static_cast<std::size_t>(std::max(s.held_out, 0));
-    if (s.held_out < 1 || held_out >= prompts.size())
+    if (s.held_out < 1 || s.held_out >= std::ssize(prompts))
         throw failure(exit_usage, fmt::format("--held-out must lie in [1, {}], as {} has {} prompts, not be {}",
                                               prompts.size() - 1, s.prompts, prompts.size(), s.held_out));
-    const auto longest =
-        static_cast<std::int64_t>(std::max_element(prompts.begin(), prompts.end(), [](const auto& a, const auto& b) {
-                                      return a.size() < b.size();
-                                  })->size());
-    const int length = static_cast<int>(longest) + s.max_response;
-    const config c = with_shapes(s.settings, student_shape, teacher_shape);
-    const std::int64_t batch = std::int64_t{c.distill.prompts} * c.distill.answers;
-    std::vector<token> ends = s.ends.empty() ? end_tokens(of_student.source()) : s.ends;
-    for (const token id : ends)
-        if (id < 0 || id >= student_shape.vocabulary)
-            throw failure(exit_usage, fmt::format("--end: id {} of a model of {}", id, student_shape.vocabulary));
-    if (ends.empty())
+    c_ = settled(s.settings);
+    for (const auto& [flag, value] : {std::pair{"--k", c_.distill.k}, std::pair{"--budget", c_.distill.budget}})
+        if (value > mine.vocabulary)
+            throw failure(exit_usage, fmt::format("{} must be at most the vocabulary of {} ids, not {}", flag,
+                                                  mine.vocabulary, value));
+    ends_ = s.ends.empty() ? end_tokens(of_student_->source()) : s.ends;
+    for (const token id : ends_)
+        if (id < 0 || id >= mine.vocabulary)
+            throw failure(exit_usage, fmt::format("--end: id {} of a model of {}", id, mine.vocabulary));
+    if (ends_.empty())
         throw failure(exit_usage, fmt::format("--end: neither generation_config.json nor config.json of {} has an "
                                               "eos_token_id; name the ids that end an answer",
                                               s.student));
-
-    // the models as they run: with no more positions than there will be
-    const model_directory student_files(s.student, length), teacher_files(s.teacher, length);
-    const model_bytes mine = bytes_of(student_files.shape()), theirs = bytes_of(teacher_files.shape());
-    const std::int64_t activations = activation_bytes(student_files.shape(), batch * length);
-    spdlog::info("student {}", of_student.source().describe());
-    spdlog::info("teacher {}", of_teacher.source().describe());
-    spdlog::info("memory: {:.3g} GB at most: student {:.3g}, gradient and AdamW {:.3g}, teacher {:.3g}, activations of "
-                 "{} answers of {} tokens {:.3g}",
-                 gigabytes(mine.model + mine.training + theirs.model + activations), gigabytes(mine.model),
-                 gigabytes(mine.training), gigabytes(theirs.model), batch, length, gigabytes(activations));
-    transformer<float> student = student_files.model<float>();
-    const transformer<float> teacher = teacher_files.model<float>();
-
-    opd::eigen_backend backend{.threads = threads_of(c)};
-    adamw_state state;
-    learner learn(c, student, state, backend, head_of(teacher));
-    teacher_scorer scorer(teacher, backend);
-    sampling how;
-    how.temperature = c.distill.temperature;
-    how.top_k = c.distill.rollout_top_k, how.top_p = c.distill.rollout_top_p, how.min_p = c.distill.rollout_min_p;
-    how.keep_sets = filters_rollout(c);
-    how.seed = c.run.seed;
-    how.end = ends.front();
-    how.more_ends.assign(ends.begin() + 1, ends.end());
-    how.max_response = s.max_response;
-    how.slots = c.distill.slots, how.prefill_chunk = c.distill.prefill_chunk, how.kv_tokens = c.distill.kv_tokens;
-    how.plan = draws_for(c);
-
-    const std::span<const std::vector<token>> all(prompts), kept_back = all.last(held_out);
-    const prompt_order order(all.first(all.size() - held_out), c.run.seed);
-    const auto budget = static_cast<std::size_t>(c.distill.hidden_budget);
-    line_file log;
-    if (!s.log.empty()) log.open(s.log, nullptr);
-    distil_report report;
-    report.kl_before = held_out_kl(student, teacher, backend, kept_back, how, budget);
-    spdlog::info("before: KL(student, teacher) {:.4f} nats a token of answers to {} held-out prompts", report.kl_before,
-                 held_out);
-    const auto say_sample = [&] {
-        const std::string r = sample_of(student, backend, kept_back.front(), how, text);
-        spdlog::info("answer: {}", on_a_line(r, text));
-        return r;
-    };
-    if (!text.tokenizer) spdlog::info("answers are shown as ids: {}", text.no_tokenizer);
-    spdlog::info("prompt: {}", text.tokenizer ? on_a_line(text.tokenizer->decode(kept_back.front()), text)
-                                              : json(kept_back.front()).dump());
-    report.sample_before = say_sample();
-    const auto begin = std::chrono::steady_clock::now();
-    teacher_cache cache;
-    for (std::int64_t step = 0; step < c.distill.steps; ++step) {
-        if (interrupted) throw failure(exit_interrupted, fmt::format("stopped in step {}: nothing is written", step));
-        std::vector<request> requests;
-        for (std::int64_t i = 0; i < batch; ++i) {
-            const std::int64_t sample = step * batch + i;
-            requests.push_back({static_cast<std::uint64_t>(sample), order.at(sample / c.distill.answers)});
-        }
-        const row_batch rows =
-            pack(roll_out(student, backend.team(), requests, how, static_cast<std::int32_t>(step)), how.plan.count);
-        scorer.score(rows, cache_for(c), cache);
-        const learner_result r = learn.step(rows, cache, rate_of(c, {}, step), static_cast<std::int32_t>(step));
-        if (!std::isfinite(r.loss) || !std::isfinite(r.gradient_norm))
-            throw failure(exit_numeric, fmt::format("step {}: loss {} and gradient {}", step, r.loss, r.gradient_norm));
-        report.tokens += rows.kept;
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-        if (!s.log.empty())
-            log.write(json{{"step", step},
-                           {"loss", r.loss},
-                           {"kl", r.kl},
-                           {"gradient", r.gradient_norm},
-                           {"rate", r.rate},
-                           {"tokens", rows.kept},
-                           {"mismatched", r.mismatched},
-                           {"seconds", took.count()}}
-                          .dump());
-        const bool at_interval = s.say_every > 0 && step % s.say_every == 0;
-        if (step == 0 || step + 1 == c.distill.steps || at_interval)
-            spdlog::info("step {}: loss {:.4f}, {} tokens in all, {:.0f} a second", step, r.loss, report.tokens,
-                         static_cast<double>(report.tokens) / std::max(took.count(), 1e-9));
-        if (at_interval && step > 0 && step + 1 < c.distill.steps) say_sample();
-    }
-    report.kl_after = held_out_kl(student, teacher, backend, kept_back, how, budget);
-    spdlog::info("after: KL(student, teacher) {:.4f} nats a token", report.kl_after);
-    report.sample_after = say_sample();
-    write_model_directory(s.out, student.shape, student.weights, &of_student.source(), s.how);
-    spdlog::info("written: {} as {}", s.out, s.how.type);
-    return report;
+    task_.emplace(std::move(prompts), static_cast<std::size_t>(s.held_out), mine.vocabulary, ends_.front(),
+                  s.max_response);
+    how_ = sampling_of(c_, *task_);
+    how_.more_ends.assign(ends_.begin() + 1, ends_.end());
+    if (const index_t least = rollout_engine::least_memory(how_, task_->max_length());
+        c_.distill.kv_tokens > 0 && c_.distill.kv_tokens < least)
+        throw failure(exit_usage, fmt::format("--kv-tokens must be at least {}, what a sequence and its drafts take, "
+                                              "not {}",
+                                              least, c_.distill.kv_tokens));
+    of_student_.emplace(s.student, task_->max_length()), of_teacher_.emplace(s.teacher, task_->max_length());
+    c_.student_model = of_student_->shape(), c_.teacher_model = of_teacher_->shape();
+    say_memory();
+    student_.emplace(of_student_->model<float>());
+    teacher_.emplace(of_teacher_->model<float>());
+    backend_.threads = learner_threads_of(c_); // where the stages take turns, of all of them
+    state_.stage = stage::distill;
 }
+
+void distillation::say_memory() const {
+    const model_shape& shape = of_student_->shape();
+    const model_bytes mine = bytes_of(shape), theirs = bytes_of(of_teacher_->shape());
+    const std::int64_t batch = batch_of(c_), update = batch / c_.distill.mini_batches, length = task_->max_length();
+    const std::int64_t at_once =
+        c_.distill.micro_batch > 0 ? std::min<std::int64_t>(c_.distill.micro_batch, update) : update;
+    const std::int64_t gradient = mine.training / 3; // AdamW has two moments beside it
+    const std::int64_t learning =
+        (s_.lora_rank > 0 ? gradient + lora::bytes(shape, s_.lora_rank, of_student_->source().types == "BF16")
+                          : mine.training) +
+        (at_once < update ? gradient : 0); // and the sum of the parts before
+    const std::int64_t activations = activation_bytes(shape, at_once * length);
+    const std::int64_t engines = overlaps() ? rollout_workers_of(c_) : threads_of(c_);
+    const std::int64_t lanes =
+        std::clamp<std::int64_t>(c_.distill.slots / engines, 1, overlaps() ? most_threads : batch);
+    const std::int64_t columns = c_.distill.kv_tokens > 0
+                                     ? engines * c_.distill.kv_tokens
+                                     : engines * lanes * ((length + how_.speculate.most() + 15) / 16 * 16);
+    const std::int64_t cache = columns * shape.layers * 2 * shape.kv_width() * static_cast<std::int64_t>(sizeof(float));
+    // the one that is being made, the last two, of which workers may hold one
+    const std::int64_t copies = overlaps() ? 3 * mine.model : 0;
+    spdlog::info("student {}", of_student_->source().describe());
+    spdlog::info("teacher {}", of_teacher_->source().describe());
+    spdlog::info(
+        "memory: {:.3g} GB at most: student {:.3g}, {} {:.3g}, teacher {:.3g}, activations of {} answers of {} "
+        "tokens {:.3g}, keys and values {:.3g}{}",
+        gigabytes(mine.model + learning + theirs.model + activations + cache + copies), gigabytes(mine.model),
+        s_.lora_rank > 0 ? "gradient, base and adapters" : "gradient and AdamW", gigabytes(learning),
+        gigabytes(theirs.model), at_once, length, gigabytes(activations), gigabytes(cache),
+        copies > 0 ? fmt::format(", weights of rollout {:.3g}", gigabytes(copies)) : std::string());
+}
+
+// --- checkpoints ----------------------------------------------------------------------------------------------------
+
+// All that the bits of a run depend on: what a checkpoint was made with.
+std::string distillation::settings_text() const {
+    nlohmann::ordered_json j = results_json(c_);
+    j["models"] = {{"student", print_of_teacher(student_->weights)}, {"teacher", print_of_teacher(teacher_->weights)}};
+    j["answers"] = {
+        {"prompts", task_->print()}, {"held_out", s_.held_out}, {"max_response", s_.max_response}, {"ends", ends_}};
+    j["lora"] = {{"rank", lora_ ? lora_->rank() : 0}, {"alpha", lora_ ? lora_->alpha() : 0.0}};
+    return j.dump();
+}
+
+void distillation::take_checkpoint() {
+    std::string saved;
+    state_ = load_checkpoint(s_.checkpoint, saved);
+    if (saved != settings_)
+        throw failure(exit_usage, fmt::format("--resume: {} was made with other settings: {}", s_.checkpoint,
+                                              differences(saved, settings_)));
+    const auto fits = [&](const std::vector<float>& v) { return v.empty() || v.size() == learnt().size(); };
+    const nlohmann::json before = nlohmann::json::parse(state_.evaluations);
+    if (state_.student_weights.size() != learnt().size() || !fits(state_.student_optimizer.m) ||
+        !fits(state_.student_optimizer.v) || state_.step > steps() || !before.contains("kl"))
+        throw failure(exit_input, fmt::format("{}: does not fit the run that it says it is of", s_.checkpoint));
+    learnt() = std::exchange(state_.student_weights, {});
+    report_.kl_before = before["kl"].get<double>();
+    report_.sample_before = before.value("sample", std::string());
+    report_.tokens = state_.tokens[static_cast<std::size_t>(clock_name::rollout)];
+    spdlog::info("going on from {} after {} of {} steps", s_.checkpoint, state_.step, steps());
+}
+
+void distillation::save(std::string in_flight) {
+    state_.in_flight = std::move(in_flight);
+    state_.tokens[static_cast<std::size_t>(clock_name::rollout)] = report_.tokens;
+    state_.evaluations = json{{"kl", report_.kl_before}, {"sample", report_.sample_before}}.dump(
+        -1, ' ', false, json::error_handler_t::replace);
+    struct lent { // not copied: nobody looks at the weights meanwhile
+        std::vector<float>&a, &b;
+        lent(std::vector<float>& x, std::vector<float>& y) : a(x), b(y) { a.swap(b); }
+        ~lent() { a.swap(b); }
+    } const weights(learnt(), state_.student_weights);
+    save_checkpoint(s_.checkpoint, state_, settings_);
+}
+
+// --- steps ----------------------------------------------------------------------------------------------------------
+
+void distillation::check_numbers(const learner_result& r) const {
+    if (std::isfinite(r.loss) && std::isfinite(r.gradient_norm)) return;
+    throw failure(exit_numeric, fmt::format("step {}: loss {} and gradient {}{}", state_.step, r.loss, r.gradient_norm,
+                                            s_.checkpoint.empty() ? "" : "; the last checkpoint is intact"));
+}
+
+// A step is made: counted, logged, told.
+void distillation::stepped(const learner_result& r, std::span<const learner_stage::view> sequences) {
+    const std::int64_t step = state_.step++;
+    std::int64_t tokens = 0, most = 0;
+    double lags = 0;
+    for (const auto& s : sequences)
+        for (const std::int32_t version : s.rolled->versions) {
+            ++tokens, lags += static_cast<double>(step - version);
+            most = std::max(most, step - version);
+        }
+    report_.tokens += tokens;
+    lags_ += lags, lagged_ += tokens;
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin_;
+    const double lag = lags / static_cast<double>(std::max<std::int64_t>(1, tokens));
+    if (!s_.log.empty()) {
+        json line = {{"step", step},
+                     {"loss", r.loss},
+                     {"kl", r.kl},
+                     {"gradient", r.gradient_norm},
+                     {"rate", r.rate},
+                     {"tokens", tokens},
+                     {"mismatched", r.mismatched},
+                     {"lag", lag},
+                     {"lag_most", most},
+                     {"effective_share", r.prefix.effective_share()},
+                     {"seconds", took.count()}};
+        if (overlaps()) // in turns they are the next ones
+            for (const auto& s : sequences) line["samples"].push_back(s.rolled->sample);
+        log_.write(line.dump());
+    }
+    const bool at_interval = s_.say_every > 0 && step % s_.say_every == 0;
+    if (step == 0 || step + 1 == steps() || at_interval)
+        spdlog::info("step {}: loss {:.4f}, {} tokens in all, {:.0f} a second{}", step, r.loss, report_.tokens,
+                     static_cast<double>(lagged_) / std::max(took.count(), 1e-9),
+                     overlaps() ? fmt::format(", lag {:.2f}, {} at most", lag, most) : std::string());
+    if (at_interval && step > 0 && step + 1 < steps()) say_sample();
+}
+
+// After a step: writes a checkpoint where one is due. False: it is time to leave.
+template <class Bytes>
+bool distillation::goes_on(Bytes&& in_flight) {
+    if (left_ || state_.step >= steps()) return !left_;
+    left_ = interrupted || (stop_after_ > 0 && --stop_after_ == 0);
+    if (!s_.checkpoint.empty() && (left_ || state_.step % c_.run.checkpoint_every == 0)) save(in_flight());
+    return !left_;
+}
+
+// Rollout, teacher and learner one after the other, of the student's own weights.
+void distillation::in_turns() {
+    teacher_scorer scorer(*teacher_, backend_);
+    publication none;
+    learner_stage lesson(c_, *learn_, none, {});
+    const cache_plan plan = cache_for(c_);
+    const auto batch = static_cast<std::uint64_t>(batch_of(c_));
+    while (state_.step < steps()) {
+        std::vector<request> requests;
+        for (std::uint64_t i = 0; i < batch; ++i)
+            requests.push_back(request_of(*task_, c_.run.seed, state_.next_sample + i, c_.distill.answers));
+        std::vector<trajectory> rolled =
+            roll_out(*student_, backend_.team(), requests, how_, static_cast<std::int32_t>(state_.step));
+        std::vector<const trajectory*> answers;
+        for (const trajectory& t : rolled) answers.push_back(&t);
+        std::vector<scored_sequence> scored = scorer.score(answers, how_.plan.count, plan);
+        std::vector<learner_stage::view> sequences(rolled.size());
+        for (std::size_t i = 0; i < rolled.size(); ++i) {
+            sequences[i].rolled = std::make_shared<const trajectory>(std::move(rolled[i]));
+            sequences[i].scored = std::make_shared<const scored_sequence>(std::move(scored[i]));
+        }
+        const learner_result r = lesson.learn(sequences, state_.step);
+        check_numbers(r);
+        state_.next_sample += batch;
+        stepped(r, sequences);
+        if (!goes_on([] { return std::string(); })) return;
+    }
+}
+
+// opd-train's stages under the library's scheduler, each worker on a thread of its own.
+void distillation::on_threads() {
+    using driver_type = sched::thread_driver<rollout_stage, teacher_stage, learner_stage>;
+    sched::settings schedule = schedule_of(c_);
+    publication weights;
+    learner_result last;
+    const auto lesson = std::make_shared<learner_stage>(c_, *learn_, weights, [&](const learner_result& r, auto&&...) {
+        check_numbers(r); // before anybody draws from such weights
+        last = r;
+    });
+    const auto publish = [&](const sched::weights& name) {
+        if (name.version != state_.step)
+            throw failure(exit_input, fmt::format("{}: its sequences in flight are those of step {}, not {}",
+                                                  s_.checkpoint, name.version, state_.step));
+        weights.publish(name, learn_->snapshot(static_cast<std::int32_t>(name.version)));
+    };
+    const auto teacher = [&] { return std::make_shared<teacher_stage>(*teacher_, c_, 1); };
+    driver_type* running = nullptr;
+    driver_type::hooks_type hooks; // on the learner's thread, which alone looks at what is written here
+    hooks.on_step = [&](const driver_type::report_type& report) {
+        if (left_ || state_.step >= steps()) return;
+        state_.next_sample = schedule.first_sample + static_cast<std::uint64_t>(report.totals.admitted);
+        stepped(last, report.consumed);
+    };
+    hooks.on_checkpoint = [&](in_flight state) {
+        const bool on = goes_on([&] { return kept(schedule, state); });
+        if (!on || (state_.step >= steps() && !state.sequences.empty())) running->stop_now();
+    };
+    // each step may be the one after which it is time to leave
+    const sched::thread_options how{.shutdown_seconds = 120, .stop_on_error = true, .checkpoint_every = 1};
+    std::unique_ptr<driver_type> driver;
+    if (const std::string bytes = std::exchange(state_.in_flight, {}); !bytes.empty()) {
+        const in_flight from = in_flight_of(
+            bytes, [&](auto t) { return teacher()->score(t); }, task_->vocabulary());
+        publish(from.weights);
+        schedule = going_on(schedule, from);
+        driver = std::make_unique<driver_type>(schedule, from, how, hooks);
+    } else {
+        schedule.first_version = state_.step;
+        schedule.first_sample = state_.next_sample;
+        schedule.sequences -= schedule.batch * state_.step;
+        publish({.version = state_.step});
+        driver = std::make_unique<driver_type>(schedule, how, hooks);
+    }
+    running = driver.get();
+    const int workers = rollout_workers_of(c_);
+    const index_t lanes = std::max(1, c_.distill.slots / workers);
+    for (std::int32_t w = 0; w < workers; ++w)
+        driver->add_rollout(std::make_shared<rollout_stage>(*task_, how_, std::uint64_t{0}, lanes, weights,
+                                                            c_.distill.answers, c_.schedule.park_after, nullptr,
+                                                            nullptr, w),
+                            static_cast<std::int32_t>(lanes));
+    for (int w = 0; w < teachers_of(c_); ++w) driver->add_teacher(teacher());
+    driver->set_learner(lesson);
+    const sched::run_report report = driver->run();
+    if (!report.left_behind.empty()) { // they use what would be destroyed now
+        spdlog::error("{} threads did not return", report.left_behind.size());
+        std::_Exit(left_ ? exit_interrupted : exit_other);
+    }
+    if (report.first_exception) std::rethrow_exception(report.first_exception);
+    if (!left_ && state_.step < steps())
+        throw std::runtime_error(fmt::format("distillation ended at step {} of {}: {} answers were given up",
+                                             state_.step, steps(), report.totals.failed));
+}
+
+std::string distillation::say_sample() {
+    const std::string r = sample_of(*student_, backend_, task_->held_out().front(), how_, *text_);
+    spdlog::info("answer: {}", on_a_line(r, *text_));
+    return r;
+}
+
+distil_report distillation::go() {
+    if (s_.lora_rank > 0 || s_.lora_alpha != 0) {
+        try {
+            lora_.emplace(*student_, s_.lora_rank, s_.lora_alpha != 0 ? s_.lora_alpha : 2.0 * s_.lora_rank,
+                          c_.run.seed);
+        } catch (const opd::invalid_input& e) {
+            const std::string text = e.what(); // "opd: rank: must …"
+            throw failure(exit_usage, (e.argument == "rank" ? "--lora" : "--lora-alpha") +
+                                          text.substr(std::string("opd: ").size() + e.argument.size() + 1));
+        }
+    }
+    learn_.emplace(c_, *student_, state_.student_optimizer, backend_, head_of(*teacher_));
+    if (lora_)
+        learn_->update_with([this](double rate, std::vector<float>& gradient) {
+            return lora_->step(c_.optimizer, rate, gradient, state_.student_optimizer, *student_, backend_.team());
+        });
+    if (!s_.checkpoint.empty()) settings_ = settings_text();
+    const auto budget = static_cast<std::size_t>(c_.distill.hidden_budget);
+    const auto kl = [&] { return held_out_kl(*student_, *teacher_, backend_, task_->held_out(), how_, budget); };
+    if (!text_->tokenizer) spdlog::info("answers are shown as ids: {}", text_->no_tokenizer);
+    const auto& prompt = task_->held_out().front();
+    spdlog::info("prompt: {}",
+                 text_->tokenizer ? on_a_line(text_->tokenizer->decode(prompt), *text_) : json(prompt).dump());
+    if (s_.resume) {
+        take_checkpoint();
+        lora_ ? lora_->merge(*student_, backend_.team()) : student_->weights_changed();
+    } else {
+        report_.kl_before = kl();
+        spdlog::info("before: KL(student, teacher) {:.4f} nats a token of answers to {} held-out prompts",
+                     report_.kl_before, s_.held_out);
+        report_.sample_before = say_sample();
+        if (!s_.checkpoint.empty()) save({}); // so that a place that cannot be written is known now
+    }
+    const auto earlier = [this](const std::string& line) { // steps that are about to be made again are dropped
+        const json j = json::parse(line, nullptr, false);
+        const auto step = j.is_object() ? j.find("step") : j.end();
+        return step != j.end() && step->is_number_integer() && step->get<std::int64_t>() < state_.step;
+    };
+    if (!s_.log.empty()) log_.open(s_.log, s_.resume ? earlier : std::function<bool(const std::string&)>());
+    begin_ = std::chrono::steady_clock::now();
+    with_memory_for("distillation: --batch, --answers, --micro-batch, --max-response and --slots set how much", [&] {
+        if (state_.step < steps()) overlaps() ? on_threads() : in_turns();
+    });
+    if (left_)
+        throw failure(exit_interrupted, s_.checkpoint.empty()
+                                            ? fmt::format("stopped after {} steps: nothing is written", state_.step)
+                                            : fmt::format("stopped after {} steps; --resume goes on from {}",
+                                                          state_.step, s_.checkpoint));
+    report_.lag = lags_ / static_cast<double>(std::max<std::int64_t>(1, lagged_));
+    report_.kl_after = kl();
+    spdlog::info("after: KL(student, teacher) {:.4f} nats a token", report_.kl_after);
+    report_.sample_after = say_sample();
+    std::optional<adapter_files> adapter;
+    if (lora_) adapter = lora_->files(s_.student);
+    write_model_directory(s_.out, student_->shape, student_->weights, &of_student_->source(), s_.how,
+                          adapter ? &*adapter : nullptr);
+    spdlog::info("written: {} as {}", s_.out, s_.how.type);
+    if (!s_.checkpoint.empty()) std::filesystem::remove(s_.checkpoint);
+    return report_;
+}
+
+} // namespace
+
+distil_report distil(const distil_settings& s) { return distillation(s).go(); }
 
 } // namespace trainer::hf

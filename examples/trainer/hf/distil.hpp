@@ -7,9 +7,20 @@
 // two must have the same tokens under the same ids: a loss between rows of two vocabularies says nothing.
 //
 // Each step takes the next prompts of a shuffled epoch, draws the student's answers, has the teacher look at every row
-// of them, and makes one update, as opd-train does under --schedule sync: rollout, teacher and learner are its own. A
-// divergence of whole rows is computed from hidden states, so that no row of V is kept. An answer ends with one of the
-// end tokens, or at its longest.
+// of them, and makes its updates: rollout, teacher, learner and schedules are those of opd-train. A divergence of whole
+// rows is computed from hidden states, so that no row of V is kept. An answer ends with one of the end tokens, or at
+// its longest.
+//
+//   sync                         the three take turns, all threads for each: one copy of the student
+//   step-off, controlled, async  opd-train's stages on threads under the library's scheduler, which bounds the lag.
+//                                Rollout has immutable copies of the weights; each token keeps its log mu and version
+//
+// With `lora_rank` LoRA's matrices are learnt (lora.hpp); what is written is merged, the adapter beside it.
+//
+// With `checkpoint` a run that stops or dies goes on with --resume from its last whole file: weights or adapters,
+// moments, step, the place in the prompts' order and, where stages overlap, the scheduler and what is between them. A
+// resumed run has the bits of an unbroken one under sync, step-off and controlled, and with tau = 0; under async it
+// learns from every answer once.
 //
 // Before and after, the mean over the tokens of answers to held-out prompts, drawn with the same noise, of
 // KL(student || teacher) over the whole vocabulary is measured. The answer to the first of these prompts is shown then
@@ -56,12 +67,23 @@ struct distil_settings {
     int held_out = 16;             ///< of the prompts, the last
     int say_every = 10;            ///< steps; 0: the first and the last alone
     bool accept_tokenizer = false; ///< without check_same_tokenizer()
+    int lora_rank = 0;             ///< 0: all weights are trained
+    double lora_alpha = 0;         ///< 0: twice the rank
+    std::string checkpoint;        ///< file that the run can go on from, gone once `out` is there; empty: none
+    bool resume = false;           ///< go on from it
+    std::int64_t stop_after = -1;  ///< for tests: as if interrupted after so many further steps
     write_options how;
-    config settings; ///< distill, optimizer, run.seed, run.threads
+    config settings; ///< what distil_options() names
 };
+/// What opd-distil takes of opd-train's settings, and what it calls them.
+const option_names& distil_options();
+/// The settings with what follows from others: a divergence of whole rows is computed from hidden states where no
+/// filter asks for logits. What opd-train refuses, and what it has and opd-distil has not, is a usage failure.
+config settled(config c);
 struct distil_report {
-    double kl_before = 0, kl_after = 0;      ///< held out, nats a token
-    std::int64_t tokens = 0;                 ///< answered in training
+    double kl_before = 0, kl_after = 0; ///< held out, nats a token
+    std::int64_t tokens = 0;            ///< answered in training
+    double lag = 0;                     ///< updates from a token's weights to those that learnt from it, their mean
     std::string sample_before, sample_after; ///< the answer to the first held-out prompt: text, or ids as [5,6]
 };
 distil_report distil(const distil_settings& s);

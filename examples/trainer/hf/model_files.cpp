@@ -274,6 +274,15 @@ void model_directory::read(std::span<T> weights) const {
     });
 }
 
+std::vector<linear_part> linear_parts(const model_shape& shape) {
+    constexpr std::string_view tail = "_proj.weight";
+    std::vector<linear_part> r;
+    each_part(shape, model_layout(shape), [&](const std::string& name, const tensor& place, const auto&) {
+        if (name.ends_with(tail)) r.push_back({name.substr(0, name.size() - std::strlen(".weight")), place});
+    });
+    return r;
+}
+
 template void model_directory::read(std::span<float>) const;
 template void model_directory::read(std::span<double>) const;
 
@@ -358,8 +367,17 @@ struct temporary_directory {
     }
 };
 
+void write_adapter(const std::string& folder, const adapter_files& a) {
+    if (::mkdir(folder.c_str(), 0777) != 0) data::cannot_write(folder, "cannot be created");
+    std::vector<written_tensor> tensors;
+    for (const auto& [name, place] : a.tensors) tensors.push_back({name, place, {place.rows, place.columns}});
+    write_shard(folder, "adapter_model.safetensors", tensors, a.values.data(), false);
+    write_text(folder, "adapter_config.json", a.config);
+}
+
 void write_all_of(const std::string& path, const model_shape& shape, const model_layout& layout, const float* weights,
-                  const model_source* from, const write_options& how, const json& config) {
+                  const model_source* from, const write_options& how, const json& config,
+                  const adapter_files* adapter) {
     const bool bfloat16 = how.type == "bfloat16";
     std::vector<std::vector<written_tensor>> shards(1);
     std::size_t filled = 0, total = 0;
@@ -388,13 +406,14 @@ void write_all_of(const std::string& path, const model_shape& shape, const model
     write_text(folder.path, "config.json", config.dump(2) + "\n");
     if (from)
         for (const auto& [name, bytes] : from->kept) write_text(folder.path, name, bytes);
+    if (adapter) write_adapter(folder.path + "/adapter", *adapter);
     folder.become(path);
 }
 
 } // namespace
 
 void write_model_directory(const std::string& name, const model_shape& shape, std::span<const float> weights,
-                           const model_source* from, const write_options& how) {
+                           const model_source* from, const write_options& how, const adapter_files* adapter) {
     std::string path = name;
     while (path.size() > 1 && path.back() == '/') path.pop_back();
     if (how.type != "float32" && how.type != "bfloat16")
@@ -414,7 +433,7 @@ void write_model_directory(const std::string& name, const model_shape& shape, st
         }
     });
     try {
-        write_all_of(path, shape, layout, weights.data(), from, how, config);
+        write_all_of(path, shape, layout, weights.data(), from, how, config, adapter);
     } catch (const opd::error& e) {
         throw failure(exit_io, e.what());
     }

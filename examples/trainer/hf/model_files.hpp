@@ -31,6 +31,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config.hpp"
@@ -110,6 +111,22 @@ struct read_model {
 };
 read_model read_model_directory(const std::string& path, int max_length = 0);
 
+/// A linear layer's weights, by the name of its module: "model.layers.0.self_attn.q_proj".
+struct linear_part {
+    std::string module;
+    tensor place; ///< (out,in)
+};
+/// All of them but the head, in the order of the weights.
+std::vector<linear_part> linear_parts(const model_shape& shape);
+
+/// Tensors in a folder of their own, adapter/, within the directory: where PEFT reads adapter_config.json and
+/// adapter_model.safetensors, and transformers, which loads what is beside config.json, does not.
+struct adapter_files {
+    std::string config;
+    std::vector<std::pair<std::string, tensor>> tensors; ///< name, place in `values`
+    std::span<const float> values;
+};
+
 struct write_options {
     std::string type = "float32";            ///< or "bfloat16", rounded to nearest even
     std::size_t shard_bytes = 5'000'000'000; ///< of a file's tensors, unless one alone is larger
@@ -121,6 +138,7 @@ struct write_options {
 /// empty directory. Weights that are not finite, or not those of the shape, and a type or shape that cannot be written throw
 /// opd::invalid_input; what the system refuses is a failure of kind exit_io. Either way nothing is left.
 void write_model_directory(const std::string& path, const model_shape& shape, std::span<const float> weights,
-                           const model_source* from, const write_options& how = {});
+                           const model_source* from, const write_options& how = {},
+                           const adapter_files* adapter = nullptr);
 
 } // namespace trainer::hf

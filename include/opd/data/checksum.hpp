@@ -5,6 +5,7 @@
 //   crc32c(bytes)            CRC-32C: polynomial 0x1EDC6F41, reflected, begun with and xored by all ones (RFC 3720, B.4)
 //   block_checksums          the same of each block of a stream, the last one shorter
 //   fingerprint_of(bytes)    FNV-1a of 128 bits as 32 hexadecimal digits
+//   running_fingerprint      the same of bytes in pieces
 //
 // A CRC of 32 bits finds every flip of one bit, and any damage within 32 bits; of other damage to a block it misses
 // one case in 2^32. Neither function is a signature: whoever can write the files can make them fit.
@@ -183,18 +184,31 @@ private:
     std::size_t filled_ = 0;
 };
 
+/// fingerprint_of() bytes that come in pieces.
+class running_fingerprint {
+public:
+    void add(std::span<const std::byte> part) {
+        const wide prime = (wide{1} << 88) | 0x13bu;
+        wide h = state_;
+        for (const std::byte b : part) h = (h ^ std::to_integer<unsigned>(b)) * prime;
+        state_ = h;
+    }
+    std::string text() const {
+        return detail::hexadecimal(static_cast<std::uint64_t>(state_ >> 64), 16) +
+               detail::hexadecimal(static_cast<std::uint64_t>(state_), 16);
+    }
+
+private:
+    __extension__ using wide = unsigned __int128;
+    wide state_ = (wide{0x6c62272e07bb0142u} << 64) | 0x62b821756295c58du;
+};
+
 /// FNV-1a of 128 bits as 32 hexadecimal digits: of weights, a configuration, a tokenizer. Tells different ones apart
 /// that nobody made to collide. `before`: the fingerprint of what stands before, so that many files make one.
 inline std::string fingerprint_of(std::span<const std::byte> bytes, std::string_view before = {}) {
-    __extension__ using wide = unsigned __int128;
-    wide h = (wide{0x6c62272e07bb0142u} << 64) | 0x62b821756295c58du;
-    const wide prime = (wide{1} << 88) | 0x13bu;
-    const auto add = [&](std::span<const std::byte> part) {
-        for (const std::byte b : part) h = (h ^ std::to_integer<unsigned>(b)) * prime;
-    };
-    add(detail::bytes_of(before)), add(bytes);
-    return detail::hexadecimal(static_cast<std::uint64_t>(h >> 64), 16) +
-           detail::hexadecimal(static_cast<std::uint64_t>(h), 16);
+    running_fingerprint f;
+    f.add(detail::bytes_of(before)), f.add(bytes);
+    return f.text();
 }
 inline std::string fingerprint_of(std::string_view text, std::string_view before = {}) {
     return fingerprint_of(detail::bytes_of(text), before);
