@@ -3,6 +3,7 @@
 is a hash of the tokens, and the next weights are a hash of those before and of each sequence of the batch. The learner
 writes down what each weights were made of; check_line() follows that back from the last and computes it again."""
 
+import logging
 import os
 import time
 
@@ -90,6 +91,14 @@ class Learner:
 
     def load(self, state):
         self.hash = state
+
+
+def start_ray(ray, address=None):
+    """A Ray whose processes find the package and the tests."""
+    logging.getLogger("opd.ray").setLevel(logging.CRITICAL)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    more = {"address": address} if address else {"num_cpus": 4, "include_dashboard": False}
+    ray.init(logging_level=logging.ERROR, log_to_driver=False, **more)
 
 
 def check_line(folder, last, batch, tau):
