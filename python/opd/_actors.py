@@ -683,6 +683,8 @@ class Loop:
         return None if found is None else self.engine.get(found[which])
 
     def __iter__(self) -> Iterator[Step]:
+        if self._told is not None or self._known:
+            raise Error("opd: ray: a run runs once; make another, of its checkpoint if it is to go on")
         try:
             self._open()
             while not self._finished:

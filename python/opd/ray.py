@@ -21,6 +21,7 @@ and the next actor of a worker is another life of it. docs/engines/ray.md has wh
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any, Optional
 
@@ -56,10 +57,10 @@ class _Engine:
         self._machine_options = machine_options
         self._machine: Any = None
         self._actors: dict[Any, Any] = {}
-        self._pending: dict[Any, None] = {}
+        self._pending: dict[Any, list[Any]] = {}  # what a call returns beside its answer
 
-    def _token(self, ref: Any) -> Any:
-        self._pending[ref] = None
+    def _token(self, ref: Any, *names: Any) -> Any:
+        self._pending[ref] = list(names)
         return ref
 
     def begin(self, worker: Any, life: int, crew: Workers) -> Any:
@@ -71,7 +72,7 @@ class _Engine:
     def ask(self, call: Call) -> tuple[Any, list[Any]]:
         method = self._actors[call.worker].call.options(num_returns=RESULTS[call.method])
         refs = method.remote(call.method, call.args)
-        return self._token(refs[0]), refs[1:]
+        return self._token(*refs), refs[1:]
 
     def end(self, worker: Any) -> None:
         if (actor := self._actors.pop(worker, None)) is not None:
@@ -99,10 +100,13 @@ class _Engine:
         return [self._outcome(ref) for ref in ready]
 
     def _outcome(self, ref: Any) -> Outcome:
-        del self._pending[ref]
+        names = self._pending.pop(ref)
         try:
             return Outcome(ref, ray.get(ref))
         except ray.exceptions.RayError as why:
+            for name in names:  # else Ray prints that nobody has heard of their error, which is the same
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.get(name, timeout=0)
             return Outcome(ref, None, kind_of(why), why)
 
     def put(self, value: Any) -> Any:

@@ -203,6 +203,8 @@ class Runs(unittest.TestCase):
         self.assertLess(loop.on_told.batches, 200 * 4)  # events come together
         self.assertEqual(len(loop.desk.publications), 1)  # what nobody needs is gone
         self.assertEqual(loop.processes()[("scheduler", 0)][0], os.getpid())
+        with self.assertRaisesRegex(opd.Error, "runs once"):
+            list(loop)
 
     def test_kills(self):
         deaths, scheduler, kills = {"rollout": 0, "teacher": 0, "learner": 0}, 0, 0

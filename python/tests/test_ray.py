@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import os
 import tempfile
+import time
 import unittest
 
 import opd
@@ -75,6 +76,11 @@ class Learner(toy.Learner):
             os._exit(1)
 
 
+class Owner:
+    def make(self):
+        return [ray.put([5])]
+
+
 SETTINGS = sched.Settings(batch=4, tau=2, policy="edf", sequences=60, teacher_batch=3, learner_attempts=3)
 
 
@@ -132,11 +138,15 @@ class OnRay(unittest.TestCase):
         self.checked(run, range(8), 8)
 
     def test_a_lost_object_is_lost(self):
-        big, name = [bytes(1 << 20)], ray.put([bytes(1 << 20)])
-        self.assertEqual(opd.ray._fetch(name), big)
-        ray._private.internal_api.free([name])
+        owner = ray.remote(Owner).remote()
+        (name,) = ray.get(owner.make.remote())
+        self.assertEqual(opd.ray._fetch(name), [5])
+        (other,) = ray.get(owner.make.remote())
+        ray.kill(owner)
         with self.assertRaises(opd._actors.Lost):
-            opd.ray._fetch(name)
+            while True:  # until the store has heard of it
+                opd.ray._fetch(other)
+                time.sleep(0.1)
 
     def test_a_checkpoint(self):
         path, consumed = os.path.join(self.folder, "checkpoint"), []
