@@ -102,7 +102,9 @@ class Said(NamedTuple):
 class Machine:
     """The scheduler. Equal batches at equal times give equal answers, whatever process it is in."""
 
-    def __init__(self, settings: Settings, workers: list[Worker], snapshot: Optional[bytes] = None, abandon: bool = False):
+    def __init__(
+        self, settings: Settings, workers: list[Worker], snapshot: Optional[bytes] = None, abandon: bool = False
+    ):
         self._workers = workers
         self._scheduler = Scheduler(settings) if snapshot is None else Scheduler.restore(settings, snapshot)
         if abandon:
@@ -352,6 +354,8 @@ class LearnerStage(_Stage):
         self._at = None
         if job == 0:
             self._stage = self._make()
+        elif state is None:
+            raise Lost(f"the state of job {job}")
         else:
             self._stage.load(self._fetch(state))
 
@@ -468,6 +472,9 @@ class Desk:
             if (r := self._living("rollout", a.worker, a.incarnation)) and a.ticket in r.running:
                 r.orders.append(("abort", a.ticket))
         elif a.kind == "sync":
+            if a.job and a.job not in self.publications:  # a checkpoint that could not have them
+                self.events.append(sched.weights_lost(a.job))
+                return
             weights = self.publications[a.job][0] if a.job else None
             for (stage, number), r in self.workers.items():
                 if stage == "rollout" and r.up and a.worker in (-1, number):
@@ -480,7 +487,7 @@ class Desk:
         elif a.kind == "train":
             if self._living("learner", 0, a.incarnation):
                 items = [(t, p.start, p.versions, p.rolled, p.scored) for t in a.tickets for p in (self._of(t),)]
-                state = self.publications[a.from_job][1] if a.from_job else None
+                state = self.publications.get(a.from_job, (None, None))[1]
                 args = (a.job, a.version, a.from_job, state, items)
                 self._calls.append(Call(("learner", 0), a.incarnation, "train", args, a.job, a.tickets))
         elif a.kind == "lost":
@@ -826,7 +833,8 @@ class Loop:
                 continue
             sequences.append((ticket.sample, p.attempt, p.start, p.versions, value(p.rolled), value(p.scored)))
         kept = {j: n for j, n in self.desk.publications.items() if j >= said.needed_from or j == said.weights_job}
-        published = {j: tuple(self._get(n) for n in names) for j, names in kept.items()}
+        read = {j: tuple(map(self._get, names)) for j, names in kept.items()}
+        published = {j: values for j, values in read.items() if not any(v is None for v in values)}
         content = {
             "opd.ray": 1,
             "now": now,

@@ -457,8 +457,9 @@ class Parts(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "another response"):
             learner.train(11, 6, 9, None, items(0) + [(*items(1)[0][:4], ("bad", 0))])
         self.assertEqual(learner.train(12, 6, 7, "at 7", items(0)), after(77, 0))  # half a batch is not kept
-        with self.assertRaises(Lost):
-            learner.train(13, 7, 5, "gone", items(0))
+        for state in ("gone", None):
+            with self.assertRaises(Lost):
+                learner.train(13, 7, 5, state, items(0))
 
     def test_what_is_late_counts_for_nothing(self):
         desk = Desk({"rollout": Workers(toy.Rollout, slots=2), "teacher": Workers(toy.Teacher)})
@@ -466,6 +467,9 @@ class Parts(unittest.TestCase):
         self.assertEqual(desk.due(0.0), [])
         desk.began(("rollout", 0), 1)
         self.assertEqual(desk.events, [sched.worker_up("rollout", 0, 1, 2)])
+        none = sched.Ticket(0, 0, 0, 0, 0, 0)
+        desk.carry_out(sched.Action("sync", "rollout", -1, 0, none, 3, 7, 0, (), (), "rollout", "none"))
+        self.assertEqual((desk.events.pop(), desk.calls()), (sched.weights_lost(7), []))
         ticket = sched.Ticket(0, 0, 1, 0, 1, 0)
         start = sched.Action("start", "rollout", 0, 1, ticket, 0, 0, 0, (), (), "rollout", "none")
         desk.carry_out(start)
