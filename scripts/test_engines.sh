@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/test_engines.sh [libopd.so] [--full]: a virtual environment with ray in build/venv-engines (or OPD_ENGINES_VENV), and in it
-# what opd.ray promises: its protocol, thirty kills of actors (--full: two hundred), a thousand sequences a second; with torch and
-# transformers, where pip can install them, examples/python/distil_ray.py must close a tenth of the divergence. Prints SKIPPED where
-# PyPI or ray cannot be had.
+# scripts/test_engines.sh [libopd.so] [--full]: a virtual environment with ray in build/venv-engines (or OPD_ENGINES_VENV),
+# and in it what opd.ray promises: its protocol, thirty kills of actors (--full: two hundred), a thousand sequences a
+# second; with torch and transformers, where pip can install them, examples/python/distil_ray.py must close a tenth of the
+# divergence. Prints SKIPPED where PyPI or ray cannot be had.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -44,6 +44,8 @@ if ! "$venv/bin/python" -c 'import torch, transformers' 2>/dev/null; then
     opd_say "SKIPPED examples/python/distil_ray.py: no torch or transformers"
     exit 0
 fi
-made=$(PYTHONPATH=$opd_root/python "$venv/bin/python" "$opd_root/examples/python/distil_ray.py" --steps 20 | tee /dev/stderr)
-awk '/held-out/ { before = $(NF - 3); after = $(NF - 1) } END { exit !(before > 0 && after < .9 * before) }' <<<"$made" ||
+made=$(PYTHONPATH=$opd_root/python "$venv/bin/python" "$opd_root/examples/python/distil_ray.py" --steps 20 |
+    tee /dev/stderr)
+awk '/held-out/ { before = $(NF - 3); after = $(NF - 1) } END { exit !(before > 0 && after < .9 * before) }' \
+    <<<"$made" ||
     opd_die "distil_ray.py did not close a tenth of the divergence"

@@ -15,8 +15,8 @@ Three classes of yours are the stages:
     Teacher   score(payloads) -> [score]
     Learner   train(items, version), weights(), load(state), state() optional
 
-Every actor runs with max_restarts=0 and max_task_retries=0. What Ray reports of one becomes an event of the scheduler's,
-and the next actor of a worker is another life of it. docs/engines/ray.md has what is guaranteed.
+Every actor runs with max_restarts=0 and max_task_retries=0. What Ray reports of one becomes an event of the
+scheduler's, and the next actor of a worker is another life of it. docs/engines/ray.md has what is guaranteed.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 //                (opd/backends/vocab_parallel.hpp), and the gradient of its own rows
 //   data         every rank has the whole head, and some tokens: the loss of its own, then sums over ranks
 //
-// The student is a linear head W (V,D) over states x (N,D), the teacher's logits are given, the loss is reverse KL, mean
-// over tokens. Both print the same losses, whatever the ranks: test.sh compares them. `naive` is the first loss by its
-// formula.
+// The student is a linear head W (V,D) over states x (N,D), the teacher's logits are given, the loss is reverse KL,
+// mean over tokens. Both print the same losses, whatever the ranks: test.sh compares them. `naive` is the first loss by
+// its formula.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
