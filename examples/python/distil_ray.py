@@ -147,7 +147,7 @@ def main():
     ray.init(address=args.address, runtime_env={"env_vars": environment})
     before = held_out()
     there = argparse.Namespace(**vars(args) | {"device": "cuda" if args.gpus else "cpu"})
-    workers = functools.partial(opd.ray.Workers, args=(there,), options={"num_gpus": args.gpus})
+    workers = functools.partial(opd.ray.Workers, args=(there,), options={"num_gpus": args.gpus} if args.gpus else {})
     run = opd.ray.Run(
         sched.Settings(batch=args.batch, tau=args.tau, policy="edf", sequences=args.batch * args.steps),
         rollout=workers(Rollout, count=args.rollouts, slots=2 * args.batch // args.rollouts),

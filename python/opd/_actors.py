@@ -397,6 +397,7 @@ class _Record:
     beginning: bool = False
     away: bool = False  # for good
     again: float = -math.inf  # when its next life may begin
+    late: float = math.inf  # beginning: when somebody is to hear that it takes long
     in_vain: int = 0  # lives in a row that answered no call
     bad_installs: int = 0  # in a row
     busy: bool = False
@@ -421,6 +422,7 @@ class Desk:
     MOST_IN_VAIN = 10
     MOST_BAD_INSTALLS = 3
     LONGEST_WAIT = 10.0
+    LONG = 60.0
 
     def __init__(self, crews: dict[str, Workers]):
         self.workers = {(s, n): _Record(c.slots) for s, c in crews.items() for n in range(c.count)}
@@ -446,8 +448,11 @@ class Desk:
         found = []
         for w, r in self.workers.items():
             if not (r.up or r.beginning or r.away) and r.again <= now:
-                r.beginning, r.life = True, r.life + 1
+                r.beginning, r.life, r.late = True, r.life + 1, now + self.LONG
                 found.append((w, r.life))
+            elif r.beginning and r.late <= now:
+                r.late = math.inf
+                _log.warning("%s %d does not come up for %.0f s: has Ray the resources for it?", *w, self.LONG)
         return found
 
     def next_due(self) -> float:

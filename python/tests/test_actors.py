@@ -13,7 +13,7 @@ import unittest
 
 import opd
 from opd import _actors, sched
-from opd._actors import Call, Desk, Loop, Lost, Machine, Outcome, Workers, kind_of
+from opd._actors import Desk, Loop, Lost, Machine, Outcome, Workers, kind_of
 
 from . import toy_actors as toy
 
@@ -465,6 +465,10 @@ class Parts(unittest.TestCase):
         desk = Desk({"rollout": Workers(toy.Rollout, slots=2), "teacher": Workers(toy.Teacher)})
         self.assertEqual(desk.due(0.0), [(("rollout", 0), 1), (("teacher", 0), 1)])
         self.assertEqual(desk.due(0.0), [])
+        with self.assertLogs("opd.ray", "WARNING") as said:
+            self.assertEqual(desk.due(60.0), [])
+            self.assertEqual(desk.due(90.0), [])
+        self.assertEqual(len(said.records), 2)  # one for each, once
         desk.began(("rollout", 0), 1)
         self.assertEqual(desk.events, [sched.worker_up("rollout", 0, 1, 2)])
         none = sched.Ticket(0, 0, 0, 0, 0, 0)
