@@ -20,6 +20,7 @@ set(OPD_LIBRARY_ISAS base v3 v4 CACHE STRING "Instruction sets that libopd has k
 set(OPD_LIBRARY_OPTIMIZE -O2 CACHE STRING "Optimisation flags of libopd; .ci/run, which does not time it, has -O1")
 set(OPD_LIBRARY_CUDA OFF CACHE STRING "libopd_cuda beside libopd: OFF, ON, or its parts: dense;support;sampled;hidden;lumped")
 set(OPD_WITH_ZEROMQ AUTO CACHE STRING "examples/engines/zeromq: AUTO (if libzmq and cppzmq are found), ON (fail without them), OFF")
+set(OPD_WITH_MPI AUTO CACHE STRING "examples/engines/mpi: AUTO (if an MPI is found), ON (fail without one), OFF")
 set(OPD_WITH_CUDA AUTO CACHE STRING "CUDA backend: AUTO (if nvcc is found), ON (fail without nvcc), OFF")
 set(OPD_CUDA_ARCHITECTURES "80;90" CACHE STRING "Architectures for opd's own CUDA programs")
 set(OPD_SANITIZE "" CACHE STRING "Sanitizers for opd's own programs, as in -fsanitize=: e.g. address,undefined")
@@ -28,7 +29,7 @@ option(OPD_TEST_WHOLE "Also build the tests marked `// build: whole-<subset>`" O
 set(OPD_BENCH_OPTIMIZE -O3 -march=native CACHE STRING "Optimisation flags of the benchmarks; .ci/run, which runs none, has -O0")
 set(OPD_TEST_OPTIMIZE "" CACHE STRING "Optimisation flags of the test programs; empty: -O2 for tests/backends, -O1 for the others, -O0 where a test says so")
 
-set_property(CACHE OPD_WITH_CUDA OPD_WITH_ZEROMQ PROPERTY STRINGS AUTO ON OFF)
+set_property(CACHE OPD_WITH_CUDA OPD_WITH_MPI OPD_WITH_ZEROMQ PROPERTY STRINGS AUTO ON OFF)
 set_property(CACHE OPD_BUILD_BENCHMARKS PROPERTY STRINGS AUTO ON OFF)
 set_property(CACHE OPD_TEST_SUBSET PROPERTY STRINGS all compiler ofast sanitize tsan)
 

@@ -20,7 +20,7 @@ opd_packages() {
     local trainer="libcli11-dev nlohmann-json3-dev libfmt-dev libspdlog-dev libcpp-httplib-dev libpcre2-dev libutf8proc-dev gnuplot-nox"
     local tests="doctest-dev librapidcheck-dev librange-v3-dev"
     local site="python3 mkdocs mkdocs-material"
-    local engines="libzmq3-dev cppzmq-dev python3" # examples/engines
+    local engines="libzmq3-dev cppzmq-dev libopenmpi-dev openmpi-bin python3" # examples/engines
     case $1 in
     demo) echo "$build $trainer" ;;
     test) echo "$build $trainer $tests $site $engines clang-19 zstd" ;;

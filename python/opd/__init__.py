@@ -7,7 +7,7 @@
     r.loss, r.gradient, r.diagnostics.effective_sample_size
 
 `opd.torch` has the same as operators of PyTorch with autograd, `opd.losses` other libraries' losses under their names,
-`opd.sched` schedulers, `opd.spec` speculation.
+`opd.sched` schedulers, `opd.ray` a scheduler over actors of Ray, `opd.spec` speculation.
 """
 
 from __future__ import annotations
