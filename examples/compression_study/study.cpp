@@ -181,7 +181,7 @@ private:
         backend_.team().run(w_.n, [&](index_t r, int) { f(r); });
     }
     void logits_of(opd::matrix_view<const float> x, opd::matrix_view<const float> w, floats& to) {
-        const opd::detail::team_executor all{backend_.team()};
+        const opd::team_executor all{backend_.team()};
         opd::product(all,
                      opd::product_nt(x.rows, w.rows, x.cols, x.data, x.stride, w.data, w.stride, to.data(), w.rows));
     }

@@ -103,8 +103,8 @@ public:
         return x;
     }
     void logits(const floats& x, index_t rows, floats& z) {
-        opd::product(opd::detail::team_executor{team_}, opd::product_nt(rows, s_.vocab, s_.width, x.data(), s_.width,
-                                                                        head.data(), s_.width, z.data(), s_.vocab));
+        opd::product(opd::team_executor{team_}, opd::product_nt(rows, s_.vocab, s_.width, x.data(), s_.width,
+                                                                head.data(), s_.width, z.data(), s_.vocab));
     }
     void rotate_all(floats& x) {
         const index_t d = s_.width;

@@ -22,15 +22,6 @@ using opd::serial_executor;
 // Products that many bytes of weights go into are worth waking threads for.
 constexpr std::size_t shared_bytes = std::size_t{1} << 20;
 
-// Output tiles on a team's threads.
-struct shared_executor {
-    opd::thread_team& team;
-    template <class Function>
-    void parallel_for(index_t count, Function&& f) const {
-        team.run(count, [&](index_t i, int) { f(i); });
-    }
-};
-
 // Query rows that attention handles together.
 constexpr index_t query_tile = 12;
 // Rows that a layer handles together while they lie in the first-level cache.
@@ -63,7 +54,7 @@ void linear(const transformer<T>& model, const tensor& w, const T* x, index_t ro
     const auto o =
         product_nn(rows, w.rows, w.columns, x, w.columns, model.transposed_at(w), w.rows, y, w.rows, accumulate);
     if (threads != nullptr && static_cast<std::size_t>(w.size()) * sizeof(T) >= shared_bytes)
-        return product(shared_executor{*threads}, o);
+        return product(opd::team_executor{*threads}, o);
     product(serial_executor{}, o);
 }
 

@@ -23,21 +23,6 @@
 
 namespace opd {
 
-namespace detail {
-inline namespace OPD_ISA {
-
-/// What product() wants of an executor.
-struct team_executor {
-    thread_team& team;
-    template <class Function>
-    void parallel_for(index_t count, Function&& f) const {
-        team.run(count, [&](index_t i, int) { f(i); });
-    }
-};
-
-} // namespace OPD_ISA
-} // namespace detail
-
 inline namespace OPD_ISA {
 
 /// What makes codes of r numbers, and the head that reads them.
@@ -82,8 +67,8 @@ void encode(Team& threads, const codec& c, matrix_view<const float> x, matrix_vi
     if (x.data == nullptr || (x.rows > 1 && x.stride < x.cols)) throw invalid_input("x", "is no matrix");
     if (codes.data == nullptr || (codes.rows > 1 && codes.stride < codes.cols))
         throw invalid_input("codes", "is no matrix");
-    product(detail::team_executor{threads}, product_nt(x.rows, codes.cols, c.width, x.data, x.stride, c.encoder.data(),
-                                                       c.width, codes.data, codes.stride));
+    product(team_executor{threads}, product_nt(x.rows, codes.cols, c.width, x.data, x.stride, c.encoder.data(), c.width,
+                                               codes.data, codes.stride));
 }
 
 } // namespace OPD_ISA

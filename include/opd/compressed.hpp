@@ -223,7 +223,7 @@ inline void calibration::add(thread_team& threads, const teacher::hidden<float>&
             else
                 ++bad_rows_;
         }
-        product(detail::team_executor{threads}, product_nt(kept, v, d, x.data(), d, t.w.data, t.w.stride, z.data(), v));
+        product(team_executor{threads}, product_nt(kept, v, d, x.data(), d, t.w.data, t.w.stride, z.data(), v));
         threads.run(kept, [&](index_t r, int) {
             float* const y = z.data() + r * v;
             float top = detail::neg_inf<float>();

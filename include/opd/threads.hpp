@@ -117,5 +117,14 @@ private:
     bool closing_ = false;
 };
 
+/// What product() (opd/product.hpp) wants of an executor: calls on a team's threads.
+struct team_executor {
+    thread_team& team;
+    template <class Function>
+    void parallel_for(index_t count, Function&& f) const {
+        team.run(count, [&](index_t i, int) { f(i); });
+    }
+};
+
 } // namespace OPD_ISA
 } // namespace opd

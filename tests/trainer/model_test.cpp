@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -268,6 +269,29 @@ TEST_CASE("weight gradients do not depend on the number of threads") {
         if (size == 1) first = grad;
         CHECK(std::memcmp(first.data(), grad.data(), grad.size() * sizeof(float)) == 0);
     }
+}
+
+TEST_CASE("a forward pass whose large products a team shares has the bits of one without") {
+    model_shape shape = small_shape(true);
+    shape.width = 256, shape.ffn = 520,
+    shape.vocabulary = 1100; // gate and up, down and the head: above 1 MB of weights, or not
+    transformer<float> model(shape);
+    model.initialise(4);
+    const auto tokens = random_sequences(shape.vocabulary, {5}).front();
+    const segment whole{.slot = 0, .start = 0, .count = 5};
+    std::vector<float> want;
+    for (const int threads : {0, 1, 2, 3}) {
+        opd::thread_team team(std::max(1, threads));
+        kv_cache<float> cache;
+        cache.resize(shape, 1, 16);
+        forward_state<float> state;
+        if (threads > 0) state.threads = &team;
+        std::vector<float> logits(tokens.size() * static_cast<std::size_t>(shape.vocabulary), -1.0f);
+        forward_rows<float>(model, std::span(&whole, 1), tokens, cache, state, false, logits.data());
+        if (threads == 0) want = logits;
+        CHECK(std::memcmp(logits.data(), want.data(), sizeof(float) * want.size()) == 0);
+    }
+    CHECK(want.front() != -1.0f);
 }
 
 TEST_CASE("each pair of numbers turns by its own frequency, stretched as the model says") {

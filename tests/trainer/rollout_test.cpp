@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
 
 #include "learner.hpp"
 #include "rollout.hpp"
+#include "rollout_engine.hpp"
 #include "task.hpp"
 #include "trainer/small_task.hpp"
 
@@ -66,6 +68,30 @@ TEST_CASE("a trajectory is a pure function of weights, seed and sample") {
         // and of nothing less
         o.seed = 6;
         CHECK_FALSE(same(roll_out(model, one, prompts, o), reference));
+    }
+}
+
+TEST_CASE("a large model's trajectories: one engine of all lanes, whose products the team shares") {
+    model_shape shape = small_shape();
+    shape.tied = true;
+    shape.width = 512, shape.vocabulary = 1 << 15; // as many weights as roll_out calls large
+    transformer<float> model(shape);
+    model.initialise(1);
+    REQUIRE(model.weights.size() >= std::size_t{1} << 24);
+    const auto prompts = requests(3);
+    sampling o = options();
+    o.max_response = 3, o.slots = 2;
+    opd::thread_team one(1), three(3);
+    const auto together = roll_out(model, three, prompts, o);
+    CHECK(same(together, roll_out(model, one, prompts, o)));
+    for (const trajectory& t : together) {
+        const auto alone =
+            std::find_if(prompts.begin(), prompts.end(), [&](const request& r) { return r.sample == t.sample; });
+        rollout_engine engine({{std::shared_ptr<void>(), &model}, 0}, o, 1, std::ssize(alone->prompt) + o.max_response);
+        engine.start(0, *alone);
+        std::vector<lane_trajectory> finished;
+        while (finished.empty()) engine.step(finished);
+        CHECK(same({t}, {finished.front().sequence}));
     }
 }
 

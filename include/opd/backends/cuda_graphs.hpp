@@ -7,16 +7,12 @@
 //   spec::captured_graphs graphs(spec::graph_pool(plan, bytes_of), cuda_graph_api{stream});
 //
 // Errors: cuda_error, with the call that failed. Capture is thread-local: what other threads do to the device meanwhile
-// is their own. bytes_held() is what the device's free memory fell by over the captures, for the next plan's bytes_of;
-// other allocations of that time count as well.
+// is their own.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-
 #include "opd/backends/cuda.hpp"
-#include "opd/config.hpp"
 
 namespace opd {
 
@@ -25,7 +21,6 @@ public:
     explicit cuda_graph_api(cudaStream_t stream) : stream_(stream) {}
 
     void begin() {
-        free_ = free_bytes();
         detail::cuda_check("cudaStreamBeginCapture", cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     }
     cudaGraphExec_t end() {
@@ -35,8 +30,6 @@ public:
         const cudaError_t e = cudaGraphInstantiate(&ready, graph, 0);
         cudaGraphDestroy(graph);
         detail::cuda_check("cudaGraphInstantiate", e);
-        const index_t now = free_bytes();
-        held_ += now < free_ ? free_ - now : 0;
         return ready;
     }
     void abandon() noexcept {
@@ -47,16 +40,8 @@ public:
     void launch(cudaGraphExec_t ready) { detail::cuda_check("cudaGraphLaunch", cudaGraphLaunch(ready, stream_)); }
     void destroy(cudaGraphExec_t ready) noexcept { cudaGraphExecDestroy(ready); }
 
-    index_t bytes_held() const { return held_; }
-
 private:
-    static index_t free_bytes() {
-        std::size_t free = 0, total = 0;
-        detail::cuda_check("cudaMemGetInfo", cudaMemGetInfo(&free, &total));
-        return static_cast<index_t>(free);
-    }
     cudaStream_t stream_;
-    index_t free_ = 0, held_ = 0;
 };
 
 } // namespace opd

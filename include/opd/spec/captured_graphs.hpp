@@ -19,9 +19,10 @@
 //   void launch(const graph&)
 //   void destroy(graph) noexcept
 //
-// If record throws while a graph is captured, the capture is abandoned and the exception goes on; the pool then still
-// counts the graph: `run` captures it again before it is launched. A capture that fails (no memory) likewise. All graphs
-// are destroyed with the object. Not thread-safe; graphs may not be in use on another stream when they go.
+// Errors: the pool's and the Api's. If record throws while a graph is captured, the capture is abandoned and the
+// exception goes on; the pool then still counts the graph: `run` captures it again before it is launched. A capture that
+// fails (no memory) likewise. What the step had launched by then stays launched. All graphs are destroyed with the
+// object. Not thread-safe; graphs may not be in use on another stream when they go.
 //
 // Source: TLT section 5.1.
 #pragma once
@@ -69,7 +70,6 @@ public:
 
     index_t captured() const { return static_cast<index_t>(graphs_.size()); }
     const graph_pool& pool() const { return pool_; }
-    const Api& api() const { return api_; }
 
 private:
     template <class Record>
