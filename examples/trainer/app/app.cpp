@@ -19,7 +19,8 @@
 #include "opd/error.hpp"
 #include "run/offline.hpp"
 #include "run/run.hpp"
-#include "speculation/drafter_training.hpp"
+#include "run/train_drafter.hpp"
+#include "settings/command_line.hpp"
 
 namespace trainer {
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 
+#include "settings/command_line.hpp"
 #include "settings/config.hpp"
 
 namespace trainer {
