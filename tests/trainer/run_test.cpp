@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -78,10 +79,11 @@ std::vector<std::string> with(std::vector<std::string> a, std::initializer_list<
     return a;
 }
 
-command parse(const std::vector<std::string>& arguments) {
+// With flags for all settings, or as a user can write them.
+command parse(const std::vector<std::string>& arguments, bool every_flag = true) {
     std::vector<const char*> argv;
     for (const auto& a : arguments) argv.push_back(a.c_str());
-    return parse_command_line(static_cast<int>(argv.size()), argv.data());
+    return parse_command_line(static_cast<int>(argv.size()), argv.data(), every_flag);
 }
 
 using opd::test::exit_of;
@@ -608,7 +610,7 @@ TEST_CASE("what memory was refused for is said") {
             return 0;
         });
     };
-    CHECK(said({"--teacher-width=20000", "--teacher-ffn=20000"}, "the teacher model: --teacher-width") ==
+    CHECK(said({"--teacher-width=20000", "--teacher-ffn=20000"}, "the teacher model: teacher_model.width") ==
           exit_resources);
     CHECK(said({"--overwrite", "--teacher-batch=1000000"}, "--teacher-batch") == exit_resources);
     CHECK(said({"--overwrite", "--steps=1", "--schedule=async", "--slots=1000000", "--student-head-dim=64"},
@@ -682,7 +684,7 @@ TEST_CASE("a run says what it will do and how long that takes, why a warm-up end
         contains(told.text.str(), "into " + dir / "run" +
                                       ": 14 steps of the teacher, at most 12 of the student's warm-up, "
                                       "13 of distillation (reverse_kl, sync); about ");
-        contains(told.text.str(), "ends after 5 of at most 12 steps: --student-target-accuracy 0 is reached");
+        contains(told.text.str(), "ends after 5 of at most 12 steps: its target_accuracy of 0 is reached");
     }
     const told_lines told;
     run again(parse(with(tiny(dir / "run"), {"--student-target-accuracy=0", "--resume"})));
@@ -1034,10 +1036,83 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     for (const char* key : {"rollout_workers", "teachers", "driver", "inject"}) CHECK(untold.contains(key));
 }
 
-TEST_CASE("help names every setting with its default") {
-    const auto help = parse({"opd-train", "--help"}).text;
+namespace {
+
+// Each setting stands in the list by its key, with its flag or without.
+struct setting_lines {
+    std::string text;
+    std::set<std::string> flags = {};
+    std::string group_key = {};
+    void group(const char* key, const char*) { group_key = key; }
+    template <class T>
+    void option(const char* key, const std::string& flag, const T&, const char*, bool) {
+        flags.insert(flag);
+        const std::string line = "\n  " + group_key + "." + key + " = ";
+        const std::size_t at = text.find(line);
+        REQUIRE_MESSAGE(at != std::string::npos, line);
+        const std::string rest = text.substr(at + 1, text.find('\n', at + 1) - at - 1);
+        CHECK_MESSAGE(rest.ends_with(" (" + flag + ")") == is_flag_of_train(flag), rest);
+    }
+};
+
+} // namespace
+
+TEST_CASE("help names every flag with its default, --list-settings what a file may have beside them") {
+    const auto help = parse({"opd-train", "--help"}, false).text;
     for (const char* part : {"--estimator", "reverse_kl", "--run-dir", "--resume", "--seed", "Exit codes", "3600"})
         contains(help, part);
+    const auto lines_with = [](const std::string& text, const std::string& begin) {
+        int n = 0;
+        std::istringstream lines(text);
+        for (std::string line; std::getline(lines, line);) n += line.starts_with(begin);
+        return n;
+    };
+    CHECK(lines_with(help, "  -") <= 70);
+    CHECK(lines_with(parse({"opd-train", "--help"}).text, "  -") > 170);
+
+    setting_lines all{parse({"opd-train", "--list-settings"}, false).text};
+    config c;
+    visit_options(c, all);
+    for (const std::string_view flag : flags_of_train) CHECK_MESSAGE(all.flags.contains(std::string(flag)), flag);
+    for (const std::string& flag : all.flags) // no help speaks of a flag that is none
+        if (!is_flag_of_train(flag)) {
+            CAPTURE(flag);
+            CHECK(help.find(flag + " ") == std::string::npos);
+            CHECK(all.text.find(flag + " ") == std::string::npos);
+        }
+}
+
+TEST_CASE("what only a file has: read from it, refused as a flag, and told by its key") {
+    const scratch dir;
+    const std::string file = dir / "my.json";
+    const auto with_file = [&](const std::string& text, std::vector<std::string> flags) {
+        write_file(file, text);
+        flags.insert(flags.begin(), {"opd-train", "--config", file});
+        return parse(flags, false);
+    };
+    CHECK(with_file("{\"distill\": {\"warmup\": 7}, \"teacher_model\": {\"layers\": 3}}", {"--rate=1"})
+              .settings.distill.warmup == 7);
+    const auto refused = [&](const std::string& text, const std::vector<std::string>& flags) {
+        try {
+            with_file(text, flags);
+        } catch (const failure& e) {
+            CHECK(e.code == exit_usage);
+            return std::string(e.what());
+        }
+        FAIL_CHECK("it was not refused");
+        return std::string();
+    };
+    contains(refused("{}", {"--warmup=7"}), "--warmup: a file has that (--config): distill.warmup");
+    contains(refused("{}", {"--step=7"}), "--step: did you mean --steps?");
+    CHECK(refused("{\"distill\": {\"skew\": 0.1}}", {}) ==
+          file + ": distill.skew is not used by --estimator reverse_kl");
+    CHECK(refused("{\"teacher_model\": {\"heads\": 6, \"kv_heads\": 4}}", {}) ==
+          file + ": teacher_model.kv_heads (4) must divide teacher_model.heads (6)");
+    // where no file was read, the keys all the same
+    CHECK_THROWS_WITH_AS(parse({"opd-train", "--mini-batches=5"}, false),
+                         "--mini-batches must divide --prompts times --answers, 32, not be 5", failure);
+    CHECK_THROWS_WITH_AS(parse({"opd-train", "--schedule=async", "--driver=virtual", "--rollout-workers=64"}, false),
+                         "--slots (32) must be at least --rollout-workers (64)", failure);
 }
 
 TEST_CASE("a run directory is neither lost nor mixed up") {

@@ -153,8 +153,8 @@ void run::tell_plan() {
                                state_.stage == stage::distill ? left(settings_.distill.steps) : settings_.distill.steps,
                                settings_.distill.estimator,
                                is_offline(settings_) ? "from " + settings_.distill.offline : settings_.schedule.kind));
-    spdlog::info("into {}: {}; {} here. Ctrl-C writes a checkpoint and leaves, --help lists every setting", directory_,
-                 fmt::join(what, ", "), in_words(forecast_.from(state_.stage, state_.step)));
+    spdlog::info("into {}: {}; {} here. Ctrl-C writes a checkpoint and leaves, --list-settings says what can be set",
+                 directory_, fmt::join(what, ", "), in_words(forecast_.from(state_.stage, state_.step)));
 }
 
 } // namespace trainer

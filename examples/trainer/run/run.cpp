@@ -35,7 +35,7 @@ config with_task_shapes(config c, const any_task& task) {
 
 transformer<float> model_of(const config& c, const any_task& task, bool teacher) {
     const config shaped = with_task_shapes(c, task);
-    return with_memory_for(fmt::format("the {} model: --{}-width, -layers, -heads, -head-dim and -ffn set its size",
+    return with_memory_for(fmt::format("the {} model: {}_model.width, .layers, .heads, .head_dim and .ffn set its size",
                                        teacher ? "teacher" : "student", teacher ? "teacher" : "student"),
                            [&] { return transformer<float>(teacher ? shaped.teacher_model : shaped.student_model); });
 }
@@ -497,11 +497,11 @@ void run::warm_student_up() {
     }
     progress_.clear();
     if (reached && state_.step > 0)
-        spdlog::info("the student's warm-up ends after {} of at most {} steps: --student-target-accuracy {} is reached",
+        spdlog::info("the student's warm-up ends after {} of at most {} steps: its target_accuracy of {} is reached",
                      state_.step, settings_.student.max_steps, settings_.student.target_accuracy);
     if (!reached) // a task judged by KL has steps for its plan, and the accuracy ends it early
         spdlog::log(task_->judged_by_kl() ? spdlog::level::info : spdlog::level::warn,
-                    "the student did not reach --student-target-accuracy {} in {} steps",
+                    "the student did not reach its target_accuracy of {} in {} steps",
                     settings_.student.target_accuracy, settings_.student.max_steps);
     evaluations_["before"] = to_json(evaluate(student_, "before"));
     state_.student_optimizer = {};

@@ -11,28 +11,35 @@
 #include "nearest.hpp"
 #include "numbers.hpp"
 #include "opd/version.hpp"
+#include "settings/files.hpp"
 #include "settings/options.hpp"
 
 namespace trainer {
 
 namespace {
 
+bool given(const CLI::App& app, const std::string& flag) {
+    const CLI::Option* o = app.get_option_no_throw(flag);
+    return o != nullptr && o->count() > 0;
+}
+
 // Refuses settings that were given, by a flag or in the file, and are not looked at.
 struct unused_check {
     const std::vector<unused_setting>& unused;
     const CLI::App& app;
-    const std::map<std::string, std::string>& in_file;
+    const nlohmann::json& file;
     std::string group_key = {};
     void group(const char* key, const char*) { group_key = key; }
     template <class T>
     void option(const char* key, const std::string& flag, const T&, const char*, bool) const {
+        const bool said = given(app, flag) || (file.contains(group_key) && file[group_key].contains(key));
         for (const unused_setting& u : unused)
-            if (u.group == group_key && u.key == key && (app.count(flag) > 0 || in_file.contains(flag)))
+            if (said && u.group == group_key && u.key == key)
                 throw failure(exit_usage, fmt::format("{} is not used by {}", flag, u.by));
     }
 };
 
-// The settings that a file decides: no flag overrides it.
+// The settings that a file decides: no flag overrides it, or there is none.
 struct file_check {
     const CLI::App& app;
     const nlohmann::json& file;
@@ -41,17 +48,48 @@ struct file_check {
     void group(const char* key, const char*) { group_key = key; }
     template <class T>
     void option(const char* key, const std::string& flag, const T&, const char*, bool) const {
-        if (app.count(flag) == 0 && file.contains(group_key) && file[group_key].contains(key))
+        if (app.get_option_no_throw(flag) == nullptr || // or the file could alone
+            (!given(app, flag) && file.contains(group_key) && file[group_key].contains(key)))
             in_file[flag] = group_key + "." + key;
+    }
+};
+
+// The settings without a flag, by the flags of the table.
+struct file_alone {
+    option_names names;
+    std::string group_key = {};
+    void group(const char* key, const char*) { group_key = key; }
+    template <class T>
+    void option(const char* key, const std::string& flag, const T&, const char*, bool) {
+        if (!is_flag_of_train(flag)) names[flag] = group_key + "." + key;
+    }
+};
+
+// What --list-settings prints.
+struct setting_list {
+    const option_names& alone;
+    std::string text = {};
+    std::string group_key = {};
+    void group(const char* key, const char* title) {
+        group_key = key;
+        text += fmt::format("{}{}\n", text.empty() ? "" : "\n", title);
+    }
+    template <class T>
+    void option(const char* key, const std::string& flag, const T& value, const char* help, bool) {
+        text += fmt::format("  {}.{} = {}{}\n      {}\n", group_key, key, nlohmann::json(value).dump(),
+                            alone.contains(flag) ? "" : " (" + flag + ")", renamed(help, alone));
     }
 };
 
 struct command_line {
     CLI::App& app;
     std::string title;
+    const option_names* alone = nullptr; // what is no flag; null: all are
     void group(const char*, const char* t) { title = t; }
     template <class T>
-    void option(const char*, const std::string& flag, T& value, const char* help, bool) {
+    void option(const char*, const std::string& flag, T& value, const char* said, bool) {
+        if (alone != nullptr && alone->contains(flag)) return;
+        const std::string help = alone != nullptr ? renamed(said, *alone) : said;
         if constexpr (std::is_same_v<T, bool>)
             app.add_flag(flag + ",!--no-" + flag.substr(2), value, help)->group(title)->capture_default_str();
         else {
@@ -126,18 +164,18 @@ std::string renamed(const std::string& text, const option_names& names) {
 
 std::string as_given(const command& c, const std::string& text) {
     const std::string r = renamed(text, c.in_file);
-    return r != text ? c.file + ": " + r : r;
+    return r != text && !c.file.empty() ? c.file + ": " + r : r;
 }
 
 command parse_command_line(const std::vector<std::string>& arguments) {
     std::vector<const char*> argv{"opd-train"};
     for (const std::string& a : arguments) argv.push_back(a.c_str());
-    return parse_command_line(static_cast<int>(argv.size()), argv.data());
+    return parse_command_line(static_cast<int>(argv.size()), argv.data(), true);
 }
 
-command parse_command_line(int argc, const char* const* argv) {
+command parse_command_line(int argc, const char* const* argv, bool every_flag) {
     command r;
-    std::string config_file, preset, task;
+    std::string config_file, text, preset, task;
     nlohmann::json file = nlohmann::json::object();
 
     // First what decides the defaults: a preset, a configuration file, or the run that is resumed.
@@ -171,7 +209,8 @@ command parse_command_line(int argc, const char* const* argv) {
     if (goes_on && std::filesystem::exists(saved)) r.file = saved;
     if (!r.file.empty()) { // it says the task, where no flag does
         config said;
-        load_config(r.file, said);
+        text = read_file(r.file); // once: it may be a pipe
+        config_of_text(text, r.file, said);
         if (goes_on && !task.empty() && task != said.task.kind)
             throw failure(exit_usage, fmt::format("--{}: {} is a run of --task {}, not {}",
                                                   r.resume          ? "resume"
@@ -184,7 +223,7 @@ command parse_command_line(int argc, const char* const* argv) {
     if (named || goes_on) r.settings.run.directory = directory;
     if (!preset.empty()) apply_preset(preset, r.settings);
     if (!r.file.empty()) {
-        file = load_config(r.file, r.settings);
+        file = config_of_text(text, r.file, r.settings);
         if (named || goes_on) r.settings.run.directory = directory;
         if (r.train_drafter && goes_on) file.erase("drafter"); // defaults, not choices: flags may choose otherwise
         if (!r.write_offline.empty() && goes_on) file.erase("distill"); // likewise: of another estimator
@@ -196,7 +235,7 @@ command parse_command_line(int argc, const char* const* argv) {
     app.footer(
         "Exit codes: 0 ok, 1 any other failure, 2 usage or configuration, 3 input file, 4 numeric guard, 5 output,\n"
         "6 served teacher, 7 too little memory or too few threads, 130 interrupted (a checkpoint was written;\n"
-        "--resume goes on).");
+        "--resume goes on). More settings, which a file has (--config): --list-settings.");
     bool version = false;
     app.add_option("--config", config_file, "JSON file with settings; flags override it")->group("Files")->take_last();
     app.add_option("--preset", preset,
@@ -207,7 +246,8 @@ command parse_command_line(int argc, const char* const* argv) {
         ->take_last();
     app.add_flag("--print-config", r.print_config, "print the settings as a file that --config reads, and exit")
         ->group("Files");
-    bool list = false;
+    bool list = false, list_settings = false;
+    app.add_flag("--list-settings", list_settings, "say what a configuration file may have, and exit")->group("Files");
     app.add_flag("--list-estimators", list, "say what estimators, shapes, surrogates and baselines there are, and exit")
         ->group("Files");
     app.add_flag(
@@ -232,7 +272,9 @@ command parse_command_line(int argc, const char* const* argv) {
     app.add_flag("--overwrite", r.overwrite, "replace the run that the run directory holds")->group("Files");
     app.add_flag("--quiet", r.quiet, "no progress, only warnings and the final table")->group("Files");
     app.add_flag("--version", version, "print the version and exit")->group("Files");
-    visit_options(r.settings, command_line{app, ""});
+    file_alone alone;
+    if (!every_flag) visit_options(r.settings, alone);
+    visit_options(r.settings, command_line{app, "", &alone.names});
     try {
         app.parse(argc, argv);
     } catch (const CLI::CallForHelp&) {
@@ -251,7 +293,9 @@ command parse_command_line(int argc, const char* const* argv) {
             for (const CLI::Option* o : app.get_options())
                 for (const std::string& other : o->get_lnames()) known.push_back(other);
             if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-            if (const std::string near = nearest(name, known); !near.empty())
+            if (const auto at = alone.names.find(flag); at != alone.names.end())
+                hint += fmt::format("\n{}: a file has that (--config): {}", flag, at->second);
+            else if (const std::string near = nearest(name, known); !near.empty())
                 hint += fmt::format("\n{}: did you mean --{}?", flag, near);
         }
         throw failure(exit_usage, e.what() + hint + "\nopd-train --help lists every option");
@@ -268,7 +312,13 @@ command parse_command_line(int argc, const char* const* argv) {
         return r;
     }
     if (list) {
-        r.text = list_estimators();
+        r.text = renamed(list_estimators(), alone.names);
+        return r;
+    }
+    if (list_settings) {
+        setting_list all{alone.names};
+        visit_options(r.settings, all);
+        r.text = all.text;
         return r;
     }
     if (r.train_drafter && (r.resume || r.overwrite))
@@ -290,7 +340,7 @@ command parse_command_line(int argc, const char* const* argv) {
         if (is_served(r.settings) && !is_offline(r.settings) && r.write_offline.empty() && !r.train_drafter)
             validate_served(r.settings);
         const std::vector<unused_setting> unused = unused_settings(r.settings);
-        visit_options(r.settings, unused_check{unused, app, r.in_file});
+        visit_options(r.settings, unused_check{unused, app, file});
     } catch (const failure& e) {
         throw failure(e.code, as_given(r, e.what()));
     }

@@ -24,15 +24,16 @@ struct command {
     std::string text;                           ///< what to print instead of running: --help, --version, --print-config
     std::vector<std::string> warnings;          ///< of what was given and does not count
     std::string file;                           ///< the configuration that was read; empty: none
-    std::map<std::string, std::string> in_file; ///< "--rate" to "distill.rate": what it decides, since no flag does
+    std::map<std::string, std::string> in_file; ///< "--rate" to "distill.rate": what a file decides, or could alone
 };
 
 /// `text` with settings under the names that the user gave them: "my.json: distill.rate must be …" for "--rate must be …".
 std::string as_given(const command& c, const std::string& text);
 
-/// Parses the command line; usage failures carry the message to print.
-command parse_command_line(int argc, const char* const* argv);
-/// The same, of `opd-train` and these.
+/// Parses the command line; usage failures carry the message to print. `every_flag`: those of all settings are taken,
+/// not of flags_of_train alone.
+command parse_command_line(int argc, const char* const* argv, bool every_flag = false);
+/// The same of `opd-train` and these, for a run that a program makes itself: the flags are those of all settings.
 command parse_command_line(const std::vector<std::string>& arguments);
 
 } // namespace trainer

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Every setting of a run, in one table: `visit_options` names each once, and the command line, the configuration file,
-// --print-config, --help and the fingerprint of a checkpoint all read that table.
+// --print-config, --list-settings, --help and the fingerprint of a checkpoint all read that table.
+//
+// opd-train's command line takes what one run has otherwise than the next: `flags_of_train`. A configuration file takes
+// all settings; so do runs that a program makes itself (parse_command_line of a vector).
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "settings/config.hpp"
@@ -21,6 +27,68 @@ namespace trainer {
 std::string speculation_help();
 /// What --staleness-policy takes, separated by commas.
 std::string policy_names();
+
+/// The flags of settings that opd-train's command line takes.
+inline constexpr std::string_view flags_of_train[] = {"--run-dir",
+                                                      "--start-from",
+                                                      "--scoring-teacher",
+                                                      "--seed",
+                                                      "--threads",
+                                                      "--checkpoint-every", // run
+                                                      "--task",
+                                                      "--teacher-steps",
+                                                      "--warmup-data",
+                                                      "--student-max-steps", // before distillation
+                                                      "--estimator",
+                                                      "--steps",
+                                                      "--prompts",
+                                                      "--answers",
+                                                      "--mini-batches",
+                                                      "--micro-batch",
+                                                      "--rate",
+                                                      "--temperature",
+                                                      "--k",
+                                                      "--topk-from",
+                                                      "--m",
+                                                      "--budget",
+                                                      "--shape",
+                                                      "--surrogate",
+                                                      "--baseline",
+                                                      "--selector",
+                                                      "--m2po",
+                                                      "--correction",
+                                                      "--teacher-cache",
+                                                      "--cache-rank",
+                                                      "--offline",
+                                                      "--accept-mismatch", // what is learnt from
+                                                      "--rollout-top-p",
+                                                      "--inject-mismatch",
+                                                      "--slots",
+                                                      "--kv-tokens", // rollout
+                                                      "--schedule",
+                                                      "--schedule-k",
+                                                      "--tau",
+                                                      "--staleness-policy",
+                                                      "--outstanding",
+                                                      "--park-after",
+                                                      "--rollout-workers",
+                                                      "--inject",
+                                                      "--publish",
+                                                      "--driver", // schedule
+                                                      "--teacher-url",
+                                                      "--teacher-dialect",
+                                                      "--accept-teacher", // served
+                                                      "--speculate",
+                                                      "--draft-from",
+                                                      "--draft-depth",
+                                                      "--adapt-drafter",
+                                                      "--drafter",
+                                                      "--drafter-loss", // drafts
+                                                      "--eval-prompts",
+                                                      "--eval-every"};
+inline bool is_flag_of_train(std::string_view flag) {
+    return std::ranges::find(flags_of_train, flag) != std::end(flags_of_train);
+}
 
 /// Calls v.group(key, title), then v.option(key, flag, value, help, affects_results) for each of the group's settings.
 template <class Config, class Visitor>
