@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -18,6 +19,7 @@
 #include "app/app.hpp"
 #include "run/forecast.hpp"
 #include "run/plots.hpp"
+#include "run/report_page.hpp"
 #include "run/run.hpp"
 #include "settings/checkpoint.hpp"
 #include "settings/estimator.hpp"
@@ -729,6 +731,61 @@ TEST_CASE("a run says what it will do and how long that takes, why a warm-up end
                                               "--eval-prompts=40", "--eval-samples=3", "--eval-every=0"}));
     CHECK(four.stages[2].step == doctest::Approx(4 * is.stages[2].step).epsilon(1e-12));
     CHECK(four.stages[2].end == 4 * is.stages[2].end);
+}
+
+TEST_CASE("report.html has the table, the settings that were changed, the plots, and commands that can be run") {
+    const scratch dir;
+    const std::string directory = dir / "run";
+    run r(parse(tiny(directory)));
+    REQUIRE(go(r) == exit_ok);
+    const std::string page = read_file(directory + "/report.html");
+    const auto report = nlohmann::ordered_json::parse(read_file(directory + "/report.json"));
+    const auto count = [](const std::string& text, const std::string& part) {
+        int n = 0;
+        for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+        return n;
+    };
+    for (const char* part :
+         {"student before", "gap closed", "teacher_scoring", "<td>teacher_model.width</td><td>8</td>",
+          "<td>distill.steps</td><td>13</td><td>3600</td>", "KL(.|teach)"})
+        contains(page, part);
+    contains(page, report["fingerprint"].get<std::string>());
+    CHECK(page.find("<td>distill.rate</td>") == std::string::npos); // as ever
+    int drawn = 0;
+    for (const auto& file : fs::directory_iterator(directory + "/plots")) drawn += file.path().extension() == ".svg";
+    CHECK(count(page, "<svg") == drawn);
+    CHECK((drawn > 0 || page.find("gnuplot draws them") != std::string::npos));
+    for (const char* part : {"src=", "href=\"http", "<script"}) CHECK(page.find(part) == std::string::npos);
+    for (const char* tag : {"pre", "table", "figure", "details", "dl", "body"})
+        CHECK(count(page, std::string("<") + tag + ">") == count(page, std::string("</") + tag + ">"));
+
+    // what it says to try is taken by the command line, in words of this run
+    config c = parse(tiny(directory)).settings;
+    const auto tries = [&](double gap) {
+        nlohmann::ordered_json j = report;
+        j["gap_closed"] = std::isnan(gap) ? nlohmann::ordered_json() : nlohmann::ordered_json(gap);
+        std::string all;
+        for (const next_try& t : what_to_try(c, j)) {
+            std::vector<std::string> arguments = t.arguments;
+            arguments.insert(arguments.begin(), "opd-train");
+            CHECK_NOTHROW(parse(arguments, false));
+            for (const std::string& a : t.arguments) all += a + " ";
+        }
+        return all;
+    };
+    contains(tries(0.5), "--resume --steps 26 ");
+    contains(tries(0.5), "--schedule async --tau 4 ");
+    contains(tries(0.5), "--write-offline " + directory + "/set ");
+    CHECK(tries(0.99).find("--resume") == std::string::npos);
+    contains(tries(NAN), "--student-max-steps 3 ");
+
+    // nobody's names become markup or a shell's words
+    c.run.directory = dir / "a <b> & 'c'";
+    const std::string hostile = report_page(c, report, "1 < 2 & \"3\"");
+    CHECK(hostile.find("<b> ") == std::string::npos);
+    contains(hostile, "a &lt;b&gt; &amp; 'c'");
+    contains(hostile, "1 &lt; 2 &amp; &quot;3&quot;");
+    contains(hostile, "--run-dir '" + (dir / "a &lt;b&gt; &amp; '\\''c'\\''-seed'"));
 }
 
 TEST_CASE("plots leave out what a step has nothing of") {

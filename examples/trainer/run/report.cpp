@@ -13,6 +13,7 @@
 #include "pipeline/served.hpp"
 #include "run/offline.hpp"
 #include "run/plots.hpp"
+#include "run/report_page.hpp"
 #include "run/run.hpp"
 
 namespace trainer {
@@ -133,7 +134,8 @@ void run::report() {
         spdlog::warn("no plots: {}", problem);
     else
         spdlog::info("plots are in {}/plots", directory_);
-    spdlog::info("the report is {}/report.json", directory_);
+    write_file(directory_ + "/report.html", report_page(settings_, j, t));
+    spdlog::info("the report is {0}/report.html, its numbers are in {0}/report.json", directory_);
 }
 
 // What is to come, and how long it takes here.

@@ -230,7 +230,8 @@ nlohmann::ordered_json run::change_steps(const std::string& path, const std::str
         state_.step = from;
         state_.next_sample = sample_base() + static_cast<std::uint64_t>(batch_of(settings_)) * state_.step;
         std::error_code none;
-        std::filesystem::remove(directory_ + "/report.json", none); // it would be that of another run
+        for (const char* name : {"/report.json", "/report.html"}) // they would be those of another run
+            std::filesystem::remove(directory_ + name, none);
     }
     if (done > 0 && done >= settings_.distill.warmup) state_.rate = {done, rate_of(before, state_.rate, done)};
     nlohmann::ordered_json line;
@@ -274,7 +275,7 @@ void run::open_directory() {
     } else if (holds_run) {
         std::error_code error;
         for (const char* name : {"checkpoints", "samples", "plots", "log.jsonl", "consumed.jsonl", "report.json",
-                                 "timing.json", "config.json", "schedule.json", "trace.json"})
+                                 "report.html", "timing.json", "config.json", "schedule.json", "trace.json"})
             if (fs::remove_all(directory_ + "/" + name, error); error)
                 throw failure(exit_io, fmt::format("cannot remove {}/{}: {}", directory_, name, error.message()));
     }
