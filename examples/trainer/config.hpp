@@ -216,7 +216,7 @@ struct config {
         int history = 1'000'000; // tokens
         bool adapt = false;
         double adapt_rate = 1e-3;
-        int adapt_rows = 256;      // of a slice
+        int adapt_rows = 128;      // of a slice
         int adapt_memory = 16'384; // rows
         int adapt_slices = 32;     // of a policy version; 0: no limit
         int adapt_checkpoint_every = 10;
@@ -656,7 +656,7 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("adapt_rate", "--adapt-rate", c.speculation.adapt_rate, "learning rate of that, after --drafter-warmup",
              in_virtual_time(c));
     v.option("adapt_rows", "--adapt-rows", c.speculation.adapt_rows,
-             "tokens of a slice, after which a worker looks whether rollout wants it", in_virtual_time(c));
+             "tokens of a slice; between its passes a worker looks whether rollout wants it", in_virtual_time(c));
     v.option("adapt_memory", "--adapt-memory", c.speculation.adapt_memory,
              "tokens whose hidden states are kept at most", in_virtual_time(c));
     v.option("adapt_checkpoint_every", "--adapt-checkpoint-every", c.speculation.adapt_checkpoint_every,
