@@ -31,12 +31,12 @@
 #include "opd/sched/recorder.hpp"
 #include "opd/sched/thread_driver.hpp"
 
-#include "publication.hpp"
-#include "rollout_engine.hpp"
-#include "run.hpp"
-#include "scoring.hpp"
-#include "stages.hpp"
-#include "supervised.hpp"
+#include "model/publication.hpp"
+#include "pipeline/rollout_engine.hpp"
+#include "pipeline/supervised.hpp"
+#include "run/run.hpp"
+#include "run/scoring.hpp"
+#include "schedule/stages.hpp"
 
 namespace sched = opd::sched;
 using opd::index_t;

@@ -139,9 +139,9 @@ def staleness_policy(n):
 
 
 def drafter(n):
-    header, drafters = f"examples/trainer/{n}_drafter.hpp", "examples/trainer/drafters.hpp"
+    header, drafters = f"examples/trainer/speculation/{n}_drafter.hpp", "examples/trainer/speculation/drafters.hpp"
     create(header, template("drafter.in", n))
-    include(drafters, f"{n}_drafter.hpp", first="drafter.hpp")
+    include(drafters, f"speculation/{n}_drafter.hpp", first="speculation/drafter.hpp")
     append_choice(drafters, "TRAINER_DRAFTERS", f'X({n}, "WHAT IT GUESSES FROM", {n}_drafter, )')
     insert("examples/trainer/README.md", f"| `{n}` | WHAT IT GUESSES FROM |\n", before="| `auto` | those of")
     return "trainer.drafters|trainer.speculation", [
@@ -156,7 +156,7 @@ if len(sys.argv) != 3 or sys.argv[1] not in kinds:
 kind, name = sys.argv[1:]
 if not re.fullmatch(r"[a-z]+(_[a-z0-9]+)*", name):
     fail(f"a name is in snake_case, not {name!r}")
-for path in [*pathlib.Path("include").rglob("*.hpp"), pathlib.Path("examples/trainer/drafters.hpp")]:
+for path in [*pathlib.Path("include").rglob("*.hpp"), pathlib.Path("examples/trainer/speculation/drafters.hpp")]:
     if re.search(rf"\b(struct|class|enum|namespace) {name}\b|\bX\({name},", path.read_text()):
         fail(f"{path} has a {name} already")
 tests, steps = kinds[kind](name)

@@ -12,7 +12,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include "files.hpp"
+#include "settings/files.hpp"
 #include "study.hpp"
 #include "synthetic.hpp"
 #include "words.hpp"

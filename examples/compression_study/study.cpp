@@ -11,10 +11,10 @@
 
 #include <fmt/format.h>
 
-#include "files.hpp"
 #include "gnuplot.hpp"
 #include "opd/hidden.hpp"
 #include "opd/opd.hpp"
+#include "settings/files.hpp"
 
 namespace compression_study {
 

@@ -9,11 +9,11 @@
 
 #include <fmt/format.h>
 
-#include "model.hpp"
+#include "model/model.hpp"
+#include "model/optimizer.hpp"
 #include "opd/backends/eigen.hpp"
 #include "opd/opd.hpp"
-#include "optimizer.hpp"
-#include "rollout.hpp"
+#include "pipeline/rollout.hpp"
 
 namespace compression_study {
 

@@ -8,12 +8,12 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint.hpp"
-#include "files.hpp"
-#include "learner.hpp"
-#include "run.hpp"
-#include "scoring.hpp"
-#include "stages.hpp"
+#include "pipeline/learner.hpp"
+#include "run/run.hpp"
+#include "run/scoring.hpp"
+#include "schedule/stages.hpp"
+#include "settings/checkpoint.hpp"
+#include "settings/files.hpp"
 
 namespace mismatch_study {
 

@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "config.hpp"
-#include "evaluation.hpp"
-#include "model.hpp"
-#include "task.hpp"
+#include "model/model.hpp"
+#include "pipeline/evaluation.hpp"
+#include "settings/config.hpp"
+#include "task/task.hpp"
 
 namespace mismatch_study {
 

@@ -10,7 +10,7 @@
 
 #include <fmt/ranges.h>
 
-#include "comparisons.hpp"
+#include "studies/comparisons.hpp"
 #include "study.hpp"
 
 namespace {

@@ -14,9 +14,9 @@
 #include <fmt/ranges.h>
 
 #include "at_once.hpp"
-#include "files.hpp"
 #include "gnuplot.hpp"
 #include "numbers.hpp"
+#include "settings/files.hpp"
 
 namespace mismatch_study {
 

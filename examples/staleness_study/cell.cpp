@@ -10,15 +10,15 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint.hpp"
-#include "files.hpp"
 #include "opd/draw.hpp"
 #include "opd/opd.hpp"
 #include "opd/ratio_sketch.hpp"
-#include "run.hpp"
-#include "scoring.hpp"
-#include "stages.hpp"
-#include "whole_rows.hpp"
+#include "pipeline/whole_rows.hpp"
+#include "run/run.hpp"
+#include "run/scoring.hpp"
+#include "schedule/stages.hpp"
+#include "settings/checkpoint.hpp"
+#include "settings/files.hpp"
 
 namespace staleness_study {
 

@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "config.hpp"
-#include "evaluation.hpp"
-#include "learner.hpp"
-#include "task.hpp"
-#include "teacher.hpp"
+#include "model/teacher.hpp"
+#include "pipeline/evaluation.hpp"
+#include "pipeline/learner.hpp"
+#include "settings/config.hpp"
+#include "task/task.hpp"
 
 namespace staleness_study {
 

@@ -9,7 +9,7 @@
 
 #include <fmt/ranges.h>
 
-#include "comparisons.hpp"
+#include "studies/comparisons.hpp"
 #include "study.hpp"
 
 namespace {

@@ -13,9 +13,9 @@
 #include <fmt/ranges.h>
 
 #include "at_once.hpp"
-#include "files.hpp"
 #include "gnuplot.hpp"
 #include "numbers.hpp"
+#include "settings/files.hpp"
 
 namespace staleness_study {
 

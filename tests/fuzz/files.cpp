@@ -12,11 +12,11 @@
 #include "opd/sched/archive.hpp"
 #include "timeline/read_trace.hpp"
 #include "timeline/timeline.hpp"
-#include "trainer/checkpoint.hpp"
-#include "trainer/config.hpp"
-#include "trainer/files.hpp"
 #include "trainer/hf/model_config.hpp"
-#include "trainer/in_flight.hpp"
+#include "trainer/schedule/in_flight.hpp"
+#include "trainer/settings/checkpoint.hpp"
+#include "trainer/settings/config.hpp"
+#include "trainer/settings/files.hpp"
 
 namespace {
 

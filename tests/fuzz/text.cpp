@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "fuzz/damaged_json.hpp"
-#include "trainer/failure.hpp"
 #include "trainer/hf/bpe.hpp"
 #include "trainer/hf/chat_template.hpp"
 #include "trainer/hf/pattern.hpp"
 #include "trainer/hf/prompts.hpp"
 #include "trainer/hf/utf8.hpp"
+#include "trainer/settings/failure.hpp"
 
 namespace {
 

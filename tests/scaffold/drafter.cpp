@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <memory>
 
-#include "drafters.hpp"
+#include "speculation/drafters.hpp"
 
 using namespace trainer;
 

@@ -16,14 +16,14 @@
 #include <string>
 #include <vector>
 
-#include "config.hpp"
-#include "files.hpp"
-#include "in_flight.hpp"
-#include "injection.hpp"
-#include "learner.hpp"
 #include "mismatch_study/study.hpp"
+#include "model/injection.hpp"
 #include "opd/ratio_sketch.hpp"
-#include "rollout.hpp"
+#include "pipeline/learner.hpp"
+#include "pipeline/rollout.hpp"
+#include "schedule/in_flight.hpp"
+#include "settings/config.hpp"
+#include "settings/files.hpp"
 #include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 #include "trainer/small_task.hpp"

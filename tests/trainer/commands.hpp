@@ -10,8 +10,8 @@
 
 #include <unistd.h>
 
-#include "app.hpp"
-#include "run.hpp"
+#include "app/app.hpp"
+#include "run/run.hpp"
 
 namespace opd::test {
 

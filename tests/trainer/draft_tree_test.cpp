@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "model.hpp"
+#include "model/model.hpp"
 #include "trainer/small_task.hpp"
 
 namespace {

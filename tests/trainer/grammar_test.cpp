@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "config.hpp"
-#include "files.hpp"
-#include "grammar_task.hpp"
+#include "settings/config.hpp"
+#include "settings/files.hpp"
 #include "support/property.hpp"
+#include "task/grammar_task.hpp"
 #include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 

@@ -29,14 +29,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "config.hpp"
+#include "app/programs.hpp"
 #include "hf/distil.hpp"
 #include "hf/lora.hpp"
 #include "hf/model_files.hpp"
 #include "opd/element.hpp"
-#include "programs.hpp"
-#include "rollout.hpp"
-#include "stages.hpp"
+#include "pipeline/rollout.hpp"
+#include "schedule/stages.hpp"
+#include "settings/config.hpp"
 #include "trainer/scratch.hpp"
 
 namespace {

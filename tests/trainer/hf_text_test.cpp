@@ -18,13 +18,13 @@
 #include <utility>
 #include <vector>
 
-#include "failure.hpp"
 #include "hf/bpe.hpp"
 #include "hf/chat_template.hpp"
 #include "hf/pattern.hpp"
 #include "hf/prompts.hpp"
 #include "hf/strict_json.hpp"
 #include "hf/utf8.hpp"
+#include "settings/failure.hpp"
 #include "support/property.hpp"
 
 using namespace trainer;

@@ -20,9 +20,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "app.hpp"
-#include "files.hpp"
-#include "run.hpp"
+#include "app/app.hpp"
+#include "run/run.hpp"
+#include "settings/files.hpp"
 #include "trainer/scratch.hpp"
 
 namespace {

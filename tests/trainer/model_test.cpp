@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "model.hpp"
+#include "model/model.hpp"
 #include "opd/rng.hpp"
 
 namespace {

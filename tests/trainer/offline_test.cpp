@@ -21,12 +21,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "files.hpp"
-#include "offline.hpp"
 #include "opd/data/rollout_reader.hpp"
 #include "opd/data/rollout_writer.hpp"
-#include "rollout.hpp"
-#include "supervised.hpp"
+#include "pipeline/rollout.hpp"
+#include "pipeline/supervised.hpp"
+#include "run/offline.hpp"
+#include "settings/files.hpp"
 #include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 

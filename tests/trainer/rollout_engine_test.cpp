@@ -7,10 +7,10 @@
 #include <map>
 #include <random>
 
-#include "learner.hpp"
-#include "rollout.hpp"
-#include "rollout_engine.hpp"
-#include "task.hpp"
+#include "pipeline/learner.hpp"
+#include "pipeline/rollout.hpp"
+#include "pipeline/rollout_engine.hpp"
+#include "task/task.hpp"
 #include "trainer/small_task.hpp"
 
 namespace {

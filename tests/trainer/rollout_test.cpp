@@ -6,10 +6,10 @@
 #include <cstring>
 #include <numeric>
 
-#include "learner.hpp"
-#include "rollout.hpp"
-#include "rollout_engine.hpp"
-#include "task.hpp"
+#include "pipeline/learner.hpp"
+#include "pipeline/rollout.hpp"
+#include "pipeline/rollout_engine.hpp"
+#include "task/task.hpp"
 #include "trainer/small_task.hpp"
 
 namespace {

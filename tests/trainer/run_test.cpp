@@ -14,13 +14,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "app.hpp"
-#include "checkpoint.hpp"
-#include "files.hpp"
-#include "forecast.hpp"
-#include "plots.hpp"
-#include "run.hpp"
-#include "schedule.hpp"
+#include "app/app.hpp"
+#include "run/forecast.hpp"
+#include "run/plots.hpp"
+#include "run/run.hpp"
+#include "settings/checkpoint.hpp"
+#include "settings/files.hpp"
+#include "settings/schedule.hpp"
 #include "support/address_space.hpp"
 #include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"

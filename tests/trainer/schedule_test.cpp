@@ -17,11 +17,11 @@
 
 #include <unistd.h>
 
-#include "checkpoint.hpp"
-#include "files.hpp"
-#include "in_flight.hpp"
-#include "run.hpp"
-#include "schedule.hpp"
+#include "run/run.hpp"
+#include "schedule/in_flight.hpp"
+#include "settings/checkpoint.hpp"
+#include "settings/files.hpp"
+#include "settings/schedule.hpp"
 #include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 

@@ -29,13 +29,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "answering.hpp"
-#include "files.hpp"
-#include "offline.hpp"
+#include "app/programs.hpp"
 #include "opd/data/rollout_reader.hpp"
-#include "programs.hpp"
-#include "scoring.hpp"
-#include "served.hpp"
+#include "pipeline/answering.hpp"
+#include "pipeline/served.hpp"
+#include "run/offline.hpp"
+#include "run/scoring.hpp"
+#include "settings/files.hpp"
 #include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 

@@ -7,11 +7,11 @@
 #include <memory>
 #include <utility>
 
-#include "model.hpp"
-#include "publication.hpp"
-#include "sampler.hpp"
-#include "task.hpp"
-#include "trajectory.hpp"
+#include "model/model.hpp"
+#include "model/publication.hpp"
+#include "pipeline/sampler.hpp"
+#include "task/task.hpp"
+#include "task/trajectory.hpp"
 
 namespace opd::test {
 

@@ -19,12 +19,12 @@
 
 #include <unistd.h>
 
-#include "checkpoint.hpp"
-#include "files.hpp"
 #include "opd/sched/archive.hpp"
-#include "rollout.hpp"
-#include "rollout_engine.hpp"
-#include "run.hpp"
+#include "pipeline/rollout.hpp"
+#include "pipeline/rollout_engine.hpp"
+#include "run/run.hpp"
+#include "settings/checkpoint.hpp"
+#include "settings/files.hpp"
 #include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 #include "trainer/small_task.hpp"

@@ -14,9 +14,9 @@
 #include <set>
 
 #include "opd/sched/scheduler_checks.hpp"
-#include "rollout.hpp"
-#include "schedule.hpp"
-#include "stages.hpp"
+#include "pipeline/rollout.hpp"
+#include "schedule/stages.hpp"
+#include "settings/schedule.hpp"
 
 namespace {
 

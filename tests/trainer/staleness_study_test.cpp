@@ -10,9 +10,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "checkpoint.hpp"
-#include "files.hpp"
-#include "stages.hpp"
+#include "schedule/stages.hpp"
+#include "settings/checkpoint.hpp"
+#include "settings/files.hpp"
 #include "study.hpp"
 
 using namespace staleness_study;

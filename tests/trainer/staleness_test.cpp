@@ -12,10 +12,10 @@
 #include <random>
 #include <thread>
 
-#include "learner.hpp"
-#include "rollout.hpp"
-#include "rollout_engine.hpp"
-#include "task.hpp"
+#include "pipeline/learner.hpp"
+#include "pipeline/rollout.hpp"
+#include "pipeline/rollout_engine.hpp"
+#include "task/task.hpp"
 #include "trainer/small_task.hpp"
 
 namespace {

@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "task.hpp"
+#include "task/task.hpp"
 
 using namespace trainer;
 

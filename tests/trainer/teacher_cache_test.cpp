@@ -11,14 +11,14 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint.hpp"
-#include "codec.hpp"
-#include "files.hpp"
-#include "learner.hpp"
 #include "opd/opd.hpp"
-#include "rollout.hpp"
-#include "run.hpp"
-#include "stages.hpp"
+#include "pipeline/codec.hpp"
+#include "pipeline/learner.hpp"
+#include "pipeline/rollout.hpp"
+#include "run/run.hpp"
+#include "schedule/stages.hpp"
+#include "settings/checkpoint.hpp"
+#include "settings/files.hpp"
 #include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 #include "trainer/small_task.hpp"

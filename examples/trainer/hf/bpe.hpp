@@ -28,7 +28,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tokenizer.hpp"
+#include "task/tokenizer.hpp"
 
 namespace trainer {
 

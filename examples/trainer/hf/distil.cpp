@@ -18,21 +18,21 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "files.hpp"
 #include "hf/lora.hpp"
 #include "hf/prompts.hpp"
 #include "hf/strict_json.hpp"
-#include "in_flight.hpp"
-#include "learner.hpp"
-#include "offline.hpp"
+#include "model/teacher.hpp"
 #include "opd/data/json.hpp"
 #include "opd/data/order.hpp"
 #include "opd/sched/thread_driver.hpp"
-#include "rollout.hpp"
-#include "run.hpp"
-#include "schedule.hpp"
-#include "stages.hpp"
-#include "teacher.hpp"
+#include "pipeline/learner.hpp"
+#include "pipeline/rollout.hpp"
+#include "run/offline.hpp"
+#include "run/run.hpp"
+#include "schedule/in_flight.hpp"
+#include "schedule/stages.hpp"
+#include "settings/files.hpp"
+#include "settings/schedule.hpp"
 
 namespace trainer::hf {
 

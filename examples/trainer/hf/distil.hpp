@@ -32,11 +32,11 @@
 #include <string>
 #include <vector>
 
-#include "config.hpp"
 #include "hf/bpe.hpp"
 #include "hf/chat_template.hpp"
 #include "hf/model_files.hpp"
-#include "tokenizer.hpp"
+#include "settings/config.hpp"
+#include "task/tokenizer.hpp"
 
 namespace trainer::hf {
 

@@ -9,9 +9,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "model/row_kernels.hpp"
 #include "opd/element.hpp"
 #include "opd/error.hpp"
-#include "row_kernels.hpp"
 
 namespace trainer::hf {
 

@@ -22,9 +22,9 @@
 #include <vector>
 
 #include "hf/model_files.hpp"
-#include "model.hpp"
+#include "model/model.hpp"
+#include "model/optimizer.hpp"
 #include "opd/threads.hpp"
-#include "optimizer.hpp"
 
 namespace trainer::hf {
 

@@ -20,7 +20,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "model.hpp"
+#include "model/model.hpp"
 
 namespace trainer::hf {
 

@@ -15,10 +15,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "config.hpp"
 #include "hf/strict_json.hpp"
 #include "opd/data/json.hpp"
 #include "opd/element.hpp"
+#include "settings/config.hpp"
 
 namespace trainer::hf {
 

@@ -34,10 +34,10 @@
 #include <utility>
 #include <vector>
 
-#include "config.hpp"
 #include "hf/model_config.hpp"
-#include "model.hpp"
+#include "model/model.hpp"
 #include "opd/data/safetensors.hpp"
+#include "settings/config.hpp"
 
 namespace trainer::hf {
 

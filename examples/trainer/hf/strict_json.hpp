@@ -16,8 +16,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "failure.hpp"
-#include "tokenizer.hpp"
+#include "settings/failure.hpp"
+#include "task/tokenizer.hpp"
 
 namespace trainer {
 

@@ -18,8 +18,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "failure.hpp"
 #include "hf/prompts.hpp"
+#include "settings/failure.hpp"
 
 namespace {
 

@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-#include "programs.hpp"
-
-int main(int argc, char** argv) { return trainer::model_main(argc, argv); }

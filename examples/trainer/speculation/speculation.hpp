@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Speculative rollout of one engine: which sequences get drafts in a step, how many, and what is learnt from what became of them.
+//
+//   off      no drafts
+//   one of the drafters (drafters.hpp): the same strategy for every sequence in every step; learned: with trees
+//   auto     retrieval, or a drafter that was trained, if there is one. By how many sequences run and what steps took, an
+//            elastic_switch says whether to draft at all, a drafter_selector which of the two drafts, beg_mab which of some strategies, and
+//            draft_budget how many of the nodes that it allows each sequence gets, none where they cost more than they bring. What a
+//            step costs by its rows, and by asking a drafter, is fitted to the last steps; now and then all nodes are verified, and now and
+//            then no drafter is asked, to know what drafts cost. Where no draft was worth its rows for some steps of such a batch, or the steps
+//            that asked brought a sequence fewer tokens than break even, a while goes by without any
+//
+// What is drafted changes no token, no log mu, no version and no draw: the target's own token, drawn with the noise of its sample
+// and position, is what is kept at every position, and drafts only say which positions a step looks at (opd/spec/verify.hpp: `follow`).
+// On threads `auto` depends on the machine's clock, in virtual time on --cost-*.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "opd/sched/cost_fit.hpp"
+#include "opd/spec/draft_budget.hpp"
+#include "opd/spec/draft_tree.hpp"
+#include "opd/spec/drafter_selector.hpp"
+#include "opd/spec/tuner.hpp"
+#include "speculation/drafters.hpp"
+#include "speculation/speculation_counts.hpp"
+
+namespace trainer {
+
+class response_recorder;
+
+struct speculation_options {
+    using kind = drafting;
+    kind what = kind::off;
+    opd::spec::strategy fixed = {8, 1, 8}; ///< of one drafter
+    index_t running = 32;                  ///< automatic: on at so many sequences or fewer, off above a quarter more
+    retrieval_options retrieval = {};
+    std::shared_ptr<const draft_model> learned = {}; ///< learned: what drafts; automatic: one that may
+
+    bool on() const { return what != kind::off; }
+    /// Most drafted tokens of a sequence in a step.
+    std::int32_t most() const;
+};
+
+/// One, or two of which auto chooses.
+using drafters = std::vector<std::unique_ptr<drafter>>;
+
+/// Those that the options name. None of --speculate off.
+drafters make_drafters(const speculation_options& o);
+
+/// "ngram 8/1/8": a drafter and its strategy (depth, children, tokens to verify). "none": no drafts.
+std::string choice_name(const speculation_options& o, std::size_t choice);
+
+/// Seconds of a step: a + b·rows + c·passes, rows of any kind and passes of the drafter; asking it counts as one more.
+class step_fit {
+public:
+    /// A step that took much longer than such steps do says something of the machine, not of its rows, and counts as three times as long.
+    void heard(index_t rows, index_t passes, double seconds);
+    bool known() const { return heard_ >= least; }
+    double of(index_t rows, index_t passes = 0) const; ///< seconds; positive
+    double of_row() const { return cost_[1]; }         ///< more for one; at least 0
+    template <class A>
+    void fields(A& a) {
+        a(heard_, fit_);
+        if constexpr (A::reading) cost_ = fit_.cost();
+    }
+
+private:
+    static constexpr std::int64_t least = 16; // steps before it is believed
+    std::int64_t heard_ = 0;
+    opd::sched::cost_fit fit_{200};
+    std::array<double, 3> cost_ = {}; // as it is now
+};
+
+/// How long finished responses were: how many tokens one that has n may be expected to get yet.
+class length_record {
+public:
+    explicit length_record(index_t most) : ended_(static_cast<std::size_t>(most) + 1, 0) { add_up(); }
+    void heard(index_t length) {
+        ++ended_[static_cast<std::size_t>(length)];
+        add_up();
+    }
+    double remaining(index_t drawn) const { return remaining_[static_cast<std::size_t>(drawn)]; }
+    template <class A>
+    void fields(A& a) {
+        a(ended_);
+        if constexpr (A::reading) {
+            if (ended_.size() != remaining_.size())
+                throw opd::invalid_input("snapshot", "is of responses of another length");
+            add_up();
+        }
+    }
+
+private:
+    void add_up();
+    std::vector<std::int64_t> ended_; // by length
+    std::vector<double> remaining_;   // by tokens drawn
+};
+
+class speculation {
+public:
+    /// Whose next token a step draws.
+    struct due {
+        index_t lane = 0;
+        const trajectory* sequence = nullptr;
+    };
+
+    speculation(const speculation_options& o, drafters all, const opd::filter& filter, bool greedy, std::uint64_t seed,
+                index_t lanes, index_t max_response);
+
+    void begin(index_t lane, const trajectory& t);
+    void end(index_t lane, const trajectory& t, bool finished);
+
+    /// Before a step: decides, and drafts. `reading`: rows of it that only read a prefix. `vacant`: lanes are free, so nobody waits for one,
+    /// and who is to write most yet decides when all are done: under auto tokens count by what is left of their sequence.
+    void draft(std::span<const due> sequences, index_t reading, bool vacant);
+    /// What is to be verified for the lane, by the step for which draft() was called.
+    const opd::spec::draft_tree& tree(index_t lane) const { return plans_[static_cast<std::size_t>(lane)].tree; }
+    /// After it, of each of them: which of those the target drew as well, and how many tokens the step drew for the sequence.
+    void verified(index_t lane, const opd::spec::verdict& v, index_t tokens);
+    bool reads_hidden() const;
+    bool reads_layers() const;
+    /// Who is told of every sequence what a drafter with hidden states is.
+    void record_with(std::shared_ptr<response_recorder> r) { recorder_ = std::move(r); }
+    /// Another model for the drafter that learnt.
+    void adapt(const std::shared_ptr<const draft_model>& d) {
+        for (source& s : sources_) s.drafter->adapt(d);
+    }
+    void hear(std::span<const lane_news> news, const policy& target);
+    /// What drafting for the step took.
+    const draft_work& work() const { return work_; }
+    /// How long the step took, all of it.
+    void took(index_t rows, double seconds);
+
+    const speculation_counts& counts() const { return counts_; }
+    void forget_counts() { counts_ = {}; }
+    /// What the last step was to do.
+    const opd::spec::strategy& strategy() const { return strategy_; }
+
+    /// Between two steps.
+    template <class A>
+    void fields(A& a) {
+        for (source& s : sources_) a(s);
+        for (pause& p : pauses_) {
+            a(p);
+            if (p.rested < 0 || p.rested > 6) throw opd::invalid_input("snapshot", "is of no pause");
+        }
+        a(counts_, which_, switch_, lengths_, decisions_, arm_, held_, decided_, drafted_, strategy_, asked_, work_,
+          batch_, accepted_, verified_, drawn_);
+        auto at = static_cast<std::uint64_t>(using_);
+        a(at);
+        using_ = static_cast<std::size_t>(at);
+        if (using_ >= sources_.size()) throw opd::invalid_input("snapshot", "is of other drafters");
+    }
+
+private:
+    struct plan {
+        opd::spec::draft_builder builder;
+        opd::spec::draft_tree tree;
+    };
+    // A drafter, and what is known of it.
+    struct source {
+        std::unique_ptr<trainer::drafter> drafter;
+        opd::spec::follow_rates rates;
+        opd::spec::beg_mab tuner;
+        step_fit cost; // of steps for which it was asked, and of those for which none was
+        template <class A>
+        void fields(A& a) {
+            std::string drafts;
+            if constexpr (!A::reading) drafts = drafter->state();
+            a(drafts, rates, tuner, cost);
+            if constexpr (A::reading) drafter->restore(drafts);
+        }
+    };
+    // Steps that asked for drafts. They are compared by how many times as long they took as steps without: batches differ.
+    struct sums {
+        index_t steps = 0, sequences = 0;
+        std::int64_t accepted = 0, tokens = 0;
+        double seconds = 0, without = 0;
+        /// A sequence gets more tokens a second of them.
+        bool pay() const { return static_cast<double>(tokens) * without > static_cast<double>(sequences) * seconds; }
+        template <class A>
+        void fields(A& a) {
+            a(steps, sequences, accepted, tokens, seconds, without);
+        }
+    };
+    // Of batches of a size.
+    struct pause {
+        std::int32_t fruitless = 0; // decisions in a row that no draft pays
+        std::int32_t rests = 0;     // steps to come without a decision
+        std::int32_t rested = 0;    // rests since drafts paid
+        sums asked;                 // since then, or the last rest
+        template <class A>
+        void fields(A& a) {
+            a(fruitless, rests, rested, asked);
+        }
+    };
+    double uniform();
+    pause& pause_now();
+    static void rest_now(pause& p);
+    void decide();
+    void end_turn();
+    void select(const draft_wish& w, index_t nodes);
+    void share_budget(index_t reading, bool vacant);
+    std::size_t choice() const;
+
+    speculation_options options_;
+    std::vector<source> sources_;
+    std::shared_ptr<response_recorder> recorder_;
+    opd::spec::draft_law law_; // but for sample and position
+    index_t max_response_;
+    std::vector<plan> plans_; // by lane
+    opd::spec::drafter_selector which_;
+    opd::spec::elastic_switch switch_;
+    opd::spec::draft_budget budget_;
+    length_record lengths_;
+    speculation_counts counts_;
+    std::uint64_t decisions_ = 0;
+    std::uint32_t uniforms_ = 0; // of this decision
+    // a turn: decisions for which a drafter and an arm are kept
+    std::size_t using_ = 0;
+    opd::spec::strategy arm_;
+    std::int32_t held_ = 0;       // decisions that it goes on for yet
+    sums decided_, drafted_;      // its steps, and those of them with drafts
+    std::array<pause, 8> pauses_; // of batches of 1, 2 and 3, 4 to 7, …
+    // the step that draft() was called for
+    opd::spec::strategy strategy_;
+    bool asked_ = false; // a drafter was
+    draft_work work_;
+    index_t batch_ = 0;
+    std::int64_t accepted_ = 0, verified_ = 0, drawn_ = 0;
+    std::vector<draft_wish> wishes_;
+    std::vector<opd::spec::draft_candidate> candidates_;
+};
+
+} // namespace trainer
