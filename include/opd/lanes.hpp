@@ -504,10 +504,7 @@ OPD_INLINE L expm1_core(L r) { // e^r - 1, |r| <= ln2/2, as r + r² Q(r): 1.4e-8
     return fma(r * r, q, r);
 }
 template <lane_pack L>
-OPD_INLINE L log_of(L u, L lost) { // log(u + lost), u = 2^k m, m in [sqrt(1/2), sqrt(2))
-    L m, k, unscale;
-    split(u, m, k, unscale);
-    const L f = pin(m - L(1)) + pin(lost * unscale);
+OPD_INLINE L log_of_parts(L f, L k) { // log(2^k (1 + f)), 1 + f in [sqrt(1/2), sqrt(2))
     L q = L(-7.63443792e-2);
     q = fma(q, f, L(1.27615629e-1));
     q = fma(q, f, L(-1.31601980e-1));
@@ -584,13 +581,14 @@ template <lane_pack L>
 OPD_INLINE L expm1_rest(L x) {
     return select(abs(x) < L(1), x * x * lane_math::expm1_quotient(x), max(expm1(x) - x, L(0)));
 }
-/// log(a + b), a positive and a + b positive and finite, of small relative error also near 0 where a = 1.
+/// log(a + b), a positive, a + b positive and below 2^126, of small relative error also near 0 where a = 1.
 template <lane_pack L>
 OPD_INLINE L log_sum(L a, L b) {
-    const L u = pin(a + b);
-    return lane_math::log_of(u, b - pin(u - a)); // what the addition lost
+    L m, k, unscale;
+    split(a + b, m, k, unscale);
+    return lane_math::log_of_parts(fma(b, unscale, pin(fma(a, unscale, L(-1)))), k); // what a + b loses is in it
 }
-/// log(1 + y), y > -1 and finite, with small relative error near 0.
+/// log(1 + y), -1 < y < 2^126, with small relative error near 0.
 template <lane_pack L>
 OPD_INLINE L log1p(L y) {
     return log_sum(L(1), y);
@@ -598,7 +596,9 @@ OPD_INLINE L log1p(L y) {
 /// log(u), u positive, normal and finite.
 template <lane_pack L>
 OPD_INLINE L log(L u) {
-    return lane_math::log_of(u, L(0));
+    L m, k, unscale;
+    split(u, m, k, unscale);
+    return lane_math::log_of_parts(m - L(1), k);
 }
 } // namespace OPD_ISA
 

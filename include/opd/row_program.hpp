@@ -73,6 +73,12 @@ struct dense_entry {
     F log_p, log_q; ///< accurate to float's error in the normaliser: for values, not for differences
 };
 
+/// `term` and `c` of one entry.
+template <class F>
+struct term_and_c {
+    F term, c;
+};
+
 /// Which raw sums a program needs beside the normalisers.
 struct raw_sums_needed {
     bool student_delta = false, student_power = false, teacher_delta = false;
@@ -227,6 +233,14 @@ concept single_sweep_divergence = divergence<D> && requires(const D d, raw_sums 
     { d.value(s) } -> std::convertible_to<double>;
     { d.sum_c(s) } -> std::convertible_to<double>;
 };
+/// One whose c, where the anchor is s*, is p times a function of expm1(-k delta), which the sweep has formed.
+///   bool keeps_power() const; F c_of_power(row, p, F power) const;   (to the bit what `c` forms of them)
+template <class D>
+concept power_divergence = single_sweep_divergence<D> && requires(const D d, row_constants<scalar<double>> r,
+                                                                  scalar<double> x) {
+    { d.keeps_power() } -> std::same_as<bool>;
+    { d.c_of_power(r, x, x) } -> std::same_as<scalar<double>>;
+};
 // clang-format on
 
 /// Whether a program reads row.log_overlap, a sum over the whole row: drivers then find it in a pass before the
@@ -258,6 +272,15 @@ concept refinable_divergence = divergence<D> && requires(const D d, dense_entry<
 };
 
 namespace detail {
+
+/// Both functions of an entry: at once, by a program's `both`, where they have more than p and q in common.
+template <class D, class F>
+OPD_HD OPD_INLINE_ALWAYS term_and_c<F> both_of(const D& program, const row_constants<F>& r, const dense_entry<F>& e) {
+    if constexpr (requires { program.both(r, e); })
+        return program.both(r, e);
+    else
+        return {program.term(r, e), program.c(r, e)};
+}
 
 /// Whether a gradient's log-ratios are so small that F, where it rounds two scaled differences before it takes one
 /// from the other, leaves less of them than of a row of one temperature. In double the inputs have no more.

@@ -88,6 +88,7 @@ void divergences(Visit f) {
     f("reverse KL", reverse_kl{});
     f("forward KL", forward_kl{});
     f("JSD(.3,.3)", jsd{.w = .3, .o = .3});
+    f("JSD(.1,.1)", jsd{.w = .1, .o = .1});
     f("JSD(.2,.9)", jsd{.w = .2, .o = .9});
     f("alpha(.5)", alpha_divergence{});
     f("alpha(1.5)", alpha_divergence{.a = 1.5});
@@ -279,6 +280,26 @@ TEST_CASE("tops that rise from leaf to leaf, at a leaf's first entry, by more th
                 if (same) CHECK(got.diagnostics.careful_rows == 0); // both anchors rise with their tops
             });
         }
+}
+
+TEST_CASE("what the sweep keeps of a leaf serves where its anchors were the last ones, and nowhere else") {
+    for (const std::size_t top_s : {0UL, 1023UL, 1500UL, 4500UL})
+        for (const std::size_t top_t : {0UL, 2048UL, 4500UL})
+            for (const float t : {1.F, 0.7F}) {
+                pair_of_rows r(4700, 31, 1);
+                r.z[top_s] = 6, r.y[top_s] = 5.5F;
+                r.y[top_t] = 6, r.z[top_t] = top_s == top_t ? 6.F : 5.F;
+                r.t_s = t, r.t_t = t * t;
+                INFO("tops at " << top_s << " and " << top_t << ", T " << r.t_s << " and " << r.t_t);
+                divergences([&](const std::string& name, auto d) {
+                    INFO(name);
+                    agrees(r, d, 1e-6 + 20 * 0x1p-23);
+                });
+                INFO("chi-squared");
+                agrees(r, chi_squared{}, 2e-6 + 40 * 0x1p-23);
+                INFO("skew");
+                agrees(r, skew_reverse_kl{.a = 0.2}, 1e-6 + 20 * 0x1p-23);
+            }
 }
 
 TEST_CASE("guard: a leaf's top on which the sides disagree by hundreds of nats, among entries on which they agree") {

@@ -76,7 +76,7 @@ def run(arguments):
 
 
 def programs():
-    """What docs/single-header.md says can be pasted into Compiler Explorer, which takes a megabyte of JSON."""
+    """What docs/install.md says can be pasted into Compiler Explorer, which takes a megabyte of JSON."""
     for example in ("01_dense_kl", "03_your_own_divergence", "05_staleness_queue"):
         made = work / f"{example}.cpp"
         assert make(made, "--program", root / f"examples/{example}.cpp").returncode == 0

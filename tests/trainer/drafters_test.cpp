@@ -4,6 +4,7 @@
 // rollout engine, which change no bit, whatever the weights are.
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -12,7 +13,9 @@
 #include <numeric>
 #include <random>
 #include <sstream>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -757,6 +760,23 @@ TEST_CASE("what is recorded of a response is what the target's head reads of it,
             CHECK(x.loss == y.loss);
             CHECK(x.acceptance == y.acceptance);
             CHECK(x.rows > 100);
+            // whenever it is given up, there is the whole gradient or none, and the next one is as ever
+            int stopped = 0;
+            for (int microseconds = 0; microseconds < 4000; microseconds += 250) {
+                std::stop_source stop;
+                std::jthread other([&] {
+                    std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+                    stop.request_stop();
+                });
+                if (microseconds == 0) other.join();
+                std::vector<float> part;
+                const drafter_step some = train.gradient(known, 5, part, stop.get_token());
+                stopped += some.stopped;
+                CHECK((some.stopped || part == a));
+            }
+            CHECK(stopped > 0);
+            CHECK(train.gradient(known, 5, b).loss == x.loss);
+            CHECK(a == b);
         }
 }
 
@@ -803,8 +823,10 @@ TEST_CASE("a spot trainer: slices are applied whole, when they are over or not a
     CHECK(spot->take(1).updates == 1);
     // what is stopped is not there at all
     std::stop_source stop;
+    CHECK(spot->held_seconds() == 0);
     stop.request_stop();
     CHECK(spot->slice(0, target, stop.get_token())->rows == 0);
+    CHECK(spot->held_seconds() > 0);
     CHECK(spot->take(0).updates == 1);
     CHECK(spot->counts().stopped == 1);
     // two at once: each is applied to what the other left

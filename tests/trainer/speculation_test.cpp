@@ -902,6 +902,7 @@ TEST_CASE("in virtual time a run that drafts is the same, interrupted or not") {
         CHECK(told["age"].get<double>() < 4);
         CHECK(told["idle_used"].get<double>() > 0);
         CHECK(told["idle_used"].get<double>() <= 1 + 1e-9);
+        CHECK(told["held_seconds"] == 0); // a slice has its time; it is not asked back
     }
     CHECK(drafts_of(dir / "off").find("accepted_per_step") == std::string::npos);
 }

@@ -161,6 +161,7 @@ public:
             j["idle_seconds"] = idle;
             j["idle_used"] =
                 idle > 0 ? nlohmann::ordered_json(metrics.spare_seconds() / idle) : nlohmann::ordered_json();
+            j["held_seconds"] = spot_->held_seconds(); // that rollout waited for slices in hand
         }
         const evaluation_result after = run_.evaluate(run_.student_, "after");
         run_.evaluations_["after"] = to_json(after);

@@ -182,7 +182,7 @@ struct config {
         int history = 1'000'000; // tokens
         bool adapt = false;
         double adapt_rate = 1e-3;
-        int adapt_rows = 256;      // of a slice
+        int adapt_rows = 128;      // of a slice
         int adapt_memory = 16'384; // rows
         int adapt_slices = 32;     // of a policy version; 0: no limit
         int adapt_checkpoint_every = 10;

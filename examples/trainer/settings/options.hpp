@@ -471,7 +471,7 @@ void visit_options(Config& c, Visitor&& v) {
     v.option("adapt_rate", "--adapt-rate", c.speculation.adapt_rate, "learning rate of that, after --drafter-warmup",
              in_virtual_time(c));
     v.option("adapt_rows", "--adapt-rows", c.speculation.adapt_rows,
-             "tokens of a slice, after which a worker looks whether rollout wants it", in_virtual_time(c));
+             "tokens of a slice; between its passes a worker looks whether rollout wants it", in_virtual_time(c));
     v.option("adapt_memory", "--adapt-memory", c.speculation.adapt_memory,
              "tokens whose hidden states are kept at most", in_virtual_time(c));
     v.option("adapt_checkpoint_every", "--adapt-checkpoint-every", c.speculation.adapt_checkpoint_every,

@@ -281,11 +281,14 @@ double drafter_trainer::distance(index_t step) {
 }
 
 drafter_step drafter_trainer::gradient(std::span<const drafter_text> texts, std::int64_t number,
-                                       std::vector<float>& out) {
+                                       std::vector<float>& out, const std::stop_token& stop) {
     const auto& d = settings_.drafter;
     const auto [steps, decay] = test_of(settings_);
-    forward(texts, steps);
     drafter_step r;
+    const auto over = [&] { return r.stopped = stop.stop_requested(); };
+    if (over()) return r;
+    forward(texts, steps);
+    if (over()) return r;
     const std::vector<float> refused = losses();
     for (std::size_t i = 0; i < mask_.size(); ++i)
         if (mask_[i]) ++r.rows, r.acceptance += std::exp(-static_cast<double>(refused[i]));
@@ -298,6 +301,7 @@ drafter_step drafter_trainer::gradient(std::span<const drafter_text> texts, std:
     }
     if (!drafter_.is_layer()) {
         r.loss = loss_of_laws(texts, refused, number);
+        if (over()) return r;
         pass_.backward(z_.data(), out);
         return r;
     }
@@ -306,6 +310,7 @@ drafter_step drafter_trainer::gradient(std::span<const drafter_text> texts, std:
     double all = 0;
     for (index_t step = 0; step < steps; ++step) all += std::pow(decay, step);
     for (index_t step = 0; step < steps; ++step) {
+        if (over()) return r;
         if (step > 0) forward_step(step);
         std::vector<float>& dz = d_logits_[static_cast<std::size_t>(step)];
         dz.assign(static_cast<std::size_t>(on_hidden_.rows(step) * v), 0.0f);
@@ -321,10 +326,12 @@ drafter_step drafter_trainer::gradient(std::span<const drafter_text> texts, std:
         for (float& x : apart_[static_cast<std::size_t>(step)]) x *= static_cast<float>(share);
     }
     for (index_t step = steps - 1; step >= 0; --step) {
+        if (over()) return r;
         const std::vector<float>& apart = apart_[static_cast<std::size_t>(step)];
         on_hidden_.backward(step, d_logits_[static_cast<std::size_t>(step)].data(),
                             apart.empty() ? nullptr : apart.data());
     }
+    if (over()) return r;
     on_hidden_.gradient(out);
     return r;
 }

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,7 @@ struct drafter_step {
     double acceptance = 0; ///< mean of Σ min(p, q)
     double gradient_norm = 0;
     std::int64_t rows = 0; ///< that count
+    bool stopped = false;  ///< on request: there is no gradient
 };
 
 /// How likely drafts of the target's own responses are accepted, teacher-forced: draws of their own would be with these.
@@ -77,8 +79,9 @@ public:
     /// One update on some of the target's responses; `number` says where drafts begin.
     drafter_step step(std::span<const trajectory* const> responses, double rate, std::int64_t number);
 
-    /// The gradient of such a step alone, flat as the drafter's weights.
-    drafter_step gradient(std::span<const drafter_text> texts, std::int64_t number, std::vector<float>& out);
+    /// The gradient of such a step alone, flat as the drafter's weights; given up between two of its passes where `stop` asks for it.
+    drafter_step gradient(std::span<const drafter_text> texts, std::int64_t number, std::vector<float>& out,
+                          const std::stop_token& stop = {});
 
     expected_acceptance measure(std::span<const trajectory* const> responses);
 

@@ -2,6 +2,7 @@
 #include "speculation/spot_training.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -92,9 +93,30 @@ void spot_trainer::record(recorded_response r) {
     buffer_.add(kept(std::move(r)));
 }
 
+// From where rollout asks for the worker of a slice to where the slice lets go of it.
+class spot_trainer::overstay {
+    using clock = std::chrono::steady_clock;
+
+public:
+    overstay(spot_trainer& owner, const std::stop_token& stop)
+        : owner_(owner), asked_(std::in_place, stop, [this] { since_ = clock::now(); }) {}
+    ~overstay() {
+        asked_.reset(); // waits for a call that runs
+        if (!since_) return;
+        const std::lock_guard lock(owner_.mutex_);
+        owner_.held_seconds_ += std::chrono::duration<double>(clock::now() - *since_).count();
+    }
+
+private:
+    spot_trainer& owner_;
+    std::optional<clock::time_point> since_;
+    std::optional<std::stop_callback<std::function<void()>>> asked_;
+};
+
 std::optional<slice_work> spot_trainer::slice(std::int32_t worker, const policy& target, std::stop_token stop) {
     settle(worker);
     worker_state& mine = of(worker);
+    const overstay held(*this, stop);
     std::vector<recorded_response> batch;
     drafter_version from;
     std::int64_t number = 0;
@@ -123,10 +145,9 @@ std::optional<slice_work> spot_trainer::slice(std::int32_t worker, const policy&
         texts.push_back({r.tokens, static_cast<std::size_t>(r.prompt_length), r.hidden, r.sample});
         made.version = std::max(made.version, r.version);
     }
-    const bool whole = !stop.stop_requested();
-    if (whole) made.step = with.trainer.gradient(texts, number, made.gradient);
+    made.step = with.trainer.gradient(texts, number, made.gradient, stop);
     const std::lock_guard lock(mutex_);
-    if (!whole || stop.stop_requested()) { // rollout wants the worker: what it was at is nothing
+    if (made.step.stopped || stop.stop_requested()) { // rollout wants the worker: what it was at is nothing
         ++counts_.stopped;
         return slice_work{};
     }
@@ -202,6 +223,11 @@ drafter_version spot_trainer::taken(std::int32_t worker) const {
 spot_counts spot_trainer::counts() const {
     const std::lock_guard lock(mutex_);
     return counts_;
+}
+
+double spot_trainer::held_seconds() const {
+    const std::lock_guard lock(mutex_);
+    return held_seconds_;
 }
 
 drafter_version spot_trainer::newest() const {

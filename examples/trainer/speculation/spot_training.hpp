@@ -112,6 +112,8 @@ public:
     drafter_version taken(std::int32_t worker) const;
 
     spot_counts counts() const;
+    /// On threads: for how long in all slices were still at it after rollout had asked for their worker.
+    double held_seconds() const;
     drafter_version newest() const;
 
     /// Writes the drafter as it is, and waits for it.
@@ -144,6 +146,7 @@ private:
         drafter_version drafts; // that it drafts with
         std::unique_ptr<tools> with;
     };
+    class overstay;
     worker_state& of(std::int32_t worker) const;
     opd::spec::draft_data_buffer empty_buffer() const;
     void apply(pending& made);
@@ -158,6 +161,7 @@ private:
     std::int32_t slices_version_ = -1; // policy version that
     std::int64_t slices_made_ = 0;     // so many slices were begun for
     spot_counts counts_;
+    double held_seconds_ = 0; // by a clock: no state
     std::optional<background_file> file_;
     mutable std::vector<worker_state> workers_;
 };

@@ -214,7 +214,7 @@ const arguments moving = {"--preset=quick", "--quiet", "--student-max-steps=40"}
                              "--speculate=learned", "--draft-depth=6",         "--draft-verify=6",
                              "--eval-prompts=64",   "--eval-samples=0",        "--eval-every=0",
                              "--log-every=1",       "--checkpoint-every=1000", "--drafter-ffn=96"},
-                gpu_spot = {"--cost-adapt=2e-3", "--cost-adapt-row=1.8e-5"};
+                gpu_spot = {"--cost-adapt=2e-3", "--cost-adapt-row=1.8e-5", "--adapt-rows=256"};
 
 nlohmann::json schedule_in(const std::string& where) {
     return nlohmann::json::parse(read_file(where + "/schedule.json"));

@@ -94,54 +94,89 @@ struct lane_engine {
 
     // --- dense rows --------------------------------------------------------------------------------------------------
 
+    /// Rows whose sweep keeps what their terms or their gradient need: not those of a shard, whose scratch is other
+    /// rows' meanwhile.
     template <class Rows>
-    static constexpr bool parks = [] {
-        if constexpr (requires { Rows::parks; })
-            return Rows::parks;
-        else
-            return !Rows::single_sweep;
-    }();
-    /// Programs with two normalisers park c from the pass over the terms until the gradient's.
+    static constexpr bool keeps = (Rows::parks || Rows::parks_powers) && !in_shards<decltype(Rows::frame)>;
+    template <class Value>
+    struct two_arrays {
+        Value *s, *t; ///< of an id: its exponentials, then p and c; or the student's, and its power
+        two_arrays(carver& from, index_t n) : s(from.take<Value>(n + leaf_size)), t(from.take<Value>(n + leaf_size)) {}
+    };
     template <class Rows>
     static std::size_t scratch_bytes(index_t n, bool gradient) {
         carver scratch;
-        if (parks<Rows> && gradient) (void)scratch.take<typename Rows::F::value_type>(n + leaf_size);
+        if (Rows::parks || (keeps<Rows> && gradient)) (void)two_arrays<typename Rows::F::value_type>(scratch, n);
         return scratch.used;
     }
     template <class Rows>
     static auto parked(const Rows& k, const typename Rows::state_type& st, index_t begin) {
-        using value = typename Rows::F::value_type;
-        const bool parked = parks<Rows> && k.student.has_gradient();
-        return parked ? reinterpret_cast<value*>(st.scratch) + (begin - first_id(k.frame)) : nullptr;
+        carver scratch{st.scratch};
+        two_arrays<typename Rows::F::value_type> a(scratch, k.vocab);
+        const index_t at = begin - first_id(k.frame);
+        a.s += at, a.t += at;
+        return a;
     }
 
     template <class F, bool Teacher, raw_sums_needed Need, class Tile>
     static void sweep(row_sweep& p, const Tile& t, alone) {
         sweep_tile<F, Teacher, Need>(p, t.z, t.y, t.begin, t.count);
     }
+    template <class Rows>
+    static void sweep_and_keep(const Rows& k, const typename Rows::state_type& st, row_sweep& p,
+                               const typename Rows::tile_type& t, alone) {
+        using F = typename Rows::F;
+        const auto a = parked(k, st, t.begin);
+        const keep_numbers<typename F::value_type, Rows::parks_powers> to{a.s, a.t, t.begin};
+        sweep_tile<F, true, Rows::need>(p, t.z, t.y, t.begin, t.count, {}, to);
+    }
+    /// From which id of a tile on what the sweep kept is relative to the row's anchor.
+    static index_t kept_from(index_t anchor, index_t begin) { return anchor / leaf_size * leaf_size - begin; }
+    /// A leaf's exponentials once more, as the sweep had them.
+    template <class F, class Z>
+    static void students(const anchor_lanes<F> a, const Z* z, int n, typename F::value_type* to) {
+        for (int i = 0; i < n; i += F::width) a.student(F::load(z + i)).store(to + i);
+    }
+    template <class F, class Y>
+    static void teachers(const anchor_lanes<F> a, const Y* y, int n, typename F::value_type* to) {
+        for (int i = 0; i < n; i += F::width) a.teacher(F::load(y + i)).store(to + i);
+    }
 
     template <class Rows, class Sums>
     static void terms(const Rows& k, const typename Rows::state_type& st, Sums& out, const typename Rows::tile_type& t,
                       alone) {
         const typename Rows::numbers n(st.swept.sums, k.program_of(st));
-        auto* park = parked(k, st, t.begin);
-        n.anchor.near ? terms<true>(k, n, st, park, out, t) : terms<false>(k, n, st, park, out, t);
+        n.anchor.near ? terms<true>(k, n, st, out, t) : terms<false>(k, n, st, out, t);
     }
-    template <bool Near, class Rows, class Value, class Sums>
-    static void terms(const Rows& rows, const typename Rows::numbers k, const typename Rows::state_type& st,
-                      Value* parked, Sums& out, const typename Rows::tile_type& t) {
+    template <bool Near, class Rows, class Sums>
+    static void terms(const Rows& rows, const typename Rows::numbers k, const typename Rows::state_type& st, Sums& out,
+                      const typename Rows::tile_type& t) {
         using F = typename Rows::F;
+        using value = typename F::value_type;
         const auto formula = rows.program_of(st); // a copy that no store can alias
+        const bool writes = Rows::parks && rows.student.has_gradient();
+        const index_t kept_s = kept_from(st.swept.sums.s, t.begin), kept_t = kept_from(st.swept.sums.t, t.begin);
+        alignas(64) value exp_z[leaf_size], exp_y[leaf_size];
+        value *row_s = nullptr, *row_t = nullptr;
+        if constexpr (Rows::parks) {
+            const auto a = parked(rows, st, t.begin);
+            row_s = a.s, row_t = a.t;
+        }
         leaves_backwards<F, true>(t, st.swept.out_of_range, [&](auto* zl, auto* yl, index_t begin, int, int full) {
+            value *const es = Rows::parks ? row_s + begin : exp_z, *const et = Rows::parks ? row_t + begin : exp_y;
+            if (!keeps<Rows> || begin < kept_s) students(k.anchor, zl, full, es);
+            if (!keeps<Rows> || begin < kept_t) teachers(k.anchor, yl, full, et);
             F loss(0.), c(0.);
             for (int block = 0; block < full; block += sum_chain<F>) {
                 F block_loss(0.), block_c(0.);
                 for (int i = block, end = std::min(full, block + sum_chain<F>); i < end; i += F::width) {
-                    const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
-                    block_loss += formula.term(k.row, e);
-                    const F ci = formula.c(k.row, e);
-                    block_c += ci; // also where nobody asks for it: else a*b+c would contract differently in the value
-                    if (parked) ci.store(parked + begin + i);
+                    const dense_entry<F> e =
+                        k.template entry<Near>(F::load(zl + i), F::load(yl + i), F::load(es + i), F::load(et + i));
+                    const term_and_c<F> of = both_of(formula, k.row, e);
+                    block_loss += of.term;
+                    block_c +=
+                        of.c; // also where nobody asks for it: else a*b+c would contract differently in the value
+                    if (writes) e.p.store(es + i), of.c.store(et + i);
                 }
                 loss += block_loss, c += block_c;
             }
@@ -195,36 +230,74 @@ struct lane_engine {
 
     template <class Rows>
     static void gradient(const Rows& k, const typename Rows::state_type& st, const typename Rows::tile_type& t, alone) {
-        const typename Rows::numbers n(st.swept.sums, k.program_of(st));
-        const auto* park = parked(k, st, t.begin);
-        if (n.anchor.near)
-            gradient<true>(k, n, st, park, t);
-        else
-            gradient<false>(k, n, st, park, t);
+        using F = typename Rows::F;
+        if constexpr (Rows::parks) {
+            const auto a = parked(k, st, t.begin);
+            return gradient_of_parked(a.s, a.t, t.dz, t.count, F(st.factor * k.inv_s), F(st.sum_c), k.frame.env.beta);
+        } else {
+            const typename Rows::numbers n(st.swept.sums, k.program_of(st));
+            n.anchor.near ? gradient<true>(k, n, st, t) : gradient<false>(k, n, st, t);
+        }
     }
-    template <bool Near, class Rows, class Value>
+    /// dz = beta dz + g (c - p total). Forwards: the terms, which went backwards, left the beginning in cache.
+    template <class F, class G>
+    static void gradient_of_parked(const typename F::value_type* p, const typename F::value_type* c, G* dz, index_t n,
+                                   F g, F total, float beta) {
+        const F b{double(beta)};
+        const bool stream = written_past_caches<F>(dz, n, beta);
+        alignas(64) typename F::value_type buffer[leaf_size];
+        for (index_t begin = 0; begin < n; begin += leaf_size) {
+            const int count = static_cast<int>(std::min<index_t>(leaf_size, n - begin));
+            const auto at = [&](int i) OPD_INLINE_LAMBDA {
+                return g * (F::load(c + begin + i) - F::load(p + begin + i) * total);
+            };
+            if constexpr (loads_directly<F, G>)
+                if (count == leaf_size) {
+                    G* out = dz + begin;
+                    if (stream)
+                        for (int i = 0; i < count; i += F::width) {
+                            if constexpr (streams<F, G>) at(i).stream(out + i);
+                        }
+                    else if (beta == 0)
+                        for (int i = 0; i < count; i += F::width) at(i).store(out + i);
+                    else
+                        for (int i = 0; i < count; i += F::width) fma(b, F::load(out + i), at(i)).store(out + i);
+                    continue;
+                }
+            for (int i = 0; i < count; i += F::width) at(i).store(buffer + i);
+            store_converted(buffer, dz + begin, count, beta);
+        }
+    }
+    template <bool Near, class Rows>
     static void gradient(const Rows& rows, const typename Rows::numbers k, const typename Rows::state_type& st,
-                         const Value* parked, const typename Rows::tile_type& t) {
+                         const typename Rows::tile_type& t) {
         using F = typename Rows::F;
         using G = typename Rows::G;
-        constexpr bool forms_c = !parks<Rows>;
+        using Value = typename F::value_type;
         const auto formula = rows.program_of(st); // a copy that no store can alias
         const float beta = rows.frame.env.beta;
         const F total(st.sum_c), g(st.factor * rows.inv_s), b{double(beta)};
         const bool stream = written_past_caches<F>(t.dz, t.count, beta);
         alignas(64) Value buffer[leaf_size];
-        leaves_backwards<F, forms_c>(
+        const Value *kept_p = nullptr, *kept_power = nullptr;
+        index_t kept = t.count; // from which id on the sweep has left what c is made of
+        if constexpr (Rows::parks_powers && keeps<Rows>)
+            if (formula.keeps_power() && !any(abs(k.row.from_anchor) > F(0)) &&
+                (!Near || rows.inv_s == 1)) { // where c would form the very same power
+                const auto a = parked(rows, st, t.begin);
+                kept_p = a.s, kept_power = a.t, kept = kept_from(st.swept.sums.s, t.begin);
+            }
+        leaves_backwards<F, true>(
             t, st.swept.out_of_range, [&](auto* zl, auto* yl, index_t begin, int count, int full) OPD_INLINE_LAMBDA {
                 // in large units g++ would call it
                 const auto at = [&](int i) OPD_INLINE_LAMBDA {
-                    F p, c;
-                    if constexpr (forms_c) {
-                        const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
-                        p = e.p, c = formula.c(k.row, e);
-                    } else {
-                        p = k.anchor.student(F::load(zl + i)) * k.inv_sum_s, c = F::load(parked + begin + i);
-                    }
-                    return g * (c - p * total);
+                    if constexpr (Rows::parks_powers)
+                        if (begin >= kept) {
+                            const F p = F::load(kept_p + begin + i) * k.inv_sum_s;
+                            return g * (formula.c_of_power(k.row, p, F::load(kept_power + begin + i)) - p * total);
+                        }
+                    const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
+                    return g * (formula.c(k.row, e) - e.p * total);
                 };
                 const bool whole = count == leaf_size, in_place = whole && beta == 0;
                 if constexpr (loads_directly<F, G> && !std::is_same_v<G, Value>)
@@ -233,7 +306,7 @@ struct lane_engine {
                         if (stream)
                             for (int i = 0; i < full; i += F::width) {
                                 prefetch<F>(zl + i - cpu_tuning::prefetch_back);
-                                if constexpr (forms_c) prefetch<F>(yl + i - cpu_tuning::prefetch_back);
+                                prefetch<F>(yl + i - cpu_tuning::prefetch_back);
                                 if constexpr (streams<F, G>) at(i).stream(out + i);
                             }
                         else
@@ -246,7 +319,7 @@ struct lane_engine {
                 for (int i = 0; i < full; i += F::width) // what is streamed is a whole row, but for its last leaf
                     if (stream && out != buffer) {
                         prefetch<F>(zl + i - cpu_tuning::prefetch_back);
-                        if constexpr (forms_c) prefetch<F>(yl + i - cpu_tuning::prefetch_back);
+                        prefetch<F>(yl + i - cpu_tuning::prefetch_back);
                         if constexpr (streams<F, G>) at(i).stream(out + i);
                     } else {
                         at(i).store(out + i);

@@ -281,27 +281,48 @@ inline constexpr int sum_chain = F::width == 1   ? 32
                                  : F::width <= 8 ? 8 * F::width
                                                  : leaf_size;
 
+/// What a sweep does with a leaf's e^((z - z*)/T), e^((y - y*)/T) and expm1(-k delta): nothing, or it keeps two.
+struct nowhere {
+    OPD_INLINE void student(int, const auto&) const {}
+    OPD_INLINE void teacher(int, const auto&) const {}
+    OPD_INLINE void power(int, const auto&) const {}
+};
+template <class Value, bool Power>
+struct kept_leaf {
+    Value *s, *t;
+    OPD_INLINE void student(int i, const auto& e) const { e.store(s + i); }
+    OPD_INLINE void teacher(int i, const auto& f) const {
+        if constexpr (!Power) f.store(t + i);
+    }
+    OPD_INLINE void power(int i, const auto& x) const {
+        if constexpr (Power) x.store(t + i);
+    }
+};
+
 /// Sums of a leaf in memory, on the speculation that nothing lies above the anchors or absurdly far below: fall_z and
 /// fall_y tell whether that was so.
-template <class F, bool Teacher, raw_sums_needed Need, bool Near, class Z, class Y>
-leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) {
+template <class F, bool Teacher, raw_sums_needed Need, bool Near, class Z, class Y, class Keep = nowhere>
+leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a, Keep keep = {}) {
     leaf_sums<F> s;
+    const F z_s = a.z_s, y_t = a.y_t; // no store can alias them
     const F unit = a.template unit<Near>(), minus_k = -(a.k * unit), hi_s = -a.hi_s, lo_s = -a.lo_s;
     const F hi_t = -a.hi_t, lo_t = -a.lo_t;
     for (int block = 0; block < n; block += sum_chain<F>) {
         F S{0.}, T{0.}, U{0.}, W{0.}, X{0.}, V{0.};
         for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
-            const F zi = F::load(z + i), below_z = pin(a.z_s - zi);
+            const F zi = F::load(z + i), below_z = pin(z_s - zi);
             prefetch<F>(z + i + cpu_tuning::prefetch_ahead);
             s.fall_z.see(below_z);
             const F e = exp2_scaled(below_z, hi_s, lo_s);
+            keep.student(i, e);
             S += e;
             if constexpr (Need.entropy) V = fma(e, below_z, V);
             if constexpr (Teacher) {
-                const F yi = F::load(y + i), below_y = pin(a.y_t - yi);
+                const F yi = F::load(y + i), below_y = pin(y_t - yi);
                 prefetch<F>(y + i + cpu_tuning::prefetch_ahead);
                 s.fall_y.see(below_y);
                 const F f = exp2_scaled(below_y, hi_t, lo_t);
+                keep.teacher(i, f);
                 T += f;
                 if constexpr (Need.student_delta || Need.student_power || Need.teacher_delta) {
                     const F delta = a.template unscaled_delta<Near>(zi, yi);
@@ -311,7 +332,9 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
                         if constexpr (Need.k_is_one) { // e e^-delta is f in other units
                             W += select(abs(x) < F(1), e * expm1_near(x), fma(f, a.share, -e));
                         } else {
-                            W = fma(e, expm1(x), W);
+                            const F power = expm1(x);
+                            keep.power(i, power);
+                            W = fma(e, power, W);
                             s.reach = max(s.reach, reach_of(x, below_z * a.inv_s));
                         }
                     }
@@ -334,21 +357,23 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a) 
 
 /// Sums of a staged leaf: the exponentials are taken of mass_z and mass_y, which are the leaf's z and y or masked
 /// copies of them, the differences of z and y.
-template <class F, bool Teacher, raw_sums_needed Need>
+template <class F, bool Teacher, raw_sums_needed Need, class Keep = nowhere>
 leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_type* mass_z,
-                         const typename F::value_type* mass_y, int n, const anchor_lanes<F>& a) {
+                         const typename F::value_type* mass_y, int n, const anchor_lanes<F>& a, Keep keep = {}) {
     leaf_sums<F> s;
     const F lowest(-1e30);
     for (int block = 0; block < n; block += sum_chain<F>) {
         F S{0.}, T{0.}, U{0.}, W{0.}, X{0.}, V{0.};
         for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
             const F e = a.student(F::load(mass_z + i));
+            keep.student(i, e);
             S += e;
             if constexpr (Need.entropy) V = fma(e, pin(a.z_s - F::load(mass_z + i)), V);
             if constexpr (Teacher) {
                 const F yi_mass = F::load(mass_y + i);
                 F f(0.);
                 if (any(yi_mass > lowest)) f = a.teacher(yi_mass); // a filtered teacher has mass in few registers
+                keep.teacher(i, f);
                 T += f;
                 if constexpr (Need.student_delta || Need.student_power || Need.teacher_delta) {
                     const F zi = F::load(leaf.z + i), yi = F::load(leaf.y + i);
@@ -359,7 +384,9 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
                         if constexpr (Need.k_is_one) // as in fold_leaf, with the teacher's anchor
                             W += select(abs(x) < F(1), e * expm1_near(x), fma(a.teacher(yi), a.share, -e));
                         else {
-                            W = fma(e, expm1(x), W);
+                            const F power = expm1(x);
+                            keep.power(i, select(zi > lowest, power, F(0.))); // p = 0 has no gradient
+                            W = fma(e, power, W);
                             const F fall = pin(a.z_s - F::load(mass_z + i)) * a.inv_s;
                             const typename F::mask alive = fall < F(1e20);
                             s.reach = max(s.reach, select(alive, reach_of(x, fall), s.reach));

@@ -172,8 +172,9 @@ struct lane_leaves {
 
     // --- the sweep, which tells each leaf's mass as it goes ----------------------------------------------------------
 
-    struct note_masses {
+    struct note_masses : no_note {
         leaf_arrays a;
+        explicit note_masses(const leaf_arrays& a_) : a(a_) {}
         OPD_INLINE void leaf(index_t begin, double mass, const raw_sums& s) const {
             a.mass[begin / leaf_size] = mass + double(s.s >= begin && s.s < begin + leaf_size);
             a.upto[begin / leaf_size] = s.z_s;

@@ -32,9 +32,22 @@ struct id_range {
     const index_t* end = nullptr;
 };
 
-/// Who does not want to know what each leaf holds.
+/// Who does not want to know what each leaf holds, nor its exponentials.
 struct no_note {
     OPD_INLINE void leaf(index_t, double, const raw_sums&) const {}
+    OPD_INLINE nowhere place(index_t) const { return {}; }
+};
+/// Keeps two numbers of each id from `first` on, an anchor's 1 too: its exponentials, or the student's and, `Power`,
+/// expm1(-k delta). They are relative to the anchors of their time: the last ones from the leaf on that holds these.
+template <class Value, bool Power>
+struct keep_numbers {
+    Value *s, *t;
+    index_t first;
+    OPD_INLINE void leaf(index_t begin, double, const raw_sums& at) const {
+        if (at.s >= begin && at.s < begin + leaf_size) s[at.s - first] = Value(1);
+        if (!Power && at.t >= begin && at.t < begin + leaf_size) t[at.t - first] = Value(1);
+    }
+    OPD_INLINE kept_leaf<Value, Power> place(index_t begin) const { return {s + (begin - first), t + (begin - first)}; }
 };
 
 /// Sweeps n more entries of z (and of y), which are those of the ids from `first` on, a multiple of 1,024.
@@ -61,8 +74,9 @@ void sweep_tile(row_sweep& out, const Z* z, const Y* y, index_t first, index_t n
 
         if constexpr (direct)
             if (s.s >= 0 && !excludes && count == leaf_size && !out.ends_out_of_range) {
-                const auto l = a.near ? fold_leaf<F, Teacher, Need, true>(leaf_z, leaf_y, count, a)
-                                      : fold_leaf<F, Teacher, Need, false>(leaf_z, leaf_y, count, a);
+                const auto to = note.place(begin);
+                const auto l = a.near ? fold_leaf<F, Teacher, Need, true>(leaf_z, leaf_y, count, a, to)
+                                      : fold_leaf<F, Teacher, Need, false>(leaf_z, leaf_y, count, a, to);
                 if (!l.fall_z.beyond(a.limit_s) && !(Teacher && l.fall_y.beyond(a.limit_t))) {
                     note.leaf(begin, add_leaf<Teacher, Need>(out, l), s);
                     continue;
@@ -98,7 +112,7 @@ void sweep_tile(row_sweep& out, const Z* z, const Y* y, index_t first, index_t n
             stage.y_masked[s.t - begin] = staged_leaf<F>::lowest;
         }
         a = anchor_lanes<F>(s);
-        const auto l = fold_staged<F, Teacher, Need>(stage, mass_z, mass_y, full, a);
+        const auto l = fold_staged<F, Teacher, Need>(stage, mass_z, mass_y, full, a, note.place(begin));
         note.leaf(begin, add_leaf<Teacher, Need>(out, l), s);
     }
 }

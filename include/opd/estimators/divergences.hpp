@@ -130,15 +130,21 @@ struct jsd {
 
     template <class F>
     OPD_HD OPD_INLINE_ALWAYS F term(const row_constants<F>& r, const dense_entry<F>& e) const {
-        const mixture<F> m = against_mixture<false>(detail::bounded(e.delta + r.d_star));
-        return F(o) * e.q * m.log_q_ratio + F(1 - o) * e.p * m.log_p_ratio;
+        const F d = e.delta + r.d_star;
+        return term_of(e, middling() ? against_middling(d) : against_mixture<false>(detail::bounded(d)));
     }
     template <class F>
     OPD_HD OPD_INLINE_ALWAYS F c(const row_constants<F>& r, const dense_entry<F>& e) const {
-        if (r.anchored) return e.p * (slope(detail::bounded(e.delta + r.d_star)) - r.slope_star);
+        if (r.anchored) return e.p * (slope(e.delta + r.d_star) - r.slope_star);
         // of two ways to the log-ratio the one that rounds smaller numbers; exactly d* at s*
         const F d = select(abs(e.delta) < F(4), e.delta + r.d_star, e.log_p - e.log_q);
         return e.p * (slope_from_limit(r, d) - r.slope_star);
+    }
+    template <class F>
+    OPD_HD OPD_INLINE_ALWAYS term_and_c<F> both(const row_constants<F>& r, const dense_entry<F>& e) const {
+        if (!r.anchored) return {term(r, e), c(r, e)};
+        const mixture<F> m = for_slope(e.delta + r.d_star);
+        return {term_of(e, m), e.p * (slope_of(m) - r.slope_star)};
     }
     /// Both KLs to the mixture by the form of reverse_kl's, Σ m being 1 too.
     template <class F>
@@ -151,7 +157,7 @@ struct jsd {
     /// Constant in a row; drivers that do not ask for it leave c unanchored, which (1) of row_program.hpp allows.
     template <class F>
     OPD_HD OPD_INLINE_ALWAYS F slope_star(const row_constants<F>& r) const {
-        return r.anchored ? slope(detail::bounded(r.d_anchor())) : slope_from_limit(r, r.d_anchor());
+        return r.anchored ? slope(r.d_anchor()) : slope_from_limit(r, r.d_anchor());
     }
     OPD_INLINE_ALWAYS void validate() const {
         if (!detail::is_finite(w) || !(w > 0 && w < 1))
@@ -165,6 +171,22 @@ private:
         F log_p_ratio, log_q_ratio; // log p - log m, log q - log m
         F R, t;                     // 1 - p/m, (m - p)/(m + p)
     };
+    template <class F>
+    OPD_HD OPD_INLINE_ALWAYS F term_of(const dense_entry<F>& e, const mixture<F>& m) const {
+        return F(o) * e.q * m.log_q_ratio + F(1 - o) * e.p * m.log_p_ratio;
+    }
+    /// Where one form of log m serves every d: it does not come near log 0.
+    OPD_HD bool middling() const { return o == w && w >= 0.25 && w <= 0.75; }
+    /// From d = log p - log q, of the larger of p and q: m over it is 1 + u expm1(-|d|), u the other's weight.
+    template <class F>
+    OPD_HD OPD_INLINE_ALWAYS mixture<F> against_middling(F d) const {
+        const F log_m = log1p(select(d > F(0), F(w), F(1 - w)) * expm1(-abs(d)));
+        return {min(d, F(0)) - log_m, min(-d, F(0)) - log_m, F(0), F(0)};
+    }
+    template <class F>
+    OPD_HD OPD_INLINE_ALWAYS mixture<F> for_slope(F d) const {
+        return middling() ? against_middling(d) : against_mixture<true>(detail::bounded(d));
+    }
     /// From d = log p - log q: m/p as 1 + w expm1(-d) near d = 0, as (1-w) + w e^-d above, and m/q as w + (1-w) e^d
     /// below, so that nothing overflows. `of_slope`: 1 + w (e^-d - 1) or 1 + (1-w) (e^d - 1) wherever w or 1-w keeps
     /// that near 1: log p - log m has all its digits then, however small w or 1-w, which a sum of values does not
@@ -189,7 +211,10 @@ private:
     }
     template <class F>
     OPD_HD OPD_INLINE_ALWAYS F slope(F d) const {
-        const mixture<F> m = against_mixture<true>(d);
+        return slope_of(for_slope(d));
+    }
+    template <class F>
+    OPD_HD OPD_INLINE_ALWAYS F slope_of(const mixture<F>& m) const {
         if (o == w) return F(1 - o) * m.log_p_ratio;
         const F near =
             F(-(1 - o)) * log_excess(-m.log_p_ratio, m.R, m.t) - F((1 - o) * w + o * (1 - w) * (1 - w) / w) * m.R;
@@ -233,6 +258,10 @@ struct skew_forward_kl {
         return jsd{a, 1}.c(r, e);
     }
     template <class F>
+    OPD_HD OPD_INLINE_ALWAYS term_and_c<F> both(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return jsd{a, 1}.both(r, e);
+    }
+    template <class F>
     OPD_HD OPD_INLINE_ALWAYS F nonnegative_term(const dense_entry<F>& e) const {
         return jsd{a, 1}.nonnegative_term(e);
     }
@@ -257,6 +286,10 @@ struct skew_reverse_kl {
     template <class F>
     OPD_HD OPD_INLINE_ALWAYS F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return jsd{1 - a, 0}.c(r, e);
+    }
+    template <class F>
+    OPD_HD OPD_INLINE_ALWAYS term_and_c<F> both(const row_constants<F>& r, const dense_entry<F>& e) const {
+        return jsd{1 - a, 0}.both(r, e);
     }
     template <class F>
     OPD_HD OPD_INLINE_ALWAYS F nonnegative_term(const dense_entry<F>& e) const {
@@ -347,10 +380,16 @@ struct alpha_divergence {
         const F x =
             select(e.log_p > F(-1e20), fma(F(a - 1), e.delta, F(a - 1) * r.from_anchor), F(0)); // p = 0 has no gradient
         const F near = star * e.p * expm1(detail::bounded(x));
-        if (a >= 0.5) return scale * near;
+        if (a >= 0.5) return scale * near; // `c_of_power`
         // p^a q^(1-a) from q where they are far apart: p may underflow while its power does not
         return scale *
                select(abs(x) < F(1), near, e.q * exp(detail::bounded(F(a) * (e.delta + r.d_star))) - star * e.p);
+    }
+
+    OPD_HD bool keeps_power() const { return a >= 0.5 && a != 1; }
+    template <class F>
+    OPD_HD OPD_INLINE_ALWAYS F c_of_power(const row_constants<F>& r, F p, F power) const {
+        return F(1 / (a - 1)) * (exp(detail::bounded(F(a - 1) * r.d_anchor())) * p * power);
     }
 
     /// Around p for a of at least a half, around q below: neither divides by what vanishes with a or a - 1.
@@ -435,6 +474,11 @@ struct chi_squared {
     template <class F>
     OPD_HD OPD_INLINE_ALWAYS F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return F(2) * alpha_divergence{2}.c(r, e);
+    }
+    OPD_HD static bool keeps_power() { return true; }
+    template <class F>
+    OPD_HD OPD_INLINE_ALWAYS F c_of_power(const row_constants<F>& r, F p, F power) const {
+        return F(2) * alpha_divergence{2}.c_of_power(r, p, power);
     }
 
     template <class F>

@@ -78,6 +78,17 @@ struct weighted_sum {
         return sum;
     }
     template <class F>
+    OPD_HD OPD_INLINE term_and_c<F> both(const row_constants<F>& r, const dense_entry<F>& e) const {
+        term_and_c<F> sum{F(0.), F(0.)};
+        const auto add = [&](double by, const auto& d) OPD_INLINE_LAMBDA {
+            const term_and_c<F> x = detail::both_of(d, of(d, r), e);
+            sum.term += F(by) * x.term, sum.c += F(by) * x.c;
+        };
+        if (a != 0) add(a, first);
+        if (b != 0) add(b, second);
+        return sum;
+    }
+    template <class F>
     OPD_HD OPD_INLINE F nonnegative_term(const dense_entry<F>& e) const
         requires(refinable_divergence<D1>&& refinable_divergence<D2>) {
         F sum(0.);

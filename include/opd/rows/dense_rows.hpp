@@ -100,9 +100,18 @@ struct dense_rows {
     static constexpr bool overlaps = reads_overlap<Program>;
     static constexpr bool spreads = true; ///< over several blocks of a GPU: no phase asks much of the team's state
     static constexpr bool one_tile = Student::one_tile && Teacher::one_tile;
-    /// c, from the pass over the terms until the gradient's: as many numbers as a row has, so not where rows are made
-    /// in tiles.
+    /// Exponentials from the sweep until the terms, p and c from there until the gradient's: twice as many numbers as a
+    /// row has, so not where rows are made in tiles.
     static constexpr bool parks = !single_sweep && !made_in_tiles<Student> && !made_in_tiles<Teacher>;
+    /// The student's exponentials and the powers of its ratio, from the sweep until the gradient's pass.
+    static constexpr bool parks_powers =
+        power_divergence<Program> && !made_in_tiles<Student> && !made_in_tiles<Teacher>;
+    static constexpr bool sweep_keeps = [] {
+        if constexpr (requires { Engine::template keeps<dense_rows>; })
+            return Engine::template keeps<dense_rows>;
+        else
+            return false;
+    }();
     static constexpr raw_sums_needed need = [] {
         if constexpr (single_sweep)
             return raw_sums_needed(Program::raw);
@@ -203,8 +212,10 @@ struct dense_rows {
             const bool phi_power = k.student.has_gradient() ? need.phi_power : need_for_value.phi_power;
             return begun_sweep<Engine>(row_sweep::begin(k.inv_s, k.inv_t, k.exponent(), phi_power), st);
         }
-        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type&, row_sweep& p, const tile_type& t,
+        OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, row_sweep& p, const tile_type& t,
                                            auto at) {
+            if constexpr (sweep_keeps)
+                if (!single_sweep || k.student.has_gradient()) return Engine::sweep_and_keep(k, st, p, t, at);
             if (k.student.has_gradient())
                 Engine::template sweep<F, true, need>(p, t, at);
             else
@@ -509,10 +520,11 @@ struct dense_rows {
             else
                 k.careful_gradient(st, t, at);
         }
-        /// Of a team that has lost what `terms` left in its scratch: that again.
+        /// Of a team that has lost what its scratch held: that again.
         OPD_HD static void restore(const dense_rows& k, const state_type& st, auto at) {
-            if constexpr (!single_sweep)
-                if (st.next == row_step::write) (void)terms::part(k, st, at);
+            if (st.next != row_step::write) return;
+            if constexpr (sweep_keeps) (void)sweep::part(k, st, at);
+            if constexpr (!single_sweep) (void)terms::part(k, st, at);
         }
     };
 };

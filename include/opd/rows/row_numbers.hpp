@@ -111,9 +111,14 @@ struct row_numbers {
     /// Near: `anchor.near`, where it is known at compile time.
     template <bool Near>
     OPD_HD OPD_INLINE dense_entry<F> entry(F z, F y) const {
+        return entry<Near>(z, y, anchor.student(z), anchor.teacher(y));
+    }
+    /// Of exponentials that are known: `anchor.student(z)`, `anchor.teacher(y)`.
+    template <bool Near>
+    OPD_HD OPD_INLINE dense_entry<F> entry(F z, F y, F exp_z, F exp_y) const {
         dense_entry<F> e;
-        e.p = anchor.student(z) * inv_sum_s;
-        e.q = anchor.teacher(y) * inv_sum_t;
+        e.p = exp_z * inv_sum_s;
+        e.q = exp_y * inv_sum_t;
         e.delta = anchor.template delta<Near>(z, y);
         e.log_p = pin(z - anchor.z_s) * anchor.inv_s - log_sum_s;
         e.log_q = pin(y - anchor.y_t) * anchor.inv_t - log_sum_t;
