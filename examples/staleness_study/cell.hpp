@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "model/teacher.hpp"
+#include "opd/estimators/any.hpp"
 #include "pipeline/evaluation.hpp"
 #include "pipeline/learner.hpp"
 #include "settings/config.hpp"
