@@ -29,63 +29,22 @@ std::string speculation_help();
 std::string policy_names();
 
 /// The flags of settings that opd-train's command line takes.
-inline constexpr std::string_view flags_of_train[] = {"--run-dir",
-                                                      "--start-from",
-                                                      "--scoring-teacher",
-                                                      "--seed",
-                                                      "--threads",
-                                                      "--checkpoint-every", // run
-                                                      "--task",
-                                                      "--teacher-steps",
-                                                      "--warmup-data",
-                                                      "--student-max-steps", // before distillation
-                                                      "--estimator",
-                                                      "--steps",
-                                                      "--prompts",
-                                                      "--answers",
-                                                      "--mini-batches",
-                                                      "--micro-batch",
-                                                      "--rate",
-                                                      "--temperature",
-                                                      "--k",
-                                                      "--topk-from",
-                                                      "--m",
-                                                      "--budget",
-                                                      "--shape",
-                                                      "--surrogate",
-                                                      "--baseline",
-                                                      "--selector",
-                                                      "--m2po",
-                                                      "--correction",
-                                                      "--teacher-cache",
-                                                      "--cache-rank",
-                                                      "--offline",
-                                                      "--accept-mismatch", // what is learnt from
-                                                      "--rollout-top-p",
-                                                      "--inject-mismatch",
-                                                      "--slots",
-                                                      "--kv-tokens", // rollout
-                                                      "--schedule",
-                                                      "--schedule-k",
-                                                      "--tau",
-                                                      "--staleness-policy",
-                                                      "--outstanding",
-                                                      "--park-after",
-                                                      "--rollout-workers",
-                                                      "--inject",
-                                                      "--publish",
-                                                      "--driver", // schedule
-                                                      "--teacher-url",
-                                                      "--teacher-dialect",
-                                                      "--accept-teacher", // served
-                                                      "--speculate",
-                                                      "--draft-from",
-                                                      "--draft-depth",
-                                                      "--adapt-drafter",
-                                                      "--drafter",
-                                                      "--drafter-loss", // drafts
-                                                      "--eval-prompts",
-                                                      "--eval-every"};
+// clang-format off
+inline constexpr std::string_view flags_of_train[] = {
+    // the run, and what comes before distillation
+    "--run-dir", "--start-from", "--scoring-teacher", "--seed", "--threads", "--checkpoint-every", "--task",
+    "--teacher-steps", "--warmup-data", "--student-max-steps",
+    // what is learnt, from what
+    "--estimator", "--steps", "--prompts", "--answers", "--mini-batches", "--micro-batch", "--rate", "--temperature",
+    "--k", "--topk-from", "--m", "--budget", "--shape", "--surrogate", "--baseline", "--selector", "--m2po",
+    "--correction", "--teacher-cache", "--cache-rank", "--offline", "--accept-mismatch",
+    // rollout and its schedule
+    "--rollout-top-p", "--inject-mismatch", "--slots", "--kv-tokens", "--schedule", "--schedule-k", "--tau",
+    "--staleness-policy", "--outstanding", "--park-after", "--rollout-workers", "--inject", "--publish", "--driver",
+    // a served teacher, drafts, evaluation
+    "--teacher-url", "--teacher-dialect", "--accept-teacher", "--speculate", "--draft-from", "--draft-depth",
+    "--adapt-drafter", "--drafter", "--drafter-loss", "--eval-prompts", "--eval-every"};
+// clang-format on
 inline bool is_flag_of_train(std::string_view flag) {
     return std::ranges::find(flags_of_train, flag) != std::end(flags_of_train);
 }
