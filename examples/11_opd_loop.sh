@@ -6,10 +6,11 @@ set -euo pipefail
 train=$1 example=$2 folder=$3
 rm -rf "$folder"
 mkdir -p "$folder"
-common="--preset=quick --max-task-steps=6 --quiet --threads=2 --eval-every=0 --eval-prompts=8 --eval-samples=0"
+echo '{"task": {"max_steps": 6}, "student": {"target_accuracy": 1}, "distill": {"warmup": 2}}' >"$folder/settings.json"
+common="--preset=quick --config=$folder/settings.json --quiet --threads=2 --eval-every=0 --eval-prompts=8"
 # shellcheck disable=SC2086 # a list of words
-"$train" $common --run-dir="$folder/start" --teacher-steps=60 --student-max-steps=20 --student-target-accuracy=1 --steps=0
+"$train" $common --run-dir="$folder/start" --teacher-steps=60 --student-max-steps=20 --steps=0
 # shellcheck disable=SC2086
 "$train" $common --run-dir="$folder/run" --start-from="$folder/start/checkpoints/student.ckpt" --seed=3 --prompts=6 \
-    --answers=2 --steps=8 --warmup=2 --schedule=sync
+    --answers=2 --steps=8 --schedule=sync
 "$example" "$folder/start/checkpoints/student.ckpt" "$folder/run/checkpoints/latest.ckpt"

@@ -25,25 +25,29 @@ if [ -z "${OPD_TRAIN-}" ]; then
 fi
 mkdir -p "$directory"
 
-common="--preset=quick --threads=1 --eval-every=0 --eval-samples=4 --quiet"
+common="--preset=quick --threads=1 --eval-every=0 --quiet"
 declare -A task=([gcd]="--task=gcd --eval-prompts=499" [grammar]="--task=grammar --eval-prompts=512")
 declare -A warmup=(
-    [gcd]="--student-max-steps=1200 --student-target-accuracy=0.7"
-    [grammar]="--student-batch=64 --student-max-steps=600 --student-target-accuracy=1")
+    [gcd]="1200" [gcd-file]='"target_accuracy": 0.7'
+    [grammar]="600" [grammar-file]='"target_accuracy": 1, "batch": 64')
 declare -A distill=(
-    [gcd]="--steps=150 --prompts=128 --rate=5e-4 --warmup=10 --log-every=5"
-    [grammar]="--steps=150 --prompts=64 --rate=3e-4 --warmup=10 --log-every=5")
+    [gcd]="--steps=150 --prompts=128 --rate=5e-4"
+    [grammar]="--steps=150 --prompts=64 --rate=3e-4")
 declare -A sequences=([gcd]=19200 [grammar]=9600) # as many as the steps learn from
 declare -A own=(
-    [gcd-lightning]="--advantage-clip=0.3" [grammar-lightning]="--advantage-clip=5"
+    [gcd-lightning-file]=', "advantage_clip": 0.3' [grammar-lightning-file]=', "advantage_clip": 5'
     [gcd-tail_bucket]="--k=8" [grammar-tail_bucket]="--k=64")
-declare -A teacher=([A]="" [B]="--teacher-seed=77")
+declare -A teacher=([A]=0 [B]=77) # seeds
+settings() { # more groups: what a run has beside its flags
+    echo "{\"evaluation\": {\"samples\": 4}, $1}"
+}
 
 base() { # task, SFT teacher
     local run=$directory/$1-$2
     if [ -f "$run/report.json" ]; then return; fi
     # shellcheck disable=SC2086
-    "$train" --run-dir "$run" --overwrite $common ${task[$1]} ${warmup[$1]} ${teacher[$2]} --warmup-data=teacher \
+    "$train" --config <(settings "\"student\": {${warmup[$1-file]}}, \"teacher\": {\"seed\": ${teacher[$2]}}") \
+        --run-dir "$run" --overwrite $common ${task[$1]} --student-max-steps="${warmup[$1]}" --warmup-data=teacher \
         --steps=0 >/dev/null
 }
 
@@ -70,9 +74,11 @@ cell() { # task, SFT teacher, scoring teacher, seed: a data set, and the twins
             from=()
             [ "$kind" = online ] || from=(--offline "$run-set")
             # shellcheck disable=SC2086
-            "$train" --run-dir "$run-$estimator-$kind" --overwrite $common ${task[$1]} --start-from "$student" \
-                --estimator="$estimator" ${own[$1-$estimator]} ${distill[$1]} --seed="$4" "${from[@]}" "${scorer[@]}" \
-                "${accept[@]}" >/dev/null
+            "$train" --config <(settings "\"run\": {\"log_every\": 5},
+                    \"distill\": {\"warmup\": 10${own[$1-$estimator-file]-}}") \
+                --run-dir "$run-$estimator-$kind" --overwrite $common ${task[$1]} --start-from "$student" \
+                --estimator="$estimator" ${own[$1-$estimator]-} ${distill[$1]} --seed="$4" "${from[@]}" \
+                "${scorer[@]}" "${accept[@]}" >/dev/null
         done
     done
 }

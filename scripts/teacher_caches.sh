@@ -17,27 +17,32 @@ fi
 mkdir -p "$directory"
 
 # A task of two digits, which a teacher learns in seconds.
-task=(--max-operand=99 --max-task-steps=10 --teacher-steps=900 --student-max-steps=600 --student-target-accuracy=0.4
-    --eval-every=0 --eval-samples=0 --eval-prompts=490 --quiet)
+task=(--teacher-steps=900 --student-max-steps=600 --eval-every=0 --eval-prompts=490 --quiet)
+settings() { # vocabulary, cache
+    local budget='"hidden_budget": 1048576'
+    if [ "$2" = dense ]; then budget=; fi
+    echo "{\"task\": {\"max_operand\": 99, \"max_steps\": 10, \"vocabulary\": $1}, \"distill\": {$budget},
+           \"student\": {\"target_accuracy\": 0.4}, \"evaluation\": {\"samples\": 0}}"
+}
 declare -A schedules=([sync]="--schedule=sync" [async]="--schedule=async --tau=4 --driver=virtual")
-declare -A caches=([dense]="--teacher-cache=dense" [hidden]="--teacher-cache=hidden --hidden-budget=1048576"
-    [rank24]="--teacher-cache=hidden-lowrank --hidden-budget=1048576 --cache-rank=24"
-    [rank8]="--teacher-cache=hidden-lowrank --hidden-budget=1048576 --cache-rank=8"
-    [rank12]="--teacher-cache=hidden-lowrank --hidden-budget=1048576 --cache-rank=12")
+declare -A caches=([dense]="--teacher-cache=dense" [hidden]="--teacher-cache=hidden"
+    [rank24]="--teacher-cache=hidden-lowrank --cache-rank=24" [rank8]="--teacher-cache=hidden-lowrank --cache-rank=8"
+    [rank12]="--teacher-cache=hidden-lowrank --cache-rank=12")
 
-distil() { # directory, then options
-    [ -f "$1/report.json" ] || "$train" --run-dir "$1" --overwrite "${task[@]}" "${@:2}" >/dev/null
+distil() { # directory, vocabulary, cache, then options
+    [ -f "$1/report.json" ] ||
+        "$train" --config <(settings "$2" "$3") --run-dir "$1" --overwrite "${task[@]}" "${@:4}" >/dev/null
 }
 printf '%-6s %-6s %-7s %8s %8s %10s %12s %12s %12s\n' V "" cache gap KL bytes/token "in flight" "logits" "KL of codec"
 for vocabulary in 15 2048; do
     [ "$vocabulary" = 15 ] && amount="--steps=400" || amount="--steps=200 --prompts=16"
     base=$directory/v$vocabulary
-    distil "$base/base" --vocabulary="$vocabulary" --steps=0
+    distil "$base/base" "$vocabulary" dense --steps=0
     for schedule in sync async; do
         for cache in dense hidden rank24 rank12 rank8; do
             run=$base/$schedule-$cache
             # shellcheck disable=SC2086
-            distil "$run" --vocabulary="$vocabulary" --start-from="$base/base/checkpoints/student.ckpt" $amount \
+            distil "$run" "$vocabulary" "$cache" --start-from="$base/base/checkpoints/student.ckpt" $amount \
                 ${schedules[$schedule]} ${caches[$cache]}
             python3 - "$run/report.json" "$vocabulary" "$schedule" "$cache" <<'PYTHON'
 import json, sys

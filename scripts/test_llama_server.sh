@@ -48,14 +48,16 @@ for ((i = 0; i < 600; i++)); do
     kill -0 $server 2>/dev/null || opd_die "the server has ended: $folder/server.log"
     sleep 0.1
 done
-served=(--teacher-url "$(cat "$folder/url")" --teacher-dialect llama_cpp --teacher-patience 20)
+served=(--teacher-url "$(cat "$folder/url")" --teacher-dialect llama_cpp)
+echo '{"run": {"log_every": 1}}' >"$folder/own.json"
+echo '{"run": {"log_every": 1}, "served": {"patience": 20}}' >"$folder/served.json"
 
 for estimator in lightning topk tail_bucket; do
     for where in own served; do
         more=()
         [ $where = own ] || more=("${served[@]}")
-        "$train" --run-dir "$folder/$estimator-$where" --overwrite "${settings[@]}" --start-from "$checkpoint" \
-            --estimator $estimator --steps 8 --eval-every 0 --log-every 1 "${more[@]}" >/dev/null
+        "$train" --config "$folder/$where.json" --run-dir "$folder/$estimator-$where" --overwrite "${settings[@]}" \
+            --start-from "$checkpoint" --estimator $estimator --steps 8 --eval-every 0 "${more[@]}" >/dev/null
     done
 done
 rm -rf "$folder/set-own" "$folder/set-served"
@@ -69,7 +71,8 @@ with open(sys.argv[1] + "/lines.jsonl", "w") as out:  # texts that nobody would 
                           "response": [random.randrange(15) for _ in range(random.randrange(1, 40))]}), file=out)
 PYTHON
 "$score" --responses "$folder/lines.jsonl" --reference "$checkpoint" --out "$folder/set-own" --k 4
-"$score" --responses "$folder/lines.jsonl" --reference "$checkpoint" --out "$folder/set-served" --k 4 "${served[@]}"
+"$score" --responses "$folder/lines.jsonl" --reference "$checkpoint" --out "$folder/set-served" --k 4 "${served[@]}" \
+    --teacher-patience 20
 
 "$folder/env/bin/python" - "$folder" <<'PYTHON'
 import glob, json, sys

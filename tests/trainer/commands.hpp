@@ -59,11 +59,11 @@ inline std::string refusal(const flags& arguments, trainer::exit_code code) {
     return {};
 }
 
-/// Of the whole program; the first argument is its name.
+/// Of the whole program, with flags for all settings; the first argument is its name.
 inline int exit_of(const flags& arguments) {
     std::vector<const char*> argv;
     for (const std::string& a : arguments) argv.push_back(a.c_str());
-    return trainer::app_main(static_cast<int>(argv.size()), argv.data());
+    return trainer::app_main(static_cast<int>(argv.size()), argv.data(), true);
 }
 
 } // namespace opd::test

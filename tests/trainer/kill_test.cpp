@@ -68,7 +68,7 @@ pid_t launch(std::vector<std::string> a) {
         if (!std::freopen("/dev/null", "w", stdout) || !std::freopen("/dev/null", "w", stderr)) ::_exit(99);
         std::vector<const char*> argv;
         for (const auto& x : a) argv.push_back(x.c_str());
-        ::_exit(app_main(static_cast<int>(argv.size()), argv.data()));
+        ::_exit(app_main(static_cast<int>(argv.size()), argv.data(), true));
     }
     return child;
 }

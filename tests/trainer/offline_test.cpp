@@ -23,6 +23,7 @@
 
 #include "opd/data/rollout_reader.hpp"
 #include "opd/data/rollout_writer.hpp"
+#include "pipeline/prints.hpp"
 #include "pipeline/rollout.hpp"
 #include "pipeline/supervised.hpp"
 #include "run/offline.hpp"

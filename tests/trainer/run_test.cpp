@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -17,9 +19,12 @@
 #include "app/app.hpp"
 #include "run/forecast.hpp"
 #include "run/plots.hpp"
+#include "run/report_page.hpp"
 #include "run/run.hpp"
 #include "settings/checkpoint.hpp"
+#include "settings/estimator.hpp"
 #include "settings/files.hpp"
+#include "settings/options.hpp"
 #include "settings/schedule.hpp"
 #include "support/address_space.hpp"
 #include "trainer/commands.hpp"
@@ -76,10 +81,11 @@ std::vector<std::string> with(std::vector<std::string> a, std::initializer_list<
     return a;
 }
 
-command parse(const std::vector<std::string>& arguments) {
+// With flags for all settings, or as a user can write them.
+command parse(const std::vector<std::string>& arguments, bool every_flag = true) {
     std::vector<const char*> argv;
     for (const auto& a : arguments) argv.push_back(a.c_str());
-    return parse_command_line(static_cast<int>(argv.size()), argv.data());
+    return parse_command_line(static_cast<int>(argv.size()), argv.data(), every_flag);
 }
 
 using opd::test::exit_of;
@@ -606,7 +612,7 @@ TEST_CASE("what memory was refused for is said") {
             return 0;
         });
     };
-    CHECK(said({"--teacher-width=20000", "--teacher-ffn=20000"}, "the teacher model: --teacher-width") ==
+    CHECK(said({"--teacher-width=20000", "--teacher-ffn=20000"}, "the teacher model: teacher_model.width") ==
           exit_resources);
     CHECK(said({"--overwrite", "--teacher-batch=1000000"}, "--teacher-batch") == exit_resources);
     CHECK(said({"--overwrite", "--steps=1", "--schedule=async", "--slots=1000000", "--student-head-dim=64"},
@@ -680,7 +686,7 @@ TEST_CASE("a run says what it will do and how long that takes, why a warm-up end
         contains(told.text.str(), "into " + dir / "run" +
                                       ": 14 steps of the teacher, at most 12 of the student's warm-up, "
                                       "13 of distillation (reverse_kl, sync); about ");
-        contains(told.text.str(), "ends after 5 of at most 12 steps: --student-target-accuracy 0 is reached");
+        contains(told.text.str(), "ends after 5 of at most 12 steps: its target_accuracy of 0 is reached");
     }
     const told_lines told;
     run again(parse(with(tiny(dir / "run"), {"--student-target-accuracy=0", "--resume"})));
@@ -725,6 +731,61 @@ TEST_CASE("a run says what it will do and how long that takes, why a warm-up end
                                               "--eval-prompts=40", "--eval-samples=3", "--eval-every=0"}));
     CHECK(four.stages[2].step == doctest::Approx(4 * is.stages[2].step).epsilon(1e-12));
     CHECK(four.stages[2].end == 4 * is.stages[2].end);
+}
+
+TEST_CASE("report.html has the table, the settings that were changed, the plots, and commands that can be run") {
+    const scratch dir;
+    const std::string directory = dir / "run";
+    run r(parse(tiny(directory)));
+    REQUIRE(go(r) == exit_ok);
+    const std::string page = read_file(directory + "/report.html");
+    const auto report = nlohmann::ordered_json::parse(read_file(directory + "/report.json"));
+    const auto count = [](const std::string& text, const std::string& part) {
+        int n = 0;
+        for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+        return n;
+    };
+    for (const char* part :
+         {"student before", "gap closed", "teacher_scoring", "<td>teacher_model.width</td><td>8</td>",
+          "<td>distill.steps</td><td>13</td><td>3600</td>", "KL(.|teach)"})
+        contains(page, part);
+    contains(page, report["fingerprint"].get<std::string>());
+    CHECK(page.find("<td>distill.rate</td>") == std::string::npos); // as ever
+    int drawn = 0;
+    for (const auto& file : fs::directory_iterator(directory + "/plots")) drawn += file.path().extension() == ".svg";
+    CHECK(count(page, "<svg") == drawn);
+    CHECK((drawn > 0 || page.find("gnuplot draws them") != std::string::npos));
+    for (const char* part : {"src=", "href=\"http", "<script"}) CHECK(page.find(part) == std::string::npos);
+    for (const char* tag : {"pre", "table", "figure", "details", "dl", "body"})
+        CHECK(count(page, std::string("<") + tag + ">") == count(page, std::string("</") + tag + ">"));
+
+    // what it says to try is taken by the command line, in words of this run
+    config c = parse(tiny(directory)).settings;
+    const auto tries = [&](double gap) {
+        nlohmann::ordered_json j = report;
+        j["gap_closed"] = std::isnan(gap) ? nlohmann::ordered_json() : nlohmann::ordered_json(gap);
+        std::string all;
+        for (const next_try& t : what_to_try(c, j)) {
+            std::vector<std::string> arguments = t.arguments;
+            arguments.insert(arguments.begin(), "opd-train");
+            CHECK_NOTHROW(parse(arguments, false));
+            for (const std::string& a : t.arguments) all += a + " ";
+        }
+        return all;
+    };
+    contains(tries(0.5), "--resume --steps 26 ");
+    contains(tries(0.5), "--schedule async --tau 4 ");
+    contains(tries(0.5), "--write-offline " + directory + "/set ");
+    CHECK(tries(0.99).find("--resume") == std::string::npos);
+    contains(tries(NAN), "--student-max-steps 3 ");
+
+    // nobody's names become markup or a shell's words
+    c.run.directory = dir / "a <b> & 'c'";
+    const std::string hostile = report_page(c, report, "1 < 2 & \"3\"");
+    CHECK(hostile.find("<b> ") == std::string::npos);
+    contains(hostile, "a &lt;b&gt; &amp; 'c'");
+    contains(hostile, "1 &lt; 2 &amp; &quot;3&quot;");
+    contains(hostile, "--run-dir '" + (dir / "a &lt;b&gt; &amp; '\\''c'\\''-seed'"));
 }
 
 TEST_CASE("plots leave out what a step has nothing of") {
@@ -1032,10 +1093,83 @@ TEST_CASE("a schedule takes its own settings and refuses those that it would ign
     for (const char* key : {"rollout_workers", "teachers", "driver", "inject"}) CHECK(untold.contains(key));
 }
 
-TEST_CASE("help names every setting with its default") {
-    const auto help = parse({"opd-train", "--help"}).text;
+namespace {
+
+// Each setting stands in the list by its key, with its flag or without.
+struct setting_lines {
+    std::string text;
+    std::set<std::string> flags = {};
+    std::string group_key = {};
+    void group(const char* key, const char*) { group_key = key; }
+    template <class T>
+    void option(const char* key, const std::string& flag, const T&, const char*, bool) {
+        flags.insert(flag);
+        const std::string line = "\n  " + group_key + "." + key + " = ";
+        const std::size_t at = text.find(line);
+        REQUIRE_MESSAGE(at != std::string::npos, line);
+        const std::string rest = text.substr(at + 1, text.find('\n', at + 1) - at - 1);
+        CHECK_MESSAGE(rest.ends_with(" (" + flag + ")") == is_flag_of_train(flag), rest);
+    }
+};
+
+} // namespace
+
+TEST_CASE("help names every flag with its default, --list-settings what a file may have beside them") {
+    const auto help = parse({"opd-train", "--help"}, false).text;
     for (const char* part : {"--estimator", "reverse_kl", "--run-dir", "--resume", "--seed", "Exit codes", "3600"})
         contains(help, part);
+    const auto lines_with = [](const std::string& text, const std::string& begin) {
+        int n = 0;
+        std::istringstream lines(text);
+        for (std::string line; std::getline(lines, line);) n += line.starts_with(begin);
+        return n;
+    };
+    CHECK(lines_with(help, "  -") <= 70);
+    CHECK(lines_with(parse({"opd-train", "--help"}).text, "  -") > 170);
+
+    setting_lines all{parse({"opd-train", "--list-settings"}, false).text};
+    config c;
+    visit_options(c, all);
+    for (const std::string_view flag : flags_of_train) CHECK_MESSAGE(all.flags.contains(std::string(flag)), flag);
+    for (const std::string& flag : all.flags) // no help speaks of a flag that is none
+        if (!is_flag_of_train(flag)) {
+            CAPTURE(flag);
+            CHECK(help.find(flag + " ") == std::string::npos);
+            CHECK(all.text.find(flag + " ") == std::string::npos);
+        }
+}
+
+TEST_CASE("what only a file has: read from it, refused as a flag, and told by its key") {
+    const scratch dir;
+    const std::string file = dir / "my.json";
+    const auto with_file = [&](const std::string& text, std::vector<std::string> flags) {
+        write_file(file, text);
+        flags.insert(flags.begin(), {"opd-train", "--config", file});
+        return parse(flags, false);
+    };
+    CHECK(with_file("{\"distill\": {\"warmup\": 7}, \"teacher_model\": {\"layers\": 3}}", {"--rate=1"})
+              .settings.distill.warmup == 7);
+    const auto refused = [&](const std::string& text, const std::vector<std::string>& flags) {
+        try {
+            with_file(text, flags);
+        } catch (const failure& e) {
+            CHECK(e.code == exit_usage);
+            return std::string(e.what());
+        }
+        FAIL_CHECK("it was not refused");
+        return std::string();
+    };
+    contains(refused("{}", {"--warmup=7"}), "--warmup: a file has that (--config): distill.warmup");
+    contains(refused("{}", {"--step=7"}), "--step: did you mean --steps?");
+    CHECK(refused("{\"distill\": {\"skew\": 0.1}}", {}) ==
+          file + ": distill.skew is not used by --estimator reverse_kl");
+    CHECK(refused("{\"teacher_model\": {\"heads\": 6, \"kv_heads\": 4}}", {}) ==
+          file + ": teacher_model.kv_heads (4) must divide teacher_model.heads (6)");
+    // where no file was read, the keys all the same
+    CHECK_THROWS_WITH_AS(parse({"opd-train", "--mini-batches=5"}, false),
+                         "--mini-batches must divide --prompts times --answers, 32, not be 5", failure);
+    CHECK_THROWS_WITH_AS(parse({"opd-train", "--schedule=async", "--driver=virtual", "--rollout-workers=64"}, false),
+                         "--slots (32) must be at least --rollout-workers (64)", failure);
 }
 
 TEST_CASE("a run directory is neither lost nor mixed up") {

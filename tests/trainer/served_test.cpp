@@ -32,6 +32,7 @@
 #include "app/programs.hpp"
 #include "opd/data/rollout_reader.hpp"
 #include "pipeline/answering.hpp"
+#include "pipeline/prints.hpp"
 #include "pipeline/served.hpp"
 #include "run/offline.hpp"
 #include "run/scoring.hpp"

@@ -19,7 +19,9 @@
 #include "opd/error.hpp"
 #include "run/offline.hpp"
 #include "run/run.hpp"
-#include "speculation/drafter_training.hpp"
+#include "run/train_drafter.hpp"
+#include "settings/command_line.hpp"
+#include "settings/options.hpp"
 
 namespace trainer {
 
@@ -35,10 +37,11 @@ std::string told(const command& arguments, const failure& e) {
     if (e.code == exit_usage || e.code == exit_resources) return as_given(arguments, e.what());
     const std::string& directory = arguments.settings.run.directory;
     std::error_code none;
+    const std::string what = renamed(e.what(), arguments.in_file);
     if ((e.code != exit_io && e.code != exit_peer) ||
         !std::filesystem::exists(directory + "/checkpoints/latest.ckpt", none))
-        return e.what();
-    return fmt::format("{}. Once that is mended, --run-dir {} --resume goes on from the last checkpoint", e.what(),
+        return what;
+    return fmt::format("{}. Once that is mended, --run-dir {} --resume goes on from the last checkpoint", what,
                        directory);
 }
 
@@ -81,12 +84,12 @@ int run_program(const char* name, const std::function<std::string(const failure&
     }
 }
 
-int app_main(int argc, const char* const* argv) {
+int app_main(int argc, const char* const* argv, bool every_flag) {
     command arguments;
     return run_program(
         "opd-train", [&](const failure& e) { return told(arguments, e); },
         [&]() -> int {
-            arguments = parse_command_line(argc, argv);
+            arguments = parse_command_line(argc, argv, every_flag);
             if (!arguments.text.empty()) {
                 std::fputs(arguments.text.c_str(), stdout);
                 return exit_ok;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 
+#include "settings/command_line.hpp"
 #include "settings/config.hpp"
 
 namespace trainer {
@@ -20,6 +21,7 @@ int run_program(const char* name, const std::function<std::string(const failure&
 /// SIGINT and SIGTERM set `interrupted` (run.hpp); the second time the program ends.
 void listen_to_signals();
 
-int app_main(int argc, const char* const* argv);
+/// `every_flag` as parse_command_line has it.
+int app_main(int argc, const char* const* argv, bool every_flag = false);
 
 } // namespace trainer

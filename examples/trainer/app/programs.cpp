@@ -18,6 +18,7 @@
 #include "run/run.hpp"
 #include "run/scoring.hpp"
 #include "settings/files.hpp"
+#include "settings/options.hpp"
 #include "settings/schedule.hpp"
 
 namespace trainer {

@@ -26,11 +26,13 @@
 #include "opd/data/order.hpp"
 #include "opd/sched/thread_driver.hpp"
 #include "pipeline/learner.hpp"
+#include "pipeline/prints.hpp"
 #include "pipeline/rollout.hpp"
 #include "run/offline.hpp"
 #include "run/run.hpp"
 #include "schedule/in_flight.hpp"
 #include "schedule/stages.hpp"
+#include "settings/estimator.hpp"
 #include "settings/files.hpp"
 #include "settings/schedule.hpp"
 

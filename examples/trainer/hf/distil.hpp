@@ -36,6 +36,7 @@
 #include "hf/chat_template.hpp"
 #include "hf/model_files.hpp"
 #include "settings/config.hpp"
+#include "settings/options.hpp"
 #include "task/tokenizer.hpp"
 
 namespace trainer::hf {

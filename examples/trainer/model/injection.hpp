@@ -36,7 +36,7 @@ struct injection {
     bool any() const { return changes_model() || changes_logits() || temperature != 1 || filter; }
 };
 
-/// What --inject-mismatch says; a usage failure where it says something else. In config.cpp.
+/// What --inject-mismatch says; a usage failure where it says something else. In settings/validate.cpp.
 injection injection_of(const config& c);
 
 /// What rollout computes with in the model's place: the model itself where nothing of it is changed.

@@ -23,7 +23,7 @@
 #include "model/model.hpp"
 #include "opd/backends/eigen.hpp"
 #include "opd/hidden.hpp"
-#include "pipeline/rollout.hpp"
+#include "task/trajectory.hpp"
 
 namespace trainer {
 

@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 
 #include "opd/opd.hpp"
-#include "run/offline.hpp"
+#include "pipeline/prints.hpp"
 #include "task/task.hpp"
 
 namespace trainer {

@@ -7,8 +7,8 @@
 #include "opd/opd.hpp"
 #include "pipeline/learner.hpp"
 #include "pipeline/rollout.hpp"
+#include "pipeline/sampling.hpp"
 #include "pipeline/whole_rows.hpp"
-#include "schedule/stages.hpp"
 
 namespace trainer {
 

@@ -11,6 +11,7 @@
 
 #include "opd/opd.hpp"
 #include "opd/ratio_sketch.hpp"
+#include "settings/estimator.hpp"
 
 namespace trainer {
 

@@ -12,6 +12,7 @@
 #include "opd/estimators/m2po.hpp"
 #include "opd/opd.hpp"
 #include "pipeline/whole_rows.hpp"
+#include "settings/estimator.hpp"
 
 namespace trainer {
 

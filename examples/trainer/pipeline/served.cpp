@@ -16,8 +16,8 @@
 
 #include "opd/serve/http_teacher.hpp"
 #include "pipeline/learner.hpp"
+#include "pipeline/prints.hpp"
 #include "pipeline/rollout.hpp"
-#include "run/offline.hpp"
 #include "task/task.hpp"
 
 namespace trainer {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "pipeline/whole_rows.hpp"
 
+#include "settings/estimator.hpp"
+
 namespace trainer {
 namespace {
 

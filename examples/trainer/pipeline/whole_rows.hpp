@@ -8,6 +8,7 @@
 #include "opd/hidden.hpp"
 #include "opd/opd.hpp"
 #include "settings/config.hpp"
+#include "settings/estimator.hpp"
 
 namespace trainer {
 

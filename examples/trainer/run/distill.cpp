@@ -28,6 +28,7 @@
 #include "schedule/faults.hpp"
 #include "schedule/in_flight.hpp"
 #include "schedule/stages.hpp"
+#include "settings/estimator.hpp"
 #include "settings/schedule.hpp"
 
 namespace trainer {

@@ -17,28 +17,16 @@
 
 #include "opd/data/rollout_reader.hpp"
 #include "opd/data/rollout_writer.hpp"
+#include "pipeline/prints.hpp"
 #include "pipeline/rollout.hpp"
 #include "run/run.hpp"
 #include "run/scoring.hpp"
 #include "schedule/stages.hpp"
+#include "settings/estimator.hpp"
 #include "settings/files.hpp"
 #include "settings/schedule.hpp"
 
 namespace trainer {
-
-std::string print_of_teacher(const std::vector<float>& weights) {
-    return hash128({reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(float)});
-}
-
-std::string print_of_policy(const std::vector<float>& weights, double temperature) {
-    return hash128(fmt::format("{} at temperature {}", print_of_teacher(weights), temperature));
-}
-
-std::string print_of_tokenizer(const any_task& task, int vocabulary) {
-    std::string texts;
-    for (token t = 0; t < task.vocabulary(); ++t) texts += task.written(std::span(&t, 1)) + "\n";
-    return hash128(fmt::format("{}{} ids, {} ends", texts, vocabulary, task.end_token()));
-}
 
 nlohmann::ordered_json described(const opd::offline_drift& d) {
     return {{"ratio_mean", d.ratio_mean()},

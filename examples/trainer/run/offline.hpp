@@ -20,17 +20,13 @@
 #include <nlohmann/json.hpp>
 
 #include "opd/offline_drift.hpp"
+#include "settings/command_line.hpp"
 #include "settings/config.hpp"
 #include "task/task.hpp"
 
 namespace trainer {
 
-/// Fingerprints (opd/data/manifest.hpp). A policy is what tokens are drawn from: weights at a temperature.
-std::string print_of_teacher(const std::vector<float>& weights);
-std::string print_of_policy(const std::vector<float>& weights, double temperature);
-std::string print_of_tokenizer(const any_task& task, int vocabulary);
-
-/// Its figures, for a log.
+/// The figures of a drift, for a log.
 nlohmann::ordered_json described(const opd::offline_drift& d);
 /// The set and the drift at the end of a run, for its table.
 std::string offline_told(const nlohmann::ordered_json& j);

@@ -13,10 +13,9 @@
 #include "describe_json.hpp"
 #include "opd/ratio_sketch.hpp"
 #include "opd/sched/metrics.hpp"
-#include "opd/version.hpp"
+#include "pipeline/prints.hpp"
 #include "pipeline/served.hpp"
 #include "run/offline.hpp"
-#include "run/plots.hpp"
 #include "schedule/stages.hpp"
 #include "settings/files.hpp"
 #include "settings/schedule.hpp"
@@ -34,16 +33,13 @@ config with_task_shapes(config c, const any_task& task) {
     return c;
 }
 
-namespace {
-
 transformer<float> model_of(const config& c, const any_task& task, bool teacher) {
     const config shaped = with_task_shapes(c, task);
-    return with_memory_for(fmt::format("the {} model: --{}-width, -layers, -heads, -head-dim and -ffn set its size",
+    return with_memory_for(fmt::format("the {} model: {}_model.width, .layers, .heads, .head_dim and .ffn set its size",
                                        teacher ? "teacher" : "student", teacher ? "teacher" : "student"),
                            [&] { return transformer<float>(teacher ? shaped.teacher_model : shaped.student_model); });
 }
 
-// In the place of a model that is not there.
 transformer<float> no_model() {
     return transformer<float>({.vocabulary = 1,
                                .width = 2,
@@ -55,8 +51,6 @@ transformer<float> no_model() {
                                .max_length = 1});
 }
 
-} // namespace
-
 std::unique_ptr<const any_task> task_of(const config& c) {
     try {
         if (c.task.kind == "grammar") return std::make_unique<grammar_task>(c.task.max_words, c.task.held_out_one_in);
@@ -67,16 +61,6 @@ std::unique_ptr<const any_task> task_of(const config& c) {
 }
 
 namespace {
-
-std::string version_text() { return fmt::format("{}.{}.{}", OPD_VERSION_MAJOR, OPD_VERSION_MINOR, OPD_VERSION_PATCH); }
-
-constexpr std::uint64_t evaluation_samples = std::uint64_t{8} << 56; // apart from those of a stage
-
-std::vector<problem> held_out(const any_task& task, std::size_t most) {
-    std::vector<problem> r;
-    for (std::size_t i = 0; i < std::min(most, task.held_out_problems()); ++i) r.push_back(task.held_out_problem(i));
-    return r;
-}
 
 // The figures of docs/estimators/corrections.md; shares and means over the tokens of a step.
 nlohmann::ordered_json described(const opd::mismatch& m) {
@@ -246,7 +230,8 @@ nlohmann::ordered_json run::change_steps(const std::string& path, const std::str
         state_.step = from;
         state_.next_sample = sample_base() + static_cast<std::uint64_t>(batch_of(settings_)) * state_.step;
         std::error_code none;
-        std::filesystem::remove(directory_ + "/report.json", none); // it would be that of another run
+        for (const char* name : {"/report.json", "/report.html"}) // they would be those of another run
+            std::filesystem::remove(directory_ + name, none);
     }
     if (done > 0 && done >= settings_.distill.warmup) state_.rate = {done, rate_of(before, state_.rate, done)};
     nlohmann::ordered_json line;
@@ -290,7 +275,7 @@ void run::open_directory() {
     } else if (holds_run) {
         std::error_code error;
         for (const char* name : {"checkpoints", "samples", "plots", "log.jsonl", "consumed.jsonl", "report.json",
-                                 "timing.json", "config.json", "schedule.json", "trace.json"})
+                                 "report.html", "timing.json", "config.json", "schedule.json", "trace.json"})
             if (fs::remove_all(directory_ + "/" + name, error); error)
                 throw failure(exit_io, fmt::format("cannot remove {}/{}: {}", directory_, name, error.message()));
     }
@@ -319,7 +304,7 @@ void run::open_logs() {
     consumed_.open(directory_ + "/consumed.jsonl", arguments_.resume ? keep : nothing);
     if (log_.open(directory_ + "/log.jsonl", arguments_.resume ? keep : nothing)) return;
     nlohmann::ordered_json first;
-    first["version"] = version_text();
+    first["version"] = version_of_opd();
     first["config"] = to_json(settings_);
     first["fingerprint"] = fingerprint(settings_);
     first["threads"] = threads_of(settings_);
@@ -338,13 +323,6 @@ void run::save(const std::string& name) {
 }
 
 // --- steps ----------------------------------------------------------------------------------------------------------
-
-template <class Work>
-void run::timed(clock_name what, Work&& work) {
-    const double start = now();
-    work();
-    seconds_[static_cast<std::size_t>(what)] += now() - start;
-}
 
 void run::check_numbers(const step_result& r) const {
     if (std::isfinite(r.loss) && std::isfinite(r.gradient_norm) && r.loss <= settings_.run.loss_limit) return;
@@ -520,11 +498,11 @@ void run::warm_student_up() {
     }
     progress_.clear();
     if (reached && state_.step > 0)
-        spdlog::info("the student's warm-up ends after {} of at most {} steps: --student-target-accuracy {} is reached",
+        spdlog::info("the student's warm-up ends after {} of at most {} steps: its target_accuracy of {} is reached",
                      state_.step, settings_.student.max_steps, settings_.student.target_accuracy);
     if (!reached) // a task judged by KL has steps for its plan, and the accuracy ends it early
         spdlog::log(task_->judged_by_kl() ? spdlog::level::info : spdlog::level::warn,
-                    "the student did not reach --student-target-accuracy {} in {} steps",
+                    "the student did not reach its target_accuracy of {} in {} steps",
                     settings_.student.target_accuracy, settings_.student.max_steps);
     evaluations_["before"] = to_json(evaluate(student_, "before"));
     state_.student_optimizer = {};
@@ -575,245 +553,6 @@ void run::distilled(const learner_result& r, const policy& student, const std::v
     consumed_.write(line.dump());
     show(r, settings_.distill.steps, seconds, staleness, -1, &r, schedule);
     if (settings_.evaluation.every > 0 && state_.step % settings_.evaluation.every == 0) look_at(state_.step, student);
-}
-
-// How good the student is at a step. Distillation goes on meanwhile; in virtual time, where the log is the same every time, it waits.
-void run::look_at(std::int64_t step, const policy& student) {
-    hear_of_look(true);
-    looking_ = std::async(std::launch::async, [this, step, student] {
-        const double begin = now();
-        const auto problems = held_out(*task_, static_cast<std::size_t>(settings_.evaluation.every_prompts));
-        auto e = evaluate_model(*student.model, look_backend_.team(), *task_, problems, 0, settings_.run.seed, 0,
-                                settings_.distill.slots, speculation_of(settings_));
-        if (task_->judged_by_kl() && !without_teacher(settings_))
-            e.kl = kl_to_teacher(*student.model, pack(e.responses, 0), look_backend_);
-        return look{step, now() - begin, std::move(e)};
-    });
-    if (in_virtual_time(settings_)) hear_of_look(true);
-}
-
-// Writes down what was seen, if it is over.
-void run::hear_of_look(bool wait) {
-    if (!looking_.valid()) return;
-    if (!wait && looking_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return;
-    const look seen = looking_.get();
-    seconds_[static_cast<std::size_t>(clock_name::evaluation)] += seen.seconds;
-    state_.tokens[static_cast<std::size_t>(clock_name::evaluation)] += seen.student.tokens;
-    nlohmann::ordered_json line;
-    line["stage"] = name_of(stage::distill);
-    line["step"] = seen.step;
-    line["accuracy"] = seen.student.accuracy;
-    if (task_->judged_by_kl() && !without_teacher(settings_)) line["kl_to_teacher"] = seen.student.kl;
-    log_.write(line.dump());
-}
-
-// The teacher of --start-from, which judges what a data set or a served teacher has made of its student; or nothing in its place.
-void run::recall_teacher(bool present) {
-    if (!without_teacher(settings_)) return;
-    if (!present) {
-        teacher_ = no_model();
-        return;
-    }
-    std::string saved;
-    run_state other = load_checkpoint(settings_.run.start_from, saved);
-    teacher_ = model_of(settings_, *task_, true);
-    std::vector<float> weights = scoring_teacher(std::move(other.teacher_weights));
-    if (weights.size() != teacher_.weights.size())
-        throw failure(exit_input, fmt::format("{}: {} weights for a model of {}", settings_.run.start_from,
-                                              weights.size(), teacher_.weights.size()));
-    teacher_.weights = std::move(weights);
-    teacher_.weights_changed();
-}
-
-// Mean KL to the teacher along responses, over the whole vocabulary at each token.
-double run::kl_to_teacher(const transformer<float>& model, const row_batch& batch, opd::eigen_backend& backend) {
-    std::vector<float> own, teachers;
-    teacher_scorer(model, backend).states(batch.inputs, own);
-    teacher_scorer(teacher_, backend).states(batch.inputs, teachers);
-    return mean_reverse_kl(backend, batch, model, own, teacher_, teachers,
-                           static_cast<std::size_t>(settings_.distill.hidden_budget));
-}
-
-// The teacher's own responses to the held-out prompts: those of its evaluation, drawn again.
-const row_batch& run::teacher_prefixes() {
-    if (teacher_prefixes_) return *teacher_prefixes_;
-    const auto problems = held_out(*task_, static_cast<std::size_t>(settings_.evaluation.prompts));
-    return teacher_prefixes_.emplace(
-        pack(evaluate_model(teacher_, backend_.team(), *task_, problems, 0, settings_.run.seed, evaluation_samples,
-                            settings_.distill.slots)
-                 .responses,
-             0));
-}
-
-evaluation_result run::evaluate(const transformer<float>& model, const char* who) {
-    evaluation_result r;
-    const auto problems = held_out(*task_, static_cast<std::size_t>(settings_.evaluation.prompts));
-    recall_teacher(true);
-    timed(clock_name::evaluation, [&] {
-        r = evaluate_model(model, backend_.team(), *task_, problems, settings_.evaluation.samples, settings_.run.seed,
-                           evaluation_samples, settings_.distill.slots, speculation_of(settings_, &model.shape));
-        r.kl = kl_to_teacher(model, pack(r.responses, 0), backend_);
-        if (task_->judged_by_kl()) r.kl_on_teacher = kl_to_teacher(model, teacher_prefixes(), backend_);
-    });
-    recall_teacher(false);
-    state_.tokens[static_cast<std::size_t>(clock_name::evaluation)] += r.tokens;
-    std::string samples;
-    for (std::size_t i = 0; i < std::min<std::size_t>(20, problems.size()); ++i) {
-        const auto response = r.responses[i].response();
-        const verdict v = task_->judged(problems[i], response);
-        nlohmann::ordered_json line;
-        line["prompt"] = task_->written(task_->prompt_tokens(problems[i]));
-        line["response"] = task_->written(response);
-        line["correct"] = v.correct;
-        line["valid_steps"] = v.valid_steps;
-        line["steps"] = v.steps;
-        samples += line.dump() + "\n";
-    }
-    write_file(fmt::format("{}/samples/{}.jsonl", directory_, who), samples);
-    return r;
-}
-
-// --- the report -----------------------------------------------------------------------------------------------------
-
-namespace {
-
-// What was kept of the teacher, and in how much memory.
-std::string cache_told(const nlohmann::ordered_json& c) {
-    std::string t =
-        fmt::format("\n{:<16}{:>10.0f} bytes a token ({})\n{:<16}{:>10} bytes in flight at most\n{:<16}{:>10} "
-                    "bytes of logits at once in the learner\n",
-                    "teacher cache", c["bytes_a_token"].get<double>(), c["kind"].get<std::string>(), "",
-                    c["most_bytes_in_flight"].get<std::int64_t>(), "", c["learner_logit_bytes"].get<std::int64_t>());
-    if (c.contains("rank"))
-        t += fmt::format("{:<16}{:>10.3g} nats a token, KL(teacher, {} numbers of it) along its own responses; {:.3g} "
-                         "along the student's\n",
-                         "", c["kl_on_teacher"].get<double>(), c["rank"].get<int>(), c["kl_on_student"].get<double>());
-    return t;
-}
-
-// Whether drafts paid, and what was chosen how often.
-std::string drafts_paid(const nlohmann::ordered_json& s) {
-    const auto& timed = s["with_drafts"];
-    std::string t;
-    if (s["tokens_per_step"].is_number())
-        t +=
-            fmt::format("\n{:<16}{:>10.2f} tokens a sequence and step\n", "drafts", s["tokens_per_step"].get<double>());
-    if (timed["tokens_per_step"].is_number())
-        t += fmt::format("{:<16}{:>10.2f} {:.2f} to break even; {:.0f} tokens/s, {:.0f} without\n", "steps with some",
-                         timed["tokens_per_step"].get<double>(), timed["break_even"].get<double>(),
-                         timed["tokens_per_second"].get<double>(), timed["tokens_per_second_without"].get<double>());
-    std::int64_t all = 0;
-    for (const auto& [name, steps] : s["choices"].items()) all += steps.get<std::int64_t>();
-    for (const auto& [name, steps] : s["choices"].items())
-        t += fmt::format("{:<16}{:>9.1f}% of steps\n", name, 100 * steps.get<double>() / static_cast<double>(all));
-    return t;
-}
-
-} // namespace
-
-void run::report() {
-    const auto number = [&](const char* who, const char* key) { return evaluations_[who][key].get<double>(); };
-    const double teacher = number("teacher", "accuracy"), before = number("before", "accuracy"),
-                 after = number("after", "accuracy");
-    nlohmann::ordered_json j;
-    const bool by_kl = task_->judged_by_kl();
-    const double kl_before = by_kl ? held_out_kl(evaluations_["before"]) : 0,
-                 kl_after = by_kl ? held_out_kl(evaluations_["after"]) : 0;
-    const bool gap = by_kl ? kl_before > 0 : teacher > before;
-    const double closed = by_kl ? 1 - kl_after / kl_before : (after - before) / (teacher - before);
-    j["gap_closed"] = gap ? nlohmann::ordered_json(closed) : nlohmann::ordered_json();
-    if (by_kl) {
-        j["held_out_kl"] = {{"before", kl_before}, {"after", kl_after}};
-        for (const char* who : {"teacher", "before", "after"})
-            j["kl_on_teacher"][who] = evaluations_[who]["kl_on_teacher"];
-    }
-    j["accuracy"] = {{"teacher", teacher}, {"before", before}, {"after", after}};
-    for (const char* key :
-         {"valid", "step_validity", "sampled_accuracy", "kl_to_teacher", "mean_length", "p50_length", "p99_length"})
-        for (const char* who : {"teacher", "before", "after"}) j[key][who] = evaluations_[who][key];
-    j["estimator"] = settings_.distill.estimator;
-    j["held_out_prompts"] = settings_.evaluation.prompts;
-    double total = 0;
-    for (std::size_t i = 0; i < clock_names.size(); ++i) {
-        const auto tokens = static_cast<double>(state_.tokens[i]);
-        j["tokens_per_second"][clock_names[i]] =
-            seconds_[i] > 0 ? nlohmann::ordered_json(std::round(tokens / seconds_[i])) : nlohmann::ordered_json();
-        j["seconds"][clock_names[i]] = seconds_[i];
-        total += seconds_[i];
-    }
-    j["seconds"]["total"] = total;
-    // from the file: a run that is resumed at its end has nothing else of it
-    j["schedule"] = nlohmann::ordered_json::parse(read_file(directory_ + "/schedule.json"));
-    j["threads"] = threads_of(settings_);
-    j["version"] = version_text();
-    j["fingerprint"] = fingerprint(settings_);
-    if (state_.rate.step >= 0) j["steps_changed_at"] = state_.rate.step; // else the settings say all
-    write_file(directory_ + "/report.json", j.dump(2) + "\n");
-
-    std::string t = fmt::format(
-        "\n{:<16}{:>11}{:>13}{:>12}{:>10}{:>12}{:>10}\n", "", by_kl ? "grammatical" : "accuracy",
-        settings_.evaluation.samples > 0 ? fmt::format("Avg@{}", settings_.evaluation.samples) : std::string("sampled"),
-        "all valid", "steps ok", "KL(.|teach)", "length");
-    for (const auto& [label, who] :
-         {std::pair{"teacher", "teacher"}, std::pair{"student before", "before"}, std::pair{"student after", "after"}})
-        t += fmt::format("{:<16}{:>11.4f}{:>13}{:>12.4f}{:>10.4f}{:>12.5f}{:>10.1f}\n", label, number(who, "accuracy"),
-                         settings_.evaluation.samples > 0 ? fmt::format("{:.4f}", number(who, "sampled_accuracy"))
-                                                          : std::string("-"),
-                         number(who, "valid"), number(who, "step_validity"), number(who, "kl_to_teacher"),
-                         number(who, "mean_length"));
-    if (by_kl)
-        t += fmt::format("\nKL to the teacher, mean of its prefixes and the student's: {:.4f} before, {:.4f} after\n",
-                         kl_before, kl_after);
-    t += gap ? fmt::format("\ngap closed      {:>10.3f}   ({} held-out prompts, {}, {})\n\n", closed,
-                           settings_.evaluation.prompts, by_kl ? "KL" : "greedy", settings_.distill.estimator)
-             : std::string("\ngap closed           none: the student before is not below the teacher\n\n");
-    t += fmt::format("{:<16}{:>10}{:>14}\n", "stage", "seconds", "tokens/s");
-    for (std::size_t i = 0; i < clock_names.size(); ++i)
-        t += fmt::format("{:<16}{:>10.1f}{:>14}\n", clock_names[i], seconds_[i],
-                         seconds_[i] > 0 ? fmt::format("{:.0f}", static_cast<double>(state_.tokens[i]) / seconds_[i])
-                                         : std::string("-"));
-    t += fmt::format("{:<16}{:>10.1f}\n", "total", total);
-    if (j["schedule"].contains("offline")) t += offline_told(j["schedule"]["offline"]);
-    if (j["schedule"].contains("served_teacher")) t += served_teacher::told(j["schedule"]["served_teacher"]);
-    if (j["schedule"].contains("teacher_cache")) t += cache_told(j["schedule"]["teacher_cache"]);
-    if (j["schedule"].contains("speculation")) t += drafts_paid(j["schedule"]["speculation"]);
-    fmt::print("{}", t);
-    std::fflush(stdout);
-
-    const std::string ran = fmt::format("{}, {}, {}", settings_.distill.estimator,
-                                        is_offline(settings_) ? "offline" : settings_.schedule.kind,
-                                        gap ? fmt::format("gap closed {:.3f}", closed) : "no gap to close");
-    if (const std::string problem = draw_plots(directory_, evaluations_, ran); !problem.empty())
-        spdlog::warn("no plots: {}", problem);
-    else
-        spdlog::info("plots are in {}/plots", directory_);
-    spdlog::info("the report is {}/report.json", directory_);
-}
-
-// What is to come, and how long it takes here.
-void run::tell_plan() {
-    if (state_.stage == stage::finished || arguments_.quiet) return;
-    const transformer<float>& teacher = without_teacher(settings_) ? student_ : teacher_; // which has no part in it
-    forecast_ = forecast_at(measured(settings_, *task_, teacher, student_, backend_), settings_);
-    std::vector<std::string> what;
-    const auto left = [&](int steps) { return steps - static_cast<int>(state_.step); };
-    if (state_.stage == stage::teacher)
-        what.push_back(fmt::format("{} steps of the teacher", left(settings_.teacher.steps)));
-    if (state_.stage <= stage::student && settings_.student.max_steps > 0)
-        what.push_back(fmt::format("at most {} of the student's warm-up", state_.stage == stage::student
-                                                                              ? left(settings_.student.max_steps)
-                                                                              : settings_.student.max_steps));
-    what.push_back(fmt::format("{} of distillation ({}, {})",
-                               state_.stage == stage::distill ? left(settings_.distill.steps) : settings_.distill.steps,
-                               settings_.distill.estimator,
-                               is_offline(settings_) ? "from " + settings_.distill.offline : settings_.schedule.kind));
-    spdlog::info("into {}: {}; {} here. Ctrl-C writes a checkpoint and leaves, --help lists every setting", directory_,
-                 fmt::join(what, ", "), in_words(forecast_.from(state_.stage, state_.step)));
-}
-
-void run::evaluate_missing() {
-    for (const auto& [model, who] : {std::pair{&teacher_, "teacher"}, std::pair{&student_, "before"}})
-        if (!evaluations_.contains(who)) evaluations_[who] = to_json(evaluate(*model, who));
 }
 
 exit_code run::go() {

@@ -5,7 +5,8 @@
 //
 //   distill:  prompts -> rollout -> trajectories -> teacher -> cache -> learner -> weights, version + 1
 //
-// Distillation's stages take turns or overlap, as --schedule says: distill.cpp. With --offline there is a learner
+// run.cpp has the run directory, the steps and the first two stages, judging.cpp the evaluations, report.cpp what is said
+// at the beginning and the end. Distillation's stages take turns or overlap, as --schedule says: distill.cpp. With --offline there is a learner
 // alone, whose batches come from a data set, and no teacher is in memory but while a model is evaluated: offline.cpp. With
 // --teacher-url another process is the teacher (served.hpp), and likewise none is in memory.
 //
@@ -26,6 +27,7 @@
 #include "run/forecast.hpp"
 #include "run/progress.hpp"
 #include "settings/checkpoint.hpp"
+#include "settings/command_line.hpp"
 #include "settings/config.hpp"
 #include "settings/files.hpp"
 #include "settings/schedule.hpp"
@@ -46,6 +48,11 @@ extern std::atomic<bool> interrupted;
 /// The settings' task, and the settings with what models must know of it.
 std::unique_ptr<const any_task> task_of(const config& c);
 config with_task_shapes(config c, const any_task& task);
+/// The teacher or the student of the settings, before it has weights; and what is in the place of one that is not there.
+transformer<float> model_of(const config& c, const any_task& task, bool teacher);
+transformer<float> no_model();
+/// "0.9.0", the library's.
+std::string version_of_opd();
 
 class run {
 public:
@@ -97,7 +104,11 @@ private:
     std::uint64_t sample_base() const { return (static_cast<std::uint64_t>(state_.stage) + 1) << 56; }
 
     template <class Work>
-    void timed(clock_name what, Work&& work);
+    void timed(clock_name what, Work&& work) {
+        const double start = now();
+        work();
+        seconds_[static_cast<std::size_t>(what)] += now() - start;
+    }
 
     command arguments_;
     config settings_;

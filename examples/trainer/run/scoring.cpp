@@ -14,10 +14,12 @@
 #include "opd/data/rollout_reader.hpp"
 #include "opd/data/rollout_writer.hpp"
 #include "pipeline/learner.hpp"
+#include "pipeline/prints.hpp"
 #include "pipeline/served.hpp"
 #include "run/offline.hpp"
 #include "run/progress.hpp"
 #include "run/run.hpp"
+#include "settings/command_line.hpp"
 #include "settings/files.hpp"
 #include "settings/schedule.hpp"
 

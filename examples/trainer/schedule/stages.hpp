@@ -27,18 +27,13 @@
 #include "opd/sched/stages.hpp"
 #include "pipeline/learner.hpp"
 #include "pipeline/rollout_engine.hpp"
+#include "pipeline/sampling.hpp"
 #include "speculation/spot_training.hpp"
 #include "task/task.hpp"
 
 namespace trainer {
 
 class served_teacher;
-
-/// How distillation samples: from the run's settings.
-sampling sampling_of(const config& c, const any_task& task);
-
-/// How its rollout drafts.
-speculation_options speculation_of(const config& c, const model_shape* target = nullptr);
 
 /// What rollout workers count together: added to by their threads.
 class shared_counts {
@@ -57,16 +52,6 @@ private:
     std::mutex mutex_;
     speculation_counts since_;
 };
-
-/// The number of a sample's prompt. The top byte of a sample is its stage's; within a stage `answers` consecutive samples
-/// answer one prompt, and the n-th prompt is the same however many do.
-constexpr std::uint64_t prompt_of(std::uint64_t sample, int answers) {
-    constexpr std::uint64_t within = (std::uint64_t{1} << 56) - 1;
-    return (sample & ~within) | (sample & within) / static_cast<std::uint64_t>(answers);
-}
-
-/// A sample and its prompt, which is a pure function of (seed, prompt_of(sample, answers)).
-request request_of(const any_task& task, std::uint64_t seed, std::uint64_t sample, int answers = 1);
 
 /// Which versions drew a response.
 opd::sched::token_versions versions_of(const trajectory& t);

@@ -15,6 +15,7 @@
 
 #include "nearest.hpp"
 #include "numbers.hpp"
+#include "settings/estimator.hpp"
 #include "settings/fault_plan.hpp"
 
 namespace trainer {

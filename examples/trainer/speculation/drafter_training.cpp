@@ -4,49 +4,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include "opd/estimators/draft_weights.hpp"
 #include "opd/opd.hpp"
-#include "opd/sched/archive.hpp"
-#include "run/run.hpp"
-#include "settings/checkpoint.hpp"
-#include "settings/files.hpp"
-#include "settings/schedule.hpp"
 #include "speculation/learned_drafter.hpp"
 
 namespace trainer {
 
-// --- the drafter and its file ---------------------------------------------------------------------------------------
-
 namespace {
-
-model_shape shape_of(const config& c, const model_shape& target) {
-    const auto& d = c.drafter;
-    const model_shape own{.vocabulary = target.vocabulary,
-                          .width = d.width,
-                          .layers = d.layers,
-                          .heads = d.heads,
-                          .kv_heads = d.kv_heads,
-                          .head_dim = d.head_dim,
-                          .ffn = d.ffn,
-                          .max_length = target.max_length};
-    return d.kind == "hidden"   ? hidden_drafter_shape(target, own)
-           : d.kind == "eagle3" ? fused_drafter_shape(target, own)
-                                : own;
-}
-
-drafter_kind kind_of(const config& c) {
-    return c.drafter.kind == "hidden"   ? drafter_kind::hidden
-           : c.drafter.kind == "eagle3" ? drafter_kind::eagle3
-                                        : drafter_kind::model;
-}
 
 // Steps of the training-time test, and what each counts of the one before.
 std::pair<index_t, double> test_of(const config& c) {
@@ -55,98 +25,7 @@ std::pair<index_t, double> test_of(const config& c) {
     return {published > 1 && d.test_steps > 0 ? d.test_steps : published, d.loss == "eagle3" ? 0.8 : 1};
 }
 
-// The second also says what models of other families than Qwen3 have (model.hpp).
-constexpr std::string_view mark = "OPDDRAFT 1\n", mark_of_families = "OPDDRAFT 2\n";
-
-template <class A>
-void list(A& a, model_shape& s) {
-    a(s.vocabulary, s.width, s.layers, s.heads, s.kv_heads, s.head_dim, s.ffn, s.tied, s.max_length);
-}
-template <class A>
-void list_family(A& a, model_shape& s) {
-    a(s.qk_norm, s.attention_bias, s.output_bias, s.norm_epsilon, s.rope.base, s.rope.how, s.rope.factor, s.rope.low,
-      s.rope.high, s.rope.original_length);
-}
-bool is_of_family(const model_shape& s) {
-    model_shape plain = s;
-    const model_shape none;
-    plain.qk_norm = none.qk_norm, plain.attention_bias = none.attention_bias, plain.output_bias = none.output_bias;
-    plain.norm_epsilon = none.norm_epsilon, plain.rope = none.rope;
-    return !(plain == s);
-}
-bool is_sound_family(const model_shape& s) {
-    const auto in = [](double x, double least) { return x >= least && x <= 1e12; };
-    return in(s.norm_epsilon, 0) && in(s.rope.base, 1) && in(s.rope.factor, 1) && in(s.rope.low, 0) &&
-           in(s.rope.high - s.rope.low, 1e-6) && in(s.rope.original_length, 1) && s.rope.how <= rope::scaling::llama3;
-}
-
 } // namespace
-
-draft_model::draft_model(const config& c, const model_shape& of) : draft_model(kind_of(c), of, shape_of(c, of)) {
-    weights.initialise(c.run.seed + 2);
-}
-
-std::string drafter_bytes(const draft_model& d, const drafter_progress* progress) {
-    opd::sched::archive_writer w;
-    model_shape target = d.target, own = d.weights.shape;
-    w(d.kind);
-    list(w, target);
-    list(w, own);
-    const bool families = is_of_family(target) || is_of_family(own);
-    if (families) list_family(w, target), list_family(w, own);
-    w(d.weights.weights);
-    if (progress)
-        w(progress->updates, progress->trained_on, progress->optimizer.m, progress->optimizer.v,
-          progress->optimizer.step);
-    std::string out = std::string(families ? mark_of_families : mark) + w.bytes;
-    return out + hash128(out);
-}
-
-draft_model drafter_of(std::string_view file, const std::string& path, drafter_progress* progress) {
-    const auto refuse = [&](const std::string& why) { return failure(exit_input, fmt::format("{}: {}", path, why)); };
-    const bool families = file.substr(0, mark.size()) == mark_of_families;
-    if (!families && file.substr(0, mark.size()) != mark) throw refuse("not a drafter of opd-train");
-    if (file.size() < mark.size() + 32 || hash128(file.substr(0, file.size() - 32)) != file.substr(file.size() - 32))
-        throw refuse("damaged drafter (its checksum does not fit)");
-    try {
-        opd::sched::archive_reader r(file.substr(mark.size(), file.size() - 32 - mark.size()));
-        drafter_kind kind{};
-        model_shape target, own;
-        std::vector<float> weights;
-        r(kind);
-        list(r, target);
-        list(r, own);
-        if (families) list_family(r, target), list_family(r, own);
-        r(weights);
-        drafter_progress came;
-        if (!r.done()) r(came.updates, came.trained_on, came.optimizer.m, came.optimizer.v, came.optimizer.step);
-        if (!r.done()) throw refuse("damaged drafter (it is too long)");
-        if (came.updates < 0 || came.optimizer.step < 0 || came.optimizer.m.size() != came.optimizer.v.size() ||
-            (!came.optimizer.m.empty() && came.optimizer.m.size() != weights.size()))
-            throw refuse("damaged drafter (its optimizer is that of another)");
-        const bool sound = own.heads > 0 && own.kv_heads > 0 && own.heads % own.kv_heads == 0 && own.head_dim > 0 &&
-                           own.head_dim % 2 == 0 && own.width > 0 && own.ffn > 0 && own.layers > 0 &&
-                           own.layers <= 1024 && own.max_length == target.max_length && target.width > 0 &&
-                           (kind == drafter_kind::hidden   ? own == hidden_drafter_shape(target, own)
-                            : kind == drafter_kind::eagle3 ? own == fused_drafter_shape(target, own)
-                                                           : own.vocabulary == target.vocabulary);
-        if (!sound || !is_sound_family(target) || !is_sound_family(own) ||
-            model_layout(own).size != static_cast<index_t>(weights.size()))
-            throw refuse("damaged drafter (its weights are of no such model)");
-        draft_model d(kind, target, own);
-        d.weights.weights = std::move(weights);
-        d.weights.weights_changed();
-        if (progress) *progress = std::move(came);
-        return d;
-    } catch (const opd::invalid_input& e) {
-        throw refuse(fmt::format("damaged drafter ({})", e.what()));
-    }
-}
-
-void save_drafter(const std::string& path, const draft_model& d) { write_file(path, drafter_bytes(d)); }
-draft_model load_drafter(const std::string& path, drafter_progress* progress) {
-    return drafter_of(read_file(path), path, progress);
-}
 
 // --- a step ---------------------------------------------------------------------------------------------------------
 
@@ -572,121 +451,6 @@ followed_drafts follow_drafts(const config& c, const transformer<float>& target,
     for (const index_t n : drafts) r.drafts += n;
     r.length = r.drafts > 0 ? tokens / static_cast<double>(r.drafts) : 0;
     return r;
-}
-
-// --- opd-train --train-drafter --------------------------------------------------------------------------------------
-
-exit_code train_drafter(const command& arguments) {
-    const auto own_task = task_of(arguments.settings);
-    const any_task& task = *own_task;
-    const config c = with_task_shapes(arguments.settings, task);
-    const auto& d = c.drafter;
-    const std::string directory = c.run.directory, latest = directory + "/checkpoints/latest.ckpt";
-    if (!std::filesystem::exists(latest))
-        throw failure(exit_input, fmt::format("--train-drafter: there is no checkpoint {}", latest));
-    const directory_lock lock(directory);
-    if (d.held_out > static_cast<int>(task.held_out_problems()))
-        throw failure(exit_usage, fmt::format("--drafter-held-out must be at most the {} held-out prompts, not {}",
-                                              task.held_out_problems(), d.held_out));
-    std::string saved;
-    const run_state state = load_checkpoint(latest, saved);
-    const auto theirs = nlohmann::json::parse(saved), mine = nlohmann::json(results_json(c));
-    for (const char* group : {"task", "student_model"})
-        if (theirs.value(group, nlohmann::json()) != mine[group])
-            throw failure(exit_usage, fmt::format("--train-drafter: {} was made with another {}", latest, group));
-    transformer<float> target(c.student_model);
-    if (state.student_weights.size() != target.weights.size())
-        throw failure(exit_input, fmt::format("{}: {} weights for a model of {}", latest, state.student_weights.size(),
-                                              target.weights.size()));
-    target.weights = state.student_weights;
-    target.weights_changed();
-    opd::eigen_backend backend;
-    backend.threads = threads_of(c);
-
-    const double start = now();
-    sampling options;
-    options.temperature = c.distill.temperature;
-    options.seed = c.run.seed;
-    options.end = task.end_token();
-    options.max_response = task.max_response();
-    options.slots = c.distill.slots;
-    options.prefill_chunk = c.distill.prefill_chunk;
-    const auto responses = [&](int count, std::uint64_t samples, auto problem_of) {
-        std::vector<request> requests;
-        for (int i = 0; i < count; ++i)
-            requests.push_back({samples + static_cast<std::uint64_t>(i), task.prompt_tokens(problem_of(i))});
-        std::vector<trajectory> out = roll_out(target, backend.team(), requests, options);
-        return out;
-    };
-    constexpr std::uint64_t own_samples = std::uint64_t{10} << 56; // apart from those of a run
-    const std::vector<trajectory> learnt = responses(d.responses, own_samples, [&](int i) {
-        return task.training_problem(c.run.seed, own_samples + static_cast<std::uint64_t>(i));
-    });
-    const std::vector<trajectory> held_out = responses(d.held_out, own_samples + (std::uint64_t{1} << 55), [&](int i) {
-        return task.held_out_problem(static_cast<std::size_t>(i));
-    });
-    const auto pointers = [](const std::vector<trajectory>& all) {
-        std::vector<const trajectory*> r;
-        for (const trajectory& t : all) r.push_back(&t);
-        return r;
-    };
-    const std::vector<const trajectory*> pool = pointers(learnt), judged = pointers(held_out);
-    spdlog::info("{} responses of the target in {:.1f} s", learnt.size() + held_out.size(), now() - start);
-
-    draft_model drafter(c, c.student_model);
-    drafter_trainer train(c, target, drafter, backend);
-    line_file log;
-    log.open(directory + "/drafter.jsonl", nullptr);
-    std::vector<const trajectory*> batch;
-    std::size_t next = 0;
-    std::int64_t done = 0;
-    for (; done < d.steps && !interrupted; ++done) {
-        batch.clear();
-        for (int i = 0; i < d.batch; ++i) batch.push_back(pool[next++ % pool.size()]);
-        const drafter_step r = train.step(batch, cosine_rate(d.rate, 0.1, d.warmup, done, d.steps), done);
-        if (!std::isfinite(r.loss) || !std::isfinite(r.gradient_norm) || r.loss > c.run.loss_limit)
-            throw failure(exit_numeric,
-                          fmt::format("drafter step {}: loss {}, gradient norm {}; a lower --drafter-rate may help",
-                                      done, r.loss, r.gradient_norm));
-        if ((done + 1) % c.run.log_every != 0 && done + 1 != d.steps) continue;
-        nlohmann::ordered_json line;
-        line["step"] = done + 1, line["loss"] = r.loss, line["acceptance"] = r.acceptance;
-        line["gradient_norm"] = r.gradient_norm, line["seconds"] = now() - start;
-        log.write(line.dump());
-        if (!arguments.quiet)
-            spdlog::info("drafter step {} of {}: loss {:.4f}, accepted {:.3f}", done + 1, d.steps, r.loss,
-                         r.acceptance);
-    }
-    save_drafter(directory + "/checkpoints/drafter.ckpt", drafter);
-    if (interrupted) {
-        spdlog::warn("stopped at drafter step {} of {}; {}/checkpoints/drafter.ckpt is as it was then", done, d.steps,
-                     directory);
-        return exit_interrupted;
-    }
-    const expected_acceptance e = train.measure(judged);
-    const auto trained = std::make_shared<const draft_model>(std::move(drafter));
-    const followed_drafts f = follow_drafts(c, target, trained, backend.team(), judged, 3);
-    nlohmann::ordered_json line;
-    line["held_out_prompts"] = d.held_out;
-    line["expected"] = {{"mean", e.mean}, {"by_depth", e.by_depth}, {"tokens", e.length}};
-    line["followed"] = {{"drafts", f.drafts}, {"by_depth", f.by_depth}, {"tokens", f.length}};
-    log.write(line.dump());
-    std::string t = fmt::format(
-        "\n{}: {} weights, {} steps, {:.1f} s. Accepted of drafts on {} held-out prompts, by depth:\n\n{:<34}", d.kind,
-        trained->weights.weights.size(), d.steps, now() - start, d.held_out, "");
-    const auto row = [&](const char* name, const std::vector<double>& shares, double tokens) {
-        t += fmt::format("{:<34}", name);
-        for (std::size_t k = 0; k < static_cast<std::size_t>(d.depth); ++k)
-            t += k < shares.size() ? fmt::format("{:>7.3f}", shares[k]) : fmt::format("{:>7}", "-");
-        t += fmt::format("{:>9.2f}\n", tokens);
-    };
-    for (int k = 1; k <= d.depth; ++k) t += fmt::format("{:>7}", k);
-    t += fmt::format("{:>9}\n", "tokens");
-    row("expected of draws of its own", e.by_depth, e.length);
-    row("drafted with the target's noise", f.by_depth, f.length);
-    fmt::print("{}", t);
-    std::fflush(stdout);
-    return exit_ok;
 }
 
 } // namespace trainer

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Training of a drafter for a target that stays as it is: opd-train --train-drafter.
+// Training of a drafter for a target that stays as it is (--train-drafter, --adapt-drafter).
 //
 //   lk     loss = mean over response rows of w (a (-log Σ min(p, q)) + b KL(q‖p)) + r smooth_L1(h^ - h)
 //   eagle  c (-log p[x]) + r smooth_L1(h^ - h), x what the target drew
@@ -16,8 +16,7 @@
 // Rows are those of the target's own responses, teacher-forced: the drafter sees what the target drew. A response is cut into drafts of
 // --drafter-depth rows, elsewhere in every step, for the weights alone.
 //
-// A drafter is a small model of the trainer's kind over the same tokens, or a layer on the target's hidden states, or
-// one on three of its layers (hidden_drafter.hpp). Sources: lk is LK's loss (arXiv 2602.23881), a mixture as there;
+// What drafts is a draft_model. Sources: lk is LK's loss (arXiv 2602.23881), a mixture as there;
 // eagle that of Li et al. 2024; hass Zhang et al. 2024; eagle3 Li et al. 2025; osd Liu et al. 2023.
 #pragma once
 
@@ -32,44 +31,12 @@
 #include "model/optimizer.hpp"
 #include "model/teacher.hpp"
 #include "opd/backends/eigen.hpp"
-#include "pipeline/rollout.hpp"
 #include "settings/config.hpp"
+#include "speculation/draft_model.hpp"
 #include "speculation/hidden_drafter.hpp"
+#include "task/trajectory.hpp"
 
 namespace trainer {
-
-enum class drafter_kind : std::uint32_t { hidden, model, eagle3 };
-constexpr drafter_kind last_of(drafter_kind) { return drafter_kind::eagle3; }
-
-/// What drafts: weights, and of what kind.
-struct draft_model {
-    drafter_kind kind = drafter_kind::hidden;
-    model_shape target;         ///< the shape of the models that it drafts for
-    transformer<float> weights; ///< hidden: of hidden_drafter_shape; eagle3: of fused_drafter_shape
-
-    /// As the settings have it, with fresh weights.
-    draft_model(const config& c, const model_shape& target);
-    draft_model(drafter_kind k, const model_shape& target, const model_shape& own)
-        : kind(k), target(target), weights(own) {}
-
-    bool is_layer() const { return kind != drafter_kind::model; }
-    /// Numbers that it, or its training, reads of a position of the target (append_features()): D or 4D.
-    index_t features() const { return is_layer() ? features_of(weights.shape) : target.width; }
-};
-
-/// How far a drafter's training had come that goes on.
-struct drafter_progress {
-    std::int64_t updates = 0;
-    std::int32_t trained_on = 0; ///< newest policy version that it learnt from
-    adamw_state optimizer;
-};
-
-/// The file's bytes and back; bytes that are damaged, or of no drafter, are a failure of kind exit_input that names `path`. What is trained
-/// alone: embedding and head of a layer are the target's. `progress` is written, and read, if it is asked for and there.
-std::string drafter_bytes(const draft_model& d, const drafter_progress* progress = nullptr);
-draft_model drafter_of(std::string_view bytes, const std::string& path, drafter_progress* progress = nullptr);
-void save_drafter(const std::string& path, const draft_model& d);
-draft_model load_drafter(const std::string& path, drafter_progress* progress = nullptr);
 
 struct drafter_step {
     double loss = 0;
@@ -149,8 +116,5 @@ private:
     // of a layer, by step of the training-time test: gradients of its logits, and towards the target's h
     std::vector<std::vector<float>> d_logits_, apart_;
 };
-
-/// Trains a drafter for the student in the run directory's last checkpoint and writes checkpoints/drafter.ckpt beside it.
-exit_code train_drafter(const command& arguments);
 
 } // namespace trainer

@@ -37,6 +37,7 @@
 
 #include "gnuplot.hpp"
 #include "pipeline/rollout.hpp"
+#include "run/train_drafter.hpp"
 #include "schedule/stages.hpp"
 #include "settings/checkpoint.hpp"
 #include "speculation/drafter_training.hpp"

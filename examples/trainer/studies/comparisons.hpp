@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "run/run.hpp"
+#include "settings/command_line.hpp"
 #include "settings/files.hpp"
 
 namespace trainer {
