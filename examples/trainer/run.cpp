@@ -13,6 +13,7 @@
 #include "describe_json.hpp"
 #include "files.hpp"
 #include "grammar_task.hpp"
+#include "ledger_table.hpp"
 #include "offline.hpp"
 #include "opd/ratio_sketch.hpp"
 #include "opd/sched/metrics.hpp"
@@ -691,6 +692,18 @@ std::string cache_told(const nlohmann::ordered_json& c) {
     return t;
 }
 
+// Where the tokens of this process's part of the run ended.
+std::string tokens_ended(const nlohmann::ordered_json& l, const std::string& schedule) {
+    const auto of = [&](const char* key, auto& x) { l.at(key).get_to(x); };
+    opd::sched::token_totals t;
+    of("generated", t.generated), of("brought", t.brought), of("learnt", t.learnt), of("discarded", t.discarded);
+    of("lost", t.lost), of("outstanding", t.outstanding), of("regenerated", t.regenerated);
+    of("unreported_attempts", t.unreported), of("busy_seconds", t.busy_seconds), of("idle_seconds", t.idle_seconds);
+    std::string text = "\n" + examples::ledger_table({{schedule, t}});
+    if (t.unreported > 0) text += fmt::format("{} attempts ended without a word of what they drew\n", t.unreported);
+    return text;
+}
+
 // Whether drafts paid, and what was chosen how often.
 std::string drafts_paid(const nlohmann::ordered_json& s) {
     const auto& timed = s["with_drafts"];
@@ -776,6 +789,7 @@ void run::report() {
     if (j["schedule"].contains("offline")) t += offline_told(j["schedule"]["offline"]);
     if (j["schedule"].contains("served_teacher")) t += served_teacher::told(j["schedule"]["served_teacher"]);
     if (j["schedule"].contains("teacher_cache")) t += cache_told(j["schedule"]["teacher_cache"]);
+    if (j["schedule"].contains("ledger")) t += tokens_ended(j["schedule"]["ledger"], settings_.schedule.kind);
     if (j["schedule"].contains("speculation")) t += drafts_paid(j["schedule"]["speculation"]);
     fmt::print("{}", t);
     std::fflush(stdout);
