@@ -41,9 +41,9 @@ std::vector<std::pair<std::string, config>> scenarios(const config& base) {
     add("teacher's cache of 2 B", [&](config& c) { cache(c, 2); });
     add("teacher's cache of 1.25 B", [&](config& c) { cache(c, 1.25); });
     add("a worker comes after 600 s, installs 60 s", joiner);
-    add("3 GB/s to each, cache of 1.25 B, joiner", [&](config& c) {
+    add("3 GB/s to each, cache of 2 B, late worker", [&](config& c) {
         weights(c, 3e9, 0, false);
-        cache(c, 1.25);
+        cache(c, 2);
         joiner(c);
     });
     return all;
