@@ -21,6 +21,8 @@
 //             running()                                        how many run
 //             finished_rollout<rolled_type> park(const ticket&)  optional: stop it, its lane is free, and say what it has drawn
 //                                                              (no token yet: no sequence); without it nobody may ask
+//             std::int64_t drawn(const ticket&) const          optional: tokens of its response so far, its prefix included,
+//                                                              asked of what is about to be aborted
 //             std::optional<T> spare(std::stop_token)          optional: a short quantum of other work, such as training a
 //                                                              drafter, while it has its weights and the scheduler nothing
 //                                                              for it to run; empty: there is nothing to do until it has run
@@ -161,6 +163,10 @@ struct spare_record<R> {
 /// What spare() says that it did.
 template <class R>
 using spare_of = typename spare_record<R>::type;
+template <class R>
+concept counts_drawn = requires(const R& r, const ticket& t) {
+    { r.drawn(t) } -> std::convertible_to<std::int64_t>;
+};
 template <class R>
 concept parks = requires(R& r, const ticket& t) {
     { r.park(t) } -> std::same_as<finished_rollout<typename R::rolled_type>>;
