@@ -6,7 +6,7 @@
 //
 //   command                                        replies
 //   begin{life, slots}     forget all, be up       worker_up, of this life
-//   start{ticket, prefix}                          rolled_out{ticket, sequence} in time, or rollout_failed
+//   start{ticket, prefix}                          rolled_out{ticket, sequence} in time, rollout_failed or parked
 //   abort{ticket}                                  aborted, unless the ticket was answered already
 //   park{ticket}                                   parked{ticket, sequence}, likewise
 //   spare{stop}                                    rollout, with nothing to run: spare quanta until something else
@@ -207,6 +207,15 @@ public:
                 work_ = stage_->step(out_, stop_);
             }
             for (const auto& f : out_) {
+                if (!f.failed) continue;
+                if (std::erase(running_, f.ticket) > 0) {
+                    lets_go(f.ticket);
+                    dead_.push_back(f.ticket);
+                }
+                if (!failed_) failed_ = f.failed;
+            }
+            std::erase_if(out_, [](const auto& f) { return f.failed != nullptr; });
+            for (const auto& f : out_) {
                 if (!f.sequence && !(f.parked && f.versions.tokens == 0))
                     throw std::logic_error("opd: a rollout stage finished a sequence without payload");
                 std::erase(running_, f.ticket);
@@ -215,14 +224,15 @@ public:
                 throw std::logic_error("opd: a rollout stage runs fewer sequences than it was given");
         } catch (...) {
             failed_ = std::current_exception();
-            std::erase_if(out_, [](const auto& f) { return !f.sequence && !f.parked; });
+            std::erase_if(out_, [](const auto& f) { return f.failed || (!f.sequence && !f.parked); });
             for (const auto& f : out_) std::erase(running_, f.ticket);
             for (const ticket& t : running_) lets_go(t);
-            dead_ = std::exchange(running_, {});
-            for (const ticket& t : dead_) try {
+            for (const ticket& t : running_) try {
                     stage_->abort(t);
                 } catch (...) { // the first exception says why
                 }
+            dead_.insert(dead_.end(), running_.begin(), running_.end());
+            running_.clear();
         }
     }
     /// What the last quantum did, and what it threw.
